@@ -1,0 +1,2 @@
+//! The `storm` command line.
+fn main() {}
