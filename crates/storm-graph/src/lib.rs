@@ -1,1 +1,50 @@
-//! storm-graph
+//! Tensors, ops, shape rules, automatic differentiation and recomputation.
+//!
+//! This crate is pure: no I/O, no devices, no clock. A [`Graph`] is a typed program in
+//! single-assignment form; [`Program`] makes a model of three of them; autodiff and recomputation
+//! turn graphs into graphs.
+//!
+//! ```
+//! use storm_graph::{DType, Graph, Op, Shape, TensorClass, Training};
+//!
+//! let mut graph = Graph::new();
+//! let x = graph.input("x", [4, 8], DType::F32);
+//! let weight = graph.parameter("weight", [3, 8], DType::F32, Training::Trainable);
+//! let y = graph.apply_one("y", Op::Linear { x, weight, bias: None, addend: None })?;
+//! assert_eq!(graph.tensor(y).shape, Shape::from([4, 3]));
+//!
+//! let wrong = graph.parameter("wrong", [3, 7], DType::F32, Training::Trainable);
+//! let error = graph.apply("y", Op::Linear { x, weight: wrong, bias: None, addend: None });
+//! assert!(error.unwrap_err().to_string().contains("`x` is 8 wide, but `weight` takes 7"));
+//! # Ok::<(), storm_graph::GraphError>(())
+//! ```
+
+mod attributes;
+mod autodiff;
+mod dtype;
+mod error;
+mod graph;
+mod op;
+mod ops;
+mod program;
+pub mod random;
+mod recompute;
+mod shape;
+mod tensor;
+
+pub use attributes::{
+    ActivationFunction, AdamWParameters, HeadLayout, IGNORE_INDEX, Mask, NormKind,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, RotaryScaling, Rounding, StepScalars,
+};
+pub use autodiff::{GradientRequest, differentiate, order_name};
+pub use dtype::DType;
+pub use error::{GraphError, OperandList};
+pub use graph::{Graph, Node, Phase};
+pub use op::Op;
+pub use ops::{ROWS_PER_PARTIAL, SUM_BLOCK};
+pub use program::{
+    Accumulation, ParameterGradient, Program, ProgramParameter, Section, SectionBackward,
+};
+pub use recompute::recompute;
+pub use shape::Shape;
+pub use tensor::{Tensor, TensorClass, TensorId, Training};

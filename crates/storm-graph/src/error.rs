@@ -1,0 +1,53 @@
+use std::fmt;
+
+/// Why a graph could not be built or transformed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum GraphError {
+    /// An op refused its operands.
+    #[error("{op} `{name}`: {problem}{operands}")]
+    Operands {
+        /// The op's name.
+        op: &'static str,
+        /// The name given to the node.
+        name: String,
+        /// What is wrong and what was expected.
+        problem: String,
+        /// What it was given.
+        operands: OperandList,
+    },
+    /// A gradient was asked for through an op that has none.
+    #[error(
+        "{op} `{name}` cannot be differentiated: gradients of `{wanted}` were asked for through it; \
+         mark the parameters before it as frozen, or leave the op out of the differentiated graph"
+    )]
+    NotDifferentiable {
+        /// The op's name.
+        op: &'static str,
+        /// The name given to the node.
+        name: String,
+        /// The operand that needs a gradient.
+        wanted: String,
+    },
+    /// A program does not fit together.
+    #[error("section `{section}`: {problem}")]
+    Section {
+        /// The section's name.
+        section: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// Operands as an error message lists them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OperandList(pub(crate) Vec<(&'static str, String)>);
+
+impl fmt::Display for OperandList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, (role, tensor)) in self.0.iter().enumerate() {
+            f.write_str(if i == 0 { "\n  given: " } else { "\n         " })?;
+            write!(f, "{role} = {tensor}")?;
+        }
+        Ok(())
+    }
+}

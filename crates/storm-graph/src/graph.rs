@@ -1,0 +1,237 @@
+use crate::error::OperandList;
+use crate::{DType, GraphError, Op, Shape, Tensor, TensorClass, TensorId, Training, ops};
+use std::fmt;
+
+/// When a node runs in a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// With the micro-batch's forward pass.
+    Forward,
+    /// With its backward pass: everything that autodiff and recomputation add.
+    Backward,
+}
+
+/// One computation of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Node {
+    /// For people.
+    pub name: String,
+    /// What it computes, over which tensors.
+    pub op: Op<TensorId>,
+    /// What it makes, in the order that the op documents.
+    pub outputs: Vec<TensorId>,
+    /// When it runs.
+    pub phase: Phase,
+}
+
+/// A typed program in single-assignment form: nodes in execution order, each making new tensors.
+///
+/// A graph is only ever built through [`Graph::apply`], which checks shapes and dtypes, so a graph
+/// that exists is well-typed. Forward and backward live in the same graph: a tensor that the
+/// forward pass makes and the backward pass reads is plainly visible (see [`Graph::saved`]).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Graph {
+    tensors: Vec<Tensor>,
+    nodes: Vec<Node>,
+    /// The node that makes a tensor; none for those from outside.
+    producers: Vec<Option<usize>>,
+    phase: Option<Phase>,
+}
+
+/// What a shape rule says of one output.
+pub(crate) struct Output {
+    pub(crate) suffix: &'static str,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+    pub(crate) class: TensorClass,
+}
+
+impl Output {
+    pub(crate) fn activation(suffix: &'static str, shape: Shape, dtype: DType) -> Output {
+        Output { suffix, shape, dtype, class: TensorClass::Activation }
+    }
+
+    pub(crate) fn scratch(suffix: &'static str, shape: Shape, dtype: DType) -> Output {
+        Output { suffix, shape, dtype, class: TensorClass::Scratch }
+    }
+
+    pub(crate) fn gradient(suffix: &'static str, shape: Shape, dtype: DType) -> Output {
+        Output { suffix, shape, dtype, class: TensorClass::Gradient }
+    }
+}
+
+impl Graph {
+    /// An empty graph.
+    pub fn new() -> Graph {
+        Graph::default()
+    }
+
+    /// A tensor that comes from outside.
+    pub fn source(
+        &mut self,
+        name: impl Into<String>,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        class: TensorClass,
+    ) -> TensorId {
+        self.push(Tensor { name: name.into(), shape: shape.into(), dtype, class }, None)
+    }
+
+    /// A batch input or scalar from the host.
+    pub fn input(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType) -> TensorId {
+        self.source(name, shape, dtype, TensorClass::Input)
+    }
+
+    /// A weight.
+    pub fn parameter(
+        &mut self,
+        name: &str,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        training: Training,
+    ) -> TensorId {
+        self.source(name, shape, dtype, TensorClass::Parameter(training))
+    }
+
+    /// Adds a node after checking its operands, and returns what it makes.
+    ///
+    /// # Errors
+    /// Operands whose shapes or dtypes the op refuses; the error names them.
+    pub fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+        let described = op.clone().map(|_, id| self.tensor(id));
+        let outputs = ops::infer(&described).map_err(|problem| GraphError::Operands {
+            op: op.name(),
+            name: name.to_owned(),
+            problem,
+            operands: OperandList(
+                described.operands().into_iter().map(|(role, t)| (role, t.to_string())).collect(),
+            ),
+        })?;
+        let node = self.nodes.len();
+        let outputs: Vec<TensorId> = outputs
+            .into_iter()
+            .map(|output| {
+                let name = match output.suffix {
+                    "" => name.to_owned(),
+                    suffix => format!("{name}.{suffix}"),
+                };
+                let Output { shape, dtype, class, .. } = output;
+                self.push(Tensor { name, shape, dtype, class }, Some(node))
+            })
+            .collect();
+        let phase = self.phase.unwrap_or(Phase::Forward);
+        self.nodes.push(Node { name: name.to_owned(), op, outputs: outputs.clone(), phase });
+        Ok(outputs)
+    }
+
+    /// [`Graph::apply`] for those who want the first output only.
+    ///
+    /// # Errors
+    /// As [`Graph::apply`].
+    pub fn apply_one(&mut self, name: &str, op: Op<TensorId>) -> Result<TensorId, GraphError> {
+        Ok(self.apply(name, op)?[0])
+    }
+
+    /// All tensors; a [`TensorId`] is a position here.
+    pub fn tensors(&self) -> &[Tensor] {
+        &self.tensors
+    }
+
+    /// One tensor.
+    pub fn tensor(&self, id: TensorId) -> &Tensor {
+        &self.tensors[id.index()]
+    }
+
+    /// Every tensor's id.
+    pub fn ids(&self) -> impl Iterator<Item = TensorId> + use<> {
+        (0..self.tensors.len() as u32).map(TensorId)
+    }
+
+    /// All nodes in execution order.
+    pub fn nodes(&self) -> &[Node] {
+        &self.nodes
+    }
+
+    /// The node that makes `id`, as a position in [`Graph::nodes`]; none for outside tensors.
+    pub fn producer(&self, id: TensorId) -> Option<usize> {
+        self.producers[id.index()]
+    }
+
+    /// Made by a forward node.
+    pub fn is_made_forward(&self, id: TensorId) -> bool {
+        self.producer(id).is_some_and(|node| self.nodes[node].phase == Phase::Forward)
+    }
+
+    /// Tensors made by the forward pass that the backward pass reads, in the order they are made.
+    /// These are what memory planning is about.
+    pub fn saved(&self) -> Vec<TensorId> {
+        let mut read = vec![false; self.tensors.len()];
+        for node in self.nodes.iter().filter(|n| n.phase == Phase::Backward) {
+            for (_, operand) in node.op.operands() {
+                read[operand.index()] = true;
+            }
+        }
+        self.ids().filter(|&id| read[id.index()] && self.is_made_forward(id)).collect()
+    }
+
+    /// From here on nodes are added to `phase`.
+    pub(crate) fn set_phase(&mut self, phase: Phase) {
+        self.phase = Some(phase);
+    }
+
+    /// Replaces the node list by another order or selection over the same tensors. The caller
+    /// keeps every operand made before it is read.
+    pub(crate) fn replace_nodes(&mut self, nodes: Vec<Node>) {
+        self.producers.fill(None);
+        for (index, node) in nodes.iter().enumerate() {
+            for output in &node.outputs {
+                self.producers[output.index()] = Some(index);
+            }
+            debug_assert!(node.op.operands().iter().all(|(_, operand)| {
+                self.producers[operand.index()].is_none_or(|producer| producer < index)
+            }));
+        }
+        self.nodes = nodes;
+    }
+
+    /// A fresh tensor described like `id`.
+    pub(crate) fn duplicate(&mut self, id: TensorId, name: String) -> TensorId {
+        let tensor = Tensor { name, ..self.tensor(id).clone() };
+        self.push(tensor, None)
+    }
+
+    fn push(&mut self, tensor: Tensor, producer: Option<usize>) -> TensorId {
+        let id = TensorId(u32::try_from(self.tensors.len()).expect("fewer than 2^32 tensors"));
+        self.tensors.push(tensor);
+        self.producers.push(producer);
+        id
+    }
+}
+
+/// One line per node: `%7 y bf16 (2, 8) = Linear(x = %1, weight = %2)`.
+impl fmt::Display for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for id in self.ids().filter(|&id| self.producer(id).is_none()) {
+            let tensor = self.tensor(id);
+            writeln!(f, "{id} {tensor} = {:?}", tensor.class)?;
+        }
+        let mut phase = Phase::Forward;
+        for node in &self.nodes {
+            if node.phase != phase {
+                phase = node.phase;
+                writeln!(f, "-- {phase:?}")?;
+            }
+            for (i, &output) in node.outputs.iter().enumerate() {
+                let separator = if i == 0 { "" } else { ", " };
+                write!(f, "{separator}{output} {}", self.tensor(output))?;
+            }
+            write!(f, " = {}(", node.op.name())?;
+            for (i, (role, operand)) in node.op.operands().into_iter().enumerate() {
+                let separator = if i == 0 { "" } else { ", " };
+                write!(f, "{separator}{role} = {operand}")?;
+            }
+            writeln!(f, ")")?;
+        }
+        Ok(())
+    }
+}

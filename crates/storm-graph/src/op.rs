@@ -1,0 +1,220 @@
+//! The op set: what a node can compute.
+//!
+//! An op is generic over what stands for its operands: `Op<TensorId>` in a graph, `Op<&Tensor>` in
+//! a shape rule, `Op<View>` on a device. All of them read operands by name.
+
+use crate::attributes::*;
+use crate::{DType, Shape};
+
+/// An operand that is always there.
+type One<T> = T;
+/// An operand that may be left out.
+type Maybe<T> = Option<T>;
+/// Any number of operands.
+type Many<T> = Vec<T>;
+
+macro_rules! map_slot {
+    (One, $operand:ident, $f:ident) => {
+        $f(stringify!($operand), $operand)
+    };
+    (Maybe, $operand:ident, $f:ident) => {
+        $operand.map(|t| $f(stringify!($operand), t))
+    };
+    (Many, $operand:ident, $f:ident) => {
+        $operand.into_iter().map(|t| $f(stringify!($operand), t)).collect()
+    };
+}
+
+macro_rules! define_ops {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident { $($operand:ident: $kind:ident),*; $($attribute:ident: $ty:ty),* }
+    )*) => {
+        /// One computation: operands first, attributes after them. Each variant says what it
+        /// yields, in order. `(.., C)` is any number of rows of width `C`.
+        #[derive(Clone, Debug, PartialEq)]
+        #[allow(missing_docs)] // operands and attributes are explained at their variant
+        pub enum Op<T> {
+            $( $(#[$doc])* $name { $($operand: $kind<T>,)* $($attribute: $ty,)* }, )*
+        }
+
+        impl<T> Op<T> {
+            /// The op's name, as messages and traces print it.
+            pub fn name(&self) -> &'static str {
+                match self { $( Op::$name { .. } => stringify!($name), )* }
+            }
+
+            /// The same op over other operands: `f` gets each operand's name and what stood there.
+            pub fn map<U>(self, mut f: impl FnMut(&'static str, T) -> U) -> Op<U> {
+                match self {
+                    $( Op::$name { $($operand,)* $($attribute,)* } => Op::$name {
+                        $($operand: map_slot!($kind, $operand, f),)*
+                        $($attribute,)*
+                    }, )*
+                }
+            }
+        }
+    };
+}
+
+define_ops! {
+    // ---- tables and projections -------------------------------------------------------------
+    /// Rows of `table` (V, C) picked by `ids` (..): yields (.., C).
+    Embedding { ids: One, table: One; }
+    /// Gradient of `table`: rows of `dy` summed by id. `order` lists the rows of `ids` sorted by
+    /// (id, row), so that each table row is one segment, reduced in order. Yields (V, C) in
+    /// `dtype`; `accumulator`, where given, is added to and overwritten.
+    EmbeddingGrad { dy: One, ids: One, order: One, accumulator: Maybe; table_rows: usize, dtype: DType }
+    /// `x · weightᵀ + bias + addend`: x (.., K), weight (N, K), bias (N), addend (.., N).
+    /// Yields (.., N), rounded once.
+    Linear { x: One, weight: One, bias: Maybe, addend: Maybe; }
+    /// `dy · weight + addend`: yields (.., K).
+    LinearInputGrad { dy: One, weight: One, addend: Maybe; }
+    /// `dyᵀ · x` over all rows, added to `accumulator` in the same rounding. Yields (N, K) in `dtype`.
+    LinearWeightGrad { dy: One, x: One, accumulator: Maybe; dtype: DType }
+    /// Sum over rows, added to `accumulator`. Yields (C) in `dtype`, and partial sums as scratch.
+    ColumnSum { x: One, accumulator: Maybe; dtype: DType }
+
+    // ---- elementwise ------------------------------------------------------------------------
+    /// `a + b`, same shape.
+    Add { a: One, b: One; }
+    /// `a · b`, same shape.
+    Mul { a: One, b: One; }
+    /// `factor · x`.
+    Scale { x: One; factor: f32 }
+    /// GELU (tanh form) or SiLU.
+    Activation { x: One; function: ActivationFunction }
+    /// `dy · f'(x)`.
+    ActivationGrad { dy: One, x: One; function: ActivationFunction }
+    /// `silu(gate) · up`, where `gate_up` (.., 2F) holds the gate in its first half: yields (.., F).
+    SwiGlu { gate_up: One; }
+    /// Gradient of `gate_up` (.., 2F) from `dy` (.., F).
+    SwiGluGrad { dy: One, gate_up: One; }
+
+    // ---- norms ------------------------------------------------------------------------------
+    /// Layer norm or RMS norm of `x + delta` over the width. Yields y (.., C), rstd (..) f32, then
+    /// mean (..) f32 for a layer norm, then the sum `x + delta` where `delta` is given. The norm is
+    /// of the sum as stored, so that it can be recomputed from it.
+    Norm { x: One, delta: Maybe, weight: One, bias: Maybe; kind: NormKind, epsilon: f32 }
+    /// Backward of [`Op::Norm`]; `x` is what was normalized (the sum). Yields dx + addend (.., C);
+    /// with `parameters: Compute` also d_weight (C), d_bias (C) where there is a bias (both in
+    /// `dtype`, added to their accumulators), and partial sums as scratch.
+    NormGrad {
+        dy: One, x: One, weight: One, bias: Maybe, rstd: One, mean: Maybe, addend: Maybe,
+        weight_accumulator: Maybe, bias_accumulator: Maybe;
+        kind: NormKind, parameters: ParameterGradients, dtype: DType
+    }
+    /// RMS norm of each query and key head of `qkv` (B, T, (Q+2K)·D), values copied; weights (D).
+    /// Yields the same shape, and rstd (B, T, Q+K) f32.
+    QkNorm { qkv: One, query_weight: One, key_weight: One; heads: HeadLayout, epsilon: f32 }
+    /// Backward of [`Op::QkNorm`]: yields d_qkv; with `parameters: Compute` also the gradients of
+    /// both weights (D) in `dtype`, and partial sums as scratch.
+    QkNormGrad {
+        dy: One, qkv: One, query_weight: One, key_weight: One, rstd: One,
+        query_accumulator: Maybe, key_accumulator: Maybe;
+        heads: HeadLayout, parameters: ParameterGradients, dtype: DType
+    }
+
+    // ---- attention --------------------------------------------------------------------------
+    /// Cosines and sines for `positions` (B, T): yields (B, T, D/2, 2) f32.
+    RotaryTable { positions: One; head_dim: usize, frequencies: RotaryFrequencies }
+    /// Rotates the query and key heads of `qkv` (B, T, (Q+2K)·D); values are copied. Element i
+    /// pairs with i + D/2, as in Llama.
+    Rotary { qkv: One, table: One; heads: HeadLayout, direction: RotaryDirection }
+    /// `softmax(scale · q kᵀ) v` per head, in blocks: no (T, T) tensor. `segments` (B, T) keeps
+    /// packed samples apart: a query sees keys of its own segment only. Yields (B, T, Q·D) and the
+    /// log-sum-exp (B, Q, T) f32.
+    Attention { qkv: One, segments: Maybe; heads: HeadLayout, mask: Mask, scale: f32 }
+    /// Backward of [`Op::Attention`]: yields d_qkv, and `Σ dy·y` per query (B, Q, T) f32 as scratch.
+    AttentionGrad {
+        dy: One, qkv: One, y: One, log_sum_exp: One, segments: Maybe;
+        heads: HeadLayout, mask: Mask, scale: f32
+    }
+
+    // ---- loss -------------------------------------------------------------------------------
+    /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator`
+    /// (scalar f32); a target of [`IGNORE_INDEX`] costs nothing. Logits exist `chunk_rows` rows at a
+    /// time. Yields the loss of each row (..) f32, and the chunk of logits as scratch.
+    HeadLoss { hidden: One, weight: One, targets: One, denominator: One; chunk_rows: usize }
+    /// Backward of [`Op::HeadLoss`], which also yields the loss, so that training computes the
+    /// logits once: row losses (..) f32, d_hidden, the chunk as scratch, and with
+    /// `weight_gradient: Compute` d_weight in `dtype`.
+    HeadLossGrad {
+        hidden: One, weight: One, targets: One, denominator: One, d_row_loss: One,
+        accumulator: Maybe;
+        chunk_rows: usize, weight_gradient: ParameterGradients, dtype: DType
+    }
+
+    // ---- reductions, shapes, constants ------------------------------------------------------
+    /// Sum of all elements: a scalar f32, and partial sums as scratch.
+    Sum { x: One; }
+    /// A scalar repeated into `shape` as `dtype`.
+    Broadcast { x: One; shape: Shape, dtype: DType }
+    /// The same elements under another shape.
+    Reshape { x: One; shape: Shape }
+    /// Axes in another order: axis `i` of the result is axis `axes[i]` of `x`.
+    Transpose { x: One; axes: Vec<usize> }
+    /// The same values stored as `dtype`, rounded to nearest.
+    Convert { x: One; dtype: DType }
+    /// Every element is `value`.
+    Fill { ; shape: Shape, dtype: DType, value: f32 }
+    /// Normal values with mean 0; the random bits depend on `random` (seed), `stream` and the
+    /// element alone.
+    RandomNormal { random: One; shape: Shape, dtype: DType, deviation: f32, stream: u16 }
+
+    // ---- optimizer --------------------------------------------------------------------------
+    /// Sum of squares: a scalar f32, and partial sums as scratch.
+    SumOfSquares { x: One; }
+    /// Square root of the sum of `parts` (scalars), in order: a scalar f32.
+    GlobalNorm { parts: Many; }
+    /// `min(1, max_norm / norm)`: a scalar f32. A norm that is not finite gives 0.
+    ClipScale { norm: One; max_norm: f32 }
+    /// One AdamW update in place. `scalars` (f32, see [`StepScalars`]) has the learning rate and the
+    /// bias corrections; `clip` multiplies the gradient. With `master` (f32) the update is made
+    /// there and `parameter` is its rounding. Yields the parameter, both moments, and the master
+    /// where there is one, each over its operand.
+    AdamW {
+        parameter: One, gradient: One, first_moment: One, second_moment: One, master: Maybe,
+        scalars: One, clip: Maybe, random: Maybe;
+        hyper: AdamWParameters, rounding: Rounding, stream: u16
+    }
+    /// One step of stochastic gradient descent with weight decay in place: yields the parameter.
+    Sgd {
+        parameter: One, gradient: One, scalars: One, clip: Maybe, random: Maybe;
+        weight_decay: f32, rounding: Rounding, stream: u16
+    }
+}
+
+impl<T: Clone> Op<T> {
+    /// All operands in order, each with its name.
+    pub fn operands(&self) -> Vec<(&'static str, T)> {
+        let mut operands = Vec::new();
+        self.clone().map(|name, operand| operands.push((name, operand)));
+        operands
+    }
+
+    /// Which outputs overwrite which operand: (operand, output index). Memory of the two is one.
+    pub fn in_place(&self) -> Vec<(T, usize)> {
+        let pairs: Vec<(Option<&T>, usize)> = match self {
+            Op::EmbeddingGrad { accumulator, .. }
+            | Op::LinearWeightGrad { accumulator, .. }
+            | Op::ColumnSum { accumulator, .. } => vec![(accumulator.as_ref(), 0)],
+            Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
+                vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
+            }
+            Op::QkNormGrad { query_accumulator, key_accumulator, .. } => {
+                vec![(query_accumulator.as_ref(), 1), (key_accumulator.as_ref(), 2)]
+            }
+            Op::HeadLossGrad { accumulator, .. } => vec![(accumulator.as_ref(), 3)],
+            Op::AdamW { parameter, first_moment, second_moment, master, .. } => vec![
+                (Some(parameter), 0),
+                (Some(first_moment), 1),
+                (Some(second_moment), 2),
+                (master.as_ref(), 3),
+            ],
+            Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
+            _ => Vec::new(),
+        };
+        pairs.into_iter().filter_map(|(operand, output)| Some((operand?.clone(), output))).collect()
+    }
+}

@@ -1,0 +1,84 @@
+//! Rotary embeddings and attention over packed heads.
+
+use super::rules;
+use crate::autodiff::Backward;
+use crate::graph::Output;
+use crate::{DType, GraphError, HeadLayout, Op, Shape, Tensor, TensorId};
+
+pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
+    match op {
+        Op::RotaryTable { positions, head_dim, frequencies } => {
+            rules::dtype("positions", positions, DType::I32)?;
+            if head_dim % 2 != 0 {
+                return Err(format!("head_dim must be even, not {head_dim}"));
+            }
+            if !(frequencies.theta.is_finite() && frequencies.theta > 0.0) {
+                return Err(format!("theta must be positive, not {}", frequencies.theta));
+            }
+            let table = positions.shape.then(head_dim / 2).then(2);
+            Ok(vec![Output::activation("", table, DType::F32)])
+        }
+        Op::Rotary { qkv, table, heads, .. } => {
+            rules::packed_heads("qkv", qkv, heads)?;
+            if heads.head_dim % 2 != 0 {
+                return Err(format!("head_dim must be even, not {}", heads.head_dim));
+            }
+            rules::dtype("table", table, DType::F32)?;
+            let wanted = qkv.shape.row_shape().then(heads.head_dim / 2).then(2);
+            rules::shape("table", table, &wanted)?;
+            Ok(vec![Output::activation("", qkv.shape.clone(), qkv.dtype)])
+        }
+        Op::Attention { qkv, segments, heads, .. } => {
+            rules::packed_heads("qkv", qkv, heads)?;
+            let rows = qkv.shape.row_shape();
+            rules::maybe("segments", segments.as_ref(), &rows, DType::I32)?;
+            let y = qkv.shape.with_width(heads.query_width());
+            Ok(vec![
+                Output::activation("", y, qkv.dtype),
+                Output::activation("log_sum_exp", per_query(qkv, heads), DType::F32),
+            ])
+        }
+        Op::AttentionGrad { dy, qkv, y, log_sum_exp, segments, heads, .. } => {
+            rules::packed_heads("qkv", qkv, heads)?;
+            rules::shape("y", y, &qkv.shape.with_width(heads.query_width()))?;
+            rules::dtype("y", y, qkv.dtype)?;
+            rules::like("dy", dy, "y", y)?;
+            rules::dtype("log_sum_exp", log_sum_exp, DType::F32)?;
+            rules::shape("log_sum_exp", log_sum_exp, &per_query(qkv, heads))?;
+            let rows = qkv.shape.row_shape();
+            rules::maybe("segments", segments.as_ref(), &rows, DType::I32)?;
+            Ok(vec![
+                Output::activation("", qkv.shape.clone(), qkv.dtype),
+                Output::scratch("delta", per_query(qkv, heads), DType::F32),
+            ])
+        }
+        _ => unreachable!("not an attention op"),
+    }
+}
+
+/// (B, Q, T): one number per query.
+fn per_query(qkv: &Tensor, heads: &HeadLayout) -> Shape {
+    let axes = qkv.shape.axes();
+    Shape::from([axes[0], heads.query_heads, axes[1]])
+}
+
+pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {
+    let Some(dy) = ctx.output_gradient(0) else { return Ok(()) };
+    match *op {
+        Op::Rotary { qkv, table, heads, direction } => {
+            let direction = direction.reversed();
+            let gradient = ctx.apply("grad", Op::Rotary { qkv: dy, table, heads, direction })?;
+            ctx.add_gradient(qkv, gradient[0])
+        }
+        Op::Attention { qkv, segments, heads, mask, scale } => {
+            let [y, log_sum_exp] = ctx.outputs() else { unreachable!("attention has two outputs") };
+            let (y, log_sum_exp) = (*y, *log_sum_exp);
+            let gradient = ctx.apply(
+                "grad",
+                Op::AttentionGrad { dy, qkv, y, log_sum_exp, segments, heads, mask, scale },
+            )?;
+            ctx.add_gradient(qkv, gradient[0])
+        }
+        _ => unreachable!("not an attention op"),
+    }
+}

@@ -1,0 +1,77 @@
+//! Ops that treat each element, or each pair of gate and up, by itself.
+
+use super::rules;
+use crate::autodiff::Backward;
+use crate::graph::Output;
+use crate::{GraphError, Op, Tensor, TensorId};
+
+pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
+    match op {
+        Op::Add { a, b } | Op::Mul { a, b } => {
+            rules::float("a", a)?;
+            rules::like("b", b, "a", a)?;
+            Ok(vec![Output::activation("", a.shape.clone(), a.dtype)])
+        }
+        Op::Scale { x, .. } | Op::Activation { x, .. } => {
+            rules::float("x", x)?;
+            Ok(vec![Output::activation("", x.shape.clone(), x.dtype)])
+        }
+        Op::ActivationGrad { dy, x, .. } => {
+            rules::float("x", x)?;
+            rules::like("dy", dy, "x", x)?;
+            Ok(vec![Output::activation("", x.shape.clone(), x.dtype)])
+        }
+        Op::SwiGlu { gate_up } => {
+            let half = half_width(gate_up)?;
+            Ok(vec![Output::activation("", gate_up.shape.with_width(half), gate_up.dtype)])
+        }
+        Op::SwiGluGrad { dy, gate_up } => {
+            let half = half_width(gate_up)?;
+            rules::dtype("dy", dy, gate_up.dtype)?;
+            rules::shape("dy", dy, &gate_up.shape.with_width(half))?;
+            Ok(vec![Output::activation("", gate_up.shape.clone(), gate_up.dtype)])
+        }
+        _ => unreachable!("not an elementwise op"),
+    }
+}
+
+fn half_width(gate_up: &Tensor) -> Result<usize, String> {
+    rules::float("gate_up", gate_up)?;
+    rules::rank_at_least("gate_up", gate_up, 1)?;
+    match gate_up.shape.width() {
+        width if width % 2 == 0 => Ok(width / 2),
+        width => Err(format!("`gate_up` must have an even width, not {width}")),
+    }
+}
+
+pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {
+    let Some(dy) = ctx.output_gradient(0) else { return Ok(()) };
+    match *op {
+        Op::Add { a, b } => {
+            ctx.add_gradient(a, dy)?;
+            ctx.add_gradient(b, dy)
+        }
+        Op::Mul { a, b } => {
+            for (operand, other) in [(a, b), (b, a)] {
+                if ctx.wants(operand) {
+                    let gradient = ctx.apply("grad", Op::Mul { a: dy, b: other })?;
+                    ctx.add_gradient(operand, gradient[0])?;
+                }
+            }
+            Ok(())
+        }
+        Op::Scale { x, factor } => {
+            let gradient = ctx.apply("grad", Op::Scale { x: dy, factor })?;
+            ctx.add_gradient(x, gradient[0])
+        }
+        Op::Activation { x, function } => {
+            let gradient = ctx.apply("grad", Op::ActivationGrad { dy, x, function })?;
+            ctx.add_gradient(x, gradient[0])
+        }
+        Op::SwiGlu { gate_up } => {
+            let gradient = ctx.apply("grad", Op::SwiGluGrad { dy, gate_up })?;
+            ctx.add_gradient(gate_up, gradient[0])
+        }
+        _ => unreachable!("not an elementwise op"),
+    }
+}

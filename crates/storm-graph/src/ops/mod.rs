@@ -1,0 +1,95 @@
+//! Per op family: the shape rule and the backward rule, side by side.
+//!
+//! A new op is declared in [`Op`], gets its two rules in a file here, and a kernel per device.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod linear;
+mod loss;
+mod norm;
+mod optimizer;
+mod reduce;
+mod reshape;
+mod rules;
+
+use crate::autodiff::Backward;
+use crate::graph::Output;
+use crate::{GraphError, Op, Tensor, TensorId};
+
+pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
+
+/// What an op makes of its operands, or why it refuses them.
+pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
+    match op {
+        Op::Embedding { .. } | Op::EmbeddingGrad { .. } => embedding::infer(op),
+        Op::Linear { .. } | Op::LinearInputGrad { .. } | Op::LinearWeightGrad { .. } => {
+            linear::infer(op)
+        }
+        Op::Add { .. }
+        | Op::Mul { .. }
+        | Op::Scale { .. }
+        | Op::Activation { .. }
+        | Op::ActivationGrad { .. }
+        | Op::SwiGlu { .. }
+        | Op::SwiGluGrad { .. } => elementwise::infer(op),
+        Op::Norm { .. } | Op::NormGrad { .. } | Op::QkNorm { .. } | Op::QkNormGrad { .. } => {
+            norm::infer(op)
+        }
+        Op::RotaryTable { .. }
+        | Op::Rotary { .. }
+        | Op::Attention { .. }
+        | Op::AttentionGrad { .. } => attention::infer(op),
+        Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::infer(op),
+        Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::infer(op),
+        Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Convert { .. }
+        | Op::Fill { .. }
+        | Op::RandomNormal { .. } => reshape::infer(op),
+        Op::SumOfSquares { .. }
+        | Op::GlobalNorm { .. }
+        | Op::ClipScale { .. }
+        | Op::AdamW { .. }
+        | Op::Sgd { .. } => optimizer::infer(op),
+    }
+}
+
+/// Adds the backward nodes of one forward node.
+pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {
+    match op {
+        Op::Embedding { .. } => embedding::backward(op, ctx),
+        Op::Linear { .. } => linear::backward(op, ctx),
+        Op::Add { .. }
+        | Op::Mul { .. }
+        | Op::Scale { .. }
+        | Op::Activation { .. }
+        | Op::SwiGlu { .. } => elementwise::backward(op, ctx),
+        Op::Norm { .. } | Op::QkNorm { .. } => norm::backward(op, ctx),
+        Op::Rotary { .. } | Op::Attention { .. } => attention::backward(op, ctx),
+        Op::HeadLoss { .. } => loss::backward(op, ctx),
+        Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::backward(op, ctx),
+        Op::Reshape { .. } | Op::Transpose { .. } | Op::Convert { .. } => {
+            reshape::backward(op, ctx)
+        }
+        // Gradients of gradients and of updates are not offered; constants have no operands that
+        // could need one.
+        Op::EmbeddingGrad { .. }
+        | Op::LinearInputGrad { .. }
+        | Op::LinearWeightGrad { .. }
+        | Op::ActivationGrad { .. }
+        | Op::SwiGluGrad { .. }
+        | Op::NormGrad { .. }
+        | Op::QkNormGrad { .. }
+        | Op::RotaryTable { .. }
+        | Op::AttentionGrad { .. }
+        | Op::HeadLossGrad { .. }
+        | Op::Fill { .. }
+        | Op::RandomNormal { .. }
+        | Op::SumOfSquares { .. }
+        | Op::GlobalNorm { .. }
+        | Op::ClipScale { .. }
+        | Op::AdamW { .. }
+        | Op::Sgd { .. } => Err(ctx.not_differentiable()),
+    }
+}

@@ -1,0 +1,93 @@
+//! Norms of gradients and the updates of parameters. Updates overwrite their operands.
+
+use super::reduce::block_partials;
+use super::rules;
+use crate::graph::Output;
+use crate::{DType, Op, Rounding, Shape, StepScalars, Tensor};
+
+pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
+    match op {
+        Op::SumOfSquares { x } => {
+            rules::float("x", x)?;
+            Ok(vec![Output::activation("", Shape::scalar(), DType::F32), block_partials(x)])
+        }
+        Op::GlobalNorm { parts } => {
+            if parts.is_empty() {
+                return Err("`parts` is empty: there is no gradient to take the norm of".into());
+            }
+            parts.iter().try_for_each(|part| rules::scalar("parts", part))?;
+            Ok(vec![Output::activation("", Shape::scalar(), DType::F32)])
+        }
+        Op::ClipScale { norm, max_norm } => {
+            rules::scalar("norm", norm)?;
+            if max_norm.is_nan() || *max_norm <= 0.0 {
+                return Err(format!("max_norm must be positive, not {max_norm}"));
+            }
+            Ok(vec![Output::activation("", Shape::scalar(), DType::F32)])
+        }
+        Op::AdamW {
+            parameter,
+            gradient,
+            first_moment,
+            second_moment,
+            master,
+            scalars,
+            clip,
+            random,
+            rounding,
+            ..
+        } => {
+            check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
+            rules::float("first_moment", first_moment)?;
+            rules::shape("first_moment", first_moment, &parameter.shape)?;
+            rules::like("second_moment", second_moment, "first_moment", first_moment)?;
+            rules::maybe("master", master.as_ref(), &parameter.shape, DType::F32)?;
+            if master.is_some() && *rounding == Rounding::Stochastic {
+                return Err("stochastic rounding is for parameters without a master copy".into());
+            }
+            let operands =
+                [Some(parameter), Some(first_moment), Some(second_moment), master.as_ref()];
+            let suffixes = ["", "first_moment", "second_moment", "master"];
+            Ok(operands
+                .into_iter()
+                .zip(suffixes)
+                .filter_map(|(operand, suffix)| operand.map(|t| over(suffix, t)))
+                .collect())
+        }
+        Op::Sgd { parameter, gradient, scalars, clip, random, rounding, .. } => {
+            check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
+            Ok(vec![over("", parameter)])
+        }
+        _ => unreachable!("not an optimizer op"),
+    }
+}
+
+/// The output that overwrites `tensor`.
+fn over(suffix: &'static str, tensor: &Tensor) -> Output {
+    Output { suffix, shape: tensor.shape.clone(), dtype: tensor.dtype, class: tensor.class }
+}
+
+fn check_update(
+    parameter: &Tensor,
+    gradient: &Tensor,
+    scalars: &Tensor,
+    clip: Option<&&Tensor>,
+    random: Option<&&Tensor>,
+    rounding: Rounding,
+) -> Result<(), String> {
+    rules::float("parameter", parameter)?;
+    rules::float("gradient", gradient)?;
+    rules::shape("gradient", gradient, &parameter.shape)?;
+    rules::dtype("scalars", scalars, DType::F32)?;
+    rules::shape("scalars", scalars, &Shape::from([StepScalars::LEN]))?;
+    rules::maybe("clip", clip, &Shape::scalar(), DType::F32)?;
+    rules::maybe("random", random, &Shape::from([crate::random::SEED_WORDS]), DType::I32)?;
+    if rounding == Rounding::Stochastic {
+        rules::dtype("parameter", parameter, DType::BF16)
+            .map_err(|e| format!("stochastic rounding is for bf16 parameters: {e}"))?;
+        if random.is_none() {
+            return Err("stochastic rounding needs `random`".into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,71 @@
+//! Sums, and the repetition that is their backward.
+
+use super::rules;
+use crate::autodiff::Backward;
+use crate::graph::Output;
+use crate::{DType, GraphError, Op, Shape, Tensor, TensorId};
+
+/// Rows that one partial sum of a column reduction covers. Part of the semantics: it fixes the
+/// order of additions on every device and for any number of threads.
+pub const ROWS_PER_PARTIAL: usize = 128;
+
+/// Elements that one partial sum of a full reduction covers; part of the semantics as well.
+pub const SUM_BLOCK: usize = 1 << 16;
+
+/// Scratch for partial sums over blocks of [`ROWS_PER_PARTIAL`] rows.
+pub(super) fn partials(rows: usize, width: usize) -> Output {
+    let shape = Shape::from([rows.div_ceil(ROWS_PER_PARTIAL), width]);
+    Output::scratch("partials", shape, DType::F32)
+}
+
+/// Scratch for partial sums over blocks of [`SUM_BLOCK`] elements.
+pub(super) fn block_partials(x: &Tensor) -> Output {
+    let shape = Shape::from([x.shape.elements().div_ceil(SUM_BLOCK)]);
+    Output::scratch("partials", shape, DType::F32)
+}
+
+pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
+    match op {
+        Op::ColumnSum { x, accumulator, dtype } => {
+            rules::float("x", x)?;
+            rules::rank_at_least("x", x, 1)?;
+            let columns = Shape::from([x.shape.width()]);
+            rules::maybe("accumulator", accumulator.as_ref(), &columns, *dtype)?;
+            Ok(vec![
+                Output::gradient("", columns, *dtype),
+                partials(x.shape.rows(), x.shape.width()),
+            ])
+        }
+        Op::Sum { x } => {
+            rules::float("x", x)?;
+            Ok(vec![Output::activation("", Shape::scalar(), DType::F32), block_partials(x)])
+        }
+        Op::Broadcast { x, shape, dtype } => {
+            rules::scalar("x", x)?;
+            rules::attribute_shape(shape)?;
+            if !dtype.is_float() {
+                return Err(format!("cannot broadcast into {dtype}"));
+            }
+            Ok(vec![Output::activation("", shape.clone(), *dtype)])
+        }
+        _ => unreachable!("not a reduction"),
+    }
+}
+
+pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {
+    let Some(dy) = ctx.output_gradient(0) else { return Ok(()) };
+    match *op {
+        Op::Sum { x } => {
+            let Tensor { shape, dtype, .. } = ctx.tensor(x).clone();
+            let gradient = ctx.apply("grad", Op::Broadcast { x: dy, shape, dtype })?;
+            ctx.add_gradient(x, gradient[0])
+        }
+        Op::Broadcast { x, .. } => {
+            let gradient = ctx.apply("grad", Op::Sum { x: dy })?;
+            ctx.add_gradient(x, gradient[0])
+        }
+        // A column sum is made by backward rules only.
+        Op::ColumnSum { .. } => Err(ctx.not_differentiable()),
+        _ => unreachable!("not a reduction"),
+    }
+}

@@ -1,0 +1,122 @@
+//! Counter-based random bits: a pure function of (seed, step, tensor, element).
+//!
+//! Nothing here has state, so the bits do not depend on launch geometry, thread count, call order
+//! or plan. The function is Philox 4x32 with ten rounds (Salmon et al., 2011).
+
+/// Words of the device tensor that carries seed and step: low seed, high seed, step.
+pub const SEED_WORDS: usize = 3;
+
+/// What the bits are for; keeps initialization apart from the updates of step 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Purpose {
+    /// Initial weights.
+    Initialization,
+    /// Stochastic rounding of an update.
+    Rounding,
+}
+
+/// Which tensor the bits are for: a parameter's number in its program, and its layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stream {
+    /// Number of the parameter among those of its program.
+    pub tensor: u16,
+    /// Layer, for a parameter of the repeated layer; 0 otherwise.
+    pub layer: u16,
+}
+
+/// Seed and step, as the host sets them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Seed {
+    /// Of the run.
+    pub seed: u64,
+    /// Of the update.
+    pub step: u32,
+}
+
+impl Seed {
+    /// As the device tensor holds them.
+    pub fn to_words(self) -> [i32; SEED_WORDS] {
+        [self.seed as u32 as i32, (self.seed >> 32) as u32 as i32, self.step as i32]
+    }
+
+    /// Back from the device tensor.
+    pub fn from_words(words: [i32; SEED_WORDS]) -> Seed {
+        let seed = u64::from(words[0] as u32) | u64::from(words[1] as u32) << 32;
+        Seed { seed, step: words[2] as u32 }
+    }
+}
+
+/// Four independent words for the elements `4·block .. 4·block + 4` of a tensor.
+#[inline]
+pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 4] {
+    let tag = match purpose {
+        Purpose::Initialization => 0,
+        Purpose::Rounding => 0x5bd1_e995,
+    };
+    let key = [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag];
+    let tensor = u32::from(stream.tensor) << 16 | u32::from(stream.layer);
+    philox([block as u32, (block >> 32) as u32, tensor, seed.step], key)
+}
+
+#[inline]
+fn philox(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let a = u64::from(counter[0]) * 0xD251_1F53;
+        let b = u64::from(counter[2]) * 0xCD9E_8D57;
+        counter = [
+            (b >> 32) as u32 ^ counter[1] ^ key[0],
+            b as u32,
+            (a >> 32) as u32 ^ counter[3] ^ key[1],
+            a as u32,
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    counter
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Known answers of the reference implementation (Random123, `kat_vectors`).
+    #[test]
+    fn philox_matches_the_published_vectors() {
+        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(
+            philox([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
+        assert_eq!(
+            philox(
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xa409_3822, 0x299f_31d0]
+            ),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
+    }
+
+    #[test]
+    fn every_argument_changes_the_bits() {
+        let seed = Seed { seed: 7, step: 3 };
+        let stream = Stream { tensor: 2, layer: 5 };
+        let base = words(seed, Purpose::Rounding, stream, 11);
+        for other in [
+            words(Seed { seed: 8, ..seed }, Purpose::Rounding, stream, 11),
+            words(Seed { seed: 7 << 32, ..seed }, Purpose::Rounding, stream, 11),
+            words(Seed { step: 4, ..seed }, Purpose::Rounding, stream, 11),
+            words(seed, Purpose::Initialization, stream, 11),
+            words(seed, Purpose::Rounding, Stream { tensor: 3, ..stream }, 11),
+            words(seed, Purpose::Rounding, Stream { layer: 6, ..stream }, 11),
+            words(seed, Purpose::Rounding, stream, 12),
+            words(seed, Purpose::Rounding, stream, 11 | 1 << 32),
+        ] {
+            assert_ne!(base, other);
+        }
+    }
+
+    #[test]
+    fn words_round_trip() {
+        let seed = Seed { seed: 0xfedc_ba98_7654_3210, step: u32::MAX };
+        assert_eq!(Seed::from_words(seed.to_words()), seed);
+    }
+}
