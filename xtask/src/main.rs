@@ -1,2 +1,78 @@
-//! Repository automation.
-fn main() {}
+//! Repository automation: `cargo xtask <command>`.
+//!
+//! Anything that takes more than one cargo call to do by hand lives here, so that a new machine
+//! needs only Rust and Python. Each command is one module; [`stage`] runs and times their parts.
+
+mod args;
+mod bench;
+mod bundle;
+mod check;
+mod lexer;
+mod process;
+mod python;
+mod stage;
+mod test;
+mod tidy;
+mod workspace;
+
+use std::process::ExitCode;
+
+use args::Args;
+
+const HELP: &str = "\
+Repository automation for STORM.
+
+Usage: cargo xtask <command> [options]
+
+Commands:
+  test          Run every test: Rust, doc tests, examples, comparisons with PyTorch.
+                The first run makes its own Python environment (a large download).
+      --long        also the long variants (sets STORM_TEST_LONG=1)
+
+  check         Format, clippy, rustdoc (warnings are errors) and the repository's own rules.
+
+  bench cpu     Train the same 10M-parameter GPT with STORM and with PyTorch eager, in turns,
+                on the same cores, and print both speeds and their ratio.
+      --rounds N    turns for each side (default 3)
+      --steps N     timed steps in a turn (default 20)
+      --warmup N    steps before the timed ones (default 3)
+      --threads N   threads for each side (default: all cores)
+      --min-ratio R fail when STORM's speed is below R times PyTorch's
+
+  gpu-bundle    Put stripped release binaries, test binaries and scripts into target/gpu-bundle,
+                a folder that runs on a GPU machine without a Rust toolchain.
+
+  help          This text.
+
+Start with `cargo xtask test`. Run `cargo xtask check` before a commit: it is quick.
+STORM_PYTHON=/path/to/python3 chooses the Python that the environment is made from.
+";
+
+fn main() -> ExitCode {
+    let mut args = Args::new(std::env::args().skip(1));
+    if args.flag("--help") || args.flag("-h") {
+        print!("{HELP}");
+        return ExitCode::SUCCESS;
+    }
+    let result = match args.word().as_deref() {
+        Some("test") => test::run(args),
+        Some("check") => check::run(args),
+        Some("bench") => bench::run(args),
+        Some("gpu-bundle") => bundle::run(args),
+        None | Some("help") => {
+            print!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some(unknown) => {
+            eprintln!("error: there is no command `{unknown}`\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nerror: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

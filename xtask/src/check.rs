@@ -1,0 +1,24 @@
+//! `cargo xtask check`: everything that can be said about the code without running it.
+
+use anyhow::Result;
+
+use crate::args::Args;
+use crate::process::{cargo, run as run_command};
+use crate::stage::{Stage, run_all};
+use crate::tidy;
+
+pub(crate) fn run(args: Args) -> Result<()> {
+    args.finish()?;
+    run_all(vec![
+        Stage::new("tidy", tidy::run),
+        Stage::new("format", || run_command(cargo().args(["fmt", "--all", "--check"]))),
+        Stage::new("clippy", || {
+            let clippy = ["clippy", "--workspace", "--all-targets"];
+            run_command(cargo().args(clippy).args(["--", "-D", "warnings"]))
+        }),
+        Stage::new("docs", || {
+            let doc = ["doc", "--no-deps", "--workspace"];
+            run_command(cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))
+        }),
+    ])
+}

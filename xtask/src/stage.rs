@@ -1,0 +1,107 @@
+//! Named parts of a command, run in order, timed, and summed up in a table.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+/// One part of a command.
+pub(crate) struct Stage {
+    name: &'static str,
+    action: Box<dyn FnOnce() -> Result<()>>,
+}
+
+impl Stage {
+    pub(crate) fn new(name: &'static str, action: impl FnOnce() -> Result<()> + 'static) -> Self {
+        let action = Box::new(action);
+        Self { name, action }
+    }
+}
+
+/// How a stage ended; one that was not reached has no outcome.
+struct Outcome {
+    passed: bool,
+    took: Duration,
+}
+
+/// Runs the stages in order up to the first that fails, then prints the table.
+pub(crate) fn run_all(stages: Vec<Stage>) -> Result<()> {
+    let start = Instant::now();
+    let names: Vec<&str> = stages.iter().map(|stage| stage.name).collect();
+    let mut outcomes = Vec::new();
+    let mut result = Ok(());
+    for stage in stages {
+        let (at, of) = (outcomes.len() + 1, names.len());
+        let elapsed = seconds(start.elapsed());
+        eprintln!("\n==> [{at}/{of}] {} ({elapsed} so far)", stage.name);
+        let stage_start = Instant::now();
+        result = (stage.action)().with_context(|| format!("stage `{}` failed", stage.name));
+        outcomes.push(Outcome { passed: result.is_ok(), took: stage_start.elapsed() });
+        if result.is_err() {
+            break;
+        }
+    }
+    eprint!("\n{}", table(&names, &outcomes, start.elapsed()));
+    result
+}
+
+fn table(names: &[&str], outcomes: &[Outcome], total: Duration) -> String {
+    let width = names.iter().map(|name| name.len()).max().unwrap_or(0);
+    let mut text = String::new();
+    for (index, name) in names.iter().enumerate() {
+        let (verdict, took) = match outcomes.get(index) {
+            Some(outcome) if outcome.passed => ("PASS", seconds(outcome.took)),
+            Some(outcome) => ("FAIL", seconds(outcome.took)),
+            None => ("not run", String::new()),
+        };
+        _ = writeln!(text, "{name:width$}  {took:>9}  {verdict}");
+    }
+    _ = writeln!(text, "{:width$}  {:>9}", "total", seconds(total));
+    text
+}
+
+fn seconds(duration: Duration) -> String {
+    format!("{:.1} s", duration.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::rc::Rc;
+
+    use super::*;
+
+    #[test]
+    fn stops_at_the_first_failure() {
+        let ran = Rc::new(Cell::new(0));
+        let stage = |name, passes: bool| {
+            let ran = Rc::clone(&ran);
+            Stage::new(name, move || {
+                ran.set(ran.get() + 1);
+                anyhow::ensure!(passes, "no");
+                Ok(())
+            })
+        };
+        let stages = vec![stage("a", true), stage("b", false), stage("c", true)];
+        let error = run_all(stages).unwrap_err();
+        assert_eq!(format!("{error:#}"), "stage `b` failed: no");
+        assert_eq!(ran.get(), 2);
+    }
+
+    #[test]
+    fn table_shows_every_stage() {
+        let outcome = |passed| Outcome { passed, took: Duration::from_millis(1500) };
+        let text = table(
+            &["format", "docs", "tidy"],
+            &[outcome(true), outcome(false)],
+            Duration::from_secs(3),
+        );
+        let expected = "\
+format      1.5 s  PASS
+docs        1.5 s  FAIL
+tidy               not run
+total       3.0 s
+";
+        assert_eq!(text, expected);
+    }
+}
