@@ -1,1 +1,11 @@
-//! storm-device
+//! Devices that run STORM's ops.
+//!
+//! The only crate with `unsafe` code. [`cpu`] is the reference that every other device is checked
+//! against, and a fast device of its own.
+
+pub mod cpu;
+mod error;
+mod scalar;
+
+pub use error::DeviceError;
+pub use scalar::Scalar;

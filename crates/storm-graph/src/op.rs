@@ -171,12 +171,13 @@ define_ops! {
     ClipScale { norm: One; max_norm: f32 }
     /// One AdamW update in place. `scalars` (f32, see [`StepScalars`]) has the learning rate and the
     /// bias corrections; `clip` multiplies the gradient. With `master` (f32) the update is made
-    /// there and `parameter` is its rounding. Yields the parameter, both moments, and the master
-    /// where there is one, each over its operand.
+    /// there and `parameter` is its rounding. bf16 moments should round stochastically: at
+    /// `beta2 = 0.999` a step's change is less than half of the last place. Yields the parameter,
+    /// both moments, and the master where there is one, each over its operand.
     AdamW {
         parameter: One, gradient: One, first_moment: One, second_moment: One, master: Maybe,
         scalars: One, clip: Maybe, random: Maybe;
-        hyper: AdamWParameters, rounding: Rounding, stream: u16
+        hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16
     }
     /// One step of stochastic gradient descent with weight decay in place: yields the parameter.
     Sgd {

@@ -1,1 +1,28 @@
-//! storm-model
+//! Language models: what they look like, and how they come from and go to Hugging Face directories.
+//!
+//! - [`ModelConfig`] describes every supported family in one plain struct; [`preset`] makes one by name.
+//! - [`build`] makes a config into a program.
+//! - [`ParameterLayout`] lists the parameters of a model and where Hugging Face keeps each.
+//! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, [`save`] writes one.
+//!
+//! Nothing here trusts a file: sizes are capped before memory is taken, offsets are checked before a
+//! read, and formats that can run code are refused.
+
+mod build;
+mod config;
+mod error;
+mod hf;
+mod presets;
+
+pub use build::{
+    BuildOptions, DEFAULT_CHUNK_ROWS, Initialization, ModelOutput, Packing, Trainable, build,
+    initialization,
+};
+pub use config::{Family, ModelConfig, Rotary, RotaryScaling};
+pub use error::{ModelError, NameList, TensorReport};
+pub use hf::{
+    Dtype, Element, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout, ParameterSpec,
+    SafetensorsFile, SaveOptions, TensorEntry, WeightDtype, is_carried, load_parameter, parameters,
+    save,
+};
+pub use presets::{preset, preset_names};

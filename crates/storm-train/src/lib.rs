@@ -1,1 +1,21 @@
-//! storm-train
+//! The training step: batches in, losses out, parameters updated.
+//!
+//! [`Trainer`] puts a model's program, its gradients and its optimizer on a device and runs steps of
+//! one or more micro-batches. The loss of a step is normalized by the valid tokens of the whole
+//! step, so that micro-batches of unequal length weigh as they should.
+
+mod batch;
+mod column;
+mod error;
+mod inference;
+mod optimizer;
+mod precision;
+mod trainer;
+mod weights;
+
+pub use batch::Batch;
+pub use error::TrainError;
+pub use inference::Inference;
+pub use optimizer::{DecayTargets, OptimizerOptions};
+pub use precision::Precision;
+pub use trainer::{StepReport, TrainOptions, Trainer};

@@ -35,6 +35,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             clip,
             random,
             rounding,
+            moment_rounding,
             ..
         } => {
             check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
@@ -42,6 +43,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::shape("first_moment", first_moment, &parameter.shape)?;
             rules::like("second_moment", second_moment, "first_moment", first_moment)?;
             rules::maybe("master", master.as_ref(), &parameter.shape, DType::F32)?;
+            check_rounding("first_moment", first_moment, random.is_some(), *moment_rounding)?;
             if master.is_some() && *rounding == Rounding::Stochastic {
                 return Err("stochastic rounding is for parameters without a master copy".into());
             }
@@ -82,10 +84,19 @@ fn check_update(
     rules::shape("scalars", scalars, &Shape::from([StepScalars::LEN]))?;
     rules::maybe("clip", clip, &Shape::scalar(), DType::F32)?;
     rules::maybe("random", random, &Shape::from([crate::random::SEED_WORDS]), DType::I32)?;
+    check_rounding("parameter", parameter, random.is_some(), rounding)
+}
+
+fn check_rounding(
+    role: &str,
+    tensor: &Tensor,
+    has_random: bool,
+    rounding: Rounding,
+) -> Result<(), String> {
     if rounding == Rounding::Stochastic {
-        rules::dtype("parameter", parameter, DType::BF16)
-            .map_err(|e| format!("stochastic rounding is for bf16 parameters: {e}"))?;
-        if random.is_none() {
+        rules::dtype(role, tensor, DType::BF16)
+            .map_err(|problem| format!("stochastic rounding is for bf16: {problem}"))?;
+        if !has_random {
             return Err("stochastic rounding needs `random`".into());
         }
     }

@@ -1,0 +1,476 @@
+//! From an instruction to its kernel: one arm per op, with dtypes resolved.
+
+use super::instruction::{Instruction, View};
+use super::kernels::attention::{Attention, AttentionShape};
+use super::kernels::column_sum::column_sum;
+use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
+use super::kernels::heads::{self, HeadWeights};
+use super::kernels::loss::{self, HeadInput};
+use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
+use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
+use super::kernels::{elementwise, embedding, layout, sum};
+use super::memory::{Frame, Memory};
+use crate::Scalar;
+use half::bf16;
+use storm_graph::random::{Seed, Stream};
+use storm_graph::{DType, HeadLayout, Mask, NormKind, Op, ParameterGradients, StepScalars};
+
+/// Runs `$body` with `$ty` standing for the storage type of a float dtype.
+macro_rules! with_float {
+    ($dtype:expr, $ty:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $ty = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $ty = bf16;
+                $body
+            }
+            other => unreachable!("shape rules admit no {other} here"),
+        }
+    };
+}
+
+/// Runs `$body` with `$ty` standing for any storage type.
+macro_rules! with_any {
+    ($dtype:expr, $ty:ident => $body:expr) => {
+        match $dtype {
+            DType::F32 => {
+                type $ty = f32;
+                $body
+            }
+            DType::BF16 => {
+                type $ty = bf16;
+                $body
+            }
+            DType::I32 => {
+                type $ty = i32;
+                $body
+            }
+            DType::I8 => {
+                type $ty = i8;
+                $body
+            }
+            DType::U8 => {
+                type $ty = u8;
+                $body
+            }
+        }
+    };
+}
+
+pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
+    let frame = memory.frame();
+    let outputs = &instruction.outputs[..];
+    let access = Access { frame: &frame };
+    match &instruction.op {
+        Op::Embedding { ids, table } => with_float!(table.dtype, E => {
+            let width = table.shape.width();
+            let (ids, table) = (access.get(ids), access.get::<E>(table));
+            embedding::embedding(ids, table, width, access.out(&outputs[0]));
+        }),
+        Op::EmbeddingGrad { dy, ids, order, accumulator, dtype, .. } => {
+            with_float!(dy.dtype, E => with_float!(*dtype, G => {
+                let width = dy.shape.width();
+                let out = access.out::<G>(&outputs[0]);
+                let (dy, ids, order) = (access.get::<E>(dy), access.get(ids), access.get(order));
+                embedding::embedding_grad(dy, ids, order, width, mode(accumulator), out);
+            }))
+        }
+        Op::Linear { x, weight, bias, addend } => with_float!(x.dtype, E => {
+            let out = access.out::<E>(&outputs[0]);
+            let bias = access.maybe::<E>(bias).map(Bias::from);
+            let addend = access.maybe::<E>(addend);
+            let weight = access.matrix::<E>(weight).transposed();
+            linear(access.matrix(x), weight, bias, addend, out);
+        }),
+        Op::LinearInputGrad { dy, weight, addend } => with_float!(dy.dtype, E => {
+            let out = access.out::<E>(&outputs[0]);
+            let addend = access.maybe::<E>(addend);
+            linear(access.matrix(dy), access.matrix(weight), None, addend, out);
+        }),
+        Op::LinearWeightGrad { dy, x, accumulator, dtype } => {
+            with_float!(dy.dtype, E => with_float!(*dtype, G => {
+                let (dy, x) = (access.matrix::<E>(dy).transposed(), access.matrix::<E>(x));
+                let out = MatrixMut::row_major(access.out::<G>(&outputs[0]), dy.rows(), x.cols());
+                let accumulate = mode(accumulator);
+                gemm(dy, x, out, Epilogue { accumulate, ..Epilogue::default() });
+            }))
+        }
+        Op::ColumnSum { x, accumulator, dtype } => {
+            with_float!(x.dtype, E => with_float!(*dtype, G => {
+                let partials = access.out::<f32>(&outputs[1]);
+                let out = access.out::<G>(&outputs[0]);
+                let width = x.shape.width();
+                column_sum(access.get::<E>(x), width, partials, mode(accumulator), out);
+            }))
+        }
+        Op::Add { a, b } => with_float!(a.dtype, E => {
+            elementwise::add::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
+        }),
+        Op::Mul { a, b } => with_float!(a.dtype, E => {
+            elementwise::mul::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
+        }),
+        Op::Scale { x, factor } => with_float!(x.dtype, E => {
+            elementwise::scale::<E>(access.get(x), *factor, access.out(&outputs[0]));
+        }),
+        Op::Activation { x, function } => with_float!(x.dtype, E => {
+            elementwise::activation::<E>(*function, access.get(x), access.out(&outputs[0]));
+        }),
+        Op::ActivationGrad { dy, x, function } => with_float!(x.dtype, E => {
+            let (dy, x) = (access.get::<E>(dy), access.get(x));
+            elementwise::activation_grad(*function, dy, x, access.out(&outputs[0]));
+        }),
+        Op::SwiGlu { gate_up } => with_float!(gate_up.dtype, E => {
+            let width = gate_up.shape.width() / 2;
+            elementwise::swiglu::<E>(width, access.get(gate_up), access.out(&outputs[0]));
+        }),
+        Op::SwiGluGrad { dy, gate_up } => with_float!(dy.dtype, E => {
+            let width = dy.shape.width();
+            let (dy, gate_up) = (access.get::<E>(dy), access.get(gate_up));
+            elementwise::swiglu_grad(width, dy, gate_up, access.out(&outputs[0]));
+        }),
+        Op::Norm { x, delta, weight, bias, kind, epsilon } => with_float!(x.dtype, E => {
+            let has_mean = *kind == NormKind::Layer;
+            let sum = if has_mean { 3 } else { 2 };
+            norm::norm(
+                NormInput::<E> {
+                    x: access.get(x),
+                    delta: access.maybe(delta),
+                    weight: access.get(weight),
+                    bias: access.maybe(bias),
+                    kind: *kind,
+                    epsilon: *epsilon,
+                },
+                NormOutput {
+                    y: access.out(&outputs[0]),
+                    rstd: access.out(&outputs[1]),
+                    mean: has_mean.then(|| access.out(&outputs[2])),
+                    sum: delta.is_some().then(|| access.out(&outputs[sum])),
+                },
+            );
+        }),
+        Op::NormGrad {
+            dy,
+            x,
+            weight,
+            bias,
+            rstd,
+            mean,
+            addend,
+            weight_accumulator,
+            bias_accumulator,
+            kind,
+            parameters,
+            dtype,
+        } => with_float!(x.dtype, E => {
+            let input = NormGradInput::<E> {
+                dy: access.get(dy),
+                x: access.get(x),
+                weight: access.get(weight),
+                rstd: access.get(rstd),
+                mean: access.maybe(mean),
+                addend: access.maybe(addend),
+                kind: *kind,
+            };
+            norm::norm_grad(input, access.out(&outputs[0]));
+            if *parameters == ParameterGradients::Compute {
+                with_float!(*dtype, G => norm::norm_parameter_grads::<E, G>(
+                    input,
+                    access.out(&outputs[outputs.len() - 1]),
+                    (access.out(&outputs[1]), mode(weight_accumulator)),
+                    bias.is_some().then(|| (access.out(&outputs[2]), mode(bias_accumulator))),
+                ));
+            }
+        }),
+        Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon } => {
+            with_float!(qkv.dtype, E => {
+                let query = access.get::<E>(query_weight);
+                let weights = HeadWeights { query, key: access.get(key_weight) };
+                let (y, rstd) = (access.out(&outputs[0]), access.out(&outputs[1]));
+                heads::qk_norm(*heads, access.get(qkv), weights, *epsilon, y, rstd);
+            })
+        }
+        Op::QkNormGrad {
+            dy,
+            qkv,
+            query_weight,
+            key_weight,
+            rstd,
+            query_accumulator,
+            key_accumulator,
+            heads,
+            parameters,
+            dtype,
+        } => with_float!(qkv.dtype, E => {
+            let (dy, qkv, rstd) = (access.get::<E>(dy), access.get(qkv), access.get(rstd));
+            let query = access.get::<E>(query_weight);
+            let weights = HeadWeights { query, key: access.get(key_weight) };
+            heads::qk_norm_grad(*heads, dy, qkv, weights, rstd, access.out(&outputs[0]));
+            if *parameters == ParameterGradients::Compute {
+                with_float!(*dtype, G => heads::qk_norm_weight_grads::<E, G>(
+                    *heads,
+                    dy,
+                    qkv,
+                    rstd,
+                    access.out(&outputs[3]),
+                    (access.out(&outputs[1]), mode(query_accumulator)),
+                    (access.out(&outputs[2]), mode(key_accumulator)),
+                ));
+            }
+        }),
+        Op::RotaryTable { positions, .. } => {
+            let (positions, table) = (access.get(positions), access.out(&outputs[0]));
+            heads::rotary_table(&instruction.constants, positions, table);
+        }
+        Op::Rotary { qkv, table, heads, direction } => with_float!(qkv.dtype, E => {
+            let (qkv, table) = (access.get::<E>(qkv), access.get(table));
+            heads::rotary(*heads, *direction, qkv, table, access.out(&outputs[0]));
+        }),
+        Op::Attention { qkv, segments, heads, mask, scale } => with_float!(qkv.dtype, E => {
+            let (y, log_sum_exp) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
+            access
+                .attention(qkv, segments, heads, *mask, *scale)
+                .forward(access.get(qkv), y, log_sum_exp);
+        }),
+        Op::AttentionGrad { dy, qkv, y, log_sum_exp, segments, heads, mask, scale } => {
+            with_float!(qkv.dtype, E => {
+                access.attention(qkv, segments, heads, *mask, *scale).backward::<E>(
+                    access.get(dy),
+                    access.get(qkv),
+                    access.get(y),
+                    access.get(log_sum_exp),
+                    access.out(&outputs[1]),
+                    access.out(&outputs[0]),
+                );
+            })
+        }
+        Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } => {
+            with_float!(hidden.dtype, E => {
+                let input =
+                    access.head::<E>(hidden, weight, targets, denominator, *chunk_rows);
+                loss::head_loss(input, access.out(&outputs[1]), access.out(&outputs[0]));
+            })
+        }
+        Op::HeadLossGrad {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            d_row_loss,
+            accumulator,
+            chunk_rows,
+            weight_gradient,
+            dtype,
+        } => with_float!(hidden.dtype, E => with_float!(*dtype, G => {
+            let compute = *weight_gradient == ParameterGradients::Compute;
+            loss::head_loss_grad::<E, G>(
+                access.head(hidden, weight, targets, denominator, *chunk_rows),
+                access.get(d_row_loss),
+                access.out(&outputs[2]),
+                access.out(&outputs[0]),
+                access.out(&outputs[1]),
+                compute.then(|| (access.out(&outputs[3]), mode(accumulator))),
+            );
+        })),
+        Op::Sum { x } => with_float!(x.dtype, E => {
+            let partials = access.out(&outputs[1]);
+            access.out(&outputs[0])[0] = sum::sum::<E>(access.get(x), partials);
+        }),
+        Op::SumOfSquares { x } => with_float!(x.dtype, E => {
+            let partials = access.out(&outputs[1]);
+            access.out(&outputs[0])[0] = sum::sum_of_squares::<E>(access.get(x), partials);
+        }),
+        Op::GlobalNorm { parts } => {
+            let parts = parts.iter().map(|part| access.get::<f32>(part)[0]);
+            access.out(&outputs[0])[0] = sum::global_norm(parts);
+        }
+        Op::ClipScale { norm, max_norm } => {
+            access.out(&outputs[0])[0] = sum::clip_scale(access.get::<f32>(norm)[0], *max_norm);
+        }
+        Op::Broadcast { x, dtype, .. } => with_float!(*dtype, E => {
+            layout::fill::<E>(access.get::<f32>(x)[0], access.out(&outputs[0]));
+        }),
+        Op::Fill { dtype, value, .. } => with_float!(*dtype, E => {
+            layout::fill::<E>(*value, access.out(&outputs[0]));
+        }),
+        Op::Reshape { x, .. } => with_any!(x.dtype, T => {
+            layout::copy::<T>(access.get(x), access.out(&outputs[0]));
+        }),
+        Op::Transpose { x, axes } => with_any!(x.dtype, T => {
+            let out = access.out::<T>(&outputs[0]);
+            layout::transpose(access.get(x), x.shape.axes(), axes, out);
+        }),
+        Op::Convert { x, dtype } => with_float!(x.dtype, A => with_float!(*dtype, B => {
+            layout::convert::<A, B>(access.get(x), access.out(&outputs[0]));
+        })),
+        Op::RandomNormal { random, dtype, deviation, stream, .. } => {
+            with_float!(*dtype, E => {
+                let stream = Stream { tensor: *stream, layer: instruction.layer };
+                let seed = access.seed(random);
+                layout::random_normal::<E>(seed, stream, *deviation, access.out(&outputs[0]));
+            })
+        }
+        Op::AdamW {
+            parameter,
+            gradient,
+            first_moment,
+            master,
+            scalars,
+            clip,
+            random,
+            hyper,
+            rounding,
+            moment_rounding,
+            stream,
+            ..
+        } => {
+            let storage = Storage {
+                parameter: *rounding,
+                moments: *moment_rounding,
+                random: access.random_bits(random, *stream, instruction.layer),
+            };
+            with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
+                with_float!(first_moment.dtype, M => optimizer::adamw::<P, G, M>(
+                    hyper,
+                    &access.scalars(scalars),
+                    access.clip(clip),
+                    storage,
+                    AdamWTensors {
+                        parameter: access.out(&outputs[0]),
+                        master: master.is_some().then(|| access.out(&outputs[3])),
+                        gradient: access.get(gradient),
+                        first_moment: access.out(&outputs[1]),
+                        second_moment: access.out(&outputs[2]),
+                    },
+                ))
+            }));
+        }
+        Op::Sgd { parameter, gradient, scalars, clip, random, weight_decay, rounding, stream } => {
+            let storage = Storage {
+                parameter: *rounding,
+                moments: *rounding,
+                random: access.random_bits(random, *stream, instruction.layer),
+            };
+            with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
+                optimizer::sgd::<P, G>(
+                    *weight_decay,
+                    &access.scalars(scalars),
+                    access.clip(clip),
+                    storage,
+                    access.out(&outputs[0]),
+                    access.get(gradient),
+                );
+            }));
+        }
+    }
+}
+
+fn mode(accumulator: &Option<View>) -> Accumulate {
+    if accumulator.is_some() { Accumulate::Add } else { Accumulate::Replace }
+}
+
+fn linear<E: super::kernels::element::Element>(
+    x: Matrix<'_, E>,
+    weight: Matrix<'_, E>,
+    bias: Option<Bias<'_>>,
+    addend: Option<&[E]>,
+    out: &mut [E],
+) {
+    let (rows, cols) = (x.rows(), weight.cols());
+    let epilogue = Epilogue {
+        bias,
+        addend: addend.map(|addend| Matrix::row_major(addend, rows, cols)),
+        accumulate: Accumulate::Replace,
+    };
+    gemm(x, weight, MatrixMut::row_major(out, rows, cols), epilogue);
+}
+
+/// Typed access to the views of the running instruction. [`execute`] asks for each output once,
+/// and never for an operand that an output overwrites: kernels read it through the output.
+struct Access<'f, 'm> {
+    frame: &'f Frame<'m>,
+}
+
+impl<'m> Access<'_, 'm> {
+    fn get<T: Scalar>(&self, view: &View) -> &'m [T] {
+        // SAFETY: an operand that is not overwritten, by the rule above.
+        unsafe { self.frame.operand(view) }
+    }
+
+    fn maybe<T: Scalar>(&self, view: &Option<View>) -> Option<&'m [T]> {
+        view.as_ref().map(|view| self.get(view))
+    }
+
+    #[allow(clippy::mut_from_ref)] // distinct outputs are distinct memory
+    fn out<T: Scalar>(&self, view: &View) -> &'m mut [T] {
+        // SAFETY: an output that is asked for once, by the rule above.
+        unsafe { self.frame.output(view) }
+    }
+
+    /// The rows of a tensor as a matrix.
+    fn matrix<T: Scalar + super::kernels::element::Element>(&self, view: &View) -> Matrix<'m, T> {
+        Matrix::row_major(self.get(view), view.shape.rows(), view.shape.width())
+    }
+
+    fn attention(
+        &self,
+        qkv: &View,
+        segments: &Option<View>,
+        heads: &HeadLayout,
+        mask: Mask,
+        scale: f32,
+    ) -> Attention<'m> {
+        let axes = qkv.shape.axes();
+        let shape = AttentionShape {
+            batch: axes[0],
+            seq: axes[1],
+            q_heads: heads.query_heads,
+            kv_heads: heads.key_value_heads,
+            head_dim: heads.head_dim,
+        };
+        Attention { shape, mask, scale, segments: self.maybe(segments) }
+    }
+
+    fn head<E: Scalar>(
+        &self,
+        hidden: &View,
+        weight: &View,
+        targets: &View,
+        denominator: &View,
+        chunk_rows: usize,
+    ) -> HeadInput<'m, E> {
+        HeadInput {
+            hidden: self.get(hidden),
+            weight: self.get(weight),
+            targets: self.get(targets),
+            denominator: self.get::<f32>(denominator)[0],
+            width: hidden.shape.width(),
+            chunk_rows,
+        }
+    }
+
+    fn scalars(&self, view: &View) -> StepScalars {
+        let values = self.get::<f32>(view);
+        StepScalars {
+            learning_rate: values[0],
+            first_correction: values[1],
+            second_correction: values[2],
+        }
+    }
+
+    fn clip(&self, view: &Option<View>) -> f32 {
+        self.maybe::<f32>(view).map_or(1.0, |clip| clip[0])
+    }
+
+    fn seed(&self, view: &View) -> Seed {
+        let words = self.get::<i32>(view);
+        Seed::from_words([words[0], words[1], words[2]])
+    }
+
+    fn random_bits(&self, view: &Option<View>, tensor: u16, layer: u16) -> Option<RandomBits> {
+        let view = view.as_ref()?;
+        Some(RandomBits { seed: self.seed(view), stream: Stream { tensor, layer } })
+    }
+}

@@ -1,0 +1,139 @@
+//! Attention in blocks, forward and backward: no tensor of T × T exists at any time.
+//!
+//! Queries, keys and values lie packed per token, `(B, T, (Hq + 2·Hkv)·D)`: first Hq query heads,
+//! then Hkv key heads, then Hkv value heads. Query head h uses key and value head `h / (Hq / Hkv)`.
+//!
+//! The scale is applied to the queries. Keys are visited in ascending blocks of [`KV_BLOCK`]; within
+//! a block every product is one chain of fused multiply-adds. The block sizes are part of the
+//! semantics: they fix the order of all additions, whatever the number of threads.
+
+mod backward;
+mod blocks;
+mod forward;
+mod mask;
+mod softmax;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use super::element::Element;
+use super::scratch::Scratch;
+use storm_graph::Mask;
+
+/// Queries handled together.
+pub const Q_BLOCK: usize = 64;
+/// Keys handled together.
+pub const KV_BLOCK: usize = 64;
+/// Largest size of a head; bounds the working memory of a thread.
+pub const HEAD_DIM_MAX: usize = 256;
+
+/// The larger of the two block sizes; blocks of scores have rows of this stride.
+const BLOCK: usize = 64;
+const _: () = assert!(Q_BLOCK == BLOCK && KV_BLOCK == BLOCK);
+
+/// Elements of the largest block of vectors (64 × 256), or its transpose.
+const VECTORS_LEN: usize = BLOCK * HEAD_DIM_MAX;
+/// Elements of a block of scores.
+const SCORES_LEN: usize = BLOCK * BLOCK;
+
+thread_local! {
+    /// Six blocks of vectors, two of scores, three values per query. The backward pass needs most.
+    static SCRATCH: RefCell<Scratch> =
+        RefCell::new(Scratch::new(6 * VECTORS_LEN + 2 * SCORES_LEN + 3 * BLOCK));
+}
+
+/// Creates the calling thread's blocks.
+pub(super) fn touch_scratch() {
+    SCRATCH.with_borrow_mut(Scratch::touch);
+}
+
+/// Sizes of an attention call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionShape {
+    /// B: independent sequences.
+    pub batch: usize,
+    /// T: tokens per sequence.
+    pub seq: usize,
+    /// Hq: query heads.
+    pub q_heads: usize,
+    /// Hkv: key and value heads; divides Hq.
+    pub kv_heads: usize,
+    /// D: size of a head, at most [`HEAD_DIM_MAX`].
+    pub head_dim: usize,
+}
+
+/// An attention op, ready to run on buffers.
+#[derive(Clone, Copy, Debug)]
+pub struct Attention<'a> {
+    /// Sizes.
+    pub shape: AttentionShape,
+    /// Visibility by position.
+    pub mask: Mask,
+    /// Factor of the scores, usually 1/√D.
+    pub scale: f32,
+    /// (B, T): a query sees only keys with its own segment number.
+    pub segments: Option<&'a [i32]>,
+}
+
+impl AttentionShape {
+    /// Query heads per key head.
+    fn group(&self) -> usize {
+        self.q_heads / self.kv_heads
+    }
+
+    /// Elements of a token in the packed buffer.
+    fn token_stride(&self) -> usize {
+        (self.q_heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// Elements of a token in the output.
+    fn out_stride(&self) -> usize {
+        self.q_heads * self.head_dim
+    }
+
+    /// Columns of a block of vectors: D up to a whole kernel width.
+    fn padded_dim(&self) -> usize {
+        self.head_dim.next_multiple_of(32)
+    }
+
+    /// Blocks per sequence.
+    fn blocks(&self) -> usize {
+        self.seq.div_ceil(BLOCK)
+    }
+
+    /// Tokens of a block.
+    fn block(&self, index: usize) -> Range<usize> {
+        index * BLOCK..self.seq.min((index + 1) * BLOCK)
+    }
+
+    /// Where a head of a token starts in the packed buffer; key heads follow the query heads, value
+    /// heads follow the key heads.
+    fn packed_start(&self, batch: usize, token: usize, head: usize) -> usize {
+        (batch * self.seq + token) * self.token_stride() + head * self.head_dim
+    }
+
+    /// Where a query head of a token starts in the output.
+    fn out_start(&self, batch: usize, token: usize, head: usize) -> usize {
+        (batch * self.seq + token) * self.out_stride() + head * self.head_dim
+    }
+
+    /// Where a query head's values per token (B, Hq, T) start.
+    fn row_start(&self, batch: usize, head: usize) -> usize {
+        (batch * self.q_heads + head) * self.seq
+    }
+}
+
+impl Attention<'_> {
+    /// Panics unless the sizes make sense and the buffers have them.
+    fn check<T: Element>(&self, qkv: &[T], out: &[T], lse: &[f32]) {
+        let AttentionShape { batch, seq, q_heads, kv_heads, head_dim } = self.shape;
+        assert!(kv_heads > 0 && q_heads.is_multiple_of(kv_heads), "heads do not group");
+        assert!((1..=HEAD_DIM_MAX).contains(&head_dim), "head size {head_dim} is not supported");
+        assert_eq!(qkv.len(), batch * seq * self.shape.token_stride(), "length of qkv");
+        assert_eq!(out.len(), batch * seq * self.shape.out_stride(), "length of out");
+        assert_eq!(lse.len(), batch * q_heads * seq, "length of lse");
+        if let Some(segments) = self.segments {
+            assert_eq!(segments.len(), batch * seq, "length of segments");
+        }
+    }
+}

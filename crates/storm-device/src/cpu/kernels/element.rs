@@ -1,0 +1,80 @@
+//! Storage types of the kernels. Arithmetic is always f32; a type only says how a value is stored.
+
+use half::bf16;
+
+/// A storage type that converts to f32 exactly and from f32 with one rounding.
+///
+/// The conversions are plain bit operations, so that loops over them vectorize.
+pub trait Element: Copy + Send + Sync + 'static {
+    /// The value, exactly.
+    fn to_f32(self) -> f32;
+    /// The nearest representable value, ties to even. NaN stays NaN.
+    fn from_f32(value: f32) -> Self;
+
+    /// A vector's worth of values, exactly.
+    #[inline(always)]
+    fn widen(values: [Self; 16]) -> [f32; 16] {
+        let mut wide = [0.0; 16];
+        for (wide, value) in wide.iter_mut().zip(values) {
+            *wide = value.to_f32();
+        }
+        wide
+    }
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        self
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+
+    // Without this the compiler takes the array apart and puts it together again.
+    #[inline(always)]
+    fn widen(values: [Self; 16]) -> [f32; 16] {
+        values
+    }
+}
+
+impl Element for bf16 {
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from_bits((self.to_bits() as u32) << 16)
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        let bits = value.to_bits();
+        // Adding just under half of the last kept place, plus one when that place is odd, rounds to
+        // nearest even; a carry out of the mantissa reaches the exponent as it should.
+        let odd = (bits >> 16) & 1;
+        let rounded = bits.wrapping_add(0x7fff + odd) >> 16;
+        // The same addition could turn a NaN into an infinity: truncate it and set the quiet bit.
+        let quiet_nan = (bits >> 16) | 0x40;
+        let is_nan = (bits & 0x7fff_ffff) > 0x7f80_0000;
+        bf16::from_bits(if is_nan { quiet_nan } else { rounded } as u16)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bf16_rounding_matches_the_half_crate() {
+        // Every exponent and sign, with low halves around the rounding boundaries.
+        for high in 0..=u16::MAX {
+            for low in [0u32, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(((high as u32) << 16) | low);
+                let ours = <bf16 as Element>::from_f32(value);
+                let reference = bf16::from_f32(value);
+                assert_eq!(ours.to_bits(), reference.to_bits(), "{value:e}");
+                assert_eq!(Element::to_f32(ours).to_bits() << 1, reference.to_f32().to_bits() << 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! Ops on single elements, and the gated unit on pairs of halves.
+
+use super::element::Element;
+use super::math::{gelu_tanh, gelu_tanh_derivative, sigmoid};
+use crate::simd_dispatch;
+use rayon::prelude::*;
+use storm_graph::ActivationFunction;
+
+/// Elements per task: large enough to hide the cost of a task, small enough for two caches.
+const CHUNK: usize = 1 << 14;
+
+simd_dispatch! {
+    fn add_chunk[E: Element](a: &[E], b: &[E], out: &mut [E]) {
+        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out = E::from_f32(a.to_f32() + b.to_f32());
+        }
+    }
+
+    fn mul_chunk[E: Element](a: &[E], b: &[E], out: &mut [E]) {
+        for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
+            *out = E::from_f32(a.to_f32() * b.to_f32());
+        }
+    }
+
+    fn scale_chunk[E: Element](x: &[E], factor: f32, out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = E::from_f32(x.to_f32() * factor);
+        }
+    }
+
+    fn gelu_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = E::from_f32(gelu_tanh(x.to_f32()));
+        }
+    }
+
+    fn gelu_grad_chunk[E: Element](dy: &[E], x: &[E], out: &mut [E]) {
+        for ((out, dy), x) in out.iter_mut().zip(dy).zip(x) {
+            *out = E::from_f32(dy.to_f32() * gelu_tanh_derivative(x.to_f32()));
+        }
+    }
+
+    fn silu_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            let x = x.to_f32();
+            *out = E::from_f32(x * sigmoid(x));
+        }
+    }
+
+    fn silu_grad_chunk[E: Element](dy: &[E], x: &[E], out: &mut [E]) {
+        for ((out, dy), x) in out.iter_mut().zip(dy).zip(x) {
+            let x = x.to_f32();
+            *out = E::from_f32(dy.to_f32() * silu_derivative(x, sigmoid(x)));
+        }
+    }
+
+    fn swiglu_row[E: Element](gate: &[E], up: &[E], out: &mut [E]) {
+        for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
+            let gate = gate.to_f32();
+            *out = E::from_f32(gate * sigmoid(gate) * up.to_f32());
+        }
+    }
+
+    fn swiglu_grad_row[E: Element](
+        dy: &[E], gate: &[E], up: &[E], d_gate: &mut [E], d_up: &mut [E],
+    ) {
+        let operands = dy.iter().zip(gate).zip(up);
+        for ((d_gate, d_up), ((dy, gate), up)) in d_gate.iter_mut().zip(d_up).zip(operands) {
+            let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+            let s = sigmoid(gate);
+            *d_gate = E::from_f32(dy * up * silu_derivative(gate, s));
+            *d_up = E::from_f32(dy * (gate * s));
+        }
+    }
+}
+
+/// d(x·σ(x))/dx, given σ(x).
+#[inline(always)]
+fn silu_derivative(x: f32, sigmoid: f32) -> f32 {
+    sigmoid * (1.0 + x * (1.0 - sigmoid))
+}
+
+fn unary<E: Element>(x: &[E], out: &mut [E], f: impl Fn(&[E], &mut [E]) + Sync) {
+    out.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(out, x)| f(x, out));
+}
+
+fn binary<E: Element>(a: &[E], b: &[E], out: &mut [E], f: impl Fn(&[E], &[E], &mut [E]) + Sync) {
+    out.par_chunks_mut(CHUNK)
+        .zip(a.par_chunks(CHUNK))
+        .zip(b.par_chunks(CHUNK))
+        .for_each(|((out, a), b)| f(a, b, out));
+}
+
+/// `out = a + b`.
+pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
+    binary(a, b, out, add_chunk);
+}
+
+/// `out = a · b`.
+pub fn mul<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
+    binary(a, b, out, mul_chunk);
+}
+
+/// `out = factor · x`.
+pub fn scale<E: Element>(x: &[E], factor: f32, out: &mut [E]) {
+    unary(x, out, |x, out| scale_chunk(x, factor, out));
+}
+
+/// `out = f(x)`.
+pub fn activation<E: Element>(function: ActivationFunction, x: &[E], out: &mut [E]) {
+    match function {
+        ActivationFunction::GeluTanh => unary(x, out, gelu_chunk),
+        ActivationFunction::Silu => unary(x, out, silu_chunk),
+    }
+}
+
+/// `out = dy · f'(x)`.
+pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &[E], out: &mut [E]) {
+    match function {
+        ActivationFunction::GeluTanh => binary(dy, x, out, gelu_grad_chunk),
+        ActivationFunction::Silu => binary(dy, x, out, silu_grad_chunk),
+    }
+}
+
+/// `out = silu(gate) · up` over rows of `gate_up` that are `2 · width` wide.
+pub fn swiglu<E: Element>(width: usize, gate_up: &[E], out: &mut [E]) {
+    let rows = (CHUNK / width.max(1)).max(1);
+    out.par_chunks_mut(rows * width).zip(gate_up.par_chunks(rows * 2 * width)).for_each(
+        |(out, gate_up)| {
+            for (out, row) in out.chunks_mut(width).zip(gate_up.chunks(2 * width)) {
+                let (gate, up) = row.split_at(width);
+                swiglu_row(gate, up, out);
+            }
+        },
+    );
+}
+
+/// Gradient of [`swiglu`].
+pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &[E], out: &mut [E]) {
+    let rows = (CHUNK / width.max(1)).max(1);
+    out.par_chunks_mut(rows * 2 * width)
+        .zip(gate_up.par_chunks(rows * 2 * width))
+        .zip(dy.par_chunks(rows * width))
+        .for_each(|((out, gate_up), dy)| {
+            let rows = gate_up.chunks(2 * width).zip(dy.chunks(width));
+            for (out, (row, dy)) in out.chunks_mut(2 * width).zip(rows) {
+                let (gate, up) = row.split_at(width);
+                let (d_gate, d_up) = out.split_at_mut(width);
+                swiglu_grad_row(dy, gate, up, d_gate, d_up);
+            }
+        });
+}

@@ -1,0 +1,68 @@
+//! AVX-512 kernels: up to 14 rows × 32 columns, that is 28 of the 32 registers for sums.
+
+use std::arch::x86_64::*;
+
+use super::micro::{Kernels, Tile};
+
+macro_rules! table {
+    ($($rows:literal)+) => { &[$(kernel::<$rows>),+] };
+}
+
+/// One kernel per height.
+pub(super) static KERNELS: Kernels = Kernels { by_rows: table!(1 2 3 4 5 6 7 8 9 10 11 12 13 14) };
+
+/// Two registers of columns.
+type Row = (__m512, __m512);
+
+/// # Safety
+/// See [`super::micro::Kernel`].
+#[target_feature(enable = "avx512f")]
+unsafe fn kernel<const R: usize>(tile: &Tile) {
+    // SAFETY: the caller vouches for every address of the tile.
+    unsafe {
+        // The packed layout gets constant row offsets; they fold into the instructions.
+        if tile.a_row == 1 {
+            run::<R, true>(tile);
+        } else {
+            run::<R, false>(tile);
+        }
+    }
+}
+
+/// # Safety
+/// See [`super::micro::Kernel`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn run<const R: usize, const UNIT_ROWS: bool>(tile: &Tile) {
+    let Tile { k, a_row, a_k, b_k, c, c_row, .. } = *tile;
+    let zero = _mm512_setzero_ps();
+    let mut sums: [Row; R] = [(zero, zero); R];
+    // SAFETY: the caller vouches for every address of the tile, and all of these are in it.
+    unsafe {
+        if tile.resume {
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let at = c.add(r * c_row);
+                *sum = (_mm512_loadu_ps(at), _mm512_loadu_ps(at.add(16)));
+            }
+        }
+        let mut a = tile.a;
+        let mut b = tile.b;
+        for _ in 0..k {
+            let b0 = _mm512_loadu_ps(b);
+            let b1 = _mm512_loadu_ps(b.add(16));
+            for (r, sum) in sums.iter_mut().enumerate() {
+                let offset = if UNIT_ROWS { r } else { r * a_row };
+                let value = _mm512_set1_ps(*a.add(offset));
+                sum.0 = _mm512_fmadd_ps(value, b0, sum.0);
+                sum.1 = _mm512_fmadd_ps(value, b1, sum.1);
+            }
+            a = a.wrapping_add(a_k);
+            b = b.wrapping_add(b_k);
+        }
+        for (r, sum) in sums.iter().enumerate() {
+            let at = c.add(r * c_row);
+            _mm512_storeu_ps(at, sum.0);
+            _mm512_storeu_ps(at.add(16), sum.1);
+        }
+    }
+}

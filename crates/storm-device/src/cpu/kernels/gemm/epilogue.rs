@@ -1,0 +1,148 @@
+//! What happens to a finished sum before it is stored.
+
+use std::ops::Range;
+
+use half::bf16;
+
+use super::super::element::Element;
+use super::super::shared::SharedMut;
+use super::matrix::Matrix;
+use super::micro::PANEL_COLS;
+use crate::simd_dispatch;
+
+/// What to do with the old contents of C.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Accumulate {
+    /// Ignore them.
+    #[default]
+    Replace,
+    /// Add them, before the one rounding.
+    Add,
+}
+
+/// One value per column of C, in its own storage type.
+#[derive(Clone, Copy)]
+pub enum Bias<'a> {
+    /// Stored as f32.
+    F32(&'a [f32]),
+    /// Stored as bf16.
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> From<&'a [f32]> for Bias<'a> {
+    fn from(values: &'a [f32]) -> Self {
+        Bias::F32(values)
+    }
+}
+
+impl<'a> From<&'a [bf16]> for Bias<'a> {
+    fn from(values: &'a [bf16]) -> Self {
+        Bias::Bf16(values)
+    }
+}
+
+/// Terms added to each sum, in this order: bias, addend, old C.
+#[derive(Clone, Copy)]
+pub struct Epilogue<'a, C> {
+    /// Added to every row.
+    pub bias: Option<Bias<'a>>,
+    /// A matrix of the shape of C whose columns are contiguous.
+    pub addend: Option<Matrix<'a, C>>,
+    /// Whether C is overwritten or added to.
+    pub accumulate: Accumulate,
+}
+
+impl<C> Default for Epilogue<'_, C> {
+    fn default() -> Self {
+        Self { bias: None, addend: None, accumulate: Accumulate::Replace }
+    }
+}
+
+impl<C: Element> Epilogue<'_, C> {
+    /// Panics unless the terms fit an m × n output.
+    pub(super) fn check(&self, m: usize, n: usize) {
+        match self.bias {
+            Some(Bias::F32(bias)) => assert_eq!(bias.len(), n, "length of the bias"),
+            Some(Bias::Bf16(bias)) => assert_eq!(bias.len(), n, "length of the bias"),
+            None => {}
+        }
+        if let Some(addend) = self.addend {
+            assert_eq!((addend.rows(), addend.cols()), (m, n), "shape of the addend");
+            assert!(addend.col_stride() == 1 || n <= 1, "addend rows must be contiguous");
+        }
+    }
+
+    /// The bias of some columns as f32, in `buffer`.
+    pub(super) fn widen_bias<'b>(
+        &self,
+        cols: Range<usize>,
+        buffer: &'b mut [f32],
+    ) -> Option<&'b [f32]> {
+        let buffer = &mut buffer[..cols.len()];
+        match self.bias? {
+            Bias::F32(bias) => buffer.copy_from_slice(&bias[cols]),
+            Bias::Bf16(bias) => {
+                for (wide, narrow) in buffer.iter_mut().zip(&bias[cols]) {
+                    *wide = Element::to_f32(*narrow);
+                }
+            }
+        }
+        Some(buffer)
+    }
+
+    /// Finishes the first `width` columns of a tile of sums (rows of 32) and writes them to C with
+    /// their upper left corner at `(row, col)`. `bias` starts at the tile's first column.
+    ///
+    /// # Safety
+    /// The tile must lie within C and no other thread may touch that part of C.
+    pub(super) unsafe fn store(
+        &self,
+        sums: &mut [f32],
+        width: usize,
+        bias: Option<&[f32]>,
+        (row, col): (usize, usize),
+        (c, row_stride): (SharedMut<C>, usize),
+    ) {
+        for (r, sums) in sums.chunks_exact_mut(PANEL_COLS).enumerate() {
+            let sums = &mut sums[..width];
+            let addend = self.addend.map(|addend| {
+                // SAFETY: `check` proved that the addend has C's shape and contiguous rows.
+                unsafe { std::slice::from_raw_parts(addend.at(row + r, col), width) }
+            });
+            let start = (row + r) * row_stride + col;
+            // SAFETY: the caller promised this part of C to us alone.
+            let out = unsafe { c.piece(start..start + width) };
+            store_row(sums, bias.map(|bias| &bias[..width]), addend, self.accumulate, out);
+        }
+    }
+}
+
+simd_dispatch! {
+    /// One row of [`Epilogue::store`].
+    fn store_row[C: Element](
+        sums: &mut [f32],
+        bias: Option<&[f32]>,
+        addend: Option<&[C]>,
+        accumulate: Accumulate,
+        out: &mut [C],
+    ) {
+        if let Some(bias) = bias {
+            for (sum, bias) in sums.iter_mut().zip(bias) {
+                *sum += *bias;
+            }
+        }
+        if let Some(addend) = addend {
+            for (sum, addend) in sums.iter_mut().zip(addend) {
+                *sum += addend.to_f32();
+            }
+        }
+        if accumulate == Accumulate::Add {
+            for (sum, old) in sums.iter_mut().zip(&*out) {
+                *sum += old.to_f32();
+            }
+        }
+        for (sum, out) in sums.iter().zip(out) {
+            *out = C::from_f32(*sum);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Strided views of matrices.
+
+use super::super::element::Element;
+use super::super::shared::SharedMut;
+
+/// A read-only matrix with arbitrary strides: element (r, c) is `data[r * row_stride + c * col_stride]`.
+#[derive(Clone, Copy)]
+pub struct Matrix<'a, T> {
+    data: &'a [T],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+    col_stride: usize,
+}
+
+impl<'a, T: Element> Matrix<'a, T> {
+    /// A view with the given strides, in elements.
+    ///
+    /// # Panics
+    /// If an element would lie outside `data`.
+    pub fn new(
+        data: &'a [T],
+        rows: usize,
+        cols: usize,
+        row_stride: usize,
+        col_stride: usize,
+    ) -> Self {
+        assert!(
+            rows == 0
+                || cols == 0
+                || (rows - 1) * row_stride + (cols - 1) * col_stride < data.len(),
+            "a {rows}×{cols} matrix with strides {row_stride}, {col_stride} does not fit {} elements",
+            data.len()
+        );
+        Self { data, rows, cols, row_stride, col_stride }
+    }
+
+    /// A dense row-major view.
+    pub fn row_major(data: &'a [T], rows: usize, cols: usize) -> Self {
+        Self::new(data, rows, cols, cols, 1)
+    }
+
+    /// The same data with rows and columns exchanged.
+    pub fn transposed(self) -> Self {
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+            row_stride: self.col_stride,
+            col_stride: self.row_stride,
+            ..self
+        }
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements from (row, col) to the end of the data.
+    pub(super) fn readable(&self, row: usize, col: usize) -> usize {
+        self.data.len() - row * self.row_stride - col * self.col_stride
+    }
+
+    /// Elements between vertically adjacent ones.
+    pub(super) fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// Elements between horizontally adjacent ones.
+    pub(super) fn col_stride(&self) -> usize {
+        self.col_stride
+    }
+
+    /// Address of element (row, col).
+    pub(super) fn at(&self, row: usize, col: usize) -> *const T {
+        debug_assert!(row < self.rows && col < self.cols);
+        self.data.as_ptr().wrapping_add(row * self.row_stride + col * self.col_stride)
+    }
+}
+
+/// A writable matrix with contiguous rows: element (r, c) is `data[r * row_stride + c]`.
+pub struct MatrixMut<'a, T> {
+    data: &'a mut [T],
+    rows: usize,
+    cols: usize,
+    row_stride: usize,
+}
+
+impl<'a, T: Element> MatrixMut<'a, T> {
+    /// A view with the given row stride, in elements.
+    ///
+    /// # Panics
+    /// If an element would lie outside `data` or rows would overlap.
+    pub fn new(data: &'a mut [T], rows: usize, cols: usize, row_stride: usize) -> Self {
+        assert!(row_stride >= cols || rows <= 1, "rows overlap");
+        assert!(
+            rows == 0 || cols == 0 || (rows - 1) * row_stride + cols <= data.len(),
+            "a {rows}×{cols} matrix with row stride {row_stride} does not fit {} elements",
+            data.len()
+        );
+        Self { data, rows, cols, row_stride }
+    }
+
+    /// A dense view.
+    pub fn row_major(data: &'a mut [T], rows: usize, cols: usize) -> Self {
+        Self::new(data, rows, cols, cols)
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Number of columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements between vertically adjacent ones.
+    pub(super) fn row_stride(&self) -> usize {
+        self.row_stride
+    }
+
+    /// The data, to be written in tiles from several threads.
+    pub(super) fn shared(&mut self) -> SharedMut<'_, T> {
+        SharedMut::new(self.data)
+    }
+}

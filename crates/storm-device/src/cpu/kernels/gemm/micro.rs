@@ -1,0 +1,115 @@
+//! The innermost loop: a few rows of C, 32 columns wide, held in registers over a run of k.
+//!
+//! Every kernel computes, for each element, the same chain of fused multiply-adds in ascending k,
+//! so which kernel runs (height, instruction set) never shows in the result.
+
+use super::super::simd::{Isa, isa};
+
+/// Columns that a kernel computes, on every instruction set: the width of a packed B panel.
+pub(super) const PANEL_COLS: usize = 32;
+
+/// Most rows of any kernel; packed A panels have this many lanes per k so that rows stay aligned.
+pub(super) const PANEL_ROWS_MAX: usize = 16;
+
+/// Operands of one kernel call. Strides are in elements.
+#[derive(Clone, Copy)]
+pub(super) struct Tile {
+    /// Length of the chain.
+    pub(super) k: usize,
+    /// A(r, p) = `a[r * a_row + p * a_k]`.
+    pub(super) a: *const f32,
+    pub(super) a_row: usize,
+    pub(super) a_k: usize,
+    /// B(p, j) = `b[p * b_k + j]`, 32 columns.
+    pub(super) b: *const f32,
+    pub(super) b_k: usize,
+    /// C(r, j) = `c[r * c_row + j]`, 32 columns.
+    pub(super) c: *mut f32,
+    pub(super) c_row: usize,
+    /// Start the chains from what C holds instead of 0.
+    pub(super) resume: bool,
+}
+
+/// Computes a tile of as many rows as its position in [`Kernels::by_rows`] says.
+///
+/// # Safety
+/// All addresses that the tile's strides reach must be valid, C must not overlap A or B, and the
+/// machine must have the kernel's instruction set.
+pub(super) type Kernel = unsafe fn(&Tile);
+
+/// The kernels of one instruction set.
+pub(super) struct Kernels {
+    /// Kernel for `i + 1` rows at index `i`.
+    pub(super) by_rows: &'static [Kernel],
+}
+
+impl Kernels {
+    /// Those of the instruction set in use.
+    pub(super) fn current() -> &'static Kernels {
+        match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => &super::avx512::KERNELS,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => &super::avx2::KERNELS,
+            _ => &PORTABLE,
+        }
+    }
+}
+
+/// A cut of some rows into nearly equal panels. Equal heights matter because a low panel has too few
+/// independent chains to fill the pipeline.
+#[derive(Clone, Copy)]
+pub(super) struct Panels {
+    rows: usize,
+    /// Number of panels.
+    pub(super) count: usize,
+}
+
+impl Panels {
+    /// The fewest panels no higher than `height_max`.
+    pub(super) fn new(rows: usize, height_max: usize) -> Self {
+        Self { rows, count: rows.div_ceil(height_max) }
+    }
+
+    /// Rows of a panel.
+    #[inline(always)]
+    pub(super) fn rows(&self, panel: usize) -> std::ops::Range<usize> {
+        self.rows * panel / self.count..self.rows * (panel + 1) / self.count
+    }
+}
+
+static PORTABLE: Kernels =
+    Kernels { by_rows: &[portable::<1>, portable::<2>, portable::<3>, portable::<4>] };
+
+/// Plain Rust, for targets without a kernel of their own. LLVM vectorizes the loop over columns
+/// where the target has fused multiply-add.
+///
+/// # Safety
+/// See [`Kernel`].
+unsafe fn portable<const R: usize>(tile: &Tile) {
+    // 8 columns at a time keep the sums in registers on 128-bit machines.
+    const COLS: usize = 8;
+    for first in (0..PANEL_COLS).step_by(COLS) {
+        let mut sums = [[0.0f32; COLS]; R];
+        // SAFETY: the caller vouches for every address of the tile, and all of these are in it.
+        unsafe {
+            if tile.resume {
+                for (r, row) in sums.iter_mut().enumerate() {
+                    *row = tile.c.add(r * tile.c_row + first).cast::<[f32; COLS]>().read();
+                }
+            }
+            for p in 0..tile.k {
+                let b = tile.b.add(p * tile.b_k + first).cast::<[f32; COLS]>().read();
+                for (r, row) in sums.iter_mut().enumerate() {
+                    let a = *tile.a.add(r * tile.a_row + p * tile.a_k);
+                    for (sum, b) in row.iter_mut().zip(b) {
+                        *sum = a.mul_add(b, *sum);
+                    }
+                }
+            }
+            for (r, row) in sums.iter().enumerate() {
+                tile.c.add(r * tile.c_row + first).cast::<[f32; COLS]>().write(*row);
+            }
+        }
+    }
+}

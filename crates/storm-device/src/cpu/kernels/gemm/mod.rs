@@ -1,0 +1,225 @@
+//! Matrix multiplication: `C = op(A) · op(B)` with a fused epilogue.
+//!
+//! **Definition.** Each element of C is one sequential chain of f32 fused multiply-adds over
+//! k = 0..K starting from 0, then `+ bias`, then `+ addend`, then `+ old C`, then one rounding to
+//! the type of C. The implementation (packing, tiles, threads, instruction set) is not visible in
+//! the result: it is bitwise that of the three nested loops.
+//!
+//! Structure, after BLIS: the output is cut into tiles, one task each ([`partition`]). A task walks
+//! k in blocks; per block it packs its part of B once, then takes the rows in panels of a few: a
+//! panel of A is packed into the first-level cache and multiplied with all of B ([`micro`]). Sums
+//! wait in a per-thread f32 buffer between k blocks.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod block;
+mod epilogue;
+mod matrix;
+mod micro;
+mod pack;
+mod partition;
+
+use std::cell::RefCell;
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::element::Element;
+use super::scratch::Scratch;
+use super::shared::SharedMut;
+pub(super) use block::pack_transposed;
+pub use block::{BlockA, block_gemm};
+pub use epilogue::{Accumulate, Bias, Epilogue};
+pub use matrix::{Matrix, MatrixMut};
+use micro::{Kernels, PANEL_COLS, PANEL_ROWS_MAX, Panels, Tile};
+use pack::{LANES, Source, Strip, pack};
+use partition::{Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
+
+/// Longest run of k between two visits of the sums: a packed panel of A of this depth fills half of
+/// a first-level cache.
+const K_BLOCK_MAX: usize = 384;
+
+/// Below this many multiply-adds a second thread costs more than it brings.
+const PARALLEL_MIN: usize = 1 << 16;
+
+/// Row panels of A packed together: enough to use whole cache lines of a transposed A while they
+/// are there.
+const GROUP_PANELS: usize = 8;
+
+const PACKED_A_LEN: usize = GROUP_PANELS * PANEL_ROWS_MAX * K_BLOCK_MAX;
+const PACKED_B_LEN: usize = TILE_COLS_MAX * K_BLOCK_MAX;
+const SUMS_LEN: usize = TILE_ROWS_MAX * TILE_COLS_MAX;
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new(
+        PACKED_A_LEN + PACKED_B_LEN + SUMS_LEN + TILE_COLS_MAX,
+    ));
+}
+
+/// Creates the calling thread's packing buffers.
+pub(super) fn touch_scratch() {
+    SCRATCH.with_borrow_mut(Scratch::touch);
+}
+
+/// `c = a · b`, with the epilogue; see the module's definition. Uses the current rayon pool.
+///
+/// # Panics
+/// If shapes do not match.
+pub fn gemm<A: Element, B: Element, C: Element>(
+    a: Matrix<A>,
+    b: Matrix<B>,
+    mut c: MatrixMut<C>,
+    epilogue: Epilogue<C>,
+) {
+    let (m, n, k) = (c.rows(), c.cols(), a.cols());
+    assert_eq!(a.rows(), m, "rows of A and C");
+    assert_eq!(b.cols(), n, "columns of B and C");
+    assert_eq!(b.rows(), k, "columns of A and rows of B");
+    epilogue.check(m, n);
+    if m == 0 || n == 0 {
+        return;
+    }
+    let problem = Problem { a, b, c_row_stride: c.row_stride(), c: c.shared(), epilogue, k };
+    let small = m.saturating_mul(n).saturating_mul(k) < PARALLEL_MIN;
+    let threads = if small { 1 } else { rayon::current_num_threads() };
+    let partition = Partition::new(m, n, threads);
+    let run_tile = |index| {
+        let (rows, cols) = partition.tile(index);
+        SCRATCH.with_borrow_mut(|scratch| problem.run_tile(rows, cols, scratch));
+    };
+    if threads == 1 {
+        (0..partition.len()).for_each(run_tile);
+    } else {
+        (0..partition.len()).into_par_iter().with_max_len(1).for_each(run_tile);
+    }
+}
+
+/// A checked call.
+struct Problem<'a, A, B, C> {
+    a: Matrix<'a, A>,
+    b: Matrix<'a, B>,
+    c: SharedMut<'a, C>,
+    c_row_stride: usize,
+    epilogue: Epilogue<'a, C>,
+    k: usize,
+}
+
+impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
+    fn run_tile(&self, rows: Range<usize>, cols: Range<usize>, scratch: &mut Scratch) {
+        let [packed_a, packed_b, sums, bias] =
+            scratch.split([PACKED_A_LEN, PACKED_B_LEN, SUMS_LEN, TILE_COLS_MAX]);
+        let bias = self.epilogue.widen_bias(cols.clone(), bias);
+        let kernels = Kernels::current();
+        let panels = Panels::new(rows.len(), kernels.by_rows.len());
+        let col_panels = cols.len().div_ceil(PANEL_COLS);
+        // At least one block, so that K = 0 gives zeros.
+        let k_blocks = self.k.div_ceil(K_BLOCK_MAX).max(1);
+        for k_block in 0..k_blocks {
+            let k = self.k * k_block / k_blocks..self.k * (k_block + 1) / k_blocks;
+            let depth = k.len();
+            self.pack_b(k.clone(), cols.clone(), packed_b);
+            for panel in 0..panels.count {
+                let in_group = panel % GROUP_PANELS;
+                if in_group == 0 {
+                    let group = panel..panels.count.min(panel + GROUP_PANELS);
+                    self.pack_a(rows.start, panels, group, k.clone(), packed_a);
+                }
+                let panel_rows = panels.rows(panel);
+                let (first, height) = (panel_rows.start, panel_rows.len());
+                let a = &packed_a[in_group * PANEL_ROWS_MAX * depth..][..PANEL_ROWS_MAX * depth];
+                for col_panel in 0..col_panels {
+                    // A tile of sums is contiguous. Without a second k block nothing has to be
+                    // remembered, and one place in the first-level cache serves all tiles.
+                    let place = match k_blocks {
+                        1 => 0,
+                        _ => (first * col_panels + col_panel * height) * PANEL_COLS,
+                    };
+                    let sums = &mut sums[place..place + height * PANEL_COLS];
+                    let b = &packed_b[col_panel * PANEL_COLS * depth..][..PANEL_COLS * depth];
+                    let tile = Tile {
+                        k: depth,
+                        a: a.as_ptr(),
+                        a_row: 1,
+                        a_k: PANEL_ROWS_MAX,
+                        b: b.as_ptr(),
+                        b_k: PANEL_COLS,
+                        c: sums.as_mut_ptr(),
+                        c_row: PANEL_COLS,
+                        resume: k_block > 0,
+                    };
+                    // SAFETY: A and B are packed for `depth` steps, the sums have `height` rows,
+                    // and `Kernels::current` are kernels of this machine.
+                    unsafe { (kernels.by_rows[height - 1])(&tile) };
+                    if k_block + 1 == k_blocks {
+                        let first_col = col_panel * PANEL_COLS;
+                        let width = PANEL_COLS.min(cols.len() - first_col);
+                        let bias = bias.map(|bias| &bias[first_col..]);
+                        let corner = (rows.start + first, cols.start + first_col);
+                        // SAFETY: the tile lies within the task's own part of C.
+                        unsafe {
+                            let c = (self.c, self.c_row_stride);
+                            self.epilogue.store(sums, width, bias, corner, c);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Packs a group of row panels of A: lane = row.
+    fn pack_a(
+        &self,
+        first_row: usize,
+        panels: Panels,
+        group: Range<usize>,
+        k: Range<usize>,
+        packed: &mut [f32],
+    ) {
+        if k.is_empty() {
+            return;
+        }
+        let depth = k.len();
+        let source = Source {
+            start: self.a.at(first_row, k.start),
+            lane_stride: self.a.row_stride(),
+            k_stride: self.a.col_stride(),
+            readable: self.a.readable(first_row, k.start),
+        };
+        let strip = |i| {
+            let rows = panels.rows(group.start + i);
+            Strip { lane: rows.start, lanes: rows.len(), offset: i * PANEL_ROWS_MAX * depth }
+        };
+        assert!(group.len() * PANEL_ROWS_MAX * depth <= packed.len());
+        // SAFETY: the ranges lie in the matrix, whose view was checked; the target is long enough.
+        unsafe {
+            pack(source, depth, group.len(), strip, packed.as_mut_ptr(), PANEL_ROWS_MAX);
+        }
+    }
+
+    /// Packs columns of B in panels of two strips: lane = column.
+    fn pack_b(&self, k: Range<usize>, cols: Range<usize>, packed: &mut [f32]) {
+        if k.is_empty() {
+            return;
+        }
+        let depth = k.len();
+        let source = Source {
+            start: self.b.at(k.start, cols.start),
+            lane_stride: self.b.col_stride(),
+            k_stride: self.b.row_stride(),
+            readable: self.b.readable(k.start, cols.start),
+        };
+        let strip = |i| Strip {
+            lane: i * LANES,
+            lanes: LANES.min(cols.len() - i * LANES),
+            offset: i / 2 * PANEL_COLS * depth + i % 2 * LANES,
+        };
+        let strips = cols.len().div_ceil(LANES);
+        assert!(strips.next_multiple_of(2) * LANES * depth <= packed.len());
+        // SAFETY: as for A.
+        unsafe {
+            pack(source, depth, strips, strip, packed.as_mut_ptr(), PANEL_COLS);
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! Packing: copies a part of an operand into the order in which the kernels read it, as f32.
+//!
+//! A packed strip holds, for each k, 16 lanes (rows of A or columns of B) side by side. Values are
+//! only moved and widened, never computed with, so packing cannot influence a result. Lanes beyond
+//! those asked for may hold anything: no kernel stores what it computes from them.
+
+use super::super::element::Element;
+use super::super::simd::{Isa, isa};
+
+/// Lanes of a strip, and steps of k moved together.
+pub(super) const LANES: usize = 16;
+
+/// An operand as packing sees it: lanes × k elements with a stride for each direction.
+#[derive(Clone, Copy)]
+pub(super) struct Source<T> {
+    pub(super) start: *const T,
+    pub(super) lane_stride: usize,
+    pub(super) k_stride: usize,
+    /// Elements from `start` on that may be read.
+    pub(super) readable: usize,
+}
+
+impl<T> Source<T> {
+    #[inline(always)]
+    fn at(&self, lane: usize, p: usize) -> *const T {
+        self.start.wrapping_add(lane * self.lane_stride + p * self.k_stride)
+    }
+}
+
+/// One strip of the result.
+pub(super) struct Strip {
+    /// First lane in the source.
+    pub(super) lane: usize,
+    /// How many lanes matter, 1 to 16.
+    pub(super) lanes: usize,
+    /// Where lane 0 of step 0 goes.
+    pub(super) offset: usize,
+}
+
+/// Packs `strips` strips of `k` steps: lane l of step p of a strip goes to
+/// `target[offset + p * target_stride + l]`.
+///
+/// # Safety
+/// All `lanes` × `k` elements of each strip must be readable, and 16 lanes at each of k steps of the
+/// target writable.
+pub(super) unsafe fn pack<T: Element>(
+    source: Source<T>,
+    k: usize,
+    strips: usize,
+    strip: impl Fn(usize) -> Strip,
+    target: *mut f32,
+    target_stride: usize,
+) {
+    // SAFETY: the caller's promise covers every address; the instruction set is available.
+    unsafe {
+        match isa() {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => pack_avx512(source, k, strips, strip, target, target_stride),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => pack_avx2(source, k, strips, strip, target, target_stride),
+            _ => walk(source, k, strips, strip, |from, lanes, steps, to| {
+                move_plain(
+                    from,
+                    lanes,
+                    steps,
+                    target.add(to.0 + to.1 * target_stride),
+                    target_stride,
+                );
+            }),
+        }
+    }
+}
+
+/// # Safety
+/// See [`pack`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma")]
+unsafe fn pack_avx2<T: Element>(
+    source: Source<T>,
+    k: usize,
+    strips: usize,
+    strip: impl Fn(usize) -> Strip,
+    target: *mut f32,
+    target_stride: usize,
+) {
+    walk(source, k, strips, strip, |from, lanes, steps, to| {
+        // SAFETY: `walk` stays within the strips.
+        unsafe {
+            move_plain(from, lanes, steps, target.add(to.0 + to.1 * target_stride), target_stride);
+        }
+    });
+}
+
+/// # Safety
+/// See [`pack`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn pack_avx512<T: Element>(
+    source: Source<T>,
+    k: usize,
+    strips: usize,
+    strip: impl Fn(usize) -> Strip,
+    target: *mut f32,
+    target_stride: usize,
+) {
+    walk(source, k, strips, strip, |from, lanes, steps, to| {
+        // SAFETY: `walk` stays within the strips.
+        unsafe {
+            let target = target.add(to.0 + to.1 * target_stride);
+            if from.k_stride == 1 && steps == LANES {
+                move_transposed(from, lanes, target, target_stride);
+            } else {
+                move_plain(from, lanes, steps, target, target_stride);
+            }
+        }
+    });
+}
+
+/// Calls `each(source, lanes, steps, (offset, step))` for pieces of up to 16 × 16 in an order that
+/// follows the source's memory: along k where k is contiguous, else across the strips, so that few
+/// pages are in use at a time.
+#[inline(always)]
+fn walk<T>(
+    source: Source<T>,
+    k: usize,
+    strips: usize,
+    strip: impl Fn(usize) -> Strip,
+    mut each: impl FnMut(Source<T>, usize, usize, (usize, usize)),
+) {
+    let mut piece = |s: usize, p: usize| {
+        let Strip { lane, lanes, offset } = strip(s);
+        let skipped = lane * source.lane_stride + p * source.k_stride;
+        let from =
+            Source { start: source.at(lane, p), readable: source.readable - skipped, ..source };
+        each(from, lanes, LANES.min(k - p), (offset, p));
+    };
+    if source.k_stride == 1 {
+        for s in 0..strips {
+            for p in (0..k).step_by(LANES) {
+                piece(s, p);
+            }
+        }
+    } else {
+        for p in (0..k).step_by(LANES) {
+            for s in 0..strips {
+                piece(s, p);
+            }
+        }
+    }
+}
+
+/// Moves `steps` steps of a strip, any strides.
+///
+/// # Safety
+/// See [`pack`].
+#[inline(always)]
+unsafe fn move_plain<T: Element>(
+    source: Source<T>,
+    lanes: usize,
+    steps: usize,
+    target: *mut f32,
+    target_stride: usize,
+) {
+    // Reading all 16 lanes is faster than the right number of them, and fine but for the last rows
+    // of a matrix.
+    let whole_lanes =
+        source.lane_stride == 1 && (steps - 1) * source.k_stride + LANES <= source.readable;
+    // SAFETY: by the check above, or since lanes below `lanes` and steps below `steps` are readable.
+    unsafe {
+        if whole_lanes {
+            for p in 0..steps {
+                let row = source.at(0, p).cast::<[T; LANES]>().read();
+                let to = target.add(p * target_stride).cast::<[f32; LANES]>();
+                to.write(T::widen(row));
+            }
+        } else {
+            for p in 0..steps {
+                for lane in 0..lanes {
+                    *target.add(p * target_stride + lane) = (*source.at(lane, p)).to_f32();
+                }
+            }
+        }
+    }
+}
+
+/// Moves 16 steps of a strip whose k is contiguous.
+///
+/// # Safety
+/// See [`pack`].
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+unsafe fn move_transposed<T: Element>(
+    source: Source<T>,
+    lanes: usize,
+    target: *mut f32,
+    target_stride: usize,
+) {
+    use std::arch::x86_64::*;
+    let pd = |x| _mm512_castps_pd(x);
+    let ps = |x| _mm512_castpd_ps(x);
+    // Missing lanes repeat the last one: a constant trip count keeps everything in registers.
+    let r: [__m512; LANES] = std::array::from_fn(|lane| {
+        // SAFETY: the lane exists and has 16 steps; 16 floats make a vector.
+        unsafe {
+            let row = source.at(lane.min(lanes - 1), 0).cast::<[T; LANES]>().read();
+            std::mem::transmute::<[f32; LANES], __m512>(T::widen(row))
+        }
+    });
+    // Each step doubles the run of values that belong together: pairs, then quadruples within each
+    // 128-bit quarter, then the quarters are exchanged.
+    let zero = _mm512_setzero_ps();
+    let mut t = [zero; LANES];
+    for i in 0..8 {
+        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+    }
+    // q[4g + j], quarter c = rows 4g..4g+4 of column 4c + j.
+    let mut q = [zero; LANES];
+    for g in 0..4 {
+        q[4 * g] = ps(_mm512_unpacklo_pd(pd(t[4 * g]), pd(t[4 * g + 2])));
+        q[4 * g + 1] = ps(_mm512_unpackhi_pd(pd(t[4 * g]), pd(t[4 * g + 2])));
+        q[4 * g + 2] = ps(_mm512_unpacklo_pd(pd(t[4 * g + 1]), pd(t[4 * g + 3])));
+        q[4 * g + 3] = ps(_mm512_unpackhi_pd(pd(t[4 * g + 1]), pd(t[4 * g + 3])));
+    }
+    for j in 0..4 {
+        let low_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[j], q[4 + j]);
+        let low_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[j], q[4 + j]);
+        let high_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + j], q[12 + j]);
+        let high_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + j], q[12 + j]);
+        let columns = [
+            _mm512_shuffle_f32x4::<0b10_00_10_00>(low_even, high_even),
+            _mm512_shuffle_f32x4::<0b10_00_10_00>(low_odd, high_odd),
+            _mm512_shuffle_f32x4::<0b11_01_11_01>(low_even, high_even),
+            _mm512_shuffle_f32x4::<0b11_01_11_01>(low_odd, high_odd),
+        ];
+        for (c, column) in columns.into_iter().enumerate() {
+            // SAFETY: step 4c + j < 16.
+            unsafe { _mm512_storeu_ps(target.add((4 * c + j) * target_stride), column) };
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! How the output is cut into tiles, one task each.
+//!
+//! The cut never shows in the result (each element is one chain of its own), so it may follow the
+//! number of threads.
+
+/// Most rows of a tile; bounds the per-thread buffer of sums.
+pub(super) const TILE_ROWS_MAX: usize = 512;
+/// Most columns of a tile; with the depth of a k block it bounds the packed B, which should stay in
+/// the second-level cache.
+pub(super) const TILE_COLS_MAX: usize = 512;
+
+/// Cost of packing one element, in thirty-seconds of a cycle: 32 multiply-adds take a cycle.
+const PACK_COST: usize = 10;
+
+/// A grid of nearly equal tiles.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Partition {
+    rows: usize,
+    cols: usize,
+    row_tiles: usize,
+    col_tiles: usize,
+}
+
+impl Partition {
+    /// The grid with the least estimated time: tiles of the busiest thread × cost of a tile, where
+    /// small tiles pay more for packing.
+    pub(super) fn new(rows: usize, cols: usize, threads: usize) -> Self {
+        let row_tiles_min = rows.div_ceil(TILE_ROWS_MAX);
+        let col_tiles_min = cols.div_ceil(TILE_COLS_MAX);
+        let mut best = (usize::MAX, 1, 1);
+        // Enough choices to give each of the threads its share in either direction.
+        let row_choices = row_tiles_min..=row_tiles_min.max(rows.div_ceil(16).min(4 * threads));
+        for row_tiles in row_choices.take(64) {
+            let col_choices = col_tiles_min..=col_tiles_min.max(cols.div_ceil(32).min(4 * threads));
+            for col_tiles in col_choices.take(64) {
+                let tile_rows = rows.div_ceil(row_tiles);
+                let tile_cols = cols.div_ceil(col_tiles).next_multiple_of(32);
+                let rounds = (row_tiles * col_tiles).div_ceil(threads);
+                let tile_cost = tile_rows * tile_cols + PACK_COST * (tile_rows + tile_cols);
+                let cost = rounds.saturating_mul(tile_cost);
+                if cost < best.0 {
+                    best = (cost, row_tiles, col_tiles);
+                }
+            }
+        }
+        Self { rows, cols, row_tiles: best.1, col_tiles: best.2 }
+    }
+
+    /// Number of tiles.
+    pub(super) fn len(&self) -> usize {
+        self.row_tiles * self.col_tiles
+    }
+
+    /// Rows and columns of a tile. Column cuts fall on panel boundaries.
+    pub(super) fn tile(&self, index: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+        let (row, col) = (index / self.col_tiles, index % self.col_tiles);
+        let row_cut = |i: usize| self.rows * i / self.row_tiles;
+        let panels = self.cols.div_ceil(32);
+        let col_cut = |i: usize| (panels * i / self.col_tiles * 32).min(self.cols);
+        (row_cut(row)..row_cut(row + 1), col_cut(col)..col_cut(col + 1))
+    }
+}

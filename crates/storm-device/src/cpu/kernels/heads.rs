@@ -1,0 +1,202 @@
+//! Ops on the query and key heads of packed rows: per-head RMS norm and rotary embedding.
+
+use super::column_sum::finish;
+use super::element::Element;
+use super::gemm::Accumulate;
+use super::norm::statistics;
+use super::simd::lane_sum;
+use crate::simd_dispatch;
+use rayon::prelude::*;
+use storm_graph::{HeadLayout, NormKind, ROWS_PER_PARTIAL, RotaryDirection};
+
+/// Rows per task.
+const ROWS: usize = 64;
+
+/// The two weights of a per-head norm, (D) each.
+#[derive(Clone, Copy)]
+pub struct HeadWeights<'a, E> {
+    /// For query heads.
+    pub query: &'a [E],
+    /// For key heads.
+    pub key: &'a [E],
+}
+
+impl<'a, E> HeadWeights<'a, E> {
+    fn of(&self, heads: &HeadLayout, head: usize) -> &'a [E] {
+        if head < heads.query_heads { self.query } else { self.key }
+    }
+}
+
+simd_dispatch! {
+    fn norm_head[E: Element](x: &[E], weight: &[E], epsilon: f32, y: &mut [E]) -> f32 {
+        let (_, rstd) = statistics(x, NormKind::Rms, epsilon);
+        for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+            *y = E::from_f32(x.to_f32() * rstd * weight.to_f32());
+        }
+        rstd
+    }
+
+    fn norm_head_grad[E: Element](dy: &[E], x: &[E], weight: &[E], rstd: f32, dx: &mut [E]) {
+        let width = dx.len();
+        let (dy, x, weight) = (&dy[..width], &x[..width], &weight[..width]);
+        let along = lane_sum(width, |i| dy[i].to_f32() * weight[i].to_f32() * (x[i].to_f32() * rstd))
+            / width as f32;
+        for i in 0..width {
+            let normalized = x[i].to_f32() * rstd;
+            dx[i] = E::from_f32((dy[i].to_f32() * weight[i].to_f32() - normalized * along) * rstd);
+        }
+    }
+
+    fn add_head_weight_gradient[E: Element](dy: &[E], x: &[E], rstd: f32, sums: &mut [f32]) {
+        for ((sum, dy), x) in sums.iter_mut().zip(dy).zip(x) {
+            *sum += dy.to_f32() * (x.to_f32() * rstd);
+        }
+    }
+
+    fn rotate_head[E: Element](x: &[E], table: &[f32], sign: f32, y: &mut [E]) {
+        let half = x.len() / 2;
+        let (x_low, x_high) = x.split_at(half);
+        let (y_low, y_high) = y.split_at_mut(half);
+        let (x_high, table) = (&x_high[..half], &table[..2 * half]);
+        let y_high = &mut y_high[..half];
+        for i in 0..half {
+            let (cosine, sine) = (table[2 * i], sign * table[2 * i + 1]);
+            let (low, high) = (x_low[i].to_f32(), x_high[i].to_f32());
+            y_low[i] = E::from_f32(low * cosine - high * sine);
+            y_high[i] = E::from_f32(high * cosine + low * sine);
+        }
+    }
+}
+
+/// RMS norm of each query and key head; values are copied. `rstd` is (rows, Q+K).
+pub fn qk_norm<E: Element>(
+    heads: HeadLayout,
+    qkv: &[E],
+    weights: HeadWeights<'_, E>,
+    epsilon: f32,
+    y: &mut [E],
+    rstd: &mut [f32],
+) {
+    let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
+    y.par_chunks_mut(ROWS * width)
+        .zip(qkv.par_chunks(ROWS * width))
+        .zip(rstd.par_chunks_mut(ROWS * count))
+        .for_each(|((y, x), rstd)| {
+            let rows = y.chunks_mut(width).zip(x.chunks(width)).zip(rstd.chunks_mut(count));
+            for ((y, x), rstd) in rows {
+                for head in 0..count {
+                    let at = head * dim..(head + 1) * dim;
+                    let weight = weights.of(&heads, head);
+                    rstd[head] = norm_head(&x[at.clone()], weight, epsilon, &mut y[at]);
+                }
+                y[count * dim..].copy_from_slice(&x[count * dim..]);
+            }
+        });
+}
+
+/// Gradient of [`qk_norm`] by its input.
+pub fn qk_norm_grad<E: Element>(
+    heads: HeadLayout,
+    dy: &[E],
+    qkv: &[E],
+    weights: HeadWeights<'_, E>,
+    rstd: &[f32],
+    dx: &mut [E],
+) {
+    let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
+    dx.par_chunks_mut(ROWS * width)
+        .zip(qkv.par_chunks(ROWS * width))
+        .zip(dy.par_chunks(ROWS * width))
+        .zip(rstd.par_chunks(ROWS * count))
+        .for_each(|(((dx, x), dy), rstd)| {
+            let rows = dx.chunks_mut(width).zip(x.chunks(width));
+            for (((dx, x), dy), rstd) in rows.zip(dy.chunks(width)).zip(rstd.chunks(count)) {
+                for head in 0..count {
+                    let at = head * dim..(head + 1) * dim;
+                    let weight = weights.of(&heads, head);
+                    let (dy, x) = (&dy[at.clone()], &x[at.clone()]);
+                    norm_head_grad(dy, x, weight, rstd[head], &mut dx[at]);
+                }
+                dx[count * dim..].copy_from_slice(&dy[count * dim..]);
+            }
+        });
+}
+
+/// Gradients of both weights, through `partials` (blocks × 2D: query part, then key part).
+pub fn qk_norm_weight_grads<E: Element, G: Element>(
+    heads: HeadLayout,
+    dy: &[E],
+    qkv: &[E],
+    rstd: &[f32],
+    partials: &mut [f32],
+    d_query: (&mut [G], Accumulate),
+    d_key: (&mut [G], Accumulate),
+) {
+    let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
+    partials
+        .par_chunks_mut(2 * dim)
+        .zip(qkv.par_chunks(ROWS_PER_PARTIAL * width))
+        .zip(dy.par_chunks(ROWS_PER_PARTIAL * width))
+        .zip(rstd.par_chunks(ROWS_PER_PARTIAL * count))
+        .for_each(|(((sums, x), dy), rstd)| {
+            sums.fill(0.0);
+            let (query_sums, key_sums) = sums.split_at_mut(dim);
+            let rows = x.chunks(width).zip(dy.chunks(width)).zip(rstd.chunks(count));
+            for ((x, dy), rstd) in rows {
+                for head in 0..count {
+                    let at = head * dim..(head + 1) * dim;
+                    let is_query = head < heads.query_heads;
+                    let sums = if is_query { &mut *query_sums } else { &mut *key_sums };
+                    add_head_weight_gradient(&dy[at.clone()], &x[at], rstd[head], sums);
+                }
+            }
+        });
+    finish(partials, 2 * dim, 0, d_query.1, d_query.0);
+    finish(partials, 2 * dim, dim, d_key.1, d_key.0);
+}
+
+/// Cosine and sine of each position's angles: (rows, D/2, 2).
+pub fn rotary_table(inverse_wavelengths: &[f32], positions: &[i32], table: &mut [f32]) {
+    let width = 2 * inverse_wavelengths.len();
+    table.par_chunks_mut(ROWS * width).zip(positions.par_chunks(ROWS)).for_each(
+        |(table, positions)| {
+            for (row, &position) in table.chunks_mut(width).zip(positions) {
+                for (pair, frequency) in row.chunks_exact_mut(2).zip(inverse_wavelengths) {
+                    // The product is rounded to f32, as `transformers` does; the cosine of that
+                    // angle is then exact.
+                    let angle = f64::from(position as f32 * frequency);
+                    pair[0] = angle.cos() as f32;
+                    pair[1] = angle.sin() as f32;
+                }
+            }
+        },
+    );
+}
+
+/// Turns the query and key heads of each row; values are copied.
+pub fn rotary<E: Element>(
+    heads: HeadLayout,
+    direction: RotaryDirection,
+    qkv: &[E],
+    table: &[f32],
+    y: &mut [E],
+) {
+    let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
+    let sign = match direction {
+        RotaryDirection::Forward => 1.0,
+        RotaryDirection::Inverse => -1.0,
+    };
+    y.par_chunks_mut(ROWS * width)
+        .zip(qkv.par_chunks(ROWS * width))
+        .zip(table.par_chunks(ROWS * dim))
+        .for_each(|((y, x), table)| {
+            let rows = y.chunks_mut(width).zip(x.chunks(width)).zip(table.chunks(dim));
+            for ((y, x), table) in rows {
+                for head in 0..count {
+                    let at = head * dim..(head + 1) * dim;
+                    rotate_head(&x[at.clone()], table, sign, &mut y[at]);
+                }
+                y[count * dim..].copy_from_slice(&x[count * dim..]);
+            }
+        });
+}

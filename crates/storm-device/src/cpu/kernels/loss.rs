@@ -1,0 +1,156 @@
+//! Head projection and cross-entropy, a chunk of rows at a time.
+
+use super::element::Element;
+use super::gemm::{Accumulate, Epilogue, Matrix, MatrixMut, gemm};
+use super::math::exp;
+use super::simd::lane_sum;
+use crate::simd_dispatch;
+use rayon::prelude::*;
+use storm_graph::IGNORE_INDEX;
+
+/// What both directions read.
+#[derive(Clone, Copy)]
+pub struct HeadInput<'a, E> {
+    /// Rows of width C.
+    pub hidden: &'a [E],
+    /// (V, C).
+    pub weight: &'a [E],
+    /// One per row.
+    pub targets: &'a [i32],
+    /// What the sum of losses is divided by.
+    pub denominator: f32,
+    /// C.
+    pub width: usize,
+    /// Rows of logits that exist at a time.
+    pub chunk_rows: usize,
+}
+
+simd_dispatch! {
+    fn max_and_sum[E: Element](logits: &[E]) -> (f32, f32) {
+        let mut lanes = [f32::NEG_INFINITY; 16];
+        for chunk in logits.chunks(16) {
+            for (lane, x) in lanes.iter_mut().zip(chunk) {
+                let x = x.to_f32();
+                // A NaN must reach the loss: it is not to be lost in a comparison.
+                *lane = if *lane >= x { *lane } else { x };
+            }
+        }
+        let mut max = f32::NEG_INFINITY;
+        for lane in lanes {
+            max = if max >= lane { max } else { lane };
+        }
+        (max, lane_sum(logits.len(), |i| exp(logits[i].to_f32() - max)))
+    }
+
+    fn to_gradient[E: Element](logits: &mut [E], log_sum: f32, scale: f32) {
+        for x in logits.iter_mut() {
+            *x = E::from_f32(exp(x.to_f32() - log_sum) * scale);
+        }
+    }
+}
+
+/// Loss of one row, and the logarithm of its normalizer.
+fn row_loss<E: Element>(logits: &[E], target: usize, denominator: f32) -> (f32, f32) {
+    let (max, sum) = max_and_sum(logits);
+    let log_sum = max + sum.ln();
+    ((log_sum - logits[target].to_f32()) / denominator, log_sum)
+}
+
+fn target_of(target: i32) -> Option<usize> {
+    (target != IGNORE_INDEX).then(|| {
+        usize::try_from(target).unwrap_or_else(|_| panic!("target {target} is not a token"))
+    })
+}
+
+impl<'a, E: Element> HeadInput<'a, E> {
+    fn vocabulary(&self) -> usize {
+        self.weight.len() / self.width
+    }
+
+    fn weight(&self) -> Matrix<'a, E> {
+        Matrix::row_major(self.weight, self.vocabulary(), self.width)
+    }
+
+    fn project(&self, hidden: &[E], logits: &mut [E]) {
+        let rows = hidden.len() / self.width;
+        gemm(
+            Matrix::row_major(hidden, rows, self.width),
+            self.weight().transposed(),
+            MatrixMut::row_major(logits, rows, self.vocabulary()),
+            Epilogue::default(),
+        );
+    }
+}
+
+/// The loss of each row; ignored rows cost 0.
+pub fn head_loss<E: Element>(input: HeadInput<'_, E>, logits: &mut [E], losses: &mut [f32]) {
+    let (vocabulary, chunk) = (input.vocabulary(), input.chunk_rows);
+    let chunks = losses.chunks_mut(chunk).zip(input.targets.chunks(chunk));
+    for ((losses, targets), hidden) in chunks.zip(input.hidden.chunks(chunk * input.width)) {
+        let logits = &mut logits[..losses.len() * vocabulary];
+        input.project(hidden, logits);
+        losses.par_iter_mut().zip(targets).zip(logits.par_chunks(vocabulary)).for_each(
+            |((loss, &target), logits)| {
+                *loss = target_of(target)
+                    .map_or(0.0, |target| row_loss(logits, target, input.denominator).0);
+            },
+        );
+    }
+}
+
+/// The loss of each row and the gradients by `hidden` and, if asked for, by the weight. Logits turn
+/// into their gradient in place.
+pub fn head_loss_grad<E: Element, G: Element>(
+    input: HeadInput<'_, E>,
+    d_losses: &[f32],
+    logits: &mut [E],
+    losses: &mut [f32],
+    d_hidden: &mut [E],
+    mut d_weight: Option<(&mut [G], Accumulate)>,
+) {
+    let (vocabulary, width, chunk) = (input.vocabulary(), input.width, input.chunk_rows);
+    let chunks = losses
+        .chunks_mut(chunk)
+        .zip(input.targets.chunks(chunk))
+        .zip(d_losses.chunks(chunk))
+        .zip(input.hidden.chunks(chunk * width))
+        .zip(d_hidden.chunks_mut(chunk * width));
+    for ((((losses, targets), d_losses), hidden), d_hidden) in chunks {
+        let rows = losses.len();
+        let logits = &mut logits[..rows * vocabulary];
+        input.project(hidden, logits);
+        losses
+            .par_iter_mut()
+            .zip(targets)
+            .zip(d_losses)
+            .zip(logits.par_chunks_mut(vocabulary))
+            .for_each(|(((loss, &target), d_loss), logits)| {
+                let Some(target) = target_of(target) else {
+                    *loss = 0.0;
+                    return logits.fill(E::from_f32(0.0));
+                };
+                let scale = d_loss / input.denominator;
+                let (row_loss, log_sum) = row_loss(logits, target, input.denominator);
+                *loss = row_loss;
+                let at_target = exp(logits[target].to_f32() - log_sum) - 1.0;
+                to_gradient(logits, log_sum, scale);
+                logits[target] = E::from_f32(at_target * scale);
+            });
+        let d_logits = Matrix::row_major(&*logits, rows, vocabulary);
+        gemm(
+            d_logits,
+            input.weight(),
+            MatrixMut::row_major(d_hidden, rows, width),
+            Epilogue::default(),
+        );
+        if let Some((d_weight, accumulate)) = &mut d_weight {
+            gemm(
+                d_logits.transposed(),
+                Matrix::row_major(hidden, rows, width),
+                MatrixMut::row_major(d_weight, vocabulary, width),
+                Epilogue { accumulate: *accumulate, ..Epilogue::default() },
+            );
+            *accumulate = Accumulate::Add;
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Elementary functions in f32, written so that loops over them vectorize: no branches, no tables,
+//! no library calls but the square root and fused multiply-add of the hardware.
+//!
+//! Use them inside [`simd_dispatch!`](crate::simd_dispatch); all instruction sets give the same bits.
+
+/// `if x < low { low } … else { x }`: unlike `f32::clamp` after `max`, NaN passes through.
+#[inline(always)]
+fn clamp(x: f32, low: f32, high: f32) -> f32 {
+    let x = if x < low { low } else { x };
+    if x > high { high } else { x }
+}
+
+/// eˣ, to about 1 ulp. Infinite above 88.73; NaN stays NaN.
+///
+/// Exactly 0 below −87.33, where the result would be subnormal: processors take a hundred times
+/// longer to make one, and a masked score is an argument of −∞.
+#[inline(always)]
+pub fn exp(x: f32) -> f32 {
+    // Adding 1.5 · 2²³ rounds to an integer, which can then be read off the low mantissa bits.
+    const ROUND: f32 = 12_582_912.0;
+    // ln 2 in two parts; the product of the first with n is exact within a fused operation.
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+
+    /// The least argument with a normal result.
+    const LEAST: f32 = -87.336_54;
+
+    let vanishes = x < LEAST;
+    // Beyond these the result is 0 or infinite anyway; inside, n fits the two scale factors.
+    let x = clamp(x, LEAST, 89.0);
+    let shifted = x.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let n = shifted - ROUND;
+    let r = n.mul_add(-LN2_HIGH, x);
+    let r = n.mul_add(-LN2_LOW, r);
+    // e^r = 1 + r + r² p(r) on |r| ≤ ln 2 / 2 (Cephes).
+    let p = 1.987_569_1e-4f32;
+    let p = p.mul_add(r, 1.398_199_9e-3);
+    let p = p.mul_add(r, 8.333_452e-3);
+    let p = p.mul_add(r, 4.166_579_6e-2);
+    let p = p.mul_add(r, 1.666_666_6e-1);
+    let p = p.mul_add(r, 0.5);
+    let p = p.mul_add(r * r, r) + 1.0;
+    // 2ⁿ in two factors: 2¹²⁸ is not a number, but a result just below it is.
+    let n = shifted.to_bits().wrapping_sub(ROUND.to_bits()) as i32;
+    let half = n >> 1;
+    let result = p * power_of_two(half) * power_of_two(n.wrapping_sub(half));
+    if vanishes { 0.0 } else { result }
+}
+
+/// 2ⁿ for −126 ≤ n ≤ 127.
+#[inline(always)]
+fn power_of_two(n: i32) -> f32 {
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
+}
+
+/// Hyperbolic tangent, to about 2 ulp. Exactly ±1 beyond ±9.02; NaN stays NaN.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let magnitude = x.abs();
+    let large = 1.0 - 2.0 / (exp(2.0 * magnitude) + 1.0);
+    // Near zero the formula above cancels; x + x³ p(x²) does not (Cephes).
+    let z = x * x;
+    let p = -5.704_988_7e-3f32;
+    let p = p.mul_add(z, 2.063_908_9e-2);
+    let p = p.mul_add(z, -5.373_971_6e-2);
+    let p = p.mul_add(z, 1.333_144_2e-1);
+    let p = p.mul_add(z, -3.333_328_2e-1);
+    let small = (p * z).mul_add(x, x);
+    // The sign is copied in both cases, for the sake of −0.
+    let result = if magnitude < 0.625 { small } else { large };
+    result.copysign(x)
+}
+
+/// 1 / (1 + e⁻ˣ). Exactly 0 below −88.73 and 1 above 17.33.
+#[inline(always)]
+pub fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
+}
+
+/// x · sigmoid(x), with the limit 0 at −∞.
+#[inline(always)]
+pub fn silu(x: f32) -> f32 {
+    let x = if x < -150.0 { -150.0 } else { x };
+    x * sigmoid(x)
+}
+
+/// Derivative of [`silu`].
+#[inline(always)]
+pub fn silu_derivative(x: f32) -> f32 {
+    // The derivative is exactly 0 or 1 beyond; the limit avoids ∞ · 0.
+    let x = clamp(x, -150.0, 150.0);
+    let s = sigmoid(x);
+    s * x.mul_add(1.0 - s, 1.0)
+}
+
+/// 2 √(2/π), the factor of the argument of the sigmoid form of GELU.
+const GELU_SCALE: f32 = 1.595_769_1;
+const GELU_CUBIC: f32 = 0.044_715;
+
+/// GELU in its tanh approximation, ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))).
+///
+/// Computed as x · sigmoid(2u), which is the same function without cancellation for negative x.
+#[inline(always)]
+pub fn gelu_tanh(x: f32) -> f32 {
+    // Exactly −0 below; the limit avoids −∞ · 0.
+    let x = if x < -20.0 { -20.0 } else { x };
+    let inner = GELU_SCALE * x * GELU_CUBIC.mul_add(x * x, 1.0);
+    x * sigmoid(inner)
+}
+
+/// Derivative of [`gelu_tanh`].
+#[inline(always)]
+pub fn gelu_tanh_derivative(x: f32) -> f32 {
+    // Exactly 0 or 1 beyond.
+    let x = clamp(x, -20.0, 20.0);
+    let square = x * x;
+    let inner = GELU_SCALE * x * GELU_CUBIC.mul_add(square, 1.0);
+    let inner_slope = GELU_SCALE * (3.0 * GELU_CUBIC).mul_add(square, 1.0);
+    let s = sigmoid(inner);
+    (x * inner_slope * (1.0 - s)).mul_add(s, s)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Largest error over evenly spaced x, in units of the last place of the result or, where the
+    /// result is below `floor`, of `floor`.
+    fn worst_ulp(
+        ours: fn(f32) -> f32,
+        reference: fn(f64) -> f64,
+        (low, high): (f32, f32),
+        floor: f32,
+    ) -> f64 {
+        let steps = 200_001;
+        let error = |i: usize| {
+            let x = low + (high - low) * (i as f32 / (steps - 1) as f32);
+            let exact = reference(x as f64);
+            let scale = (exact.abs() as f32).max(floor);
+            let ulp = (scale.next_up() - scale) as f64;
+            (ours(x) as f64 - exact).abs() / ulp
+        };
+        (0..steps).map(error).fold(0.0, f64::max)
+    }
+
+    fn sigmoid64(x: f64) -> f64 {
+        1.0 / (1.0 + (-x).exp())
+    }
+
+    fn gelu64(x: f64) -> f64 {
+        x * sigmoid64(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3)))
+    }
+
+    fn derivative(f: fn(f64) -> f64, x: f64) -> f64 {
+        // Central difference of fourth order: good to 1e-12, far below an f32 ulp of order one.
+        let h = 1e-3;
+        (8.0 * (f(x + h) - f(x - h)) - (f(x + 2.0 * h) - f(x - 2.0 * h))) / (12.0 * h)
+    }
+
+    #[test]
+    fn accuracy() {
+        let tiny = f32::MIN_POSITIVE;
+        let check = |name, error: f64, limit| {
+            assert!(error <= limit, "{name}: {error} ulp, allowed {limit}");
+        };
+        check("exp", worst_ulp(exp, f64::exp, (-87.0, 88.7), tiny), 1.1);
+        check("exp near 0", worst_ulp(exp, f64::exp, (-1.0, 1.0), tiny), 1.1);
+        check("tanh", worst_ulp(tanh, f64::tanh, (-10.0, 10.0), tiny), 2.0);
+        check("tanh near 0", worst_ulp(tanh, f64::tanh, (-0.7, 0.7), tiny), 2.0);
+        check("sigmoid", worst_ulp(sigmoid, sigmoid64, (-80.0, 80.0), tiny), 3.0);
+        let silu64 = |x| x * sigmoid64(x);
+        check("silu", worst_ulp(silu, silu64, (-80.0, 80.0), tiny), 3.5);
+        // For negative x the relative error is that of the argument u, times u.
+        check("gelu", worst_ulp(gelu_tanh, gelu64, (-8.0, 8.0), 0.1), 8.0);
+        let slope = |x| derivative(gelu64, x);
+        check("gelu'", worst_ulp(gelu_tanh_derivative, slope, (-8.0, 8.0), 0.5), 8.0);
+        let slope = |x| derivative(|x| x * sigmoid64(x), x);
+        check("silu'", worst_ulp(silu_derivative, slope, (-20.0, 20.0), 0.5), 8.0);
+    }
+
+    #[test]
+    fn limits() {
+        let inf = f32::INFINITY;
+        assert_eq!(exp(0.0), 1.0);
+        assert_eq!((exp(-inf), exp(-87.34), exp(-1e30)), (0.0, 0.0, 0.0));
+        assert_eq!((exp(inf), exp(88.73), exp(1e30)), (inf, inf, inf));
+        assert_eq!((tanh(inf), tanh(-inf), tanh(9.1), tanh(-9.1)), (1.0, -1.0, 1.0, -1.0));
+        assert_eq!(tanh(-0.0).to_bits(), (-0.0f32).to_bits());
+        assert_eq!((sigmoid(-inf), sigmoid(inf), sigmoid(0.0)), (0.0, 1.0, 0.5));
+        assert_eq!((silu(-inf), silu(inf)), (0.0, inf));
+        assert_eq!((gelu_tanh(-inf), gelu_tanh(inf)), (0.0, inf));
+        assert_eq!((silu_derivative(-inf), silu_derivative(inf)), (0.0, 1.0));
+        assert_eq!((gelu_tanh_derivative(-inf), gelu_tanh_derivative(inf)), (0.0, 1.0));
+        let functions =
+            [exp, tanh, sigmoid, silu, silu_derivative, gelu_tanh, gelu_tanh_derivative];
+        assert!(functions.iter().all(|f| f(f32::NAN).is_nan()));
+    }
+}

@@ -1,0 +1,36 @@
+//! CPU kernels on typed slices. They know no graph: whoever calls them has resolved shapes, types
+//! and addresses.
+//!
+//! Invariants of every kernel here:
+//! - the result is a function of the inputs alone: thread count, instruction set and partition of
+//!   the work never change a bit;
+//! - nothing is allocated during a call. Packing and block buffers live in thread locals of fixed
+//!   size; [`warm_up`] creates them before the first step.
+
+pub mod attention;
+pub mod column_sum;
+pub mod element;
+pub mod elementwise;
+pub mod embedding;
+pub mod gemm;
+pub mod heads;
+pub mod layout;
+pub mod loss;
+pub mod math;
+pub mod norm;
+pub mod optimizer;
+mod scratch;
+mod shared;
+pub mod simd;
+pub mod sum;
+
+/// Creates and touches the scratch buffers of every thread of the current rayon pool, so that no
+/// later kernel call allocates or takes a page fault.
+pub fn warm_up() {
+    let touch = || {
+        gemm::touch_scratch();
+        attention::touch_scratch();
+    };
+    touch();
+    rayon::broadcast(|_| touch());
+}

@@ -1,0 +1,257 @@
+//! Updates of parameters, in place.
+
+use super::element::Element;
+use crate::simd_dispatch;
+use half::bf16;
+use rayon::prelude::*;
+use storm_graph::random::{Purpose, Seed, Stream, words};
+use storm_graph::{AdamWParameters, Rounding, StepScalars};
+
+/// Elements per task; even, so that a task starts on a block of random words.
+const CHUNK: usize = 1 << 14;
+
+/// Where stochastic rounding takes its bits from.
+#[derive(Clone, Copy)]
+pub struct RandomBits {
+    /// Of the run and the update.
+    pub seed: Seed,
+    /// Of the parameter.
+    pub stream: Stream,
+}
+
+/// Random bits of one element: for the parameter and its two moments.
+#[derive(Clone, Copy, Default)]
+struct Bits {
+    parameter: u16,
+    first: u16,
+    second: u16,
+}
+
+impl RandomBits {
+    /// Bits of the elements `2·pair` and `2·pair + 1`: two words each.
+    fn pair(&self, pair: usize) -> [Bits; 2] {
+        let words = words(self.seed, Purpose::Rounding, self.stream, pair as u64);
+        [[words[0], words[1]], [words[2], words[3]]].map(|[low, high]| Bits {
+            parameter: low as u16,
+            first: (low >> 16) as u16,
+            second: high as u16,
+        })
+    }
+}
+
+/// How updated values are stored.
+#[derive(Clone, Copy)]
+pub struct Storage {
+    /// Of the parameter.
+    pub parameter: Rounding,
+    /// Of both moments.
+    pub moments: Rounding,
+    /// Needed if either is stochastic.
+    pub random: Option<RandomBits>,
+}
+
+/// A storage type that can round at random.
+pub trait Stored: Element {
+    /// Adds `bits` below the last kept place and cuts off; exact types ignore the bits.
+    fn round_stochastic(value: f32, bits: u16) -> Self;
+}
+
+impl Stored for f32 {
+    #[inline(always)]
+    fn round_stochastic(value: f32, _bits: u16) -> f32 {
+        value
+    }
+}
+
+impl Stored for bf16 {
+    #[inline(always)]
+    fn round_stochastic(value: f32, bits: u16) -> bf16 {
+        if value.is_finite() {
+            bf16::from_bits((value.to_bits().wrapping_add(u32::from(bits)) >> 16) as u16)
+        } else {
+            <bf16 as Element>::from_f32(value)
+        }
+    }
+}
+
+#[inline(always)]
+fn store<E: Stored>(rounding: Rounding, value: f32, bits: u16) -> E {
+    match rounding {
+        Rounding::Nearest => E::from_f32(value),
+        Rounding::Stochastic => E::round_stochastic(value, bits),
+    }
+}
+
+/// The factors of one AdamW update, worked out once.
+#[derive(Clone, Copy)]
+struct Factors {
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    /// `1 - lr · weight_decay`.
+    keep: f32,
+    /// `lr / (1 - beta1^t)`.
+    step: f32,
+    /// `1 / sqrt(1 - beta2^t)`.
+    second_scale: f32,
+    clip: f32,
+}
+
+impl Factors {
+    fn new(hyper: &AdamWParameters, scalars: &StepScalars, clip: f32) -> Factors {
+        Factors {
+            beta1: hyper.beta1,
+            beta2: hyper.beta2,
+            epsilon: hyper.epsilon,
+            keep: 1.0 - scalars.learning_rate * hyper.weight_decay,
+            step: scalars.learning_rate / scalars.first_correction,
+            second_scale: 1.0 / scalars.second_correction.sqrt(),
+            clip,
+        }
+    }
+
+    /// The new value and moments of one element.
+    #[inline(always)]
+    fn update(&self, value: f32, gradient: f32, first: f32, second: f32) -> (f32, f32, f32) {
+        let gradient = gradient * self.clip;
+        let first = self.beta1 * first + (1.0 - self.beta1) * gradient;
+        let second = self.beta2 * second + (1.0 - self.beta2) * gradient * gradient;
+        let denominator = second.sqrt() * self.second_scale + self.epsilon;
+        (value * self.keep - self.step * first / denominator, first, second)
+    }
+}
+
+simd_dispatch! {
+    fn adamw_nearest[P: Stored, G: Element, M: Stored](
+        factors: Factors, p: &mut [P], g: &[G], m: &mut [M], v: &mut [M],
+    ) {
+        for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
+            let (value, first, second) =
+                factors.update(p.to_f32(), g.to_f32(), m.to_f32(), v.to_f32());
+            *p = P::from_f32(value);
+            *m = M::from_f32(first);
+            *v = M::from_f32(second);
+        }
+    }
+
+    fn adamw_master[P: Stored, G: Element, M: Stored](
+        factors: Factors, p: &mut [P], master: &mut [f32], g: &[G], m: &mut [M], v: &mut [M],
+    ) {
+        let state = master.iter_mut().zip(m).zip(v);
+        for ((p, g), ((master, m), v)) in p.iter_mut().zip(g).zip(state) {
+            let (value, first, second) =
+                factors.update(*master, g.to_f32(), m.to_f32(), v.to_f32());
+            *master = value;
+            *p = P::from_f32(value);
+            *m = M::from_f32(first);
+            *v = M::from_f32(second);
+        }
+    }
+}
+
+/// Any rounding; with or without a master copy.
+fn adamw_general<P: Stored, G: Element, M: Stored>(
+    factors: Factors,
+    storage: Storage,
+    start: usize,
+    p: &mut [P],
+    mut master: Option<&mut [f32]>,
+    g: &[G],
+    m: &mut [M],
+    v: &mut [M],
+) {
+    let mut bits = [Bits::default(); 2];
+    for i in 0..p.len() {
+        if i % 2 == 0 {
+            bits = storage.random.map_or(bits, |random| random.pair((start + i) / 2));
+        }
+        let bits = bits[i % 2];
+        let before = master.as_ref().map_or(p[i].to_f32(), |master| master[i]);
+        let (value, first, second) =
+            factors.update(before, g[i].to_f32(), m[i].to_f32(), v[i].to_f32());
+        if let Some(master) = &mut master {
+            master[i] = value;
+        }
+        p[i] = store(storage.parameter, value, bits.parameter);
+        m[i] = store(storage.moments, first, bits.first);
+        v[i] = store(storage.moments, second, bits.second);
+    }
+}
+
+/// What one AdamW update reads and overwrites.
+pub struct AdamWTensors<'a, P, G, M> {
+    /// The parameter.
+    pub parameter: &'a mut [P],
+    /// Its f32 copy, where it has one.
+    pub master: Option<&'a mut [f32]>,
+    /// Its gradient.
+    pub gradient: &'a [G],
+    /// First moment.
+    pub first_moment: &'a mut [M],
+    /// Second moment.
+    pub second_moment: &'a mut [M],
+}
+
+/// One AdamW update: decoupled weight decay, bias-corrected moments, gradients scaled by `clip`.
+pub fn adamw<P: Stored, G: Element, M: Stored>(
+    hyper: &AdamWParameters,
+    scalars: &StepScalars,
+    clip: f32,
+    storage: Storage,
+    tensors: AdamWTensors<'_, P, G, M>,
+) {
+    let AdamWTensors { parameter, master, gradient, first_moment, second_moment } = tensors;
+    let factors = Factors::new(hyper, scalars, clip);
+    let nearest = storage.parameter == Rounding::Nearest && storage.moments == Rounding::Nearest;
+    let chunks = parameter
+        .par_chunks_mut(CHUNK)
+        .zip(gradient.par_chunks(CHUNK))
+        .zip(first_moment.par_chunks_mut(CHUNK))
+        .zip(second_moment.par_chunks_mut(CHUNK))
+        .enumerate();
+    match master {
+        None => chunks.for_each(|(task, (((p, g), m), v))| {
+            if nearest {
+                adamw_nearest(factors, p, g, m, v);
+            } else {
+                adamw_general(factors, storage, task * CHUNK, p, None, g, m, v);
+            }
+        }),
+        Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
+            |((task, (((p, g), m), v)), master)| {
+                if nearest {
+                    adamw_master(factors, p, master, g, m, v);
+                } else {
+                    adamw_general(factors, storage, task * CHUNK, p, Some(master), g, m, v);
+                }
+            },
+        ),
+    }
+}
+
+/// One step against the gradient, with decoupled weight decay.
+pub fn sgd<P: Stored, G: Element>(
+    weight_decay: f32,
+    scalars: &StepScalars,
+    clip: f32,
+    storage: Storage,
+    parameter: &mut [P],
+    gradient: &[G],
+) {
+    let rate = scalars.learning_rate;
+    let keep = 1.0 - rate * weight_decay;
+    parameter.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).enumerate().for_each(
+        |(task, (p, g))| {
+            for (pair, (p, g)) in p.chunks_mut(2).zip(g.chunks(2)).enumerate() {
+                let bits = match storage.random {
+                    Some(random) => random.pair(task * CHUNK / 2 + pair),
+                    None => [Bits::default(); 2],
+                };
+                for ((p, g), bits) in p.iter_mut().zip(g).zip(bits) {
+                    let value = p.to_f32() * keep - rate * (g.to_f32() * clip);
+                    *p = store(storage.parameter, value, bits.parameter);
+                }
+            }
+        },
+    );
+}

@@ -1,0 +1,37 @@
+//! An output that the tasks of one parallel kernel write in disjoint pieces.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+
+/// A slice that several threads write to. The borrow it was made from stays exclusive; that pieces
+/// do not overlap is up to the kernel, whose partition of the work says so.
+#[derive(Clone, Copy)]
+pub(crate) struct SharedMut<'a, T> {
+    start: *mut T,
+    len: usize,
+    borrow: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it stands for an exclusive borrow; whoever takes pieces promises that they are disjoint.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    /// Shares `slice` until the end of its borrow.
+    pub(crate) fn new(slice: &'a mut [T]) -> Self {
+        Self { start: slice.as_mut_ptr(), len: slice.len(), borrow: PhantomData }
+    }
+
+    /// A piece of the slice.
+    ///
+    /// # Safety
+    /// While the piece lives, no other piece may overlap it.
+    #[inline]
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn piece(&self, range: Range<usize>) -> &mut [T] {
+        assert!(range.start <= range.end && range.end <= self.len);
+        // SAFETY: in bounds of a live exclusive borrow, and the caller promises disjointness.
+        unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
+    }
+}

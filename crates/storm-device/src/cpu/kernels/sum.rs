@@ -1,0 +1,49 @@
+//! Sums over all elements: partial sums of fixed blocks, then the blocks in order.
+
+use super::element::Element;
+use super::simd::lane_sum;
+use crate::simd_dispatch;
+use rayon::prelude::*;
+use storm_graph::SUM_BLOCK;
+
+simd_dispatch! {
+    fn sum_block[E: Element](x: &[E]) -> f32 {
+        lane_sum(x.len(), |i| x[i].to_f32())
+    }
+
+    fn square_block[E: Element](x: &[E]) -> f32 {
+        lane_sum(x.len(), |i| x[i].to_f32() * x[i].to_f32())
+    }
+}
+
+fn reduce<E: Element>(x: &[E], partials: &mut [f32], block: impl Fn(&[E]) -> f32 + Sync) -> f32 {
+    partials.par_iter_mut().zip(x.par_chunks(SUM_BLOCK)).for_each(|(sum, x)| *sum = block(x));
+    partials.iter().fold(0.0f64, |sum, &part| sum + f64::from(part)) as f32
+}
+
+/// Sum of all elements.
+pub fn sum<E: Element>(x: &[E], partials: &mut [f32]) -> f32 {
+    reduce(x, partials, sum_block)
+}
+
+/// Sum of all squares.
+pub fn sum_of_squares<E: Element>(x: &[E], partials: &mut [f32]) -> f32 {
+    reduce(x, partials, square_block)
+}
+
+/// Root of the sum of `parts`, in order.
+pub fn global_norm(parts: impl Iterator<Item = f32>) -> f32 {
+    parts.fold(0.0f64, |sum, part| sum + f64::from(part)).sqrt() as f32
+}
+
+/// What to multiply gradients by so that their norm is at most `max_norm`. A norm that is not
+/// finite gives 0: such a step must not move anything.
+pub fn clip_scale(norm: f32, max_norm: f32) -> f32 {
+    if !norm.is_finite() {
+        0.0
+    } else if norm > max_norm {
+        max_norm / norm
+    } else {
+        1.0
+    }
+}

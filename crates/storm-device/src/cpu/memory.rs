@@ -1,0 +1,129 @@
+use crate::cpu::instruction::View;
+use crate::{DeviceError, Scalar};
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+/// One zeroed block, aligned for huge pages' sake to 2 MiB where it is that large.
+#[derive(Debug)]
+pub(super) struct Memory {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: the block is owned, and all access goes through `&self` or `&mut self`.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+const PAGE: usize = 4096;
+const HUGE_PAGE: usize = 2 << 20;
+
+impl Memory {
+    pub(super) fn new(capacity_bytes: usize) -> Result<Memory, DeviceError> {
+        let out_of_memory = DeviceError::OutOfMemory { bytes: capacity_bytes };
+        let alignment = if capacity_bytes >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
+        let layout = Layout::from_size_align(capacity_bytes.max(1), alignment)
+            .map_err(|_| out_of_memory.clone())?;
+        // SAFETY: the layout's size is not zero.
+        let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(out_of_memory)?;
+        Ok(Memory { start, layout })
+    }
+
+    pub(super) fn capacity_bytes(&self) -> usize {
+        self.layout.size()
+    }
+
+    fn check<T: Scalar>(&self, offset: usize, elements: usize) -> Result<(), DeviceError> {
+        let alignment = align_of::<T>();
+        let tensor = || "host data".to_owned();
+        let capacity = self.capacity_bytes();
+        let end = elements.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
+        match end {
+            Some(end) if end <= capacity => {}
+            end => {
+                let end = end.unwrap_or(usize::MAX);
+                return Err(DeviceError::OutOfBounds { tensor: tensor(), offset, end, capacity });
+            }
+        }
+        if offset % alignment != 0 {
+            return Err(DeviceError::Misaligned { tensor: tensor(), offset, alignment });
+        }
+        Ok(())
+    }
+
+    pub(super) fn host_slice<T: Scalar>(
+        &self,
+        offset: usize,
+        elements: usize,
+    ) -> Result<&[T], DeviceError> {
+        self.check::<T>(offset, elements)?;
+        // SAFETY: in bounds and aligned; every bit pattern is a `Scalar`; `&self` keeps writers out.
+        Ok(unsafe { std::slice::from_raw_parts(self.start.as_ptr().add(offset).cast(), elements) })
+    }
+
+    pub(super) fn host_slice_mut<T: Scalar>(
+        &mut self,
+        offset: usize,
+        elements: usize,
+    ) -> Result<&mut [T], DeviceError> {
+        self.check::<T>(offset, elements)?;
+        // SAFETY: as above, and `&mut self` is exclusive.
+        Ok(unsafe {
+            std::slice::from_raw_parts_mut(self.start.as_ptr().add(offset).cast(), elements)
+        })
+    }
+
+    /// Access for the kernels of one instruction.
+    pub(super) fn frame(&mut self) -> Frame<'_> {
+        Frame { start: self.start, memory: PhantomData }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: allocated with this layout in `new`.
+        unsafe { dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+/// The block while one instruction runs. Views were checked when the instruction was prepared:
+/// they are in bounds and aligned, and an output overlaps nothing but the operand it overwrites.
+pub(super) struct Frame<'a> {
+    start: NonNull<u8>,
+    memory: PhantomData<&'a mut Memory>,
+}
+
+impl<'a> Frame<'a> {
+    /// The data of an operand.
+    ///
+    /// # Safety
+    /// `view` is an operand of the running instruction that no output overwrites.
+    pub(super) unsafe fn operand<T: Scalar>(&self, view: &View) -> &'a [T] {
+        assert_eq!(view.dtype, T::DTYPE);
+        // SAFETY: in bounds and aligned by `Instruction::new`; outputs do not overlap it, so no
+        // `&mut` to these bytes exists.
+        unsafe {
+            std::slice::from_raw_parts(
+                self.start.as_ptr().add(view.offset).cast(),
+                view.shape.elements(),
+            )
+        }
+    }
+
+    /// The data of an output, holding what was there before.
+    ///
+    /// # Safety
+    /// `view` is an output of the running instruction, asked for once.
+    pub(super) unsafe fn output<T: Scalar>(&self, view: &View) -> &'a mut [T] {
+        assert_eq!(view.dtype, T::DTYPE);
+        // SAFETY: in bounds and aligned by `Instruction::new`; it overlaps no other view that is
+        // asked for, and the frame borrows the memory exclusively.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                self.start.as_ptr().add(view.offset).cast(),
+                view.shape.elements(),
+            )
+        }
+    }
+}

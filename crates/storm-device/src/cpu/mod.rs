@@ -1,0 +1,120 @@
+//! The CPU device: a block of memory with a hard cap, and kernels that run in rayon's pool.
+
+mod dispatch;
+mod instruction;
+pub mod kernels;
+mod memory;
+
+use crate::{DeviceError, Scalar};
+use dispatch::execute;
+pub use instruction::Instruction;
+use memory::Memory;
+use storm_graph::{Graph, Node, TensorId};
+
+/// A device whose memory is one block of host memory, separate from everything else.
+///
+/// ```
+/// use storm_device::cpu::CpuDevice;
+/// use storm_graph::{DType, Graph, Op};
+///
+/// let mut graph = Graph::new();
+/// let x = graph.input("x", [3], DType::F32);
+/// graph.apply("twice", Op::Scale { x, factor: 2.0 })?;
+///
+/// let mut device = CpuDevice::new(4096)?;
+/// let place = |id: storm_graph::TensorId| id.index() * 64;
+/// let twice = device.prepare(&graph, &graph.nodes()[0], place, 0)?;
+/// device.write(0, &[1.0f32, 2.0, 3.0])?;
+/// device.run(&twice);
+/// let mut result = [0.0f32; 3];
+/// device.read(64, &mut result)?;
+/// assert_eq!(result, [2.0, 4.0, 6.0]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct CpuDevice {
+    memory: Memory,
+}
+
+impl CpuDevice {
+    /// Offsets of tensors are multiples of this.
+    pub const ALIGNMENT: usize = 64;
+
+    /// A device with this much memory, zeroed, and never more. Also creates the kernels' fixed
+    /// per-thread buffers, so that no later call allocates.
+    ///
+    /// # Errors
+    /// The memory cannot be had.
+    pub fn new(capacity_bytes: usize) -> Result<CpuDevice, DeviceError> {
+        kernels::warm_up();
+        Ok(CpuDevice { memory: Memory::new(capacity_bytes)? })
+    }
+
+    /// Size of the block.
+    pub fn capacity_bytes(&self) -> usize {
+        self.memory.capacity_bytes()
+    }
+
+    /// Resolves a node to addresses: `place` gives the byte offset of each tensor. `layer` is the
+    /// layer that the node belongs to, for random streams; 0 outside of layers.
+    ///
+    /// # Errors
+    /// A tensor outside the block or misaligned, outputs that overlap what they must not, or an op
+    /// that has no kernel for these dtypes.
+    pub fn prepare(
+        &self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<Instruction, DeviceError> {
+        Instruction::new(self.capacity_bytes(), graph, node, place, layer)
+    }
+
+    /// Runs one instruction to its end. Allocates nothing.
+    ///
+    /// # Panics
+    /// If the instruction was prepared for a larger device, or an id in its data is out of range.
+    pub fn run(&mut self, instruction: &Instruction) {
+        assert!(instruction.fits(self.capacity_bytes()), "prepared for a larger device");
+        execute(instruction, &mut self.memory);
+    }
+
+    /// Copies from the host.
+    ///
+    /// # Errors
+    /// The destination is outside the block or misaligned.
+    pub fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
+        self.memory.host_slice_mut(offset, values.len())?.copy_from_slice(values);
+        Ok(())
+    }
+
+    /// Copies to the host.
+    ///
+    /// # Errors
+    /// The source is outside the block or misaligned.
+    pub fn read<T: Scalar>(&self, offset: usize, values: &mut [T]) -> Result<(), DeviceError> {
+        values.copy_from_slice(self.memory.host_slice(offset, values.len())?);
+        Ok(())
+    }
+
+    /// The data in place, for hosts that read without a copy.
+    ///
+    /// # Errors
+    /// The range is outside the block or misaligned.
+    pub fn view<T: Scalar>(&self, offset: usize, elements: usize) -> Result<&[T], DeviceError> {
+        self.memory.host_slice(offset, elements)
+    }
+
+    /// The data in place, for hosts that write without a copy.
+    ///
+    /// # Errors
+    /// The range is outside the block or misaligned.
+    pub fn view_mut<T: Scalar>(
+        &mut self,
+        offset: usize,
+        elements: usize,
+    ) -> Result<&mut [T], DeviceError> {
+        self.memory.host_slice_mut(offset, elements)
+    }
+}

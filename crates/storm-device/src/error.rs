@@ -1,0 +1,85 @@
+use storm_graph::DType;
+
+/// Why a device refused.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum DeviceError {
+    /// The memory block could not be had.
+    #[error(
+        "cannot allocate {bytes} bytes of device memory: the machine does not have them free; \
+         choose a smaller model, batch or budget"
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// A tensor lies outside the block.
+    #[error("`{tensor}` at {offset}..{end} does not fit a block of {capacity} bytes")]
+    OutOfBounds {
+        /// Name of the tensor.
+        tensor: String,
+        /// Its first byte.
+        offset: usize,
+        /// The byte after its last.
+        end: usize,
+        /// Size of the block.
+        capacity: usize,
+    },
+    /// A tensor's address is not a multiple of the device's alignment.
+    #[error("`{tensor}` at {offset} is not aligned to {alignment} bytes")]
+    Misaligned {
+        /// Name of the tensor.
+        tensor: String,
+        /// Its first byte.
+        offset: usize,
+        /// What the offset must be a multiple of.
+        alignment: usize,
+    },
+    /// An output shares bytes with an operand or another output of its instruction.
+    #[error("{op} `{node}`: output `{output}` overlaps `{other}`")]
+    Overlap {
+        /// The op's name.
+        op: &'static str,
+        /// The node's name.
+        node: String,
+        /// The output.
+        output: String,
+        /// What it overlaps.
+        other: String,
+    },
+    /// An in-place output is not where its operand is.
+    #[error("{op} `{node}`: `{output}` must lie exactly over `{operand}`, which it overwrites")]
+    NotInPlace {
+        /// The op's name.
+        op: &'static str,
+        /// The node's name.
+        node: String,
+        /// The output.
+        output: String,
+        /// What it overwrites.
+        operand: String,
+    },
+    /// The device has no kernel for this.
+    #[error("{op} `{node}` is not supported here: {reason}")]
+    Unsupported {
+        /// The op's name.
+        op: &'static str,
+        /// The node's name.
+        node: String,
+        /// What is missing.
+        reason: String,
+    },
+    /// Host data of the wrong type or size.
+    #[error("{given} elements of {given_dtype} do not fit `{tensor}`: {elements} of {dtype}")]
+    HostData {
+        /// Name of the tensor.
+        tensor: String,
+        /// Its element count.
+        elements: usize,
+        /// Its dtype.
+        dtype: DType,
+        /// What was given.
+        given: usize,
+        /// What was given.
+        given_dtype: DType,
+    },
+}

@@ -1,0 +1,52 @@
+//! Elementwise ops and their gradients.
+
+use crate::support::*;
+use storm_graph::{ActivationFunction, Op};
+
+#[test]
+fn arithmetic() {
+    check("arithmetic", 40, |b| {
+        let shape = random_shape(b);
+        let a = b.input("a", &shape);
+        let op = match b.rng.below(4) {
+            0 => Op::Scale { x: a, factor: b.rng.pick(&[0.0, -1.0, 0.3, 1e-3]) },
+            1 => Op::Mul { a, b: a },
+            2 => Op::Mul { a, b: b.input("b", &shape) },
+            _ => Op::Add { a, b: b.input("b", &shape) },
+        };
+        b.result("y", op);
+    });
+}
+
+#[test]
+fn activations() {
+    for function in [ActivationFunction::GeluTanh, ActivationFunction::Silu] {
+        check(&format!("{function:?}"), 20, |b| {
+            let shape = random_shape(b);
+            // Far out, where exponentials overflow, as well.
+            let scale = b.rng.pick(&[1.0, 1.0, 4.0, 100.0]);
+            let x = b.scaled_input("x", &shape, scale);
+            b.result("y", Op::Activation { x, function });
+        });
+    }
+}
+
+#[test]
+fn swiglu() {
+    check("SwiGlu", 30, |b| {
+        let width = 2 * b.rng.extent(65);
+        let shape = b.rng.row_shape(33, width);
+        let scale = b.rng.pick(&[1.0, 1.0, 4.0, 60.0]);
+        let gate_up = b.scaled_input("gate_up", &shape, scale);
+        b.result("y", Op::SwiGlu { gate_up });
+    });
+}
+
+/// Any rank, scalars included.
+fn random_shape(b: &mut Builder) -> Vec<usize> {
+    if b.rng.below(8) == 0 {
+        return Vec::new();
+    }
+    let width = b.rng.extent(129);
+    b.rng.row_shape(33, width)
+}

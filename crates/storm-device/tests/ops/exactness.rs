@@ -1,0 +1,140 @@
+//! What must not change a bit: the number of threads, and recomputation.
+
+use crate::support::*;
+use crate::transformer::{Model, Size};
+use rayon::ThreadPoolBuilder;
+use std::collections::BTreeSet;
+use storm_graph::{
+    DType, Op, Rounding, Shape, StepScalars, TensorClass, TensorId, Training, recompute,
+};
+
+/// Enough rows and columns for several tiles and several threads.
+const MEDIUM: Size =
+    Size { batch: 3, time: 150, width: 72, inner: 130, vocabulary: 1003, layers: 2, frozen: 1 };
+
+const SMALL: Size =
+    Size { batch: 2, time: 7, width: 12, inner: 10, vocabulary: 33, layers: 2, frozen: 1 };
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    for (seed, dtype) in [(1, DType::F32), (2, DType::BF16), (3, DType::F32), (4, DType::BF16)] {
+        let case = Case::build(seed, dtype, Precision::Rounded, |b| {
+            Model::build(b, MEDIUM);
+            add_other_ops(b);
+        });
+        let backward = case.differentiate(&Start::Fresh, dtype);
+        let run = |threads: usize| {
+            let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+            pool.install(|| {
+                let mut machine = Machine::new(&backward.graph, &backward.values);
+                machine.run();
+                let ids = backward.graph.ids();
+                ids.map(|id| machine.bytes(id)).collect::<Vec<Vec<u8>>>()
+            })
+        };
+        let alone = run(1);
+        for threads in [2, 3, 8] {
+            for (id, (one, many)) in backward.graph.ids().zip(alone.iter().zip(run(threads))) {
+                let tensor = backward.graph.tensor(id);
+                let same = *one == many || tensor.class == TensorClass::Scratch;
+                assert!(same, "seed {seed}: `{tensor}` differs with {threads} threads");
+            }
+        }
+    }
+}
+
+/// The ops that no model's forward or backward pass has.
+fn add_other_ops(b: &mut Builder) {
+    let shape = [190, 700]; // more than two blocks of a full sum
+    let dtype = b.dtype;
+    let parameter = b.trained("updated", &shape, Training::Frozen);
+    let [gradient, first_moment] = ["gradient", "first"].map(|name| b.input(name, &shape));
+    let second_moment = b.apply("second", Op::Mul { a: first_moment, b: first_moment })[0];
+    let parts =
+        [gradient, parameter].map(|x| b.apply("squares", Op::SumOfSquares { x })[0]).to_vec();
+    let norm = b.apply("global_norm", Op::GlobalNorm { parts })[0];
+    let clip = Some(b.apply("clip", Op::ClipScale { norm, max_norm: 1.0 })[0]);
+    let scalars = b.constant("scalars", &[StepScalars::LEN], vec![1e-2, 0.1, 0.05]);
+    let random = b.integers("random", &[3], |_, i| i as i32);
+    b.apply("transposed", Op::Transpose { x: gradient, axes: vec![1, 0] });
+    b.apply("sum", Op::Sum { x: gradient });
+    let (deviation, shape, stream) = (1.0, Shape::from(shape), 1);
+    b.apply("normal", Op::RandomNormal { random, shape, dtype, deviation, stream });
+    let rounding = if dtype == DType::BF16 { Rounding::Stochastic } else { Rounding::Nearest };
+    let hyper =
+        storm_graph::AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 };
+    let random = Some(random);
+    let updated = b.apply(
+        "adamw",
+        Op::AdamW {
+            parameter,
+            gradient,
+            first_moment,
+            second_moment,
+            master: None,
+            scalars,
+            clip,
+            random,
+            hyper,
+            rounding,
+            moment_rounding: rounding,
+            stream,
+        },
+    )[0];
+    let weight_decay = 0.1;
+    b.apply(
+        "sgd",
+        Op::Sgd {
+            parameter: updated,
+            gradient,
+            scalars,
+            clip,
+            random,
+            weight_decay,
+            rounding,
+            stream,
+        },
+    );
+}
+
+/// Whatever is dropped between the passes (and overwritten, so that reading it shows), the
+/// gradients stay the same.
+#[test]
+fn any_recomputation_gives_the_same_bits() {
+    for seed in 0..24 {
+        let dtype = if seed % 2 == 0 { DType::F32 } else { DType::BF16 };
+        let case = Case::build(seed, dtype, Precision::Rounded, |b| Model::build(b, SMALL));
+        let backward = case.differentiate(&Start::Fresh, DType::F32);
+        let mut machine = Machine::new(&backward.graph, &backward.values);
+        machine.run();
+        let results: Vec<TensorId> =
+            backward.gradients.values().copied().chain(loss_of(&case)).collect();
+        let want: Vec<Vec<u8>> = results.iter().map(|&id| machine.bytes(id)).collect();
+        for &id in &results {
+            let finite = machine.get(id).data.iter().all(|x| x.is_finite());
+            assert!(finite, "seed {seed}: `{}`", backward.graph.tensor(id));
+        }
+
+        let forward: Vec<TensorId> =
+            backward.graph.ids().filter(|&id| backward.graph.is_made_forward(id)).collect();
+        let mut rng = Rng::new(seed);
+        for kept_tenths in [0, 10, 1, 2, 3, 5, 5, 7, 8, 9] {
+            let kept: BTreeSet<TensorId> =
+                forward.iter().copied().filter(|_| rng.below(10) < kept_tenths).collect();
+            let mut graph = backward.graph.clone();
+            recompute(&mut graph, |id| kept.contains(&id));
+            assert!(graph.saved().iter().all(|id| kept.contains(id)), "seed {seed}");
+            let mut machine = Machine::new(&graph, &backward.values);
+            machine.run_dropping(|id| kept.contains(&id));
+            for (&id, want) in results.iter().zip(&want) {
+                let same = machine.bytes(id) == *want;
+                assert!(same, "seed {seed}, {kept_tenths}: `{}`\n{graph}", graph.tensor(id));
+            }
+        }
+    }
+}
+
+/// The loss that a model ends in.
+fn loss_of(case: &Case) -> Option<TensorId> {
+    case.seeds.last().map(|&(id, _)| id)
+}

@@ -1,0 +1,127 @@
+//! Numbers known from elsewhere, so that the reference itself is not taken on trust.
+
+use crate::reference::{Value, evaluate};
+use storm_graph::{
+    ActivationFunction, DType, HeadLayout, Mask, NormKind, Op, RotaryDirection, RotaryFrequencies,
+    RotaryScaling, Shape,
+};
+
+fn value<const N: usize>(shape: [usize; N], data: &[f64]) -> Value {
+    Value::new(Shape::from(shape), data.to_vec())
+}
+
+fn check(op: Op<&Value>, expected: &[&[f64]]) {
+    let made = evaluate(&op);
+    assert_eq!(made.len(), expected.len(), "{op:?}");
+    for (made, expected) in made.iter().zip(expected) {
+        assert_eq!(made.data.len(), expected.len(), "{op:?}");
+        for (made, expected) in made.data.iter().zip(*expected) {
+            assert!((made - expected).abs() < 1e-6, "{op:?}: {made}, not {expected}");
+        }
+    }
+}
+
+#[test]
+fn activations() {
+    let x = value([3], &[-1.0, 0.5, 2.0]);
+    let gelu = Op::Activation { x: &x, function: ActivationFunction::GeluTanh };
+    check(gelu, &[&[-0.158_808_01, 0.345_714_01, 1.954_597_69]]);
+    let silu = Op::Activation { x: &x, function: ActivationFunction::Silu };
+    check(silu, &[&[-0.268_941_42, 0.311_229_66, 1.761_594_16]]);
+    let gate_up = value([1, 4], &[2.0, -1.0, 3.0, 10.0]);
+    check(Op::SwiGlu { gate_up: &gate_up }, &[&[5.284_782_48, -2.689_414_21]]);
+}
+
+#[test]
+fn projections() {
+    let x = value([2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    let weight = value([3, 2], &[1.0, 0.0, 0.0, 1.0, 1.0, -1.0]);
+    let bias = value([3], &[10.0, 20.0, 30.0]);
+    let addend = value([2, 3], &[0.0, 0.0, 0.5, 0.0, 0.0, 0.0]);
+    check(
+        Op::Linear { x: &x, weight: &weight, bias: Some(&bias), addend: Some(&addend) },
+        &[&[11.0, 22.0, 29.5, 13.0, 24.0, 29.0]],
+    );
+    let ids = value([3], &[1.0, 0.0, 1.0]);
+    check(Op::Embedding { ids: &ids, table: &x }, &[&[3.0, 4.0, 1.0, 2.0, 3.0, 4.0]]);
+    let axes = vec![1, 0];
+    check(Op::Transpose { x: &addend, axes }, &[&[0.0, 0.0, 0.0, 0.0, 0.5, 0.0]]);
+    check(Op::ColumnSum { x: &x, accumulator: None, dtype: DType::F32 }, &[&[4.0, 6.0]]);
+}
+
+#[test]
+fn norms() {
+    let x = value([1, 4], &[1.0, 2.0, 3.0, 6.0]);
+    let delta = value([1, 4], &[0.0, 0.0, 0.0, -2.0]);
+    let weight = value([4], &[1.0, 1.0, 1.0, 2.0]);
+    let bias = value([4], &[0.0, 0.0, 1.0, 0.0]);
+    let layer = Op::Norm {
+        x: &x,
+        delta: Some(&delta),
+        weight: &weight,
+        bias: Some(&bias),
+        kind: NormKind::Layer,
+        epsilon: 0.0,
+    };
+    // 1, 2, 3, 4 has mean 2.5 and variance 1.25.
+    let rstd = 0.894_427_19;
+    let y = [-1.5 * rstd, -0.5 * rstd, 0.5 * rstd + 1.0, 3.0 * rstd];
+    check(layer, &[&y, &[rstd], &[2.5], &[1.0, 2.0, 3.0, 4.0]]);
+
+    let qkv = value([1, 1, 6], &[3.0, 4.0, 6.0, 8.0, 5.0, 5.0]);
+    let (query, key) = (value([2], &[1.0, 2.0]), value([2], &[10.0, 1.0]));
+    let heads = HeadLayout { query_heads: 1, key_value_heads: 1, head_dim: 2 };
+    let root = 12.5f64.sqrt();
+    check(
+        Op::QkNorm { qkv: &qkv, query_weight: &query, key_weight: &key, heads, epsilon: 0.0 },
+        &[&[3.0 / root, 8.0 / root, 30.0 / root, 4.0 / root, 5.0, 5.0], &[1.0 / root, 0.5 / root]],
+    );
+}
+
+#[test]
+fn rotation_by_a_quarter_turn() {
+    let quarter = value([1, 1, 1, 2], &[0.0, 1.0]);
+    let heads = HeadLayout { query_heads: 1, key_value_heads: 1, head_dim: 2 };
+    let qkv = value([1, 1, 6], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    let direction = RotaryDirection::Forward;
+    let turned = Op::Rotary { qkv: &qkv, table: &quarter, heads, direction };
+    check(turned, &[&[-2.0, 1.0, -4.0, 3.0, 5.0, 6.0]]);
+
+    let positions = value([1, 2], &[0.0, 3.0]);
+    let frequencies = RotaryFrequencies { theta: 10_000.0, scaling: RotaryScaling::Plain };
+    let (slow, fast) = (0.03f64, 3.0f64);
+    check(
+        Op::RotaryTable { positions: &positions, head_dim: 4, frequencies },
+        &[&[1.0, 0.0, 1.0, 0.0, fast.cos(), fast.sin(), slow.cos(), slow.sin()]],
+    );
+}
+
+#[test]
+fn attention_averages_what_it_sees() {
+    let heads = HeadLayout { query_heads: 1, key_value_heads: 1, head_dim: 1 };
+    // Queries of 0 see all keys alike: values are averaged.
+    let qkv = value([1, 3, 3], &[0.0, 7.0, 1.0, 0.0, 8.0, 3.0, 0.0, 9.0, 8.0]);
+    let segments = value([1, 3], &[4.0, 4.0, 5.0]);
+    let op = |mask, segments| Op::Attention { qkv: &qkv, segments, heads, mask, scale: 1.0 };
+    let (two, three) = (2f64.ln(), 3f64.ln());
+    check(op(Mask::Full, None), &[&[4.0, 4.0, 4.0], &[three, three, three]]);
+    check(op(Mask::Causal, None), &[&[1.0, 2.0, 4.0], &[0.0, two, three]]);
+    check(op(Mask::Full, Some(&segments)), &[&[2.0, 2.0, 8.0], &[two, two, 0.0]]);
+    check(op(Mask::Causal, Some(&segments)), &[&[1.0, 2.0, 8.0], &[0.0, two, 0.0]]);
+}
+
+#[test]
+fn loss_of_even_odds_is_the_log_of_their_number() {
+    let hidden = value([2, 1], &[0.0, 1.0]);
+    let weight = value([4, 1], &[1.0, 2.0, 3.0, 4.0]);
+    let targets = value([2], &[2.0, -100.0]);
+    let denominator = Value::scalar(2.0);
+    let op = Op::HeadLoss {
+        hidden: &hidden,
+        weight: &weight,
+        targets: &targets,
+        denominator: &denominator,
+        chunk_rows: 1,
+    };
+    check(op, &[&[4f64.ln() / 2.0, 0.0]]);
+}

@@ -1,0 +1,67 @@
+//! The head's loss and its gradients.
+
+use crate::reference::evaluate_graph;
+use crate::support::*;
+use storm_graph::{DType, IGNORE_INDEX, Op};
+
+#[test]
+fn head_loss() {
+    check("HeadLoss", 60, |b| random_loss(b, 1.0));
+}
+
+/// Logits in the hundreds: exponentials must not overflow.
+#[test]
+fn head_loss_of_large_logits() {
+    check("HeadLoss of large logits", 10, |b| {
+        b.loosen(100.0);
+        random_loss(b, 30.0);
+    });
+}
+
+/// The gradient's kernel yields the loss of the forward kernel.
+#[test]
+fn loss_of_the_gradient_is_that_of_the_forward_op() {
+    for seed in 0..30 {
+        for dtype in [DType::F32, DType::BF16] {
+            let case = Case::build(seed, dtype, Precision::Rounded, |b| random_loss(b, 1.0));
+            let row_loss = case.graph.nodes()[0].outputs[0];
+            let forward = case.run().bytes(row_loss);
+            let backward = case.differentiate(&Start::Fresh, DType::F32);
+            let [node] = &backward.graph.nodes() else { panic!("only HeadLossGrad is left") };
+            assert!(matches!(node.op, Op::HeadLossGrad { .. }));
+            let mut machine = Machine::new(&backward.graph, &backward.values);
+            machine.run();
+            assert_eq!(machine.bytes(node.outputs[0]), forward, "seed {seed}, {dtype}");
+            let want = &evaluate_graph(&case.graph, &case.values)[&row_loss];
+            let context = format!("seed {seed}, {dtype}");
+            let got = machine.get(node.outputs[0]);
+            assert_close(&context, &got, want, BF16_TOLERANCE, 0.1);
+        }
+    }
+}
+
+fn random_loss(b: &mut Builder, scale: f64) {
+    let (vocabulary, width) = loop {
+        let extents = (b.rng.extent(129), b.rng.extent(65));
+        if extents.0 * extents.1 <= 2_500 {
+            break extents;
+        }
+    };
+    let shape = b.rng.row_shape(33, width);
+    let hidden = b.scaled_input("hidden", &shape, scale);
+    let weight = match b.rng.below(5) {
+        0 => b.input("weight", &[vocabulary, width]),
+        1 => b.trained("weight", &[vocabulary, width], storm_graph::Training::Frozen),
+        _ => b.parameter("weight", &[vocabulary, width]),
+    };
+    let ignored = b.rng.pick(&[0, 3, 10]);
+    let targets = b.integers("targets", &shape[..shape.len() - 1], |rng, _| {
+        if rng.below(10) < ignored { IGNORE_INDEX } else { rng.below(vocabulary) as i32 }
+    });
+    let count = b.rng.pick(&[1.0, 3.0, 20.0]);
+    let denominator = b.constant("denominator", &[], vec![count]);
+    let chunk_rows = b.rng.pick(&[1, 2, 7, 16, 1000]);
+    // A logit of 10 in bf16 is off by up to 0.03.
+    b.loosen(4.0);
+    b.result("loss", Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows });
+}

@@ -1,0 +1,30 @@
+//! What ops compute: forward against an f64 reference, backward against finite differences, and
+//! that neither threads nor recomputation change a bit.
+//!
+//! | file | what belongs there |
+//! |---|---|
+//! | `../reference/` | the ops in plain f64 loops |
+//! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
+//! | `linear`, `elementwise`, `norm`, `attention`, `loss`, `shapes` | random cases of one op family |
+//! | `optimizer`, `random_normal` | ops without gradients |
+//! | `transformer` | whole small models: sharing, frozen parameters |
+//! | `exactness` | thread counts and recomputation, to the bit |
+//!
+//! A failure names the family, the seed and the graph; the seed alone makes it again.
+
+#[path = "../reference/mod.rs"]
+mod reference;
+#[path = "../support/mod.rs"]
+mod support;
+
+mod attention;
+mod elementwise;
+mod exactness;
+mod facts;
+mod linear;
+mod loss;
+mod norm;
+mod optimizer;
+mod random_normal;
+mod shapes;
+mod transformer;

@@ -1,0 +1,128 @@
+//! Sums, repetition and rearrangement, and their gradients.
+
+use crate::reference::Value;
+use crate::support::*;
+use half::bf16;
+use storm_graph::{DType, Graph, Op, SUM_BLOCK, Shape};
+
+#[test]
+fn sums_and_broadcasts() {
+    check("sum and broadcast", 30, |b| {
+        let width = b.rng.extent(129);
+        let shape = b.rng.row_shape(129, width);
+        let x = b.input("x", &shape);
+        // A sum of many terms that cancel.
+        b.loosen(20.0);
+        let sum = b.result("sum", Op::Sum { x })[0];
+        let (rows, width, dtype) = (b.rng.extent(33), b.rng.extent(33), b.dtype);
+        let shape = Shape::from([rows, width]);
+        b.result("repeated", Op::Broadcast { x: sum, shape, dtype });
+    });
+}
+
+#[test]
+fn rearrangements() {
+    check("rearrangement", 50, |b| {
+        let rank = b.rng.below(5);
+        let mut shape: Vec<usize> = (0..rank).map(|_| b.rng.extent(7)).collect();
+        if rank > 0 {
+            shape[b.rng.below(rank)] = b.rng.extent(65);
+        }
+        let x = b.input("x", &shape);
+        let op = match b.rng.below(4) {
+            0 => {
+                let elements: usize = shape.iter().product();
+                let axes = b.rng.pick(&[[1, elements], [elements, 1]]);
+                Op::Reshape { x, shape: Shape::from(axes) }
+            }
+            1 => Op::Convert { x, dtype: b.rng.pick(&[DType::F32, DType::BF16]) },
+            _ => {
+                let mut axes: Vec<usize> = (0..rank).collect();
+                for i in (1..rank).rev() {
+                    axes.swap(i, b.rng.below(i + 1));
+                }
+                Op::Transpose { x, axes }
+            }
+        };
+        b.result("y", op);
+    });
+}
+
+/// Every bf16 bit pattern survives to f32 and back; f32 rounds to nearest, ties to even.
+#[test]
+fn conversions_to_the_bit() {
+    let mut graph = Graph::new();
+    let elements = 3 << 16;
+    let x = graph.input("x", [elements], DType::F32);
+    let mut convert = |x, dtype| graph.apply_one("y", Op::Convert { x, dtype }).expect("fits");
+    let narrow = convert(x, DType::BF16);
+    let wide = convert(narrow, DType::F32);
+    // All bf16 values, halfway to the next one, and just beyond halfway.
+    let values: Vec<f32> = (0..elements as u32)
+        .map(|i| f32::from_bits((i & 0xffff) << 16 | [0, 0x8000, 0x8001][(i >> 16) as usize]))
+        .filter(|x| x.is_finite())
+        .collect();
+    let mut data: Vec<f64> = values.iter().copied().map(f64::from).collect();
+    data.resize(elements, 0.0);
+    let mut machine =
+        Machine::new(&graph, &[(x, Value::new(Shape::from([elements]), data))].into());
+    machine.run();
+    let (narrow, wide) = (machine.get(narrow), machine.get(wide));
+    assert_eq!(narrow, wide);
+    for (got, x) in narrow.data.iter().zip(values) {
+        assert_eq!(*got as f32, bf16::from_f32(x).to_f32(), "{x:e}");
+    }
+}
+
+/// Sums of more than one block, and of a block's length and one.
+#[test]
+fn long_sums() {
+    let mut rng = Rng::new(3);
+    for elements in [SUM_BLOCK - 1, SUM_BLOCK, SUM_BLOCK + 1, 3 * SUM_BLOCK + 777] {
+        let mut graph = Graph::new();
+        let x = graph.input("x", [elements], DType::F32);
+        let sum = graph.apply_one("sum", Op::Sum { x }).expect("fits");
+        let squares = graph.apply_one("squares", Op::SumOfSquares { x }).expect("fits");
+        let data: Vec<f64> = (0..elements).map(|_| f64::from(rng.normal() as f32)).collect();
+        let want_sum = data.iter().sum::<f64>();
+        let want_squares = data.iter().map(|x| x * x).sum::<f64>();
+        let mut machine =
+            Machine::new(&graph, &[(x, Value::new(Shape::from([elements]), data))].into());
+        machine.run();
+        let (sum, squares) = (machine.get(sum).data[0], machine.get(squares).data[0]);
+        let noise = 1e-6 * want_squares.sqrt() * (elements as f64).sqrt().ln();
+        assert!((sum - want_sum).abs() <= noise, "{elements}: {sum}, not {want_sum}");
+        let noise = 1e-5 * want_squares;
+        assert!((squares - want_squares).abs() <= noise, "{elements}: {squares}");
+    }
+}
+
+/// A column sum over more rows than one partial covers, and added to what was there.
+#[test]
+fn column_sums_of_many_rows() {
+    check("bias of many rows", 6, |b| {
+        let rows = b.rng.pick(&[127, 128, 129, 300, 1000]);
+        let (width_in, width_out) = (b.rng.extent(3), b.rng.extent(7));
+        let x = b.input("x", &[rows, width_in]);
+        let weight = b.parameter("weight", &[width_out, width_in]);
+        let bias = Some(b.parameter("bias", &[width_out]));
+        b.loosen(10.0);
+        b.result("y", Op::Linear { x, weight, bias, addend: None });
+    });
+}
+
+#[test]
+fn fills() {
+    for dtype in [DType::F32, DType::BF16] {
+        let mut graph = Graph::new();
+        for shape in [Shape::scalar(), Shape::from([3, 65])] {
+            let op = Op::Fill { shape, dtype, value: -0.625 };
+            graph.apply_one("fill", op).expect("fits");
+        }
+        let mut machine = Machine::new(&graph, &[].into());
+        machine.run();
+        for id in graph.ids() {
+            assert!(machine.get(id).data.iter().all(|&x| x == -0.625), "{dtype}");
+        }
+    }
+}

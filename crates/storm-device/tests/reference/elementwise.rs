@@ -1,0 +1,36 @@
+//! Ops on single elements, and on pairs of gate and up.
+
+use super::Value;
+use storm_graph::{ActivationFunction, Op};
+
+pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
+    let value = match *op {
+        Op::Add { a, b } => a.zip(b, |a, b| a + b),
+        Op::Mul { a, b } => a.zip(b, |a, b| a * b),
+        Op::Scale { x, factor } => x.map(|x| f64::from(factor) * x),
+        Op::Activation { x, function } => x.map(match function {
+            ActivationFunction::GeluTanh => gelu,
+            ActivationFunction::Silu => silu,
+        }),
+        Op::SwiGlu { gate_up } => {
+            let half = gate_up.shape.width() / 2;
+            let mut data = Vec::new();
+            for row in gate_up.rows() {
+                let (gate, up) = row.split_at(half);
+                data.extend(gate.iter().zip(up).map(|(&gate, &up)| silu(gate) * up));
+            }
+            Value::new(gate_up.shape.with_width(half), data)
+        }
+        _ => unreachable!("not an elementwise op"),
+    };
+    vec![value]
+}
+
+pub(crate) fn gelu(x: f64) -> f64 {
+    let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
+    x / 2.0 * (1.0 + inner.tanh())
+}
+
+pub(crate) fn silu(x: f64) -> f64 {
+    x / (1.0 + (-x).exp())
+}

@@ -1,0 +1,38 @@
+use storm_device::DeviceError;
+use storm_graph::Tensor;
+
+/// Why a program could not be put on a device or fed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ExecError {
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A tensor comes from outside, but no slot has its name.
+    #[error(
+        "section `{section}` reads `{tensor}`, which has no slot; declare it before scheduling"
+    )]
+    NoSlot {
+        /// The section.
+        section: String,
+        /// Name of the tensor.
+        tensor: String,
+    },
+    /// Two slots of one name that are not alike.
+    #[error("slot `{name}` is {known}, and cannot also be {wanted}")]
+    SlotMismatch {
+        /// Name of the slot.
+        name: String,
+        /// What it is.
+        known: Box<Tensor>,
+        /// What was asked for.
+        wanted: Box<Tensor>,
+    },
+    /// A name that nobody declared.
+    #[error("there is no `{name}`; there are: {known}")]
+    UnknownName {
+        /// What was asked for.
+        name: String,
+        /// Some of what exists.
+        known: String,
+    },
+}

@@ -1,0 +1,87 @@
+use crate::ExecError;
+use std::collections::BTreeMap;
+use storm_device::cpu::CpuDevice;
+use storm_graph::Tensor;
+
+/// A tensor that outlives a schedule: a parameter, a gradient, optimizer state, an input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SlotId(usize);
+
+#[derive(Clone, Debug)]
+struct Slot {
+    tensor: Tensor,
+    offset: usize,
+}
+
+/// All lasting tensors by name, one after another from offset 0.
+#[derive(Clone, Debug, Default)]
+pub struct Slots {
+    slots: Vec<Slot>,
+    by_name: BTreeMap<String, SlotId>,
+    size_bytes: usize,
+}
+
+impl Slots {
+    /// None yet.
+    pub fn new() -> Slots {
+        Slots::default()
+    }
+
+    /// The slot of that name, made if it is new.
+    ///
+    /// # Errors
+    /// There is one of another shape or dtype.
+    pub fn declare(&mut self, tensor: Tensor) -> Result<SlotId, ExecError> {
+        if let Some(&id) = self.by_name.get(&tensor.name) {
+            let known = &self.slots[id.0].tensor;
+            if known.shape == tensor.shape && known.dtype == tensor.dtype {
+                return Ok(id);
+            }
+            return Err(ExecError::SlotMismatch {
+                name: tensor.name.clone(),
+                known: Box::new(known.clone()),
+                wanted: Box::new(tensor),
+            });
+        }
+        let id = SlotId(self.slots.len());
+        let offset = self.size_bytes;
+        self.size_bytes = (offset + tensor.size_bytes()).next_multiple_of(CpuDevice::ALIGNMENT);
+        self.by_name.insert(tensor.name.clone(), id);
+        self.slots.push(Slot { tensor, offset });
+        Ok(id)
+    }
+
+    /// The slot of that name.
+    pub fn find(&self, name: &str) -> Option<SlotId> {
+        self.by_name.get(name).copied()
+    }
+
+    /// As [`Slots::find`], with an error that lists what exists.
+    ///
+    /// # Errors
+    /// No such slot.
+    pub fn get(&self, name: &str) -> Result<SlotId, ExecError> {
+        self.find(name).ok_or_else(|| {
+            let mut known: Vec<&str> = self.by_name.keys().map(String::as_str).take(12).collect();
+            if self.by_name.len() > known.len() {
+                known.push("…");
+            }
+            ExecError::UnknownName { name: name.to_owned(), known: known.join(", ") }
+        })
+    }
+
+    /// What the slot holds.
+    pub fn tensor(&self, id: SlotId) -> &Tensor {
+        &self.slots[id.0].tensor
+    }
+
+    /// Where it lies.
+    pub(crate) fn offset(&self, id: SlotId) -> usize {
+        self.slots[id.0].offset
+    }
+
+    /// Bytes of all slots.
+    pub fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+}

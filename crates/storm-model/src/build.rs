@@ -1,0 +1,370 @@
+//! From a config to a program: prologue, one layer, epilogue.
+
+use crate::{Family, ModelConfig, ModelError, ParameterLayout, ParameterSpec, RotaryScaling};
+use storm_graph::{
+    ActivationFunction, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Program,
+    RotaryDirection, RotaryFrequencies, Section, Shape, TensorClass, TensorId, Training,
+};
+
+/// Rows of logits that exist at a time unless asked otherwise.
+pub const DEFAULT_CHUNK_ROWS: usize = 1024;
+
+/// How a model is to be computed. None of this may depend on a memory budget: it decides the bits.
+#[derive(Clone, Debug)]
+pub struct BuildOptions {
+    /// B: sequences per micro-batch.
+    pub batch: usize,
+    /// T: tokens per sequence.
+    pub sequence: usize,
+    /// Storage of parameters and activations.
+    pub dtype: DType,
+    /// Whether rows hold one sample or several.
+    pub packing: Packing,
+    /// What the program is for.
+    pub output: ModelOutput,
+    /// Which parameters learn.
+    pub trainable: Trainable,
+}
+
+/// How samples lie in a row of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Packing {
+    /// One sample per row.
+    Single,
+    /// Several, told apart by an input `segments` (B, T).
+    Segments,
+}
+
+/// What a program yields.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelOutput {
+    /// The result `loss`, a scalar: cross-entropy against the input `targets` (B, T), divided by the
+    /// input `denominator`.
+    Loss {
+        /// Rows of logits that exist at a time.
+        chunk_rows: usize,
+    },
+    /// The result `logits` (B, T, V).
+    Logits,
+}
+
+/// Which parameters learn, by their name in the layout (`attention.qkv.weight`).
+#[derive(Clone, Copy, Debug)]
+pub enum Trainable {
+    /// All.
+    All,
+    /// Those for which the function holds.
+    Where(fn(&str) -> bool),
+}
+
+impl BuildOptions {
+    /// Training in `dtype` with everything at its default.
+    pub fn training(batch: usize, sequence: usize, dtype: DType) -> BuildOptions {
+        BuildOptions {
+            batch,
+            sequence,
+            dtype,
+            packing: Packing::Single,
+            output: ModelOutput::Loss { chunk_rows: DEFAULT_CHUNK_ROWS },
+            trainable: Trainable::All,
+        }
+    }
+}
+
+/// Builds the forward program of a model.
+///
+/// Inputs: `tokens`, `positions` (B, T) i32; with [`Packing::Segments`] also `segments`; for the
+/// loss `targets` and `denominator`.
+///
+/// # Errors
+/// The config is not valid, or the sequence is longer than the model can take.
+pub fn build(config: &ModelConfig, options: &BuildOptions) -> Result<Program, ModelError> {
+    config.validate()?;
+    check_size(config, options)?;
+    let builder = Builder { config, options, layout: ParameterLayout::new(config) };
+    let program = Program::new(
+        builder.prologue()?,
+        builder.layer()?,
+        config.layer_count,
+        builder.epilogue()?,
+    )?;
+    Ok(program)
+}
+
+fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result<(), ModelError> {
+    let BuildOptions { batch, sequence, .. } = *options;
+    let refuse = |field: &'static str, value: usize, rule: String| {
+        Err(ModelError::InvalidConfig { field, value: value.to_string(), rule })
+    };
+    // Rows are counted in i32 on every device.
+    let rows_max = i32::MAX as usize;
+    if batch == 0 || sequence == 0 || batch.saturating_mul(sequence) > rows_max {
+        let tokens = batch.saturating_mul(sequence);
+        return refuse("batch × sequence", tokens, format!("from 1 to {rows_max} tokens"));
+    }
+    if config.family == Family::Gpt2 && sequence > config.max_positions {
+        let rule = format!("at most {}, the positions that the model has", config.max_positions);
+        return refuse("sequence", sequence, rule);
+    }
+    match config.sliding_window {
+        Some(window) if sequence > window => {
+            let rule = format!(
+                "at most {window}: the model's attention window slides beyond it, which STORM does \
+                 not compute; use a shorter sequence"
+            );
+            refuse("sequence", sequence, rule)
+        }
+        _ => Ok(()),
+    }
+}
+
+struct Builder<'a> {
+    config: &'a ModelConfig,
+    options: &'a BuildOptions,
+    layout: ParameterLayout,
+}
+
+/// A section under construction: a graph, and the parameters it may use.
+struct Draft<'a> {
+    graph: Graph,
+    specs: &'a [ParameterSpec],
+    options: &'a BuildOptions,
+    config: &'a ModelConfig,
+}
+
+impl Builder<'_> {
+    fn draft<'a>(&'a self, specs: &'a [ParameterSpec]) -> Draft<'a> {
+        Draft { graph: Graph::new(), specs, options: self.options, config: self.config }
+    }
+
+    /// Token embedding, plus positions: learned ones are added, rotary ones become a table.
+    fn prologue(&self) -> Result<Section, GraphError> {
+        let mut draft = self.draft(&self.layout.prologue);
+        let tokens = draft.batch_input("tokens"); // (B, T)
+        let positions = draft.batch_input("positions"); // (B, T)
+        let table = draft.required("embedding.weight"); // (V, C)
+        let graph = &mut draft.graph;
+        let mut hidden = graph.apply_one("embedding", Op::Embedding { ids: tokens, table })?; // (B, T, C)
+        let mut exports = Vec::new();
+        match self.rotary() {
+            None => {
+                let table = draft.required("position_embedding.weight"); // (P, C)
+                let graph = &mut draft.graph;
+                let op = Op::Embedding { ids: positions, table };
+                let position = graph.apply_one("position_embedding", op)?; // (B, T, C)
+                hidden = graph.apply_one("hidden", Op::Add { a: hidden, b: position })?;
+            }
+            Some(frequencies) => {
+                let head_dim = self.config.head_dim;
+                let op = Op::RotaryTable { positions, head_dim, frequencies };
+                let table = graph.apply_one("rotary_table", op)?; // (B, T, D/2, 2)
+                exports.push(("rotary_table".to_owned(), table));
+            }
+        }
+        Ok(Section {
+            name: "prologue",
+            graph: draft.graph,
+            carried_out: vec![hidden],
+            exports,
+            ..Section::default()
+        })
+    }
+
+    fn layer(&self) -> Result<Section, GraphError> {
+        let mut draft = self.draft(&self.layout.layer);
+        let hidden = draft.hidden();
+        let (normed, _) = draft.norm("attention_norm", hidden, None)?; // (B, T, C)
+        let attended = self.attention(&mut draft, normed)?; // (B, T, C)
+        let (normed, sum) = draft.norm("mlp_norm", hidden, Some(attended))?;
+        let out = match self.config.family {
+            Family::Gpt2 => {
+                let up = draft.linear("mlp.up", normed, None)?; // (B, T, F)
+                let function = ActivationFunction::GeluTanh;
+                let active =
+                    draft.graph.apply_one("mlp.gelu", Op::Activation { x: up, function })?;
+                draft.linear("mlp.down", active, Some(sum))? // (B, T, C)
+            }
+            _ => {
+                let gate_up = draft.linear("mlp.gate_up", normed, None)?; // (B, T, 2F)
+                let active = draft.graph.apply_one("mlp.swiglu", Op::SwiGlu { gate_up })?;
+                draft.linear("mlp.down", active, Some(sum))? // (B, T, C)
+            }
+        };
+        Ok(Section {
+            name: "layer",
+            graph: draft.graph,
+            carried_in: vec![hidden],
+            carried_out: vec![out],
+            ..Section::default()
+        })
+    }
+
+    /// Projections, per-head norm, rotary positions and attention of the normalized residual.
+    fn attention(&self, draft: &mut Draft<'_>, normed: TensorId) -> Result<TensorId, GraphError> {
+        let config = self.config;
+        let heads = HeadLayout {
+            query_heads: config.query_heads,
+            key_value_heads: config.kv_heads,
+            head_dim: config.head_dim,
+        };
+        let mut qkv = draft.linear("attention.qkv", normed, None)?; // (B, T, (Q+2K)·D)
+        if config.family.has_query_key_norm() {
+            let query_weight = draft.required("attention.query_norm.weight"); // (D)
+            let key_weight = draft.required("attention.key_norm.weight"); // (D)
+            let epsilon = config.norm_eps as f32;
+            let op = Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon };
+            qkv = draft.graph.apply_one("attention.qk_norm", op)?;
+        }
+        if config.rotary.is_some() {
+            let [batch, sequence] = [self.options.batch, self.options.sequence];
+            let shape = [batch, sequence, config.head_dim / 2, 2];
+            let table = draft.graph.input("rotary_table", shape, DType::F32);
+            let op = Op::Rotary { qkv, table, heads, direction: RotaryDirection::Forward };
+            qkv = draft.graph.apply_one("attention.rotary", op)?;
+        }
+        let segments = match self.options.packing {
+            Packing::Single => None,
+            Packing::Segments => Some(draft.batch_input("segments")), // (B, T)
+        };
+        let scale = 1.0 / (config.head_dim as f32).sqrt();
+        let op = Op::Attention { qkv, segments, heads, mask: Mask::Causal, scale };
+        let attended = draft.graph.apply_one("attention", op)?; // (B, T, Q·D)
+        draft.linear("attention.output", attended, None)
+    }
+
+    fn epilogue(&self) -> Result<Section, GraphError> {
+        // A tied head is the embedding, which is a parameter of the prologue.
+        let specs: Vec<ParameterSpec> =
+            self.layout.epilogue.iter().chain(&self.layout.prologue).cloned().collect();
+        let mut draft = self.draft(&specs);
+        let hidden = draft.hidden();
+        let (normed, _) = draft.norm("final_norm", hidden, None)?; // (B, T, C)
+        let head = if self.config.tied_embeddings { "embedding.weight" } else { "head.weight" };
+        let weight = draft.required(head); // (V, C)
+        let results = match self.options.output {
+            ModelOutput::Logits => {
+                let op = Op::Linear { x: normed, weight, bias: None, addend: None };
+                vec![("logits".to_owned(), draft.graph.apply_one("logits", op)?)] // (B, T, V)
+            }
+            ModelOutput::Loss { chunk_rows } => {
+                let targets = draft.batch_input("targets"); // (B, T)
+                let graph = &mut draft.graph;
+                let denominator = graph.input("denominator", Shape::scalar(), DType::F32);
+                let op = Op::HeadLoss { hidden: normed, weight, targets, denominator, chunk_rows };
+                let row_loss = graph.apply_one("row_loss", op)?; // (B, T)
+                vec![("loss".to_owned(), graph.apply_one("loss", Op::Sum { x: row_loss })?)]
+            }
+        };
+        Ok(Section {
+            name: "epilogue",
+            graph: draft.graph,
+            carried_in: vec![hidden],
+            results,
+            ..Section::default()
+        })
+    }
+
+    fn rotary(&self) -> Option<RotaryFrequencies> {
+        let rotary = self.config.rotary?;
+        let scaling = match rotary.scaling {
+            RotaryScaling::None => storm_graph::RotaryScaling::Plain,
+            RotaryScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_positions,
+            } => storm_graph::RotaryScaling::Llama3 {
+                factor,
+                low_frequency_factor: low_freq_factor,
+                high_frequency_factor: high_freq_factor,
+                original_positions: original_max_positions,
+            },
+        };
+        Some(RotaryFrequencies { theta: rotary.theta, scaling })
+    }
+}
+
+impl Draft<'_> {
+    fn batch_input(&mut self, name: &str) -> TensorId {
+        self.graph.input(name, [self.options.batch, self.options.sequence], DType::I32)
+    }
+
+    /// The residual stream, (B, T, C), from the section before.
+    fn hidden(&mut self) -> TensorId {
+        let BuildOptions { batch, sequence, dtype, .. } = *self.options;
+        let shape = [batch, sequence, self.config.hidden_size];
+        self.graph.source("hidden", shape, dtype, TensorClass::Activation)
+    }
+
+    /// A parameter, if the layout has it.
+    fn optional(&mut self, name: &str) -> Option<TensorId> {
+        let spec = self.specs.iter().find(|spec| spec.name == name)?;
+        let training = match self.options.trainable {
+            Trainable::All => Training::Trainable,
+            Trainable::Where(learns) if learns(name) => Training::Trainable,
+            Trainable::Where(_) => Training::Frozen,
+        };
+        Some(self.graph.parameter(name, &spec.shape[..], self.options.dtype, training))
+    }
+
+    fn required(&mut self, name: &str) -> TensorId {
+        self.optional(name).unwrap_or_else(|| unreachable!("the layout has no `{name}`"))
+    }
+
+    /// `NAME.weight`, and `NAME.bias` where the layout has one.
+    fn linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        addend: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        let weight = self.required(&format!("{name}.weight"));
+        let bias = self.optional(&format!("{name}.bias"));
+        self.graph.apply_one(name, Op::Linear { x, weight, bias, addend })
+    }
+
+    /// The norm of `x + delta`, and that sum (`x` itself without a delta).
+    fn norm(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        delta: Option<TensorId>,
+    ) -> Result<(TensorId, TensorId), GraphError> {
+        let weight = self.required(&format!("{name}.weight"));
+        let bias = self.optional(&format!("{name}.bias"));
+        let kind = match self.config.family {
+            Family::Gpt2 => NormKind::Layer,
+            _ => NormKind::Rms,
+        };
+        let epsilon = self.config.norm_eps as f32;
+        let outputs = self.graph.apply(name, Op::Norm { x, delta, weight, bias, kind, epsilon })?;
+        let sum = if delta.is_some() { outputs[outputs.len() - 1] } else { x };
+        Ok((outputs[0], sum))
+    }
+}
+
+/// How a fresh parameter starts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Initialization {
+    /// Normal around 0.
+    Normal {
+        /// Standard deviation.
+        deviation: f32,
+    },
+    /// The same value everywhere: 1 for norms, 0 for biases.
+    Constant(f32),
+}
+
+/// How the parameter named `name` (in the layout) starts when a model is trained from scratch:
+/// normal weights, those that write into the residual stream scaled down by `√(2L)` as GPT-2 does.
+pub fn initialization(config: &ModelConfig, name: &str) -> Initialization {
+    if name.ends_with(".bias") {
+        return Initialization::Constant(0.0);
+    }
+    if name.ends_with("norm.weight") {
+        return Initialization::Constant(1.0);
+    }
+    let residual = name.ends_with("attention.output.weight") || name.ends_with("mlp.down.weight");
+    let depth = if residual { (2.0 * config.layer_count as f64).sqrt() } else { 1.0 };
+    Initialization::Normal { deviation: (config.initializer_range / depth) as f32 }
+}

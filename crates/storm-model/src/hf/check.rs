@@ -1,0 +1,58 @@
+//! Whether the tensors of a directory are those of the model: one report of all that is wrong.
+
+use std::collections::{BTreeMap, HashSet};
+
+use super::names::{HF_HEAD, HfPiece, ParameterLayout, hf_embedding, is_saved_constant};
+use super::safetensors_file::TensorEntry;
+use crate::ModelConfig;
+use crate::error::{TensorReport, clip};
+
+/// Compares tensors, by the names that transformers gives them, to what the model needs.
+pub(super) fn check_tensors(
+    config: &ModelConfig,
+    tensors: &BTreeMap<String, TensorEntry>,
+) -> TensorReport {
+    let mut report = TensorReport::default();
+    let mut needed: HashSet<String> = HashSet::new();
+    let has_head = tensors.contains_key(HF_HEAD);
+    for spec in ParameterLayout::new(config).iter() {
+        for piece in spec.pieces {
+            let is_embedding = piece.hf_name == hf_embedding(config.family);
+            match tensors.get(&piece.hf_name) {
+                Some(entry) => check_entry(&piece, entry, &mut report),
+                // A tied model may have been saved with the head only.
+                None if is_embedding && config.tied_embeddings && has_head => {}
+                None => report.missing.add(|| piece.hf_name.clone()),
+            }
+            if is_embedding
+                && config.tied_embeddings
+                && let Some(entry) = tensors.get(HF_HEAD)
+            {
+                let head = HfPiece { hf_name: HF_HEAD.into(), ..piece.clone() };
+                check_entry(&head, entry, &mut report);
+                needed.insert(head.hf_name);
+            }
+            // What is not there cannot be left over: keeps a hostile layer count from filling memory.
+            if tensors.contains_key(&piece.hf_name) {
+                needed.insert(piece.hf_name);
+            }
+        }
+    }
+    for name in tensors.keys() {
+        if !needed.contains(name) && !is_saved_constant(config.family, name) {
+            report.extra.add(|| clip(name));
+        }
+    }
+    report
+}
+
+fn check_entry(piece: &HfPiece, entry: &TensorEntry, report: &mut TensorReport) {
+    if piece.shape != entry.shape {
+        report.wrong_shape.add(|| {
+            format!("{}: found {:?}, expected {:?}", piece.hf_name, entry.shape, piece.shape)
+        });
+    }
+    if !entry.dtype.is_weight() {
+        report.wrong_dtype.add(|| format!("{}: {}", piece.hf_name, entry.dtype.name()));
+    }
+}

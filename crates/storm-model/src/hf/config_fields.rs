@@ -1,0 +1,170 @@
+//! Typed access to config.json that remembers what was read, so that the rest can be refused.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value};
+
+use crate::error::clip;
+use crate::{Family, ModelError};
+
+/// Fields that do not change the forward pass of any supported family: token ids, generation
+/// settings, labels, bookkeeping. Dropout is among them: STORM trains without it.
+#[rustfmt::skip]
+const HARMLESS: &[&str] = &[
+    "_attn_implementation", "_attn_implementation_autoset", "_commit_hash", "_flash_attn_2_enabled",
+    "_name_or_path", "architectures", "attention_dropout", "attn_implementation", "attn_pdrop",
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward",
+    "decoder_start_token_id", "diversity_penalty", "do_sample", "dtype", "early_stopping",
+    "embd_pdrop", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id",
+    "forced_eos_token_id", "gradient_checkpointing", "id2label", "is_decoder", "label2id",
+    "length_penalty", "max_length", "min_length", "model_max_length", "model_type", "n_ctx",
+    "name_or_path", "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_labels",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores",
+    "pad_token_id", "prefix", "pretraining_tp", "problem_type", "remove_invalid_values",
+    "repetition_penalty", "resid_pdrop", "return_dict", "return_dict_in_generate",
+    "sep_token_id", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+    "summary_type", "summary_use_proj", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tie_last_hidden_states", "tokenizer_class", "top_k", "top_p",
+    "torch_dtype", "torchscript", "transformers_version", "typical_p", "unsloth_fixed",
+    "unsloth_version", "use_bfloat16", "use_cache",
+];
+
+/// The fields of one JSON object.
+pub(super) struct Fields<'a> {
+    map: &'a Map<String, Value>,
+    /// Put before a field's name in messages: empty, or `rope_scaling.`.
+    prefix: &'static str,
+    model_type: &'static str,
+    known: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(map: &'a Map<String, Value>, prefix: &'static str, family: Family) -> Self {
+        Self { map, prefix, model_type: family.model_type(), known: RefCell::default() }
+    }
+
+    /// The value, unless it is absent.
+    pub(super) fn raw(&self, field: &'static str) -> Option<&'a Value> {
+        self.known.borrow_mut().insert(field);
+        self.map.get(field)
+    }
+
+    /// The value, unless it is absent or null.
+    pub(super) fn get(&self, field: &'static str) -> Option<&'a Value> {
+        self.raw(field).filter(|value| !value.is_null())
+    }
+
+    pub(super) fn size(&self, field: &'static str) -> Result<Option<usize>, ModelError> {
+        self.get(field)
+            .map(|value| {
+                let size = value.as_u64().and_then(|size| usize::try_from(size).ok());
+                size.ok_or_else(|| {
+                    self.refuse(field, value, "it must be a whole number, not negative")
+                })
+            })
+            .transpose()
+    }
+
+    pub(super) fn needed_size(&self, field: &'static str) -> Result<usize, ModelError> {
+        self.size(field)?.ok_or(ModelError::MissingField { field, model_type: self.model_type })
+    }
+
+    pub(super) fn number(&self, field: &'static str) -> Result<Option<f64>, ModelError> {
+        self.get(field)
+            .map(|value| {
+                value.as_f64().ok_or_else(|| self.refuse(field, value, "it must be a number"))
+            })
+            .transpose()
+    }
+
+    pub(super) fn needed_number(&self, field: &'static str) -> Result<f64, ModelError> {
+        self.number(field)?.ok_or(ModelError::MissingField { field, model_type: self.model_type })
+    }
+
+    pub(super) fn flag(&self, field: &'static str, default: bool) -> Result<bool, ModelError> {
+        match self.get(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(*flag),
+            Some(value) => Err(self.refuse(field, value, "it must be true or false")),
+        }
+    }
+
+    pub(super) fn text(&self, field: &'static str) -> Result<Option<&'a str>, ModelError> {
+        self.get(field)
+            .map(|value| {
+                value.as_str().ok_or_else(|| self.refuse(field, value, "it must be a text"))
+            })
+            .transpose()
+    }
+
+    /// A feature that STORM lacks, which is fine while it is off.
+    pub(super) fn must_be(&self, field: &'static str, wanted: bool) -> Result<(), ModelError> {
+        if self.flag(field, wanted)? == wanted {
+            return Ok(());
+        }
+        let advice = format!("STORM supports only {wanted} for {} models", self.model_type);
+        Err(self.refuse(field, &Value::Bool(!wanted), &advice))
+    }
+
+    /// A field that must be one of `allowed`, or absent where the default is.
+    pub(super) fn must_be_one_of(
+        &self,
+        field: &'static str,
+        allowed: &[&str],
+    ) -> Result<(), ModelError> {
+        match self.text(field)? {
+            Some(text) if !allowed.contains(&text) => Err(self.refuse(
+                field,
+                &Value::from(text),
+                &format!("STORM supports {} for {} models", allowed.join(", "), self.model_type),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn refuse(&self, field: &str, value: &Value, advice: &str) -> ModelError {
+        ModelError::UnsupportedField {
+            field: format!("{}{field}", self.prefix),
+            value: show(value),
+            advice: advice.to_owned(),
+        }
+    }
+
+    /// An error if the object has a field that was neither read nor is harmless. Values of null say
+    /// nothing, so that they pass.
+    pub(super) fn refuse_unknown(&self) -> Result<(), ModelError> {
+        let known = self.known.borrow();
+        let harmless: &[&str] = if self.prefix.is_empty() { HARMLESS } else { &[] };
+        let is_known = |key: &str| known.contains(key) || harmless.contains(&key);
+        let unknown: Vec<String> = self
+            .map
+            .iter()
+            .filter(|(key, value)| !value.is_null() && !is_known(key))
+            .map(|(key, _)| format!("`{}{}`", self.prefix, clip(key)))
+            .take(20)
+            .collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let mut supported: Vec<&str> = known.iter().chain(harmless).copied().collect();
+        supported.sort_unstable();
+        supported.dedup();
+        Err(ModelError::UnknownFields {
+            fields: unknown.join(", "),
+            model_type: self.model_type,
+            supported: supported.join(", "),
+        })
+    }
+}
+
+/// A JSON value for a message. Containers are named, not printed: they may be large.
+pub(super) fn show(value: &Value) -> String {
+    match value {
+        Value::Array(items) => format!("a list of {}", items.len()),
+        Value::Object(_) => "an object".to_owned(),
+        Value::String(text) => format!("\"{}\"", clip(text)),
+        scalar => scalar.to_string(),
+    }
+}

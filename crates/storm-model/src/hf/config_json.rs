@@ -1,0 +1,357 @@
+//! config.json → [`ModelConfig`], for files of transformers 4 and 5.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::config_fields::{Fields, show};
+use super::strict_json::{parse, read_capped};
+use crate::error::clip;
+use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling};
+
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// A config.json: the model it describes and the file as it was, so that saving can keep what
+/// STORM has no use for.
+#[derive(Debug, Clone)]
+pub struct HfConfig {
+    /// The model.
+    pub model: ModelConfig,
+    /// All fields of the file.
+    pub original: Map<String, Value>,
+}
+
+impl HfConfig {
+    /// Reads and checks a config.json.
+    pub fn read(path: &Path) -> Result<Self, ModelError> {
+        let bytes = read_capped(path, "config.json", CONFIG_BYTES_MAX)?;
+        let original: Map<String, Value> = parse(path, &bytes)?;
+        Ok(Self { model: model_config(&original)?, original })
+    }
+}
+
+/// The model that the fields of a config.json describe.
+pub(super) fn model_config(map: &Map<String, Value>) -> Result<ModelConfig, ModelError> {
+    // Refused before anything else, whatever the architecture claims to be.
+    if map.get("auto_map").is_some_and(|value| !value.is_null()) {
+        return Err(ModelError::RemoteCode { supported: supported() });
+    }
+    if let Some(quantization) = map.get("quantization_config").filter(|value| !value.is_null()) {
+        let method =
+            quantization.get("quant_method").map_or_else(|| "method not named".into(), show);
+        return Err(ModelError::Quantized { method });
+    }
+    let family = family(map)?;
+    let fields = Fields::new(map, "", family);
+    for (field, wanted) in [
+        ("is_encoder_decoder", false),
+        ("add_cross_attention", false),
+        ("tie_encoder_decoder", false),
+    ] {
+        fields.must_be(field, wanted)?;
+    }
+    for field in ["pruned_heads", "per_layer_config"] {
+        let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
+        if let Some(value) = fields.get(field).filter(|value| !is_empty(value)) {
+            return Err(fields.refuse(field, value, "STORM needs all layers to be alike"));
+        }
+    }
+    // Named twice on purpose: read as null above, known to `refuse_unknown` below.
+    fields.raw("auto_map");
+    fields.raw("quantization_config");
+    let model = match family {
+        Family::Gpt2 => gpt2(&fields)?,
+        _ => llama_like(&fields, family)?,
+    };
+    fields.refuse_unknown()?;
+    model.validate()?;
+    Ok(model)
+}
+
+fn supported() -> String {
+    Family::ALL.map(Family::architecture).join(", ")
+}
+
+fn family(map: &Map<String, Value>) -> Result<Family, ModelError> {
+    let refuse =
+        |found: String| ModelError::UnsupportedArchitecture { found, supported: supported() };
+    let by_type = match map.get("model_type") {
+        None | Some(Value::Null) => None,
+        Some(value) => {
+            let known = |family: &Family| value.as_str() == Some(family.model_type());
+            let family = Family::ALL.into_iter().find(known);
+            Some(family.ok_or_else(|| refuse(format!("model_type {}", show(value))))?)
+        }
+    };
+    let name = match map.get("architectures") {
+        None | Some(Value::Null) => None,
+        Some(Value::Array(names)) if names.is_empty() => None,
+        Some(Value::Array(names)) if names.len() == 1 && names[0].is_string() => names[0].as_str(),
+        Some(value) => return Err(refuse(format!("architectures ({})", show(value)))),
+    };
+    let by_architecture = match name {
+        None => None,
+        Some(name) => {
+            // The bare models, saved without a head, have the same weights when embeddings are tied.
+            let bare = |family: &Family| {
+                let full = family.architecture();
+                let stem =
+                    full.strip_suffix("ForCausalLM").or_else(|| full.strip_suffix("LMHeadModel"));
+                stem.is_some_and(|stem| name.strip_prefix(stem) == Some("Model"))
+            };
+            let known = |family: &Family| name == family.architecture() || bare(family);
+            let family = Family::ALL.into_iter().find(known);
+            Some(family.ok_or_else(|| refuse(format!("architecture \"{}\"", clip(name))))?)
+        }
+    };
+    match (by_type, by_architecture) {
+        (Some(a), Some(b)) if a != b => Err(refuse(format!(
+            "model_type {} together with architecture {}",
+            a.model_type(),
+            b.architecture()
+        ))),
+        (Some(family), _) | (None, Some(family)) => Ok(family),
+        (None, None) => Err(refuse("a file without model_type and architectures".into())),
+    }
+}
+
+fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
+    fields.must_be_one_of("activation_function", &["gelu_new", "gelu_pytorch_tanh"])?;
+    fields.must_be("scale_attn_weights", true)?;
+    fields.must_be("scale_attn_by_inverse_layer_idx", false)?;
+    fields.must_be("reorder_and_upcast_attn", false)?;
+    let hidden_size = fields.needed_size("n_embd")?;
+    let query_heads = fields.needed_size("n_head")?;
+    Ok(ModelConfig {
+        family: Family::Gpt2,
+        vocab_size: fields.needed_size("vocab_size")?,
+        hidden_size,
+        layer_count: fields.needed_size("n_layer")?,
+        query_heads,
+        kv_heads: query_heads,
+        head_dim: implied_head_dim(hidden_size, query_heads)?,
+        // Saturated values fail validation.
+        intermediate_size: fields.size("n_inner")?.unwrap_or(hidden_size.saturating_mul(4)),
+        max_positions: fields.size("n_positions")?.unwrap_or(1024),
+        norm_eps: fields.number("layer_norm_epsilon")?.unwrap_or(1e-5),
+        tied_embeddings: fields.flag("tie_word_embeddings", true)?,
+        rotary: None,
+        qkv_bias: true,
+        attention_output_bias: true,
+        mlp_bias: true,
+        sliding_window: None,
+        first_windowed_layer: 0,
+        initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
+    })
+}
+
+fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelError> {
+    fields.must_be_one_of("hidden_act", &["silu", "swish"])?;
+    // Left behind in published files by other variants of these families.
+    fields.must_be("use_mrope", false)?;
+    fields.must_be("rope_interleaved", false)?;
+    let hidden_size = fields.needed_size("hidden_size")?;
+    let query_heads = fields.needed_size("num_attention_heads")?;
+    let max_positions = fields.size("max_position_embeddings")?.unwrap_or(match family {
+        Family::Llama => 2048,
+        Family::Mistral => 131_072,
+        _ => 32_768,
+    });
+    // What transformers takes for an absent field differs by family; null always means all heads.
+    let kv_heads =
+        match (fields.size("num_key_value_heads")?, fields.raw("num_key_value_heads"), family) {
+            (Some(heads), ..) => heads,
+            (None, Some(_), _) | (None, None, Family::Llama) => query_heads,
+            (None, None, Family::Mistral) => 8,
+            (None, None, _) => 32,
+        };
+    let head_dim = match (fields.size("head_dim")?, family) {
+        (Some(head_dim), _) => head_dim,
+        (None, Family::Qwen3) => 128,
+        (None, _) => implied_head_dim(hidden_size, query_heads)?,
+    };
+    let has_attention_bias = matches!(family, Family::Llama | Family::Qwen3);
+    let attention_bias = has_attention_bias && fields.flag("attention_bias", false)?;
+    match family {
+        Family::Mistral => fields.must_be("attention_bias", false)?,
+        // Its bias is not optional: transformers ignores the field, and so do published files.
+        Family::Qwen2 => drop(fields.raw("attention_bias")),
+        _ => {}
+    }
+    let mlp_bias = family == Family::Llama && fields.flag("mlp_bias", false)?;
+    if family != Family::Llama {
+        fields.must_be("mlp_bias", false)?;
+    }
+    let layer_count = fields.needed_size("num_hidden_layers")?;
+    let (sliding_window, first_windowed_layer) = sliding_window(fields, family, layer_count)?;
+    Ok(ModelConfig {
+        family,
+        vocab_size: fields.needed_size("vocab_size")?,
+        hidden_size,
+        layer_count,
+        query_heads,
+        kv_heads,
+        head_dim,
+        intermediate_size: fields.needed_size("intermediate_size")?,
+        max_positions,
+        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
+        tied_embeddings: fields.flag("tie_word_embeddings", false)?,
+        rotary: Some(rotary(fields, family, max_positions)?),
+        qkv_bias: attention_bias || family == Family::Qwen2,
+        attention_output_bias: attention_bias,
+        mlp_bias,
+        sliding_window,
+        first_windowed_layer,
+        initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
+    })
+}
+
+fn implied_head_dim(hidden_size: usize, query_heads: usize) -> Result<usize, ModelError> {
+    match hidden_size.checked_rem(query_heads) {
+        Some(0) => Ok(hidden_size / query_heads),
+        Some(_) => Err(ModelError::InvalidConfig {
+            field: "hidden_size",
+            value: hidden_size.to_string(),
+            rule: format!(
+                "a multiple of the number of heads ({query_heads}) where head_dim is not given"
+            ),
+        }),
+        None => Err(ModelError::InvalidConfig {
+            field: "query_heads",
+            value: "0".into(),
+            rule: "at least 1".into(),
+        }),
+    }
+}
+
+/// The window that is active, and the first layer it is active on.
+fn sliding_window(
+    fields: &Fields<'_>,
+    family: Family,
+    layer_count: usize,
+) -> Result<(Option<usize>, usize), ModelError> {
+    let window = fields.size("sliding_window")?;
+    let is_absent = fields.raw("sliding_window").is_none();
+    let first = first_windowed_layer(fields, layer_count)?;
+    match family {
+        Family::Mistral => {
+            if first.is_some_and(|first| first != 0) {
+                let value = fields.raw("layer_types").unwrap_or(&Value::Null);
+                return Err(fields.refuse(
+                    "layer_types",
+                    value,
+                    "a mistral model has one window for all layers",
+                ));
+            }
+            // transformers takes 4096 where the field is absent; null switches the window off.
+            Ok((if is_absent { Some(4096) } else { window }, 0))
+        }
+        Family::Qwen2 | Family::Qwen3 => {
+            let is_on = fields.flag("use_sliding_window", false)?;
+            let max_window_layers = fields.size("max_window_layers")?.unwrap_or(28);
+            let window = if is_absent { Some(4096) } else { window };
+            let first = first.unwrap_or(max_window_layers);
+            match window {
+                Some(window) if is_on && first < layer_count => Ok((Some(window), first)),
+                _ => Ok((None, 0)),
+            }
+        }
+        Family::Llama | Family::Gpt2 => match (window, first) {
+            (Some(_), _) => {
+                let value = fields.raw("sliding_window").unwrap_or(&Value::Null);
+                Err(fields.refuse(
+                    "sliding_window",
+                    value,
+                    "llama models have none; remove it or set it to null",
+                ))
+            }
+            (None, Some(first)) if first < layer_count => {
+                let value = fields.raw("layer_types").unwrap_or(&Value::Null);
+                Err(fields.refuse("layer_types", value, "llama models have full attention only"))
+            }
+            _ => Ok((None, 0)),
+        },
+    }
+}
+
+/// From `layer_types`: the first layer with a window (the layer count if none), or `None` if the
+/// field is absent.
+fn first_windowed_layer(
+    fields: &Fields<'_>,
+    layer_count: usize,
+) -> Result<Option<usize>, ModelError> {
+    let Some(value) = fields.get("layer_types") else {
+        return Ok(None);
+    };
+    let refuse = |advice| Err(fields.refuse("layer_types", value, advice));
+    let Some(types) = value.as_array() else {
+        return refuse("it must be a list");
+    };
+    if types.len() != layer_count {
+        return refuse("it must name one type for each layer");
+    }
+    let is_windowed = |kind: &Value| kind.as_str() == Some("sliding_attention");
+    if !types.iter().all(|kind| is_windowed(kind) || kind.as_str() == Some("full_attention")) {
+        return refuse("STORM supports full_attention and sliding_attention");
+    }
+    let first = types.iter().position(is_windowed).unwrap_or(layer_count);
+    if !types[first..].iter().all(is_windowed) {
+        return refuse(
+            "STORM supports full attention first and sliding attention after it, not a mixture",
+        );
+    }
+    Ok(Some(first))
+}
+
+fn rotary(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<Rotary, ModelError> {
+    if fields.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
+        let value = fields.raw("partial_rotary_factor").unwrap_or(&Value::Null);
+        return Err(fields.refuse(
+            "partial_rotary_factor",
+            value,
+            "STORM turns whole heads: 1.0 only",
+        ));
+    }
+    let outer_theta = fields.number("rope_theta")?.unwrap_or(10_000.0);
+    // transformers 4 writes rope_scaling and 5 writes rope_parameters; 5 reads both in this order.
+    let mut object = None;
+    for (name, prefix) in
+        [("rope_parameters", "rope_parameters."), ("rope_scaling", "rope_scaling.")]
+    {
+        match fields.get(name) {
+            None => {}
+            Some(Value::Object(map)) if map.is_empty() => {}
+            Some(Value::Object(map)) => object = Some((map, prefix)),
+            Some(value) => return Err(fields.refuse(name, value, "it must be an object")),
+        }
+    }
+    let Some((map, prefix)) = object else {
+        return Ok(Rotary { theta: outer_theta, scaling: RotaryScaling::None });
+    };
+    let inner = Fields::new(map, prefix, family);
+    let kind = match (inner.text("rope_type")?, inner.text("type")?) {
+        (Some(kind), _) | (None, Some(kind)) => kind,
+        (None, None) => "default",
+    };
+    let theta = inner.number("rope_theta")?.unwrap_or(outer_theta);
+    let scaling = match kind {
+        "default" => RotaryScaling::None,
+        "llama3" => RotaryScaling::Llama3 {
+            factor: inner.needed_number("factor")?,
+            low_freq_factor: inner.needed_number("low_freq_factor")?,
+            high_freq_factor: inner.needed_number("high_freq_factor")?,
+            original_max_positions: inner
+                .size("original_max_position_embeddings")?
+                .unwrap_or(max_positions),
+        },
+        other => {
+            return Err(inner.refuse(
+                "rope_type",
+                &Value::from(other),
+                "STORM supports default and llama3",
+            ));
+        }
+    };
+    inner.refuse_unknown()?;
+    Ok(Rotary { theta, scaling })
+}

@@ -1,0 +1,239 @@
+//! A Hugging Face model directory, opened and checked.
+
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::check::check_tensors;
+use super::config_json::HfConfig;
+use super::dtype::Element;
+use super::names::{HF_HEAD, hf_embedding, hf_prefix};
+use super::paths::Root;
+use super::pickle::is_pickle;
+use super::safetensors_file::{SafetensorsFile, TensorEntry};
+use super::strict_json::{UniqueMap, parse, read_capped};
+use crate::error::clip;
+use crate::{ModelConfig, ModelError};
+
+const CONFIG: &str = "config.json";
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+const INDEX_BYTES_MAX: u64 = 32 << 20;
+pub(super) const SHARDS_MAX: usize = 4096;
+/// How many files of a directory without weights are looked into for pickles.
+const SNIFFED_FILES_MAX: usize = 1000;
+
+/// An open model directory whose tensors are known to be those of its config.json.
+#[derive(Debug)]
+pub struct HfDirectory {
+    root: Root,
+    config: HfConfig,
+    files: Vec<SafetensorsFile>,
+    /// By the name that transformers gives a tensor, whatever the file calls it.
+    tensors: BTreeMap<String, TensorEntry>,
+}
+
+impl HfDirectory {
+    /// Opens a directory: config.json and model.safetensors, or an index and its shards. Headers are
+    /// read, weights are not. Missing, extra and wrongly shaped tensors are one error.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let metadata = fs::metadata(path).map_err(ModelError::io("open the directory", path))?;
+        if !metadata.is_dir() {
+            let is_pickle =
+                metadata.is_file() && File::open(path).is_ok_and(|file| is_pickle(&file));
+            let path = path.to_owned();
+            return Err(match is_pickle {
+                true => ModelError::Pickle { path },
+                false => ModelError::NotAModel { path, missing: "directory" },
+            });
+        }
+        let root = Root::new(path)?;
+        let config = match root.file(CONFIG)? {
+            Some(path) => HfConfig::read(&path)?,
+            None => return Err(no_file(&root, "config.json")),
+        };
+        let (files, stored) = match root.file(SINGLE)? {
+            Some(path) => open_single(&path)?,
+            None => match root.file(INDEX)? {
+                Some(index) => open_shards(&root, &index)?,
+                None => return Err(no_file(&root, "model.safetensors")),
+            },
+        };
+        let tensors = with_prefix(&root, &config.model, stored)?;
+        let report = check_tensors(&config.model, &tensors);
+        if !report.is_empty() {
+            let path = root.directory().to_owned();
+            return Err(ModelError::Tensors { path, report: Box::new(report) });
+        }
+        Ok(Self { root, config, files, tensors })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &ModelConfig {
+        &self.config.model
+    }
+
+    /// The model and the config.json it came from.
+    pub fn config(&self) -> &HfConfig {
+        &self.config
+    }
+
+    /// The directory, links resolved.
+    pub fn path(&self) -> &Path {
+        self.root.directory()
+    }
+
+    /// Names of all tensors in order, as transformers calls them: `model.` or `transformer.` in
+    /// front, even where the files lack it.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// What a tensor is and where it lies.
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        self.tensors.get(name)
+    }
+
+    /// The file that a [`TensorEntry`] of this directory is in.
+    pub fn file(&self, entry: &TensorEntry) -> Option<&SafetensorsFile> {
+        self.files.get(entry.file)
+    }
+
+    /// Reads a whole tensor as `f32` or `bf16`.
+    pub fn read<E: Element>(&self, name: &str, dest: &mut [E]) -> Result<(), ModelError> {
+        let (file, entry) = self.find(name)?;
+        if dest.len() != entry.element_count() {
+            return Err(ModelError::WrongLength {
+                what: "the buffer",
+                name: clip(name),
+                got: dest.len(),
+                expected: entry.element_count(),
+            });
+        }
+        file.read_elements(name, entry, 0, dest)
+    }
+
+    /// Reads bytes of a tensor as they are stored, from `offset` in the tensor on.
+    pub fn read_bytes(&self, name: &str, offset: u64, dest: &mut [u8]) -> Result<(), ModelError> {
+        let (file, entry) = self.find(name)?;
+        file.read_bytes(entry, offset, dest)
+    }
+
+    pub(super) fn find(&self, name: &str) -> Result<(&SafetensorsFile, &TensorEntry), ModelError> {
+        let entry = self.tensors.get(name).or_else(|| {
+            // A tied model that was saved with the head only; `open` made sure that it is one.
+            let is_embedding = name == hf_embedding(self.config.model.family);
+            is_embedding.then(|| self.tensors.get(HF_HEAD)).flatten()
+        });
+        entry.and_then(|entry| Some((self.files.get(entry.file)?, entry))).ok_or_else(|| {
+            ModelError::NoSuchTensor { path: self.path().to_owned(), name: clip(name) }
+        })
+    }
+}
+
+type Opened = (Vec<SafetensorsFile>, BTreeMap<String, TensorEntry>);
+
+fn open_single(path: &Path) -> Result<Opened, ModelError> {
+    let mut file = SafetensorsFile::open(path)?;
+    let tensors = file.take_tensors().into_iter().collect();
+    Ok((vec![file], tensors))
+}
+
+#[derive(Deserialize)]
+struct Index {
+    weight_map: UniqueMap<String>,
+}
+
+fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
+    let bytes = read_capped(index_path, "the index", INDEX_BYTES_MAX)?;
+    let index: Index = parse(index_path, &bytes)?;
+    let wrong = |problem: String| ModelError::Index { path: index_path.to_owned(), problem };
+    let shard_names: BTreeSet<&str> =
+        index.weight_map.0.iter().map(|(_, shard)| shard.as_str()).collect();
+    if shard_names.len() > SHARDS_MAX {
+        return Err(wrong(format!(
+            "it names {} shards; the limit is {SHARDS_MAX}",
+            shard_names.len()
+        )));
+    }
+    // All names before any file: a hostile entry is found whatever comes before it.
+    let mut paths: Vec<(&str, PathBuf)> = Vec::new();
+    for name in shard_names {
+        match root.file(name)? {
+            Some(path) => paths.push((name, path)),
+            None => return Err(wrong(format!("the shard {} is missing", clip(name)))),
+        }
+    }
+    let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
+    for (shard, path) in &paths {
+        let mut file = SafetensorsFile::open(path)?;
+        for (name, entry) in file.take_tensors() {
+            match tensors.entry(name) {
+                Entry::Vacant(place) => place.insert(TensorEntry { file: files.len(), ..entry }),
+                Entry::Occupied(place) => {
+                    return Err(wrong(format!(
+                        "tensor {} is in two shards, one is {shard}",
+                        clip(place.key())
+                    )));
+                }
+            };
+        }
+        files.push(file);
+    }
+    for (name, shard) in &index.weight_map.0 {
+        let found = tensors.get(name).is_some_and(|entry| paths[entry.file].0 == shard);
+        if !found {
+            return Err(wrong(format!(
+                "tensor {} is not in the shard {}",
+                clip(name),
+                clip(shard)
+            )));
+        }
+    }
+    Ok((files, tensors))
+}
+
+/// Gives each tensor the name that transformers knows it by. Files of bare models lack the prefix.
+fn with_prefix(
+    root: &Root,
+    config: &ModelConfig,
+    stored: BTreeMap<String, TensorEntry>,
+) -> Result<BTreeMap<String, TensorEntry>, ModelError> {
+    let (prefix, stems) = hf_prefix(config.family);
+    let mut tensors = BTreeMap::new();
+    for (name, entry) in stored {
+        let is_bare = stems.iter().any(|stem| name.starts_with(stem));
+        let name = if is_bare { format!("{prefix}{name}") } else { name };
+        match tensors.entry(name) {
+            Entry::Vacant(place) => place.insert(entry),
+            Entry::Occupied(place) => {
+                let problem =
+                    format!("tensor {} is there with and without its prefix", clip(place.key()));
+                return Err(ModelError::Index { path: root.directory().to_owned(), problem });
+            }
+        };
+    }
+    Ok(tensors)
+}
+
+/// Why a file is not there: most often because the weights are pickles.
+fn no_file(root: &Root, missing: &'static str) -> ModelError {
+    let entries = fs::read_dir(root.directory()).into_iter().flatten().flatten();
+    let mut pickles: Vec<PathBuf> = entries
+        .take(SNIFFED_FILES_MAX)
+        .filter_map(|entry| {
+            root.file(entry.file_name().to_str()?).ok().flatten().map(|path| (entry.path(), path))
+        })
+        .filter(|(_, path)| File::open(path).is_ok_and(|file| is_pickle(&file)))
+        .map(|(entry, _)| entry)
+        .collect();
+    pickles.sort();
+    match pickles.into_iter().next() {
+        Some(path) => ModelError::Pickle { path },
+        None => ModelError::NotAModel { path: root.directory().to_owned(), missing },
+    }
+}

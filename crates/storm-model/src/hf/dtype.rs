@@ -1,0 +1,181 @@
+//! Element types of files and of memory, and the conversions between them.
+
+use half::{bf16, f16};
+
+/// Element types of the safetensors format. Only F32, BF16 and F16 are converted; the others are
+/// known so that a file that holds them can be checked and described.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs)] // The names are the format's own.
+pub enum Dtype {
+    Bool,
+    U8,
+    I8,
+    F8E4M3,
+    F8E5M2,
+    I16,
+    U16,
+    F16,
+    BF16,
+    I32,
+    U32,
+    F32,
+    I64,
+    U64,
+    F64,
+}
+
+impl Dtype {
+    const ALL: [(Self, &'static str, usize); 15] = [
+        (Self::Bool, "BOOL", 1),
+        (Self::U8, "U8", 1),
+        (Self::I8, "I8", 1),
+        (Self::F8E4M3, "F8_E4M3", 1),
+        (Self::F8E5M2, "F8_E5M2", 1),
+        (Self::I16, "I16", 2),
+        (Self::U16, "U16", 2),
+        (Self::F16, "F16", 2),
+        (Self::BF16, "BF16", 2),
+        (Self::I32, "I32", 4),
+        (Self::U32, "U32", 4),
+        (Self::F32, "F32", 4),
+        (Self::I64, "I64", 8),
+        (Self::U64, "U64", 8),
+        (Self::F64, "F64", 8),
+    ];
+
+    fn row(self) -> (Self, &'static str, usize) {
+        Self::ALL[self as usize]
+    }
+
+    /// The name in a safetensors header.
+    pub fn name(self) -> &'static str {
+        self.row().1
+    }
+
+    /// Bytes of one element.
+    pub fn size_bytes(self) -> usize {
+        self.row().2
+    }
+
+    /// Whether STORM reads weights of this type.
+    pub fn is_weight(self) -> bool {
+        matches!(self, Self::F32 | Self::BF16 | Self::F16)
+    }
+
+    pub(super) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(_, known, _)| *known == name).map(|(dtype, ..)| dtype)
+    }
+}
+
+/// The types that weights are saved in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum WeightDtype {
+    /// 32-bit float.
+    F32,
+    /// 16-bit float with the exponent of a 32-bit one.
+    Bf16,
+}
+
+impl WeightDtype {
+    /// The type in the file.
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Self::F32 => Dtype::F32,
+            Self::Bf16 => Dtype::BF16,
+        }
+    }
+
+    /// `dtype` in config.json.
+    pub(super) fn torch_name(self) -> &'static str {
+        match self {
+            Self::F32 => "float32",
+            Self::Bf16 => "bfloat16",
+        }
+    }
+}
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+}
+
+/// An element of weights in memory: `f32` or [`bf16`]. Narrowing rounds to the nearest, ties to even.
+pub trait Element: Copy + Default + sealed::Sealed {
+    #[doc(hidden)]
+    fn from_f32(value: f32) -> Self;
+    #[doc(hidden)]
+    fn from_bf16(value: bf16) -> Self;
+    #[doc(hidden)]
+    fn to_f32(self) -> f32;
+    #[doc(hidden)]
+    fn to_bf16(self) -> bf16;
+}
+
+impl Element for f32 {
+    fn from_f32(value: f32) -> Self {
+        value
+    }
+    fn from_bf16(value: bf16) -> Self {
+        value.to_f32()
+    }
+    fn to_f32(self) -> f32 {
+        self
+    }
+    fn to_bf16(self) -> bf16 {
+        bf16::from_f32(self)
+    }
+}
+
+impl Element for bf16 {
+    fn from_f32(value: f32) -> Self {
+        bf16::from_f32(value)
+    }
+    // Not by way of f32, which could change the payload of a NaN.
+    fn from_bf16(value: bf16) -> Self {
+        value
+    }
+    fn to_f32(self) -> f32 {
+        bf16::to_f32(self)
+    }
+    fn to_bf16(self) -> bf16 {
+        self
+    }
+}
+
+/// Converts little-endian bytes to elements; `false` if the type is not a weight's.
+/// `bytes` holds exactly `dest.len()` elements.
+pub(super) fn decode<E: Element>(dtype: Dtype, bytes: &[u8], dest: &mut [E]) -> bool {
+    match dtype {
+        Dtype::F32 => {
+            for (dest, bytes) in dest.iter_mut().zip(bytes.as_chunks::<4>().0) {
+                *dest = E::from_f32(f32::from_le_bytes(*bytes));
+            }
+        }
+        Dtype::BF16 => {
+            for (dest, bytes) in dest.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *dest = E::from_bf16(bf16::from_le_bytes(*bytes));
+            }
+        }
+        Dtype::F16 => {
+            for (dest, bytes) in dest.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                *dest = E::from_f32(f16::from_le_bytes(*bytes).to_f32());
+            }
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// Converts elements to little-endian bytes.
+pub(super) fn encode<E: Element>(source: &[E], dtype: WeightDtype, bytes: &mut Vec<u8>) {
+    bytes.clear();
+    match dtype {
+        WeightDtype::F32 => {
+            bytes.extend(source.iter().flat_map(|value| value.to_f32().to_le_bytes()))
+        }
+        WeightDtype::Bf16 => {
+            bytes.extend(source.iter().flat_map(|value| value.to_bf16().to_le_bytes()))
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Hugging Face tensors → one STORM parameter, in bounded memory.
+
+use super::directory::HfDirectory;
+use super::dtype::Element;
+use super::names::{HF_HEAD, HfPiece, ParameterSpec, hf_embedding};
+use super::safetensors_file::{CHUNK_BYTES, SafetensorsFile, TensorEntry};
+use crate::ModelError;
+
+/// Reads a parameter as `f32` or `bf16`: pieces stacked, GPT-2's matrices transposed. `dest` holds
+/// exactly the parameter's elements. Takes a few megabytes beside it, whatever its size.
+pub fn load_parameter<E: Element>(
+    directory: &HfDirectory,
+    spec: &ParameterSpec,
+    dest: &mut [E],
+) -> Result<(), ModelError> {
+    let wrong = |what, got, expected| ModelError::WrongLength {
+        what,
+        name: spec.name.clone(),
+        got,
+        expected,
+    };
+    if dest.len() != spec.element_count() {
+        return Err(wrong("the buffer", dest.len(), spec.element_count()));
+    }
+    let row = spec.row_elements();
+    for piece in &spec.pieces {
+        let (file, entry) = directory.find(&piece.hf_name)?;
+        let elements = piece.rows.start * row..piece.rows.end * row;
+        let expected = elements.len();
+        let dest = dest
+            .get_mut(elements)
+            .ok_or_else(|| wrong("the end of a piece", piece.rows.end, spec.shape[0]))?;
+        if entry.element_count() != expected {
+            return Err(wrong("a piece", entry.element_count(), expected));
+        }
+        if piece.transposed {
+            load_transposed(file, piece, entry, dest)?;
+        } else {
+            file.read_elements(&piece.hf_name, entry, 0, dest)?;
+        }
+        if piece.hf_name == hf_embedding(directory.model().family) {
+            check_tied(directory)?;
+        }
+    }
+    Ok(())
+}
+
+/// `dest` is (out, in), the file (in, out): reads bands of the file's rows and spreads them.
+fn load_transposed<E: Element>(
+    file: &SafetensorsFile,
+    piece: &HfPiece,
+    entry: &TensorEntry,
+    dest: &mut [E],
+) -> Result<(), ModelError> {
+    let (inputs, outputs) = match *piece.shape.as_slice() {
+        [inputs, outputs] if inputs.checked_mul(outputs) == Some(dest.len()) => (inputs, outputs),
+        _ => {
+            return Err(ModelError::WrongLength {
+                what: "the shape of a transposed piece",
+                name: piece.hf_name.clone(),
+                got: piece.shape.iter().copied().fold(1, usize::saturating_mul),
+                expected: dest.len(),
+            });
+        }
+    };
+    let band_rows = (CHUNK_BYTES / size_of::<f32>() / outputs.max(1)).clamp(1, inputs.max(1));
+    let mut band = vec![E::default(); band_rows * outputs]; // (band_rows, outputs)
+    for start in (0..inputs).step_by(band_rows) {
+        let rows = band_rows.min(inputs - start);
+        let band = &mut band[..rows * outputs];
+        file.read_elements(&piece.hf_name, entry, start * outputs, band)?;
+        for output in 0..outputs {
+            let dest = &mut dest[output * inputs + start..][..rows];
+            for (row, dest) in dest.iter_mut().enumerate() {
+                *dest = band[row * outputs + output];
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Where the head is tied but stored all the same, it must be the embedding: transformers unties
+/// them if they differ, and STORM would train another model than the one that was given.
+fn check_tied(directory: &HfDirectory) -> Result<(), ModelError> {
+    let config = directory.model();
+    let names = [hf_embedding(config.family), HF_HEAD];
+    let [Some(embedding), Some(head)] = names.map(|name| directory.tensor(name)) else {
+        return Ok(());
+    };
+    if !config.tied_embeddings {
+        return Ok(());
+    }
+    let differ = || ModelError::TiedWeightsDiffer { path: directory.path().to_owned() };
+    let bytes = embedding.range.end - embedding.range.start;
+    if embedding.dtype != head.dtype || bytes != head.range.end - head.range.start {
+        return Err(differ());
+    }
+    let mut buffers = [(); 2].map(|()| vec![0; CHUNK_BYTES.min(bytes as usize)]);
+    for offset in (0..bytes).step_by(CHUNK_BYTES) {
+        let length = CHUNK_BYTES.min((bytes - offset) as usize);
+        for (name, buffer) in names.iter().zip(&mut buffers) {
+            directory.read_bytes(name, offset, &mut buffer[..length])?;
+        }
+        if buffers[0][..length] != buffers[1][..length] {
+            return Err(differ());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! Hugging Face directories: config.json and safetensors, in and out.
+
+mod carry;
+mod check;
+mod config_fields;
+mod config_json;
+mod config_write;
+mod directory;
+mod dtype;
+mod load;
+mod names;
+mod paths;
+mod pickle;
+mod safetensors_file;
+mod safetensors_writer;
+mod save;
+mod strict_json;
+
+pub use carry::is_carried;
+pub use config_json::HfConfig;
+pub use directory::HfDirectory;
+pub use dtype::{Dtype, Element, WeightDtype};
+pub use load::load_parameter;
+pub use names::{HfPiece, ParameterLayout, ParameterSpec, parameters};
+pub use safetensors_file::{SafetensorsFile, TensorEntry};
+pub use save::{IfExists, SaveOptions, save};

@@ -1,0 +1,267 @@
+//! The parameters of a model, and which Hugging Face tensors each is made of.
+//!
+//! STORM fuses what is multiplied with the same input: query, key and value are one matrix, and so
+//! are gate and up. All matrices are (out, in); GPT-2's tensors are (in, out) and are transposed.
+
+use std::ops::Range;
+
+use crate::{Family, ModelConfig};
+
+/// One parameter of STORM and its Hugging Face tensors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParameterSpec {
+    /// STORM's name. In a layer template without, elsewhere with `layers.N.` in front.
+    pub name: String,
+    /// (out, in) of a matrix, (size) of a bias or norm.
+    pub shape: Vec<usize>,
+    /// The tensors that make it up, from the first row to the last.
+    pub pieces: Vec<HfPiece>,
+}
+
+/// A Hugging Face tensor that is a part of a parameter.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HfPiece {
+    /// The name that transformers gives it. In a layer template without the layer's prefix.
+    pub hf_name: String,
+    /// Its shape as stored in the file.
+    pub shape: Vec<usize>,
+    /// The rows of the parameter that it fills; of a vector, the elements.
+    pub rows: Range<usize>,
+    /// Whether it is stored as (in, out).
+    pub transposed: bool,
+}
+
+impl ParameterSpec {
+    /// How many elements the parameter has.
+    pub fn element_count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Elements of one row: 1 for a vector.
+    pub fn row_elements(&self) -> usize {
+        self.shape.iter().skip(1).product()
+    }
+}
+
+/// All parameters of a model, the repeated layer once: as cheap for 10,000 layers as for one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParameterLayout {
+    /// Before the layers: embeddings.
+    pub prologue: Vec<ParameterSpec>,
+    /// Those of one layer, names without `layers.N.`.
+    pub layer: Vec<ParameterSpec>,
+    /// After the layers: final norm and, unless it is tied, the head.
+    pub epilogue: Vec<ParameterSpec>,
+    /// How often the layer is repeated.
+    pub layer_count: usize,
+    hf_layers: &'static str,
+}
+
+impl ParameterLayout {
+    /// The layout of a validated config.
+    pub fn new(config: &ModelConfig) -> Self {
+        let (prologue, layer, epilogue) = match config.family {
+            Family::Gpt2 => gpt2(config),
+            _ => llama_like(config),
+        };
+        Self {
+            prologue,
+            layer,
+            epilogue,
+            layer_count: config.layer_count,
+            hf_layers: hf_layers(config.family),
+        }
+    }
+
+    /// A parameter of the layer template, as that of layer number `index`.
+    pub fn in_layer(&self, template: &ParameterSpec, index: usize) -> ParameterSpec {
+        let mut spec = template.clone();
+        spec.name = format!("layers.{index}.{}", spec.name);
+        for piece in &mut spec.pieces {
+            piece.hf_name = format!("{}{index}.{}", self.hf_layers, piece.hf_name);
+        }
+        spec
+    }
+
+    /// Every parameter with its full name, in the order of the forward pass.
+    pub fn iter(&self) -> impl Iterator<Item = ParameterSpec> + '_ {
+        let layers = (0..self.layer_count).flat_map(move |index| {
+            self.layer.iter().map(move |template| self.in_layer(template, index))
+        });
+        self.prologue.iter().cloned().chain(layers).chain(self.epilogue.iter().cloned())
+    }
+}
+
+/// Every parameter of a validated config with its full name, in the order of the forward pass.
+pub fn parameters(config: &ModelConfig) -> Vec<ParameterSpec> {
+    ParameterLayout::new(config).iter().collect()
+}
+
+/// The prefix of all tensors but the head's, and how their names go on after it. Files of bare
+/// models, among them the published GPT-2, lack the prefix.
+pub(super) fn hf_prefix(family: Family) -> (&'static str, &'static [&'static str]) {
+    match family {
+        Family::Gpt2 => ("transformer.", &["wte.", "wpe.", "h.", "ln_f."]),
+        _ => ("model.", &["embed_tokens.", "layers.", "norm.", "rotary_emb."]),
+    }
+}
+
+/// The tensor that the head of a tied model may be stored in, and that of its embedding.
+pub(super) const HF_HEAD: &str = "lm_head.weight";
+pub(super) fn hf_embedding(family: Family) -> &'static str {
+    if family == Family::Gpt2 { "transformer.wte.weight" } else { "model.embed_tokens.weight" }
+}
+
+fn hf_layers(family: Family) -> &'static str {
+    if family == Family::Gpt2 { "transformer.h." } else { "model.layers." }
+}
+
+/// Whether a tensor is a constant that old versions of transformers saved with the weights:
+/// causal masks of GPT-2, rotary frequencies of Llama.
+pub(super) fn is_saved_constant(family: Family, hf_name: &str) -> bool {
+    let name = hf_name.strip_prefix(hf_prefix(family).0).unwrap_or(hf_name);
+    if family != Family::Gpt2 && name == "rotary_emb.inv_freq" {
+        return true;
+    }
+    let (layers, suffixes): (_, &[&str]) = match family {
+        Family::Gpt2 => ("h.", &["attn.bias", "attn.masked_bias"]),
+        _ => ("layers.", &["self_attn.rotary_emb.inv_freq"]),
+    };
+    let in_layer = name.strip_prefix(layers).and_then(|rest| rest.split_once('.'));
+    in_layer.is_some_and(|(index, suffix)| {
+        !index.is_empty()
+            && index.bytes().all(|byte| byte.is_ascii_digit())
+            && suffixes.contains(&suffix)
+    })
+}
+
+type Parts = (Vec<ParameterSpec>, Vec<ParameterSpec>, Vec<ParameterSpec>);
+
+fn gpt2(config: &ModelConfig) -> Parts {
+    let (vocab, hidden, inner) = (config.vocab_size, config.hidden_size, config.intermediate_size);
+    let linear = |name: &str, hf: &str, rows: usize, columns: usize| {
+        let weight = ParameterSpec {
+            name: format!("{name}.weight"),
+            shape: vec![rows, columns],
+            pieces: vec![HfPiece {
+                hf_name: format!("{hf}.weight"),
+                shape: vec![columns, rows],
+                rows: 0..rows,
+                transposed: true,
+            }],
+        };
+        [weight, whole(&format!("{name}.bias"), &format!("{hf}.bias"), &[rows])]
+    };
+    let norm = |name: &str, hf: &str| {
+        ["weight", "bias"]
+            .map(|part| whole(&format!("{name}.{part}"), &format!("{hf}.{part}"), &[hidden]))
+    };
+    let prologue = vec![
+        whole("embedding.weight", "transformer.wte.weight", &[vocab, hidden]),
+        whole(
+            "position_embedding.weight",
+            "transformer.wpe.weight",
+            &[config.max_positions, hidden],
+        ),
+    ];
+    let layer = [
+        norm("attention_norm", "ln_1"),
+        linear("attention.qkv", "attn.c_attn", config.qkv_rows(), hidden),
+        linear("attention.output", "attn.c_proj", hidden, config.query_rows()),
+        norm("mlp_norm", "ln_2"),
+        linear("mlp.up", "mlp.c_fc", inner, hidden),
+        linear("mlp.down", "mlp.c_proj", hidden, inner),
+    ];
+    let mut epilogue = norm("final_norm", "transformer.ln_f").to_vec();
+    epilogue.extend(head(config));
+    (prologue, layer.into_iter().flatten().collect(), epilogue)
+}
+
+fn llama_like(config: &ModelConfig) -> Parts {
+    let (vocab, hidden, inner) = (config.vocab_size, config.hidden_size, config.intermediate_size);
+    let (query, kv) = (config.query_rows(), config.kv_rows());
+    let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
+    let gate_up = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+
+    let mut layer = vec![
+        whole("attention_norm.weight", "input_layernorm.weight", &[hidden]),
+        stacked("attention.qkv.weight", "weight", &qkv, Some(hidden)),
+    ];
+    if config.qkv_bias {
+        layer.push(stacked("attention.qkv.bias", "bias", &qkv, None));
+    }
+    if config.family.has_query_key_norm() {
+        layer.push(whole(
+            "attention.query_norm.weight",
+            "self_attn.q_norm.weight",
+            &[config.head_dim],
+        ));
+        layer.push(whole(
+            "attention.key_norm.weight",
+            "self_attn.k_norm.weight",
+            &[config.head_dim],
+        ));
+    }
+    layer.push(whole("attention.output.weight", "self_attn.o_proj.weight", &[hidden, query]));
+    if config.attention_output_bias {
+        layer.push(whole("attention.output.bias", "self_attn.o_proj.bias", &[hidden]));
+    }
+    layer.push(whole("mlp_norm.weight", "post_attention_layernorm.weight", &[hidden]));
+    layer.push(stacked("mlp.gate_up.weight", "weight", &gate_up, Some(hidden)));
+    if config.mlp_bias {
+        layer.push(stacked("mlp.gate_up.bias", "bias", &gate_up, None));
+    }
+    layer.push(whole("mlp.down.weight", "mlp.down_proj.weight", &[hidden, inner]));
+    if config.mlp_bias {
+        layer.push(whole("mlp.down.bias", "mlp.down_proj.bias", &[hidden]));
+    }
+
+    let prologue = vec![whole("embedding.weight", "model.embed_tokens.weight", &[vocab, hidden])];
+    let mut epilogue = vec![whole("final_norm.weight", "model.norm.weight", &[hidden])];
+    epilogue.extend(head(config));
+    (prologue, layer, epilogue)
+}
+
+fn head(config: &ModelConfig) -> Option<ParameterSpec> {
+    let shape = [config.vocab_size, config.hidden_size];
+    (!config.tied_embeddings).then(|| whole("head.weight", HF_HEAD, &shape))
+}
+
+/// A parameter that is one Hugging Face tensor, as it is.
+fn whole(name: &str, hf_name: &str, shape: &[usize]) -> ParameterSpec {
+    ParameterSpec {
+        name: name.into(),
+        shape: shape.into(),
+        pieces: vec![HfPiece {
+            hf_name: hf_name.into(),
+            shape: shape.into(),
+            rows: 0..shape[0],
+            transposed: false,
+        }],
+    }
+}
+
+/// A parameter whose rows are those of several tensors, one after the other.
+fn stacked(
+    name: &str,
+    part: &str,
+    sources: &[(&str, usize)],
+    columns: Option<usize>,
+) -> ParameterSpec {
+    let mut end = 0;
+    let with_columns = |rows: usize| std::iter::once(rows).chain(columns).collect::<Vec<_>>();
+    let pieces = sources
+        .iter()
+        .map(|&(hf, rows)| {
+            let start = end;
+            end += rows;
+            HfPiece {
+                hf_name: format!("{hf}.{part}"),
+                shape: with_columns(rows),
+                rows: start..end,
+                transposed: false,
+            }
+        })
+        .collect();
+    ParameterSpec { name: name.into(), shape: with_columns(end), pieces }
+}

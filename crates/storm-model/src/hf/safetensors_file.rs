@@ -1,0 +1,339 @@
+//! One safetensors file: header checked in full on opening, tensors read by position after that.
+//!
+//! The file is neither mapped nor loaded: a mapped file that shrinks kills the process, and models
+//! are larger than memory.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::dtype::{Dtype, Element, decode};
+use super::pickle::is_pickle;
+use super::strict_json::UniqueMap;
+use crate::ModelError;
+use crate::error::clip;
+
+/// The format's own limit on its header.
+pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
+
+/// Tensors are read in pieces of this size.
+pub(super) const CHUNK_BYTES: usize = 4 << 20;
+
+const RANK_MAX: usize = 8;
+
+/// Where and what a tensor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorEntry {
+    /// Its element type.
+    pub dtype: Dtype,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Which file of the directory holds it; 0 for a single file.
+    pub file: usize,
+    /// Its bytes in that file, counted from the file's start.
+    pub range: Range<u64>,
+}
+
+impl TensorEntry {
+    /// How many elements it has.
+    pub fn element_count(&self) -> usize {
+        // Exact: opening the file checked that the shape fits the range, which fits the file.
+        (self.range.end - self.range.start) as usize / self.dtype.size_bytes()
+    }
+}
+
+/// An open safetensors file.
+#[derive(Debug)]
+pub struct SafetensorsFile {
+    path: PathBuf,
+    file: File,
+    tensors: HashMap<String, TensorEntry>,
+}
+
+impl SafetensorsFile {
+    /// Opens a file and checks its whole header: every tensor has a known type and a shape that
+    /// fits its bytes, and the tensors fill the file without overlap or hole.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let file = File::open(path).map_err(ModelError::io("open the file", path))?;
+        let metadata = file.metadata().map_err(ModelError::io("read the file's size", path))?;
+        let damaged = |problem: String| ModelError::Safetensors { path: path.to_owned(), problem };
+        if !metadata.is_file() {
+            return Err(damaged("it is not a regular file".into()));
+        }
+        if is_pickle(&file) {
+            return Err(ModelError::Pickle { path: path.to_owned() });
+        }
+        let file_bytes = metadata.len();
+        let mut prefix = [0; 8];
+        if file_bytes < prefix.len() as u64 {
+            return Err(damaged(format!(
+                "it has {file_bytes} bytes, fewer than the 8 of the header's length"
+            )));
+        }
+        file.read_exact_at(&mut prefix, 0).map_err(ModelError::io("read the header", path))?;
+        let header_bytes = u64::from_le_bytes(prefix);
+        if header_bytes > HEADER_BYTES_MAX {
+            let what = "the header, by the file's own account,";
+            return Err(ModelError::TooLarge {
+                path: path.to_owned(),
+                what,
+                bytes: header_bytes,
+                limit: HEADER_BYTES_MAX,
+            });
+        }
+        let data_start = 8 + header_bytes;
+        if data_start > file_bytes {
+            return Err(damaged(format!(
+                "the header should end at byte {data_start}, but the file ends at byte {file_bytes}: it is cut off"
+            )));
+        }
+        // Parsed as it is read: a header of 100 MB of nothing costs nothing.
+        (&file).seek(SeekFrom::Start(8)).map_err(ModelError::io("read the header", path))?;
+        let header: UniqueMap<HeaderEntry> =
+            serde_json::from_reader(BufReader::new((&file).take(header_bytes))).map_err(
+                |error| damaged(format!("the header does not parse: {}", clip(&error.to_string()))),
+            )?;
+        let tensors = check_entries(header, data_start, file_bytes).map_err(damaged)?;
+        Ok(Self { path: path.to_owned(), file, tensors })
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tensors by name, in no order.
+    pub fn tensors(&self) -> &HashMap<String, TensorEntry> {
+        &self.tensors
+    }
+
+    pub(super) fn take_tensors(&mut self) -> HashMap<String, TensorEntry> {
+        std::mem::take(&mut self.tensors)
+    }
+
+    /// Reads bytes of a tensor of this file, from `offset` in the tensor on.
+    pub fn read_bytes(
+        &self,
+        entry: &TensorEntry,
+        offset: u64,
+        dest: &mut [u8],
+    ) -> Result<(), ModelError> {
+        let available = (entry.range.end - entry.range.start).saturating_sub(offset);
+        if dest.len() as u64 > available {
+            return Err(ModelError::WrongLength {
+                what: "the range to read, in bytes,",
+                name: self.path.display().to_string(),
+                got: dest.len(),
+                expected: available as usize,
+            });
+        }
+        self.file.read_exact_at(dest, entry.range.start + offset).map_err(ModelError::io(
+            "read a tensor (did the file change since it was opened?)",
+            &self.path,
+        ))
+    }
+
+    /// Reads elements of a tensor of this file, from element `first` on, as `f32` or `bf16`.
+    /// `name` is for messages only. Needs one chunk of memory, whatever the size.
+    pub fn read_elements<E: Element>(
+        &self,
+        name: &str,
+        entry: &TensorEntry,
+        first: usize,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
+        if !entry.dtype.is_weight() {
+            return Err(ModelError::UnsupportedDtype {
+                name: clip(name),
+                dtype: entry.dtype.name(),
+            });
+        }
+        let available = entry.element_count().saturating_sub(first);
+        if dest.len() > available {
+            return Err(ModelError::WrongLength {
+                what: "the range to read, in elements,",
+                name: clip(name),
+                got: dest.len(),
+                expected: available,
+            });
+        }
+        let size = entry.dtype.size_bytes();
+        let mut buffer = vec![0; CHUNK_BYTES.min(dest.len() * size)];
+        let mut offset = first as u64 * size as u64;
+        for dest in dest.chunks_mut(CHUNK_BYTES / size) {
+            let bytes = &mut buffer[..dest.len() * size];
+            self.read_bytes(entry, offset, bytes)?;
+            decode(entry.dtype, bytes, dest);
+            offset += bytes.len() as u64;
+        }
+        Ok(())
+    }
+}
+
+/// Checks all entries against each other and the file's length. Errors are sentences.
+fn check_entries(
+    header: UniqueMap<HeaderEntry>,
+    data_start: u64,
+    file_bytes: u64,
+) -> Result<HashMap<String, TensorEntry>, String> {
+    let mut infos: Vec<(String, TensorInfo)> = Vec::new();
+    for (name, entry) in header.0 {
+        match (name == "__metadata__", entry) {
+            (true, HeaderEntry::Metadata) => {}
+            (true, HeaderEntry::Tensor(_)) => return Err("__metadata__ describes a tensor".into()),
+            (false, HeaderEntry::Metadata) => {
+                return Err(format!(
+                    "the entry {} lacks dtype, shape or data_offsets",
+                    clip(&name)
+                ));
+            }
+            (false, HeaderEntry::Tensor(info)) => infos.push((name, info)),
+        }
+    }
+    infos.sort_by_key(|(_, info)| info.data_offsets);
+    let data_bytes = file_bytes - data_start;
+    let mut end_before = 0;
+    let mut tensors = HashMap::with_capacity(infos.len());
+    for (name, info) in infos {
+        let [start, end] = info.data_offsets;
+        let tensor = || format!("tensor {} at bytes {start}..{end}", clip(&name));
+        if start > end {
+            return Err(format!("{} ends before it starts", tensor()));
+        }
+        if end > data_bytes {
+            return Err(format!(
+                "{} lies outside the file's {data_bytes} bytes of data: it is cut off",
+                tensor()
+            ));
+        }
+        if start < end_before {
+            return Err(format!(
+                "{} overlaps the tensor before it, which ends at {end_before}",
+                tensor()
+            ));
+        }
+        if start > end_before {
+            return Err(format!(
+                "{} leaves a hole after the tensor before it, which ends at {end_before}",
+                tensor()
+            ));
+        }
+        let Some(dtype) = Dtype::from_name(&info.dtype) else {
+            return Err(format!("{} has the unknown type {}", tensor(), clip(&info.dtype)));
+        };
+        let elements = info.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+        let bytes = elements.and_then(|elements| elements.checked_mul(dtype.size_bytes() as u64));
+        if bytes != Some(end - start) {
+            return Err(format!(
+                "{} does not have the size of {:?} {}",
+                tensor(),
+                info.shape,
+                dtype.name()
+            ));
+        }
+        let shape = info.shape.iter().map(|size| usize::try_from(*size)).collect::<Result<_, _>>();
+        let shape = shape.map_err(|_| format!("{} is too large for this machine", tensor()))?;
+        end_before = end;
+        tensors.insert(
+            name,
+            TensorEntry { dtype, shape, file: 0, range: data_start + start..data_start + end },
+        );
+    }
+    if end_before != data_bytes {
+        return Err(format!(
+            "the tensors end at byte {end_before} of the data, the file at {data_bytes}"
+        ));
+    }
+    Ok(tensors)
+}
+
+/// What stands behind a name in the header.
+enum HeaderEntry {
+    Tensor(TensorInfo),
+    /// `__metadata__`: texts that STORM has no use for.
+    Metadata,
+}
+
+struct TensorInfo {
+    dtype: String,
+    shape: Vec<u64>,
+    data_offsets: [u64; 2],
+}
+
+impl<'de> Deserialize<'de> for HeaderEntry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(EntryVisitor)
+    }
+}
+
+struct EntryVisitor;
+
+impl<'de> Visitor<'de> for EntryVisitor {
+    type Value = HeaderEntry;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object with dtype, shape and data_offsets")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut dtype, mut shape, mut data_offsets) = (None, None, None);
+        let twice = |is_second: bool| {
+            if is_second { Err(A::Error::custom("a field occurs twice")) } else { Ok(()) }
+        };
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "dtype" => twice(dtype.replace(map.next_value::<String>()?).is_some())?,
+                "shape" => twice(shape.replace(map.next_value::<Shape>()?.0).is_some())?,
+                "data_offsets" => {
+                    twice(data_offsets.replace(map.next_value::<[u64; 2]>()?).is_some())?
+                }
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(match (dtype, shape, data_offsets) {
+            (Some(dtype), Some(shape), Some(data_offsets)) => {
+                HeaderEntry::Tensor(TensorInfo { dtype, shape, data_offsets })
+            }
+            _ => HeaderEntry::Metadata,
+        })
+    }
+}
+
+/// A shape of bounded rank: a list of a million ones must not become a million-element vector.
+struct Shape(Vec<u64>);
+
+impl<'de> Deserialize<'de> for Shape {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(ShapeVisitor)
+    }
+}
+
+struct ShapeVisitor;
+
+impl<'de> Visitor<'de> for ShapeVisitor {
+    type Value = Shape;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {RANK_MAX} sizes")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut shape = Vec::new();
+        while let Some(size) = seq.next_element()? {
+            if shape.len() == RANK_MAX {
+                return Err(A::Error::custom(format_args!(
+                    "a tensor has more than {RANK_MAX} dimensions"
+                )));
+            }
+            shape.push(size);
+        }
+        Ok(Shape(shape))
+    }
+}

@@ -1,0 +1,385 @@
+//! STORM parameters → a Hugging Face directory, streamed and put in place at once.
+
+use std::error::Error;
+use std::fs::{self, File};
+use std::io::Write;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+use super::carry::carry;
+use super::config_json::HfConfig;
+use super::config_write::config_json;
+use super::directory::SHARDS_MAX;
+use super::dtype::{Element, WeightDtype};
+use super::names::{HfPiece, ParameterLayout, ParameterSpec};
+use super::paths::Root;
+use super::safetensors_writer::SafetensorsWriter;
+use crate::{ModelConfig, ModelError};
+
+/// How many elements are asked of the provider at a time.
+const CHUNK_ELEMENTS: usize = 1 << 20;
+/// Elements of a transposed matrix that are gathered at a time. Every pass reads the whole matrix,
+/// so this is large: GPT-2's all take one pass, GPT-3's largest nine.
+const BAND_ELEMENTS: usize = 1 << 26;
+
+/// What to do when the output directory exists and has files in it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum IfExists {
+    /// Refuse.
+    #[default]
+    Refuse,
+    /// Replace it, if it is a model directory: it has a config.json and no folders.
+    Replace,
+}
+
+/// How to save.
+#[derive(Debug, Clone)]
+pub struct SaveOptions<'a> {
+    /// The type of the weights in the file.
+    pub dtype: WeightDtype,
+    /// The most bytes of weights in a file; a tensor larger than that gets a file of its own.
+    pub shard_bytes: u64,
+    /// Where the model came from: config.json is kept but for what changed, and the tokenizer and
+    /// its like (see [`crate::is_carried`]) go along.
+    pub source: Option<&'a Path>,
+    /// What to do when the output directory exists.
+    pub if_exists: IfExists,
+}
+
+impl Default for SaveOptions<'_> {
+    fn default() -> Self {
+        Self {
+            dtype: WeightDtype::Bf16,
+            shard_bytes: 5_000_000_000,
+            source: None,
+            if_exists: IfExists::Refuse,
+        }
+    }
+}
+
+/// Saves a model for `transformers`. `provider(spec, elements, dest)` fills `dest` with these
+/// elements of a parameter, counted from its first; ranges are whole rows of at most a few
+/// megabytes, asked for in order (several times over for large transposed matrices).
+///
+/// Everything is written beside `output`, flushed to disk, and renamed: `output` is never half a
+/// model. With [`IfExists::Replace`] there is an instant in which it is absent.
+pub fn save<E, P>(
+    output: &Path,
+    config: &ModelConfig,
+    options: &SaveOptions<'_>,
+    mut provider: P,
+) -> Result<(), ModelError>
+where
+    E: Element,
+    P: FnMut(&ParameterSpec, Range<usize>, &mut [E]) -> Result<(), Box<dyn Error + Send + Sync>>,
+{
+    config.validate()?;
+    let target = Target::new(output, options.if_exists)?;
+    let original = match options.source {
+        Some(source) => {
+            let path = Root::new(source)?.file("config.json")?;
+            path.map(|path| HfConfig::read(&path)).transpose()?.map(|config| config.original)
+        }
+        None => None,
+    };
+    let config_map = config_json(config, original.as_ref(), options.dtype);
+    write_json(&target.temporary.join("config.json"), config_map)?;
+    if let Some(source) = options.source {
+        carry(source, &target.temporary)?;
+    }
+    write_weights(&target.temporary, config, options, &mut provider)?;
+    target.put_in_place()
+}
+
+fn write_weights<E, P>(
+    directory: &Path,
+    config: &ModelConfig,
+    options: &SaveOptions<'_>,
+    provider: &mut P,
+) -> Result<(), ModelError>
+where
+    E: Element,
+    P: FnMut(&ParameterSpec, Range<usize>, &mut [E]) -> Result<(), Box<dyn Error + Send + Sync>>,
+{
+    let layout = ParameterLayout::new(config);
+    let shards = plan_shards(&layout, options);
+    if shards.len() > SHARDS_MAX {
+        return Err(ModelError::WrongLength {
+            what: "the number of shards (make them larger)",
+            name: directory.display().to_string(),
+            got: shards.len(),
+            expected: SHARDS_MAX,
+        });
+    }
+    let is_single = shards.len() == 1;
+    let name = |index: usize| match is_single {
+        true => "model.safetensors".to_owned(),
+        false => format!("model-{:05}-of-{:05}.safetensors", index + 1, shards.len()),
+    };
+    let mut pieces = layout.iter().flat_map(|spec| {
+        let pieces = spec.pieces.clone();
+        pieces.into_iter().map(move |piece| (spec.clone(), piece))
+    });
+    for (index, tensors) in shards.iter().enumerate() {
+        let mut writer =
+            SafetensorsWriter::create(&directory.join(name(index)), options.dtype, tensors)?;
+        for (spec, piece) in pieces.by_ref().take(tensors.len()) {
+            let mut fill = |elements: Range<usize>, dest: &mut [E]| {
+                provider(&spec, elements, dest)
+                    .map_err(|source| ModelError::Provider { name: spec.name.clone(), source })
+            };
+            if piece.transposed {
+                write_transposed(&mut writer, &piece, BAND_ELEMENTS, &mut fill)?;
+            } else {
+                write_rows(&mut writer, &spec, &piece, &mut fill)?;
+            }
+        }
+        writer.finish()?;
+    }
+    if is_single {
+        return Ok(());
+    }
+    let mut weight_map = Map::new();
+    for (index, tensors) in shards.iter().enumerate() {
+        weight_map
+            .extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), Value::from(name(index)))));
+    }
+    let count = config.parameter_count();
+    let size = count * options.dtype.dtype().size_bytes() as u64;
+    let mut index = Map::new();
+    index.insert("metadata".into(), json!({"total_parameters": count, "total_size": size}));
+    index.insert("weight_map".into(), weight_map.into());
+    write_json(&directory.join("model.safetensors.index.json"), index)
+}
+
+/// The tensors of each file, in the order of the forward pass.
+fn plan_shards(
+    layout: &ParameterLayout,
+    options: &SaveOptions<'_>,
+) -> Vec<Vec<(String, Vec<usize>)>> {
+    let element_bytes = options.dtype.dtype().size_bytes() as u64;
+    let mut shards = vec![Vec::new()];
+    let mut shard_bytes = 0;
+    for piece in layout.iter().flat_map(|spec| spec.pieces) {
+        let bytes = piece.shape.iter().map(|size| *size as u64).product::<u64>() * element_bytes;
+        if shard_bytes > 0 && shard_bytes + bytes > options.shard_bytes {
+            shards.push(Vec::new());
+            shard_bytes = 0;
+        }
+        shard_bytes += bytes;
+        let last = shards.len() - 1;
+        shards[last].push((piece.hf_name, piece.shape));
+    }
+    shards
+}
+
+/// A piece whose rows are rows of the parameter.
+fn write_rows<E: Element>(
+    writer: &mut SafetensorsWriter,
+    spec: &ParameterSpec,
+    piece: &HfPiece,
+    fill: &mut impl FnMut(Range<usize>, &mut [E]) -> Result<(), ModelError>,
+) -> Result<(), ModelError> {
+    let row = spec.row_elements();
+    let chunk_rows = (CHUNK_ELEMENTS / row).max(1);
+    let mut buffer = vec![E::default(); chunk_rows.min(piece.rows.len()) * row];
+    for start in piece.rows.clone().step_by(chunk_rows) {
+        let end = piece.rows.end.min(start + chunk_rows);
+        let chunk = &mut buffer[..(end - start) * row];
+        fill(start * row..end * row, chunk)?;
+        writer.write(chunk)?;
+    }
+    Ok(())
+}
+
+/// A piece that is the whole parameter transposed: the file is (in, out), the parameter (out, in).
+/// Gathers a band of the file's rows in each pass over the parameter.
+fn write_transposed<E: Element>(
+    writer: &mut SafetensorsWriter,
+    piece: &HfPiece,
+    band_elements: usize,
+    fill: &mut impl FnMut(Range<usize>, &mut [E]) -> Result<(), ModelError>,
+) -> Result<(), ModelError> {
+    let (inputs, outputs) = (piece.shape[0], piece.shape[1]);
+    let band_rows = (band_elements / outputs).clamp(1, inputs);
+    let chunk_outputs = (CHUNK_ELEMENTS / inputs).clamp(1, outputs);
+    let mut band = vec![E::default(); band_rows * outputs]; // (band_rows, outputs)
+    let mut chunk = vec![E::default(); chunk_outputs * inputs]; // (chunk_outputs, inputs)
+    for first in (0..inputs).step_by(band_rows) {
+        let rows = band_rows.min(inputs - first);
+        for start in (0..outputs).step_by(chunk_outputs) {
+            let end = outputs.min(start + chunk_outputs);
+            let chunk = &mut chunk[..(end - start) * inputs];
+            fill(start * inputs..end * inputs, chunk)?;
+            for (output, values) in (start..end).zip(chunk.chunks(inputs)) {
+                for (row, value) in values[first..first + rows].iter().enumerate() {
+                    band[row * outputs + output] = *value;
+                }
+            }
+        }
+        writer.write(&band[..rows * outputs])?;
+    }
+    Ok(())
+}
+
+fn write_json(path: &Path, map: Map<String, Value>) -> Result<(), ModelError> {
+    // The alternate form is indented, as transformers writes it.
+    let text = format!("{:#}\n", Value::Object(map));
+    let mut file = File::create_new(path).map_err(ModelError::io("create the file", path))?;
+    file.write_all(text.as_bytes())
+        .and_then(|()| file.sync_all())
+        .map_err(ModelError::io("write the file", path))
+}
+
+/// The output directory and the temporary one beside it, which is deleted unless it is put in place.
+struct Target {
+    output: PathBuf,
+    temporary: PathBuf,
+    replaces: bool,
+}
+
+impl Target {
+    fn new(output: &Path, if_exists: IfExists) -> Result<Self, ModelError> {
+        let refuse = |problem| Err(ModelError::Output { path: output.to_owned(), problem });
+        let mut replaces = false;
+        let output = match fs::symlink_metadata(output) {
+            Ok(_) => {
+                let path = fs::canonicalize(output)
+                    .map_err(ModelError::io("open the output directory", output))?;
+                if !path.is_dir() {
+                    return refuse("is a file; name a directory to save to");
+                }
+                replaces = true;
+                let mut entries =
+                    fs::read_dir(&path).map_err(ModelError::io("list the directory", &path))?;
+                let is_empty = entries.next().is_none();
+                if !is_empty && if_exists == IfExists::Refuse {
+                    return refuse(
+                        "exists and is not empty; name another directory, or ask for it to be replaced",
+                    );
+                }
+                if !is_empty && !is_model_directory(&path) {
+                    return refuse(
+                        "is not a plain model directory (config.json, no folders), so it is not replaced; name another",
+                    );
+                }
+                path
+            }
+            Err(_) => {
+                let Some(name) = output.file_name() else {
+                    return refuse("does not name a directory to save to");
+                };
+                let parent = output
+                    .parent()
+                    .filter(|parent| !parent.as_os_str().is_empty())
+                    .unwrap_or(Path::new("."));
+                fs::create_dir_all(parent)
+                    .map_err(ModelError::io("create the directory", parent))?;
+                let parent = fs::canonicalize(parent)
+                    .map_err(ModelError::io("open the directory", parent))?;
+                parent.join(name)
+            }
+        };
+        let temporary = sibling(&output, "saving");
+        fs::create_dir(&temporary).map_err(ModelError::io("create the directory", &temporary))?;
+        Ok(Self { output, temporary, replaces })
+    }
+
+    fn put_in_place(self) -> Result<(), ModelError> {
+        sync_directory(&self.temporary)?;
+        let old = sibling(&self.output, "old");
+        if self.replaces {
+            fs::rename(&self.output, &old)
+                .map_err(ModelError::io("move the old model aside", &self.output))?;
+        }
+        if let Err(error) = fs::rename(&self.temporary, &self.output) {
+            if self.replaces {
+                // Best effort: the error that matters is the one above it.
+                let _ = fs::rename(&old, &self.output);
+            }
+            return Err(ModelError::io("put the model in place", &self.output)(error));
+        }
+        if let Some(parent) = self.output.parent() {
+            sync_directory(parent)?;
+        }
+        if self.replaces {
+            fs::remove_dir_all(&old).map_err(ModelError::io("delete the old model", &old))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        // Gone already when the model is in place.
+        let _ = fs::remove_dir_all(&self.temporary);
+    }
+}
+
+/// Whether a directory can be deleted without fear that it was something else than a saved model.
+fn is_model_directory(path: &Path) -> bool {
+    let only_files = fs::read_dir(path).is_ok_and(|mut entries| {
+        entries.all(|entry| {
+            entry.is_ok_and(|entry| entry.file_type().is_ok_and(|kind| !kind.is_dir()))
+        })
+    });
+    only_files && path.join("config.json").is_file()
+}
+
+/// A hidden name beside the output that is free, on the same file system so that a rename suffices.
+/// Names of a process that died stay taken: in a container every process may have the same number.
+fn sibling(output: &Path, purpose: &str) -> PathBuf {
+    let name = output.file_name().unwrap_or_default().to_string_lossy();
+    let process = std::process::id();
+    let mut names =
+        (0..).map(|n| output.with_file_name(format!(".{name}.{purpose}-{process}-{n}")));
+    let free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
+    names.find(free).unwrap_or_else(|| output.to_owned())
+}
+
+fn sync_directory(path: &Path) -> Result<(), ModelError> {
+    File::open(path)
+        .and_then(|file| file.sync_all())
+        .map_err(ModelError::io("flush the directory to disk", path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hf::SafetensorsFile;
+
+    #[test]
+    fn a_matrix_is_transposed_in_any_number_of_bands() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let (inputs, outputs) = (7, 5);
+        let shape = vec![inputs, outputs];
+        for band_elements in [1, 5, 9, 10, 34, 35, 1000] {
+            let path = folder.path().join(band_elements.to_string());
+            let piece = HfPiece {
+                hf_name: "t".into(),
+                shape: shape.clone(),
+                rows: 0..outputs,
+                transposed: true,
+            };
+            let tensors = [("t".to_owned(), shape.clone())];
+            let mut writer = SafetensorsWriter::create(&path, WeightDtype::F32, &tensors).unwrap();
+            write_transposed(&mut writer, &piece, band_elements, &mut |elements, dest| {
+                for (element, dest) in elements.zip(dest) {
+                    *dest = element as f32;
+                }
+                Ok(())
+            })
+            .unwrap();
+            writer.finish().unwrap();
+            let file = SafetensorsFile::open(&path).unwrap();
+            let mut stored = [0f32; 35];
+            file.read_elements("t", &file.tensors()["t"], 0, &mut stored).unwrap();
+            for (place, value) in stored.iter().enumerate() {
+                let (input, output) = (place / outputs, place % outputs);
+                assert_eq!(*value, (output * inputs + input) as f32);
+            }
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Tests of `storm-model`: presets, config.json, safetensors, directories, and the way there and back.
+//!
+//! | module | what belongs there |
+//! |---|---|
+//! | `presets` | published models by name |
+//! | `config_json` | what config.json may say, and what it may not |
+//! | `safetensors` | one file: honest, damaged, hostile |
+//! | `directory` | files, links, shards, pickles, tensors that do not fit |
+//! | `round_trip` | save and open again |
+//! | `support` | models to test with, and a meter for memory |
+
+mod config_json;
+mod directory;
+mod presets;
+mod round_trip;
+mod safetensors;
+mod support;

@@ -1,0 +1,167 @@
+//! Models to test with, and a meter for memory.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::path::Path;
+
+use storm_model::{
+    Family, ModelConfig, ParameterSpec, Rotary, RotaryScaling, SaveOptions, WeightDtype,
+    parameters, save,
+};
+
+/// The most that reading a bad file may allocate.
+const BAD_INPUT_BYTES_MAX: isize = 64 << 20;
+
+thread_local! {
+    static CURRENT_BYTES: Cell<isize> = const { Cell::new(0) };
+    static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
+}
+
+struct Meter;
+
+#[global_allocator]
+static METER: Meter = Meter;
+
+fn count(bytes: isize) {
+    CURRENT_BYTES.set(CURRENT_BYTES.get() + bytes);
+    PEAK_BYTES.set(PEAK_BYTES.get().max(CURRENT_BYTES.get()));
+}
+
+// A test of "no large allocation" needs to see allocations; there is no safe way.
+#[allow(unsafe_code)]
+// SAFETY: every call is passed on to the system's allocator unchanged. The counters are cells
+// without a destructor, which are valid for the whole life of a thread and do not allocate.
+unsafe impl GlobalAlloc for Meter {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller keeps the promises of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size() as isize);
+        // SAFETY: the caller keeps the promises of `alloc_zeroed`.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-(layout.size() as isize));
+        // SAFETY: `pointer` came from `System` with this layout.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // Old and new exist at once while the bytes are copied.
+        count(size as isize);
+        count(-(layout.size() as isize));
+        // SAFETY: `pointer` came from `System` with this layout; the caller keeps the other promises.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// Runs something and returns the most bytes it held at once.
+pub(crate) fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, isize) {
+    let before = CURRENT_BYTES.get();
+    PEAK_BYTES.set(before);
+    let result = run();
+    (result, PEAK_BYTES.get() - before)
+}
+
+/// Runs something that must not take much memory.
+pub(crate) fn frugal<T>(run: impl FnOnce() -> T) -> T {
+    let (result, peak) = peak_bytes(run);
+    assert!(peak < BAD_INPUT_BYTES_MAX, "allocated {peak} bytes");
+    result
+}
+
+/// A small random generator (SplitMix64), so that failures repeat.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        (self.next() % limit as u64) as usize
+    }
+}
+
+/// A small model of each family, sizes odd where they may be.
+pub(crate) fn tiny(family: Family) -> ModelConfig {
+    let is_gpt2 = family == Family::Gpt2;
+    let is_llama = family == Family::Llama;
+    let scaling = RotaryScaling::Llama3 {
+        factor: 8.0,
+        low_freq_factor: 1.0,
+        high_freq_factor: 4.0,
+        original_max_positions: 16,
+    };
+    let config = ModelConfig {
+        family,
+        vocab_size: 29,
+        hidden_size: 12,
+        layer_count: 3,
+        query_heads: 4,
+        kv_heads: if is_gpt2 { 4 } else { 2 },
+        head_dim: match family {
+            Family::Gpt2 => 3,
+            Family::Llama | Family::Qwen2 => 12 / 4 * 2,
+            Family::Mistral => 4,
+            Family::Qwen3 => 10,
+        },
+        intermediate_size: 17,
+        max_positions: 64,
+        norm_eps: 1.5e-6,
+        tied_embeddings: matches!(family, Family::Gpt2 | Family::Qwen2),
+        rotary: (!is_gpt2).then_some(Rotary {
+            theta: 12_345.0,
+            scaling: if is_llama { scaling } else { RotaryScaling::None },
+        }),
+        qkv_bias: is_gpt2 || is_llama || family == Family::Qwen2,
+        attention_output_bias: is_gpt2 || is_llama,
+        mlp_bias: is_gpt2 || is_llama,
+        sliding_window: (family == Family::Mistral).then_some(40),
+        first_windowed_layer: 0,
+        initializer_range: 0.03,
+    };
+    config.validate().unwrap();
+    config
+}
+
+/// Some value for each element of a model, exact in bf16.
+pub(crate) fn values(config: &ModelConfig) -> HashMap<String, Vec<f32>> {
+    let mut random = Random(7);
+    let mut fill = |spec: &ParameterSpec| {
+        (0..spec.element_count()).map(|_| (random.below(255) as f32 - 127.0) / 64.0).collect()
+    };
+    parameters(config).into_iter().map(|spec| (spec.name.clone(), fill(&spec))).collect()
+}
+
+/// Saves [`values`] as f32 in one file.
+pub(crate) fn save_tiny(path: &Path, config: &ModelConfig) {
+    save_values(path, config, &SaveOptions { dtype: WeightDtype::F32, ..SaveOptions::default() });
+}
+
+/// Saves [`values`].
+pub(crate) fn save_values(path: &Path, config: &ModelConfig, options: &SaveOptions<'_>) {
+    let values = values(config);
+    save::<f32, _>(path, config, options, |spec, elements, dest| {
+        dest.copy_from_slice(&values[&spec.name][elements]);
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// The bytes of a safetensors file with this header and so many bytes of data.
+pub(crate) fn file_bytes(header: &[u8], data_bytes: usize) -> Vec<u8> {
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.resize(bytes.len() + data_bytes, 0);
+    bytes
+}

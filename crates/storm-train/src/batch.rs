@@ -1,0 +1,127 @@
+use crate::TrainError;
+use storm_graph::IGNORE_INDEX;
+
+/// One micro-batch of token sequences: `batch` rows of `sequence` tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Batch {
+    /// (B, T) token ids.
+    pub tokens: Vec<i32>,
+    /// (B, T) what follows each token; [`IGNORE_INDEX`] where there is nothing to learn.
+    pub targets: Vec<i32>,
+    /// (B, T) position of each token in its sample.
+    pub positions: Vec<i32>,
+    /// (B, T) which sample each token belongs to; none if each row is one sample.
+    pub segments: Option<Vec<i32>>,
+}
+
+impl Batch {
+    /// Rows of one sample each.
+    pub fn new(tokens: Vec<i32>, targets: Vec<i32>, sequence: usize) -> Batch {
+        let positions = (0..tokens.len()).map(|i| (i % sequence.max(1)) as i32).collect();
+        Batch { tokens, targets, positions, segments: None }
+    }
+
+    /// Rows of several samples each: positions start again with every segment.
+    pub fn packed(
+        tokens: Vec<i32>,
+        targets: Vec<i32>,
+        segments: Vec<i32>,
+        sequence: usize,
+    ) -> Batch {
+        let mut positions = Vec::with_capacity(segments.len());
+        for row in segments.chunks(sequence.max(1)) {
+            let mut start = 0;
+            for (i, segment) in row.iter().enumerate() {
+                if i > 0 && row[i - 1] != *segment {
+                    start = i;
+                }
+                positions.push((i - start) as i32);
+            }
+        }
+        Batch { tokens, targets, positions, segments: Some(segments) }
+    }
+
+    /// Targets that count.
+    pub fn valid_tokens(&self) -> usize {
+        self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+    }
+
+    /// Checks sizes, and that every id can be looked up.
+    ///
+    /// # Errors
+    /// Says which entry is wrong and what it may be.
+    pub(crate) fn check(
+        &self,
+        rows: usize,
+        vocabulary: usize,
+        positions: usize,
+    ) -> Result<(), TrainError> {
+        let columns = [
+            ("tokens", Some(&self.tokens), vocabulary),
+            ("targets", Some(&self.targets), vocabulary),
+            ("positions", Some(&self.positions), positions),
+            ("segments", self.segments.as_ref(), usize::MAX),
+        ];
+        for (name, values, limit) in columns {
+            let Some(values) = values else { continue };
+            if values.len() != rows {
+                return Err(TrainError::Batch {
+                    problem: format!("`{name}` has {} entries, not {rows}", values.len()),
+                });
+            }
+            let known = |value: i32| {
+                limit == usize::MAX
+                    || usize::try_from(value).is_ok_and(|value| value < limit)
+                    || (name == "targets" && value == IGNORE_INDEX)
+            };
+            if let Some(at) = values.iter().position(|&value| !known(value)) {
+                return Err(TrainError::Batch {
+                    problem: format!(
+                        "`{name}` has {} at entry {at}; the model knows 0 to {}",
+                        values[at],
+                        limit - 1
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Writes the rows of `ids` sorted by (id, row) into `order`, without allocating.
+pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
+    for (row, order) in order.iter_mut().enumerate() {
+        *order = row as i32;
+    }
+    // Keys are distinct, so an unstable sort is a stable one.
+    order.sort_unstable_by_key(|&row| (ids[row as usize], row));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_start_again_with_each_segment() {
+        let batch = Batch::packed(vec![0; 8], vec![0; 8], vec![0, 0, 1, 1, 5, 5, 5, 5], 4);
+        assert_eq!(batch.positions, [0, 1, 0, 1, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn rows_are_sorted_by_id_then_row() {
+        let mut order = [0; 6];
+        sort_rows(&[3, 1, 3, 0, 1, 3], &mut order);
+        assert_eq!(order, [3, 1, 4, 0, 2, 5]);
+    }
+
+    #[test]
+    fn bad_ids_are_named() {
+        let check = |batch: Batch| batch.check(2, 10, 2).unwrap_err().to_string();
+        let batch = Batch::new(vec![1, 10], vec![1, IGNORE_INDEX], 2);
+        assert_eq!(check(batch), "batch: `tokens` has 10 at entry 1; the model knows 0 to 9");
+        let batch = Batch::new(vec![1, 2], vec![-1, 2], 2);
+        assert_eq!(check(batch), "batch: `targets` has -1 at entry 0; the model knows 0 to 9");
+        let batch = Batch::new(vec![1, 2, 3], vec![1, 2], 3);
+        assert_eq!(check(batch), "batch: `tokens` has 3 entries, not 2");
+    }
+}

@@ -1,0 +1,31 @@
+use storm_exec::ExecError;
+use storm_graph::GraphError;
+use storm_model::ModelError;
+
+/// Why training could not be set up or a step could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError {
+    /// From the graph.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// From the executor or the device.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+    /// From the model.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// A batch that does not fit the program.
+    #[error("batch: {problem}")]
+    Batch {
+        /// What is wrong, and what was expected.
+        problem: String,
+    },
+    /// An option that makes no sense.
+    #[error("{option}: {problem}")]
+    Option {
+        /// Which.
+        option: &'static str,
+        /// What is wrong, and what was expected.
+        problem: String,
+    },
+}

@@ -1,0 +1,76 @@
+use crate::column::Column;
+use crate::{Batch, TrainError, weights};
+use half::bf16;
+use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
+use storm_graph::{DType, ProgramParameter, Tensor, TensorClass, Training};
+use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput, Trainable, build};
+
+/// A model that only looks forward: logits of whole sequences.
+pub struct Inference {
+    resident: Resident,
+    schedule: ScheduleId,
+    columns: Vec<(Column, SlotId)>,
+    config: ModelConfig,
+    rows: usize,
+    dtype: DType,
+}
+
+impl Inference {
+    /// Loads a model for batches of this size; `options.output` is taken as logits.
+    ///
+    /// # Errors
+    /// The sizes do not fit the model, the files do not hold it, or the memory cannot be had.
+    pub fn load(
+        config: &ModelConfig,
+        options: &BuildOptions,
+        directory: &HfDirectory,
+    ) -> Result<Inference, TrainError> {
+        let options = BuildOptions {
+            output: ModelOutput::Logits,
+            trainable: Trainable::Where(|_| false),
+            ..options.clone()
+        };
+        let program = build(config, &options)?;
+        let mut slots = Slots::new();
+        let parameters = program.parameters();
+        for instance in crate::optimizer::instances(&parameters, program.layer_count) {
+            let ProgramParameter { shape, dtype, .. } = instance.parameter;
+            let class = TensorClass::Parameter(Training::Frozen);
+            slots.declare(Tensor { name: instance.name, shape, dtype, class })?;
+        }
+        for input in program.inputs() {
+            slots.declare(input)?;
+        }
+        let schedule = Schedule::of_program(&program, &slots)?;
+        let columns = Column::find_all(&slots);
+        let mut resident = Resident::new(slots, vec![schedule])?;
+        weights::load(&mut resident, config, directory)?;
+        let schedule = resident.schedule(0);
+        let rows = options.batch * options.sequence;
+        let (config, dtype) = (config.clone(), options.dtype);
+        Ok(Inference { resident, schedule, columns, config, rows, dtype })
+    }
+
+    /// The logits of a batch, (B, T, V), widened to f32.
+    ///
+    /// # Errors
+    /// The batch does not fit.
+    pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, TrainError> {
+        let positions = match self.config.rotary {
+            Some(_) => i32::MAX as usize,
+            None => self.config.max_positions,
+        };
+        batch.check(self.rows, self.config.vocab_size, positions)?;
+        for &(column, slot) in &self.columns {
+            column.write(&mut self.resident, slot, batch)?;
+        }
+        self.resident.run(self.schedule);
+        Ok(match self.dtype {
+            DType::BF16 => {
+                let logits = self.resident.result::<bf16>(self.schedule, "logits")?;
+                logits.iter().map(|value| value.to_f32()).collect()
+            }
+            _ => self.resident.result::<f32>(self.schedule, "logits")?.to_vec(),
+        })
+    }
+}

@@ -1,0 +1,223 @@
+//! The optimizer as graphs: one for the norm, one per parameter and layer for the update.
+
+use crate::{Precision, TrainError};
+use storm_exec::{Schedule, Slots};
+use storm_graph::random::SEED_WORDS;
+use storm_graph::{
+    AdamWParameters, DType, Graph, Op, ProgramParameter, Rounding, Shape, StepScalars, Tensor,
+    TensorClass, Training,
+};
+
+/// How parameters are updated.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OptimizerOptions {
+    /// Constants of AdamW.
+    pub adamw: AdamWParameters,
+    /// Which parameters decay.
+    pub decay: DecayTargets,
+    /// Gradients are scaled down to this global norm; none leaves them.
+    pub max_norm: Option<f32>,
+}
+
+impl Default for OptimizerOptions {
+    fn default() -> OptimizerOptions {
+        OptimizerOptions {
+            adamw: AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+            decay: DecayTargets::Matrices,
+            max_norm: Some(1.0),
+        }
+    }
+}
+
+/// Which parameters weight decay applies to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecayTargets {
+    /// All of them.
+    All,
+    /// Those with two or more axes: not biases, not norms.
+    Matrices,
+}
+
+/// Slot names of the per-step scalars and of what the optimizer reports.
+pub(crate) mod names {
+    pub(crate) const SCALARS: &str = "step.scalars";
+    pub(crate) const RANDOM: &str = "step.random";
+    pub(crate) const NORM: &str = "step.gradient_norm";
+    pub(crate) const CLIP: &str = "step.clip";
+}
+
+/// One parameter in one layer.
+#[derive(Clone, Debug)]
+pub(crate) struct ParameterInstance {
+    /// Full name: `layers.3.attention.qkv.weight`.
+    pub(crate) name: String,
+    pub(crate) layer: u16,
+    pub(crate) parameter: ProgramParameter,
+}
+
+/// Every parameter of every layer.
+pub(crate) fn instances(
+    parameters: &[ProgramParameter],
+    layer_count: usize,
+) -> Vec<ParameterInstance> {
+    let mut all = Vec::new();
+    for parameter in parameters {
+        let layers = if parameter.per_layer { layer_count } else { 1 };
+        for layer in 0..layers {
+            let name = match parameter.per_layer {
+                true => format!("layers.{layer}.{}", parameter.name),
+                false => parameter.name.clone(),
+            };
+            all.push(ParameterInstance { name, layer: layer as u16, parameter: parameter.clone() });
+        }
+    }
+    all
+}
+
+fn tensor(name: impl Into<String>, shape: Shape, dtype: DType, class: TensorClass) -> Tensor {
+    Tensor { name: name.into(), shape, dtype, class }
+}
+
+/// Declares gradients, moments and masters of the trainable parameters, and the step's scalars.
+pub(crate) fn declare(
+    slots: &mut Slots,
+    instances: &[ParameterInstance],
+    precision: Precision,
+) -> Result<(), TrainError> {
+    use TensorClass::{Activation, Gradient, Input, OptimizerState};
+    for instance in trainable(instances) {
+        let (name, shape) = (&instance.name, &instance.parameter.shape);
+        let gradient = format!("{name}.grad");
+        slots.declare(tensor(gradient, shape.clone(), precision.gradients(), Gradient))?;
+        for moment in ["first_moment", "second_moment"] {
+            let moment = format!("{name}.{moment}");
+            slots.declare(tensor(moment, shape.clone(), precision.moments(), OptimizerState))?;
+        }
+        if precision.has_master() {
+            let master = format!("{name}.master");
+            slots.declare(tensor(master, shape.clone(), DType::F32, OptimizerState))?;
+        }
+    }
+    let scalars = Shape::from([StepScalars::LEN]);
+    slots.declare(tensor(names::SCALARS, scalars, DType::F32, Input))?;
+    slots.declare(tensor(names::RANDOM, Shape::from([SEED_WORDS]), DType::I32, Input))?;
+    slots.declare(tensor(names::NORM, Shape::scalar(), DType::F32, Activation))?;
+    slots.declare(tensor(names::CLIP, Shape::scalar(), DType::F32, Activation))?;
+    Ok(())
+}
+
+fn trainable(instances: &[ParameterInstance]) -> impl Iterator<Item = &ParameterInstance> {
+    instances.iter().filter(|instance| instance.parameter.training == Training::Trainable)
+}
+
+/// Global norm and clip scale of all gradients.
+pub(crate) fn norm_schedule(
+    slots: &Slots,
+    instances: &[ParameterInstance],
+    precision: Precision,
+    options: &OptimizerOptions,
+) -> Result<Schedule, TrainError> {
+    let mut schedule = Schedule::default();
+    let graph = norm_graph(instances, precision, options)?;
+    schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
+    Ok(schedule)
+}
+
+/// The update of every trainable parameter.
+pub(crate) fn update_schedule(
+    slots: &Slots,
+    instances: &[ParameterInstance],
+    precision: Precision,
+    options: &OptimizerOptions,
+) -> Result<Schedule, TrainError> {
+    let mut schedule = Schedule::default();
+    let slot_of = |tensor: &Tensor| slots.find(&tensor.name);
+    for instance in trainable(instances) {
+        let graph = update_graph(instance, precision, options)?;
+        schedule.add_graph(graph, instance.layer, slot_of)?;
+    }
+    Ok(schedule)
+}
+
+fn norm_graph(
+    instances: &[ParameterInstance],
+    precision: Precision,
+    options: &OptimizerOptions,
+) -> Result<Graph, TrainError> {
+    let mut graph = Graph::new();
+    let mut parts = Vec::new();
+    for instance in trainable(instances) {
+        let (name, shape) = (&instance.name, instance.parameter.shape.clone());
+        let gradient = format!("{name}.grad");
+        let x = graph.source(gradient, shape, precision.gradients(), TensorClass::Gradient);
+        parts.push(graph.apply_one(&format!("{name}.grad.squares"), Op::SumOfSquares { x })?);
+    }
+    let norm = graph.apply_one(names::NORM, Op::GlobalNorm { parts })?;
+    let max_norm = options.max_norm.unwrap_or(f32::INFINITY);
+    graph.apply(names::CLIP, Op::ClipScale { norm, max_norm })?;
+    Ok(graph)
+}
+
+fn update_graph(
+    instance: &ParameterInstance,
+    precision: Precision,
+    options: &OptimizerOptions,
+) -> Result<Graph, TrainError> {
+    let ParameterInstance {
+        name, parameter: ProgramParameter { shape, dtype, number, .. }, ..
+    } = instance;
+    let mut graph = Graph::new();
+    let parameter = graph.parameter(name, shape.clone(), *dtype, Training::Trainable);
+    let mut source = |suffix: &str, dtype, class| {
+        graph.source(format!("{name}.{suffix}"), shape.clone(), dtype, class)
+    };
+    let gradient = source("grad", precision.gradients(), TensorClass::Gradient);
+    let state = TensorClass::OptimizerState;
+    let first_moment = source("first_moment", precision.moments(), state);
+    let second_moment = source("second_moment", precision.moments(), state);
+    let master = precision.has_master().then(|| source("master", DType::F32, state));
+    let scalars = graph.input(names::SCALARS, [StepScalars::LEN], DType::F32);
+    let clip = graph.input(names::CLIP, Shape::scalar(), DType::F32);
+    let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
+    let decays = options.decay == DecayTargets::All || shape.rank() >= 2;
+    let weight_decay = if decays { options.adamw.weight_decay } else { 0.0 };
+    let moment_rounding = match precision.moments() {
+        DType::BF16 => Rounding::Stochastic,
+        _ => Rounding::Nearest,
+    };
+    graph.apply(
+        &format!("{name}.update"),
+        Op::AdamW {
+            parameter,
+            gradient,
+            first_moment,
+            second_moment,
+            master,
+            scalars,
+            clip: Some(clip),
+            random: Some(random),
+            hyper: AdamWParameters { weight_decay, ..options.adamw },
+            rounding: precision.rounding(),
+            moment_rounding,
+            stream: *number,
+        },
+    )?;
+    Ok(graph)
+}
+
+/// Copies every parameter into its master.
+pub(crate) fn master_schedule(
+    slots: &Slots,
+    instances: &[ParameterInstance],
+) -> Result<Schedule, TrainError> {
+    let mut graph = Graph::new();
+    for instance in trainable(instances) {
+        let ParameterInstance { name, parameter: ProgramParameter { shape, dtype, .. }, .. } =
+            instance;
+        let x = graph.parameter(name, shape.clone(), *dtype, Training::Trainable);
+        graph.apply(&format!("{name}.master"), Op::Convert { x, dtype: DType::F32 })?;
+    }
+    let mut schedule = Schedule::default();
+    schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
+    Ok(schedule)
+}

@@ -1,0 +1,48 @@
+use storm_graph::{DType, Rounding};
+
+/// How parameters, gradients and optimizer state are stored. Part of the semantics of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Precision {
+    /// Everything in f32.
+    F32,
+    /// bf16 parameters and activations; f32 master weights, moments and gradients.
+    Bf16Master,
+    /// bf16 throughout, no master: updates and moments are rounded stochastically.
+    Bf16Stochastic,
+}
+
+impl Precision {
+    /// Storage of parameters and activations.
+    pub fn compute(self) -> DType {
+        match self {
+            Precision::F32 => DType::F32,
+            Precision::Bf16Master | Precision::Bf16Stochastic => DType::BF16,
+        }
+    }
+
+    /// Storage of parameter gradients.
+    pub fn gradients(self) -> DType {
+        match self {
+            Precision::F32 | Precision::Bf16Master => DType::F32,
+            Precision::Bf16Stochastic => DType::BF16,
+        }
+    }
+
+    /// Storage of the optimizer's moments.
+    pub fn moments(self) -> DType {
+        self.gradients()
+    }
+
+    /// Whether there is an f32 copy of the parameters.
+    pub fn has_master(self) -> bool {
+        self == Precision::Bf16Master
+    }
+
+    /// How parameters are rounded after an update.
+    pub fn rounding(self) -> Rounding {
+        match self {
+            Precision::F32 | Precision::Bf16Master => Rounding::Nearest,
+            Precision::Bf16Stochastic => Rounding::Stochastic,
+        }
+    }
+}

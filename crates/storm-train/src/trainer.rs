@@ -1,0 +1,382 @@
+use crate::column::Column;
+use crate::optimizer::{self, ParameterInstance, names};
+use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
+use std::path::Path;
+use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
+use storm_graph::random::{SEED_WORDS, Seed};
+use storm_graph::{
+    Accumulation, AdamWParameters, DType, Graph, Op, Program, ProgramParameter, StepScalars,
+    Tensor, TensorClass,
+};
+use storm_model::{
+    BuildOptions, HfDirectory, Initialization, ModelConfig, ModelOutput, Packing, SaveOptions,
+    build, initialization,
+};
+
+/// How a model is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainOptions {
+    /// B: sequences per micro-batch.
+    pub batch: usize,
+    /// T: tokens per sequence.
+    pub sequence: usize,
+    /// Storage of parameters, gradients and state.
+    pub precision: Precision,
+    /// Whether batches carry segments.
+    pub packing: Packing,
+    /// Rows of logits that exist at a time.
+    pub chunk_rows: usize,
+    /// How parameters are updated.
+    pub optimizer: OptimizerOptions,
+    /// Of initialization and stochastic rounding.
+    pub seed: u64,
+}
+
+impl TrainOptions {
+    /// Defaults for a batch size.
+    pub fn new(batch: usize, sequence: usize, precision: Precision) -> TrainOptions {
+        TrainOptions {
+            batch,
+            sequence,
+            precision,
+            packing: Packing::Single,
+            chunk_rows: storm_model::DEFAULT_CHUNK_ROWS,
+            optimizer: OptimizerOptions::default(),
+            seed: 0,
+        }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Mean cross-entropy over the valid tokens of the step, before the update.
+    pub loss: f32,
+    /// Norm of all gradients before clipping. If it is not finite, nothing was updated.
+    pub gradient_norm: f32,
+}
+
+/// A model in training, all of it in device memory.
+pub struct Trainer {
+    resident: Resident,
+    config: ModelConfig,
+    options: TrainOptions,
+    instances: Vec<ParameterInstance>,
+    schedules: Schedules,
+    inputs: Inputs,
+    /// Updates made so far.
+    updates: u32,
+}
+
+struct Schedules {
+    initialize: ScheduleId,
+    start: ScheduleId,
+    proceed: ScheduleId,
+    norm: ScheduleId,
+    update: ScheduleId,
+    fill_masters: Option<ScheduleId>,
+}
+
+/// Slots that the host fills.
+struct Inputs {
+    /// Batch column and slot; columns that the program does not read are absent.
+    columns: Vec<(Column, SlotId)>,
+    denominator: SlotId,
+    scalars: SlotId,
+    random: SlotId,
+    norm: SlotId,
+}
+
+impl Trainer {
+    /// Puts the model and its training on the device. Parameters are initialized from the seed.
+    ///
+    /// # Errors
+    /// The model is not valid for these sizes, or the memory cannot be had.
+    pub fn new(config: &ModelConfig, options: TrainOptions) -> Result<Trainer, TrainError> {
+        let program = build(config, &build_options(&options))?;
+        Trainer::of_program(config, options, program)
+    }
+
+    /// [`Trainer::new`] over a program that the caller has built or changed, for the same config.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn of_program(
+        config: &ModelConfig,
+        options: TrainOptions,
+        program: Program,
+    ) -> Result<Trainer, TrainError> {
+        Trainer::with_passes(config, options, program, |_| {})
+    }
+
+    /// [`Trainer::of_program`] with a change to the differentiated program, such as a choice of
+    /// what to recompute.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn with_passes(
+        config: &ModelConfig,
+        options: TrainOptions,
+        program: Program,
+        change: impl Fn(&mut Program),
+    ) -> Result<Trainer, TrainError> {
+        check_options(&options)?;
+        let precision = options.precision;
+        let differentiated = |accumulation| -> Result<Program, TrainError> {
+            let mut program = program.differentiate(accumulation, precision.gradients())?;
+            change(&mut program);
+            Ok(program)
+        };
+        let start = differentiated(Accumulation::Start)?;
+        let proceed = differentiated(Accumulation::Continue)?;
+
+        let instances = optimizer::instances(&program.parameters(), program.layer_count);
+        let mut slots = Slots::new();
+        for ParameterInstance { name, parameter, .. } in &instances {
+            let ProgramParameter { shape, dtype, training, .. } = parameter.clone();
+            let class = TensorClass::Parameter(training);
+            slots.declare(Tensor { name: name.clone(), shape, dtype, class })?;
+        }
+        optimizer::declare(&mut slots, &instances, precision)?;
+        for input in start.inputs() {
+            slots.declare(input)?;
+        }
+
+        let mut schedules = vec![
+            initialize_schedule(&slots, config, &instances)?,
+            Schedule::of_program(&start, &slots)?,
+            Schedule::of_program(&proceed, &slots)?,
+            optimizer::norm_schedule(&slots, &instances, precision, &options.optimizer)?,
+            optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
+        ];
+        if precision.has_master() {
+            schedules.push(optimizer::master_schedule(&slots, &instances)?);
+        }
+        let inputs = Inputs::find(&slots)?;
+        let resident = Resident::new(slots, schedules)?;
+        let schedules = Schedules {
+            initialize: resident.schedule(0),
+            start: resident.schedule(1),
+            proceed: resident.schedule(2),
+            norm: resident.schedule(3),
+            update: resident.schedule(4),
+            fill_masters: precision.has_master().then(|| resident.schedule(5)),
+        };
+        let config = config.clone();
+        let mut trainer =
+            Trainer { resident, config, options, instances, schedules, inputs, updates: 0 };
+        trainer.write_random(0)?;
+        trainer.resident.run(trainer.schedules.initialize);
+        trainer.parameters_changed();
+        Ok(trainer)
+    }
+
+    /// One optimizer step over all micro-batches: gradients are summed, normalized by the valid
+    /// tokens of the step, clipped, and applied.
+    ///
+    /// # Errors
+    /// A batch that does not fit; nothing was changed.
+    pub fn step(
+        &mut self,
+        batches: &[Batch],
+        learning_rate: f32,
+    ) -> Result<StepReport, TrainError> {
+        let loss = self.accumulate(batches)?;
+        let gradient_norm = self.update(learning_rate)?;
+        Ok(StepReport { loss, gradient_norm })
+    }
+
+    /// Forward and backward of all micro-batches; afterwards the gradients of the step are in their
+    /// slots. Returns the loss.
+    ///
+    /// # Errors
+    /// A batch that does not fit; nothing was changed.
+    pub fn accumulate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
+        let rows = self.options.batch * self.options.sequence;
+        let positions = match self.config.rotary {
+            Some(_) => i32::MAX as usize,
+            None => self.config.max_positions,
+        };
+        let wants_segments = self.options.packing == Packing::Segments;
+        for batch in batches {
+            batch.check(rows, self.config.vocab_size, positions)?;
+            if batch.segments.is_some() != wants_segments {
+                let problem = match wants_segments {
+                    true => "has no segments, but the trainer was set up for packed samples",
+                    false => "has segments, but the trainer was set up for single samples",
+                };
+                return Err(TrainError::Batch { problem: problem.to_owned() });
+            }
+        }
+        let valid: usize = batches.iter().map(Batch::valid_tokens).sum();
+        if valid == 0 {
+            let problem = "no target of the step counts: every one is ignored".to_owned();
+            return Err(TrainError::Batch { problem });
+        }
+        self.resident.write(self.inputs.denominator, &[valid as f32])?;
+        let mut loss = 0.0;
+        for (index, batch) in batches.iter().enumerate() {
+            self.write_batch(batch)?;
+            let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
+            self.resident.run(schedule);
+            loss += self.resident.result::<f32>(schedule, "loss")?[0];
+        }
+        Ok(loss)
+    }
+
+    /// Applies the gradients in the slots and returns their norm. A norm that is not finite leaves
+    /// parameters and state as they are.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn update(&mut self, learning_rate: f32) -> Result<f32, TrainError> {
+        let update = self.updates + 1;
+        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        self.resident.write(self.inputs.scalars, &scalars.to_array())?;
+        self.write_random(update)?;
+        self.resident.run(self.schedules.norm);
+        let norm = self.resident.view::<f32>(self.inputs.norm)?[0];
+        if norm.is_finite() {
+            self.resident.run(self.schedules.update);
+            self.updates = update;
+        }
+        Ok(norm)
+    }
+
+    /// Loads all parameters from a Hugging Face directory of the same config.
+    ///
+    /// # Errors
+    /// A tensor is missing, has another shape, or cannot be read.
+    pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
+        weights::load(&mut self.resident, &self.config, directory)?;
+        self.parameters_changed();
+        Ok(())
+    }
+
+    /// Saves all parameters as a Hugging Face directory.
+    ///
+    /// # Errors
+    /// From the file system; an existing directory is left as it was.
+    pub fn save(&self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
+        weights::save(&self.resident, &self.config, output, options)
+    }
+
+    /// A parameter (`layers.0.attention.qkv.weight`), its gradient (`NAME.grad`) or its state
+    /// (`NAME.first_moment`, …), widened to f32.
+    ///
+    /// # Errors
+    /// There is no such tensor.
+    pub fn read(&self, name: &str) -> Result<Vec<f32>, TrainError> {
+        weights::read(&self.resident, name)
+    }
+
+    /// Names of all parameters, layer by layer.
+    pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
+        self.instances.iter().map(|instance| instance.name.as_str())
+    }
+
+    /// The device memory in use, and how much of it holds the activations of a step.
+    pub fn memory_bytes(&self) -> (usize, usize) {
+        self.resident.memory_bytes(self.schedules.start)
+    }
+
+    /// Forward and backward of one micro-batch with `observe` called before each instruction: its
+    /// op's name, and none after the last.
+    ///
+    /// # Errors
+    /// A batch that does not fit.
+    pub fn profile(
+        &mut self,
+        batch: &Batch,
+        mut observe: impl FnMut(Option<&'static str>),
+    ) -> Result<(), TrainError> {
+        self.write_batch(batch)?;
+        self.resident.run_observed(self.schedules.start, |instruction| {
+            observe(instruction.map(storm_device::cpu::Instruction::op_name));
+        });
+        Ok(())
+    }
+
+    fn parameters_changed(&mut self) {
+        if let Some(fill_masters) = self.schedules.fill_masters {
+            self.resident.run(fill_masters);
+        }
+    }
+
+    fn write_random(&mut self, step: u32) -> Result<(), TrainError> {
+        let words: [i32; SEED_WORDS] = Seed { seed: self.options.seed, step }.to_words();
+        Ok(self.resident.write(self.inputs.random, &words)?)
+    }
+
+    fn write_batch(&mut self, batch: &Batch) -> Result<(), TrainError> {
+        for &(column, slot) in &self.inputs.columns {
+            column.write(&mut self.resident, slot, batch)?;
+        }
+        Ok(())
+    }
+}
+
+impl Inputs {
+    fn find(slots: &Slots) -> Result<Inputs, TrainError> {
+        Ok(Inputs {
+            columns: Column::find_all(slots),
+            denominator: slots.get("denominator")?,
+            scalars: slots.get(names::SCALARS)?,
+            random: slots.get(names::RANDOM)?,
+            norm: slots.get(names::NORM)?,
+        })
+    }
+}
+
+fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
+    let refuse =
+        |option, problem: &str| Err(TrainError::Option { option, problem: problem.to_owned() });
+    let AdamWParameters { beta1, beta2, epsilon, weight_decay } = options.optimizer.adamw;
+    if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
+        return refuse("betas", "must be at least 0 and less than 1");
+    }
+    if !(epsilon > 0.0 && epsilon.is_finite()) {
+        return refuse("epsilon", "must be positive");
+    }
+    if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
+        return refuse("weight_decay", "must not be negative");
+    }
+    match options.optimizer.max_norm {
+        Some(max_norm) if max_norm.is_nan() || max_norm <= 0.0 => {
+            refuse("max_norm", "must be positive; leave it out to turn clipping off")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The build options that the trainer uses.
+fn build_options(options: &TrainOptions) -> BuildOptions {
+    BuildOptions {
+        packing: options.packing,
+        output: ModelOutput::Loss { chunk_rows: options.chunk_rows },
+        ..BuildOptions::training(options.batch, options.sequence, options.precision.compute())
+    }
+}
+
+/// Fresh values for every parameter.
+fn initialize_schedule(
+    slots: &Slots,
+    config: &ModelConfig,
+    instances: &[ParameterInstance],
+) -> Result<Schedule, TrainError> {
+    let mut schedule = Schedule::default();
+    for ParameterInstance { name, layer, parameter } in instances {
+        let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
+        let mut graph = Graph::new();
+        let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
+        let op = match initialization(config, &parameter.name) {
+            Initialization::Constant(value) => Op::Fill { shape, dtype, value },
+            Initialization::Normal { deviation } => {
+                Op::RandomNormal { random, shape, dtype, deviation, stream: number }
+            }
+        };
+        graph.apply(name, op)?;
+        schedule.add_graph(graph, *layer, |tensor| slots.find(&tensor.name))?;
+    }
+    Ok(schedule)
+}
