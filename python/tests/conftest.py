@@ -1,12 +1,27 @@
 """What the comparisons share: the binaries under test, the corpus, and how much to run."""
 
+import itertools
+import json
 import os
 import subprocess
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
+# Before transformers is imported: nothing here is to come from the network.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 import pytest
+import torch
+from models import random_model
+from reference import Batch, Gradients
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import PreTrainedModel
 
 ROOT = Path(__file__).resolve().parents[2]
+
+torch.set_num_threads(2)
 
 
 @pytest.fixture(scope="session")
@@ -43,3 +58,86 @@ def corpus() -> bytes:
 def long() -> bool:
     """Whether to run the long variants (`cargo xtask test --long`)."""
     return os.environ.get("STORM_TEST_LONG") == "1"
+
+
+class Storm:
+    """STORM as these tests call it: one process of `storm-parity` for each job."""
+
+    def __init__(self, run_tool, folder: Path):
+        self._run_tool = run_tool
+        self._folder = folder
+        self._numbers = itertools.count()
+
+    def _run(self, job: str, fields: dict) -> tuple[dict, Path]:
+        number = next(self._numbers)
+        path, output = self._folder / f"{number}.json", self._folder / f"{number}.safetensors"
+        if job in ("logits", "gradients"):
+            fields = {**fields, "output": str(output)}
+        path.write_text(json.dumps({"job": job, **fields}, default=str))
+        return json.loads(self._run_tool("storm-parity", path)), output
+
+    def logits(self, model: Path, batch: Batch) -> Tensor:
+        """(B, T, V)"""
+        _, output = self._run("logits", {"model": model, "batch": batch.job()})
+        return load_file(output)["logits"]
+
+    def gradients(self, model: Path, batches: list[Batch], chunk_rows: int) -> Gradients:
+        """One backward pass in f32."""
+        micro_batches = [batch.job() for batch in batches]
+        fields = {"precision": "f32", "chunk_rows": chunk_rows, "micro_batches": micro_batches}
+        numbers, output = self._run("gradients", {"model": model, **fields})
+        return Gradients(numbers["loss"], numbers["gradient_norm"], load_file(output))
+
+    def train(self, model: Path, **fields) -> tuple[list[float], list[float]]:
+        """Losses and gradient norms of all steps."""
+        numbers, _ = self._run("train", {"model": model, "seed": 0, **fields})
+        return numbers["losses"], numbers["gradient_norms"]
+
+    def round_trip(self, model: Path, **save) -> None:
+        """Opens a model and saves it again."""
+        self._run("round_trip", {"model": model, "save": save})
+
+
+@pytest.fixture(scope="session")
+def storm(run_tool, tmp_path_factory) -> Storm:
+    """The jobs of `storm-parity`."""
+    return Storm(run_tool, tmp_path_factory.mktemp("jobs"))
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory):
+    """`saved(name, tied)`: a model of `models.CONFIGS`, made once, and the directory it is in."""
+
+    @cache
+    def make(name: str, tied: bool) -> tuple[PreTrainedModel, Path]:
+        directory = tmp_path_factory.mktemp(name)
+        model = random_model(name, tied)
+        model.save_pretrained(directory)
+        return model, directory
+
+    return make
+
+
+_worst: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+
+
+@pytest.fixture
+def record(request):
+    """`record(quantity, error)`: kept for the table of worst errors at the end of the run."""
+    callspec = getattr(request.node, "callspec", None)
+    model = callspec.params.get("model") if callspec else None
+    subject = model[0] if model else request.function.__name__
+
+    def keep(quantity: str, error: float) -> None:
+        _worst[subject][quantity] = max(_worst[subject][quantity], error)
+
+    return keep
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """How far from the bars the comparisons were."""
+    if _worst:
+        terminalreporter.section("worst errors")
+    for subject, errors in _worst.items():
+        columns = [f"{quantity} {error:.1e}" for quantity, error in errors.items()]
+        terminalreporter.write_line(f"{subject:20} {', '.join(columns)}")

@@ -3,6 +3,7 @@
 //! The only crate with `unsafe` code. [`cpu`] is the reference that every other device is checked
 //! against, and a fast device of its own.
 
+pub mod allocation;
 pub mod cpu;
 mod error;
 mod scalar;

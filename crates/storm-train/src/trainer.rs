@@ -270,6 +270,19 @@ impl Trainer {
         weights::read(&self.resident, name)
     }
 
+    /// Sets a tensor that [`Trainer::read`] knows, rounded to its dtype. A parameter's master copy
+    /// follows it.
+    ///
+    /// # Errors
+    /// There is no such tensor, or it has another number of elements.
+    pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
+        weights::write(&mut self.resident, name, values)?;
+        if self.instances.iter().any(|instance| instance.name == name) {
+            self.parameters_changed();
+        }
+        Ok(())
+    }
+
     /// Names of all parameters, layer by layer.
     pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
         self.instances.iter().map(|instance| instance.name.as_str())

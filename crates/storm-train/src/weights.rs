@@ -56,3 +56,16 @@ pub(crate) fn read(resident: &Resident, name: &str) -> Result<Vec<f32>, TrainErr
         _ => resident.view::<f32>(slot)?.to_vec(),
     })
 }
+
+/// Sets a slot from f32 values.
+pub(crate) fn write(resident: &mut Resident, name: &str, values: &[f32]) -> Result<(), TrainError> {
+    let slot: SlotId = resident.slots().get(name)?;
+    match resident.slots().tensor(slot).dtype {
+        DType::BF16 => {
+            let values: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();
+            resident.write(slot, &values)?;
+        }
+        _ => resident.write(slot, values)?,
+    }
+    Ok(())
+}

@@ -15,9 +15,9 @@ const LLAMA3: RotaryScaling = RotaryScaling::Llama3 {
 
 #[test]
 fn rotary() {
-    check("rotary", 40, |b| {
+    check("rotary", 60, |b| {
         let heads = random_heads(b, &[2, 4, 6, 10, 16, 34, 64]);
-        let (batch, time) = (b.rng.extent(3), b.rng.extent(33));
+        let (batch, time) = (b.rng.extent(3), b.rng.extent(65));
         let qkv = b.input("qkv", &[batch, time, heads.qkv_width()]);
         let positions = b.integers("positions", &[batch, time], |rng, _| rng.below(50) as i32);
         let frequencies = RotaryFrequencies {
@@ -57,7 +57,7 @@ fn rotary_table_of_long_contexts() {
 
 #[test]
 fn attention() {
-    check("attention", 60, |b| {
+    check("attention", 100, |b| {
         let heads = random_heads(b, &[1, 2, 3, 8, 16, 33, 64]);
         let (batch, time) = loop {
             let (batch, time) = (b.rng.extent(3), b.rng.extent(129));
@@ -71,6 +71,24 @@ fn attention() {
         let scale = (heads.head_dim as f32).powf(-0.5);
         b.loosen(4.0);
         b.result("y", Op::Attention { qkv, segments, heads, mask, scale });
+    });
+}
+
+/// Blocks of queries and keys that see each other in full, in part, and not at all.
+#[test]
+fn attention_over_several_blocks() {
+    check("attention over several blocks", 8, |b| {
+        let heads = HeadLayout {
+            query_heads: b.rng.pick(&[1, 2]),
+            key_value_heads: 1,
+            head_dim: b.rng.pick(&[4, 13]),
+        };
+        let time = b.rng.pick(&[127, 128, 129, 193, 257]);
+        let qkv = b.input("qkv", &[1, time, heads.qkv_width()]);
+        let segments = random_segments(b, 1, time);
+        let mask = b.rng.pick(&[Mask::Causal, Mask::Full]);
+        b.loosen(4.0);
+        b.result("y", Op::Attention { qkv, segments, heads, mask, scale: 0.4 });
     });
 }
 

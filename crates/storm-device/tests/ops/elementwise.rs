@@ -5,7 +5,7 @@ use storm_graph::{ActivationFunction, Op};
 
 #[test]
 fn arithmetic() {
-    check("arithmetic", 40, |b| {
+    check("arithmetic", 80, |b| {
         let shape = random_shape(b);
         let a = b.input("a", &shape);
         let op = match b.rng.below(4) {
@@ -21,7 +21,7 @@ fn arithmetic() {
 #[test]
 fn activations() {
     for function in [ActivationFunction::GeluTanh, ActivationFunction::Silu] {
-        check(&format!("{function:?}"), 20, |b| {
+        check(&format!("{function:?}"), 50, |b| {
             let shape = random_shape(b);
             // Far out, where exponentials overflow, as well.
             let scale = b.rng.pick(&[1.0, 1.0, 4.0, 100.0]);
@@ -33,8 +33,8 @@ fn activations() {
 
 #[test]
 fn swiglu() {
-    check("SwiGlu", 30, |b| {
-        let width = 2 * b.rng.extent(65);
+    check("SwiGlu", 60, |b| {
+        let width = 2 * b.rng.extent(600);
         let shape = b.rng.row_shape(33, width);
         let scale = b.rng.pick(&[1.0, 1.0, 4.0, 60.0]);
         let gate_up = b.scaled_input("gate_up", &shape, scale);
@@ -47,6 +47,6 @@ fn random_shape(b: &mut Builder) -> Vec<usize> {
     if b.rng.below(8) == 0 {
         return Vec::new();
     }
-    let width = b.rng.extent(129);
-    b.rng.row_shape(33, width)
+    let width = b.rng.extent(600);
+    b.rng.row_shape(65, width)
 }

@@ -4,6 +4,7 @@ use crate::support::*;
 use crate::transformer::{Model, Size};
 use rayon::ThreadPoolBuilder;
 use std::collections::BTreeSet;
+use storm_device::cpu::kernels::simd::{Isa, force_isa, isa};
 use storm_graph::{
     DType, Op, Rounding, Shape, StepScalars, TensorClass, TensorId, Training, recompute,
 };
@@ -15,31 +16,68 @@ const MEDIUM: Size =
 const SMALL: Size =
     Size { batch: 2, time: 7, width: 12, inner: 10, vocabulary: 33, layers: 2, frozen: 1 };
 
+/// Memory after the whole step of a model, by tensor; scratch is left out.
+fn memory_after(backward: &Backward) -> Vec<(TensorId, Vec<u8>)> {
+    let mut machine = Machine::new(&backward.graph, &backward.values);
+    machine.run();
+    let graph = &backward.graph;
+    let lasting = graph.ids().filter(|&id| graph.tensor(id).class != TensorClass::Scratch);
+    lasting.map(|id| (id, machine.bytes(id))).collect()
+}
+
+fn backward_of(size: Size, seed: u64, dtype: DType) -> Backward {
+    let case = Case::build(seed, dtype, Precision::Rounded, |b| {
+        Model::build(b, size);
+        add_other_ops(b);
+    });
+    case.differentiate(&Start::Fresh, dtype)
+}
+
+fn assert_same(
+    context: &str,
+    backward: &Backward,
+    want: &[(TensorId, Vec<u8>)],
+    got: &[(TensorId, Vec<u8>)],
+) {
+    for ((id, want), (_, got)) in want.iter().zip(got) {
+        assert!(want == got, "{context}: `{}` differs", backward.graph.tensor(*id));
+    }
+}
+
 #[test]
 fn any_number_of_threads_gives_the_same_bits() {
     for (seed, dtype) in [(1, DType::F32), (2, DType::BF16), (3, DType::F32), (4, DType::BF16)] {
-        let case = Case::build(seed, dtype, Precision::Rounded, |b| {
-            Model::build(b, MEDIUM);
-            add_other_ops(b);
-        });
-        let backward = case.differentiate(&Start::Fresh, dtype);
+        let backward = backward_of(MEDIUM, seed, dtype);
         let run = |threads: usize| {
             let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
-            pool.install(|| {
-                let mut machine = Machine::new(&backward.graph, &backward.values);
-                machine.run();
-                let ids = backward.graph.ids();
-                ids.map(|id| machine.bytes(id)).collect::<Vec<Vec<u8>>>()
-            })
+            pool.install(|| memory_after(&backward))
         };
         let alone = run(1);
         for threads in [2, 3, 8] {
-            for (id, (one, many)) in backward.graph.ids().zip(alone.iter().zip(run(threads))) {
-                let tensor = backward.graph.tensor(id);
-                let same = *one == many || tensor.class == TensorClass::Scratch;
-                assert!(same, "seed {seed}: `{tensor}` differs with {threads} threads");
+            let context = format!("seed {seed}, {dtype}, {threads} threads");
+            assert_same(&context, &backward, &alone, &run(threads));
+        }
+    }
+}
+
+/// Instruction sets are a property of the process: tests that run meanwhile use them too, and are
+/// promised the same results.
+#[test]
+fn any_instruction_set_gives_the_same_bits() {
+    // Without hardware for fused multiply-adds a step takes a hundred times as long.
+    let size = Size { time: 50, vocabulary: 203, ..MEDIUM };
+    for (seed, dtype) in [(5, DType::F32), (6, DType::BF16)] {
+        let backward = backward_of(size, seed, dtype);
+        let widest = memory_after(&backward);
+        let before = isa();
+        for other in Isa::ALL {
+            if other.is_available() {
+                force_isa(other);
+                let got = memory_after(&backward);
+                assert_same(&format!("seed {seed}, {dtype}, {other:?}"), &backward, &widest, &got);
             }
         }
+        force_isa(before);
     }
 }
 
@@ -101,7 +139,7 @@ fn add_other_ops(b: &mut Builder) {
 /// gradients stay the same.
 #[test]
 fn any_recomputation_gives_the_same_bits() {
-    for seed in 0..24 {
+    for seed in 0..40 {
         let dtype = if seed % 2 == 0 { DType::F32 } else { DType::BF16 };
         let case = Case::build(seed, dtype, Precision::Rounded, |b| Model::build(b, SMALL));
         let backward = case.differentiate(&Start::Fresh, DType::F32);
@@ -131,6 +169,22 @@ fn any_recomputation_gives_the_same_bits() {
                 assert!(same, "seed {seed}, {kept_tenths}: `{}`\n{graph}", graph.tensor(id));
             }
         }
+    }
+}
+
+/// The test above would notice: without recomputation, dropped tensors spoil the gradients.
+#[test]
+fn dropped_tensors_are_gone() {
+    let case = Case::build(1, DType::F32, Precision::Rounded, |b| Model::build(b, SMALL));
+    let backward = case.differentiate(&Start::Fresh, DType::F32);
+    for dropped in backward.graph.saved() {
+        let mut machine = Machine::new(&backward.graph, &backward.values);
+        machine.run_dropping(|id| id != dropped);
+        let spoilt = backward
+            .gradients
+            .values()
+            .any(|&gradient| machine.get(gradient).data.iter().any(|x| x.is_nan()));
+        assert!(spoilt, "nobody misses `{}`", backward.graph.tensor(dropped));
     }
 }
 

@@ -6,9 +6,9 @@ use storm_graph::{DType, Op, Shape};
 
 #[test]
 fn linear() {
-    check("linear", 60, |b| {
+    check("linear", 150, |b| {
         let (rows, width_in, width_out) = loop {
-            let extents = (b.rng.extent(129), b.rng.extent(129), b.rng.extent(129));
+            let extents = (b.rng.extent(257), b.rng.extent(600), b.rng.extent(600));
             if extents.0 * extents.1 * extents.2 <= 40_000 {
                 break extents;
             }
@@ -28,9 +28,9 @@ fn linear() {
 
 #[test]
 fn embedding() {
-    check("embedding", 40, |b| {
-        let (table_rows, width) = (b.rng.extent(129), b.rng.extent(65));
-        let mut shape = b.rng.row_shape(65, 1);
+    check("embedding", 80, |b| {
+        let (table_rows, width) = (b.rng.extent(600), b.rng.extent(129));
+        let mut shape = b.rng.row_shape(257, 1);
         shape.pop();
         // Often few ids, so that rows of the table repeat and others go unused.
         let used = 1 + b.rng.below(table_rows);

@@ -153,7 +153,7 @@ impl Model<'_> {
 
 #[test]
 fn small_models() {
-    check("model", 12, |b| {
+    check("model", 30, |b| {
         b.loosen(12.0);
         Model::build(b, SMALL);
     });
@@ -161,7 +161,7 @@ fn small_models() {
 
 #[test]
 fn partly_frozen_models() {
-    check("partly frozen model", 12, |b| {
+    check("partly frozen model", 25, |b| {
         b.loosen(12.0);
         Model::build(b, Size { frozen: 6, layers: 2, ..SMALL });
     });
@@ -170,7 +170,7 @@ fn partly_frozen_models() {
 /// Reshapes, transposes and conversions between other ops.
 #[test]
 fn rearranged_models() {
-    check("rearranged", 12, |b| {
+    check("rearranged", 30, |b| {
         let (rows, width) = (b.rng.extent(7), b.rng.extent(13));
         let x = b.input("x", &[rows, width, 2]);
         let axes = b.rng.pick(&[[2, 1, 0], [1, 0, 2], [0, 2, 1]]);

@@ -26,6 +26,7 @@ pub(crate) fn check_differences(context: &str, case: &Case, gradients: &BTreeMap
         let zero = Value::new(start.shape.clone(), vec![0.0; start.data.len()]);
         let gradient = gradients.get(&id).unwrap_or(&zero);
         assert_eq!(gradient.shape, start.shape, "{context}: {name}");
+        assert!(gradient.data.iter().all(|g| g.is_finite()), "{context}: {name}\n{}", case.graph);
         let size = (gradient.scale() + 0.05 * seed_scale) * case.slack;
         for direction in directions(start.data.len(), &mut rng) {
             let mut loss_at = |step: f64| {

@@ -1,7 +1,7 @@
 //! Random numbers that a seed replays (SplitMix64).
 
 /// Extents that are small, and those that fill no tile.
-const EXTENTS: [usize; 10] = [1, 2, 3, 5, 7, 13, 17, 33, 65, 129];
+const EXTENTS: [usize; 12] = [1, 2, 3, 5, 7, 13, 17, 33, 65, 129, 257, 600];
 
 pub(crate) struct Rng(u64);
 

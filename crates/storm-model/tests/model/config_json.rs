@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use storm_model::{Family, HfConfig, ModelConfig, ModelError, RotaryScaling};
 use tempfile::TempDir;
 
-use crate::support::{Random, frugal, save_tiny, tiny};
+use crate::support::{Random, frugal, save_tiny, tiny, write_anew};
 
 fn read(bytes: &[u8]) -> Result<ModelConfig, ModelError> {
     let folder = TempDir::new().unwrap();
@@ -301,7 +301,7 @@ fn mutated_configs_never_panic() {
             let place = random.below(bytes.len());
             bytes[place] = b"0123456789-.e\"{}[],:ntf\xff\0"[random.below(25)];
         }
-        std::fs::write(&path, &bytes).unwrap();
+        write_anew(&path, &bytes);
         if let Ok(config) = HfConfig::read(&path) {
             config.model.validate().unwrap();
         }

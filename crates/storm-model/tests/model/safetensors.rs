@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype as ReferenceDtype, TensorView, serialize};
 use storm_model::{Dtype, ModelError, SafetensorsFile};
 use tempfile::TempDir;
 
-use crate::support::{Random, file_bytes, frugal, peak_bytes};
+use crate::support::{Random, file_bytes, frugal, peak_bytes, write_anew};
 
 struct Scratch {
     folder: TempDir,
@@ -24,7 +24,7 @@ impl Scratch {
     }
 
     fn open(&self, bytes: &[u8]) -> Result<SafetensorsFile, ModelError> {
-        fs::write(self.path(), bytes).unwrap();
+        write_anew(&self.path(), bytes);
         frugal(|| SafetensorsFile::open(&self.path()))
     }
 }

@@ -1,10 +1,10 @@
 //! Models to test with, and a meter for memory.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::path::Path;
 
+use storm_device::allocation::AllocationMeter;
+pub(crate) use storm_device::allocation::peak_bytes;
 use storm_model::{
     Family, ModelConfig, ParameterSpec, Rotary, RotaryScaling, SaveOptions, WeightDtype,
     parameters, save,
@@ -13,60 +13,8 @@ use storm_model::{
 /// The most that reading a bad file may allocate.
 const BAD_INPUT_BYTES_MAX: isize = 64 << 20;
 
-thread_local! {
-    static CURRENT_BYTES: Cell<isize> = const { Cell::new(0) };
-    static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
-}
-
-struct Meter;
-
 #[global_allocator]
-static METER: Meter = Meter;
-
-fn count(bytes: isize) {
-    CURRENT_BYTES.set(CURRENT_BYTES.get() + bytes);
-    PEAK_BYTES.set(PEAK_BYTES.get().max(CURRENT_BYTES.get()));
-}
-
-// A test of "no large allocation" needs to see allocations; there is no safe way.
-#[allow(unsafe_code)]
-// SAFETY: every call is passed on to the system's allocator unchanged. The counters are cells
-// without a destructor, which are valid for the whole life of a thread and do not allocate.
-unsafe impl GlobalAlloc for Meter {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller keeps the promises of `alloc`.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        count(layout.size() as isize);
-        // SAFETY: the caller keeps the promises of `alloc_zeroed`.
-        unsafe { System.alloc_zeroed(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        count(-(layout.size() as isize));
-        // SAFETY: `pointer` came from `System` with this layout.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-
-    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new exist at once while the bytes are copied.
-        count(size as isize);
-        count(-(layout.size() as isize));
-        // SAFETY: `pointer` came from `System` with this layout; the caller keeps the other promises.
-        unsafe { System.realloc(pointer, layout, size) }
-    }
-}
-
-/// Runs something and returns the most bytes it held at once.
-pub(crate) fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, isize) {
-    let before = CURRENT_BYTES.get();
-    PEAK_BYTES.set(before);
-    let result = run();
-    (result, PEAK_BYTES.get() - before)
-}
+static METER: AllocationMeter = AllocationMeter;
 
 /// Runs something that must not take much memory.
 pub(crate) fn frugal<T>(run: impl FnOnce() -> T) -> T {
@@ -164,4 +112,11 @@ pub(crate) fn file_bytes(header: &[u8], data_bytes: usize) -> Vec<u8> {
     bytes.extend(header);
     bytes.resize(bytes.len() + data_bytes, 0);
     bytes
+}
+
+/// Writes a file anew. Some file systems flush a file to disk that is cut to nothing and written
+/// again, which takes thousands of rounds from a blink to seconds.
+pub(crate) fn write_anew(path: &Path, bytes: &[u8]) {
+    let _ = std::fs::remove_file(path);
+    std::fs::write(path, bytes).unwrap();
 }

@@ -61,10 +61,10 @@ pub fn tanh(x: f32) -> f32 {
     // Near zero the formula above cancels; x + x³ p(x²) does not (Cephes).
     let z = x * x;
     let p = -5.704_988_7e-3f32;
-    let p = p.mul_add(z, 2.063_908_9e-2);
+    let p = p.mul_add(z, 2.063_909e-2);
     let p = p.mul_add(z, -5.373_971_6e-2);
     let p = p.mul_add(z, 1.333_144_2e-1);
-    let p = p.mul_add(z, -3.333_328_2e-1);
+    let p = p.mul_add(z, -3.333_328e-1);
     let small = (p * z).mul_add(x, x);
     // The sign is copied in both cases, for the sake of −0.
     let result = if magnitude < 0.625 { small } else { large };
@@ -89,12 +89,21 @@ pub fn silu(x: f32) -> f32 {
 pub fn silu_derivative(x: f32) -> f32 {
     // The derivative is exactly 0 or 1 beyond; the limit avoids ∞ · 0.
     let x = clamp(x, -150.0, 150.0);
-    let s = sigmoid(x);
-    s * x.mul_add(1.0 - s, 1.0)
+    let (s, slope) = sigmoid_and_slope(x);
+    x.mul_add(slope, s)
+}
+
+/// s = sigmoid(x) and its derivative s (1 − s), the latter without cancellation for large x.
+#[inline(always)]
+fn sigmoid_and_slope(x: f32) -> (f32, f32) {
+    let e = exp(-x.abs());
+    let d = 1.0 / (1.0 + e);
+    let s = if x < 0.0 { e * d } else { d };
+    (s, e * d * d)
 }
 
 /// 2 √(2/π), the factor of the argument of the sigmoid form of GELU.
-const GELU_SCALE: f32 = 1.595_769_1;
+const GELU_SCALE: f32 = 1.595_769;
 const GELU_CUBIC: f32 = 0.044_715;
 
 /// GELU in its tanh approximation, ½ x (1 + tanh(√(2/π) (x + 0.044715 x³))).
@@ -116,8 +125,8 @@ pub fn gelu_tanh_derivative(x: f32) -> f32 {
     let square = x * x;
     let inner = GELU_SCALE * x * GELU_CUBIC.mul_add(square, 1.0);
     let inner_slope = GELU_SCALE * (3.0 * GELU_CUBIC).mul_add(square, 1.0);
-    let s = sigmoid(inner);
-    (x * inner_slope * (1.0 - s)).mul_add(s, s)
+    let (s, slope) = sigmoid_and_slope(inner);
+    (x * inner_slope).mul_add(slope, s)
 }
 
 #[cfg(test)]

@@ -60,8 +60,8 @@ pub fn isa() -> Isa {
 
 #[cold]
 fn detect() -> Isa {
-    let available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
-    let widest = available.last().unwrap_or(Isa::Portable);
+    let mut available = Isa::ALL.into_iter().filter(|isa| isa.is_available());
+    let widest = available.next_back().unwrap_or(Isa::Portable);
     CURRENT.store(widest as u8, Ordering::Relaxed);
     widest
 }

@@ -1,7 +1,12 @@
-//! Backward pass, in two sweeps without shared sums: dQ per block of queries, then dK and dV per
-//! block of keys. Scores are computed again in each.
-
-use std::ops::Range;
+//! Backward pass, deterministic without atomics, in one of two ways that give the same bits:
+//!
+//! - *one sweep*: a task owns a key head and walks (block of keys, query head, block of queries); dQ
+//!   of the whole sequence waits in the thread's scratch memory. Five products per pair of blocks.
+//! - *two sweeps*: dQ per block of queries, then dK and dV per block of keys. Seven products, since
+//!   scores are computed again, but any length and many more tasks.
+//!
+//! In both, each element of dQ is one chain over ascending keys and each of dK and dV one over
+//! ascending (query head, query).
 
 use rayon::prelude::*;
 
@@ -13,7 +18,7 @@ use super::super::simd::lane_sum;
 use super::blocks::{load, scale, store};
 use super::mask::Visible;
 use super::softmax::{d_scores_by_column, d_scores_by_row};
-use super::{Attention, BLOCK, SCORES_LEN, SCRATCH, VECTORS_LEN};
+use super::{Attention, BLOCK, D_QUERY_LEN, SCORES_LEN, SCRATCH, VECTORS_LEN};
 use crate::simd_dispatch;
 
 simd_dispatch! {
@@ -24,13 +29,13 @@ simd_dispatch! {
     }
 }
 
-/// What the forward pass left, and the incoming gradient.
-#[derive(Clone, Copy)]
-struct Saved<'a, T> {
+/// What the forward pass left, the incoming gradient, and the result.
+struct Buffers<'a, T> {
     d_out: &'a [T],
     qkv: &'a [T],
     out: &'a [T],
     lse: &'a [f32],
+    d_qkv: SharedMut<'a, T>,
 }
 
 impl Attention<'_> {
@@ -38,7 +43,7 @@ impl Attention<'_> {
     /// the forward pass made; `delta` (B, Hq, T) is scratch.
     ///
     /// Gradients of a key and value head are summed over the query heads that use it in ascending
-    /// order, and within a head over ascending blocks of queries.
+    /// order, and within a head over ascending queries.
     ///
     /// # Panics
     /// If a buffer's length does not match the shape.
@@ -56,44 +61,107 @@ impl Attention<'_> {
         assert_eq!(delta.len(), lse.len(), "length of delta");
         assert_eq!(d_qkv.len(), qkv.len(), "length of d_qkv");
         let shape = self.shape;
-        let saved = Saved { d_out, qkv, out, lse };
-        let d_qkv = SharedMut::new(d_qkv);
+        let buffers = Buffers { d_out, qkv, out, lse, d_qkv: SharedMut::new(d_qkv) };
+        let heads = shape.batch * shape.kv_heads;
+        let d_query_len = shape.group() * shape.seq * shape.padded_dim();
+        // One sweep has a task per key head only: without enough of them threads would idle.
+        if d_query_len <= D_QUERY_LEN && heads >= 2 * rayon::current_num_threads() {
+            self.in_one_sweep(&buffers, delta);
+        } else {
+            self.in_two_sweeps(&buffers, delta);
+        }
+    }
 
+    fn in_one_sweep<T: Element>(&self, buffers: &Buffers<T>, delta: &mut [f32]) {
+        let shape = self.shape;
+        let delta = SharedMut::new(delta);
+        let tasks = shape.batch * shape.kv_heads;
+        (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
+            let (batch, kv_head) = (task / shape.kv_heads, task % shape.kv_heads);
+            let first = shape.row_start(batch, kv_head * shape.group());
+            // SAFETY: the task alone handles this group of query heads.
+            let delta = unsafe { delta.piece(first..first + shape.group() * shape.seq) };
+            for (i, head) in shape.heads_of(kv_head).enumerate() {
+                let delta = &mut delta[i * shape.seq..][..shape.seq];
+                self.fill_delta(buffers, (batch, head), 0, delta);
+            }
+            SCRATCH.with_borrow_mut(|scratch| {
+                let [d_q, rest @ ..] = KeySweep::split(scratch);
+                let padded = shape.padded_dim();
+                d_q[..shape.group() * shape.seq * padded].fill(0.0);
+                let mut sweep = KeySweep::new(rest);
+                for block in 0..shape.blocks() {
+                    self.key_block(buffers, (batch, kv_head), block, delta, &mut sweep, Some(d_q));
+                }
+                for (i, head) in shape.heads_of(kv_head).enumerate() {
+                    let d_q = &d_q[i * shape.seq * padded..];
+                    self.store_vectors(buffers, (batch, head), 0..shape.seq, d_q, self.scale);
+                }
+            });
+        });
+    }
+
+    fn in_two_sweeps<T: Element>(&self, buffers: &Buffers<T>, delta: &mut [f32]) {
+        let shape = self.shape;
         let shared_delta = SharedMut::new(delta);
         let tasks = shape.batch * shape.q_heads * shape.blocks();
         (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
             let (head, block) = (task / shape.blocks(), task % shape.blocks());
             let place = (head / shape.q_heads, head % shape.q_heads);
+            let queries = shape.block(block);
+            let first = shape.row_start(place.0, place.1) + queries.start;
+            // SAFETY: the task alone handles this head's queries of the block.
+            let delta = unsafe { shared_delta.piece(first..first + queries.len()) };
+            self.fill_delta(buffers, place, queries.start, delta);
             SCRATCH.with_borrow_mut(|scratch| {
-                self.d_query_block(saved, place, shape.block(block), shared_delta, d_qkv, scratch);
+                self.query_block(buffers, place, block, delta, scratch);
             });
         });
 
         let tasks = shape.batch * shape.kv_heads * shape.blocks();
         (0..tasks).into_par_iter().with_max_len(1).for_each(|task| {
             let (head, block) = (task / shape.blocks(), task % shape.blocks());
-            let place = (head / shape.kv_heads, head % shape.kv_heads);
+            let (batch, kv_head) = (head / shape.kv_heads, head % shape.kv_heads);
+            let first = shape.row_start(batch, kv_head * shape.group());
+            let delta = &delta[first..first + shape.group() * shape.seq];
             SCRATCH.with_borrow_mut(|scratch| {
-                self.d_key_value_block(saved, place, shape.block(block), delta, d_qkv, scratch);
+                let [_, rest @ ..] = KeySweep::split(scratch);
+                let mut sweep = KeySweep::new(rest);
+                self.key_block(buffers, (batch, kv_head), block, delta, &mut sweep, None);
             });
         });
     }
 
-    /// dQ of one block of queries, and its delta = Σ dO·O. Scores are transposed here (key ×
-    /// query), so that only the queries, once per block, need transposing.
-    fn d_query_block<T: Element>(
+    /// delta = Σ dO·O of consecutive queries of a head, from `first` on.
+    fn fill_delta<T: Element>(
         &self,
-        saved: Saved<T>,
+        buffers: &Buffers<T>,
         (batch, head): (usize, usize),
-        queries: Range<usize>,
-        delta: SharedMut<f32>,
-        d_qkv: SharedMut<T>,
+        first: usize,
+        delta: &mut [f32],
+    ) {
+        for (row, delta) in delta.iter_mut().enumerate() {
+            let start = self.shape.out_start(batch, first + row, head);
+            let vector = start..start + self.shape.head_dim;
+            *delta = dot(&buffers.d_out[vector.clone()], &buffers.out[vector]);
+        }
+    }
+
+    /// dQ of one block of queries. Scores are transposed here (key × query), so that only the
+    /// queries, once per block, need transposing.
+    fn query_block<T: Element>(
+        &self,
+        buffers: &Buffers<T>,
+        (batch, head): (usize, usize),
+        block: usize,
+        delta: &[f32],
         scratch: &mut Scratch,
     ) {
         let shape = self.shape;
         let (dim, padded, stride) = (shape.head_dim, shape.padded_dim(), shape.token_stride());
+        let queries = shape.block(block);
         let columns = queries.len().next_multiple_of(32);
-        let kv_head = head / shape.group();
+        let (k_head, v_head) = shape.kv_places(head / shape.group());
         let [q, d_out, k, v, d_q, scores, d_weights, lse_row, delta_row] = scratch.split([
             VECTORS_LEN, // (D, queries), scaled
             VECTORS_LEN, // (D, queries)
@@ -105,23 +173,15 @@ impl Attention<'_> {
             BLOCK,
             BLOCK,
         ]);
-        let q_source = &saved.qkv[shape.packed_start(batch, queries.start, head)..];
+        let q_source = &buffers.qkv[shape.packed_start(batch, queries.start, head)..];
         pack_transposed(q_source, stride, (queries.len(), dim), q, BLOCK);
         scale(&mut q[..dim * BLOCK], self.scale);
-        let d_out_source = &saved.d_out[shape.out_start(batch, queries.start, head)..];
+        let d_out_source = &buffers.d_out[shape.out_start(batch, queries.start, head)..];
         pack_transposed(d_out_source, shape.out_stride(), (queries.len(), dim), d_out, BLOCK);
         d_q[..queries.len() * padded].fill(0.0);
-
         let row_start = shape.row_start(batch, head) + queries.start;
-        let rows = row_start..row_start + queries.len();
-        // SAFETY: the task alone writes this head's queries of the block.
-        let delta = unsafe { delta.piece(rows.clone()) };
-        for (row, query) in queries.clone().enumerate() {
-            let start = shape.out_start(batch, query, head);
-            delta[row] = dot(&saved.d_out[start..start + dim], &saved.out[start..start + dim]);
-        }
+        lse_row[..queries.len()].copy_from_slice(&buffers.lse[row_start..][..queries.len()]);
         delta_row[..queries.len()].copy_from_slice(delta);
-        lse_row[..queries.len()].copy_from_slice(&saved.lse[rows]);
 
         for block in 0..shape.blocks() {
             let keys = shape.block(block);
@@ -129,10 +189,8 @@ impl Attention<'_> {
             if visible == Visible::Nothing {
                 continue;
             }
-            let k_head = shape.q_heads + kv_head;
-            let v_head = k_head + shape.kv_heads;
-            let k_source = &saved.qkv[shape.packed_start(batch, keys.start, k_head)..];
-            let v_source = &saved.qkv[shape.packed_start(batch, keys.start, v_head)..];
+            let k_source = &buffers.qkv[shape.packed_start(batch, keys.start, k_head)..];
+            let v_source = &buffers.qkv[shape.packed_start(batch, keys.start, v_head)..];
             load(k_source, stride, keys.len(), dim, 1.0, k, padded);
             load(v_source, stride, keys.len(), dim, 1.0, v, padded);
             let size = (keys.len(), columns, dim);
@@ -147,49 +205,39 @@ impl Attention<'_> {
             let size = (queries.len(), padded, keys.len());
             block_gemm(size, d_scores, k, padded, d_q, padded, true);
         }
-
-        for (row, query) in queries.enumerate() {
-            let start = shape.packed_start(batch, query, head);
-            // SAFETY: the task alone writes this query head of these tokens.
-            let d_q_out = unsafe { d_qkv.piece(start..start + dim) };
-            store(&d_q[row * padded..][..dim], self.scale, d_q_out);
-        }
+        self.store_vectors(buffers, (batch, head), queries, d_q, self.scale);
     }
 
-    /// dK and dV of one block of keys. Scores are not transposed here (query × key), so that only
-    /// the keys and values, once per block, need transposing.
-    fn d_key_value_block<T: Element>(
+    /// dK and dV of one block of keys, and, given `d_q` (group, T, D), what the block adds to dQ.
+    /// Scores are not transposed here (query × key), so that only the keys and values, once per
+    /// block, need transposing. `delta` is that of the group of query heads.
+    fn key_block<T: Element>(
         &self,
-        saved: Saved<T>,
+        buffers: &Buffers<T>,
         (batch, kv_head): (usize, usize),
-        keys: Range<usize>,
+        block: usize,
         delta: &[f32],
-        d_qkv: SharedMut<T>,
-        scratch: &mut Scratch,
+        sweep: &mut KeySweep,
+        mut d_q: Option<&mut [f32]>,
     ) {
+        let KeySweep { k_transposed, v_transposed, k, q, d_out, d_k, d_v, scores, d_weights } =
+            sweep;
         let shape = self.shape;
         let (dim, padded, stride) = (shape.head_dim, shape.padded_dim(), shape.token_stride());
+        let keys = shape.block(block);
         let columns = keys.len().next_multiple_of(32);
-        let k_head = shape.q_heads + kv_head;
-        let v_head = k_head + shape.kv_heads;
-        let [k, v, q, d_out, d_k, d_v, scores, d_weights] = scratch.split([
-            VECTORS_LEN, // (D, keys)
-            VECTORS_LEN, // (D, keys)
-            VECTORS_LEN, // (queries, D), scaled
-            VECTORS_LEN, // (queries, D)
-            VECTORS_LEN, // (keys, D)
-            VECTORS_LEN, // (keys, D)
-            SCORES_LEN,  // (queries, keys)
-            SCORES_LEN,  // (queries, keys)
-        ]);
-        let k_source = &saved.qkv[shape.packed_start(batch, keys.start, k_head)..];
-        let v_source = &saved.qkv[shape.packed_start(batch, keys.start, v_head)..];
-        pack_transposed(k_source, stride, (keys.len(), dim), k, BLOCK);
-        pack_transposed(v_source, stride, (keys.len(), dim), v, BLOCK);
+        let (k_head, v_head) = shape.kv_places(kv_head);
+        let k_source = &buffers.qkv[shape.packed_start(batch, keys.start, k_head)..];
+        let v_source = &buffers.qkv[shape.packed_start(batch, keys.start, v_head)..];
+        pack_transposed(k_source, stride, (keys.len(), dim), k_transposed, BLOCK);
+        pack_transposed(v_source, stride, (keys.len(), dim), v_transposed, BLOCK);
+        if d_q.is_some() {
+            load(k_source, stride, keys.len(), dim, 1.0, k, padded);
+        }
         d_k[..keys.len() * padded].fill(0.0);
         d_v[..keys.len() * padded].fill(0.0);
 
-        for head in kv_head * shape.group()..(kv_head + 1) * shape.group() {
+        for (i, head) in shape.heads_of(kv_head).enumerate() {
             for block in 0..shape.blocks() {
                 let queries = shape.block(block);
                 let visible = self.visible(batch, &queries, &keys);
@@ -197,33 +245,80 @@ impl Attention<'_> {
                     continue;
                 }
                 let rows = queries.len();
-                let q_source = &saved.qkv[shape.packed_start(batch, queries.start, head)..];
+                let q_source = &buffers.qkv[shape.packed_start(batch, queries.start, head)..];
                 load(q_source, stride, rows, dim, self.scale, q, padded);
-                let d_out_source = &saved.d_out[shape.out_start(batch, queries.start, head)..];
+                let d_out_source = &buffers.d_out[shape.out_start(batch, queries.start, head)..];
                 load(d_out_source, shape.out_stride(), rows, dim, 1.0, d_out, padded);
-                let by_row = |data| BlockA { data, row_stride: padded, k_stride: 1 };
-                block_gemm((rows, columns, dim), by_row(q), k, BLOCK, scores, BLOCK, false);
-                block_gemm((rows, columns, dim), by_row(d_out), v, BLOCK, d_weights, BLOCK, false);
+                let by_row = |data, row_stride| BlockA { data, row_stride, k_stride: 1 };
+                let size = (rows, columns, dim);
+                block_gemm(size, by_row(q, padded), k_transposed, BLOCK, scores, BLOCK, false);
+                let d_out_rows = by_row(d_out, padded);
+                block_gemm(size, d_out_rows, v_transposed, BLOCK, d_weights, BLOCK, false);
                 if visible == Visible::Part {
                     self.hide_by_row(batch, &queries, &keys, scores);
                 }
-                let row_start = shape.row_start(batch, head) + queries.start;
-                let (lse, delta) = (&saved.lse[row_start..][..rows], &delta[row_start..][..rows]);
+                let lse = &buffers.lse[shape.row_start(batch, head) + queries.start..][..rows];
+                let delta = &delta[i * shape.seq + queries.start..][..rows];
                 d_scores_by_row(scores, d_weights, columns, lse, delta);
                 let by_column = |data| BlockA { data, row_stride: 1, k_stride: BLOCK };
                 let size = (keys.len(), padded, rows);
                 block_gemm(size, by_column(scores), d_out, padded, d_v, padded, true);
                 block_gemm(size, by_column(d_weights), q, padded, d_k, padded, true);
+                if let Some(d_q) = d_q.as_deref_mut() {
+                    let d_q = &mut d_q[(i * shape.seq + queries.start) * padded..];
+                    let d_scores = by_row(d_weights, BLOCK);
+                    block_gemm((rows, padded, keys.len()), d_scores, k, padded, d_q, padded, true);
+                }
             }
         }
+        self.store_vectors(buffers, (batch, k_head), keys.clone(), d_k, 1.0);
+        self.store_vectors(buffers, (batch, v_head), keys, d_v, 1.0);
+    }
 
-        for (row, key) in keys.enumerate() {
-            for (head, gradient) in [(k_head, &*d_k), (v_head, &*d_v)] {
-                let start = shape.packed_start(batch, key, head);
-                // SAFETY: the task alone writes this key and value head of these tokens.
-                let target = unsafe { d_qkv.piece(start..start + dim) };
-                store(&gradient[row * padded..][..dim], 1.0, target);
-            }
+    /// Writes a head's gradient (tokens, D) to its place in `d_qkv`, times `factor`.
+    fn store_vectors<T: Element>(
+        &self,
+        buffers: &Buffers<T>,
+        (batch, head): (usize, usize),
+        tokens: std::ops::Range<usize>,
+        vectors: &[f32],
+        factor: f32,
+    ) {
+        let (dim, padded) = (self.shape.head_dim, self.shape.padded_dim());
+        for (row, token) in tokens.enumerate() {
+            let start = self.shape.packed_start(batch, token, head);
+            // SAFETY: a task stores only heads and tokens of its own.
+            let target = unsafe { buffers.d_qkv.piece(start..start + dim) };
+            store(&vectors[row * padded..][..dim], factor, target);
         }
+    }
+}
+
+/// Working memory of the sweep over blocks of keys.
+struct KeySweep<'a> {
+    k_transposed: &'a mut [f32], // (D, keys)
+    v_transposed: &'a mut [f32], // (D, keys)
+    k: &'a mut [f32],            // (keys, D)
+    q: &'a mut [f32],            // (queries, D), scaled
+    d_out: &'a mut [f32],        // (queries, D)
+    d_k: &'a mut [f32],          // (keys, D)
+    d_v: &'a mut [f32],          // (keys, D)
+    scores: &'a mut [f32],       // (queries, keys)
+    d_weights: &'a mut [f32],    // (queries, keys)
+}
+
+impl<'a> KeySweep<'a> {
+    /// Room for dQ of a sequence, then for the fields.
+    fn split(scratch: &mut Scratch) -> [&mut [f32]; 10] {
+        let mut lens = [VECTORS_LEN; 10];
+        lens[0] = D_QUERY_LEN;
+        lens[8] = SCORES_LEN;
+        lens[9] = SCORES_LEN;
+        scratch.split(lens)
+    }
+
+    fn new(pieces: [&'a mut [f32]; 9]) -> Self {
+        let [k_transposed, v_transposed, k, q, d_out, d_k, d_v, scores, d_weights] = pieces;
+        Self { k_transposed, v_transposed, k, q, d_out, d_k, d_v, scores, d_weights }
     }
 }

@@ -47,7 +47,7 @@ impl Attention<'_> {
         let shape = self.shape;
         let (dim, padded, stride) = (shape.head_dim, shape.padded_dim(), shape.token_stride());
         let columns = queries.len().next_multiple_of(32);
-        let kv_head = head / shape.group();
+        let (k_head, v_head) = shape.kv_places(head / shape.group());
         let [q, k, v, sums, scores, maximum, total, rescale] = scratch.split([
             VECTORS_LEN, // (D, queries), scaled
             VECTORS_LEN, // (keys, D)
@@ -71,8 +71,6 @@ impl Attention<'_> {
             if visible == Visible::Nothing {
                 continue;
             }
-            let k_head = shape.q_heads + kv_head;
-            let v_head = k_head + shape.kv_heads;
             let k_source = &qkv[shape.packed_start(batch, keys.start, k_head)..];
             let v_source = &qkv[shape.packed_start(batch, keys.start, v_head)..];
             load(k_source, stride, keys.len(), dim, 1.0, k, padded);

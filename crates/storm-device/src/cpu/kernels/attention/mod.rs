@@ -36,10 +36,13 @@ const VECTORS_LEN: usize = BLOCK * HEAD_DIM_MAX;
 /// Elements of a block of scores.
 const SCORES_LEN: usize = BLOCK * BLOCK;
 
+/// Elements of dQ that a thread can hold (1 MiB); longer sequences take another way.
+const D_QUERY_LEN: usize = 1 << 18;
+
 thread_local! {
-    /// Six blocks of vectors, two of scores, three values per query. The backward pass needs most.
+    /// The backward pass needs most: dQ, seven blocks of vectors and two of scores.
     static SCRATCH: RefCell<Scratch> =
-        RefCell::new(Scratch::new(6 * VECTORS_LEN + 2 * SCORES_LEN + 3 * BLOCK));
+        RefCell::new(Scratch::new(D_QUERY_LEN + 7 * VECTORS_LEN + 2 * SCORES_LEN));
 }
 
 /// Creates the calling thread's blocks.
@@ -79,6 +82,16 @@ impl AttentionShape {
     /// Query heads per key head.
     fn group(&self) -> usize {
         self.q_heads / self.kv_heads
+    }
+
+    /// The query heads that use a key head.
+    fn heads_of(&self, kv_head: usize) -> Range<usize> {
+        kv_head * self.group()..(kv_head + 1) * self.group()
+    }
+
+    /// Positions of a key head and its value head among the packed heads.
+    fn kv_places(&self, kv_head: usize) -> (usize, usize) {
+        (self.q_heads + kv_head, self.q_heads + self.kv_heads + kv_head)
     }
 
     /// Elements of a token in the packed buffer.

@@ -37,9 +37,9 @@ use micro::{Kernels, PANEL_COLS, PANEL_ROWS_MAX, Panels, Tile};
 use pack::{LANES, Source, Strip, pack};
 use partition::{Partition, TILE_COLS_MAX, TILE_ROWS_MAX};
 
-/// Longest run of k between two visits of the sums: a packed panel of A of this depth fills half of
-/// a first-level cache.
-const K_BLOCK_MAX: usize = 384;
+/// Longest run of k between two visits of the sums. A packed panel of A of this depth (32 KiB) stays in
+/// a first-level cache, a packed B (1 MiB) in a second-level one.
+const K_BLOCK_MAX: usize = 512;
 
 /// Below this many multiply-adds a second thread costs more than it brings.
 const PARALLEL_MIN: usize = 1 << 16;

@@ -1,0 +1,101 @@
+//! `storm model`: presets and directories.
+
+use crate::size;
+use anyhow::{Context, Result};
+use clap::{Args, Subcommand};
+use std::path::Path;
+use storm_model::{HfDirectory, ModelConfig, ParameterLayout, preset, preset_names};
+
+#[derive(Subcommand)]
+pub(crate) enum ModelCommand {
+    /// List the presets.
+    List,
+    /// Show a model: shape, parameters, and the memory that its training needs.
+    Show(ShowArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct ShowArgs {
+    /// A preset (see `storm model list`) or a Hugging Face directory, whose tensors are checked.
+    model: String,
+}
+
+pub(crate) fn run(command: &ModelCommand) -> Result<()> {
+    match command {
+        ModelCommand::List => list(),
+        ModelCommand::Show(args) => show(&args.model),
+    }
+}
+
+fn list() -> Result<()> {
+    println!("{:<16} {:>15} {:>7} {:>7} {:>9}", "preset", "parameters", "layers", "width", "vocab");
+    for name in preset_names() {
+        let config = preset(name)?;
+        println!(
+            "{name:<16} {:>15} {:>7} {:>7} {:>9}",
+            grouped(config.parameter_count()),
+            config.layer_count,
+            config.hidden_size,
+            config.vocab_size
+        );
+    }
+    Ok(())
+}
+
+/// A preset or, if there is one of that name, a directory with its weights checked.
+fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
+    if Path::new(model).is_dir() {
+        let directory =
+            HfDirectory::open(Path::new(model)).with_context(|| format!("cannot use {model}"))?;
+        return Ok((directory.model().clone(), "directory; all tensors present and well-shaped"));
+    }
+    Ok((preset(model)?, "preset"))
+}
+
+fn show(model: &str) -> Result<()> {
+    let (config, kind) = resolve(model)?;
+    let count = config.parameter_count();
+    println!("{model} ({kind})");
+    println!("  family      {}", config.family.model_type());
+    println!("  parameters  {}", grouped(count));
+    println!(
+        "  layers      {} of width {}, MLP {}",
+        config.layer_count, config.hidden_size, config.intermediate_size
+    );
+    println!(
+        "  heads       {} query, {} key/value, of {}",
+        config.query_heads, config.kv_heads, config.head_dim
+    );
+    println!(
+        "  vocabulary  {}, {}",
+        config.vocab_size,
+        if config.tied_embeddings { "tied" } else { "not tied" }
+    );
+    println!("  context     {}", config.max_positions);
+    println!("\nParameters of one layer:");
+    for spec in &ParameterLayout::new(&config).layer {
+        println!("  {:<32} {:?}", spec.name, spec.shape);
+    }
+    println!("\nWeights, gradients and optimizer state in training:");
+    for (name, bytes) in [
+        ("bf16, stochastic rounding, bf16 state", 2 + 2 + 4),
+        ("bf16 with f32 master, gradients, state", 2 + 4 + 12),
+        ("f32", 4 + 4 + 8),
+    ] {
+        println!("  {name:<40} {:>12}", size::show(count * bytes));
+    }
+    Ok(())
+}
+
+/// 1,234,567
+fn grouped(value: u64) -> String {
+    let digits = value.to_string();
+    let mut text = String::new();
+    for (i, digit) in digits.chars().enumerate() {
+        if i > 0 && (digits.len() - i) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}

@@ -1,0 +1,53 @@
+//! Byte counts, as people write and read them.
+
+/// Parses `5GiB`, `500MB`, `1048576`.
+pub(crate) fn parse(text: &str) -> Result<u64, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
+    let unit = text[digits.len()..].trim();
+    let scale: u64 = match unit {
+        "" | "B" => 1,
+        "kB" | "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(format!("unknown unit `{unit}`; use B, KB, MB, GB, KiB, MiB or GiB")),
+    };
+    let number: f64 = digits.trim().parse().map_err(|_| format!("`{digits}` is not a number"))?;
+    let bytes = number * scale as f64;
+    if !(1.0..9e18).contains(&bytes) {
+        return Err(format!("`{text}` is out of range"));
+    }
+    Ok(bytes as u64)
+}
+
+/// `1.5 GiB`, with a unit that leaves one to three digits before the point.
+pub(crate) fn show(bytes: u64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_and_shown() {
+        assert_eq!(parse("5GiB"), Ok(5 << 30));
+        assert_eq!(parse("1.5 MB"), Ok(1_500_000));
+        assert_eq!(parse("4096"), Ok(4096));
+        assert!(parse("5 parsecs").is_err());
+        assert!(parse("").is_err());
+        assert!(parse("-1GB").is_err());
+        assert!(parse("nanGB").is_err());
+        assert_eq!(show(1536), "1.50 KiB");
+        assert_eq!(show(7), "7 B");
+    }
+}

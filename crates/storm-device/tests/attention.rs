@@ -1,0 +1,224 @@
+//! Attention against a naive softmax in f64, and its independence of threads and instruction set.
+
+use half::bf16;
+use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
+use storm_device::cpu::kernels::element::Element;
+use storm_device::cpu::kernels::simd::{Isa, force_isa};
+use storm_graph::Mask;
+
+/// Values in [-1, 1), from a small generator.
+fn values<T: Element>(n: usize, seed: u64) -> Vec<T> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..n).map(|_| T::from_f32(next())).collect()
+}
+
+/// Everything that a forward and a backward pass make.
+struct Results<T, L = f32> {
+    out: Vec<T>,
+    lse: Vec<L>,
+    d_qkv: Vec<T>,
+}
+
+struct Inputs<T> {
+    qkv: Vec<T>,
+    d_out: Vec<T>,
+}
+
+fn inputs<T: Element>(shape: AttentionShape) -> Inputs<T> {
+    let tokens = shape.batch * shape.seq;
+    let width = (shape.q_heads + 2 * shape.kv_heads) * shape.head_dim;
+    Inputs {
+        qkv: values(tokens * width, 1),
+        d_out: values(tokens * shape.q_heads * shape.head_dim, 2),
+    }
+}
+
+fn run<T: Element>(attention: &Attention, inputs: &Inputs<T>) -> Results<T> {
+    // NaN everywhere shows whatever is not written.
+    let nan = T::from_f32(f32::NAN);
+    let shape = attention.shape;
+    let rows = shape.batch * shape.q_heads * shape.seq;
+    let mut out = vec![nan; inputs.d_out.len()];
+    let mut lse = vec![f32::NAN; rows];
+    let mut delta = vec![f32::NAN; rows];
+    let mut d_qkv = vec![nan; inputs.qkv.len()];
+    attention.forward(&inputs.qkv, &mut out, &mut lse);
+    attention.backward(&inputs.d_out, &inputs.qkv, &out, &lse, &mut delta, &mut d_qkv);
+    Results { out, lse, d_qkv }
+}
+
+/// The definition, with a row of scores at a time.
+fn reference<T: Element>(attention: &Attention, inputs: &Inputs<T>) -> Results<f64, f64> {
+    let AttentionShape { batch, seq, q_heads, kv_heads, head_dim } = attention.shape;
+    let width = (q_heads + 2 * kv_heads) * head_dim;
+    let wide = |x: &[T]| x.iter().map(|x| x.to_f32() as f64).collect::<Vec<_>>();
+    let (qkv, d_out) = (wide(&inputs.qkv), wide(&inputs.d_out));
+    let mut out = vec![0.0; d_out.len()];
+    let mut lse = vec![0.0; batch * q_heads * seq];
+    let mut d_qkv = vec![0.0; qkv.len()];
+    let scale = attention.scale as f64;
+    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+    for b in 0..batch {
+        let segment = |t: usize| attention.segments.map(|s| s[b * seq + t]);
+        for h in 0..q_heads {
+            let kv = h / (q_heads / kv_heads);
+            let at = |t: usize, head: usize| {
+                let start = (b * seq + t) * width + head * head_dim;
+                start..start + head_dim
+            };
+            let (k_head, v_head) = (q_heads + kv, q_heads + kv_heads + kv);
+            for t in 0..seq {
+                let sees = |key: &usize| {
+                    (attention.mask == Mask::Full || *key <= t) && segment(*key) == segment(t)
+                };
+                let keys: Vec<usize> = (0..seq).filter(sees).collect();
+                let q = &qkv[at(t, h)];
+                let scores: Vec<f64> =
+                    keys.iter().map(|key| scale * dot(q, &qkv[at(*key, k_head)])).collect();
+                let maximum = scores.iter().copied().fold(f64::MIN, f64::max);
+                let total: f64 = scores.iter().map(|s| (s - maximum).exp()).sum();
+                lse[(b * q_heads + h) * seq + t] = maximum + total.ln();
+                let weights: Vec<f64> =
+                    scores.iter().map(|s| (s - maximum).exp() / total).collect();
+                let o_start = (b * seq + t) * q_heads * head_dim + h * head_dim;
+                let o_range = o_start..o_start + head_dim;
+                let d_o = &d_out[o_range.clone()];
+                for (key, weight) in keys.iter().zip(&weights) {
+                    for (o, v) in out[o_range.clone()].iter_mut().zip(&qkv[at(*key, v_head)]) {
+                        *o += weight * v;
+                    }
+                }
+                let delta = dot(d_o, &out[o_range.clone()]);
+                for (key, weight) in keys.iter().zip(&weights) {
+                    let d_weight = dot(d_o, &qkv[at(*key, v_head)]);
+                    let d_score = scale * weight * (d_weight - delta);
+                    for i in 0..head_dim {
+                        let (q_i, k_i) = (at(t, h).start + i, at(*key, k_head).start + i);
+                        d_qkv[q_i] += d_score * qkv[k_i];
+                        d_qkv[k_i] += d_score * qkv[q_i];
+                        d_qkv[at(*key, v_head).start + i] += weight * d_o[i];
+                    }
+                }
+            }
+        }
+    }
+    Results { out, lse, d_qkv }
+}
+
+/// Largest difference relative to the largest value.
+fn error<T: Element>(ours: &[T], exact: &[f64]) -> f64 {
+    assert_eq!(ours.len(), exact.len());
+    let largest = exact.iter().fold(1e-30f64, |m, x| m.max(x.abs()));
+    let differences = ours.iter().zip(exact).map(|(o, e)| (o.to_f32() as f64 - e).abs());
+    // `f64::max` would lose a NaN.
+    differences.fold(0.0, |m, d| if d <= m { m } else { d }) / largest
+}
+
+fn check<T: Element>(attention: &Attention, tolerance: f64) {
+    let inputs = inputs::<T>(attention.shape);
+    let ours = run(attention, &inputs);
+    let exact = reference(attention, &inputs);
+    let errors = [
+        ("out", error(&ours.out, &exact.out)),
+        ("lse", error(&ours.lse, &exact.lse)),
+        ("d_qkv", error(&ours.d_qkv, &exact.d_qkv)),
+    ];
+    for (name, error) in errors {
+        assert!(error <= tolerance, "{name}: relative error {error:e} of {:?}", attention.shape);
+    }
+}
+
+fn shape(
+    batch: usize,
+    seq: usize,
+    q_heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+) -> AttentionShape {
+    AttentionShape { batch, seq, q_heads, kv_heads, head_dim }
+}
+
+fn attention(shape: AttentionShape, mask: Mask) -> Attention<'static> {
+    let scale = 1.0 / (shape.head_dim as f32).sqrt();
+    Attention { shape, mask, scale, segments: None }
+}
+
+/// Segments of irregular lengths that do not line up with blocks.
+fn segments(shape: AttentionShape) -> Vec<i32> {
+    let token = |i: usize| ((i % shape.seq) * 7 / (shape.seq + 1) + i / shape.seq) as i32;
+    (0..shape.batch * shape.seq).map(token).collect()
+}
+
+#[test]
+fn small_shapes() {
+    let shapes = [
+        shape(1, 1, 1, 1, 4),
+        shape(2, 7, 2, 2, 8),
+        shape(1, 65, 3, 3, 33),
+        shape(2, 130, 4, 2, 64),
+        shape(1, 64, 6, 1, 80),
+        shape(1, 100, 1, 1, 256),
+        shape(3, 128, 2, 1, 16),
+    ];
+    for shape in shapes {
+        for mask in [Mask::Causal, Mask::Full] {
+            let attention = attention(shape, mask);
+            check::<f32>(&attention, 1e-5);
+            check::<bf16>(&attention, 1.5e-2);
+            let segments = segments(shape);
+            let segmented = Attention { segments: Some(&segments), ..attention };
+            check::<f32>(&segmented, 1e-5);
+        }
+    }
+}
+
+#[test]
+fn interleaved_segments() {
+    // Blocks in which every query sees some keys of each block but never all.
+    let shape = shape(1, 150, 1, 1, 32);
+    let segments: Vec<i32> = (0..150).map(|t| t % 3).collect();
+    for mask in [Mask::Causal, Mask::Full] {
+        let attention = Attention { segments: Some(&segments), ..attention(shape, mask) };
+        check::<f32>(&attention, 1e-5);
+    }
+}
+
+#[test]
+fn long_sequence() {
+    check::<f32>(&attention(shape(1, 2048, 1, 1, 64), Mask::Causal), 1e-5);
+}
+
+#[test]
+fn large_scores_do_not_overflow() {
+    let large = Attention { scale: 30.0, ..attention(shape(1, 70, 1, 1, 64), Mask::Causal) };
+    let results = run::<f32>(&large, &inputs(large.shape));
+    let all = results.out.iter().chain(&results.lse).chain(&results.d_qkv);
+    assert!(all.into_iter().all(|x| x.is_finite()));
+}
+
+fn bits<T: Element>(results: &Results<T>) -> Vec<u32> {
+    let stored = results.out.iter().chain(&results.d_qkv).map(|x| x.to_f32().to_bits());
+    stored.chain(results.lse.iter().map(|x| x.to_bits())).collect()
+}
+
+#[test]
+fn threads_and_instruction_set_do_not_matter() {
+    let shape = shape(2, 150, 4, 2, 48);
+    let segments = segments(shape);
+    let attention = Attention { segments: Some(&segments), ..attention(shape, Mask::Causal) };
+    let (wide, narrow) = (inputs::<f32>(shape), inputs::<bf16>(shape));
+    let both = || (bits(&run(&attention, &wide)), bits(&run(&attention, &narrow)));
+    let expected = both();
+    for threads in [1, 2, 3, 7] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert!(pool.install(both) == expected, "{threads} threads");
+    }
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        force_isa(isa);
+        assert!(both() == expected, "{isa:?}");
+    }
+}

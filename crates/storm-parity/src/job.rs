@@ -1,0 +1,172 @@
+//! The form of a job.
+
+use anyhow::{Result, ensure};
+use serde::Deserialize;
+use std::path::{Path, PathBuf};
+use storm_graph::{AdamWParameters, IGNORE_INDEX};
+use storm_model::{IfExists, Packing, SaveOptions, WeightDtype};
+use storm_train::{Batch, DecayTargets, OptimizerOptions, Precision};
+
+/// What to run. Every `model` is a Hugging Face directory.
+#[derive(Deserialize)]
+#[serde(tag = "job", rename_all = "snake_case", deny_unknown_fields)]
+pub(crate) enum Job {
+    /// The logits of a batch in f32: tensor `logits` (B, T, V) in `output`.
+    Logits { model: PathBuf, batch: TokenBatch, output: PathBuf },
+    /// One backward pass over all micro-batches. Prints `loss` and `gradient_norm`; every
+    /// parameter's gradient goes to `output` under the name and in the layout of Hugging Face.
+    Gradients {
+        model: PathBuf,
+        precision: PrecisionName,
+        chunk_rows: usize,
+        micro_batches: Vec<TokenBatch>,
+        output: PathBuf,
+    },
+    /// Optimizer steps. Prints `losses` and `gradient_norms`, one per step.
+    Train {
+        model: PathBuf,
+        precision: PrecisionName,
+        chunk_rows: usize,
+        /// Of stochastic rounding.
+        seed: u64,
+        optimizer: OptimizerSettings,
+        steps: Vec<StepInput>,
+        /// Where the trained model goes, if anywhere.
+        save: Option<SaveTarget>,
+    },
+    /// Opens a model and saves it elsewhere.
+    RoundTrip { model: PathBuf, save: SaveTarget },
+}
+
+/// One optimizer step.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct StepInput {
+    pub(crate) learning_rate: f32,
+    pub(crate) micro_batches: Vec<TokenBatch>,
+}
+
+/// Rows of token ids, all of the same length.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TokenBatch {
+    /// (B, T)
+    tokens: Vec<Vec<i32>>,
+    /// (B, T), -100 where nothing is to be learned; not needed for logits.
+    targets: Option<Vec<Vec<i32>>>,
+    /// (B, T), where rows hold several samples.
+    segments: Option<Vec<Vec<i32>>>,
+}
+
+impl TokenBatch {
+    /// B and T.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        (self.tokens.len(), self.tokens.first().map_or(0, Vec::len))
+    }
+
+    pub(crate) fn packing(&self) -> Packing {
+        match self.segments {
+            Some(_) => Packing::Segments,
+            None => Packing::Single,
+        }
+    }
+
+    pub(crate) fn to_batch(&self) -> Result<Batch> {
+        let (batch, sequence) = self.size();
+        let flat = |name: &str, rows: &[Vec<i32>]| -> Result<Vec<i32>> {
+            let fits = rows.len() == batch && rows.iter().all(|row| row.len() == sequence);
+            ensure!(fits, "`{name}` is not {batch} rows of {sequence} entries");
+            Ok(rows.concat())
+        };
+        let tokens = flat("tokens", &self.tokens)?;
+        let targets = match &self.targets {
+            Some(targets) => flat("targets", targets)?,
+            None => vec![IGNORE_INDEX; tokens.len()],
+        };
+        Ok(match &self.segments {
+            Some(segments) => {
+                Batch::packed(tokens, targets, flat("segments", segments)?, sequence)
+            }
+            None => Batch::new(tokens, targets, sequence),
+        })
+    }
+}
+
+/// AdamW and clipping.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct OptimizerSettings {
+    beta1: f32,
+    beta2: f32,
+    epsilon: f32,
+    weight_decay: f32,
+    decay: DecayName,
+    /// None leaves gradients as they are.
+    max_norm: Option<f32>,
+}
+
+impl OptimizerSettings {
+    pub(crate) fn to_options(&self) -> OptimizerOptions {
+        let &OptimizerSettings { beta1, beta2, epsilon, weight_decay, max_norm, .. } = self;
+        let decay = match self.decay {
+            DecayName::All => DecayTargets::All,
+            DecayName::Matrices => DecayTargets::Matrices,
+        };
+        let adamw = AdamWParameters { beta1, beta2, epsilon, weight_decay };
+        OptimizerOptions { adamw, decay, max_norm }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum DecayName {
+    All,
+    Matrices,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PrecisionName {
+    F32,
+    Bf16Master,
+    Bf16Stochastic,
+}
+
+impl From<PrecisionName> for Precision {
+    fn from(name: PrecisionName) -> Precision {
+        match name {
+            PrecisionName::F32 => Precision::F32,
+            PrecisionName::Bf16Master => Precision::Bf16Master,
+            PrecisionName::Bf16Stochastic => Precision::Bf16Stochastic,
+        }
+    }
+}
+
+/// A Hugging Face directory to be written; it must not exist.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SaveTarget {
+    pub(crate) directory: PathBuf,
+    dtype: WeightDtypeName,
+    /// The most bytes of weights in a file; without, all are in one.
+    shard_bytes: Option<u64>,
+}
+
+impl SaveTarget {
+    /// `source` is where the model came from.
+    pub(crate) fn to_options<'a>(&self, source: &'a Path) -> SaveOptions<'a> {
+        let dtype = match self.dtype {
+            WeightDtypeName::F32 => WeightDtype::F32,
+            WeightDtypeName::Bf16 => WeightDtype::Bf16,
+        };
+        let shard_bytes = self.shard_bytes.unwrap_or(u64::MAX);
+        SaveOptions { dtype, shard_bytes, source: Some(source), if_exists: IfExists::Refuse }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum WeightDtypeName {
+    F32,
+    Bf16,
+}

@@ -1,0 +1,25 @@
+//! Helper of the comparisons with PyTorch in `python/tests`.
+//!
+//! `storm-parity JOB.json` runs the one [`Job`] of the file. Numbers go to stdout as one line of
+//! JSON, tensors into the safetensors file or Hugging Face directory that the job names.
+
+mod job;
+mod run;
+mod tensors;
+
+use anyhow::{Context, Result, bail};
+use job::Job;
+use std::path::PathBuf;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args_os().skip(1);
+    let (Some(path), None) = (arguments.next().map(PathBuf::from), arguments.next()) else {
+        bail!("usage: storm-parity JOB.json");
+    };
+    let text = std::fs::read_to_string(&path)
+        .with_context(|| format!("cannot read the job {}", path.display()))?;
+    let job: Job = serde_json::from_str(&text)
+        .with_context(|| format!("{} does not hold a job", path.display()))?;
+    println!("{}", run::run(&job)?);
+    Ok(())
+}

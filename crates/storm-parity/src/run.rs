@@ -1,0 +1,139 @@
+//! Runs a job.
+
+use crate::job::{Job, OptimizerSettings, PrecisionName, SaveTarget, StepInput, TokenBatch};
+use crate::tensors::{self, NamedTensor};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use std::ops::Range;
+use std::path::Path;
+use storm_graph::DType;
+use storm_model::{BuildOptions, HfDirectory, ParameterSpec, load_parameter, parameters};
+use storm_train::{Batch, Inference, TrainOptions, Trainer};
+
+/// Runs a job; the value is for stdout.
+pub(crate) fn run(job: &Job) -> Result<Value> {
+    match job {
+        Job::Logits { model, batch, output } => logits(model, batch, output),
+        Job::Gradients { model, precision, chunk_rows, micro_batches, output } => {
+            let setup = Setup { model, precision: *precision, chunk_rows: *chunk_rows };
+            gradients(&setup, micro_batches, output)
+        }
+        Job::Train { model, precision, chunk_rows, seed, optimizer, steps, save } => {
+            let setup = Setup { model, precision: *precision, chunk_rows: *chunk_rows };
+            train(&setup, *seed, optimizer, steps, save.as_ref())
+        }
+        Job::RoundTrip { model, save } => round_trip(model, save),
+    }
+}
+
+fn open(model: &Path) -> Result<HfDirectory> {
+    HfDirectory::open(model).with_context(|| format!("cannot open the model {}", model.display()))
+}
+
+fn logits(model: &Path, batch: &TokenBatch, output: &Path) -> Result<Value> {
+    let directory = open(model)?;
+    let config = directory.model();
+    let (rows, sequence) = batch.size();
+    let options = BuildOptions {
+        packing: batch.packing(),
+        ..BuildOptions::training(rows, sequence, DType::F32)
+    };
+    let mut inference = Inference::load(config, &options, &directory)?;
+    let values = inference.logits(&batch.to_batch()?)?;
+    let shape = vec![rows, sequence, config.vocab_size];
+    tensors::write(output, vec![NamedTensor { name: "logits".to_owned(), shape, values }])?;
+    Ok(json!({}))
+}
+
+/// What both kinds of training have.
+struct Setup<'a> {
+    model: &'a Path,
+    precision: PrecisionName,
+    chunk_rows: usize,
+}
+
+impl Setup<'_> {
+    /// A trainer of the model for batches like `first`.
+    fn trainer(
+        &self,
+        directory: &HfDirectory,
+        first: Option<&TokenBatch>,
+        change: impl FnOnce(&mut TrainOptions),
+    ) -> Result<Trainer> {
+        let first = first.context("the job has no micro-batch")?;
+        let (batch, sequence) = first.size();
+        let mut options = TrainOptions {
+            packing: first.packing(),
+            chunk_rows: self.chunk_rows,
+            ..TrainOptions::new(batch, sequence, self.precision.into())
+        };
+        change(&mut options);
+        let mut trainer = Trainer::new(directory.model(), options)?;
+        trainer.load(directory)?;
+        Ok(trainer)
+    }
+}
+
+fn to_batches(micro_batches: &[TokenBatch]) -> Result<Vec<Batch>> {
+    micro_batches.iter().map(TokenBatch::to_batch).collect()
+}
+
+fn gradients(setup: &Setup<'_>, micro_batches: &[TokenBatch], output: &Path) -> Result<Value> {
+    let directory = open(setup.model)?;
+    let mut trainer = setup.trainer(&directory, micro_batches.first(), |_| {})?;
+    let loss = trainer.accumulate(&to_batches(micro_batches)?)?;
+    let mut gradients = Vec::new();
+    for spec in parameters(directory.model()) {
+        gradients.extend(tensors::to_hf(&spec, &trainer.read(&format!("{}.grad", spec.name))?));
+    }
+    tensors::write(output, gradients)?;
+    let gradient_norm = trainer.update(0.0)?;
+    Ok(json!({ "loss": loss, "gradient_norm": gradient_norm }))
+}
+
+fn train(
+    setup: &Setup<'_>,
+    seed: u64,
+    optimizer: &OptimizerSettings,
+    steps: &[StepInput],
+    save: Option<&SaveTarget>,
+) -> Result<Value> {
+    let directory = open(setup.model)?;
+    let first = steps.first().and_then(|step| step.micro_batches.first());
+    let mut trainer = setup.trainer(&directory, first, |options| {
+        options.seed = seed;
+        options.optimizer = optimizer.to_options();
+    })?;
+    let (mut losses, mut gradient_norms) = (Vec::new(), Vec::new());
+    for (index, step) in steps.iter().enumerate() {
+        let report = trainer
+            .step(&to_batches(&step.micro_batches)?, step.learning_rate)
+            .with_context(|| format!("step {index}"))?;
+        // JSON has no infinities: without this they would become null.
+        let is_finite = report.loss.is_finite() && report.gradient_norm.is_finite();
+        ensure!(is_finite, "step {index} is not finite: {report:?}");
+        losses.push(report.loss);
+        gradient_norms.push(report.gradient_norm);
+    }
+    if let Some(save) = save {
+        trainer.save(&save.directory, &save.to_options(setup.model))?;
+    }
+    Ok(json!({ "losses": losses, "gradient_norms": gradient_norms }))
+}
+
+fn round_trip(model: &Path, save: &SaveTarget) -> Result<Value> {
+    let directory = open(model)?;
+    let config = directory.model();
+    // The parameter that was asked for last, whole.
+    let mut last = (String::new(), Vec::new());
+    let provide = |spec: &ParameterSpec, range: Range<usize>, dest: &mut [f32]| {
+        if last.0 != spec.name {
+            last = (spec.name.clone(), vec![0.0; spec.element_count()]);
+            load_parameter(&directory, spec, &mut last.1)?;
+        }
+        dest.copy_from_slice(&last.1[range]);
+        Ok(())
+    };
+    storm_model::save(&save.directory, config, &save.to_options(model), provide)?;
+    Ok(json!({}))
+}
