@@ -112,7 +112,7 @@ impl Schedule {
         graph: &Arc<Graph>,
         phase: Option<Phase>,
         layer: u16,
-        values: &mut Vec<Option<ValueId>>,
+        values: &mut [Option<ValueId>],
     ) {
         let first = self.steps.len();
         for (index, node) in graph.nodes().iter().enumerate() {
@@ -149,7 +149,7 @@ impl Schedule {
                 values: Arc::default(),
             });
         }
-        let values = Arc::new(values.clone());
+        let values = Arc::new(values.to_vec());
         for step in &mut self.steps[first..] {
             step.values = Arc::clone(&values);
         }

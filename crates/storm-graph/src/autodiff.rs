@@ -1,10 +1,11 @@
 //! Reverse-mode differentiation: appends the backward nodes to the graph of the forward pass.
 
-use crate::graph::Phase;
+use crate::graph::{Node, Phase};
 use crate::ops;
 use crate::{
     DType, Graph, GraphError, Op, ParameterGradients, Tensor, TensorClass, TensorId, Training,
 };
+use std::cell::Cell;
 use std::collections::BTreeMap;
 
 /// What to differentiate.
@@ -63,9 +64,11 @@ pub fn differentiate(
                 name: &node.name,
                 op: &node.op,
                 outputs: &node.outputs,
+                consulted: Cell::new(0),
                 state: &mut state,
             };
             ops::backward(&node.op, &mut ctx)?;
+            ctx.check_consulted()?;
         }
     }
     share_logits(graph);
@@ -116,6 +119,8 @@ pub(crate) struct Backward<'a> {
     name: &'a str,
     op: &'a Op<TensorId>,
     outputs: &'a [TensorId],
+    /// Outputs whose gradient the rule has asked for, a bit each.
+    consulted: Cell<u32>,
     state: &'a mut State,
 }
 
@@ -138,6 +143,7 @@ impl Backward<'_> {
 
     /// The whole gradient of an output; none if nothing depends on it.
     pub(crate) fn output_gradient(&self, output: usize) -> Option<TensorId> {
+        self.consulted.set(self.consulted.get() | 1 << output);
         self.state.gradients[self.outputs[output].index()]
     }
 
@@ -169,16 +175,9 @@ impl Backward<'_> {
         if !self.wants(id) {
             return Ok(());
         }
-        if self.is_parameter(id) && self.state.accumulators.contains_key(&id) {
-            return Err(GraphError::Section {
-                section: self.name.to_owned(),
-                problem: format!(
-                    "the gradient of parameter `{}` cannot be accumulated through {}: use it as a \
-                     weight or bias of Linear, Norm, Embedding or HeadLoss",
-                    self.tensor(id).name,
-                    self.op.name()
-                ),
-            });
+        if self.is_parameter(id) {
+            // The contribution may be shared with other gradients; a parameter's is summed in place.
+            return Err(self.misused_parameter(id));
         }
         let sum = match self.state.gradients[id.index()] {
             None => contribution,
@@ -204,8 +203,13 @@ impl Backward<'_> {
     pub(crate) fn parameter_accumulators<const N: usize>(
         &self,
         ids: [Option<TensorId>; N],
-    ) -> (ParameterGradients, [ParameterSlot; N]) {
+    ) -> Result<(ParameterGradients, [ParameterSlot; N]), GraphError> {
         let wanted = ids.iter().flatten().any(|&id| self.wants(id));
+        for (place, id) in ids.iter().enumerate() {
+            if let Some(id) = id.filter(|id| self.wants(*id) && ids[..place].contains(&Some(*id))) {
+                return Err(self.misused_parameter(id));
+            }
+        }
         let slots = ids.map(|id| match id {
             Some(id) if wanted => {
                 let (accumulator, dtype) = self.parameter_accumulator(id);
@@ -214,7 +218,7 @@ impl Backward<'_> {
             _ => ParameterSlot { accumulator: None, dtype: self.state.gradient_dtype },
         });
         let gradients = if wanted { ParameterGradients::Compute } else { ParameterGradients::Skip };
-        (gradients, slots)
+        Ok((gradients, slots))
     }
 
     /// Stores what a rule made from [`Backward::parameter_accumulator`].
@@ -230,6 +234,19 @@ impl Backward<'_> {
             self.state.gradients[id.index()] = Some(gradient);
         }
         Ok(())
+    }
+
+    fn misused_parameter(&self, id: TensorId) -> GraphError {
+        GraphError::Section {
+            section: self.name.to_owned(),
+            problem: format!(
+                "{} makes no gradient of parameter `{}` as it is used here: use a trainable \
+                 parameter as the weight or bias of Linear, Norm, QkNorm, Embedding or HeadLoss, in \
+                 one role per op",
+                self.op.name(),
+                self.tensor(id).name
+            ),
+        }
     }
 
     /// The input that lists the rows of `ids` in sorted order; the loader provides it.
@@ -252,6 +269,22 @@ impl Backward<'_> {
         }
     }
 
+    /// A rule that never looked at an output's gradient would drop it: statistics such as a norm's
+    /// deviation are for the backward pass alone.
+    fn check_consulted(&self) -> Result<(), GraphError> {
+        let dropped = self.outputs.iter().enumerate().find(|(index, output)| {
+            self.state.gradients[output.index()].is_some() && self.consulted.get() >> index & 1 == 0
+        });
+        match dropped {
+            None => Ok(()),
+            Some((_, &output)) => Err(GraphError::NotDifferentiable {
+                op: self.op.name(),
+                name: self.name.to_owned(),
+                wanted: self.tensor(output).name.clone(),
+            }),
+        }
+    }
+
     fn is_parameter(&self, id: TensorId) -> bool {
         matches!(self.tensor(id).class, TensorClass::Parameter(_))
     }
@@ -263,51 +296,58 @@ pub fn order_name(ids: &str) -> String {
 }
 
 /// Lets the loss of a training step come from [`Op::HeadLossGrad`], which makes the logits anyway:
-/// the forward [`Op::HeadLoss`] is dropped and what depends on it moves behind the gradient.
+/// the forward [`Op::HeadLoss`] is dropped and what depends on it moves behind the gradient, whose
+/// node now makes the tensor of row losses.
 fn share_logits(graph: &mut Graph) {
-    let pair = graph.nodes().iter().enumerate().find_map(|(at, node)| {
-        let Op::HeadLossGrad { hidden, weight, targets, denominator, .. } = node.op else {
-            return None;
-        };
-        let forward = graph.nodes()[..at].iter().position(|node| {
-            matches!(node.op, Op::HeadLoss { hidden: h, weight: w, targets: t, denominator: d, .. }
-                if (h, w, t, d) == (hidden, weight, targets, denominator))
-        })?;
-        Some((forward, at))
-    });
-    let Some((forward, backward)) = pair else { return };
+    let pairs: Vec<(TensorId, TensorId)> = graph
+        .nodes()
+        .iter()
+        .filter_map(|node| {
+            let Op::HeadLossGrad { hidden, weight, targets, denominator, .. } = node.op else {
+                return None;
+            };
+            let forward = graph.nodes().iter().find(|node| {
+                matches!(node.op, Op::HeadLoss { hidden: h, weight: w, targets: t, denominator: d, .. }
+                    if (h, w, t, d) == (hidden, weight, targets, denominator))
+            })?;
+            Some((forward.outputs[0], node.outputs[0]))
+        })
+        .collect();
+    for (row_loss, again) in pairs {
+        share_logits_of(graph, row_loss, again);
+    }
+}
 
-    let row_loss = graph.nodes()[forward].outputs[0];
-    let shared = graph.nodes()[backward].outputs[0];
+fn share_logits_of(graph: &mut Graph, row_loss: TensorId, again: TensorId) {
+    let (Some(forward), Some(backward)) = (graph.producer(row_loss), graph.producer(again)) else {
+        return; // a second gradient of the same loss
+    };
     let mut late = vec![false; graph.tensors().len()];
     late[row_loss.index()] = true;
-    let (mut before, mut moved) = (Vec::new(), Vec::new());
+    let depends = |node: &Node, late: &[bool]| {
+        node.op.operands().iter().any(|(_, operand)| late[operand.index()])
+    };
+    let (mut nodes, mut moved) = (Vec::new(), Vec::new());
     for (index, node) in graph.nodes().iter().enumerate().take(backward) {
         if index == forward {
             continue;
         }
-        if node.op.operands().iter().any(|(_, operand)| late[operand.index()]) {
+        if depends(node, &late) {
             for output in &node.outputs {
                 late[output.index()] = true;
             }
-            let mut node = node.clone();
-            node.op = node.op.map(|_, id| if id == row_loss { shared } else { id });
-            node.phase = Phase::Backward;
-            moved.push(node);
+            moved.push(Node { phase: Phase::Backward, ..node.clone() });
         } else {
-            before.push(node.clone());
+            nodes.push(node.clone());
         }
     }
-    let gradient = graph.nodes()[backward].clone();
-    if gradient.op.operands().iter().any(|(_, operand)| late[operand.index()]) {
+    let mut gradient = graph.nodes()[backward].clone();
+    if depends(&gradient, &late) {
         return; // the gradient depends on the loss itself: both are needed
     }
-    let mut after: Vec<_> = graph.nodes()[backward + 1..].to_vec();
-    for node in &mut after {
-        node.op = node.op.clone().map(|_, id| if id == row_loss { shared } else { id });
-    }
-    before.push(gradient);
-    before.extend(moved);
-    before.extend(after);
-    graph.replace_nodes(before);
+    gradient.outputs[0] = row_loss;
+    nodes.push(gradient);
+    nodes.extend(moved);
+    nodes.extend_from_slice(&graph.nodes()[backward + 1..]);
+    graph.replace_nodes(nodes);
 }

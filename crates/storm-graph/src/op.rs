@@ -167,10 +167,12 @@ define_ops! {
     SumOfSquares { x: One; }
     /// Square root of the sum of `parts` (scalars), in order: a scalar f32.
     GlobalNorm { parts: Many; }
-    /// `min(1, max_norm / norm)`: a scalar f32. A norm that is not finite gives 0.
+    /// `min(1, max_norm / norm)`: a scalar f32. A norm that is not finite gives 0, which cancels the
+    /// update.
     ClipScale { norm: One; max_norm: f32 }
     /// One AdamW update in place. `scalars` (f32, see [`StepScalars`]) has the learning rate and the
-    /// bias corrections; `clip` multiplies the gradient. With `master` (f32) the update is made
+    /// bias corrections; `clip` multiplies the gradient, and a `clip` of 0 (see [`Op::ClipScale`])
+    /// leaves everything as it is. With `master` (f32) the update is made
     /// there and `parameter` is its rounding. bf16 moments should round stochastically: at
     /// `beta2 = 0.999` a step's change is less than half of the last place. Yields the parameter,
     /// both moments, and the master where there is one, each over its operand.
@@ -179,7 +181,8 @@ define_ops! {
         scalars: One, clip: Maybe, random: Maybe;
         hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16
     }
-    /// One step of stochastic gradient descent with weight decay in place: yields the parameter.
+    /// One step of stochastic gradient descent with weight decay in place: yields the parameter. A
+    /// `clip` of 0 leaves it as it is.
     Sgd {
         parameter: One, gradient: One, scalars: One, clip: Maybe, random: Maybe;
         weight_decay: f32, rounding: Rounding, stream: u16

@@ -84,9 +84,7 @@ impl TokenBatch {
             None => vec![IGNORE_INDEX; tokens.len()],
         };
         Ok(match &self.segments {
-            Some(segments) => {
-                Batch::packed(tokens, targets, flat("segments", segments)?, sequence)
-            }
+            Some(segments) => Batch::packed(tokens, targets, flat("segments", segments)?, sequence),
             None => Batch::new(tokens, targets, sequence),
         })
     }

@@ -326,6 +326,9 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             stream,
             ..
         } => {
+            if access.clip(clip) == 0.0 {
+                return; // a cancelled update
+            }
             let storage = Storage {
                 parameter: *rounding,
                 moments: *moment_rounding,
@@ -348,6 +351,9 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             }));
         }
         Op::Sgd { parameter, gradient, scalars, clip, random, weight_decay, rounding, stream } => {
+            if access.clip(clip) == 0.0 {
+                return; // a cancelled update
+            }
             let storage = Storage {
                 parameter: *rounding,
                 moments: *rounding,

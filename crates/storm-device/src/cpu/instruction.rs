@@ -1,5 +1,6 @@
 use crate::DeviceError;
 use crate::cpu::CpuDevice;
+use crate::cpu::kernels::attention::HEAD_DIM_MAX;
 use crate::cpu::kernels::layout::MAX_AXES;
 use std::ops::Range;
 use storm_graph::{DType, Graph, Node, Op, Shape, TensorId};
@@ -47,7 +48,7 @@ impl Instruction {
                 let tensor = tensor.name.clone();
                 return Err(DeviceError::OutOfBounds { tensor, offset, end, capacity });
             }
-            if offset % CpuDevice::ALIGNMENT != 0 {
+            if !offset.is_multiple_of(CpuDevice::ALIGNMENT) {
                 return Err(DeviceError::Misaligned {
                     tensor: tensor.name.clone(),
                     offset,
@@ -62,16 +63,10 @@ impl Instruction {
         let view = |id: TensorId| {
             views.iter().find(|(known, _)| *known == id).expect("collected above").1.clone()
         };
+        check_supported(node, &views)?;
         let constants = match &node.op {
             Op::RotaryTable { head_dim, frequencies, .. } => {
                 frequencies.inverse_wavelengths(*head_dim)
-            }
-            Op::Transpose { axes, .. } if axes.len() > MAX_AXES => {
-                return Err(DeviceError::Unsupported {
-                    op: node.op.name(),
-                    node: node.name.clone(),
-                    reason: format!("more than {MAX_AXES} axes"),
-                });
             }
             _ => Vec::new(),
         };
@@ -98,6 +93,25 @@ impl Instruction {
     pub(super) fn fits(&self, capacity: usize) -> bool {
         self.end <= capacity
     }
+}
+
+/// Limits of the kernels that the shape rules do not know.
+fn check_supported(node: &Node, views: &[(TensorId, View)]) -> Result<(), DeviceError> {
+    let reason = match &node.op {
+        Op::Transpose { axes, .. } if axes.len() > MAX_AXES => {
+            format!("it has more than {MAX_AXES} axes")
+        }
+        Op::Attention { heads, .. } | Op::AttentionGrad { heads, .. }
+            if heads.head_dim > HEAD_DIM_MAX =>
+        {
+            format!("heads are {} wide, and at most {HEAD_DIM_MAX} is possible", heads.head_dim)
+        }
+        _ if views.iter().any(|(_, view)| view.shape.rank() > 1 && view.shape.width() == 0) => {
+            "a tensor has a width of zero".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(DeviceError::Unsupported { op: node.op.name(), node: node.name.clone(), reason })
 }
 
 /// An output may share bytes with the operand that it overwrites, all of them, and with nothing

@@ -46,7 +46,7 @@ impl Memory {
                 return Err(DeviceError::OutOfBounds { tensor: tensor(), offset, end, capacity });
             }
         }
-        if offset % alignment != 0 {
+        if !offset.is_multiple_of(alignment) {
             return Err(DeviceError::Misaligned { tensor: tensor(), offset, alignment });
         }
         Ok(())

@@ -40,6 +40,34 @@ fn loss_of_the_gradient_is_that_of_the_forward_op() {
     }
 }
 
+/// No rows at all: the weight's gradient is zero, not whatever memory held.
+#[test]
+fn head_loss_of_nothing() {
+    check("HeadLoss of no rows", 1, |b| {
+        let hidden = b.input("hidden", &[0, 8]);
+        let weight = b.parameter("weight", &[5, 8]);
+        let denominator = b.constant("denominator", &[], vec![4.0]);
+        let targets = b.integers("targets", &[0], |_, _| 0);
+        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows: 2 };
+        b.result("loss", op);
+    });
+}
+
+/// Two losses of one head: both share their logits with their gradients.
+#[test]
+fn two_head_losses() {
+    check("two losses", 3, |b| {
+        let hidden = b.input("hidden", &[4, 8]);
+        let weight = b.parameter("weight", &[5, 8]);
+        let denominator = b.constant("denominator", &[], vec![4.0]);
+        for name in ["first", "second"] {
+            let targets = b.integers(name, &[4], |rng, _| rng.below(5) as i32);
+            let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows: 2 };
+            b.result(&format!("{name} loss"), op);
+        }
+    });
+}
+
 fn random_loss(b: &mut Builder, scale: f64) {
     let (vocabulary, width) = loop {
         let extents = (b.rng.extent(600), b.rng.extent(65));

@@ -70,7 +70,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         unreachable!("not a loss op")
     };
     let Some(d_row_loss) = ctx.output_gradient(0) else { return Ok(()) };
-    let (weight_gradient, [gradient]) = ctx.parameter_accumulators([Some(weight)]);
+    let (weight_gradient, [gradient]) = ctx.parameter_accumulators([Some(weight)])?;
     let outputs = ctx.apply(
         "grad",
         Op::HeadLossGrad {

@@ -153,7 +153,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             };
             let addend = if sum.is_some() { direct } else { ctx.take_gradient(x) };
             let (parameters, [weight_gradient, bias_gradient]) =
-                ctx.parameter_accumulators([Some(weight), bias]);
+                ctx.parameter_accumulators([Some(weight), bias])?;
             let outputs = ctx.apply(
                 "grad",
                 Op::NormGrad {
@@ -184,7 +184,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             let Some(dy) = ctx.output_gradient(0) else { return Ok(()) };
             let rstd = ctx.outputs()[1];
             let (parameters, [query, key]) =
-                ctx.parameter_accumulators([Some(query_weight), Some(key_weight)]);
+                ctx.parameter_accumulators([Some(query_weight), Some(key_weight)])?;
             let outputs = ctx.apply(
                 "grad",
                 Op::QkNormGrad {

@@ -109,6 +109,11 @@ pub fn head_loss_grad<E: Element, G: Element>(
     mut d_weight: Option<(&mut [G], Accumulate)>,
 ) {
     let (vocabulary, width, chunk) = (input.vocabulary(), input.width, input.chunk_rows);
+    if losses.is_empty()
+        && let Some((d_weight, Accumulate::Replace)) = &mut d_weight
+    {
+        d_weight.fill(G::from_f32(0.0));
+    }
     let chunks = losses
         .chunks_mut(chunk)
         .zip(input.targets.chunks(chunk))

@@ -154,22 +154,20 @@ fn adamw_general<P: Stored, G: Element, M: Stored>(
     factors: Factors,
     storage: Storage,
     start: usize,
-    p: &mut [P],
-    mut master: Option<&mut [f32]>,
-    g: &[G],
-    m: &mut [M],
-    v: &mut [M],
+    mut tensors: AdamWTensors<'_, P, G, M>,
 ) {
+    let (p, g) = (tensors.parameter, tensors.gradient);
+    let (m, v) = (tensors.first_moment, tensors.second_moment);
     let mut bits = [Bits::default(); 2];
     for i in 0..p.len() {
         if i % 2 == 0 {
             bits = storage.random.map_or(bits, |random| random.pair((start + i) / 2));
         }
         let bits = bits[i % 2];
-        let before = master.as_ref().map_or(p[i].to_f32(), |master| master[i]);
+        let before = tensors.master.as_ref().map_or(p[i].to_f32(), |master| master[i]);
         let (value, first, second) =
             factors.update(before, g[i].to_f32(), m[i].to_f32(), v[i].to_f32());
-        if let Some(master) = &mut master {
+        if let Some(master) = &mut tensors.master {
             master[i] = value;
         }
         p[i] = store(storage.parameter, value, bits.parameter);
@@ -214,7 +212,8 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
             if nearest {
                 adamw_nearest(factors, p, g, m, v);
             } else {
-                adamw_general(factors, storage, task * CHUNK, p, None, g, m, v);
+                let tensors = chunk(p, None, g, m, v);
+                adamw_general(factors, storage, task * CHUNK, tensors);
             }
         }),
         Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
@@ -222,11 +221,22 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
                 if nearest {
                     adamw_master(factors, p, master, g, m, v);
                 } else {
-                    adamw_general(factors, storage, task * CHUNK, p, Some(master), g, m, v);
+                    let tensors = chunk(p, Some(master), g, m, v);
+                    adamw_general(factors, storage, task * CHUNK, tensors);
                 }
             },
         ),
     }
+}
+
+fn chunk<'a, P, G, M>(
+    parameter: &'a mut [P],
+    master: Option<&'a mut [f32]>,
+    gradient: &'a [G],
+    first_moment: &'a mut [M],
+    second_moment: &'a mut [M],
+) -> AdamWTensors<'a, P, G, M> {
+    AdamWTensors { parameter, master, gradient, first_moment, second_moment }
 }
 
 /// One step against the gradient, with decoupled weight decay.
