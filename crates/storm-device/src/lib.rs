@@ -6,6 +6,7 @@
 pub mod allocation;
 pub mod cpu;
 mod error;
+mod placed;
 mod scalar;
 
 pub use error::DeviceError;

@@ -1,6 +1,6 @@
 //! From an instruction to its kernel: one arm per op, with dtypes resolved.
 
-use super::instruction::{Instruction, View};
+use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
 use super::kernels::column_sum::column_sum;
 use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
@@ -11,6 +11,7 @@ use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
 use super::kernels::{elementwise, embedding, layout, sum};
 use super::memory::{Frame, Memory};
 use crate::Scalar;
+use crate::placed::{PlacedNode, View};
 use half::bf16;
 use storm_graph::random::{Seed, Stream};
 use storm_graph::{DType, HeadLayout, Mask, NormKind, Op, ParameterGradients, StepScalars};
@@ -62,9 +63,9 @@ macro_rules! with_any {
 
 pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
     let frame = memory.frame();
-    let outputs = &instruction.outputs[..];
+    let PlacedNode { op, outputs, layer, .. } = &instruction.placed;
     let access = Access { frame: &frame };
-    match &instruction.op {
+    match op {
         Op::Embedding { ids, table } => with_float!(table.dtype, E => {
             let width = table.shape.width();
             let (ids, table) = (access.get(ids), access.get::<E>(table));
@@ -307,7 +308,7 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
         })),
         Op::RandomNormal { random, dtype, deviation, stream, .. } => {
             with_float!(*dtype, E => {
-                let stream = Stream { tensor: *stream, layer: instruction.layer };
+                let stream = Stream { tensor: *stream, layer: *layer };
                 let seed = access.seed(random);
                 layout::random_normal::<E>(seed, stream, *deviation, access.out(&outputs[0]));
             })
@@ -332,7 +333,7 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             let storage = Storage {
                 parameter: *rounding,
                 moments: *moment_rounding,
-                random: access.random_bits(random, *stream, instruction.layer),
+                random: access.random_bits(random, *stream, *layer),
             };
             with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
                 with_float!(first_moment.dtype, M => optimizer::adamw::<P, G, M>(
@@ -357,7 +358,7 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             let storage = Storage {
                 parameter: *rounding,
                 moments: *rounding,
-                random: access.random_bits(random, *stream, instruction.layer),
+                random: access.random_bits(random, *stream, *layer),
             };
             with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
                 optimizer::sgd::<P, G>(

@@ -1,4 +1,4 @@
-use crate::cpu::instruction::View;
+use crate::placed::View;
 use crate::{DeviceError, Scalar};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
@@ -101,7 +101,7 @@ impl<'a> Frame<'a> {
     /// `view` is an operand of the running instruction that no output overwrites.
     pub(super) unsafe fn operand<T: Scalar>(&self, view: &View) -> &'a [T] {
         assert_eq!(view.dtype, T::DTYPE);
-        // SAFETY: in bounds and aligned by `Instruction::new`; outputs do not overlap it, so no
+        // SAFETY: in bounds and aligned by `PlacedNode::new`; outputs do not overlap it, so no
         // `&mut` to these bytes exists.
         unsafe {
             std::slice::from_raw_parts(
@@ -117,7 +117,7 @@ impl<'a> Frame<'a> {
     /// `view` is an output of the running instruction, asked for once.
     pub(super) unsafe fn output<T: Scalar>(&self, view: &View) -> &'a mut [T] {
         assert_eq!(view.dtype, T::DTYPE);
-        // SAFETY: in bounds and aligned by `Instruction::new`; it overlaps no other view that is
+        // SAFETY: in bounds and aligned by `PlacedNode::new`; it overlaps no other view that is
         // asked for, and the frame borrows the memory exclusively.
         unsafe {
             std::slice::from_raw_parts_mut(

@@ -3,6 +3,8 @@
 //! The cut never shows in the result (each element is one chain of its own), so it may follow the
 //! number of threads.
 
+use super::micro::PANEL_COLS;
+
 /// Most rows of a tile; bounds the per-thread buffer of sums.
 pub(super) const TILE_ROWS_MAX: usize = 512;
 /// Most columns of a tile; with the depth of a k block it bounds the packed B, which should stay in
@@ -11,6 +13,9 @@ pub(super) const TILE_COLS_MAX: usize = 512;
 
 /// Cost of packing one element, in thirty-seconds of a cycle: 32 multiply-adds take a cycle.
 const PACK_COST: usize = 10;
+
+/// Where the search for a better balance stops.
+const TILES_PER_THREAD: usize = 4;
 
 /// A grid of nearly equal tiles.
 #[derive(Clone, Copy, Debug)]
@@ -25,19 +30,20 @@ impl Partition {
     /// The grid with the least estimated time: tiles of the busiest thread × cost of a tile, where
     /// small tiles pay more for packing.
     pub(super) fn new(rows: usize, cols: usize, threads: usize) -> Self {
+        let panels = cols.div_ceil(PANEL_COLS);
         let row_tiles_min = rows.div_ceil(TILE_ROWS_MAX);
         let col_tiles_min = cols.div_ceil(TILE_COLS_MAX);
-        let mut best = (usize::MAX, 1, 1);
-        // Enough choices to give each of the threads its share in either direction.
-        let row_choices = row_tiles_min..=row_tiles_min.max(rows.div_ceil(16).min(4 * threads));
-        for row_tiles in row_choices.take(64) {
-            let col_choices = col_tiles_min..=col_tiles_min.max(cols.div_ceil(32).min(4 * threads));
-            for col_tiles in col_choices.take(64) {
+        let mut best = (usize::MAX, row_tiles_min, col_tiles_min);
+        // With a few tiles per thread their number hardly matters any more; this also bounds the
+        // search, which runs in every call.
+        let tiles_max = TILES_PER_THREAD * threads;
+        for row_tiles in row_tiles_min..=rows.min(tiles_max / col_tiles_min) {
+            for col_tiles in col_tiles_min..=panels.min(tiles_max / row_tiles) {
                 let tile_rows = rows.div_ceil(row_tiles);
-                let tile_cols = cols.div_ceil(col_tiles).next_multiple_of(32);
+                let tile_cols = panels.div_ceil(col_tiles) * PANEL_COLS;
                 let rounds = (row_tiles * col_tiles).div_ceil(threads);
                 let tile_cost = tile_rows * tile_cols + PACK_COST * (tile_rows + tile_cols);
-                let cost = rounds.saturating_mul(tile_cost);
+                let cost = rounds * tile_cost;
                 if cost < best.0 {
                     best = (cost, row_tiles, col_tiles);
                 }
@@ -55,8 +61,8 @@ impl Partition {
     pub(super) fn tile(&self, index: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
         let (row, col) = (index / self.col_tiles, index % self.col_tiles);
         let row_cut = |i: usize| self.rows * i / self.row_tiles;
-        let panels = self.cols.div_ceil(32);
-        let col_cut = |i: usize| (panels * i / self.col_tiles * 32).min(self.cols);
+        let panels = self.cols.div_ceil(PANEL_COLS);
+        let col_cut = |i: usize| (panels * i / self.col_tiles * PANEL_COLS).min(self.cols);
         (row_cut(row)..row_cut(row + 1), col_cut(col)..col_cut(col + 1))
     }
 }
