@@ -21,7 +21,9 @@ from transformers import PreTrainedModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
-torch.set_num_threads(2)
+# These models are so small that a second thread costs more than it brings, most of all on a machine
+# that does something else beside.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

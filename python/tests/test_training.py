@@ -36,12 +36,12 @@ def test_fifty_steps_of_adamw(model, decay, saved, storm, record, tmp_path):
     module, directory = saved(*model)
     steps = uneven_steps(50)
     # Between the norms of the first steps and those of the last.
-    settings = AdamW(decay=decay, max_norm=4.0)
+    settings = AdamW(decay=decay, max_norm=2.5)
     module = copy.deepcopy(module)
     expected_losses, expected_norms = training.train(module, steps, settings)
     assert expected_losses[-1] < 0.8 * expected_losses[0]
     clipped = [norm > settings.max_norm for norm in expected_norms]
-    assert 5 <= sum(clipped) <= 45, expected_norms
+    assert 5 <= sum(clipped) <= 45
 
     trained = tmp_path / "trained"
     losses, norms = storm.train(
@@ -66,8 +66,22 @@ def test_fifty_steps_of_adamw(model, decay, saved, storm, record, tmp_path):
     assert error <= reference.LOGITS_ABSOLUTE
 
 
+# Wide enough at the start that learning is smooth. From 0.02 the GPT-2 rests on a plateau, and when
+# it leaves is chance: PyTorch's own runs, with one thread, with two, and in f64, end 0.4 % apart.
+# From 0.1 they end 0.001 % apart.
+INITIALIZER_RANGE = 0.1
+
 TEXT_MODELS = {
-    "gpt2": GPT2Config(vocab_size=256, n_positions=64, n_embd=64, n_layer=2, n_head=4),
+    "gpt2": GPT2Config(
+        vocab_size=256,
+        n_positions=64,
+        n_embd=64,
+        n_layer=2,
+        n_head=4,
+        initializer_range=INITIALIZER_RANGE,
+        bos_token_id=0,
+        eos_token_id=0,
+    ),
     "llama": LlamaConfig(
         vocab_size=256,
         hidden_size=64,
@@ -76,6 +90,7 @@ TEXT_MODELS = {
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=64,
+        initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=False,
     ),
 }
@@ -101,15 +116,19 @@ def test_three_hundred_steps_on_text(family, storm, corpus, record, tmp_path):
     steps = text_steps(corpus, count=300, batch=8, sequence=64)
     settings = AdamW(max_norm=1.0)
     job = training.job(steps, settings)
-    losses = {
-        precision: storm.train(tmp_path, precision=precision, chunk_rows=200, **job)[0]
-        for precision in ("f32", "bf16-master", "bf16-stochastic")
-    }
-    losses["PyTorch f32"], _ = training.train(module, steps, settings)
-    final = {name: sum(values[-20:]) / 20 for name, values in losses.items()}
-    # From 5.5 at the start: without learning the comparison would say nothing.
-    assert final["PyTorch f32"] < 2.6
-    spread = max(final.values()) / min(final.values()) - 1
-    for name, value in final.items():
-        record(f"{family} {name}", abs(value / final["PyTorch f32"] - 1))
-    assert spread <= 0.02, final
+
+    def final(losses: list[float]) -> float:
+        return sum(losses[-20:]) / 20
+
+    expected = final(training.train(module, steps, settings)[0])
+    # From 5.5 and above at the start: without learning the comparison would say nothing.
+    assert expected < 2.6
+    actual = {}
+    for precision in ("f32", "bf16-master", "bf16-stochastic"):
+        losses, _ = storm.train(tmp_path, precision=precision, chunk_rows=200, **job)
+        actual[precision] = final(losses)
+        record(f"{family} {precision}", abs(actual[precision] / expected - 1))
+    everyone = [expected, *actual.values()]
+    assert max(everyone) / min(everyone) - 1 <= 0.02, (expected, actual)
+    # Without rounding to bf16 the runs are far closer than that.
+    assert abs(actual["f32"] / expected - 1) <= 1e-3, (expected, actual)

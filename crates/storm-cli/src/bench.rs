@@ -1,9 +1,9 @@
 //! `storm bench`: training speed, measured.
 
+use crate::bench_train::{self, TrainBenchArgs};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use storm_model::{ModelConfig, preset};
 use storm_train::{Batch, Precision, TrainOptions, Trainer};
 
@@ -11,6 +11,8 @@ use storm_train::{Batch, Precision, TrainOptions, Trainer};
 pub(crate) enum BenchCommand {
     /// A 10M-parameter GPT on the CPU: 6 layers, 384 wide, context 256, batch 8, f32.
     Cpu(CpuArgs),
+    /// A real model with everything in device memory, random tokens.
+    Train(TrainBenchArgs),
 }
 
 #[derive(Args)]
@@ -33,7 +35,10 @@ pub(crate) struct CpuArgs {
 }
 
 pub(crate) fn run(command: &BenchCommand) -> Result<()> {
-    let BenchCommand::Cpu(args) = command;
+    let args = match command {
+        BenchCommand::Cpu(args) => args,
+        BenchCommand::Train(args) => return bench_train::run(args),
+    };
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = args.threads {
         pool = pool.num_threads(threads);
@@ -97,7 +102,7 @@ fn cpu(args: &CpuArgs) -> Result<()> {
         println!("memory      {}, of it activations {}", show(memory), show(activations));
     }
     if args.profile {
-        profile(&mut trainer, &batches[0])?;
+        bench_train::profile(&mut trainer, &batches[0])?;
     }
     Ok(())
 }
@@ -114,28 +119,4 @@ fn random_batch(vocabulary: usize) -> Batch {
     let tokens = (0..BATCH * SEQUENCE).map(|_| token()).collect();
     let targets = (0..BATCH * SEQUENCE).map(|_| token()).collect();
     Batch::new(tokens, targets, SEQUENCE)
-}
-
-/// Time per op over forward and backward of one micro-batch.
-fn profile(trainer: &mut Trainer, batch: &Batch) -> Result<()> {
-    let mut totals: BTreeMap<&'static str, (Duration, u32)> = BTreeMap::new();
-    let mut running: Option<(&'static str, Instant)> = None;
-    trainer.profile(batch, |next| {
-        let now = Instant::now();
-        if let Some((op, start)) = running.take() {
-            let total = totals.entry(op).or_default();
-            total.0 += now - start;
-            total.1 += 1;
-        }
-        running = next.map(|op| (op, now));
-    })?;
-    let mut rows: Vec<_> = totals.into_iter().collect();
-    rows.sort_by_key(|&(_, (time, _))| std::cmp::Reverse(time));
-    let whole: Duration = rows.iter().map(|&(_, (time, _))| time).sum();
-    println!("\n{:<18} {:>6} {:>10} {:>7}", "op", "calls", "ms", "share");
-    for (op, (time, calls)) in rows {
-        let share = 100.0 * time.as_secs_f64() / whole.as_secs_f64();
-        println!("{op:<18} {calls:>6} {:>10.2} {share:>6.1}%", time.as_secs_f64() * 1e3);
-    }
-    Ok(())
 }

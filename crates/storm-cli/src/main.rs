@@ -1,9 +1,11 @@
 //! The `storm` command line.
 
 mod bench;
+mod bench_train;
 mod export;
 mod model;
 mod size;
+mod verify;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -33,6 +35,8 @@ enum Command {
     /// Measure training speed.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Prove that a device computes what the CPU device computes. Needs a GPU.
+    Verify(verify::VerifyArgs),
 }
 
 fn main() -> ExitCode {
@@ -40,14 +44,28 @@ fn main() -> ExitCode {
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
         Command::Bench(command) => bench::run(&command),
+        Command::Verify(args) => verify::run(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", message(&error));
             exit_code(&error)
         }
     }
+}
+
+/// The error and its causes; a cause that the message before it already states is left out.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if message.is_empty() {
+            message = cause;
+        } else if !message.contains(&cause) {
+            message = format!("{message}: {cause}");
+        }
+    }
+    message
 }
 
 /// 4 if the user's files or names are at fault, 1 otherwise.

@@ -1,3 +1,4 @@
+use crate::cuda::CudaError;
 use storm_graph::DType;
 
 /// Why a device refused.
@@ -12,6 +13,9 @@ pub enum DeviceError {
         /// What was asked for.
         bytes: usize,
     },
+    /// From the GPU, its driver or its libraries.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
     /// A tensor lies outside the block.
     #[error("`{tensor}` at {offset}..{end} does not fit a block of {capacity} bytes")]
     OutOfBounds {

@@ -5,9 +5,12 @@
 
 pub mod allocation;
 pub mod cpu;
+pub mod cuda;
+mod device;
 mod error;
 mod placed;
 mod scalar;
 
+pub use device::Device;
 pub use error::DeviceError;
 pub use scalar::Scalar;

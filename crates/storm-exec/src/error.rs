@@ -7,6 +7,9 @@ pub enum ExecError {
     /// The device refused.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// A graph could not be built.
+    #[error(transparent)]
+    Graph(#[from] storm_graph::GraphError),
     /// A tensor comes from outside, but no slot has its name.
     #[error(
         "section `{section}` reads `{tensor}`, which has no slot; declare it before scheduling"

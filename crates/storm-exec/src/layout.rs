@@ -1,7 +1,7 @@
 //! Addresses in the work area: a pure function from lifetimes to offsets.
 
 use crate::schedule::Home;
-use storm_device::cpu::CpuDevice;
+use crate::slots::ALIGNMENT;
 
 /// Offsets of the work values, and the size of the area.
 pub(crate) struct WorkLayout {
@@ -25,7 +25,7 @@ pub(crate) fn lay_out(values: &[Home], steps: usize) -> WorkLayout {
     let mut sizes = vec![0; values.len()];
     for (index, value) in values.iter().enumerate() {
         if let Home::Work { size_bytes, made, last_read } = *value {
-            sizes[index] = size_bytes.max(1).next_multiple_of(CpuDevice::ALIGNMENT);
+            sizes[index] = size_bytes.max(1).next_multiple_of(ALIGNMENT);
             made_at[made].push(index);
             dead_after[last_read.min(steps)].push(index);
         }
@@ -120,8 +120,9 @@ mod tests {
     /// A chain in which each value is read by the next step only needs room for two.
     #[test]
     fn dead_bytes_are_used_again() {
-        let values: Vec<Home> =
-            (0..10).map(|made| Home::Work { size_bytes: 64, made, last_read: made + 1 }).collect();
-        assert_eq!(lay_out(&values, 11).size_bytes, 128);
+        let values: Vec<Home> = (0..10)
+            .map(|made| Home::Work { size_bytes: ALIGNMENT, made, last_read: made + 1 })
+            .collect();
+        assert_eq!(lay_out(&values, 11).size_bytes, 2 * ALIGNMENT);
     }
 }

@@ -9,8 +9,10 @@ mod layout;
 mod resident;
 mod schedule;
 mod slots;
+mod verify;
 
 pub use error::ExecError;
 pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};
+pub use verify::{OpReport, verify_ops};

@@ -1,35 +1,41 @@
 use crate::layout::lay_out;
 use crate::schedule::{Home, Schedule, ScheduleId, ValueId};
+use crate::slots::ALIGNMENT;
 use crate::{ExecError, SlotId, Slots};
-use storm_device::cpu::{CpuDevice, Instruction};
-use storm_device::{DeviceError, Scalar};
-use storm_graph::Tensor;
+use storm_device::{Device, DeviceError, Scalar};
+use storm_graph::{DType, Tensor, TensorId};
 
 /// Programs on a device with everything in its memory.
 #[derive(Debug)]
-pub struct Resident {
-    device: CpuDevice,
+pub struct Resident<D: Device> {
+    device: D,
     slots: Slots,
-    schedules: Vec<Committed>,
+    schedules: Vec<Committed<D::Instruction>>,
 }
 
 /// A schedule with addresses.
 #[derive(Debug)]
-struct Committed {
+struct Committed<I> {
     schedule: Schedule,
-    instructions: Vec<Instruction>,
+    instructions: Vec<I>,
     /// Offset of each value in device memory.
     offsets: Vec<usize>,
     work_bytes: usize,
 }
 
-impl Resident {
-    /// Lays out slots and schedules, takes the memory, and resolves every instruction. The
-    /// schedules share one work area: what one leaves there is gone when another runs.
+impl<D: Device> Resident<D> {
+    /// Lays out slots and schedules, takes that much memory by `open`, and resolves every
+    /// instruction. The schedules share one work area: what one leaves there is gone when another
+    /// runs.
     ///
     /// # Errors
     /// The memory cannot be had, or an instruction does not fit the device.
-    pub fn new(slots: Slots, schedules: Vec<Schedule>) -> Result<Resident, ExecError> {
+    pub fn new(
+        slots: Slots,
+        schedules: Vec<Schedule>,
+        open: impl FnOnce(usize) -> Result<D, DeviceError>,
+    ) -> Result<Resident<D>, ExecError> {
+        const { assert!(ALIGNMENT.is_multiple_of(D::ALIGNMENT)) };
         let base = slots.size_bytes();
         let mut laid_out = Vec::new();
         for schedule in schedules {
@@ -46,12 +52,12 @@ impl Resident {
             laid_out.push((schedule, offsets, layout.size_bytes));
         }
         let work = laid_out.iter().map(|&(_, _, size)| size).max().unwrap_or(0);
-        let device = CpuDevice::new(base + work)?;
+        let device = open(base + work)?;
         let mut committed = Vec::new();
         for (schedule, offsets, work_bytes) in laid_out {
             let mut instructions = Vec::with_capacity(schedule.steps.len());
             for step in &schedule.steps {
-                let place = |id: storm_graph::TensorId| {
+                let place = |id: TensorId| {
                     let value = step.values[id.index()].expect("scheduled with its values");
                     offsets[value.0]
                 };
@@ -72,25 +78,48 @@ impl Resident {
         ScheduleId(index)
     }
 
-    /// Runs a schedule from start to end.
-    pub fn run(&mut self, schedule: ScheduleId) {
+    /// Runs a schedule from start to end. May return before it is done.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn run(&mut self, schedule: ScheduleId) -> Result<(), ExecError> {
         for instruction in &self.schedules[schedule.0].instructions {
-            self.device.run(instruction);
+            self.device.run(instruction)?;
         }
+        Ok(())
     }
 
-    /// Runs a schedule and calls `observe` before each instruction and once after the last:
-    /// for profiles and for tests.
+    /// Runs a schedule, waiting for each instruction, and calls `observe` with the op's name before
+    /// each and with none after the last: for profiles.
+    ///
+    /// # Errors
+    /// From the device.
     pub fn run_observed(
         &mut self,
         schedule: ScheduleId,
-        mut observe: impl FnMut(Option<&Instruction>),
-    ) {
+        mut observe: impl FnMut(Option<&'static str>),
+    ) -> Result<(), ExecError> {
         for instruction in &self.schedules[schedule.0].instructions {
-            observe(Some(instruction));
-            self.device.run(instruction);
+            self.device.synchronize()?;
+            observe(Some(D::op_name(instruction)));
+            self.device.run(instruction)?;
         }
+        self.device.synchronize()?;
         observe(None);
+        Ok(())
+    }
+
+    /// Waits until everything is done.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn synchronize(&mut self) -> Result<(), ExecError> {
+        Ok(self.device.synchronize()?)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        &self.device
     }
 
     /// The lasting tensors.
@@ -112,45 +141,53 @@ impl Resident {
         Ok(self.device.write(self.slots.offset(slot), values)?)
     }
 
-    /// A slot's data.
+    /// Copies a slot's data to the host.
     ///
     /// # Errors
-    /// Wrong dtype.
-    pub fn view<T: Scalar>(&self, slot: SlotId) -> Result<&[T], ExecError> {
-        let tensor = self.slots.tensor(slot);
-        check(tensor, T::DTYPE, tensor.shape.elements())?;
-        Ok(self.device.view(self.slots.offset(slot), tensor.shape.elements())?)
+    /// Wrong dtype or element count.
+    pub fn read<T: Scalar>(&self, slot: SlotId, values: &mut [T]) -> Result<(), ExecError> {
+        check(self.slots.tensor(slot), T::DTYPE, values.len())?;
+        Ok(self.device.read(self.slots.offset(slot), values)?)
     }
 
-    /// A slot's data, to be changed in place.
+    /// Copies some elements of a slot, `first` and following, to the host.
     ///
     /// # Errors
-    /// Wrong dtype.
-    pub fn view_mut<T: Scalar>(&mut self, slot: SlotId) -> Result<&mut [T], ExecError> {
+    /// Wrong dtype, or more elements than there are.
+    pub fn read_part<T: Scalar>(
+        &self,
+        slot: SlotId,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), ExecError> {
         let tensor = self.slots.tensor(slot);
+        if first.saturating_add(values.len()) > tensor.shape.elements() {
+            check(tensor, T::DTYPE, first.saturating_add(values.len()))?;
+        }
         check(tensor, T::DTYPE, tensor.shape.elements())?;
-        Ok(self.device.view_mut(self.slots.offset(slot), tensor.shape.elements())?)
+        Ok(self.device.read(self.slots.offset(slot) + first * size_of::<T>(), values)?)
     }
 
-    /// A result of the schedule that ran last.
+    /// Copies a result of the schedule that ran last to the host.
     ///
     /// # Errors
     /// The schedule has no result of that name, or another dtype.
-    pub fn result<T: Scalar>(&self, schedule: ScheduleId, name: &str) -> Result<&[T], ExecError> {
+    pub fn result<T: Scalar>(
+        &self,
+        schedule: ScheduleId,
+        name: &str,
+        values: &mut [T],
+    ) -> Result<(), ExecError> {
         let committed = &self.schedules[schedule.0];
         let &(ValueId(value), ref tensor) = committed.schedule.result(name).ok_or_else(|| {
             ExecError::UnknownName { name: name.to_owned(), known: "loss, logits".to_owned() }
         })?;
-        check(tensor, T::DTYPE, tensor.shape.elements())?;
-        Ok(self.device.view(committed.offsets[value], tensor.shape.elements())?)
+        check(tensor, T::DTYPE, values.len())?;
+        Ok(self.device.read(committed.offsets[value], values)?)
     }
 }
 
-fn check(
-    tensor: &Tensor,
-    given_dtype: storm_graph::DType,
-    given: usize,
-) -> Result<(), DeviceError> {
+fn check(tensor: &Tensor, given_dtype: DType, given: usize) -> Result<(), DeviceError> {
     let elements = tensor.shape.elements();
     if tensor.dtype == given_dtype && elements == given {
         return Ok(());

@@ -1,6 +1,5 @@
 use crate::ExecError;
 use std::collections::BTreeMap;
-use storm_device::cpu::CpuDevice;
 use storm_graph::Tensor;
 
 /// A tensor that outlives a schedule: a parameter, a gradient, optimizer state, an input.
@@ -12,6 +11,9 @@ struct Slot {
     tensor: Tensor,
     offset: usize,
 }
+
+/// Offsets of slots and work values are multiples of this: enough for every device.
+pub(crate) const ALIGNMENT: usize = 256;
 
 /// All lasting tensors by name, one after another from offset 0.
 #[derive(Clone, Debug, Default)]
@@ -45,7 +47,7 @@ impl Slots {
         }
         let id = SlotId(self.slots.len());
         let offset = self.size_bytes;
-        self.size_bytes = (offset + tensor.size_bytes()).next_multiple_of(CpuDevice::ALIGNMENT);
+        self.size_bytes = (offset + tensor.size_bytes()).next_multiple_of(ALIGNMENT);
         self.by_name.insert(tensor.name.clone(), id);
         self.slots.push(Slot { tensor, offset });
         Ok(id)

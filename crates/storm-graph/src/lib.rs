@@ -21,6 +21,7 @@
 
 mod attributes;
 mod autodiff;
+mod cost;
 mod dtype;
 mod error;
 mod graph;

@@ -9,9 +9,24 @@ mod tensors;
 
 use anyhow::{Context, Result, bail};
 use job::Job;
+use serde_json::Value;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
+    match run_file() {
+        Ok(numbers) => {
+            println!("{numbers}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_file() -> Result<Value> {
     let mut arguments = std::env::args_os().skip(1);
     let (Some(path), None) = (arguments.next().map(PathBuf::from), arguments.next()) else {
         bail!("usage: storm-parity JOB.json");
@@ -20,6 +35,5 @@ fn main() -> Result<()> {
         .with_context(|| format!("cannot read the job {}", path.display()))?;
     let job: Job = serde_json::from_str(&text)
         .with_context(|| format!("{} does not hold a job", path.display()))?;
-    println!("{}", run::run(&job)?);
-    Ok(())
+    run::run(&job)
 }

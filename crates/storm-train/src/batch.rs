@@ -52,10 +52,12 @@ impl Batch {
     /// Says which entry is wrong and what it may be.
     pub(crate) fn check(
         &self,
-        rows: usize,
+        batch: usize,
+        sequence: usize,
         vocabulary: usize,
         positions: usize,
     ) -> Result<(), TrainError> {
+        let rows = batch * sequence;
         let columns = [
             ("tokens", Some(&self.tokens), vocabulary),
             ("targets", Some(&self.targets), vocabulary),
@@ -82,6 +84,24 @@ impl Batch {
                         limit - 1
                     ),
                 });
+            }
+        }
+        self.check_segments(sequence)
+    }
+
+    /// A segment is one run of tokens: positions start again with every run, so two runs of the same
+    /// number would be one sample to attention and two to the positions.
+    fn check_segments(&self, sequence: usize) -> Result<(), TrainError> {
+        for row in self.segments.iter().flat_map(|segments| segments.chunks(sequence.max(1))) {
+            for at in 1..row.len() {
+                if row[at] != row[at - 1] && row[..at - 1].contains(&row[at]) {
+                    return Err(TrainError::Batch {
+                        problem: format!(
+                            "`segments` has {} in two places of a row; number samples apart",
+                            row[at]
+                        ),
+                    });
+                }
             }
         }
         Ok(())
@@ -116,12 +136,23 @@ mod tests {
 
     #[test]
     fn bad_ids_are_named() {
-        let check = |batch: Batch| batch.check(2, 10, 2).unwrap_err().to_string();
+        let check = |batch: Batch| batch.check(1, 2, 10, 2).unwrap_err().to_string();
         let batch = Batch::new(vec![1, 10], vec![1, IGNORE_INDEX], 2);
         assert_eq!(check(batch), "batch: `tokens` has 10 at entry 1; the model knows 0 to 9");
         let batch = Batch::new(vec![1, 2], vec![-1, 2], 2);
         assert_eq!(check(batch), "batch: `targets` has -1 at entry 0; the model knows 0 to 9");
         let batch = Batch::new(vec![1, 2, 3], vec![1, 2], 3);
         assert_eq!(check(batch), "batch: `tokens` has 3 entries, not 2");
+    }
+
+    #[test]
+    fn a_segment_is_one_run() {
+        let check = |segments: Vec<i32>| {
+            let count = segments.len();
+            Batch::packed(vec![0; count], vec![0; count], segments, count).check(1, count, 10, 9)
+        };
+        assert!(check(vec![0, 0, 1, 1, 5]).is_ok());
+        let error = check(vec![0, 0, 1, 0]).unwrap_err().to_string();
+        assert!(error.contains("has 0 in two places"), "{error}");
     }
 }

@@ -1,5 +1,6 @@
 use crate::batch::sort_rows;
 use crate::{Batch, TrainError};
+use storm_device::Device;
 use storm_exec::{Resident, SlotId, Slots};
 use storm_graph::order_name;
 
@@ -30,12 +31,13 @@ impl Column {
         named.into_iter().filter_map(|(column, name)| Some((column, slots.find(&name)?))).collect()
     }
 
-    /// Copies the column into its slot.
-    pub(crate) fn write(
+    /// Copies the column into its slot. Sorted orders are made in `staging`, one entry per row.
+    pub(crate) fn write<D: Device>(
         self,
-        resident: &mut Resident,
+        resident: &mut Resident<D>,
         slot: SlotId,
         batch: &Batch,
+        staging: &mut [i32],
     ) -> Result<(), TrainError> {
         match self {
             Column::Tokens => resident.write(slot, &batch.tokens)?,
@@ -44,8 +46,14 @@ impl Column {
             Column::Segments => {
                 resident.write(slot, batch.segments.as_deref().unwrap_or_default())?;
             }
-            Column::TokenOrder => sort_rows(&batch.tokens, resident.view_mut(slot)?),
-            Column::PositionOrder => sort_rows(&batch.positions, resident.view_mut(slot)?),
+            Column::TokenOrder => {
+                sort_rows(&batch.tokens, staging);
+                resident.write(slot, staging)?;
+            }
+            Column::PositionOrder => {
+                sort_rows(&batch.positions, staging);
+                resident.write(slot, staging)?;
+            }
         }
         Ok(())
     }

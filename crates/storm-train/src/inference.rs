@@ -1,17 +1,21 @@
 use crate::column::Column;
 use crate::{Batch, TrainError, weights};
 use half::bf16;
+use storm_device::cpu::CpuDevice;
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::{DType, ProgramParameter, Tensor, TensorClass, Training};
 use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput, Trainable, build};
 
 /// A model that only looks forward: logits of whole sequences.
 pub struct Inference {
-    resident: Resident,
+    resident: Resident<CpuDevice>,
     schedule: ScheduleId,
     columns: Vec<(Column, SlotId)>,
     config: ModelConfig,
-    rows: usize,
+    /// B and T.
+    size: (usize, usize),
+    /// Room for a sorted order.
+    staging: Vec<i32>,
     dtype: DType,
 }
 
@@ -43,12 +47,13 @@ impl Inference {
         }
         let schedule = Schedule::of_program(&program, &slots)?;
         let columns = Column::find_all(&slots);
-        let mut resident = Resident::new(slots, vec![schedule])?;
+        let mut resident = Resident::new(slots, vec![schedule], CpuDevice::new)?;
         weights::load(&mut resident, config, directory)?;
         let schedule = resident.schedule(0);
-        let rows = options.batch * options.sequence;
+        let size = (options.batch, options.sequence);
         let (config, dtype) = (config.clone(), options.dtype);
-        Ok(Inference { resident, schedule, columns, config, rows, dtype })
+        let staging = vec![0; size.0 * size.1];
+        Ok(Inference { resident, schedule, columns, config, size, staging, dtype })
     }
 
     /// The logits of a batch, (B, T, V), widened to f32.
@@ -60,17 +65,24 @@ impl Inference {
             Some(_) => i32::MAX as usize,
             None => self.config.max_positions,
         };
-        batch.check(self.rows, self.config.vocab_size, positions)?;
+        let (batch_size, sequence) = self.size;
+        batch.check(batch_size, sequence, self.config.vocab_size, positions)?;
         for &(column, slot) in &self.columns {
-            column.write(&mut self.resident, slot, batch)?;
+            column.write(&mut self.resident, slot, batch, &mut self.staging)?;
         }
-        self.resident.run(self.schedule);
+        self.resident.run(self.schedule)?;
+        let elements = batch_size * sequence * self.config.vocab_size;
         Ok(match self.dtype {
             DType::BF16 => {
-                let logits = self.resident.result::<bf16>(self.schedule, "logits")?;
-                logits.iter().map(|value| value.to_f32()).collect()
+                let mut logits = vec![bf16::ZERO; elements];
+                self.resident.result(self.schedule, "logits", &mut logits)?;
+                logits.into_iter().map(bf16::to_f32).collect()
             }
-            _ => self.resident.result::<f32>(self.schedule, "logits")?.to_vec(),
+            _ => {
+                let mut logits = vec![0.0; elements];
+                self.resident.result(self.schedule, "logits", &mut logits)?;
+                logits
+            }
         })
     }
 }

@@ -11,6 +11,7 @@ mod inference;
 mod optimizer;
 mod precision;
 mod trainer;
+mod verify;
 mod weights;
 
 pub use batch::Batch;
@@ -19,3 +20,4 @@ pub use inference::Inference;
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
 pub use trainer::{StepReport, TrainOptions, Trainer};
+pub use verify::{ModelReport, verify_models};

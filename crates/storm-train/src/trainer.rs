@@ -2,6 +2,8 @@ use crate::column::Column;
 use crate::optimizer::{self, ParameterInstance, names};
 use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
+use storm_device::cpu::CpuDevice;
+use storm_device::{Device, DeviceError};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
@@ -45,6 +47,15 @@ impl TrainOptions {
             seed: 0,
         }
     }
+
+    /// How the trainer builds the model.
+    pub fn build_options(&self) -> BuildOptions {
+        BuildOptions {
+            packing: self.packing,
+            output: ModelOutput::Loss { chunk_rows: self.chunk_rows },
+            ..BuildOptions::training(self.batch, self.sequence, self.precision.compute())
+        }
+    }
 }
 
 /// What a step did.
@@ -56,9 +67,9 @@ pub struct StepReport {
     pub gradient_norm: f32,
 }
 
-/// A model in training, all of it in device memory.
-pub struct Trainer {
-    resident: Resident,
+/// A model in training, all of it in the memory of a device.
+pub struct Trainer<D: Device = CpuDevice> {
+    resident: Resident<D>,
     config: ModelConfig,
     options: TrainOptions,
     instances: Vec<ParameterInstance>,
@@ -81,19 +92,21 @@ struct Schedules {
 struct Inputs {
     /// Batch column and slot; columns that the program does not read are absent.
     columns: Vec<(Column, SlotId)>,
+    /// Room for a sorted order.
+    staging: Vec<i32>,
     denominator: SlotId,
     scalars: SlotId,
     random: SlotId,
     norm: SlotId,
 }
 
-impl Trainer {
-    /// Puts the model and its training on the device. Parameters are initialized from the seed.
+impl Trainer<CpuDevice> {
+    /// Puts the model and its training on the CPU device. Parameters are initialized from the seed.
     ///
     /// # Errors
     /// The model is not valid for these sizes, or the memory cannot be had.
     pub fn new(config: &ModelConfig, options: TrainOptions) -> Result<Trainer, TrainError> {
-        let program = build(config, &build_options(&options))?;
+        let program = build(config, &options.build_options())?;
         Trainer::of_program(config, options, program)
     }
 
@@ -120,6 +133,22 @@ impl Trainer {
         program: Program,
         change: impl Fn(&mut Program),
     ) -> Result<Trainer, TrainError> {
+        Trainer::on_device(config, options, program, change, CpuDevice::new)
+    }
+}
+
+impl<D: Device> Trainer<D> {
+    /// [`Trainer::with_passes`] on the device that `open` makes, given the bytes it must have.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn on_device(
+        config: &ModelConfig,
+        options: TrainOptions,
+        program: Program,
+        change: impl Fn(&mut Program),
+        open: impl FnOnce(usize) -> Result<D, DeviceError>,
+    ) -> Result<Trainer<D>, TrainError> {
         check_options(&options)?;
         let precision = options.precision;
         let differentiated = |accumulation| -> Result<Program, TrainError> {
@@ -152,8 +181,8 @@ impl Trainer {
         if precision.has_master() {
             schedules.push(optimizer::master_schedule(&slots, &instances)?);
         }
-        let inputs = Inputs::find(&slots)?;
-        let resident = Resident::new(slots, schedules)?;
+        let inputs = Inputs::find(&slots, options.batch * options.sequence)?;
+        let resident = Resident::new(slots, schedules, open)?;
         let schedules = Schedules {
             initialize: resident.schedule(0),
             start: resident.schedule(1),
@@ -166,8 +195,8 @@ impl Trainer {
         let mut trainer =
             Trainer { resident, config, options, instances, schedules, inputs, updates: 0 };
         trainer.write_random(0)?;
-        trainer.resident.run(trainer.schedules.initialize);
-        trainer.parameters_changed();
+        trainer.resident.run(trainer.schedules.initialize)?;
+        trainer.parameters_changed()?;
         Ok(trainer)
     }
 
@@ -192,14 +221,14 @@ impl Trainer {
     /// # Errors
     /// A batch that does not fit; nothing was changed.
     pub fn accumulate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
-        let rows = self.options.batch * self.options.sequence;
+        let TrainOptions { batch: batch_size, sequence, .. } = self.options;
         let positions = match self.config.rotary {
             Some(_) => i32::MAX as usize,
             None => self.config.max_positions,
         };
         let wants_segments = self.options.packing == Packing::Segments;
         for batch in batches {
-            batch.check(rows, self.config.vocab_size, positions)?;
+            batch.check(batch_size, sequence, self.config.vocab_size, positions)?;
             if batch.segments.is_some() != wants_segments {
                 let problem = match wants_segments {
                     true => "has no segments, but the trainer was set up for packed samples",
@@ -218,8 +247,10 @@ impl Trainer {
         for (index, batch) in batches.iter().enumerate() {
             self.write_batch(batch)?;
             let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
-            self.resident.run(schedule);
-            loss += self.resident.result::<f32>(schedule, "loss")?[0];
+            self.resident.run(schedule)?;
+            let mut part = [0.0];
+            self.resident.result(schedule, "loss", &mut part)?;
+            loss += part[0];
         }
         Ok(loss)
     }
@@ -234,13 +265,14 @@ impl Trainer {
         let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
         self.resident.write(self.inputs.scalars, &scalars.to_array())?;
         self.write_random(update)?;
-        self.resident.run(self.schedules.norm);
-        let norm = self.resident.view::<f32>(self.inputs.norm)?[0];
-        if norm.is_finite() {
-            self.resident.run(self.schedules.update);
+        self.resident.run(self.schedules.norm)?;
+        let mut norm = [0.0];
+        self.resident.read(self.inputs.norm, &mut norm)?;
+        if norm[0].is_finite() {
+            self.resident.run(self.schedules.update)?;
             self.updates = update;
         }
-        Ok(norm)
+        Ok(norm[0])
     }
 
     /// Loads all parameters from a Hugging Face directory of the same config.
@@ -248,9 +280,7 @@ impl Trainer {
     /// # Errors
     /// A tensor is missing, has another shape, or cannot be read.
     pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
-        weights::load(&mut self.resident, &self.config, directory)?;
-        self.parameters_changed();
-        Ok(())
+        weights::load(&mut self.resident, &self.config, directory)
     }
 
     /// Saves all parameters as a Hugging Face directory.
@@ -278,7 +308,7 @@ impl Trainer {
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
         weights::write(&mut self.resident, name, values)?;
         if self.instances.iter().any(|instance| instance.name == name) {
-            self.parameters_changed();
+            self.parameters_changed()?;
         }
         Ok(())
     }
@@ -301,19 +331,30 @@ impl Trainer {
     pub fn profile(
         &mut self,
         batch: &Batch,
-        mut observe: impl FnMut(Option<&'static str>),
+        observe: impl FnMut(Option<&'static str>),
     ) -> Result<(), TrainError> {
         self.write_batch(batch)?;
-        self.resident.run_observed(self.schedules.start, |instruction| {
-            observe(instruction.map(storm_device::cpu::Instruction::op_name));
-        });
-        Ok(())
+        Ok(self.resident.run_observed(self.schedules.start, observe)?)
     }
 
-    fn parameters_changed(&mut self) {
+    /// Waits until everything is done, for those who measure time.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn synchronize(&mut self) -> Result<(), TrainError> {
+        Ok(self.resident.synchronize()?)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.resident.device()
+    }
+
+    fn parameters_changed(&mut self) -> Result<(), TrainError> {
         if let Some(fill_masters) = self.schedules.fill_masters {
-            self.resident.run(fill_masters);
+            self.resident.run(fill_masters)?;
         }
+        Ok(())
     }
 
     fn write_random(&mut self, step: u32) -> Result<(), TrainError> {
@@ -323,15 +364,16 @@ impl Trainer {
 
     fn write_batch(&mut self, batch: &Batch) -> Result<(), TrainError> {
         for &(column, slot) in &self.inputs.columns {
-            column.write(&mut self.resident, slot, batch)?;
+            column.write(&mut self.resident, slot, batch, &mut self.inputs.staging)?;
         }
         Ok(())
     }
 }
 
 impl Inputs {
-    fn find(slots: &Slots) -> Result<Inputs, TrainError> {
+    fn find(slots: &Slots, rows: usize) -> Result<Inputs, TrainError> {
         Ok(Inputs {
+            staging: vec![0; rows],
             columns: Column::find_all(slots),
             denominator: slots.get("denominator")?,
             scalars: slots.get(names::SCALARS)?,
@@ -359,15 +401,6 @@ fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
             refuse("max_norm", "must be positive; leave it out to turn clipping off")
         }
         _ => Ok(()),
-    }
-}
-
-/// The build options that the trainer uses.
-fn build_options(options: &TrainOptions) -> BuildOptions {
-    BuildOptions {
-        packing: options.packing,
-        output: ModelOutput::Loss { chunk_rows: options.chunk_rows },
-        ..BuildOptions::training(options.batch, options.sequence, options.precision.compute())
     }
 }
 

@@ -4,44 +4,70 @@ use crate::TrainError;
 use half::bf16;
 use std::ops::Range;
 use std::path::Path;
+use storm_device::{Device, Scalar};
 use storm_exec::{Resident, SlotId};
 use storm_graph::DType;
 use storm_model::{
-    HfDirectory, ModelConfig, ParameterSpec, SaveOptions, load_parameter, parameters,
+    Element, HfDirectory, ModelConfig, ParameterSpec, SaveOptions, load_parameter, parameters,
 };
 
-/// Loads every parameter into the slot of its name.
-pub(crate) fn load(
-    resident: &mut Resident,
+/// The slot of a parameter's f32 master, where there is one.
+fn master<D: Device>(resident: &Resident<D>, name: &str) -> Option<SlotId> {
+    resident.slots().find(&format!("{name}.master"))
+}
+
+/// Loads every parameter into the slot of its name, and into its master in full precision.
+pub(crate) fn load<D: Device>(
+    resident: &mut Resident<D>,
     config: &ModelConfig,
     directory: &HfDirectory,
 ) -> Result<(), TrainError> {
     for spec in parameters(config) {
         let slot = resident.slots().get(&spec.name)?;
+        if let Some(master) = master(resident, &spec.name) {
+            load_as::<f32, D>(resident, master, directory, &spec)?;
+        }
         match resident.slots().tensor(slot).dtype {
-            DType::BF16 => load_parameter(directory, &spec, resident.view_mut::<bf16>(slot)?)?,
-            _ => load_parameter(directory, &spec, resident.view_mut::<f32>(slot)?)?,
+            DType::BF16 => load_as::<bf16, D>(resident, slot, directory, &spec)?,
+            _ => load_as::<f32, D>(resident, slot, directory, &spec)?,
         }
     }
     Ok(())
 }
 
-/// Saves every parameter from the slot of its name.
-pub(crate) fn save(
-    resident: &Resident,
+fn load_as<E: Element + Scalar, D: Device>(
+    resident: &mut Resident<D>,
+    slot: SlotId,
+    directory: &HfDirectory,
+    spec: &ParameterSpec,
+) -> Result<(), TrainError> {
+    let mut values = vec![E::default(); spec.element_count()];
+    load_parameter(directory, spec, &mut values)?;
+    Ok(resident.write(slot, &values)?)
+}
+
+/// Saves every parameter: from its master, where it has one, and else from its own slot.
+pub(crate) fn save<D: Device>(
+    resident: &Resident<D>,
     config: &ModelConfig,
     output: &Path,
     options: &SaveOptions<'_>,
 ) -> Result<(), TrainError> {
+    let mut narrow: Vec<bf16> = Vec::new();
     let provide = |spec: &ParameterSpec, range: Range<usize>, dest: &mut [f32]| {
-        let slot = resident.slots().get(&spec.name)?;
+        let slot = match master(resident, &spec.name) {
+            Some(master) => master,
+            None => resident.slots().get(&spec.name)?,
+        };
         match resident.slots().tensor(slot).dtype {
             DType::BF16 => {
-                for (dest, value) in dest.iter_mut().zip(&resident.view::<bf16>(slot)?[range]) {
+                narrow.resize(dest.len(), bf16::ZERO);
+                resident.read_part(slot, range.start, &mut narrow)?;
+                for (dest, value) in dest.iter_mut().zip(&narrow) {
                     *dest = value.to_f32();
                 }
             }
-            _ => dest.copy_from_slice(&resident.view::<f32>(slot)?[range]),
+            _ => resident.read_part(slot, range.start, dest)?,
         }
         Ok(())
     };
@@ -49,16 +75,30 @@ pub(crate) fn save(
 }
 
 /// A slot's values, widened to f32.
-pub(crate) fn read(resident: &Resident, name: &str) -> Result<Vec<f32>, TrainError> {
+pub(crate) fn read<D: Device>(resident: &Resident<D>, name: &str) -> Result<Vec<f32>, TrainError> {
     let slot: SlotId = resident.slots().get(name)?;
-    Ok(match resident.slots().tensor(slot).dtype {
-        DType::BF16 => resident.view::<bf16>(slot)?.iter().map(|value| value.to_f32()).collect(),
-        _ => resident.view::<f32>(slot)?.to_vec(),
+    let tensor = resident.slots().tensor(slot);
+    let elements = tensor.shape.elements();
+    Ok(match tensor.dtype {
+        DType::BF16 => {
+            let mut values = vec![bf16::ZERO; elements];
+            resident.read(slot, &mut values)?;
+            values.into_iter().map(bf16::to_f32).collect()
+        }
+        _ => {
+            let mut values = vec![0.0; elements];
+            resident.read(slot, &mut values)?;
+            values
+        }
     })
 }
 
 /// Sets a slot from f32 values.
-pub(crate) fn write(resident: &mut Resident, name: &str, values: &[f32]) -> Result<(), TrainError> {
+pub(crate) fn write<D: Device>(
+    resident: &mut Resident<D>,
+    name: &str,
+    values: &[f32],
+) -> Result<(), TrainError> {
     let slot: SlotId = resident.slots().get(name)?;
     match resident.slots().tensor(slot).dtype {
         DType::BF16 => {

@@ -1,4 +1,4 @@
-use crate::DeviceError;
+use crate::{Device, DeviceError};
 use crate::cpu::CpuDevice;
 use crate::cpu::kernels::attention::HEAD_DIM_MAX;
 use crate::cpu::kernels::layout::MAX_AXES;

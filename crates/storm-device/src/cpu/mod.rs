@@ -5,7 +5,7 @@ mod instruction;
 pub mod kernels;
 mod memory;
 
-use crate::{DeviceError, Scalar};
+use crate::{Device, DeviceError, Scalar};
 use dispatch::execute;
 pub use instruction::Instruction;
 use memory::Memory;
@@ -14,6 +14,7 @@ use storm_graph::{Graph, Node, TensorId};
 /// A device whose memory is one block of host memory, separate from everything else.
 ///
 /// ```
+/// use storm_device::Device;
 /// use storm_device::cpu::CpuDevice;
 /// use storm_graph::{DType, Graph, Op};
 ///
@@ -25,7 +26,7 @@ use storm_graph::{Graph, Node, TensorId};
 /// let place = |id: storm_graph::TensorId| id.index() * 64;
 /// let twice = device.prepare(&graph, &graph.nodes()[0], place, 0)?;
 /// device.write(0, &[1.0f32, 2.0, 3.0])?;
-/// device.run(&twice);
+/// device.run(&twice)?;
 /// let mut result = [0.0f32; 3];
 /// device.read(64, &mut result)?;
 /// assert_eq!(result, [2.0, 4.0, 6.0]);
@@ -37,9 +38,6 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// Offsets of tensors are multiples of this.
-    pub const ALIGNMENT: usize = 64;
-
     /// A device with this much memory, zeroed, and never more. Also creates the kernels' fixed
     /// per-thread buffers, so that no later call allocates.
     ///
@@ -49,19 +47,18 @@ impl CpuDevice {
         kernels::warm_up();
         Ok(CpuDevice { memory: Memory::new(capacity_bytes)? })
     }
+}
 
-    /// Size of the block.
-    pub fn capacity_bytes(&self) -> usize {
+impl Device for CpuDevice {
+    type Instruction = Instruction;
+
+    const ALIGNMENT: usize = 64;
+
+    fn capacity_bytes(&self) -> usize {
         self.memory.capacity_bytes()
     }
 
-    /// Resolves a node to addresses: `place` gives the byte offset of each tensor. `layer` is the
-    /// layer that the node belongs to, for random streams; 0 outside of layers.
-    ///
-    /// # Errors
-    /// A tensor outside the block or misaligned, outputs that overlap what they must not, or an op
-    /// that has no kernel for these dtypes.
-    pub fn prepare(
+    fn prepare(
         &self,
         graph: &Graph,
         node: &Node,
@@ -75,46 +72,27 @@ impl CpuDevice {
     ///
     /// # Panics
     /// If the instruction was prepared for a larger device, or an id in its data is out of range.
-    pub fn run(&mut self, instruction: &Instruction) {
+    fn run(&mut self, instruction: &Instruction) -> Result<(), DeviceError> {
         assert!(instruction.fits(self.capacity_bytes()), "prepared for a larger device");
         execute(instruction, &mut self.memory);
+        Ok(())
     }
 
-    /// Copies from the host.
-    ///
-    /// # Errors
-    /// The destination is outside the block or misaligned.
-    pub fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
+
+    fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
         self.memory.host_slice_mut(offset, values.len())?.copy_from_slice(values);
         Ok(())
     }
 
-    /// Copies to the host.
-    ///
-    /// # Errors
-    /// The source is outside the block or misaligned.
-    pub fn read<T: Scalar>(&self, offset: usize, values: &mut [T]) -> Result<(), DeviceError> {
+    fn read<T: Scalar>(&self, offset: usize, values: &mut [T]) -> Result<(), DeviceError> {
         values.copy_from_slice(self.memory.host_slice(offset, values.len())?);
         Ok(())
     }
 
-    /// The data in place, for hosts that read without a copy.
-    ///
-    /// # Errors
-    /// The range is outside the block or misaligned.
-    pub fn view<T: Scalar>(&self, offset: usize, elements: usize) -> Result<&[T], DeviceError> {
-        self.memory.host_slice(offset, elements)
-    }
-
-    /// The data in place, for hosts that write without a copy.
-    ///
-    /// # Errors
-    /// The range is outside the block or misaligned.
-    pub fn view_mut<T: Scalar>(
-        &mut self,
-        offset: usize,
-        elements: usize,
-    ) -> Result<&mut [T], DeviceError> {
-        self.memory.host_slice_mut(offset, elements)
+    fn op_name(instruction: &Instruction) -> &'static str {
+        instruction.op_name()
     }
 }

@@ -3,6 +3,7 @@
 use crate::reference::Value;
 use half::bf16;
 use std::collections::BTreeMap;
+use storm_device::Device;
 use storm_device::cpu::CpuDevice;
 use storm_graph::{DType, Graph, Node, Phase, TensorId};
 
@@ -62,9 +63,10 @@ impl<'g> Machine<'g> {
 
     fn run_node(&mut self, node: &Node) {
         let place = |id: TensorId| self.offsets[id.index()];
-        match self.device.prepare(self.graph, node, place, 0) {
-            Ok(instruction) => self.device.run(&instruction),
-            Err(error) => panic!("{}: {error}", node.name),
+        let prepared = self.device.prepare(self.graph, node, place, 0);
+        let ran = prepared.and_then(|instruction| self.device.run(&instruction));
+        if let Err(error) = ran {
+            panic!("{}: {error}", node.name);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use storm_device::allocation::AllocationMeter;
 use storm_graph::{IGNORE_INDEX, Program};
-use storm_model::{BuildOptions, ModelConfig, ModelOutput, Packing, build, preset};
+use storm_model::{ModelConfig, Packing, build, preset};
 use storm_train::{Batch, Precision, TrainOptions, Trainer};
 
 #[global_allocator]
@@ -82,12 +82,7 @@ pub(crate) fn fingerprint(
     options: &TrainOptions,
     change: impl Fn(&mut Program),
 ) -> Vec<u32> {
-    let build_options = BuildOptions {
-        packing: options.packing,
-        output: ModelOutput::Loss { chunk_rows: options.chunk_rows },
-        ..BuildOptions::training(BATCH, SEQUENCE, options.precision.compute())
-    };
-    let program = build(config, &build_options).expect("a valid model");
+    let program = build(config, &options.build_options()).expect("a valid model");
     let mut trainer =
         Trainer::with_passes(config, options.clone(), program, change).expect("a trainer");
     let mut bits = Vec::new();

@@ -1,0 +1,94 @@
+//! `storm verify`: proofs, one line each, PASS or FAIL with the figure.
+
+use anyhow::{Result, bail};
+use clap::{Args, ValueEnum};
+use std::io::{IsTerminal, Write};
+use storm_device::cuda::CudaDevice;
+use storm_exec::verify_ops;
+use storm_train::verify_models;
+
+#[derive(Args)]
+pub(crate) struct VerifyArgs {
+    /// What to check against the CPU device.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
+    device: DeviceArg,
+    /// Check every op on random shapes, f32 and bf16, and that a second run gives the same bits.
+    #[arg(long)]
+    ops: bool,
+    /// Check the gradients of small models of every family, and that training repeats bit by bit.
+    #[arg(long)]
+    models: bool,
+    /// Random shapes per op.
+    #[arg(long, default_value_t = 12)]
+    seeds: u64,
+    /// Runs of the same training.
+    #[arg(long, default_value_t = 3)]
+    runs: usize,
+    /// Steps of each.
+    #[arg(long, default_value_t = 100)]
+    steps: usize,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DeviceArg {
+    /// The first NVIDIA GPU.
+    Cuda,
+}
+
+pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
+    let DeviceArg::Cuda = args.device;
+    // Without a choice, everything.
+    let all = !args.ops && !args.models;
+    let open = |bytes| CudaDevice::new(0, bytes);
+    println!("{}", CudaDevice::new(0, 1)?.card().name);
+    let mut failed = 0;
+    if args.ops || all {
+        println!("\n{:<18} {:<5} {:>6} {:>10}  verdict", "op", "dtype", "nodes", "error");
+        for report in verify_ops(args.seeds, open)? {
+            let (op, dtype, nodes) = (report.op, report.dtype.to_string(), report.nodes);
+            let verdict = match (&report.unstable, report.passed()) {
+                (Some(place), _) => format!("FAIL not repeatable: {place}"),
+                (None, true) => "PASS".to_owned(),
+                (None, false) => format!("FAIL {}", report.place),
+            };
+            println!("{op:<18} {dtype:<5} {nodes:>6} {:>9.1}%  {verdict}", 100.0 * report.worst);
+            failed += usize::from(!report.passed());
+        }
+        println!("error: of what rounding allows");
+    }
+    if args.models || all {
+        let mut stderr = std::io::stderr();
+        let shows_progress = stderr.is_terminal();
+        let reports = verify_models(args.runs, args.steps, open, |what| {
+            if shows_progress {
+                let _ = write!(stderr, "\r\x1b[K{what} …");
+            }
+        })?;
+        if shows_progress {
+            let _ = write!(stderr, "\r\x1b[K");
+        }
+        println!(
+            "\n{:<8} {:<15} {:>12} {:>10}  verdict",
+            "family", "precision", "gradients", "repeats"
+        );
+        for report in reports {
+            let precision = format!("{:?}", report.precision);
+            let (runs, steps) = report.runs;
+            let repeats = format!("{runs} × {steps}");
+            let verdict = match (report.repeatable, report.passed()) {
+                (_, true) => "PASS".to_owned(),
+                (false, _) => "FAIL not repeatable".to_owned(),
+                (true, false) => format!("FAIL {}", report.worst_tensor),
+            };
+            println!(
+                "{:<8} {precision:<15} {:>12.2e} {repeats:>10}  {verdict}",
+                report.family, report.gradient_error
+            );
+            failed += usize::from(!report.passed());
+        }
+    }
+    if failed > 0 {
+        bail!("{failed} checks failed");
+    }
+    Ok(())
+}

@@ -1,0 +1,303 @@
+//! The card, a stream, memory and events: owners of driver handles.
+
+use super::{CudaError, libraries};
+use crate::DeviceError;
+use cudarc::driver::{result, sys};
+use std::ffi::{CString, c_void};
+use std::sync::Arc;
+
+/// What the kernels may assume of the card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Card {
+    /// `NVIDIA H200`.
+    pub name: String,
+    /// Compute capability, 9 and 0 for an H200.
+    pub capability: (i32, i32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: usize,
+    /// Bytes of memory.
+    pub memory_bytes: usize,
+}
+
+impl Card {
+    /// `sm_90`.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+}
+
+/// A card's primary context, current on the thread that opened it.
+#[derive(Debug)]
+pub(super) struct Context {
+    device: sys::CUdevice,
+    handle: sys::CUcontext,
+    pub(super) card: Card,
+}
+
+// SAFETY: a context may be used from any thread that makes it current.
+unsafe impl Send for Context {}
+// SAFETY: as above; the driver locks.
+unsafe impl Sync for Context {}
+
+/// What the driver must support: the CUDA version whose libraries are loaded.
+const CUDA_NEEDED: (i32, &str) = (13_000, "13.0");
+
+impl Context {
+    pub(super) fn open(ordinal: usize) -> Result<Arc<Context>, CudaError> {
+        libraries::require_driver()?;
+        result::init().map_err(|error| match error.0 {
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => CudaError::NoDevice { count: 0, wanted: ordinal },
+            code => CudaError::Driver { what: "starting the driver".into(), code },
+        })?;
+        let mut version = 0;
+        // SAFETY: writes one integer.
+        unsafe { sys::cuDriverGetVersion(&mut version) }
+            .result()
+            .map_err(CudaError::driver("asking for the driver's version"))?;
+        if version < CUDA_NEEDED.0 {
+            let found = format!("{}.{}", version / 1000, version % 1000 / 10);
+            return Err(CudaError::DriverTooOld { found, needed: CUDA_NEEDED.1 });
+        }
+        let count = result::device::get_count().map_err(CudaError::driver("counting GPUs"))?;
+        let count = usize::try_from(count).unwrap_or(0);
+        if ordinal >= count {
+            return Err(CudaError::NoDevice { count, wanted: ordinal });
+        }
+        let device = result::device::get(ordinal as i32).map_err(CudaError::driver("opening"))?;
+        let card = describe(device).map_err(CudaError::driver("describing the card"))?;
+        if card.capability.0 < 8 {
+            let (major, minor) = card.capability;
+            return Err(CudaError::CardTooOld { name: card.name, major, minor });
+        }
+        // SAFETY: the device is valid; released in `drop`.
+        let handle = unsafe { result::primary_ctx::retain(device) }
+            .map_err(CudaError::driver("making a context"))?;
+        let context = Arc::new(Context { device, handle, card });
+        context.make_current()?;
+        Ok(context)
+    }
+
+    pub(super) fn make_current(&self) -> Result<(), CudaError> {
+        // SAFETY: the context is retained.
+        unsafe { result::ctx::set_current(self.handle) }
+            .map_err(CudaError::driver("making the context current"))
+    }
+
+    /// Free and total bytes as the driver sees them, for all processes together.
+    pub(super) fn memory_info(&self) -> Result<(usize, usize), CudaError> {
+        result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
+    }
+
+    pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Allocation, CudaError> {
+        // SAFETY: freed in `drop`.
+        match unsafe { result::malloc_sync(bytes.max(1)) } {
+            Ok(start) => Ok(Allocation { context: Arc::clone(self), start, bytes }),
+            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                let (free_bytes, total_bytes) = self.memory_info()?;
+                Err(CudaError::OutOfMemory { wanted_bytes: bytes, free_bytes, total_bytes })
+            }
+            Err(error) => Err(CudaError::driver("allocating")(error)),
+        }
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `open`. At exit the driver may be gone: the result is of no use.
+        let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+fn describe(device: sys::CUdevice) -> Result<Card, result::DriverError> {
+    use sys::CUdevice_attribute_enum as Attribute;
+    // SAFETY: the device is valid.
+    let attribute = |which| unsafe { result::device::get_attribute(device, which) };
+    Ok(Card {
+        name: result::device::get_name(device)?,
+        capability: (
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ),
+        multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
+        // SAFETY: as above.
+        memory_bytes: unsafe { result::device::total_mem(device)? },
+    })
+}
+
+/// Device memory, freed when dropped.
+#[derive(Debug)]
+pub(super) struct Allocation {
+    context: Arc<Context>,
+    start: sys::CUdeviceptr,
+    bytes: usize,
+}
+
+impl Allocation {
+    pub(super) fn start(&self) -> u64 {
+        self.start
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // Whatever still runs on this memory ends first.
+        let _ = self.context.make_current();
+        let _ = result::ctx::synchronize();
+        // SAFETY: allocated in `allocate`, freed once.
+        let _ = unsafe { result::free_sync(self.start) };
+    }
+}
+
+/// An ordered queue of work on the card.
+#[derive(Debug)]
+pub(super) struct Stream {
+    context: Arc<Context>,
+    handle: sys::CUstream,
+}
+
+// SAFETY: a stream may be used from any thread; the driver locks.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Stream, CudaError> {
+        let handle = result::stream::create(result::stream::StreamKind::NonBlocking)
+            .map_err(CudaError::driver("making a stream"))?;
+        Ok(Stream { context: Arc::clone(context), handle })
+    }
+
+    pub(super) fn handle(&self) -> sys::CUstream {
+        self.handle
+    }
+
+    /// Waits until all work given so far is done; reports an error inside a kernel.
+    pub(super) fn synchronize(&self, what: &str) -> Result<(), CudaError> {
+        // SAFETY: the stream is alive.
+        unsafe { result::stream::synchronize(self.handle) }.map_err(CudaError::driver(what))
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let _ = self.context.make_current();
+        // SAFETY: created in `new`, destroyed once; the driver finishes what is queued.
+        let _ = unsafe { result::stream::destroy(self.handle) };
+    }
+}
+
+/// A loaded cubin.
+#[derive(Debug)]
+pub(super) struct Module {
+    handle: sys::CUmodule,
+    source_name: &'static str,
+}
+
+// SAFETY: handles may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+/// A kernel of a module that is never unloaded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Kernel(sys::CUfunction);
+
+// SAFETY: handles may be used from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl Module {
+    /// Loads machine code into the current context; it stays for the life of the process.
+    pub(super) fn load(source_name: &'static str, cubin: &[u8]) -> Result<Module, CudaError> {
+        // SAFETY: the driver checks and copies the image, which is a whole cubin.
+        let handle = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
+            .map_err(CudaError::driver(format!("loading {source_name}")))?;
+        Ok(Module { handle, source_name })
+    }
+
+    /// A kernel, allowed to use `shared_bytes` of dynamic shared memory.
+    pub(super) fn kernel(&self, name: &str, shared_bytes: usize) -> Result<Kernel, CudaError> {
+        let c_name = CString::new(name).expect("kernel names have no NUL");
+        // SAFETY: the module is loaded.
+        let function = unsafe { result::module::get_function(self.handle, c_name) }.map_err(|_| {
+            CudaError::NoKernel { kernel: name.to_owned(), source_name: self.source_name }
+        })?;
+        if shared_bytes > 48 * 1024 {
+            let attribute =
+                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            // SAFETY: the function is valid.
+            unsafe {
+                result::function::set_function_attribute(function, attribute, shared_bytes as i32)
+            }
+            .map_err(CudaError::driver(format!("{name}: {shared_bytes} bytes of shared memory")))?;
+        }
+        Ok(Kernel(function))
+    }
+}
+
+/// A kernel's argument, as the driver wants it: the address of a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Argument {
+    /// Device address; 0 for an absent operand.
+    Pointer(u64),
+    I32(i32),
+    I64(i64),
+    F32(f32),
+}
+
+impl Argument {
+    fn address(&self) -> *mut c_void {
+        let address: *const c_void = match self {
+            Argument::Pointer(value) => std::ptr::from_ref(value).cast(),
+            Argument::I32(value) => std::ptr::from_ref(value).cast(),
+            Argument::I64(value) => std::ptr::from_ref(value).cast(),
+            Argument::F32(value) => std::ptr::from_ref(value).cast(),
+        };
+        address.cast_mut()
+    }
+}
+
+/// A kernel with its geometry and arguments.
+#[derive(Clone, Debug)]
+pub(super) struct Launch {
+    pub(super) kernel: Kernel,
+    pub(super) grid: (u32, u32, u32),
+    pub(super) block: u32,
+    pub(super) shared_bytes: u32,
+    pub(super) arguments: Vec<Argument>,
+}
+
+/// Most arguments that a kernel has.
+const ARGUMENTS_MAX: usize = 24;
+
+impl Launch {
+    /// Queues the kernel.
+    ///
+    /// # Safety
+    /// The arguments match the kernel's parameters, and the addresses stay valid, and unused by
+    /// others, until the stream has run it.
+    pub(super) unsafe fn queue(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let mut pointers = [std::ptr::null_mut(); ARGUMENTS_MAX];
+        assert!(self.arguments.len() <= ARGUMENTS_MAX, "too many kernel arguments");
+        for (pointer, argument) in pointers.iter_mut().zip(&self.arguments) {
+            *pointer = argument.address();
+        }
+        // SAFETY: as the caller promises; the driver copies the arguments before it returns.
+        unsafe {
+            result::launch_kernel(
+                self.kernel.0,
+                self.grid,
+                (self.block, 1, 1),
+                self.shared_bytes,
+                stream.handle(),
+                &mut pointers[..self.arguments.len()],
+            )
+        }
+        .map_err(|error| CudaError::driver("queueing a kernel")(error).into())
+    }
+}

@@ -1,0 +1,132 @@
+use cudarc::cublaslt::result::CublasError;
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::CUresult;
+use std::path::PathBuf;
+
+/// Why a GPU cannot be used, or stopped working, and what to do about it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CudaError {
+    /// There is no driver.
+    #[error(
+        "no NVIDIA driver was found (libcuda.so.1): install the driver of your distribution and check \
+         that `nvidia-smi` lists the card; in a container, start it with GPU access. The CPU device \
+         needs none of this"
+    )]
+    NoDriver,
+    /// The driver works, but there is no card, or not that many.
+    #[error("the NVIDIA driver sees {count} GPUs, and number {wanted} was asked for")]
+    NoDevice {
+        /// How many there are.
+        count: usize,
+        /// Which was asked for, from 0.
+        wanted: usize,
+    },
+    /// The driver does not know the CUDA version that STORM is built for.
+    #[error(
+        "the NVIDIA driver supports CUDA {found}, and STORM needs {needed}: update the driver"
+    )]
+    DriverTooOld {
+        /// What the driver supports.
+        found: String,
+        /// What is needed.
+        needed: &'static str,
+    },
+    /// The card is older than the kernels allow.
+    #[error("{name} has compute capability {major}.{minor}; STORM needs 8.0 (Ampere) or newer")]
+    CardTooOld {
+        /// The card.
+        name: String,
+        /// Its capability.
+        major: i32,
+        /// Its capability.
+        minor: i32,
+    },
+    /// A CUDA library is missing.
+    #[error(
+        "{library} was not found; install the CUDA toolkit 13, or only what STORM needs: \
+         `pip install nvidia-cuda-nvrtc nvidia-cublas` (found in the active Python environment), or \
+         set STORM_CUDA_LIBRARIES to the folder that has it"
+    )]
+    LibraryMissing {
+        /// Its file name.
+        library: &'static str,
+    },
+    /// A kernel does not compile.
+    #[error("kernel source {source_name} does not compile for {architecture}:\n{log}")]
+    Compile {
+        /// The file.
+        source_name: &'static str,
+        /// `sm_90` and the like.
+        architecture: String,
+        /// What the compiler says.
+        log: String,
+    },
+    /// A module has no such kernel: a defect of STORM.
+    #[error("kernel `{kernel}` is not in {source_name}")]
+    NoKernel {
+        /// The kernel.
+        kernel: String,
+        /// The file.
+        source_name: &'static str,
+    },
+    /// The kernel cache cannot be written; compilation goes on without it.
+    #[error("cannot write the kernel cache {path}: {problem}", path = .path.display())]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        problem: String,
+    },
+    /// The memory is not free.
+    #[error(
+        "the GPU has {free_bytes} of {total_bytes} bytes free, and {wanted_bytes} are needed; \
+         {}", advice(*.free_bytes, *.total_bytes, *.wanted_bytes)
+    )]
+    OutOfMemory {
+        /// What was asked for.
+        wanted_bytes: usize,
+        /// What is free.
+        free_bytes: usize,
+        /// What the card has.
+        total_bytes: usize,
+    },
+    /// A call failed, or a kernel before it.
+    #[error("{what} failed: {code:?}. An error inside a kernel shows up at a later call; \
+             run again with STORM_CUDA_SYNC=1 to find the instruction")]
+    Driver {
+        /// The call, or the instruction with STORM_CUDA_SYNC=1.
+        what: String,
+        /// The driver's code.
+        code: CUresult,
+    },
+    /// cuBLASLt refused a matrix product.
+    #[error("cuBLASLt: {what}: {status}")]
+    Blas {
+        /// What was being done.
+        what: String,
+        /// The library's status.
+        status: String,
+    },
+}
+
+fn advice(free: usize, total: usize, wanted: usize) -> &'static str {
+    if wanted > total {
+        "the card does not have that much: choose a smaller model, batch or budget"
+    } else if free < total / 10 * 9 {
+        "another process holds the rest: `nvidia-smi` names it; end it or choose a smaller budget"
+    } else {
+        "choose a smaller batch or budget"
+    }
+}
+
+impl CudaError {
+    pub(crate) fn driver(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
+        let what = what.into();
+        move |DriverError(code)| CudaError::Driver { what, code }
+    }
+
+    pub(crate) fn blas(what: impl Into<String>) -> impl FnOnce(CublasError) -> CudaError {
+        let what = what.into();
+        move |error| CudaError::Blas { what, status: format!("{:?}", error.0) }
+    }
+}

@@ -1,0 +1,342 @@
+//! Matrix products by cuBLASLt, with descriptors and algorithms worked out once per shape.
+//!
+//! The algorithm is the library's first choice for the shape under a fixed workspace: a pure function
+//! of shape, dtypes, card and library version, so that every plan and every run takes the same one.
+//! Split sums over k are allowed for weight gradients only, whose k (the tokens) is never chunked.
+
+use super::context::{Allocation, Context, Stream};
+use super::{CudaError, libraries};
+use cudarc::cublaslt::{result, sys};
+use std::collections::BTreeMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+use storm_graph::DType;
+
+/// Enough for every algorithm that pays on Hopper; part of what selects the algorithm.
+const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// Alignment that every address has, in bytes; part of what selects the algorithm.
+const ALIGNMENT_BYTES: u32 = 16;
+
+/// A row-major matrix in device memory, dense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Operand {
+    pub(super) address: u64,
+    pub(super) dtype: DType,
+    /// Stored as the transpose of what the product takes.
+    pub(super) transposed: bool,
+}
+
+/// What a product is part of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum GemmRole {
+    /// Rows may be chunked: an element must not depend on how many rows there are.
+    Activation,
+    /// The sum over tokens.
+    WeightGradient,
+}
+
+/// `out (m × n) = a (m × k) · b (k × n) + bias + addend`, row-major, one rounding. With
+/// `accumulate`, the addend is what `out` holds.
+#[derive(Clone, Debug)]
+pub(super) struct GemmCall {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) a: Operand,
+    pub(super) b: Operand,
+    pub(super) out: u64,
+    pub(super) out_dtype: DType,
+    /// One value per column, of the dtype of `out`.
+    pub(super) bias: Option<u64>,
+    pub(super) addend: Option<u64>,
+    pub(super) accumulate: bool,
+    pub(super) role: GemmRole,
+    /// Filled by [`Gemm::prepare`].
+    pub(super) plan: Option<Arc<GemmPlan>>,
+}
+
+impl GemmCall {
+    /// A plain product.
+    pub(super) fn new(
+        (m, n, k): (usize, usize, usize),
+        a: Operand,
+        b: Operand,
+        out: u64,
+        out_dtype: DType,
+        role: GemmRole,
+    ) -> GemmCall {
+        let (bias, addend, accumulate, plan) = (None, None, false, None);
+        GemmCall { m, n, k, a, b, out, out_dtype, bias, addend, accumulate, role, plan }
+    }
+
+    fn shape(&self) -> GemmShape {
+        GemmShape {
+            sizes: (self.m, self.n, self.k),
+            a: (self.a.dtype, self.a.transposed),
+            b: (self.b.dtype, self.b.transposed),
+            out: self.out_dtype,
+            has_bias: self.bias.is_some(),
+            has_addend: self.addend.is_some() || self.accumulate,
+            role: self.role,
+        }
+    }
+}
+
+/// Everything that selects an algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct GemmShape {
+    sizes: (usize, usize, usize),
+    a: (DType, bool),
+    b: (DType, bool),
+    out: DType,
+    has_bias: bool,
+    has_addend: bool,
+    role: GemmRole,
+}
+
+/// Descriptors and algorithm of one shape. Everything in cuBLASLt's column-major terms, where a
+/// row-major matrix is its transpose: `outᵀ = bᵀ · aᵀ`.
+#[derive(Debug)]
+pub(super) struct GemmPlan {
+    description: sys::cublasLtMatmulDesc_t,
+    first: sys::cublasLtMatrixLayout_t,
+    second: sys::cublasLtMatrixLayout_t,
+    out: sys::cublasLtMatrixLayout_t,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+// SAFETY: descriptors are written in `GemmPlan::new` and, for the bias address, under the lock of
+// the device that runs them.
+unsafe impl Send for GemmPlan {}
+// SAFETY: as above.
+unsafe impl Sync for GemmPlan {}
+
+/// The library, its workspace, and the plans so far.
+#[derive(Debug)]
+pub(super) struct Gemm {
+    handle: sys::cublasLtHandle_t,
+    workspace: Allocation,
+    plans: Mutex<BTreeMap<GemmShape, Arc<GemmPlan>>>,
+}
+
+// SAFETY: the handle may be used from any thread.
+unsafe impl Send for Gemm {}
+// SAFETY: as above.
+unsafe impl Sync for Gemm {}
+
+impl Gemm {
+    pub(super) fn new(context: &Arc<Context>) -> Result<Gemm, CudaError> {
+        libraries::require_blas()?;
+        let handle = result::create_handle().map_err(CudaError::blas("starting"))?;
+        let workspace = context.allocate(WORKSPACE_BYTES)?;
+        Ok(Gemm { handle, workspace, plans: Mutex::default() })
+    }
+
+    /// Attaches the plan of the call's shape.
+    pub(super) fn prepare(&self, mut call: GemmCall) -> Result<GemmCall, CudaError> {
+        let shape = call.shape();
+        let mut plans = self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let plan = match plans.get(&shape) {
+            Some(plan) => Arc::clone(plan),
+            None => {
+                let plan = Arc::new(GemmPlan::new(self.handle, &shape)?);
+                plans.insert(shape, Arc::clone(&plan));
+                plan
+            }
+        };
+        call.plan = Some(plan);
+        Ok(call)
+    }
+
+    /// Queues a prepared call.
+    ///
+    /// # Safety
+    /// The addresses are valid for the shape until the stream has run it, no other stream uses the
+    /// workspace meanwhile, and no other thread runs a call of the same shape.
+    pub(super) unsafe fn queue(&self, call: &GemmCall, stream: &Stream) -> Result<(), CudaError> {
+        let plan = call.plan.as_ref().expect("prepared");
+        let what = || format!("product {} × {} × {}", call.m, call.n, call.k);
+        if let Some(bias) = call.bias {
+            plan.describe(
+                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                &bias,
+            )
+            .map_err(CudaError::blas(what()))?;
+        }
+        let addend = if call.accumulate { Some(call.out) } else { call.addend };
+        let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
+        let pointer = |address: u64| address as *mut c_void;
+        // SAFETY: as the caller promises; alpha and beta are read before the call returns.
+        unsafe {
+            result::matmul(
+                self.handle,
+                plan.description,
+                std::ptr::from_ref(&alpha).cast(),
+                std::ptr::from_ref(&beta).cast(),
+                pointer(call.b.address),
+                plan.first,
+                pointer(call.a.address),
+                plan.second,
+                pointer(addend.unwrap_or(call.out)),
+                plan.out,
+                pointer(call.out),
+                plan.out,
+                &plan.algorithm,
+                pointer(self.workspace.start()),
+                self.workspace.bytes(),
+                stream.handle().cast(),
+            )
+        }
+        .map_err(CudaError::blas(what()))
+    }
+}
+
+impl Drop for Gemm {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`, destroyed once.
+        let _ = unsafe { result::destroy_handle(self.handle) };
+    }
+}
+
+fn data_type(dtype: DType) -> sys::cudaDataType {
+    match dtype {
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        _ => sys::cudaDataType::CUDA_R_32F,
+    }
+}
+
+/// Row-major (rows × cols) in column-major terms.
+fn layout(
+    dtype: DType,
+    rows: usize,
+    cols: usize,
+) -> Result<sys::cublasLtMatrixLayout_t, result::CublasError> {
+    result::create_matrix_layout(data_type(dtype), cols as u64, rows as u64, cols as i64)
+}
+
+impl GemmPlan {
+    fn new(handle: sys::cublasLtHandle_t, shape: &GemmShape) -> Result<GemmPlan, CudaError> {
+        let (m, n, k) = shape.sizes;
+        let what = || format!("no algorithm for {shape:?}");
+        GemmPlan::build(handle, shape, m, n, k).map_err(CudaError::blas(what()))
+    }
+
+    fn build(
+        handle: sys::cublasLtHandle_t,
+        shape: &GemmShape,
+        m: usize,
+        n: usize,
+        k: usize,
+    ) -> Result<GemmPlan, result::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        // f32 accumulation; f32 operands are not cut to TF32.
+        let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
+        let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
+        let (a_transposed, b_transposed) = (shape.a.1, shape.b.1);
+        let (a_rows, a_cols) = if a_transposed { (k, m) } else { (m, k) };
+        let (b_rows, b_cols) = if b_transposed { (n, k) } else { (k, n) };
+        let mut plan = GemmPlan {
+            description,
+            first: layout(shape.b.0, b_rows, b_cols)?,
+            second: layout(shape.a.0, a_rows, a_cols)?,
+            out: layout(shape.out, m, n)?,
+            // SAFETY: plain data, overwritten below.
+            algorithm: unsafe { std::mem::zeroed() },
+        };
+        // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
+        let operation = |transposed: bool| i32::from(transposed);
+        plan.describe(Attribute::CUBLASLT_MATMUL_DESC_TRANSA, &operation(b_transposed))?;
+        plan.describe(Attribute::CUBLASLT_MATMUL_DESC_TRANSB, &operation(a_transposed))?;
+        if shape.has_bias {
+            let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as i32;
+            plan.describe(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            let dtype = data_type(shape.out) as i32;
+            plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+            // Any aligned address: heuristics want to see one.
+            let address = 256u64;
+            plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
+        }
+
+        let preference = result::create_matmul_pref()?;
+        let prefer = |attribute, value: &dyn Bytes| {
+            let (pointer, size) = value.bytes();
+            // SAFETY: the preference is alive and the value has the attribute's size.
+            unsafe { result::set_matmul_pref_attribute(preference, attribute, pointer, size) }
+        };
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
+        let schemes = match shape.role {
+            GemmRole::Activation => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
+            // Partial sums in f32 in the workspace, added in a fixed order.
+            GemmRole::WeightGradient => {
+                sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+            }
+        };
+        prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(schemes as u32))?;
+        // Addresses are aligned to 256 bytes, rows only as their width allows; the layouts say so.
+        for alignment in [
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+        ] {
+            prefer(alignment, &ALIGNMENT_BYTES)?;
+        }
+        // SAFETY: all descriptors are alive.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                handle,
+                plan.description,
+                plan.first,
+                plan.second,
+                plan.out,
+                plan.out,
+                preference,
+            )
+        };
+        // SAFETY: created above, destroyed once.
+        unsafe { result::destroy_matmul_pref(preference)? };
+        plan.algorithm = found?.algo;
+        Ok(plan)
+    }
+
+    fn describe(
+        &self,
+        attribute: sys::cublasLtMatmulDescAttributes_t,
+        value: &dyn Bytes,
+    ) -> Result<(), result::CublasError> {
+        let (pointer, size) = value.bytes();
+        // SAFETY: the description is alive and the value has the attribute's size.
+        unsafe { result::set_matmul_desc_attribute(self.description, attribute, pointer, size) }
+    }
+}
+
+impl Drop for GemmPlan {
+    fn drop(&mut self) {
+        // SAFETY: created in `build`, destroyed once.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.description);
+            for layout in [self.first, self.second, self.out] {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// An attribute's value as cuBLASLt takes it.
+trait Bytes {
+    fn bytes(&self) -> (*const c_void, usize);
+}
+
+macro_rules! bytes {
+    ($($ty:ty),*) => {
+        $(impl Bytes for $ty {
+            fn bytes(&self) -> (*const c_void, usize) {
+                (std::ptr::from_ref(self).cast(), size_of::<$ty>())
+            }
+        })*
+    };
+}
+
+bytes!(i32, u32, u64);

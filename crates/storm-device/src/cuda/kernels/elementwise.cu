@@ -1,0 +1,152 @@
+// Ops on single elements, and the gated unit on pairs of halves. Storage type: E.
+#include "common.cuh"
+
+/// Packs per thread of the flat kernels: loads in flight.
+constexpr int PACKS = 2;
+
+/// First element of pack `k` of this thread.
+__device__ inline i64 place(int k) {
+    return ((i64(blockIdx.x) * PACKS + k) * blockDim.x + threadIdx.x) * PACK;
+}
+
+template <class F> __device__ inline void unary(const E* x, E* out, i64 elements, F f) {
+    const Row<const E> from = flat(x, elements);
+    const Row<E> to = flat(out, elements);
+    Pack<E> packs[PACKS];
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) packs[k] = read_pack(from, place(k));
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        float values[PACK];
+        unpack(packs[k], values);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) values[j] = f(values[j]);
+        write8(to, place(k), values);
+    }
+}
+
+template <class F>
+__device__ inline void binary(const E* a, const E* b, E* out, i64 elements, F f) {
+    const Row<const E> from_a = flat(a, elements), from_b = flat(b, elements);
+    const Row<E> to = flat(out, elements);
+    Pack<E> packs_a[PACKS], packs_b[PACKS];
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        packs_a[k] = read_pack(from_a, place(k));
+        packs_b[k] = read_pack(from_b, place(k));
+    }
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        float x[PACK], y[PACK];
+        unpack(packs_a[k], x);
+        unpack(packs_b[k], y);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) x[j] = f(x[j], y[j]);
+        write8(to, place(k), x);
+    }
+}
+
+// ---- functions --------------------------------------------------------------------------------
+
+__device__ inline float reciprocal(float x) { return __fdividef(1.0f, x); }
+
+__device__ inline float sigmoid(float x) { return reciprocal(1.0f + expf(-x)); }
+
+/// d(x·σ(x))/dx, given σ(x).
+__device__ inline float silu_slope(float x, float s) { return s * (1.0f + x * (1.0f - s)); }
+
+/// 2 √(2/π): the tanh form of GELU is x · sigmoid(2u).
+constexpr float GELU_SCALE = 1.595769f;
+constexpr float GELU_CUBIC = 0.044715f;
+
+__device__ inline float gelu_value(float x) {
+    // Exactly −0 below; the limit avoids −∞ · 0. NaN passes the comparison.
+    x = x < -20.0f ? -20.0f : x;
+    return x * sigmoid(GELU_SCALE * x * (GELU_CUBIC * x * x + 1.0f));
+}
+
+__device__ inline float gelu_slope(float x) {
+    // Exactly 0 or 1 beyond.
+    x = x < -20.0f ? -20.0f : x;
+    x = x > 20.0f ? 20.0f : x;
+    const float square = x * x;
+    const float inner = GELU_SCALE * x * (GELU_CUBIC * square + 1.0f);
+    const float inner_slope = GELU_SCALE * (3.0f * GELU_CUBIC * square + 1.0f);
+    // The sigmoid and its slope, the latter without cancellation for large arguments.
+    const float e = expf(-fabsf(inner)), d = reciprocal(1.0f + e);
+    const float s = inner < 0.0f ? e * d : d;
+    return x * inner_slope * (e * d * d) + s;
+}
+
+// ---- kernels over all elements ----------------------------------------------------------------
+
+extern "C" __global__ void add(const E* a, const E* b, E* out, i64 elements) {
+    binary(a, b, out, elements, [](float x, float y) { return x + y; });
+}
+
+extern "C" __global__ void mul(const E* a, const E* b, E* out, i64 elements) {
+    binary(a, b, out, elements, [](float x, float y) { return x * y; });
+}
+
+extern "C" __global__ void scale(const E* x, E* out, i64 elements, float factor) {
+    unary(x, out, elements, [factor](float x) { return x * factor; });
+}
+
+extern "C" __global__ void gelu(const E* x, E* out, i64 elements) {
+    unary(x, out, elements, [](float x) { return gelu_value(x); });
+}
+
+extern "C" __global__ void silu(const E* x, E* out, i64 elements) {
+    unary(x, out, elements, [](float x) { return x * sigmoid(x); });
+}
+
+extern "C" __global__ void gelu_grad(const E* dy, const E* x, E* out, i64 elements) {
+    binary(dy, x, out, elements, [](float dy, float x) { return dy * gelu_slope(x); });
+}
+
+extern "C" __global__ void silu_grad(const E* dy, const E* x, E* out, i64 elements) {
+    binary(dy, x, out, elements, [](float dy, float x) { return dy * silu_slope(x, sigmoid(x)); });
+}
+
+// ---- gated unit: grid (rows, packs of a row in blocks) ----------------------------------------
+
+/// gate_up (rows, 2·width), out (rows, width).
+extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
+    const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
+    if (i >= width) return;
+    const bool aligned = width % PACK == 0;
+    const Row<const E> gate_row = {gate_up + 2 * row * width, width, aligned};
+    const Row<const E> up_row = {gate_row.start + width, width, aligned};
+    const Pack<E> gate_pack = read_pack(gate_row, i), up_pack = read_pack(up_row, i);
+    float gate[PACK], up[PACK];
+    unpack(gate_pack, gate);
+    unpack(up_pack, up);
+#pragma unroll
+    for (int j = 0; j < PACK; j++) gate[j] = gate[j] * sigmoid(gate[j]) * up[j];
+    write8(row_of(out, row, width), i, gate);
+}
+
+/// dy (rows, width), gate_up and out (rows, 2·width).
+extern "C" __global__ void swiglu_grad(const E* dy, const E* gate_up, E* out, i64 width) {
+    const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
+    if (i >= width) return;
+    const bool aligned = width % PACK == 0;
+    const Row<const E> gate_row = {gate_up + 2 * row * width, width, aligned};
+    const Row<const E> up_row = {gate_row.start + width, width, aligned};
+    const Pack<E> dy_pack = read_pack(row_of(dy, row, width), i);
+    const Pack<E> gate_pack = read_pack(gate_row, i), up_pack = read_pack(up_row, i);
+    float d[PACK], gate[PACK], up[PACK];
+    unpack(dy_pack, d);
+    unpack(gate_pack, gate);
+    unpack(up_pack, up);
+    float d_gate[PACK], d_up[PACK];
+#pragma unroll
+    for (int j = 0; j < PACK; j++) {
+        const float s = sigmoid(gate[j]);
+        d_gate[j] = d[j] * up[j] * silu_slope(gate[j], s);
+        d_up[j] = d[j] * (gate[j] * s);
+    }
+    E* const start = out + 2 * row * width;
+    write8(Row<E>{start, width, aligned}, i, d_gate);
+    write8(Row<E>{start + width, width, aligned}, i, d_up);
+}

@@ -1,0 +1,197 @@
+// Ops on the query and key heads of packed rows: per-head RMS norm and rotary embedding; values are
+// copied. A row is (query_heads + 2 · key_heads) heads of `dim`, queries first. Storage type: E.
+//
+// Threads of a block are dealt out in groups of `lanes`, one head at a time each.
+#include "common.cuh"
+
+/// Head `head` of a row of `heads` heads.
+template <class T>
+__device__ inline Row<T> head_of(T* tensor, i64 row, int heads, int head, int dim) {
+    return {tensor + (row * heads + head) * dim, dim, dim % PACK == 0};
+}
+
+/// A block per row; `lanes`, a power of two up to 32, times 8 is at least `dim`.
+extern "C" __global__ void __launch_bounds__(256)
+    qk_norm(const E* qkv, const E* query_weight, const E* key_weight, E* y, float* rstd,
+            int query_heads, int key_heads, int dim, int lanes, float epsilon) {
+    const i64 row = blockIdx.x;
+    const int normed = query_heads + key_heads, heads = normed + key_heads;
+    const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
+    const int lane = threadIdx.x % lanes, place = lane * PACK;
+    const float per_element = 1.0f / float(dim);
+    // All threads stay in the loop: the sums are over neighbours.
+    for (int start = 0; start < heads; start += groups) {
+        const int head = start + group;
+        const bool active = head < heads && place < dim;
+        float x[PACK] = {};
+        if (active) read8(head_of(qkv, row, heads, head, dim), place, x);
+        float squares = 0.0f;
+#pragma unroll
+        for (int j = 0; j < PACK; j++) squares += x[j] * x[j];
+        const float variance = per_element * lanes_sum(squares, lanes);
+        if (!active) continue;
+        if (head < normed) {
+            const float inverse = 1.0f / sqrtf(variance + epsilon);
+            float weight[PACK];
+            read8(row_of(head < query_heads ? query_weight : key_weight, 0, dim), place, weight);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) x[j] = x[j] * inverse * weight[j];
+            if (lane == 0) rstd[row * normed + head] = inverse;
+        }
+        write8(head_of(y, row, heads, head, dim), place, x);
+    }
+}
+
+/// A block per `rows_per_block` rows: dx, and where `partials` (blocks, 2·dim) is not null, the sums
+/// over these rows that the gradients of the query weight and of the key weight are made of.
+extern "C" __global__ void __launch_bounds__(256)
+    qk_norm_grad(const E* dy, const E* qkv, const E* query_weight, const E* key_weight,
+                 const float* rstd, E* dx, float* partials, i64 rows, int rows_per_block,
+                 int query_heads, int key_heads, int dim, int lanes) {
+    __shared__ float sums[2][256 * PACK];
+    const int normed = query_heads + key_heads, heads = normed + key_heads;
+    const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
+    const int lane = threadIdx.x % lanes, place = lane * PACK;
+    const float per_element = 1.0f / float(dim);
+    const i64 first = i64(blockIdx.x) * rows_per_block;
+    const i64 end = minimum(rows, first + rows_per_block);
+    float query_scale[PACK], key_scale[PACK], d_query[PACK] = {}, d_key[PACK] = {};
+    read8(row_of(query_weight, 0, dim), place, query_scale);
+    read8(row_of(key_weight, 0, dim), place, key_scale);
+    for (i64 row = first; row < end; row++) {
+        for (int start = 0; start < heads; start += groups) {
+            const int head = start + group;
+            const bool active = head < heads && place < dim;
+            const bool is_normed = active && head < normed, is_query = head < query_heads;
+            float d[PACK] = {}, x[PACK] = {};
+            float inverse = 0.0f;
+            if (active) read8(head_of(dy, row, heads, head, dim), place, d);
+            if (is_normed) {
+                read8(head_of(qkv, row, heads, head, dim), place, x);
+                inverse = rstd[row * normed + head];
+            }
+            float along = 0.0f;
+#pragma unroll
+            for (int j = 0; j < PACK; j++) {
+                x[j] *= inverse; // normalized; zero for a value head
+                along += d[j] * (is_query ? query_scale[j] : key_scale[j]) * x[j];
+                const float gradient = d[j] * x[j];
+                d_query[j] += is_query ? gradient : 0.0f;
+                d_key[j] += is_query ? 0.0f : gradient;
+            }
+            along = per_element * lanes_sum(along, lanes);
+            if (!active) continue;
+            if (is_normed) {
+#pragma unroll
+                for (int j = 0; j < PACK; j++) {
+                    const float scale = is_query ? query_scale[j] : key_scale[j];
+                    d[j] = (d[j] * scale - x[j] * along) * inverse;
+                }
+            }
+            write8(head_of(dx, row, heads, head, dim), place, d);
+        }
+    }
+    if (partials == nullptr) return;
+    // (groups, lanes · 8) each.
+#pragma unroll
+    for (int j = 0; j < PACK; j++) {
+        sums[0][threadIdx.x * PACK + j] = d_query[j];
+        sums[1][threadIdx.x * PACK + j] = d_key[j];
+    }
+    __syncthreads();
+    for (int column = threadIdx.x; column < 2 * dim; column += blockDim.x) {
+        const int part = column < dim ? 0 : 1, i = column - part * dim;
+        float total = 0.0f;
+        for (int from = 0; from < groups; from++) total += sums[part][from * lanes * PACK + i];
+        partials[i64(blockIdx.x) * 2 * dim + column] = total;
+    }
+}
+
+/// A block per row; a group handles a pack of the lower half of a head and its partners in the upper
+/// one: `lanes` times 8 is at least `dim / 2`. `sign` is −1 to turn back. table: (rows, dim/2, 2).
+extern "C" __global__ void __launch_bounds__(256)
+    rotary(const E* qkv, const float* table, E* y, int query_heads, int key_heads, int dim,
+           int lanes, float sign) {
+    const i64 row = blockIdx.x;
+    const int turned = query_heads + key_heads, heads = turned + key_heads, half = dim / 2;
+    const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
+    const int place = threadIdx.x % lanes * PACK;
+    if (place >= half || group >= groups) return;
+    float cosine[PACK], sine[PACK];
+    {
+        float pairs[2][PACK]; // cosine, sine, cosine, …
+        const Row<const float> angles = {table + row * dim, dim, half % PACK == 0};
+        read8(angles, 2 * place, pairs[0]);
+        read8(angles, 2 * place + PACK, pairs[1]);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) {
+            cosine[j] = pairs[j / 4][2 * j % 8];
+            sine[j] = sign * pairs[j / 4][2 * j % 8 + 1];
+        }
+    }
+    const bool aligned = half % PACK == 0;
+    for (int head = group; head < heads; head += groups) {
+        const i64 start = (row * heads + head) * dim;
+        const Row<const E> x_low = {qkv + start, half, aligned};
+        const Row<const E> x_high = {x_low.start + half, half, aligned};
+        const Pack<E> low_pack = read_pack(x_low, place), high_pack = read_pack(x_high, place);
+        const Row<E> y_low = {y + start, half, aligned};
+        const Row<E> y_high = {y_low.start + half, half, aligned};
+        if (head >= turned) {
+            write_pack(y_low, place, low_pack);
+            write_pack(y_high, place, high_pack);
+            continue;
+        }
+        float low[PACK], high[PACK];
+        unpack(low_pack, low);
+        unpack(high_pack, high);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) {
+            const float a = low[j], b = high[j];
+            low[j] = a * cosine[j] - b * sine[j];
+            high[j] = b * cosine[j] + a * sine[j];
+        }
+        write8(y_low, place, low);
+        write8(y_high, place, high);
+    }
+}
+
+/// How contexts longer than those trained first change a frequency; factor 0 for not at all. As
+/// `RotaryFrequencies::inverse_wavelengths`, rounded where that rounds.
+__device__ inline float inverse_wavelength(int pair, int dim, double theta, double factor,
+                                           double low_frequency_factor,
+                                           double high_frequency_factor, double original) {
+    const float exponent = float(2 * pair) / float(dim);
+    const float plain = 1.0f / float(pow(theta, double(exponent)));
+    if (factor == 0.0) return plain;
+    const double wavelength = 2.0 * 3.14159265358979323846 / double(plain);
+    if (wavelength > original / low_frequency_factor) return float(double(plain) / factor);
+    if (wavelength < original / high_frequency_factor) return plain;
+    const double smooth = (original / wavelength - low_frequency_factor) /
+                          (high_frequency_factor - low_frequency_factor);
+    return float((1.0 - smooth) * double(plain) / factor + smooth * double(plain));
+}
+
+/// table: (rows, dim/2, 2), cosine and sine. Grid (blocks of `rows_per_block` rows, blocks of
+/// pairs); doubles come as their bits.
+extern "C" __global__ void rotary_table(const int* positions, float* table, i64 rows,
+                                        int rows_per_block, int dim, i64 theta, i64 factor,
+                                        i64 low_frequency_factor, i64 high_frequency_factor,
+                                        i64 original_positions) {
+    const int pair = blockIdx.y * blockDim.x + threadIdx.x;
+    if (pair >= dim / 2) return;
+    const float frequency = inverse_wavelength(
+        pair, dim, __longlong_as_double(theta), __longlong_as_double(factor),
+        __longlong_as_double(low_frequency_factor), __longlong_as_double(high_frequency_factor),
+        __longlong_as_double(original_positions));
+    const i64 first = i64(blockIdx.x) * rows_per_block;
+    const i64 end = minimum(rows, first + rows_per_block);
+    for (i64 row = first; row < end; row++) {
+        // The product is rounded to f32; the cosine of that angle is then exact.
+        const double angle = double(__fmul_rn(float(positions[row]), frequency));
+        double sine, cosine;
+        sincos(angle, &sine, &cosine);
+        table[row * dim + 2 * pair] = float(cosine);
+        table[row * dim + 2 * pair + 1] = float(sine);
+    }
+}

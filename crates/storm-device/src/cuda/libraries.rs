@@ -1,0 +1,89 @@
+//! Finding the CUDA libraries at run time: the driver, NVRTC and cuBLASLt.
+//!
+//! `cudarc` loads a library by its plain name at first use and panics if there is none. So the
+//! libraries are looked for here first, and one found outside of the loader's path is loaded by its
+//! full name: from then on its plain name means the loaded one.
+
+use super::CudaError;
+use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+const NVRTC: &str = "libnvrtc.so.13";
+const BLAS: &str = "libcublasLt.so.13";
+
+/// Checks that the driver can be loaded.
+pub(super) fn require_driver() -> Result<(), CudaError> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    // SAFETY: loads libcuda, whose initializers have no preconditions.
+    let found = *FOUND.get_or_init(|| unsafe { cudarc::driver::sys::is_culib_present() });
+    if found { Ok(()) } else { Err(CudaError::NoDriver) }
+}
+
+/// Loads NVRTC. Works without a driver or card.
+pub fn require_nvrtc() -> Result<(), CudaError> {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    if *FOUND.get_or_init(|| preload(NVRTC)) {
+        Ok(())
+    } else {
+        Err(CudaError::LibraryMissing { library: NVRTC })
+    }
+}
+
+/// Loads cuBLASLt.
+pub(super) fn require_blas() -> Result<(), CudaError> {
+    require_driver()?;
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    if *FOUND.get_or_init(|| preload(BLAS)) {
+        Ok(())
+    } else {
+        Err(CudaError::LibraryMissing { library: BLAS })
+    }
+}
+
+fn preload(name: &str) -> bool {
+    let candidates = std::iter::once(PathBuf::from(name))
+        .chain(folders().into_iter().map(|folder| folder.join(name)));
+    for path in candidates {
+        if load(&path) {
+            return true;
+        }
+    }
+    false
+}
+
+/// Loads a library for the whole process and for good.
+fn load(path: &Path) -> bool {
+    // SAFETY: NVIDIA's libraries have no preconditions for being loaded.
+    match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
+        Ok(library) => {
+            // Never unloaded: function pointers into it are kept.
+            std::mem::forget(library);
+            true
+        }
+        Err(_) => false,
+    }
+}
+
+/// Where libraries may be besides the loader's own path: a folder that the user names, the CUDA
+/// toolkit, and the `nvidia` wheels of the active Python environment.
+fn folders() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = Vec::new();
+    folders.extend(env::var_os("STORM_CUDA_LIBRARIES").map(PathBuf::from));
+    for toolkit in ["CUDA_HOME", "CUDA_PATH"] {
+        folders.extend(env::var_os(toolkit).map(|path| PathBuf::from(path).join("lib64")));
+    }
+    folders.push(PathBuf::from("/usr/local/cuda/lib64"));
+    for prefix in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
+        let Some(prefix) = env::var_os(prefix) else { continue };
+        let Ok(pythons) = std::fs::read_dir(PathBuf::from(prefix).join("lib")) else { continue };
+        for python in pythons.flatten() {
+            let wheels = python.path().join("site-packages/nvidia");
+            for wheel in ["cu13", "cuda_nvrtc", "cublas"] {
+                folders.push(wheels.join(wheel).join("lib"));
+            }
+        }
+    }
+    folders
+}

@@ -1,0 +1,161 @@
+//! The CUDA device: one block of GPU memory, a stream, kernels compiled for the card present.
+
+mod compile;
+mod context;
+mod dispatch;
+mod error;
+mod gemm;
+mod libraries;
+mod plan;
+
+use crate::placed::PlacedNode;
+use crate::{Device, DeviceError, Scalar};
+pub use compile::{KernelCache, KernelSource, compile};
+pub use context::Card;
+use context::{Allocation, Context, Stream};
+use cudarc::driver::result;
+pub use dispatch::all_kernels;
+pub use error::CudaError;
+use gemm::Gemm;
+pub use libraries::require_nvrtc;
+use plan::{Action, Kernels, Planner};
+use std::sync::Arc;
+use storm_graph::{Graph, Node, TensorId};
+
+/// A GPU with a block of its memory.
+#[derive(Debug)]
+pub struct CudaDevice {
+    // Dropped in this order: work first, then what it uses.
+    stream: Stream,
+    memory: Allocation,
+    gemm: Gemm,
+    kernels: Kernels,
+    context: Arc<Context>,
+    /// Free bytes before anything of ours was there.
+    free_before: usize,
+    /// Wait after every instruction, so that an error is reported by the one that caused it.
+    synchronous: bool,
+}
+
+/// A node with addresses, as kernels and matrix products.
+#[derive(Clone, Debug)]
+pub struct CudaInstruction {
+    actions: Vec<Action>,
+    name: String,
+    op_name: &'static str,
+    end: usize,
+}
+
+impl CudaDevice {
+    /// Opens GPU number `ordinal` and takes `capacity_bytes` of its memory.
+    ///
+    /// # Errors
+    /// No driver, no card, a library is missing, or the memory is not free.
+    pub fn new(ordinal: usize, capacity_bytes: usize) -> Result<CudaDevice, DeviceError> {
+        let context = Context::open(ordinal)?;
+        let (free_before, _) = context.memory_info()?;
+        let kernels = Kernels::new(context.card.clone())?;
+        let gemm = Gemm::new(&context)?;
+        let stream = Stream::new(&context)?;
+        let memory = context.allocate(capacity_bytes)?;
+        let synchronous = std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1");
+        Ok(CudaDevice { stream, memory, gemm, kernels, context, free_before, synchronous })
+    }
+
+    /// The card.
+    pub fn card(&self) -> &Card {
+        &self.context.card
+    }
+
+    /// Bytes of GPU memory taken since the device was opened, as the driver sees it: the block,
+    /// workspaces, code. Other processes' changes are in it too.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn memory_taken_bytes(&self) -> Result<usize, DeviceError> {
+        let (free, _) = self.context.memory_info()?;
+        Ok(self.free_before.saturating_sub(free))
+    }
+
+    fn check_range<T: Scalar>(&self, offset: usize, elements: usize) -> Result<(), DeviceError> {
+        let capacity = self.memory.bytes();
+        let end = elements.checked_mul(size_of::<T>()).and_then(|bytes| bytes.checked_add(offset));
+        match end {
+            Some(end) if end <= capacity => Ok(()),
+            end => Err(DeviceError::OutOfBounds {
+                tensor: "host data".to_owned(),
+                offset,
+                end: end.unwrap_or(usize::MAX),
+                capacity,
+            }),
+        }
+    }
+}
+
+impl Device for CudaDevice {
+    type Instruction = CudaInstruction;
+
+    const ALIGNMENT: usize = 256;
+
+    fn capacity_bytes(&self) -> usize {
+        self.memory.bytes()
+    }
+
+    fn prepare(
+        &self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<CudaInstruction, DeviceError> {
+        let placed =
+            PlacedNode::new(self.capacity_bytes(), Self::ALIGNMENT, graph, node, place, layer)?;
+        let base = self.memory.start();
+        let actions =
+            Planner::plan(&placed, &self.context.card, &self.kernels, &self.gemm, base)?;
+        let (name, op_name, end) = (placed.name, placed.op.name(), placed.end);
+        Ok(CudaInstruction { actions, name, op_name, end })
+    }
+
+    fn run(&mut self, instruction: &CudaInstruction) -> Result<(), DeviceError> {
+        assert!(instruction.end <= self.capacity_bytes(), "prepared for a larger device");
+        for action in &instruction.actions {
+            match action {
+                // SAFETY: arguments were made for the kernel by its planner, over views that
+                // `PlacedNode` checked; one stream runs everything, and the memory outlives it.
+                Action::Launch(launch) => unsafe { launch.queue(&self.stream)? },
+                // SAFETY: as above; `&mut self` keeps other threads out.
+                Action::Gemm(call) => unsafe { self.gemm.queue(call, &self.stream)? },
+            }
+        }
+        if self.synchronous {
+            let what = format!("{} `{}`", instruction.op_name, instruction.name);
+            self.stream.synchronize(&what)?;
+        }
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        Ok(self.stream.synchronize("waiting for the GPU")?)
+    }
+
+    fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
+        self.check_range::<T>(offset, values.len())?;
+        self.stream.synchronize("waiting for the GPU")?;
+        // SAFETY: in bounds; nothing runs on the memory after the wait.
+        unsafe { result::memcpy_htod_sync(self.memory.start() + offset as u64, values) }
+            .map_err(|error| CudaError::driver("copying to the GPU")(error).into())
+    }
+
+    fn read<T: Scalar>(&self, offset: usize, values: &mut [T]) -> Result<(), DeviceError> {
+        self.check_range::<T>(offset, values.len())?;
+        self.stream.synchronize("waiting for the GPU")?;
+        // SAFETY: in bounds; nothing runs on the memory after the wait, and any bits are a `Scalar`.
+        unsafe { result::memcpy_dtoh_sync(values, self.memory.start() + offset as u64) }
+            .map_err(|error| CudaError::driver("copying from the GPU")(error).into())
+    }
+
+    fn op_name(instruction: &CudaInstruction) -> &'static str {
+        instruction.op_name
+    }
+}

@@ -1,0 +1,142 @@
+//! From a placed node to what the card is asked to do: kernels and matrix products, with addresses.
+
+use super::compile::{KernelCache, KernelSource};
+use super::context::{Argument, Card, Kernel, Launch, Module};
+use super::gemm::{Gemm, GemmCall};
+use super::{CudaError, dispatch};
+use crate::DeviceError;
+use crate::placed::{PlacedNode, View};
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use storm_graph::DType;
+
+/// One thing that the card is asked to do.
+#[derive(Clone, Debug)]
+pub(super) enum Action {
+    Launch(Launch),
+    Gemm(GemmCall),
+}
+
+/// Compiled and loaded kernels, by source and definitions.
+#[derive(Debug)]
+pub(super) struct Kernels {
+    cache: KernelCache,
+    card: Card,
+    modules: Mutex<BTreeMap<String, Module>>,
+}
+
+impl Kernels {
+    pub(super) fn new(card: Card) -> Result<Kernels, CudaError> {
+        Ok(Kernels { cache: KernelCache::of_user()?, card, modules: Mutex::default() })
+    }
+
+    fn get(
+        &self,
+        source: KernelSource,
+        definitions: &[(&str, String)],
+        name: &str,
+        shared_bytes: usize,
+    ) -> Result<Kernel, CudaError> {
+        let mut key = source.name.to_owned();
+        for (name, value) in definitions {
+            key.push_str(&format!(" {name}={value}"));
+        }
+        let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !modules.contains_key(&key) {
+            let cubin = self.cache.get(source, &self.card.architecture(), definitions)?;
+            modules.insert(key.clone(), Module::load(source.name, &cubin)?);
+        }
+        modules[&key].kernel(name, shared_bytes)
+    }
+}
+
+/// A node on its way to actions.
+pub(super) struct Planner<'a> {
+    pub(super) node: &'a PlacedNode,
+    pub(super) card: &'a Card,
+    kernels: &'a Kernels,
+    gemm: &'a Gemm,
+    /// Address of offset 0.
+    base: u64,
+    actions: Vec<Action>,
+}
+
+/// Which kernel, compiled how.
+#[derive(Clone, Debug)]
+pub(super) struct KernelChoice<'a> {
+    pub(super) source: KernelSource,
+    pub(super) name: &'a str,
+    /// `-D` definitions.
+    pub(super) definitions: Vec<(&'static str, String)>,
+    /// Dynamic shared memory.
+    pub(super) shared_bytes: usize,
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn plan(
+        node: &'a PlacedNode,
+        card: &'a Card,
+        kernels: &'a Kernels,
+        gemm: &'a Gemm,
+        base: u64,
+    ) -> Result<Vec<Action>, DeviceError> {
+        let mut planner = Planner { node, card, kernels, gemm, base, actions: Vec::new() };
+        dispatch::plan(&mut planner)?;
+        Ok(planner.actions)
+    }
+
+    pub(super) fn address(&self, view: &View) -> u64 {
+        self.base + view.offset as u64
+    }
+
+    pub(super) fn pointer(&self, view: &View) -> Argument {
+        Argument::Pointer(self.address(view))
+    }
+
+    /// A null pointer if there is no such operand.
+    pub(super) fn maybe(&self, view: &Option<View>) -> Argument {
+        Argument::Pointer(view.as_ref().map_or(0, |view| self.address(view)))
+    }
+
+    pub(super) fn output(&self, index: usize) -> Argument {
+        self.pointer(&self.node.outputs[index])
+    }
+
+    /// Adds a kernel launch.
+    pub(super) fn launch(
+        &mut self,
+        choice: KernelChoice<'_>,
+        grid: (u32, u32, u32),
+        block: u32,
+        arguments: Vec<Argument>,
+    ) -> Result<(), DeviceError> {
+        // A grid of nothing is an error to the driver and nothing to do for us.
+        if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
+            return Ok(());
+        }
+        let KernelChoice { source, name, definitions, shared_bytes } = choice;
+        let kernel = self.kernels.get(source, &definitions, name, shared_bytes)?;
+        let shared_bytes = shared_bytes as u32;
+        self.actions.push(Action::Launch(Launch { kernel, grid, block, shared_bytes, arguments }));
+        Ok(())
+    }
+
+    /// Adds a matrix product.
+    pub(super) fn gemm(&mut self, call: GemmCall) -> Result<(), DeviceError> {
+        let call = self.gemm.prepare(call)?;
+        self.actions.push(Action::Gemm(call));
+        Ok(())
+    }
+}
+
+/// The name of a storage type in kernel sources.
+pub(super) fn type_name(dtype: DType) -> String {
+    match dtype {
+        DType::F32 => "float",
+        DType::BF16 => "bf16",
+        DType::I32 => "int",
+        DType::I8 => "signed char",
+        DType::U8 => "unsigned char",
+    }
+    .to_owned()
+}

@@ -1,0 +1,59 @@
+use crate::{DeviceError, Scalar};
+use storm_graph::{Graph, Node, TensorId};
+
+/// A block of memory and something that computes on it.
+///
+/// A node is resolved to addresses once, by [`Device::prepare`]; the instruction then runs any
+/// number of times, in the order given, without allocating or looking anything up.
+pub trait Device {
+    /// A node with addresses.
+    type Instruction;
+
+    /// Offsets of tensors are multiples of this.
+    const ALIGNMENT: usize;
+
+    /// Size of the block.
+    fn capacity_bytes(&self) -> usize;
+
+    /// Resolves a node: `place` gives the byte offset of each tensor, in-place outputs that of what
+    /// they overwrite. `layer` is the layer that the node belongs to, for random streams; 0 outside
+    /// of layers.
+    ///
+    /// # Errors
+    /// A tensor outside the block or misaligned, outputs that overlap what they must not, or an op
+    /// that the device has no kernel for.
+    fn prepare(
+        &self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<Self::Instruction, DeviceError>;
+
+    /// Runs an instruction after all before it. May return before it is done.
+    ///
+    /// # Errors
+    /// From the device; an error inside a kernel may be reported by a later call.
+    fn run(&mut self, instruction: &Self::Instruction) -> Result<(), DeviceError>;
+
+    /// Waits until everything is done.
+    ///
+    /// # Errors
+    /// Of any instruction before.
+    fn synchronize(&mut self) -> Result<(), DeviceError>;
+
+    /// Copies from the host, after everything before it.
+    ///
+    /// # Errors
+    /// The destination is outside the block or misaligned.
+    fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError>;
+
+    /// Copies to the host, after everything before it.
+    ///
+    /// # Errors
+    /// The source is outside the block or misaligned.
+    fn read<T: Scalar>(&self, offset: usize, values: &mut [T]) -> Result<(), DeviceError>;
+
+    /// The op that an instruction runs, for profiles.
+    fn op_name(instruction: &Self::Instruction) -> &'static str;
+}

@@ -1,0 +1,50 @@
+//! What ops cost in arithmetic.
+
+use crate::{Mask, Op, ParameterGradients, Tensor};
+
+impl Op<&Tensor> {
+    /// Floating-point operations of the matrix products in the op, a multiply and an add counted as
+    /// two. Everything else moves bytes rather than computes, and counts as none. Causal attention
+    /// counts half of its square.
+    pub fn matrix_flops(&self) -> u64 {
+        let product = |m: usize, n: usize, k: usize| 2 * m as u64 * n as u64 * k as u64;
+        match self {
+            Op::Linear { x, weight, .. } => {
+                product(x.shape.rows(), weight.shape.rows(), x.shape.width())
+            }
+            Op::LinearInputGrad { dy, weight, .. } => {
+                product(dy.shape.rows(), weight.shape.width(), dy.shape.width())
+            }
+            Op::LinearWeightGrad { dy, x, .. } => {
+                product(dy.shape.width(), x.shape.width(), dy.shape.rows())
+            }
+            Op::HeadLoss { hidden, weight, .. } => {
+                product(hidden.shape.rows(), weight.shape.rows(), hidden.shape.width())
+            }
+            Op::HeadLossGrad { hidden, weight, weight_gradient, .. } => {
+                let one = product(hidden.shape.rows(), weight.shape.rows(), hidden.shape.width());
+                match weight_gradient {
+                    ParameterGradients::Compute => 3 * one,
+                    ParameterGradients::Skip => 2 * one,
+                }
+            }
+            Op::Attention { qkv, heads, mask, .. } => {
+                2 * attention_product(qkv, heads.query_width(), *mask)
+            }
+            Op::AttentionGrad { qkv, heads, mask, .. } => {
+                5 * attention_product(qkv, heads.query_width(), *mask)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// One product of the (T, T) scores with vectors, over all heads.
+fn attention_product(qkv: &Tensor, query_width: usize, mask: Mask) -> u64 {
+    let (rows, time) = (qkv.shape.rows() as u64, qkv.shape.axes()[1] as u64);
+    let full = 2 * rows * time * query_width as u64;
+    match mask {
+        Mask::Full => full,
+        Mask::Causal => full / 2,
+    }
+}
