@@ -1,8 +1,8 @@
-use crate::{Device, DeviceError};
 use crate::cpu::CpuDevice;
 use crate::cpu::kernels::attention::HEAD_DIM_MAX;
 use crate::cpu::kernels::layout::MAX_AXES;
 use crate::placed::{PlacedNode, unsupported};
+use crate::{Device, DeviceError};
 use storm_graph::{Graph, Node, Op, TensorId};
 
 /// A node with addresses, ready to run any number of times.

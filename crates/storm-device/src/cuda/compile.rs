@@ -16,8 +16,14 @@ pub struct KernelSource {
 }
 
 /// Headers that sources may include by name.
-const HEADERS: &[KernelSource] =
-    &[KernelSource { name: "common.cuh", text: include_str!("kernels/common.cuh") }];
+const HEADERS: &[KernelSource] = &[
+    KernelSource { name: "common.cuh", text: include_str!("kernels/common.cuh") },
+    KernelSource {
+        name: "attention_common.cuh",
+        text: include_str!("kernels/attention_common.cuh"),
+    },
+    KernelSource { name: "cuda_bf16.h", text: include_str!("kernels/cuda_bf16.h") },
+];
 
 /// Compiles for one architecture (`sm_90`), with `-D` definitions, and returns a cubin.
 ///
@@ -33,7 +39,6 @@ pub fn compile(
         format!("--gpu-architecture={architecture}"),
         "--std=c++17".to_owned(),
         "--fmad=true".to_owned(),
-        "--default-device".to_owned(),
     ];
     options.extend(definitions.iter().map(|(name, value)| format!("-D{name}={value}")));
     // SAFETY: all strings outlive the calls; the program is destroyed once.
@@ -77,11 +82,8 @@ unsafe fn compile_with(
     let option_pointers = pointers(&options);
     // SAFETY: the program was created above; the buffers have the sizes that NVRTC gave.
     unsafe {
-        let status = nvrtc::nvrtcCompileProgram(
-            program,
-            options.len() as i32,
-            option_pointers.as_ptr(),
-        );
+        let status =
+            nvrtc::nvrtcCompileProgram(program, options.len() as i32, option_pointers.as_ptr());
         let result = if status == nvrtc::nvrtcResult::NVRTC_SUCCESS {
             let mut size = 0;
             nvrtc::nvrtcGetCUBINSize(program, &mut size);
@@ -95,7 +97,8 @@ unsafe fn compile_with(
             nvrtc::nvrtcGetProgramLogSize(program, &mut size);
             let mut log = vec![0u8; size.max(1)];
             nvrtc::nvrtcGetProgramLog(program, log.as_mut_ptr().cast());
-            let log = CStr::from_bytes_until_nul(&log).map(|log| log.to_string_lossy().into_owned());
+            let log =
+                CStr::from_bytes_until_nul(&log).map(|log| log.to_string_lossy().into_owned());
             Err(failed(log.unwrap_or_default()))
         };
         nvrtc::nvrtcDestroyProgram(&mut program);
@@ -158,7 +161,12 @@ impl KernelCache {
         Ok(cubin)
     }
 
-    fn key(&self, source: KernelSource, architecture: &str, definitions: &[(&str, String)]) -> String {
+    fn key(
+        &self,
+        source: KernelSource,
+        architecture: &str,
+        definitions: &[(&str, String)],
+    ) -> String {
         let mut key = format!("{}\n{architecture}\n", self.compiler);
         for (name, value) in definitions {
             key.push_str(&format!("{name}={value}\n"));

@@ -46,7 +46,9 @@ impl Context {
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>, CudaError> {
         libraries::require_driver()?;
         result::init().map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_NO_DEVICE => CudaError::NoDevice { count: 0, wanted: ordinal },
+            sys::CUresult::CUDA_ERROR_NO_DEVICE => {
+                CudaError::NoDevice { count: 0, wanted: ordinal }
+            }
             code => CudaError::Driver { what: "starting the driver".into(), code },
         })?;
         let mut version = 0;
@@ -224,9 +226,10 @@ impl Module {
     pub(super) fn kernel(&self, name: &str, shared_bytes: usize) -> Result<Kernel, CudaError> {
         let c_name = CString::new(name).expect("kernel names have no NUL");
         // SAFETY: the module is loaded.
-        let function = unsafe { result::module::get_function(self.handle, c_name) }.map_err(|_| {
-            CudaError::NoKernel { kernel: name.to_owned(), source_name: self.source_name }
-        })?;
+        let function =
+            unsafe { result::module::get_function(self.handle, c_name) }.map_err(|_| {
+                CudaError::NoKernel { kernel: name.to_owned(), source_name: self.source_name }
+            })?;
         if shared_bytes > 48 * 1024 {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

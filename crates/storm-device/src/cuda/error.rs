@@ -22,9 +22,7 @@ pub enum CudaError {
         wanted: usize,
     },
     /// The driver does not know the CUDA version that STORM is built for.
-    #[error(
-        "the NVIDIA driver supports CUDA {found}, and STORM needs {needed}: update the driver"
-    )]
+    #[error("the NVIDIA driver supports CUDA {found}, and STORM needs {needed}: update the driver")]
     DriverTooOld {
         /// What the driver supports.
         found: String,
@@ -91,8 +89,10 @@ pub enum CudaError {
         total_bytes: usize,
     },
     /// A call failed, or a kernel before it.
-    #[error("{what} failed: {code:?}. An error inside a kernel shows up at a later call; \
-             run again with STORM_CUDA_SYNC=1 to find the instruction")]
+    #[error(
+        "{what} failed: {code:?}. An error inside a kernel shows up at a later call; \
+             run again with STORM_CUDA_SYNC=1 to find the instruction"
+    )]
     Driver {
         /// The call, or the instruction with STORM_CUDA_SYNC=1.
         what: String,

@@ -1,10 +1,162 @@
-//! One arm per op.
+//! From a placed node to its kernels and matrix products: one arm per op, one file per family.
+//!
+//! Launch geometry depends on shapes alone, so that the order of every sum does too.
+
+mod attention;
+mod elementwise;
+mod embedding;
+mod heads;
+mod layout;
+mod linear;
+mod loss;
+mod norm;
+mod optimizer;
+mod reduce;
+
 use super::KernelSource;
-use super::plan::Planner;
+use super::context::Argument;
+use super::plan::{KernelChoice, Planner, type_name};
 use crate::DeviceError;
-pub(super) fn plan(_planner: &mut Planner<'_>) -> Result<(), DeviceError> {
-    Ok(())
+use storm_graph::{DType, Op};
+
+/// `-D` definitions of a kernel source.
+pub(super) type Definitions = Vec<(&'static str, String)>;
+
+/// Elements that a kernel loads or stores at once, `PACK` in the sources.
+const PACK: usize = 8;
+
+/// Threads of a warp.
+const WARP: usize = 32;
+
+/// Threads of a block, where nothing asks for another number.
+const THREADS: usize = 256;
+
+pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
+    match &planner.node.op {
+        Op::Embedding { .. } | Op::EmbeddingGrad { .. } => embedding::plan(planner),
+        Op::Linear { .. } | Op::LinearInputGrad { .. } | Op::LinearWeightGrad { .. } => {
+            linear::plan(planner)
+        }
+        Op::Add { .. }
+        | Op::Mul { .. }
+        | Op::Scale { .. }
+        | Op::Activation { .. }
+        | Op::ActivationGrad { .. }
+        | Op::SwiGlu { .. }
+        | Op::SwiGluGrad { .. } => elementwise::plan(planner),
+        Op::Norm { .. } | Op::NormGrad { .. } => norm::plan(planner),
+        Op::QkNorm { .. } | Op::QkNormGrad { .. } | Op::RotaryTable { .. } | Op::Rotary { .. } => {
+            heads::plan(planner)
+        }
+        Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
+        Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
+        Op::ColumnSum { .. }
+        | Op::Sum { .. }
+        | Op::SumOfSquares { .. }
+        | Op::GlobalNorm { .. }
+        | Op::ClipScale { .. } => reduce::plan(planner),
+        Op::Broadcast { .. }
+        | Op::Reshape { .. }
+        | Op::Transpose { .. }
+        | Op::Convert { .. }
+        | Op::Fill { .. }
+        | Op::RandomNormal { .. } => layout::plan(planner),
+        Op::AdamW { .. } | Op::Sgd { .. } => optimizer::plan(planner),
+    }
 }
+
+/// Every kernel source with every set of definitions that it is ever compiled with.
 pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
-    Vec::new()
+    [
+        attention::kernels(),
+        elementwise::kernels(),
+        embedding::kernels(),
+        heads::kernels(),
+        layout::kernels(),
+        loss::kernels(),
+        norm::kernels(),
+        optimizer::kernels(),
+        reduce::kernels(),
+    ]
+    .concat()
+}
+
+/// A kernel without dynamic shared memory.
+fn kernel<'a>(source: KernelSource, name: &'a str, definitions: Definitions) -> KernelChoice<'a> {
+    KernelChoice { source, name, definitions, shared_bytes: 0 }
+}
+
+/// Storage types by their names in a source.
+fn types<const N: usize>(types: [(&'static str, DType); N]) -> Definitions {
+    types.map(|(name, dtype)| (name, type_name(dtype))).to_vec()
+}
+
+/// `source` with each of `names` standing for each float type.
+fn all_types<const N: usize>(
+    source: KernelSource,
+    names: [&'static str; N],
+) -> Vec<(KernelSource, Definitions)> {
+    (0..1 << N)
+        .map(|choice: usize| {
+            let dtype = |i: usize| if choice >> i & 1 == 0 { DType::F32 } else { DType::BF16 };
+            (source, types::<N>(std::array::from_fn(|i| (names[i], dtype(i)))))
+        })
+        .collect()
+}
+
+/// Threads of a block that has a pack of `width` elements each, whole warps, at most `most`.
+fn threads_for(width: usize, most: usize) -> u32 {
+    width.div_ceil(PACK).next_multiple_of(WARP).clamp(WARP, most) as u32
+}
+
+fn unsupported(planner: &Planner<'_>, reason: impl Into<String>) -> DeviceError {
+    let node = planner.node;
+    DeviceError::Unsupported { op: node.op.name(), node: node.name.clone(), reason: reason.into() }
+}
+
+/// A grid's extents: the first may be large, the second holds parts of a row.
+fn grid(
+    planner: &Planner<'_>,
+    blocks: usize,
+    parts_of_row: usize,
+) -> Result<(u32, u32, u32), DeviceError> {
+    const BLOCKS_MAX: usize = i32::MAX as usize;
+    const PARTS_MAX: usize = u16::MAX as usize;
+    if blocks > BLOCKS_MAX || parts_of_row > PARTS_MAX {
+        let reason = format!(
+            "it takes {blocks} × {parts_of_row} blocks, and a card allows {BLOCKS_MAX} × {PARTS_MAX}"
+        );
+        return Err(unsupported(planner, reason));
+    }
+    Ok((blocks as u32, parts_of_row as u32, 1))
+}
+
+/// Launches a kernel over all elements, of which a block covers `per_block`.
+fn launch_flat(
+    planner: &mut Planner<'_>,
+    choice: KernelChoice<'_>,
+    elements: usize,
+    per_block: usize,
+    arguments: Vec<Argument>,
+) -> Result<(), DeviceError> {
+    let grid = grid(planner, elements.div_ceil(per_block), 1)?;
+    planner.launch(choice, grid, THREADS as u32, arguments)
+}
+
+fn count(value: usize) -> Argument {
+    Argument::I64(value as i64)
+}
+
+/// A number that the shape rules keep small: heads, a head's width, rows of a partial sum.
+fn small(value: usize) -> Argument {
+    Argument::I32(value as i32)
+}
+
+fn flag(value: bool) -> Argument {
+    Argument::I32(i32::from(value))
+}
+
+/// The tensor's stream of random bits.
+fn stream_word(tensor: u16, layer: u16) -> Argument {
+    Argument::I32((u32::from(tensor) << 16 | u32::from(layer)) as i32)
 }

@@ -1,7 +1,7 @@
 // Attention without tensor cores: any head size up to 256, any storage, all sums in f32. For f32
 // training and for sizes that attention.cu does not take. CPU reference: cpu/kernels/attention.
 //
-// Compile with -DELEMENT=float or -DELEMENT=__nv_bfloat16. `causal` is 0 or 1, `segments` may be
+// Compile with -DELEMENT=float or -DELEMENT=bf16. `causal` is 0 or 1, `segments` may be
 // null. Deterministic, with the same order of sums as attention.cu: keys ascending, and for dK and
 // dV (query head of the group, query) ascending.
 //

@@ -1,0 +1,79 @@
+//! Ops on single elements, and the gated unit.
+
+use super::{
+    Definitions, PACK, THREADS, all_types, count, grid, kernel, launch_flat, threads_for, types,
+};
+use crate::DeviceError;
+use crate::cuda::KernelSource;
+use crate::cuda::context::Argument;
+use crate::cuda::plan::Planner;
+use crate::placed::View;
+use storm_graph::{ActivationFunction, Op};
+
+const SOURCE: KernelSource =
+    KernelSource { name: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") };
+
+/// Elements that a block covers: two packs a thread.
+const PER_BLOCK: usize = THREADS * 2 * PACK;
+
+pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
+    all_types(SOURCE, ["E"])
+}
+
+pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
+    match &planner.node.op {
+        Op::Add { a, b } => flat(planner, "add", &[a, b], None),
+        Op::Mul { a, b } => flat(planner, "mul", &[a, b], None),
+        Op::Scale { x, factor } => flat(planner, "scale", &[x], Some(*factor)),
+        Op::Activation { x, function } => {
+            let name = match function {
+                ActivationFunction::GeluTanh => "gelu",
+                ActivationFunction::Silu => "silu",
+            };
+            flat(planner, name, &[x], None)
+        }
+        Op::ActivationGrad { dy, x, function } => {
+            let name = match function {
+                ActivationFunction::GeluTanh => "gelu_grad",
+                ActivationFunction::Silu => "silu_grad",
+            };
+            flat(planner, name, &[dy, x], None)
+        }
+        Op::SwiGlu { gate_up } => gated(planner, "swiglu", &[gate_up], gate_up.shape.width() / 2),
+        Op::SwiGluGrad { dy, gate_up } => {
+            gated(planner, "swiglu_grad", &[dy, gate_up], dy.shape.width())
+        }
+        _ => unreachable!("not an elementwise op"),
+    }
+}
+
+/// Operands, the output, the number of elements, and a factor where there is one.
+fn flat(
+    planner: &mut Planner<'_>,
+    name: &str,
+    operands: &[&View],
+    factor: Option<f32>,
+) -> Result<(), DeviceError> {
+    let out = &planner.node.outputs[0];
+    let elements = out.shape.elements();
+    let mut arguments: Vec<Argument> = operands.iter().map(|x| planner.pointer(x)).collect();
+    arguments.extend([planner.pointer(out), count(elements)]);
+    arguments.extend(factor.map(Argument::F32));
+    let choice = kernel(SOURCE, name, types([("E", out.dtype)]));
+    launch_flat(planner, choice, elements, PER_BLOCK, arguments)
+}
+
+/// Operands, the output, and the width of a half.
+fn gated(
+    planner: &mut Planner<'_>,
+    name: &str,
+    operands: &[&View],
+    width: usize,
+) -> Result<(), DeviceError> {
+    let out = &planner.node.outputs[0];
+    let mut arguments: Vec<Argument> = operands.iter().map(|x| planner.pointer(x)).collect();
+    arguments.extend([planner.pointer(out), count(width)]);
+    let threads = threads_for(width, THREADS);
+    let grid = grid(planner, out.shape.rows(), width.div_ceil(threads as usize * PACK))?;
+    planner.launch(kernel(SOURCE, name, types([("E", out.dtype)])), grid, threads, arguments)
+}

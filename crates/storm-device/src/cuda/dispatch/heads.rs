@@ -1,0 +1,149 @@
+//! Per-head norms and rotary embeddings of packed rows.
+
+use super::{
+    Definitions, PACK, THREADS, WARP, all_types, count, grid, kernel, reduce, small, types,
+    unsupported,
+};
+use crate::DeviceError;
+use crate::cuda::KernelSource;
+use crate::cuda::context::Argument;
+use crate::cuda::plan::Planner;
+use storm_graph::{
+    DType, HeadLayout, Op, ParameterGradients, ROWS_PER_PARTIAL, RotaryDirection,
+    RotaryFrequencies, RotaryScaling,
+};
+
+const SOURCE: KernelSource =
+    KernelSource { name: "heads.cu", text: include_str!("../kernels/heads.cu") };
+
+/// Rows of the rotary table that a thread works out after its frequency.
+const TABLE_ROWS: usize = 16;
+
+pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
+    all_types(SOURCE, ["E"])
+}
+
+pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
+    let outputs = &planner.node.outputs;
+    match &planner.node.op {
+        Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon } => {
+            let lanes = norm_lanes(planner, heads)?;
+            let mut arguments = [qkv, query_weight, key_weight, &outputs[0], &outputs[1]]
+                .map(|x| planner.pointer(x))
+                .to_vec();
+            arguments.extend(layout(heads, lanes));
+            arguments.push(Argument::F32(*epsilon));
+            let grid = grid(planner, qkv.shape.rows(), 1)?;
+            let choice = kernel(SOURCE, "qk_norm", types([("E", qkv.dtype)]));
+            planner.launch(choice, grid, row_threads(heads, lanes), arguments)
+        }
+        Op::QkNormGrad {
+            dy,
+            qkv,
+            query_weight,
+            key_weight,
+            rstd,
+            query_accumulator,
+            key_accumulator,
+            heads,
+            parameters,
+            ..
+        } => {
+            let lanes = norm_lanes(planner, heads)?;
+            let rows = qkv.shape.rows();
+            let compute = *parameters == ParameterGradients::Compute;
+            let partials = compute.then(|| outputs[3].clone());
+            let mut arguments = [dy, qkv, query_weight, key_weight, rstd, &outputs[0]]
+                .map(|x| planner.pointer(x))
+                .to_vec();
+            arguments.extend([planner.maybe(&partials), count(rows), small(ROWS_PER_PARTIAL)]);
+            arguments.extend(layout(heads, lanes));
+            let grid = grid(planner, rows.div_ceil(ROWS_PER_PARTIAL), 1)?;
+            let choice = kernel(SOURCE, "qk_norm_grad", types([("E", qkv.dtype)]));
+            planner.launch(choice, grid, THREADS as u32, arguments)?;
+            if let Some(partials) = &partials {
+                let dim = heads.head_dim;
+                reduce::finish(planner, partials, 0, &outputs[1], query_accumulator.is_some())?;
+                reduce::finish(planner, partials, dim, &outputs[2], key_accumulator.is_some())?;
+            }
+            Ok(())
+        }
+        Op::RotaryTable { positions, head_dim, frequencies } => {
+            let rows = positions.shape.elements();
+            let mut arguments = vec![
+                planner.pointer(positions),
+                planner.output(0),
+                count(rows),
+                small(TABLE_ROWS),
+                small(*head_dim),
+            ];
+            arguments.extend(frequency_bits(frequencies));
+            let threads = (head_dim / 2).next_multiple_of(WARP).clamp(WARP, THREADS);
+            let blocks = (rows.div_ceil(TABLE_ROWS), (head_dim / 2).div_ceil(threads));
+            let grid = grid(planner, blocks.0, blocks.1)?;
+            let choice = kernel(SOURCE, "rotary_table", types([("E", DType::F32)]));
+            planner.launch(choice, grid, threads as u32, arguments)
+        }
+        Op::Rotary { qkv, table, heads, direction } => {
+            let lanes = (heads.head_dim / 2).div_ceil(PACK);
+            check_lanes(planner, heads, lanes, THREADS)?;
+            let sign = match direction {
+                RotaryDirection::Forward => 1.0,
+                RotaryDirection::Inverse => -1.0,
+            };
+            let mut arguments = [qkv, table, &outputs[0]].map(|x| planner.pointer(x)).to_vec();
+            arguments.extend(layout(heads, lanes));
+            arguments.push(Argument::F32(sign));
+            let grid = grid(planner, qkv.shape.rows(), 1)?;
+            let choice = kernel(SOURCE, "rotary", types([("E", qkv.dtype)]));
+            planner.launch(choice, grid, row_threads(heads, lanes), arguments)
+        }
+        _ => unreachable!("not an op on heads"),
+    }
+}
+
+/// Query heads, key heads, their width, and the threads that share a head.
+fn layout(heads: &HeadLayout, lanes: usize) -> [Argument; 4] {
+    [heads.query_heads, heads.key_value_heads, heads.head_dim, lanes].map(small)
+}
+
+/// Threads that share a head in a norm: a power of two, as their sums are over neighbours.
+fn norm_lanes(planner: &Planner<'_>, heads: &HeadLayout) -> Result<usize, DeviceError> {
+    let lanes = heads.head_dim.div_ceil(PACK).next_power_of_two();
+    check_lanes(planner, heads, lanes, WARP)?;
+    Ok(lanes)
+}
+
+fn check_lanes(
+    planner: &Planner<'_>,
+    heads: &HeadLayout,
+    lanes: usize,
+    most: usize,
+) -> Result<(), DeviceError> {
+    if lanes > most {
+        return Err(unsupported(planner, format!("a head is {} wide", heads.head_dim)));
+    }
+    Ok(())
+}
+
+/// Threads of a block that has a row: enough for all heads at once, or as many as it may have.
+fn row_threads(heads: &HeadLayout, lanes: usize) -> u32 {
+    let all = heads.query_key_heads() + heads.key_value_heads;
+    (all * lanes).next_multiple_of(WARP).min(THREADS) as u32
+}
+
+/// Theta and the scaling as the bits of doubles; a factor of 0 is no scaling.
+fn frequency_bits(frequencies: &RotaryFrequencies) -> [Argument; 5] {
+    let scaling = match frequencies.scaling {
+        RotaryScaling::Plain => [0.0; 4],
+        RotaryScaling::Llama3 {
+            factor,
+            low_frequency_factor,
+            high_frequency_factor,
+            original_positions,
+        } => [factor, low_frequency_factor, high_frequency_factor, original_positions as f64],
+    };
+    let [factor, low, high, original] = scaling;
+    [frequencies.theta, factor, low, high, original]
+        .map(|value| Argument::I64(value.to_bits() as i64))
+}

@@ -1,0 +1,72 @@
+//! Projections and their gradients: matrix products.
+
+use super::layout;
+use crate::DeviceError;
+use crate::cuda::gemm::{GemmCall, GemmRole, Operand};
+use crate::cuda::plan::Planner;
+use crate::placed::View;
+use storm_graph::Op;
+
+pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
+    let out = &planner.node.outputs[0];
+    match &planner.node.op {
+        Op::Linear { x, weight, bias, addend } => {
+            let sizes = (x.shape.rows(), weight.shape.rows(), x.shape.width());
+            let (a, b) = (operand(planner, x), transposed(planner, weight));
+            let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
+            call.bias = bias.as_ref().map(|bias| planner.address(bias));
+            call.addend = addend.as_ref().map(|addend| planner.address(addend));
+            gemm(planner, call)
+        }
+        Op::LinearInputGrad { dy, weight, addend } => {
+            let sizes = (dy.shape.rows(), weight.shape.width(), dy.shape.width());
+            let (a, b) = (operand(planner, dy), operand(planner, weight));
+            let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
+            call.addend = addend.as_ref().map(|addend| planner.address(addend));
+            gemm(planner, call)
+        }
+        Op::LinearWeightGrad { dy, x, accumulator, .. } => {
+            if x.shape.rows() == 0 {
+                // A sum of nothing.
+                return match accumulator {
+                    Some(_) => Ok(()),
+                    None => layout::fill(planner, out, 0.0),
+                };
+            }
+            let sizes = (dy.shape.width(), x.shape.width(), x.shape.rows());
+            let (a, b) = (transposed(planner, dy), operand(planner, x));
+            let mut call = product(planner, sizes, a, b, out, GemmRole::WeightGradient);
+            call.accumulate = accumulator.is_some();
+            gemm(planner, call)
+        }
+        _ => unreachable!("not a linear op"),
+    }
+}
+
+/// A tensor's rows as a matrix.
+pub(super) fn operand(planner: &Planner<'_>, view: &View) -> Operand {
+    Operand { address: planner.address(view), dtype: view.dtype, transposed: false }
+}
+
+pub(super) fn transposed(planner: &Planner<'_>, view: &View) -> Operand {
+    Operand { transposed: true, ..operand(planner, view) }
+}
+
+fn product(
+    planner: &Planner<'_>,
+    sizes: (usize, usize, usize),
+    a: Operand,
+    b: Operand,
+    out: &View,
+    role: GemmRole,
+) -> GemmCall {
+    GemmCall::new(sizes, a, b, planner.address(out), out.dtype, role)
+}
+
+/// Adds the product, unless its result is empty.
+pub(super) fn gemm(planner: &mut Planner<'_>, call: GemmCall) -> Result<(), DeviceError> {
+    if call.m == 0 || call.n == 0 {
+        return Ok(());
+    }
+    planner.gemm(call)
+}

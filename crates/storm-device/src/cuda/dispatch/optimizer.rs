@@ -1,0 +1,85 @@
+//! Updates of parameters, in place.
+
+use super::{
+    Definitions, PACK, THREADS, all_types, count, flag, kernel, launch_flat, stream_word, types,
+};
+use crate::DeviceError;
+use crate::cuda::KernelSource;
+use crate::cuda::context::Argument;
+use crate::cuda::plan::Planner;
+use storm_graph::{DType, Op, Rounding};
+
+const SOURCE: KernelSource =
+    KernelSource { name: "optimizer.cu", text: include_str!("../kernels/optimizer.cu") };
+
+/// Elements that a block covers: a pack a thread.
+const PER_BLOCK: usize = THREADS * PACK;
+
+pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
+    all_types(SOURCE, ["P", "G", "M"])
+}
+
+pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
+    let node = planner.node;
+    let stochastic = |rounding: Rounding| flag(rounding == Rounding::Stochastic);
+    match &node.op {
+        Op::AdamW {
+            parameter,
+            gradient,
+            first_moment,
+            second_moment,
+            master,
+            scalars,
+            clip,
+            random,
+            hyper,
+            rounding,
+            moment_rounding,
+            stream,
+        } => {
+            let elements = parameter.shape.elements();
+            let arguments = vec![
+                planner.pointer(parameter),
+                planner.pointer(gradient),
+                planner.pointer(first_moment),
+                planner.pointer(second_moment),
+                planner.maybe(master),
+                planner.pointer(scalars),
+                planner.maybe(clip),
+                planner.maybe(random),
+                count(elements),
+                Argument::F32(hyper.beta1),
+                Argument::F32(hyper.beta2),
+                Argument::F32(hyper.epsilon),
+                Argument::F32(hyper.weight_decay),
+                stochastic(*rounding),
+                stochastic(*moment_rounding),
+                stream_word(*stream, node.layer),
+            ];
+            let definitions =
+                types([("P", parameter.dtype), ("G", gradient.dtype), ("M", first_moment.dtype)]);
+            let choice = kernel(SOURCE, "adamw", definitions);
+            launch_flat(planner, choice, elements, PER_BLOCK, arguments)
+        }
+        Op::Sgd { parameter, gradient, scalars, clip, random, weight_decay, rounding, stream } => {
+            let elements = parameter.shape.elements();
+            let arguments = vec![
+                planner.pointer(parameter),
+                planner.pointer(gradient),
+                planner.pointer(scalars),
+                planner.maybe(clip),
+                planner.maybe(random),
+                count(elements),
+                Argument::F32(*weight_decay),
+                stochastic(*rounding),
+                stream_word(*stream, node.layer),
+            ];
+            // There are no moments: any type will do.
+            let definitions =
+                types([("P", parameter.dtype), ("G", gradient.dtype), ("M", DType::F32)]);
+            let choice = kernel(SOURCE, "sgd", definitions);
+            launch_flat(planner, choice, elements, PER_BLOCK, arguments)
+        }
+        _ => unreachable!("not an update"),
+    }
+}

@@ -1,0 +1,653 @@
+// Attention for Hopper (sm_90a only: wgmma), bf16 storage, f32 accumulation: the same functions,
+// arguments and rules as attention.cu, faster. attention_delta is taken from there.
+//
+// Compile with -DHEAD_DIM=64|128, -DCAUSAL=0|1, -DSEGMENTS=0|1.
+//
+// Every block is one warp group that copies tiles, and two that compute with 64 rows each. Tiles pass
+// through a ring of slots: a slot's `full` barrier signals that a tile has landed, its `empty`
+// barrier that both computing groups have read it. Products are asynchronous: what a group computes
+// on scores hides behind its own later products, and behind those of the other group.
+#include "attention_common.cuh"
+
+namespace {
+
+constexpr int D = HEAD_DIM;
+static_assert(D == 64 || D == 128, "head size");
+constexpr int GROUP = 128, THREADS = 3 * GROUP, COMPUTE_WARPS = 8;
+constexpr int D_STEPS = D / 16;
+
+// ---- tiles --------------------------------------------------------------------------------------
+
+// A tile is ROWS tokens as D/64 panels of (ROWS, 64) bf16. In a panel, whose rows have 128 bytes, the
+// 16-byte chunk c lies at c ^ (row % 8): what the hardware calls 128-byte swizzle.
+template <int ROWS> __device__ __forceinline__ unsigned panel_offset(int row, int chunk) {
+    return chunk / 8 * (ROWS * 128) + row * 128 + ((chunk % 8 ^ row % 8) << 4);
+}
+
+// Starts copying a tile by one warp group; rows from `valid_rows` on become zeros.
+template <int ROWS>
+__device__ __forceinline__ void panels_load(unsigned tile, const bf16 *from, int stride, int valid_rows) {
+    constexpr int CHUNKS = D / 8, STEP = GROUP / CHUNKS;
+    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x % GROUP / CHUNKS;
+    const bf16 *source = from + static_cast<long long>(first) * stride + chunk * 8;
+    const unsigned to = tile + panel_offset<ROWS>(first, chunk);
+#pragma unroll
+    for (int i = 0; i < ROWS / STEP; i++) {
+        copy_16(to + i * STEP * 128, source, first + i * STEP < valid_rows);
+        source += STEP * stride;
+    }
+}
+
+// Rounds accumulators (64 × D) of a warp group, times a factor per row, into rows `row`… of a tile, and
+// writes them to global memory, except from `valid_rows` on. `barrier` is the group's own.
+template <int ROWS>
+__device__ __forceinline__ void panels_store(char *tile, int row, const float (&sums)[D / 2], float top, float bottom,
+                                             bf16 *to, int stride, int valid_rows, int barrier) {
+    const int thread = threadIdx.x % GROUP, lane = thread % 32, own = row + thread / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        char *place = tile + lane % 4 * 4;
+        *reinterpret_cast<unsigned *>(place + panel_offset<ROWS>(own, n)) = pack(sums[n * 4] * top, sums[n * 4 + 1] * top);
+        *reinterpret_cast<unsigned *>(place + panel_offset<ROWS>(own + 8, n)) =
+            pack(sums[n * 4 + 2] * bottom, sums[n * 4 + 3] * bottom);
+    }
+    asm volatile("bar.sync %0, 128;\n" ::"r"(barrier) : "memory");
+    constexpr int CHUNKS = D / 8, STEP = GROUP / CHUNKS;
+    const int chunk = thread % CHUNKS;
+#pragma unroll
+    for (int i = 0; i < 64 / STEP; i++) {
+        const int r = thread / CHUNKS + i * STEP;
+        if (r < valid_rows)
+            *reinterpret_cast<uint4 *>(to + static_cast<long long>(r) * stride + chunk * 8) =
+                *reinterpret_cast<const uint4 *>(tile + panel_offset<ROWS>(row + r, chunk));
+    }
+}
+
+// ---- barriers between warp groups ---------------------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared.b64 [%0], %1;\n" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];\n" ::"r"(barrier) : "memory");
+}
+
+// Arrives once all copies that this thread has started have landed.
+__device__ __forceinline__ void barrier_arrive_after_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void barrier_wait(unsigned barrier, int phase) {
+    asm volatile("{\n"
+                 ".reg .pred done;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
+                 "@done bra finished;\n"
+                 "bra again;\n"
+                 "finished:\n"
+                 "}\n" ::"r"(barrier),
+                 "r"(phase)
+                 : "memory");
+}
+
+// Waits for a tile, and makes it visible to the tensor cores, which read past the ordinary path.
+__device__ __forceinline__ void tile_wait(unsigned barrier, int phase) {
+    barrier_wait(barrier, phase);
+    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+__device__ __forceinline__ void tile_release(unsigned barrier) {
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// ---- products -----------------------------------------------------------------------------------
+
+// A matrix in a tile, for the tensor cores: 8 rows of 128 bytes follow each other without gaps;
+// `panel_bytes` leads to the next 64 columns of an operand stored (k, n).
+__device__ __forceinline__ unsigned long long matrix(unsigned address, int panel_bytes) {
+    return static_cast<unsigned long long>((address & 0x3ffff) >> 4) |
+           static_cast<unsigned long long>(panel_bytes >> 4) << 16 | static_cast<unsigned long long>(1024 >> 4) << 32 |
+           1ull << 62;
+}
+
+__device__ __forceinline__ void products_begin() { asm volatile("wgmma.fence.sync.aligned;\n" ::: "memory"); }
+__device__ __forceinline__ void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;\n" ::: "memory"); }
+template <int LEFT> __device__ __forceinline__ void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(LEFT) : "memory");
+}
+
+// Keeps the compiler from reading accumulators before the wait that precedes this.
+template <int N> __device__ __forceinline__ void arrived(float (&x)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("" : "+f"(x[i])::"memory");
+}
+
+#define FLOATS_4(how, x, i) how(x[i]), how(x[i + 1]), how(x[i + 2]), how(x[i + 3])
+#define FLOATS_16(how, x, i)                                                                                           \
+    FLOATS_4(how, x, i), FLOATS_4(how, x, i + 4), FLOATS_4(how, x, i + 8), FLOATS_4(how, x, i + 12)
+#define FLOATS_32(how, x) FLOATS_16(how, x, 0), FLOATS_16(how, x, 16)
+#define FLOATS_64(how, x) FLOATS_32(how, x), FLOATS_16(how, x, 32), FLOATS_16(how, x, 48)
+#define NAMES_32                                                                                                       \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+    "%30,%31}"
+#define NAMES_64                                                                                                       \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29," \
+    "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"    \
+    "%57,%58,%59,%60,%61,%62,%63}"
+
+// An operand stored (n, k) or (k, n).
+enum Stored { NK = 0, KN = 1 };
+
+// Two functions for each shape. `product`: c (64 × n) = a · b. `product_add`: c += a · b. Here a
+// (64 × 16) lies in a tile or in registers, b in a tile. The first does not read c: the compiler must
+// see that, or it gives up running products side by side.
+#define PRODUCTS(COUNT, N, A_1, A_4, B_AT)                                                                             \
+    __device__ __forceinline__ void product(float (&c)[COUNT], unsigned long long a, unsigned long long b) {           \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
+                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_1 ", p, 1, 1, 0, 0;\n}\n"                               \
+                     : FLOATS_##COUNT("=f", c)                                                                         \
+                     : "l"(a), "l"(b));                                                                                \
+    }                                                                                                                  \
+    __device__ __forceinline__ void product_add(float (&c)[COUNT], unsigned long long a, unsigned long long b) {       \
+        asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
+                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_1 ", p, 1, 1, 0, 0;\n}\n"                               \
+                     : FLOATS_##COUNT("+f", c)                                                                         \
+                     : "l"(a), "l"(b));                                                                                \
+    }                                                                                                                  \
+    template <Stored B>                                                                                                \
+    __device__ __forceinline__ void product(float (&c)[COUNT], const unsigned (&a)[4], unsigned long long b) {         \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
+                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_4 ", p, 1, 1, " B_AT ";\n}\n"                           \
+                     : FLOATS_##COUNT("=f", c)                                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(B)));                  \
+    }                                                                                                                  \
+    template <Stored B>                                                                                                \
+    __device__ __forceinline__ void product_add(float (&c)[COUNT], const unsigned (&a)[4], unsigned long long b) {     \
+        asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
+                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_4 ", p, 1, 1, " B_AT ";\n}\n"                           \
+                     : FLOATS_##COUNT("+f", c)                                                                         \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(B)));                  \
+    }
+
+PRODUCTS(32, 64, "%32, %33", "{%32,%33,%34,%35}, %36", "%37")
+PRODUCTS(64, 128, "%64, %65", "{%64,%65,%66,%67}, %68", "%69")
+
+// scores (64 × n) = 64 rows of one tile (of A_ROWS) by the n rows of another, both (·, D).
+template <int A_ROWS, int N>
+__device__ __forceinline__ void scores_of(float (&scores)[N], unsigned rows, unsigned columns) {
+    product(scores, matrix(rows, 16), matrix(columns, 16));
+#pragma unroll
+    for (int k = 1; k < D_STEPS; k++)
+        product_add(scores, matrix(rows + k / 4 * (A_ROWS * 128) + k % 4 * 32, 16),
+                    matrix(columns + k / 4 * (N * 2 * 128) + k % 4 * 32, 16));
+}
+
+// The same with the 64 rows in registers.
+template <int N>
+__device__ __forceinline__ void scores_of(float (&scores)[N], const unsigned (&rows)[D_STEPS][4], unsigned columns) {
+    product<NK>(scores, rows[0], matrix(columns, 16));
+#pragma unroll
+    for (int k = 1; k < D_STEPS; k++)
+        product_add<NK>(scores, rows[k], matrix(columns + k / 4 * (N * 2 * 128) + k % 4 * 32, 16));
+}
+
+// sums (64 × D) += weights (64 × 16·STEPS) · a tile.
+template <int STEPS>
+__device__ __forceinline__ void accumulate(float (&sums)[D / 2], const unsigned (&weights)[STEPS][4], unsigned tile) {
+#pragma unroll
+    for (int k = 0; k < STEPS; k++) product_add<KN>(sums, weights[k], matrix(tile + k * 2048, STEPS * 16 * 128));
+}
+
+// Accumulators as A operands.
+template <int N> __device__ __forceinline__ void pack_all(unsigned (&to)[N / 8][4], const float (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) to[i / 4][i % 4] = pack(from[2 * i], from[2 * i + 1]);
+}
+
+// As in attention.cu, for 64 rows: the thread's own rows are row and row + 8.
+enum class Rows { Queries, Keys };
+
+template <Rows ROWS, int N>
+__device__ __forceinline__ void hide(float (&scores)[N], int row, int column, int seq, const int *ids) {
+    const int limit = row - column, left = seq - column;
+    int row_ids[2];
+    if (SEGMENTS) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) row_ids[r] = row + 8 * r < seq ? ids[row + 8 * r] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const int place = i / 4 * 8 + i % 2, r = i / 2 % 2;
+        bool seen = ROWS == Rows::Keys || CAUSAL || place < left;
+        if (CAUSAL) seen = ROWS == Rows::Queries ? place - 8 * r <= limit : place - 8 * r >= limit;
+        if (SEGMENTS) seen = seen && (place < left ? ids[column + place] : 0) == row_ids[r];
+        scores[i] = seen ? scores[i] : MINUS_INFINITY;
+    }
+}
+
+// Registers for the two kinds of warp group: 40 + 2 · 232 make the block's 3 · 168.
+__device__ __forceinline__ void registers_for_copying() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n"); }
+__device__ __forceinline__ void registers_for_computing() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n"); }
+
+} // namespace
+
+// ---- forward ------------------------------------------------------------------------------------
+
+// y and log_sum_exp (natural logarithm).
+//
+// Grid (B·Hq, ⌈T/128⌉), block 384, dynamic shared memory (128 + 4·128)·D·2 + 64 bytes: 163904 for
+// D = 128, 81984 for D = 64.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_hopper_forward(const bf16 *__restrict__ qkv, const int *__restrict__ segments, bf16 *__restrict__ y,
+                             float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, float scale) {
+    extern __shared__ __align__(1024) char shared[];
+    constexpr int QUERIES = 128, KEYS = 128, TILE = KEYS * D * 2, SLOTS = 2;
+    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + QUERIES * D * 2, v_tiles = k_tiles + SLOTS * TILE;
+    // Eight bytes per slot each.
+    const unsigned k_full = v_tiles + SLOTS * TILE, v_full = k_full + 16, k_empty = k_full + 32, v_empty = k_full + 48;
+
+    const int batch = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
+    const int kv_head = head / (q_heads / kv_heads);
+    const int q_begin = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
+    const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
+    const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
+
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < SLOTS; slot++) {
+            barrier_init(k_full + slot * 8, GROUP);
+            barrier_init(v_full + slot * 8, GROUP);
+            barrier_init(k_empty + slot * 8, COMPUTE_WARPS);
+            barrier_init(v_empty + slot * 8, COMPUTE_WARPS);
+        }
+    }
+    int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + QUERIES) : seq);
+    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + QUERIES), 0, range.y);
+    const int tile_begin = range.x / KEYS, tiles = (range.y + KEYS - 1) / KEYS - tile_begin;
+    __syncthreads();
+
+    if (threadIdx.x < GROUP) {
+        registers_for_copying();
+        panels_load<QUERIES>(q_tile, sequence + static_cast<long long>(q_begin) * stride + head * D, stride, seq - q_begin);
+        const bf16 *keys = sequence + (q_heads + kv_head) * D + static_cast<long long>(tile_begin) * KEYS * stride;
+        for (int i = 0; i < tiles; i++) {
+            const int slot = i % SLOTS, phase = i / SLOTS % 2, left = seq - (tile_begin + i) * KEYS;
+            barrier_wait(k_empty + slot * 8, phase ^ 1);
+            panels_load<KEYS>(k_tiles + slot * TILE, keys, stride, left);
+            barrier_arrive_after_copies(k_full + slot * 8);
+            barrier_wait(v_empty + slot * 8, phase ^ 1);
+            panels_load<KEYS>(v_tiles + slot * TILE, keys + kv_heads * D, stride, left);
+            barrier_arrive_after_copies(v_full + slot * 8);
+            keys += static_cast<long long>(KEYS) * stride;
+        }
+        copies_commit();
+        copies_wait<0>();
+    } else {
+        registers_for_computing();
+        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
+        const int group_row = q_begin + group * 64, row = group_row + threadIdx.x % GROUP / 32 * 16 + lane / 4;
+        const unsigned q_rows = q_tile + group * (64 * 128);
+        const float scale_log2 = scale * LOG2_E;
+
+        float sums[D / 2], scores[KEYS / 2], maximum[2], total[2], rescale[2];
+        unsigned weights[KEYS / 16][4];
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) sums[i] = 0.0f;
+        maximum[0] = maximum[1] = MINUS_INFINITY;
+        total[0] = total[1] = 0.0f;
+
+        // Scores to weights, the row maxima and sums brought up to date.
+        auto softmax = [&](int tile) {
+            const int key_begin = tile * KEYS;
+            if (SEGMENTS || key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row))
+                hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, ids);
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                float high = maximum[r];
+#pragma unroll
+                for (int i = 2 * r; i < KEYS / 2; i += 4) high = fmaxf(high, fmaxf(scores[i], scores[i + 1]));
+                high = quad_max(high);
+                // A query that has seen nothing yet keeps weights of zero.
+                const float offset = high == MINUS_INFINITY ? 0.0f : high * scale_log2;
+                rescale[r] = exp_2(maximum[r] * scale_log2 - offset);
+                maximum[r] = high;
+                float sum = 0.0f;
+#pragma unroll
+                for (int i = 2 * r; i < KEYS / 2; i += 4) {
+                    scores[i] = exp_2(scores[i] * scale_log2 - offset);
+                    scores[i + 1] = exp_2(scores[i + 1] * scale_log2 - offset);
+                    sum += scores[i] + scores[i + 1];
+                }
+                total[r] = total[r] * rescale[r] + sum;
+            }
+        };
+
+        tile_wait(k_full, 0);
+        products_begin();
+        scores_of<QUERIES>(scores, q_rows, k_tiles);
+        products_commit();
+        products_wait<0>();
+        arrived(scores);
+        tile_release(k_empty);
+        softmax(tile_begin);
+        pack_all(weights, scores);
+
+        for (int i = 1; i < tiles; i++) {
+            const int slot = i % SLOTS, before = (i - 1) % SLOTS;
+            tile_wait(k_full + slot * 8, i / SLOTS % 2);
+            products_begin();
+            scores_of<QUERIES>(scores, q_rows, k_tiles + slot * TILE);
+            products_commit();
+            tile_wait(v_full + before * 8, (i - 1) / SLOTS % 2);
+            products_begin();
+            accumulate(sums, weights, v_tiles + before * TILE);
+            products_commit();
+            products_wait<1>();
+            arrived(scores);
+            tile_release(k_empty + slot * 8);
+            softmax(tile_begin + i);
+            products_wait<0>();
+            arrived(sums);
+            tile_release(v_empty + before * 8);
+#pragma unroll
+            for (int j = 0; j < D / 2; j++) sums[j] *= rescale[j / 2 % 2];
+            pack_all(weights, scores);
+        }
+        const int last = (tiles - 1) % SLOTS;
+        tile_wait(v_full + last * 8, (tiles - 1) / SLOTS % 2);
+        products_begin();
+        accumulate(sums, weights, v_tiles + last * TILE);
+        products_commit();
+        products_wait<0>();
+        arrived(sums);
+
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            total[r] = quad_sum(total[r]);
+            if (lane % 4 == 0 && row + 8 * r < seq)
+                log_sum_exp[static_cast<long long>(blockIdx.x) * seq + row + 8 * r] =
+                    maximum[r] * scale + __log2f(total[r]) * LN_2;
+        }
+        panels_store<QUERIES>(shared, group * 64, sums, 1.0f / total[0], 1.0f / total[1],
+                              y + (static_cast<long long>(batch) * seq + group_row) * y_stride + head * D, y_stride,
+                              seq - group_row, 1 + group);
+    }
+}
+
+// ---- backward -----------------------------------------------------------------------------------
+
+// The key and value parts of d_qkv.
+//
+// Grid (B·Hkv, ⌈T/128⌉), block 384, dynamic shared memory (2·128 + 6·64)·D·2 + 1584 bytes: 165424 for
+// D = 128, 83504 for D = 64. Scores are transposed here (key × query).
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_hopper_grad_kv(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv,
+                             const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
+                             const int *__restrict__ segments, bf16 *__restrict__ d_qkv, int seq, int q_heads,
+                             int kv_heads, float scale) {
+    extern __shared__ __align__(1024) char shared[];
+    constexpr int KEYS = 128, QUERIES = 64, OWN = KEYS * D * 2, TILE = QUERIES * D * 2, SLOTS = 3;
+    const unsigned k_tile = shared_address(shared), v_tile = k_tile + OWN;
+    const unsigned q_tiles = v_tile + OWN, dy_tiles = q_tiles + SLOTS * TILE;
+    // [slot][log-sum-exp, delta][query]
+    constexpr int ROWS_AT = 2 * OWN + 2 * SLOTS * TILE;
+    const float *rows = reinterpret_cast<const float *>(shared + ROWS_AT);
+    const unsigned full = k_tile + ROWS_AT + SLOTS * 2 * QUERIES * 4, empty = full + SLOTS * 8;
+
+    const int heads = q_heads / kv_heads;
+    const int batch = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads;
+    const int key_begin = blockIdx.y * KEYS;
+    const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
+    const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
+    const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
+
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < SLOTS; slot++) {
+            barrier_init(full + slot * 8, GROUP);
+            barrier_init(empty + slot * 8, COMPUTE_WARPS);
+        }
+    }
+    int2 range = make_int2(CAUSAL ? key_begin : 0, seq);
+    if (SEGMENTS) range = segment_range(ids, key_begin, min(seq, key_begin + KEYS), range.x, range.y);
+    const int tile_begin = range.x / QUERIES, tile_end = (range.y + QUERIES - 1) / QUERIES;
+    const int steps = (tile_end - tile_begin) * heads;
+    __syncthreads();
+
+    if (threadIdx.x < GROUP) {
+        registers_for_copying();
+        const bf16 *keys = sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D;
+        panels_load<KEYS>(k_tile, keys, stride, seq - key_begin);
+        panels_load<KEYS>(v_tile, keys + kv_heads * D, stride, seq - key_begin);
+        int tile = tile_begin, head = kv_head * heads, slot = 0, phase = 1;
+        for (int step = 0; step < steps; step++) {
+            const int first = tile * QUERIES;
+            barrier_wait(empty + slot * 8, phase);
+            panels_load<QUERIES>(q_tiles + slot * TILE, sequence + static_cast<long long>(first) * stride + head * D,
+                                 stride, seq - first);
+            panels_load<QUERIES>(dy_tiles + slot * TILE,
+                                 dy + (static_cast<long long>(batch) * seq + first) * y_stride + head * D, y_stride,
+                                 seq - first);
+            const int query = first + threadIdx.x % QUERIES;
+            const float *source = (threadIdx.x < QUERIES ? log_sum_exp : delta) +
+                                  (static_cast<long long>(batch) * q_heads + head) * seq;
+            copy_4(shared_address(rows) + (slot * 2 * QUERIES + threadIdx.x) * 4, source + min(query, seq - 1), query < seq);
+            barrier_arrive_after_copies(full + slot * 8);
+            if (++tile == tile_end) {
+                tile = tile_begin;
+                head++;
+            }
+            if (++slot == SLOTS) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        copies_commit();
+        copies_wait<0>();
+    } else {
+        registers_for_computing();
+        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
+        const int group_row = key_begin + group * 64, row = group_row + threadIdx.x % GROUP / 32 * 16 + lane / 4;
+        const unsigned k_rows = k_tile + group * (64 * 128), v_rows = v_tile + group * (64 * 128);
+        const float scale_log2 = scale * LOG2_E;
+
+        float d_keys[D / 2], d_values[D / 2], scores[QUERIES / 2], d_weights[QUERIES / 2];
+        unsigned weights[QUERIES / 16][4], d_scores[QUERIES / 16][4];
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) {
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d_keys[i]));
+            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d_values[i]));
+        }
+
+        int tile = tile_begin, slot = 0, phase = 0, read_slot = -1;
+        for (int step = 0; step < steps; step++) {
+            const int query_begin = tile * QUERIES;
+            tile_wait(full + slot * 8, phase);
+            if (CAUSAL && query_begin + QUERIES <= group_row) {
+                // All of these queries come before all of the group's keys.
+                if (read_slot >= 0) {
+                    products_wait<0>();
+                    tile_release(empty + read_slot * 8);
+                    read_slot = -1;
+                }
+                tile_release(empty + slot * 8);
+            } else {
+                const unsigned q_tile = q_tiles + slot * TILE, dy_tile = dy_tiles + slot * TILE;
+                products_begin();
+                scores_of<KEYS>(scores, k_rows, q_tile);
+                products_commit();
+                scores_of<KEYS>(d_weights, v_rows, dy_tile);
+                products_commit();
+                products_wait<1>();
+                arrived(scores);
+                if (read_slot >= 0) tile_release(empty + read_slot * 8);
+                read_slot = slot;
+
+                // Queries past the end have dy = 0 and delta = 0: they add nothing.
+                if (SEGMENTS || (CAUSAL && query_begin < group_row + 63))
+                    hide<Rows::Keys>(scores, row, query_begin + lane % 4 * 2, seq, ids);
+                const float *own_rows = rows + slot * 2 * QUERIES + lane % 4 * 2;
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++) {
+                    const float2 lse = *reinterpret_cast<const float2 *>(own_rows + n * 8);
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        scores[n * 4 + i] = exp_2(scores[n * 4 + i] * scale_log2 - (i % 2 ? lse.y : lse.x) * LOG2_E);
+                }
+                pack_all(weights, scores);
+                products_begin();
+                accumulate(d_values, weights, dy_tile);
+                products_commit();
+                products_wait<1>();
+                arrived(d_weights);
+#pragma unroll
+                for (int n = 0; n < QUERIES / 8; n++) {
+                    const float2 del = *reinterpret_cast<const float2 *>(own_rows + QUERIES + n * 8);
+#pragma unroll
+                    for (int i = 0; i < 4; i++)
+                        d_weights[n * 4 + i] = scores[n * 4 + i] * (d_weights[n * 4 + i] - (i % 2 ? del.y : del.x));
+                }
+                pack_all(d_scores, d_weights);
+                products_begin();
+                accumulate(d_keys, d_scores, q_tile);
+                products_commit();
+                products_wait<1>();
+                arrived(d_values);
+            }
+            if (++tile == tile_end) tile = tile_begin;
+            if (++slot == SLOTS) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        products_wait<0>();
+        arrived(d_keys);
+        arrived(d_values);
+
+        bf16 *d_key_rows = d_qkv + (static_cast<long long>(batch) * seq + group_row) * stride + (q_heads + kv_head) * D;
+        panels_store<KEYS>(shared, group * 64, d_keys, scale, scale, d_key_rows, stride, seq - group_row, 1 + group);
+        panels_store<KEYS>(shared + OWN, group * 64, d_values, 1.0f, 1.0f, d_key_rows + kv_heads * D, stride,
+                           seq - group_row, 1 + group);
+    }
+}
+
+// The query part of d_qkv.
+//
+// Grid (B·Hq, ⌈T/128⌉), block 384, dynamic shared memory (128 + 6·64)·D·2 + 48 bytes: 131120 for
+// D = 128, 65584 for D = 64. Queries stay in registers.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_hopper_grad_q(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv,
+                            const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
+                            const int *__restrict__ segments, bf16 *__restrict__ d_qkv, int seq, int q_heads,
+                            int kv_heads, float scale) {
+    extern __shared__ __align__(1024) char shared[];
+    constexpr int QUERIES = 128, KEYS = 64, TILE = KEYS * D * 2, SLOTS = 3;
+    const unsigned dy_tile = shared_address(shared), k_tiles = dy_tile + QUERIES * D * 2, v_tiles = k_tiles + SLOTS * TILE;
+    const unsigned full = v_tiles + SLOTS * TILE, empty = full + SLOTS * 8;
+
+    const int batch = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
+    const int kv_head = head / (q_heads / kv_heads);
+    const int q_begin = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
+    const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
+    const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
+
+    if (threadIdx.x == 0) {
+        for (int slot = 0; slot < SLOTS; slot++) {
+            barrier_init(full + slot * 8, GROUP);
+            barrier_init(empty + slot * 8, COMPUTE_WARPS);
+        }
+    }
+    int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + QUERIES) : seq);
+    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + QUERIES), 0, range.y);
+    const int tile_begin = range.x / KEYS, tiles = (range.y + KEYS - 1) / KEYS - tile_begin;
+    __syncthreads();
+
+    if (threadIdx.x < GROUP) {
+        registers_for_copying();
+        panels_load<QUERIES>(dy_tile, dy + (static_cast<long long>(batch) * seq + q_begin) * y_stride + head * D, y_stride,
+                             seq - q_begin);
+        const bf16 *keys = sequence + (q_heads + kv_head) * D + static_cast<long long>(tile_begin) * KEYS * stride;
+        int slot = 0, phase = 1;
+        for (int i = 0; i < tiles; i++) {
+            const int left = seq - (tile_begin + i) * KEYS;
+            barrier_wait(empty + slot * 8, phase);
+            panels_load<KEYS>(k_tiles + slot * TILE, keys, stride, left);
+            panels_load<KEYS>(v_tiles + slot * TILE, keys + kv_heads * D, stride, left);
+            barrier_arrive_after_copies(full + slot * 8);
+            keys += static_cast<long long>(KEYS) * stride;
+            if (++slot == SLOTS) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        copies_commit();
+        copies_wait<0>();
+    } else {
+        registers_for_computing();
+        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
+        const int group_row = q_begin + group * 64, row = group_row + threadIdx.x % GROUP / 32 * 16 + lane / 4;
+        const float scale_log2 = scale * LOG2_E;
+
+        unsigned queries[D_STEPS][4];
+        float offset[2], row_delta[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int query = row + 8 * r;
+            const bool valid = query < seq;
+            const long long token = static_cast<long long>(batch) * seq + query;
+            const bf16 *from = qkv + token * stride + head * D + lane % 4 * 2;
+#pragma unroll
+            for (int k = 0; k < D / 8; k++)
+                queries[k / 2][k % 2 * 2 + r] = valid ? *reinterpret_cast<const unsigned *>(from + k * 8) : 0;
+            const long long place = static_cast<long long>(blockIdx.x) * seq + query;
+            offset[r] = valid ? log_sum_exp[place] * LOG2_E : 0.0f;
+            row_delta[r] = valid ? delta[place] : 0.0f;
+        }
+        float d_queries[D / 2], scores[KEYS / 2], d_weights[KEYS / 2];
+        unsigned d_scores[KEYS / 16][4];
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) d_queries[i] = 0.0f;
+
+        // The last tile may lie after all of the group's queries.
+        const int own_tiles = CAUSAL ? min(tiles, (group_row + 64 + KEYS - 1) / KEYS - tile_begin) : tiles;
+        int slot = 0, phase = 0, read_slot = -1;
+        for (int i = 0; i < own_tiles; i++) {
+            const unsigned k_tile = k_tiles + slot * TILE, v_tile = v_tiles + slot * TILE;
+            tile_wait(full + slot * 8, phase);
+            products_begin();
+            scores_of(scores, queries, k_tile);
+            products_commit();
+            scores_of<QUERIES>(d_weights, dy_tile + group * (64 * 128), v_tile);
+            products_commit();
+            products_wait<1>();
+            arrived(scores);
+            if (read_slot >= 0) tile_release(empty + read_slot * 8);
+            read_slot = slot;
+
+            // Keys past the end must be hidden: their weight may be infinite.
+            const int key_begin = (tile_begin + i) * KEYS;
+            if (SEGMENTS || key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row))
+                hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, ids);
+#pragma unroll
+            for (int j = 0; j < KEYS / 2; j++) scores[j] = exp_2(scores[j] * scale_log2 - offset[j / 2 % 2]);
+            products_wait<0>();
+            arrived(d_weights);
+#pragma unroll
+            for (int j = 0; j < KEYS / 2; j++) d_weights[j] = scores[j] * (d_weights[j] - row_delta[j / 2 % 2]);
+            pack_all(d_scores, d_weights);
+            products_begin();
+            accumulate(d_queries, d_scores, k_tile);
+            products_commit();
+            if (++slot == SLOTS) {
+                slot = 0;
+                phase ^= 1;
+            }
+        }
+        products_wait<0>();
+        arrived(d_queries);
+        panels_store<QUERIES>(shared, group * 64, d_queries, scale, scale,
+                              d_qkv + (static_cast<long long>(batch) * seq + group_row) * stride + head * D, stride,
+                              seq - group_row, 1 + group);
+    }
+}
