@@ -21,12 +21,10 @@ fn every_kernel_compiles_for_every_architecture() {
         kernels.iter().flat_map(|kernel| ARCHITECTURES.map(|arch| (kernel, arch))).collect();
     let problems: Vec<String> = jobs
         .par_iter()
-        .filter_map(|((source, definitions), arch)| {
-            match compile(*source, arch, definitions) {
-                Ok(cubin) if cubin.starts_with(b"\x7fELF") => None,
-                Ok(_) => Some(format!("{} for {arch}: not machine code", source.name)),
-                Err(error) => Some(error.to_string()),
-            }
+        .filter_map(|((source, definitions), arch)| match compile(*source, arch, definitions) {
+            Ok(cubin) if cubin.starts_with(b"\x7fELF") => None,
+            Ok(_) => Some(format!("{} for {arch}: not machine code", source.name)),
+            Err(error) => Some(error.to_string()),
         })
         .collect();
     assert!(problems.is_empty(), "{}", problems.join("\n"));

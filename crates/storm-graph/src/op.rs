@@ -165,7 +165,8 @@ define_ops! {
     // ---- optimizer --------------------------------------------------------------------------
     /// Sum of squares: a scalar f32, and partial sums as scratch.
     SumOfSquares { x: One; }
-    /// Square root of the sum of `parts` (scalars), in order: a scalar f32.
+    /// Square root of the sum of `parts` (scalars), in order: a scalar f32, and 8 bytes of scratch
+    /// for the sum on its way.
     GlobalNorm { parts: Many; }
     /// `min(1, max_norm / norm)`: a scalar f32. A norm that is not finite gives 0, which cancels the
     /// update.

@@ -230,7 +230,8 @@ impl Module {
             unsafe { result::module::get_function(self.handle, c_name) }.map_err(|_| {
                 CudaError::NoKernel { kernel: name.to_owned(), source_name: self.source_name }
             })?;
-        if shared_bytes > 48 * 1024 {
+        // Beyond 48 KiB, static shared memory included, a kernel must be told beforehand.
+        if shared_bytes > 0 {
             let attribute =
                 sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function is valid.
@@ -279,12 +280,16 @@ pub(super) struct Launch {
 const ARGUMENTS_MAX: usize = 24;
 
 impl Launch {
-    /// Queues the kernel.
+    /// Queues the kernel; `what` names it in an error.
     ///
     /// # Safety
     /// The arguments match the kernel's parameters, and the addresses stay valid, and unused by
     /// others, until the stream has run it.
-    pub(super) unsafe fn queue(&self, stream: &Stream) -> Result<(), DeviceError> {
+    pub(super) unsafe fn queue(
+        &self,
+        stream: &Stream,
+        what: impl Fn() -> String,
+    ) -> Result<(), DeviceError> {
         let mut pointers = [std::ptr::null_mut(); ARGUMENTS_MAX];
         assert!(self.arguments.len() <= ARGUMENTS_MAX, "too many kernel arguments");
         for (pointer, argument) in pointers.iter_mut().zip(&self.arguments) {
@@ -301,6 +306,10 @@ impl Launch {
                 &mut pointers[..self.arguments.len()],
             )
         }
-        .map_err(|error| CudaError::driver("queueing a kernel")(error).into())
+        .map_err(|error| {
+            let Launch { grid, block, shared_bytes, .. } = self;
+            let shape = format!("{grid:?} blocks of {block}, {shared_bytes} bytes shared");
+            CudaError::driver(format!("{} (a kernel of {shape})", what()))(error).into()
+        })
     }
 }

@@ -15,8 +15,8 @@ use storm_graph::DType;
 /// Enough for every algorithm that pays on Hopper; part of what selects the algorithm.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// Alignment that every address has, in bytes; part of what selects the algorithm.
-const ALIGNMENT_BYTES: u32 = 16;
+/// The best alignment that an algorithm can make use of, in bytes.
+const ALIGNMENT_MAX: u64 = 16;
 
 /// A row-major matrix in device memory, dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,8 +79,20 @@ impl GemmCall {
             has_bias: self.bias.is_some(),
             has_addend: self.addend.is_some() || self.accumulate,
             role: self.role,
+            alignments: [
+                alignment(self.b.address),
+                alignment(self.a.address),
+                alignment(self.addend.unwrap_or(self.out)),
+                alignment(self.out),
+            ],
         }
     }
+}
+
+/// The largest power of two that divides an address, as far as it matters. Tensors are well aligned;
+/// a chunk of a tensor's rows need not be.
+fn alignment(address: u64) -> u32 {
+    (1u64 << address.trailing_zeros().min(63)).min(ALIGNMENT_MAX) as u32
 }
 
 /// Everything that selects an algorithm.
@@ -93,6 +105,8 @@ struct GemmShape {
     has_bias: bool,
     has_addend: bool,
     role: GemmRole,
+    /// Of b, a, the addend and the output, in bytes.
+    alignments: [u32; 4],
 }
 
 /// Descriptors and algorithm of one shape. Everything in cuBLASLt's column-major terms, where a
@@ -274,14 +288,14 @@ impl GemmPlan {
             }
         };
         prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(schemes as u32))?;
-        // Addresses are aligned to 256 bytes, rows only as their width allows; the layouts say so.
-        for alignment in [
+        let attributes = [
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
             Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-        ] {
-            prefer(alignment, &ALIGNMENT_BYTES)?;
+        ];
+        for (attribute, alignment) in attributes.into_iter().zip(shape.alignments) {
+            prefer(attribute, &alignment)?;
         }
         // SAFETY: all descriptors are alive.
         let found = unsafe {

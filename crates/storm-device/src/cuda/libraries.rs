@@ -46,11 +46,25 @@ fn preload(name: &str) -> bool {
     let candidates = std::iter::once(PathBuf::from(name))
         .chain(folders().into_iter().map(|folder| folder.join(name)));
     for path in candidates {
+        load_companions(&path);
         if load(&path) {
             return true;
         }
     }
     false
+}
+
+/// NVRTC opens its built-ins by their plain name; beside a library that is not on the loader's path
+/// they must be loaded first.
+fn load_companions(path: &Path) {
+    let is_nvrtc = path.file_name().is_some_and(|name| name == NVRTC);
+    let Some(folder) = path.parent().filter(|_| is_nvrtc) else { return };
+    let Ok(entries) = std::fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so") {
+            load(&entry.path());
+        }
+    }
 }
 
 /// Loads a library for the whole process and for good.

@@ -118,18 +118,18 @@ impl Device for CudaDevice {
 
     fn run(&mut self, instruction: &CudaInstruction) -> Result<(), DeviceError> {
         assert!(instruction.end <= self.capacity_bytes(), "prepared for a larger device");
+        let what = || format!("{} `{}`", instruction.op_name, instruction.name);
         for action in &instruction.actions {
             match action {
                 // SAFETY: arguments were made for the kernel by its planner, over views that
                 // `PlacedNode` checked; one stream runs everything, and the memory outlives it.
-                Action::Launch(launch) => unsafe { launch.queue(&self.stream)? },
+                Action::Launch(launch) => unsafe { launch.queue(&self.stream, what)? },
                 // SAFETY: as above; `&mut self` keeps other threads out.
                 Action::Gemm(call) => unsafe { self.gemm.queue(call, &self.stream)? },
             }
         }
         if self.synchronous {
-            let what = format!("{} `{}`", instruction.op_name, instruction.name);
-            self.stream.synchronize(&what)?;
+            self.stream.synchronize(&what())?;
         }
         Ok(())
     }
@@ -140,18 +140,21 @@ impl Device for CudaDevice {
 
     fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
         self.check_range::<T>(offset, values.len())?;
-        self.stream.synchronize("waiting for the GPU")?;
-        // SAFETY: in bounds; nothing runs on the memory after the wait.
-        unsafe { result::memcpy_htod_sync(self.memory.start() + offset as u64, values) }
-            .map_err(|error| CudaError::driver("copying to the GPU")(error).into())
+        let to = self.memory.start() + offset as u64;
+        // In the stream, because it does not wait for copies outside of it.
+        // SAFETY: in bounds; `values` stays borrowed until the wait below.
+        unsafe { result::memcpy_htod_async(to, values, self.stream.handle()) }
+            .map_err(CudaError::driver("copying to the GPU"))?;
+        Ok(self.stream.synchronize("copying to the GPU")?)
     }
 
     fn read<T: Scalar>(&self, offset: usize, values: &mut [T]) -> Result<(), DeviceError> {
         self.check_range::<T>(offset, values.len())?;
-        self.stream.synchronize("waiting for the GPU")?;
-        // SAFETY: in bounds; nothing runs on the memory after the wait, and any bits are a `Scalar`.
-        unsafe { result::memcpy_dtoh_sync(values, self.memory.start() + offset as u64) }
-            .map_err(|error| CudaError::driver("copying from the GPU")(error).into())
+        let from = self.memory.start() + offset as u64;
+        // SAFETY: in bounds, and any bits are a `Scalar`; `values` stays borrowed until the wait.
+        unsafe { result::memcpy_dtoh_async(values, from, self.stream.handle()) }
+            .map_err(CudaError::driver("copying from the GPU"))?;
+        Ok(self.stream.synchronize("copying from the GPU")?)
     }
 
     fn op_name(instruction: &CudaInstruction) -> &'static str {

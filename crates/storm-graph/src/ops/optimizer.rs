@@ -16,7 +16,10 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 return Err("`parts` is empty: there is no gradient to take the norm of".into());
             }
             parts.iter().try_for_each(|part| rules::scalar("parts", part))?;
-            Ok(vec![Output::activation("", Shape::scalar(), DType::F32)])
+            Ok(vec![
+                Output::activation("", Shape::scalar(), DType::F32),
+                Output::scratch("running", Shape::from([2]), DType::F32),
+            ])
         }
         Op::ClipScale { norm, max_norm } => {
             rules::scalar("norm", norm)?;

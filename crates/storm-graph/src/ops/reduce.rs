@@ -7,7 +7,7 @@ use crate::{DType, GraphError, Op, Shape, Tensor, TensorId};
 
 /// Rows that one partial sum of a column reduction covers. Part of the semantics: it fixes the
 /// order of additions on every device and for any number of threads.
-pub const ROWS_PER_PARTIAL: usize = 128;
+pub const ROWS_PER_PARTIAL: usize = 32;
 
 /// Elements that one partial sum of a full reduction covers; part of the semantics as well.
 pub const SUM_BLOCK: usize = 1 << 16;

@@ -108,6 +108,11 @@ impl Attention<'_> {
         self.dtype == DType::BF16 && matches!(self.heads.head_dim, 64 | 128)
     }
 
+    /// Shared memory for the segments of a tile.
+    fn segment_bytes(&self) -> usize {
+        if self.segments.is_some() { 768 } else { 0 }
+    }
+
     /// A kernel of the chosen source; `fast` and `simple` are its bytes of shared memory.
     fn kernel(&self, name: &'static str, fast: usize, simple: usize) -> KernelChoice<'static> {
         if self.uses_tensor_cores() {
@@ -162,9 +167,10 @@ impl Attention<'_> {
         arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
         let dim = self.heads.head_dim;
+        let keys = if self.segments.is_some() { 32 } else { 64 };
         let choice = self.kernel(
             "attention_forward",
-            (128 + 4 * 64) * dim * 2,
+            (128 + 4 * keys) * dim * 2 + 2048 + self.segment_bytes(),
             (3 * SIMPLE_TILE * (dim + 1) + 256) * 4,
         );
         self.launch(planner, choice, self.heads.query_heads, 128, arguments)
@@ -199,14 +205,13 @@ impl Attention<'_> {
         let HeadLayout { query_heads, key_value_heads, head_dim: dim } = *self.heads;
         let choice = self.kernel(
             "attention_grad_kv",
-            5 * 64 * dim * 2 + 17_408,
+            5 * 64 * dim * 2 + 17_408 + self.segment_bytes(),
             (4 * SIMPLE_TILE * (dim + 1) + 512) * 4,
         );
         self.launch(planner, choice, key_value_heads, 64, arguments.clone())?;
-        let keys = if dim == 64 { 64 } else { 32 };
         let choice = self.kernel(
             "attention_grad_q",
-            (2 * 128 + 4 * keys) * dim * 2,
+            (2 * 128 + 4 * 32) * dim * 2 + self.segment_bytes(),
             (4 * SIMPLE_TILE * (dim + 1) + 256) * 4,
         );
         self.launch(planner, choice, query_heads, 128, arguments)

@@ -72,34 +72,51 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[2][N][4]) {
             for (int i = 0; i < 4; i++) sums[m][n][i] = 0.0f;
 }
 
+// Starts copying the segment numbers of a tile's tokens, zeros past the end.
+template <int ROWS> __device__ __forceinline__ void ids_load(const int *to, const int *ids, int first, int seq) {
+    const int token = first + threadIdx.x;
+    if (threadIdx.x < ROWS) copy_4(shared_address(to + threadIdx.x), ids + min(token, seq - 1), token < seq);
+}
+
+// Whether 32 rows and COLUMNS columns belong to several segments. Called by a whole warp.
+template <int COLUMNS> __device__ __forceinline__ bool mixed(const int *row_ids, const int *column_ids) {
+    const int lane = threadIdx.x % 32, first = row_ids[0];
+    bool differs = row_ids[lane] != first;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 32) differs = differs || column_ids[i + lane] != first;
+    return __any_sync(0xffffffff, differs);
+}
+
 // Hides (−∞) the scores of 32 × 8·N that do not count: keys after their query (CAUSAL), keys past the
 // end, keys of another segment. Rows past the end may get any value: nothing of them is kept. The
-// thread's own rows are row + 8·r, its columns column + 8·n + {0, 1}.
+// thread's own rows are row + 8·r, its columns column + 8·n + {0, 1}; `row_ids` and `column_ids`, in
+// shared memory, are their segments.
 enum class Rows { Queries, Keys };
 
 template <Rows ROWS, int N>
-__device__ __forceinline__ void hide(float (&scores)[2][N][4], int row, int column, int seq, const int *ids) {
+__device__ __forceinline__ void hide(float (&scores)[2][N][4], int row, int column, int seq, const int *row_ids,
+                                     const int *column_ids) {
     const int limit = row - column, left = seq - column;
-    int row_ids[4];
-    if (SEGMENTS) {
+    int own_ids[4];
+    // Volatile: read again for every tile, rather than kept in registers that are short.
 #pragma unroll
-        for (int r = 0; r < 4; r++) row_ids[r] = row + 8 * r < seq ? ids[row + 8 * r] : 0;
-    }
+    for (int r = 0; r < 4; r++) own_ids[r] = SEGMENTS ? static_cast<const volatile int *>(row_ids)[8 * r] : 0;
 #pragma unroll
-    for (int n = 0; n < N; n++)
+    for (int n = 0; n < N; n++) {
+        const int2 pair = SEGMENTS ? *reinterpret_cast<const int2 *>(column_ids + n * 8) : make_int2(0, 0);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
-            const int place = n * 8 + c;
-            const int column_id = SEGMENTS && place < left ? ids[column + place] : 0;
+            const int place = n * 8 + c, column_id = c == 0 ? pair.x : pair.y;
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 bool seen = ROWS == Rows::Keys || CAUSAL || place < left;
                 if (CAUSAL) seen = ROWS == Rows::Queries ? place - 8 * r <= limit : place - 8 * r >= limit;
-                if (SEGMENTS) seen = seen && column_id == row_ids[r];
+                if (SEGMENTS) seen = seen && column_id == own_ids[r];
                 float &score = scores[r / 2][n][r % 2 * 2 + c];
                 score = seen ? score : MINUS_INFINITY;
             }
         }
+    }
 }
 
 } // namespace
@@ -110,8 +127,9 @@ constexpr int FORWARD_QUERIES = 128, FORWARD_KEYS = SEGMENTS ? 32 : 64;
 
 // y and log_sum_exp (natural logarithm).
 //
-// Grid (B·Hq, ⌈T/128⌉), block 128, dynamic shared memory (128 + 4·64)·D·2 bytes: 98304 for D = 128,
-// 49152 for D = 64. Each warp has 32 queries.
+// Grid (B·Hq, ⌈T/128⌉), block 128, dynamic shared memory (128 + 4·K)·D·2 + 2048 bytes with K = 64: 100352
+// for D = 128, 51200 for D = 64. With SEGMENTS, K = 32 and 768 bytes more: 68352 and 35584. Each warp
+// has 32 queries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_forward(const bf16 *__restrict__ qkv, const int *__restrict__ segments, bf16 *__restrict__ y,
                       float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, float scale) {
@@ -119,27 +137,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     constexpr int KEYS = FORWARD_KEYS, N = KEYS / 8, TILE = KEYS * ROW_BYTES;
     const unsigned q_tile = shared_address(shared);
     const unsigned k_tiles = q_tile + FORWARD_QUERIES * ROW_BYTES, v_tiles = k_tiles + 2 * TILE;
+    // Each thread's part of the sums of its four rows: it has no registers left for them.
+    float4 *total = reinterpret_cast<float4 *>(shared + FORWARD_QUERIES * ROW_BYTES + 4 * TILE) + threadIdx.x;
+    const int *key_ids = reinterpret_cast<const int *>(shared + FORWARD_QUERIES * ROW_BYTES + 4 * TILE + 2048); // [buffer][key]
+    const int *query_ids = key_ids + 2 * KEYS;
 
     const int batch = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
     const int kv_head = head / (q_heads / kv_heads);
     const int q_begin = (gridDim.y - 1 - blockIdx.y) * FORWARD_QUERIES;
-    const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
+    const int stride = (q_heads + 2 * kv_heads) * D;
     const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
     const bf16 *queries = sequence + static_cast<long long>(q_begin) * stride + head * D;
-    const bf16 *keys = sequence + (q_heads + kv_head) * D;
     const int *ids = SEGMENTS ? segments + static_cast<size_t>(batch) * seq : nullptr;
 
     int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + FORWARD_QUERIES) : seq);
     if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + FORWARD_QUERIES), 0, range.y);
     const int tile_begin = range.x / KEYS, tile_end = (range.y + KEYS - 1) / KEYS;
+    const bf16 *keys = tile_source<D, THREADS>(
+        sequence + static_cast<long long>(tile_begin) * KEYS * stride + (q_heads + kv_head) * D, stride);
 
     auto load_keys = [&](int tile) {
-        const int first = tile * KEYS, buffer = tile % 2 * TILE;
-        const bf16 *from = keys + static_cast<long long>(first) * stride;
-        tile_load<KEYS, D, THREADS>(k_tiles + buffer, from, stride, seq - first);
-        tile_load<KEYS, D, THREADS>(v_tiles + buffer, from + kv_heads * D, stride, seq - first);
+        const int left = seq - tile * KEYS, buffer = tile % 2 * TILE;
+        tile_load<KEYS, D, THREADS>(k_tiles + buffer, keys, stride, left);
+        tile_load<KEYS, D, THREADS>(v_tiles + buffer, keys + kv_heads * D, stride, left);
+        if (SEGMENTS) ids_load<KEYS>(key_ids + tile % 2 * KEYS, ids, tile * KEYS, seq);
+        keys += KEYS * stride;
     };
-    tile_load<FORWARD_QUERIES, D, THREADS>(q_tile, queries, stride, seq - q_begin);
+    tile_load<FORWARD_QUERIES, D, THREADS>(q_tile, tile_source<D, THREADS>(queries, stride), stride, seq - q_begin);
+    if (SEGMENTS) ids_load<FORWARD_QUERIES>(query_ids, ids, q_begin, seq);
     load_keys(tile_begin);
     copies_commit();
 
@@ -152,13 +177,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const unsigned k_columns = fragment_address_nk<D>(k_tiles, 0);
     const unsigned v_rows = fragment_address<D>(v_tiles, 0);
 
-    float sums[2][D_TILES][4], maximum[4], total[4];
+    float sums[2][D_TILES][4], maximum[4];
     clear(sums);
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-        maximum[r] = MINUS_INFINITY;
-        total[r] = 0.0f;
-    }
+    for (int r = 0; r < 4; r++) maximum[r] = MINUS_INFINITY;
+    *total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 
     for (int tile = tile_begin; tile < tile_end; tile++) {
         copies_wait<0>();
@@ -171,8 +194,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         float scores[2][N][4];
         scores_of<N>(scores, q_rows, k_columns + tile % 2 * TILE);
 
-        if (SEGMENTS || key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > warp_last_row - 31)) {
-            hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, ids);
+        if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > warp_last_row - 31) ||
+            (SEGMENTS && mixed<KEYS>(query_ids + warp * 32, key_ids + tile % 2 * KEYS))) {
+            hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, query_ids + warp * 32 + lane / 4,
+                                key_ids + tile % 2 * KEYS + lane % 4 * 2);
         }
 
         unsigned weights[KEYS / 16][2][4]; // as A operands
@@ -187,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             const float offset = high == MINUS_INFINITY ? 0.0f : high * scale_log2;
             const float rescale = exp_2(maximum[r] * scale_log2 - offset);
             maximum[r] = high;
-            total[r] *= rescale;
+            float &row_total = reinterpret_cast<float *>(total)[r], sum = row_total * rescale;
 #pragma unroll
             for (int n = 0; n < D_TILES; n++) {
                 sums[m][n][c] *= rescale;
@@ -197,9 +222,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
             for (int n = 0; n < N; n++) {
                 const float left = exp_2(scores[m][n][c] * scale_log2 - offset);
                 const float right = exp_2(scores[m][n][c + 1] * scale_log2 - offset);
-                total[r] += left + right;
+                sum += left + right;
                 weights[n / 2][m][n % 2 * 2 + r % 2] = pack(left, right);
             }
+            row_total = sum;
         }
 
 #pragma unroll
@@ -209,24 +235,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     copies_wait<0>();
     __syncthreads();
 
+    const int2 block = block_again();
+    const int thread = thread_again(), rows_left = seq - (static_cast<int>(gridDim.y) - 1 - block.y) * FORWARD_QUERIES;
+    const int own_row = thread / 32 * 32 + thread % 32 / 4;
+    const float *own_totals =
+        reinterpret_cast<const float *>(shared + FORWARD_QUERIES * ROW_BYTES + 4 * TILE) + thread * 4;
+    float *lse_rows = log_sum_exp + (static_cast<long long>(block.x) + 1) * seq - rows_left;
     float factor[4];
 #pragma unroll
     for (int r = 0; r < 4; r++) {
-        total[r] = quad_sum(total[r]);
-        factor[r] = 1.0f / total[r];
-        const int query = row + 8 * r;
-        if (lane % 4 == 0 && query < seq)
-            log_sum_exp[static_cast<size_t>(blockIdx.x) * seq + query] =
-                maximum[r] * scale + __log2f(total[r]) * LN_2;
+        const float row_total = quad_sum(own_totals[r]);
+        factor[r] = 1.0f / row_total;
+        const int place = own_row + 8 * r;
+        if (thread % 4 == 0 && place < rows_left) lse_rows[place] = maximum[r] * scale + __log2f(row_total) * LN_2;
     }
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < D_TILES; n++)
-            accumulator_to_tile<D>(shared, warp * 32 + m * 16, n, sums[m][n], factor[2 * m], factor[2 * m + 1]);
+            accumulator_to_tile<D>(thread, shared, thread / 32 * 32 + m * 16, n, sums[m][n], factor[2 * m],
+                                   factor[2 * m + 1]);
     __syncthreads();
-    tile_store<FORWARD_QUERIES, D, THREADS>(shared, y + (static_cast<size_t>(batch) * seq + q_begin) * y_stride + head * D,
-                                            y_stride, seq - q_begin);
+    bf16 *y_rows = y + (static_cast<long long>(block.x / q_heads + 1) * seq - rows_left) * (q_heads * D) + block.x % q_heads * D;
+    tile_store<FORWARD_QUERIES, D, THREADS>(thread, shared, y_rows, q_heads * D, rows_left);
 }
 
 // ---- backward -----------------------------------------------------------------------------------
@@ -264,7 +295,7 @@ constexpr int GRAD_KV_KEYS = 64, GRAD_KV_QUERIES = 64;
 // The key and value parts of d_qkv.
 //
 // Grid (B·Hkv, ⌈T/64⌉), block 128, dynamic shared memory 5·64·D·2 + 17408 bytes: 99328 for D = 128,
-// 58368 for D = 64.
+// 58368 for D = 64; with SEGMENTS 768 bytes more.
 //
 // Scores are transposed here (key × query). The warps are two by two: a pair has 32 keys; within it
 // a warp makes the weights of half the queries, then adds up half the columns of dK and dV. Weights
@@ -283,14 +314,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     // [buffer][query]
     const float *lse_rows = reinterpret_cast<const float *>(d_scores + KEYS * QUERIES * 2);
     const float *delta_rows = lse_rows + 2 * QUERIES;
+    const int *query_ids = reinterpret_cast<const int *>(delta_rows + 2 * QUERIES), *key_ids = query_ids + 2 * QUERIES;
 
     const int group = q_heads / kv_heads;
     const int batch = blockIdx.x / kv_heads, kv_head = blockIdx.x % kv_heads;
     const int key_begin = blockIdx.y * KEYS;
     const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
     const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
-    const bf16 *keys = sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D;
-    const bf16 *values = keys + kv_heads * D;
+    const bf16 *keys = tile_source<D, THREADS>(
+        sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D, stride);
     const int *ids = SEGMENTS ? segments + static_cast<size_t>(batch) * seq : nullptr;
 
     int2 range = make_int2(CAUSAL ? key_begin : 0, seq);
@@ -302,25 +334,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     int next_tile = tile_begin, next_head = kv_head * group;
     auto load_queries = [&](int buffer) {
         const int first = next_tile * QUERIES;
-        tile_load<QUERIES, D, THREADS>(q_tiles + buffer * TILE, sequence + static_cast<long long>(first) * stride + next_head * D, stride,
-                                       seq - first);
+        tile_load<QUERIES, D, THREADS>(
+            q_tiles + buffer * TILE,
+            tile_source<D, THREADS>(sequence + static_cast<long long>(first) * stride + next_head * D, stride), stride,
+            seq - first);
         const size_t row = (static_cast<size_t>(batch) * q_heads + next_head) * seq;
         const int query = first + threadIdx.x % QUERIES;
         const float *source = (threadIdx.x < QUERIES ? log_sum_exp : delta) + row;
         copy_4(shared_address(threadIdx.x < QUERIES ? lse_rows : delta_rows) + (buffer * QUERIES + threadIdx.x % QUERIES) * 4,
                source + min(query, seq - 1), query < seq);
+        if (SEGMENTS) ids_load<QUERIES>(query_ids + buffer * QUERIES, ids, first, seq);
     };
     auto load_dy = [&]() {
         const int first = next_tile * QUERIES;
-        tile_load<QUERIES, D, THREADS>(dy_tile, dy + (static_cast<size_t>(batch) * seq + first) * y_stride + next_head * D,
-                                       y_stride, seq - first);
+        tile_load<QUERIES, D, THREADS>(
+            dy_tile,
+            tile_source<D, THREADS>(dy + (static_cast<size_t>(batch) * seq + first) * y_stride + next_head * D, y_stride),
+            y_stride, seq - first);
         if (++next_tile == tile_end) {
             next_tile = tile_begin;
             next_head++;
         }
     };
     tile_load<KEYS, D, THREADS>(k_tile, keys, stride, seq - key_begin);
-    tile_load<KEYS, D, THREADS>(v_tile, values, stride, seq - key_begin);
+    tile_load<KEYS, D, THREADS>(v_tile, keys + kv_heads * D, stride, seq - key_begin);
+    if (SEGMENTS) ids_load<KEYS>(key_ids, ids, key_begin, seq);
     load_queries(0);
     load_dy();
     copies_commit();
@@ -352,8 +390,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
         // Queries past the end have dy = 0 and delta = 0: they add nothing.
         const int column = half * (QUERIES / 2) + lane % 4 * 2;
-        if (SEGMENTS || (CAUSAL && query_begin < key_begin + KEYS))
-            hide<Rows::Keys>(scores, row, query_begin + column, seq, ids);
+        if ((CAUSAL && query_begin < key_begin + KEYS) ||
+            (SEGMENTS && mixed<QUERIES / 2>(key_ids + pair * 32, query_ids + buffer * QUERIES + half * (QUERIES / 2))))
+            hide<Rows::Keys>(scores, row, query_begin + column, seq, key_ids + pair * 32 + lane / 4,
+                             query_ids + buffer * QUERIES + column);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const float2 lse = *reinterpret_cast<const float2 *>(lse_rows + buffer * QUERIES + column + n * 8);
@@ -415,21 +455,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < COLUMNS; n++) {
-            accumulator_to_tile<D>(shared, pair * 32 + m * 16, half * COLUMNS + n, d_keys[m][n], scale, scale);
-            accumulator_to_tile<D>(shared + TILE, pair * 32 + m * 16, half * COLUMNS + n, d_values[m][n], 1.0f, 1.0f);
+            accumulator_to_tile<D>(threadIdx.x, shared, pair * 32 + m * 16, half * COLUMNS + n, d_keys[m][n], scale, scale);
+            accumulator_to_tile<D>(threadIdx.x, shared + TILE, pair * 32 + m * 16, half * COLUMNS + n, d_values[m][n], 1.0f, 1.0f);
         }
     __syncthreads();
     bf16 *d_key_rows = d_qkv + (static_cast<size_t>(batch) * seq + key_begin) * stride + (q_heads + kv_head) * D;
-    tile_store<KEYS, D, THREADS>(shared, d_key_rows, stride, seq - key_begin);
-    tile_store<KEYS, D, THREADS>(shared + TILE, d_key_rows + kv_heads * D, stride, seq - key_begin);
+    tile_store<KEYS, D, THREADS>(threadIdx.x, shared, d_key_rows, stride, seq - key_begin);
+    tile_store<KEYS, D, THREADS>(threadIdx.x, shared + TILE, d_key_rows + kv_heads * D, stride, seq - key_begin);
 }
 
-constexpr int GRAD_Q_QUERIES = 128, GRAD_Q_KEYS = D == 64 ? 64 : 32;
+constexpr int GRAD_Q_QUERIES = 128, GRAD_Q_KEYS = 32;
 
 // The query part of d_qkv.
 //
-// Grid (B·Hq, ⌈T/128⌉), block 128, dynamic shared memory (2·128 + 4·K)·D·2 bytes with K = 32 for
-// D = 128 (98304) and K = 64 for D = 64 (65536). Each warp has 32 queries.
+// Grid (B·Hq, ⌈T/128⌉), block 128, dynamic shared memory (2·128 + 4·32)·D·2 bytes: 98304 for
+// D = 128, 49152 for D = 64; with SEGMENTS 768 bytes more. Each warp has 32 queries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_grad_q(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv, const float *__restrict__ log_sum_exp,
                      const float *__restrict__ delta, const int *__restrict__ segments, bf16 *__restrict__ d_qkv,
@@ -438,28 +478,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     constexpr int KEYS = GRAD_Q_KEYS, N = KEYS / 8, TILE = KEYS * ROW_BYTES;
     const unsigned q_tile = shared_address(shared), dy_tile = q_tile + GRAD_Q_QUERIES * ROW_BYTES;
     const unsigned k_tiles = dy_tile + GRAD_Q_QUERIES * ROW_BYTES, v_tiles = k_tiles + 2 * TILE;
+    const int *key_ids = reinterpret_cast<const int *>(shared + 2 * GRAD_Q_QUERIES * ROW_BYTES + 4 * TILE); // [buffer][key]
+    const int *query_ids = key_ids + 2 * KEYS;
 
     const int batch = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
     const int kv_head = head / (q_heads / kv_heads);
     const int q_begin = (gridDim.y - 1 - blockIdx.y) * GRAD_Q_QUERIES;
     const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
     const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
-    const bf16 *keys = sequence + (q_heads + kv_head) * D;
     const int *ids = SEGMENTS ? segments + static_cast<size_t>(batch) * seq : nullptr;
 
     int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + GRAD_Q_QUERIES) : seq);
     if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + GRAD_Q_QUERIES), 0, range.y);
     const int tile_begin = range.x / KEYS, tile_end = (range.y + KEYS - 1) / KEYS;
+    const bf16 *keys = tile_source<D, THREADS>(
+        sequence + static_cast<long long>(tile_begin) * KEYS * stride + (q_heads + kv_head) * D, stride);
 
     auto load_keys = [&](int tile) {
-        const int first = tile * KEYS, buffer = tile % 2 * TILE;
-        const bf16 *from = keys + static_cast<long long>(first) * stride;
-        tile_load<KEYS, D, THREADS>(k_tiles + buffer, from, stride, seq - first);
-        tile_load<KEYS, D, THREADS>(v_tiles + buffer, from + kv_heads * D, stride, seq - first);
+        const int left = seq - tile * KEYS, buffer = tile % 2 * TILE;
+        tile_load<KEYS, D, THREADS>(k_tiles + buffer, keys, stride, left);
+        tile_load<KEYS, D, THREADS>(v_tiles + buffer, keys + kv_heads * D, stride, left);
+        if (SEGMENTS) ids_load<KEYS>(key_ids + tile % 2 * KEYS, ids, tile * KEYS, seq);
+        keys += KEYS * stride;
     };
-    tile_load<GRAD_Q_QUERIES, D, THREADS>(q_tile, sequence + static_cast<long long>(q_begin) * stride + head * D, stride, seq - q_begin);
     tile_load<GRAD_Q_QUERIES, D, THREADS>(
-        dy_tile, dy + (static_cast<size_t>(batch) * seq + q_begin) * y_stride + head * D, y_stride, seq - q_begin);
+        q_tile, tile_source<D, THREADS>(sequence + static_cast<long long>(q_begin) * stride + head * D, stride), stride,
+        seq - q_begin);
+    tile_load<GRAD_Q_QUERIES, D, THREADS>(
+        dy_tile, tile_source<D, THREADS>(dy + (static_cast<size_t>(batch) * seq + q_begin) * y_stride + head * D, y_stride),
+        y_stride, seq - q_begin);
+    if (SEGMENTS) ids_load<GRAD_Q_QUERIES>(query_ids, ids, q_begin, seq);
     load_keys(tile_begin);
     copies_commit();
 
@@ -495,8 +543,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         scores_of<N>(d_weights, dy_rows, v_columns + buffer);
 
         // Keys past the end must be hidden: their weight may be infinite.
-        if (SEGMENTS || key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > warp_last_row - 31))
-            hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, ids);
+        if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > warp_last_row - 31) ||
+            (SEGMENTS && mixed<KEYS>(query_ids + warp * 32, key_ids + tile % 2 * KEYS)))
+            hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, query_ids + warp * 32 + lane / 4,
+                                key_ids + tile % 2 * KEYS + lane % 4 * 2);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll
@@ -516,12 +566,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     copies_wait<0>();
     __syncthreads();
 
+    const int2 block = block_again();
+    const int thread = thread_again(), rows_left = seq - (static_cast<int>(gridDim.y) - 1 - block.y) * GRAD_Q_QUERIES;
 #pragma unroll
     for (int m = 0; m < 2; m++)
 #pragma unroll
         for (int n = 0; n < D_TILES; n++)
-            accumulator_to_tile<D>(shared, warp * 32 + m * 16, n, d_queries[m][n], scale, scale);
+            accumulator_to_tile<D>(thread, shared, thread / 32 * 32 + m * 16, n, d_queries[m][n], scale, scale);
     __syncthreads();
-    tile_store<GRAD_Q_QUERIES, D, THREADS>(shared, d_qkv + (static_cast<size_t>(batch) * seq + q_begin) * stride + head * D,
-                                           stride, seq - q_begin);
+    const int d_stride = (q_heads + 2 * kv_heads) * D;
+    bf16 *rows = d_qkv + (static_cast<long long>(block.x / q_heads + 1) * seq - rows_left) * d_stride + block.x % q_heads * D;
+    tile_store<GRAD_Q_QUERIES, D, THREADS>(thread, shared, rows, d_stride, rows_left);
 }

@@ -45,14 +45,19 @@ template <int D> __device__ __forceinline__ unsigned tile_offset(int row, int ch
     return row * (D * 2) + ((chunk ^ (row & 7)) << 4);
 }
 
-// Starts copying a tile; rows from `valid_rows` on become zeros. `stride` is that of a token.
+// Where the calling thread starts to copy a tile that begins at `from`.
+template <int D, int THREADS> __device__ __forceinline__ const bf16 *tile_source(const bf16 *from, int stride) {
+    return from + static_cast<long long>(threadIdx.x / (D / 8)) * stride + threadIdx.x % (D / 8) * 8;
+}
+
+// Starts copying a tile from the thread's `source`; rows from `valid_rows` on become zeros. `stride` is
+// that of a token.
 template <int ROWS, int D, int THREADS>
-__device__ __forceinline__ void tile_load(unsigned tile, const bf16 *from, int stride, int valid_rows) {
+__device__ __forceinline__ void tile_load(unsigned tile, const bf16 *source, int stride, int valid_rows) {
     constexpr int CHUNKS = D / 8;
     constexpr int STEP = THREADS / CHUNKS;
     static_assert(THREADS % CHUNKS == 0 && STEP % 8 == 0 && ROWS % STEP == 0, "tile shape");
     const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
-    const bf16 *source = from + static_cast<long long>(first) * stride + chunk * 8;
     const unsigned to = tile + tile_offset<D>(first, chunk);
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; i++) {
@@ -63,10 +68,10 @@ __device__ __forceinline__ void tile_load(unsigned tile, const bf16 *from, int s
 
 // Writes a tile from shared memory to global memory; rows from `valid_rows` on are left alone.
 template <int ROWS, int D, int THREADS>
-__device__ __forceinline__ void tile_store(const char *tile, bf16 *to, int stride, int valid_rows) {
+__device__ __forceinline__ void tile_store(int thread, const char *tile, bf16 *to, int stride, int valid_rows) {
     constexpr int CHUNKS = D / 8;
     constexpr int STEP = THREADS / CHUNKS;
-    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS;
+    const int chunk = thread % CHUNKS, first = thread / CHUNKS;
 #pragma unroll
     for (int i = 0; i < ROWS / STEP; i++) {
         const int row = first + i * STEP;
@@ -75,6 +80,20 @@ __device__ __forceinline__ void tile_store(const char *tile, bf16 *to, int strid
             *reinterpret_cast<uint4 *>(to + static_cast<long long>(row) * stride + chunk * 8) = value;
         }
     }
+}
+
+// threadIdx.x and blockIdx, read once more: what follows from these need not stay in registers through a
+// kernel's main loop.
+__device__ __forceinline__ int thread_again() {
+    int x;
+    asm volatile("mov.u32 %0, %%tid.x;\n" : "=r"(x));
+    return x;
+}
+
+__device__ __forceinline__ int2 block_again() {
+    int2 place;
+    asm volatile("mov.u32 %0, %%ctaid.x;\nmov.u32 %1, %%ctaid.y;\n" : "=r"(place.x), "=r"(place.y));
+    return place;
 }
 
 // ---- tensor-core fragments ----------------------------------------------------------------------
@@ -132,9 +151,9 @@ __device__ __forceinline__ void pack_fragment(unsigned (&a)[4], const float (&le
 
 // Rounds a 16×8 accumulator, times `factor`, into a tile at (row, 8·chunk).
 template <int D>
-__device__ __forceinline__ void accumulator_to_tile(char *tile, int row, int chunk, const float (&c)[4],
+__device__ __forceinline__ void accumulator_to_tile(int thread, char *tile, int row, int chunk, const float (&c)[4],
                                                     float top_factor, float bottom_factor) {
-    const int lane = threadIdx.x % 32, in_row = lane / 4, in_chunk = lane % 4 * 4;
+    const int lane = thread % 32, in_row = lane / 4, in_chunk = lane % 4 * 4;
     *reinterpret_cast<unsigned *>(tile + tile_offset<D>(row + in_row, chunk) + in_chunk) =
         pack(c[0] * top_factor, c[1] * top_factor);
     *reinterpret_cast<unsigned *>(tile + tile_offset<D>(row + in_row + 8, chunk) + in_chunk) =

@@ -7,6 +7,10 @@
 // through a ring of slots: a slot's `full` barrier signals that a tile has landed, its `empty`
 // barrier that both computing groups have read it. Products are asynchronous: what a group computes
 // on scores hides behind its own later products, and behind those of the other group.
+//
+// attention_hopper_forward and attention_hopper_grad_q go over (sequence and head, query tile) items:
+// as many blocks as the card has multiprocessors take items in turn, so that the copies for an item
+// hide behind the end of the one before. Which block takes an item changes nothing in its result.
 #include "attention_common.cuh"
 
 namespace {
@@ -15,6 +19,9 @@ constexpr int D = HEAD_DIM;
 static_assert(D == 64 || D == 128, "head size");
 constexpr int GROUP = 128, THREADS = 3 * GROUP, COMPUTE_WARPS = 8;
 constexpr int D_STEPS = D / 16;
+#ifndef TURNS
+#define TURNS 1
+#endif
 
 // ---- tiles --------------------------------------------------------------------------------------
 
@@ -44,6 +51,7 @@ template <int ROWS>
 __device__ __forceinline__ void panels_store(char *tile, int row, const float (&sums)[D / 2], float top, float bottom,
                                              bf16 *to, int stride, int valid_rows, int barrier) {
     const int thread = threadIdx.x % GROUP, lane = thread % 32, own = row + thread / 32 * 16 + lane / 4;
+    asm volatile("bar.sync %0, 128;\n" ::"r"(barrier) : "memory");
 #pragma unroll
     for (int n = 0; n < D / 8; n++) {
         char *place = tile + lane % 4 * 4;
@@ -99,6 +107,15 @@ __device__ __forceinline__ void tile_wait(unsigned barrier, int phase) {
 
 __device__ __forceinline__ void tile_release(unsigned barrier) {
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+}
+
+// The two computing groups take turns: one waits for its turn, the other passes it on.
+__device__ __forceinline__ void turn_wait(int group) {
+    if (TURNS) asm volatile("bar.sync %0, 256;\n" ::"r"(3 + group) : "memory");
+}
+
+__device__ __forceinline__ void turn_pass(int to_group) {
+    if (TURNS) asm volatile("bar.arrive %0, 256;\n" ::"r"(3 + to_group) : "memory");
 }
 
 // ---- products -----------------------------------------------------------------------------------
@@ -205,54 +222,87 @@ template <int N> __device__ __forceinline__ void pack_all(unsigned (&to)[N / 8][
     for (int i = 0; i < N / 2; i++) to[i / 4][i % 4] = pack(from[2 * i], from[2 * i + 1]);
 }
 
-// As in attention.cu, for 64 rows: the thread's own rows are row and row + 8.
+// Zeros, each in a register of its own: the compiler would otherwise share one, and then give up running
+// products side by side.
+template <int N> __device__ __forceinline__ void clear(float (&sums)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; i++) asm volatile("mov.f32 %0, 0f00000000;\n" : "=f"(sums[i]));
+}
+
+// As in attention.cu, for 64 rows by 2·N columns: the thread's own rows are row and row + 8, and
+// `first` is the first column.
 enum class Rows { Queries, Keys };
 
 template <Rows ROWS, int N>
-__device__ __forceinline__ void hide(float (&scores)[N], int row, int column, int seq, const int *ids) {
-    const int limit = row - column, left = seq - column;
-    int row_ids[2];
+__device__ __forceinline__ void hide(float (&scores)[N], int row, int first, int seq, const int *ids) {
+    const int lane = threadIdx.x % 32, column = first + lane % 4 * 2, limit = row - column, left = seq - column;
+    int row_ids[2], column_ids[N / 16]; // of columns lane, lane + 32, …
     if (SEGMENTS) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) row_ids[r] = row + 8 * r < seq ? ids[row + 8 * r] : 0;
+        for (int r = 0; r < 2; r++) row_ids[r] = ids[min(row + 8 * r, seq - 1)];
+#pragma unroll
+        for (int i = 0; i < N / 16; i++) column_ids[i] = ids[min(first + i * 32 + lane, seq - 1)];
     }
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int place = i / 4 * 8 + i % 2, r = i / 2 % 2;
         bool seen = ROWS == Rows::Keys || CAUSAL || place < left;
         if (CAUSAL) seen = ROWS == Rows::Queries ? place - 8 * r <= limit : place - 8 * r >= limit;
-        if (SEGMENTS) seen = seen && (place < left ? ids[column + place] : 0) == row_ids[r];
+        if (SEGMENTS) {
+            const int id = __shfl_sync(0xffffffff, column_ids[place / 32], place % 32 + lane % 4 * 2);
+            seen = seen && id == row_ids[r];
+        }
         scores[i] = seen ? scores[i] : MINUS_INFINITY;
     }
 }
 
-// Registers for the two kinds of warp group: 40 + 2 · 232 make the block's 3 · 168.
-__device__ __forceinline__ void registers_for_copying() { asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n"); }
-__device__ __forceinline__ void registers_for_computing() { asm volatile("setmaxnreg.inc.sync.aligned.u32 240;\n"); }
+// Whether the warp's 16 rows and COLUMNS columns, all before `seq`, belong to several segments.
+template <int COLUMNS> __device__ __forceinline__ bool mixed(const int *ids, int warp_row, int column, int seq) {
+    const int lane = threadIdx.x % 32, first = ids[min(warp_row, seq - 1)];
+    bool differs = ids[min(warp_row + lane % 16, seq - 1)] != first;
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i += 32) differs = differs || ids[min(column + i + lane, seq - 1)] != first;
+    return __any_sync(0xffffffff, differs);
+}
+
+// The item that this block takes in a round. Items are sorted, longest first; every other round runs
+// backwards, so that all blocks get about the same.
+__device__ __forceinline__ int item_of(int round) {
+    return round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
+// Registers per thread for the two kinds of warp group: once copying and twice computing make the
+// block's 3 · 168.
+template <int COUNT> __device__ __forceinline__ void registers_for_copying() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
+
+template <int COUNT> __device__ __forceinline__ void registers_for_computing() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;\n" ::"n"(COUNT));
+}
 
 } // namespace
 
 // ---- forward ------------------------------------------------------------------------------------
 
-// y and log_sum_exp (natural logarithm).
+// y and log_sum_exp (natural logarithm). `rows` is B·Hq.
 //
-// Grid (B·Hq, ⌈T/128⌉), block 384, dynamic shared memory (128 + 4·128)·D·2 + 64 bytes: 163904 for
-// D = 128, 81984 for D = 64.
+// Items: B·Hq·⌈T/128⌉. Grid (min(items, multiprocessors)), with SEGMENTS (items); block 384; dynamic
+// shared memory (2·128 + 4·128)·D·2 + 80 bytes: 196688 for D = 128, 98384 for D = 64.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_hopper_forward(const bf16 *__restrict__ qkv, const int *__restrict__ segments, bf16 *__restrict__ y,
-                             float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, float scale) {
+                             float *__restrict__ log_sum_exp, int rows, int seq, int q_heads, int kv_heads, float scale) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int QUERIES = 128, KEYS = 128, TILE = KEYS * D * 2, SLOTS = 2;
-    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + QUERIES * D * 2, v_tiles = k_tiles + SLOTS * TILE;
+    const unsigned q_tile = shared_address(shared), k_tiles = q_tile + TILE, v_tiles = k_tiles + SLOTS * TILE;
+    constexpr int OUT_AT = (1 + 2 * SLOTS) * TILE;
     // Eight bytes per slot each.
-    const unsigned k_full = v_tiles + SLOTS * TILE, v_full = k_full + 16, k_empty = k_full + 32, v_empty = k_full + 48;
+    const unsigned k_full = q_tile + OUT_AT + TILE, v_full = k_full + 16, k_empty = k_full + 32, v_empty = k_full + 48;
+    const unsigned q_full = k_full + 64, q_empty = k_full + 72;
 
-    const int batch = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
-    const int kv_head = head / (q_heads / kv_heads);
-    const int q_begin = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    const int q_tiles = (seq + QUERIES - 1) / QUERIES, items = rows * q_tiles;
     const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
-    const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
-    const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
+    auto query_begin = [&](int item) { return (q_tiles - 1 - item / rows) * QUERIES; };
 
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < SLOTS; slot++) {
@@ -261,117 +311,160 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(k_empty + slot * 8, COMPUTE_WARPS);
             barrier_init(v_empty + slot * 8, COMPUTE_WARPS);
         }
+        barrier_init(q_full, GROUP);
+        barrier_init(q_empty, COMPUTE_WARPS);
     }
-    int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + QUERIES) : seq);
-    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + QUERIES), 0, range.y);
-    const int tile_begin = range.x / KEYS, tiles = (range.y + KEYS - 1) / KEYS - tile_begin;
+    int2 range = make_int2(0, seq);
+    if (SEGMENTS) {
+        const int q_begin = query_begin(blockIdx.x), q_end = min(seq, q_begin + QUERIES);
+        range = segment_range(segments + static_cast<long long>(blockIdx.x % rows / q_heads) * seq, q_begin, q_end, 0,
+                              CAUSAL ? q_end : seq);
+    }
+    const int tile_begin = range.x / KEYS;
+    // Key tiles of an item, from `tile_begin` on.
+    auto key_tiles = [&](int q_begin) {
+        const int end = CAUSAL ? min(range.y, q_begin + QUERIES) : range.y;
+        return (end + KEYS - 1) / KEYS - tile_begin;
+    };
     __syncthreads();
 
     if (threadIdx.x < GROUP) {
-        registers_for_copying();
-        panels_load<QUERIES>(q_tile, sequence + static_cast<long long>(q_begin) * stride + head * D, stride, seq - q_begin);
-        const bf16 *keys = sequence + (q_heads + kv_head) * D + static_cast<long long>(tile_begin) * KEYS * stride;
-        for (int i = 0; i < tiles; i++) {
-            const int slot = i % SLOTS, phase = i / SLOTS % 2, left = seq - (tile_begin + i) * KEYS;
-            barrier_wait(k_empty + slot * 8, phase ^ 1);
-            panels_load<KEYS>(k_tiles + slot * TILE, keys, stride, left);
-            barrier_arrive_after_copies(k_full + slot * 8);
-            barrier_wait(v_empty + slot * 8, phase ^ 1);
-            panels_load<KEYS>(v_tiles + slot * TILE, keys + kv_heads * D, stride, left);
-            barrier_arrive_after_copies(v_full + slot * 8);
-            keys += static_cast<long long>(KEYS) * stride;
+        registers_for_copying<24>();
+        int n = 0; // key tiles so far
+        for (int round = 0; round * gridDim.x < items; round++) {
+            const int item = item_of(round);
+            if (item >= items) break;
+            const int q_begin = query_begin(item), row = item % rows, head = row % q_heads;
+            const bf16 *sequence = qkv + static_cast<long long>(row / q_heads) * seq * stride;
+            barrier_wait(q_empty, round % 2 ^ 1);
+            panels_load<QUERIES>(q_tile, sequence + static_cast<long long>(q_begin) * stride + head * D, stride,
+                                 seq - q_begin);
+            barrier_arrive_after_copies(q_full);
+            const bf16 *keys = sequence + (q_heads + head / (q_heads / kv_heads)) * D +
+                               static_cast<long long>(tile_begin) * KEYS * stride;
+            const int tiles = key_tiles(q_begin);
+            for (int i = 0; i < tiles; i++, n++) {
+                const int slot = n % SLOTS, phase = n / SLOTS % 2, left = seq - (tile_begin + i) * KEYS;
+                barrier_wait(k_empty + slot * 8, phase ^ 1);
+                panels_load<KEYS>(k_tiles + slot * TILE, keys, stride, left);
+                barrier_arrive_after_copies(k_full + slot * 8);
+                barrier_wait(v_empty + slot * 8, phase ^ 1);
+                panels_load<KEYS>(v_tiles + slot * TILE, keys + kv_heads * D, stride, left);
+                barrier_arrive_after_copies(v_full + slot * 8);
+                keys += static_cast<long long>(KEYS) * stride;
+            }
         }
         copies_commit();
         copies_wait<0>();
     } else {
-        registers_for_computing();
-        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
-        const int group_row = q_begin + group * 64, row = group_row + threadIdx.x % GROUP / 32 * 16 + lane / 4;
+        registers_for_computing<240>();
+        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, warp_row = threadIdx.x % GROUP / 32 * 16;
         const unsigned q_rows = q_tile + group * (64 * 128);
         const float scale_log2 = scale * LOG2_E;
+        // The groups take turns at starting products, so that one's softmax meets the other's products.
+        if (group == 1) turn_pass(0);
 
-        float sums[D / 2], scores[KEYS / 2], maximum[2], total[2], rescale[2];
-        unsigned weights[KEYS / 16][4];
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) sums[i] = 0.0f;
-        maximum[0] = maximum[1] = MINUS_INFINITY;
-        total[0] = total[1] = 0.0f;
+        int n = 0; // key tiles so far
+        for (int round = 0; round * gridDim.x < items; round++) {
+            const int item = item_of(round);
+            if (item >= items) break;
+            const int group_row = query_begin(item) + group * 64, tiles = key_tiles(query_begin(item));
+            const int batch = item % rows / q_heads;
+            const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
 
-        // Scores to weights, the row maxima and sums brought up to date.
-        auto softmax = [&](int tile) {
-            const int key_begin = tile * KEYS;
-            if (SEGMENTS || key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row))
-                hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, ids);
+            float sums[D / 2], scores[KEYS / 2], maximum[2], total[2], rescale[2];
+            unsigned weights[KEYS / 16][4];
+            clear(sums);
+            maximum[0] = maximum[1] = MINUS_INFINITY;
+            total[0] = total[1] = 0.0f;
+
+            // Scores to weights, the row maxima and sums brought up to date.
+            auto softmax = [&](int tile) {
+                const int key_begin = tile * KEYS;
+                if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row) ||
+                    (SEGMENTS && mixed<KEYS>(ids, group_row + warp_row, key_begin, seq)))
+                    hide<Rows::Queries>(scores, group_row + warp_row + lane / 4, key_begin, seq, ids);
 #pragma unroll
-            for (int r = 0; r < 2; r++) {
-                float high = maximum[r];
+                for (int r = 0; r < 2; r++) {
+                    float high = maximum[r];
 #pragma unroll
-                for (int i = 2 * r; i < KEYS / 2; i += 4) high = fmaxf(high, fmaxf(scores[i], scores[i + 1]));
-                high = quad_max(high);
-                // A query that has seen nothing yet keeps weights of zero.
-                const float offset = high == MINUS_INFINITY ? 0.0f : high * scale_log2;
-                rescale[r] = exp_2(maximum[r] * scale_log2 - offset);
-                maximum[r] = high;
-                float sum = 0.0f;
+                    for (int i = 2 * r; i < KEYS / 2; i += 4) high = fmaxf(high, fmaxf(scores[i], scores[i + 1]));
+                    high = quad_max(high);
+                    // A query that has seen nothing yet keeps weights of zero.
+                    const float offset = high == MINUS_INFINITY ? 0.0f : high * scale_log2;
+                    rescale[r] = exp_2(maximum[r] * scale_log2 - offset);
+                    maximum[r] = high;
+                    float sum = 0.0f;
 #pragma unroll
-                for (int i = 2 * r; i < KEYS / 2; i += 4) {
-                    scores[i] = exp_2(scores[i] * scale_log2 - offset);
-                    scores[i + 1] = exp_2(scores[i + 1] * scale_log2 - offset);
-                    sum += scores[i] + scores[i + 1];
+                    for (int i = 2 * r; i < KEYS / 2; i += 4) {
+                        scores[i] = exp_2(scores[i] * scale_log2 - offset);
+                        scores[i + 1] = exp_2(scores[i + 1] * scale_log2 - offset);
+                        sum += scores[i] + scores[i + 1];
+                    }
+                    total[r] = total[r] * rescale[r] + sum;
                 }
-                total[r] = total[r] * rescale[r] + sum;
-            }
-        };
+            };
 
-        tile_wait(k_full, 0);
-        products_begin();
-        scores_of<QUERIES>(scores, q_rows, k_tiles);
-        products_commit();
-        products_wait<0>();
-        arrived(scores);
-        tile_release(k_empty);
-        softmax(tile_begin);
-        pack_all(weights, scores);
-
-        for (int i = 1; i < tiles; i++) {
-            const int slot = i % SLOTS, before = (i - 1) % SLOTS;
-            tile_wait(k_full + slot * 8, i / SLOTS % 2);
+            tile_wait(q_full, round % 2);
+            tile_wait(k_full + n % SLOTS * 8, n / SLOTS % 2);
+            turn_wait(group);
             products_begin();
-            scores_of<QUERIES>(scores, q_rows, k_tiles + slot * TILE);
+            scores_of<QUERIES>(scores, q_rows, k_tiles + n % SLOTS * TILE);
             products_commit();
-            tile_wait(v_full + before * 8, (i - 1) / SLOTS % 2);
-            products_begin();
-            accumulate(sums, weights, v_tiles + before * TILE);
-            products_commit();
-            products_wait<1>();
+            turn_pass(1 - group);
+            products_wait<0>();
             arrived(scores);
-            tile_release(k_empty + slot * 8);
-            softmax(tile_begin + i);
+            tile_release(k_empty + n % SLOTS * 8);
+            softmax(tile_begin);
+            pack_all(weights, scores);
+
+            for (int i = 1; i < tiles; i++) {
+                const int before = n % SLOTS, before_phase = n / SLOTS % 2;
+                n++;
+                const int slot = n % SLOTS;
+                tile_wait(k_full + slot * 8, n / SLOTS % 2);
+                turn_wait(group);
+                products_begin();
+                scores_of<QUERIES>(scores, q_rows, k_tiles + slot * TILE);
+                products_commit();
+                tile_wait(v_full + before * 8, before_phase);
+                products_begin();
+                accumulate(sums, weights, v_tiles + before * TILE);
+                products_commit();
+                turn_pass(1 - group);
+                products_wait<1>();
+                arrived(scores);
+                tile_release(k_empty + slot * 8);
+                softmax(tile_begin + i);
+                products_wait<0>();
+                arrived(sums);
+                tile_release(v_empty + before * 8);
+#pragma unroll
+                for (int j = 0; j < D / 2; j++) sums[j] *= rescale[j / 2 % 2];
+                pack_all(weights, scores);
+            }
+            tile_release(q_empty);
+            tile_wait(v_full + n % SLOTS * 8, n / SLOTS % 2);
+            products_begin();
+            accumulate(sums, weights, v_tiles + n % SLOTS * TILE);
+            products_commit();
             products_wait<0>();
             arrived(sums);
-            tile_release(v_empty + before * 8);
-#pragma unroll
-            for (int j = 0; j < D / 2; j++) sums[j] *= rescale[j / 2 % 2];
-            pack_all(weights, scores);
-        }
-        const int last = (tiles - 1) % SLOTS;
-        tile_wait(v_full + last * 8, (tiles - 1) / SLOTS % 2);
-        products_begin();
-        accumulate(sums, weights, v_tiles + last * TILE);
-        products_commit();
-        products_wait<0>();
-        arrived(sums);
+            tile_release(v_empty + n % SLOTS * 8);
+            n++;
 
 #pragma unroll
-        for (int r = 0; r < 2; r++) {
-            total[r] = quad_sum(total[r]);
-            if (lane % 4 == 0 && row + 8 * r < seq)
-                log_sum_exp[static_cast<long long>(blockIdx.x) * seq + row + 8 * r] =
-                    maximum[r] * scale + __log2f(total[r]) * LN_2;
+            for (int r = 0; r < 2; r++) {
+                total[r] = quad_sum(total[r]);
+                const int row = group_row + warp_row + lane / 4 + 8 * r;
+                if (lane % 4 == 0 && row < seq)
+                    log_sum_exp[static_cast<long long>(item % rows) * seq + row] =
+                        maximum[r] * scale + __log2f(total[r]) * LN_2;
+            }
+            panels_store<QUERIES>(shared + OUT_AT, group * 64, sums, 1.0f / total[0], 1.0f / total[1],
+                                  y + (static_cast<long long>(batch) * seq + group_row) * y_stride + item % q_heads * D,
+                                  y_stride, seq - group_row, 1 + group);
         }
-        panels_store<QUERIES>(shared, group * 64, sums, 1.0f / total[0], 1.0f / total[1],
-                              y + (static_cast<long long>(batch) * seq + group_row) * y_stride + head * D, y_stride,
-                              seq - group_row, 1 + group);
     }
 }
 
@@ -415,7 +508,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     if (threadIdx.x < GROUP) {
-        registers_for_copying();
+        registers_for_copying<24>();
         const bf16 *keys = sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D;
         panels_load<KEYS>(k_tile, keys, stride, seq - key_begin);
         panels_load<KEYS>(v_tile, keys + kv_heads * D, stride, seq - key_begin);
@@ -445,7 +538,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copies_commit();
         copies_wait<0>();
     } else {
-        registers_for_computing();
+        registers_for_computing<240>();
         const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
         const int group_row = key_begin + group * 64, row = group_row + threadIdx.x % GROUP / 32 * 16 + lane / 4;
         const unsigned k_rows = k_tile + group * (64 * 128), v_rows = v_tile + group * (64 * 128);
@@ -453,11 +546,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
         float d_keys[D / 2], d_values[D / 2], scores[QUERIES / 2], d_weights[QUERIES / 2];
         unsigned weights[QUERIES / 16][4], d_scores[QUERIES / 16][4];
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) {
-            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d_keys[i]));
-            asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d_values[i]));
-        }
+        clear(d_keys);
+        clear(d_values);
 
         int tile = tile_begin, slot = 0, phase = 0, read_slot = -1;
         for (int step = 0; step < steps; step++) {
@@ -484,8 +574,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 read_slot = slot;
 
                 // Queries past the end have dy = 0 and delta = 0: they add nothing.
-                if (SEGMENTS || (CAUSAL && query_begin < group_row + 63))
-                    hide<Rows::Keys>(scores, row, query_begin + lane % 4 * 2, seq, ids);
+                if ((CAUSAL && query_begin < group_row + 63) ||
+                    (SEGMENTS && mixed<QUERIES>(ids, group_row + threadIdx.x % GROUP / 32 * 16, query_begin, seq)))
+                    hide<Rows::Keys>(scores, row, query_begin, seq, ids);
                 const float *own_rows = rows + slot * 2 * QUERIES + lane % 4 * 2;
 #pragma unroll
                 for (int n = 0; n < QUERIES / 8; n++) {
@@ -495,10 +586,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                         scores[n * 4 + i] = exp_2(scores[n * 4 + i] * scale_log2 - (i % 2 ? lse.y : lse.x) * LOG2_E);
                 }
                 pack_all(weights, scores);
-                products_begin();
-                accumulate(d_values, weights, dy_tile);
-                products_commit();
-                products_wait<1>();
+                products_wait<0>();
                 arrived(d_weights);
 #pragma unroll
                 for (int n = 0; n < QUERIES / 8; n++) {
@@ -509,6 +597,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 }
                 pack_all(d_scores, d_weights);
                 products_begin();
+                accumulate(d_values, weights, dy_tile);
+                products_commit();
                 accumulate(d_keys, d_scores, q_tile);
                 products_commit();
                 products_wait<1>();
@@ -531,123 +621,163 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-// The query part of d_qkv.
+// The query part of d_qkv. `rows` is B·Hq.
 //
-// Grid (B·Hq, ⌈T/128⌉), block 384, dynamic shared memory (128 + 6·64)·D·2 + 48 bytes: 131120 for
-// D = 128, 65584 for D = 64. Queries stay in registers.
+// Items: B·Hq·⌈T/128⌉. Grid (min(items, multiprocessors)), with SEGMENTS (items); block 384; dynamic
+// shared memory (3·128 + 6·64)·D·2 + 64 bytes: 196672 for D = 128, 98368 for D = 64.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_hopper_grad_q(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv,
                             const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
-                            const int *__restrict__ segments, bf16 *__restrict__ d_qkv, int seq, int q_heads,
+                            const int *__restrict__ segments, bf16 *__restrict__ d_qkv, int rows, int seq, int q_heads,
                             int kv_heads, float scale) {
     extern __shared__ __align__(1024) char shared[];
-    constexpr int QUERIES = 128, KEYS = 64, TILE = KEYS * D * 2, SLOTS = 3;
-    const unsigned dy_tile = shared_address(shared), k_tiles = dy_tile + QUERIES * D * 2, v_tiles = k_tiles + SLOTS * TILE;
+    constexpr int QUERIES = 128, KEYS = 64, OWN = QUERIES * D * 2, TILE = KEYS * D * 2, SLOTS = 3;
+    const unsigned q_tile = shared_address(shared), dy_tile = q_tile + OWN;
+    constexpr int OUT_AT = 2 * OWN;
+    const unsigned k_tiles = q_tile + 3 * OWN, v_tiles = k_tiles + SLOTS * TILE;
     const unsigned full = v_tiles + SLOTS * TILE, empty = full + SLOTS * 8;
+    const unsigned own_full = full + 48, own_empty = full + 56;
 
-    const int batch = blockIdx.x / q_heads, head = blockIdx.x % q_heads;
-    const int kv_head = head / (q_heads / kv_heads);
-    const int q_begin = (gridDim.y - 1 - blockIdx.y) * QUERIES;
+    const int q_tiles = (seq + QUERIES - 1) / QUERIES, items = rows * q_tiles;
     const int stride = (q_heads + 2 * kv_heads) * D, y_stride = q_heads * D;
-    const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
-    const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
+    auto query_begin = [&](int item) { return (q_tiles - 1 - item / rows) * QUERIES; };
 
     if (threadIdx.x == 0) {
         for (int slot = 0; slot < SLOTS; slot++) {
             barrier_init(full + slot * 8, GROUP);
             barrier_init(empty + slot * 8, COMPUTE_WARPS);
         }
+        barrier_init(own_full, GROUP);
+        barrier_init(own_empty, COMPUTE_WARPS);
     }
-    int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + QUERIES) : seq);
-    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + QUERIES), 0, range.y);
-    const int tile_begin = range.x / KEYS, tiles = (range.y + KEYS - 1) / KEYS - tile_begin;
+    int2 range = make_int2(0, seq);
+    if (SEGMENTS) {
+        const int q_begin = query_begin(blockIdx.x), q_end = min(seq, q_begin + QUERIES);
+        range = segment_range(segments + static_cast<long long>(blockIdx.x % rows / q_heads) * seq, q_begin, q_end, 0,
+                              CAUSAL ? q_end : seq);
+    }
+    const int tile_begin = range.x / KEYS;
+    // Key tiles, from `tile_begin` on, that queries before `q_end` see.
+    auto key_tiles = [&](int q_end) {
+        const int end = CAUSAL ? min(range.y, q_end) : range.y;
+        return (end + KEYS - 1) / KEYS - tile_begin;
+    };
     __syncthreads();
 
     if (threadIdx.x < GROUP) {
-        registers_for_copying();
-        panels_load<QUERIES>(dy_tile, dy + (static_cast<long long>(batch) * seq + q_begin) * y_stride + head * D, y_stride,
-                             seq - q_begin);
-        const bf16 *keys = sequence + (q_heads + kv_head) * D + static_cast<long long>(tile_begin) * KEYS * stride;
+        registers_for_copying<40>();
         int slot = 0, phase = 1;
-        for (int i = 0; i < tiles; i++) {
-            const int left = seq - (tile_begin + i) * KEYS;
-            barrier_wait(empty + slot * 8, phase);
-            panels_load<KEYS>(k_tiles + slot * TILE, keys, stride, left);
-            panels_load<KEYS>(v_tiles + slot * TILE, keys + kv_heads * D, stride, left);
-            barrier_arrive_after_copies(full + slot * 8);
-            keys += static_cast<long long>(KEYS) * stride;
-            if (++slot == SLOTS) {
-                slot = 0;
-                phase ^= 1;
+        for (int round = 0; round * gridDim.x < items; round++) {
+            const int item = item_of(round);
+            if (item >= items) break;
+            const int q_begin = query_begin(item), head = item % q_heads, batch = item % rows / q_heads;
+            const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
+            barrier_wait(own_empty, round % 2 ^ 1);
+            panels_load<QUERIES>(q_tile, sequence + static_cast<long long>(q_begin) * stride + head * D, stride,
+                                 seq - q_begin);
+            panels_load<QUERIES>(dy_tile, dy + (static_cast<long long>(batch) * seq + q_begin) * y_stride + head * D,
+                                 y_stride, seq - q_begin);
+            barrier_arrive_after_copies(own_full);
+            const bf16 *keys = sequence + (q_heads + head / (q_heads / kv_heads)) * D +
+                               static_cast<long long>(tile_begin) * KEYS * stride;
+            const int tiles = key_tiles(q_begin + QUERIES);
+            for (int i = 0; i < tiles; i++) {
+                const int left = seq - (tile_begin + i) * KEYS;
+                barrier_wait(empty + slot * 8, phase);
+                panels_load<KEYS>(k_tiles + slot * TILE, keys, stride, left);
+                panels_load<KEYS>(v_tiles + slot * TILE, keys + kv_heads * D, stride, left);
+                barrier_arrive_after_copies(full + slot * 8);
+                keys += static_cast<long long>(KEYS) * stride;
+                if (++slot == SLOTS) {
+                    slot = 0;
+                    phase ^= 1;
+                }
             }
         }
         copies_commit();
         copies_wait<0>();
     } else {
-        registers_for_computing();
-        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32;
-        const int group_row = q_begin + group * 64, row = group_row + threadIdx.x % GROUP / 32 * 16 + lane / 4;
+        registers_for_computing<232>();
+        const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, warp_row = threadIdx.x % GROUP / 32 * 16;
+        const unsigned q_rows = q_tile + panel_offset<QUERIES>(group * 64 + warp_row + lane % 16, lane / 16);
         const float scale_log2 = scale * LOG2_E;
-
-        unsigned queries[D_STEPS][4];
-        float offset[2], row_delta[2];
-#pragma unroll
-        for (int r = 0; r < 2; r++) {
-            const int query = row + 8 * r;
-            const bool valid = query < seq;
-            const long long token = static_cast<long long>(batch) * seq + query;
-            const bf16 *from = qkv + token * stride + head * D + lane % 4 * 2;
-#pragma unroll
-            for (int k = 0; k < D / 8; k++)
-                queries[k / 2][k % 2 * 2 + r] = valid ? *reinterpret_cast<const unsigned *>(from + k * 8) : 0;
-            const long long place = static_cast<long long>(blockIdx.x) * seq + query;
-            offset[r] = valid ? log_sum_exp[place] * LOG2_E : 0.0f;
-            row_delta[r] = valid ? delta[place] : 0.0f;
-        }
-        float d_queries[D / 2], scores[KEYS / 2], d_weights[KEYS / 2];
-        unsigned d_scores[KEYS / 16][4];
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) d_queries[i] = 0.0f;
-
-        // The last tile may lie after all of the group's queries.
-        const int own_tiles = CAUSAL ? min(tiles, (group_row + 64 + KEYS - 1) / KEYS - tile_begin) : tiles;
-        int slot = 0, phase = 0, read_slot = -1;
-        for (int i = 0; i < own_tiles; i++) {
-            const unsigned k_tile = k_tiles + slot * TILE, v_tile = v_tiles + slot * TILE;
-            tile_wait(full + slot * 8, phase);
-            products_begin();
-            scores_of(scores, queries, k_tile);
-            products_commit();
-            scores_of<QUERIES>(d_weights, dy_tile + group * (64 * 128), v_tile);
-            products_commit();
-            products_wait<1>();
-            arrived(scores);
-            if (read_slot >= 0) tile_release(empty + read_slot * 8);
-            read_slot = slot;
-
-            // Keys past the end must be hidden: their weight may be infinite.
-            const int key_begin = (tile_begin + i) * KEYS;
-            if (SEGMENTS || key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row))
-                hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, ids);
-#pragma unroll
-            for (int j = 0; j < KEYS / 2; j++) scores[j] = exp_2(scores[j] * scale_log2 - offset[j / 2 % 2]);
-            products_wait<0>();
-            arrived(d_weights);
-#pragma unroll
-            for (int j = 0; j < KEYS / 2; j++) d_weights[j] = scores[j] * (d_weights[j] - row_delta[j / 2 % 2]);
-            pack_all(d_scores, d_weights);
-            products_begin();
-            accumulate(d_queries, d_scores, k_tile);
-            products_commit();
+        int slot = 0, phase = 0;
+        auto next_slot = [&]() {
             if (++slot == SLOTS) {
                 slot = 0;
                 phase ^= 1;
             }
+        };
+
+        for (int round = 0; round * gridDim.x < items; round++) {
+            const int item = item_of(round);
+            if (item >= items) break;
+            const int group_row = query_begin(item) + group * 64, row = group_row + warp_row + lane / 4;
+            const int batch = item % rows / q_heads;
+            const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
+
+            float offset[2], row_delta[2];
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const bool valid = row + 8 * r < seq;
+                const long long place = static_cast<long long>(item % rows) * seq + row + 8 * r;
+                offset[r] = valid ? log_sum_exp[place] * LOG2_E : 0.0f;
+                row_delta[r] = valid ? delta[place] : 0.0f;
+            }
+            float d_queries[D / 2], scores[KEYS / 2], d_weights[KEYS / 2];
+            unsigned queries[D_STEPS][4], d_scores[KEYS / 16][4];
+            clear(d_queries);
+            tile_wait(own_full, round % 2);
+#pragma unroll
+            for (int k = 0; k < D_STEPS; k++)
+                matrices_load(queries[k], (q_rows ^ (k % 4 << 5)) + k / 4 * (QUERIES * 128));
+
+            // The last tiles may lie after all of the group's queries.
+            const int tiles = key_tiles(query_begin(item) + QUERIES);
+            const int own_tiles = min(tiles, key_tiles(group_row + 64));
+            int read_slot = -1;
+            for (int i = 0; i < own_tiles; i++) {
+                const unsigned k_tile = k_tiles + slot * TILE, v_tile = v_tiles + slot * TILE;
+                tile_wait(full + slot * 8, phase);
+                products_begin();
+                scores_of(scores, queries, k_tile);
+                products_commit();
+                scores_of<QUERIES>(d_weights, dy_tile + group * (64 * 128), v_tile);
+                products_commit();
+                products_wait<1>();
+                arrived(scores);
+                if (read_slot >= 0) tile_release(empty + read_slot * 8);
+                read_slot = slot;
+
+                // Keys past the end must be hidden: their weight may be infinite.
+                const int key_begin = (tile_begin + i) * KEYS;
+                if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row) ||
+                    (SEGMENTS && mixed<KEYS>(ids, group_row + warp_row, key_begin, seq)))
+                    hide<Rows::Queries>(scores, row, key_begin, seq, ids);
+#pragma unroll
+                for (int j = 0; j < KEYS / 2; j++) scores[j] = exp_2(scores[j] * scale_log2 - offset[j / 2 % 2]);
+                products_wait<0>();
+                arrived(d_weights);
+                if (i == own_tiles - 1) tile_release(own_empty);
+#pragma unroll
+                for (int j = 0; j < KEYS / 2; j++) d_weights[j] = scores[j] * (d_weights[j] - row_delta[j / 2 % 2]);
+                pack_all(d_scores, d_weights);
+                products_begin();
+                accumulate(d_queries, d_scores, k_tile);
+                products_commit();
+                next_slot();
+            }
+            products_wait<0>();
+            arrived(d_queries);
+            tile_release(empty + read_slot * 8);
+            for (int i = own_tiles; i < tiles; i++) {
+                barrier_wait(full + slot * 8, phase);
+                tile_release(empty + slot * 8);
+                next_slot();
+            }
+            panels_store<QUERIES>(shared + OUT_AT, group * 64, d_queries, scale, scale,
+                                  d_qkv + (static_cast<long long>(batch) * seq + group_row) * stride + item % q_heads * D,
+                                  stride, seq - group_row, 1 + group);
         }
-        products_wait<0>();
-        arrived(d_queries);
-        panels_store<QUERIES>(shared, group * 64, d_queries, scale, scale,
-                              d_qkv + (static_cast<long long>(batch) * seq + group_row) * stride + head * D, stride,
-                              seq - group_row, 1 + group);
     }
 }

@@ -97,8 +97,8 @@ template <> __device__ inline Pack<float> packed<float>(const float (&x)[PACK]) 
     return {make_float4(x[0], x[1], x[2], x[3]), make_float4(x[4], x[5], x[6], x[7])};
 }
 
-/// A row of `width` elements, or a part of one. Whole packs are accessed at once if it is `aligned`:
-/// if it starts on a pack.
+/// A row of `width` elements, or a part of one. Whole packs are accessed at once if it is
+/// `aligned`: if it starts on a pack.
 template <class T> struct Row {
     T* start;
     i64 width;
@@ -126,7 +126,8 @@ template <class T> __device__ inline Pack<T> read_pack(const Row<const T>& row, 
 }
 
 /// Writes elements `i .. i + 8` of a row; those past its end are dropped.
-template <class T> __device__ inline void write_pack(const Row<T>& row, i64 i, const Pack<T>& pack) {
+template <class T>
+__device__ inline void write_pack(const Row<T>& row, i64 i, const Pack<T>& pack) {
     if (row.aligned && i + PACK <= row.width) return store_pack(row.start + i, pack);
     float x[PACK];
     unpack(pack, x);

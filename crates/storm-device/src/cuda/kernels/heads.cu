@@ -42,8 +42,8 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/// A block per `rows_per_block` rows: dx, and where `partials` (blocks, 2·dim) is not null, the sums
-/// over these rows that the gradients of the query weight and of the key weight are made of.
+/// A block per `rows_per_block` rows: dx, and where `partials` (blocks, 2·dim) is not null, the
+/// sums over these rows that the gradients of query weight and key weight are made of.
 extern "C" __global__ void __launch_bounds__(256)
     qk_norm_grad(const E* dy, const E* qkv, const E* query_weight, const E* key_weight,
                  const float* rstd, E* dx, float* partials, i64 rows, int rows_per_block,
@@ -107,8 +107,9 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/// A block per row; a group handles a pack of the lower half of a head and its partners in the upper
-/// one: `lanes` times 8 is at least `dim / 2`. `sign` is −1 to turn back. table: (rows, dim/2, 2).
+/// A block per row; a thread handles a pack of the lower half of a head and its partners in the
+/// upper one: `lanes` times 8 is at least `dim / 2`. `sign` is −1 to turn back. table: (rows,
+/// dim/2, 2).
 extern "C" __global__ void __launch_bounds__(256)
     rotary(const E* qkv, const float* table, E* y, int query_heads, int key_heads, int dim,
            int lanes, float sign) {
@@ -156,7 +157,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/// How contexts longer than those trained first change a frequency; factor 0 for not at all. As
+/// Angle per position of a pair; a factor of 0 means no scaling. As
 /// `RotaryFrequencies::inverse_wavelengths`, rounded where that rounds.
 __device__ inline float inverse_wavelength(int pair, int dim, double theta, double factor,
                                            double low_frequency_factor,

@@ -101,9 +101,9 @@ __device__ inline void norm(const E* x, const E* delta, const E* weight, const E
 }
 
 /// dx of the rows `rows_per_block · block ..`, and the sums over these rows that the gradients of
-/// weight and bias are made of: a row of `partials` (blocks, width or 2·width), where not null. With
-/// PREFETCH the next row is on its way while this one is summed; blocks of 1024 threads do not have
-/// the registers for it.
+/// weight and bias are made of: a row of `partials` (blocks, width or 2·width), where not null.
+/// With PREFETCH the next row is on its way while this one is summed; blocks of 1024 threads do not
+/// have the registers for it.
 template <int PACKS, bool ONE_WARP, bool PREFETCH>
 __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const float* rstd,
                                  const float* mean, const E* addend, E* dx, float* partials,

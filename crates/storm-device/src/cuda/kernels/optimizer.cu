@@ -39,19 +39,24 @@ extern "C" __global__ void __launch_bounds__(256)
           float beta2, float epsilon, float weight_decay, int stochastic_parameter,
           int stochastic_moments, int stream) {
     const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
+    if (i >= elements) return;
     const float factor = clip != nullptr ? *clip : 1.0f;
-    if (i >= elements || factor == 0.0f) return;
+    const float rate = scalars[0];
     float value[PACK], g[PACK], first[PACK], second[PACK];
+    const Pack<G> gradients = read_pack(flat(gradient, elements), i);
+    const Pack<M> firsts = read_pack(flat<const M>(first_moment, elements), i);
+    const Pack<M> seconds = read_pack(flat<const M>(second_moment, elements), i);
+    // Last: a choice of types is a wait for what was chosen.
     if (master != nullptr) {
         read8(flat<const float>(master, elements), i, value);
     } else {
         read8(flat<const P>(parameter, elements), i, value);
     }
-    read8(flat(gradient, elements), i, g);
-    read8(flat<const M>(first_moment, elements), i, first);
-    read8(flat<const M>(second_moment, elements), i, second);
+    unpack(gradients, g);
+    unpack(firsts, first);
+    unpack(seconds, second);
+    if (factor == 0.0f) return; // only now, so that nothing waits for it
 
-    const float rate = scalars[0];
     const float keep = __fsub_rn(1.0f, __fmul_rn(rate, weight_decay));
     const float step = __fdiv_rn(rate, scalars[1]);
     const float second_scale = __fdiv_rn(1.0f, __fsqrt_rn(scalars[2]));
@@ -88,12 +93,13 @@ extern "C" __global__ void __launch_bounds__(256)
     sgd(P* parameter, const G* gradient, const float* scalars, const float* clip, const int* seed,
         i64 elements, float weight_decay, int stochastic_parameter, int stream) {
     const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
+    if (i >= elements) return;
     const float factor = clip != nullptr ? *clip : 1.0f;
-    if (i >= elements || factor == 0.0f) return;
     float value[PACK], g[PACK];
     read8(flat<const P>(parameter, elements), i, value);
     read8(flat(gradient, elements), i, g);
     const float rate = scalars[0];
+    if (factor == 0.0f) return; // only now, so that nothing waits for it
     const float keep = __fsub_rn(1.0f, __fmul_rn(rate, weight_decay));
 #pragma unroll
     for (int j = 0; j < PACK; j++) {

@@ -1,6 +1,9 @@
 // Sums over rows, over all elements, and over scalars. Storage type: E.
 #include "common.cuh"
 
+/// Loads in flight per thread.
+constexpr int UNROLL = 4;
+
 // ---- sums over rows: partial sums of blocks of rows, then the blocks ----------------------------
 
 /// Warps of `column_partials`; each takes every eighth row of the block's.
@@ -16,14 +19,23 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i64 column = i64(blockIdx.y) * COLUMNS + lane * PACK;
     const i64 first = i64(blockIdx.x) * rows_per_block;
-    const i64 end = minimum(rows, first + rows_per_block);
+    const int own_rows = int(minimum(rows - first, rows_per_block));
     float sum[PACK] = {};
-#pragma unroll 4
-    for (i64 row = first + warp; row < end; row += WARPS) {
-        float values[PACK];
-        read8(row_of(x, row, width), column, values);
+    Row<const E> from = row_of(x, first + warp, width);
+    for (int row = warp; row < own_rows;) {
+        Pack<E> packs[UNROLL];
 #pragma unroll
-        for (int j = 0; j < PACK; j++) sum[j] += values[j];
+        for (int k = 0; k < UNROLL; k++, row += WARPS, from.start += WARPS * width) {
+            if (row >= own_rows) from.width = 0; // all zeros
+            packs[k] = read_pack(from, column);
+        }
+#pragma unroll
+        for (int k = 0; k < UNROLL; k++) {
+            float values[PACK];
+            unpack(packs[k], values);
+#pragma unroll
+            for (int j = 0; j < PACK; j++) sum[j] += values[j];
+        }
     }
 #pragma unroll
     for (int j = 0; j < PACK; j++) sums[warp][lane * PACK + j] = sum[j];
@@ -63,9 +75,6 @@ extern "C" __global__ void __launch_bounds__(WARP* WARP)
 }
 
 // ---- sums over all elements ---------------------------------------------------------------------
-
-/// Loads in flight per thread.
-constexpr int UNROLL = 4;
 
 /// One of `partials` per block: the sum of `f` over `per_block` elements.
 template <class F>
@@ -112,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(1024)
     if (threadIdx.x == 0) *out = float(sum);
 }
 
-// ---- the norm of all gradients --------------------------------------------------------------------
+// ---- the norm of all gradients ------------------------------------------------------------------
 
 /// Adds `count` ≤ 16 scalars, in order, to `running`, which starts at 0 if `is_first`; writes the
 /// root to `norm` if it is not null. One thread: launches follow each other on the stream.
