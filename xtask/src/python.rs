@@ -38,6 +38,11 @@ impl Environment {
         }
     }
 
+    /// Where it is.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.dir
+    }
+
     /// Its interpreter, in the root folder, kept from reaching the network on its own.
     pub(crate) fn python(&self) -> Command {
         let mut command = Command::new(self.interpreter());

@@ -42,7 +42,10 @@ pub(crate) fn run(mut args: Args) -> Result<()> {
         Stage::new("python set-up", || Environment::new().ensure()),
         Stage::new("rust tests", move || {
             let test = ["test", "--workspace", "--lib", "--bins", "--tests"];
-            run_command(extent.apply(cargo()).args(test))
+            let mut command = extent.apply(cargo());
+            // PyTorch brings NVRTC along, with which every CUDA kernel is compiled: no GPU needed.
+            command.env("VIRTUAL_ENV", Environment::new().folder()).env("STORM_REQUIRE_NVRTC", "1");
+            run_command(command.args(test))
         }),
         Stage::new("doc tests", move || {
             run_command(extent.apply(cargo()).args(["test", "--workspace", "--doc"]))

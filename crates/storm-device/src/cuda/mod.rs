@@ -111,7 +111,7 @@ impl Device for CudaDevice {
         let placed =
             PlacedNode::new(self.capacity_bytes(), Self::ALIGNMENT, graph, node, place, layer)?;
         let base = self.memory.start();
-        let actions = Planner::plan(&placed, &self.context.card, &self.kernels, &self.gemm, base)?;
+        let actions = Planner::plan(&placed, &self.kernels, &self.gemm, base)?;
         let (name, op_name, end) = (placed.name, placed.op.name(), placed.end);
         Ok(CudaInstruction { actions, name, op_name, end })
     }

@@ -53,7 +53,6 @@ impl Kernels {
 /// A node on its way to actions.
 pub(super) struct Planner<'a> {
     pub(super) node: &'a PlacedNode,
-    pub(super) card: &'a Card,
     kernels: &'a Kernels,
     gemm: &'a Gemm,
     /// Address of offset 0.
@@ -75,12 +74,11 @@ pub(super) struct KernelChoice<'a> {
 impl<'a> Planner<'a> {
     pub(super) fn plan(
         node: &'a PlacedNode,
-        card: &'a Card,
         kernels: &'a Kernels,
         gemm: &'a Gemm,
         base: u64,
     ) -> Result<Vec<Action>, DeviceError> {
-        let mut planner = Planner { node, card, kernels, gemm, base, actions: Vec::new() };
+        let mut planner = Planner { node, kernels, gemm, base, actions: Vec::new() };
         dispatch::plan(&mut planner)?;
         Ok(planner.actions)
     }

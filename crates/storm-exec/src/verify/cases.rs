@@ -9,7 +9,7 @@ use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::*;
 
 /// Names of the families.
-pub fn families() -> &'static [&'static str] {
+pub(super) fn families() -> &'static [&'static str] {
     &[
         "embedding",
         "linear",

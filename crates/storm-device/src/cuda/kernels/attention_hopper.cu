@@ -8,6 +8,9 @@
 // barrier that both computing groups have read it. Products are asynchronous: what a group computes
 // on scores hides behind its own later products, and behind those of the other group.
 //
+// The compiler takes a product's sums as ready at once. Nothing may touch them before the wait: main
+// loops are not unrolled, since that would copy sums still being made, and `arrived` follows each wait.
+//
 // attention_hopper_forward and attention_hopper_grad_q go over (sequence and head, query tile) items:
 // as many blocks as the card has multiprocessors take items in turn, so that the copies for an item
 // hide behind the end of the one before. Which block takes an item changes nothing in its result.
@@ -418,6 +421,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             softmax(tile_begin);
             pack_all(weights, scores);
 
+#pragma unroll 1
             for (int i = 1; i < tiles; i++) {
                 const int before = n % SLOTS, before_phase = n / SLOTS % 2;
                 n++;
@@ -550,6 +554,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         clear(d_values);
 
         int tile = tile_begin, slot = 0, phase = 0, read_slot = -1;
+#pragma unroll 1
         for (int step = 0; step < steps; step++) {
             const int query_begin = tile * QUERIES;
             tile_wait(full + slot * 8, phase);
@@ -570,6 +575,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 products_commit();
                 products_wait<1>();
                 arrived(scores);
+                arrived(d_keys);
                 if (read_slot >= 0) tile_release(empty + read_slot * 8);
                 read_slot = slot;
 
@@ -736,6 +742,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int tiles = key_tiles(query_begin(item) + QUERIES);
             const int own_tiles = min(tiles, key_tiles(group_row + 64));
             int read_slot = -1;
+#pragma unroll 1
             for (int i = 0; i < own_tiles; i++) {
                 const unsigned k_tile = k_tiles + slot * TILE, v_tile = v_tiles + slot * TILE;
                 tile_wait(full + slot * 8, phase);
@@ -746,6 +753,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 products_commit();
                 products_wait<1>();
                 arrived(scores);
+                arrived(d_queries);
                 if (read_slot >= 0) tile_release(empty + read_slot * 8);
                 read_slot = slot;
 

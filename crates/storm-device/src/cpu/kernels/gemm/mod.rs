@@ -5,9 +5,9 @@
 //! the type of C. The implementation (packing, tiles, threads, instruction set) is not visible in
 //! the result: it is bitwise that of the three nested loops.
 //!
-//! Structure, after BLIS: the output is cut into tiles, one task each ([`partition`]). A task walks
+//! Structure, after BLIS: the output is cut into tiles, one task each (`partition`). A task walks
 //! k in blocks; per block it packs its part of B once, then takes the rows in panels of a few: a
-//! panel of A is packed into the first-level cache and multiplied with all of B ([`micro`]). Sums
+//! panel of A is packed into the first-level cache and multiplied with all of B (`micro`). Sums
 //! wait in a per-thread f32 buffer between k blocks.
 
 #[cfg(target_arch = "x86_64")]
