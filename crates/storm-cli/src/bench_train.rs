@@ -147,17 +147,17 @@ fn bench<D: Device>(
 }
 
 /// Matrix arithmetic of one micro-batch, forward and backward.
-fn step_flops(program: &Program, precision: Precision) -> Result<u64> {
+fn step_flops(program: &Program, precision: Precision) -> Result<u128> {
     let program = program.differentiate(Accumulation::Continue, precision.gradients())?;
     let mut flops = 0;
     for section in program.sections() {
         let graph = &section.graph;
-        let one: u64 = graph
+        let one: u128 = graph
             .nodes()
             .iter()
             .map(|node| node.op.clone().map(|_, id| graph.tensor(id)).matrix_flops())
             .sum();
-        let times = if section.name == "layer" { program.layer_count as u64 } else { 1 };
+        let times = if section.name == "layer" { program.layer_count as u128 } else { 1 };
         flops += one * times;
     }
     Ok(flops)

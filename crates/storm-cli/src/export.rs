@@ -3,6 +3,7 @@
 use crate::size;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::PathBuf;
 use storm_model::{
@@ -44,27 +45,29 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
         source: Some(&args.input),
         if_exists: if args.replace { IfExists::Replace } else { IfExists::Refuse },
     };
-    let mut current = Loaded::default();
+    let total = directory.model().parameter_count();
+    let mut current = Loaded::new(total);
     save(&args.output, directory.model(), &options, |spec, range, dest: &mut [f32]| {
         current.provide(&directory, spec, range, dest)?;
         Ok(())
     })?;
-    println!(
-        "wrote {} parameters to {}",
-        directory.model().parameter_count(),
-        args.output.display()
-    );
+    current.progress.finish();
+    println!("wrote {total} parameters to {}", args.output.display());
     Ok(())
 }
 
 /// The parameter that is being written.
-#[derive(Default)]
 struct Loaded {
     name: String,
     values: Vec<f32>,
+    progress: Progress,
 }
 
 impl Loaded {
+    fn new(total: u64) -> Loaded {
+        Loaded { name: String::new(), values: Vec::new(), progress: Progress { done: 0, total } }
+    }
+
     fn provide(
         &mut self,
         directory: &HfDirectory,
@@ -76,8 +79,30 @@ impl Loaded {
             self.values.resize(spec.element_count(), 0.0);
             load_parameter(directory, spec, &mut self.values)?;
             self.name.clone_from(&spec.name);
+            self.progress.advance(spec.element_count() as u64, &spec.name);
         }
         dest.copy_from_slice(&self.values[range]);
         Ok(())
+    }
+}
+
+/// A line on the terminal that is written over; nothing if there is none.
+struct Progress {
+    done: u64,
+    total: u64,
+}
+
+impl Progress {
+    fn advance(&mut self, parameters: u64, name: &str) {
+        self.done = (self.done + parameters).min(self.total);
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[K{:3} % {name}", 100 * self.done / self.total.max(1));
+        }
+    }
+
+    fn finish(&self) {
+        if std::io::stderr().is_terminal() {
+            eprint!("\r\x1b[K");
+        }
     }
 }

@@ -4,29 +4,30 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::{IsTerminal, Write};
 use storm_device::cuda::CudaDevice;
-use storm_exec::verify_ops;
+use storm_exec::{verify_ops, verify_row_chunks};
 use storm_train::verify_models;
 
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
-    /// What to check against the CPU device.
+    /// What to check against the CPU device: the first NVIDIA GPU.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
-    /// Check every op on random shapes, f32 and bf16, and that a second run gives the same bits.
+    /// Check every op on random shapes, f32 and bf16, that a second run gives the same bits, and that
+    /// products by chunks of rows do.
     #[arg(long)]
     ops: bool,
     /// Check the gradients of small models of every family, and that training repeats bit by bit.
     #[arg(long)]
     models: bool,
     /// Random shapes per op.
-    #[arg(long, default_value_t = 12)]
+    #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
     /// Runs of the same training.
-    #[arg(long, default_value_t = 3)]
-    runs: usize,
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(2..))]
+    runs: u32,
     /// Steps of each.
-    #[arg(long, default_value_t = 100)]
-    steps: usize,
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -55,11 +56,22 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             failed += usize::from(!report.passed());
         }
         println!("error: of what rounding allows");
+        println!("\n{:<18} {:>20}  rows in chunks", "product", "rows × out × in");
+        for report in verify_row_chunks(open)? {
+            let (rows, outputs, inputs) = report.shape;
+            let shape = format!("{rows} × {outputs} × {inputs}");
+            let verdict = match report.differs_at.is_empty() {
+                true => "PASS same bits".to_owned(),
+                false => format!("FAIL other bits in chunks of {:?}", report.differs_at),
+            };
+            println!("{:<18} {shape:>20}  {verdict}", report.op);
+            failed += usize::from(!report.differs_at.is_empty());
+        }
     }
     if args.models || all {
         let mut stderr = std::io::stderr();
         let shows_progress = stderr.is_terminal();
-        let reports = verify_models(args.runs, args.steps, open, |what| {
+        let reports = verify_models(args.runs as usize, args.steps as usize, open, |what| {
             if shows_progress {
                 let _ = write!(stderr, "\r\x1b[K{what} …");
             }

@@ -4,7 +4,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The system's allocator, metered. A test binary installs it:
 ///
@@ -21,16 +20,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// ```
 pub struct AllocationMeter;
 
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
 thread_local! {
+    static COUNT: Cell<usize> = const { Cell::new(0) };
     static CURRENT_BYTES: Cell<isize> = const { Cell::new(0) };
     static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Allocations of the whole process so far, reallocations included.
+/// Allocations of this thread so far, reallocations included. By thread, because tests of one
+/// binary run side by side: ask every thread of a pool for that of the pool.
 pub fn count() -> usize {
-    COUNT.load(Ordering::SeqCst)
+    COUNT.get()
 }
 
 /// Runs something and returns the most bytes that this thread held at once meanwhile, beyond what
@@ -43,7 +42,7 @@ pub fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, isize) {
 }
 
 fn taken(bytes: usize) {
-    COUNT.fetch_add(1, Ordering::SeqCst);
+    COUNT.set(COUNT.get() + 1);
     let current = CURRENT_BYTES.get() + bytes as isize;
     CURRENT_BYTES.set(current);
     PEAK_BYTES.set(PEAK_BYTES.get().max(current));

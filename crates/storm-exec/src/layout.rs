@@ -59,7 +59,7 @@ fn take(gaps: &mut Vec<Gap>, top: &mut usize, size: usize) -> usize {
         Some(gap) if gap.end == *top => gaps.pop().expect("just seen").start,
         _ => *top,
     };
-    *top = start + size;
+    *top = start.saturating_add(size);
     start
 }
 

@@ -15,4 +15,4 @@ pub use error::ExecError;
 pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};
-pub use verify::{OpReport, verify_ops};
+pub use verify::{ChunkReport, OpReport, verify_ops, verify_row_chunks};

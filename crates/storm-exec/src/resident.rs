@@ -46,13 +46,13 @@ impl<D: Device> Resident<D> {
                 .zip(&layout.offsets)
                 .map(|(value, offset)| match value {
                     Home::Slot(slot) => slots.offset(*slot),
-                    Home::Work { .. } => base + offset,
+                    Home::Work { .. } => base.saturating_add(*offset),
                 })
                 .collect();
             laid_out.push((schedule, offsets, layout.size_bytes));
         }
         let work = laid_out.iter().map(|&(_, _, size)| size).max().unwrap_or(0);
-        let device = open(base + work)?;
+        let device = open(base.saturating_add(work))?;
         let mut committed = Vec::new();
         for (schedule, offsets, work_bytes) in laid_out {
             let mut instructions = Vec::with_capacity(schedule.steps.len());

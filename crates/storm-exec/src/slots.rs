@@ -47,7 +47,8 @@ impl Slots {
         }
         let id = SlotId(self.slots.len());
         let offset = self.size_bytes;
-        self.size_bytes = (offset + tensor.size_bytes()).next_multiple_of(ALIGNMENT);
+        let end = offset.saturating_add(tensor.size_bytes());
+        self.size_bytes = end.checked_next_multiple_of(ALIGNMENT).unwrap_or(usize::MAX);
         self.by_name.insert(tensor.name.clone(), id);
         self.slots.push(Slot { tensor, offset });
         Ok(id)

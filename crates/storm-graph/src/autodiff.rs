@@ -84,7 +84,7 @@ pub fn differentiate(
 
 /// Which tensors need a gradient: trainable parameters, those asked for, and all floats that depend
 /// on them.
-fn find_wanted(graph: &Graph, wanted: &[TensorId]) -> Vec<bool> {
+pub(crate) fn find_wanted(graph: &Graph, wanted: &[TensorId]) -> Vec<bool> {
     let mut wants: Vec<bool> = graph
         .tensors()
         .iter()

@@ -6,8 +6,8 @@ impl Op<&Tensor> {
     /// Floating-point operations of the matrix products in the op, a multiply and an add counted as
     /// two. Everything else moves bytes rather than computes, and counts as none. Causal attention
     /// counts half of its square.
-    pub fn matrix_flops(&self) -> u64 {
-        let product = |m: usize, n: usize, k: usize| 2 * m as u64 * n as u64 * k as u64;
+    pub fn matrix_flops(&self) -> u128 {
+        let product = |m: usize, n: usize, k: usize| 2 * m as u128 * n as u128 * k as u128;
         match self {
             Op::Linear { x, weight, .. } => {
                 product(x.shape.rows(), weight.shape.rows(), x.shape.width())
@@ -40,9 +40,9 @@ impl Op<&Tensor> {
 }
 
 /// One product of the (T, T) scores with vectors, over all heads.
-fn attention_product(qkv: &Tensor, query_width: usize, mask: Mask) -> u64 {
-    let (rows, time) = (qkv.shape.rows() as u64, qkv.shape.axes()[1] as u64);
-    let full = 2 * rows * time * query_width as u64;
+fn attention_product(qkv: &Tensor, query_width: usize, mask: Mask) -> u128 {
+    let (rows, time) = (qkv.shape.rows() as u128, qkv.shape.axes()[1] as u128);
+    let full = 2 * rows * time * query_width as u128;
     match mask {
         Mask::Full => full,
         Mask::Causal => full / 2,

@@ -255,8 +255,9 @@ impl Program {
 struct BackwardPass {
     accumulation: Accumulation,
     gradient_dtype: DType,
-    /// Parameters whose gradient a later section (earlier in backward order) has begun.
-    started: BTreeSet<String>,
+    /// Parameters whose gradient a later section (earlier in backward order) has begun: whether they
+    /// are a layer's, and their name.
+    started: BTreeSet<(bool, String)>,
 }
 
 impl Section {
@@ -275,6 +276,21 @@ impl Section {
             .collect()
     }
 
+    /// Later sections read exports as inputs, through which no gradient comes back.
+    fn check_exports(&self) -> Result<(), GraphError> {
+        let wanted = crate::autodiff::find_wanted(&self.graph, &self.carried_in);
+        match self.exports.iter().find(|(_, id)| wanted[id.index()]) {
+            None => Ok(()),
+            Some((name, _)) => Err(GraphError::Section {
+                section: self.name.to_owned(),
+                problem: format!(
+                    "export `{name}` depends on what learns, and exports have no gradient: hand it \
+                     on as a carried tensor"
+                ),
+            }),
+        }
+    }
+
     /// Whether it has a trainable parameter.
     fn learns(&self) -> bool {
         let trainable = TensorClass::Parameter(Training::Trainable);
@@ -288,6 +304,8 @@ impl Section {
         wants_carried: bool,
     ) -> Result<(), GraphError> {
         let gradient_dtype = pass.gradient_dtype;
+        let is_layer = self.name == "layer";
+        self.check_exports()?;
         let graph = &mut self.graph;
         graph.set_phase(Phase::Backward);
         let mut seeds = Vec::new();
@@ -309,7 +327,7 @@ impl Section {
             .collect();
         for &parameter in &parameters {
             let Tensor { name, shape, .. } = graph.tensor(parameter).clone();
-            let first_use = pass.started.insert(name.clone());
+            let first_use = pass.started.insert((is_layer, name.clone()));
             if pass.accumulation == Accumulation::Continue || !first_use {
                 let name = format!("{name}.grad_so_far");
                 let so_far = graph.source(name, shape, gradient_dtype, TensorClass::Gradient);

@@ -2,8 +2,8 @@ use std::fmt;
 
 /// The extent of a tensor along each axis, row-major. A scalar has no axes.
 ///
-/// The number of elements always fits a `usize`: [`Shape::checked`] refuses what does not, and the
-/// ops check what they derive.
+/// The number of elements, at 8 bytes each, always fits a `usize`: [`Shape::checked`] refuses what does
+/// not, and everything else that makes a shape panics.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape(Vec<usize>);
 
@@ -48,13 +48,16 @@ impl Shape {
     }
 
     /// The same rows with another width: `(B, T, C)` becomes `(B, T, width)`.
+    ///
+    /// # Panics
+    /// If that has too many elements.
     pub fn with_width(&self, width: usize) -> Shape {
         let mut axes = self.0.clone();
         match axes.last_mut() {
             Some(last) => *last = width,
             None => axes.push(width),
         }
-        Shape(axes)
+        Shape::from(&axes[..])
     }
 
     /// The shape without its last axis: one element per row.
@@ -63,22 +66,29 @@ impl Shape {
     }
 
     /// The same axes and one more.
+    ///
+    /// # Panics
+    /// If that has too many elements.
     pub fn then(&self, extent: usize) -> Shape {
         let mut axes = self.0.clone();
         axes.push(extent);
-        Shape(axes)
+        Shape::from(&axes[..])
     }
 }
 
+/// # Panics
+/// If the shape has too many elements; [`Shape::checked`] does not.
 impl From<&[usize]> for Shape {
     fn from(axes: &[usize]) -> Shape {
-        Shape(axes.to_vec())
+        Shape::checked(axes).unwrap_or_else(|| panic!("a tensor of {axes:?} has too many elements"))
     }
 }
 
+/// # Panics
+/// As for slices.
 impl<const N: usize> From<[usize; N]> for Shape {
     fn from(axes: [usize; N]) -> Shape {
-        Shape(axes.to_vec())
+        Shape::from(&axes[..])
     }
 }
 

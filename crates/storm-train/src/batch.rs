@@ -1,5 +1,6 @@
 use crate::TrainError;
 use storm_graph::IGNORE_INDEX;
+use storm_model::{ModelConfig, Packing};
 
 /// One micro-batch of token sequences: `batch` rows of `sequence` tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,17 +48,16 @@ impl Batch {
     }
 
     /// Checks sizes, and that every id can be looked up.
-    ///
-    /// # Errors
-    /// Says which entry is wrong and what it may be.
-    pub(crate) fn check(
-        &self,
-        batch: usize,
-        sequence: usize,
-        vocabulary: usize,
-        positions: usize,
-    ) -> Result<(), TrainError> {
+    fn check(&self, size: &BatchSize) -> Result<(), TrainError> {
+        let BatchSize { batch, sequence, vocabulary, positions, packing } = *size;
         let rows = batch * sequence;
+        if self.segments.is_some() != (packing == Packing::Segments) {
+            let problem = match packing {
+                Packing::Segments => "has no segments, but the model was set up for packed samples",
+                Packing::Single => "has segments, but the model was set up for single samples",
+            };
+            return Err(TrainError::Batch { problem: problem.to_owned() });
+        }
         let columns = [
             ("tokens", Some(&self.tokens), vocabulary),
             ("targets", Some(&self.targets), vocabulary),
@@ -108,6 +108,53 @@ impl Batch {
     }
 }
 
+/// What a batch must fit.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BatchSize {
+    pub(crate) batch: usize,
+    pub(crate) sequence: usize,
+    vocabulary: usize,
+    positions: usize,
+    packing: Packing,
+}
+
+impl BatchSize {
+    pub(crate) fn new(
+        config: &ModelConfig,
+        batch: usize,
+        sequence: usize,
+        packing: Packing,
+    ) -> BatchSize {
+        let positions = match config.rotary {
+            Some(_) => i32::MAX as usize,
+            None => config.max_positions,
+        };
+        BatchSize { batch, sequence, vocabulary: config.vocab_size, positions, packing }
+    }
+
+    /// Checks all micro-batches of a step and counts the targets that count.
+    ///
+    /// # Errors
+    /// Says which entry is wrong and what it may be; also if there is nothing to learn.
+    pub(crate) fn check(&self, batches: &[Batch]) -> Result<usize, TrainError> {
+        batches.iter().try_for_each(|batch| batch.check(self))?;
+        let valid = batches.iter().map(Batch::valid_tokens).sum();
+        if valid == 0 {
+            let problem = match batches.len() {
+                0 => "the step has no batches",
+                _ => "no target of the step counts: every one is ignored",
+            };
+            return Err(TrainError::Batch { problem: problem.to_owned() });
+        }
+        Ok(valid)
+    }
+
+    /// [`BatchSize::check`] for a batch that is only looked at: its targets do not matter.
+    pub(crate) fn check_inputs(&self, batch: &Batch) -> Result<(), TrainError> {
+        batch.check(self)
+    }
+}
+
 /// Writes the rows of `ids` sorted by (id, row) into `order`, without allocating.
 pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
     for (row, order) in order.iter_mut().enumerate() {
@@ -120,6 +167,10 @@ pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn size(sequence: usize, packing: Packing) -> BatchSize {
+        BatchSize { batch: 1, sequence, vocabulary: 10, positions: 9, packing }
+    }
 
     #[test]
     fn positions_start_again_with_each_segment() {
@@ -136,7 +187,7 @@ mod tests {
 
     #[test]
     fn bad_ids_are_named() {
-        let check = |batch: Batch| batch.check(1, 2, 10, 2).unwrap_err().to_string();
+        let check = |batch: Batch| batch.check(&size(2, Packing::Single)).unwrap_err().to_string();
         let batch = Batch::new(vec![1, 10], vec![1, IGNORE_INDEX], 2);
         assert_eq!(check(batch), "batch: `tokens` has 10 at entry 1; the model knows 0 to 9");
         let batch = Batch::new(vec![1, 2], vec![-1, 2], 2);
@@ -149,7 +200,8 @@ mod tests {
     fn a_segment_is_one_run() {
         let check = |segments: Vec<i32>| {
             let count = segments.len();
-            Batch::packed(vec![0; count], vec![0; count], segments, count).check(1, count, 10, 9)
+            Batch::packed(vec![0; count], vec![0; count], segments, count)
+                .check(&size(count, Packing::Segments))
         };
         assert!(check(vec![0, 0, 1, 1, 5]).is_ok());
         let error = check(vec![0, 0, 1, 0]).unwrap_err().to_string();

@@ -1,3 +1,4 @@
+use crate::batch::BatchSize;
 use crate::column::Column;
 use crate::{Batch, TrainError, weights};
 use half::bf16;
@@ -11,11 +12,8 @@ pub struct Inference {
     resident: Resident<CpuDevice>,
     schedule: ScheduleId,
     columns: Vec<(Column, SlotId)>,
-    config: ModelConfig,
-    /// B and T.
-    size: (usize, usize),
-    /// Room for a sorted order.
-    staging: Vec<i32>,
+    vocabulary: usize,
+    size: BatchSize,
     dtype: DType,
 }
 
@@ -50,10 +48,9 @@ impl Inference {
         let mut resident = Resident::new(slots, vec![schedule], CpuDevice::new)?;
         weights::load(&mut resident, config, directory)?;
         let schedule = resident.schedule(0);
-        let size = (options.batch, options.sequence);
-        let (config, dtype) = (config.clone(), options.dtype);
-        let staging = vec![0; size.0 * size.1];
-        Ok(Inference { resident, schedule, columns, config, size, staging, dtype })
+        let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
+        let (vocabulary, dtype) = (config.vocab_size, options.dtype);
+        Ok(Inference { resident, schedule, columns, vocabulary, size, dtype })
     }
 
     /// The logits of a batch, (B, T, V), widened to f32.
@@ -61,17 +58,13 @@ impl Inference {
     /// # Errors
     /// The batch does not fit.
     pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, TrainError> {
-        let positions = match self.config.rotary {
-            Some(_) => i32::MAX as usize,
-            None => self.config.max_positions,
-        };
-        let (batch_size, sequence) = self.size;
-        batch.check(batch_size, sequence, self.config.vocab_size, positions)?;
+        self.size.check_inputs(batch)?;
         for &(column, slot) in &self.columns {
-            column.write(&mut self.resident, slot, batch, &mut self.staging)?;
+            // A program without gradients asks for no sorted order.
+            column.write(&mut self.resident, slot, batch, &mut [])?;
         }
         self.resident.run(self.schedule)?;
-        let elements = batch_size * sequence * self.config.vocab_size;
+        let elements = self.size.batch * self.size.sequence * self.vocabulary;
         Ok(match self.dtype {
             DType::BF16 => {
                 let mut logits = vec![bf16::ZERO; elements];

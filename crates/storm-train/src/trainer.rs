@@ -1,3 +1,4 @@
+use crate::batch::BatchSize;
 use crate::column::Column;
 use crate::optimizer::{self, ParameterInstance, names};
 use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
@@ -196,7 +197,9 @@ impl<D: Device> Trainer<D> {
             Trainer { resident, config, options, instances, schedules, inputs, updates: 0 };
         trainer.write_random(0)?;
         trainer.resident.run(trainer.schedules.initialize)?;
-        trainer.parameters_changed()?;
+        if let Some(fill_masters) = trainer.schedules.fill_masters {
+            trainer.resident.run(fill_masters)?;
+        }
         Ok(trainer)
     }
 
@@ -221,27 +224,7 @@ impl<D: Device> Trainer<D> {
     /// # Errors
     /// A batch that does not fit; nothing was changed.
     pub fn accumulate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
-        let TrainOptions { batch: batch_size, sequence, .. } = self.options;
-        let positions = match self.config.rotary {
-            Some(_) => i32::MAX as usize,
-            None => self.config.max_positions,
-        };
-        let wants_segments = self.options.packing == Packing::Segments;
-        for batch in batches {
-            batch.check(batch_size, sequence, self.config.vocab_size, positions)?;
-            if batch.segments.is_some() != wants_segments {
-                let problem = match wants_segments {
-                    true => "has no segments, but the trainer was set up for packed samples",
-                    false => "has segments, but the trainer was set up for single samples",
-                };
-                return Err(TrainError::Batch { problem: problem.to_owned() });
-            }
-        }
-        let valid: usize = batches.iter().map(Batch::valid_tokens).sum();
-        if valid == 0 {
-            let problem = "no target of the step counts: every one is ignored".to_owned();
-            return Err(TrainError::Batch { problem });
-        }
+        let valid = self.size().check(batches)?;
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
         let mut loss = 0.0;
         for (index, batch) in batches.iter().enumerate() {
@@ -261,6 +244,10 @@ impl<D: Device> Trainer<D> {
     /// # Errors
     /// From the device.
     pub fn update(&mut self, learning_rate: f32) -> Result<f32, TrainError> {
+        if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
+            let problem = format!("must be a number that is not negative, not {learning_rate}");
+            return Err(TrainError::Option { option: "learning_rate", problem });
+        }
         let update = self.updates + 1;
         let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
         self.resident.write(self.inputs.scalars, &scalars.to_array())?;
@@ -300,17 +287,13 @@ impl<D: Device> Trainer<D> {
         weights::read(&self.resident, name)
     }
 
-    /// Sets a tensor that [`Trainer::read`] knows, rounded to its dtype. A parameter's master copy
-    /// follows it.
+    /// Sets a tensor that [`Trainer::read`] knows, rounded to its dtype; a parameter's f32 master, where
+    /// it has one, gets the values as they are.
     ///
     /// # Errors
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
-        weights::write(&mut self.resident, name, values)?;
-        if self.instances.iter().any(|instance| instance.name == name) {
-            self.parameters_changed()?;
-        }
-        Ok(())
+        weights::write(&mut self.resident, name, values)
     }
 
     /// Names of all parameters, layer by layer.
@@ -333,6 +316,8 @@ impl<D: Device> Trainer<D> {
         batch: &Batch,
         observe: impl FnMut(Option<&'static str>),
     ) -> Result<(), TrainError> {
+        let valid = self.size().check(std::slice::from_ref(batch))?;
+        self.resident.write(self.inputs.denominator, &[valid as f32])?;
         self.write_batch(batch)?;
         Ok(self.resident.run_observed(self.schedules.start, observe)?)
     }
@@ -350,11 +335,9 @@ impl<D: Device> Trainer<D> {
         self.resident.device()
     }
 
-    fn parameters_changed(&mut self) -> Result<(), TrainError> {
-        if let Some(fill_masters) = self.schedules.fill_masters {
-            self.resident.run(fill_masters)?;
-        }
-        Ok(())
+    fn size(&self) -> BatchSize {
+        let TrainOptions { batch, sequence, packing, .. } = self.options;
+        BatchSize::new(&self.config, batch, sequence, packing)
     }
 
     fn write_random(&mut self, step: u32) -> Result<(), TrainError> {

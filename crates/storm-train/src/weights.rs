@@ -93,13 +93,16 @@ pub(crate) fn read<D: Device>(resident: &Resident<D>, name: &str) -> Result<Vec<
     })
 }
 
-/// Sets a slot from f32 values.
+/// Sets a slot from f32 values, and a parameter's master with it.
 pub(crate) fn write<D: Device>(
     resident: &mut Resident<D>,
     name: &str,
     values: &[f32],
 ) -> Result<(), TrainError> {
     let slot: SlotId = resident.slots().get(name)?;
+    if let Some(master) = master(resident, name) {
+        resident.write(master, values)?;
+    }
     match resident.slots().tensor(slot).dtype {
         DType::BF16 => {
             let values: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();

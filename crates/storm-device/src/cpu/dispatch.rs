@@ -454,7 +454,7 @@ impl<'m> Access<'_, 'm> {
             targets: self.get(targets),
             denominator: self.get::<f32>(denominator)[0],
             width: hidden.shape.width(),
-            chunk_rows,
+            chunk_rows: chunk_rows.clamp(1, hidden.shape.rows().max(1)),
         }
     }
 

@@ -32,11 +32,6 @@ impl Instruction {
         Ok(Instruction { placed, constants })
     }
 
-    /// The node's name.
-    pub fn name(&self) -> &str {
-        &self.placed.name
-    }
-
     /// The op's name.
     pub fn op_name(&self) -> &'static str {
         self.placed.op.name()

@@ -13,16 +13,18 @@ pub struct KernelSource {
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
+    /// The one architecture that it is written for; none if it is for all.
+    pub only_for: Option<&'static str>,
+}
+
+const fn header(name: &'static str, text: &'static str) -> KernelSource {
+    KernelSource { name, text, only_for: None }
 }
 
 /// Headers that sources may include by name.
 const HEADERS: &[KernelSource] = &[
-    KernelSource { name: "common.cuh", text: include_str!("kernels/common.cuh") },
-    KernelSource {
-        name: "attention_common.cuh",
-        text: include_str!("kernels/attention_common.cuh"),
-    },
-    KernelSource { name: "cuda_bf16.h", text: include_str!("kernels/cuda_bf16.h") },
+    header("common.cuh", include_str!("kernels/common.cuh")),
+    header("attention_common.cuh", include_str!("kernels/attention_common.cuh")),
 ];
 
 /// Compiles for one architecture (`sm_90`), with `-D` definitions, and returns a cubin.

@@ -2,7 +2,9 @@
 //!
 //! The algorithm is the library's first choice for the shape under a fixed workspace: a pure function
 //! of shape, dtypes, card and library version, so that every plan and every run takes the same one.
-//! Split sums over k are allowed for weight gradients only, whose k (the tokens) is never chunked.
+//! For activations it does not depend on the number of rows either, so that a plan may chunk them
+//! without changing a bit. Split sums over k are allowed for weight gradients only, whose k (the
+//! tokens) is never chunked.
 
 use super::context::{Allocation, Context, Stream};
 use super::{CudaError, libraries};
@@ -14,6 +16,10 @@ use storm_graph::DType;
 
 /// Enough for every algorithm that pays on Hopper; part of what selects the algorithm.
 const WORKSPACE_BYTES: usize = 32 << 20;
+
+/// The number of rows for which the algorithm of an activation product is chosen, whatever the number
+/// of rows it then has.
+const CHOICE_ROWS: usize = 8192;
 
 /// The best alignment that an algorithm can make use of, in bytes.
 const ALIGNMENT_MAX: u64 = 16;
@@ -297,18 +303,29 @@ impl GemmPlan {
         for (attribute, alignment) in attributes.into_iter().zip(shape.alignments) {
             prefer(attribute, &alignment)?;
         }
+        let rows = match shape.role {
+            GemmRole::Activation => CHOICE_ROWS,
+            GemmRole::WeightGradient => m,
+        };
+        let (a_rows, a_cols) = if a_transposed { (k, rows) } else { (rows, k) };
+        let (second, out) = (layout(shape.a.0, a_rows, a_cols)?, layout(shape.out, rows, n)?);
         // SAFETY: all descriptors are alive.
         let found = unsafe {
             result::get_matmul_algo_heuristic(
                 handle,
                 plan.description,
                 plan.first,
-                plan.second,
-                plan.out,
-                plan.out,
+                second,
+                out,
+                out,
                 preference,
             )
         };
+        // SAFETY: created above, destroyed once.
+        unsafe {
+            result::destroy_matrix_layout(second)?;
+            result::destroy_matrix_layout(out)?;
+        }
         // SAFETY: created above, destroyed once.
         unsafe { result::destroy_matmul_pref(preference)? };
         plan.algorithm = found?.algo;

@@ -43,7 +43,11 @@ impl Kernels {
         }
         let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if !modules.contains_key(&key) {
-            let cubin = self.cache.get(source, &self.card.architecture(), definitions)?;
+            let architecture = match source.only_for {
+                Some(architecture) => architecture.to_owned(),
+                None => self.card.architecture(),
+            };
+            let cubin = self.cache.get(source, &architecture, definitions)?;
             modules.insert(key.clone(), Module::load(source.name, &cubin)?);
         }
         modules[&key].kernel(name, shared_bytes)
@@ -98,6 +102,11 @@ impl<'a> Planner<'a> {
 
     pub(super) fn output(&self, index: usize) -> Argument {
         self.pointer(&self.node.outputs[index])
+    }
+
+    /// The card that the node will run on.
+    pub(super) fn card(&self) -> &'a Card {
+        &self.kernels.card
     }
 
     /// Adds a kernel launch.

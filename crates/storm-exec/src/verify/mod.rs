@@ -5,12 +5,14 @@
 //! shows where it is made and nowhere else.
 
 mod cases;
+mod chunks;
 mod compare;
 
 use crate::ExecError;
 use crate::slots::ALIGNMENT;
 use cases::Case;
 use cases::families;
+pub use chunks::{ChunkReport, verify_row_chunks};
 use compare::{Difference, compare};
 use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;

@@ -9,8 +9,8 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
         Op::RotaryTable { positions, head_dim, frequencies } => {
             rules::dtype("positions", positions, DType::I32)?;
-            if head_dim % 2 != 0 {
-                return Err(format!("head_dim must be even, not {head_dim}"));
+            if *head_dim == 0 || head_dim % 2 != 0 {
+                return Err(format!("head_dim must be even and not zero, not {head_dim}"));
             }
             if !(frequencies.theta.is_finite() && frequencies.theta > 0.0) {
                 return Err(format!("theta must be positive, not {}", frequencies.theta));

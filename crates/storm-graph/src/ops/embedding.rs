@@ -18,6 +18,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::dtype("order", order, DType::I32)?;
             rules::shape("order", order, &ids.shape)?;
             rules::float("dy", dy)?;
+            rules::gradient_dtype(*dtype)?;
             let width = dy.shape.width();
             rules::shape("dy", dy, &ids.shape.then(width))?;
             let table = Shape::from([*table_rows, width]);

@@ -26,6 +26,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::dtype("x", x, dy.dtype)?;
             rules::rank_at_least("dy", dy, 1)?;
             rules::shape("x", x, &dy.shape.with_width(x.shape.width()))?;
+            rules::gradient_dtype(*dtype)?;
             let weight = Shape::from([dy.shape.width(), x.shape.width()]);
             rules::maybe("accumulator", accumulator.as_ref(), &weight, *dtype)?;
             Ok(vec![Output::gradient("", weight, *dtype)])

@@ -24,6 +24,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         } => {
             let chunk = check_head(hidden, weight, targets, denominator, *chunk_rows)?;
             let rows = hidden.shape.row_shape();
+            rules::gradient_dtype(*dtype)?;
             rules::shape("d_row_loss", d_row_loss, &rows)?;
             rules::dtype("d_row_loss", d_row_loss, DType::F32)?;
             rules::maybe("accumulator", accumulator.as_ref(), &weight.shape, *dtype)?;

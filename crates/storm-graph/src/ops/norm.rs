@@ -39,6 +39,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             dtype,
         } => {
             check_norm(x, weight, bias.as_ref(), *kind)?;
+            rules::gradient_dtype(*dtype)?;
             rules::like("dy", dy, "x", x)?;
             let row = x.shape.row_shape();
             rules::shape("rstd", rstd, &row)?;
@@ -84,6 +85,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             dtype,
         } => {
             rules::packed_heads("qkv", qkv, heads)?;
+            rules::gradient_dtype(*dtype)?;
             rules::like("dy", dy, "qkv", qkv)?;
             check_head_weights(qkv, query_weight, key_weight, heads.head_dim)?;
             rules::dtype("rstd", rstd, DType::F32)?;
@@ -111,6 +113,9 @@ fn check_norm(
 ) -> Result<(), String> {
     rules::float("x", x)?;
     rules::rank_at_least("x", x, 1)?;
+    if x.shape.width() == 0 {
+        return Err("`x` has a width of zero".into());
+    }
     let row = Shape::from([x.shape.width()]);
     rules::shape("weight", weight, &row)?;
     rules::dtype("weight", weight, x.dtype)?;

@@ -29,6 +29,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Op::ColumnSum { x, accumulator, dtype } => {
             rules::float("x", x)?;
             rules::rank_at_least("x", x, 1)?;
+            rules::gradient_dtype(*dtype)?;
             let columns = Shape::from([x.shape.width()]);
             rules::maybe("accumulator", accumulator.as_ref(), &columns, *dtype)?;
             Ok(vec![

@@ -12,6 +12,11 @@ pub(super) fn float(role: &str, tensor: &Tensor) -> Check {
     }
 }
 
+/// The dtype that a gradient is to be stored in.
+pub(super) fn gradient_dtype(wanted: DType) -> Check {
+    if wanted.is_float() { Ok(()) } else { Err(format!("gradients are f32 or bf16, not {wanted}")) }
+}
+
 pub(super) fn dtype(role: &str, tensor: &Tensor, wanted: DType) -> Check {
     if tensor.dtype == wanted {
         Ok(())

@@ -1,4 +1,5 @@
-//! Attention and its gradient: tensor cores for bf16 heads of 64 and 128, plain kernels otherwise.
+//! Attention and its gradient. For bf16 heads of 64 and 128: `wgmma` on Hopper, `mma.sync` on other
+//! cards; plain kernels otherwise.
 
 use super::{Definitions, count, grid, small, types, unsupported};
 use crate::DeviceError;
@@ -8,11 +9,20 @@ use crate::cuda::plan::{KernelChoice, Planner};
 use crate::placed::View;
 use storm_graph::{DType, HeadLayout, Mask, Op};
 
-const TENSOR_CORES: KernelSource =
-    KernelSource { name: "attention.cu", text: include_str!("../kernels/attention.cu") };
+const HOPPER: KernelSource = KernelSource {
+    name: "attention_hopper.cu",
+    text: include_str!("../kernels/attention_hopper.cu"),
+    only_for: Some("sm_90a"),
+};
+const TENSOR_CORES: KernelSource = KernelSource {
+    name: "attention.cu",
+    text: include_str!("../kernels/attention.cu"),
+    only_for: None,
+};
 const SIMPLE: KernelSource = KernelSource {
     name: "attention_simple.cu",
     text: include_str!("../kernels/attention_simple.cu"),
+    only_for: None,
 };
 
 /// Largest head that the plain kernels take.
@@ -26,7 +36,9 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     for dim in [64, 128] {
         for causal in [false, true] {
             for segments in [false, true] {
-                kernels.push((TENSOR_CORES, tensor_core_definitions(dim, causal, segments)));
+                let definitions = tensor_core_definitions(dim, causal, segments);
+                kernels.push((TENSOR_CORES, definitions.clone()));
+                kernels.push((HOPPER, definitions));
             }
         }
     }
@@ -54,7 +66,15 @@ struct Attention<'a> {
     scale: f32,
     batch: usize,
     seq: usize,
-    dtype: DType,
+    kind: Kind,
+}
+
+/// Which kernels.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Hopper,
+    TensorCores,
+    Simple(DType),
 }
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
@@ -63,9 +83,14 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Attention { qkv, segments, heads, mask, scale }
         | Op::AttentionGrad { qkv, segments, heads, mask, scale, .. } => {
             let axes = qkv.shape.axes();
-            let (mask, scale, dtype) = (*mask, *scale, qkv.dtype);
+            let (mask, scale) = (*mask, *scale);
             let (batch, seq) = (axes[0], axes[1]);
-            (qkv, Attention { heads, mask, segments, scale, batch, seq, dtype })
+            let kind = match (qkv.dtype, heads.head_dim) {
+                (DType::BF16, 64 | 128) if planner.card().capability == (9, 0) => Kind::Hopper,
+                (DType::BF16, 64 | 128) => Kind::TensorCores,
+                (dtype, _) => Kind::Simple(dtype),
+            };
+            (qkv, Attention { heads, mask, segments, scale, batch, seq, kind })
         }
         _ => unreachable!("not an attention op"),
     };
@@ -104,8 +129,56 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
 }
 
 impl Attention<'_> {
-    fn uses_tensor_cores(&self) -> bool {
-        self.dtype == DType::BF16 && matches!(self.heads.head_dim, 64 | 128)
+    fn kernel(
+        &self,
+        source: KernelSource,
+        name: &'static str,
+        shared_bytes: usize,
+    ) -> KernelChoice<'static> {
+        let definitions = match self.kind {
+            Kind::Simple(dtype) => simple_definitions(dtype),
+            Kind::Hopper | Kind::TensorCores => {
+                let causal = self.mask == Mask::Causal;
+                tensor_core_definitions(self.heads.head_dim, causal, self.segments.is_some())
+            }
+        };
+        KernelChoice { source, name, definitions, shared_bytes }
+    }
+
+    /// Adds what follows the pointers, in the kernels' order, and launches.
+    fn launch(
+        &self,
+        planner: &mut Planner<'_>,
+        choice: KernelChoice<'_>,
+        (blocks, parts): (usize, usize),
+        mut arguments: Vec<Argument>,
+    ) -> Result<(), DeviceError> {
+        let HeadLayout { query_heads, key_value_heads, head_dim } = *self.heads;
+        arguments.extend([small(self.seq), small(query_heads), small(key_value_heads)]);
+        let threads = match self.kind {
+            Kind::Hopper => 384,
+            Kind::TensorCores => 128,
+            Kind::Simple(_) => {
+                let causal = i32::from(self.mask == Mask::Causal);
+                arguments.extend([small(head_dim), Argument::I32(causal)]);
+                SIMPLE_THREADS
+            }
+        };
+        arguments.push(Argument::F32(self.scale));
+        let grid = grid(planner, blocks, parts)?;
+        planner.launch(choice, grid, threads, arguments)
+    }
+
+    /// Blocks of a Hopper kernel whose blocks take tiles of 128 queries one after another; with
+    /// segments, whose tiles differ in work, each block has one.
+    fn hopper_blocks(&self, planner: &Planner<'_>) -> usize {
+        let tiles = self.batch * self.heads.query_heads * self.seq.div_ceil(128);
+        if self.segments.is_some() { tiles } else { tiles.min(planner.card().multiprocessors) }
+    }
+
+    /// Query heads of all sequences, which those kernels count their tiles by.
+    fn query_rows(&self) -> Argument {
+        small(self.batch * self.heads.query_heads)
     }
 
     /// Shared memory for the segments of a tile.
@@ -113,69 +186,35 @@ impl Attention<'_> {
         if self.segments.is_some() { 768 } else { 0 }
     }
 
-    /// A kernel of the chosen source; `fast` and `simple` are its bytes of shared memory.
-    fn kernel(&self, name: &'static str, fast: usize, simple: usize) -> KernelChoice<'static> {
-        if self.uses_tensor_cores() {
-            let causal = self.mask == Mask::Causal;
-            let definitions =
-                tensor_core_definitions(self.heads.head_dim, causal, self.segments.is_some());
-            KernelChoice { source: TENSOR_CORES, name, definitions, shared_bytes: fast }
-        } else {
-            let name = match name {
-                "attention_forward" => "attention_simple_forward",
-                "attention_delta" => "attention_simple_delta",
-                "attention_grad_kv" => "attention_simple_grad_kv",
-                _ => "attention_simple_grad_q",
-            };
-            let definitions = simple_definitions(self.dtype);
-            KernelChoice { source: SIMPLE, name, definitions, shared_bytes: simple }
-        }
-    }
-
-    /// Sizes as every kernel but the delta takes them, after its pointers.
-    fn sizes(&self, arguments: &mut Vec<Argument>) {
-        let HeadLayout { query_heads, key_value_heads, head_dim } = *self.heads;
-        arguments.extend([small(self.seq), small(query_heads), small(key_value_heads)]);
-        if !self.uses_tensor_cores() {
-            let causal = i32::from(self.mask == Mask::Causal);
-            arguments.extend([small(head_dim), Argument::I32(causal)]);
-        }
-        arguments.push(Argument::F32(self.scale));
-    }
-
-    /// Launches a kernel over tiles of `fast_rows` (or the plain kernels' 16) rows per head.
-    fn launch(
-        &self,
-        planner: &mut Planner<'_>,
-        choice: KernelChoice<'_>,
-        heads: usize,
-        fast_rows: usize,
-        mut arguments: Vec<Argument>,
-    ) -> Result<(), DeviceError> {
-        self.sizes(&mut arguments);
-        let (rows, threads) = match self.uses_tensor_cores() {
-            true => (fast_rows, 128),
-            false => (SIMPLE_TILE, SIMPLE_THREADS),
-        };
-        let grid = grid(planner, self.batch * heads, self.seq.div_ceil(rows))?;
-        planner.launch(choice, grid, threads, arguments)
-    }
-
     fn forward(
         &self,
         planner: &mut Planner<'_>,
-        arguments: Vec<Argument>,
+        mut arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
-        let dim = self.heads.head_dim;
-        let keys = if self.segments.is_some() { 32 } else { 64 };
-        let choice = self.kernel(
-            "attention_forward",
-            (128 + 4 * keys) * dim * 2 + 2048 + self.segment_bytes(),
-            (3 * SIMPLE_TILE * (dim + 1) + 256) * 4,
-        );
-        self.launch(planner, choice, self.heads.query_heads, 128, arguments)
+        let HeadLayout { query_heads, head_dim: dim, .. } = *self.heads;
+        let heads = self.batch * query_heads;
+        match self.kind {
+            Kind::Hopper => {
+                arguments.push(self.query_rows());
+                let choice = self.kernel(HOPPER, "attention_hopper_forward", 768 * dim * 2 + 80);
+                let blocks = self.hopper_blocks(planner);
+                self.launch(planner, choice, (blocks, 1), arguments)
+            }
+            Kind::TensorCores => {
+                let keys = if self.segments.is_some() { 32 } else { 64 };
+                let shared = (128 + 4 * keys) * dim * 2 + 2048 + self.segment_bytes();
+                let choice = self.kernel(TENSOR_CORES, "attention_forward", shared);
+                self.launch(planner, choice, (heads, self.seq.div_ceil(128)), arguments)
+            }
+            Kind::Simple(_) => {
+                let shared = (3 * SIMPLE_TILE * (dim + 1) + 256) * 4;
+                let choice = self.kernel(SIMPLE, "attention_simple_forward", shared);
+                self.launch(planner, choice, (heads, self.seq.div_ceil(SIMPLE_TILE)), arguments)
+            }
+        }
     }
 
+    /// `Σ dy·y` of every query and head, which both parts of the backward pass read.
     fn delta(&self, planner: &mut Planner<'_>, dy: &View, y: &View) -> Result<(), DeviceError> {
         let HeadLayout { query_heads, head_dim, .. } = *self.heads;
         let rows = self.batch * self.seq * query_heads;
@@ -187,14 +226,18 @@ impl Attention<'_> {
             small(self.seq),
             small(query_heads),
         ];
-        let blocks = if self.uses_tensor_cores() {
-            (rows * (head_dim / 8)).div_ceil(256)
-        } else {
-            arguments.push(small(head_dim));
-            rows.div_ceil(SIMPLE_TILE)
+        let (choice, blocks) = match self.kind {
+            Kind::Hopper | Kind::TensorCores => {
+                let blocks = (rows * (head_dim / 8)).div_ceil(256);
+                (self.kernel(TENSOR_CORES, "attention_delta", 0), blocks)
+            }
+            Kind::Simple(_) => {
+                arguments.push(small(head_dim));
+                (self.kernel(SIMPLE, "attention_simple_delta", 0), rows.div_ceil(SIMPLE_TILE))
+            }
         };
         let grid = grid(planner, blocks, 1)?;
-        planner.launch(self.kernel("attention_delta", 0, 0), grid, 256, arguments)
+        planner.launch(choice, grid, 256, arguments)
     }
 
     fn backward(
@@ -203,17 +246,34 @@ impl Attention<'_> {
         arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
         let HeadLayout { query_heads, key_value_heads, head_dim: dim } = *self.heads;
-        let choice = self.kernel(
-            "attention_grad_kv",
-            5 * 64 * dim * 2 + 17_408 + self.segment_bytes(),
-            (4 * SIMPLE_TILE * (dim + 1) + 512) * 4,
-        );
-        self.launch(planner, choice, key_value_heads, 64, arguments.clone())?;
-        let choice = self.kernel(
-            "attention_grad_q",
-            (2 * 128 + 4 * 32) * dim * 2 + self.segment_bytes(),
-            (4 * SIMPLE_TILE * (dim + 1) + 256) * 4,
-        );
-        self.launch(planner, choice, query_heads, 128, arguments)
+        let key_blocks = |rows: usize| (self.batch * key_value_heads, self.seq.div_ceil(rows));
+        let query_blocks = |rows: usize| (self.batch * query_heads, self.seq.div_ceil(rows));
+        match self.kind {
+            Kind::Hopper => {
+                let choice = self.kernel(HOPPER, "attention_hopper_grad_kv", 640 * dim * 2 + 1584);
+                self.launch(planner, choice, key_blocks(128), arguments.clone())?;
+                let mut arguments = arguments;
+                arguments.push(self.query_rows());
+                let choice = self.kernel(HOPPER, "attention_hopper_grad_q", 768 * dim * 2 + 64);
+                let blocks = self.hopper_blocks(planner);
+                self.launch(planner, choice, (blocks, 1), arguments)
+            }
+            Kind::TensorCores => {
+                let shared = 5 * 64 * dim * 2 + 17_408 + self.segment_bytes();
+                let choice = self.kernel(TENSOR_CORES, "attention_grad_kv", shared);
+                self.launch(planner, choice, key_blocks(64), arguments.clone())?;
+                let shared = (2 * 128 + 4 * 32) * dim * 2 + self.segment_bytes();
+                let choice = self.kernel(TENSOR_CORES, "attention_grad_q", shared);
+                self.launch(planner, choice, query_blocks(128), arguments)
+            }
+            Kind::Simple(_) => {
+                let shared = (4 * SIMPLE_TILE * (dim + 1) + 512) * 4;
+                let choice = self.kernel(SIMPLE, "attention_simple_grad_kv", shared);
+                self.launch(planner, choice, key_blocks(SIMPLE_TILE), arguments.clone())?;
+                let shared = (4 * SIMPLE_TILE * (dim + 1) + 256) * 4;
+                let choice = self.kernel(SIMPLE, "attention_simple_grad_q", shared);
+                self.launch(planner, choice, query_blocks(SIMPLE_TILE), arguments)
+            }
+        }
     }
 }

@@ -10,8 +10,11 @@ use crate::cuda::plan::Planner;
 use crate::placed::View;
 use storm_graph::{ActivationFunction, Op};
 
-const SOURCE: KernelSource =
-    KernelSource { name: "elementwise.cu", text: include_str!("../kernels/elementwise.cu") };
+const SOURCE: KernelSource = KernelSource {
+    name: "elementwise.cu",
+    text: include_str!("../kernels/elementwise.cu"),
+    only_for: None,
+};
 
 /// Elements that a block covers: two packs a thread.
 const PER_BLOCK: usize = THREADS * 2 * PACK;

@@ -8,8 +8,11 @@ use crate::cuda::KernelSource;
 use crate::cuda::plan::Planner;
 use storm_graph::Op;
 
-const SOURCE: KernelSource =
-    KernelSource { name: "embedding.cu", text: include_str!("../kernels/embedding.cu") };
+const SOURCE: KernelSource = KernelSource {
+    name: "embedding.cu",
+    text: include_str!("../kernels/embedding.cu"),
+    only_for: None,
+};
 
 /// Threads of a block of `embedding_grad`, and the columns that it covers.
 const GRAD_THREADS: u32 = 128;

@@ -14,7 +14,7 @@ use storm_graph::{
 };
 
 const SOURCE: KernelSource =
-    KernelSource { name: "heads.cu", text: include_str!("../kernels/heads.cu") };
+    KernelSource { name: "heads.cu", text: include_str!("../kernels/heads.cu"), only_for: None };
 
 /// Rows of the rotary table that a thread works out after its frequency.
 const TABLE_ROWS: usize = 16;

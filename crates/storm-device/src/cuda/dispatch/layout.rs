@@ -12,7 +12,7 @@ use crate::placed::View;
 use storm_graph::{DType, Op};
 
 const SOURCE: KernelSource =
-    KernelSource { name: "layout.cu", text: include_str!("../kernels/layout.cu") };
+    KernelSource { name: "layout.cu", text: include_str!("../kernels/layout.cu"), only_for: None };
 
 /// Elements that a block covers: two packs a thread.
 const PER_BLOCK: usize = THREADS * 2 * PACK;

@@ -11,7 +11,7 @@ use crate::placed::View;
 use storm_graph::{DType, Op, ParameterGradients};
 
 const SOURCE: KernelSource =
-    KernelSource { name: "loss.cu", text: include_str!("../kernels/loss.cu") };
+    KernelSource { name: "loss.cu", text: include_str!("../kernels/loss.cu"), only_for: None };
 
 /// Threads of a block, which has a row.
 const THREADS: u32 = 512;

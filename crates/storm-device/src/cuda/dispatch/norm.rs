@@ -11,7 +11,7 @@ use crate::cuda::plan::Planner;
 use storm_graph::{DType, NormKind, Op, ParameterGradients, ROWS_PER_PARTIAL};
 
 const SOURCE: KernelSource =
-    KernelSource { name: "norm.cu", text: include_str!("../kernels/norm.cu") };
+    KernelSource { name: "norm.cu", text: include_str!("../kernels/norm.cu"), only_for: None };
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     let kinds = [NormKind::Rms, NormKind::Layer];

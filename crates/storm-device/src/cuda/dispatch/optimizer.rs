@@ -9,8 +9,11 @@ use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
 use storm_graph::{DType, Op, Rounding};
 
-const SOURCE: KernelSource =
-    KernelSource { name: "optimizer.cu", text: include_str!("../kernels/optimizer.cu") };
+const SOURCE: KernelSource = KernelSource {
+    name: "optimizer.cu",
+    text: include_str!("../kernels/optimizer.cu"),
+    only_for: None,
+};
 
 /// Elements that a block covers: a pack a thread.
 const PER_BLOCK: usize = THREADS * PACK;

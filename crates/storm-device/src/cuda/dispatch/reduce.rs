@@ -12,7 +12,7 @@ use crate::placed::View;
 use storm_graph::{DType, Op, ROWS_PER_PARTIAL, SUM_BLOCK};
 
 const SOURCE: KernelSource =
-    KernelSource { name: "reduce.cu", text: include_str!("../kernels/reduce.cu") };
+    KernelSource { name: "reduce.cu", text: include_str!("../kernels/reduce.cu"), only_for: None };
 
 /// Columns that a block of `column_partials` covers.
 const COLUMNS: usize = WARP * PACK;

@@ -4,9 +4,7 @@
 // heads, Hkv value heads. Query head h uses key and value head h / (Hq / Hkv). y and dy are
 // (B, T, Hq·D); log_sum_exp and delta are (B, Hq, T) f32; segments is (B, T) i32.
 #pragma once
-#include <cuda_bf16.h>
-
-typedef __nv_bfloat16 bf16;
+#include "common.cuh"
 
 #define LOG2_E 1.4426950408889634f
 #define LN_2 0.6931471805599453f

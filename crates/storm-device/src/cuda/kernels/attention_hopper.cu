@@ -22,9 +22,6 @@ constexpr int D = HEAD_DIM;
 static_assert(D == 64 || D == 128, "head size");
 constexpr int GROUP = 128, THREADS = 3 * GROUP, COMPUTE_WARPS = 8;
 constexpr int D_STEPS = D / 16;
-#ifndef TURNS
-#define TURNS 1
-#endif
 
 // ---- tiles --------------------------------------------------------------------------------------
 
@@ -114,11 +111,11 @@ __device__ __forceinline__ void tile_release(unsigned barrier) {
 
 // The two computing groups take turns: one waits for its turn, the other passes it on.
 __device__ __forceinline__ void turn_wait(int group) {
-    if (TURNS) asm volatile("bar.sync %0, 256;\n" ::"r"(3 + group) : "memory");
+    asm volatile("bar.sync %0, 256;\n" ::"r"(3 + group) : "memory");
 }
 
 __device__ __forceinline__ void turn_pass(int to_group) {
-    if (TURNS) asm volatile("bar.arrive %0, 256;\n" ::"r"(3 + to_group) : "memory");
+    asm volatile("bar.arrive %0, 256;\n" ::"r"(3 + to_group) : "memory");
 }
 
 // ---- products -----------------------------------------------------------------------------------
@@ -156,13 +153,11 @@ template <int N> __device__ __forceinline__ void arrived(float (&x)[N]) {
     "%30,%31,%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,"    \
     "%57,%58,%59,%60,%61,%62,%63}"
 
-// An operand stored (n, k) or (k, n).
-enum Stored { NK = 0, KN = 1 };
-
-// Two functions for each shape. `product`: c (64 × n) = a · b. `product_add`: c += a · b. Here a
-// (64 × 16) lies in a tile or in registers, b in a tile. The first does not read c: the compiler must
-// see that, or it gives up running products side by side.
-#define PRODUCTS(COUNT, N, A_1, A_4, B_AT)                                                                             \
+// Three functions for each n. `product`: c (64 × n) = a · b. `product_add`: c += a · b. Here a (64 × 16)
+// and b (n × 16) lie in tiles, (row, k); or a is in registers and b stored (k, n). The first does not
+// read c: the compiler must see that, or it gives up running products side by side. Operands in
+// registers must be made anew in every round of a loop: ptxas 13.0 overwrites those it should keep.
+#define PRODUCTS(COUNT, N, A_1, A_4)                                                                                   \
     __device__ __forceinline__ void product(float (&c)[COUNT], unsigned long long a, unsigned long long b) {           \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
                      "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_1 ", p, 1, 1, 0, 0;\n}\n"                               \
@@ -175,23 +170,16 @@ enum Stored { NK = 0, KN = 1 };
                      : FLOATS_##COUNT("+f", c)                                                                         \
                      : "l"(a), "l"(b));                                                                                \
     }                                                                                                                  \
-    template <Stored B>                                                                                                \
-    __device__ __forceinline__ void product(float (&c)[COUNT], const unsigned (&a)[4], unsigned long long b) {         \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
-                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_4 ", p, 1, 1, " B_AT ";\n}\n"                           \
-                     : FLOATS_##COUNT("=f", c)                                                                         \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(B)));                  \
-    }                                                                                                                  \
-    template <Stored B>                                                                                                \
-    __device__ __forceinline__ void product_add(float (&c)[COUNT], const unsigned (&a)[4], unsigned long long b) {     \
+    [[maybe_unused]] __device__ __forceinline__ void product_add(float (&c)[COUNT], const unsigned (&a)[4],            \
+                                                                 unsigned long long b) {                               \
         asm volatile("{\n.reg .pred p;\nsetp.eq.b32 p, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" #N                    \
-                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_4 ", p, 1, 1, " B_AT ";\n}\n"                           \
+                     "k16.f32.bf16.bf16 " NAMES_##COUNT ", " A_4 ", p, 1, 1, 1;\n}\n"                                   \
                      : FLOATS_##COUNT("+f", c)                                                                         \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(static_cast<int>(B)));                  \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
     }
 
-PRODUCTS(32, 64, "%32, %33", "{%32,%33,%34,%35}, %36", "%37")
-PRODUCTS(64, 128, "%64, %65", "{%64,%65,%66,%67}, %68", "%69")
+PRODUCTS(32, 64, "%32, %33", "{%32,%33,%34,%35}, %36")
+PRODUCTS(64, 128, "%64, %65", "{%64,%65,%66,%67}, %68")
 
 // scores (64 × n) = 64 rows of one tile (of A_ROWS) by the n rows of another, both (·, D).
 template <int A_ROWS, int N>
@@ -203,20 +191,11 @@ __device__ __forceinline__ void scores_of(float (&scores)[N], unsigned rows, uns
                     matrix(columns + k / 4 * (N * 2 * 128) + k % 4 * 32, 16));
 }
 
-// The same with the 64 rows in registers.
-template <int N>
-__device__ __forceinline__ void scores_of(float (&scores)[N], const unsigned (&rows)[D_STEPS][4], unsigned columns) {
-    product<NK>(scores, rows[0], matrix(columns, 16));
-#pragma unroll
-    for (int k = 1; k < D_STEPS; k++)
-        product_add<NK>(scores, rows[k], matrix(columns + k / 4 * (N * 2 * 128) + k % 4 * 32, 16));
-}
-
 // sums (64 × D) += weights (64 × 16·STEPS) · a tile.
 template <int STEPS>
 __device__ __forceinline__ void accumulate(float (&sums)[D / 2], const unsigned (&weights)[STEPS][4], unsigned tile) {
 #pragma unroll
-    for (int k = 0; k < STEPS; k++) product_add<KN>(sums, weights[k], matrix(tile + k * 2048, STEPS * 16 * 128));
+    for (int k = 0; k < STEPS; k++) product_add(sums, weights[k], matrix(tile + k * 2048, STEPS * 16 * 128));
 }
 
 // Accumulators as A operands.
@@ -671,7 +650,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
 
     if (threadIdx.x < GROUP) {
-        registers_for_copying<40>();
+        registers_for_copying<24>();
         int slot = 0, phase = 1;
         for (int round = 0; round * gridDim.x < items; round++) {
             const int item = item_of(round);
@@ -703,9 +682,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         copies_commit();
         copies_wait<0>();
     } else {
-        registers_for_computing<232>();
+        registers_for_computing<240>();
         const int group = threadIdx.x / GROUP - 1, lane = threadIdx.x % 32, warp_row = threadIdx.x % GROUP / 32 * 16;
-        const unsigned q_rows = q_tile + panel_offset<QUERIES>(group * 64 + warp_row + lane % 16, lane / 16);
+        const unsigned q_rows = q_tile + group * (64 * 128), dy_rows = dy_tile + group * (64 * 128);
         const float scale_log2 = scale * LOG2_E;
         int slot = 0, phase = 0;
         auto next_slot = [&]() {
@@ -731,12 +710,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 row_delta[r] = valid ? delta[place] : 0.0f;
             }
             float d_queries[D / 2], scores[KEYS / 2], d_weights[KEYS / 2];
-            unsigned queries[D_STEPS][4], d_scores[KEYS / 16][4];
+            unsigned d_scores[KEYS / 16][4];
             clear(d_queries);
             tile_wait(own_full, round % 2);
-#pragma unroll
-            for (int k = 0; k < D_STEPS; k++)
-                matrices_load(queries[k], (q_rows ^ (k % 4 << 5)) + k / 4 * (QUERIES * 128));
 
             // The last tiles may lie after all of the group's queries.
             const int tiles = key_tiles(query_begin(item) + QUERIES);
@@ -747,9 +723,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 const unsigned k_tile = k_tiles + slot * TILE, v_tile = v_tiles + slot * TILE;
                 tile_wait(full + slot * 8, phase);
                 products_begin();
-                scores_of(scores, queries, k_tile);
+                scores_of<QUERIES>(scores, q_rows, k_tile);
                 products_commit();
-                scores_of<QUERIES>(d_weights, dy_tile + group * (64 * 128), v_tile);
+                scores_of<QUERIES>(d_weights, dy_rows, v_tile);
                 products_commit();
                 products_wait<1>();
                 arrived(scores);

@@ -15,10 +15,8 @@ constexpr int TILE = 16, THREADS = TILE * TILE, HEAD_DIM_MAX = 256;
 // Columns of a row of the result that a thread adds up: lane, lane + 16, …
 constexpr int COLUMNS = HEAD_DIM_MAX / TILE;
 
-[[maybe_unused]] __device__ __forceinline__ float to_float(float x) { return x; }
-[[maybe_unused]] __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 [[maybe_unused]] __device__ __forceinline__ void store(float *to, float x) { *to = x; }
-[[maybe_unused]] __device__ __forceinline__ void store(bf16 *to, float x) { *to = __float2bfloat16(x); }
+[[maybe_unused]] __device__ __forceinline__ void store(bf16 *to, float x) { *to = from_float<bf16>(x); }
 
 // Rows in shared memory have one float more, so that a column falls into different banks.
 __device__ __forceinline__ void load_rows(float *tile, const ELEMENT *from, size_t stride, int valid_rows, int dim) {
@@ -72,7 +70,7 @@ __device__ __forceinline__ bool visible(int query, int key, int seq, int causal,
 // y and log_sum_exp (natural logarithm).
 //
 // Grid (B·Hq, ⌈T/16⌉), block 256, dynamic shared memory (3·16·(D + 1) + 256)·4 bytes.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_forward(const ELEMENT *__restrict__ qkv, const int *__restrict__ segments, ELEMENT *__restrict__ y,
                              float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, int dim, int causal,
                              float scale) {
@@ -117,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // delta = Σ dy·y of every query and head.
 //
 // Grid ⌈B·T·Hq / 16⌉, block 256, no dynamic shared memory. `rows` is B·T·Hq.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_delta(const ELEMENT *__restrict__ dy, const ELEMENT *__restrict__ y, float *__restrict__ delta,
                            long long rows, int seq, int q_heads, int dim) {
     const int lane = threadIdx.x % TILE;
@@ -135,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The key and value parts of d_qkv.
 //
 // Grid (B·Hkv, ⌈T/16⌉), block 256, dynamic shared memory (4·16·(D + 1) + 512)·4 bytes.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_grad_kv(const ELEMENT *__restrict__ dy, const ELEMENT *__restrict__ qkv,
                              const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
                              const int *__restrict__ segments, ELEMENT *__restrict__ d_qkv, int seq, int q_heads,
@@ -188,7 +186,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // The query part of d_qkv.
 //
 // Grid (B·Hq, ⌈T/16⌉), block 256, dynamic shared memory (4·16·(D + 1) + 256)·4 bytes.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_grad_q(const ELEMENT *__restrict__ dy, const ELEMENT *__restrict__ qkv,
                             const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
                             const int *__restrict__ segments, ELEMENT *__restrict__ d_qkv, int seq, int q_heads,

@@ -142,7 +142,12 @@ impl Attention<'_> {
         let AttentionShape { batch, seq, q_heads, kv_heads, head_dim } = self.shape;
         assert!(kv_heads > 0 && q_heads.is_multiple_of(kv_heads), "heads do not group");
         assert!((1..=HEAD_DIM_MAX).contains(&head_dim), "head size {head_dim} is not supported");
-        assert_eq!(qkv.len(), batch * seq * self.shape.token_stride(), "length of qkv");
+        // Checked: sizes that wrapped around could pass, and the kernels rely on these lengths.
+        let product = |sizes: &[usize]| {
+            sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size))
+        };
+        let heads = q_heads.saturating_add(kv_heads.saturating_mul(2));
+        assert_eq!(Some(qkv.len()), product(&[batch, seq, heads, head_dim]), "length of qkv");
         assert_eq!(out.len(), batch * seq * self.shape.out_stride(), "length of out");
         assert_eq!(lse.len(), batch * q_heads * seq, "length of lse");
         if let Some(segments) = self.segments {

@@ -2,6 +2,7 @@
 //! parallel themselves (attention).
 
 use super::super::element::Element;
+use super::matrix::far;
 use super::micro::{Kernels, PANEL_COLS, Panels, Tile};
 use super::pack::{LANES, Source, Strip, pack};
 
@@ -38,10 +39,10 @@ pub fn block_gemm(
         return;
     }
     assert!(cols.is_multiple_of(PANEL_COLS), "columns must be padded to 32");
-    assert!((rows - 1) * c_stride + cols <= c.len(), "C is too short");
+    assert!(far((rows - 1, c_stride), (cols, 1)) <= c.len(), "C is too short");
     if k > 0 {
-        assert!((k - 1) * b_stride + cols <= b.len(), "B is too short");
-        let last = (rows - 1) * a.row_stride + (k - 1) * a.k_stride;
+        assert!(far((k - 1, b_stride), (cols, 1)) <= b.len(), "B is too short");
+        let last = far((rows - 1, a.row_stride), (k - 1, a.k_stride));
         assert!(last < a.data.len(), "A is too short");
     }
     let kernels = Kernels::current();
@@ -83,9 +84,9 @@ pub(in super::super) fn pack_transposed<T: Element>(
         return;
     }
     let strips = rows.div_ceil(LANES);
-    assert!((rows - 1) * row_stride + cols <= source.len(), "source is too short");
+    assert!(far((rows - 1, row_stride), (cols, 1)) <= source.len(), "source is too short");
     assert!(strips * LANES <= target_stride, "target rows would overlap");
-    assert!(cols * target_stride <= target.len(), "target is too short");
+    assert!(cols.saturating_mul(target_stride) <= target.len(), "target is too short");
     let source = Source {
         start: source.as_ptr(),
         lane_stride: row_stride,

@@ -28,7 +28,7 @@ impl<'a, T: Element> Matrix<'a, T> {
         assert!(
             rows == 0
                 || cols == 0
-                || (rows - 1) * row_stride + (cols - 1) * col_stride < data.len(),
+                || far((rows - 1, row_stride), (cols - 1, col_stride)) < data.len(),
             "a {rows}×{cols} matrix with strides {row_stride}, {col_stride} does not fit {} elements",
             data.len()
         );
@@ -83,6 +83,12 @@ impl<'a, T: Element> Matrix<'a, T> {
     }
 }
 
+/// How far steps along two axes lead, (count, stride) each. Saturates: sizes that wrapped around could
+/// pass a check that `unsafe` code relies on.
+pub(super) fn far(a: (usize, usize), b: (usize, usize)) -> usize {
+    a.0.saturating_mul(a.1).saturating_add(b.0.saturating_mul(b.1))
+}
+
 /// A writable matrix with contiguous rows: element (r, c) is `data[r * row_stride + c]`.
 pub struct MatrixMut<'a, T> {
     data: &'a mut [T],
@@ -99,7 +105,7 @@ impl<'a, T: Element> MatrixMut<'a, T> {
     pub fn new(data: &'a mut [T], rows: usize, cols: usize, row_stride: usize) -> Self {
         assert!(row_stride >= cols || rows <= 1, "rows overlap");
         assert!(
-            rows == 0 || cols == 0 || (rows - 1) * row_stride + cols <= data.len(),
+            rows == 0 || cols == 0 || far((rows - 1, row_stride), (cols, 1)) <= data.len(),
             "a {rows}×{cols} matrix with row stride {row_stride} does not fit {} elements",
             data.len()
         );
