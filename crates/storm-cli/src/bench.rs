@@ -1,5 +1,6 @@
 //! `storm bench`: training speed, measured.
 
+use crate::bench_attention::{self, AttentionBenchArgs};
 use crate::bench_train::{self, TrainBenchArgs};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
@@ -13,6 +14,8 @@ pub(crate) enum BenchCommand {
     Cpu(CpuArgs),
     /// A real model with everything in device memory, random tokens.
     Train(TrainBenchArgs),
+    /// One attention op, forward and backward, on a GPU.
+    Attention(AttentionBenchArgs),
 }
 
 #[derive(Args)]
@@ -38,6 +41,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
     let args = match command {
         BenchCommand::Cpu(args) => args,
         BenchCommand::Train(args) => return bench_train::run(args),
+        BenchCommand::Attention(args) => return bench_attention::run(args),
     };
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = args.threads {

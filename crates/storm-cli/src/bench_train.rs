@@ -140,7 +140,10 @@ fn bench<D: Device>(
     let show = |bytes: usize| size::show(bytes as u64);
     println!("memory      {} block, of it {} activations", show(memory), show(activations));
     if let Some(taken) = taken {
-        println!("            {} taken on the GPU, as the driver sees it", show(taken));
+        println!(
+            "            {} taken on the GPU beside the context, as the driver sees it",
+            show(taken)
+        );
     }
     println!("loss        {loss:.4}");
     profile(&mut trainer, &batches[0])

@@ -1,6 +1,7 @@
 //! The `storm` command line.
 
 mod bench;
+mod bench_attention;
 mod bench_train;
 mod export;
 mod model;

@@ -67,8 +67,8 @@ impl CudaDevice {
         &self.context.card
     }
 
-    /// Bytes of GPU memory taken since the device was opened, as the driver sees it: the block,
-    /// workspaces, code. Other processes' changes are in it too.
+    /// Bytes of GPU memory taken since the context was made, as the driver sees it: the block,
+    /// workspaces, code; not the context itself. Other processes' changes are in it too.
     ///
     /// # Errors
     /// From the driver.

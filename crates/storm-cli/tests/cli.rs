@@ -1,0 +1,212 @@
+//! The `storm` binary, called as people call it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use storm_model::{
+    Dtype, HfDirectory, ModelConfig, SaveOptions, WeightDtype, load_parameter, parameters, preset,
+    preset_names, save,
+};
+use tempfile::TempDir;
+
+struct Done {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Done {
+    #[track_caller]
+    fn succeeded(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// Fails unless it ended with this code and a message with all of these parts.
+    #[track_caller]
+    fn failed(self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
+        assert!(self.stderr.starts_with("error: "), "{}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "{part} is not in: {}", self.stderr);
+        }
+    }
+}
+
+fn storm<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Done {
+    let output = Command::new(env!("CARGO_BIN_EXE_storm")).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Done { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+fn words(line: &str) -> Done {
+    storm(line.split_whitespace())
+}
+
+/// A model directory of a few thousand parameters, exact in bf16, and room beside it.
+struct Tiny {
+    folder: TempDir,
+    config: ModelConfig,
+}
+
+impl Tiny {
+    fn new() -> Self {
+        let mut config = preset("qwen2.5-0.5b").unwrap();
+        config.vocab_size = 40;
+        config.hidden_size = 16;
+        config.intermediate_size = 24;
+        config.layer_count = 2;
+        config.query_heads = 4;
+        config.kv_heads = 2;
+        config.head_dim = 4;
+        config.max_positions = 32;
+        config.first_windowed_layer = 0;
+        let tiny = Self { folder: TempDir::new().unwrap(), config };
+        let options = SaveOptions { dtype: WeightDtype::F32, ..SaveOptions::default() };
+        save::<f32, _>(&tiny.path("model"), &tiny.config, &options, |_, elements, dest| {
+            for (value, index) in dest.iter_mut().zip(elements) {
+                *value = (index % 255) as f32 / 64.0 - 1.0;
+            }
+            Ok(())
+        })
+        .unwrap();
+        tiny
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn export(&self, output: &str, options: &[&str]) -> Done {
+        let (input, output) = (self.path("model"), self.path(output));
+        let paths = [OsStr::new("export"), input.as_os_str(), output.as_os_str()];
+        storm(paths.into_iter().chain(options.iter().map(OsStr::new)))
+    }
+
+    /// Opens a directory; its weights must be those of the model.
+    #[track_caller]
+    fn check(&self, name: &str, dtype: Dtype) {
+        let directory = HfDirectory::open(&self.path(name)).unwrap();
+        assert_eq!(directory.model(), &self.config);
+        for tensor in directory.names() {
+            assert_eq!(directory.tensor(tensor).unwrap().dtype, dtype, "{tensor}");
+        }
+        for spec in parameters(&self.config) {
+            let mut values = vec![0f32; spec.element_count()];
+            load_parameter(&directory, &spec, &mut values).unwrap();
+            let expected = (0..values.len()).map(|index| (index % 255) as f32 / 64.0 - 1.0);
+            assert!(values.iter().copied().eq(expected), "{}", spec.name);
+        }
+    }
+}
+
+/// All files of a folder with what is in them.
+fn contents(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let paths = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    paths.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+}
+
+fn shard_count(folder: &Path) -> usize {
+    let is_shard = |path: &&PathBuf| path.extension().is_some_and(|ext| ext == "safetensors");
+    contents(folder).keys().filter(is_shard).count()
+}
+
+#[test]
+fn help_names_the_commands() {
+    let help = words("--help").succeeded();
+    for command in ["model", "export", "bench", "verify"] {
+        let named = help.lines().any(|line| line.trim_start().starts_with(command));
+        assert!(named, "{command} is not in:\n{help}");
+    }
+    assert!(help.contains("Exit codes"), "{help}");
+}
+
+#[test]
+fn presets_are_listed_and_shown() {
+    let list = words("model list").succeeded();
+    for name in preset_names() {
+        assert!(list.lines().any(|line| line.split(' ').next() == Some(name)), "{name}: {list}");
+    }
+    let shown = words("model show qwen2.5-0.5b").succeeded();
+    assert!(shown.contains("494,032,768"), "{shown}");
+    let tiny = Tiny::new();
+    let path = tiny.path("model");
+    let shown = storm([OsStr::new("model"), OsStr::new("show"), path.as_os_str()]).succeeded();
+    assert!(shown.contains("all tensors present"), "{shown}");
+}
+
+#[test]
+fn wrong_calls() {
+    words("model show qwen2.5-0.5").failed(4, &["did you mean qwen2.5-0.5b?"]);
+    words("model list --frobnicate").failed(2, &["--frobnicate"]);
+    words("frobnicate").failed(2, &["frobnicate"]);
+    words("export a b --shard-size 5parsecs").failed(2, &["parsecs"]);
+    words("bench cpu --steps 0").failed(2, &["--steps"]);
+}
+
+#[test]
+fn exports_hold_the_same_weights() {
+    let tiny = Tiny::new();
+    for (name, dtype) in [("f32", Dtype::F32), ("bf16", Dtype::BF16)] {
+        let said = tiny.export(name, &["--dtype", name, "--shard-size", "4KiB"]).succeeded();
+        assert!(said.contains(&tiny.config.parameter_count().to_string()), "{said}");
+        assert!(shard_count(&tiny.path(name)) > 1);
+        tiny.check(name, dtype);
+    }
+    tiny.export("default", &[]).succeeded();
+    assert_eq!(shard_count(&tiny.path("default")), 1);
+    tiny.check("default", Dtype::BF16);
+}
+
+#[test]
+fn exports_replace_only_when_told() {
+    let tiny = Tiny::new();
+    tiny.export("out", &["--dtype", "f32"]).succeeded();
+    let before = contents(&tiny.path("out"));
+    let refused = tiny.export("out", &["--dtype", "bf16"]);
+    assert_ne!(refused.code, Some(0));
+    assert!(refused.stderr.contains("out"), "{}", refused.stderr);
+    assert!(contents(&tiny.path("out")) == before, "the refused export changed the directory");
+    tiny.export("out", &["--dtype", "bf16", "--replace"]).succeeded();
+    tiny.check("out", Dtype::BF16);
+    // Nothing half-written is left beside it.
+    assert_eq!(fs::read_dir(tiny.folder.path()).unwrap().count(), 2);
+    // Not a model: not replaced.
+    fs::create_dir(tiny.path("photos")).unwrap();
+    fs::write(tiny.path("photos").join("cat.jpg"), "meow").unwrap();
+    assert_ne!(tiny.export("photos", &["--replace"]).code, Some(0));
+    assert_eq!(fs::read(tiny.path("photos").join("cat.jpg")).unwrap(), b"meow");
+}
+
+#[test]
+fn inputs_that_are_no_models() {
+    let tiny = Tiny::new();
+    let model = tiny.path("model");
+    fs::remove_file(model.join("model.safetensors")).unwrap();
+    fs::write(model.join("pytorch_model.bin"), b"\x80\x02}q\x00X\x04\x00\x00\x00evil.").unwrap();
+    tiny.export("out", &[]).failed(4, &["pytorch_model.bin", "pickle"]);
+    fs::remove_file(model.join("config.json")).unwrap();
+    tiny.export("out", &[]).failed(4, &["pytorch_model.bin", "pickle"]);
+    fs::remove_dir_all(&model).unwrap();
+    tiny.export("out", &[]).failed(4, &["model"]);
+    assert!(!tiny.path("out").exists());
+}
+
+#[test]
+fn verify_without_a_driver_says_so() {
+    if Path::new("/proc/driver/nvidia").exists() {
+        return;
+    }
+    words("verify").failed(1, &["driver"]);
+}
+
+#[test]
+fn the_cpu_bench_prints_json() {
+    let line = words("bench cpu --steps 1 --warmup 0 --json").succeeded();
+    let result: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert!(result["tokens_per_second"].as_f64().unwrap() > 0.0, "{line}");
+    assert!(result["loss"].as_f64().unwrap() > 0.0, "{line}");
+}
