@@ -1,4 +1,4 @@
-"""What the comparisons share: the binaries under test, the corpus, and how much to run."""
+"""What the comparisons share: the binary under test, the models and the corpus."""
 
 import itertools
 import json
@@ -54,12 +54,6 @@ def run_tool(bin_dir):
 def corpus() -> bytes:
     """The text that ships with the repository."""
     return (ROOT / "corpus" / "pride-and-prejudice.txt").read_bytes()
-
-
-@pytest.fixture(scope="session")
-def long() -> bool:
-    """Whether to run the long variants (`cargo xtask test --long`)."""
-    return os.environ.get("STORM_TEST_LONG") == "1"
 
 
 class Storm:

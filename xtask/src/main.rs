@@ -27,7 +27,6 @@ Usage: cargo xtask <command> [options]
 Commands:
   test          Run every test: Rust, doc tests, examples, comparisons with PyTorch.
                 The first run makes its own Python environment (a large download).
-      --long        also the long variants (sets STORM_TEST_LONG=1)
 
   check         Format, clippy, rustdoc (warnings are errors) and the repository's own rules.
 

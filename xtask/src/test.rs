@@ -11,60 +11,36 @@ use crate::python::Environment;
 use crate::stage::{Stage, run_all};
 use crate::workspace::{crate_dirs, entries, examples_dir, release_dir, root};
 
-/// Packages whose release binaries the Python comparisons call, found through `STORM_BIN_DIR`.
-const HELPER_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
+/// The package whose release binary the Python comparisons call, found through `STORM_BIN_DIR`.
+const HELPER_PACKAGE: &str = "storm-parity";
 
-/// How much of each test to run; tests read it from `STORM_TEST_LONG`.
-#[derive(Clone, Copy)]
-enum Extent {
-    Normal,
-    Long,
-}
-
-impl Extent {
-    fn apply(self, mut command: Command) -> Command {
-        match self {
-            Extent::Normal => command.env_remove("STORM_TEST_LONG"),
-            Extent::Long => command.env("STORM_TEST_LONG", "1"),
-        };
-        command
-    }
-}
-
-pub(crate) fn run(mut args: Args) -> Result<()> {
-    let extent = match args.flag("--long") {
-        true => Extent::Long,
-        false => Extent::Normal,
-    };
+pub(crate) fn run(args: Args) -> Result<()> {
     args.finish()?;
 
     run_all(vec![
         Stage::new("python set-up", || Environment::new().ensure()),
-        Stage::new("rust tests", move || {
+        Stage::new("rust tests", || {
             let test = ["test", "--workspace", "--lib", "--bins", "--tests"];
-            let mut command = extent.apply(cargo());
+            let mut command = cargo();
             // PyTorch brings NVRTC along, with which every CUDA kernel is compiled: no GPU needed.
             command.env("VIRTUAL_ENV", Environment::new().folder()).env("STORM_REQUIRE_NVRTC", "1");
             run_command(command.args(test))
         }),
-        Stage::new("doc tests", move || {
-            run_command(extent.apply(cargo()).args(["test", "--workspace", "--doc"]))
+        Stage::new("doc tests", || run_command(cargo().args(["test", "--workspace", "--doc"]))),
+        Stage::new("examples", run_examples),
+        Stage::new("release binary", || {
+            run_command(cargo().args(["build", "--release", "-p", HELPER_PACKAGE]))
         }),
-        Stage::new("examples", move || run_examples(extent)),
-        Stage::new("release binaries", || {
-            let packages = HELPER_PACKAGES.iter().flat_map(|name| ["-p", name]);
-            run_command(cargo().args(["build", "--release"]).args(packages))
-        }),
-        Stage::new("python comparisons", move || run_pytest(extent)),
+        Stage::new("python comparisons", run_pytest),
     ])
 }
 
 /// Builds all examples in one go, which costs less than one `cargo run` for each, and runs them.
-fn run_examples(extent: Extent) -> Result<()> {
+fn run_examples() -> Result<()> {
     run_command(cargo().args(["build", "--workspace", "--examples"]))?;
     for dir in crate_dirs()? {
         for example in examples(&dir)? {
-            let mut command = extent.apply(Command::new(examples_dir().join(example)));
+            let mut command = Command::new(examples_dir().join(example));
             run_command(command.current_dir(root()))?;
         }
     }
@@ -84,12 +60,12 @@ fn examples(crate_dir: &Path) -> Result<Vec<String>> {
     Ok(stems.collect())
 }
 
-fn run_pytest(extent: Extent) -> Result<()> {
+fn run_pytest() -> Result<()> {
     let tests = root().join("python/tests");
     if !tests.is_dir() {
         bail!("python/tests is missing");
     }
-    let mut command = extent.apply(Environment::new().python());
+    let mut command = Environment::new().python();
     command
         .args(["-m", "pytest", "-p", "no:cacheprovider", "--durations=5"])
         .arg(tests)

@@ -35,6 +35,9 @@ const MARKS: [&str; 3] = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("XX
 /// Macros that stand for code that is not there, or that print while debugging.
 const MACROS: [&str; 3] = ["todo!", "unimplemented!", "dbg!"];
 
+/// Words that stand in a document for what was to be filled in.
+const STAND_INS: [&str; 2] = ["MEASURED_TABLE", "PLACEHOLDER"];
+
 /// A rule broken, and where.
 struct Violation {
     file: String,
@@ -71,6 +74,9 @@ pub(crate) fn run() -> Result<()> {
         violations.extend(check_dependencies(&relative(&manifest), name(&dir), &text));
         violations.extend(check_crate_doc(&dir)?);
     }
+    for path in documents()? {
+        violations.extend(check_document(&relative(&path), &read(&path)?));
+    }
     for violation in &violations {
         eprintln!("{violation}");
     }
@@ -87,6 +93,12 @@ fn check_marks(file: &str, text: &str) -> Vec<Violation> {
     each_line(file, text, |line| {
         found(line).map(|mark| format!("`{mark}`: do it, or open an issue and say nothing here"))
     })
+}
+
+/// What a document promises to show, it shows.
+fn check_document(file: &str, text: &str) -> Vec<Violation> {
+    let found = |line: &str| STAND_INS.into_iter().find(|word| line.contains(word));
+    each_line(file, text, |line| found(line).map(|word| format!("`{word}`: put in what it means")))
 }
 
 fn check_length(file: &str, text: &str) -> Option<Violation> {
@@ -221,6 +233,14 @@ fn collect_sources(dir: &Path, found: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
+/// README.md and docs/*.md.
+fn documents() -> Result<Vec<PathBuf>> {
+    let mut found = entries(&root().join("docs"))?;
+    found.retain(|path| path.extension().is_some_and(|ext| ext == "md"));
+    found.push(root().join("README.md"));
+    Ok(found)
+}
+
 fn read(path: &Path) -> Result<String> {
     fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))
 }
@@ -251,6 +271,16 @@ mod tests {
         }
         check(check_marks("a.rs", "// a todo list in prose"), &[]);
         check(check_marks("a.rs", "let MY_TODO_LIST = TODOS;"), &[]);
+    }
+
+    #[test]
+    fn finds_stand_ins_in_documents() {
+        check(
+            check_document("README.md", "# Speed\n\nMEASURED_TABLE\n(PLACEHOLDER_2)\n"),
+            &["README.md:3: `MEASURED_TABLE`", "README.md:4: `PLACEHOLDER`"],
+        );
+        check(check_document("README.md", "a measured table, no placeholder"), &[]);
+        assert!(documents().unwrap().iter().any(|path| path.ends_with("README.md")));
     }
 
     #[test]

@@ -188,8 +188,16 @@ fn interleaved_segments() {
 }
 
 #[test]
-fn long_sequence() {
+fn long_sequences() {
     check::<f32>(&attention(shape(1, 2048, 1, 1, 64), Mask::Causal), 1e-5);
+    check::<f32>(&attention(shape(1, 2048, 1, 1, 32), Mask::Full), 1e-5);
+    check::<bf16>(&attention(shape(1, 2048, 1, 1, 32), Mask::Causal), 1e-2);
+    let grouped = shape(1, 2048, 2, 1, 32);
+    let segments = segments(grouped);
+    check::<f32>(
+        &Attention { segments: Some(&segments), ..attention(grouped, Mask::Causal) },
+        1e-5,
+    );
 }
 
 #[test]

@@ -101,11 +101,3 @@ pub(super) fn packed_heads(role: &str, tensor: &Tensor, heads: &HeadLayout) -> C
     }
     Ok(())
 }
-
-/// An (operand-free) shape given as an attribute.
-pub(super) fn attribute_shape(shape: &Shape) -> Check {
-    match Shape::checked(shape.axes()) {
-        Some(_) => Ok(()),
-        None => Err(format!("shape {shape} has too many elements")),
-    }
-}

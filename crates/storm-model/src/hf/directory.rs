@@ -3,6 +3,8 @@
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io::Read;
+use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -13,8 +15,8 @@ use super::dtype::Element;
 use super::names::{HF_HEAD, hf_embedding, hf_prefix};
 use super::paths::Root;
 use super::pickle::is_pickle;
-use super::safetensors_file::{SafetensorsFile, TensorEntry};
-use super::strict_json::{UniqueMap, parse, read_capped};
+use super::safetensors_file::{HeaderBudget, SafetensorsFile, TensorEntry};
+use super::strict_json::{Name, UniqueMap, open_capped, parse_stream};
 use crate::error::clip;
 use crate::{ModelConfig, ModelError};
 
@@ -22,7 +24,7 @@ const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
-const INDEX_BYTES_MAX: u64 = 32 << 20;
+const INDEX_BYTES_MAX: u64 = 16 << 20;
 pub(super) const SHARDS_MAX: usize = 4096;
 /// How many files of a directory without weights are looked into for pickles.
 const SNIFFED_FILES_MAX: usize = 1000;
@@ -139,21 +141,25 @@ type Opened = (Vec<SafetensorsFile>, BTreeMap<String, TensorEntry>);
 
 fn open_single(path: &Path) -> Result<Opened, ModelError> {
     let mut file = SafetensorsFile::open(path)?;
-    let tensors = file.take_tensors().into_iter().collect();
+    let tensors = file.take_tensors();
     Ok((vec![file], tensors))
 }
 
 #[derive(Deserialize)]
 struct Index {
-    weight_map: UniqueMap<String>,
+    weight_map: UniqueMap<Name>,
 }
 
 fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
-    let bytes = read_capped(index_path, "the index", INDEX_BYTES_MAX)?;
-    let index: Index = parse(index_path, &bytes)?;
+    let (index_file, index_bytes) = open_capped(index_path, "the index", INDEX_BYTES_MAX)?;
+    let index =
+        parse_stream(index_file.take(index_bytes), PhantomData::<Index>).map_err(|error| {
+            let (path, problem) = (index_path.to_owned(), clip(&error.to_string()));
+            ModelError::Json { path, problem }
+        })?;
     let wrong = |problem: String| ModelError::Index { path: index_path.to_owned(), problem };
     let shard_names: BTreeSet<&str> =
-        index.weight_map.0.iter().map(|(_, shard)| shard.as_str()).collect();
+        index.weight_map.0.iter().map(|(_, Name(shard))| shard.as_str()).collect();
     if shard_names.len() > SHARDS_MAX {
         return Err(wrong(format!(
             "it names {} shards; the limit is {SHARDS_MAX}",
@@ -169,8 +175,9 @@ fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
         }
     }
     let (mut files, mut tensors) = (Vec::new(), BTreeMap::new());
+    let mut budget = HeaderBudget::new();
     for (shard, path) in &paths {
-        let mut file = SafetensorsFile::open(path)?;
+        let mut file = SafetensorsFile::open_within(path, &mut budget)?;
         for (name, entry) in file.take_tensors() {
             match tensors.entry(name) {
                 Entry::Vacant(place) => place.insert(TensorEntry { file: files.len(), ..entry }),
@@ -184,7 +191,7 @@ fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
         }
         files.push(file);
     }
-    for (name, shard) in &index.weight_map.0 {
+    for (name, Name(shard)) in &index.weight_map.0 {
         let found = tensors.get(name).is_some_and(|entry| paths[entry.file].0 == shard);
         if !found {
             return Err(wrong(format!(

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-use super::safetensors_file::HEADER_BYTES_MAX;
+/// The limit that the safetensors format itself sets on its header.
+const SAFETENSORS_HEADER_BYTES_MAX: u64 = 100_000_000;
 
 /// How much of each end of a zip archive is searched for the name of a pickle.
 const WINDOW_BYTES: u64 = 64 << 10;
@@ -35,7 +36,7 @@ fn names_pickle(bytes: &[u8]) -> bool {
 
 fn looks_like_safetensors(start: &[u8]) -> bool {
     match start.first_chunk::<9>() {
-        Some([length @ .., b'{']) => u64::from_le_bytes(*length) <= HEADER_BYTES_MAX,
+        Some([length @ .., b'{']) => u64::from_le_bytes(*length) <= SAFETENSORS_HEADER_BYTES_MAX,
         _ => false,
     }
 }

@@ -3,10 +3,10 @@
 //! The file is neither mapped nor loaded: a mapped file that shrinks kills the process, and models
 //! are larger than memory.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,45 @@ use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visi
 
 use super::dtype::{Dtype, Element, decode};
 use super::pickle::is_pickle;
-use super::strict_json::UniqueMap;
+use super::strict_json::{ENTRIES_MAX, Name, UniqueMap, UniqueMapSeed, parse_stream};
 use crate::ModelError;
 use crate::error::clip;
 
-/// The format's own limit on its header.
-pub(super) const HEADER_BYTES_MAX: u64 = 100_000_000;
+/// The limit on a model's headers, those of all its files together. The format allows each file 100 MB,
+/// but headers of a hundred thousand tensors take less than this.
+pub(super) const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 /// Tensors are read in pieces of this size.
 pub(super) const CHUNK_BYTES: usize = 4 << 20;
 
 const RANK_MAX: usize = 8;
+
+/// What the headers of a model may still take. A model has up to thousands of files, and what is
+/// harmless in one of them is not in all.
+pub(super) struct HeaderBudget {
+    bytes: u64,
+    entries: usize,
+}
+
+impl HeaderBudget {
+    pub(super) fn new() -> Self {
+        Self { bytes: HEADER_BYTES_MAX, entries: ENTRIES_MAX }
+    }
+
+    fn take_bytes(&mut self, path: &Path, header_bytes: u64) -> Result<(), ModelError> {
+        let before = HEADER_BYTES_MAX - self.bytes;
+        self.bytes = self.bytes.checked_sub(header_bytes).ok_or_else(|| ModelError::TooLarge {
+            path: path.to_owned(),
+            what: match before {
+                0 => "the header, by the file's own account,",
+                _ => "the header, with those of the shards before it,",
+            },
+            bytes: header_bytes.saturating_add(before),
+            limit: HEADER_BYTES_MAX,
+        })?;
+        Ok(())
+    }
+}
 
 /// Where and what a tensor is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,13 +82,18 @@ impl TensorEntry {
 pub struct SafetensorsFile {
     path: PathBuf,
     file: File,
-    tensors: HashMap<String, TensorEntry>,
+    tensors: BTreeMap<String, TensorEntry>,
 }
 
 impl SafetensorsFile {
     /// Opens a file and checks its whole header: every tensor has a known type and a shape that
     /// fits its bytes, and the tensors fill the file without overlap or hole.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::open_within(path, &mut HeaderBudget::new())
+    }
+
+    /// Opens one of several files.
+    pub(super) fn open_within(path: &Path, budget: &mut HeaderBudget) -> Result<Self, ModelError> {
         let file = File::open(path).map_err(ModelError::io("open the file", path))?;
         let metadata = file.metadata().map_err(ModelError::io("read the file's size", path))?;
         let damaged = |problem: String| ModelError::Safetensors { path: path.to_owned(), problem };
@@ -79,27 +112,19 @@ impl SafetensorsFile {
         }
         file.read_exact_at(&mut prefix, 0).map_err(ModelError::io("read the header", path))?;
         let header_bytes = u64::from_le_bytes(prefix);
-        if header_bytes > HEADER_BYTES_MAX {
-            let what = "the header, by the file's own account,";
-            return Err(ModelError::TooLarge {
-                path: path.to_owned(),
-                what,
-                bytes: header_bytes,
-                limit: HEADER_BYTES_MAX,
-            });
-        }
+        budget.take_bytes(path, header_bytes)?;
         let data_start = 8 + header_bytes;
         if data_start > file_bytes {
             return Err(damaged(format!(
                 "the header should end at byte {data_start}, but the file ends at byte {file_bytes}: it is cut off"
             )));
         }
-        // Parsed as it is read: a header of 100 MB of nothing costs nothing.
         (&file).seek(SeekFrom::Start(8)).map_err(ModelError::io("read the header", path))?;
-        let header: UniqueMap<HeaderEntry> =
-            serde_json::from_reader(BufReader::new((&file).take(header_bytes))).map_err(
-                |error| damaged(format!("the header does not parse: {}", clip(&error.to_string()))),
-            )?;
+        let seed = UniqueMapSeed::new(budget.entries);
+        let header = parse_stream((&file).take(header_bytes), seed).map_err(|error| {
+            damaged(format!("the header does not parse: {}", clip(&error.to_string())))
+        })?;
+        budget.entries -= header.0.len();
         let tensors = check_entries(header, data_start, file_bytes).map_err(damaged)?;
         Ok(Self { path: path.to_owned(), file, tensors })
     }
@@ -110,11 +135,11 @@ impl SafetensorsFile {
     }
 
     /// The tensors by name, in no order.
-    pub fn tensors(&self) -> &HashMap<String, TensorEntry> {
+    pub fn tensors(&self) -> &BTreeMap<String, TensorEntry> {
         &self.tensors
     }
 
-    pub(super) fn take_tensors(&mut self) -> HashMap<String, TensorEntry> {
+    pub(super) fn take_tensors(&mut self) -> BTreeMap<String, TensorEntry> {
         std::mem::take(&mut self.tensors)
     }
 
@@ -182,28 +207,29 @@ fn check_entries(
     header: UniqueMap<HeaderEntry>,
     data_start: u64,
     file_bytes: u64,
-) -> Result<HashMap<String, TensorEntry>, String> {
-    let mut infos: Vec<(String, TensorInfo)> = Vec::new();
-    for (name, entry) in header.0 {
-        match (name == "__metadata__", entry) {
-            (true, HeaderEntry::Metadata) => {}
+) -> Result<BTreeMap<String, TensorEntry>, String> {
+    let mut entries = header.0;
+    for (name, entry) in &entries {
+        match (name == METADATA, entry) {
+            (true, HeaderEntry::Metadata) | (false, HeaderEntry::Tensor(_)) => {}
             (true, HeaderEntry::Tensor(_)) => return Err("__metadata__ describes a tensor".into()),
             (false, HeaderEntry::Metadata) => {
-                return Err(format!(
-                    "the entry {} lacks dtype, shape or data_offsets",
-                    clip(&name)
-                ));
+                return Err(format!("the entry {} lacks dtype, shape or data_offsets", clip(name)));
             }
-            (false, HeaderEntry::Tensor(info)) => infos.push((name, info)),
         }
     }
-    infos.sort_by_key(|(_, info)| info.data_offsets);
+    // Without a second list beside this one: there may be many entries.
+    entries.retain(|(name, _)| name != METADATA);
+    entries.sort_unstable_by_key(|(_, entry)| match entry {
+        HeaderEntry::Tensor(entry) => (entry.range.start, entry.range.end),
+        HeaderEntry::Metadata => (0, 0),
+    });
     let data_bytes = file_bytes - data_start;
     let mut end_before = 0;
-    let mut tensors = HashMap::with_capacity(infos.len());
-    for (name, info) in infos {
-        let [start, end] = info.data_offsets;
-        let tensor = || format!("tensor {} at bytes {start}..{end}", clip(&name));
+    for (name, entry) in &mut entries {
+        let HeaderEntry::Tensor(TensorEntry { dtype, shape, range, .. }) = entry else { continue };
+        let Range { start, end } = *range;
+        let tensor = || format!("tensor {} at bytes {start}..{end}", clip(name));
         if start > end {
             return Err(format!("{} ends before it starts", tensor()));
         }
@@ -225,46 +251,42 @@ fn check_entries(
                 tensor()
             ));
         }
-        let Some(dtype) = Dtype::from_name(&info.dtype) else {
-            return Err(format!("{} has the unknown type {}", tensor(), clip(&info.dtype)));
-        };
-        let elements = info.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+        let elements =
+            shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size as u64));
         let bytes = elements.and_then(|elements| elements.checked_mul(dtype.size_bytes() as u64));
         if bytes != Some(end - start) {
             return Err(format!(
-                "{} does not have the size of {:?} {}",
+                "{} does not have the size of {shape:?} {}",
                 tensor(),
-                info.shape,
                 dtype.name()
             ));
         }
-        let shape = info.shape.iter().map(|size| usize::try_from(*size)).collect::<Result<_, _>>();
-        let shape = shape.map_err(|_| format!("{} is too large for this machine", tensor()))?;
         end_before = end;
-        tensors.insert(
-            name,
-            TensorEntry { dtype, shape, file: 0, range: data_start + start..data_start + end },
-        );
+        *range = data_start + start..data_start + end;
     }
     if end_before != data_bytes {
         return Err(format!(
             "the tensors end at byte {end_before} of the data, the file at {data_bytes}"
         ));
     }
-    Ok(tensors)
+    Ok(entries
+        .into_iter()
+        .filter_map(|(name, entry)| match entry {
+            HeaderEntry::Tensor(entry) => Some((name, entry)),
+            HeaderEntry::Metadata => None,
+        })
+        .collect())
 }
+
+/// The one name that is not a tensor's.
+const METADATA: &str = "__metadata__";
 
 /// What stands behind a name in the header.
 enum HeaderEntry {
-    Tensor(TensorInfo),
+    /// Its range is still counted from the start of the data.
+    Tensor(TensorEntry),
     /// `__metadata__`: texts that STORM has no use for.
     Metadata,
-}
-
-struct TensorInfo {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: [u64; 2],
 }
 
 impl<'de> Deserialize<'de> for HeaderEntry {
@@ -287,9 +309,9 @@ impl<'de> Visitor<'de> for EntryVisitor {
         let twice = |is_second: bool| {
             if is_second { Err(A::Error::custom("a field occurs twice")) } else { Ok(()) }
         };
-        while let Some(key) = map.next_key::<String>()? {
+        while let Some(Name(key)) = map.next_key()? {
             match key.as_str() {
-                "dtype" => twice(dtype.replace(map.next_value::<String>()?).is_some())?,
+                "dtype" => twice(dtype.replace(map.next_value::<KnownDtype>()?.0).is_some())?,
                 "shape" => twice(shape.replace(map.next_value::<Shape>()?.0).is_some())?,
                 "data_offsets" => {
                     twice(data_offsets.replace(map.next_value::<[u64; 2]>()?).is_some())?
@@ -298,16 +320,42 @@ impl<'de> Visitor<'de> for EntryVisitor {
             }
         }
         Ok(match (dtype, shape, data_offsets) {
-            (Some(dtype), Some(shape), Some(data_offsets)) => {
-                HeaderEntry::Tensor(TensorInfo { dtype, shape, data_offsets })
+            (Some(dtype), Some(shape), Some([start, end])) => {
+                HeaderEntry::Tensor(TensorEntry { dtype, shape, file: 0, range: start..end })
             }
             _ => HeaderEntry::Metadata,
         })
     }
 }
 
+/// Found by its name at once: the name of each tensor's type need not be kept.
+struct KnownDtype(Dtype);
+
+impl<'de> Deserialize<'de> for KnownDtype {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_str(DtypeVisitor)
+    }
+}
+
+struct DtypeVisitor;
+
+impl Visitor<'_> for DtypeVisitor {
+    type Value = KnownDtype;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the name of a type")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, name: &str) -> Result<KnownDtype, E> {
+        Dtype::from_name(name).map(KnownDtype).ok_or_else(|| {
+            let name: String = name.chars().take(16).collect();
+            E::custom(format_args!("unknown type {name}"))
+        })
+    }
+}
+
 /// A shape of bounded rank: a list of a million ones must not become a million-element vector.
-struct Shape(Vec<u64>);
+struct Shape(Vec<usize>);
 
 impl<'de> Deserialize<'de> for Shape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -325,15 +373,16 @@ impl<'de> Visitor<'de> for ShapeVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut shape = Vec::new();
+        let (mut shape, mut rank) = ([0; RANK_MAX], 0);
         while let Some(size) = seq.next_element()? {
-            if shape.len() == RANK_MAX {
+            let Some(place) = shape.get_mut(rank) else {
                 return Err(A::Error::custom(format_args!(
                     "a tensor has more than {RANK_MAX} dimensions"
                 )));
-            }
-            shape.push(size);
+            };
+            *place = size;
+            rank += 1;
         }
-        Ok(Shape(shape))
+        Ok(Shape(shape[..rank].to_vec()))
     }
 }

@@ -16,6 +16,7 @@ use super::dtype::{Element, WeightDtype};
 use super::names::{HfPiece, ParameterLayout, ParameterSpec};
 use super::paths::Root;
 use super::safetensors_writer::SafetensorsWriter;
+use super::strict_json::ENTRIES_MAX;
 use crate::{ModelConfig, ModelError};
 
 /// How many elements are asked of the provider at a time.
@@ -111,6 +112,15 @@ where
             name: directory.display().to_string(),
             got: shards.len(),
             expected: SHARDS_MAX,
+        });
+    }
+    let tensor_count = shards.iter().map(Vec::len).sum();
+    if tensor_count > ENTRIES_MAX {
+        return Err(ModelError::WrongLength {
+            what: "the number of tensors",
+            name: directory.display().to_string(),
+            got: tensor_count,
+            expected: ENTRIES_MAX,
         });
     }
     let is_single = shards.len() == 1;

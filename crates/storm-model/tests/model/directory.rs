@@ -13,7 +13,7 @@ use storm_model::{
 };
 use tempfile::TempDir;
 
-use crate::support::{frugal, save_tiny, save_values, tiny, values};
+use crate::support::{entries, file_bytes, frugal, save_tiny, save_values, tiny, values};
 
 fn model(family: Family) -> (TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
@@ -371,4 +371,74 @@ fn wrong_buffers_and_names() {
         load_parameter(&directory, &odd, &mut dest),
         Err(ModelError::WrongLength { .. })
     ));
+}
+
+/// A directory with these shards and an index that names them and these tensors.
+fn hostile_shards(headers: &[String], weight_map: &str) -> (TempDir, PathBuf) {
+    let (folder, path) = model(Family::Gpt2);
+    fs::remove_file(path.join("model.safetensors")).unwrap();
+    for (i, header) in headers.iter().enumerate() {
+        fs::write(path.join(format!("{i}.safetensors")), file_bytes(header.as_bytes(), 0)).unwrap();
+    }
+    let index = format!("{{\"weight_map\":{{{weight_map}}}}}");
+    fs::write(path.join("model.safetensors.index.json"), index).unwrap();
+    (folder, path)
+}
+
+/// Each shard is within the limits of one file; all of them together are not.
+#[test]
+fn limits_hold_for_all_shards_together() {
+    let weight_map = |count: usize| {
+        let one = |i| format!("\"t{i}\":\"{i}.safetensors\"");
+        (0..count).map(one).collect::<Vec<_>>().join(",")
+    };
+    let many: Vec<String> = (0..20).map(|i| entries(10_000, &format!("_{i}"), "0")).collect();
+    let (_folder, path) = hostile_shards(&many, &weight_map(20));
+    let error = open(&path).unwrap_err();
+    assert!(matches!(error, ModelError::Safetensors { .. }), "{error}");
+    assert!(error.to_string().contains("more than 131072 entries"), "{error}");
+
+    let tail = "a".repeat(4000);
+    let long: Vec<String> = (0..8).map(|i| entries(600, &format!("{tail}{i}"), "0")).collect();
+    let (_folder, path) = hostile_shards(&long, &weight_map(8));
+    let error = open(&path).unwrap_err();
+    assert!(matches!(error, ModelError::TooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("with those of the shards before it"), "{error}");
+}
+
+/// The largest index and the largest shards that are read.
+#[test]
+fn the_most_that_is_read_is_little() {
+    let tail = "a".repeat(50);
+    for shards in [1, 2] {
+        let count = (1 << 17) / shards;
+        let headers: Vec<String> =
+            (0..shards).map(|i| entries(count, &format!("{tail}{i}"), "0,1,1,1,1,1,1,1")).collect();
+        let name = |i| format!("\"{i:x}{tail}{tail}\":\"{}.safetensors\"", i % shards);
+        let index = (0..120_000).map(name).collect::<Vec<_>>().join(",");
+        let (_folder, path) = hostile_shards(&headers, &index);
+        assert!(matches!(open(&path), Err(ModelError::Index { .. })));
+    }
+    let header = entries(1 << 17, &tail, "0,1,1,1,1,1,1,1");
+    let (_folder, path) = hostile_shards(&[], "");
+    fs::write(path.join("model.safetensors"), file_bytes(header.as_bytes(), 0)).unwrap();
+    assert!(matches!(open(&path), Err(ModelError::Tensors { .. })));
+}
+
+#[test]
+fn an_index_full_of_one_thing() {
+    let long = "a".repeat((16 << 20) - 200);
+    let escapes = "\\n".repeat((8 << 20) - 100);
+    let medium = "a".repeat(5000);
+    let many: Vec<String> = (0..(1 << 17) + 1).map(|i| format!("\"{i}\":\"a\"")).collect();
+    let text = |text: &str| [format!("\"{text}\":\"a\""), format!("\"a\":\"{text}\"")];
+    let cases = [text(&long), text(&escapes), text(&medium), [many.join(","), "\"a\":{".into()]];
+    for weight_map in cases.as_flattened() {
+        let (_folder, path) = hostile_shards(&[], weight_map);
+        let error = open(&path).unwrap_err();
+        assert!(matches!(error, ModelError::Json { .. }), "{error}");
+        assert!(error.to_string().len() < 1000);
+    }
+    let (_folder, path) = hostile_shards(&[], &format!("{long}{long}"));
+    assert!(matches!(open(&path), Err(ModelError::TooLarge { .. })));
 }

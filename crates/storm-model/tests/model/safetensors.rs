@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype as ReferenceDtype, TensorView, serialize};
 use storm_model::{Dtype, ModelError, SafetensorsFile};
 use tempfile::TempDir;
 
-use crate::support::{Random, file_bytes, frugal, peak_bytes, write_anew};
+use crate::support::{Random, entries, file_bytes, frugal, peak_bytes, write_anew};
 
 struct Scratch {
     folder: TempDir,
@@ -191,7 +191,8 @@ fn headers_that_claim_to_be_huge() {
         (10_000_000_000, 11_000_000_000),
         (u64::MAX, 64),
         (u64::MAX - 7, 1 << 40),
-        (100_000_001, 200_000_000),
+        (100_000_000, 200_000_000),
+        ((16 << 20) + 1, 200_000_000),
         (1 << 63, 64),
     ] {
         fs::write(scratch.path(), u64::to_le_bytes(claimed)).unwrap();
@@ -201,11 +202,63 @@ fn headers_that_claim_to_be_huge() {
     }
     // Within the limit, but there is nothing in it.
     for start in [b"".as_slice(), b"{"] {
-        fs::write(scratch.path(), [&u64::to_le_bytes(100_000_000), start].concat()).unwrap();
+        fs::write(scratch.path(), [&u64::to_le_bytes(16 << 20), start].concat()).unwrap();
         File::options().write(true).open(scratch.path()).unwrap().set_len(200_000_000).unwrap();
         let error = frugal(|| SafetensorsFile::open(&scratch.path())).unwrap_err();
         assert!(matches!(error, ModelError::Safetensors { .. }), "{error}");
     }
+}
+
+/// Headers within the limit, made of as much of one thing as fits.
+#[test]
+fn headers_full_of_one_thing() {
+    let long = "a".repeat((16 << 20) - 200);
+    let escapes = "\\n".repeat((8 << 20) - 100);
+    let digits = "9".repeat((16 << 20) - 200);
+    let rest = r#""shape":[4],"data_offsets":[0,16]"#;
+    let medium = "a".repeat(5000);
+    let mut cases = vec![
+        (format!(r#"{{"{medium}":{{"dtype":"F32",{rest}}}}}"#), "a name has 5000 bytes"),
+        (format!(r#"{{"t":{{"{medium}":1,"dtype":"F32",{rest}}}}}"#), "a name has 5000 bytes"),
+        (format!(r#"{{"t":{{"dtype":"{medium}",{rest}}}}}"#), "unknown type aaaaaaaaaaaaaaaa at"),
+    ];
+    for text in [&long, &escapes] {
+        cases.push((format!(r#"{{"{text}":{{"dtype":"F32",{rest}}}}}"#), "more than 1048576"));
+        cases.push((format!(r#"{{"t":{{"dtype":"{text}",{rest}}}}}"#), "more than 1048576"));
+        cases.push((format!(r#"{{"t":{{"{text}":1,{rest}}}}}"#), "more than 1048576"));
+        cases.push((format!(r#"{{"__metadata__":{{"a":"{text}"}}}}"#), "more than 1048576"));
+    }
+    for (value, expected) in [
+        (digits.clone(), "more than 1048576"),
+        (format!("-0.{digits}"), "more than 1048576"),
+        (format!("1e{digits}"), "number out of range"),
+    ] {
+        let entry = format!(r#""dtype":"F32","shape":[{value}],"data_offsets":[0,16]"#);
+        cases.push((format!("{{\"t\":{{{entry}}}}}"), expected));
+    }
+    let many = entries((1 << 17) + 1, "", "0");
+    cases.push((many, "more than 131072 entries"));
+    let scratch = Scratch::new();
+    for (header, expected) in cases {
+        let shown: String = header.chars().take(60).collect();
+        let error = scratch.open(&file_bytes(header.as_bytes(), 16)).expect_err(&shown);
+        assert!(matches!(error, ModelError::Safetensors { .. }), "{shown}: {error}");
+        let message = error.to_string();
+        assert!(message.contains(expected), "{shown}\n  says: {message}\n  lacks: {expected}");
+        assert!(message.len() < 1000, "{message}");
+    }
+    // What is allowed: the most tensors, with names and shapes that fill the header.
+    for (tail, shape) in [("", "0"), ("ab", "0,1,1,1,1,1,1,1"), (&medium[..55], "0,1,1,1,1,1,1,1")]
+    {
+        let header = entries(1 << 17, tail, shape);
+        assert!(header.len() <= 16 << 20, "{}", header.len());
+        let file = scratch.open(&file_bytes(header.as_bytes(), 0)).unwrap();
+        assert_eq!(file.tensors().len(), 1 << 17);
+    }
+    // Long texts in the metadata are honest.
+    let text = &long[..1_000_000];
+    let header = format!(r#"{{"__metadata__":{{"a":"{text}"}},"t":{{"dtype":"F32",{rest}}}}}"#);
+    assert_eq!(scratch.open(&file_bytes(header.as_bytes(), 16)).unwrap().tensors().len(), 1);
 }
 
 #[test]

@@ -114,6 +114,14 @@ pub(crate) fn file_bytes(header: &[u8], data_bytes: usize) -> Vec<u8> {
     bytes
 }
 
+/// A header of so many empty tensors; names end in `tail`.
+pub(crate) fn entries(count: usize, tail: &str, shape: &str) -> String {
+    let one = |i: usize| {
+        format!(r#""{i:x}{tail}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}"#)
+    };
+    format!("{{{}}}", (0..count).map(one).collect::<Vec<_>>().join(","))
+}
+
 /// Writes a file anew. Some file systems flush a file to disk that is cut to nothing and written
 /// again, which takes thousands of rounds from a blink to seconds.
 pub(crate) fn write_anew(path: &Path, bytes: &[u8]) {

@@ -114,3 +114,19 @@ fn options_that_make_no_sense_are_refused() {
     let error = Trainer::new(&tiny("gpt2"), options).err().expect("refused").to_string();
     assert_eq!(error, "max_norm: must be positive; leave it out to turn clipping off");
 }
+
+/// Writing one parameter sets its master to the values given, and leaves all others alone.
+#[test]
+fn a_written_parameter_keeps_its_precision() {
+    let config = tiny("llama-3.2-1b");
+    let mut trainer = trainer("llama-3.2-1b", Precision::Bf16Master);
+    trainer.step(&[batch(&config, Packing::Single, 1)], 1e-2).expect("a step");
+    let other = trainer.read("layers.0.mlp.down.weight.master").expect("read");
+    trainer.write("final_norm.weight", &[1.000_1; 24]).expect("written");
+    assert_eq!(trainer.read("final_norm.weight.master").expect("read"), [1.000_1; 24]);
+    assert_eq!(trainer.read("final_norm.weight").expect("read"), [1.0; 24]);
+    assert!(trainer.read("layers.0.mlp.down.weight.master").expect("read") == other);
+    assert!(trainer.step(&[], 1e-2).unwrap_err().to_string().contains("no batches"));
+    let error = trainer.step(&[batch(&config, Packing::Single, 1)], f32::NAN).unwrap_err();
+    assert!(error.to_string().starts_with("learning_rate: must be a number"), "{error}");
+}
