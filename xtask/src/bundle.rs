@@ -17,7 +17,7 @@ const BYTES_MAX: u64 = 50 * MIB;
 const MIB: u64 = 1024 * 1024;
 
 /// Packages whose binaries go into `bin/`.
-const BINARY_PACKAGES: [&str; 1] = ["storm-cli"];
+const BINARY_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
 
 /// Packages whose test binaries go into `tests/`, those that matter most on a GPU first. What no
 /// longer fits is left out and named.
