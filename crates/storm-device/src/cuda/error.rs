@@ -1,7 +1,6 @@
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
-use std::path::PathBuf;
 
 /// Why a GPU cannot be used, or stopped working, and what to do about it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -66,14 +65,6 @@ pub enum CudaError {
         kernel: String,
         /// The file.
         source_name: &'static str,
-    },
-    /// The kernel cache cannot be written; compilation goes on without it.
-    #[error("cannot write the kernel cache {path}: {problem}", path = .path.display())]
-    Cache {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        problem: String,
     },
     /// The memory is not free.
     #[error(

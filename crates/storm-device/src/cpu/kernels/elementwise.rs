@@ -1,7 +1,7 @@
 //! Ops on single elements, and the gated unit on pairs of halves.
 
 use super::element::Element;
-use super::math::{gelu_tanh, gelu_tanh_derivative, sigmoid};
+use super::math::{gelu_tanh, gelu_tanh_derivative, silu, silu_derivative};
 use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::ActivationFunction;
@@ -42,22 +42,19 @@ simd_dispatch! {
 
     fn silu_chunk[E: Element](x: &[E], out: &mut [E]) {
         for (out, x) in out.iter_mut().zip(x) {
-            let x = x.to_f32();
-            *out = E::from_f32(x * sigmoid(x));
+            *out = E::from_f32(silu(x.to_f32()));
         }
     }
 
     fn silu_grad_chunk[E: Element](dy: &[E], x: &[E], out: &mut [E]) {
         for ((out, dy), x) in out.iter_mut().zip(dy).zip(x) {
-            let x = x.to_f32();
-            *out = E::from_f32(dy.to_f32() * silu_derivative(x, sigmoid(x)));
+            *out = E::from_f32(dy.to_f32() * silu_derivative(x.to_f32()));
         }
     }
 
     fn swiglu_row[E: Element](gate: &[E], up: &[E], out: &mut [E]) {
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            let gate = gate.to_f32();
-            *out = E::from_f32(gate * sigmoid(gate) * up.to_f32());
+            *out = E::from_f32(silu(gate.to_f32()) * up.to_f32());
         }
     }
 
@@ -67,17 +64,10 @@ simd_dispatch! {
         let operands = dy.iter().zip(gate).zip(up);
         for ((d_gate, d_up), ((dy, gate), up)) in d_gate.iter_mut().zip(d_up).zip(operands) {
             let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
-            let s = sigmoid(gate);
-            *d_gate = E::from_f32(dy * up * silu_derivative(gate, s));
-            *d_up = E::from_f32(dy * (gate * s));
+            *d_gate = E::from_f32(dy * up * silu_derivative(gate));
+            *d_up = E::from_f32(dy * silu(gate));
         }
     }
-}
-
-/// d(x·σ(x))/dx, given σ(x).
-#[inline(always)]
-fn silu_derivative(x: f32, sigmoid: f32) -> f32 {
-    sigmoid * (1.0 + x * (1.0 - sigmoid))
 }
 
 fn unary<E: Element>(x: &[E], out: &mut [E], f: impl Fn(&[E], &mut [E]) + Sync) {

@@ -53,24 +53,6 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
-/// Hyperbolic tangent, to about 2 ulp. Exactly ±1 beyond ±9.02; NaN stays NaN.
-#[inline(always)]
-pub fn tanh(x: f32) -> f32 {
-    let magnitude = x.abs();
-    let large = 1.0 - 2.0 / (exp(2.0 * magnitude) + 1.0);
-    // Near zero the formula above cancels; x + x³ p(x²) does not (Cephes).
-    let z = x * x;
-    let p = -5.704_988_7e-3f32;
-    let p = p.mul_add(z, 2.063_909e-2);
-    let p = p.mul_add(z, -5.373_971_6e-2);
-    let p = p.mul_add(z, 1.333_144_2e-1);
-    let p = p.mul_add(z, -3.333_328e-1);
-    let small = (p * z).mul_add(x, x);
-    // The sign is copied in both cases, for the sake of −0.
-    let result = if magnitude < 0.625 { small } else { large };
-    result.copysign(x)
-}
-
 /// 1 / (1 + e⁻ˣ). Exactly 0 below −88.73 and 1 above 17.33.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
@@ -174,8 +156,6 @@ mod tests {
         };
         check("exp", worst_ulp(exp, f64::exp, (-87.0, 88.7), tiny), 1.1);
         check("exp near 0", worst_ulp(exp, f64::exp, (-1.0, 1.0), tiny), 1.1);
-        check("tanh", worst_ulp(tanh, f64::tanh, (-10.0, 10.0), tiny), 2.0);
-        check("tanh near 0", worst_ulp(tanh, f64::tanh, (-0.7, 0.7), tiny), 2.0);
         check("sigmoid", worst_ulp(sigmoid, sigmoid64, (-80.0, 80.0), tiny), 3.0);
         let silu64 = |x| x * sigmoid64(x);
         check("silu", worst_ulp(silu, silu64, (-80.0, 80.0), tiny), 3.5);
@@ -193,15 +173,12 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
         assert_eq!((exp(-inf), exp(-87.34), exp(-1e30)), (0.0, 0.0, 0.0));
         assert_eq!((exp(inf), exp(88.73), exp(1e30)), (inf, inf, inf));
-        assert_eq!((tanh(inf), tanh(-inf), tanh(9.1), tanh(-9.1)), (1.0, -1.0, 1.0, -1.0));
-        assert_eq!(tanh(-0.0).to_bits(), (-0.0f32).to_bits());
         assert_eq!((sigmoid(-inf), sigmoid(inf), sigmoid(0.0)), (0.0, 1.0, 0.5));
         assert_eq!((silu(-inf), silu(inf)), (0.0, inf));
         assert_eq!((gelu_tanh(-inf), gelu_tanh(inf)), (0.0, inf));
         assert_eq!((silu_derivative(-inf), silu_derivative(inf)), (0.0, 1.0));
         assert_eq!((gelu_tanh_derivative(-inf), gelu_tanh_derivative(inf)), (0.0, 1.0));
-        let functions =
-            [exp, tanh, sigmoid, silu, silu_derivative, gelu_tanh, gelu_tanh_derivative];
+        let functions = [exp, sigmoid, silu, silu_derivative, gelu_tanh, gelu_tanh_derivative];
         assert!(functions.iter().all(|f| f(f32::NAN).is_nan()));
     }
 }

@@ -3,7 +3,7 @@
 //! Queries, keys and values lie packed per token, `(B, T, (Hq + 2·Hkv)·D)`: first Hq query heads,
 //! then Hkv key heads, then Hkv value heads. Query head h uses key and value head `h / (Hq / Hkv)`.
 //!
-//! The scale is applied to the queries. Keys are visited in ascending blocks of [`KV_BLOCK`]; within
+//! The scale is applied to the queries. Keys are visited in ascending blocks of 64; within
 //! a block every product is one chain of fused multiply-adds. The block sizes are part of the
 //! semantics: they fix the order of all additions, whatever the number of threads.
 
@@ -20,16 +20,11 @@ use super::element::Element;
 use super::scratch::Scratch;
 use storm_graph::Mask;
 
-/// Queries handled together.
-pub const Q_BLOCK: usize = 64;
-/// Keys handled together.
-pub const KV_BLOCK: usize = 64;
 /// Largest size of a head; bounds the working memory of a thread.
 pub const HEAD_DIM_MAX: usize = 256;
 
-/// The larger of the two block sizes; blocks of scores have rows of this stride.
+/// Queries, and keys, handled together; rows of a block of scores have this stride.
 const BLOCK: usize = 64;
-const _: () = assert!(Q_BLOCK == BLOCK && KV_BLOCK == BLOCK);
 
 /// Elements of the largest block of vectors (64 × 256), or its transpose.
 const VECTORS_LEN: usize = BLOCK * HEAD_DIM_MAX;
