@@ -2,6 +2,7 @@
 
 use crate::bench_attention::{self, AttentionBenchArgs};
 use crate::bench_train::{self, TrainBenchArgs};
+use crate::op_times::OpTimes;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
 use std::time::Instant;
@@ -106,7 +107,7 @@ fn cpu(args: &CpuArgs) -> Result<()> {
         println!("memory      {}, of it activations {}", show(memory), show(activations));
     }
     if args.profile {
-        bench_train::profile(&mut trainer, &batches[0])?;
+        OpTimes::measure(&mut trainer, &batches[0])?.print();
     }
     Ok(())
 }

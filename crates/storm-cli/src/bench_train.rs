@@ -1,13 +1,14 @@
 //! `storm bench train`: training speed of a real model, all in device memory, random tokens.
 
+use crate::clocked::{Clocked, Launches};
+use crate::op_times::OpTimes;
 use crate::size;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use storm_device::Device;
 use storm_device::cpu::CpuDevice;
-use storm_device::cuda::CudaDevice;
+use storm_device::cuda::{CudaDevice, MemoryInUse};
 use storm_graph::{Accumulation, Program};
 use storm_model::{ModelConfig, build, preset};
 use storm_train::{Batch, Precision, TrainOptions, Trainer};
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &TrainBenchArgs) -> Result<()> {
         DeviceArg::Cpu => bench(args, &config, CpuDevice::new, |_| Ok(None)),
         DeviceArg::Cuda => {
             let open = |bytes| CudaDevice::new(0, bytes);
-            bench(args, &config, open, |device| Ok(Some(device.memory_taken_bytes()?)))
+            bench(args, &config, open, |device| Ok(Some(device.memory_in_use()?)))
         }
     }
 }
@@ -80,7 +81,7 @@ fn bench<D: Device>(
     args: &TrainBenchArgs,
     config: &ModelConfig,
     open: impl FnOnce(usize) -> Result<D, storm_device::DeviceError>,
-    taken: impl FnOnce(&D) -> Result<Option<usize>>,
+    gpu_memory: impl FnOnce(&D) -> Result<Option<MemoryInUse>>,
 ) -> Result<()> {
     let precision = match args.precision {
         PrecisionArg::F32 => Precision::F32,
@@ -92,8 +93,9 @@ fn bench<D: Device>(
         ..TrainOptions::new(args.batch, args.seq, precision)
     };
     let program = build(config, &options.build_options())?;
-    let flops = step_flops(&program, precision)?;
+    let flops = Flops::of_micro_batch(&program, precision)?;
     eprintln!("preparing {} …", args.model);
+    let open = |bytes| open(bytes).map(Clocked::new);
     let mut trainer = Trainer::on_device(config, options, program, |_| {}, open)
         .with_context(|| format!("cannot train {}", args.model))?;
     let batches: Vec<Batch> =
@@ -114,10 +116,18 @@ fn bench<D: Device>(
     times.sort_by(f64::total_cmp);
     let (median, fastest) = (times[times.len() / 2], times[0]);
     let tokens = (args.batch * args.seq * args.accumulate) as f64;
-    let tera = flops as f64 * args.accumulate as f64 / median / 1e12;
+    let tera = flops.all * args.accumulate as f64 / median / 1e12;
     let (memory, activations) = trainer.memory_bytes();
-    let taken = taken(trainer.device())?;
+    let gpu_memory = gpu_memory(trainer.device().inner())?;
     let loss = report.map_or(f32::NAN, |report| report.loss);
+
+    let before = trainer.device().launches();
+    let times = OpTimes::measure(&mut trainer, &batches[0])?;
+    let launches = trainer.device().launches().since(before);
+    let gemm_seconds = times.of(|op| op.starts_with("Linear")).as_secs_f64();
+    let gemm_tera = flops.linear / gemm_seconds / 1e12;
+    // On the CPU, giving out an instruction is running it.
+    let host = gpu_memory.map(|_| HostTime::of(launches, args.accumulate, median));
     if args.json {
         let line = serde_json::json!({
             "model": args.model,
@@ -125,9 +135,14 @@ fn bench<D: Device>(
             "step_seconds": median,
             "step_seconds_min": fastest,
             "matrix_tflops": tera,
+            "gemm_tflops": gemm_tera,
+            "launch_seconds": host.map(|host| host.micro_batch_seconds),
+            "launch_instructions": host.map(|host| host.instructions),
+            "launch_share": host.map(|host| host.share),
             "block_bytes": memory,
             "activation_bytes": activations,
-            "driver_bytes": taken,
+            "driver_bytes": gpu_memory.map(|memory| memory.bytes),
+            "driver_bytes_counted": gpu_memory.map(|memory| memory.counted.to_string()),
             "loss": loss,
         });
         println!("{line}");
@@ -137,33 +152,71 @@ fn bench<D: Device>(
     println!("batch       {} × {} of {} tokens", args.batch, args.accumulate, args.seq);
     println!("step        {median:.3} s median of {}, {fastest:.3} s fastest", args.steps);
     println!("speed       {:.0} tokens/s, {tera:.0} TFLOP/s in matrix products", tokens / median);
-    let show = |bytes: usize| size::show(bytes as u64);
-    println!("memory      {} block, of it {} activations", show(memory), show(activations));
-    if let Some(taken) = taken {
+    println!("products    {gemm_tera:.0} TFLOP/s of the linear layers alone");
+    if let Some(host) = host {
         println!(
-            "            {} taken on the GPU beside the context, as the driver sees it",
-            show(taken)
+            "host        {:.2} ms to give out {} instructions of a micro-batch, {:.1} µs each, \
+             {:.1}% of the step",
+            host.micro_batch_seconds * 1e3,
+            host.instructions,
+            host.micro_batch_seconds / host.instructions.max(1) as f64 * 1e6,
+            host.share * 100.0
         );
     }
+    let show = |bytes: usize| size::show(bytes as u64);
+    println!("memory      {} block, of it {} activations", show(memory), show(activations));
+    if let Some(memory) = gpu_memory {
+        println!("            {} {}", size::show(memory.bytes), memory.counted);
+    }
     println!("loss        {loss:.4}");
-    profile(&mut trainer, &batches[0])
+    times.print();
+    Ok(())
+}
+
+/// What the host takes to give out the work of a micro-batch, while the card runs it.
+#[derive(Clone, Copy)]
+struct HostTime {
+    micro_batch_seconds: f64,
+    instructions: u64,
+    /// Of the step's time.
+    share: f64,
+}
+
+impl HostTime {
+    fn of(launches: Launches, accumulate: usize, step_seconds: f64) -> HostTime {
+        let micro_batch_seconds = launches.time.as_secs_f64();
+        HostTime {
+            micro_batch_seconds,
+            instructions: launches.instructions,
+            share: micro_batch_seconds * accumulate as f64 / step_seconds,
+        }
+    }
 }
 
 /// Matrix arithmetic of one micro-batch, forward and backward.
-fn step_flops(program: &Program, precision: Precision) -> Result<u128> {
-    let program = program.differentiate(Accumulation::Continue, precision.gradients())?;
-    let mut flops = 0;
-    for section in program.sections() {
-        let graph = &section.graph;
-        let one: u128 = graph
-            .nodes()
-            .iter()
-            .map(|node| node.op.clone().map(|_, id| graph.tensor(id)).matrix_flops())
-            .sum();
-        let times = if section.name == "layer" { program.layer_count as u128 } else { 1 };
-        flops += one * times;
+struct Flops {
+    all: f64,
+    /// Of the linear layers alone.
+    linear: f64,
+}
+
+impl Flops {
+    fn of_micro_batch(program: &Program, precision: Precision) -> Result<Flops> {
+        let program = program.differentiate(Accumulation::Continue, precision.gradients())?;
+        let mut flops = Flops { all: 0.0, linear: 0.0 };
+        for section in program.sections() {
+            let times = if section.name == "layer" { program.layer_count as f64 } else { 1.0 };
+            for node in section.graph.nodes() {
+                let op = node.op.clone().map(|_, id| section.graph.tensor(id));
+                let one = times * op.matrix_flops() as f64;
+                flops.all += one;
+                if op.name().starts_with("Linear") {
+                    flops.linear += one;
+                }
+            }
+        }
+        Ok(flops)
     }
-    Ok(flops)
 }
 
 fn random_batch(args: &TrainBenchArgs, vocabulary: usize, index: usize) -> Batch {
@@ -178,28 +231,4 @@ fn random_batch(args: &TrainBenchArgs, vocabulary: usize, index: usize) -> Batch
     let tokens = (0..rows).map(|_| token()).collect();
     let targets = (0..rows).map(|_| token()).collect();
     Batch::new(tokens, targets, args.seq)
-}
-
-/// Time per op over forward and backward of one micro-batch, each op waited for.
-pub(crate) fn profile<D: Device>(trainer: &mut Trainer<D>, batch: &Batch) -> Result<()> {
-    let mut totals: BTreeMap<&'static str, (Duration, u32)> = BTreeMap::new();
-    let mut running: Option<(&'static str, Instant)> = None;
-    trainer.profile(batch, |next| {
-        let now = Instant::now();
-        if let Some((op, start)) = running.take() {
-            let total = totals.entry(op).or_default();
-            total.0 += now - start;
-            total.1 += 1;
-        }
-        running = next.map(|op| (op, now));
-    })?;
-    let mut rows: Vec<_> = totals.into_iter().collect();
-    rows.sort_by_key(|&(_, (time, _))| std::cmp::Reverse(time));
-    let whole: Duration = rows.iter().map(|&(_, (time, _))| time).sum();
-    println!("\n{:<18} {:>6} {:>10} {:>7}", "op", "calls", "ms", "share");
-    for (op, (time, calls)) in rows {
-        let share = 100.0 * time.as_secs_f64() / whole.as_secs_f64();
-        println!("{op:<18} {calls:>6} {:>10.2} {share:>6.1}%", time.as_secs_f64() * 1e3);
-    }
-    Ok(())
 }

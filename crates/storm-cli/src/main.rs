@@ -3,8 +3,11 @@
 mod bench;
 mod bench_attention;
 mod bench_train;
+mod clocked;
 mod export;
 mod model;
+mod op_times;
+mod probe;
 mod size;
 mod verify;
 
@@ -36,6 +39,8 @@ enum Command {
     /// Measure training speed.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
+    /// Measure what this machine's GPU can do, and write it down for the planner. Needs a GPU.
+    Probe(probe::ProbeArgs),
     /// Prove that a device computes what the CPU device computes. Needs a GPU.
     Verify(verify::VerifyArgs),
 }
@@ -45,6 +50,7 @@ fn main() -> ExitCode {
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
         Command::Bench(command) => bench::run(&command),
+        Command::Probe(args) => probe::run(&args),
         Command::Verify(args) => verify::run(&args),
     };
     match result {

@@ -29,7 +29,8 @@ impl Done {
     #[track_caller]
     fn failed(self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
-        assert!(self.stderr.starts_with("error: "), "{}", self.stderr);
+        let mut lines = self.stderr.lines();
+        assert!(lines.any(|line| line.starts_with("error: ")), "{}", self.stderr);
         for part in parts {
             assert!(self.stderr.contains(part), "{part} is not in: {}", self.stderr);
         }
@@ -117,7 +118,7 @@ fn shard_count(folder: &Path) -> usize {
 #[test]
 fn help_names_the_commands() {
     let help = words("--help").succeeded();
-    for command in ["model", "export", "bench", "verify"] {
+    for command in ["model", "export", "bench", "probe", "verify"] {
         let named = help.lines().any(|line| line.trim_start().starts_with(command));
         assert!(named, "{command} is not in:\n{help}");
     }
@@ -196,11 +197,43 @@ fn inputs_that_are_no_models() {
 }
 
 #[test]
-fn verify_without_a_driver_says_so() {
+fn what_needs_a_gpu_says_so() {
     if Path::new("/proc/driver/nvidia").exists() {
         return;
     }
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("profile.json");
     words("verify").failed(1, &["driver"]);
+    words("bench train --layers 1").failed(1, &["driver"]);
+    storm([OsStr::new("probe"), OsStr::new("--out"), out.as_os_str()])
+        .failed(1, &["no NVIDIA driver was found", "nvidia-smi"]);
+    assert!(!out.exists(), "a profile of nothing");
+}
+
+#[test]
+fn probe_looks_at_its_output_first() {
+    let help = words("probe --help").succeeded();
+    for option in ["--out", "--quick", "--gpu"] {
+        assert!(help.contains(option), "{option} is not in:\n{help}");
+    }
+    words("probe --out /no/such/folder/profile.json").failed(1, &["/no/such/folder", "folder"]);
+    words("probe --out /").failed(1, &["it is a folder"]);
+    words("probe --gpu many").failed(2, &["--gpu"]);
+}
+
+#[test]
+fn the_training_bench_prints_json() {
+    let line = "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 1 \
+                --chunk-rows 8 --precision f32 --steps 1 --warmup 0 --json";
+    let line = words(line).succeeded();
+    let result: serde_json::Value = serde_json::from_str(&line).unwrap();
+    for figure in ["tokens_per_second", "matrix_tflops", "gemm_tflops"] {
+        assert!(result[figure].as_f64().unwrap() > 0.0, "{line}");
+    }
+    // There is no GPU in it.
+    for figure in ["launch_seconds", "launch_share", "driver_bytes"] {
+        assert!(result[figure].is_null(), "{line}");
+    }
 }
 
 #[test]

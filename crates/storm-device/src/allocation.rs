@@ -4,6 +4,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The system's allocator, metered. A test binary installs it:
 ///
@@ -20,6 +21,8 @@ use std::cell::Cell;
 /// ```
 pub struct AllocationMeter;
 
+static COUNT_OF_ALL: AtomicUsize = AtomicUsize::new(0);
+
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
     static CURRENT_BYTES: Cell<isize> = const { Cell::new(0) };
@@ -30,6 +33,11 @@ thread_local! {
 /// binary run side by side: ask every thread of a pool for that of the pool.
 pub fn count() -> usize {
     COUNT.get()
+}
+
+/// Allocations of all threads so far, for a test that is alone in its binary.
+pub fn count_of_all_threads() -> usize {
+    COUNT_OF_ALL.load(Ordering::SeqCst)
 }
 
 /// Runs something and returns the most bytes that this thread held at once meanwhile, beyond what
@@ -43,6 +51,7 @@ pub fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, isize) {
 
 fn taken(bytes: usize) {
     COUNT.set(COUNT.get() + 1);
+    COUNT_OF_ALL.fetch_add(1, Ordering::SeqCst);
     let current = CURRENT_BYTES.get() + bytes as isize;
     CURRENT_BYTES.set(current);
     PEAK_BYTES.set(PEAK_BYTES.get().max(current));

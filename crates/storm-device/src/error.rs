@@ -72,6 +72,48 @@ pub enum DeviceError {
         /// What is missing.
         reason: String,
     },
+    /// An instruction of a plan failed. Nothing more runs on its device.
+    #[error(
+        "{instruction} failed in the {queue} queue, tensor `{tensor}`: {reason}; all queues have \
+         stopped"
+    )]
+    Instruction {
+        /// What it was to do.
+        instruction: String,
+        /// Where.
+        queue: &'static str,
+        /// What it was to make or move.
+        tensor: String,
+        /// What went wrong.
+        reason: String,
+    },
+    /// A segment of a plan was given out of turn.
+    #[error(
+        "segment `{segment}` was given out where `{expected}` is next: a plan is safe in the order \
+         of its step only; a step that was broken off cannot be taken up again"
+    )]
+    OutOfTurn {
+        /// What was given out.
+        segment: &'static str,
+        /// What the plan has next.
+        expected: &'static str,
+    },
+    /// Host data of the wrong size.
+    #[error("{given_bytes} bytes do not fit `{tensor}`, which has {tensor_bytes}")]
+    WrongSize {
+        /// Name of the tensor.
+        tensor: String,
+        /// What it takes.
+        tensor_bytes: usize,
+        /// What was given.
+        given_bytes: usize,
+    },
+    /// The operating system gave no thread.
+    #[error("cannot start a thread for a queue: {reason}")]
+    Thread {
+        /// What it said.
+        reason: String,
+    },
     /// Host data of the wrong type or size.
     #[error("{given} elements of {given_dtype} do not fit `{tensor}`: {elements} of {dtype}")]
     HostData {

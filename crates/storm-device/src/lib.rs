@@ -1,16 +1,24 @@
 //! Devices that run STORM's ops.
 //!
 //! The only crate with `unsafe` code. [`cpu`] is the reference that every other device is checked
-//! against, and a fast device of its own.
+//! against, and a fast device of its own. A [`Device`] runs one instruction after another; a
+//! [`PlanDevice`] runs a checked plan on queues beside each other.
 
 pub mod allocation;
 pub mod cpu;
 pub mod cuda;
 mod device;
 mod error;
+mod null;
 mod placed;
+mod plan_device;
 mod scalar;
+mod sequence;
+mod spans;
 
 pub use device::Device;
 pub use error::DeviceError;
-pub use scalar::Scalar;
+pub use null::{NullDevice, NullOptions};
+pub use plan_device::{MemoryTaken, PlanDevice};
+pub use scalar::{Scalar, bytes_of, bytes_of_mut};
+pub use spans::{Span, Trace, WaitedFor};

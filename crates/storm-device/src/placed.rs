@@ -2,7 +2,8 @@
 
 use crate::DeviceError;
 use std::ops::Range;
-use storm_graph::{DType, Graph, Node, Op, Shape, TensorId};
+use storm_graph::{DType, Graph, Node, Op, Shape, Tensor, TensorId};
+use storm_plan::{Compute, Plan};
 
 /// A tensor at an offset in device memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,6 +71,30 @@ impl PlacedNode {
             end: end_of_all,
         })
     }
+}
+
+/// What a compute instruction of a plan runs: its graph, its node, and the place of each tensor.
+pub(crate) fn node_of<'a>(
+    plan: &'a Plan,
+    compute: &'a Compute,
+) -> (&'a Graph, &'a Node, impl Fn(TensorId) -> usize + use<'a>) {
+    let graph = &plan.graphs[compute.graph.0 as usize];
+    let node = &graph.nodes()[compute.node as usize];
+    let operands: Vec<TensorId> = node.op.operands().into_iter().map(|(_, id)| id).collect();
+    let place = move |id: TensorId| {
+        let position = operands.iter().chain(&node.outputs).position(|&known| known == id);
+        compute.places[position.expect("an operand or an output of the node")]
+    };
+    (graph, node, place)
+}
+
+/// Host data must fill a tensor exactly.
+pub(crate) fn check_size(tensor: &Tensor, given_bytes: usize) -> Result<(), DeviceError> {
+    let tensor_bytes = tensor.size_bytes();
+    if tensor_bytes == given_bytes {
+        return Ok(());
+    }
+    Err(DeviceError::WrongSize { tensor: tensor.name.clone(), tensor_bytes, given_bytes })
 }
 
 /// The error for a node that a device has no kernel for.

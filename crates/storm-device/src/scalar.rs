@@ -22,4 +22,16 @@ macro_rules! scalar {
     };
 }
 
+/// The bytes that values are stored as.
+pub fn bytes_of<T: Scalar>(values: &[T]) -> &[u8] {
+    // SAFETY: a scalar has no padding, and bytes need no alignment; the borrow is passed on.
+    unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+}
+
+/// The bytes that values are stored as, to be overwritten.
+pub fn bytes_of_mut<T: Scalar>(values: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and every bit pattern is a value.
+    unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
+}
+
 scalar!(f32 => F32, bf16 => BF16, i32 => I32, i8 => I8, u8 => U8);

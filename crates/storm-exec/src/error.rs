@@ -30,6 +30,19 @@ pub enum ExecError {
         /// What was asked for.
         wanted: Box<Tensor>,
     },
+    /// A tensor that rests on the host is to be made, and the device has no room for it.
+    #[error(
+        "`{tensor}` is to be made in {bytes} bytes of device memory, of which {largest_bytes} are \
+         free in one piece; make it on the host and write it"
+    )]
+    NoRoom {
+        /// Name of the tensor.
+        tensor: String,
+        /// What it takes.
+        bytes: usize,
+        /// The largest range that no lasting tensor covers.
+        largest_bytes: usize,
+    },
     /// A name that nobody declared.
     #[error("there is no `{name}`; there are: {known}")]
     UnknownName {
@@ -38,4 +51,18 @@ pub enum ExecError {
         /// Some of what exists.
         known: String,
     },
+}
+
+impl ExecError {
+    pub(crate) fn unknown<'a>(
+        name: &str,
+        known: impl ExactSizeIterator<Item = &'a String>,
+    ) -> ExecError {
+        let count = known.len();
+        let mut known: Vec<&str> = known.map(String::as_str).take(12).collect();
+        if count > known.len() {
+            known.push("…");
+        }
+        ExecError::UnknownName { name: name.to_owned(), known: known.join(", ") }
+    }
 }

@@ -3,15 +3,21 @@
 //! [`Resident`] keeps everything in device memory: parameters, gradients and optimizer state in
 //! slots that last, and all activations of a step in a work area that is laid out beforehand from
 //! their lifetimes. Nothing is allocated, decided or looked up while a schedule runs.
+//!
+//! [`Planned`] runs a checked plan, which says when what moves between device and host; [`trace`]
+//! shows what its queues did.
 
 mod error;
 mod layout;
+mod planned;
 mod resident;
 mod schedule;
 mod slots;
+pub mod trace;
 mod verify;
 
 pub use error::ExecError;
+pub use planned::{Feed, Planned};
 pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};

@@ -187,7 +187,8 @@ impl<D: Device> Resident<D> {
     }
 }
 
-fn check(tensor: &Tensor, given_dtype: DType, given: usize) -> Result<(), DeviceError> {
+/// Host data must have a tensor's dtype and fill it.
+pub(crate) fn check(tensor: &Tensor, given_dtype: DType, given: usize) -> Result<(), DeviceError> {
     let elements = tensor.shape.elements();
     if tensor.dtype == given_dtype && elements == given {
         return Ok(());

@@ -64,13 +64,7 @@ impl Slots {
     /// # Errors
     /// No such slot.
     pub fn get(&self, name: &str) -> Result<SlotId, ExecError> {
-        self.find(name).ok_or_else(|| {
-            let mut known: Vec<&str> = self.by_name.keys().map(String::as_str).take(12).collect();
-            if self.by_name.len() > known.len() {
-                known.push("…");
-            }
-            ExecError::UnknownName { name: name.to_owned(), known: known.join(", ") }
-        })
+        self.find(name).ok_or_else(|| ExecError::unknown(name, self.by_name.keys()))
     }
 
     /// What the slot holds.

@@ -2,6 +2,7 @@
 
 use crate::graph::{Node, Phase};
 use crate::ops;
+use crate::overwrite::copy_what_is_still_needed;
 use crate::{
     DType, Graph, GraphError, Op, ParameterGradients, Tensor, TensorClass, TensorId, Training,
 };
@@ -72,6 +73,7 @@ pub fn differentiate(
         }
     }
     share_logits(graph);
+    copy_what_is_still_needed(graph, &[]);
 
     let trainable = |t: &Tensor| t.class == TensorClass::Parameter(Training::Trainable);
     Ok(graph
@@ -157,7 +159,8 @@ impl Backward<'_> {
         suffix: &str,
         op: Op<TensorId>,
     ) -> Result<Vec<TensorId>, GraphError> {
-        self.graph.apply(&format!("{}.{suffix}", self.name), op)
+        // What the nodes overwrite is sorted out when all are there.
+        self.graph.append(&format!("{}.{suffix}", self.name), op)
     }
 
     /// The gradient summed so far, handed over: the rule adds it inside its own kernel and passes

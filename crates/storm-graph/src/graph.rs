@@ -35,6 +35,8 @@ pub struct Graph {
     nodes: Vec<Node>,
     /// The node that makes a tensor; none for those from outside.
     producers: Vec<Option<usize>>,
+    /// The node whose output took over a tensor's memory.
+    overwriters: Vec<Option<usize>>,
     phase: Option<Phase>,
 }
 
@@ -96,17 +98,30 @@ impl Graph {
     /// Adds a node after checking its operands, and returns what it makes.
     ///
     /// # Errors
-    /// Operands whose shapes or dtypes the op refuses; the error names them.
+    /// Operands whose shapes or dtypes the op refuses, or that another node has overwritten (see
+    /// [`Op::in_place`]); the error names them.
     pub fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+        let gone = op.operands().into_iter().find_map(|(role, id)| {
+            self.overwriters[id.index()].map(|node| (role, &self.nodes[node].name))
+        });
+        if let Some((role, overwriter)) = gone {
+            let problem = format!(
+                "`{role}` is gone: `{overwriter}` overwrote it; apply this node before that one, or \
+                 read what that one made"
+            );
+            return Err(self.refusal(name, &op, problem));
+        }
+        self.append(name, op)
+    }
+
+    /// [`Graph::apply`] for a caller that sees to overwritten operands once all nodes are there.
+    pub(crate) fn append(
+        &mut self,
+        name: &str,
+        op: Op<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
         let described = op.clone().map(|_, id| self.tensor(id));
-        let outputs = ops::infer(&described).map_err(|problem| GraphError::Operands {
-            op: op.name(),
-            name: name.to_owned(),
-            problem,
-            operands: OperandList(
-                described.operands().into_iter().map(|(role, t)| (role, t.to_string())).collect(),
-            ),
-        })?;
+        let outputs = ops::infer(&described).map_err(|problem| self.refusal(name, &op, problem))?;
         let node = self.nodes.len();
         let outputs: Vec<TensorId> = outputs
             .into_iter()
@@ -119,9 +134,23 @@ impl Graph {
                 self.push(Tensor { name, shape, dtype, class }, Some(node))
             })
             .collect();
+        for (operand, _) in op.in_place() {
+            self.overwriters[operand.index()] = Some(node);
+        }
         let phase = self.phase.unwrap_or(Phase::Forward);
         self.nodes.push(Node { name: name.to_owned(), op, outputs: outputs.clone(), phase });
         Ok(outputs)
+    }
+
+    fn refusal(&self, name: &str, op: &Op<TensorId>, problem: String) -> GraphError {
+        let operands = op.operands().into_iter();
+        let described = operands.map(|(role, id)| (role, self.tensor(id).to_string())).collect();
+        GraphError::Operands {
+            op: op.name(),
+            name: name.to_owned(),
+            problem,
+            operands: OperandList(described),
+        }
     }
 
     /// [`Graph::apply`] for those who want the first output only.
@@ -183,6 +212,7 @@ impl Graph {
     /// keeps every operand made before it is read.
     pub(crate) fn replace_nodes(&mut self, nodes: Vec<Node>) {
         self.producers.fill(None);
+        self.overwriters.fill(None);
         for (index, node) in nodes.iter().enumerate() {
             for output in &node.outputs {
                 self.producers[output.index()] = Some(index);
@@ -190,6 +220,9 @@ impl Graph {
             debug_assert!(node.op.operands().iter().all(|(_, operand)| {
                 self.producers[operand.index()].is_none_or(|producer| producer < index)
             }));
+            for (operand, _) in node.op.in_place() {
+                self.overwriters[operand.index()] = Some(index);
+            }
         }
         self.nodes = nodes;
     }
@@ -204,6 +237,7 @@ impl Graph {
         let id = TensorId(u32::try_from(self.tensors.len()).expect("fewer than 2^32 tensors"));
         self.tensors.push(tensor);
         self.producers.push(producer);
+        self.overwriters.push(None);
         id
     }
 }

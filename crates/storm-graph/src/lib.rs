@@ -27,6 +27,7 @@ mod error;
 mod graph;
 mod op;
 mod ops;
+mod overwrite;
 mod program;
 pub mod random;
 mod recompute;
@@ -42,7 +43,7 @@ pub use dtype::DType;
 pub use error::{GraphError, OperandList};
 pub use graph::{Graph, Node, Phase};
 pub use op::Op;
-pub use ops::{ROWS_PER_PARTIAL, SUM_BLOCK};
+pub use ops::{PIECE_ALIGNMENT, ROWS_PER_PARTIAL, SUM_BLOCK};
 pub use program::{
     Accumulation, ParameterGradient, Program, ProgramParameter, Section, SectionBackward,
 };

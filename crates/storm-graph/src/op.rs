@@ -84,11 +84,12 @@ define_ops! {
     Scale { x: One; factor: f32 }
     /// GELU (tanh form) or SiLU.
     Activation { x: One; function: ActivationFunction }
-    /// `dy · f'(x)`.
+    /// `dy · f'(x)`, over `x`.
     ActivationGrad { dy: One, x: One; function: ActivationFunction }
     /// `silu(gate) · up`, where `gate_up` (.., 2F) holds the gate in its first half: yields (.., F).
     SwiGlu { gate_up: One; }
-    /// Gradient of `gate_up` (.., 2F) from `dy` (.., F).
+    /// Gradient of `gate_up` (.., 2F) from `dy` (.., F), over `gate_up`: the largest activation of a
+    /// layer is needed once.
     SwiGluGrad { dy: One, gate_up: One; }
 
     // ---- norms ------------------------------------------------------------------------------
@@ -175,18 +176,21 @@ define_ops! {
     /// bias corrections; `clip` multiplies the gradient, and a `clip` of 0 (see [`Op::ClipScale`])
     /// leaves everything as it is. With `master` (f32) the update is made
     /// there and `parameter` is its rounding. bf16 moments should round stochastically: at
-    /// `beta2 = 0.999` a step's change is less than half of the last place. Yields the parameter,
-    /// both moments, and the master where there is one, each over its operand.
+    /// `beta2 = 0.999` a step's change is less than half of the last place. A parameter may be
+    /// updated in pieces: `first_element`, a multiple of [`PIECE_ALIGNMENT`](crate::PIECE_ALIGNMENT),
+    /// is where the piece begins in it, so that random bits are those of the whole. Yields the
+    /// parameter, both moments, and the master where there is one, each over its operand.
     AdamW {
         parameter: One, gradient: One, first_moment: One, second_moment: One, master: Maybe,
         scalars: One, clip: Maybe, random: Maybe;
-        hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16
+        hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16,
+        first_element: usize
     }
     /// One step of stochastic gradient descent with weight decay in place: yields the parameter. A
-    /// `clip` of 0 leaves it as it is.
+    /// `clip` of 0 leaves it as it is. `first_element` is as in [`Op::AdamW`].
     Sgd {
         parameter: One, gradient: One, scalars: One, clip: Maybe, random: Maybe;
-        weight_decay: f32, rounding: Rounding, stream: u16
+        weight_decay: f32, rounding: Rounding, stream: u16, first_element: usize
     }
 }
 
@@ -204,6 +208,9 @@ impl<T: Clone> Op<T> {
             Op::EmbeddingGrad { accumulator, .. }
             | Op::LinearWeightGrad { accumulator, .. }
             | Op::ColumnSum { accumulator, .. } => vec![(accumulator.as_ref(), 0)],
+            Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
+                vec![(Some(operand), 0)]
+            }
             Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }

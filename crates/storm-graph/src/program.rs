@@ -7,6 +7,7 @@
 
 use crate::autodiff::{GradientRequest, differentiate};
 use crate::graph::Phase;
+use crate::overwrite::copy_what_is_still_needed;
 use crate::{
     DType, Graph, GraphError, Op, Shape, Tensor, TensorClass, TensorId, Training, recompute,
 };
@@ -342,6 +343,8 @@ impl Section {
             gradient_dtype,
         };
         let gradients = differentiate(graph, &request)?;
+        let results: Vec<TensorId> = self.results.iter().map(|&(_, id)| id).collect();
+        copy_what_is_still_needed(graph, &results);
         let mut carried_in_gradients = Vec::new();
         for carried in &request.wanted {
             carried_in_gradients.push(match gradients.get(carried) {

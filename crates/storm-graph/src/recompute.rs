@@ -1,6 +1,7 @@
 //! Recomputation: tensors that are not kept are made again in the backward pass.
 
 use crate::graph::{Node, Phase};
+use crate::overwrite::copy_what_is_still_needed;
 use crate::{Graph, Op, TensorId};
 
 /// Rewrites a differentiated graph so that the backward pass reads only those saved tensors for
@@ -26,6 +27,8 @@ pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
         rewritten.push(Node { op, ..node.clone() });
     }
     graph.replace_nodes(rewritten);
+    // What is made again may be read where the backward pass has overwritten it.
+    copy_what_is_still_needed(graph, &[]);
 }
 
 struct Again {

@@ -198,8 +198,27 @@ fn updates() {
             weight_decay: 0.0,
             rounding: Rounding::Stochastic,
             stream: 0,
+            first_element: 0,
         },
         "Sgd `y`: stochastic rounding is for bf16: `parameter` must be bf16, not f32\n  \
+           given: parameter = p f32 (4)\n         \
+                  gradient = g f32 (4)\n         \
+                  scalars = scalars f32 (3)",
+    );
+    check(
+        &[("p", F32, &[4]), ("g", F32, &[4]), ("scalars", F32, &[3])],
+        |t| Op::Sgd {
+            parameter: t[0],
+            gradient: t[1],
+            scalars: t[2],
+            clip: None,
+            random: None,
+            weight_decay: 0.0,
+            rounding: Rounding::Nearest,
+            stream: 0,
+            first_element: 1000,
+        },
+        "Sgd `y`: first_element must be a multiple of 1024, not 1000: cut the parameter there\n  \
            given: parameter = p f32 (4)\n         \
                   gradient = g f32 (4)\n         \
                   scalars = scalars f32 (3)",
@@ -208,6 +227,19 @@ fn updates() {
         &[],
         |_| Op::GlobalNorm { parts: Vec::new() },
         "GlobalNorm `y`: `parts` is empty: there is no gradient to take the norm of",
+    );
+}
+
+/// What an op has overwritten cannot be read any more.
+#[test]
+fn overwritten_operands() {
+    let (mut graph, t) = graph_of(&[("dy", F32, &[4, 3]), ("gate_up", F32, &[4, 6])]);
+    graph.apply("grad", Op::SwiGluGrad { dy: t[0], gate_up: t[1] }).expect("fits");
+    let error = graph.apply("again", Op::SwiGlu { gate_up: t[1] }).expect_err("it is gone");
+    assert_eq!(
+        error.to_string(),
+        "SwiGlu `again`: `gate_up` is gone: `grad` overwrote it; apply this node before that one, \
+         or read what that one made\n  given: gate_up = gate_up f32 (4, 6)",
     );
 }
 

@@ -1,7 +1,6 @@
+use crate::Batch;
 use crate::batch::sort_rows;
-use crate::{Batch, TrainError};
-use storm_device::Device;
-use storm_exec::{Resident, SlotId, Slots};
+use storm_exec::{SlotId, Slots};
 use storm_graph::order_name;
 
 /// What a program may read of a batch.
@@ -18,43 +17,44 @@ pub(crate) enum Column {
 }
 
 impl Column {
-    /// The columns that a program with these slots reads.
-    pub(crate) fn find_all(slots: &Slots) -> Vec<(Column, SlotId)> {
-        let named = [
+    /// Every column and the name of the input that it fills.
+    fn all() -> [(Column, String); 6] {
+        [
             (Column::Tokens, "tokens".to_owned()),
             (Column::Targets, "targets".to_owned()),
             (Column::Positions, "positions".to_owned()),
             (Column::Segments, "segments".to_owned()),
             (Column::TokenOrder, order_name("tokens")),
             (Column::PositionOrder, order_name("positions")),
-        ];
-        named.into_iter().filter_map(|(column, name)| Some((column, slots.find(&name)?))).collect()
+        ]
     }
 
-    /// Copies the column into its slot. Sorted orders are made in `staging`, one entry per row.
-    pub(crate) fn write<D: Device>(
-        self,
-        resident: &mut Resident<D>,
-        slot: SlotId,
-        batch: &Batch,
-        staging: &mut [i32],
-    ) -> Result<(), TrainError> {
+    /// The columns that a program with these slots reads.
+    pub(crate) fn find_all(slots: &Slots) -> Vec<(Column, SlotId)> {
+        let all = Column::all().into_iter();
+        all.filter_map(|(column, name)| Some((column, slots.find(&name)?))).collect()
+    }
+
+    /// The column that fills an input.
+    pub(crate) fn named(name: &str) -> Option<Column> {
+        Column::all().into_iter().find(|(_, known)| known == name).map(|(column, _)| column)
+    }
+
+    /// The column's entries. Sorted orders are made in `staging`, one entry per row.
+    pub(crate) fn entries<'a>(self, batch: &'a Batch, staging: &'a mut [i32]) -> &'a [i32] {
         match self {
-            Column::Tokens => resident.write(slot, &batch.tokens)?,
-            Column::Targets => resident.write(slot, &batch.targets)?,
-            Column::Positions => resident.write(slot, &batch.positions)?,
-            Column::Segments => {
-                resident.write(slot, batch.segments.as_deref().unwrap_or_default())?;
-            }
+            Column::Tokens => &batch.tokens,
+            Column::Targets => &batch.targets,
+            Column::Positions => &batch.positions,
+            Column::Segments => batch.segments.as_deref().unwrap_or_default(),
             Column::TokenOrder => {
                 sort_rows(&batch.tokens, staging);
-                resident.write(slot, staging)?;
+                staging
             }
             Column::PositionOrder => {
                 sort_rows(&batch.positions, staging);
-                resident.write(slot, staging)?;
+                staging
             }
         }
-        Ok(())
     }
 }

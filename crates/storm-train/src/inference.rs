@@ -61,7 +61,7 @@ impl Inference {
         self.size.check_inputs(batch)?;
         for &(column, slot) in &self.columns {
             // A program without gradients asks for no sorted order.
-            column.write(&mut self.resident, slot, batch, &mut [])?;
+            self.resident.write(slot, column.entries(batch, &mut []))?;
         }
         self.resident.run(self.schedule)?;
         let elements = self.size.batch * self.size.sequence * self.vocabulary;

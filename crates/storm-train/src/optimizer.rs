@@ -139,7 +139,7 @@ pub(crate) fn update_schedule(
     Ok(schedule)
 }
 
-fn norm_graph(
+pub(crate) fn norm_graph(
     instances: &[ParameterInstance],
     precision: Precision,
     options: &OptimizerOptions,
@@ -158,7 +158,7 @@ fn norm_graph(
     Ok(graph)
 }
 
-fn update_graph(
+pub(crate) fn update_graph(
     instance: &ParameterInstance,
     precision: Precision,
     options: &OptimizerOptions,
@@ -200,6 +200,7 @@ fn update_graph(
             rounding: precision.rounding(),
             moment_rounding,
             stream: *number,
+            first_element: 0,
         },
     )?;
     Ok(graph)

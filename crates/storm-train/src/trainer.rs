@@ -275,7 +275,7 @@ impl<D: Device> Trainer<D> {
     /// # Errors
     /// From the file system; an existing directory is left as it was.
     pub fn save(&self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
-        weights::save(&self.resident, &self.config, output, options)
+        weights::save(&mut &self.resident, &self.config, output, options)
     }
 
     /// A parameter (`layers.0.attention.qkv.weight`), its gradient (`NAME.grad`) or its state
@@ -284,7 +284,7 @@ impl<D: Device> Trainer<D> {
     /// # Errors
     /// There is no such tensor.
     pub fn read(&self, name: &str) -> Result<Vec<f32>, TrainError> {
-        weights::read(&self.resident, name)
+        weights::read(&mut &self.resident, name)
     }
 
     /// Sets a tensor that [`Trainer::read`] knows, rounded to its dtype; a parameter's f32 master, where
@@ -347,7 +347,8 @@ impl<D: Device> Trainer<D> {
 
     fn write_batch(&mut self, batch: &Batch) -> Result<(), TrainError> {
         for &(column, slot) in &self.inputs.columns {
-            column.write(&mut self.resident, slot, batch, &mut self.inputs.staging)?;
+            let entries = column.entries(batch, &mut self.inputs.staging);
+            self.resident.write(slot, entries)?;
         }
         Ok(())
     }
@@ -366,7 +367,7 @@ impl Inputs {
     }
 }
 
-fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
+pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
     let refuse =
         |option, problem: &str| Err(TrainError::Option { option, problem: problem.to_owned() });
     let AdamWParameters { beta1, beta2, epsilon, weight_decay } = options.optimizer.adamw;
@@ -394,18 +395,28 @@ fn initialize_schedule(
     instances: &[ParameterInstance],
 ) -> Result<Schedule, TrainError> {
     let mut schedule = Schedule::default();
-    for ParameterInstance { name, layer, parameter } in instances {
-        let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
-        let mut graph = Graph::new();
-        let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
-        let op = match initialization(config, &parameter.name) {
-            Initialization::Constant(value) => Op::Fill { shape, dtype, value },
-            Initialization::Normal { deviation } => {
-                Op::RandomNormal { random, shape, dtype, deviation, stream: number }
-            }
-        };
-        graph.apply(name, op)?;
-        schedule.add_graph(graph, *layer, |tensor| slots.find(&tensor.name))?;
+    for instance in instances {
+        let graph = initial_graph(config, instance)?;
+        schedule.add_graph(graph, instance.layer, |tensor| slots.find(&tensor.name))?;
     }
     Ok(schedule)
+}
+
+/// One node that makes a parameter as it starts.
+pub(crate) fn initial_graph(
+    config: &ModelConfig,
+    instance: &ParameterInstance,
+) -> Result<Graph, TrainError> {
+    let ParameterInstance { name, parameter, .. } = instance;
+    let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
+    let mut graph = Graph::new();
+    let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
+    let op = match initialization(config, &parameter.name) {
+        Initialization::Constant(value) => Op::Fill { shape, dtype, value },
+        Initialization::Normal { deviation } => {
+            Op::RandomNormal { random, shape, dtype, deviation, stream: number }
+        }
+    };
+    graph.apply(name, op)?;
+    Ok(graph)
 }

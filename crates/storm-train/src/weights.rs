@@ -4,111 +4,195 @@ use crate::TrainError;
 use half::bf16;
 use std::ops::Range;
 use std::path::Path;
-use storm_device::{Device, Scalar};
-use storm_exec::{Resident, SlotId};
-use storm_graph::DType;
+use storm_device::{Device, PlanDevice, Scalar};
+use storm_exec::{Planned, Resident};
+use storm_graph::{DType, Tensor};
 use storm_model::{
     Element, HfDirectory, ModelConfig, ParameterSpec, SaveOptions, load_parameter, parameters,
 };
 
-/// The slot of a parameter's f32 master, where there is one.
-fn master<D: Device>(resident: &Resident<D>, name: &str) -> Option<SlotId> {
-    resident.slots().find(&format!("{name}.master"))
+/// Where tensors that last can be looked up by name.
+pub(crate) trait Reader {
+    fn find(&self, name: &str) -> Option<&Tensor>;
+
+    /// As [`Reader::find`], with an error that says what exists.
+    fn get(&self, name: &str) -> Result<&Tensor, TrainError>;
+
+    fn read_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), TrainError>;
 }
 
-/// Loads every parameter into the slot of its name, and into its master in full precision.
-pub(crate) fn load<D: Device>(
-    resident: &mut Resident<D>,
+/// Where they can be set, too.
+pub(crate) trait Writer: Reader {
+    fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), TrainError>;
+}
+
+impl<D: Device> Reader for &Resident<D> {
+    fn find(&self, name: &str) -> Option<&Tensor> {
+        self.slots().find(name).map(|slot| self.slots().tensor(slot))
+    }
+
+    fn get(&self, name: &str) -> Result<&Tensor, TrainError> {
+        Ok(self.slots().tensor(self.slots().get(name)?))
+    }
+
+    fn read_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), TrainError> {
+        Ok(Resident::read_part(self, self.slots().get(name)?, first, values)?)
+    }
+}
+
+impl<D: Device> Reader for Resident<D> {
+    fn find(&self, name: &str) -> Option<&Tensor> {
+        self.slots().find(name).map(|slot| self.slots().tensor(slot))
+    }
+
+    fn get(&self, name: &str) -> Result<&Tensor, TrainError> {
+        Ok(self.slots().tensor(self.slots().get(name)?))
+    }
+
+    fn read_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), TrainError> {
+        Reader::read_part(&mut &*self, name, first, values)
+    }
+}
+
+impl<D: Device> Writer for Resident<D> {
+    fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), TrainError> {
+        let slot = self.slots().get(name)?;
+        Ok(Resident::write(self, slot, values)?)
+    }
+}
+
+impl<D: PlanDevice> Reader for Planned<D> {
+    fn find(&self, name: &str) -> Option<&Tensor> {
+        self.tensor(name).ok()
+    }
+
+    fn get(&self, name: &str) -> Result<&Tensor, TrainError> {
+        Ok(self.tensor(name)?)
+    }
+
+    fn read_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), TrainError> {
+        Ok(Planned::read_part(self, name, first, values)?)
+    }
+}
+
+impl<D: PlanDevice> Writer for Planned<D> {
+    fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), TrainError> {
+        Ok(Planned::write(self, name, values)?)
+    }
+}
+
+/// The name of a parameter's f32 master, where there is one.
+fn master(store: &impl Reader, name: &str) -> Option<String> {
+    let master = format!("{name}.master");
+    store.find(&master).is_some().then_some(master)
+}
+
+/// Loads every parameter under its name, and its master in full precision.
+pub(crate) fn load(
+    store: &mut impl Writer,
     config: &ModelConfig,
     directory: &HfDirectory,
 ) -> Result<(), TrainError> {
     for spec in parameters(config) {
-        let slot = resident.slots().get(&spec.name)?;
-        if let Some(master) = master(resident, &spec.name) {
-            load_as::<f32, D>(resident, master, directory, &spec)?;
+        let dtype = store.get(&spec.name)?.dtype;
+        if let Some(master) = master(store, &spec.name) {
+            load_as::<f32>(store, &master, directory, &spec)?;
         }
-        match resident.slots().tensor(slot).dtype {
-            DType::BF16 => load_as::<bf16, D>(resident, slot, directory, &spec)?,
-            _ => load_as::<f32, D>(resident, slot, directory, &spec)?,
+        match dtype {
+            DType::BF16 => load_as::<bf16>(store, &spec.name, directory, &spec)?,
+            _ => load_as::<f32>(store, &spec.name, directory, &spec)?,
         }
     }
     Ok(())
 }
 
-fn load_as<E: Element + Scalar, D: Device>(
-    resident: &mut Resident<D>,
-    slot: SlotId,
+fn load_as<E: Element + Scalar>(
+    store: &mut impl Writer,
+    name: &str,
     directory: &HfDirectory,
     spec: &ParameterSpec,
 ) -> Result<(), TrainError> {
     let mut values = vec![E::default(); spec.element_count()];
     load_parameter(directory, spec, &mut values)?;
-    Ok(resident.write(slot, &values)?)
+    store.write(name, &values)
 }
 
-/// Saves every parameter: from its master, where it has one, and else from its own slot.
-pub(crate) fn save<D: Device>(
-    resident: &Resident<D>,
+/// Saves every parameter: from its master, where it has one, and else as it is.
+pub(crate) fn save(
+    store: &mut impl Reader,
     config: &ModelConfig,
     output: &Path,
     options: &SaveOptions<'_>,
 ) -> Result<(), TrainError> {
     let mut narrow: Vec<bf16> = Vec::new();
     let provide = |spec: &ParameterSpec, range: Range<usize>, dest: &mut [f32]| {
-        let slot = match master(resident, &spec.name) {
-            Some(master) => master,
-            None => resident.slots().get(&spec.name)?,
-        };
-        match resident.slots().tensor(slot).dtype {
-            DType::BF16 => {
-                narrow.resize(dest.len(), bf16::ZERO);
-                resident.read_part(slot, range.start, &mut narrow)?;
-                for (dest, value) in dest.iter_mut().zip(&narrow) {
-                    *dest = value.to_f32();
-                }
-            }
-            _ => resident.read_part(slot, range.start, dest)?,
-        }
-        Ok(())
+        let name = master(store, &spec.name).unwrap_or_else(|| spec.name.clone());
+        read_widened(store, &name, range.start, dest, &mut narrow)
+            .map_err(|error| -> Box<dyn std::error::Error + Send + Sync> { Box::new(error) })
     };
     Ok(storm_model::save(output, config, options, provide)?)
 }
 
-/// A slot's values, widened to f32.
-pub(crate) fn read<D: Device>(resident: &Resident<D>, name: &str) -> Result<Vec<f32>, TrainError> {
-    let slot: SlotId = resident.slots().get(name)?;
-    let tensor = resident.slots().tensor(slot);
-    let elements = tensor.shape.elements();
-    Ok(match tensor.dtype {
-        DType::BF16 => {
-            let mut values = vec![bf16::ZERO; elements];
-            resident.read(slot, &mut values)?;
-            values.into_iter().map(bf16::to_f32).collect()
-        }
-        _ => {
-            let mut values = vec![0.0; elements];
-            resident.read(slot, &mut values)?;
-            values
-        }
-    })
+/// A tensor's values, widened to f32.
+pub(crate) fn read(store: &mut impl Reader, name: &str) -> Result<Vec<f32>, TrainError> {
+    let mut values = vec![0.0; store.get(name)?.shape.elements()];
+    read_widened(store, name, 0, &mut values, &mut Vec::new())?;
+    Ok(values)
 }
 
-/// Sets a slot from f32 values, and a parameter's master with it.
-pub(crate) fn write<D: Device>(
-    resident: &mut Resident<D>,
+fn read_widened(
+    store: &mut impl Reader,
+    name: &str,
+    first: usize,
+    values: &mut [f32],
+    narrow: &mut Vec<bf16>,
+) -> Result<(), TrainError> {
+    if store.get(name)?.dtype != DType::BF16 {
+        return store.read_part(name, first, values);
+    }
+    narrow.resize(values.len(), bf16::ZERO);
+    store.read_part(name, first, narrow)?;
+    for (value, narrow) in values.iter_mut().zip(narrow) {
+        *value = narrow.to_f32();
+    }
+    Ok(())
+}
+
+/// Sets a tensor from f32 values, and a parameter's master with it.
+pub(crate) fn write(
+    store: &mut impl Writer,
     name: &str,
     values: &[f32],
 ) -> Result<(), TrainError> {
-    let slot: SlotId = resident.slots().get(name)?;
-    if let Some(master) = master(resident, name) {
-        resident.write(master, values)?;
+    let dtype = store.get(name)?.dtype;
+    if let Some(master) = master(store, name) {
+        store.write(&master, values)?;
     }
-    match resident.slots().tensor(slot).dtype {
+    match dtype {
         DType::BF16 => {
             let values: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();
-            resident.write(slot, &values)?;
+            store.write(name, &values)
         }
-        _ => resident.write(slot, values)?,
+        _ => store.write(name, values),
     }
-    Ok(())
 }

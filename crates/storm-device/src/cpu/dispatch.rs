@@ -9,7 +9,7 @@ use super::kernels::loss::{self, HeadInput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
 use super::kernels::{elementwise, embedding, layout, sum};
-use super::memory::{Frame, Memory};
+use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
 use half::bf16;
@@ -61,10 +61,9 @@ macro_rules! with_any {
     };
 }
 
-pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
-    let frame = memory.frame();
+pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
     let PlacedNode { op, outputs, layer, .. } = &instruction.placed;
-    let access = Access { frame: &frame };
+    let access = Access { frame };
     match op {
         Op::Embedding { ids, table } => with_float!(table.dtype, E => {
             let width = table.shape.width();
@@ -120,17 +119,15 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             elementwise::activation::<E>(*function, access.get(x), access.out(&outputs[0]));
         }),
         Op::ActivationGrad { dy, x, function } => with_float!(x.dtype, E => {
-            let (dy, x) = (access.get::<E>(dy), access.get(x));
-            elementwise::activation_grad(*function, dy, x, access.out(&outputs[0]));
+            elementwise::activation_grad::<E>(*function, access.get(dy), access.out(&outputs[0]));
         }),
         Op::SwiGlu { gate_up } => with_float!(gate_up.dtype, E => {
             let width = gate_up.shape.width() / 2;
             elementwise::swiglu::<E>(width, access.get(gate_up), access.out(&outputs[0]));
         }),
-        Op::SwiGluGrad { dy, gate_up } => with_float!(dy.dtype, E => {
+        Op::SwiGluGrad { dy, .. } => with_float!(dy.dtype, E => {
             let width = dy.shape.width();
-            let (dy, gate_up) = (access.get::<E>(dy), access.get(gate_up));
-            elementwise::swiglu_grad(width, dy, gate_up, access.out(&outputs[0]));
+            elementwise::swiglu_grad::<E>(width, access.get(dy), access.out(&outputs[0]));
         }),
         Op::Norm { x, delta, weight, bias, kind, epsilon } => with_float!(x.dtype, E => {
             let has_mean = *kind == NormKind::Layer;
@@ -325,6 +322,7 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             rounding,
             moment_rounding,
             stream,
+            first_element,
             ..
         } => {
             if access.clip(clip) == 0.0 {
@@ -333,7 +331,7 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
             let storage = Storage {
                 parameter: *rounding,
                 moments: *moment_rounding,
-                random: access.random_bits(random, *stream, *layer),
+                random: access.random_bits(random, *stream, *layer, *first_element),
             };
             with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
                 with_float!(first_moment.dtype, M => optimizer::adamw::<P, G, M>(
@@ -351,14 +349,24 @@ pub(super) fn execute(instruction: &Instruction, memory: &mut Memory) {
                 ))
             }));
         }
-        Op::Sgd { parameter, gradient, scalars, clip, random, weight_decay, rounding, stream } => {
+        Op::Sgd {
+            parameter,
+            gradient,
+            scalars,
+            clip,
+            random,
+            weight_decay,
+            rounding,
+            stream,
+            first_element,
+        } => {
             if access.clip(clip) == 0.0 {
                 return; // a cancelled update
             }
             let storage = Storage {
                 parameter: *rounding,
                 moments: *rounding,
-                random: access.random_bits(random, *stream, *layer),
+                random: access.random_bits(random, *stream, *layer, *first_element),
             };
             with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
                 optimizer::sgd::<P, G>(
@@ -476,8 +484,14 @@ impl<'m> Access<'_, 'm> {
         Seed::from_words([words[0], words[1], words[2]])
     }
 
-    fn random_bits(&self, view: &Option<View>, tensor: u16, layer: u16) -> Option<RandomBits> {
-        let view = view.as_ref()?;
-        Some(RandomBits { seed: self.seed(view), stream: Stream { tensor, layer } })
+    fn random_bits(
+        &self,
+        view: &Option<View>,
+        tensor: u16,
+        layer: u16,
+        first_element: usize,
+    ) -> Option<RandomBits> {
+        let seed = self.seed(view.as_ref()?);
+        Some(RandomBits { seed, stream: Stream { tensor, layer }, first_element })
     }
 }

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 pub(super) struct Memory {
     start: NonNull<u8>,
     layout: Layout,
+    capacity_bytes: usize,
 }
 
 // SAFETY: the block is owned, and all access goes through `&self` or `&mut self`.
@@ -27,11 +28,11 @@ impl Memory {
             .map_err(|_| out_of_memory.clone())?;
         // SAFETY: the layout's size is not zero.
         let start = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(out_of_memory)?;
-        Ok(Memory { start, layout })
+        Ok(Memory { start, layout, capacity_bytes })
     }
 
     pub(super) fn capacity_bytes(&self) -> usize {
-        self.layout.size()
+        self.capacity_bytes
     }
 
     fn check<T: Scalar>(&self, offset: usize, elements: usize) -> Result<(), DeviceError> {
@@ -77,6 +78,32 @@ impl Memory {
     /// Access for the kernels of one instruction.
     pub(super) fn frame(&mut self) -> Frame<'_> {
         Frame { start: self.start, memory: PhantomData }
+    }
+
+    /// Access for the kernels of one instruction while others work on other bytes.
+    ///
+    /// # Safety
+    /// As long as the frame is used, nobody else writes what the instruction reads, and nobody
+    /// else reads or writes what it writes.
+    pub(super) unsafe fn shared_frame(&self) -> Frame<'_> {
+        Frame { start: self.start, memory: PhantomData }
+    }
+
+    /// Where a range of bytes begins. Using the address is up to who has arranged for nobody else
+    /// to be in the way.
+    pub(super) fn address(
+        &self,
+        tensor: &str,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<*mut u8, DeviceError> {
+        let (end, capacity) = (offset.saturating_add(bytes), self.capacity_bytes());
+        if end > capacity {
+            let tensor = tensor.to_owned();
+            return Err(DeviceError::OutOfBounds { tensor, offset, end, capacity });
+        }
+        // SAFETY: in bounds of the one block that `start` points to.
+        Ok(unsafe { self.start.as_ptr().add(offset) })
     }
 }
 

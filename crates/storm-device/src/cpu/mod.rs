@@ -1,14 +1,17 @@
-//! The CPU device: a block of memory with a hard cap, and kernels that run in rayon's pool.
+//! The CPU devices: a block of memory with a hard cap, and kernels that run in rayon's pool.
+//! [`CpuDevice`] runs one instruction after another; [`CpuPlanDevice`] runs checked plans on queues.
 
 mod dispatch;
 mod instruction;
 pub mod kernels;
 mod memory;
+mod queues;
 
 use crate::{Device, DeviceError, Scalar};
 use dispatch::execute;
 pub use instruction::Instruction;
 use memory::Memory;
+pub use queues::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_graph::{Graph, Node, TensorId};
 
 /// A device whose memory is one block of host memory, separate from everything else.
@@ -74,7 +77,7 @@ impl Device for CpuDevice {
     /// If the instruction was prepared for a larger device, or an id in its data is out of range.
     fn run(&mut self, instruction: &Instruction) -> Result<(), DeviceError> {
         assert!(instruction.fits(self.capacity_bytes()), "prepared for a larger device");
-        execute(instruction, &mut self.memory);
+        execute(instruction, &self.memory.frame());
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! The card, a stream, memory and events: owners of driver handles.
 
+use super::memory::{Counted, MemoryInUse, MemoryMeter};
 use super::{CudaError, libraries};
 use crate::DeviceError;
 use cudarc::driver::{result, sys};
@@ -32,6 +33,7 @@ pub(super) struct Context {
     device: sys::CUdevice,
     handle: sys::CUcontext,
     pub(super) card: Card,
+    meter: MemoryMeter,
 }
 
 // SAFETY: a context may be used from any thread that makes it current.
@@ -41,6 +43,9 @@ unsafe impl Sync for Context {}
 
 /// What the driver must support: the CUDA version whose libraries are loaded.
 const CUDA_NEEDED: (i32, &str) = (13_000, "13.0");
+
+/// What a context takes, roughly; only an error says it.
+const CONTEXT_BYTES: usize = 512 << 20;
 
 impl Context {
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>, CudaError> {
@@ -71,10 +76,19 @@ impl Context {
             let (major, minor) = card.capability;
             return Err(CudaError::CardTooOld { name: card.name, major, minor });
         }
+        let meter = MemoryMeter::new(device);
         // SAFETY: the device is valid; released in `drop`.
-        let handle = unsafe { result::primary_ctx::retain(device) }
-            .map_err(CudaError::driver("making a context"))?;
-        let context = Arc::new(Context { device, handle, card });
+        let handle =
+            unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory {
+                    wanted_bytes: CONTEXT_BYTES,
+                    free_bytes: meter.card_free().unwrap_or(0) as usize,
+                    total_bytes: card.memory_bytes,
+                    holders: meter.other_holders(),
+                },
+                code => CudaError::Driver { what: "making a context".into(), code },
+            })?;
+        let context = Arc::new(Context { device, handle, card, meter });
         context.make_current()?;
         Ok(context)
     }
@@ -90,13 +104,28 @@ impl Context {
         result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
     }
 
+    /// What this process holds, context and code included, as exactly as can be known here.
+    pub(super) fn memory_in_use(&self) -> Result<MemoryInUse, CudaError> {
+        if let Some(memory) = self.meter.in_use() {
+            return Ok(memory);
+        }
+        let (free, total) = self.memory_info()?;
+        Ok(MemoryInUse { bytes: total.saturating_sub(free) as u64, counted: Counted::Card })
+    }
+
     pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Allocation, CudaError> {
         // SAFETY: freed in `drop`.
         match unsafe { result::malloc_sync(bytes.max(1)) } {
             Ok(start) => Ok(Allocation { context: Arc::clone(self), start, bytes }),
             Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let (free_bytes, total_bytes) = self.memory_info()?;
-                Err(CudaError::OutOfMemory { wanted_bytes: bytes, free_bytes, total_bytes })
+                let holders = self.meter.other_holders();
+                Err(CudaError::OutOfMemory {
+                    wanted_bytes: bytes,
+                    free_bytes,
+                    total_bytes,
+                    holders,
+                })
             }
             Err(error) => Err(CudaError::driver("allocating")(error)),
         }
@@ -175,6 +204,10 @@ impl Stream {
 
     pub(super) fn handle(&self) -> sys::CUstream {
         self.handle
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
     }
 
     /// Waits until all work given so far is done; reports an error inside a kernel.

@@ -1,3 +1,5 @@
+use super::host_limits::HostLimit;
+use super::memory::{MemoryHolder, gibibytes};
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -68,8 +70,11 @@ pub enum CudaError {
     },
     /// The memory is not free.
     #[error(
-        "the GPU has {free_bytes} of {total_bytes} bytes free, and {wanted_bytes} are needed; \
-         {}", advice(*.free_bytes, *.total_bytes, *.wanted_bytes)
+        "the GPU has {} of {} free, and {} are needed; {}",
+        gibibytes(*.free_bytes as u64),
+        gibibytes(*.total_bytes as u64),
+        gibibytes(*.wanted_bytes as u64),
+        advice(*.free_bytes, *.total_bytes, *.wanted_bytes, .holders)
     )]
     OutOfMemory {
         /// What was asked for.
@@ -78,6 +83,29 @@ pub enum CudaError {
         free_bytes: usize,
         /// What the card has.
         total_bytes: usize,
+        /// Other processes on the card, largest first; empty if there are none, or if NVML is not
+        /// there to name them.
+        holders: Vec<MemoryHolder>,
+    },
+    /// Host memory for copies cannot be had.
+    #[error(
+        "{} of page-locked host memory are needed, and cannot be had: {limit}",
+        gibibytes(*.wanted_bytes as u64)
+    )]
+    PinnedMemory {
+        /// What was asked for.
+        wanted_bytes: usize,
+        /// Who refused it.
+        limit: HostLimit,
+    },
+    /// Bytes that went to the card came back changed.
+    #[error(
+        "{bytes} bytes that were copied to the GPU came back changed: the card, its memory or its \
+         connection is faulty"
+    )]
+    CopyChanged {
+        /// How many were copied.
+        bytes: usize,
     },
     /// A call failed, or a kernel before it.
     #[error(
@@ -100,14 +128,20 @@ pub enum CudaError {
     },
 }
 
-fn advice(free: usize, total: usize, wanted: usize) -> &'static str {
+fn advice(free: usize, total: usize, wanted: usize, holders: &[MemoryHolder]) -> String {
     if wanted > total {
-        "the card does not have that much: choose a smaller model, batch or budget"
-    } else if free < total / 10 * 9 {
-        "another process holds the rest: `nvidia-smi` names it; end it or choose a smaller budget"
-    } else {
-        "choose a smaller batch or budget"
+        return "the card does not have that much: choose a smaller model, batch or budget".into();
     }
+    if !holders.is_empty() {
+        let names: Vec<String> = holders.iter().map(ToString::to_string).collect();
+        return format!("{}: end it or choose a smaller budget", names.join(", "));
+    }
+    if free < total / 10 * 9 {
+        return "another process holds the rest: `nvidia-smi` names it; end it or choose a smaller \
+                budget"
+            .into();
+    }
+    "choose a smaller batch or budget".into()
 }
 
 impl CudaError {
@@ -119,5 +153,43 @@ impl CudaError {
     pub(crate) fn blas(what: impl Into<String>) -> impl FnOnce(CublasError) -> CudaError {
         let what = what.into();
         move |error| CudaError::Blas { what, status: format!("{:?}", error.0) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn out_of_memory(wanted: usize, free: usize, holders: Vec<MemoryHolder>) -> String {
+        let (wanted_bytes, free_bytes, total_bytes) = (wanted << 30, free << 30, 80 << 30);
+        CudaError::OutOfMemory { wanted_bytes, free_bytes, total_bytes, holders }.to_string()
+    }
+
+    #[test]
+    fn who_holds_the_memory() {
+        let holder = |process, program: Option<&str>, bytes| MemoryHolder {
+            process,
+            program: program.map(str::to_owned),
+            bytes,
+        };
+        let holders = vec![holder(41, Some("python"), Some(50 << 30)), holder(42, None, None)];
+        assert_eq!(
+            out_of_memory(40, 30, holders),
+            "the GPU has 30.00 GiB of 80.00 GiB free, and 40.00 GiB are needed; process 41 (python) \
+             holds 50.00 GiB, process 42 holds some: end it or choose a smaller budget"
+        );
+        assert!(out_of_memory(40, 30, Vec::new()).contains("`nvidia-smi` names it"));
+        assert!(out_of_memory(79, 78, Vec::new()).contains("choose a smaller batch or budget"));
+        assert!(out_of_memory(100, 78, Vec::new()).contains("does not have that much"));
+    }
+
+    #[test]
+    fn which_limit_refuses_host_memory() {
+        let error = |limit| CudaError::PinnedMemory { wanted_bytes: 3 << 30, limit }.to_string();
+        let locked = error(HostLimit::LockedMemory { limit_bytes: 65536 });
+        assert!(locked.starts_with("3.00 GiB of page-locked host memory are needed"), "{locked}");
+        assert!(locked.contains("ulimit -l"), "{locked}");
+        let group = error(HostLimit::ControlGroup { available_bytes: 5, limit_bytes: 9 });
+        assert!(group.contains("5 bytes left of 9"), "{group}");
     }
 }

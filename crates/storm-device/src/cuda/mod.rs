@@ -4,9 +4,16 @@ mod compile;
 mod context;
 mod dispatch;
 mod error;
+mod event;
 mod gemm;
+mod host_limits;
+mod host_pages;
 mod libraries;
+mod memory;
+mod pinned;
 mod plan;
+mod probe;
+mod transfer;
 
 use crate::placed::PlacedNode;
 use crate::{Device, DeviceError, Scalar};
@@ -17,8 +24,11 @@ use cudarc::driver::result;
 pub use dispatch::all_kernels;
 pub use error::CudaError;
 use gemm::Gemm;
+pub use host_limits::HostLimit;
 pub use libraries::require_nvrtc;
+pub use memory::{Counted, MemoryHolder, MemoryInUse};
 use plan::{Action, Kernels, Planner};
+pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
 
@@ -31,8 +41,6 @@ pub struct CudaDevice {
     gemm: Gemm,
     kernels: Kernels,
     context: Arc<Context>,
-    /// Free bytes before anything of ours was there.
-    free_before: usize,
     /// Wait after every instruction, so that an error is reported by the one that caused it.
     synchronous: bool,
 }
@@ -52,14 +60,16 @@ impl CudaDevice {
     /// # Errors
     /// No driver, no card, a library is missing, or the memory is not free.
     pub fn new(ordinal: usize, capacity_bytes: usize) -> Result<CudaDevice, DeviceError> {
-        let context = Context::open(ordinal)?;
-        let (free_before, _) = context.memory_info()?;
+        CudaDevice::in_context(Context::open(ordinal)?, capacity_bytes)
+    }
+
+    fn in_context(context: Arc<Context>, capacity_bytes: usize) -> Result<CudaDevice, DeviceError> {
         let kernels = Kernels::new(context.card.clone())?;
         let gemm = Gemm::new(&context)?;
         let stream = Stream::new(&context)?;
         let memory = context.allocate(capacity_bytes)?;
         let synchronous = std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1");
-        Ok(CudaDevice { stream, memory, gemm, kernels, context, free_before, synchronous })
+        Ok(CudaDevice { stream, memory, gemm, kernels, context, synchronous })
     }
 
     /// The card.
@@ -67,14 +77,12 @@ impl CudaDevice {
         &self.context.card
     }
 
-    /// Bytes of GPU memory taken since the context was made, as the driver sees it: the block,
-    /// workspaces, code; not the context itself. Other processes' changes are in it too.
+    /// GPU memory that this process holds: the block, workspaces, code, the context itself.
     ///
     /// # Errors
     /// From the driver.
-    pub fn memory_taken_bytes(&self) -> Result<usize, DeviceError> {
-        let (free, _) = self.context.memory_info()?;
-        Ok(self.free_before.saturating_sub(free))
+    pub fn memory_in_use(&self) -> Result<MemoryInUse, DeviceError> {
+        Ok(self.context.memory_in_use()?)
     }
 
     fn check_range<T: Scalar>(&self, offset: usize, elements: usize) -> Result<(), DeviceError> {

@@ -42,6 +42,29 @@ fn swiglu() {
     });
 }
 
+/// Gradients overwrite what they are a gradient of; here others still need it.
+#[test]
+fn operands_of_several_ops() {
+    check("shared operands", 40, |b| {
+        let width = 2 * b.rng.extent(65);
+        let shape = b.rng.row_shape(33, width);
+        let input = b.input("input", &shape);
+        let x = b.apply("x", Op::Scale { x: input, factor: 0.5 })[0];
+        let function = b.rng.pick(&[ActivationFunction::GeluTanh, ActivationFunction::Silu]);
+        let ops = [
+            Op::SwiGlu { gate_up: x },
+            Op::Activation { x, function },
+            Op::Mul { a: x, b: input },
+            Op::SwiGlu { gate_up: x },
+            Op::SwiGlu { gate_up: input },
+        ];
+        let first = b.rng.below(ops.len());
+        for turn in 0..ops.len() {
+            b.result("y", ops[(first + turn) % ops.len()].clone());
+        }
+    });
+}
+
 /// Any rank, scalars included.
 fn random_shape(b: &mut Builder) -> Vec<usize> {
     if b.rng.below(8) == 0 {

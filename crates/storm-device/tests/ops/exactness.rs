@@ -117,6 +117,7 @@ fn add_other_ops(b: &mut Builder) {
             rounding,
             moment_rounding: rounding,
             stream,
+            first_element: 0,
         },
     )[0];
     let weight_decay = 0.1;
@@ -131,6 +132,7 @@ fn add_other_ops(b: &mut Builder) {
             weight_decay,
             rounding,
             stream,
+            first_element: 0,
         },
     );
 }

@@ -4,10 +4,11 @@ use crate::reference::{Value, evaluate};
 use crate::support::*;
 use half::bf16;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    AdamWParameters, DType, Graph, Op, Rounding, Shape, StepScalars, TensorClass, TensorId,
-    Training,
+    AdamWParameters, DType, Graph, Op, PIECE_ALIGNMENT, Rounding, Shape, StepScalars, TensorClass,
+    TensorId, Training,
 };
 
 const HYPER: AdamWParameters =
@@ -21,20 +22,28 @@ struct Update {
     graph: Graph,
     values: BTreeMap<TensorId, Value>,
     rng: Rng,
-    shape: Shape,
+    /// Of the whole parameter.
+    elements: usize,
+    /// Those that are updated.
+    piece: Range<usize>,
 }
 
 impl Update {
     fn new(seed: u64, elements: usize) -> Update {
+        Update::of_piece(seed, elements, 0..elements)
+    }
+
+    fn of_piece(seed: u64, elements: usize, piece: Range<usize>) -> Update {
         let (graph, values, rng) = (Graph::new(), BTreeMap::new(), Rng::new(seed));
-        Update { graph, values, rng, shape: Shape::from([elements]) }
+        Update { graph, values, rng, elements, piece }
     }
 
     fn operand(&mut self, dtype: DType, class: TensorClass, f: fn(f64) -> f64) -> TensorId {
-        let id = self.graph.source("operand", self.shape.clone(), dtype, class);
-        let data =
-            (0..self.shape.elements()).map(|_| stored(dtype, f(self.rng.normal()))).collect();
-        self.values.insert(id, Value::new(self.shape.clone(), data));
+        let shape = Shape::from([self.piece.len()]);
+        let id = self.graph.source("operand", shape.clone(), dtype, class);
+        let whole: Vec<f64> =
+            (0..self.elements).map(|_| stored(dtype, f(self.rng.normal()))).collect();
+        self.values.insert(id, Value::new(shape, whole[self.piece.clone()].to_vec()));
         id
     }
 
@@ -121,6 +130,7 @@ fn adamw() {
             rounding: Rounding::Nearest,
             moment_rounding: Rounding::Nearest,
             stream: 0,
+            first_element: 0,
         };
         let made = update.run(op);
         let dtypes = [dtype, moments, moments, DType::F32];
@@ -158,6 +168,7 @@ fn sgd() {
             weight_decay: 0.1,
             rounding: Rounding::Nearest,
             stream: 0,
+            first_element: 0,
         };
         let (got, want) = &update.run(op)[0];
         let context = format!("Sgd, seed {seed}");
@@ -192,10 +203,20 @@ fn stochastic(adamw: bool, seed: u64, step: u32, stream: u16) -> Vec<(Value, Val
             rounding,
             moment_rounding: Rounding::Stochastic,
             stream,
+            first_element: 0,
         }
     } else {
-        let weight_decay = 0.1;
-        Op::Sgd { parameter, gradient, scalars, clip: None, random, weight_decay, rounding, stream }
+        Op::Sgd {
+            parameter,
+            gradient,
+            scalars,
+            clip: None,
+            random,
+            weight_decay: 0.1,
+            rounding,
+            stream,
+            first_element: 0,
+        }
     };
     update.run(op)
 }
@@ -260,6 +281,73 @@ fn stochastic_rounding_depends_on_seed_step_and_stream_alone() {
     for (seed, step, stream) in [(2, 1, 1), (1 << 32 | 1, 1, 1), (1, 2, 1), (1, 1, 2)] {
         for (base, other) in base.iter().zip(values(seed, step, stream)) {
             assert_ne!(*base, other, "seed {seed}, step {step}, stream {stream}");
+        }
+    }
+}
+
+/// What one piece of a parameter and of its state becomes, to the bit.
+fn piece_bits(adamw: bool, dtype: DType, has_master: bool, piece: Range<usize>) -> Vec<Vec<u64>> {
+    let first_element = piece.start;
+    let mut update = Update::of_piece(21, PIECES[PIECES.len() - 1], piece);
+    let parameter = update.parameter(dtype);
+    let gradient = update.gradient(dtype);
+    let scalars = update.scalars(1e-2, 3);
+    let random = Some(update.random(77, 5));
+    let stochastic = match dtype {
+        DType::BF16 => Rounding::Stochastic,
+        _ => Rounding::Nearest,
+    };
+    let rounding = if has_master { Rounding::Nearest } else { stochastic };
+    let (clip, stream) = (None, 9);
+    let op = if adamw {
+        let state = TensorClass::OptimizerState;
+        Op::AdamW {
+            parameter,
+            gradient,
+            first_moment: update.operand(dtype, state, |x| 0.05 * x),
+            second_moment: update.operand(dtype, state, |x| 0.01 * x * x),
+            master: has_master.then(|| update.operand(DType::F32, state, |x| x)),
+            scalars,
+            clip,
+            random,
+            hyper: HYPER,
+            rounding,
+            moment_rounding: stochastic,
+            stream,
+            first_element,
+        }
+    } else {
+        let weight_decay = 0.1;
+        Op::Sgd {
+            parameter,
+            gradient,
+            scalars,
+            clip,
+            random,
+            weight_decay,
+            rounding,
+            stream,
+            first_element,
+        }
+    };
+    let outputs = update.run(op).into_iter();
+    outputs.map(|(got, _)| got.data.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+/// Where pieces are cut; the last is the parameter's size.
+const PIECES: [usize; 4] = [0, PIECE_ALIGNMENT, 20 * PIECE_ALIGNMENT, 40_001];
+
+#[test]
+fn updates_in_pieces_give_the_same_bits_as_the_whole() {
+    for dtype in [DType::F32, DType::BF16] {
+        for (adamw, has_master) in [(true, false), (true, true), (false, false)] {
+            let whole = piece_bits(adamw, dtype, has_master, 0..PIECES[PIECES.len() - 1]);
+            let mut joined: Vec<Vec<u64>> = vec![Vec::new(); whole.len()];
+            for cut in PIECES.windows(2) {
+                let piece = piece_bits(adamw, dtype, has_master, cut[0]..cut[1]);
+                joined.iter_mut().zip(piece).for_each(|(joined, piece)| joined.extend(piece));
+            }
+            assert!(joined == whole, "adamw {adamw}, {dtype}, master {has_master}");
         }
     }
 }

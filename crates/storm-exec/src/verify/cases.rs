@@ -337,6 +337,11 @@ impl Builder {
         id
     }
 
+    /// Where in its parameter a piece begins, beyond 32 bits as well.
+    fn first_element(&mut self) -> usize {
+        PIECE_ALIGNMENT * self.random.pick(&[0, 1, 5, 1 << 22, (1 << 23) + 3])
+    }
+
     /// Gradients of two parameters, their norm, the clip scale, and the update of one.
     fn optimizer(&mut self) -> Result<(), GraphError> {
         let shape = [self.random.extent(), self.random.extent()];
@@ -384,6 +389,7 @@ impl Builder {
             rounding: stochastic(self.dtype, !has_master),
             moment_rounding: stochastic(moment_dtype, true),
             stream: 5,
+            first_element: self.first_element(),
         };
         self.apply("update", op).map(drop)
     }
@@ -399,9 +405,17 @@ impl Builder {
             DType::BF16 => Rounding::Stochastic,
             _ => Rounding::Nearest,
         };
-        let (clip, weight_decay, stream) = (None, 0.1, 4);
-        let op =
-            Op::Sgd { parameter, gradient, scalars, clip, random, weight_decay, rounding, stream };
+        let op = Op::Sgd {
+            parameter,
+            gradient,
+            scalars,
+            clip: None,
+            random,
+            weight_decay: 0.1,
+            rounding,
+            stream: 4,
+            first_element: self.first_element(),
+        };
         self.apply("update", op).map(drop)
     }
 
@@ -470,21 +484,19 @@ impl Case {
         builder.differentiate()?;
         let Builder { graph, data, .. } = builder;
 
-        let mut offsets: Vec<Option<usize>> = vec![None; graph.tensors().len()];
-        let mut size_bytes = 0;
-        for id in graph.ids() {
-            let over = graph.producer(id).and_then(|node| overwritten(&graph.nodes()[node], id));
-            offsets[id.index()] = match over {
-                Some(operand) => offsets[operand.index()],
-                None => {
-                    let start = size_bytes;
-                    size_bytes += graph.tensor(id).size_bytes().max(1).next_multiple_of(ALIGNMENT);
-                    Some(start)
-                }
-            };
+        let (mut offsets, mut size_bytes) = (vec![0; graph.tensors().len()], 0);
+        let under = |id| graph.producer(id).and_then(|node| overwritten(&graph.nodes()[node], id));
+        for id in graph.ids().filter(|&id| under(id).is_none()) {
+            offsets[id.index()] = size_bytes;
+            size_bytes += graph.tensor(id).size_bytes().max(1).next_multiple_of(ALIGNMENT);
         }
-        let offsets =
-            offsets.into_iter().map(|offset| offset.expect("in order of making")).collect();
+        for id in graph.ids() {
+            let mut root = id;
+            while let Some(operand) = under(root) {
+                root = operand;
+            }
+            offsets[id.index()] = offsets[root.index()];
+        }
         let layer = (seed % 7) as u16;
         Ok(Case { family, dtype, seed, layer, graph, data, offsets, size_bytes })
     }

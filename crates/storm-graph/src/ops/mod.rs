@@ -17,6 +17,7 @@ use crate::autodiff::Backward;
 use crate::graph::Output;
 use crate::{GraphError, Op, Tensor, TensorId};
 
+pub use optimizer::PIECE_ALIGNMENT;
 pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
 
 /// What an op makes of its operands, or why it refuses them.

@@ -5,6 +5,10 @@ use super::rules;
 use crate::graph::Output;
 use crate::{DType, Op, Rounding, Shape, StepScalars, Tensor};
 
+/// Pieces of a parameter that are updated one by one begin at multiples of this many elements, so
+/// that a piece is aligned for every kernel and begins with whole random words.
+pub const PIECE_ALIGNMENT: usize = 1024;
+
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
         Op::SumOfSquares { x } => {
@@ -39,8 +43,10 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             random,
             rounding,
             moment_rounding,
+            first_element,
             ..
         } => {
+            check_piece(*first_element)?;
             check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
             rules::float("first_moment", first_moment)?;
             rules::shape("first_moment", first_moment, &parameter.shape)?;
@@ -59,7 +65,8 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 .filter_map(|(operand, suffix)| operand.map(|t| over(suffix, t)))
                 .collect())
         }
-        Op::Sgd { parameter, gradient, scalars, clip, random, rounding, .. } => {
+        Op::Sgd { parameter, gradient, scalars, clip, random, rounding, first_element, .. } => {
+            check_piece(*first_element)?;
             check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
             Ok(vec![over("", parameter)])
         }
@@ -70,6 +77,16 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
 /// The output that overwrites `tensor`.
 fn over(suffix: &'static str, tensor: &Tensor) -> Output {
     Output { suffix, shape: tensor.shape.clone(), dtype: tensor.dtype, class: tensor.class }
+}
+
+fn check_piece(first_element: usize) -> Result<(), String> {
+    if first_element.is_multiple_of(PIECE_ALIGNMENT) {
+        return Ok(());
+    }
+    Err(format!(
+        "first_element must be a multiple of {PIECE_ALIGNMENT}, not {first_element}: cut the \
+         parameter there"
+    ))
 }
 
 fn check_update(

@@ -34,9 +34,9 @@ simd_dispatch! {
         }
     }
 
-    fn gelu_grad_chunk[E: Element](dy: &[E], x: &[E], out: &mut [E]) {
-        for ((out, dy), x) in out.iter_mut().zip(dy).zip(x) {
-            *out = E::from_f32(dy.to_f32() * gelu_tanh_derivative(x.to_f32()));
+    fn gelu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            *x = E::from_f32(dy.to_f32() * gelu_tanh_derivative(x.to_f32()));
         }
     }
 
@@ -46,9 +46,9 @@ simd_dispatch! {
         }
     }
 
-    fn silu_grad_chunk[E: Element](dy: &[E], x: &[E], out: &mut [E]) {
-        for ((out, dy), x) in out.iter_mut().zip(dy).zip(x) {
-            *out = E::from_f32(dy.to_f32() * silu_derivative(x.to_f32()));
+    fn silu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            *x = E::from_f32(dy.to_f32() * silu_derivative(x.to_f32()));
         }
     }
 
@@ -58,14 +58,11 @@ simd_dispatch! {
         }
     }
 
-    fn swiglu_grad_row[E: Element](
-        dy: &[E], gate: &[E], up: &[E], d_gate: &mut [E], d_up: &mut [E],
-    ) {
-        let operands = dy.iter().zip(gate).zip(up);
-        for ((d_gate, d_up), ((dy, gate), up)) in d_gate.iter_mut().zip(d_up).zip(operands) {
-            let (dy, gate, up) = (dy.to_f32(), gate.to_f32(), up.to_f32());
-            *d_gate = E::from_f32(dy * up * silu_derivative(gate));
-            *d_up = E::from_f32(dy * silu(gate));
+    fn swiglu_grad_row[E: Element](dy: &[E], gate: &mut [E], up: &mut [E]) {
+        for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
+            let (dy, g, u) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+            *gate = E::from_f32(dy * u * silu_derivative(g));
+            *up = E::from_f32(dy * silu(g));
         }
     }
 }
@@ -104,11 +101,11 @@ pub fn activation<E: Element>(function: ActivationFunction, x: &[E], out: &mut [
     }
 }
 
-/// `out = dy · f'(x)`.
-pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &[E], out: &mut [E]) {
+/// `dy · f'(x)`, in place of `x`.
+pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &mut [E]) {
     match function {
-        ActivationFunction::GeluTanh => binary(dy, x, out, gelu_grad_chunk),
-        ActivationFunction::Silu => binary(dy, x, out, silu_grad_chunk),
+        ActivationFunction::GeluTanh => unary(dy, x, gelu_grad_chunk),
+        ActivationFunction::Silu => unary(dy, x, silu_grad_chunk),
     }
 }
 
@@ -125,18 +122,15 @@ pub fn swiglu<E: Element>(width: usize, gate_up: &[E], out: &mut [E]) {
     );
 }
 
-/// Gradient of [`swiglu`].
-pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &[E], out: &mut [E]) {
+/// Gradient of [`swiglu`], in place of `gate_up`.
+pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &mut [E]) {
     let rows = (CHUNK / width.max(1)).max(1);
-    out.par_chunks_mut(rows * 2 * width)
-        .zip(gate_up.par_chunks(rows * 2 * width))
-        .zip(dy.par_chunks(rows * width))
-        .for_each(|((out, gate_up), dy)| {
-            let rows = gate_up.chunks(2 * width).zip(dy.chunks(width));
-            for (out, (row, dy)) in out.chunks_mut(2 * width).zip(rows) {
-                let (gate, up) = row.split_at(width);
-                let (d_gate, d_up) = out.split_at_mut(width);
-                swiglu_grad_row(dy, gate, up, d_gate, d_up);
+    gate_up.par_chunks_mut(rows * 2 * width).zip(dy.par_chunks(rows * width)).for_each(
+        |(gate_up, dy)| {
+            for (row, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks(width)) {
+                let (gate, up) = row.split_at_mut(width);
+                swiglu_grad_row(dy, gate, up);
             }
-        });
+        },
+    );
 }

@@ -17,6 +17,8 @@ pub struct RandomBits {
     pub seed: Seed,
     /// Of the parameter.
     pub stream: Stream,
+    /// Where in the parameter the updated piece begins; even.
+    pub first_element: usize,
 }
 
 /// Random bits of one element: for the parameter and its two moments.
@@ -28,9 +30,10 @@ struct Bits {
 }
 
 impl RandomBits {
-    /// Bits of the elements `2·pair` and `2·pair + 1`: two words each.
+    /// Bits of the piece's elements `2·pair` and `2·pair + 1`: two words each.
     fn pair(&self, pair: usize) -> [Bits; 2] {
-        let words = words(self.seed, Purpose::Rounding, self.stream, pair as u64);
+        let block = (self.first_element / 2 + pair) as u64;
+        let words = words(self.seed, Purpose::Rounding, self.stream, block);
         [[words[0], words[1]], [words[2], words[3]]].map(|[low, high]| Bits {
             parameter: low as u16,
             first: (low >> 16) as u16,

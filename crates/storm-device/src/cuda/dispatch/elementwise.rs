@@ -35,22 +35,21 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             };
             flat(planner, name, &[x], None)
         }
-        Op::ActivationGrad { dy, x, function } => {
+        Op::ActivationGrad { dy, function, .. } => {
             let name = match function {
                 ActivationFunction::GeluTanh => "gelu_grad",
                 ActivationFunction::Silu => "silu_grad",
             };
-            flat(planner, name, &[dy, x], None)
+            flat(planner, name, &[dy], None)
         }
         Op::SwiGlu { gate_up } => gated(planner, "swiglu", &[gate_up], gate_up.shape.width() / 2),
-        Op::SwiGluGrad { dy, gate_up } => {
-            gated(planner, "swiglu_grad", &[dy, gate_up], dy.shape.width())
-        }
+        Op::SwiGluGrad { dy, .. } => gated(planner, "swiglu_grad", &[dy], dy.shape.width()),
         _ => unreachable!("not an elementwise op"),
     }
 }
 
-/// Operands, the output, the number of elements, and a factor where there is one.
+/// Operands but one that is overwritten, the output, the number of elements, and a factor where
+/// there is one.
 fn flat(
     planner: &mut Planner<'_>,
     name: &str,
@@ -66,7 +65,7 @@ fn flat(
     launch_flat(planner, choice, elements, PER_BLOCK, arguments)
 }
 
-/// Operands, the output, and the width of a half.
+/// Operands but one that is overwritten, the output, and the width of a half.
 fn gated(
     planner: &mut Planner<'_>,
     name: &str,

@@ -39,6 +39,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             rounding,
             moment_rounding,
             stream,
+            first_element,
         } => {
             let elements = parameter.shape.elements();
             let arguments = vec![
@@ -58,13 +59,24 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 stochastic(*rounding),
                 stochastic(*moment_rounding),
                 stream_word(*stream, node.layer),
+                count(*first_element),
             ];
             let definitions =
                 types([("P", parameter.dtype), ("G", gradient.dtype), ("M", first_moment.dtype)]);
             let choice = kernel(SOURCE, "adamw", definitions);
             launch_flat(planner, choice, elements, PER_BLOCK, arguments)
         }
-        Op::Sgd { parameter, gradient, scalars, clip, random, weight_decay, rounding, stream } => {
+        Op::Sgd {
+            parameter,
+            gradient,
+            scalars,
+            clip,
+            random,
+            weight_decay,
+            rounding,
+            stream,
+            first_element,
+        } => {
             let elements = parameter.shape.elements();
             let arguments = vec![
                 planner.pointer(parameter),
@@ -76,6 +88,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 Argument::F32(*weight_decay),
                 stochastic(*rounding),
                 stream_word(*stream, node.layer),
+                count(*first_element),
             ];
             // There are no moments: any type will do.
             let definitions =

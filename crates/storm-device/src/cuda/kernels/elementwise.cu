@@ -25,6 +25,7 @@ template <class F> __device__ inline void unary(const E* x, E* out, i64 elements
     }
 }
 
+/// `out` may be one of the operands: a thread reads its elements before it writes them.
 template <class F>
 __device__ inline void binary(const E* a, const E* b, E* out, i64 elements, F f) {
     const Row<const E> from_a = flat(a, elements), from_b = flat(b, elements);
@@ -78,7 +79,7 @@ __device__ inline float gelu_slope(float x) {
     return x * inner_slope * (e * d * d) + s;
 }
 
-// ---- kernels over all elements ----------------------------------------------------------------
+// ---- kernels over all elements; gradients overwrite `x` ---------------------------------------
 
 extern "C" __global__ void add(const E* a, const E* b, E* out, i64 elements) {
     binary(a, b, out, elements, [](float x, float y) { return x + y; });
@@ -100,12 +101,12 @@ extern "C" __global__ void silu(const E* x, E* out, i64 elements) {
     unary(x, out, elements, [](float x) { return x * sigmoid(x); });
 }
 
-extern "C" __global__ void gelu_grad(const E* dy, const E* x, E* out, i64 elements) {
-    binary(dy, x, out, elements, [](float dy, float x) { return dy * gelu_slope(x); });
+extern "C" __global__ void gelu_grad(const E* dy, E* x, i64 elements) {
+    binary(dy, x, x, elements, [](float dy, float x) { return dy * gelu_slope(x); });
 }
 
-extern "C" __global__ void silu_grad(const E* dy, const E* x, E* out, i64 elements) {
-    binary(dy, x, out, elements, [](float dy, float x) { return dy * silu_slope(x, sigmoid(x)); });
+extern "C" __global__ void silu_grad(const E* dy, E* x, i64 elements) {
+    binary(dy, x, x, elements, [](float dy, float x) { return dy * silu_slope(x, sigmoid(x)); });
 }
 
 // ---- gated unit: grid (rows, packs of a row in blocks) ----------------------------------------
@@ -126,15 +127,15 @@ extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
     write8(row_of(out, row, width), i, gate);
 }
 
-/// dy (rows, width), gate_up and out (rows, 2·width).
-extern "C" __global__ void swiglu_grad(const E* dy, const E* gate_up, E* out, i64 width) {
+/// dy (rows, width); gate_up (rows, 2·width), overwritten by its gradient.
+extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
     const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
     if (i >= width) return;
     const bool aligned = width % PACK == 0;
-    const Row<const E> gate_row = {gate_up + 2 * row * width, width, aligned};
-    const Row<const E> up_row = {gate_row.start + width, width, aligned};
+    E* const start = gate_up + 2 * row * width;
     const Pack<E> dy_pack = read_pack(row_of(dy, row, width), i);
-    const Pack<E> gate_pack = read_pack(gate_row, i), up_pack = read_pack(up_row, i);
+    const Pack<E> gate_pack = read_pack(Row<const E>{start, width, aligned}, i);
+    const Pack<E> up_pack = read_pack(Row<const E>{start + width, width, aligned}, i);
     float d[PACK], gate[PACK], up[PACK];
     unpack(dy_pack, d);
     unpack(gate_pack, gate);
@@ -146,7 +147,6 @@ extern "C" __global__ void swiglu_grad(const E* dy, const E* gate_up, E* out, i6
         d_gate[j] = d[j] * up[j] * silu_slope(gate[j], s);
         d_up[j] = d[j] * (gate[j] * s);
     }
-    E* const start = out + 2 * row * width;
     write8(Row<E>{start, width, aligned}, i, d_gate);
     write8(Row<E>{start + width, width, aligned}, i, d_up);
 }

@@ -21,7 +21,7 @@ template <class T> __device__ inline float rounded(bool stochastic, float value,
     return stochastic ? cut<T>(value, bits) : value;
 }
 
-/// Bits of elements `i .. i + 8`, where `i` is even: two words each.
+/// Bits of elements `i .. i + 8` of the whole parameter, where `i` is even: two words each.
 __device__ inline void bits_of(const Random& random, i64 i, Bits (&bits)[PACK]) {
 #pragma unroll
     for (int pair = 0; pair < PACK / 2; pair++) {
@@ -32,12 +32,13 @@ __device__ inline void bits_of(const Random& random, i64 i, Bits (&bits)[PACK]) 
 }
 
 /// A pack per thread. scalars: learning rate, 1 − beta1^t, 1 − beta2^t. `master`, `clip` and
-/// `seed` may be null; a clip of 0 leaves everything as it is.
+/// `seed` may be null; a clip of 0 leaves everything as it is. `first_element`: where in the
+/// parameter the elements here begin.
 extern "C" __global__ void __launch_bounds__(256)
     adamw(P* parameter, const G* gradient, M* first_moment, M* second_moment, float* master,
           const float* scalars, const float* clip, const int* seed, i64 elements, float beta1,
           float beta2, float epsilon, float weight_decay, int stochastic_parameter,
-          int stochastic_moments, int stream) {
+          int stochastic_moments, int stream, i64 first_element) {
     const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
     if (i >= elements) return;
     const float factor = clip != nullptr ? *clip : 1.0f;
@@ -75,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256)
     if (master != nullptr) write8(flat(master, elements), i, value);
     if (stochastic_parameter || stochastic_moments) {
         Bits bits[PACK];
-        bits_of(Random(seed, PURPOSE_ROUNDING, stream), i, bits);
+        bits_of(Random(seed, PURPOSE_ROUNDING, stream), first_element + i, bits);
 #pragma unroll
         for (int j = 0; j < PACK; j++) {
             value[j] = rounded<P>(stochastic_parameter, value[j], bits[j].parameter);
@@ -91,7 +92,8 @@ extern "C" __global__ void __launch_bounds__(256)
 /// A pack per thread, as above.
 extern "C" __global__ void __launch_bounds__(256)
     sgd(P* parameter, const G* gradient, const float* scalars, const float* clip, const int* seed,
-        i64 elements, float weight_decay, int stochastic_parameter, int stream) {
+        i64 elements, float weight_decay, int stochastic_parameter, int stream,
+        i64 first_element) {
     const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
     if (i >= elements) return;
     const float factor = clip != nullptr ? *clip : 1.0f;
@@ -107,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(256)
     }
     if (stochastic_parameter) {
         Bits bits[PACK];
-        bits_of(Random(seed, PURPOSE_ROUNDING, stream), i, bits);
+        bits_of(Random(seed, PURPOSE_ROUNDING, stream), first_element + i, bits);
 #pragma unroll
         for (int j = 0; j < PACK; j++) value[j] = rounded<P>(true, value[j], bits[j].parameter);
     }

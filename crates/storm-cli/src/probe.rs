@@ -1,0 +1,172 @@
+//! `storm probe`: what a GPU can do, as a profile for the planner.
+
+use crate::size;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use storm_device::cuda::{Probe, ProbeEffort, probe};
+use storm_plan::{GemmKind, HardwareProfile};
+
+#[derive(Args)]
+pub(crate) struct ProbeArgs {
+    /// File to write the profile to.
+    #[arg(long, default_value = "storm-profile.json")]
+    out: PathBuf,
+    /// Fewer shapes, each for a shorter time: for a first look.
+    #[arg(long)]
+    quick: bool,
+    /// Which GPU, from 0.
+    #[arg(long, default_value_t = 0)]
+    gpu: usize,
+}
+
+pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
+    check_out(&args.out)?;
+    let effort = if args.quick { ProbeEffort::Quick } else { ProbeEffort::Full };
+    let start = Instant::now();
+    let mut found = probe(args.gpu, effort, |what| {
+        eprintln!("{:>5.1} s  {what} …", start.elapsed().as_secs_f64());
+    })?;
+    found.profile.source = source(&found, args.quick);
+    let text = found.profile.to_json();
+    // What is written must be readable: a card too small for some figure has none.
+    HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
+    fs::write(&args.out, text).with_context(|| format!("cannot write {}", args.out.display()))?;
+    print(&found);
+    println!("\nwritten to {}", args.out.display());
+    Ok(())
+}
+
+/// Before a minute of measuring, not after.
+fn check_out(out: &Path) -> Result<()> {
+    let folder = match out.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    if !folder.is_dir() {
+        bail!("cannot write {}: {} is not a folder", out.display(), folder.display());
+    }
+    if out.is_dir() {
+        bail!("cannot write {}: it is a folder", out.display());
+    }
+    Ok(())
+}
+
+fn source(found: &Probe, quick: bool) -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    format!(
+        "storm {} probe{} on {}, {}; overhead: {}",
+        env!("CARGO_PKG_VERSION"),
+        if quick { " --quick" } else { "" },
+        found.card.name,
+        date(seconds),
+        found.overhead_counted
+    )
+}
+
+/// `2026-02-28` of seconds since 1970, UTC.
+fn date(seconds: u64) -> String {
+    let mut days = seconds / 86_400;
+    let mut year = 1970;
+    let is_leap = |year: u64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+    while days >= 365 + u64::from(is_leap(year)) {
+        days -= 365 + u64::from(is_leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(is_leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02}", days + 1)
+}
+
+fn print(found: &Probe) {
+    let Probe { profile, card, .. } = found;
+    let tera = 1e12;
+    println!("{}, {}", card.name, size::show(profile.memory_bytes));
+    println!("overhead    {} {}", size::show(profile.overhead_bytes), found.overhead_counted);
+    println!("memory      {:.2} TB/s", profile.memory_bandwidth / tera);
+    println!(
+        "products    {:.0} TFLOP/s bf16, {:.1} f32",
+        profile.gemm_flops / tera,
+        profile.gemm_f32_flops / tera
+    );
+    println!(
+        "a kernel    {:.2} µs at least; {:.2} µs of the host to give one out",
+        profile.kernel_seconds * 1e6,
+        profile.launch_seconds * 1e6
+    );
+    println!("pinning     {:.3} s/GiB", profile.pinned_seconds_per_gib);
+    println!(
+        "both ways   {:.1} GB/s together; {:.1} µs between copies",
+        profile.duplex_bandwidth / 1e9,
+        profile.copy_latency_seconds * 1e6
+    );
+
+    println!("\n{:<10} {:>12} {:>12}", "copies", "to the card", "to the host");
+    for point in &found.copies {
+        let (to_device, to_host) = (point.to_device / 1e9, point.to_host / 1e9);
+        let megabytes = point.bytes / 1_000_000;
+        println!("{megabytes:>7} MB {to_device:>7.1} GB/s {to_host:>7.1} GB/s");
+    }
+
+    println!(
+        "\n{:<16} {:>8} {:>8} {:>8} {:>5} {:>8}",
+        "product", "rows", "columns", "inner", "dtype", "TFLOP/s"
+    );
+    for point in &profile.gemm {
+        let kind = match point.kind {
+            GemmKind::Forward => "forward",
+            GemmKind::InputGradient => "input gradient",
+            GemmKind::WeightGradient => "weight gradient",
+        };
+        let dtype = if point.bf16 { "bf16" } else { "f32" };
+        println!(
+            "{kind:<16} {:>8} {:>8} {:>8} {dtype:>5} {:>8.1}",
+            point.rows,
+            point.columns,
+            point.inner,
+            point.flops / tera
+        );
+    }
+
+    println!("\n{:<16} {:>8} {:>10} {:>10}", "attention", "head", "forward", "backward");
+    for point in &profile.attention {
+        println!(
+            "{:<16} {:>8} {:>10.1} {:>10.1} TFLOP/s",
+            format!("{} tokens", point.sequence),
+            point.head_dim,
+            point.forward_flops / tera,
+            point.backward_flops / tera
+        );
+    }
+
+    println!("\n{:<16} {:>8}", "op", "GB/s");
+    for point in &profile.elementwise {
+        println!("{:<16} {:>8.0}", point.op, point.bandwidth / 1e9);
+    }
+    if found.left_out > 0 {
+        println!("\n{} cases were left out: the free memory does not hold them", found.left_out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates() {
+        assert_eq!(date(0), "1970-01-01");
+        assert_eq!(date(951_782_400), "2000-02-29");
+        assert_eq!(date(951_782_400 + 86_400), "2000-03-01");
+        assert_eq!(date(1_798_761_599), "2026-12-31");
+        assert_eq!(date(4_107_542_400), "2100-03-01");
+    }
+}

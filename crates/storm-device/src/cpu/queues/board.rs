@@ -1,0 +1,241 @@
+use super::tickets::{Command, Targets};
+use crate::DeviceError;
+use crate::spans::{Recorder, Span, Trace, WaitedFor};
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use storm_plan::{InstructionId, Queue};
+
+const QUEUES: usize = Queue::ALL.len();
+
+/// What host and queues tell each other: commands one way, progress and failure the other.
+///
+/// No deadlock: of all commands given out and not done, the one given out first has nothing before
+/// it in its queue and waits only for what was given out before it, which is done. So it can run,
+/// however little room the queues have.
+#[derive(Debug)]
+pub(super) struct Board {
+    state: Mutex<State>,
+    /// One per queue: it has a command, what it waits for is done, or all must stop.
+    queue_news: [Condvar; QUEUES],
+    /// What the host waits for has come.
+    host_news: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Given out and not started, at most `room` of them.
+    commands: [VecDeque<Command>; QUEUES],
+    room: usize,
+    /// Instructions done, by queue.
+    done: [u64; QUEUES],
+    /// What each waits for, so that only those are woken who can go on; none while they work.
+    queue_waits: [Option<QueueWait>; QUEUES],
+    host_waits: Option<HostWait>,
+    failure: Option<DeviceError>,
+    stopping: bool,
+    recorder: Option<Recorder>,
+}
+
+/// A queue that has done some number of instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Progress {
+    queue: usize,
+    count: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QueueWait {
+    Command,
+    Done(Progress),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HostWait {
+    Room { queue: usize },
+    Done(Progress),
+}
+
+/// A command whose time has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Taken {
+    pub(super) instruction: InstructionId,
+    pub(super) waited_for: WaitedFor,
+}
+
+impl Board {
+    /// Queues with room for this many commands each; `recorder` for who wants a trace.
+    pub(super) fn new(room: usize, recorder: Option<Recorder>) -> Board {
+        let room = room.max(1);
+        let state = State {
+            commands: Queue::ALL.map(|_| VecDeque::with_capacity(room)),
+            room,
+            done: [0; QUEUES],
+            queue_waits: [None; QUEUES],
+            host_waits: None,
+            failure: None,
+            stopping: false,
+            recorder,
+        };
+        Board {
+            state: Mutex::new(state),
+            queue_news: Queue::ALL.map(|_| Condvar::new()),
+            host_news: Condvar::new(),
+        }
+    }
+
+    // ---- the host's side --------------------------------------------------------------------
+
+    /// What has failed so far.
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        self.lock().failure.clone().map_or(Ok(()), Err)
+    }
+
+    /// Gives a command to a queue, when there is room.
+    pub(super) fn give(&self, queue: Queue, command: Command) -> Result<(), DeviceError> {
+        let queue = queue.index();
+        let mut state = self.wait_as_host(HostWait::Room { queue })?;
+        state.commands[queue].push_back(command);
+        if state.queue_waits[queue] == Some(QueueWait::Command) {
+            self.queue_news[queue].notify_one();
+        }
+        Ok(())
+    }
+
+    /// Waits until the queues are that far.
+    pub(super) fn wait(&self, counts: [u64; QUEUES]) -> Result<(), DeviceError> {
+        for (queue, count) in counts.into_iter().enumerate() {
+            drop(self.wait_as_host(HostWait::Done(Progress { queue, count }))?);
+        }
+        Ok(())
+    }
+
+    /// [`Board::wait`] for what a command would wait for.
+    pub(super) fn wait_for(&self, targets: Targets) -> Result<(), DeviceError> {
+        self.wait(targets.map(|target| target.count))
+    }
+
+    /// Forgets the trace of the step before.
+    pub(super) fn begin_trace(&self) {
+        if let Some(recorder) = &mut self.lock().recorder {
+            recorder.begin();
+        }
+    }
+
+    pub(super) fn trace(&self) -> Option<Trace> {
+        self.lock().recorder.as_ref().map(Recorder::trace)
+    }
+
+    /// Tells all queues to end after what they are at.
+    pub(super) fn stop(&self) {
+        self.lock().stopping = true;
+        self.wake_all();
+    }
+
+    /// Holds the lock, with `wait` fulfilled.
+    fn wait_as_host(&self, wait: HostWait) -> Result<MutexGuard<'_, State>, DeviceError> {
+        let mut state = self.lock();
+        loop {
+            if let Some(failure) = &state.failure {
+                return Err(failure.clone());
+            }
+            if state.is_fulfilled(wait) {
+                state.host_waits = None;
+                return Ok(state);
+            }
+            state.host_waits = Some(wait);
+            state = self.host_news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    // ---- the queues' side -------------------------------------------------------------------
+
+    /// Waits for the queue's next command and for what that waits for. None: stop.
+    pub(super) fn take(&self, queue: Queue) -> Option<Taken> {
+        let queue = queue.index();
+        let mut waited_for = WaitedFor::Nothing;
+        let mut state = self.lock();
+        loop {
+            if state.stopping || state.failure.is_some() {
+                return None;
+            }
+            let wait = match state.commands[queue].front() {
+                None => {
+                    waited_for = WaitedFor::Host;
+                    QueueWait::Command
+                }
+                Some(command) => match state.unmet(command) {
+                    None => break,
+                    Some((progress, instruction)) => {
+                        waited_for = WaitedFor::Instruction(instruction);
+                        QueueWait::Done(progress)
+                    }
+                },
+            };
+            state.queue_waits[queue] = Some(wait);
+            state = self.queue_news[queue].wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.queue_waits[queue] = None;
+        let command = state.commands[queue].pop_front().expect("seen at the front");
+        self.wake_host(&state);
+        Some(Taken { instruction: command.instruction, waited_for })
+    }
+
+    /// The queue has done what it took.
+    pub(super) fn complete(&self, queue: Queue, span: Span) {
+        let mut state = self.lock();
+        state.done[queue.index()] += 1;
+        if let Some(recorder) = &mut state.recorder {
+            recorder.record(queue, span);
+        }
+        for (news, wait) in self.queue_news.iter().zip(&state.queue_waits) {
+            if let Some(QueueWait::Done(progress)) = wait
+                && state.is_done(*progress)
+            {
+                news.notify_one();
+            }
+        }
+        self.wake_host(&state);
+    }
+
+    /// What the queue took has failed: all queues stop before their next command.
+    pub(super) fn fail(&self, failure: DeviceError) {
+        self.lock().failure.get_or_insert(failure);
+        self.wake_all();
+    }
+
+    fn wake_host(&self, state: &State) {
+        if state.host_waits.is_some_and(|wait| state.is_fulfilled(wait)) {
+            self.host_news.notify_one();
+        }
+    }
+
+    fn wake_all(&self) {
+        self.queue_news.iter().chain([&self.host_news]).for_each(Condvar::notify_all);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nobody panics while holding it.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn is_done(&self, progress: Progress) -> bool {
+        self.done[progress.queue] >= progress.count
+    }
+
+    fn is_fulfilled(&self, wait: HostWait) -> bool {
+        match wait {
+            HostWait::Room { queue } => self.commands[queue].len() < self.room,
+            HostWait::Done(progress) => self.is_done(progress),
+        }
+    }
+
+    /// Something that a command still waits for.
+    fn unmet(&self, command: &Command) -> Option<(Progress, InstructionId)> {
+        let targets = command.targets.into_iter().enumerate();
+        targets
+            .map(|(queue, target)| (Progress { queue, count: target.count }, target.instruction))
+            .find(|&(progress, _)| !self.is_done(progress))
+    }
+}

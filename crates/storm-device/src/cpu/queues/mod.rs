@@ -1,0 +1,199 @@
+//! A plan on the CPU: a thread per queue, and copies between two blocks of host memory, one of
+//! which stands for the device's.
+
+mod board;
+mod chaos;
+mod options;
+mod program;
+mod tickets;
+mod worker;
+
+use super::instruction::Instruction;
+use super::kernels;
+use super::memory::Memory;
+use crate::cpu::CpuDevice;
+use crate::placed::check_size;
+use crate::sequence::{Sequence, Turn};
+use crate::spans::{Recorder, Trace};
+use crate::{Device, DeviceError, MemoryTaken, PlanDevice};
+use board::Board;
+pub use options::{CpuPlanOptions, Fault, FaultKind};
+use program::Program;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use storm_graph::{Graph, Node, TensorId};
+use storm_plan::{CheckedPlan, InstructionId, Place, Queue, SegmentId, Tier};
+use tickets::Tickets;
+use worker::Worker;
+
+/// A checked plan on the CPU. Kernels run in a rayon pool of their own, whose threads the compute
+/// queue is one of: handing work to a pool from outside may allocate.
+#[derive(Debug)]
+pub struct CpuPlanDevice {
+    program: Arc<Program>,
+    tickets: Tickets,
+    sequence: Sequence,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl CpuPlanDevice {
+    fn start(
+        &mut self,
+        name: &str,
+        run: impl FnOnce() + Send + 'static,
+    ) -> Result<(), DeviceError> {
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
+        self.threads.push(thread.map_err(|error| no_thread(&error))?);
+        Ok(())
+    }
+
+    /// Memory of a tier, once nobody else uses it.
+    fn quiet_memory(&mut self, tier: Tier) -> Result<&Memory, DeviceError> {
+        self.synchronize()?;
+        Ok(match tier {
+            Tier::Device => &self.program.device,
+            Tier::Host => &self.program.host,
+        })
+    }
+}
+
+impl PlanDevice for CpuPlanDevice {
+    type Options = CpuPlanOptions;
+
+    const ALIGNMENT: usize = CpuDevice::ALIGNMENT;
+
+    fn commit(plan: Arc<CheckedPlan>, options: CpuPlanOptions) -> Result<Self, DeviceError> {
+        let recorder = options.trace.then(|| Recorder::new(&plan));
+        let tickets = Tickets::new(&plan);
+        let sequence = Sequence::new(&plan);
+        let board = Board::new(options.commands_max, recorder);
+        let program = Arc::new(Program::new(plan, board)?);
+        let threads = options.threads.unwrap_or_else(rayon::current_num_threads);
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("storm kernels {index}"))
+            .build()
+            .map_err(|error| no_thread(&error))?;
+        pool.install(kernels::warm_up);
+        let worker = |queue| Worker::new(queue, Arc::clone(&program), &options);
+        let [compute, copies @ ..] = Queue::ALL.map(|queue| (queue, worker(queue)));
+
+        let threads = Vec::new();
+        let mut device = CpuPlanDevice { program, tickets, sequence, threads };
+        // From here on dropping the device ends the threads that were started.
+        device.start(compute.0.name(), move || pool.install(|| compute.1.run()))?;
+        for (queue, worker) in copies {
+            device.start(queue.name(), move || worker.run())?;
+        }
+        Ok(device)
+    }
+
+    fn plan(&self) -> &Arc<CheckedPlan> {
+        &self.program.plan
+    }
+
+    fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
+        let plan = &self.program.plan;
+        // A failure is the answer to everything that follows it, an order that it broke included.
+        self.program.board.check()?;
+        if self.sequence.advance(plan, segment)? == Turn::Begins {
+            self.program.board.wait(self.tickets.given())?;
+            self.program.board.begin_trace();
+        }
+        self.program.board.wait_for(self.tickets.targets(self.sequence.host_copies(segment)))?;
+        for index in plan.segment(segment).instructions.clone() {
+            let (queue, command) = self.tickets.give(plan, InstructionId(index as u32));
+            self.program.board.give(queue, command)?;
+        }
+        Ok(())
+    }
+
+    fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let input = &self.program.plan.inputs[input];
+        check_size(&input.tensor, bytes.len())?;
+        self.program.board.wait_for(self.tickets.targets(&input.copies))?;
+        let to = self.program.host.address(&input.tensor.name, input.host, bytes.len())?;
+        // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
+        // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let result = &self.program.plan.results[result];
+        check_size(&result.tensor, bytes.len())?;
+        self.program.board.wait_for(self.tickets.targets(&result.copies))?;
+        let from = self.program.host.address(&result.tensor.name, result.host, bytes.len())?;
+        // SAFETY: as in `write_input`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.program.board.wait(self.tickets.given())
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        let to = self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
+        // SAFETY: in bounds, and no queue has anything to do while `self` is borrowed.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let from =
+            self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
+        // SAFETY: as in `write`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Runs in the caller's rayon pool.
+    fn run_alone(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<(), DeviceError> {
+        let memory = self.quiet_memory(Tier::Device)?;
+        let instruction = Instruction::new(memory.capacity_bytes(), graph, node, place, layer)?;
+        // SAFETY: no queue has anything to do while `self` is borrowed.
+        let frame = unsafe { memory.shared_frame() };
+        catch_unwind(AssertUnwindSafe(|| super::execute(&instruction, &frame))).map_err(|panic| {
+            DeviceError::Instruction {
+                instruction: format!("{} `{}`", node.op.name(), node.name),
+                queue: Queue::Compute.name(),
+                tensor: graph.tensor(node.outputs[0]).name.clone(),
+                reason: worker::message(&*panic),
+            }
+        })
+    }
+
+    fn memory_taken(&self) -> MemoryTaken {
+        MemoryTaken {
+            device_bytes: self.program.device.capacity_bytes(),
+            host_bytes: self.program.host.capacity_bytes(),
+        }
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
+        self.synchronize()?;
+        Ok(self.program.board.trace())
+    }
+}
+
+impl Drop for CpuPlanDevice {
+    fn drop(&mut self) {
+        self.program.board.stop();
+        for thread in self.threads.drain(..) {
+            // Kernel panics are caught in the thread; there is nobody left to tell of others.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn no_thread(error: &dyn std::error::Error) -> DeviceError {
+    DeviceError::Thread { reason: error.to_string() }
+}

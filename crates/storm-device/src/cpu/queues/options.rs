@@ -1,0 +1,48 @@
+use storm_plan::Queue;
+
+/// How the CPU runs a plan.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CpuPlanOptions {
+    /// Threads of the compute queue's kernels; none: as many as the caller's rayon pool has.
+    pub threads: Option<usize>,
+    /// Commands that may wait in each queue; the host waits when it is that far ahead.
+    pub commands_max: usize,
+    /// Record what the queues did in each step.
+    pub trace: bool,
+    /// Delay every instruction by a random time from this seed: results must not change.
+    pub chaos_seed: Option<u64>,
+    /// Make an instruction fail.
+    pub fault: Option<Fault>,
+}
+
+impl Default for CpuPlanOptions {
+    fn default() -> CpuPlanOptions {
+        CpuPlanOptions {
+            threads: None,
+            commands_max: 1024,
+            trace: false,
+            chaos_seed: None,
+            fault: None,
+        }
+    }
+}
+
+/// A failure on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// Where.
+    pub queue: Queue,
+    /// Instructions that the queue runs before it.
+    pub after: u64,
+    /// How.
+    pub kind: FaultKind,
+}
+
+/// How an instruction fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultKind {
+    /// With an error, as a driver reports it.
+    Error,
+    /// With a panic, as a kernel that finds an id out of range.
+    Panic,
+}

@@ -1,0 +1,123 @@
+use super::board::Board;
+use crate::DeviceError;
+use crate::cpu::dispatch::execute;
+use crate::cpu::instruction::Instruction;
+use crate::cpu::memory::Memory;
+use crate::placed::node_of;
+use std::sync::Arc;
+use std::time::Instant;
+use storm_plan::{CheckedPlan, Direction, InstructionId, Plan, Work};
+
+/// What the threads of all queues share: the plan, resolved, and the memory it runs on.
+#[derive(Debug)]
+pub(super) struct Program {
+    pub(super) plan: Arc<CheckedPlan>,
+    pub(super) device: Memory,
+    pub(super) host: Memory,
+    pub(super) board: Board,
+    /// By instruction.
+    work: Vec<Prepared>,
+    origin: Instant,
+}
+
+#[derive(Debug)]
+enum Prepared {
+    Kernel(Box<Instruction>),
+    Copy { direction: Direction, device: usize, host: usize, bytes: usize },
+}
+
+impl Program {
+    pub(super) fn new(plan: Arc<CheckedPlan>, board: Board) -> Result<Program, DeviceError> {
+        let device = Memory::new(plan.device_bytes)?;
+        let host = Memory::new(plan.host_bytes)?;
+        let work = (0..plan.instructions.len())
+            .map(|index| prepare(&plan, &device, &host, InstructionId(index as u32)))
+            .collect::<Result<_, _>>()?;
+        for input in &plan.inputs {
+            host.address(&input.tensor.name, input.host, input.tensor.size_bytes())?;
+        }
+        for result in &plan.results {
+            host.address(&result.tensor.name, result.host, result.tensor.size_bytes())?;
+        }
+        Ok(Program { plan, device, host, board, work, origin: Instant::now() })
+    }
+
+    /// Runs an instruction to its end.
+    ///
+    /// # Panics
+    /// If an id in its data is out of range.
+    ///
+    /// # Safety
+    /// It was given out in the order of a checked plan, what it waits for is done, and whoever
+    /// waits for it does so until this returns. The checker has proved that nobody else touches
+    /// its bytes meanwhile: all who might are ordered before or after it.
+    pub(super) unsafe fn run(&self, id: InstructionId) {
+        match &self.work[id.index()] {
+            Prepared::Kernel(instruction) => {
+                // SAFETY: the caller's promise, and the plan's: nobody else is at these bytes.
+                let frame = unsafe { self.device.shared_frame() };
+                execute(instruction, &frame);
+            }
+            &Prepared::Copy { direction, device, host, bytes } => {
+                let checked = "checked when it was prepared";
+                let device = self.device.address("", device, bytes).expect(checked);
+                let host = self.host.address("", host, bytes).expect(checked);
+                let (from, to) = match direction {
+                    Direction::ToDevice => (host, device),
+                    Direction::ToHost => (device, host),
+                };
+                // SAFETY: in bounds of two blocks that do not overlap; nobody else writes the source
+                // or touches the destination, by the caller's promise and the plan's.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+            }
+        }
+    }
+
+    /// Nanoseconds since the program was made.
+    pub(super) fn now_ns(&self) -> u64 {
+        self.origin.elapsed().as_nanos() as u64
+    }
+
+    /// The error for an instruction that failed.
+    pub(super) fn failure(&self, id: InstructionId, reason: String) -> DeviceError {
+        let instruction = self.plan.instruction(id);
+        DeviceError::Instruction {
+            instruction: self.plan.describe(id),
+            queue: instruction.queue().name(),
+            tensor: tensor_name(&self.plan, &instruction.work),
+            reason,
+        }
+    }
+}
+
+/// What an instruction makes or moves; the first, where it is several.
+fn tensor_name(plan: &Plan, work: &Work) -> String {
+    let values = match work {
+        Work::Compute(compute) => &compute.writes,
+        Work::Copy(copy) => &copy.values,
+    };
+    values.first().map_or(String::new(), |operand| plan.value(operand.value).name.clone())
+}
+
+fn prepare(
+    plan: &Plan,
+    device: &Memory,
+    host: &Memory,
+    id: InstructionId,
+) -> Result<Prepared, DeviceError> {
+    match &plan.instruction(id).work {
+        Work::Compute(compute) => {
+            let (graph, node, place) = node_of(plan, compute);
+            let capacity = device.capacity_bytes();
+            let instruction = Instruction::new(capacity, graph, node, place, compute.layer)?;
+            Ok(Prepared::Kernel(Box::new(instruction)))
+        }
+        work @ Work::Copy(copy) => {
+            let name = tensor_name(plan, work);
+            device.address(&name, copy.device, copy.bytes)?;
+            host.address(&name, copy.host, copy.bytes)?;
+            let &storm_plan::Copy { direction, device, host, bytes, .. } = copy;
+            Ok(Prepared::Copy { direction, device, host, bytes })
+        }
+    }
+}

@@ -1,0 +1,68 @@
+use super::board::Taken;
+use super::options::{CpuPlanOptions, FaultKind};
+use super::program::Program;
+use super::{Fault, chaos::Chaos};
+use crate::spans::Span;
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use storm_plan::{InstructionId, Queue};
+
+/// The thread of one queue.
+pub(super) struct Worker {
+    queue: Queue,
+    program: Arc<Program>,
+    chaos: Option<Chaos>,
+    fault: Option<Fault>,
+    executed: u64,
+}
+
+impl Worker {
+    pub(super) fn new(queue: Queue, program: Arc<Program>, options: &CpuPlanOptions) -> Worker {
+        let chaos = options.chaos_seed.map(|seed| Chaos::new(seed, queue));
+        let fault = options.fault.filter(|fault| fault.queue == queue);
+        Worker { queue, program, chaos, fault, executed: 0 }
+    }
+
+    /// Works off the queue until it must stop.
+    pub(super) fn run(mut self) {
+        let program = Arc::clone(&self.program);
+        while let Some(Taken { instruction, waited_for }) = program.board.take(self.queue) {
+            let ready_ns = program.now_ns();
+            if let Some(chaos) = &mut self.chaos {
+                chaos.delay();
+            }
+            let start_ns = program.now_ns();
+            if let Err(reason) = self.execute(instruction) {
+                program.board.fail(program.failure(instruction, reason));
+                return;
+            }
+            let end_ns = program.now_ns();
+            let span = Span { instruction, waited_for, ready_ns, start_ns, end_ns };
+            program.board.complete(self.queue, span);
+        }
+    }
+
+    fn execute(&mut self, instruction: InstructionId) -> Result<(), String> {
+        let fault = self.fault.filter(|fault| fault.after == self.executed);
+        self.executed += 1;
+        let outcome = catch_unwind(AssertUnwindSafe(|| match fault.map(|fault| fault.kind) {
+            Some(FaultKind::Error) => Err("failed on purpose".to_owned()),
+            Some(FaultKind::Panic) => panic!("panicked on purpose"),
+            None => {
+                // SAFETY: the board has handed out this instruction to this thread alone, everything
+                // that it waits for is done, and it is not complete before this returns.
+                unsafe { self.program.run(instruction) };
+                Ok(())
+            }
+        }));
+        outcome.unwrap_or_else(|panic| Err(message(&*panic)))
+    }
+}
+
+/// What a panic said.
+pub(super) fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("it panicked").to_owned()
+}

@@ -1,0 +1,111 @@
+//! Host memory by the page: exactly as much as asked for, present before it is used.
+
+use super::host_limits::{self, HostLimit};
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
+
+/// What a thread makes present at a time: many huge pages, and many times in a second.
+const PIECE_BYTES: usize = 64 << 20;
+
+/// More threads only wait for each other in the kernel.
+const THREADS_MAX: usize = 16;
+
+/// The smallest page there is; touching each is enough for larger ones.
+const PAGE_BYTES: usize = 4096;
+
+/// Zeroed anonymous memory, in huge pages where the system has them, all of it present.
+#[derive(Debug)]
+pub(super) struct HostPages {
+    map: MmapRaw,
+}
+
+impl HostPages {
+    /// Takes `bytes` and makes them present with all cores; `progress` hears how many are.
+    pub(super) fn new(
+        bytes: usize,
+        mut progress: impl FnMut(usize),
+    ) -> Result<HostPages, HostLimit> {
+        // Pages that the system cannot give end the process later: look before.
+        host_limits::check(bytes)?;
+        let map = MmapOptions::new()
+            .len(bytes.max(1))
+            .map_anon()
+            .map_err(|error| HostLimit::System { reason: error.to_string() })?;
+        // Advice only: without huge pages it is slower, and works.
+        let _ = map.advise(Advice::HugePage);
+        let pages = HostPages { map: map.into() };
+
+        let pieces = pages.bytes().div_ceil(PIECE_BYTES);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let next = AtomicUsize::new(0);
+        let (report, reports) = mpsc::channel();
+        std::thread::scope(|scope| {
+            for _ in 0..cores.min(THREADS_MAX).min(pieces) {
+                let (report, next, pages) = (report.clone(), &next, &pages);
+                scope.spawn(move || {
+                    loop {
+                        let piece = next.fetch_add(1, Ordering::Relaxed);
+                        if piece >= pieces {
+                            break;
+                        }
+                        // Nobody hears it only if `progress` has panicked.
+                        let _ = report.send(pages.touch(piece));
+                    }
+                });
+            }
+            drop(report);
+            let mut present = 0;
+            for bytes in reports {
+                present += bytes;
+                progress(present);
+            }
+        });
+        Ok(pages)
+    }
+
+    /// Writes to each page of a piece and returns the piece's bytes.
+    fn touch(&self, piece: usize) -> usize {
+        let start = piece * PIECE_BYTES;
+        let end = self.bytes().min(start + PIECE_BYTES);
+        for offset in (start..end).step_by(PAGE_BYTES) {
+            // SAFETY: inside the map, which is fresh: nobody else has a reference, and each piece
+            // is touched by one thread. A zero leaves it as it is.
+            unsafe { self.start().add(offset).write_volatile(0) };
+        }
+        end - start
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.map.len()
+    }
+
+    pub(super) fn start(&self) -> *mut u8 {
+        self.map.as_mut_ptr()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_zero_and_as_many_as_asked_for() {
+        for bytes in [1, 5000, PIECE_BYTES, PIECE_BYTES + 1, 2 * PIECE_BYTES + 12_345] {
+            let mut heard = Vec::new();
+            let pages = HostPages::new(bytes, |present| heard.push(present)).expect("little");
+            assert_eq!(pages.bytes(), bytes);
+            assert_eq!(heard.last(), Some(&bytes));
+            assert!(heard.is_sorted(), "{heard:?}");
+            // SAFETY: the memory is the map's, and only this test has it.
+            let slice = unsafe { std::slice::from_raw_parts(pages.start(), bytes) };
+            assert!(slice.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn more_than_the_machine_has_is_refused_beforehand() {
+        let refusal = HostPages::new(1 << 50, |_| panic!("nothing is taken")).map(drop);
+        assert!(matches!(refusal, Err(HostLimit::Machine { .. } | HostLimit::ControlGroup { .. })));
+    }
+}

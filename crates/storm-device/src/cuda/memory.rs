@@ -1,0 +1,157 @@
+//! Whose the memory of a card is, by NVML where it is there.
+
+use cudarc::driver::sys;
+use nvml_wrapper::Nvml;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::struct_wrappers::device::MemoryInfo;
+use std::ffi::{CStr, OsStr};
+use std::fmt;
+
+/// Memory of the card that is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryInUse {
+    /// How much.
+    pub bytes: u64,
+    /// By whom.
+    pub counted: Counted,
+}
+
+/// What a figure of memory covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// This process, context and code included, by NVML.
+    Process,
+    /// What the whole card holds beyond what it held before this process's context, by NVML. Other
+    /// processes' changes are in it.
+    CardSinceStart,
+    /// The whole card, whoever holds it, by the driver.
+    Card,
+}
+
+impl fmt::Display for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Counted::Process => "of this process, by NVML",
+            Counted::CardSinceStart => "more on the whole card than before the start, by NVML",
+            Counted::Card => "on the whole card, other processes included, by the driver",
+        })
+    }
+}
+
+/// Another process on the card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryHolder {
+    /// Its number.
+    pub process: u32,
+    /// Its program, if it can be seen from here.
+    pub program: Option<String>,
+    /// What it holds, if NVML says.
+    pub bytes: Option<u64>,
+}
+
+impl fmt::Display for MemoryHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.process)?;
+        if let Some(program) = &self.program {
+            write!(f, " ({program})")?;
+        }
+        match self.bytes {
+            Some(bytes) => write!(f, " holds {}", gibibytes(bytes)),
+            None => f.write_str(" holds some"),
+        }
+    }
+}
+
+/// `1.50 GiB`.
+pub(super) fn gibibytes(bytes: u64) -> String {
+    format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
+/// Reads the memory of one card.
+#[derive(Debug)]
+pub(super) struct MemoryMeter {
+    /// The library and the card's address in it; none where the library is missing.
+    nvml: Option<(Nvml, String)>,
+    /// What the whole card held before this process's context.
+    used_before: Option<u64>,
+}
+
+impl MemoryMeter {
+    /// To be called before the context is made.
+    pub(super) fn new(device: sys::CUdevice) -> MemoryMeter {
+        let mut meter = MemoryMeter { nvml: None, used_before: None };
+        // The name with a number is there without development files.
+        let library = Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init();
+        if let (Ok(library), Some(address)) = (library, bus_address(device)) {
+            meter.nvml = Some((library, address));
+            meter.used_before = meter.card_used();
+        }
+        meter
+    }
+
+    /// What is in use, as exactly as can be known; none if NVML says nothing.
+    pub(super) fn in_use(&self) -> Option<MemoryInUse> {
+        let own = std::process::id();
+        let process = self.processes().into_iter().find(|(process, _)| *process == own);
+        if let Some((_, Some(bytes))) = process {
+            return Some(MemoryInUse { bytes, counted: Counted::Process });
+        }
+        let bytes = self.card_used()?.saturating_sub(self.used_before?);
+        Some(MemoryInUse { bytes, counted: Counted::CardSinceStart })
+    }
+
+    /// Other processes that compute on the card, largest first.
+    pub(super) fn other_holders(&self) -> Vec<MemoryHolder> {
+        let own = std::process::id();
+        let mut holders: Vec<MemoryHolder> = self
+            .processes()
+            .into_iter()
+            .filter(|(process, _)| *process != own)
+            .map(|(process, bytes)| MemoryHolder { process, program: program(process), bytes })
+            .collect();
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.bytes));
+        holders
+    }
+
+    /// What nobody holds, where NVML says.
+    pub(super) fn card_free(&self) -> Option<u64> {
+        Some(self.card()?.free)
+    }
+
+    fn card_used(&self) -> Option<u64> {
+        Some(self.card()?.used)
+    }
+
+    fn card(&self) -> Option<MemoryInfo> {
+        let (library, address) = self.nvml.as_ref()?;
+        library.device_by_pci_bus_id(address.as_str()).ok()?.memory_info().ok()
+    }
+
+    fn processes(&self) -> Vec<(u32, Option<u64>)> {
+        let list = || {
+            let (library, address) = self.nvml.as_ref()?;
+            let card = library.device_by_pci_bus_id(address.as_str()).ok()?;
+            card.running_compute_processes().ok()
+        };
+        let bytes = |used| match used {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        list().unwrap_or_default().into_iter().map(|p| (p.pid, bytes(p.used_gpu_memory))).collect()
+    }
+}
+
+/// `0000:0f:00.0`: the card's number differs between the driver and NVML.
+fn bus_address(device: sys::CUdevice) -> Option<String> {
+    let mut text = [0u8; 32];
+    // SAFETY: the device is valid; at most the buffer's size is written, with a NUL.
+    unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) }
+        .result()
+        .ok()?;
+    Some(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?.to_owned())
+}
+
+fn program(process: u32) -> Option<String> {
+    let name = std::fs::read_to_string(format!("/proc/{process}/comm")).ok()?;
+    Some(name.trim().to_owned())
+}

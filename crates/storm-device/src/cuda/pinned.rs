@@ -1,0 +1,85 @@
+//! Host memory that the card copies from and to by itself.
+
+use super::CudaError;
+use super::context::Context;
+use super::host_limits::{self, HostLimit};
+use super::host_pages::HostPages;
+use cudarc::driver::sys;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Page-locked host memory of exactly the size asked for: the driver's own allocator rounds up, in
+/// one thread. Zeroed at first.
+#[derive(Debug)]
+pub(super) struct PinnedMemory {
+    context: Arc<Context>,
+    pages: HostPages,
+    /// Copies that are not known to be done. The host may not look while there are any.
+    in_flight: AtomicUsize,
+}
+
+impl PinnedMemory {
+    /// Takes `bytes`; `progress` hears how many are present, because many take long.
+    ///
+    /// # Errors
+    /// The machine, the container, or a limit of the user does not allow it: the error says which.
+    pub(super) fn new(
+        context: &Arc<Context>,
+        bytes: usize,
+        progress: impl FnMut(usize),
+    ) -> Result<PinnedMemory, CudaError> {
+        let refused = |limit| CudaError::PinnedMemory { wanted_bytes: bytes, limit };
+        let pages = HostPages::new(bytes, progress).map_err(refused)?;
+        context.make_current()?;
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: the pages are mapped, and stay so until they are unregistered in `drop`.
+        unsafe { sys::cuMemHostRegister_v2(pages.start().cast(), pages.bytes(), flags) }
+            .result()
+            .map_err(|error| {
+            refused(host_limits::locked_memory(bytes).unwrap_or_else(|| HostLimit::System {
+                reason: format!("the driver cannot lock it: {:?}", error.0),
+            }))
+        })?;
+        let context = Arc::clone(context);
+        Ok(PinnedMemory { context, pages, in_flight: AtomicUsize::new(0) })
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
+    /// The address of a byte, for copies.
+    pub(super) fn address(&self, offset: usize) -> *mut u8 {
+        assert!(offset <= self.bytes(), "checked by the caller");
+        // SAFETY: inside the pages, or one past their end.
+        unsafe { self.pages.start().add(offset) }
+    }
+
+    /// The memory, for the host to fill.
+    ///
+    /// # Panics
+    /// A copy is in flight whose guard was leaked.
+    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert_eq!(*self.in_flight.get_mut(), 0, "a copy from or to this memory is in flight");
+        // SAFETY: owned, initialized, and neither host nor card uses it meanwhile.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.start(), self.pages.bytes()) }
+    }
+
+    pub(super) fn copy_begins(&self) {
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn copy_is_done(&self) {
+        self.in_flight.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        // Whatever still copies ends first.
+        let _ = self.context.make_current();
+        let _ = cudarc::driver::result::ctx::synchronize();
+        // SAFETY: registered in `new`, unregistered once.
+        let _ = unsafe { sys::cuMemHostUnregister(self.pages.start().cast()) };
+    }
+}

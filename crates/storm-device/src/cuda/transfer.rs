@@ -1,0 +1,129 @@
+//! Copies between pinned host memory and the card, beside whatever else runs.
+
+use super::CudaError;
+use super::context::{Allocation, Stream};
+use super::event::Event;
+use super::pinned::PinnedMemory;
+use crate::DeviceError;
+use cudarc::driver::sys;
+use storm_plan::Direction;
+
+/// Which bytes to copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CopyRange {
+    /// First byte in host memory.
+    pub(super) host_offset: usize,
+    /// First byte in device memory.
+    pub(super) device_offset: usize,
+    /// How many.
+    pub(super) bytes: usize,
+}
+
+/// Queues a copy in `stream`.
+///
+/// # Errors
+/// A range that is outside of its memory, or from the driver.
+///
+/// # Safety
+/// Both memories live, and nobody uses these bytes against the copy, until the stream has made it.
+pub(super) unsafe fn queue_copy(
+    stream: &Stream,
+    direction: Direction,
+    host: &PinnedMemory,
+    device: &Allocation,
+    range: CopyRange,
+) -> Result<(), DeviceError> {
+    let CopyRange { host_offset, device_offset, bytes } = range;
+    check("host memory", host_offset, bytes, host.bytes())?;
+    check("device memory", device_offset, bytes, device.bytes())?;
+    let (host, device) = (host.address(host_offset).cast(), device.start() + device_offset as u64);
+    // SAFETY: in bounds by the checks; the rest is the caller's promise.
+    let status = unsafe {
+        match direction {
+            Direction::ToDevice => sys::cuMemcpyHtoDAsync_v2(device, host, bytes, stream.handle()),
+            Direction::ToHost => sys::cuMemcpyDtoHAsync_v2(host, device, bytes, stream.handle()),
+        }
+    };
+    Ok(status.result().map_err(CudaError::driver("queueing a copy"))?)
+}
+
+fn check(what: &str, offset: usize, bytes: usize, capacity: usize) -> Result<(), DeviceError> {
+    match offset.checked_add(bytes) {
+        Some(end) if end <= capacity => Ok(()),
+        end => Err(DeviceError::OutOfBounds {
+            tensor: what.to_owned(),
+            offset,
+            end: end.unwrap_or(usize::MAX),
+            capacity,
+        }),
+    }
+}
+
+/// Copies in flight: neither memory can be freed or given away while it exists, and dropping it
+/// waits. If it is leaked, the host memory stays out of the host's reach.
+#[derive(Debug)]
+pub(super) struct Transfer<'a> {
+    stream: &'a Stream,
+    direction: Direction,
+    host: &'a PinnedMemory,
+    device: &'a Allocation,
+    done: Event,
+}
+
+impl<'a> Transfer<'a> {
+    /// A transfer without copies yet. The device memory is for this alone: others may not use what
+    /// it copies to.
+    pub(super) fn begin(
+        stream: &'a Stream,
+        direction: Direction,
+        host: &'a PinnedMemory,
+        device: &'a Allocation,
+    ) -> Result<Transfer<'a>, CudaError> {
+        let done = Event::new(stream.context())?;
+        host.copy_begins();
+        Ok(Transfer { stream, direction, host, device, done })
+    }
+
+    /// Queues one more copy, after those before it.
+    ///
+    /// # Errors
+    /// A range that is outside of its memory, or from the driver.
+    pub(super) fn copy(&mut self, range: CopyRange) -> Result<(), DeviceError> {
+        // SAFETY: the borrows keep both memories; while `in_flight` counts this, the host does not
+        // look at its memory. Kernels that read what is written read arbitrary bytes, no more.
+        unsafe { queue_copy(self.stream, self.direction, self.host, self.device, range) }
+    }
+
+    /// Waits for all copies.
+    ///
+    /// # Errors
+    /// Of the copies, or of what ran before them.
+    pub(super) fn finish(self) -> Result<(), CudaError> {
+        self.done.record(self.stream)?;
+        self.done.synchronize()
+    }
+}
+
+impl Drop for Transfer<'_> {
+    fn drop(&mut self) {
+        // After an error of the card nothing copies any more: the results say nothing new.
+        let _ = self.done.record(self.stream);
+        let _ = self.done.synchronize();
+        self.host.copy_is_done();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_stay_inside() {
+        assert_eq!(check("memory", 3, 5, 8), Ok(()));
+        assert_eq!(check("memory", 8, 0, 8), Ok(()));
+        for (offset, bytes) in [(4, 5), (9, 0), (usize::MAX, 2)] {
+            let refused = check("memory", offset, bytes, 8);
+            assert!(matches!(refused, Err(DeviceError::OutOfBounds { capacity: 8, .. })));
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! A device without memory or work, on a virtual clock.
+
+use crate::placed::{PlacedNode, check_size, node_of};
+use crate::sequence::{Sequence, Turn};
+use crate::spans::{Recorder, Span, Trace, WaitedFor};
+use crate::{DeviceError, MemoryTaken, PlanDevice};
+use std::sync::Arc;
+use storm_graph::{Graph, Node, Tensor, TensorId};
+use storm_plan::{
+    CheckedPlan, Direction, HardwareProfile, InstructionId, Place, Plan, Queue, SegmentId, Tier,
+    Work,
+};
+
+/// How long things take on a [`NullDevice`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct NullOptions {
+    /// Seconds of each instruction of the plan.
+    pub instruction_seconds: Vec<f64>,
+    /// Seconds that giving out an instruction costs the host.
+    pub issue_seconds: f64,
+    /// Record what the queues did in each step.
+    pub trace: bool,
+}
+
+impl NullOptions {
+    /// As long as on that hardware, each instruction by itself, with a trace.
+    pub fn of_profile(plan: &Plan, profile: &HardwareProfile) -> NullOptions {
+        let seconds = |work: &Work| match work {
+            Work::Compute(compute) => {
+                let (graph, node, _) = node_of(plan, compute);
+                let op = node.op.clone().map(|_, id| graph.tensor(id));
+                let outputs = node.outputs.iter().map(|&id| graph.tensor(id));
+                profile.op_seconds(&op, &outputs.collect::<Vec<&Tensor>>())
+            }
+            Work::Copy(copy) => {
+                profile.copy_seconds(copy.bytes, copy.direction == Direction::ToDevice)
+            }
+        };
+        NullOptions {
+            instruction_seconds: plan.instructions.iter().map(|i| seconds(&i.work)).collect(),
+            issue_seconds: profile.launch_seconds,
+            trace: true,
+        }
+    }
+}
+
+/// Runs a plan on paper: every instruction takes the time it is said to take, what is written is
+/// forgotten, and what is read is zero.
+#[derive(Debug)]
+pub struct NullDevice {
+    plan: Arc<CheckedPlan>,
+    sequence: Sequence,
+    recorder: Option<Recorder>,
+    issue_ns: u64,
+    /// By instruction: how long it takes.
+    durations_ns: Vec<u64>,
+    /// By instruction: when it was done last; 0 if it never ran.
+    ends_ns: Vec<u64>,
+    /// By queue: when it has done all it was given.
+    free_ns: [u64; Queue::ALL.len()],
+    /// When the host is, waits included.
+    host_ns: u64,
+}
+
+impl NullDevice {
+    /// How far the host is, in virtual time.
+    pub fn now_ns(&self) -> u64 {
+        self.host_ns
+    }
+
+    fn give(&mut self, id: InstructionId) {
+        self.host_ns += self.issue_ns;
+        let instruction = self.plan.instruction(id);
+        let queue = instruction.queue();
+        let free_ns = &mut self.free_ns[queue.index()];
+        let (mut ready_ns, mut waited_for) = (*free_ns, WaitedFor::Nothing);
+        if self.host_ns > ready_ns {
+            (ready_ns, waited_for) = (self.host_ns, WaitedFor::Host);
+        }
+        for &awaited in &instruction.waits {
+            let end_ns = self.ends_ns[awaited.index()];
+            if end_ns > ready_ns {
+                (ready_ns, waited_for) = (end_ns, WaitedFor::Instruction(awaited));
+            }
+        }
+        let end_ns = ready_ns + self.durations_ns[id.index()];
+        (*free_ns, self.ends_ns[id.index()]) = (end_ns, end_ns);
+        if let Some(recorder) = &mut self.recorder {
+            let start_ns = ready_ns;
+            recorder
+                .record(queue, Span { instruction: id, waited_for, ready_ns, start_ns, end_ns });
+        }
+    }
+
+    /// When the host goes on if it waits for all of these.
+    fn end_of(&self, instructions: &[InstructionId]) -> u64 {
+        let ends = instructions.iter().map(|id| self.ends_ns[id.index()]);
+        ends.fold(self.host_ns, u64::max)
+    }
+
+    fn check_place(&self, place: Place, bytes: usize) -> Result<(), DeviceError> {
+        let Place { tier, offset } = place;
+        let capacity = match tier {
+            Tier::Device => self.plan.device_bytes,
+            Tier::Host => self.plan.host_bytes,
+        };
+        let end = offset.saturating_add(bytes);
+        if end <= capacity {
+            return Ok(());
+        }
+        Err(DeviceError::OutOfBounds { tensor: "host data".to_owned(), offset, end, capacity })
+    }
+}
+
+impl PlanDevice for NullDevice {
+    type Options = NullOptions;
+
+    const ALIGNMENT: usize = 64;
+
+    /// # Panics
+    /// If the options have another number of instructions than the plan.
+    fn commit(plan: Arc<CheckedPlan>, options: NullOptions) -> Result<NullDevice, DeviceError> {
+        assert_eq!(options.instruction_seconds.len(), plan.instructions.len());
+        let durations_ns = options.instruction_seconds.into_iter().map(nanoseconds);
+        Ok(NullDevice {
+            durations_ns: durations_ns.collect(),
+            ends_ns: vec![0; plan.instructions.len()],
+            free_ns: [0; Queue::ALL.len()],
+            host_ns: 0,
+            issue_ns: nanoseconds(options.issue_seconds),
+            recorder: options.trace.then(|| Recorder::new(&plan)),
+            sequence: Sequence::new(&plan),
+            plan,
+        })
+    }
+
+    fn plan(&self) -> &Arc<CheckedPlan> {
+        &self.plan
+    }
+
+    fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
+        if self.sequence.advance(&self.plan, segment)? == Turn::Begins {
+            self.synchronize()?;
+            if let Some(recorder) = &mut self.recorder {
+                recorder.begin();
+            }
+        }
+        self.host_ns = self.end_of(self.sequence.host_copies(segment));
+        for index in self.plan.segment(segment).instructions.clone() {
+            self.give(InstructionId(index as u32));
+        }
+        Ok(())
+    }
+
+    fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        check_size(&self.plan.inputs[input].tensor, bytes.len())?;
+        self.host_ns = self.end_of(&self.plan.inputs[input].copies);
+        Ok(())
+    }
+
+    fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        check_size(&self.plan.results[result].tensor, bytes.len())?;
+        self.host_ns = self.end_of(&self.plan.results[result].copies);
+        bytes.fill(0);
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.host_ns = self.free_ns.into_iter().fold(self.host_ns, u64::max);
+        Ok(())
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        self.check_place(place, bytes.len())
+    }
+
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        self.check_place(place, bytes.len())?;
+        bytes.fill(0);
+        Ok(())
+    }
+
+    /// Takes no time.
+    fn run_alone(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        let capacity = self.plan.device_bytes;
+        PlacedNode::new(capacity, Self::ALIGNMENT, graph, node, place, layer)?;
+        Ok(())
+    }
+
+    /// What the plan would take.
+    fn memory_taken(&self) -> MemoryTaken {
+        MemoryTaken { device_bytes: self.plan.device_bytes, host_bytes: self.plan.host_bytes }
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
+        self.synchronize()?;
+        Ok(self.recorder.as_ref().map(Recorder::trace))
+    }
+}
+
+fn nanoseconds(seconds: f64) -> u64 {
+    (seconds * 1e9).round() as u64
+}

@@ -1,0 +1,109 @@
+use crate::DeviceError;
+use storm_plan::{InstructionId, Plan, Segment, SegmentId};
+
+/// Where in its step a plan is, and what the host must have waited for before it goes on. A plan was
+/// checked in this order and with these waits only: devices refuse whatever is not next.
+#[derive(Clone, Debug)]
+pub(crate) struct Sequence {
+    /// The run that is next or under way, as a position in the plan's step.
+    run: usize,
+    /// How often its segment has been given out.
+    times: usize,
+    /// By segment: the copies of the inputs that the host writes before it, and of the results that
+    /// the host reads before they are overwritten.
+    host_copies: Vec<Vec<InstructionId>>,
+}
+
+/// What a segment follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing: the queues must be empty first.
+    Begins,
+    /// The segment before it in the step.
+    GoesOn,
+}
+
+impl Sequence {
+    pub(crate) fn new(plan: &Plan) -> Sequence {
+        let inputs = plan.inputs.iter().filter(|input| input.micro_batch.is_some());
+        let inputs = inputs.map(|input| &input.copies);
+        let all: Vec<_> = inputs.chain(plan.results.iter().map(|result| &result.copies)).collect();
+        let copies_of = |segment: &Segment| {
+            let here = |id: &InstructionId| segment.instructions.contains(&id.index());
+            // All copies of whatever the segment copies, those in other segments too.
+            let touched = all.iter().filter(|copies| copies.iter().any(here));
+            touched.flat_map(|copies| copies.iter().copied()).collect()
+        };
+        let host_copies = plan.segments.iter().map(copies_of).collect();
+        Sequence { run: 0, times: 0, host_copies }
+    }
+
+    /// What must be done, as last given out, before the host gives out the segment.
+    pub(crate) fn host_copies(&self, segment: SegmentId) -> &[InstructionId] {
+        &self.host_copies[segment.0 as usize]
+    }
+
+    /// Takes note of a segment that is given out.
+    pub(crate) fn advance(&mut self, plan: &Plan, segment: SegmentId) -> Result<Turn, DeviceError> {
+        self.skip_empty(plan);
+        let begins = plan.step[..self.run].iter().all(|run| run.times == 0) && self.times == 0;
+        let turn = if begins { Turn::Begins } else { Turn::GoesOn };
+        let next = plan.step.get(self.run);
+        if let Some(next) = next.filter(|next| next.segment == segment) {
+            self.times += 1;
+            if self.times == next.times {
+                (self.run, self.times) = (self.run + 1, 0);
+            }
+            self.skip_empty(plan);
+            if self.run == plan.step.len() {
+                self.run = 0;
+            }
+            return Ok(turn);
+        }
+        if begins && plan.flush == Some(segment) {
+            return Ok(turn);
+        }
+        Err(DeviceError::OutOfTurn {
+            segment: plan.segment(segment).name,
+            expected: next.map_or("nothing", |run| plan.segment(run.segment).name),
+        })
+    }
+
+    fn skip_empty(&mut self, plan: &Plan) {
+        while plan.step.get(self.run).is_some_and(|run| run.times == 0) {
+            self.run += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_plan::Run;
+
+    #[test]
+    fn only_the_order_of_the_step_is_let_through() {
+        let segment = |name| Segment { name, instructions: 0..0 };
+        let run = |segment, times| Run { segment: SegmentId(segment), times };
+        let plan = Plan {
+            segments: ["skipped", "first", "middle", "last", "flush"].map(segment).into(),
+            step: vec![run(0, 0), run(1, 1), run(2, 2), run(3, 1), run(0, 0)],
+            flush: Some(SegmentId(4)),
+            ..Plan::default()
+        };
+        let mut sequence = Sequence::new(&plan);
+        let mut give = |segment| sequence.advance(&plan, SegmentId(segment));
+        let refused = |segment, expected| Err(DeviceError::OutOfTurn { segment, expected });
+        for _ in 0..2 {
+            assert_eq!(give(4), Ok(Turn::Begins));
+            assert_eq!(give(2), refused("middle", "first"));
+            assert_eq!(give(1), Ok(Turn::Begins));
+            assert_eq!(give(4), refused("flush", "middle"));
+            assert_eq!(give(2), Ok(Turn::GoesOn));
+            assert_eq!(give(3), refused("last", "middle"));
+            assert_eq!(give(2), Ok(Turn::GoesOn));
+            assert_eq!(give(2), refused("middle", "last"));
+            assert_eq!(give(3), Ok(Turn::GoesOn));
+        }
+    }
+}

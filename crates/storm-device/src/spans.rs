@@ -1,0 +1,88 @@
+//! What queues did when.
+
+use storm_plan::{InstructionId, Plan, Queue};
+
+/// One instruction as it ran. Times are nanoseconds from an origin that is the device's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// Which.
+    pub instruction: InstructionId,
+    /// What held it up last, after the one before it in its queue was done.
+    pub waited_for: WaitedFor,
+    /// When nothing held it up any more.
+    pub ready_ns: u64,
+    /// When it started.
+    pub start_ns: u64,
+    /// When it was done.
+    pub end_ns: u64,
+}
+
+/// What holds up an instruction at the head of its queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitedFor {
+    /// Nothing did.
+    Nothing,
+    /// The host had not given it out.
+    Host,
+    /// This one, in another queue, was not done.
+    Instruction(InstructionId),
+}
+
+/// All instructions of a step or a flush.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Trace {
+    /// Queue by queue, each in the order it ran.
+    pub spans: Vec<Span>,
+    /// How many more there were than a trace holds.
+    pub left_out: usize,
+}
+
+/// Room for the spans of one step, taken beforehand.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    spans: [Vec<Span>; Queue::ALL.len()],
+    left_out: usize,
+}
+
+/// Most spans of a queue that are kept: 40 MB of them.
+const SPANS_MAX: usize = 1 << 20;
+
+impl Recorder {
+    /// Room for a step of the plan, or its flush where that is longer.
+    pub(crate) fn new(plan: &Plan) -> Recorder {
+        let in_segment = |segment, queue| {
+            let range = plan.segment(segment).instructions.clone();
+            plan.instructions[range].iter().filter(|i| i.queue() == queue).count()
+        };
+        let spans = Queue::ALL.map(|queue| {
+            let runs = plan.step.iter();
+            let step: usize = runs
+                .map(|run| run.times.saturating_mul(in_segment(run.segment, queue)))
+                .fold(0, usize::saturating_add);
+            let flush = plan.flush.map_or(0, |segment| in_segment(segment, queue));
+            Vec::with_capacity(step.max(flush).min(SPANS_MAX))
+        });
+        Recorder { spans, left_out: 0 }
+    }
+
+    /// Forgets the step before.
+    pub(crate) fn begin(&mut self) {
+        self.spans.iter_mut().for_each(Vec::clear);
+        self.left_out = 0;
+    }
+
+    /// Notes what a queue did.
+    pub(crate) fn record(&mut self, queue: Queue, span: Span) {
+        let spans = &mut self.spans[queue.index()];
+        if spans.len() < spans.capacity() {
+            spans.push(span);
+        } else {
+            self.left_out += 1;
+        }
+    }
+
+    /// All that was noted.
+    pub(crate) fn trace(&self) -> Trace {
+        Trace { spans: self.spans.concat(), left_out: self.left_out }
+    }
+}

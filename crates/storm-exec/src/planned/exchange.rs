@@ -1,0 +1,49 @@
+use storm_plan::{InstructionId, Plan, SegmentId};
+
+/// What the host has to do with a run of a segment, or with a step or a flush as a whole: positions
+/// in the plan's inputs, which it writes before, and results, which it reads after.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) inputs: Vec<usize>,
+    /// In the order of their micro-batches.
+    pub(super) results: Vec<usize>,
+    /// How many micro-batches it works on.
+    pub(super) micro_batches: usize,
+}
+
+impl Exchange {
+    /// What comes and goes with each run of a segment: what belongs to micro-batches.
+    pub(super) fn of_run(plan: &Plan, segment: SegmentId) -> Exchange {
+        Exchange::new(plan, &[segment], |micro_batch| micro_batch.is_some())
+    }
+
+    /// What comes and goes once with all of these segments together.
+    pub(super) fn of_whole(plan: &Plan, segments: &[SegmentId]) -> Exchange {
+        Exchange::new(plan, segments, |micro_batch| micro_batch.is_none())
+    }
+
+    fn new(
+        plan: &Plan,
+        segments: &[SegmentId],
+        is_wanted: impl Fn(Option<u16>) -> bool,
+    ) -> Exchange {
+        let is_here = |copies: &[InstructionId]| {
+            copies.iter().any(|copy| {
+                let ranges = segments.iter().map(|&id| &plan.segment(id).instructions);
+                ranges.into_iter().any(|range| range.contains(&copy.index()))
+            })
+        };
+        let inputs = plan.inputs.iter().enumerate();
+        let inputs = inputs.filter(|(_, i)| is_wanted(i.micro_batch) && is_here(&i.copies));
+        let results = plan.results.iter().enumerate();
+        let results = results.filter(|(_, r)| is_wanted(r.micro_batch) && is_here(&r.copies));
+        let last = inputs.clone().filter_map(|(_, input)| input.micro_batch).max();
+        let mut results: Vec<usize> = results.map(|(index, _)| index).collect();
+        results.sort_by_key(|&index| plan.results[index].micro_batch);
+        Exchange {
+            inputs: inputs.map(|(index, _)| index).collect(),
+            results,
+            micro_batches: last.map_or(0, |last| usize::from(last) + 1),
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Tensors that outlive a step: set, fetched and made while the queues are empty.
+
+use super::Planned;
+use super::room::Room;
+use crate::ExecError;
+use crate::resident::check;
+use std::sync::Arc;
+use storm_device::{DeviceError, PlanDevice, Scalar, bytes_of, bytes_of_mut};
+use storm_graph::{Graph, Tensor, TensorId};
+use storm_plan::{Lasting, Place, Tier};
+
+impl<D: PlanDevice> Planned<D> {
+    /// The lasting tensor of that name.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn tensor(&self, name: &str) -> Result<&Tensor, ExecError> {
+        Ok(&self.plan.lasting[self.find(name)?].tensor)
+    }
+
+    /// Sets a lasting tensor, wherever it lies.
+    ///
+    /// # Errors
+    /// No such tensor, the wrong dtype or element count, or from the device.
+    pub fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), ExecError> {
+        let lasting = &self.plan.lasting[self.find(name)?];
+        check(&lasting.tensor, T::DTYPE, values.len())?;
+        for &place in &lasting.places {
+            self.device.write(place, bytes_of(values))?;
+        }
+        Ok(())
+    }
+
+    /// Fetches a lasting tensor.
+    ///
+    /// # Errors
+    /// No such tensor, the wrong dtype or element count, or from the device.
+    pub fn read<T: Scalar>(&mut self, name: &str, values: &mut [T]) -> Result<(), ExecError> {
+        let tensor = &self.plan.lasting[self.find(name)?].tensor;
+        check(tensor, T::DTYPE, values.len())?;
+        self.read_part(name, 0, values)
+    }
+
+    /// Fetches some elements of a lasting tensor, `first` and following.
+    ///
+    /// # Errors
+    /// No such tensor, the wrong dtype, more elements than there are, or from the device.
+    pub fn read_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &mut [T],
+    ) -> Result<(), ExecError> {
+        let lasting = &self.plan.lasting[self.find(name)?];
+        let (elements, end) = (lasting.tensor.shape.elements(), first.saturating_add(values.len()));
+        let given = if end > elements { end } else { elements };
+        check(&lasting.tensor, T::DTYPE, given)?;
+        let Place { tier, offset } = nearest(lasting, Tier::Host);
+        let place = Place { tier, offset: offset + first * size_of::<T>() };
+        Ok(self.device.read(place, bytes_of_mut(values))?)
+    }
+
+    /// Makes a lasting tensor by the one node of `graph`, whose first output it is. Operands are
+    /// lasting tensors, or those in `given`, by name. What needs room on the device beyond where it
+    /// rests gets such as is free between steps.
+    ///
+    /// # Errors
+    /// A name that nobody knows, another shape or dtype, no room on the device, or from the device.
+    ///
+    /// # Panics
+    /// If the graph has no node.
+    pub fn initialize(
+        &mut self,
+        name: &str,
+        graph: &Graph,
+        layer: u16,
+        given: &[(&str, &[u8])],
+    ) -> Result<(), ExecError> {
+        let plan = Arc::clone(&self.plan);
+        let target = &plan.lasting[self.find(name)?];
+        let node = &graph.nodes()[0];
+        let output = graph.tensor(node.outputs[0]);
+        check(&target.tensor, output.dtype, output.shape.elements())?;
+
+        let mut room = Room::between_steps(&plan);
+        let mut places: Vec<(TensorId, usize)> = Vec::new();
+        for (_, id) in node.op.operands() {
+            places.push((id, self.place_operand(graph.tensor(id), given, &mut room)?));
+        }
+        let made = match nearest(target, Tier::Device) {
+            place @ Place { tier: Tier::Device, .. } => place,
+            _ => Place { tier: Tier::Device, offset: room.take(output)? },
+        };
+        places.push((node.outputs[0], made.offset));
+        for &id in &node.outputs[1..] {
+            places.push((id, room.take(graph.tensor(id))?));
+        }
+        let place = |id: TensorId| {
+            let known = places.iter().find(|(known, _)| *known == id);
+            known.expect("operands and outputs are placed above").1
+        };
+        self.device.run_alone(graph, node, place, layer)?;
+        for &place in target.places.iter().filter(|&&place| place != made) {
+            self.copy(made, place, output.size_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that an operand is in device memory, and says where.
+    fn place_operand(
+        &mut self,
+        operand: &Tensor,
+        given: &[(&str, &[u8])],
+        room: &mut Room,
+    ) -> Result<usize, ExecError> {
+        let on_device = |offset| Place { tier: Tier::Device, offset };
+        if let Some((_, bytes)) = given.iter().find(|(name, _)| *name == operand.name) {
+            if bytes.len() != operand.size_bytes() {
+                return Err(ExecError::Device(DeviceError::WrongSize {
+                    tensor: operand.name.clone(),
+                    tensor_bytes: operand.size_bytes(),
+                    given_bytes: bytes.len(),
+                }));
+            }
+            let offset = room.take(operand)?;
+            self.device.write(on_device(offset), bytes)?;
+            return Ok(offset);
+        }
+        let lasting = &self.plan.lasting[self.find(&operand.name)?];
+        check(&lasting.tensor, operand.dtype, operand.shape.elements())?;
+        match nearest(lasting, Tier::Device) {
+            Place { tier: Tier::Device, offset } => Ok(offset),
+            from => {
+                let offset = room.take(operand)?;
+                self.copy(from, on_device(offset), operand.size_bytes())?;
+                Ok(offset)
+            }
+        }
+    }
+
+    /// Copies between two places, on empty queues.
+    fn copy(&mut self, from: Place, to: Place, bytes: usize) -> Result<(), ExecError> {
+        const PART: usize = 16 << 20;
+        let mut part = vec![0; bytes.min(PART)];
+        for start in (0..bytes).step_by(PART) {
+            let part = &mut part[..PART.min(bytes - start)];
+            self.device.read(Place { offset: from.offset + start, ..from }, part)?;
+            self.device.write(Place { offset: to.offset + start, ..to }, part)?;
+        }
+        Ok(())
+    }
+
+    fn find(&self, name: &str) -> Result<usize, ExecError> {
+        let found = self.by_name.get(name).copied();
+        found.ok_or_else(|| ExecError::unknown(name, self.by_name.keys()))
+    }
+}
+
+/// Where a tensor lies, in that tier if it can be.
+fn nearest(lasting: &Lasting, tier: Tier) -> Place {
+    let found = lasting.places.iter().find(|place| place.tier == tier);
+    *found.unwrap_or(&lasting.places[0])
+}

@@ -1,0 +1,221 @@
+//! Runs checked plans.
+
+mod exchange;
+mod lasting;
+mod room;
+
+use crate::ExecError;
+use exchange::Exchange;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use storm_device::{MemoryTaken, PlanDevice, Trace};
+use storm_graph::Tensor;
+use storm_plan::{CheckedPlan, Plan, Run, SegmentId};
+
+/// What a step takes from the host and hands back to it. `micro_batch` counts through the whole
+/// step; it is none for what a step has once.
+pub trait Feed {
+    /// Why data cannot be had, or the step failed.
+    type Error: From<ExecError>;
+
+    /// The data of an input, a position in the plan's inputs.
+    ///
+    /// # Errors
+    /// There is none. The step ends where it is, and there cannot be another.
+    fn input(
+        &mut self,
+        index: usize,
+        tensor: &Tensor,
+        micro_batch: Option<usize>,
+    ) -> Result<&[u8], Self::Error>;
+
+    /// A result has come, a position in the plan's results. Those of micro-batches come in their
+    /// order, before those of the step.
+    fn result(&mut self, index: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]);
+}
+
+/// A checked plan on a device.
+///
+/// The host keeps ahead of the queues: it waits only for what it must read before the next segment
+/// overwrites it, and for the copies of inputs that it is about to write again.
+#[derive(Debug)]
+pub struct Planned<D> {
+    device: D,
+    plan: Arc<CheckedPlan>,
+    /// Positions of the lasting tensors.
+    by_name: BTreeMap<String, usize>,
+    /// What the host has to do with each run of a segment.
+    segments: Vec<Exchange>,
+    /// What it has to do with a step as a whole, and with a flush.
+    step: Exchange,
+    flush: Exchange,
+    /// Results of micro-batches that were given out and not read, with the first micro-batch of
+    /// their group.
+    unread: Vec<(usize, usize)>,
+    /// Room for the largest result.
+    staging: Vec<u8>,
+}
+
+impl<D: PlanDevice> Planned<D> {
+    /// Puts a plan on a device: takes all memory and prepares everything.
+    ///
+    /// # Errors
+    /// The memory cannot be had, or an instruction does not fit the device.
+    pub fn commit(plan: Arc<CheckedPlan>, options: D::Options) -> Result<Planned<D>, ExecError> {
+        let device = D::commit(Arc::clone(&plan), options)?;
+        let names = plan.lasting.iter().map(|lasting| lasting.tensor.name.clone());
+        let by_name = names.enumerate().map(|(index, name)| (name, index)).collect();
+        let ids = (0..plan.segments.len()).map(|index| SegmentId(index as u32));
+        let segments: Vec<Exchange> = ids.map(|id| Exchange::of_run(&plan, id)).collect();
+        let step: Vec<SegmentId> = plan.step.iter().map(|run| run.segment).collect();
+        let unread = segments.iter().map(|exchange| exchange.results.len()).max().unwrap_or(0);
+        let largest = plan.results.iter().map(|result| result.tensor.size_bytes()).max();
+        Ok(Planned {
+            step: Exchange::of_whole(&plan, &step),
+            flush: Exchange::of_whole(&plan, plan.flush.as_slice()),
+            unread: Vec::with_capacity(unread),
+            staging: vec![0; largest.unwrap_or(0)],
+            device,
+            by_name,
+            segments,
+            plan,
+        })
+    }
+
+    /// Micro-batches in a step.
+    pub fn micro_batches(&self) -> usize {
+        let of_run = |run: &Run| run.times * self.segments[run.segment.0 as usize].micro_batches;
+        self.plan.step.iter().map(of_run).sum()
+    }
+
+    /// Runs a step. All results have come when it returns, but queues may still be at work on what
+    /// nobody reads before the next step: an error there is reported by a later call.
+    ///
+    /// # Errors
+    /// From the device or the feed.
+    pub fn step<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
+        let plan = Arc::clone(&self.plan);
+        // Of a step that was broken off.
+        self.unread.clear();
+        for &input in &self.step.inputs {
+            write_input(&mut self.device, &plan, feed, input, None)?;
+        }
+        let mut first = 0;
+        for run in &plan.step {
+            for _ in 0..run.times {
+                self.segment(feed, run.segment, first)?;
+                first += self.segments[run.segment.0 as usize].micro_batches;
+            }
+        }
+        self.read_unread(feed)?;
+        for &result in &self.step.results {
+            read_result(&mut self.device, &plan, feed, result, None, &mut self.staging)?;
+        }
+        Ok(())
+    }
+
+    /// Applies an update that the plan defers to the next step, if it does.
+    ///
+    /// # Errors
+    /// From the device or the feed.
+    pub fn flush<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
+        let plan = Arc::clone(&self.plan);
+        let Some(segment) = plan.flush else { return Ok(()) };
+        for &input in &self.flush.inputs {
+            write_input(&mut self.device, &plan, feed, input, None)?;
+        }
+        self.device.issue(segment).map_err(ExecError::from)?;
+        for &result in &self.flush.results {
+            read_result(&mut self.device, &plan, feed, result, None, &mut self.staging)?;
+        }
+        Ok(())
+    }
+
+    /// One run of a segment, whose micro-batches are `first` and following.
+    fn segment<F: Feed>(
+        &mut self,
+        feed: &mut F,
+        segment: SegmentId,
+        first: usize,
+    ) -> Result<(), F::Error> {
+        // Inputs first: their copies are done earlier than those of results.
+        let index = segment.0 as usize;
+        for &input in &self.segments[index].inputs {
+            let offset = self.plan.inputs[input].micro_batch.map_or(0, usize::from);
+            write_input(&mut self.device, &self.plan, feed, input, Some(first + offset))?;
+        }
+        if !self.segments[index].results.is_empty() {
+            self.read_unread(feed)?;
+        }
+        self.device.issue(segment).map_err(ExecError::from)?;
+        self.unread.extend(self.segments[index].results.iter().map(|&result| (result, first)));
+        Ok(())
+    }
+
+    fn read_unread<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
+        for (result, first) in self.unread.drain(..) {
+            let offset = self.plan.results[result].micro_batch.map_or(0, usize::from);
+            let micro_batch = Some(first + offset);
+            let staging = &mut self.staging;
+            read_result(&mut self.device, &self.plan, feed, result, micro_batch, staging)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until everything is done.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn synchronize(&mut self) -> Result<(), ExecError> {
+        Ok(self.device.synchronize()?)
+    }
+
+    /// What the queues did in the last step or flush; none if the device does not record it.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn trace(&mut self) -> Result<Option<Trace>, ExecError> {
+        Ok(self.device.trace()?)
+    }
+
+    /// What runs.
+    pub fn plan(&self) -> &Arc<CheckedPlan> {
+        &self.plan
+    }
+
+    /// Where it runs.
+    pub fn device(&self) -> &D {
+        &self.device
+    }
+
+    /// What is taken in each tier.
+    pub fn memory_taken(&self) -> MemoryTaken {
+        self.device.memory_taken()
+    }
+}
+
+fn write_input<D: PlanDevice, F: Feed>(
+    device: &mut D,
+    plan: &Plan,
+    feed: &mut F,
+    index: usize,
+    micro_batch: Option<usize>,
+) -> Result<(), F::Error> {
+    let bytes = feed.input(index, &plan.inputs[index].tensor, micro_batch)?;
+    Ok(device.write_input(index, bytes).map_err(ExecError::from)?)
+}
+
+fn read_result<D: PlanDevice, F: Feed>(
+    device: &mut D,
+    plan: &Plan,
+    feed: &mut F,
+    index: usize,
+    micro_batch: Option<usize>,
+    staging: &mut [u8],
+) -> Result<(), F::Error> {
+    let tensor = &plan.results[index].tensor;
+    let bytes = &mut staging[..tensor.size_bytes()];
+    device.read_result(index, bytes).map_err(ExecError::from)?;
+    feed.result(index, tensor, micro_batch, bytes);
+    Ok(())
+}

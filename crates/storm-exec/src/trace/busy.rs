@@ -1,0 +1,33 @@
+use storm_device::Span;
+
+/// When one queue works, for questions about ranges of time.
+pub(super) struct BusyTime {
+    /// Start, end, and how long the queue worked until the end, of each span in order.
+    spans: Vec<(u64, u64, u64)>,
+}
+
+impl BusyTime {
+    /// Of the spans of a queue, in the order they ran.
+    pub(super) fn new<'a>(spans: impl IntoIterator<Item = &'a Span>) -> BusyTime {
+        let mut total_ns = 0;
+        let spans = spans.into_iter().map(|span| {
+            total_ns += span.end_ns - span.start_ns;
+            (span.start_ns, span.end_ns, total_ns)
+        });
+        BusyTime { spans: spans.collect() }
+    }
+
+    /// How long it works between two moments.
+    pub(super) fn between_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
+        self.until_ns(to_ns) - self.until_ns(from_ns)
+    }
+
+    fn until_ns(&self, moment_ns: u64) -> u64 {
+        let started = self.spans.partition_point(|&(start_ns, ..)| start_ns < moment_ns);
+        let Some(&(_, end_ns, total_ns)) = started.checked_sub(1).map(|last| &self.spans[last])
+        else {
+            return 0;
+        };
+        total_ns - end_ns.saturating_sub(moment_ns)
+    }
+}

@@ -1,0 +1,26 @@
+//! What the queues of a plan did: for people to look at, and in numbers.
+//!
+//! Works on any [`Trace`](storm_device::Trace), measured or on a virtual clock.
+
+mod busy;
+mod chrome;
+mod occupancy;
+mod summary;
+
+pub use chrome::write_chrome;
+pub use occupancy::{Occupancy, occupancy};
+use storm_graph::{TensorClass, Training};
+pub use summary::{QueueSummary, Stall, StallCause, Summary, TransferSummary, summarize};
+
+/// A class of tensors, as reports name it.
+fn class_name(class: TensorClass) -> &'static str {
+    match class {
+        TensorClass::Input => "inputs",
+        TensorClass::Parameter(Training::Trainable) => "parameters",
+        TensorClass::Parameter(Training::Frozen) => "frozen parameters",
+        TensorClass::Gradient => "gradients",
+        TensorClass::OptimizerState => "optimizer state",
+        TensorClass::Activation => "activations",
+        TensorClass::Scratch => "scratch",
+    }
+}

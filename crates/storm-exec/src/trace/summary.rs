@@ -1,0 +1,237 @@
+use super::busy::BusyTime;
+use super::class_name;
+use super::occupancy::occupancy;
+use std::collections::BTreeMap;
+use std::fmt;
+use storm_device::{Span, Trace, WaitedFor};
+use storm_graph::TensorClass;
+use storm_plan::{Copy, Direction, InstructionId, Plan, Queue, Tier, Work};
+
+/// A trace in numbers.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    /// From the first start to the last end.
+    pub total_ns: u64,
+    /// In the order of [`Queue::ALL`].
+    pub queues: Vec<QueueSummary>,
+    /// What moved, by direction and class.
+    pub transfers: Vec<TransferSummary>,
+    /// Why the compute queue did not work all the time, longest first.
+    pub stalls: Vec<Stall>,
+    /// Most bytes of device memory that held something needed at a time.
+    pub device_peak_bytes: usize,
+    /// The same of host memory.
+    pub host_peak_bytes: usize,
+}
+
+/// What a queue did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueSummary {
+    /// Which.
+    pub queue: Queue,
+    /// Instructions that it ran.
+    pub instructions: usize,
+    /// How long it worked.
+    pub busy_ns: u64,
+}
+
+/// What moved of a class in a direction. A copy of several values counts by their bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TransferSummary {
+    /// Which way.
+    pub direction: Direction,
+    /// What kind of tensors.
+    pub class: TensorClass,
+    /// How much.
+    pub bytes: u64,
+    /// How long that took.
+    pub busy_ns: u64,
+    /// How much of that time the compute queue worked.
+    pub hidden_ns: u64,
+}
+
+impl TransferSummary {
+    /// The part of the time in which the compute queue worked, 0 to 1.
+    pub fn hidden_share(&self) -> f64 {
+        match self.busy_ns {
+            0 => 1.0,
+            busy_ns => self.hidden_ns as f64 / busy_ns as f64,
+        }
+    }
+}
+
+/// Time in which the compute queue did nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stall {
+    /// Why.
+    pub cause: StallCause,
+    /// How long in all.
+    pub ns: u64,
+}
+
+/// What the compute queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StallCause {
+    /// A copy to the device, which brings most bytes of this class.
+    ToDevice(TensorClass),
+    /// A copy to the host, which frees bytes that are to be overwritten.
+    ToHost(TensorClass),
+    /// The host, to give out a kernel.
+    Host,
+    /// Nothing: from one kernel to the next.
+    Overhead,
+    /// The last copies, when all kernels are done.
+    Drain,
+}
+
+impl fmt::Display for StallCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StallCause::ToDevice(class) => write!(f, "{} to the device", class_name(*class)),
+            StallCause::ToHost(class) => write!(f, "{} to the host", class_name(*class)),
+            StallCause::Host => f.write_str("the host"),
+            StallCause::Overhead => f.write_str("between kernels"),
+            StallCause::Drain => f.write_str("the last copies"),
+        }
+    }
+}
+
+impl Summary {
+    /// The part of the time in which a queue worked, 0 to 1.
+    pub fn busy_share(&self, queue: Queue) -> f64 {
+        self.queues[queue.index()].busy_ns as f64 / self.total_ns.max(1) as f64
+    }
+}
+
+/// Adds up a trace.
+pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
+    let of_queue = |queue: Queue| {
+        trace.spans.iter().filter(move |span| plan.instruction(span.instruction).queue() == queue)
+    };
+    let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
+    let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+    let queues = Queue::ALL.map(|queue| QueueSummary {
+        queue,
+        instructions: of_queue(queue).count(),
+        busy_ns: of_queue(queue).map(|span| span.end_ns - span.start_ns).sum(),
+    });
+    let compute: Vec<&Span> = of_queue(Queue::Compute).collect();
+    let compute_busy = BusyTime::new(compute.iter().copied());
+    let occupancy = occupancy(plan, trace);
+    let peak = |tier| {
+        let of_tier = occupancy.iter().filter(|point| point.tier == tier);
+        of_tier.map(|point| point.bytes).max().unwrap_or(0)
+    };
+    Summary {
+        total_ns: end_ns - start_ns,
+        queues: queues.to_vec(),
+        transfers: transfers(plan, trace, &compute_busy),
+        stalls: stalls(plan, &compute, start_ns, end_ns),
+        device_peak_bytes: peak(Tier::Device),
+        host_peak_bytes: peak(Tier::Host),
+    }
+}
+
+fn transfers(plan: &Plan, trace: &Trace, compute: &BusyTime) -> Vec<TransferSummary> {
+    let mut totals: BTreeMap<(Queue, TensorClass), TransferSummary> = BTreeMap::new();
+    for span in &trace.spans {
+        let instruction = plan.instruction(span.instruction);
+        let Work::Copy(copy) = &instruction.work else { continue };
+        let busy_ns = span.end_ns - span.start_ns;
+        let hidden_ns = compute.between_ns(span.start_ns, span.end_ns);
+        let copied: usize = copy.values.iter().map(|o| plan.value(o.value).size_bytes).sum();
+        for operand in &copy.values {
+            let value = plan.value(operand.value);
+            let share = |ns: u64| {
+                (u128::from(ns) * value.size_bytes as u128 / copied.max(1) as u128) as u64
+            };
+            let total =
+                totals.entry((instruction.queue(), value.class)).or_insert(TransferSummary {
+                    direction: copy.direction,
+                    class: value.class,
+                    bytes: 0,
+                    busy_ns: 0,
+                    hidden_ns: 0,
+                });
+            total.bytes += value.size_bytes as u64;
+            total.busy_ns += share(busy_ns);
+            total.hidden_ns += share(hidden_ns);
+        }
+    }
+    totals.into_values().collect()
+}
+
+fn stalls(plan: &Plan, compute: &[&Span], start_ns: u64, end_ns: u64) -> Vec<Stall> {
+    let mut totals: BTreeMap<StallCause, u64> = BTreeMap::new();
+    let mut free_ns = start_ns;
+    for span in compute {
+        let ready_ns = span.ready_ns.clamp(free_ns, span.start_ns.max(free_ns));
+        let cause = match span.waited_for {
+            WaitedFor::Nothing => StallCause::Overhead,
+            WaitedFor::Host => StallCause::Host,
+            WaitedFor::Instruction(id) => cause_of_wait(plan, id),
+        };
+        *totals.entry(cause).or_default() += ready_ns - free_ns;
+        *totals.entry(StallCause::Overhead).or_default() += span.start_ns - ready_ns;
+        free_ns = span.end_ns;
+    }
+    *totals.entry(StallCause::Drain).or_default() += end_ns - free_ns;
+    let found = totals.into_iter().filter(|&(_, ns)| ns > 0);
+    let mut stalls: Vec<Stall> = found.map(|(cause, ns)| Stall { cause, ns }).collect();
+    stalls.sort_by_key(|stall| std::cmp::Reverse(stall.ns));
+    stalls
+}
+
+fn cause_of_wait(plan: &Plan, awaited: InstructionId) -> StallCause {
+    let Work::Copy(copy) = &plan.instruction(awaited).work else {
+        return StallCause::Overhead;
+    };
+    match (copy.direction, largest_class(plan, copy)) {
+        (Direction::ToDevice, class) => StallCause::ToDevice(class),
+        (Direction::ToHost, class) => StallCause::ToHost(class),
+    }
+}
+
+/// The class that most bytes of a copy are of.
+pub(super) fn largest_class(plan: &Plan, copy: &Copy) -> TensorClass {
+    let mut bytes: BTreeMap<TensorClass, usize> = BTreeMap::new();
+    for operand in &copy.values {
+        let value = plan.value(operand.value);
+        *bytes.entry(value.class).or_default() += value.size_bytes;
+    }
+    let largest = bytes.into_iter().max_by_key(|&(_, bytes)| bytes);
+    largest.map_or(TensorClass::Scratch, |(class, _)| class)
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let mb = |bytes: f64| bytes / 1e6;
+        writeln!(f, "{:.3} ms", ms(self.total_ns))?;
+        for QueueSummary { queue, instructions, busy_ns } in &self.queues {
+            let (name, share) = (queue.name(), 100.0 * self.busy_share(*queue));
+            let busy = ms(*busy_ns);
+            writeln!(f, "  {name:<16} {busy:>10.3} ms {share:>6.1} % {instructions:>8} runs")?;
+        }
+        let (device, host) = (self.device_peak_bytes as f64, self.host_peak_bytes as f64);
+        writeln!(f, "in use at most: device {:.1} MB, host {:.1} MB", mb(device), mb(host))?;
+        writeln!(f, "transfers")?;
+        for transfer in &self.transfers {
+            let way = match transfer.direction {
+                Direction::ToDevice => "to the device",
+                Direction::ToHost => "to the host",
+            };
+            let what = format!("{} {way}", class_name(transfer.class));
+            let (size, busy) = (mb(transfer.bytes as f64), ms(transfer.busy_ns));
+            let hidden = 100.0 * transfer.hidden_share();
+            writeln!(f, "  {what:<34} {size:>10.1} MB {busy:>10.3} ms {hidden:>6.1} % hidden")?;
+        }
+        writeln!(f, "compute waits for")?;
+        for Stall { cause, ns } in &self.stalls {
+            let share = 100.0 * *ns as f64 / self.total_ns.max(1) as f64;
+            let cause = cause.to_string();
+            writeln!(f, "  {cause:<34} {:>10.3} ms {share:>6.1} %", ms(*ns))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,331 @@
+//! Whole steps of a plan, fed and traced.
+
+#[path = "../../storm-device/tests/support/tiny_plan.rs"]
+mod tiny_plan;
+
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
+use storm_device::{DeviceError, NullDevice, NullOptions, PlanDevice, bytes_of, bytes_of_mut};
+use storm_exec::trace::{StallCause, occupancy, summarize, write_chrome};
+use storm_exec::{ExecError, Feed, Planned};
+use storm_graph::{DType, Graph, Op, Tensor, TensorClass};
+use storm_plan::{Direction, HardwareProfile, Instruction, Queue, Tier, simulate};
+use tiny_plan::{
+    ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, SHIFT_INPUT, SLOT, StepResults, X_INPUTS,
+    numbers, parameter, tiny_plan,
+};
+
+const REPETITIONS: usize = 3;
+const MICRO_BATCHES: usize = GROUP * (1 + REPETITIONS);
+
+/// Feeds numbers and notes what comes back.
+#[derive(Default)]
+struct Numbers {
+    x: Vec<Vec<f32>>,
+    shift: Vec<f32>,
+    results: StepResults,
+    /// Micro-batches that there is no data for.
+    missing: Option<usize>,
+}
+
+impl Numbers {
+    fn of_step(step: usize) -> Numbers {
+        let x = (0..MICRO_BATCHES).map(|index| numbers(step * 100 + index)).collect();
+        Numbers { x, shift: numbers(50 + step), ..Numbers::default() }
+    }
+}
+
+#[derive(Debug, PartialEq)]
+enum FeedError {
+    Exec(ExecError),
+    Missing(usize),
+}
+
+impl From<ExecError> for FeedError {
+    fn from(error: ExecError) -> FeedError {
+        FeedError::Exec(error)
+    }
+}
+
+impl Feed for Numbers {
+    type Error = FeedError;
+
+    fn input(
+        &mut self,
+        index: usize,
+        tensor: &Tensor,
+        micro_batch: Option<usize>,
+    ) -> Result<&[u8], FeedError> {
+        match micro_batch {
+            None => {
+                assert_eq!((index, tensor.name.as_str()), (SHIFT_INPUT, "shift"));
+                Ok(bytes_of(&self.shift))
+            }
+            Some(number) if self.missing == Some(number) => Err(FeedError::Missing(number)),
+            Some(number) => {
+                assert_eq!(index, X_INPUTS[number % GROUP]);
+                Ok(bytes_of(&self.x[number]))
+            }
+        }
+    }
+
+    fn result(&mut self, index: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
+        let mut values = vec![0.0f32; ELEMENTS];
+        bytes_of_mut(&mut values).copy_from_slice(bytes);
+        match micro_batch {
+            None => {
+                assert_eq!((index, tensor.name.as_str()), (NORM_RESULT, "norm"));
+                self.results.norm = values;
+            }
+            Some(number) => {
+                assert_eq!(index, LOSS_RESULTS[number % GROUP]);
+                assert_eq!(number, self.results.losses.len(), "losses come in order");
+                self.results.losses.push(values);
+            }
+        }
+    }
+}
+
+fn planned(options: CpuPlanOptions) -> Planned<CpuPlanDevice> {
+    Planned::commit(tiny_plan(REPETITIONS), options).unwrap()
+}
+
+fn read<D: PlanDevice>(planned: &mut Planned<D>, name: &str) -> Vec<f32> {
+    let mut values = vec![0.0; ELEMENTS];
+    planned.read(name, &mut values).unwrap();
+    values
+}
+
+/// Some steps with a flush in between, against plain arithmetic.
+fn check_steps(options: CpuPlanOptions) {
+    let mut plain = Plain::new(numbers(7));
+    let mut planned = planned(options.clone());
+    assert_eq!(planned.micro_batches(), MICRO_BATCHES);
+    planned.write("w", &plain.w).unwrap();
+    for step in 0..4 {
+        let mut feed = Numbers::of_step(step);
+        let expected = plain.step(&feed.x, &feed.shift);
+        planned.step(&mut feed).unwrap();
+        assert_eq!(feed.results, expected, "step {step}, {options:?}");
+        if step == 1 {
+            plain.flush();
+            planned.flush(&mut feed).unwrap();
+        }
+    }
+    assert_eq!(read(&mut planned, "w"), plain.w);
+    assert_eq!(read(&mut planned, "m"), plain.m);
+}
+
+#[test]
+fn steps_are_exact() {
+    check_steps(CpuPlanOptions::default());
+    check_steps(CpuPlanOptions { commands_max: 1, trace: true, ..CpuPlanOptions::default() });
+    for seed in 0..50 {
+        let chaos_seed = Some(seed);
+        check_steps(CpuPlanOptions { chaos_seed, trace: true, ..CpuPlanOptions::default() });
+    }
+}
+
+#[test]
+fn faults_are_reported_by_the_step() {
+    for queue in Queue::ALL {
+        let fault = Fault { queue, after: 3, kind: FaultKind::Error };
+        let mut planned =
+            planned(CpuPlanOptions { fault: Some(fault), ..CpuPlanOptions::default() });
+        let error = planned.step(&mut Numbers::of_step(0)).unwrap_err();
+        let FeedError::Exec(ExecError::Device(DeviceError::Instruction { .. })) = &error else {
+            panic!("{error:?}");
+        };
+        assert_eq!(planned.step(&mut Numbers::of_step(0)).unwrap_err(), error);
+        assert_eq!(planned.flush(&mut Numbers::of_step(0)).unwrap_err(), error);
+    }
+}
+
+/// A feed that fails in the middle ends the step, and no other follows on half of one. One that
+/// fails before anything was given out does no harm.
+#[test]
+fn a_step_is_not_taken_up_in_the_middle() {
+    let mut planned = planned(CpuPlanOptions::default());
+    let mut feed = Numbers { missing: Some(1), ..Numbers::of_step(0) };
+    assert_eq!(planned.step(&mut feed).unwrap_err(), FeedError::Missing(1));
+    planned.step(&mut Numbers::of_step(0)).unwrap();
+
+    let mut feed = Numbers { missing: Some(5), ..Numbers::of_step(0) };
+    assert_eq!(planned.step(&mut feed).unwrap_err(), FeedError::Missing(5));
+    let refused = DeviceError::OutOfTurn { segment: "first group", expected: "middle group" };
+    let error = planned.step(&mut Numbers::of_step(0)).unwrap_err();
+    assert_eq!(error, FeedError::Exec(ExecError::Device(refused)));
+}
+
+#[test]
+fn lasting_tensors_are_known_by_name() {
+    let mut planned = planned(CpuPlanOptions::default());
+    planned.write("m", &numbers(4)).unwrap();
+    let mut part = [0.0f32; 3];
+    planned.read_part("m", ELEMENTS - 3, &mut part).unwrap();
+    assert_eq!(part, numbers(4)[ELEMENTS - 3..]);
+    assert_eq!(planned.tensor("w").unwrap().class, parameter());
+
+    let error = planned.write("v", &numbers(4)).unwrap_err();
+    assert_eq!(error.to_string(), "there is no `v`; there are: gradient, m, w");
+    let error = planned.read_part("m", ELEMENTS - 2, &mut part).unwrap_err();
+    assert!(error.to_string().contains("20001 elements of f32 do not fit `m`: 20000"), "{error}");
+    let error = planned.write("m", &[1i32; ELEMENTS]).unwrap_err();
+    assert!(error.to_string().contains("20000 elements of i32 do not fit `m`"), "{error}");
+}
+
+/// Tensors are made on the device wherever they rest, from what is given or rests anywhere, and
+/// what rests on the device is left alone.
+#[test]
+fn lasting_tensors_are_made_on_the_device() {
+    let mut planned = planned(CpuPlanOptions::default());
+    planned.write("gradient", &numbers(1)).unwrap();
+
+    let sum = |a: &str, b: &str| {
+        let mut graph = Graph::new();
+        let [a, b] = [a, b].map(|name| graph.input(name, [ELEMENTS], DType::F32));
+        graph.apply("sum", Op::Add { a, b }).unwrap();
+        graph
+    };
+    let add = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
+    let (three, four) = (numbers(3), numbers(4));
+    let given = [("three", bytes_of(&three)), ("four", bytes_of(&four))];
+    // On the host alone, by way of the device.
+    planned.initialize("m", &sum("three", "four"), 0, &given).unwrap();
+    assert_eq!(read(&mut planned, "m"), add(&three, &four));
+    // From what is on the host, to both.
+    planned.initialize("w", &sum("m", "three"), 0, &given).unwrap();
+    let w = add(&read(&mut planned, "m"), &three);
+    let places = planned.plan().lasting[0].places.clone();
+    assert_eq!(places.iter().map(|p| p.tier).collect::<Vec<_>>(), [Tier::Device, Tier::Host]);
+    assert_eq!(read(&mut planned, "w"), w);
+    let mut plain = Plain { w, m: read(&mut planned, "m") };
+    assert_eq!(read(&mut planned, "gradient"), numbers(1));
+
+    let mut feed = Numbers::of_step(0);
+    planned.step(&mut feed).unwrap();
+    assert_eq!(feed.results, plain.step(&feed.x, &feed.shift));
+
+    let error = planned.initialize("w", &sum("five", "m"), 0, &given).unwrap_err();
+    assert!(error.to_string().starts_with("there is no `five`"), "{error}");
+    let error = planned.initialize("w", &sum("three", "m"), 0, &[("three", &[0; 7])]).unwrap_err();
+    assert!(error.to_string().contains("7 bytes do not fit `three`"), "{error}");
+}
+
+/// The null device and the simulator agree on a whole step.
+#[test]
+fn the_null_device_agrees_with_the_simulator() {
+    let profile = HardwareProfile::builtin("reference").unwrap();
+    let plan = tiny_plan(REPETITIONS);
+    let predicted = simulate(&plan, &profile);
+    let options = NullOptions::of_profile(&plan, &profile);
+    let mut planned: Planned<NullDevice> = Planned::commit(plan, options).unwrap();
+    for step in 0..2 {
+        let start_ns = planned.device().now_ns();
+        planned.step(&mut Numbers::of_step(step)).unwrap();
+        planned.synchronize().unwrap();
+        let seconds = (planned.device().now_ns() - start_ns) as f64 * 1e-9;
+        // Durations are rounded to nanoseconds.
+        let rounding = 100e-9;
+        assert!((seconds - predicted.step_seconds).abs() < rounding, "{seconds} {predicted:?}");
+    }
+    let trace = planned.trace().unwrap().unwrap();
+    let summary = summarize(planned.plan(), &trace);
+    for queue in Queue::ALL {
+        let busy = summary.queues[queue.index()].busy_ns as f64 * 1e-9;
+        assert!((busy - predicted.busy_seconds[queue.index()]).abs() < 100e-9);
+    }
+}
+
+/// A null device on which kernels take 100 ns, and copies 30 to the device and 400 to the host.
+fn slow_to_host() -> Planned<NullDevice> {
+    let plan = tiny_plan(REPETITIONS);
+    let seconds = |instruction: &Instruction| match instruction.queue() {
+        Queue::Compute => 100e-9,
+        Queue::HostToDevice => 30e-9,
+        Queue::DeviceToHost => 400e-9,
+    };
+    let instruction_seconds = plan.instructions.iter().map(seconds).collect();
+    let options = NullOptions { instruction_seconds, issue_seconds: 0.0, trace: true };
+    Planned::commit(plan, options).unwrap()
+}
+
+#[test]
+fn a_summary_says_what_was_hidden_and_what_was_not() {
+    let mut planned = slow_to_host();
+    planned.step(&mut Numbers::of_step(0)).unwrap();
+    let trace = planned.trace().unwrap().unwrap();
+    let plan = planned.plan();
+    let summary = summarize(plan, &trace);
+
+    let kernels = summary.queues[Queue::Compute.index()];
+    assert_eq!(kernels.busy_ns, 100 * kernels.instructions as u64);
+    let stalled: u64 = summary.stalls.iter().map(|stall| stall.ns).sum();
+    assert_eq!(kernels.busy_ns + stalled, summary.total_ns);
+    let worst = summary.stalls[0].cause;
+    assert_eq!(worst, StallCause::ToHost(TensorClass::Activation), "{summary}");
+    assert!(summary.stalls.iter().any(|stall| stall.cause == StallCause::Drain));
+
+    let find = |direction, class| {
+        let mut transfers = summary.transfers.iter();
+        *transfers.find(|t| t.direction == direction && t.class == class).unwrap()
+    };
+    let activations = find(Direction::ToHost, TensorClass::Activation);
+    // Two tensors of each micro-batch, and the norm.
+    assert_eq!(activations.bytes, ((2 * MICRO_BATCHES + 1) * ELEMENTS * 4) as u64);
+    assert_eq!(activations.busy_ns, (2 * MICRO_BATCHES as u64 + 1) * 400);
+    assert!(activations.hidden_share() > 0.1 && activations.hidden_share() < 0.9);
+    // The moments come while the last group computes.
+    assert_eq!(find(Direction::ToDevice, TensorClass::OptimizerState).hidden_share(), 1.0);
+
+    // Two tensors that last and up to five at work, of eight slots.
+    assert!(summary.device_peak_bytes <= 7 * ELEMENTS * 4 && summary.device_peak_bytes > 0);
+    // Everything but one of the two tensors that go to the host and back.
+    assert_eq!(summary.host_peak_bytes, 9 * ELEMENTS * 4);
+    let resting = occupancy(plan, &trace)[0].bytes;
+    assert_eq!(resting, 2 * ELEMENTS * 4);
+    assert!(resting < SLOT * 8);
+
+    let text = summary.to_string();
+    for part in ["activations to the host", "the last copies", "% hidden"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_trace_opens_in_chrome() {
+    let mut planned = slow_to_host();
+    planned.step(&mut Numbers::of_step(0)).unwrap();
+    let trace = planned.trace().unwrap().unwrap();
+    let mut text = Vec::new();
+    write_chrome(planned.plan(), &trace, &mut text).unwrap();
+    let parsed: serde_json::Value = serde_json::from_slice(&text).unwrap();
+    let events = parsed["traceEvents"].as_array().unwrap();
+    let of_phase =
+        |phase: &str| events.iter().filter(|event| event["ph"] == phase).collect::<Vec<_>>();
+    assert_eq!(of_phase("X").len(), trace.spans.len());
+    let mut spans = of_phase("X").into_iter();
+    let copy = spans.find(|event| event["name"] == "copy of `a[0]` to the host").unwrap();
+    assert_eq!((&copy["cat"], &copy["tid"]), (&"copy".into(), &2.into()));
+    assert_eq!(copy["args"]["tensor"], "a[0]");
+    assert_eq!(copy["args"]["bytes"], ELEMENTS * 4);
+    assert_eq!(copy["args"]["class"], "activations");
+    assert_eq!(copy["args"]["waited_for"], "Scale `a[0]` of layer 0");
+    assert_eq!(copy["dur"], 0.4);
+    let names = of_phase("M").into_iter().filter(|event| event["name"] == "thread_name");
+    assert_eq!(names.count(), Queue::ALL.len());
+
+    // Every arrow ends where it says, and starts inside of what was waited for.
+    let (starts, ends) = (of_phase("s"), of_phase("f"));
+    assert!(!starts.is_empty() && starts.len() == ends.len());
+    for (start, end) in starts.iter().zip(ends) {
+        assert_eq!(start["id"], end["id"]);
+        assert!(start["ts"].as_f64() <= end["ts"].as_f64());
+        let inside = of_phase("X").into_iter().any(|event| {
+            let (from, ts) = (event["ts"].as_f64().unwrap(), start["ts"].as_f64().unwrap());
+            let until = from + event["dur"].as_f64().unwrap();
+            event["tid"] == start["tid"] && from <= ts && ts < until
+        });
+        assert!(inside, "{start}");
+    }
+    assert!(!of_phase("C").is_empty());
+}

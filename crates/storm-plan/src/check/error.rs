@@ -1,0 +1,263 @@
+//! What the checker says.
+
+use crate::plan::{InstructionId, Plan, Tier, ValueId};
+use std::fmt;
+use std::ops::Range;
+
+/// Who touches memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Actor {
+    /// An instruction of a queue.
+    Instruction {
+        /// Which.
+        id: InstructionId,
+        /// For people.
+        description: String,
+    },
+    /// The host, which writes inputs and reads results.
+    Host,
+}
+
+impl Actor {
+    pub(super) fn instruction(plan: &Plan, id: InstructionId) -> Actor {
+        Actor::Instruction { id, description: plan.describe(id) }
+    }
+}
+
+impl fmt::Display for Actor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Actor::Instruction { id, description } => {
+                write!(f, "{description} (instruction {})", id.0)
+            }
+            Actor::Host => f.write_str("the host"),
+        }
+    }
+}
+
+/// A value at some bytes of a tier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// The value's name; none for bytes between the values of a copy.
+    pub value: Option<String>,
+    /// Which memory.
+    pub tier: Tier,
+    /// Where in it.
+    pub bytes: Range<usize>,
+}
+
+impl Spot {
+    pub(super) fn new(
+        plan: &Plan,
+        value: Option<ValueId>,
+        tier: Tier,
+        bytes: Range<usize>,
+    ) -> Spot {
+        Spot { value: value.map(|id| plan.value(id).name.clone()), tier, bytes }
+    }
+}
+
+impl fmt::Display for Spot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.value {
+            Some(name) => write!(f, "`{name}`")?,
+            None => f.write_str("padding")?,
+        }
+        let Range { start, end } = self.bytes;
+        write!(f, " at {} bytes {start}..{end}", tier_name(self.tier))
+    }
+}
+
+/// What lies where something else was expected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing that this step wrote or that rests between steps.
+    Nothing,
+    /// The right value, but it was written again since.
+    Stale,
+    /// The right value, but other bytes of it.
+    Shifted,
+    /// Another value.
+    Other(String),
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Found::Nothing => f.write_str("nothing was written"),
+            Found::Stale => f.write_str("an outdated version lies"),
+            Found::Shifted => f.write_str("other bytes of it lie"),
+            Found::Other(name) => write!(f, "`{name}` lies"),
+        }
+    }
+}
+
+/// Why a plan is not safe to run. The first problem in the order in which instructions are given out.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CheckError {
+    /// Bytes are read while their write may still be under way.
+    #[error("{reader} reads {spot}, but does not wait for {writer}, which writes there")]
+    UnorderedRead {
+        /// Who reads.
+        reader: Actor,
+        /// What.
+        spot: Spot,
+        /// Who wrote it.
+        writer: Actor,
+    },
+    /// Bytes are overwritten while somebody may still read them.
+    #[error("{writer} overwrites {spot}, but does not wait for {reader}, which reads there")]
+    OverwriteBeforeRead {
+        /// Who overwrites.
+        writer: Actor,
+        /// What is written.
+        spot: Spot,
+        /// Who may not be done.
+        reader: Actor,
+    },
+    /// Bytes are written by two at a time.
+    #[error("{writer} writes {spot}, but does not wait for {earlier}, which writes there too")]
+    UnorderedWrite {
+        /// Who writes later.
+        writer: Actor,
+        /// What it writes.
+        spot: Spot,
+        /// Who may not be done.
+        earlier: Actor,
+    },
+    /// Bytes do not hold what their reader takes them for.
+    #[error("{reader} expects {spot}, where {found}")]
+    WrongContent {
+        /// Who reads.
+        reader: Actor,
+        /// What it expects.
+        spot: Spot,
+        /// What is there.
+        found: Found,
+    },
+    /// A wait that nothing ever fulfils.
+    #[error("{waiter} waits for {awaited}, which is never given out before it")]
+    WaitNeverRecorded {
+        /// Who waits.
+        waiter: Actor,
+        /// For whom.
+        awaited: Actor,
+    },
+    /// Bytes beyond the end of a tier.
+    #[error("{what} takes {} bytes {}..{} of {size}", tier_name(*tier), bytes.start, bytes.end)]
+    OutOfBounds {
+        /// Who takes them.
+        what: String,
+        /// Which memory.
+        tier: Tier,
+        /// Where.
+        bytes: Range<usize>,
+        /// How large that memory is.
+        size: usize,
+    },
+    /// A tier that is larger than allowed.
+    #[error("the plan needs {needed} {} bytes, the budget is {budget}", tier_name(*tier))]
+    OverBudget {
+        /// Which memory.
+        tier: Tier,
+        /// What the plan takes.
+        needed: usize,
+        /// What it may take.
+        budget: usize,
+    },
+    /// An offset that a kernel or the host cannot use.
+    #[error("{what} starts at byte {offset}, which is not a multiple of {alignment}")]
+    Misaligned {
+        /// What lies there.
+        what: String,
+        /// Where.
+        offset: usize,
+        /// What it must be a multiple of.
+        alignment: usize,
+    },
+    /// A tensor or value that is needed and has no address.
+    #[error("{whom} has no address for {what}")]
+    NoAddress {
+        /// Who needs it.
+        whom: String,
+        /// What is missing.
+        what: String,
+    },
+    /// Values that do not make up the bytes that an instruction touches.
+    #[error("{instruction}: {problem}")]
+    BadCoverage {
+        /// Which.
+        instruction: Actor,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A kernel whose operands and outputs share bytes that must be apart, or do not where they must.
+    #[error("{instruction}: {first} and {second} {}", if *must_share { "must be in one place" } else { "overlap" })]
+    Aliasing {
+        /// Which.
+        instruction: Actor,
+        /// One tensor.
+        first: String,
+        /// The other.
+        second: String,
+        /// What the op asks for.
+        must_share: bool,
+    },
+    /// A tensor that outlives the step is not where the next step expects it.
+    #[error("after the {program}, {spot} of tensor `{tensor}` must rest, but {found} there")]
+    NotAtRest {
+        /// `step` or `flush`.
+        program: &'static str,
+        /// Whose.
+        tensor: String,
+        /// What must be where.
+        spot: Spot,
+        /// What is there.
+        found: Found,
+    },
+    /// Host memory of an input or a result that the plan uses in another way.
+    #[error("host memory of `{tensor}`: {problem}")]
+    HostMemory {
+        /// The input or result.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A position in a list that is not that long.
+    #[error("{whom} refers to {what} {index} of {count}")]
+    Unknown {
+        /// Who refers to it.
+        whom: String,
+        /// Of what kind.
+        what: &'static str,
+        /// Which.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// Segments that do not make up the list of instructions.
+    #[error("segment `{segment}`: {problem}")]
+    Segments {
+        /// Which.
+        segment: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// Memory looks different after every repetition.
+    #[error(
+        "what lies in memory after segment `{segment}` still changes after {times} repetitions"
+    )]
+    Unsettled {
+        /// Which.
+        segment: String,
+        /// How many were looked at.
+        times: usize,
+    },
+}
+
+pub(super) fn tier_name(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Device => "device",
+        Tier::Host => "host",
+    }
+}

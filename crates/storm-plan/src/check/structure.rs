@@ -1,0 +1,177 @@
+//! What can be checked without following the step: references, bounds, segments.
+
+use super::error::{Actor, CheckError};
+use super::{MemoryBudget, coverage, host};
+use crate::pack::ALIGNMENT;
+use crate::plan::{Copy, InstructionId, Lasting, Plan, Tier, ValueId, Work};
+use std::ops::Range;
+
+/// Everything that [`super::walk`] may take for granted.
+pub(super) fn check(plan: &Plan, budget: MemoryBudget) -> Result<(), CheckError> {
+    for (tier, needed, budget) in [
+        (Tier::Device, plan.device_bytes, budget.device_bytes),
+        (Tier::Host, plan.host_bytes, budget.host_bytes),
+    ] {
+        if needed > budget {
+            return Err(CheckError::OverBudget { tier, needed, budget });
+        }
+    }
+    references(plan)?;
+    segments(plan)?;
+    coverage::check(plan)?;
+    for lasting in &plan.lasting {
+        check_lasting(plan, lasting)?;
+    }
+    host::check(plan)
+}
+
+/// Every position in a list exists. Nothing else may look anything up before this.
+fn references(plan: &Plan) -> Result<(), CheckError> {
+    let value = |whom: &str, id: ValueId| known(whom, "value", id.index(), plan.values.len());
+    for (index, instruction) in plan.instructions.iter().enumerate() {
+        let whom = format!("instruction {index}");
+        for wait in &instruction.waits {
+            known(&whom, "instruction", wait.index(), plan.instructions.len())?;
+        }
+        match &instruction.work {
+            Work::Compute(compute) => {
+                let graph = compute.graph.0 as usize;
+                known(&whom, "graph", graph, plan.graphs.len())?;
+                let nodes = plan.graphs[graph].nodes().len();
+                known(&whom, "node", compute.node as usize, nodes)?;
+                for operand in compute.reads.iter().chain(&compute.writes) {
+                    value(&whom, operand.value)?;
+                }
+            }
+            Work::Copy(copy) => {
+                for operand in &copy.values {
+                    value(&whom, operand.value)?;
+                }
+            }
+        }
+    }
+    for run in &plan.step {
+        known("the step", "segment", run.segment.0 as usize, plan.segments.len())?;
+    }
+    if let Some(flush) = plan.flush {
+        known("the flush", "segment", flush.0 as usize, plan.segments.len())?;
+    }
+    for lasting in &plan.lasting {
+        for &piece in &lasting.pieces {
+            value(&lasting.tensor.name, piece)?;
+        }
+    }
+    let inputs = plan.inputs.iter().map(|i| (&i.tensor, i.value, &i.copies));
+    let results = plan.results.iter().map(|r| (&r.tensor, r.value, &r.copies));
+    for (tensor, id, copies) in inputs.chain(results) {
+        value(&tensor.name, id)?;
+        for copy in copies {
+            known(&tensor.name, "instruction", copy.index(), plan.instructions.len())?;
+        }
+    }
+    Ok(())
+}
+
+fn known(whom: &str, what: &'static str, index: usize, count: usize) -> Result<(), CheckError> {
+    match index < count {
+        true => Ok(()),
+        false => Err(CheckError::Unknown { whom: whom.to_owned(), what, index, count }),
+    }
+}
+
+/// Every instruction is in one segment, and every segment runs: what never runs is never checked.
+fn segments(plan: &Plan) -> Result<(), CheckError> {
+    let mut taken = vec![false; plan.instructions.len()];
+    for (index, segment) in plan.segments.iter().enumerate() {
+        let error = |problem: String| {
+            Err(CheckError::Segments { segment: segment.name.to_owned(), problem })
+        };
+        let Range { start, end } = segment.instructions;
+        if start > end || end > taken.len() {
+            return error(format!("instructions {start}..{end} of {}", taken.len()));
+        }
+        if taken[start..end].contains(&true) {
+            return error("shares instructions with another segment".to_owned());
+        }
+        taken[start..end].fill(true);
+        let is_this = |id: crate::plan::SegmentId| id.0 as usize == index;
+        let runs = plan.step.iter().any(|run| is_this(run.segment) && run.times > 0);
+        if !runs && !plan.flush.is_some_and(is_this) {
+            return error("never runs".to_owned());
+        }
+    }
+    match taken.iter().position(|&taken| !taken) {
+        None => Ok(()),
+        Some(index) => Err(CheckError::Segments {
+            segment: "none".to_owned(),
+            problem: format!("instruction {index} belongs to no segment"),
+        }),
+    }
+}
+
+fn check_lasting(plan: &Plan, lasting: &Lasting) -> Result<(), CheckError> {
+    let (name, size) = (&lasting.tensor.name, lasting.tensor.size_bytes());
+    let mut pieces = lasting.pieces.iter().map(|&id| plan.value(id).size_bytes);
+    if pieces.try_fold(0usize, usize::checked_add) != Some(size) {
+        let whom = format!("`{name}`");
+        return Err(CheckError::NoAddress { whom, what: format!("exactly its {size} bytes") });
+    }
+    if lasting.places.is_empty() {
+        let what = "the time between two steps".to_owned();
+        return Err(CheckError::NoAddress { whom: format!("`{name}`"), what });
+    }
+    for place in &lasting.places {
+        aligned(|| format!("`{name}`"), place.offset)?;
+        within(plan, || format!("`{name}`"), place.tier, place.offset, size)?;
+    }
+    Ok(())
+}
+
+pub(super) fn check_copy(plan: &Plan, id: InstructionId, copy: &Copy) -> Result<(), CheckError> {
+    for (tier, offset) in [(Tier::Device, copy.device), (Tier::Host, copy.host)] {
+        within(plan, || Actor::instruction(plan, id).to_string(), tier, offset, copy.bytes)?;
+    }
+    let error = |problem: String| {
+        Err(CheckError::BadCoverage { instruction: Actor::instruction(plan, id), problem })
+    };
+    let mut end = 0;
+    for operand in &copy.values {
+        let value = plan.value(operand.value);
+        if operand.offset < end {
+            return error(format!("`{}` lies over the value before it", value.name));
+        }
+        match operand.offset.checked_add(value.size_bytes) {
+            Some(last) if last <= copy.bytes => end = last,
+            _ => return error(format!("`{}` goes beyond the {} bytes", value.name, copy.bytes)),
+        }
+    }
+    if end == 0 {
+        return error("it carries no value".to_owned());
+    }
+    Ok(())
+}
+
+pub(super) fn aligned(what: impl Fn() -> String, offset: usize) -> Result<(), CheckError> {
+    match offset.is_multiple_of(ALIGNMENT) {
+        true => Ok(()),
+        false => Err(CheckError::Misaligned { what: what(), offset, alignment: ALIGNMENT }),
+    }
+}
+
+pub(super) fn within(
+    plan: &Plan,
+    what: impl Fn() -> String,
+    tier: Tier,
+    offset: usize,
+    bytes: usize,
+) -> Result<(), CheckError> {
+    let size = match tier {
+        Tier::Device => plan.device_bytes,
+        Tier::Host => plan.host_bytes,
+    };
+    let end = offset.saturating_add(bytes);
+    match end <= size && end - offset == bytes {
+        true => Ok(()),
+        false => Err(CheckError::OutOfBounds { what: what(), tier, bytes: offset..end, size }),
+    }
+}

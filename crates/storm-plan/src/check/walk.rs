@@ -1,0 +1,348 @@
+//! Follows the runs of a step in the order in which instructions are given out.
+//!
+//! That order is one that the queues may take: waits and queues only ever hold an instruction back
+//! behind earlier ones. If no two accesses of the same bytes are unordered, every other order the
+//! queues may take gives the same contents, so looking at this one is enough.
+
+use super::error::{Actor, CheckError, Spot};
+use super::heard::Heard;
+use super::host::HostWork;
+use super::memory::{Clock, Content, HOST, Memory, Part, Stamp, THREADS, join};
+use crate::plan::{
+    Compute, Copy, Direction, InstructionId, Plan, Queue, Run, SegmentId, Tier, ValueId, Work,
+};
+use std::ops::Range;
+
+/// Repetitions after which memory has to look the same as one repetition earlier.
+const REPETITIONS_MAX: usize = 4;
+
+/// The state of both tiers and of everybody's knowledge, from one barrier to the next.
+pub(super) struct Walk<'a> {
+    pub(super) plan: &'a Plan,
+    host_work: &'a HostWork,
+    heard: &'a mut Heard,
+    device: Memory,
+    host: Memory,
+    /// By value: how many times it was written.
+    versions: Vec<u32>,
+    /// By thread: what is done when its next action starts.
+    known: [Clock; THREADS],
+    /// By instruction: what is done when its last run is done; none before its first.
+    done: Vec<Option<Clock>>,
+    /// By queue: what was given out.
+    pub(super) given_out: [Vec<InstructionId>; Queue::ALL.len()],
+    /// What the copy under way carries: bytes relative to its first, and the content of the first.
+    carried: Vec<(Range<usize>, Option<Content>)>,
+}
+
+impl<'a> Walk<'a> {
+    /// Between two steps: all that lasts is where it rests, all else is unknown.
+    pub(super) fn at_rest(
+        plan: &'a Plan,
+        host_work: &'a HostWork,
+        heard: &'a mut Heard,
+    ) -> Walk<'a> {
+        let mut walk = Walk {
+            plan,
+            host_work,
+            heard,
+            device: Memory::default(),
+            host: Memory::default(),
+            versions: vec![0; plan.values.len()],
+            known: [[0; THREADS]; THREADS],
+            done: vec![None; plan.instructions.len()],
+            given_out: Default::default(),
+            carried: Vec::new(),
+        };
+        for (_, spot) in resting(plan) {
+            let content = Some(Content { value: spot.value, version: 0, position: 0 });
+            let memory = walk.memory(spot.tier);
+            memory
+                .write(spot.bytes, Stamp::default(), &[0; THREADS], content)
+                .expect("nobody has touched anything yet");
+        }
+        walk
+    }
+
+    /// Runs segments from barrier to barrier, and checks that everything is at rest again.
+    pub(super) fn program(mut self, name: &'static str, runs: &[Run]) -> Result<(), CheckError> {
+        for input in self.host_work.inputs_at_start(runs) {
+            self.write_input(input)?;
+        }
+        for run in runs {
+            self.repeat(run)?;
+        }
+        for (tensor, spot) in resting(self.plan) {
+            let version = self.versions[spot.value.index()];
+            for Part { bytes, content, .. } in self.memory(spot.tier).look(spot.bytes.clone()) {
+                let position = bytes.start - spot.bytes.start;
+                let wanted = Content { value: spot.value, version, position };
+                if content != Some(wanted) {
+                    let found = self.found(wanted, content);
+                    let spot = Spot::new(self.plan, Some(spot.value), spot.tier, bytes);
+                    let tensor = self.plan.lasting[tensor].tensor.name.clone();
+                    return Err(CheckError::NotAtRest { program: name, tensor, spot, found });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// See [`super`] for why a few repetitions stand for all.
+    fn repeat(&mut self, run: &Run) -> Result<(), CheckError> {
+        let mut before = None;
+        for times in 1..=run.times {
+            self.segment(run.segment)?;
+            if times == run.times {
+                break;
+            }
+            let after = self.contents();
+            if before.as_ref() == Some(&after) {
+                break;
+            }
+            if times == REPETITIONS_MAX {
+                let segment = self.plan.segment(run.segment).name.to_owned();
+                return Err(CheckError::Unsettled { segment, times });
+            }
+            before = Some(after);
+        }
+        Ok(())
+    }
+
+    /// What lies where, and whether it is current: all that matters to a later reader.
+    fn contents(&self) -> Vec<(Tier, Range<usize>, ValueId, usize, bool)> {
+        let tiers = [(Tier::Device, &self.device), (Tier::Host, &self.host)];
+        let all = tiers.into_iter().flat_map(|(tier, memory)| {
+            memory.contents().into_iter().map(move |(bytes, content)| (tier, bytes, content))
+        });
+        all.map(|(tier, bytes, content)| {
+            let is_current = content.version == self.versions[content.value.index()];
+            (tier, bytes, content.value, content.position, is_current)
+        })
+        .collect()
+    }
+
+    fn segment(&mut self, id: SegmentId) -> Result<(), CheckError> {
+        let (plan, work) = (self.plan, self.host_work);
+        for &result in work.results(id) {
+            self.host_waits_for(&plan.results[result].copies);
+        }
+        for &input in work.inputs(id) {
+            self.write_input(input)?;
+        }
+        for index in plan.segment(id).instructions.clone() {
+            self.give_out(index)?;
+        }
+        for &result in work.results(id) {
+            self.look_at_result(result)?;
+        }
+        Ok(())
+    }
+
+    fn host_waits_for(&mut self, copies: &[InstructionId]) {
+        for copy in copies {
+            if let Some(done) = self.done[copy.index()] {
+                join(&mut self.known[HOST], &done);
+            }
+        }
+    }
+
+    fn write_input(&mut self, index: usize) -> Result<(), CheckError> {
+        let input = &self.plan.inputs[index];
+        self.host_waits_for(&input.copies);
+        self.known[HOST][HOST] += 1;
+        let clock = self.known[HOST];
+        let writer = Stamp { thread: HOST, count: clock[HOST] };
+        self.versions[input.value.index()] += 1;
+        let version = self.versions[input.value.index()];
+        let content = Content { value: input.value, version, position: 0 };
+        let bytes = input.host..input.host + self.plan.value(input.value).size_bytes;
+        self.host.write(bytes.clone(), writer, &clock, Some(content)).map_err(|conflict| {
+            self.write_conflict(Actor::Host, Some(input.value), Tier::Host, conflict)
+        })
+    }
+
+    /// The host reads a result some time after its copies are done and before they run again. Until
+    /// then nobody else touches it (see [`super::host::check`]), so it may be looked at right away,
+    /// but no order with other threads follows from that.
+    fn look_at_result(&self, index: usize) -> Result<(), CheckError> {
+        let result = &self.plan.results[index];
+        let mut clock = self.known[HOST];
+        for copy in &result.copies {
+            if let Some(done) = self.done[copy.index()] {
+                join(&mut clock, &done);
+            }
+        }
+        let start = result.host;
+        let end = start + self.plan.value(result.value).size_bytes;
+        for Part { bytes, content, written } in self.host.look(start..end) {
+            let spot = || Spot::new(self.plan, Some(result.value), Tier::Host, bytes.clone());
+            if written.count > clock[written.thread] {
+                let writer = self.actor(written);
+                return Err(CheckError::UnorderedRead {
+                    reader: Actor::Host,
+                    spot: spot(),
+                    writer,
+                });
+            }
+            let version = self.versions[result.value.index()];
+            let wanted = Content { value: result.value, version, position: bytes.start - start };
+            if content != Some(wanted) {
+                let found = self.found(wanted, content);
+                return Err(CheckError::WrongContent { reader: Actor::Host, spot: spot(), found });
+            }
+        }
+        Ok(())
+    }
+
+    fn give_out(&mut self, index: usize) -> Result<(), CheckError> {
+        let plan = self.plan;
+        let instruction = &plan.instructions[index];
+        let thread = instruction.queue().index();
+        let mut clock = self.known[thread];
+        join(&mut clock, &self.known[HOST]);
+        for (wait, awaited) in instruction.waits.iter().enumerate() {
+            if let Some(done) = &self.done[awaited.index()] {
+                join(&mut clock, done);
+                self.heard.hear(index, wait);
+            }
+        }
+        clock[thread] += 1;
+        self.given_out[thread].push(InstructionId(index as u32));
+        let stamp = Stamp { thread, count: clock[thread] };
+        match &instruction.work {
+            Work::Compute(compute) => self.compute(compute, stamp, &clock)?,
+            Work::Copy(copy) => self.copy(copy, stamp, &clock)?,
+        }
+        self.known[thread] = clock;
+        self.done[index] = Some(clock);
+        Ok(())
+    }
+
+    fn compute(
+        &mut self,
+        compute: &Compute,
+        stamp: Stamp,
+        clock: &Clock,
+    ) -> Result<(), CheckError> {
+        for operand in &compute.reads {
+            let (value, start) = (operand.value, operand.offset);
+            let bytes = start..start + self.plan.value(value).size_bytes;
+            let version = self.versions[value.index()];
+            let mut wrong = None;
+            let read = self.device.read(bytes, stamp, clock, |bytes, content| {
+                let wanted = Content { value, version, position: bytes.start - start };
+                if content != Some(wanted) {
+                    wrong.get_or_insert((bytes, wanted, content));
+                }
+            });
+            read.map_err(|c| self.read_conflict(stamp, Some(value), Tier::Device, c))?;
+            if let Some((bytes, wanted, content)) = wrong {
+                return Err(self.wrong_content(stamp, Tier::Device, bytes, wanted, content));
+            }
+        }
+        for operand in &compute.writes {
+            let (value, start) = (operand.value, operand.offset);
+            let bytes = start..start + self.plan.value(value).size_bytes;
+            self.versions[value.index()] += 1;
+            let version = self.versions[value.index()];
+            let content = Content { value, version, position: 0 };
+            self.device.write(bytes, stamp, clock, Some(content)).map_err(|conflict| {
+                self.write_conflict(self.actor(stamp), Some(value), Tier::Device, conflict)
+            })?;
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, copy: &Copy, stamp: Stamp, clock: &Clock) -> Result<(), CheckError> {
+        let ((from, source), (to, destination)) = match copy.direction {
+            Direction::ToDevice => ((Tier::Host, copy.host), (Tier::Device, copy.device)),
+            Direction::ToHost => ((Tier::Device, copy.device), (Tier::Host, copy.host)),
+        };
+        let mut carried = std::mem::take(&mut self.carried);
+        carried.clear();
+        let mut next = 0;
+        for operand in &copy.values {
+            // What lies between the values is copied as well, whatever it is.
+            self.pick_up(None, (from, source), next..operand.offset, stamp, clock, &mut carried)?;
+            next = operand.offset + self.plan.value(operand.value).size_bytes;
+            let bytes = operand.offset..next;
+            self.pick_up(Some(operand.value), (from, source), bytes, stamp, clock, &mut carried)?;
+        }
+        self.pick_up(None, (from, source), next..copy.bytes, stamp, clock, &mut carried)?;
+        for (bytes, content) in &carried {
+            let bytes = destination + bytes.start..destination + bytes.end;
+            self.memory(to).write(bytes, stamp, clock, *content).map_err(|conflict| {
+                let value = content.map(|content| content.value);
+                self.write_conflict(self.actor(stamp), value, to, conflict)
+            })?;
+        }
+        self.carried = carried;
+        Ok(())
+    }
+
+    /// Reads a value of a copy, of whatever version, or bytes between two values.
+    fn pick_up(
+        &mut self,
+        value: Option<ValueId>,
+        (tier, base): (Tier, usize),
+        relative: Range<usize>,
+        stamp: Stamp,
+        clock: &Clock,
+        carried: &mut Vec<(Range<usize>, Option<Content>)>,
+    ) -> Result<(), CheckError> {
+        let bytes = base + relative.start..base + relative.end;
+        let start = bytes.start;
+        let mut wrong = None;
+        let read = self.memory(tier).read(bytes, stamp, clock, |bytes, content| {
+            let mut taken = None;
+            if let Some(value) = value {
+                let position = bytes.start - start;
+                taken = content.filter(|c| c.value == value && c.position == position);
+                if taken.is_none() {
+                    wrong.get_or_insert((
+                        bytes.clone(),
+                        Content { value, version: 0, position },
+                        content,
+                    ));
+                }
+            }
+            carried.push((bytes.start - base..bytes.end - base, taken));
+        });
+        read.map_err(|conflict| self.read_conflict(stamp, value, tier, conflict))?;
+        match wrong {
+            None => Ok(()),
+            Some((bytes, wanted, content)) => {
+                Err(self.wrong_content(stamp, tier, bytes, wanted, content))
+            }
+        }
+    }
+
+    fn memory(&mut self, tier: Tier) -> &mut Memory {
+        match tier {
+            Tier::Device => &mut self.device,
+            Tier::Host => &mut self.host,
+        }
+    }
+}
+
+/// Where a value rests.
+struct RestingSpot {
+    value: ValueId,
+    tier: Tier,
+    bytes: Range<usize>,
+}
+
+/// All values that last, at all their places, with the position of their tensor.
+fn resting(plan: &Plan) -> impl Iterator<Item = (usize, RestingSpot)> {
+    plan.lasting.iter().enumerate().flat_map(move |(tensor, lasting)| {
+        lasting.places.iter().flat_map(move |place| {
+            let mut start = place.offset;
+            lasting.pieces.iter().map(move |&value| {
+                let bytes = start..start + plan.value(value).size_bytes;
+                start = bytes.end;
+                (tensor, RestingSpot { value, tier: place.tier, bytes })
+            })
+        })
+    })
+}

@@ -1,0 +1,25 @@
+/// Why there is no plan.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// A program that plans cannot be made for.
+    #[error("cannot plan this program: {problem}")]
+    Task {
+        /// What is in the way.
+        problem: String,
+    },
+    /// Nothing fits the budget.
+    #[error("no plan fits the budget")]
+    TooSmall(Box<crate::TooSmall>),
+    /// A plan that the checker refuses: a bug, reported instead of run.
+    #[error("the plan is not safe to run, which is a bug in STORM: {problem}")]
+    Unsafe {
+        /// What the checker found.
+        problem: String,
+    },
+    /// Decisions that contradict each other or the program.
+    #[error("these decisions cannot work together: {problem}")]
+    Decisions {
+        /// Why.
+        problem: String,
+    },
+}

@@ -1,0 +1,44 @@
+//! Plans of training steps under a memory budget.
+//!
+//! This crate is pure: no I/O, no devices, no clock. A [`Plan`] is plain data: instructions on a few
+//! queues, with addresses in every tier and the instructions that each waits for.
+
+mod check;
+mod choice;
+mod decisions;
+mod error;
+mod estimate;
+mod holdings;
+mod lower;
+mod pack;
+mod plan;
+mod profile;
+mod profiles;
+mod random;
+mod request;
+mod search;
+mod simulate;
+mod task;
+
+pub use check::{Actor, CheckError, CheckedPlan, Found, MemoryBudget, Spot, check, verify};
+pub use decisions::{Decisions, PIECE_ELEMENTS, Storage, Streaming, UpdateTime};
+pub use error::PlanError;
+pub use holdings::{Holding, TensorKind};
+pub use lower::Lowering;
+pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
+pub use plan::{
+    Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Place,
+    Plan, PlanResult, Queue, Region, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
+};
+pub use profile::{
+    AttentionPoint, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile, ProfileError,
+};
+pub use random::random_decisions;
+pub use request::{
+    Budget, Forced, Placement, Planned, Policy, Prediction, TooSmall, guess_step_seconds,
+    plan, plan_decided, policies,
+};
+pub use simulate::{
+    SegmentTime, Simulation, Span, Stalls, Transfer, simulate, simulate_with_timeline,
+};
+pub use task::{SavedUnit, Task, UpdateRule};

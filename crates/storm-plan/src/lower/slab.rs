@@ -1,0 +1,79 @@
+//! Tensors side by side, cut into pieces, with the copies that move them.
+
+use crate::pack::aligned;
+
+/// Copies carry at most this much, so that an urgent one never waits long behind another.
+pub(crate) const COPY_BYTES_MAX: usize = 64 << 20;
+
+/// Tensors that lie one after another, in the same way wherever they are.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Slab {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) size_bytes: usize,
+}
+
+/// One tensor of a slab.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) offset: usize,
+    pub(crate) size_bytes: usize,
+    /// Sizes of its pieces, in order.
+    pub(crate) pieces: Vec<usize>,
+}
+
+/// A copy of some consecutive pieces.
+#[derive(Clone, Debug)]
+pub(crate) struct CopyRun {
+    /// Relative to the slab.
+    pub(crate) offset: usize,
+    pub(crate) size_bytes: usize,
+    /// Entry, piece, and where it lies relative to the run.
+    pub(crate) pieces: Vec<(usize, usize, usize)>,
+}
+
+impl Slab {
+    /// Adds a tensor in pieces of at most `piece_bytes`.
+    pub(crate) fn push(&mut self, size_bytes: usize, piece_bytes: usize) {
+        let whole = size_bytes / piece_bytes;
+        let mut pieces = vec![piece_bytes; whole];
+        if size_bytes > whole * piece_bytes || size_bytes == 0 {
+            pieces.push(size_bytes - whole * piece_bytes);
+        }
+        self.entries.push(Entry { offset: self.size_bytes, size_bytes, pieces });
+        self.size_bytes += aligned(size_bytes);
+    }
+
+    /// Copies that move the given entries: pieces are taken together up to the size limit.
+    pub(crate) fn runs(&self, entries: std::ops::Range<usize>) -> Vec<CopyRun> {
+        let pieces = entries.flat_map(|e| (0..self.entries[e].pieces.len()).map(move |p| (e, p)));
+        self.runs_of(pieces)
+    }
+
+    /// Copies that move the given pieces, which are in order.
+    pub(crate) fn runs_of(&self, pieces: impl Iterator<Item = (usize, usize)>) -> Vec<CopyRun> {
+        let mut runs: Vec<CopyRun> = Vec::new();
+        for (e, p) in pieces {
+            let (start, size) = (self.piece_offset(e, p), self.entries[e].pieces[p]);
+            if size == 0 {
+                continue;
+            }
+            match runs.last_mut() {
+                Some(run)
+                    if start + size - run.offset <= COPY_BYTES_MAX
+                        && start - (run.offset + run.size_bytes) < crate::pack::ALIGNMENT =>
+                {
+                    run.pieces.push((e, p, start - run.offset));
+                    run.size_bytes = start + size - run.offset;
+                }
+                _ => runs.push(CopyRun { offset: start, size_bytes: size, pieces: vec![(e, p, 0)] }),
+            }
+        }
+        runs
+    }
+
+    /// Where a piece lies in the slab.
+    pub(crate) fn piece_offset(&self, entry: usize, piece: usize) -> usize {
+        let entry = &self.entries[entry];
+        entry.offset + entry.pieces[..piece].iter().sum::<usize>()
+    }
+}

@@ -1,0 +1,132 @@
+//! A section's graph after a choice of what is kept, with its temporaries laid out.
+
+use crate::HardwareProfile;
+use crate::pack::{Lifetime, pack};
+use storm_graph::{Graph, Phase, Section, Tensor, TensorId};
+
+/// A section as it will run: which nodes, and where its temporaries lie in the work area.
+#[derive(Clone, Debug)]
+pub(crate) struct Variant {
+    pub(crate) section: Section,
+    /// By tensor: the one whose memory it is written over, or itself.
+    pub(crate) storage: Vec<TensorId>,
+    pub(crate) forward: Pass,
+    pub(crate) backward: Pass,
+}
+
+/// The nodes of one pass over a section.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Pass {
+    pub(crate) nodes: Vec<PassNode>,
+    /// Offset in the work area, by tensor that has storage; none for tensors that lie elsewhere.
+    pub(crate) offsets: Vec<Option<usize>>,
+    pub(crate) size_bytes: usize,
+    /// Of all nodes.
+    pub(crate) seconds: f64,
+    /// Of the nodes that make again what was dropped, and their matrix arithmetic.
+    pub(crate) again_seconds: f64,
+    pub(crate) again_flops: u128,
+    pub(crate) flops: u128,
+}
+
+/// A node with what it touches, looked up once.
+#[derive(Clone, Debug)]
+pub(crate) struct PassNode {
+    /// Position in the graph.
+    pub(crate) index: u32,
+    pub(crate) operands: Vec<TensorId>,
+    pub(crate) outputs: Vec<TensorId>,
+    pub(crate) seconds: f64,
+}
+
+impl Variant {
+    /// `lies_elsewhere` tells tensors that have a place of their own from temporaries. With `joined`
+    /// the forward nodes run right before the backward nodes, as one pass, and `forward` is empty.
+    pub(crate) fn new(
+        section: Section,
+        joined: bool,
+        profile: &HardwareProfile,
+        lies_elsewhere: impl Fn(TensorId) -> bool,
+    ) -> Variant {
+        let graph = &section.graph;
+        let storage: Vec<TensorId> = graph.ids().map(|id| storage_of(graph, id)).collect();
+        let pass = |wanted: &[Phase]| {
+            let nodes: Vec<usize> = (0..graph.nodes().len())
+                .filter(|&index| wanted.contains(&graph.nodes()[index].phase))
+                .collect();
+            Pass::new(graph, &nodes, &storage, profile, &lies_elsewhere)
+        };
+        let (forward, backward) = if joined {
+            (Pass::default(), pass(&[Phase::Forward, Phase::Backward]))
+        } else {
+            (pass(&[Phase::Forward]), pass(&[Phase::Backward]))
+        };
+        Variant { forward, backward, storage, section }
+    }
+}
+
+impl Pass {
+    fn new(
+        graph: &Graph,
+        indices: &[usize],
+        storage: &[TensorId],
+        profile: &HardwareProfile,
+        lies_elsewhere: &impl Fn(TensorId) -> bool,
+    ) -> Pass {
+        let mut lives: Vec<Option<Lifetime>> = vec![None; graph.tensors().len()];
+        let mut pass = Pass::default();
+        for (position, &index) in indices.iter().enumerate() {
+            let node = &graph.nodes()[index];
+            let operands: Vec<TensorId> =
+                node.op.operands().into_iter().map(|(_, id)| id).collect();
+            for &id in operands.iter().chain(&node.outputs) {
+                let root = storage[id.index()];
+                if lies_elsewhere(root) {
+                    continue;
+                }
+                let size_bytes = graph.tensor(root).size_bytes();
+                let life = lives[root.index()].get_or_insert(Lifetime {
+                    size_bytes,
+                    made: position,
+                    last_use: position,
+                });
+                life.last_use = position;
+            }
+            let op = node.op.clone().map(|_, id| graph.tensor(id));
+            let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
+            let seconds = profile.op_seconds(&op, &outputs);
+            let flops = op.matrix_flops();
+            pass.seconds += seconds;
+            pass.flops += flops;
+            if node.name.ends_with(".again") {
+                pass.again_seconds += seconds;
+                pass.again_flops += flops;
+            }
+            let (index, outputs) = (index as u32, node.outputs.clone());
+            pass.nodes.push(PassNode { index, operands, outputs, seconds });
+        }
+        let known: Vec<usize> = (0..lives.len()).filter(|&index| lives[index].is_some()).collect();
+        let packing = pack(&known.iter().filter_map(|&index| lives[index]).collect::<Vec<_>>());
+        pass.offsets = vec![None; lives.len()];
+        for (&index, &offset) in known.iter().zip(&packing.offsets) {
+            pass.offsets[index] = Some(offset);
+        }
+        pass.size_bytes = packing.size_bytes;
+        pass
+    }
+}
+
+/// The tensor whose memory `id` is written over, through any number of in-place nodes; `id` itself
+/// if it has memory of its own.
+fn storage_of(graph: &Graph, mut id: TensorId) -> TensorId {
+    while let Some(under) = overwritten_by(graph, id) {
+        id = under;
+    }
+    id
+}
+
+fn overwritten_by(graph: &Graph, id: TensorId) -> Option<TensorId> {
+    let node = &graph.nodes()[graph.producer(id)?];
+    let place = node.outputs.iter().position(|&output| output == id)?;
+    node.op.in_place().into_iter().find(|&(_, index)| index == place).map(|(operand, _)| operand)
+}

@@ -1,0 +1,233 @@
+//! Who has to wait for whom: from the bytes that instructions touch to event edges.
+//!
+//! Instructions are walked in the order in which they are given out. Two that touch the same bytes, at
+//! least one of them writing, in different queues, need an order: the later one waits for the
+//! earlier one unless that follows already from other waits.
+
+use crate::plan::{Direction, Instruction, InstructionId, Plan, Queue, Run, Work};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+const QUEUES: usize = Queue::ALL.len();
+
+/// How far along each queue something is: positions counted from 1 over the whole walk.
+type Clock = [u32; QUEUES];
+
+/// Fills in the waits of every instruction.
+pub(crate) fn add_waits(plan: &mut Plan) {
+    let mut waits: Vec<Vec<InstructionId>> = vec![Vec::new(); plan.instructions.len()];
+    // A segment that is repeated meets itself: twice is enough for every pair of neighbours.
+    let step: Vec<Run> =
+        plan.step.iter().map(|run| Run { times: run.times.min(2), ..*run }).collect();
+    Walk::new(plan).run(&step, &mut waits);
+    if let Some(segment) = plan.flush {
+        Walk::new(plan).run(&[Run { segment, times: 1 }], &mut waits);
+    }
+    for (instruction, waits) in plan.instructions.iter_mut().zip(waits) {
+        instruction.waits = waits;
+    }
+}
+
+/// Who touched a range of bytes last, as positions in queues; 0 for nobody.
+#[derive(Clone, Copy, Debug, Default)]
+struct Touched {
+    end: usize,
+    written: Option<(usize, u32)>,
+    read: Clock,
+}
+
+impl Touched {
+    /// Notes an access of all of it, and raises `needed` to what that must come after.
+    fn touch(&mut self, queue: usize, position: u32, writes: bool, needed: &mut Clock) {
+        if let Some((writer, at)) = self.written {
+            needed[writer] = needed[writer].max(at);
+        }
+        if writes {
+            for (need, &at) in needed.iter_mut().zip(&self.read) {
+                *need = (*need).max(at);
+            }
+            self.written = Some((queue, position));
+            self.read = Clock::default();
+        } else {
+            self.read[queue] = position;
+        }
+    }
+}
+
+#[derive(Default)]
+struct Tier {
+    ranges: BTreeMap<usize, Touched>,
+}
+
+struct Walk<'a> {
+    plan: &'a Plan,
+    /// Device bytes that copies touch, merged and sorted: kernels alone are in order anyway.
+    shared: Vec<Range<usize>>,
+    device: Tier,
+    host: Tier,
+    /// What is known to be done when the next instruction of a queue starts.
+    known: [Clock; QUEUES],
+    /// By queue and position: the instruction, and what is done when it is done.
+    done: [Vec<(InstructionId, Clock)>; QUEUES],
+}
+
+impl<'a> Walk<'a> {
+    fn new(plan: &'a Plan) -> Walk<'a> {
+        Walk {
+            plan,
+            shared: copied_ranges(plan),
+            device: Tier::default(),
+            host: Tier::default(),
+            known: [[0; QUEUES]; QUEUES],
+            done: Default::default(),
+        }
+    }
+
+    fn run(mut self, runs: &[Run], waits: &mut [Vec<InstructionId>]) {
+        for run in runs {
+            for _ in 0..run.times {
+                for index in self.plan.segment(run.segment).instructions.clone() {
+                    self.visit(index, &mut waits[index]);
+                }
+            }
+        }
+    }
+
+    fn visit(&mut self, index: usize, waits: &mut Vec<InstructionId>) {
+        let instruction: &Instruction = &self.plan.instructions[index];
+        let queue = instruction.queue().index();
+        let position = self.done[queue].len() as u32 + 1;
+        let mut needed: Clock = [0; QUEUES];
+        match &instruction.work {
+            Work::Compute(compute) => {
+                let size = |operand: &crate::plan::Operand| {
+                    operand.offset..operand.offset + self.plan.value(operand.value).size_bytes
+                };
+                for range in compute.reads.iter().map(size) {
+                    if is_shared(&self.shared, &range) {
+                        self.device.touch(range, queue, position, false, &mut needed);
+                    }
+                }
+                for range in compute.writes.iter().map(size) {
+                    if is_shared(&self.shared, &range) {
+                        self.device.touch(range, queue, position, true, &mut needed);
+                    }
+                }
+            }
+            Work::Copy(copy) => {
+                let into_device = copy.direction == Direction::ToDevice;
+                let (device, host) = (copy.device, copy.host);
+                let device = device..device + copy.bytes;
+                let host = host..host + copy.bytes;
+                self.device.touch(device, queue, position, into_device, &mut needed);
+                self.host.touch(host, queue, position, !into_device, &mut needed);
+            }
+        }
+        // Waiting for one queue may tell of another: take the queues in turn, and only what is news.
+        for other in (0..QUEUES).filter(|&other| other != queue) {
+            if needed[other] > self.known[queue][other] {
+                let (id, clock) = self.done[other][needed[other] as usize - 1];
+                if !waits.contains(&id) {
+                    waits.push(id);
+                }
+                join(&mut self.known[queue], &clock);
+            }
+        }
+        self.known[queue][queue] = position;
+        let clock = self.known[queue];
+        self.done[queue].push((InstructionId(index as u32), clock));
+    }
+}
+
+fn join(clock: &mut Clock, other: &Clock) {
+    for (mine, theirs) in clock.iter_mut().zip(other) {
+        *mine = (*mine).max(*theirs);
+    }
+}
+
+impl Tier {
+    /// Notes an access, and raises `needed` to what it must come after.
+    fn touch(
+        &mut self,
+        range: Range<usize>,
+        queue: usize,
+        position: u32,
+        writes: bool,
+        needed: &mut Clock,
+    ) {
+        if range.is_empty() {
+            return;
+        }
+        // Most ranges are touched again as they were.
+        if let Some(touched) = self.ranges.get_mut(&range.start)
+            && touched.end == range.end
+        {
+            touched.touch(queue, position, writes, needed);
+            return;
+        }
+        self.split(range.start);
+        self.split(range.end);
+        let mut covered = range.start;
+        let mut gaps: Vec<Range<usize>> = Vec::new();
+        for (&start, touched) in self.ranges.range_mut(range.clone()) {
+            if start > covered {
+                gaps.push(covered..start);
+            }
+            covered = touched.end;
+            touched.touch(queue, position, writes, needed);
+        }
+        if writes {
+            let starts: Vec<usize> = self.ranges.range(range.clone()).map(|(&s, _)| s).collect();
+            for start in starts {
+                self.ranges.remove(&start);
+            }
+            let written = Some((queue, position));
+            let all = Touched { end: range.end, written, read: Clock::default() };
+            self.ranges.insert(range.start, all);
+        } else {
+            if covered < range.end {
+                gaps.push(covered..range.end);
+            }
+            for gap in gaps {
+                let mut touched = Touched { end: gap.end, ..Touched::default() };
+                touched.read[queue] = position;
+                self.ranges.insert(gap.start, touched);
+            }
+        }
+    }
+
+    fn split(&mut self, at: usize) {
+        if let Some((_, touched)) = self.ranges.range_mut(..at).next_back()
+            && touched.end > at
+        {
+            let right = *touched;
+            touched.end = at;
+            self.ranges.insert(at, right);
+        }
+    }
+}
+
+fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = plan
+        .instructions
+        .iter()
+        .filter_map(|instruction| match &instruction.work {
+            Work::Copy(copy) => Some(copy.device..copy.device + copy.bytes),
+            Work::Compute(_) => None,
+        })
+        .collect();
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+fn is_shared(shared: &[Range<usize>], range: &Range<usize>) -> bool {
+    let next = shared.partition_point(|known| known.end <= range.start);
+    shared.get(next).is_some_and(|known| known.start < range.end)
+}

@@ -1,0 +1,330 @@
+//! What a plan is made of.
+//!
+//! A plan is a list of instructions in the order in which the host gives them to the queues. Each
+//! queue runs its instructions in that order, one after another. An instruction starts when the one
+//! before it in its queue is done and everything in its [`Instruction::waits`] is done.
+//!
+//! The list is cut into segments, so that a step of many micro-batches is a few segments, one of them
+//! repeated: planning and checking do not grow with the accumulation count.
+
+use serde::Serialize;
+use std::ops::Range;
+use storm_graph::{Graph, Tensor, TensorClass};
+
+/// An ordered list of work that runs beside the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Queue {
+    /// Kernels.
+    Compute,
+    /// Copies into device memory.
+    HostToDevice,
+    /// Copies out of device memory.
+    DeviceToHost,
+}
+
+impl Queue {
+    /// All of them.
+    pub const ALL: [Queue; 3] = [Queue::Compute, Queue::HostToDevice, Queue::DeviceToHost];
+
+    /// Position in [`Queue::ALL`].
+    pub fn index(self) -> usize {
+        self as usize
+    }
+
+    /// For people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Queue::Compute => "compute",
+            Queue::HostToDevice => "host to device",
+            Queue::DeviceToHost => "device to host",
+        }
+    }
+}
+
+/// A kind of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub enum Tier {
+    /// The device's own block.
+    Device,
+    /// Pinned memory of the host.
+    Host,
+}
+
+/// A position in [`Plan::values`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct ValueId(pub u32);
+
+impl ValueId {
+    /// As a position.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A tensor by its meaning, or a piece of one: the gate of layer 3 in the second micro-batch of a
+/// group. It may lie in several places at a time, and is written once per meaning: who reads it
+/// must find what the compute queue wrote last before the reader.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Value {
+    /// For people: `layers.3.mlp.gate_up[1]`.
+    pub name: String,
+    /// What it takes wherever it lies.
+    pub size_bytes: usize,
+    /// What kind of tensor it is.
+    #[serde(skip)]
+    pub class: TensorClass,
+}
+
+/// A value at an offset in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Operand {
+    /// What is there.
+    pub value: ValueId,
+    /// First byte.
+    pub offset: usize,
+}
+
+/// A position in [`Plan::graphs`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct GraphId(pub u32);
+
+/// A position in [`Plan::instructions`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct InstructionId(pub u32);
+
+impl InstructionId {
+    /// As a position.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// A position in [`Plan::segments`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct SegmentId(pub u32);
+
+/// One node of a graph over given addresses.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Compute {
+    /// The graph.
+    pub graph: GraphId,
+    /// The node's position in it.
+    pub node: u32,
+    /// Which layer it belongs to, for random streams; 0 outside of layers.
+    pub layer: u16,
+    /// Device offsets of the op's operands in their order, then of the node's outputs.
+    pub places: Vec<usize>,
+    /// Values that are read. An operand that lies in pieces is several.
+    pub reads: Vec<Operand>,
+    /// Values that are written, all bytes of each.
+    pub writes: Vec<Operand>,
+}
+
+/// Which way a copy goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub enum Direction {
+    /// Into device memory.
+    ToDevice,
+    /// Into host memory.
+    ToHost,
+}
+
+/// A copy of values that lie one after another, in the same way in both tiers.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Copy {
+    /// Which way.
+    pub direction: Direction,
+    /// First byte in device memory.
+    pub device: usize,
+    /// First byte in host memory.
+    pub host: usize,
+    /// How many.
+    pub bytes: usize,
+    /// What is copied, and where it lies relative to the first byte.
+    pub values: Vec<Operand>,
+}
+
+/// What an instruction does.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub enum Work {
+    /// A kernel.
+    Compute(Compute),
+    /// A copy between tiers.
+    Copy(Copy),
+}
+
+/// One entry of a queue.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Instruction {
+    /// What it does.
+    pub work: Work,
+    /// Instructions of other queues that must be done before it starts: the last run of each that
+    /// was given to its queue before this one. One that was never given out holds up nobody.
+    pub waits: Vec<InstructionId>,
+}
+
+impl Instruction {
+    /// Where it runs.
+    pub fn queue(&self) -> Queue {
+        match &self.work {
+            Work::Compute(_) => Queue::Compute,
+            Work::Copy(copy) => match copy.direction {
+                Direction::ToDevice => Queue::HostToDevice,
+                Direction::ToHost => Queue::DeviceToHost,
+            },
+        }
+    }
+}
+
+/// A part of the instruction list that runs as a whole.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Segment {
+    /// For people: `first group`.
+    pub name: &'static str,
+    /// Its instructions.
+    pub instructions: Range<usize>,
+}
+
+/// A segment, run some times in a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Run {
+    /// Which.
+    pub segment: SegmentId,
+    /// How often.
+    pub times: usize,
+}
+
+/// A tier and an offset in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+pub struct Place {
+    /// Which memory.
+    pub tier: Tier,
+    /// First byte.
+    pub offset: usize,
+}
+
+/// A tensor that outlives a step: a parameter, its gradient, its optimizer state.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Lasting {
+    /// Full name, shape, dtype.
+    #[serde(skip)]
+    pub tensor: Tensor,
+    /// Its values, which lie one after another without gaps.
+    pub pieces: Vec<ValueId>,
+    /// Everywhere it lies between two steps: whoever changes it there changes all of them, and every
+    /// step ends with its last value in all of them.
+    pub places: Vec<Place>,
+}
+
+/// Something that the host writes before a segment or a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Input {
+    /// `tokens`, `denominator`.
+    #[serde(skip)]
+    pub tensor: Tensor,
+    /// Its value.
+    pub value: ValueId,
+    /// The micro-batch within the group that it belongs to; none for what a step has once.
+    pub micro_batch: Option<u16>,
+    /// Where in host memory the host writes it.
+    pub host: usize,
+    /// The copies that read it there. The host writes it only when all that were given out are done.
+    pub copies: Vec<InstructionId>,
+}
+
+/// Something that the host reads after a segment or a step.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PlanResult {
+    /// `loss`, `step.gradient_norm`.
+    #[serde(skip)]
+    pub tensor: Tensor,
+    /// Its value.
+    pub value: ValueId,
+    /// The micro-batch within the group that it belongs to; none for what a step has once.
+    pub micro_batch: Option<u16>,
+    /// Where in host memory it arrives.
+    pub host: usize,
+    /// The copies that bring it there. The host reads it when the last that was given out is done, and
+    /// gives out no further segment that has one of them before it has read.
+    pub copies: Vec<InstructionId>,
+}
+
+/// A named range of a tier, for people.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Region {
+    /// `weights`, `work area`.
+    pub name: String,
+    /// Which memory.
+    pub tier: Tier,
+    /// First byte.
+    pub start: usize,
+    /// Size.
+    pub bytes: usize,
+}
+
+/// A training step as instructions on queues.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Plan {
+    /// What compute instructions refer to.
+    #[serde(skip)]
+    pub graphs: Vec<Graph>,
+    /// All values.
+    pub values: Vec<Value>,
+    /// All instructions of all segments.
+    pub instructions: Vec<Instruction>,
+    /// How the list is cut.
+    pub segments: Vec<Segment>,
+    /// What a step runs, in order. All queues are empty before and after it.
+    pub step: Vec<Run>,
+    /// What applies a pending update outside of a step, where updates are deferred to the next step.
+    pub flush: Option<SegmentId>,
+    /// What outlives a step, and where it rests between steps.
+    pub lasting: Vec<Lasting>,
+    /// What the host writes.
+    pub inputs: Vec<Input>,
+    /// What the host reads.
+    pub results: Vec<PlanResult>,
+    /// Size of the device block.
+    pub device_bytes: usize,
+    /// Size of the pinned host memory.
+    pub host_bytes: usize,
+    /// What lies where.
+    pub regions: Vec<Region>,
+}
+
+impl Plan {
+    /// One instruction.
+    pub fn instruction(&self, id: InstructionId) -> &Instruction {
+        &self.instructions[id.index()]
+    }
+
+    /// One value.
+    pub fn value(&self, id: ValueId) -> &Value {
+        &self.values[id.index()]
+    }
+
+    /// One segment.
+    pub fn segment(&self, id: SegmentId) -> &Segment {
+        &self.segments[id.0 as usize]
+    }
+
+    /// For people: the node and its layer, or what is copied.
+    pub fn describe(&self, id: InstructionId) -> String {
+        match &self.instruction(id).work {
+            Work::Compute(compute) => {
+                let node = &self.graphs[compute.graph.0 as usize].nodes()[compute.node as usize];
+                format!("{} `{}` of layer {}", node.op.name(), node.name, compute.layer)
+            }
+            Work::Copy(copy) => {
+                let names: Vec<&str> =
+                    copy.values.iter().map(|o| self.value(o.value).name.as_str()).take(3).collect();
+                let more = if copy.values.len() > names.len() { ", …" } else { "" };
+                let way = match copy.direction {
+                    Direction::ToDevice => "to the device",
+                    Direction::ToHost => "to the host",
+                };
+                format!("copy of `{}`{more} {way}", names.join("`, `"))
+            }
+        }
+    }
+}

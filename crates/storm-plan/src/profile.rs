@@ -1,0 +1,301 @@
+//! What a machine can do, as numbers: measured by `storm probe` or taken from published figures.
+
+use serde::{Deserialize, Serialize};
+use storm_graph::{DType, Op, Tensor};
+
+/// A card and its connection to the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HardwareProfile {
+    /// Short: `h200`.
+    pub name: String,
+    /// Where the figures come from: a command and a date, or the publications.
+    pub source: String,
+    /// All memory of the card.
+    pub memory_bytes: u64,
+    /// What the process holds on the card before the plan's own block: context, code, workspaces.
+    pub overhead_bytes: u64,
+    /// Dense bf16 matrix products, floating-point operations per second, where no point is closer.
+    pub gemm_flops: f64,
+    /// Dense f32 matrix products.
+    pub gemm_f32_flops: f64,
+    /// Attention forward, causal squares counted half.
+    pub attention_forward_flops: f64,
+    /// Attention backward, five products counted.
+    pub attention_backward_flops: f64,
+    /// Bytes per second that elementwise kernels move, reads and writes together.
+    pub memory_bandwidth: f64,
+    /// Pinned host memory to the card, bytes per second.
+    pub host_to_device_bandwidth: f64,
+    /// The card to pinned host memory, bytes per second.
+    pub device_to_host_bandwidth: f64,
+    /// Both ways at once, bytes per second of the two together.
+    pub duplex_bandwidth: f64,
+    /// From the end of one copy in a queue to the start of the next.
+    pub copy_latency_seconds: f64,
+    /// The least that a kernel takes, from its start to the next one's.
+    pub kernel_seconds: f64,
+    /// What giving out one instruction costs the host.
+    pub launch_seconds: f64,
+    /// Allocation of pinned host memory.
+    pub pinned_seconds_per_gib: f64,
+    /// Measured matrix products.
+    #[serde(default)]
+    pub gemm: Vec<GemmPoint>,
+    /// Measured attention.
+    #[serde(default)]
+    pub attention: Vec<AttentionPoint>,
+    /// Measured kernels that move bytes rather than compute.
+    #[serde(default)]
+    pub elementwise: Vec<ElementwisePoint>,
+}
+
+/// The three products of a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum GemmKind {
+    /// `x · weightᵀ`.
+    Forward,
+    /// `dy · weight`.
+    InputGradient,
+    /// `dyᵀ · x`.
+    WeightGradient,
+}
+
+/// One matrix product under sustained load: (rows, inner) times (inner, columns).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GemmPoint {
+    /// Which product.
+    pub kind: GemmKind,
+    /// Rows of the result.
+    pub rows: u64,
+    /// Columns of the result.
+    pub columns: u64,
+    /// Length of each sum.
+    pub inner: u64,
+    /// bf16 operands; f32 otherwise.
+    pub bf16: bool,
+    /// Floating-point operations per second.
+    pub flops: f64,
+}
+
+/// Causal attention of one shape under sustained load.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AttentionPoint {
+    /// T.
+    pub sequence: u64,
+    /// D.
+    pub head_dim: u64,
+    /// Floating-point operations per second, forward.
+    pub forward_flops: f64,
+    /// The same, backward.
+    pub backward_flops: f64,
+}
+
+/// Bytes per second of an op, operands and outputs together.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ElementwisePoint {
+    /// The op's name: `Norm`, `SwiGlu`, `AdamW`.
+    pub op: String,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+/// Why a profile cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// Not JSON of this form.
+    #[error("not a hardware profile: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A number that no machine has.
+    #[error("`{field}` is {value}; it must be positive and finite")]
+    Number {
+        /// Which.
+        field: &'static str,
+        /// What it was.
+        value: f64,
+    },
+    /// No built-in profile of that name.
+    #[error("unknown hardware `{name}`: built in are {known}; or give the path of a profile that `storm probe` wrote")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
+}
+
+impl HardwareProfile {
+    /// Reads a profile.
+    ///
+    /// # Errors
+    /// Not a profile, or a number that makes no sense.
+    pub fn from_json(text: &str) -> Result<HardwareProfile, ProfileError> {
+        let profile: HardwareProfile = serde_json::from_str(text)?;
+        profile.check()?;
+        Ok(profile)
+    }
+
+    /// The profile as `storm probe` writes it.
+    pub fn to_json(&self) -> String {
+        let mut text = serde_json::to_string_pretty(self).expect("plain data");
+        text.push('\n');
+        text
+    }
+
+    fn check(&self) -> Result<(), ProfileError> {
+        let positive = [
+            ("memory_bytes", self.memory_bytes as f64),
+            ("gemm_flops", self.gemm_flops),
+            ("gemm_f32_flops", self.gemm_f32_flops),
+            ("attention_forward_flops", self.attention_forward_flops),
+            ("attention_backward_flops", self.attention_backward_flops),
+            ("memory_bandwidth", self.memory_bandwidth),
+            ("host_to_device_bandwidth", self.host_to_device_bandwidth),
+            ("device_to_host_bandwidth", self.device_to_host_bandwidth),
+            ("duplex_bandwidth", self.duplex_bandwidth),
+        ];
+        let points = (self.gemm.iter().map(|p| ("gemm.flops", p.flops)))
+            .chain(self.attention.iter().map(|p| ("attention.forward_flops", p.forward_flops)))
+            .chain(self.attention.iter().map(|p| ("attention.backward_flops", p.backward_flops)))
+            .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)));
+        for (field, value) in positive.into_iter().chain(points) {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(ProfileError::Number { field, value });
+            }
+        }
+        let times = [
+            ("copy_latency_seconds", self.copy_latency_seconds),
+            ("kernel_seconds", self.kernel_seconds),
+            ("launch_seconds", self.launch_seconds),
+            ("pinned_seconds_per_gib", self.pinned_seconds_per_gib),
+        ];
+        for (field, value) in times {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(ProfileError::Number { field, value });
+            }
+        }
+        Ok(())
+    }
+
+    /// Time of a copy in a queue of its own.
+    pub fn copy_seconds(&self, bytes: usize, to_device: bool) -> f64 {
+        let bandwidth = match to_device {
+            true => self.host_to_device_bandwidth,
+            false => self.device_to_host_bandwidth,
+        };
+        self.copy_latency_seconds + bytes as f64 / bandwidth
+    }
+
+    /// Time of an op, given its operands and outputs.
+    pub fn op_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
+        self.kernel_seconds.max(self.matrix_seconds(op) + self.moving_seconds(op, outputs))
+    }
+
+    fn matrix_seconds(&self, op: &Op<&Tensor>) -> f64 {
+        let flops = op.matrix_flops() as f64;
+        if flops == 0.0 {
+            return 0.0;
+        }
+        let rate = match op {
+            Op::Attention { qkv, heads, .. } => self
+                .attention_point(qkv, heads.head_dim)
+                .map_or(self.attention_forward_flops, |point| point.forward_flops),
+            Op::AttentionGrad { qkv, heads, .. } => self
+                .attention_point(qkv, heads.head_dim)
+                .map_or(self.attention_backward_flops, |point| point.backward_flops),
+            Op::Linear { x, weight, .. } => self.gemm_rate(
+                GemmKind::Forward,
+                [x.shape.rows(), weight.shape.rows(), x.shape.width()],
+                x.dtype,
+            ),
+            Op::LinearInputGrad { dy, weight, .. } => self.gemm_rate(
+                GemmKind::InputGradient,
+                [dy.shape.rows(), weight.shape.width(), dy.shape.width()],
+                dy.dtype,
+            ),
+            Op::LinearWeightGrad { dy, x, .. } => self.gemm_rate(
+                GemmKind::WeightGradient,
+                [dy.shape.width(), x.shape.width(), dy.shape.rows()],
+                dy.dtype,
+            ),
+            Op::HeadLoss { hidden, weight, .. } | Op::HeadLossGrad { hidden, weight, .. } => self
+                .gemm_rate(
+                    GemmKind::Forward,
+                    [hidden.shape.rows(), weight.shape.rows(), hidden.shape.width()],
+                    hidden.dtype,
+                ),
+            _ => self.gemm_flops,
+        };
+        flops / rate
+    }
+
+    /// The rate of the closest measured product: same kind and dtype, and every extent within a
+    /// factor of four.
+    fn gemm_rate(&self, kind: GemmKind, extents: [usize; 3], dtype: DType) -> f64 {
+        let bf16 = dtype == DType::BF16;
+        let distance = |point: &GemmPoint| {
+            let pairs = [point.rows, point.columns, point.inner].into_iter().zip(extents);
+            pairs
+                .map(|(known, wanted)| (known.max(1) as f64 / wanted.max(1) as f64).ln().abs())
+                .fold((0.0, 0.0f64), |(sum, most), d| (sum + d, most.max(d)))
+        };
+        let closest = self
+            .gemm
+            .iter()
+            .filter(|point| point.kind == kind && point.bf16 == bf16)
+            .map(|point| (distance(point), point))
+            .filter(|((_, most), _)| *most <= 4f64.ln())
+            .min_by(|((a, _), _), ((b, _), _)| a.total_cmp(b));
+        match closest {
+            Some((_, point)) => point.flops,
+            None if bf16 => self.gemm_flops,
+            None => self.gemm_f32_flops,
+        }
+    }
+
+    fn attention_point(&self, qkv: &Tensor, head_dim: usize) -> Option<&AttentionPoint> {
+        let time = qkv.shape.axes()[1].max(1) as f64;
+        self.attention
+            .iter()
+            .filter(|point| point.head_dim == head_dim as u64)
+            .min_by(|a, b| {
+                let distance = |p: &AttentionPoint| (p.sequence.max(1) as f64 / time).ln().abs();
+                distance(a).total_cmp(&distance(b))
+            })
+    }
+
+    /// What an op's kernels move besides what hides behind its arithmetic. Products read and write
+    /// while they compute; chunks of logits go through memory on their own.
+    fn moving_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
+        let bytes: usize = match op {
+            Op::Linear { .. }
+            | Op::LinearInputGrad { .. }
+            | Op::LinearWeightGrad { .. }
+            | Op::Attention { .. }
+            | Op::AttentionGrad { .. } => return 0.0,
+            Op::HeadLoss { hidden, weight, .. } | Op::HeadLossGrad { hidden, weight, .. } => {
+                // Logits of all rows: written, read, and read and written by the softmax.
+                let width = hidden.dtype.size_bytes();
+                4 * hidden.shape.rows() * weight.shape.rows() * width
+            }
+            Op::Reshape { .. } => 0,
+            // Rows of the table, not all of it.
+            Op::Embedding { .. } => 2 * outputs.iter().map(|t| t.size_bytes()).sum::<usize>(),
+            Op::EmbeddingGrad { dy, .. } => 3 * dy.size_bytes(),
+            _ => {
+                let operands = op.operands().into_iter().map(|(_, t)| t.size_bytes()).sum::<usize>();
+                operands + outputs.iter().map(|t| t.size_bytes()).sum::<usize>()
+            }
+        };
+        let bandwidth = self
+            .elementwise
+            .iter()
+            .find(|point| point.op == op.name())
+            .map_or(self.memory_bandwidth, |point| point.bandwidth);
+        bytes as f64 / bandwidth
+    }
+}

@@ -1,0 +1,257 @@
+//! What a user asks of the planner, and what it answers.
+
+use crate::search::{Activations, Found, Limits, Search};
+use crate::{
+    CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, MemoryBudget, PlanError, Queue,
+    Region, Simulation, Storage, Task, Tier, UpdateTime, check,
+};
+use serde::Serialize;
+
+/// Where a class of tensors lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Placement {
+    /// On the device.
+    Resident,
+    /// In host memory, coming in as needed.
+    Streamed,
+}
+
+/// What the planner may not decide.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forced {
+    /// What layers save for their backward pass.
+    pub activations: Option<Storage>,
+    /// The inputs of layers.
+    pub layer_inputs: Option<Placement>,
+    /// Only the input of every n-th layer is stored; the layers between run again.
+    pub checkpoint_every: Option<usize>,
+    /// Parameters of layers.
+    pub weights: Option<Placement>,
+    /// Their gradients.
+    pub gradients: Option<Placement>,
+    /// Their optimizer state.
+    pub states: Option<Placement>,
+    /// When gradients are applied.
+    pub update: Option<UpdateTime>,
+    /// Micro-batches that go through a layer together.
+    pub group: Option<usize>,
+}
+
+/// Memory that a run may take, everything included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Of the process on the device, as its driver counts it.
+    pub vram_bytes: u64,
+    /// Pinned host memory.
+    pub ram_bytes: u64,
+}
+
+/// How a plan compares.
+#[derive(Clone, Debug, Serialize)]
+pub struct Policy {
+    /// `keep-all`.
+    pub name: &'static str,
+    /// What it does, in a sentence.
+    pub description: &'static str,
+    /// Its prediction; none if it does not fit the budget in any way.
+    pub prediction: Option<Prediction>,
+}
+
+/// What a plan will do, as simulated.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Prediction {
+    /// Peak of the process on the device: the plan's block and what the process holds besides.
+    pub vram_peak_bytes: u64,
+    /// Pinned host memory.
+    pub ram_peak_bytes: u64,
+    /// One step.
+    pub step_seconds: f64,
+    /// Busy shares by queue, in the order of [`Queue::ALL`].
+    pub busy: [f64; 3],
+    /// Time spent on what is made again, as a share of all computing.
+    pub recompute_fraction: f64,
+    /// Matrix arithmetic that is made again, in a step.
+    pub recompute_flops: f64,
+    /// Into the device, per step.
+    pub h2d_bytes: u64,
+    /// Out of the device, per step.
+    pub d2h_bytes: u64,
+}
+
+/// A plan that fits, checked, with what is known about it.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// The plan.
+    pub plan: CheckedPlan,
+    /// What was decided.
+    pub decisions: Decisions,
+    /// What it will do.
+    pub prediction: Prediction,
+    /// The same in detail.
+    pub simulation: Simulation,
+    /// The smallest device budget that works, everything included.
+    pub vram_min_bytes: u64,
+}
+
+/// There is no plan within the budget.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TooSmall {
+    /// What was given.
+    pub budget: Budget,
+    /// The smallest that works, with this much host memory.
+    pub vram_min_bytes: u64,
+    /// What that takes of the host.
+    pub ram_min_bytes: u64,
+    /// The largest consumers of the smallest plan.
+    pub consumers: Vec<Region>,
+}
+
+impl Forced {
+    fn check(&self, task: &Task) -> Result<(), PlanError> {
+        let refuse = |problem: String| Err(PlanError::Decisions { problem });
+        let layers = task.layer_count();
+        match self.checkpoint_every {
+            Some(0) => refuse("a checkpoint every 0 layers is none at all".to_owned()),
+            Some(every) if every > layers => {
+                refuse(format!("a checkpoint every {every} layers needs that many; there are {layers}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Budget {
+    fn limits(self, profile: &HardwareProfile) -> Limits {
+        let device = self.vram_bytes.saturating_sub(profile.overhead_bytes);
+        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Limits { device_bytes: size(device), host_bytes: size(self.ram_bytes) }
+    }
+}
+
+/// Finds the fastest plan within the budget, and proves it safe.
+///
+/// # Errors
+/// [`PlanError::TooSmall`] if nothing fits; otherwise a task or decisions that cannot work.
+pub fn plan(
+    task: &Task,
+    profile: &HardwareProfile,
+    budget: Budget,
+    forced: &Forced,
+) -> Result<Planned, PlanError> {
+    forced.check(task)?;
+    let lowering = Lowering::new(task, profile)?;
+    let limits = budget.limits(profile);
+    let search = Search::new(&lowering, limits, forced);
+    let (smallest, device, host) = search.smallest()?;
+    let vram_min_bytes = device as u64 + profile.overhead_bytes;
+    let too_small = || {
+        let mut consumers: Vec<Region> =
+            lowering.regions(&smallest).into_iter().filter(|r| r.tier == Tier::Device).collect();
+        consumers.sort_by_key(|region| std::cmp::Reverse(region.bytes));
+        PlanError::TooSmall(Box::new(TooSmall {
+            budget,
+            vram_min_bytes,
+            ram_min_bytes: host as u64,
+            consumers,
+        }))
+    };
+    let found = match search.run() {
+        Some(found) => found,
+        None if device <= limits.device_bytes && host <= limits.host_bytes => {
+            let plan = lowering.lower(&smallest)?;
+            let simulation = crate::simulate(&plan, profile);
+            Found { decisions: smallest, plan, simulation }
+        }
+        None => return Err(too_small()),
+    };
+    let prediction = predict(&lowering, &found);
+    let Found { decisions, plan, simulation } = found;
+    let memory = MemoryBudget { device_bytes: limits.device_bytes, host_bytes: limits.host_bytes };
+    let plan = check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+    Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
+}
+
+/// About how long a step of the fastest plan takes, found in a small part of the time that [`plan`]
+/// needs: good for comparing sizes of micro-batches. None if nothing fits.
+///
+/// # Errors
+/// A task or decisions that cannot work.
+pub fn guess_step_seconds(
+    task: &Task,
+    profile: &HardwareProfile,
+    budget: Budget,
+    forced: &Forced,
+) -> Result<Option<f64>, PlanError> {
+    forced.check(task)?;
+    let lowering = Lowering::new(task, profile)?;
+    let search = Search::new(&lowering, budget.limits(profile), forced);
+    Ok(search.guess().map(|simulation| simulation.step_seconds))
+}
+
+/// The plan of given decisions, checked against the budget.
+///
+/// # Errors
+/// Decisions that contradict each other, or a plan over budget.
+pub fn plan_decided(
+    task: &Task,
+    profile: &HardwareProfile,
+    budget: Budget,
+    decisions: Decisions,
+) -> Result<Planned, PlanError> {
+    let lowering = Lowering::new(task, profile)?;
+    let plan = lowering.lower(&decisions)?;
+    let simulation = crate::simulate(&plan, profile);
+    let found = Found { decisions, plan, simulation };
+    let prediction = predict(&lowering, &found);
+    let limits = budget.limits(profile);
+    let vram_min_bytes = prediction.vram_peak_bytes;
+    let Found { decisions, plan, simulation } = found;
+    let memory = MemoryBudget { device_bytes: limits.device_bytes, host_bytes: limits.host_bytes };
+    let plan = check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+    Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
+}
+
+/// What fixed ways of treating activations would do within the same budget, each with the fastest
+/// placement of everything else that fits.
+///
+/// # Errors
+/// A task that cannot be planned.
+pub fn policies(
+    task: &Task,
+    profile: &HardwareProfile,
+    budget: Budget,
+) -> Result<Vec<Policy>, PlanError> {
+    let lowering = Lowering::new(task, profile)?;
+    let forced = Forced::default();
+    let search = Search::new(&lowering, budget.limits(profile), &forced);
+    let known = [
+        ("keep-all", "every activation stays in device memory", Activations::KeepAll),
+        ("recompute-all", "only layer inputs stay, the rest is made again", Activations::RecomputeAll),
+        ("offload-all", "every activation waits in host memory", Activations::OffloadAll),
+        ("sqrt-n", "the input of every √N-th layer stays", Activations::SquareRoot),
+    ];
+    Ok(known
+        .into_iter()
+        .map(|(name, description, activations)| {
+            let prediction = search.run_fixed(activations).map(|found| predict(&lowering, &found));
+            Policy { name, description, prediction }
+        })
+        .collect())
+}
+
+fn predict(lowering: &Lowering<'_>, found: &Found) -> Prediction {
+    let Found { decisions, plan, simulation } = found;
+    let (again_seconds, again_flops) = lowering.made_again(decisions);
+    let computing = simulation.busy_seconds[Queue::Compute.index()];
+    Prediction {
+        vram_peak_bytes: plan.device_bytes as u64 + lowering.profile.overhead_bytes,
+        ram_peak_bytes: plan.host_bytes as u64,
+        step_seconds: simulation.step_seconds,
+        busy: Queue::ALL.map(|queue| simulation.busy_share(queue)),
+        recompute_fraction: again_seconds / computing.max(f64::MIN_POSITIVE),
+        recompute_flops: again_flops,
+        h2d_bytes: simulation.bytes(Direction::ToDevice),
+        d2h_bytes: simulation.bytes(Direction::ToHost),
+    }
+}

@@ -1,0 +1,513 @@
+//! The planner: looks for the decisions whose simulated step is the fastest within the budget.
+
+use crate::choice::{Choice, Saving, savings};
+use crate::estimate::Estimator;
+use crate::lower::Lowering;
+use crate::request::{Forced, Placement};
+use crate::{
+    Decisions, HardwareProfile, Plan, PlanError, Simulation, Storage, Streaming, Task, UpdateTime,
+    simulate,
+};
+use rayon::prelude::*;
+
+/// How many plans are built and simulated at most, before the ones near the best are tried.
+const FIRST_ROUND: usize = 24;
+
+/// How many are tried near the best.
+const NEAR_THE_BEST: usize = 90;
+
+/// How many are simulated for a guess.
+const GUESSED: usize = 3;
+
+/// How many are simulated before the fastest of them is known to the next ones.
+const AT_A_TIME: usize = 6;
+
+/// Bytes that a plan may take: of the device beyond what the process holds anyway, and of the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) device_bytes: usize,
+    pub(crate) host_bytes: usize,
+}
+
+/// The best of a search.
+pub(crate) struct Found {
+    pub(crate) decisions: Decisions,
+    pub(crate) plan: Plan,
+    pub(crate) simulation: Simulation,
+}
+
+/// The fastest choice so far.
+struct Best {
+    choice: Choice,
+    simulation: Simulation,
+}
+
+/// A fixed way to treat activations, for comparison.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activations {
+    /// All of them stay.
+    KeepAll,
+    /// Layer inputs stay, the rest is made again.
+    RecomputeAll,
+    /// All of them wait in host memory.
+    OffloadAll,
+    /// The inputs of every √N-th layer stay.
+    SquareRoot,
+    /// Whatever is best.
+    Free,
+}
+
+pub(crate) struct Search<'a> {
+    lowering: &'a Lowering<'a>,
+    savings: Vec<Saving>,
+    limits: Limits,
+    forced: &'a Forced,
+}
+
+impl<'a> Search<'a> {
+    pub(crate) fn new(lowering: &'a Lowering<'a>, limits: Limits, forced: &'a Forced) -> Self {
+        Search { lowering, savings: savings(lowering), limits, forced }
+    }
+
+    fn task(&self) -> &'a Task {
+        self.lowering.task
+    }
+
+    fn profile(&self) -> &'a HardwareProfile {
+        self.lowering.profile
+    }
+
+    /// The fastest plan that fits; none if nothing does.
+    pub(crate) fn run(&self) -> Option<Found> {
+        let mut best = None;
+        let mut candidates = Vec::new();
+        for activations in [
+            Activations::Free,
+            Activations::KeepAll,
+            Activations::RecomputeAll,
+            Activations::OffloadAll,
+            Activations::SquareRoot,
+        ] {
+            candidates.extend(self.candidates(activations));
+        }
+        self.consider(&self.most_promising(candidates, FIRST_ROUND), &mut best);
+        let mut tried: Vec<Choice> = Vec::new();
+        while let Some(Best { choice: center, .. }) = &best {
+            let mut near = self.neighbours(center);
+            near.retain(|choice| !tried.contains(choice) && self.fits(choice));
+            let left = NEAR_THE_BEST.saturating_sub(tried.len());
+            near = self.most_promising(near, left.min(18));
+            if near.is_empty() {
+                break;
+            }
+            self.consider(&near, &mut best);
+            tried.extend(near);
+        }
+        best.and_then(|best| self.found(best))
+    }
+
+    /// The fastest plan with a fixed treatment of activations; none if none fits.
+    pub(crate) fn run_fixed(&self, activations: Activations) -> Option<Found> {
+        let mut best = None;
+        self.consider(&self.most_promising(self.candidates(activations), 4), &mut best);
+        best.and_then(|best| self.found(best))
+    }
+
+    /// About how fast the fastest plan is, from few simulations; none if nothing fits.
+    pub(crate) fn guess(&self) -> Option<Simulation> {
+        let mut best = None;
+        self.consider(&self.most_promising(self.candidates(Activations::Free), GUESSED), &mut best);
+        best.map(|best| best.simulation)
+    }
+
+    /// Builds and simulates choices, several at a time, and keeps the fastest so far. Which one that
+    /// is does not depend on the number of threads.
+    fn consider(&self, choices: &[Choice], best: &mut Option<Best>) {
+        let estimator = Estimator::new(self.lowering, &self.savings);
+        for some in choices.chunks(AT_A_TIME) {
+            let limit = best.as_ref().map_or(f64::MAX, |best| best.simulation.step_seconds);
+            let hopeful: Vec<&Choice> =
+                some.iter().filter(|choice| estimator.least_seconds(choice) < limit).collect();
+            let simulated: Vec<Option<Simulation>> =
+                hopeful.par_iter().map(|choice| self.simulate(choice)).collect();
+            for (choice, simulation) in hopeful.into_iter().zip(simulated) {
+                let Some(simulation) = simulation else { continue };
+                let is_better = best.as_ref().is_none_or(|known| {
+                    let old = known.simulation.step_seconds;
+                    // At equal speed the simpler plan: nothing moves that does not have to.
+                    let gain = (old - simulation.step_seconds) / old;
+                    gain > 1e-4 || (gain > -1e-6 && simpler(choice, &known.choice))
+                });
+                if is_better {
+                    *best = Some(Best { choice: choice.clone(), simulation });
+                }
+            }
+        }
+    }
+
+    /// What a choice would do; none if it does not fit.
+    fn simulate(&self, choice: &Choice) -> Option<Simulation> {
+        let plan = self.lowering.lower(&choice.decisions(self.lowering, &self.savings)).ok()?;
+        let fits = plan.device_bytes <= self.limits.device_bytes
+            && plan.host_bytes <= self.limits.host_bytes;
+        fits.then(|| simulate(&plan, self.profile()))
+    }
+
+    fn found(&self, best: Best) -> Option<Found> {
+        let decisions = best.choice.decisions(self.lowering, &self.savings);
+        let plan = self.lowering.lower(&decisions).ok()?;
+        Some(Found { decisions, plan, simulation: best.simulation })
+    }
+
+    fn fits(&self, choice: &Choice) -> bool {
+        let decisions = choice.decisions(self.lowering, &self.savings);
+        self.lowering.memory(&decisions).is_ok_and(|(device, host)| {
+            device <= self.limits.device_bytes && host <= self.limits.host_bytes
+        })
+    }
+
+    /// Those that look fastest at a glance, at most `count`.
+    fn most_promising(&self, choices: Vec<Choice>, count: usize) -> Vec<Choice> {
+        let estimator = Estimator::new(self.lowering, &self.savings);
+        let mut guessed: Vec<(f64, Choice)> =
+            choices.into_iter().map(|choice| (estimator.step_seconds(&choice), choice)).collect();
+        guessed.sort_by(|a, b| a.0.total_cmp(&b.0));
+        guessed.truncate(count);
+        guessed.into_iter().map(|(_, choice)| choice).collect()
+    }
+
+    /// Group sizes worth trying.
+    fn groups(&self) -> Vec<usize> {
+        let micro_batches = self.task().micro_batches;
+        if let Some(group) = self.forced.group {
+            return vec![group];
+        }
+        if self.task().is_tied() {
+            return vec![1];
+        }
+        let divisors = (1..=micro_batches).filter(|group| micro_batches.is_multiple_of(*group));
+        divisors.filter(|&group| group <= 64).collect()
+    }
+
+    /// Where parameters, gradients and state may live, from all resident to all streamed.
+    fn bases(&self) -> Vec<Choice> {
+        let layers = self.task().layer_count();
+        let resident = Streaming::resident(layers);
+        let streamed = Streaming { pinned: 0, ring: 2.min(layers) };
+        let states_streamed = Streaming { pinned: 0, ring: 6 };
+        let mut bases = Vec::new();
+        for (weights, gradients, states, edge_states_resident) in [
+            (resident, resident, resident, true),
+            (resident, resident, states_streamed, true),
+            (resident, resident, states_streamed, false),
+            (resident, streamed, states_streamed, false),
+            (streamed, resident, states_streamed, false),
+            (streamed, streamed, states_streamed, true),
+            (streamed, streamed, states_streamed, false),
+        ] {
+            let weights = as_forced(self.forced.weights, weights, [resident, streamed]);
+            let gradients = as_forced(self.forced.gradients, gradients, [resident, streamed]);
+            let states = as_forced(self.forced.states, states, [resident, states_streamed]);
+            let edge_states_resident =
+                edge_states_resident || self.forced.states == Some(Placement::Resident);
+            let all_resident = weights == resident && gradients == resident && states == resident;
+            let update = match all_resident {
+                true => UpdateTime::EndOfStep,
+                false => UpdateTime::NextStep,
+            };
+            let base = Choice {
+                group: 1,
+                kept: (0, 0),
+                offloaded: (0, 0),
+                inputs_kept: 0,
+                inputs_every: self.forced.checkpoint_every.unwrap_or(1),
+                inputs_resident: true,
+                weights,
+                gradients,
+                states,
+                edge_states_resident,
+                update: self.forced.update.unwrap_or(update),
+                activation_ring: 2,
+                boundary_ring: 2,
+            };
+            // What is forced makes some of them the same.
+            if !bases.contains(&base) {
+                bases.push(base);
+            }
+        }
+        bases
+    }
+
+    fn candidates(&self, activations: Activations) -> Vec<Choice> {
+        let layers = self.task().layer_count();
+        let all = self.savings.len() - 1;
+        let mut candidates = Vec::new();
+        for base in self.bases() {
+            for group in self.groups() {
+                let base = Choice { group, ..base.clone() };
+                match activations {
+                    Activations::KeepAll => candidates.push(Choice { kept: (all, layers), ..base }),
+                    Activations::RecomputeAll => candidates.push(base),
+                    Activations::OffloadAll => candidates.push(Choice {
+                        offloaded: (all, layers),
+                        inputs_resident: false,
+                        ..base
+                    }),
+                    Activations::SquareRoot => {
+                        let every = (layers as f64).sqrt().ceil() as usize;
+                        candidates.push(Choice { inputs_every: every, ..base });
+                    }
+                    Activations::Free => {
+                        for inputs_resident in [true, false] {
+                            let base = Choice { inputs_resident, ..base.clone() };
+                            candidates.extend(self.filled(&base));
+                        }
+                    }
+                }
+            }
+        }
+        candidates.retain(|choice| self.obeys(choice) && self.fits(choice));
+        candidates
+    }
+
+    /// A base, and ways to use the memory it leaves: activations kept in the last layers, others
+    /// offloaded.
+    fn filled(&self, base: &Choice) -> Vec<Choice> {
+        let layers = self.task().layer_count();
+        let mut filled = vec![base.clone()];
+        if !self.fits(base) {
+            return Vec::new();
+        }
+        for saving in 1..self.savings.len() {
+            let kept = self.most(layers, |count| Choice { kept: (saving, count), ..base.clone() });
+            if kept > 0 {
+                filled.push(Choice { kept: (saving, kept), ..base.clone() });
+            }
+            for share in [layers, layers * 3 / 4, layers / 2, layers / 4] {
+                let with = Choice {
+                    offloaded: (saving, share),
+                    kept: (saving, 1.min(layers)),
+                    ..base.clone()
+                };
+                filled.push(with);
+            }
+        }
+        filled
+    }
+
+    /// The largest count up to `most` for which the choice fits.
+    fn most(&self, most: usize, choice: impl Fn(usize) -> Choice) -> usize {
+        let (mut fits, mut too_many) = (0, most + 1);
+        while too_many - fits > 1 {
+            let middle = fits + (too_many - fits) / 2;
+            if self.fits(&choice(middle)) { fits = middle } else { too_many = middle }
+        }
+        fits
+    }
+
+    /// Whether a choice respects what the user insists on.
+    fn obeys(&self, choice: &Choice) -> bool {
+        let layers = self.task().layer_count();
+        let placed = |wanted: Option<Placement>, streaming: Streaming| match wanted {
+            None => true,
+            Some(Placement::Resident) => streaming.pinned == layers,
+            Some(Placement::Streamed) => streaming.pinned < layers,
+        };
+        let decisions = choice.decisions(self.lowering, &self.savings);
+        let activations = match self.forced.activations {
+            None => true,
+            Some(Storage::Keep) => {
+                decisions.saved.iter().flatten().all(|&storage| storage == Storage::Keep)
+            }
+            Some(wanted) => decisions
+                .saved
+                .iter()
+                .flatten()
+                .all(|&storage| storage == wanted || storage == Storage::Recompute)
+                && (wanted == Storage::Recompute
+                    || choice.offloaded == (self.savings.len() - 1, layers)),
+        };
+        let inputs = match self.forced.layer_inputs {
+            None => true,
+            Some(Placement::Resident) => {
+                !decisions.boundary.contains(&Storage::Offload)
+            }
+            Some(Placement::Streamed) => !decisions.boundary.contains(&Storage::Keep),
+        };
+        placed(self.forced.weights, choice.weights)
+            && placed(self.forced.gradients, choice.gradients)
+            && placed(self.forced.states, choice.states)
+            && self.forced.update.is_none_or(|update| update == choice.update)
+            && self.forced.group.is_none_or(|group| group == choice.group)
+            && self.forced.checkpoint_every.is_none_or(|every| every == choice.inputs_every)
+            && activations
+            && inputs
+    }
+
+    /// Choices that differ in one respect.
+    fn neighbours(&self, center: &Choice) -> Vec<Choice> {
+        let layers = self.task().layer_count();
+        let mut near = Vec::new();
+        let mut add = |change: &dyn Fn(&mut Choice)| {
+            let mut choice = center.clone();
+            change(&mut choice);
+            if choice != *center {
+                near.push(choice);
+            }
+        };
+        let around = |count: usize| -> Vec<usize> {
+            let steps = [1, 2, 4, 8];
+            let more = steps.iter().map(|step| (count + step).min(layers));
+            let fewer = steps.iter().map(|step| count.saturating_sub(*step));
+            more.chain(fewer).collect()
+        };
+        for saving in 0..self.savings.len() {
+            add(&|choice| choice.kept.0 = saving);
+            add(&|choice| choice.offloaded.0 = saving);
+            if center.kept.1 == 0 {
+                add(&|choice| choice.kept = (saving, 2.min(layers)));
+            }
+            if center.offloaded.1 == 0 {
+                add(&|choice| choice.offloaded = (saving, layers / 2));
+            }
+        }
+        for count in around(center.kept.1) {
+            add(&|choice| choice.kept.1 = count);
+            add(&|choice| choice.inputs_kept = count);
+        }
+        for count in around(center.offloaded.1) {
+            add(&|choice| choice.offloaded.1 = count);
+        }
+        for count in around(center.inputs_kept) {
+            add(&|choice| choice.inputs_kept = count);
+        }
+        add(&|choice| choice.inputs_resident = !choice.inputs_resident);
+        add(&|choice| choice.edge_states_resident = !choice.edge_states_resident);
+        if center.inputs_every != 1 && self.forced.checkpoint_every.is_none() {
+            add(&|choice| choice.inputs_every = 1);
+        }
+        let classes: [fn(&mut Choice) -> &mut Streaming; 2] =
+            [|choice| &mut choice.weights, |choice| &mut choice.gradients];
+        for class in classes {
+            let current = *class(&mut center.clone());
+            for pinned in around(current.pinned) {
+                add(&|choice| {
+                    let class = class(choice);
+                    class.pinned = pinned;
+                    class.ring = if pinned == layers { 0 } else { class.ring.max(2) };
+                });
+            }
+            for ring in [2, 3, 4] {
+                add(&|choice| {
+                    let class = class(choice);
+                    class.ring = if class.pinned == layers { 0 } else { ring };
+                });
+            }
+        }
+        for pinned in around(center.states.pinned) {
+            add(&|choice| choice.states.pinned = pinned);
+        }
+        for ring in [3, 4, 6, 8, 12, 16] {
+            add(&|choice| choice.states.ring = ring);
+        }
+        for ring in [1, 2, 3, 4] {
+            add(&|choice| choice.activation_ring = ring);
+            add(&|choice| choice.boundary_ring = ring);
+        }
+        for group in self.groups() {
+            add(&|choice| choice.group = group);
+        }
+        for choice in &mut near {
+            let resident = choice.weights.pinned == layers
+                && choice.gradients.pinned == layers
+                && choice.states.pinned == layers
+                && choice.edge_states_resident;
+            if self.forced.update.is_none() && resident {
+                choice.update = UpdateTime::EndOfStep;
+            } else if self.forced.update.is_none() {
+                choice.update = UpdateTime::NextStep;
+            }
+        }
+        near.retain(|choice| self.obeys(choice));
+        near
+    }
+
+    /// The decisions that take the least device memory within the host's, whatever their speed.
+    pub(crate) fn smallest(&self) -> Result<(Decisions, usize, usize), PlanError> {
+        let layers = self.task().layer_count();
+        let one = Streaming { pinned: 0, ring: 1 };
+        let mut options = Vec::new();
+        for base in self.bases() {
+            let squeeze = |streaming: Streaming| {
+                if streaming.pinned == layers { streaming } else { one }
+            };
+            for (inputs_resident, inputs_every) in [(true, 1), (false, 1), (true, 4)] {
+                options.push(Choice {
+                    weights: squeeze(base.weights),
+                    gradients: squeeze(base.gradients),
+                    states: squeeze(base.states),
+                    group: self.forced.group.unwrap_or(1),
+                    inputs_resident,
+                    inputs_every: self.forced.checkpoint_every.unwrap_or(inputs_every),
+                    activation_ring: 1,
+                    boundary_ring: 0,
+                    ..base.clone()
+                });
+            }
+        }
+        let all = self.savings.len() - 1;
+        match self.forced.activations {
+            Some(Storage::Keep) => options.iter_mut().for_each(|c| c.kept = (all, layers)),
+            Some(Storage::Offload) => options.iter_mut().for_each(|c| c.offloaded = (all, layers)),
+            _ => {}
+        }
+        let mut smallest: Option<(Decisions, usize, usize)> = None;
+        let mut problem = None;
+        for choice in options.into_iter().filter(|choice| self.obeys(choice)) {
+            let decisions = choice.decisions(self.lowering, &self.savings);
+            let (device, host) = match self.lowering.memory(&decisions) {
+                Ok(memory) => memory,
+                Err(error) => {
+                    problem = Some(error);
+                    continue;
+                }
+            };
+            let rank = |device: usize, host: usize| {
+                (host.saturating_sub(self.limits.host_bytes), device)
+            };
+            let is_smaller = smallest
+                .as_ref()
+                .is_none_or(|&(_, d, h)| rank(device, host) < rank(d, h));
+            if is_smaller {
+                smallest = Some((decisions, device, host));
+            }
+        }
+        smallest.ok_or_else(|| {
+            problem.unwrap_or(PlanError::Decisions {
+                problem: "what was asked for contradicts itself".to_owned(),
+            })
+        })
+    }
+}
+
+/// A class of per-layer tensors, moved to where the user wants it.
+fn as_forced(
+    wanted: Option<Placement>,
+    usual: Streaming,
+    [resident, streamed]: [Streaming; 2],
+) -> Streaming {
+    match wanted {
+        None => usual,
+        Some(Placement::Resident) => resident,
+        Some(Placement::Streamed) => streamed,
+    }
+}
+
+/// Fewer things move.
+fn simpler(a: &Choice, b: &Choice) -> bool {
+    let moving = |choice: &Choice| {
+        let slots = choice.weights.slots() + choice.gradients.slots() + choice.states.pinned;
+        (choice.offloaded.1, usize::from(!choice.inputs_resident), usize::MAX - slots, choice.group)
+    };
+    moving(a) < moving(b)
+}

@@ -1,0 +1,193 @@
+//! How long a plan takes, on paper.
+//!
+//! The host gives out instructions one after another; each queue runs its own in that order, so one
+//! that waits holds up all behind it. As waits only look back in the order of giving out, one pass
+//! in that order finds every start and end.
+
+mod cost;
+mod queues;
+mod repeat;
+
+use crate::check::host::HostWork;
+use crate::plan::{Direction, InstructionId, Plan, Queue, Run, SegmentId};
+use crate::profile::HardwareProfile;
+use queues::Queues;
+use storm_graph::{TensorClass, Training};
+
+/// All classes, in the order of [`Simulation::transfers`].
+const CLASSES: [TensorClass; 7] = [
+    TensorClass::Input,
+    TensorClass::Parameter(Training::Trainable),
+    TensorClass::Parameter(Training::Frozen),
+    TensorClass::Gradient,
+    TensorClass::OptimizerState,
+    TensorClass::Activation,
+    TensorClass::Scratch,
+];
+
+/// Both ways, in the order of [`Simulation::transfers`].
+const DIRECTIONS: [Direction; 2] = [Direction::ToDevice, Direction::ToHost];
+
+/// What a plan would do on some hardware.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Simulation {
+    /// From empty queues to empty queues.
+    pub step_seconds: f64,
+    /// The same for a flush, where the plan has one.
+    pub flush_seconds: Option<f64>,
+    /// By queue, see [`Queue::index`]: how long it works in a step.
+    pub busy_seconds: [f64; Queue::ALL.len()],
+    /// Why the compute queue does not work all of the step.
+    pub stalls: Stalls,
+    /// What moves in a step, by direction and class; only what does.
+    pub transfers: Vec<Transfer>,
+    /// In the order of [`Plan::step`]. These add up to the step.
+    pub segments: Vec<SegmentTime>,
+    /// Every instruction that was followed, in the order of giving out; empty unless asked for.
+    /// Repetitions that do the same as those before them are left out, and so is the flush.
+    pub timeline: Vec<Span>,
+}
+
+/// Time in which the compute queue waits.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Stalls {
+    /// For a copy to bring something.
+    pub host_to_device_seconds: f64,
+    /// For a copy to take something away, so that its bytes are free.
+    pub device_to_host_seconds: f64,
+    /// For the host to give out the next kernel.
+    pub launch_seconds: f64,
+    /// At the end of the step, for the last copies.
+    pub drain_seconds: f64,
+}
+
+impl Stalls {
+    /// All of it.
+    pub fn total_seconds(&self) -> f64 {
+        self.host_to_device_seconds
+            + self.device_to_host_seconds
+            + self.launch_seconds
+            + self.drain_seconds
+    }
+}
+
+/// What moves of one class in one direction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Transfer {
+    /// What kind of tensors.
+    pub class: TensorClass,
+    /// Which way.
+    pub direction: Direction,
+    /// In a step.
+    pub bytes: u64,
+    /// How long that takes.
+    pub busy_seconds: f64,
+    /// How long the compute queue waits for it, at the end of the step included.
+    pub exposed_seconds: f64,
+}
+
+impl Transfer {
+    /// The part that costs no time, 0 to 1.
+    pub fn hidden_share(&self) -> f64 {
+        match self.busy_seconds > 0.0 {
+            true => (1.0 - self.exposed_seconds / self.busy_seconds).clamp(0.0, 1.0),
+            false => 1.0,
+        }
+    }
+}
+
+/// How long a run of segments takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SegmentTime {
+    /// Which.
+    pub segment: SegmentId,
+    /// How often.
+    pub times: usize,
+    /// From the end of the compute queue's work before it to that of its own; the last one ends with
+    /// the step.
+    pub seconds: f64,
+}
+
+/// One instruction's time on its queue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Span {
+    /// Which.
+    pub instruction: InstructionId,
+    /// Where.
+    pub queue: Queue,
+    /// From the start of the step.
+    pub start_seconds: f64,
+    /// The same.
+    pub end_seconds: f64,
+    /// Who held it up last; none if its own queue or the host did.
+    pub waited_for: Option<InstructionId>,
+}
+
+impl Simulation {
+    /// The part of the step in which a queue works, 0 to 1.
+    pub fn busy_share(&self, queue: Queue) -> f64 {
+        match self.step_seconds > 0.0 {
+            true => self.busy_seconds[queue.index()] / self.step_seconds,
+            false => 0.0,
+        }
+    }
+
+    /// What moves in a step in one direction.
+    pub fn bytes(&self, direction: Direction) -> u64 {
+        self.transfers.iter().filter(|t| t.direction == direction).map(|t| t.bytes).sum()
+    }
+}
+
+/// Predicts a step of a plan that the checker accepts.
+///
+/// # Panics
+/// If the plan refers to something that it does not have.
+pub fn simulate(plan: &Plan, profile: &HardwareProfile) -> Simulation {
+    run(plan, profile, None)
+}
+
+/// [`simulate`], with [`Simulation::timeline`].
+///
+/// # Panics
+/// As [`simulate`].
+pub fn simulate_with_timeline(plan: &Plan, profile: &HardwareProfile) -> Simulation {
+    run(plan, profile, Some(Vec::new()))
+}
+
+fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> Simulation {
+    let seconds = cost::instruction_seconds(plan, profile);
+    let host_work = HostWork::new(plan);
+    let mut queues = Queues::new(plan, &host_work, &seconds, profile.launch_seconds, timeline);
+    let mut segments = Vec::with_capacity(plan.step.len());
+    for run in &plan.step {
+        let before = queues.compute_end();
+        queues.repeat(run);
+        let &Run { segment, times } = run;
+        segments.push(SegmentTime { segment, times, seconds: queues.compute_end() - before });
+    }
+    let waited = *queues.waited();
+    let drain_seconds = queues.drain();
+    if let Some(last) = segments.last_mut() {
+        last.seconds += drain_seconds;
+    }
+    let flush_seconds = plan.flush.map(|segment| {
+        let mut queues = Queues::new(plan, &host_work, &seconds, profile.launch_seconds, None);
+        queues.repeat(&Run { segment, times: 1 });
+        queues.end()
+    });
+    let stalls = Stalls {
+        host_to_device_seconds: waited.exposed[0].iter().sum(),
+        device_to_host_seconds: waited.exposed[1].iter().sum(),
+        launch_seconds: waited.launch,
+        drain_seconds,
+    };
+    Simulation {
+        step_seconds: queues.end(),
+        flush_seconds,
+        busy_seconds: cost::busy_seconds(plan, &seconds),
+        stalls,
+        transfers: cost::transfers(plan, &seconds, queues.waited()),
+        segments,
+        timeline: queues.into_timeline(),
+    }
+}

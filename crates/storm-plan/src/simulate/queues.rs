@@ -1,0 +1,194 @@
+//! The pass over the instructions: when each starts and ends, and what held it up.
+
+use super::cost::{class_shares, direction_index};
+use super::{CLASSES, Span};
+use crate::check::host::HostWork;
+use crate::plan::{InstructionId, Plan, Queue, SegmentId, Work};
+
+/// Time in which the compute queue waited.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Waited {
+    /// For copies, by direction and class.
+    pub(super) exposed: [[f64; CLASSES.len()]; 2],
+    /// For the host.
+    pub(super) launch: f64,
+}
+
+impl Waited {
+    /// Each number from those of several.
+    pub(super) fn combine<const N: usize>(
+        all: [&Waited; N],
+        each: impl Fn([f64; N]) -> f64,
+    ) -> Waited {
+        let mut exposed = [[0.0; CLASSES.len()]; 2];
+        for (way, by_class) in exposed.iter_mut().enumerate() {
+            for (class, seconds) in by_class.iter_mut().enumerate() {
+                *seconds = each(all.map(|waited| waited.exposed[way][class]));
+            }
+        }
+        Waited { exposed, launch: each(all.map(|waited| waited.launch)) }
+    }
+}
+
+/// The moments that everything follows from.
+#[derive(Clone, Debug)]
+pub(super) struct Moments {
+    /// When the host goes on.
+    pub(super) host: f64,
+    /// By queue: when it has done all that it was given.
+    pub(super) free: [f64; Queue::ALL.len()],
+    /// By instruction: when its last run ends; never given out is long ago.
+    pub(super) ends: Vec<f64>,
+}
+
+/// Queues at work, from empty to empty.
+pub(super) struct Queues<'a> {
+    pub(super) plan: &'a Plan,
+    host_work: &'a HostWork,
+    seconds: &'a [f64],
+    launch_seconds: f64,
+    pub(super) now: Moments,
+    pub(super) waited: Waited,
+    /// What every moment is the latest of; see [`super::repeat`]. None while nobody asks.
+    pub(super) reasons: Option<Reasons>,
+    timeline: Option<Vec<Span>>,
+}
+
+/// Moments that were the latest of others.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reasons {
+    /// Candidates, and after them the latest of them; then the next.
+    pub(super) moments: Vec<f64>,
+    /// Where each group ends.
+    pub(super) group_ends: Vec<usize>,
+}
+
+impl<'a> Queues<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        host_work: &'a HostWork,
+        seconds: &'a [f64],
+        launch_seconds: f64,
+        timeline: Option<Vec<Span>>,
+    ) -> Queues<'a> {
+        let ends = vec![f64::NEG_INFINITY; plan.instructions.len()];
+        Queues {
+            plan,
+            host_work,
+            seconds,
+            launch_seconds,
+            now: Moments { host: 0.0, free: [0.0; Queue::ALL.len()], ends },
+            waited: Waited::default(),
+            reasons: None,
+            timeline,
+        }
+    }
+
+    /// When the compute queue has done all that it was given.
+    pub(super) fn compute_end(&self) -> f64 {
+        self.now.free[Queue::Compute.index()]
+    }
+
+    /// When all is done.
+    pub(super) fn end(&self) -> f64 {
+        self.now.free.into_iter().fold(self.now.host, f64::max)
+    }
+
+    pub(super) fn waited(&self) -> &Waited {
+        &self.waited
+    }
+
+    pub(super) fn into_timeline(self) -> Vec<Span> {
+        self.timeline.unwrap_or_default()
+    }
+
+    /// One run of a segment.
+    pub(super) fn segment(&mut self, id: SegmentId) {
+        let (plan, work) = (self.plan, self.host_work);
+        let results = work.results(id).iter().map(|&index| &plan.results[index].copies);
+        let inputs = work.inputs(id).iter().map(|&index| &plan.inputs[index].copies);
+        let copies = results.chain(inputs).flatten().map(|copy| self.now.ends[copy.index()]);
+        let mut candidates: Vec<f64> = copies.collect();
+        if !candidates.is_empty() {
+            candidates.push(self.now.host);
+            self.now.host = candidates.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            self.note(&candidates, self.now.host);
+        }
+        for index in plan.segment(id).instructions.clone() {
+            self.give_out(index, &mut candidates);
+        }
+    }
+
+    fn give_out(&mut self, index: usize, candidates: &mut Vec<f64>) {
+        let plan = self.plan;
+        let instruction = &plan.instructions[index];
+        let queue = instruction.queue();
+        self.now.host += self.launch_seconds;
+        let free = self.now.free[queue.index()];
+        candidates.clear();
+        candidates.extend([free, self.now.host]);
+        let (mut start, mut waited_for) = (free.max(self.now.host), None);
+        for &awaited in &instruction.waits {
+            let end = self.now.ends[awaited.index()];
+            candidates.push(end);
+            if end > start {
+                (start, waited_for) = (end, Some(awaited));
+            }
+        }
+        self.note(candidates, start);
+        if queue == Queue::Compute && start > free {
+            self.charge(waited_for, start - free);
+        }
+        let end = start + self.seconds[index];
+        self.now.ends[index] = end;
+        self.now.free[queue.index()] = end;
+        if let Some(timeline) = &mut self.timeline {
+            let instruction = InstructionId(index as u32);
+            let (start_seconds, end_seconds) = (start, end);
+            timeline.push(Span { instruction, queue, start_seconds, end_seconds, waited_for });
+        }
+    }
+
+    fn note(&mut self, candidates: &[f64], latest: f64) {
+        if let Some(reasons) = &mut self.reasons {
+            reasons.moments.extend_from_slice(candidates);
+            reasons.moments.push(latest);
+            reasons.group_ends.push(reasons.moments.len());
+        }
+    }
+
+    /// Puts time of the idle compute queue down to whoever held it up last.
+    fn charge(&mut self, to: Option<InstructionId>, seconds: f64) {
+        match to.map(|id| &self.plan.instruction(id).work) {
+            Some(Work::Copy(copy)) => {
+                let exposed = &mut self.waited.exposed[direction_index(copy.direction)];
+                for (class, share) in class_shares(self.plan, copy) {
+                    exposed[class] += seconds * share;
+                }
+            }
+            Some(Work::Compute(_)) | None => self.waited.launch += seconds,
+        }
+    }
+
+    /// How long the queues work on after the last kernel. That time is laid to the copies of the
+    /// queue that is done last.
+    pub(super) fn drain(&mut self) -> f64 {
+        let (kernels_end, all_end) = (self.compute_end(), self.end());
+        let copies = Queue::ALL.into_iter().skip(1);
+        let last =
+            copies.max_by(|a, b| self.now.free[a.index()].total_cmp(&self.now.free[b.index()]));
+        for (index, instruction) in self.plan.instructions.iter().enumerate() {
+            let end = self.now.ends[index];
+            if Some(instruction.queue()) == last && end > kernels_end {
+                let start = (end - self.seconds[index]).max(kernels_end);
+                if let Work::Copy(copy) = &instruction.work {
+                    let exposed = &mut self.waited.exposed[direction_index(copy.direction)];
+                    for (class, share) in class_shares(self.plan, copy) {
+                        exposed[class] += (end - start) * share;
+                    }
+                }
+            }
+        }
+        all_end - kernels_end
+    }
+}

@@ -1,0 +1,47 @@
+//! Which bytes instructions touch.
+
+use std::ops::Range;
+use storm_plan::{Direction, Instruction, Plan, Tier, Work};
+
+/// Bytes that somebody touches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Access {
+    pub(crate) tier: Tier,
+    pub(crate) bytes: Range<usize>,
+    pub(crate) writes: bool,
+}
+
+impl Access {
+    pub(crate) fn conflicts(&self, other: &Access) -> bool {
+        self.tier == other.tier
+            && (self.writes || other.writes)
+            && self.bytes.start < other.bytes.end
+            && other.bytes.start < self.bytes.end
+    }
+}
+
+/// All that an instruction touches, the bytes between the values of a copy included.
+pub(crate) fn accesses(plan: &Plan, instruction: &Instruction) -> Vec<Access> {
+    match &instruction.work {
+        Work::Compute(compute) => {
+            let reads = compute.reads.iter().map(|operand| (operand, false));
+            let writes = compute.writes.iter().map(|operand| (operand, true));
+            reads
+                .chain(writes)
+                .map(|(operand, writes)| {
+                    let end = operand.offset + plan.value(operand.value).size_bytes;
+                    Access { tier: Tier::Device, bytes: operand.offset..end, writes }
+                })
+                .collect()
+        }
+        Work::Copy(copy) => {
+            let into_device = copy.direction == Direction::ToDevice;
+            let device = copy.device..copy.device + copy.bytes;
+            let host = copy.host..copy.host + copy.bytes;
+            vec![
+                Access { tier: Tier::Device, bytes: device, writes: into_device },
+                Access { tier: Tier::Host, bytes: host, writes: !into_device },
+            ]
+        }
+    }
+}

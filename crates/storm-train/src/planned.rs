@@ -1,0 +1,323 @@
+use crate::batch::BatchSize;
+use crate::column::Column;
+use crate::optimizer::{self, ParameterInstance, names};
+use crate::trainer::{check_options, initial_graph};
+use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
+use std::path::Path;
+use std::sync::Arc;
+use storm_device::{MemoryTaken, PlanDevice, Trace, bytes_of};
+use storm_exec::{Feed, Planned};
+use storm_graph::random::{SEED_WORDS, Seed};
+use storm_graph::{DType, Graph, Op, StepScalars, Tensor, Training};
+use storm_model::{HfDirectory, ModelConfig, SaveOptions, build};
+use storm_plan::CheckedPlan;
+
+/// A model in training under a plan: what the plan does not keep on the device waits in host memory.
+///
+/// Gives bitwise the same as a [`Trainer`](crate::Trainer) of the same options on the same kind of
+/// device, whatever the plan.
+pub struct PlannedTrainer<D: PlanDevice> {
+    planned: Planned<D>,
+    config: ModelConfig,
+    options: TrainOptions,
+    instances: Vec<ParameterInstance>,
+    /// What fills each input of the plan.
+    sources: Vec<Source>,
+    /// Room for a sorted order.
+    staging: Vec<i32>,
+    /// Updates made or pending.
+    updates: u32,
+    /// The scalars of an update that the next step or flush applies.
+    pending: Option<StepScalars>,
+}
+
+/// Where the data of an input comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Column(Column),
+    Denominator,
+    Scalars,
+    Random,
+}
+
+impl<D: PlanDevice> PlannedTrainer<D> {
+    /// Puts a plan of [`training_task`](crate::training_task) with the same config and options on a
+    /// device. Parameters are initialized from the seed.
+    ///
+    /// # Errors
+    /// The plan is of something else, or the memory cannot be had.
+    pub fn new(
+        config: &ModelConfig,
+        options: TrainOptions,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
+    ) -> Result<PlannedTrainer<D>, TrainError> {
+        check_options(&options)?;
+        let program = build(config, &options.build_options())?;
+        let instances = optimizer::instances(&program.parameters(), program.layer_count);
+        let mut sources = Vec::new();
+        for input in &plan.inputs {
+            let name = input.tensor.name.as_str();
+            sources.push(match (name, Column::named(name)) {
+                (_, Some(column)) => Source::Column(column),
+                ("denominator", _) => Source::Denominator,
+                (names::SCALARS, _) => Source::Scalars,
+                (names::RANDOM, _) => Source::Random,
+                _ => return Err(foreign(format!("it has an input `{name}`"))),
+            });
+        }
+        let planned = Planned::commit(plan, device)?;
+        for ParameterInstance { name, parameter, .. } in &instances {
+            let Tensor { shape, dtype, .. } = planned.tensor(name)?;
+            if *shape != parameter.shape || *dtype != parameter.dtype {
+                return Err(foreign(format!("`{name}` is {dtype} {shape} there")));
+            }
+        }
+        let staging = vec![0; options.batch * options.sequence];
+        let config = config.clone();
+        let mut trainer = PlannedTrainer {
+            planned,
+            config,
+            options,
+            instances,
+            sources,
+            staging,
+            updates: 0,
+            pending: None,
+        };
+        trainer.initialize()?;
+        Ok(trainer)
+    }
+
+    fn initialize(&mut self) -> Result<(), TrainError> {
+        let random = self.random_words(0);
+        let given = [(names::RANDOM, bytes_of(&random))];
+        for instance in &self.instances {
+            let graph = initial_graph(&self.config, instance)?;
+            self.planned.initialize(&instance.name, &graph, instance.layer, &given)?;
+            let learns = instance.parameter.training == Training::Trainable;
+            if learns && self.options.precision.has_master() {
+                let graph = widening_graph(instance)?;
+                let master = format!("{}.master", instance.name);
+                self.planned.initialize(&master, &graph, instance.layer, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Micro-batches that a step takes.
+    pub fn micro_batches(&self) -> usize {
+        self.planned.micro_batches()
+    }
+
+    /// One optimizer step: gradients over all micro-batches are normalized by the valid tokens of the
+    /// step, clipped, and applied; by a plan that defers it, at the start of the next step.
+    ///
+    /// # Errors
+    /// Batches that do not fit, another number of them than the plan has, or from the device. A
+    /// batch that is refused changes nothing.
+    pub fn step(
+        &mut self,
+        batches: &[Batch],
+        learning_rate: f32,
+    ) -> Result<StepReport, TrainError> {
+        if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
+            let problem = format!("must be a number that is not negative, not {learning_rate}");
+            return Err(TrainError::Option { option: "learning_rate", problem });
+        }
+        let wanted = self.micro_batches();
+        if batches.len() != wanted {
+            let problem =
+                format!("the plan's step has {wanted} micro-batches, not {}", batches.len());
+            return Err(TrainError::Batch { problem });
+        }
+        let TrainOptions { batch, sequence, packing, .. } = self.options;
+        let size = BatchSize::new(&self.config, batch, sequence, packing);
+        let denominator = size.check(batches)? as f32;
+        let update = self.updates + 1;
+        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        // A plan that defers updates applies what the step before left; one that does not, its own.
+        let defers = self.planned.plan().flush.is_some();
+        let (applied, number) = match defers {
+            true => (self.pending.take(), self.updates),
+            false => (Some(scalars), update),
+        };
+        let mut feed = StepFeed {
+            batches,
+            sources: &self.sources,
+            staging: &mut self.staging,
+            denominator: [denominator],
+            scalars: scalars_of(applied),
+            random: Seed { seed: self.options.seed, step: number }.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+        };
+        self.planned.step(&mut feed)?;
+        let StepFeed { loss, gradient_norm, .. } = feed;
+        // A norm that is not finite makes the clip scale zero, which cancels the update.
+        if gradient_norm.is_finite() {
+            self.updates = update;
+            self.pending = defers.then_some(scalars);
+        }
+        Ok(StepReport { loss, gradient_norm })
+    }
+
+    /// Applies a pending update, so that parameters are those after the last step.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn flush(&mut self) -> Result<(), TrainError> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let mut feed = StepFeed {
+            batches: &[],
+            sources: &self.sources,
+            staging: &mut self.staging,
+            denominator: [1.0],
+            scalars: scalars_of(Some(pending)),
+            random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+        };
+        self.planned.flush(&mut feed)?;
+        // The gradients are still there: a scale of zero keeps them from being applied again.
+        Ok(self.planned.write(names::CLIP, &[0.0f32])?)
+    }
+
+    /// Loads all parameters from a Hugging Face directory of the same config.
+    ///
+    /// # Errors
+    /// A tensor is missing, has another shape, or cannot be read.
+    pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
+        self.flush()?;
+        weights::load(&mut self.planned, &self.config, directory)
+    }
+
+    /// Saves all parameters as a Hugging Face directory.
+    ///
+    /// # Errors
+    /// From the device or the file system; an existing directory is left as it was.
+    pub fn save(&mut self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
+        self.flush()?;
+        weights::save(&mut self.planned, &self.config, output, options)
+    }
+
+    /// A parameter or its state after the last step, widened to f32; see
+    /// [`Trainer::read`](crate::Trainer::read).
+    ///
+    /// # Errors
+    /// There is no such tensor: gradients of a step are kept only by plans that defer updates.
+    pub fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
+        self.flush()?;
+        weights::read(&mut self.planned, name)
+    }
+
+    /// Sets a parameter or its state; see [`Trainer::write`](crate::Trainer::write).
+    ///
+    /// # Errors
+    /// There is no such tensor, or it has another number of elements.
+    pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
+        self.flush()?;
+        weights::write(&mut self.planned, name, values)
+    }
+
+    /// Names of all parameters, layer by layer.
+    pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
+        self.instances.iter().map(|instance| instance.name.as_str())
+    }
+
+    /// Waits until everything is done, for those who measure time.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn synchronize(&mut self) -> Result<(), TrainError> {
+        Ok(self.planned.synchronize()?)
+    }
+
+    /// What the queues did in the last step or flush; none if the device does not record it.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn trace(&mut self) -> Result<Option<Trace>, TrainError> {
+        Ok(self.planned.trace()?)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Arc<CheckedPlan> {
+        self.planned.plan()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.planned.device()
+    }
+
+    /// What is taken in each tier.
+    pub fn memory_taken(&self) -> MemoryTaken {
+        self.planned.memory_taken()
+    }
+
+    fn random_words(&self, step: u32) -> [i32; SEED_WORDS] {
+        Seed { seed: self.options.seed, step }.to_words()
+    }
+}
+
+/// The scalars of an update; of none, such as change nothing whatever the gradients are.
+fn scalars_of(update: Option<StepScalars>) -> [f32; StepScalars::LEN] {
+    update.map_or([0.0; StepScalars::LEN], |scalars| scalars.to_array())
+}
+
+fn foreign(problem: String) -> TrainError {
+    TrainError::Option { option: "plan", problem: format!("was made for another model: {problem}") }
+}
+
+/// One node that makes a parameter's master.
+fn widening_graph(instance: &ParameterInstance) -> Result<Graph, TrainError> {
+    let mut graph = Graph::new();
+    let parameter = &instance.parameter;
+    let (shape, dtype) = (parameter.shape.clone(), parameter.dtype);
+    let x = graph.parameter(&instance.name, shape, dtype, Training::Trainable);
+    graph.apply(&format!("{}.master", instance.name), Op::Convert { x, dtype: DType::F32 })?;
+    Ok(graph)
+}
+
+/// The data of one step.
+struct StepFeed<'a> {
+    batches: &'a [Batch],
+    sources: &'a [Source],
+    staging: &'a mut [i32],
+    denominator: [f32; 1],
+    scalars: [f32; StepScalars::LEN],
+    random: [i32; SEED_WORDS],
+    loss: f32,
+    gradient_norm: f32,
+}
+
+impl Feed for StepFeed<'_> {
+    type Error = TrainError;
+
+    fn input(
+        &mut self,
+        index: usize,
+        _: &Tensor,
+        micro_batch: Option<usize>,
+    ) -> Result<&[u8], TrainError> {
+        Ok(match self.sources[index] {
+            Source::Column(column) => {
+                let batch = &self.batches[micro_batch.unwrap_or(0)];
+                bytes_of(column.entries(batch, self.staging))
+            }
+            Source::Denominator => bytes_of(&self.denominator),
+            Source::Scalars => bytes_of(&self.scalars),
+            Source::Random => bytes_of(&self.random),
+        })
+    }
+
+    fn result(&mut self, _: usize, _: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
+        let value = f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        match micro_batch {
+            // In the order of the micro-batches, as the sum over them is.
+            Some(_) => self.loss += value,
+            None => self.gradient_norm = value,
+        }
+    }
+}

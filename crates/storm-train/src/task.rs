@@ -1,0 +1,50 @@
+//! A training step as what the planner takes.
+
+use crate::optimizer::{self, ParameterInstance};
+use crate::{TrainError, TrainOptions};
+use storm_graph::{Accumulation, Program, Training};
+use storm_model::{ModelConfig, build};
+use storm_plan::{Task, UpdateRule};
+
+/// The step that these options describe, over `micro_batches` micro-batches, before any decision
+/// about memory.
+///
+/// # Errors
+/// The model is not valid for these sizes.
+pub fn training_task(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    micro_batches: usize,
+) -> Result<Task, TrainError> {
+    let program = build(config, &options.build_options())?;
+    task_of_program(&program, options, micro_batches)
+}
+
+/// [`training_task`] of a program that the caller has built.
+///
+/// # Errors
+/// The program cannot be differentiated.
+pub fn task_of_program(
+    program: &Program,
+    options: &TrainOptions,
+    micro_batches: usize,
+) -> Result<Task, TrainError> {
+    let precision = options.precision;
+    let parameters = program.parameters();
+    let instances = optimizer::instances(&parameters, program.layer_count);
+    let mut updates = Vec::new();
+    for parameter in parameters.into_iter().filter(|p| p.training == Training::Trainable) {
+        // Named without a layer: one rule for all of them.
+        let template =
+            ParameterInstance { name: parameter.name.clone(), layer: 0, parameter: parameter.clone() };
+        let graph = optimizer::update_graph(&template, precision, &options.optimizer)?;
+        updates.push(UpdateRule { parameter, graph });
+    }
+    Ok(Task {
+        start: program.differentiate(Accumulation::Start, precision.gradients())?,
+        proceed: program.differentiate(Accumulation::Continue, precision.gradients())?,
+        micro_batches,
+        norm: optimizer::norm_graph(&instances, precision, &options.optimizer)?,
+        updates,
+    })
+}

@@ -1,0 +1,4 @@
+//! Training under plans: whatever is decided about memory, every bit is that of everything resident.
+
+mod exactness;
+mod support;

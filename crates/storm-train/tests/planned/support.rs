@@ -1,0 +1,167 @@
+//! Tiny models of every family, seeded batches, and a fingerprint of a training run.
+
+use storm_device::PlanDevice;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_graph::IGNORE_INDEX;
+use storm_model::{ModelConfig, Packing, preset};
+use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer};
+
+pub(crate) const SEQUENCE: usize = 9;
+pub(crate) const BATCH: usize = 2;
+pub(crate) const STEPS: usize = 10;
+
+/// One small odd-shaped model of a family.
+pub(crate) fn tiny(name: &str) -> ModelConfig {
+    let mut config = preset(name).expect("a preset");
+    config.vocab_size = 37;
+    config.hidden_size = 16;
+    config.layer_count = 3;
+    config.query_heads = 4;
+    config.kv_heads = if name == "gpt2" { 4 } else { 2 };
+    config.head_dim = if config.family.has_query_key_norm() { 6 } else { 4 };
+    config.intermediate_size = 28;
+    config.max_positions = 40;
+    config.initializer_range = 0.2;
+    config
+}
+
+/// A small seeded generator (SplitMix64).
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) % limit as u64) as usize
+    }
+}
+
+/// The micro-batches of a step; about one target in five is ignored.
+pub(crate) fn batches(config: &ModelConfig, count: usize, step: usize) -> Vec<Batch> {
+    let mut random = Random((step * 1000 + count) as u64);
+    let rows = BATCH * SEQUENCE;
+    (0..count)
+        .map(|_| {
+            let tokens = (0..rows).map(|_| random.below(config.vocab_size) as i32).collect();
+            let targets = (0..rows)
+                .map(|_| match random.below(5) {
+                    0 => IGNORE_INDEX,
+                    _ => random.below(config.vocab_size) as i32,
+                })
+                .collect();
+            Batch::new(tokens, targets, SEQUENCE)
+        })
+        .collect()
+}
+
+pub(crate) fn options(precision: Precision) -> TrainOptions {
+    // A chunk that does not divide the rows.
+    TrainOptions {
+        packing: Packing::Single,
+        chunk_rows: 7,
+        seed: 5,
+        ..TrainOptions::new(BATCH, SEQUENCE, precision)
+    }
+}
+
+/// Every bit that a run of a few steps produces: losses, norms, parameters and state at the end.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Fingerprint {
+    pub(crate) steps: Vec<(u32, u32)>,
+    pub(crate) tensors: Vec<(String, u64)>,
+}
+
+fn learning_rate(step: usize) -> f32 {
+    0.01 / (1.0 + step as f32)
+}
+
+/// Names of parameters and their state.
+fn tensor_names<'a>(
+    parameters: impl Iterator<Item = &'a str>,
+    precision: Precision,
+) -> Vec<String> {
+    let mut names = Vec::new();
+    for name in parameters {
+        names.push(name.to_owned());
+        for moment in ["first_moment", "second_moment"] {
+            names.push(format!("{name}.{moment}"));
+        }
+        if precision.has_master() {
+            names.push(format!("{name}.master"));
+        }
+    }
+    names
+}
+
+fn hash(values: &[f32]) -> u64 {
+    values.iter().fold(0xcbf2_9ce4_8422_2325, |hash, value| {
+        (hash ^ u64::from(value.to_bits())).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+/// The baseline: everything in device memory, all defaults.
+pub(crate) fn resident(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    micro_batches: usize,
+) -> Fingerprint {
+    let mut trainer = Trainer::new(config, options.clone()).expect("a valid model");
+    let mut steps = Vec::new();
+    for step in 0..STEPS {
+        let batches = batches(config, micro_batches, step);
+        let report = trainer.step(&batches, learning_rate(step)).expect("a step");
+        steps.push((report.loss.to_bits(), report.gradient_norm.to_bits()));
+    }
+    let names = tensor_names(trainer.parameter_names(), options.precision);
+    let tensors = names
+        .into_iter()
+        .map(|name| {
+            let values = trainer.read(&name).expect("a tensor");
+            (name, hash(&values))
+        })
+        .collect();
+    Fingerprint { steps, tensors }
+}
+
+/// The same under a plan. Now and then the pending update is applied early, as a checkpoint would.
+pub(crate) fn planned(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    plan: storm_plan::CheckedPlan,
+    chaos_seed: Option<u64>,
+) -> Fingerprint {
+    let device = CpuPlanOptions { threads: Some(1), chaos_seed, ..CpuPlanOptions::default() };
+    let mut trainer: PlannedTrainer<CpuPlanDevice> =
+        PlannedTrainer::new(config, options.clone(), plan.into(), device).expect("a trainer");
+    let flush_at = chaos_seed.unwrap_or(0) as usize % (2 * STEPS);
+    let steps = run(&mut trainer, config, flush_at);
+    let names = tensor_names(trainer.parameter_names(), options.precision);
+    let tensors = names
+        .into_iter()
+        .map(|name| {
+            let values = trainer.read(&name).expect("a tensor");
+            (name, hash(&values))
+        })
+        .collect();
+    Fingerprint { steps, tensors }
+}
+
+fn run<D: PlanDevice>(
+    trainer: &mut PlannedTrainer<D>,
+    config: &ModelConfig,
+    flush_at: usize,
+) -> Vec<(u32, u32)> {
+    let count = trainer.micro_batches();
+    (0..STEPS)
+        .map(|step| {
+            if step == flush_at {
+                trainer.flush().expect("a flush");
+            }
+            let batches = batches(config, count, step);
+            let report = trainer.step(&batches, learning_rate(step)).expect("a step");
+            (report.loss.to_bits(), report.gradient_norm.to_bits())
+        })
+        .collect()
+}
