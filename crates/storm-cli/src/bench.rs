@@ -3,11 +3,13 @@
 use crate::bench_attention::{self, AttentionBenchArgs};
 use crate::bench_train::{self, TrainBenchArgs};
 use crate::op_times::OpTimes;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, Subcommand};
 use std::time::Instant;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_model::{ModelConfig, preset};
-use storm_train::{Batch, Precision, TrainOptions, Trainer};
+use storm_plan::{Budget, Forced, plan};
+use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer, training_task};
 
 #[derive(Subcommand)]
 pub(crate) enum BenchCommand {
@@ -30,6 +32,9 @@ pub(crate) struct CpuArgs {
     /// Threads; all cores unless given.
     #[arg(long)]
     threads: Option<usize>,
+    /// Also train with this share of the device memory that everything resident takes, and compare.
+    #[arg(long, value_name = "SHARE")]
+    budget: Option<f64>,
     /// One line of JSON instead of a table.
     #[arg(long)]
     json: bool,
@@ -73,21 +78,41 @@ fn cpu(args: &CpuArgs) -> Result<()> {
     let config = small_gpt()?;
     let mut trainer = Trainer::new(&config, TrainOptions::new(BATCH, SEQUENCE, Precision::F32))?;
     let batches = [random_batch(config.vocab_size)];
+    let (memory, activations) = trainer.memory_bytes();
+    let mut budgeted = match args.budget {
+        None => None,
+        Some(share) => Some(budgeted_trainer(&config, memory, share)?),
+    };
     for _ in 0..args.warmup {
         trainer.step(&batches, 1e-4)?;
+        if let Some((budgeted, _)) = &mut budgeted {
+            budgeted.step(&batches, 1e-4)?;
+        }
     }
-    let mut times: Vec<f64> = Vec::new();
+    let (mut times, mut budgeted_times): (Vec<f64>, Vec<f64>) = (Vec::new(), Vec::new());
     let mut loss = 0.0;
+    // In turn, so that a machine whose speed varies treats both alike.
     for _ in 0..args.steps {
         let start = Instant::now();
         loss = trainer.step(&batches, 1e-4)?.loss;
         times.push(start.elapsed().as_secs_f64() * 1e3);
+        if let Some((budgeted, _)) = &mut budgeted {
+            let start = Instant::now();
+            let same = budgeted.step(&batches, 1e-4)?.loss;
+            budgeted.synchronize()?;
+            budgeted_times.push(start.elapsed().as_secs_f64() * 1e3);
+            ensure!(
+                same.to_bits() == loss.to_bits(),
+                "under the budget the loss is {same}, not {loss}"
+            );
+        }
     }
     times.sort_by(f64::total_cmp);
+    budgeted_times.sort_by(f64::total_cmp);
     let (median, fastest) = (times[times.len() / 2], times[0]);
     let tokens_per_second = (BATCH * SEQUENCE) as f64 / (median / 1e3);
     let threads = rayon::current_num_threads();
-    let (memory, activations) = trainer.memory_bytes();
+    let budgeted = budgeted.map(|(_, bytes)| (bytes, budgeted_times[budgeted_times.len() / 2]));
     if args.json {
         let line = serde_json::json!({
             "tokens_per_second": tokens_per_second,
@@ -95,6 +120,8 @@ fn cpu(args: &CpuArgs) -> Result<()> {
             "step_ms_min": fastest,
             "threads": threads,
             "memory_bytes": memory,
+            "budget_bytes": budgeted.map(|(bytes, _)| bytes),
+            "budget_step_ms": budgeted.map(|(_, median)| median),
             "loss": loss,
         });
         println!("{line}");
@@ -105,11 +132,37 @@ fn cpu(args: &CpuArgs) -> Result<()> {
         println!("speed       {tokens_per_second:.0} tokens/s");
         let show = |bytes: usize| crate::size::show(bytes as u64);
         println!("memory      {}, of it activations {}", show(memory), show(activations));
+        if let Some((bytes, under_budget)) = budgeted {
+            println!(
+                "budget      {}: {under_budget:.1} ms median, {:.2} of the speed, same losses",
+                show(bytes),
+                median / under_budget
+            );
+        }
     }
     if args.profile {
         OpTimes::measure(&mut trainer, &batches[0])?.print();
     }
     Ok(())
+}
+
+/// The same training with a share of the memory, and what it takes.
+fn budgeted_trainer(
+    config: &ModelConfig,
+    resident_bytes: usize,
+    share: f64,
+) -> Result<(PlannedTrainer<CpuPlanDevice>, usize)> {
+    ensure!(share > 0.0 && share.is_finite(), "--budget must be positive, such as 0.25");
+    let options = TrainOptions::new(BATCH, SEQUENCE, Precision::F32);
+    let vram_bytes = (resident_bytes as f64 * share) as u64;
+    let budget = Budget { vram_bytes, ram_bytes: 8 * resident_bytes as u64 };
+    let task = training_task(config, &options, 1)?;
+    let profile = probe_cpu(vram_bytes)?;
+    let planned = plan(&task, &profile, budget, &Forced::default())?;
+    let device = CpuPlanOptions::default();
+    let trainer = PlannedTrainer::new(config, options, planned.plan.into(), device)?;
+    let bytes = trainer.memory_taken().device_bytes;
+    Ok((trainer, bytes))
 }
 
 /// Seeded tokens, the same every time.

@@ -1,32 +1,36 @@
-//! `storm bench train`: training speed of a real model, all in device memory, random tokens.
+//! `storm bench train`: training speed of a real model, random tokens; all in device memory, or
+//! under a budget.
 
+use crate::bench_planned::PlannedRun;
 use crate::clocked::{Clocked, Launches};
 use crate::op_times::OpTimes;
 use crate::size;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use std::path::PathBuf;
 use std::time::Instant;
-use storm_device::Device;
-use storm_device::cpu::CpuDevice;
-use storm_device::cuda::{CudaDevice, MemoryInUse};
+use storm_device::cpu::{CpuDevice, CpuPlanDevice, CpuPlanOptions, probe_cpu};
+use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions, MemoryInUse};
+use storm_device::{Device, PlanDevice};
 use storm_graph::{Accumulation, Program};
 use storm_model::{ModelConfig, build, preset};
+use storm_plan::{Budget, Forced, HardwareProfile};
 use storm_train::{Batch, Precision, TrainOptions, Trainer};
 
 #[derive(Args)]
 pub(crate) struct TrainBenchArgs {
     /// Preset; see `storm model list`.
     #[arg(long, default_value = "qwen2.5-1.5b")]
-    model: String,
+    pub(crate) model: String,
     /// Sequences per micro-batch.
     #[arg(long, default_value_t = 16)]
-    batch: usize,
+    pub(crate) batch: usize,
     /// Micro-batches per step.
     #[arg(long, default_value_t = 8)]
     accumulate: usize,
     /// Tokens per sequence.
     #[arg(long, default_value_t = 1024)]
-    seq: usize,
+    pub(crate) seq: usize,
     /// Where to train.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
@@ -38,16 +42,28 @@ pub(crate) struct TrainBenchArgs {
     chunk_rows: usize,
     /// Steps to time.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
-    steps: u32,
+    pub(crate) steps: u32,
     /// Steps before the clock starts.
     #[arg(long, default_value_t = 1)]
-    warmup: u32,
+    pub(crate) warmup: u32,
     /// Fewer layers than the preset, to try a large model's layer on a small card.
     #[arg(long)]
     layers: Option<usize>,
+    /// Train under a plan within this much device memory, everything included: `9GB`, `16GiB`.
+    #[arg(long, value_parser = size::parse)]
+    vram: Option<u64>,
+    /// Pinned host memory that the plan may take.
+    #[arg(long, value_parser = size::parse, default_value = "110GiB", requires = "vram")]
+    ram: u64,
+    /// Profile to plan with on a GPU; see `storm plan --help`. On the CPU it is measured.
+    #[arg(long, default_value = "h200", requires = "vram")]
+    hardware: String,
+    /// Write what the queues did in the last step, for Perfetto or chrome://tracing.
+    #[arg(long, requires = "vram")]
+    pub(crate) trace: Option<PathBuf>,
     /// One line of JSON instead of tables.
     #[arg(long)]
-    json: bool,
+    pub(crate) json: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -68,11 +84,66 @@ pub(crate) fn run(args: &TrainBenchArgs) -> Result<()> {
     if let Some(layers) = args.layers {
         config.layer_count = layers;
     }
+    if let Some(vram_bytes) = args.vram {
+        return run_planned(args, &config, Budget { vram_bytes, ram_bytes: args.ram });
+    }
     match args.device {
         DeviceArg::Cpu => bench(args, &config, CpuDevice::new, |_| Ok(None)),
         DeviceArg::Cuda => {
             let open = |bytes| CudaDevice::new(0, bytes);
             bench(args, &config, open, |device| Ok(Some(device.memory_in_use()?)))
+        }
+    }
+}
+
+impl TrainBenchArgs {
+    fn options(&self) -> TrainOptions {
+        let precision = match self.precision {
+            PrecisionArg::F32 => Precision::F32,
+            PrecisionArg::Bf16Master => Precision::Bf16Master,
+            PrecisionArg::Bf16Stochastic => Precision::Bf16Stochastic,
+        };
+        TrainOptions {
+            chunk_rows: self.chunk_rows,
+            ..TrainOptions::new(self.batch, self.seq, precision)
+        }
+    }
+
+    fn batches(&self, config: &ModelConfig) -> Vec<Batch> {
+        (0..self.accumulate).map(|i| random_batch(self, config.vocab_size, i)).collect()
+    }
+}
+
+fn run_planned(args: &TrainBenchArgs, config: &ModelConfig, budget: Budget) -> Result<()> {
+    let profile = match args.device {
+        DeviceArg::Cpu => probe_cpu(budget.vram_bytes)?,
+        DeviceArg::Cuda => HardwareProfile::builtin(&args.hardware)?,
+    };
+    let run = PlannedRun {
+        args,
+        config,
+        options: args.options(),
+        profile,
+        budget,
+        forced: Forced::default(),
+        batches: args.batches(config),
+    };
+    match args.device {
+        DeviceArg::Cpu => {
+            let options = CpuPlanOptions { trace: true, ..CpuPlanOptions::default() };
+            run.run::<CpuPlanDevice>(
+                options,
+                |device| Ok(device.memory_taken().device_bytes as u64),
+            )
+        }
+        DeviceArg::Cuda => {
+            let trace = args.trace.is_some();
+            let options = CudaPlanOptions {
+                trace,
+                vram_bytes: Some(budget.vram_bytes),
+                ..CudaPlanOptions::default()
+            };
+            run.run::<CudaPlanDevice>(options, |device| Ok(device.memory_in_use()?.bytes))
         }
     }
 }
@@ -83,23 +154,15 @@ fn bench<D: Device>(
     open: impl FnOnce(usize) -> Result<D, storm_device::DeviceError>,
     gpu_memory: impl FnOnce(&D) -> Result<Option<MemoryInUse>>,
 ) -> Result<()> {
-    let precision = match args.precision {
-        PrecisionArg::F32 => Precision::F32,
-        PrecisionArg::Bf16Master => Precision::Bf16Master,
-        PrecisionArg::Bf16Stochastic => Precision::Bf16Stochastic,
-    };
-    let options = TrainOptions {
-        chunk_rows: args.chunk_rows,
-        ..TrainOptions::new(args.batch, args.seq, precision)
-    };
+    let options = args.options();
+    let precision = options.precision;
     let program = build(config, &options.build_options())?;
     let flops = Flops::of_micro_batch(&program, precision)?;
     eprintln!("preparing {} …", args.model);
     let open = |bytes| open(bytes).map(Clocked::new);
     let mut trainer = Trainer::on_device(config, options, program, |_| {}, open)
         .with_context(|| format!("cannot train {}", args.model))?;
-    let batches: Vec<Batch> =
-        (0..args.accumulate).map(|i| random_batch(args, config.vocab_size, i)).collect();
+    let batches = args.batches(config);
     eprintln!("{} warm-up steps, then {} …", args.warmup, args.steps);
     for _ in 0..args.warmup {
         trainer.step(&batches, 1e-5)?;

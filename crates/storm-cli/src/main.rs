@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_attention;
+mod bench_planned;
 mod bench_train;
 mod clocked;
 mod export;

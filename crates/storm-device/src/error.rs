@@ -1,5 +1,7 @@
 use crate::cuda::CudaError;
+use crate::placed::tensor_name;
 use storm_graph::DType;
+use storm_plan::{InstructionId, Plan};
 
 /// Why a device refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -128,4 +130,17 @@ pub enum DeviceError {
         /// What was given.
         given_dtype: DType,
     },
+}
+
+impl DeviceError {
+    /// An instruction of the plan has failed.
+    pub(crate) fn instruction(plan: &Plan, id: InstructionId, reason: String) -> DeviceError {
+        let instruction = plan.instruction(id);
+        DeviceError::Instruction {
+            instruction: plan.describe(id),
+            queue: instruction.queue().name(),
+            tensor: tensor_name(plan, &instruction.work),
+            reason,
+        }
+    }
 }

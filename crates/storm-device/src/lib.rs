@@ -5,6 +5,7 @@
 //! [`PlanDevice`] runs a checked plan on queues beside each other.
 
 pub mod allocation;
+mod chaos;
 pub mod cpu;
 pub mod cuda;
 mod device;
@@ -15,6 +16,7 @@ mod plan_device;
 mod scalar;
 mod sequence;
 mod spans;
+mod tickets;
 
 pub use device::Device;
 pub use error::DeviceError;

@@ -1,14 +1,14 @@
 //! A device without memory or work, on a virtual clock.
 
-use crate::placed::{PlacedNode, check_size, node_of};
+use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Span, Trace, WaitedFor};
 use crate::{DeviceError, MemoryTaken, PlanDevice};
 use std::sync::Arc;
-use storm_graph::{Graph, Node, Tensor, TensorId};
+use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{
-    CheckedPlan, Direction, HardwareProfile, InstructionId, Place, Plan, Queue, SegmentId, Tier,
-    Work,
+    CheckedPlan, HardwareProfile, InstructionId, Place, Plan, Queue, SegmentId, Tier,
+    instruction_seconds,
 };
 
 /// How long things take on a [`NullDevice`].
@@ -23,21 +23,10 @@ pub struct NullOptions {
 }
 
 impl NullOptions {
-    /// As long as on that hardware, each instruction by itself, with a trace.
+    /// As long as the simulator takes each instruction to last on that hardware, with a trace.
     pub fn of_profile(plan: &Plan, profile: &HardwareProfile) -> NullOptions {
-        let seconds = |work: &Work| match work {
-            Work::Compute(compute) => {
-                let (graph, node, _) = node_of(plan, compute);
-                let op = node.op.clone().map(|_, id| graph.tensor(id));
-                let outputs = node.outputs.iter().map(|&id| graph.tensor(id));
-                profile.op_seconds(&op, &outputs.collect::<Vec<&Tensor>>())
-            }
-            Work::Copy(copy) => {
-                profile.copy_seconds(copy.bytes, copy.direction == Direction::ToDevice)
-            }
-        };
         NullOptions {
-            instruction_seconds: plan.instructions.iter().map(|i| seconds(&i.work)).collect(),
+            instruction_seconds: instruction_seconds(plan, profile),
             issue_seconds: profile.launch_seconds,
             trace: true,
         }

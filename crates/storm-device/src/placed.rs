@@ -3,7 +3,7 @@
 use crate::DeviceError;
 use std::ops::Range;
 use storm_graph::{DType, Graph, Node, Op, Shape, Tensor, TensorId};
-use storm_plan::{Compute, Plan};
+use storm_plan::{Compute, Plan, Work};
 
 /// A tensor at an offset in device memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,6 +86,15 @@ pub(crate) fn node_of<'a>(
         compute.places[position.expect("an operand or an output of the node")]
     };
     (graph, node, place)
+}
+
+/// What an instruction makes or moves; the first, where it is several.
+pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
+    let values = match work {
+        Work::Compute(compute) => &compute.writes,
+        Work::Copy(copy) => &copy.values,
+    };
+    values.first().map_or(String::new(), |operand| plan.value(operand.value).name.clone())
 }
 
 /// Host data must fill a tensor exactly.

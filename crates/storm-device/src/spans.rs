@@ -44,24 +44,29 @@ pub(crate) struct Recorder {
     left_out: usize,
 }
 
+/// By queue: the instructions of a step of the plan, or of its flush where those are more.
+pub(crate) fn longest(plan: &Plan) -> [usize; Queue::ALL.len()] {
+    let in_segment = |segment, queue| {
+        let range = plan.segment(segment).instructions.clone();
+        plan.instructions[range].iter().filter(|i| i.queue() == queue).count()
+    };
+    Queue::ALL.map(|queue| {
+        let runs = plan.step.iter();
+        let step: usize = runs
+            .map(|run| run.times.saturating_mul(in_segment(run.segment, queue)))
+            .fold(0, usize::saturating_add);
+        let flush = plan.flush.map_or(0, |segment| in_segment(segment, queue));
+        step.max(flush)
+    })
+}
+
 /// Most spans of a queue that are kept: 40 MB of them.
 const SPANS_MAX: usize = 1 << 20;
 
 impl Recorder {
     /// Room for a step of the plan, or its flush where that is longer.
     pub(crate) fn new(plan: &Plan) -> Recorder {
-        let in_segment = |segment, queue| {
-            let range = plan.segment(segment).instructions.clone();
-            plan.instructions[range].iter().filter(|i| i.queue() == queue).count()
-        };
-        let spans = Queue::ALL.map(|queue| {
-            let runs = plan.step.iter();
-            let step: usize = runs
-                .map(|run| run.times.saturating_mul(in_segment(run.segment, queue)))
-                .fold(0, usize::saturating_add);
-            let flush = plan.flush.map_or(0, |segment| in_segment(segment, queue));
-            Vec::with_capacity(step.max(flush).min(SPANS_MAX))
-        });
+        let spans = longest(plan).map(|count| Vec::with_capacity(count.min(SPANS_MAX)));
         Recorder { spans, left_out: 0 }
     }
 

@@ -1,6 +1,6 @@
 //! Plans on queues: the CPU and the null device.
 
-#[path = "support/tiny_plan.rs"]
+#[path = "../../storm-exec/src/verify/tiny_plan.rs"]
 mod tiny_plan;
 
 use std::sync::Arc;

@@ -21,4 +21,6 @@ pub use planned::{Feed, Planned};
 pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};
-pub use verify::{ChunkReport, OpReport, verify_ops, verify_row_chunks};
+pub use verify::{
+    ChunkReport, OpReport, PlanReport, verify_ops, verify_plan_device, verify_row_chunks,
+};

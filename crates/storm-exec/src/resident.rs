@@ -1,9 +1,9 @@
 use crate::layout::lay_out;
 use crate::schedule::{Home, Schedule, ScheduleId, ValueId};
-use crate::slots::ALIGNMENT;
 use crate::{ExecError, SlotId, Slots};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_graph::{DType, Tensor, TensorId};
+use storm_plan::ALIGNMENT;
 
 /// Programs on a device with everything in its memory.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl<D: Device> Resident<D> {
         let base = slots.size_bytes();
         let mut laid_out = Vec::new();
         for schedule in schedules {
-            let layout = lay_out(&schedule.values, schedule.steps.len());
+            let layout = lay_out(&schedule.values);
             let offsets: Vec<usize> = schedule
                 .values
                 .iter()

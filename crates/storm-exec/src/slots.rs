@@ -1,6 +1,7 @@
 use crate::ExecError;
 use std::collections::BTreeMap;
 use storm_graph::Tensor;
+use storm_plan::ALIGNMENT;
 
 /// A tensor that outlives a schedule: a parameter, a gradient, optimizer state, an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -11,9 +12,6 @@ struct Slot {
     tensor: Tensor,
     offset: usize,
 }
-
-/// Offsets of slots and work values are multiples of this: enough for every device.
-pub(crate) const ALIGNMENT: usize = 256;
 
 /// All lasting tensors by name, one after another from offset 0.
 #[derive(Clone, Debug, Default)]

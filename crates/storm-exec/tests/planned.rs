@@ -1,6 +1,6 @@
 //! Whole steps of a plan, fed and traced.
 
-#[path = "../../storm-device/tests/support/tiny_plan.rs"]
+#[path = "../src/verify/tiny_plan.rs"]
 mod tiny_plan;
 
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};

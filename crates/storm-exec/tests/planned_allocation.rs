@@ -2,7 +2,7 @@
 //! the allocations of the whole process.
 
 #[allow(dead_code)] // the plan without what it is compared with
-#[path = "../../storm-device/tests/support/tiny_plan.rs"]
+#[path = "../src/verify/tiny_plan.rs"]
 mod tiny_plan;
 
 use storm_device::allocation::{AllocationMeter, count_of_all_threads};

@@ -1,7 +1,7 @@
 //! Decisions in few numbers, for a search: layers are treated alike except for where they stand.
 
 use crate::lower::Lowering;
-use crate::{Decisions, PIECE_ELEMENTS, Storage, Streaming, UpdateTime};
+use crate::{Decisions, Storage, Streaming, UpdateTime};
 
 /// Which saved units are at hand in the backward pass, and what making the others again costs.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,7 @@ pub(crate) struct Choice {
     pub(crate) update: UpdateTime,
     pub(crate) activation_ring: usize,
     pub(crate) boundary_ring: usize,
+    pub(crate) piece_elements: usize,
 }
 
 impl Choice {
@@ -83,7 +84,7 @@ impl Choice {
             update: self.update,
             activation_ring: self.activation_ring,
             boundary_ring: self.boundary_ring,
-            piece_elements: PIECE_ELEMENTS,
+            piece_elements: self.piece_elements,
         }
     }
 }
@@ -105,15 +106,13 @@ pub(crate) fn savings(lowering: &Lowering<'_>) -> Vec<Saving> {
         all.push(saving(lowering, mask));
     }
     all.push(saving(lowering, vec![true; units.len()]));
-    all.sort_by(|a, b| {
-        a.bytes.cmp(&b.bytes).then(a.again_seconds.total_cmp(&b.again_seconds))
-    });
+    all.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.again_seconds.total_cmp(&b.again_seconds)));
     let mut best: Vec<Saving> = Vec::new();
     for saving in all {
         // Worth its bytes only if it saves a measurable share.
-        let beaten = best.last().is_some_and(|known| {
-            saving.again_seconds >= known.again_seconds * 0.999 - 1e-12
-        });
+        let beaten = best
+            .last()
+            .is_some_and(|known| saving.again_seconds >= known.again_seconds * 0.999 - 1e-12);
         if !beaten {
             best.push(saving);
         }

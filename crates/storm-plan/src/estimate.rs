@@ -38,13 +38,22 @@ impl<'a> Estimator<'a> {
         }
     }
 
-    /// Less than any plan of this choice takes: forward and backward without a pause.
+    /// Less than any plan of this choice takes: one queue without a pause.
     pub(crate) fn least_seconds(&self, choice: &Choice) -> f64 {
         let task = self.lowering.task;
+        let micro_batches = task.micro_batches as f64;
         let layer = self.layer_forward + self.layer_backward;
         let made = task.layer_count() as f64 * layer + self.again_seconds(choice) + self.edges;
         // The first micro-batch adds to no gradient, which is a little quicker.
-        0.999 * task.micro_batches as f64 * made
+        let compute = 0.999 * micro_batches * made;
+        let layers_beyond = |slots: usize| task.layer_count().saturating_sub(slots) as f64;
+        let groups = micro_batches / choice.group as f64;
+        let weights_in = 2.0 * groups * layers_beyond(choice.weights.slots()) * self.weights_bytes;
+        let gradients_out = groups * layers_beyond(choice.gradients.slots()) * self.gradients_bytes;
+        let profile = self.lowering.profile;
+        compute
+            .max(weights_in / profile.host_to_device_bandwidth)
+            .max(gradients_out / profile.device_to_host_bandwidth)
     }
 
     /// What is made again, in one micro-batch.

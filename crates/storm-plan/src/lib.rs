@@ -35,10 +35,11 @@ pub use profile::{
 };
 pub use random::random_decisions;
 pub use request::{
-    Budget, Forced, Placement, Planned, Policy, Prediction, TooSmall, guess_step_seconds,
-    plan, plan_decided, policies,
+    Budget, Forced, Placement, Planned, Policy, Prediction, TooSmall, guess_step_seconds, plan,
+    plan_decided, policies,
 };
 pub use simulate::{
-    SegmentTime, Simulation, Span, Stalls, Transfer, simulate, simulate_with_timeline,
+    SegmentTime, Simulation, Span, Stalls, Transfer, instruction_seconds, simulate,
+    simulate_with_timeline,
 };
 pub use task::{SavedUnit, Task, UpdateRule};

@@ -142,17 +142,17 @@ mod tests {
                 })
                 .collect();
             for packing in [pack_over_time(&lifetimes), pack_by_size(&lifetimes)] {
-            for (i, a) in lifetimes.iter().enumerate() {
-                assert!(packing.offsets[i] + a.size_bytes <= packing.size_bytes);
-                assert!(packing.offsets[i].is_multiple_of(ALIGNMENT));
-                for (j, b) in lifetimes.iter().enumerate().skip(i + 1) {
-                    let apart_in_time = a.last_use < b.made || b.last_use < a.made;
-                    let (start_a, start_b) = (packing.offsets[i], packing.offsets[j]);
-                    let apart =
-                        start_a + a.size_bytes <= start_b || start_b + b.size_bytes <= start_a;
-                    assert!(apart_in_time || apart, "{a:?} at {start_a}, {b:?} at {start_b}");
+                for (i, a) in lifetimes.iter().enumerate() {
+                    assert!(packing.offsets[i] + a.size_bytes <= packing.size_bytes);
+                    assert!(packing.offsets[i].is_multiple_of(ALIGNMENT));
+                    for (j, b) in lifetimes.iter().enumerate().skip(i + 1) {
+                        let apart_in_time = a.last_use < b.made || b.last_use < a.made;
+                        let (start_a, start_b) = (packing.offsets[i], packing.offsets[j]);
+                        let apart =
+                            start_a + a.size_bytes <= start_b || start_b + b.size_bytes <= start_a;
+                        assert!(apart_in_time || apart, "{a:?} at {start_a}, {b:?} at {start_b}");
+                    }
                 }
-            }
             }
         }
     }

@@ -119,7 +119,9 @@ pub enum ProfileError {
         value: f64,
     },
     /// No built-in profile of that name.
-    #[error("unknown hardware `{name}`: built in are {known}; or give the path of a profile that `storm probe` wrote")]
+    #[error(
+        "unknown hardware `{name}`: built in are {known}; or give the path of a profile that `storm probe` wrote"
+    )]
     Unknown {
         /// What was asked for.
         name: String,
@@ -259,13 +261,10 @@ impl HardwareProfile {
 
     fn attention_point(&self, qkv: &Tensor, head_dim: usize) -> Option<&AttentionPoint> {
         let time = qkv.shape.axes()[1].max(1) as f64;
-        self.attention
-            .iter()
-            .filter(|point| point.head_dim == head_dim as u64)
-            .min_by(|a, b| {
-                let distance = |p: &AttentionPoint| (p.sequence.max(1) as f64 / time).ln().abs();
-                distance(a).total_cmp(&distance(b))
-            })
+        self.attention.iter().filter(|point| point.head_dim == head_dim as u64).min_by(|a, b| {
+            let distance = |p: &AttentionPoint| (p.sequence.max(1) as f64 / time).ln().abs();
+            distance(a).total_cmp(&distance(b))
+        })
     }
 
     /// What an op's kernels move besides what hides behind its arithmetic. Products read and write
@@ -287,7 +286,8 @@ impl HardwareProfile {
             Op::Embedding { .. } => 2 * outputs.iter().map(|t| t.size_bytes()).sum::<usize>(),
             Op::EmbeddingGrad { dy, .. } => 3 * dy.size_bytes(),
             _ => {
-                let operands = op.operands().into_iter().map(|(_, t)| t.size_bytes()).sum::<usize>();
+                let operands =
+                    op.operands().into_iter().map(|(_, t)| t.size_bytes()).sum::<usize>();
                 operands + outputs.iter().map(|t| t.size_bytes()).sum::<usize>()
             }
         };

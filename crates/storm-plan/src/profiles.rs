@@ -4,6 +4,7 @@ use crate::profile::{HardwareProfile, ProfileError};
 
 /// Name and text of each; the name is that of the file.
 const BUILTIN: &[(&str, &str)] = &[
+    ("h200", include_str!("../profiles/h200.json")),
     ("reference", include_str!("../profiles/reference.json")),
     ("rtx-3060-12gb", include_str!("../profiles/rtx-3060-12gb.json")),
     ("rtx-4090", include_str!("../profiles/rtx-4090.json")),

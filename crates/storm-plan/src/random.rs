@@ -18,9 +18,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     if boundary[0] == Storage::Recompute {
         boundary[0] = if random.below(2) == 0 { Storage::Keep } else { Storage::Offload };
     }
-    let saved = (0..layers)
-        .map(|_| (0..units).map(|_| storage(&mut random)).collect())
-        .collect();
+    let saved = (0..layers).map(|_| (0..units).map(|_| storage(&mut random)).collect()).collect();
     let streaming = |random: &mut SplitMix| Streaming {
         pinned: random.below(layers + 1),
         ring: 1 + random.below(layers),

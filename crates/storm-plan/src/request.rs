@@ -113,9 +113,9 @@ impl Forced {
         let layers = task.layer_count();
         match self.checkpoint_every {
             Some(0) => refuse("a checkpoint every 0 layers is none at all".to_owned()),
-            Some(every) if every > layers => {
-                refuse(format!("a checkpoint every {every} layers needs that many; there are {layers}"))
-            }
+            Some(every) if every > layers => refuse(format!(
+                "a checkpoint every {every} layers needs that many; there are {layers}"
+            )),
             _ => Ok(()),
         }
     }
@@ -143,32 +143,29 @@ pub fn plan(
     let lowering = Lowering::new(task, profile)?;
     let limits = budget.limits(profile);
     let search = Search::new(&lowering, limits, forced);
-    let (smallest, device, host) = search.smallest()?;
-    let vram_min_bytes = device as u64 + profile.overhead_bytes;
+    let smallest = search.smallest()?;
+    let vram_min_bytes = smallest.device_bytes as u64 + profile.overhead_bytes;
     let too_small = || {
+        let decisions = search.decisions(&smallest.choice);
         let mut consumers: Vec<Region> =
-            lowering.regions(&smallest).into_iter().filter(|r| r.tier == Tier::Device).collect();
+            lowering.regions(&decisions).into_iter().filter(|r| r.tier == Tier::Device).collect();
         consumers.sort_by_key(|region| std::cmp::Reverse(region.bytes));
         PlanError::TooSmall(Box::new(TooSmall {
             budget,
             vram_min_bytes,
-            ram_min_bytes: host as u64,
+            ram_min_bytes: smallest.host_bytes as u64,
             consumers,
         }))
     };
-    let found = match search.run() {
-        Some(found) => found,
-        None if device <= limits.device_bytes && host <= limits.host_bytes => {
-            let plan = lowering.lower(&smallest)?;
-            let simulation = crate::simulate(&plan, profile);
-            Found { decisions: smallest, plan, simulation }
-        }
-        None => return Err(too_small()),
-    };
+    if smallest.device_bytes > limits.device_bytes || smallest.host_bytes > limits.host_bytes {
+        return Err(too_small());
+    }
+    let found = search.run(&smallest.choice).ok_or_else(too_small)?;
     let prediction = predict(&lowering, &found);
     let Found { decisions, plan, simulation } = found;
     let memory = MemoryBudget { device_bytes: limits.device_bytes, host_bytes: limits.host_bytes };
-    let plan = check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+    let plan =
+        check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
 }
 
@@ -208,7 +205,8 @@ pub fn plan_decided(
     let vram_min_bytes = prediction.vram_peak_bytes;
     let Found { decisions, plan, simulation } = found;
     let memory = MemoryBudget { device_bytes: limits.device_bytes, host_bytes: limits.host_bytes };
-    let plan = check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+    let plan =
+        check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
 }
 
@@ -227,7 +225,11 @@ pub fn policies(
     let search = Search::new(&lowering, budget.limits(profile), &forced);
     let known = [
         ("keep-all", "every activation stays in device memory", Activations::KeepAll),
-        ("recompute-all", "only layer inputs stay, the rest is made again", Activations::RecomputeAll),
+        (
+            "recompute-all",
+            "only layer inputs stay, the rest is made again",
+            Activations::RecomputeAll,
+        ),
         ("offload-all", "every activation waits in host memory", Activations::OffloadAll),
         ("sqrt-n", "the input of every √N-th layer stays", Activations::SquareRoot),
     ];

@@ -1,11 +1,13 @@
 //! The planner: looks for the decisions whose simulated step is the fastest within the budget.
 
+mod smallest;
+
 use crate::choice::{Choice, Saving, savings};
 use crate::estimate::Estimator;
 use crate::lower::Lowering;
 use crate::request::{Forced, Placement};
 use crate::{
-    Decisions, HardwareProfile, Plan, PlanError, Simulation, Storage, Streaming, Task, UpdateTime,
+    Decisions, HardwareProfile, Plan, Simulation, Storage, Streaming, Task, UpdateTime,
     simulate,
 };
 use rayon::prelude::*;
@@ -16,8 +18,15 @@ const FIRST_ROUND: usize = 24;
 /// How many are tried near the best.
 const NEAR_THE_BEST: usize = 90;
 
+/// How many are simulated of each fixed policy.
+const FIXED: usize = 4;
+
 /// How many are simulated for a guess.
 const GUESSED: usize = 3;
+
+/// Instructions of all plans that are built, per layer of the model: large plans take longer, so
+/// fewer of them are tried.
+const INSTRUCTIONS_PER_LAYER: usize = 60_000;
 
 /// How many are simulated before the fastest of them is known to the next ones.
 const AT_A_TIME: usize = 6;
@@ -36,10 +45,13 @@ pub(crate) struct Found {
     pub(crate) simulation: Simulation,
 }
 
-/// The fastest choice so far.
-struct Best {
-    choice: Choice,
-    simulation: Simulation,
+/// How far a search has come.
+#[derive(Default)]
+struct Progress {
+    /// The fastest so far.
+    best: Option<(Choice, Simulation)>,
+    /// Of all plans that were built.
+    instructions: usize,
 }
 
 /// A fixed way to treat activations, for comparison.
@@ -55,6 +67,16 @@ pub(crate) enum Activations {
     SquareRoot,
     /// Whatever is best.
     Free,
+}
+
+impl Activations {
+    /// Those that leave nothing to choose.
+    const FIXED: [Activations; 4] = [
+        Activations::KeepAll,
+        Activations::RecomputeAll,
+        Activations::OffloadAll,
+        Activations::SquareRoot,
+    ];
 }
 
 pub(crate) struct Search<'a> {
@@ -77,91 +99,113 @@ impl<'a> Search<'a> {
         self.lowering.profile
     }
 
-    /// The fastest plan that fits; none if nothing does.
-    pub(crate) fn run(&self) -> Option<Found> {
-        let mut best = None;
-        let mut candidates = Vec::new();
-        for activations in [
-            Activations::Free,
-            Activations::KeepAll,
-            Activations::RecomputeAll,
-            Activations::OffloadAll,
-            Activations::SquareRoot,
-        ] {
-            candidates.extend(self.candidates(activations));
+    /// The fastest plan that fits; none if nothing does. `smallest` is where to begin if nothing else
+    /// that is tried first fits.
+    pub(crate) fn run(&self, smallest: &Choice) -> Option<Found> {
+        let mut progress = Progress::default();
+        let free = self.most_promising(self.candidates(Activations::Free), FIRST_ROUND);
+        let (first, others) = free.split_at(free.len().min(AT_A_TIME));
+        self.consider(first, &mut progress);
+        // All that the fixed policies would try, so that none of them is ever faster.
+        for activations in Activations::FIXED {
+            self.consider(&self.fixed(activations), &mut progress);
         }
-        self.consider(&self.most_promising(candidates, FIRST_ROUND), &mut best);
+        self.consider_until_enough(others, &mut progress);
+        if progress.best.is_none() {
+            self.consider(std::slice::from_ref(smallest), &mut progress);
+        }
         let mut tried: Vec<Choice> = Vec::new();
-        while let Some(Best { choice: center, .. }) = &best {
+        while let Some((center, _)) = &progress.best {
             let mut near = self.neighbours(center);
             near.retain(|choice| !tried.contains(choice) && self.fits(choice));
             let left = NEAR_THE_BEST.saturating_sub(tried.len());
             near = self.most_promising(near, left.min(18));
-            if near.is_empty() {
+            if near.is_empty() || self.is_enough(&progress) {
                 break;
             }
-            self.consider(&near, &mut best);
+            self.consider_until_enough(&near, &mut progress);
             tried.extend(near);
         }
-        best.and_then(|best| self.found(best))
+        self.found(progress)
     }
 
     /// The fastest plan with a fixed treatment of activations; none if none fits.
     pub(crate) fn run_fixed(&self, activations: Activations) -> Option<Found> {
-        let mut best = None;
-        self.consider(&self.most_promising(self.candidates(activations), 4), &mut best);
-        best.and_then(|best| self.found(best))
+        let mut progress = Progress::default();
+        self.consider(&self.fixed(activations), &mut progress);
+        self.found(progress)
     }
 
     /// About how fast the fastest plan is, from few simulations; none if nothing fits.
     pub(crate) fn guess(&self) -> Option<Simulation> {
-        let mut best = None;
-        self.consider(&self.most_promising(self.candidates(Activations::Free), GUESSED), &mut best);
-        best.map(|best| best.simulation)
+        let mut progress = Progress::default();
+        let candidates = self.candidates(Activations::Free);
+        self.consider(&self.most_promising(candidates, GUESSED), &mut progress);
+        progress.best.map(|(_, simulation)| simulation)
+    }
+
+    /// The most promising choices of a fixed policy.
+    fn fixed(&self, activations: Activations) -> Vec<Choice> {
+        self.most_promising(self.candidates(activations), FIXED)
+    }
+
+    fn consider_until_enough(&self, choices: &[Choice], progress: &mut Progress) {
+        for some in choices.chunks(AT_A_TIME) {
+            if self.is_enough(progress) {
+                return;
+            }
+            self.consider(some, progress);
+        }
     }
 
     /// Builds and simulates choices, several at a time, and keeps the fastest so far. Which one that
     /// is does not depend on the number of threads.
-    fn consider(&self, choices: &[Choice], best: &mut Option<Best>) {
+    fn consider(&self, choices: &[Choice], progress: &mut Progress) {
         let estimator = Estimator::new(self.lowering, &self.savings);
-        for some in choices.chunks(AT_A_TIME) {
-            let limit = best.as_ref().map_or(f64::MAX, |best| best.simulation.step_seconds);
-            let hopeful: Vec<&Choice> =
-                some.iter().filter(|choice| estimator.least_seconds(choice) < limit).collect();
-            let simulated: Vec<Option<Simulation>> =
-                hopeful.par_iter().map(|choice| self.simulate(choice)).collect();
-            for (choice, simulation) in hopeful.into_iter().zip(simulated) {
-                let Some(simulation) = simulation else { continue };
-                let is_better = best.as_ref().is_none_or(|known| {
-                    let old = known.simulation.step_seconds;
-                    // At equal speed the simpler plan: nothing moves that does not have to.
-                    let gain = (old - simulation.step_seconds) / old;
-                    gain > 1e-4 || (gain > -1e-6 && simpler(choice, &known.choice))
-                });
-                if is_better {
-                    *best = Some(Best { choice: choice.clone(), simulation });
-                }
+        let limit = progress.best.as_ref().map_or(f64::MAX, |(_, best)| best.step_seconds);
+        let hopeful: Vec<&Choice> =
+            choices.iter().filter(|choice| estimator.least_seconds(choice) < limit).collect();
+        let simulated: Vec<_> = hopeful.par_iter().map(|choice| self.simulate(choice)).collect();
+        for (choice, simulated) in hopeful.into_iter().zip(simulated) {
+            let Some((simulation, instructions)) = simulated else { continue };
+            progress.instructions += instructions;
+            let is_better = progress.best.as_ref().is_none_or(|(known, best)| {
+                // At equal speed the simpler plan: nothing moves that does not have to.
+                let gain = (best.step_seconds - simulation.step_seconds) / best.step_seconds;
+                gain > 1e-4 || (gain > -1e-6 && simpler(choice, known))
+            });
+            if is_better {
+                progress.best = Some((choice.clone(), simulation));
             }
         }
     }
 
-    /// What a choice would do; none if it does not fit.
-    fn simulate(&self, choice: &Choice) -> Option<Simulation> {
-        let plan = self.lowering.lower(&choice.decisions(self.lowering, &self.savings)).ok()?;
-        let fits = plan.device_bytes <= self.limits.device_bytes
-            && plan.host_bytes <= self.limits.host_bytes;
-        fits.then(|| simulate(&plan, self.profile()))
+    fn is_enough(&self, progress: &Progress) -> bool {
+        progress.instructions >= INSTRUCTIONS_PER_LAYER * self.task().layer_count()
     }
 
-    fn found(&self, best: Best) -> Option<Found> {
-        let decisions = best.choice.decisions(self.lowering, &self.savings);
+    /// What a choice would do, and how long its plan is; none if it does not fit.
+    fn simulate(&self, choice: &Choice) -> Option<(Simulation, usize)> {
+        let plan = self.lowering.lower(&self.decisions(choice)).ok()?;
+        let fits = plan.device_bytes <= self.limits.device_bytes
+            && plan.host_bytes <= self.limits.host_bytes;
+        fits.then(|| (simulate(&plan, self.profile()), plan.instructions.len()))
+    }
+
+    fn found(&self, progress: Progress) -> Option<Found> {
+        let (choice, simulation) = progress.best?;
+        let decisions = self.decisions(&choice);
         let plan = self.lowering.lower(&decisions).ok()?;
-        Some(Found { decisions, plan, simulation: best.simulation })
+        Some(Found { decisions, plan, simulation })
+    }
+
+    /// What a choice stands for.
+    pub(crate) fn decisions(&self, choice: &Choice) -> Decisions {
+        choice.decisions(self.lowering, &self.savings)
     }
 
     fn fits(&self, choice: &Choice) -> bool {
-        let decisions = choice.decisions(self.lowering, &self.savings);
-        self.lowering.memory(&decisions).is_ok_and(|(device, host)| {
+        self.lowering.memory(&self.decisions(choice)).is_ok_and(|(device, host)| {
             device <= self.limits.device_bytes && host <= self.limits.host_bytes
         })
     }
@@ -229,6 +273,7 @@ impl<'a> Search<'a> {
                 update: self.forced.update.unwrap_or(update),
                 activation_ring: 2,
                 boundary_ring: 2,
+                piece_elements: self.lowering.piece_elements(),
             };
             // What is forced makes some of them the same.
             if !bases.contains(&base) {
@@ -313,25 +358,25 @@ impl<'a> Search<'a> {
             Some(Placement::Resident) => streaming.pinned == layers,
             Some(Placement::Streamed) => streaming.pinned < layers,
         };
-        let decisions = choice.decisions(self.lowering, &self.savings);
+        let decisions = self.decisions(choice);
         let activations = match self.forced.activations {
             None => true,
             Some(Storage::Keep) => {
                 decisions.saved.iter().flatten().all(|&storage| storage == Storage::Keep)
             }
-            Some(wanted) => decisions
-                .saved
-                .iter()
-                .flatten()
-                .all(|&storage| storage == wanted || storage == Storage::Recompute)
-                && (wanted == Storage::Recompute
-                    || choice.offloaded == (self.savings.len() - 1, layers)),
+            Some(wanted) => {
+                decisions
+                    .saved
+                    .iter()
+                    .flatten()
+                    .all(|&storage| storage == wanted || storage == Storage::Recompute)
+                    && (wanted == Storage::Recompute
+                        || choice.offloaded == (self.savings.len() - 1, layers))
+            }
         };
         let inputs = match self.forced.layer_inputs {
             None => true,
-            Some(Placement::Resident) => {
-                !decisions.boundary.contains(&Storage::Offload)
-            }
+            Some(Placement::Resident) => !decisions.boundary.contains(&Storage::Offload),
             Some(Placement::Streamed) => !decisions.boundary.contains(&Storage::Keep),
         };
         placed(self.forced.weights, choice.weights)
@@ -430,63 +475,6 @@ impl<'a> Search<'a> {
         }
         near.retain(|choice| self.obeys(choice));
         near
-    }
-
-    /// The decisions that take the least device memory within the host's, whatever their speed.
-    pub(crate) fn smallest(&self) -> Result<(Decisions, usize, usize), PlanError> {
-        let layers = self.task().layer_count();
-        let one = Streaming { pinned: 0, ring: 1 };
-        let mut options = Vec::new();
-        for base in self.bases() {
-            let squeeze = |streaming: Streaming| {
-                if streaming.pinned == layers { streaming } else { one }
-            };
-            for (inputs_resident, inputs_every) in [(true, 1), (false, 1), (true, 4)] {
-                options.push(Choice {
-                    weights: squeeze(base.weights),
-                    gradients: squeeze(base.gradients),
-                    states: squeeze(base.states),
-                    group: self.forced.group.unwrap_or(1),
-                    inputs_resident,
-                    inputs_every: self.forced.checkpoint_every.unwrap_or(inputs_every),
-                    activation_ring: 1,
-                    boundary_ring: 0,
-                    ..base.clone()
-                });
-            }
-        }
-        let all = self.savings.len() - 1;
-        match self.forced.activations {
-            Some(Storage::Keep) => options.iter_mut().for_each(|c| c.kept = (all, layers)),
-            Some(Storage::Offload) => options.iter_mut().for_each(|c| c.offloaded = (all, layers)),
-            _ => {}
-        }
-        let mut smallest: Option<(Decisions, usize, usize)> = None;
-        let mut problem = None;
-        for choice in options.into_iter().filter(|choice| self.obeys(choice)) {
-            let decisions = choice.decisions(self.lowering, &self.savings);
-            let (device, host) = match self.lowering.memory(&decisions) {
-                Ok(memory) => memory,
-                Err(error) => {
-                    problem = Some(error);
-                    continue;
-                }
-            };
-            let rank = |device: usize, host: usize| {
-                (host.saturating_sub(self.limits.host_bytes), device)
-            };
-            let is_smaller = smallest
-                .as_ref()
-                .is_none_or(|&(_, d, h)| rank(device, host) < rank(d, h));
-            if is_smaller {
-                smallest = Some((decisions, device, host));
-            }
-        }
-        smallest.ok_or_else(|| {
-            problem.unwrap_or(PlanError::Decisions {
-                problem: "what was asked for contradicts itself".to_owned(),
-            })
-        })
     }
 }
 

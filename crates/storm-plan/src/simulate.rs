@@ -11,6 +11,7 @@ mod repeat;
 use crate::check::host::HostWork;
 use crate::plan::{Direction, InstructionId, Plan, Queue, Run, SegmentId};
 use crate::profile::HardwareProfile;
+pub use cost::instruction_seconds;
 use queues::Queues;
 use storm_graph::{TensorClass, Training};
 

@@ -1,6 +1,7 @@
 use storm_exec::ExecError;
 use storm_graph::GraphError;
 use storm_model::ModelError;
+use storm_plan::PlanError;
 
 /// Why training could not be set up or a step could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -14,6 +15,9 @@ pub enum TrainError {
     /// From the model.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// From the planner.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// A batch that does not fit the program.
     #[error("batch: {problem}")]
     Batch {

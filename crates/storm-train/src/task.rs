@@ -35,8 +35,11 @@ pub fn task_of_program(
     let mut updates = Vec::new();
     for parameter in parameters.into_iter().filter(|p| p.training == Training::Trainable) {
         // Named without a layer: one rule for all of them.
-        let template =
-            ParameterInstance { name: parameter.name.clone(), layer: 0, parameter: parameter.clone() };
+        let template = ParameterInstance {
+            name: parameter.name.clone(),
+            layer: 0,
+            parameter: parameter.clone(),
+        };
         let graph = optimizer::update_graph(&template, precision, &options.optimizer)?;
         updates.push(UpdateRule { parameter, graph });
     }

@@ -179,11 +179,7 @@ fn read_widened(
 }
 
 /// Sets a tensor from f32 values, and a parameter's master with it.
-pub(crate) fn write(
-    store: &mut impl Writer,
-    name: &str,
-    values: &[f32],
-) -> Result<(), TrainError> {
+pub(crate) fn write(store: &mut impl Writer, name: &str, values: &[f32]) -> Result<(), TrainError> {
     let dtype = store.get(name)?.dtype;
     if let Some(master) = master(store, name) {
         store.write(&master, values)?;

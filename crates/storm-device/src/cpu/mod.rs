@@ -5,12 +5,14 @@ mod dispatch;
 mod instruction;
 pub mod kernels;
 mod memory;
+mod probe;
 mod queues;
 
 use crate::{Device, DeviceError, Scalar};
 use dispatch::execute;
 pub use instruction::Instruction;
 use memory::Memory;
+pub use probe::probe_cpu;
 pub use queues::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_graph::{Graph, Node, TensorId};
 

@@ -171,6 +171,17 @@ impl Allocation {
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
+
+    /// Queues writing zeros over all of it.
+    pub(super) fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
+        if self.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range is this allocation, which outlives its streams' work, see `drop`; who
+        // reads it meanwhile reads arbitrary bytes, no more.
+        unsafe { result::memset_d8_async(self.start, 0, self.bytes, stream.handle()) }
+            .map_err(CudaError::driver("clearing device memory"))
+    }
 }
 
 impl Drop for Allocation {
@@ -210,6 +221,17 @@ impl Stream {
         &self.context
     }
 
+    /// Reports an error inside of anything that was given to the card, as far as it is known.
+    pub(super) fn check(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream is alive.
+        match unsafe { sys::cuStreamQuery(self.handle) }.result() {
+            Err(error) if error.0 != sys::CUresult::CUDA_ERROR_NOT_READY => {
+                Err(CudaError::driver("checking the GPU")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Waits until all work given so far is done; reports an error inside a kernel.
     pub(super) fn synchronize(&self, what: &str) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
@@ -238,7 +260,7 @@ unsafe impl Send for Module {}
 unsafe impl Sync for Module {}
 
 /// A kernel of a module that is never unloaded.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Kernel(sys::CUfunction);
 
 // SAFETY: handles may be used from any thread.
@@ -255,25 +277,26 @@ impl Module {
         Ok(Module { handle, source_name })
     }
 
-    /// A kernel, allowed to use `shared_bytes` of dynamic shared memory.
-    pub(super) fn kernel(&self, name: &str, shared_bytes: usize) -> Result<Kernel, CudaError> {
+    /// One of its kernels.
+    pub(super) fn kernel(&self, name: &str) -> Result<Kernel, CudaError> {
         let c_name = CString::new(name).expect("kernel names have no NUL");
         // SAFETY: the module is loaded.
         let function =
             unsafe { result::module::get_function(self.handle, c_name) }.map_err(|_| {
                 CudaError::NoKernel { kernel: name.to_owned(), source_name: self.source_name }
             })?;
-        // Beyond 48 KiB, static shared memory included, a kernel must be told beforehand.
-        if shared_bytes > 0 {
-            let attribute =
-                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-            // SAFETY: the function is valid.
-            unsafe {
-                result::function::set_function_attribute(function, attribute, shared_bytes as i32)
-            }
-            .map_err(CudaError::driver(format!("{name}: {shared_bytes} bytes of shared memory")))?;
-        }
         Ok(Kernel(function))
+    }
+}
+
+impl Kernel {
+    /// Allows the kernel to use so much dynamic shared memory, and no more. Beyond 48 KiB, static
+    /// shared memory included, it must be told beforehand.
+    pub(super) fn allow_shared(&self, bytes: usize) -> Result<(), CudaError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        // SAFETY: the function is valid.
+        unsafe { result::function::set_function_attribute(self.0, attribute, bytes as i32) }
+            .map_err(CudaError::driver(format!("{bytes} bytes of shared memory")))
     }
 }
 

@@ -1,5 +1,5 @@
 use super::host_limits::HostLimit;
-use super::memory::{MemoryHolder, gibibytes};
+use super::memory::{MemoryHolder, MemoryInUse, gibibytes};
 use cudarc::cublaslt::result::CublasError;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -87,6 +87,23 @@ pub enum CudaError {
         /// there to name them.
         holders: Vec<MemoryHolder>,
     },
+    /// More of the card's memory is in use than was allowed.
+    #[error(
+        "{} are in use, {}, where {} are allowed: {} are the plan's, the rest is context, code and \
+         workspaces; plan for a smaller block or allow more",
+        gibibytes(.in_use.bytes),
+        .in_use.counted,
+        gibibytes(*.budget_bytes),
+        gibibytes(*.block_bytes)
+    )]
+    OverBudget {
+        /// What is in use, and how that was counted.
+        in_use: MemoryInUse,
+        /// What is allowed.
+        budget_bytes: u64,
+        /// Of what is in use: the plan's block.
+        block_bytes: u64,
+    },
     /// Host memory for copies cannot be had.
     #[error(
         "{} of page-locked host memory are needed, and cannot be had: {limit}",
@@ -145,14 +162,14 @@ fn advice(free: usize, total: usize, wanted: usize, holders: &[MemoryHolder]) ->
 }
 
 impl CudaError {
+    // Text is made from `what` only if there is an error: calls that give out work do not allocate.
+
     pub(crate) fn driver(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
-        let what = what.into();
-        move |DriverError(code)| CudaError::Driver { what, code }
+        move |DriverError(code)| CudaError::Driver { what: what.into(), code }
     }
 
     pub(crate) fn blas(what: impl Into<String>) -> impl FnOnce(CublasError) -> CudaError {
-        let what = what.into();
-        move |error| CudaError::Blas { what, status: format!("{:?}", error.0) }
+        move |error| CudaError::Blas { what: what.into(), status: format!("{:?}", error.0) }
     }
 }
 
@@ -181,6 +198,19 @@ mod tests {
         assert!(out_of_memory(40, 30, Vec::new()).contains("`nvidia-smi` names it"));
         assert!(out_of_memory(79, 78, Vec::new()).contains("choose a smaller batch or budget"));
         assert!(out_of_memory(100, 78, Vec::new()).contains("does not have that much"));
+    }
+
+    #[test]
+    fn who_passes_the_budget() {
+        let in_use = MemoryInUse { bytes: 9 << 30, counted: super::super::Counted::Process };
+        let (budget_bytes, block_bytes) = (8 << 30, 7 << 30);
+        let error = CudaError::OverBudget { in_use, budget_bytes, block_bytes }.to_string();
+        assert_eq!(
+            error,
+            "9.00 GiB are in use, of this process, by NVML, where 8.00 GiB are allowed: 7.00 GiB are \
+             the plan's, the rest is context, code and workspaces; plan for a smaller block or allow \
+             more"
+        );
     }
 
     #[test]

@@ -182,7 +182,7 @@ impl Gemm {
                 sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                 &bias,
             )
-            .map_err(CudaError::blas(what()))?;
+            .map_err(|error| CudaError::blas(what())(error))?;
         }
         let addend = if call.accumulate { Some(call.out) } else { call.addend };
         let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
@@ -208,7 +208,7 @@ impl Gemm {
                 stream.handle().cast(),
             )
         }
-        .map_err(CudaError::blas(what()))
+        .map_err(|error| CudaError::blas(what())(error))
     }
 }
 

@@ -40,6 +40,28 @@ pub enum HostLimit {
     },
 }
 
+/// What there is to take: of the machine or of its control group, whichever has less. None where
+/// neither says.
+pub fn host_memory() -> Option<HostLimit> {
+    let machine = machine_available().map(|available_bytes| HostLimit::Machine { available_bytes });
+    let group = control_group().map(|group| HostLimit::ControlGroup {
+        available_bytes: group.available_bytes(),
+        limit_bytes: group.limit_bytes,
+    });
+    [machine, group].into_iter().flatten().min_by_key(|limit| limit.available_bytes())
+}
+
+impl HostLimit {
+    /// How much can be taken; none if that is not what the limit is about.
+    pub fn available_bytes(&self) -> Option<u64> {
+        match *self {
+            HostLimit::Machine { available_bytes }
+            | HostLimit::ControlGroup { available_bytes, .. } => Some(available_bytes),
+            HostLimit::LockedMemory { .. } | HostLimit::System { .. } => None,
+        }
+    }
+}
+
 /// Whether `bytes` more can be taken.
 pub(super) fn check(bytes: usize) -> Result<(), HostLimit> {
     let wanted = bytes as u64;
@@ -199,5 +221,7 @@ mod tests {
     fn a_little_is_always_there() {
         assert_eq!(check(1), Ok(()));
         assert!(machine_available().is_some_and(|bytes| bytes > 1 << 20));
+        let least = host_memory().and_then(|limit| limit.available_bytes());
+        assert!(least.is_some_and(|bytes| bytes > 1 << 20));
     }
 }

@@ -2,6 +2,7 @@
 
 mod compile;
 mod context;
+mod delay;
 mod dispatch;
 mod error;
 mod event;
@@ -10,8 +11,10 @@ mod host_limits;
 mod host_pages;
 mod libraries;
 mod memory;
+mod modules;
 mod pinned;
 mod plan;
+mod plan_device;
 mod probe;
 mod transfer;
 
@@ -24,10 +27,12 @@ use cudarc::driver::result;
 pub use dispatch::all_kernels;
 pub use error::CudaError;
 use gemm::Gemm;
-pub use host_limits::HostLimit;
+pub use host_limits::{HostLimit, host_memory};
 pub use libraries::require_nvrtc;
 pub use memory::{Counted, MemoryHolder, MemoryInUse};
-use plan::{Action, Kernels, Planner};
+use modules::Kernels;
+use plan::{Action, Planner};
+pub use plan_device::{CudaFault, CudaKept, CudaPlanDevice, CudaPlanOptions};
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};

@@ -1,13 +1,12 @@
 //! From a placed node to what the card is asked to do: kernels and matrix products, with addresses.
 
-use super::compile::{KernelCache, KernelSource};
-use super::context::{Argument, Card, Kernel, Launch, Module};
+use super::compile::KernelSource;
+use super::context::{Argument, Card, Launch};
+use super::dispatch;
 use super::gemm::{Gemm, GemmCall};
-use super::{CudaError, dispatch};
+use super::modules::Kernels;
 use crate::DeviceError;
 use crate::placed::{PlacedNode, View};
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use storm_graph::DType;
 
 /// One thing that the card is asked to do.
@@ -15,43 +14,6 @@ use storm_graph::DType;
 pub(super) enum Action {
     Launch(Launch),
     Gemm(GemmCall),
-}
-
-/// Compiled and loaded kernels, by source and definitions.
-#[derive(Debug)]
-pub(super) struct Kernels {
-    cache: KernelCache,
-    card: Card,
-    modules: Mutex<BTreeMap<String, Module>>,
-}
-
-impl Kernels {
-    pub(super) fn new(card: Card) -> Result<Kernels, CudaError> {
-        Ok(Kernels { cache: KernelCache::of_user()?, card, modules: Mutex::default() })
-    }
-
-    fn get(
-        &self,
-        source: KernelSource,
-        definitions: &[(&str, String)],
-        name: &str,
-        shared_bytes: usize,
-    ) -> Result<Kernel, CudaError> {
-        let mut key = source.name.to_owned();
-        for (name, value) in definitions {
-            key.push_str(&format!(" {name}={value}"));
-        }
-        let mut modules = self.modules.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !modules.contains_key(&key) {
-            let architecture = match source.only_for {
-                Some(architecture) => architecture.to_owned(),
-                None => self.card.architecture(),
-            };
-            let cubin = self.cache.get(source, &architecture, definitions)?;
-            modules.insert(key.clone(), Module::load(source.name, &cubin)?);
-        }
-        modules[&key].kernel(name, shared_bytes)
-    }
 }
 
 /// A node on its way to actions.
@@ -106,7 +68,7 @@ impl<'a> Planner<'a> {
 
     /// The card that the node will run on.
     pub(super) fn card(&self) -> &'a Card {
-        &self.kernels.card
+        self.kernels.card()
     }
 
     /// Adds a kernel launch.
@@ -121,9 +83,8 @@ impl<'a> Planner<'a> {
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
             return Ok(());
         }
-        let KernelChoice { source, name, definitions, shared_bytes } = choice;
-        let kernel = self.kernels.get(source, &definitions, name, shared_bytes)?;
-        let shared_bytes = shared_bytes as u32;
+        let kernel = self.kernels.get(&choice)?;
+        let shared_bytes = choice.shared_bytes as u32;
         self.actions.push(Action::Launch(Launch { kernel, grid, block, shared_bytes, arguments }));
         Ok(())
     }

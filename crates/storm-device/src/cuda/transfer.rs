@@ -47,7 +47,13 @@ pub(super) unsafe fn queue_copy(
     Ok(status.result().map_err(CudaError::driver("queueing a copy"))?)
 }
 
-fn check(what: &str, offset: usize, bytes: usize, capacity: usize) -> Result<(), DeviceError> {
+/// Refuses a range that is outside of its memory; `what` names it.
+pub(super) fn check(
+    what: &str,
+    offset: usize,
+    bytes: usize,
+    capacity: usize,
+) -> Result<(), DeviceError> {
     match offset.checked_add(bytes) {
         Some(end) if end <= capacity => Ok(()),
         end => Err(DeviceError::OutOfBounds {

@@ -188,6 +188,11 @@ impl<D: PlanDevice> Planned<D> {
         &self.device
     }
 
+    /// Ends here, and leaves the device, which may have something for the next.
+    pub fn into_device(self) -> D {
+        self.device
+    }
+
     /// What is taken in each tier.
     pub fn memory_taken(&self) -> MemoryTaken {
         self.device.memory_taken()

@@ -1,7 +1,7 @@
 use crate::ExecError;
-use crate::slots::ALIGNMENT;
 use std::ops::Range;
 use storm_graph::Tensor;
+use storm_plan::ALIGNMENT;
 use storm_plan::{Plan, Tier};
 
 /// Device memory between steps: whatever no lasting tensor covers is free.

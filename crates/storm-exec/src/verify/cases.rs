@@ -1,12 +1,12 @@
 //! Random graphs, one family per kind of op, with data and places.
 
 use crate::ExecError;
-use crate::slots::ALIGNMENT;
 use half::bf16;
 use std::collections::BTreeMap;
 use storm_device::{Device, DeviceError};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::*;
+use storm_plan::ALIGNMENT;
 
 /// Names of the families.
 pub(super) fn families() -> &'static [&'static str] {

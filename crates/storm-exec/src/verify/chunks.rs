@@ -1,10 +1,10 @@
 //! Products by chunks of rows must give the bits of the whole: plans are free to chunk.
 
 use crate::ExecError;
-use crate::slots::ALIGNMENT;
 use half::bf16;
 use storm_device::{Device, DeviceError};
 use storm_graph::{DType, Graph, Op, TensorId, Training};
+use storm_plan::ALIGNMENT;
 
 /// What was found of one product.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,17 +7,20 @@
 mod cases;
 mod chunks;
 mod compare;
+mod plans;
+mod tiny_plan;
 
 use crate::ExecError;
-use crate::slots::ALIGNMENT;
 use cases::Case;
 use cases::families;
 pub use chunks::{ChunkReport, verify_row_chunks};
 use compare::{Difference, compare};
+pub use plans::{PlanReport, verify_plan_device};
 use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_graph::DType;
+use storm_plan::ALIGNMENT;
 
 /// What was found of one op at one dtype.
 #[derive(Clone, Debug, PartialEq)]

@@ -43,21 +43,7 @@ impl HfDirectory {
     /// Opens a directory: config.json and model.safetensors, or an index and its shards. Headers are
     /// read, weights are not. Missing, extra and wrongly shaped tensors are one error.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let metadata = fs::metadata(path).map_err(ModelError::io("open the directory", path))?;
-        if !metadata.is_dir() {
-            let is_pickle =
-                metadata.is_file() && File::open(path).is_ok_and(|file| is_pickle(&file));
-            let path = path.to_owned();
-            return Err(match is_pickle {
-                true => ModelError::Pickle { path },
-                false => ModelError::NotAModel { path, missing: "directory" },
-            });
-        }
-        let root = Root::new(path)?;
-        let config = match root.file(CONFIG)? {
-            Some(path) => HfConfig::read(&path)?,
-            None => return Err(no_file(&root, "config.json")),
-        };
+        let (root, config) = open_config(path)?;
         let (files, stored) = match root.file(SINGLE)? {
             Some(path) => open_single(&path)?,
             None => match root.file(INDEX)? {
@@ -225,6 +211,33 @@ fn with_prefix(
         };
     }
     Ok(tensors)
+}
+
+impl HfConfig {
+    /// The config.json of a directory, whatever else is in it.
+    pub fn of_directory(path: &Path) -> Result<Self, ModelError> {
+        open_config(path).map(|(_, config)| config)
+    }
+}
+
+fn open_config(path: &Path) -> Result<(Root, HfConfig), ModelError> {
+    let metadata = fs::metadata(path).map_err(ModelError::io("open the directory", path))?;
+    if !metadata.is_dir() {
+        let is_pickle = metadata.is_file() && File::open(path).is_ok_and(|file| is_pickle(&file));
+        let path = path.to_owned();
+        return Err(match is_pickle {
+            true => ModelError::Pickle { path },
+            false => ModelError::NotAModel { path, missing: "directory" },
+        });
+    }
+    let root = Root::new(path)?;
+    match root.file(CONFIG)? {
+        Some(path) => {
+            let config = HfConfig::read(&path)?;
+            Ok((root, config))
+        }
+        None => Err(no_file(&root, "config.json")),
+    }
 }
 
 /// Why a file is not there: most often because the weights are pickles.

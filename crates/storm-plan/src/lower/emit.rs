@@ -7,12 +7,12 @@ use super::parameters::Set;
 use super::slab::{CopyRun, Slab};
 use super::update::{Owner, UpdateGroup, groups};
 use super::variant::{Pass, Variant};
+use crate::Decisions;
 use crate::decisions::{Streaming, UpdateTime};
 use crate::plan::{
     Compute, Copy, Direction, GraphId, Instruction, InstructionId, Operand, Plan, Segment,
     SegmentId, Value, ValueId, Work,
 };
-use crate::Decisions;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use storm_graph::{TensorClass, TensorId};
@@ -244,9 +244,7 @@ impl<'a> Emit<'a> {
         self.host_written.clear();
         self.weights.free_after.fill(0);
         self.gradients.free_after.fill(0);
-        for turns in
-            [&mut self.state_ring, &mut self.activation_turns, &mut self.boundary_turns]
-        {
+        for turns in [&mut self.state_ring, &mut self.activation_turns, &mut self.boundary_turns] {
             turns.begin_segment();
         }
         let instructions = start..self.plan.instructions.len();
@@ -294,8 +292,7 @@ impl<'a> Emit<'a> {
                     _ => Bound::one(offset, emit.temporary(graph, variant, id)),
                 }
             };
-            let reads: Vec<Bound> =
-                node.operands.iter().map(|&id| resolve(self, id)).collect();
+            let reads: Vec<Bound> = node.operands.iter().map(|&id| resolve(self, id)).collect();
             let writes: Vec<Bound> = node.outputs.iter().map(|&id| resolve(self, id)).collect();
             self.compute(graph, node.index, layer, &reads, &writes);
             after_each(self, node);
@@ -701,9 +698,7 @@ impl Values {
             })
             .collect();
         let losses = (0..group)
-            .map(|m| {
-                push_value(plan, numbered("loss", m), f32_bytes, TensorClass::Activation)
-            })
+            .map(|m| push_value(plan, numbered("loss", m), f32_bytes, TensorClass::Activation))
             .collect();
         let parameters = &lowering.parameters;
         let mut set_values = |set: &Set, slabs: &super::parameters::SetSlabs, prefix: String| {
@@ -773,9 +768,8 @@ impl Values {
         let carried_bytes = layout.boundary_slab.entries[0].size_bytes;
         let carry = (0..group)
             .map(|m| {
-                [0, 1].map(|_| {
-                    push_value(plan, numbered("input.grad", m), carried_bytes, activation)
-                })
+                [0, 1]
+                    .map(|_| push_value(plan, numbered("input.grad", m), carried_bytes, activation))
             })
             .collect();
         let prologue = &lowering.task.proceed.prologue;

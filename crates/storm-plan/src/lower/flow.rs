@@ -327,7 +327,9 @@ impl<'a> Emit<'a> {
     /// Notes that a slot of the ring of layer inputs has been used, if the place is one.
     fn touch_ring(&mut self, place: usize) {
         let ring = self.layout.boundary_ring;
-        if ring.slots > 0 && place >= ring.start && place < ring.start + ring.slots * ring.slot_bytes
+        if ring.slots > 0
+            && place >= ring.start
+            && place < ring.start + ring.slots * ring.slot_bytes
         {
             let now = self.position();
             self.boundary_turns.touch((place - ring.start) / ring.slot_bytes, now);
@@ -602,7 +604,12 @@ impl<'a> Emit<'a> {
     // ---- binding ----------------------------------------------------------------------------------
 
     /// Parameters, inputs, exports and parameter gradients of a section.
-    fn bind_section(&mut self, variant: &Arc<Variant>, owner: Owner, m: usize) -> Vec<Option<Bound>> {
+    fn bind_section(
+        &mut self,
+        variant: &Arc<Variant>,
+        owner: Owner,
+        m: usize,
+    ) -> Vec<Option<Bound>> {
         let section = &variant.section;
         let graph = &section.graph;
         let mut bound: Vec<Option<Bound>> = vec![None; graph.tensors().len()];
@@ -615,9 +622,7 @@ impl<'a> Emit<'a> {
                     Some(self.weight_bound(owner, index))
                 }
                 _ => match self.values.exports[m].get(&tensor.name) {
-                    Some(&value) => {
-                        Some(Bound::one(self.layout.exports[m][&tensor.name], value))
-                    }
+                    Some(&value) => Some(Bound::one(self.layout.exports[m][&tensor.name], value)),
                     None => self.input(&tensor.name, m),
                 },
             };

@@ -162,8 +162,12 @@ impl Layout {
         } else {
             super::update::state_slot_bytes(lowering, decisions)
         };
-        let state_ring =
-            Ring::take(&mut device, "optimizer state in transit", state_slot, decisions.states.ring);
+        let state_ring = Ring::take(
+            &mut device,
+            "optimizer state in transit",
+            state_slot,
+            decisions.states.ring,
+        );
 
         let slabs = |wanted: Storage| -> Vec<ActivationSlab> {
             decisions.saved.iter().map(|saved| activation_slab(lowering, saved, wanted)).collect()
@@ -319,11 +323,7 @@ fn scalar_names(lowering: &Lowering<'_>) -> Vec<String> {
         .collect()
 }
 
-fn activation_slab(
-    lowering: &Lowering<'_>,
-    saved: &[Storage],
-    wanted: Storage,
-) -> ActivationSlab {
+fn activation_slab(lowering: &Lowering<'_>, saved: &[Storage], wanted: Storage) -> ActivationSlab {
     let graph = &lowering.task.proceed.layer.graph;
     let mut slab = ActivationSlab::default();
     for (unit, storage) in saved.iter().enumerate() {

@@ -23,6 +23,9 @@ use variant::Variant;
 /// A section for the first micro-batch of a step, and for the others.
 type Pair = [Arc<Variant>; 2];
 
+/// The smallest pieces that a planner chooses by itself.
+const PIECE_ELEMENTS_MIN: usize = 1 << 16;
+
 /// Bytes of one layer, of one micro-batch's layer input, and of the ends.
 pub(crate) struct Sizes {
     pub(crate) boundary: usize,
@@ -136,6 +139,14 @@ impl<'a> Lowering<'a> {
         }
     }
 
+    /// A size of pieces that cuts a layer into several, so that copies and updates of a layer
+    /// overlap, and is not so small that copies are slow: a power of two.
+    pub(crate) fn piece_elements(&self) -> usize {
+        let layer = &self.parameters.layer.parameters;
+        let elements: usize = layer.iter().map(|p| p.tensor.shape.elements()).sum();
+        (elements / 8).next_power_of_two().clamp(PIECE_ELEMENTS_MIN, crate::PIECE_ELEMENTS)
+    }
+
     /// Prologue and epilogue of one micro-batch.
     pub(crate) fn edge_seconds(&self) -> f64 {
         let [_, prologue] = &self.prologue;
@@ -220,7 +231,9 @@ impl<'a> Lowering<'a> {
         let states = decisions.states;
         let all_pinned = states.pinned == layers && decisions.edge_states_resident;
         if states.pinned > layers || (!all_pinned && states.ring == 0) {
-            return refuse("streamed optimizer state needs a ring of at least one piece".to_owned());
+            return refuse(
+                "streamed optimizer state needs a ring of at least one piece".to_owned(),
+            );
         }
         let offloads = |saved: &Vec<Storage>| saved.contains(&Storage::Offload);
         if decisions.activation_ring == 0 && decisions.saved.iter().any(offloads) {

@@ -108,7 +108,10 @@ impl Set {
         for parameter in &self.parameters {
             let Tensor { shape, dtype, .. } = &parameter.tensor;
             let push = |slab: &mut Slab, dtype: DType| {
-                slab.push(shape.elements() * dtype.size_bytes(), piece_elements * dtype.size_bytes());
+                slab.push(
+                    shape.elements() * dtype.size_bytes(),
+                    piece_elements * dtype.size_bytes(),
+                );
             };
             push(&mut slabs.weights, *dtype);
             if let Some(gradient) = parameter.gradient {

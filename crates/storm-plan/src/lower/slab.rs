@@ -65,7 +65,9 @@ impl Slab {
                     run.pieces.push((e, p, start - run.offset));
                     run.size_bytes = start + size - run.offset;
                 }
-                _ => runs.push(CopyRun { offset: start, size_bytes: size, pieces: vec![(e, p, 0)] }),
+                _ => {
+                    runs.push(CopyRun { offset: start, size_bytes: size, pieces: vec![(e, p, 0)] })
+                }
             }
         }
         runs

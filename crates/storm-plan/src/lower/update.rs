@@ -146,10 +146,9 @@ impl Emit<'_> {
         };
         // Where each piece of state is now, by entry and piece.
         let mut state_places: BTreeMap<(usize, usize), usize> = BTreeMap::new();
-        let slab = self.states_slab(owner).clone();
         match slot {
             None => {
-                let base = self.states_device(owner);
+                let (base, slab) = (self.states_device(owner), self.states_slab(owner));
                 for (run, _) in &group.runs {
                     for &(entry, piece, _) in &run.pieces {
                         state_places.insert((entry, piece), base + slab.piece_offset(entry, piece));
@@ -208,18 +207,16 @@ impl Emit<'_> {
         let graph = self.plan.graphs[graph_id.0 as usize].clone();
         let name = &parameter.tensor.name;
         let (weights, gradients) = (self.weights_slab(owner), self.gradients_slab(owner));
-        let weight_offset =
-            self.weights_place(owner) + weights.piece_offset(trainable[t], piece);
+        let weight_offset = self.weights_place(owner) + weights.piece_offset(trainable[t], piece);
         let gradient_offset = self.gradients_place(owner) + gradients.piece_offset(t, piece);
         let mut bound: Vec<Option<Bound>> = vec![None; graph.tensors().len()];
         for id in graph.ids().filter(|&id| graph.producer(id).is_none()) {
             let tensor = graph.tensor(id);
             let suffix = tensor.name.strip_prefix(name.as_str());
             bound[id.index()] = Some(match suffix {
-                Some("") => Bound::one(
-                    weight_offset,
-                    self.weight_value(owner, trainable[t], piece),
-                ),
+                Some("") => {
+                    Bound::one(weight_offset, self.weight_value(owner, trainable[t], piece))
+                }
                 Some(".grad") => Bound::one(gradient_offset, self.gradient_value(owner, t, piece)),
                 Some(suffix) if kinds.iter().any(|kind| suffix[1..] == **kind) => {
                     let kind = kinds.iter().position(|kind| suffix[1..] == **kind);

@@ -6,8 +6,12 @@ use crate::plan::{Copy, Direction, Plan, Queue, Work};
 use crate::profile::HardwareProfile;
 use storm_graph::{Graph, Tensor, TensorClass};
 
-/// By instruction: how long it takes.
-pub(super) fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
+/// By instruction: how long it takes on that hardware, copies slowed by those of the other direction
+/// that they may meet in a step.
+///
+/// # Panics
+/// If the plan refers to something that it does not have.
+pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
     let slowdown = duplex_slowdown(plan, profile);
     let mut known: Vec<Vec<Option<f64>>> =
         plan.graphs.iter().map(|graph| vec![None; graph.nodes().len()]).collect();

@@ -1,8 +1,18 @@
 //! Random plans with random delays, against everything resident.
 
 use crate::support::{options, planned, resident, tiny};
-use storm_plan::{Decisions, HardwareProfile, Lowering, MemoryBudget, check, random_decisions};
-use storm_train::{Precision, training_task};
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_plan::{
+    Budget, Decisions, Forced, HardwareProfile, Lowering, MemoryBudget, check, plan,
+    random_decisions,
+};
+use storm_train::{PlannedTrainer, Precision, training_task};
+
+const FAMILIES: [&str; 5] = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
+
+fn reference() -> HardwareProfile {
+    HardwareProfile::builtin("reference").expect("built in")
+}
 
 /// Plans per family; more with `STORM_LONG_TESTS=1`.
 fn plan_count() -> u64 {
@@ -11,7 +21,7 @@ fn plan_count() -> u64 {
 
 fn random_plans_are_exact(name: &str) {
     let config = tiny(name);
-    let profile = HardwareProfile::builtin("reference").expect("built in");
+    let profile = reference();
     for (part, (precision, micro_batches)) in [
         (Precision::Bf16Stochastic, 4),
         (Precision::Bf16Master, 2),
@@ -29,10 +39,8 @@ fn random_plans_are_exact(name: &str) {
             let seed = seed * 4 + part as u64;
             let decisions: Decisions = random_decisions(&task, seed);
             let plan = lowering.lower(&decisions).expect("decisions that work");
-            let budget = MemoryBudget {
-                device_bytes: plan.device_bytes,
-                host_bytes: plan.host_bytes,
-            };
+            let budget =
+                MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
             let plan = check(plan, budget).expect("a sound plan");
             let found = planned(&config, &options, plan, Some(seed));
             assert_eq!(found, expected, "{name} {precision:?} seed {seed}: {decisions:?}");
@@ -63,4 +71,41 @@ fn qwen2() {
 #[test]
 fn qwen3() {
     random_plans_are_exact("qwen3-0.6b");
+}
+
+/// What the planner itself chooses, from the smallest budget that works to one that holds
+/// everything.
+#[test]
+fn the_planners_choice_is_exact_at_every_budget() {
+    let profile = HardwareProfile { overhead_bytes: 0, ..reference() };
+    for name in FAMILIES {
+        let config = tiny(name);
+        let options = options(Precision::Bf16Stochastic);
+        let micro_batches = 2;
+        let expected = resident(&config, &options, micro_batches);
+        let task = training_task(&config, &options, micro_batches).expect("a valid model");
+        let ample = Budget { vram_bytes: 1 << 40, ram_bytes: 1 << 40 };
+        let forced = Forced::default();
+        let everything = plan(&task, &profile, ample, &forced).expect("a plan");
+        let most = everything.prediction.vram_peak_bytes;
+        let least = everything.vram_min_bytes;
+        assert!(least < most / 2, "{name}: {least} of {most} bytes");
+        for part in 0..5 {
+            let vram_bytes = least + (most - least) * part / 4;
+            let budget = Budget { vram_bytes, ..ample };
+            let chosen = plan(&task, &profile, budget, &forced).expect("a plan");
+            let predicted = chosen.prediction.clone();
+            assert!(predicted.vram_peak_bytes <= vram_bytes, "{name} at {vram_bytes}");
+            let device = CpuPlanOptions::default();
+            let trainer: PlannedTrainer<CpuPlanDevice> =
+                PlannedTrainer::new(&config, options.clone(), chosen.plan.clone().into(), device)
+                    .expect("a trainer");
+            let taken = trainer.memory_taken();
+            assert_eq!(taken.device_bytes as u64, predicted.vram_peak_bytes);
+            assert_eq!(taken.host_bytes as u64, predicted.ram_peak_bytes);
+            drop(trainer);
+            let found = planned(&config, &options, chosen.plan, Some(part));
+            assert_eq!(found, expected, "{name} at {vram_bytes} bytes: {:?}", chosen.decisions);
+        }
+    }
 }

@@ -1,4 +1,5 @@
 //! Training under plans: whatever is decided about memory, every bit is that of everything resident.
 
 mod exactness;
+mod faults;
 mod support;

@@ -37,12 +37,12 @@ fn random_decisions_give_sound_plans() {
             for seed in 0..40 {
                 let decisions = random_decisions(&task, seed);
                 let plan = lowering.lower(&decisions).expect("decisions that work");
-                let budget = MemoryBudget {
-                    device_bytes: plan.device_bytes,
-                    host_bytes: plan.host_bytes,
-                };
+                let budget =
+                    MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
                 if let Err(error) = verify(&plan, budget) {
-                    panic!("{name}, {micro_batches} micro-batches, seed {seed}: {error}\n{decisions:?}");
+                    panic!(
+                        "{name}, {micro_batches} micro-batches, seed {seed}: {error}\n{decisions:?}"
+                    );
                 }
             }
         }

@@ -1,6 +1,6 @@
-use super::tickets::{Command, Targets};
 use crate::DeviceError;
 use crate::spans::{Recorder, Span, Trace, WaitedFor};
+use crate::tickets::{Command, Targets};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use storm_plan::{InstructionId, Queue};

@@ -2,10 +2,8 @@
 //! which stands for the device's.
 
 mod board;
-mod chaos;
 mod options;
 mod program;
-mod tickets;
 mod worker;
 
 use super::instruction::Instruction;
@@ -15,6 +13,7 @@ use crate::cpu::CpuDevice;
 use crate::placed::check_size;
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Trace};
+use crate::tickets::Tickets;
 use crate::{Device, DeviceError, MemoryTaken, PlanDevice};
 use board::Board;
 pub use options::{CpuPlanOptions, Fault, FaultKind};
@@ -24,7 +23,6 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, InstructionId, Place, Queue, SegmentId, Tier};
-use tickets::Tickets;
 use worker::Worker;
 
 /// A checked plan on the CPU. Kernels run in a rayon pool of their own, whose threads the compute

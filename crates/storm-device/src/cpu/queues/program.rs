@@ -3,7 +3,7 @@ use crate::DeviceError;
 use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::memory::Memory;
-use crate::placed::node_of;
+use crate::placed::{node_of, tensor_name};
 use std::sync::Arc;
 use std::time::Instant;
 use storm_plan::{CheckedPlan, Direction, InstructionId, Plan, Work};
@@ -80,23 +80,8 @@ impl Program {
 
     /// The error for an instruction that failed.
     pub(super) fn failure(&self, id: InstructionId, reason: String) -> DeviceError {
-        let instruction = self.plan.instruction(id);
-        DeviceError::Instruction {
-            instruction: self.plan.describe(id),
-            queue: instruction.queue().name(),
-            tensor: tensor_name(&self.plan, &instruction.work),
-            reason,
-        }
+        DeviceError::instruction(&self.plan, id, reason)
     }
-}
-
-/// What an instruction makes or moves; the first, where it is several.
-fn tensor_name(plan: &Plan, work: &Work) -> String {
-    let values = match work {
-        Work::Compute(compute) => &compute.writes,
-        Work::Copy(copy) => &copy.values,
-    };
-    values.first().map_or(String::new(), |operand| plan.value(operand.value).name.clone())
 }
 
 fn prepare(

@@ -1,11 +1,12 @@
 use super::board::Taken;
-use super::options::{CpuPlanOptions, FaultKind};
+use super::options::{CpuPlanOptions, Fault, FaultKind};
 use super::program::Program;
-use super::{Fault, chaos::Chaos};
+use crate::chaos::Chaos;
 use crate::spans::Span;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use storm_plan::{InstructionId, Queue};
 
 /// The thread of one queue.
@@ -30,7 +31,7 @@ impl Worker {
         while let Some(Taken { instruction, waited_for }) = program.board.take(self.queue) {
             let ready_ns = program.now_ns();
             if let Some(chaos) = &mut self.chaos {
-                chaos.delay();
+                keep_busy(Duration::from_nanos(u64::from(chaos.delay_ns())));
             }
             let start_ns = program.now_ns();
             if let Err(reason) = self.execute(instruction) {
@@ -57,6 +58,14 @@ impl Worker {
             }
         }));
         outcome.unwrap_or_else(|panic| Err(message(&*panic)))
+    }
+}
+
+/// Keeps the thread, but not the core, busy for a while.
+fn keep_busy(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::thread::yield_now();
     }
 }
 

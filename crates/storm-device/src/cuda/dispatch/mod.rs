@@ -13,9 +13,9 @@ mod norm;
 mod optimizer;
 mod reduce;
 
-use super::KernelSource;
 use super::context::Argument;
 use super::plan::{KernelChoice, Planner, type_name};
+use super::{KernelSource, delay};
 use crate::DeviceError;
 use storm_graph::{DType, Op};
 
@@ -77,6 +77,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         norm::kernels(),
         optimizer::kernels(),
         reduce::kernels(),
+        vec![(delay::SOURCE, Definitions::new())],
     ]
     .concat()
 }

@@ -3,27 +3,27 @@ use storm_plan::{InstructionId, Plan, Queue};
 /// A queue's progress that somebody waits for: `count` instructions done, none if 0. The last of
 /// them is `instruction`.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Target {
-    pub(super) count: u64,
-    pub(super) instruction: InstructionId,
+pub(crate) struct Target {
+    pub(crate) count: u64,
+    pub(crate) instruction: InstructionId,
 }
 
 /// How far every queue must be.
-pub(super) type Targets = [Target; Queue::ALL.len()];
+pub(crate) type Targets = [Target; Queue::ALL.len()];
 
 const NOTHING: Targets = [Target { count: 0, instruction: InstructionId(0) }; Queue::ALL.len()];
 
 /// What a queue is given: an instruction, and how far the others must be before it starts.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Command {
-    pub(super) instruction: InstructionId,
-    pub(super) targets: Targets,
+pub(crate) struct Command {
+    pub(crate) instruction: InstructionId,
+    pub(crate) targets: Targets,
 }
 
 /// How much was given to each queue. Turns "the last run of that instruction before this one" into
 /// a count, once, when the waiter is given out: later runs do not change what it means.
 #[derive(Debug)]
-pub(super) struct Tickets {
+pub(crate) struct Tickets {
     queues: Vec<Queue>,
     /// By instruction: how many its queue had been given, itself included, when it was given out
     /// last; 0 if it never was.
@@ -32,14 +32,14 @@ pub(super) struct Tickets {
 }
 
 impl Tickets {
-    pub(super) fn new(plan: &Plan) -> Tickets {
+    pub(crate) fn new(plan: &Plan) -> Tickets {
         let queues: Vec<Queue> = plan.instructions.iter().map(|i| i.queue()).collect();
         let last = vec![0; queues.len()];
         Tickets { queues, last, given: [0; Queue::ALL.len()] }
     }
 
     /// Notes that an instruction is given out.
-    pub(super) fn give(&mut self, plan: &Plan, id: InstructionId) -> (Queue, Command) {
+    pub(crate) fn give(&mut self, plan: &Plan, id: InstructionId) -> (Queue, Command) {
         let queue = self.queues[id.index()];
         let targets = self.targets(&plan.instruction(id).waits);
         self.given[queue.index()] += 1;
@@ -48,7 +48,7 @@ impl Tickets {
     }
 
     /// How far the queues must be for all of these to be done, as last given out.
-    pub(super) fn targets(&self, instructions: &[InstructionId]) -> Targets {
+    pub(crate) fn targets(&self, instructions: &[InstructionId]) -> Targets {
         let mut targets = NOTHING;
         for &instruction in instructions {
             let (queue, count) = (self.queues[instruction.index()], self.last[instruction.index()]);
@@ -60,8 +60,14 @@ impl Tickets {
         targets
     }
 
+    /// How many its queue had been given when the instruction was given out last, itself included; 0 if
+    /// it never was.
+    pub(crate) fn last(&self, id: InstructionId) -> u64 {
+        self.last[id.index()]
+    }
+
     /// Instructions given to each queue so far.
-    pub(super) fn given(&self) -> [u64; Queue::ALL.len()] {
+    pub(crate) fn given(&self) -> [u64; Queue::ALL.len()] {
         self.given
     }
 }

@@ -70,7 +70,7 @@ impl PlanBuilder {
         let mut graph = Graph::new();
         let x = graph.input("x", [ELEMENTS], DType::F32);
         let name = self.plan.value(to.0).name.clone();
-        graph.apply(&name, Op::Scale { x, factor }).unwrap();
+        graph.apply(&name, Op::Scale { x, factor }).expect("of one shape");
         self.compute(graph, &[from], to, waits)
     }
 
@@ -83,7 +83,7 @@ impl PlanBuilder {
         let mut graph = Graph::new();
         let [a, b] = ["a", "b"].map(|name| graph.input(name, [ELEMENTS], DType::F32));
         let name = self.plan.value(to.0).name.clone();
-        graph.apply(&name, Op::Add { a, b }).unwrap();
+        graph.apply(&name, Op::Add { a, b }).expect("of one shape");
         self.compute(graph, &parts, to, waits)
     }
 

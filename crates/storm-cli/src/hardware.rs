@@ -1,0 +1,96 @@
+//! Hardware profiles by name or path.
+
+use crate::size;
+use anyhow::{Context, Result};
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
+use storm_plan::{HardwareProfile, ProfileError};
+
+/// A profile with thousands of measured points is far smaller.
+const PROFILE_BYTES_MAX: u64 = 4 << 20;
+
+/// Why the file of a profile cannot be used.
+#[derive(Debug)]
+pub(crate) struct BadProfile(String);
+
+impl std::fmt::Display for BadProfile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadProfile {}
+
+/// The profile that is used if none is named: measured if there is one.
+pub(crate) fn default_hardware() -> &'static str {
+    let measured = "h200";
+    match HardwareProfile::builtin_names().any(|name| name == measured) {
+        true => measured,
+        false => "reference",
+    }
+}
+
+/// A built-in profile, or the file of one.
+pub(crate) fn resolve(hardware: &str) -> Result<HardwareProfile> {
+    let unknown = match HardwareProfile::builtin(hardware) {
+        Err(unknown @ ProfileError::Unknown { .. }) => unknown,
+        known => return Ok(known?),
+    };
+    let path = Path::new(hardware);
+    // A name that is neither built in nor a file is taken for a name.
+    if !path.exists() {
+        return Err(unknown.into());
+    }
+    read(path).with_context(|| format!("cannot use {hardware}"))
+}
+
+fn read(path: &Path) -> Result<HardwareProfile> {
+    let bad = |problem: String| BadProfile(problem);
+    // Anything else may never end or block when opened.
+    let metadata = fs::metadata(path).map_err(|error| bad(error.to_string()))?;
+    if !metadata.is_file() {
+        return Err(bad("it is not a file".to_owned()).into());
+    }
+    let too_long = || bad(format!("a profile has at most {}", size::show(PROFILE_BYTES_MAX)));
+    if metadata.len() > PROFILE_BYTES_MAX {
+        return Err(too_long().into());
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(|error| bad(error.to_string()))?;
+    // It may grow while it is read.
+    file.take(PROFILE_BYTES_MAX + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| bad(error.to_string()))?;
+    if bytes.len() as u64 > PROFILE_BYTES_MAX {
+        return Err(too_long().into());
+    }
+    let text = String::from_utf8(bytes).map_err(|_| bad("it is not UTF-8 text".to_owned()))?;
+    Ok(HardwareProfile::from_json(&text)?)
+}
+
+/// `storm plan --hardware list`.
+pub(crate) fn list() -> Result<()> {
+    println!(
+        "{:<18} {:>11} {:>15} {:>10} {:>16}",
+        "hardware", "memory", "bf16 TFLOP/s", "TB/s", "PCIe GB/s"
+    );
+    for name in HardwareProfile::builtin_names() {
+        let profile = HardwareProfile::builtin(name)?;
+        println!(
+            "{name:<18} {:>11} {:>15.0} {:>10.2} {:>16}",
+            size::show(profile.memory_bytes),
+            profile.gemm_flops / 1e12,
+            profile.memory_bandwidth / 1e12,
+            bus(&profile),
+        );
+    }
+    println!("\nUsed if none is named: {}. Or a file that `storm probe` wrote.", default_hardware());
+    Ok(())
+}
+
+/// `50 + 50`: into the card and out of it.
+pub(crate) fn bus(profile: &HardwareProfile) -> String {
+    let [into, out] = [profile.host_to_device_bandwidth, profile.device_to_host_bandwidth];
+    format!("{:.0} + {:.0}", into / 1e9, out / 1e9)
+}

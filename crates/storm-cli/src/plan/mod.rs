@@ -1,0 +1,37 @@
+//! `storm plan`: what a training step would do within a memory budget, before anything runs.
+
+mod args;
+mod infeasible;
+mod json;
+mod request;
+mod table;
+mod trace;
+mod words;
+
+use crate::hardware;
+use anyhow::Result;
+pub(crate) use args::PlanArgs;
+use request::{Answer, Request};
+
+pub(crate) fn run(args: &PlanArgs) -> Result<()> {
+    if args.hardware.as_deref() == Some("list") {
+        return hardware::list();
+    }
+    let request = Request::new(args)?;
+    let answer = match request.answer() {
+        Ok(answer) => answer,
+        Err(error) => return Err(infeasible::explained(&request, error, args.json)),
+    };
+    if let Some(path) = &args.trace {
+        trace::write(path, &answer.planned.plan, &request.profile)?;
+    }
+    if args.json {
+        println!("{:#}", json::answer(&request, &answer));
+    } else {
+        table::print(&request, &answer);
+        if let Some(path) = &args.trace {
+            println!("\nThe simulated step is in {}.", path.display());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,146 @@
+//! What is to be planned, resolved from the command line, and the planner's answer.
+
+use super::PlanArgs;
+use crate::memory_limits::{self, Limit};
+use crate::{UsageError, hardware};
+use anyhow::{Context, Result};
+use std::path::Path;
+use storm_model::{HfConfig, ModelConfig, preset};
+use storm_plan::{
+    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan, policies,
+};
+use storm_train::{
+    MicroBatch, TrainError, TrainOptions, TriedBatch, choose_micro_batch, training_task,
+};
+
+pub(super) struct Request {
+    /// As the user calls it.
+    pub(super) model: String,
+    pub(super) config: ModelConfig,
+    /// The batch is meaningless if the planner chooses it.
+    pub(super) options: TrainOptions,
+    pub(super) step: StepSize,
+    pub(super) profile: HardwareProfile,
+    pub(super) vram: Limit,
+    pub(super) ram: Limit,
+    pub(super) forced: Forced,
+    /// The flags that force, as written; empty if none does.
+    pub(super) forced_words: String,
+}
+
+/// How large a step is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StepSize {
+    /// In micro-batches of `options.batch` sequences.
+    MicroBatches(usize),
+    /// In tokens.
+    Tokens(usize),
+}
+
+pub(super) struct Answer {
+    pub(super) batch: usize,
+    pub(super) accumulate: usize,
+    pub(super) planned: Planned,
+    pub(super) policies: Vec<Policy>,
+    pub(super) units: Vec<SavedUnit>,
+    /// Sizes that were compared, where the planner chose.
+    pub(super) tried: Vec<TriedBatch>,
+}
+
+impl Request {
+    pub(super) fn new(args: &PlanArgs) -> Result<Request> {
+        let Some(model) = &args.model else {
+            return Err(UsageError("give --model: a preset or a directory".to_owned()).into());
+        };
+        let config = match Path::new(model).is_dir() {
+            true => {
+                let config = HfConfig::of_directory(Path::new(model));
+                config.with_context(|| format!("cannot use {model}"))?.model
+            }
+            false => preset(model)?,
+        };
+        let step = match (args.tokens_per_step, args.batch) {
+            (Some(tokens), _) => StepSize::Tokens(tokens),
+            (None, Some(_)) => StepSize::MicroBatches(args.accumulate.unwrap_or(1)),
+            (None, None) => {
+                let problem = "give --batch (and --accumulate), or --tokens-per-step";
+                return Err(UsageError(problem.to_owned()).into());
+            }
+        };
+        let precision = args.precision.into();
+        let options = TrainOptions {
+            chunk_rows: args.chunk_rows,
+            ..TrainOptions::new(args.batch.unwrap_or(1), args.seq, precision)
+        };
+        let name = args.hardware.as_deref().unwrap_or_else(hardware::default_hardware);
+        let profile = hardware::resolve(name)?;
+        Ok(Request {
+            model: model.clone(),
+            config,
+            options,
+            step,
+            vram: memory_limits::device(args.vram, &profile),
+            ram: memory_limits::host(args.ram)?,
+            profile,
+            forced: args.forced.forced(),
+            forced_words: args.forced.words(),
+        })
+    }
+
+    pub(super) fn budget(&self) -> Budget {
+        Budget { vram_bytes: self.vram.bytes, ram_bytes: self.ram.bytes }
+    }
+
+    /// Plans, and compares with the fixed policies.
+    pub(super) fn answer(&self) -> Result<Answer, TrainError> {
+        let (profile, budget) = (&self.profile, self.budget());
+        let (batch, accumulate, planned, tried) = match self.step {
+            StepSize::MicroBatches(accumulate) => {
+                let task = training_task(&self.config, &self.options, accumulate)?;
+                let planned = plan(&task, profile, budget, &self.forced)?;
+                (self.options.batch, accumulate, planned, Vec::new())
+            }
+            StepSize::Tokens(tokens) => {
+                let (config, options) = (&self.config, &self.options);
+                let chosen =
+                    choose_micro_batch(config, options, tokens, profile, budget, &self.forced)?;
+                let MicroBatch { batch, accumulate, planned, tried } = chosen;
+                (batch, accumulate, planned, tried)
+            }
+        };
+        let options = TrainOptions { batch, ..self.options.clone() };
+        let task = training_task(&self.config, &options, accumulate)?;
+        let policies = policies(&task, profile, budget)?;
+        let units = task.saved_units();
+        Ok(Answer { batch, accumulate, planned, policies, units, tried })
+    }
+
+    /// The least memory that works for micro-batches of this size, with this much host memory.
+    pub(super) fn least(
+        &self,
+        options: &TrainOptions,
+        forced: &Forced,
+        ram_bytes: u64,
+    ) -> Option<TooSmall> {
+        let accumulate = match self.step {
+            StepSize::MicroBatches(accumulate) => accumulate,
+            StepSize::Tokens(tokens) => (tokens / options.sequence / options.batch).max(1),
+        };
+        let task = training_task(&self.config, options, accumulate).ok()?;
+        // With no device memory at all, the answer is what it would take.
+        match plan(&task, &self.profile, Budget { vram_bytes: 0, ram_bytes }, forced) {
+            Err(PlanError::TooSmall(least)) => Some(*least),
+            _ => None,
+        }
+    }
+}
+
+impl Answer {
+    pub(super) fn tokens_per_step(&self, request: &Request) -> usize {
+        self.batch * self.accumulate * request.options.sequence
+    }
+
+    pub(super) fn tokens_per_second(&self, request: &Request, step_seconds: f64) -> f64 {
+        self.tokens_per_step(request) as f64 / step_seconds
+    }
+}

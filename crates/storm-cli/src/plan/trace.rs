@@ -1,0 +1,37 @@
+//! A simulated step as a trace.
+
+use anyhow::{Context, Result};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use storm_device::{Span, Trace, WaitedFor};
+use storm_exec::trace::write_chrome;
+use storm_plan::{HardwareProfile, Plan, Queue, Simulation, simulate_with_timeline};
+
+/// Writes what the simulator expects every queue to do when, for Chrome and Perfetto.
+pub(super) fn write(path: &Path, plan: &Plan, profile: &HardwareProfile) -> Result<()> {
+    let trace = trace_of(&simulate_with_timeline(plan, profile));
+    let failed = || format!("cannot write {}", path.display());
+    let mut out = BufWriter::new(File::create(path).with_context(failed)?);
+    write_chrome(plan, &trace, &mut out).and_then(|()| out.flush()).with_context(failed)
+}
+
+/// Queue by queue, as devices trace their work.
+fn trace_of(simulation: &Simulation) -> Trace {
+    let nanoseconds = |seconds: f64| (seconds * 1e9).round() as u64;
+    let mut trace = Trace::default();
+    for queue in Queue::ALL {
+        let spans = simulation.timeline.iter().filter(|span| span.queue == queue);
+        trace.spans.extend(spans.map(|span| Span {
+            instruction: span.instruction,
+            waited_for: match span.waited_for {
+                Some(instruction) => WaitedFor::Instruction(instruction),
+                None => WaitedFor::Nothing,
+            },
+            ready_ns: nanoseconds(span.start_seconds),
+            start_ns: nanoseconds(span.start_seconds),
+            end_ns: nanoseconds(span.end_seconds),
+        }));
+    }
+    trace
+}

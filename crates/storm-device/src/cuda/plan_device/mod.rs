@@ -1,0 +1,429 @@
+//! A plan on a GPU: a stream for each queue, one block of its memory, and page-locked host memory.
+
+mod disturbance;
+mod failure;
+mod options;
+mod program;
+mod queues;
+mod timeline;
+
+use super::context::{Card, Context};
+use super::gemm::Gemm;
+use super::memory::MemoryInUse;
+use super::modules::Kernels;
+use super::pinned::PinnedMemory;
+use super::transfer::{self, CopyRange, queue_copy};
+use super::{CudaDevice, CudaError};
+use crate::placed::{PlacedNode, check_size};
+use crate::sequence::{Sequence, Turn};
+use crate::spans::Trace;
+use crate::{Device, DeviceError, MemoryTaken, PlanDevice};
+use cudarc::driver::result;
+use disturbance::Disturbance;
+pub use options::{CudaFault, CudaPlanOptions};
+use program::{Program, queue_action};
+use queues::Queues;
+use rayon::prelude::*;
+use std::sync::Arc;
+use storm_graph::{Graph, Node, TensorId};
+use storm_plan::{CheckedPlan, Direction, InstructionId, Place, Plan, Queue, SegmentId, Tier};
+use timeline::Timeline;
+
+/// A checked plan on a GPU.
+///
+/// The host gives out instructions in the order of the plan and waits only where the driver takes no
+/// more. All kernels run in one stream, so that matrix products share a workspace.
+#[derive(Debug)]
+pub struct CudaPlanDevice {
+    // Dropped in this order: work first, then what it uses.
+    queues: Queues,
+    program: Program,
+    kept: CudaKept,
+    plan: Arc<CheckedPlan>,
+    sequence: Sequence,
+    timeline: Option<Timeline>,
+    disturbance: Disturbance,
+    vram_bytes: Option<u64>,
+    /// Wait after every instruction, so that an error is reported by the one that caused it.
+    synchronous: bool,
+    /// What ended everything.
+    failure: Option<DeviceError>,
+}
+
+/// What a device leaves to the next, see [`CudaPlanDevice::keep`].
+#[derive(Debug)]
+pub struct CudaKept {
+    // Dropped in this order: what is registered with the context first.
+    host: PinnedMemory,
+    tools: Tools,
+}
+
+/// What all plans need of a card.
+#[derive(Debug)]
+struct Tools {
+    gemm: Gemm,
+    kernels: Kernels,
+    context: Arc<Context>,
+}
+
+impl Tools {
+    fn new(ordinal: usize) -> Result<Tools, DeviceError> {
+        let context = Context::open(ordinal)?;
+        let kernels = Kernels::new(context.card.clone())?;
+        Ok(Tools { gemm: Gemm::new(&context)?, kernels, context })
+    }
+}
+
+impl CudaPlanDevice {
+    /// The card.
+    pub fn card(&self) -> &Card {
+        &self.kept.tools.context.card
+    }
+
+    /// The card's memory that this process holds: the block, workspaces, code, the context itself.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn memory_in_use(&self) -> Result<MemoryInUse, DeviceError> {
+        Ok(self.kept.tools.context.memory_in_use()?)
+    }
+
+    /// Ends the device and keeps what is slow to get: page-locked host memory, loaded kernels. The next
+    /// device takes the host memory if it is large enough for its plan, whatever is too much.
+    ///
+    /// # Errors
+    /// Of anything that was given out: after an error of the card nothing can be kept.
+    pub fn keep(mut self) -> Result<CudaKept, DeviceError> {
+        self.synchronize()?;
+        Ok(self.kept)
+    }
+
+    /// Refuses if anything has failed before; else the driver may be called.
+    fn enter(&self) -> Result<(), DeviceError> {
+        match &self.failure {
+            Some(failure) => Err(failure.clone()),
+            None => Ok(self.kept.tools.context.make_current()?),
+        }
+    }
+
+    /// Remembers an error that ends everything, under the name of who is to blame: `id` if that was
+    /// being given out, unless the card reports a failure of something before it.
+    fn fail(&mut self, id: Option<InstructionId>, error: DeviceError) -> DeviceError {
+        let card = self.queues.stream(Queue::Compute).check();
+        let failure = match (id, card) {
+            (Some(id), Err(error)) if self.synchronous => {
+                failure::of_instruction(&self.plan, id, &error.into())
+            }
+            (_, Err(error)) => failure::of_something(&self.plan, &self.queues, &error.into()),
+            (Some(id), Ok(())) => failure::of_instruction(&self.plan, id, &error),
+            (None, Ok(())) => error,
+        };
+        self.failure = Some(failure.clone());
+        failure
+    }
+
+    fn give(&mut self, id: InstructionId) -> Result<(), DeviceError> {
+        let (queue, command) = self.queues.begin(&self.plan, id)?;
+        let stream = self.queues.stream(queue);
+        self.disturbance.precede(queue, stream)?;
+        let started = match &mut self.timeline {
+            Some(timeline) => timeline.start(queue, &command, stream)?,
+            None => None,
+        };
+        let CudaKept { host, tools } = &self.kept;
+        let what = || self.plan.describe(id);
+        // SAFETY: segments are given out in the order of the step of a checked plan; `begin` made the
+        // stream wait. The device drops its queues, which waits for them, before block and host memory.
+        unsafe { self.program.queue(id, stream, &tools.gemm, host, what)? };
+        if let (Some(timeline), Some(started)) = (&self.timeline, started) {
+            timeline.end(queue, started, stream)?;
+        }
+        if self.synchronous {
+            stream.synchronize("running it")?;
+        }
+        Ok(self.queues.end(queue, id)?)
+    }
+
+    fn wait_for(&mut self, instructions: &[InstructionId]) -> Result<(), DeviceError> {
+        self.enter()?;
+        self.queues.wait_for(instructions).map_err(|error| self.fail(None, error.into()))
+    }
+
+    /// Memory of the host's tier, which is at least as large as the plan says.
+    fn host_address(
+        &self,
+        what: &str,
+        offset: usize,
+        bytes: usize,
+    ) -> Result<*mut u8, DeviceError> {
+        transfer::check(what, offset, bytes, self.plan.host_bytes)?;
+        Ok(self.kept.host.address(offset))
+    }
+
+    fn check_budget(&self) -> Result<(), DeviceError> {
+        check_budget(&self.kept.tools, &self.program, self.vram_bytes)
+    }
+}
+
+impl PlanDevice for CudaPlanDevice {
+    type Options = CudaPlanOptions;
+
+    const ALIGNMENT: usize = CudaDevice::ALIGNMENT;
+
+    /// As [`PlanDevice::commit`]; also runs every kernel once, so that nothing of the card's memory is
+    /// taken later.
+    fn commit(
+        plan: Arc<CheckedPlan>,
+        mut options: CudaPlanOptions,
+    ) -> Result<CudaPlanDevice, DeviceError> {
+        // Locals are dropped last to first: on an error work ends first, and the context last.
+        let (tools, kept_host) = match options.kept.take() {
+            Some(CudaKept { host, tools }) => (tools, Some(host)),
+            None => (Tools::new(options.ordinal)?, None),
+        };
+        tools.context.make_current()?;
+        let program = Program::new(&plan, &tools, options.copy_slowdown)?;
+        let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
+        let queues = Queues::new(&plan, &tools.context)?;
+        let compute = queues.stream(Queue::Compute);
+        program.memory().clear(compute)?;
+        program.warm_up(compute, &tools.gemm)?;
+        for stream in queues.streams() {
+            disturbance.warm_up(stream)?;
+        }
+        compute.synchronize("running every kernel once")?;
+        // Host memory takes long: what is too much already is too much before it.
+        check_budget(&tools, &program, options.vram_bytes)?;
+
+        let host = host_memory(&plan, &tools.context, kept_host, options.progress)?;
+        check_host_places(&plan)?;
+        warm_up_copies(&plan, &queues, &program, &host)?;
+        program.memory().clear(compute)?;
+        for stream in queues.streams() {
+            stream.synchronize("clearing device memory")?;
+        }
+        let timeline = match options.trace {
+            true => Some(Timeline::new(&plan, &tools.context)?),
+            false => None,
+        };
+        let device = CudaPlanDevice {
+            queues,
+            program,
+            kept: CudaKept { host, tools },
+            sequence: Sequence::new(&plan),
+            plan,
+            timeline,
+            disturbance,
+            vram_bytes: options.vram_bytes,
+            synchronous: std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1"),
+            failure: None,
+        };
+        device.check_budget()?;
+        Ok(device)
+    }
+
+    fn plan(&self) -> &Arc<CheckedPlan> {
+        &self.plan
+    }
+
+    fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
+        self.enter()?;
+        if self.sequence.advance(&self.plan, segment)? == Turn::Begins {
+            self.synchronize()?;
+            if let Some(timeline) = &mut self.timeline {
+                let begun = timeline.begin(self.queues.streams(), self.queues.given());
+                begun.map_err(|error| self.fail(None, error.into()))?;
+            }
+        }
+        let waited = self.queues.wait_for(self.sequence.host_copies(segment));
+        waited.map_err(|error| self.fail(None, error.into()))?;
+        for index in self.plan.segment(segment).instructions.clone() {
+            let id = InstructionId(index as u32);
+            self.give(id).map_err(|error| self.fail(Some(id), error))?;
+        }
+        Ok(())
+    }
+
+    fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        let plan = Arc::clone(&self.plan);
+        let input = &plan.inputs[input];
+        check_size(&input.tensor, bytes.len())?;
+        self.wait_for(&input.copies)?;
+        let to = self.host_address(&input.tensor.name, input.host, bytes.len())?;
+        // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
+        // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        Ok(())
+    }
+
+    fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        let plan = Arc::clone(&self.plan);
+        let result = &plan.results[result];
+        check_size(&result.tensor, bytes.len())?;
+        self.wait_for(&result.copies)?;
+        let from = self.host_address(&result.tensor.name, result.host, bytes.len())?;
+        // SAFETY: as in `write_input`.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.enter()?;
+        self.queues.wait_for_all().map_err(|error| self.fail(None, error.into()))
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        let Place { tier, offset } = place;
+        match tier {
+            Tier::Host => {
+                let to = self.host_address("host data", offset, bytes.len())?;
+                // SAFETY: in bounds, and no queue has anything to do while `self` is borrowed.
+                unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+                Ok(())
+            }
+            Tier::Device => {
+                let memory = self.program.memory();
+                transfer::check("host data", offset, bytes.len(), memory.bytes())?;
+                let to = memory.start() + offset as u64;
+                let stream = self.queues.stream(Queue::HostToDevice);
+                // SAFETY: in bounds, the queues are empty, and `bytes` stay borrowed until the wait.
+                unsafe { result::memcpy_htod_async(to, bytes, stream.handle()) }
+                    .map_err(CudaError::driver("copying to the GPU"))
+                    .and_then(|()| stream.synchronize("copying to the GPU"))
+                    .map_err(|error| self.fail(None, error.into()))
+            }
+        }
+    }
+
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        let Place { tier, offset } = place;
+        match tier {
+            Tier::Host => {
+                let from = self.host_address("host data", offset, bytes.len())?;
+                // SAFETY: as in `write`.
+                unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+                Ok(())
+            }
+            Tier::Device => {
+                let memory = self.program.memory();
+                transfer::check("host data", offset, bytes.len(), memory.bytes())?;
+                let from = memory.start() + offset as u64;
+                let stream = self.queues.stream(Queue::DeviceToHost);
+                // SAFETY: as in `write`; any bits are bytes.
+                unsafe { result::memcpy_dtoh_async(bytes, from, stream.handle()) }
+                    .map_err(CudaError::driver("copying from the GPU"))
+                    .and_then(|()| stream.synchronize("copying from the GPU"))
+                    .map_err(|error| self.fail(None, error.into()))
+            }
+        }
+    }
+
+    fn run_alone(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        let Tools { gemm, kernels, .. } = &self.kept.tools;
+        let capacity = self.program.memory().bytes();
+        let placed = PlacedNode::new(capacity, Self::ALIGNMENT, graph, node, place, layer)?;
+        let modules = kernels.module_count();
+        let actions = self.program.resolve(&placed, &self.kept.tools)?;
+        let stream = self.queues.stream(Queue::Compute);
+        let what = || format!("{} `{}`", node.op.name(), node.name);
+        let queued = actions.iter().try_for_each(|action| {
+            // SAFETY: in the block by `PlacedNode`; the queues are empty while `self` is borrowed.
+            unsafe { queue_action(action, stream, gemm, what) }
+        });
+        let done = queued.and_then(|()| Ok(stream.synchronize(&what())?));
+        if let Err(error) = done {
+            let failure = DeviceError::Instruction {
+                instruction: what(),
+                queue: Queue::Compute.name(),
+                tensor: graph.tensor(node.outputs[0]).name.clone(),
+                reason: error.to_string(),
+            };
+            self.failure = Some(failure.clone());
+            return Err(failure);
+        }
+        // New code takes memory.
+        if kernels.module_count() > modules { self.check_budget() } else { Ok(()) }
+    }
+
+    fn memory_taken(&self) -> MemoryTaken {
+        MemoryTaken {
+            device_bytes: self.program.memory().bytes(),
+            host_bytes: self.kept.host.bytes(),
+        }
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
+        self.synchronize()?;
+        let trace = self.timeline.as_ref().map(Timeline::trace).transpose();
+        trace.map_err(|error| self.fail(None, error.into()))
+    }
+}
+
+/// Refuses if more of the card's memory is in use than is allowed.
+fn check_budget(
+    tools: &Tools,
+    program: &Program,
+    vram_bytes: Option<u64>,
+) -> Result<(), DeviceError> {
+    let Some(budget_bytes) = vram_bytes else { return Ok(()) };
+    let in_use = tools.context.memory_in_use()?;
+    if in_use.bytes <= budget_bytes {
+        return Ok(());
+    }
+    let block_bytes = program.memory().bytes() as u64;
+    Err(CudaError::OverBudget { in_use, budget_bytes, block_bytes }.into())
+}
+
+/// Host memory for a plan, zeroed: what was kept if that is enough.
+fn host_memory(
+    plan: &Plan,
+    context: &Arc<Context>,
+    kept: Option<PinnedMemory>,
+    progress: Option<Box<dyn FnMut(usize, usize)>>,
+) -> Result<PinnedMemory, DeviceError> {
+    let wanted = plan.host_bytes;
+    if let Some(mut host) = kept.filter(|host| host.bytes() >= wanted) {
+        host.as_mut_slice().par_chunks_mut(64 << 20).for_each(|part| part.fill(0));
+        return Ok(host);
+    }
+    // What was kept is given back by now: there may not be enough for both.
+    let mut progress = progress.unwrap_or_else(|| Box::new(|_, _| {}));
+    Ok(PinnedMemory::new(context, wanted, |present| progress(present, wanted))?)
+}
+
+fn check_host_places(plan: &Plan) -> Result<(), DeviceError> {
+    let inputs = plan.inputs.iter().map(|input| (&input.tensor, input.host));
+    let results = plan.results.iter().map(|result| (&result.tensor, result.host));
+    inputs.chain(results).try_for_each(|(tensor, offset)| {
+        transfer::check(&tensor.name, offset, tensor.size_bytes(), plan.host_bytes)
+    })
+}
+
+/// Copies some bytes each way: the first copy of a stream may take memory of the card.
+fn warm_up_copies(
+    plan: &Plan,
+    queues: &Queues,
+    program: &Program,
+    host: &PinnedMemory,
+) -> Result<(), DeviceError> {
+    let bytes = plan.host_bytes.min(plan.device_bytes).min(4096);
+    let range = CopyRange { host_offset: 0, device_offset: 0, bytes };
+    for (queue, direction) in
+        [(Queue::HostToDevice, Direction::ToDevice), (Queue::DeviceToHost, Direction::ToHost)]
+    {
+        let stream = queues.stream(queue);
+        // SAFETY: nobody else uses either memory, which both outlive the wait.
+        unsafe { queue_copy(stream, direction, host, program.memory(), range)? };
+        stream.synchronize("copying for the first time")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,63 @@
+use super::CudaKept;
+use std::fmt;
+use storm_plan::Queue;
+
+/// How a GPU runs a plan.
+pub struct CudaPlanOptions {
+    /// Which GPU, from 0. With `kept`, it is the one that was kept.
+    pub ordinal: usize,
+    /// Record what the queues did in each step. Costs two events an instruction.
+    pub trace: bool,
+    /// Delay every instruction by a random time from this seed: results must not change.
+    pub chaos_seed: Option<u64>,
+    /// How many times as long copies take, as if the card had a slower connection: each moves its
+    /// bytes so often. At most 1 is full speed.
+    pub copy_slowdown: f64,
+    /// What all of this process may take of the card's memory, context and code included.
+    pub vram_bytes: Option<u64>,
+    /// Make an instruction fail. The process cannot use the card afterwards.
+    pub fault: Option<CudaFault>,
+    /// Hears how much of the page-locked host memory is there, and how much there will be, in bytes:
+    /// much of it takes long.
+    pub progress: Option<Box<dyn FnMut(usize, usize)>>,
+    /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
+    pub kept: Option<CudaKept>,
+}
+
+impl Default for CudaPlanOptions {
+    fn default() -> CudaPlanOptions {
+        CudaPlanOptions {
+            ordinal: 0,
+            trace: false,
+            chaos_seed: None,
+            copy_slowdown: 1.0,
+            vram_bytes: None,
+            fault: None,
+            progress: None,
+            kept: None,
+        }
+    }
+}
+
+impl fmt::Debug for CudaPlanOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaPlanOptions")
+            .field("ordinal", &self.ordinal)
+            .field("trace", &self.trace)
+            .field("chaos_seed", &self.chaos_seed)
+            .field("copy_slowdown", &self.copy_slowdown)
+            .field("vram_bytes", &self.vram_bytes)
+            .field("fault", &self.fault)
+            .field("kept", &self.kept.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A failure on purpose, by a kernel that traps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaFault {
+    /// Where.
+    pub queue: Queue,
+    /// Instructions that the queue runs before it.
+    pub after: u64,
+}

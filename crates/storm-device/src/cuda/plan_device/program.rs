@@ -1,0 +1,191 @@
+//! The instructions of a plan, resolved.
+
+use super::super::context::{Allocation, Kernel, Stream};
+use super::super::gemm::Gemm;
+use super::super::pinned::PinnedMemory;
+use super::super::plan::{Action, Planner};
+use super::super::transfer::{self, CopyRange, queue_copy};
+use super::Tools;
+use crate::placed::{PlacedNode, node_of, tensor_name};
+use crate::{DeviceError, PlanDevice};
+use std::collections::HashSet;
+use std::ops::Range;
+use storm_plan::{Compute, Direction, InstructionId, Plan, Work};
+
+/// All launches, products and copies of a plan, with addresses, and the block that these are in.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// Of all kernels, one after another.
+    actions: Vec<Action>,
+    /// By instruction.
+    work: Vec<Prepared>,
+    memory: Allocation,
+    copy_slowdown: f64,
+}
+
+#[derive(Debug)]
+enum Prepared {
+    /// A range of the actions.
+    Kernels(Range<u32>),
+    Copy(Direction, CopyRange),
+}
+
+impl Program {
+    /// Takes the block and resolves every instruction to it.
+    pub(super) fn new(
+        plan: &Plan,
+        tools: &Tools,
+        copy_slowdown: f64,
+    ) -> Result<Program, DeviceError> {
+        let memory = tools.context.allocate(plan.device_bytes)?;
+        let work = Vec::with_capacity(plan.instructions.len());
+        let copy_slowdown = copy_slowdown.max(1.0);
+        let mut program = Program { actions: Vec::new(), work, memory, copy_slowdown };
+        for instruction in &plan.instructions {
+            let prepared = match &instruction.work {
+                Work::Compute(compute) => program.prepare(plan, compute, tools)?,
+                work @ Work::Copy(copy) => {
+                    let check = |offset, capacity| {
+                        let tensor = tensor_name(plan, work);
+                        transfer::check(&tensor, offset, copy.bytes, capacity)
+                    };
+                    check(copy.device, plan.device_bytes)?;
+                    check(copy.host, plan.host_bytes)?;
+                    let (device_offset, host_offset) = (copy.device, copy.host);
+                    let range = CopyRange { host_offset, device_offset, bytes: copy.bytes };
+                    Prepared::Copy(copy.direction, range)
+                }
+            };
+            program.work.push(prepared);
+        }
+        Ok(program)
+    }
+
+    fn prepare(
+        &mut self,
+        plan: &Plan,
+        compute: &Compute,
+        tools: &Tools,
+    ) -> Result<Prepared, DeviceError> {
+        let (graph, node, place) = node_of(plan, compute);
+        let (capacity, alignment) = (self.memory.bytes(), super::CudaPlanDevice::ALIGNMENT);
+        let node = PlacedNode::new(capacity, alignment, graph, node, place, compute.layer)?;
+        let first = self.actions.len() as u32;
+        self.actions.extend(self.resolve(&node, tools)?);
+        Ok(Prepared::Kernels(first..self.actions.len() as u32))
+    }
+
+    /// What the card is asked to do for a node that lies in the block.
+    pub(super) fn resolve(
+        &self,
+        node: &PlacedNode,
+        tools: &Tools,
+    ) -> Result<Vec<Action>, DeviceError> {
+        Planner::plan(node, &tools.kernels, &tools.gemm, self.memory.start())
+    }
+
+    /// The block.
+    pub(super) fn memory(&self) -> &Allocation {
+        &self.memory
+    }
+
+    /// Queues an instruction; `what` names it in an error.
+    ///
+    /// # Safety
+    /// The stream is that of the instruction's queue, it was given out in the order of a checked plan,
+    /// and the stream waits for what it waits for. The checker has proved that nobody else touches
+    /// its bytes then. `host` is as large as the plan says, and lives until the stream has run it.
+    pub(super) unsafe fn queue(
+        &self,
+        id: InstructionId,
+        stream: &Stream,
+        gemm: &Gemm,
+        host: &PinnedMemory,
+        what: impl Fn() -> String,
+    ) -> Result<(), DeviceError> {
+        match &self.work[id.index()] {
+            Prepared::Kernels(range) => {
+                for action in &self.actions[range.start as usize..range.end as usize] {
+                    // SAFETY: the caller's promise; all kernels run in one stream.
+                    unsafe { queue_action(action, stream, gemm, &what)? };
+                }
+                Ok(())
+            }
+            Prepared::Copy(direction, range) => {
+                let copy = |range| {
+                    // SAFETY: the caller's promise: the source does not change meanwhile, so that
+                    // copying it again changes nothing.
+                    unsafe { queue_copy(stream, *direction, host, &self.memory, range) }
+                };
+                copy(*range)?;
+                for bytes in again(range.bytes, self.copy_slowdown) {
+                    copy(CopyRange { bytes, ..*range })?;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Runs every kernel and every shape of product once, on whatever the block holds: the first run
+    /// of each loads code and may take memory of the card.
+    pub(super) fn warm_up(&self, stream: &Stream, gemm: &Gemm) -> Result<(), DeviceError> {
+        let mut kernels: HashSet<Kernel> = HashSet::new();
+        let mut products = HashSet::new();
+        for action in &self.actions {
+            let is_new = match action {
+                Action::Launch(launch) => kernels.insert(launch.kernel),
+                Action::Gemm(call) => {
+                    products.insert(call.plan.as_ref().map(std::sync::Arc::as_ptr))
+                }
+            };
+            if is_new {
+                let what = || "running every kernel once".to_owned();
+                // SAFETY: the addresses are in the block, which nobody else uses yet; kernels stay
+                // inside of their tensors whatever these hold.
+                unsafe { queue_action(action, stream, gemm, what)? };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Queues one action; `what` names it in an error.
+///
+/// # Safety
+/// The addresses are valid, and unused by others, until the stream has run it; products run in one
+/// stream only.
+pub(super) unsafe fn queue_action(
+    action: &Action,
+    stream: &Stream,
+    gemm: &Gemm,
+    what: impl Fn() -> String,
+) -> Result<(), DeviceError> {
+    match action {
+        // SAFETY: the caller's promise; arguments were made for the kernel by its planner.
+        Action::Launch(launch) => unsafe { launch.queue(stream, what) },
+        // SAFETY: the caller's promise.
+        Action::Gemm(call) => Ok(unsafe { gemm.queue(call, stream) }?),
+    }
+}
+
+/// How many bytes a copy moves again to take `slowdown` times as long: all of them some times, then a
+/// part.
+fn again(bytes: usize, slowdown: f64) -> impl Iterator<Item = usize> {
+    let more = slowdown - 1.0;
+    let part = (bytes as f64 * more.fract()) as usize;
+    std::iter::repeat_n(bytes, more as usize).chain((part > 0).then_some(part))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::again;
+
+    #[test]
+    fn slow_copies_move_more() {
+        let list = |slowdown| again(1000, slowdown).collect::<Vec<_>>();
+        assert_eq!(list(1.0), []);
+        assert_eq!(list(1.25), [250]);
+        assert_eq!(list(3.5), [1000, 1000, 500]);
+        assert_eq!(list(2.0), [1000]);
+    }
+}

@@ -1,0 +1,220 @@
+//! Streams in step with each other and with the host.
+
+use super::super::CudaError;
+use super::super::context::{Context, Stream};
+use super::super::event::Event;
+use crate::tickets::{Command, Targets, Tickets};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use storm_plan::{InstructionId, Plan, Queue};
+
+const QUEUES: usize = Queue::ALL.len();
+
+/// A queue has a mark at least so often, so that the host knows how far it is.
+const MARK_EVERY: usize = 32;
+
+/// Marks of a queue that the host has not seen done. The host waits when it is that far ahead; the
+/// driver makes it wait much earlier if there are kernels between.
+const PENDING_MAX: usize = 4096;
+
+/// A stream for each queue, and marks in them that others wait for.
+#[derive(Debug)]
+pub(super) struct Queues {
+    streams: [Stream; QUEUES],
+    /// By instruction: the mark behind it, where somebody asks for it. Recorded anew each time that
+    /// the instruction is given out; who has waited for it before is not concerned.
+    marks: Vec<Option<Event>>,
+    tickets: Tickets,
+    /// By waiting queue and awaited queue: how far the first has already waited for the second.
+    waited: [[u64; QUEUES]; QUEUES],
+    progress: [Progress; QUEUES],
+}
+
+/// What the host knows of a queue.
+#[derive(Debug)]
+struct Progress {
+    /// Marks that were not seen done: how many instructions the queue had been given with it, and the
+    /// last of them.
+    pending: VecDeque<(u64, InstructionId)>,
+    /// Instructions that are done, and the last of them that has a mark.
+    done: u64,
+    done_last: Option<InstructionId>,
+    given_last: Option<InstructionId>,
+}
+
+/// Where a queue was when it was heard of last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Unfinished {
+    /// This was done; none if nothing is known to be.
+    pub(super) after: Option<InstructionId>,
+    /// This was not.
+    pub(super) until: InstructionId,
+    /// How many instructions that leaves, `until` included.
+    pub(super) count: u64,
+}
+
+impl Queues {
+    pub(super) fn new(plan: &Plan, context: &Arc<Context>) -> Result<Queues, CudaError> {
+        let streams = [Stream::new(context)?, Stream::new(context)?, Stream::new(context)?];
+        let marks = is_marked(plan)
+            .into_iter()
+            .map(|is_marked| is_marked.then(|| Event::without_time(context)).transpose())
+            .collect::<Result<_, _>>()?;
+        let progress = || Progress {
+            pending: VecDeque::with_capacity(PENDING_MAX),
+            done: 0,
+            done_last: None,
+            given_last: None,
+        };
+        Ok(Queues {
+            streams,
+            marks,
+            tickets: Tickets::new(plan),
+            waited: [[0; QUEUES]; QUEUES],
+            progress: Queue::ALL.map(|_| progress()),
+        })
+    }
+
+    pub(super) fn stream(&self, queue: Queue) -> &Stream {
+        &self.streams[queue.index()]
+    }
+
+    pub(super) fn streams(&self) -> &[Stream; QUEUES] {
+        &self.streams
+    }
+
+    /// Instructions given to each queue so far.
+    pub(super) fn given(&self) -> [u64; QUEUES] {
+        self.tickets.given()
+    }
+
+    /// Notes that an instruction is given out, and lets its stream wait for what it waits for.
+    pub(super) fn begin(
+        &mut self,
+        plan: &Plan,
+        id: InstructionId,
+    ) -> Result<(Queue, Command), CudaError> {
+        let (queue, command) = self.tickets.give(plan, id);
+        self.progress[queue.index()].given_last = Some(id);
+        let waited = &mut self.waited[queue.index()];
+        for (other, target) in command.targets.iter().enumerate() {
+            // A stream works in order: who has waited for more has waited for this, and so has who
+            // knows it to be done.
+            if target.count > waited[other] && target.count > self.progress[other].done {
+                let mark = self.marks[target.instruction.index()].as_ref();
+                mark.expect("awaited instructions have marks")
+                    .hold(&self.streams[queue.index()])?;
+                waited[other] = target.count;
+            }
+        }
+        Ok((queue, command))
+    }
+
+    /// Notes that all of an instruction is in its stream.
+    pub(super) fn end(&mut self, queue: Queue, id: InstructionId) -> Result<(), CudaError> {
+        let Some(mark) = &self.marks[id.index()] else { return Ok(()) };
+        mark.record(&self.streams[queue.index()])?;
+        while self.progress[queue.index()].pending.len() == PENDING_MAX {
+            self.look(queue.index())?;
+            std::thread::yield_now();
+        }
+        let count = self.tickets.last(id);
+        self.progress[queue.index()].pending.push_back((count, id));
+        self.look(queue.index())
+    }
+
+    /// Waits, on the host, until all of these are done, as last given out.
+    pub(super) fn wait_for(&mut self, instructions: &[InstructionId]) -> Result<(), CudaError> {
+        let targets: Targets = self.tickets.targets(instructions);
+        self.wait(targets.map(|target| target.count))
+    }
+
+    /// Waits, on the host, until all is done.
+    pub(super) fn wait_for_all(&mut self) -> Result<(), CudaError> {
+        self.wait(self.tickets.given())
+    }
+
+    /// Looks at marks rather than to wait for one: after an error the driver does not say any more
+    /// which were done.
+    fn wait(&mut self, counts: [u64; QUEUES]) -> Result<(), CudaError> {
+        for (queue, count) in counts.into_iter().enumerate() {
+            while self.progress[queue].done < count {
+                let has_mark = !self.progress[queue].pending.is_empty();
+                assert!(has_mark, "whoever the host waits for has a mark");
+                self.look(queue)?;
+                std::thread::yield_now();
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes note of what a queue has done.
+    fn look(&mut self, queue: usize) -> Result<(), CudaError> {
+        let progress = &mut self.progress[queue];
+        while let Some(&(count, id)) = progress.pending.front() {
+            // Given out again since then, its mark is of the later run, which is also in the list.
+            if self.tickets.last(id) == count {
+                let mark = self.marks[id.index()].as_ref().expect("it was recorded");
+                if !mark.is_done()? {
+                    return Ok(());
+                }
+                (progress.done, progress.done_last) = (count, Some(id));
+            }
+            progress.pending.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Where a queue is, if it is not done with all it was given.
+    pub(super) fn unfinished(&self, queue: Queue) -> Option<Unfinished> {
+        let progress = &self.progress[queue.index()];
+        let given = self.tickets.given()[queue.index()];
+        let mut pending = progress.pending.iter();
+        let next = pending.find(|&&(count, id)| self.tickets.last(id) == count);
+        let (count, until) = match next {
+            Some(&(count, id)) => (count, id),
+            None => (given, progress.given_last?),
+        };
+        let count = count - progress.done;
+        (count > 0).then_some(Unfinished { after: progress.done_last, until, count })
+    }
+}
+
+impl Drop for Queues {
+    /// Whatever was given out ends before the memory that it uses can be freed.
+    fn drop(&mut self) {
+        let _ = self.streams[0].context().make_current();
+        for stream in &self.streams {
+            // After an error nothing runs any more: the result says nothing new.
+            let _ = stream.synchronize("ending");
+        }
+    }
+}
+
+/// By instruction: whether anybody asks if it is done.
+fn is_marked(plan: &Plan) -> Vec<bool> {
+    let mut is_marked = vec![false; plan.instructions.len()];
+    let waits = plan.instructions.iter().flat_map(|instruction| &instruction.waits);
+    let inputs = plan.inputs.iter().flat_map(|input| &input.copies);
+    let results = plan.results.iter().flat_map(|result| &result.copies);
+    for awaited in waits.chain(inputs).chain(results) {
+        is_marked[awaited.index()] = true;
+    }
+    for segment in &plan.segments {
+        for queue in Queue::ALL {
+            let range = segment.instructions.clone();
+            let mut last = None;
+            for (position, index) in
+                range.filter(|&index| plan.instructions[index].queue() == queue).enumerate()
+            {
+                is_marked[index] |= position % MARK_EVERY == MARK_EVERY - 1;
+                last = Some(index);
+            }
+            // The host waits for whole segments.
+            if let Some(last) = last {
+                is_marked[last] = true;
+            }
+        }
+    }
+    is_marked
+}

@@ -1,0 +1,198 @@
+//! When instructions ran, by the card's clock.
+
+use super::super::CudaError;
+use super::super::context::{Context, Stream};
+use super::super::event::Event;
+use crate::spans::{Span, Trace, WaitedFor, longest};
+use crate::tickets::Command;
+use std::sync::Arc;
+use std::time::Instant;
+use storm_plan::{InstructionId, Plan, Queue};
+
+const QUEUES: usize = Queue::ALL.len();
+
+/// Most instructions of a queue that are timed in a step: each takes two events.
+const SPANS_MAX: usize = 1 << 17;
+
+/// The times of one step.
+#[derive(Debug)]
+pub(super) struct Timeline {
+    /// All of the step starts after this, and times count from it.
+    base: Event,
+    /// When that was, by the host's clock.
+    origin: Instant,
+    queues: [Times; QUEUES],
+    /// Instructions given to each queue before the step.
+    given_before: [u64; QUEUES],
+    left_out: usize,
+}
+
+/// The times of one queue.
+#[derive(Debug)]
+struct Times {
+    /// Start and end; as many are in use as there are runs.
+    events: Vec<[Event; 2]>,
+    runs: Vec<Run>,
+}
+
+/// An instruction as it was given out.
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    instruction: InstructionId,
+    given_ns: u64,
+    /// By queue: how far it must be, counted as the tickets do.
+    targets: [u64; QUEUES],
+}
+
+/// A run that has been started and not ended, as a position among the queue's.
+#[derive(Debug)]
+pub(super) struct Started(usize);
+
+impl Timeline {
+    /// Room for a step of the plan, or as much of it as there may be.
+    pub(super) fn new(plan: &Plan, context: &Arc<Context>) -> Result<Timeline, CudaError> {
+        let times = |count: usize| -> Result<Times, CudaError> {
+            let count = count.min(SPANS_MAX);
+            let events = (0..count)
+                .map(|_| Ok([Event::new(context)?, Event::new(context)?]))
+                .collect::<Result<_, CudaError>>()?;
+            Ok(Times { events, runs: Vec::with_capacity(count) })
+        };
+        let [compute, to_device, to_host] = longest(plan);
+        Ok(Timeline {
+            base: Event::new(context)?,
+            origin: Instant::now(),
+            queues: [times(compute)?, times(to_device)?, times(to_host)?],
+            given_before: [0; QUEUES],
+            left_out: 0,
+        })
+    }
+
+    /// Begins a step on empty streams, to which so many instructions were given before.
+    pub(super) fn begin(
+        &mut self,
+        streams: &[Stream; QUEUES],
+        given_before: [u64; QUEUES],
+    ) -> Result<(), CudaError> {
+        let before = Instant::now();
+        self.base.record(&streams[0])?;
+        for stream in &streams[1..] {
+            self.base.hold(stream)?;
+        }
+        self.base.synchronize()?;
+        // The card was there at some time in between.
+        self.origin = before + before.elapsed() / 2;
+        self.queues.iter_mut().for_each(|times| times.runs.clear());
+        (self.given_before, self.left_out) = (given_before, 0);
+        Ok(())
+    }
+
+    /// An instruction starts when its stream is here. None if there is no room for it.
+    pub(super) fn start(
+        &mut self,
+        queue: Queue,
+        command: &Command,
+        stream: &Stream,
+    ) -> Result<Option<Started>, CudaError> {
+        let Times { events, runs } = &mut self.queues[queue.index()];
+        let index = runs.len();
+        let Some([start, _]) = events.get(index) else {
+            self.left_out += 1;
+            return Ok(None);
+        };
+        start.record(stream)?;
+        runs.push(Run {
+            instruction: command.instruction,
+            given_ns: self.origin.elapsed().as_nanos() as u64,
+            targets: command.targets.map(|target| target.count),
+        });
+        Ok(Some(Started(index)))
+    }
+
+    /// What was started is done when its stream is here.
+    pub(super) fn end(
+        &self,
+        queue: Queue,
+        started: Started,
+        stream: &Stream,
+    ) -> Result<(), CudaError> {
+        self.queues[queue.index()].events[started.0][1].record(stream)
+    }
+
+    /// The step, once it is done.
+    pub(super) fn trace(&self) -> Result<Trace, CudaError> {
+        let mut times: [Vec<[u64; 2]>; QUEUES] = Default::default();
+        for (times, queue) in times.iter_mut().zip(&self.queues) {
+            *times = queue.times(&self.base)?;
+        }
+        let mut spans = Vec::with_capacity(times.iter().map(Vec::len).sum());
+        for (queue, own) in self.queues.iter().zip(&times) {
+            let mut before_ns = 0;
+            for (run, &[start_ns, end_ns]) in queue.runs.iter().zip(own) {
+                let (mut ready_ns, mut waited_for) = (before_ns, WaitedFor::Nothing);
+                if run.given_ns > ready_ns {
+                    (ready_ns, waited_for) = (run.given_ns, WaitedFor::Host);
+                }
+                for other in 0..QUEUES {
+                    let Some((instruction, awaited_ns)) = self.awaited(run, other, &times) else {
+                        continue;
+                    };
+                    if awaited_ns > ready_ns {
+                        (ready_ns, waited_for) = (awaited_ns, WaitedFor::Instruction(instruction));
+                    }
+                }
+                // The two clocks agree to some microseconds only.
+                let ready_ns = ready_ns.min(start_ns);
+                let instruction = run.instruction;
+                spans.push(Span { instruction, waited_for, ready_ns, start_ns, end_ns });
+                before_ns = end_ns;
+            }
+        }
+        Ok(Trace { spans, left_out: self.left_out })
+    }
+
+    /// What a run waited for in another queue, and when that was done; none if it was done before the
+    /// step, or was left out.
+    fn awaited(
+        &self,
+        run: &Run,
+        other: usize,
+        times: &[Vec<[u64; 2]>; QUEUES],
+    ) -> Option<(InstructionId, u64)> {
+        let position = run.targets[other].checked_sub(self.given_before[other] + 1)? as usize;
+        let awaited = self.queues[other].runs.get(position)?;
+        Some((awaited.instruction, times[other][position][1]))
+    }
+}
+
+impl Times {
+    /// Start and end of each run, in nanoseconds from `base`, never going back.
+    fn times(&self, base: &Event) -> Result<Vec<[u64; 2]>, CudaError> {
+        let mut clock = Clock { anchor: base, anchor_seconds: 0.0, last_ns: 0 };
+        let in_use = &self.events[..self.runs.len()];
+        in_use.iter().map(|[start, end]| Ok([clock.read(start)?, clock.read(end)?])).collect()
+    }
+}
+
+/// Reads events of a stream one after another. The driver tells times between events as `f32`
+/// milliseconds: from one that is near, this is exact to nanoseconds.
+struct Clock<'a> {
+    anchor: &'a Event,
+    anchor_seconds: f64,
+    last_ns: u64,
+}
+
+/// Beyond this an event becomes the anchor of those that follow.
+const ANCHOR_SECONDS_MAX: f64 = 0.05;
+
+impl<'a> Clock<'a> {
+    fn read(&mut self, event: &'a Event) -> Result<u64, CudaError> {
+        let since_anchor = event.seconds_since(self.anchor)?;
+        let seconds = self.anchor_seconds + since_anchor;
+        if since_anchor > ANCHOR_SECONDS_MAX {
+            (self.anchor, self.anchor_seconds) = (event, seconds);
+        }
+        self.last_ns = self.last_ns.max((seconds * 1e9).round() as u64);
+        Ok(self.last_ns)
+    }
+}

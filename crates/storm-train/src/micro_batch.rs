@@ -1,0 +1,177 @@
+//! How large micro-batches are, where only the tokens of a step are given.
+
+use crate::{TrainError, TrainOptions, training_task};
+use storm_model::ModelConfig;
+use storm_plan::{Budget, Forced, HardwareProfile, PlanError, Planned, guess_step_seconds, plan};
+
+/// Micro-batches of more tokens are not tried: kernels do not get faster any more, and all of a
+/// layer's temporaries must be on the device at a time.
+const TOKENS_MAX: usize = 65_536;
+
+/// How many sizes in a row may be slower than the best before smaller ones are not tried.
+const SLOWER_MAX: usize = 2;
+
+/// How many sizes are planned in full.
+const PLANNED: usize = 2;
+
+/// Sizes that are guessed to be slower than the best by more than this are not planned in full.
+const WORTH_PLANNING: f64 = 1.03;
+
+/// A size of micro-batches, with the plan that made it the choice. The size is part of the semantics of
+/// a run: it is chosen once, recorded, and then stays.
+#[derive(Clone, Debug)]
+pub struct MicroBatch {
+    /// Sequences per micro-batch.
+    pub batch: usize,
+    /// Micro-batches per step.
+    pub accumulate: usize,
+    /// The plan with these.
+    pub planned: Planned,
+    /// All sizes that were looked at, largest first.
+    pub tried: Vec<TriedBatch>,
+}
+
+/// A size of micro-batches that was looked at.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TriedBatch {
+    /// Sequences per micro-batch.
+    pub batch: usize,
+    /// Micro-batches per step.
+    pub accumulate: usize,
+    /// A guess of the step's time from a few plans; none if nothing was found to fit.
+    pub guessed_seconds: Option<f64>,
+}
+
+/// Finds the size of micro-batches whose step of `tokens_per_step` tokens is the fastest within the
+/// budget. The batch of `options` does not matter.
+///
+/// # Errors
+/// Tokens that are no whole number of sequences, a model that is not valid for these sizes, or, if
+/// nothing fits, [`PlanError::TooSmall`] for micro-batches of one sequence.
+pub fn choose_micro_batch(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    tokens_per_step: usize,
+    profile: &HardwareProfile,
+    budget: Budget,
+    forced: &Forced,
+) -> Result<MicroBatch, TrainError> {
+    let sequences = sequences(tokens_per_step, options.sequence)?;
+    let task_of = |batch: usize| {
+        let options = TrainOptions { batch, ..options.clone() };
+        training_task(config, &options, sequences / batch)
+    };
+    let mut tried: Vec<TriedBatch> = Vec::new();
+    let mut slower = 0;
+    for batch in sizes(sequences, options.sequence) {
+        let task = task_of(batch)?;
+        let guessed_seconds = match guess_step_seconds(&task, profile, budget, forced) {
+            Ok(seconds) => seconds,
+            // A group that does not divide this number of micro-batches may divide another.
+            Err(PlanError::Decisions { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let fastest = tried.iter().filter_map(|t| t.guessed_seconds).fold(f64::MAX, f64::min);
+        slower = match guessed_seconds {
+            Some(seconds) if seconds >= fastest => slower + 1,
+            Some(_) => 0,
+            None => slower,
+        };
+        tried.push(TriedBatch { batch, accumulate: sequences / batch, guessed_seconds });
+        if slower >= SLOWER_MAX {
+            break;
+        }
+    }
+    let mut best: Option<(usize, Planned)> = None;
+    for batch in worth_planning(&tried) {
+        let planned = plan(&task_of(batch)?, profile, budget, forced)?;
+        let seconds = |planned: &Planned| planned.prediction.step_seconds;
+        if best.as_ref().is_none_or(|(_, known)| seconds(&planned) < seconds(known)) {
+            best = Some((batch, planned));
+        }
+    }
+    let (batch, planned) = best.expect("at least one size is planned");
+    Ok(MicroBatch { batch, accumulate: sequences / batch, planned, tried })
+}
+
+fn sequences(tokens_per_step: usize, sequence: usize) -> Result<usize, TrainError> {
+    match tokens_per_step.checked_div(sequence) {
+        Some(sequences) if sequences > 0 && tokens_per_step.is_multiple_of(sequence) => {
+            Ok(sequences)
+        }
+        _ => Err(TrainError::Option {
+            option: "tokens per step",
+            problem: format!(
+                "{tokens_per_step} must be a multiple of the {sequence} tokens of a sequence"
+            ),
+        }),
+    }
+}
+
+/// Sizes worth trying, largest first: divisors of the step, each at most two thirds of the one
+/// before it.
+fn sizes(sequences: usize, sequence: usize) -> Vec<usize> {
+    let mut sizes: Vec<usize> = Vec::new();
+    for batch in (1..=sequences).rev().filter(|batch| sequences.is_multiple_of(*batch)) {
+        let is_small_enough = batch == 1 || batch.saturating_mul(sequence) <= TOKENS_MAX;
+        if is_small_enough && sizes.last().is_none_or(|&last| 3 * batch <= 2 * last) {
+            sizes.push(batch);
+        }
+    }
+    sizes
+}
+
+/// The sizes with the best guesses, best first; if none was found to fit, the smallest, whose plan will
+/// say why.
+fn worth_planning(tried: &[TriedBatch]) -> Vec<usize> {
+    let mut known: Vec<(f64, usize)> =
+        tried.iter().filter_map(|t| Some((t.guessed_seconds?, t.batch))).collect();
+    known.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let limit = known.first().map_or(0.0, |(fastest, _)| fastest * WORTH_PLANNING);
+    let mut worth: Vec<usize> =
+        known.iter().filter(|(seconds, _)| *seconds <= limit).map(|&(_, batch)| batch).collect();
+    worth.truncate(PLANNED);
+    if worth.is_empty() {
+        worth.extend(tried.iter().map(|t| t.batch).min());
+    }
+    worth
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_divisors_well_apart() {
+        assert_eq!(sizes(64, 1024), [64, 32, 16, 8, 4, 2, 1]);
+        assert_eq!(sizes(60, 1024), [60, 30, 20, 12, 6, 4, 2, 1]);
+        assert_eq!(sizes(7, 1024), [7, 1]);
+        assert_eq!(sizes(512, 1024), [64, 32, 16, 8, 4, 2, 1]);
+        // One sequence may be longer than a micro-batch usually is.
+        assert_eq!(sizes(4, 131_072), [1]);
+    }
+
+    #[test]
+    fn tokens_are_whole_sequences() {
+        assert_eq!(sequences(4096, 1024).ok(), Some(4));
+        for (tokens, sequence) in [(1000, 1024), (0, 1024), (4096, 0), (1025, 1024)] {
+            let error = sequences(tokens, sequence).expect_err("not whole").to_string();
+            assert!(error.contains(&tokens.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_best_guesses_are_planned() {
+        let tried = |guesses: &[Option<f64>]| -> Vec<TriedBatch> {
+            let size = |(i, &guessed_seconds): (usize, &Option<f64>)| TriedBatch {
+                batch: 8 >> i,
+                accumulate: 1 << i,
+                guessed_seconds,
+            };
+            guesses.iter().enumerate().map(size).collect()
+        };
+        assert_eq!(worth_planning(&tried(&[None, Some(1.02), Some(1.0), Some(1.01)])), [2, 1]);
+        assert_eq!(worth_planning(&tried(&[Some(1.0), Some(1.1)])), [8]);
+        assert_eq!(worth_planning(&tried(&[None, None, None])), [2]);
+    }
+}
