@@ -6,15 +6,21 @@ mod bench_planned;
 mod bench_train;
 mod clocked;
 mod export;
+mod hardware;
+mod memory_limits;
 mod model;
 mod op_times;
+mod plan;
+mod precision;
 mod probe;
 mod size;
 mod verify;
 
 use clap::{Parser, Subcommand};
+use hardware::BadProfile;
 use std::process::ExitCode;
 use storm_model::ModelError;
+use storm_plan::{PlanError, ProfileError};
 use storm_train::TrainError;
 
 /// Trains neural networks that do not fit in GPU memory.
@@ -23,7 +29,7 @@ use storm_train::TrainError;
     name = "storm",
     version,
     propagate_version = true,
-    after_help = "Exit codes: 0 done, 1 failure, 2 usage, 4 bad input (a file or name that cannot be used)."
+    after_help = "Exit codes: 0 done, 1 failure, 2 usage, 3 does not fit the memory budget, 4 bad input (a file or name that cannot be used)."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -37,6 +43,9 @@ enum Command {
     Model(model::ModelCommand),
     /// Check a Hugging Face directory and write it anew: other dtype, other shard size.
     Export(export::ExportArgs),
+    /// Plan a training step within a memory budget: what lives where, what moves when, how fast it
+    /// will be. Needs no GPU.
+    Plan(plan::PlanArgs),
     /// Measure training speed.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
@@ -50,6 +59,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
+        Command::Plan(args) => plan::run(&args),
         Command::Bench(command) => bench::run(&command),
         Command::Probe(args) => probe::run(&args),
         Command::Verify(args) => verify::run(&args),
@@ -76,11 +86,42 @@ fn message(error: &anyhow::Error) -> String {
     message
 }
 
-/// 4 if the user's files or names are at fault, 1 otherwise.
+/// A call that cannot be understood, for what the parser does not see.
+#[derive(Debug)]
+struct UsageError(String);
+
+impl std::fmt::Display for UsageError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for UsageError {}
+
+/// 2 if the call makes no sense, 3 if the budget is too small, 4 if the user's files or names are at
+/// fault, 1 otherwise.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    let bad_input = error.chain().any(|cause| {
-        cause.is::<ModelError>()
-            || matches!(cause.downcast_ref(), Some(TrainError::Model(_) | TrainError::Batch { .. }))
-    });
-    ExitCode::from(if bad_input { 4 } else { 1 })
+    ExitCode::from(error.chain().find_map(code_of_cause).unwrap_or(1))
+}
+
+fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if let Some(error) = cause.downcast_ref::<TrainError>() {
+        return match error {
+            TrainError::Model(_) | TrainError::Batch { .. } => Some(4),
+            TrainError::Option { .. } => Some(2),
+            TrainError::Plan(error) => code_of_cause(error),
+            _ => None,
+        };
+    }
+    match cause.downcast_ref() {
+        Some(PlanError::TooSmall(_)) => return Some(3),
+        Some(PlanError::Decisions { .. }) => return Some(2),
+        _ => {}
+    }
+    let is_input = cause.is::<ModelError>() || cause.is::<ProfileError>() || cause.is::<BadProfile>();
+    match (cause.is::<UsageError>(), is_input) {
+        (true, _) => Some(2),
+        (_, true) => Some(4),
+        _ => None,
+    }
 }

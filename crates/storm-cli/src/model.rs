@@ -88,7 +88,7 @@ fn show(model: &str) -> Result<()> {
 }
 
 /// 1,234,567
-fn grouped(value: u64) -> String {
+pub(crate) fn grouped(value: u64) -> String {
     let digits = value.to_string();
     let mut text = String::new();
     for (i, digit) in digits.chars().enumerate() {

@@ -3,9 +3,10 @@
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use std::io::{IsTerminal, Write};
-use storm_device::cuda::CudaDevice;
+use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_exec::{verify_ops, verify_row_chunks};
-use storm_train::verify_models;
+use storm_plan::HardwareProfile;
+use storm_train::{verify_models, verify_plans};
 
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
@@ -19,6 +20,13 @@ pub(crate) struct VerifyArgs {
     /// Check the gradients of small models of every family, and that training repeats bit by bit.
     #[arg(long)]
     models: bool,
+    /// Check that training under random plans, and under the planner's own, gives the bits of everything
+    /// resident, with random delays in every queue.
+    #[arg(long)]
+    plans: bool,
+    /// Random plans over all families.
+    #[arg(long, default_value_t = 50)]
+    plan_count: usize,
     /// Random shapes per op.
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
@@ -39,7 +47,7 @@ enum DeviceArg {
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let DeviceArg::Cuda = args.device;
     // Without a choice, everything.
-    let all = !args.ops && !args.models;
+    let all = !args.ops && !args.models && !args.plans;
     let open = |bytes| CudaDevice::new(0, bytes);
     println!("{}", CudaDevice::new(0, 1)?.card().name);
     let mut failed = 0;
@@ -69,16 +77,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         }
     }
     if args.models || all {
-        let mut stderr = std::io::stderr();
-        let shows_progress = stderr.is_terminal();
-        let reports = verify_models(args.runs as usize, args.steps as usize, open, |what| {
-            if shows_progress {
-                let _ = write!(stderr, "\r\x1b[K{what} …");
-            }
-        })?;
-        if shows_progress {
-            let _ = write!(stderr, "\r\x1b[K");
-        }
+        let (runs, steps) = (args.runs as usize, args.steps as usize);
+        let reports = verify_models(runs, steps, open, show_progress)?;
+        show_progress("");
         println!(
             "\n{:<8} {:<15} {:>12} {:>10}  verdict",
             "family", "precision", "gradients", "repeats"
@@ -99,8 +100,41 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             failed += usize::from(!report.passed());
         }
     }
+    if args.plans || all {
+        let profile = HardwareProfile::builtin("h200")?;
+        let device = |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
+        let reports = verify_plans::<_, CudaPlanDevice>(
+            args.plan_count,
+            10,
+            &profile,
+            open,
+            device,
+            show_progress,
+        )?;
+        show_progress("");
+        println!("\n{:<8} {:<15} {:>6} {:>6}  bits of everything resident", "family", "precision", "plans", "steps");
+        for report in reports {
+            let verdict = match report.passed() {
+                true => "PASS".to_owned(),
+                false => format!("FAIL {}", report.differing.join(", ")),
+            };
+            let precision = format!("{:?}", report.precision);
+            let (family, plans, steps) = (report.family, report.plans, report.steps);
+            println!("{family:<8} {precision:<15} {plans:>6} {steps:>6}  {verdict}");
+            failed += usize::from(!report.passed());
+        }
+    }
     if failed > 0 {
         bail!("{failed} checks failed");
     }
     Ok(())
+}
+
+/// What is being checked, on a line that is written over; nothing where nobody looks.
+fn show_progress(what: &str) {
+    let mut stderr = std::io::stderr();
+    if stderr.is_terminal() {
+        let dots = if what.is_empty() { "" } else { " …" };
+        let _ = write!(stderr, "\r\x1b[K{what}{dots}");
+    }
 }

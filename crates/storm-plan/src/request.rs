@@ -22,6 +22,9 @@ pub enum Placement {
 pub struct Forced {
     /// What layers save for their backward pass.
     pub activations: Option<Storage>,
+    /// Nothing of a layer stays on the device between its forward and its backward pass: it is
+    /// offloaded or made again.
+    pub nothing_kept: bool,
     /// The inputs of layers.
     pub layer_inputs: Option<Placement>,
     /// Only the input of every n-th layer is stored; the layers between run again.

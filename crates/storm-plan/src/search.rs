@@ -16,7 +16,7 @@ use rayon::prelude::*;
 const FIRST_ROUND: usize = 24;
 
 /// How many are tried near the best.
-const NEAR_THE_BEST: usize = 90;
+const NEAR_THE_BEST: usize = 150;
 
 /// How many are simulated of each fixed policy.
 const FIXED: usize = 4;
@@ -26,7 +26,7 @@ const GUESSED: usize = 3;
 
 /// Instructions of all plans that are built, per layer of the model: large plans take longer, so
 /// fewer of them are tried.
-const INSTRUCTIONS_PER_LAYER: usize = 60_000;
+const INSTRUCTIONS_PER_LAYER: usize = 40_000;
 
 /// How many are simulated before the fastest of them is known to the next ones.
 const AT_A_TIME: usize = 6;
@@ -119,7 +119,7 @@ impl<'a> Search<'a> {
             let mut near = self.neighbours(center);
             near.retain(|choice| !tried.contains(choice) && self.fits(choice));
             let left = NEAR_THE_BEST.saturating_sub(tried.len());
-            near = self.most_promising(near, left.min(18));
+            near = self.most_promising(near, left.min(30));
             if near.is_empty() || self.is_enough(&progress) {
                 break;
             }
@@ -324,20 +324,45 @@ impl<'a> Search<'a> {
             return Vec::new();
         }
         for saving in 1..self.savings.len() {
-            let kept = self.most(layers, |count| Choice { kept: (saving, count), ..base.clone() });
-            if kept > 0 {
-                filled.push(Choice { kept: (saving, kept), ..base.clone() });
-            }
-            for share in [layers, layers * 3 / 4, layers / 2, layers / 4] {
-                let with = Choice {
+            for share in [layers * 3 / 4, layers / 2, layers / 4] {
+                filled.push(Choice {
                     offloaded: (saving, share),
-                    kept: (saving, 1.min(layers)),
+                    kept: (saving, usize::from(!self.forced.nothing_kept)),
                     ..base.clone()
-                };
-                filled.push(with);
+                });
+            }
+        }
+        for offloaded in self.hidden_savings() {
+            let base = Choice { offloaded: (offloaded, layers), ..base.clone() };
+            filled.push(base.clone());
+            if self.forced.nothing_kept {
+                continue;
+            }
+            for saving in 1..self.savings.len() {
+                // Only what is worth more than waiting in host memory.
+                if self.savings[saving].again_seconds >= self.savings[offloaded].again_seconds {
+                    continue;
+                }
+                let kept =
+                    self.most(layers, |count| Choice { kept: (saving, count), ..base.clone() });
+                if kept > 0 {
+                    filled.push(Choice { kept: (saving, kept), ..base.clone() });
+                }
             }
         }
         filled
+    }
+
+    /// Savings whose units can leave while their layer computes; the first is nothing.
+    fn hidden_savings(&self) -> Vec<usize> {
+        let [_, layer] = self.lowering.layer(&vec![Storage::Keep; self.lowering.units.len()]);
+        let bandwidth = self.profile().device_to_host_bandwidth;
+        let is_hidden = |saving: &&Saving| {
+            saving.bytes as f64 / bandwidth <= 1.2 * layer.forward.seconds
+        };
+        let count = self.savings.iter().take_while(is_hidden).count().max(1);
+        // Few of them: the largest are the ones that pay.
+        std::iter::once(0).chain(count.saturating_sub(4).max(1)..count).collect()
     }
 
     /// The largest count up to `most` for which the choice fits.
@@ -359,6 +384,10 @@ impl<'a> Search<'a> {
             Some(Placement::Streamed) => streaming.pinned < layers,
         };
         let decisions = self.decisions(choice);
+        let mut stored = decisions.saved.iter().flatten().chain(&decisions.boundary);
+        if self.forced.nothing_kept && stored.any(|&storage| storage == Storage::Keep) {
+            return false;
+        }
         let activations = match self.forced.activations {
             None => true,
             Some(Storage::Keep) => {
@@ -425,6 +454,13 @@ impl<'a> Search<'a> {
         }
         for count in around(center.inputs_kept) {
             add(&|choice| choice.inputs_kept = count);
+        }
+        // What is kept may wait in host memory instead, and the other way round.
+        for count in around(center.kept.1) {
+            add(&|choice| {
+                choice.kept.1 = count;
+                choice.offloaded = (choice.kept.0, layers);
+            });
         }
         add(&|choice| choice.inputs_resident = !choice.inputs_resident);
         add(&|choice| choice.edge_states_resident = !choice.edge_states_resident);

@@ -15,6 +15,7 @@ mod precision;
 mod task;
 mod trainer;
 mod verify;
+mod verify_plans;
 mod weights;
 
 pub use batch::Batch;
@@ -27,3 +28,4 @@ pub use precision::Precision;
 pub use task::{task_of_program, training_task};
 pub use trainer::{StepReport, TrainOptions, Trainer};
 pub use verify::{ModelReport, verify_models};
+pub use verify_plans::{PlanReport, verify_plans};

@@ -32,11 +32,14 @@ impl ModelReport {
     }
 }
 
+/// Of every step.
+pub(crate) const LEARNING_RATE: f32 = 1e-3;
+
 const BATCH: usize = 2;
 const SEQUENCE: usize = 70;
 
 /// Small models of every family, with heads that the fast attention kernels take.
-fn configs() -> Result<Vec<ModelConfig>, TrainError> {
+pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
     let names = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
     names
         .into_iter()
@@ -96,7 +99,7 @@ pub fn verify_models<D: Device>(
     Ok(reports)
 }
 
-fn options(precision: Precision) -> TrainOptions {
+pub(crate) fn options(precision: Precision) -> TrainOptions {
     TrainOptions {
         packing: Packing::Segments,
         chunk_rows: 64,
@@ -116,7 +119,7 @@ fn trainer<D: Device>(
 }
 
 /// Seeded tokens in segments; every seventh target is ignored.
-fn batch(config: &ModelConfig, seed: u64) -> Batch {
+pub(crate) fn batch(config: &ModelConfig, seed: u64) -> Batch {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut token = || {
         state ^= state << 13;
@@ -168,11 +171,20 @@ fn run_steps<D: Device>(
     steps: usize,
     open: &impl Fn(usize) -> Result<D, DeviceError>,
 ) -> Result<Vec<u32>, TrainError> {
+    run_batches(config, precision, steps, &[batch(config, 5), batch(config, 6)], open)
+}
+
+pub(crate) fn run_batches<D: Device>(
+    config: &ModelConfig,
+    precision: Precision,
+    steps: usize,
+    batches: &[Batch],
+    open: &impl Fn(usize) -> Result<D, DeviceError>,
+) -> Result<Vec<u32>, TrainError> {
     let mut trainer = trainer(config, precision, open)?;
-    let batches = [batch(config, 5), batch(config, 6)];
     let mut bits = Vec::new();
     for _ in 0..steps {
-        let report = trainer.step(&batches, 1e-3)?;
+        let report = trainer.step(batches, LEARNING_RATE)?;
         bits.extend([report.loss.to_bits(), report.gradient_norm.to_bits()]);
     }
     let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();

@@ -91,6 +91,8 @@ enum ActivationsArg {
     Recompute,
     /// They wait in host memory.
     Offload,
+    /// They are offloaded or made again, whichever is faster.
+    NotKept,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -116,11 +118,13 @@ impl ForcedArgs {
             PlacementArg::Streamed => Placement::Streamed,
         };
         Forced {
-            activations: self.activations.map(|activations| match activations {
-                ActivationsArg::Keep => Storage::Keep,
-                ActivationsArg::Recompute => Storage::Recompute,
-                ActivationsArg::Offload => Storage::Offload,
+            activations: self.activations.and_then(|activations| match activations {
+                ActivationsArg::Keep => Some(Storage::Keep),
+                ActivationsArg::Recompute => Some(Storage::Recompute),
+                ActivationsArg::Offload => Some(Storage::Offload),
+                ActivationsArg::NotKept => None,
             }),
+            nothing_kept: matches!(self.activations, Some(ActivationsArg::NotKept)),
             layer_inputs: self.layer_inputs.map(placement),
             checkpoint_every: self.checkpoint_every,
             weights: self.weights.map(placement),

@@ -11,7 +11,7 @@ mod words;
 use crate::hardware;
 use anyhow::Result;
 pub(crate) use args::PlanArgs;
-use request::{Answer, Request};
+use request::Request;
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.hardware.as_deref() == Some("list") {

@@ -72,7 +72,7 @@ impl Request {
             chunk_rows: args.chunk_rows,
             ..TrainOptions::new(args.batch.unwrap_or(1), args.seq, precision)
         };
-        let name = args.hardware.as_deref().unwrap_or_else(hardware::default_hardware);
+        let name = args.hardware.as_deref().unwrap_or_else(|| hardware::default_hardware());
         let profile = hardware::resolve(name)?;
         Ok(Request {
             model: model.clone(),

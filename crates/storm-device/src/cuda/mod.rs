@@ -32,7 +32,7 @@ pub use libraries::require_nvrtc;
 pub use memory::{Counted, MemoryHolder, MemoryInUse};
 use modules::Kernels;
 use plan::{Action, Planner};
-pub use plan_device::{CudaFault, CudaKept, CudaPlanDevice, CudaPlanOptions};
+pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions};
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};

@@ -4,13 +4,17 @@
 
 mod busy;
 mod chrome;
+mod html;
 mod occupancy;
+mod stalls;
 mod summary;
 
 pub use chrome::write_chrome;
+pub use html::{ReportFacts, TierLimits, write_html};
 pub use occupancy::{Occupancy, occupancy};
+pub use stalls::StallCause;
 use storm_graph::{TensorClass, Training};
-pub use summary::{QueueSummary, Stall, StallCause, Summary, TransferSummary, summarize};
+pub use summary::{QueueSummary, Stall, Summary, TransferSummary, summarize};
 
 /// A class of tensors, as reports name it.
 fn class_name(class: TensorClass) -> &'static str {

@@ -1,11 +1,12 @@
 use super::busy::BusyTime;
 use super::class_name;
 use super::occupancy::occupancy;
+use super::stalls::{StallCause, StallSpan, stall_spans};
 use std::collections::BTreeMap;
 use std::fmt;
-use storm_device::{Span, Trace, WaitedFor};
+use storm_device::{Span, Trace};
 use storm_graph::TensorClass;
-use storm_plan::{Copy, Direction, InstructionId, Plan, Queue, Tier, Work};
+use storm_plan::{Copy, Direction, Plan, Queue, Tier, Work};
 
 /// A trace in numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -69,33 +70,6 @@ pub struct Stall {
     pub ns: u64,
 }
 
-/// What the compute queue waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum StallCause {
-    /// A copy to the device, which brings most bytes of this class.
-    ToDevice(TensorClass),
-    /// A copy to the host, which frees bytes that are to be overwritten.
-    ToHost(TensorClass),
-    /// The host, to give out a kernel.
-    Host,
-    /// Nothing: from one kernel to the next.
-    Overhead,
-    /// The last copies, when all kernels are done.
-    Drain,
-}
-
-impl fmt::Display for StallCause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            StallCause::ToDevice(class) => write!(f, "{} to the device", class_name(*class)),
-            StallCause::ToHost(class) => write!(f, "{} to the host", class_name(*class)),
-            StallCause::Host => f.write_str("the host"),
-            StallCause::Overhead => f.write_str("between kernels"),
-            StallCause::Drain => f.write_str("the last copies"),
-        }
-    }
-}
-
 impl Summary {
     /// The part of the time in which a queue worked, 0 to 1.
     pub fn busy_share(&self, queue: Queue) -> f64 {
@@ -126,7 +100,7 @@ pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
         total_ns: end_ns - start_ns,
         queues: queues.to_vec(),
         transfers: transfers(plan, trace, &compute_busy),
-        stalls: stalls(plan, &compute, start_ns, end_ns),
+        stalls: stalls(&stall_spans(plan, &compute, start_ns, end_ns)),
         device_peak_bytes: peak(Tier::Device),
         host_peak_bytes: peak(Tier::Host),
     }
@@ -161,35 +135,16 @@ fn transfers(plan: &Plan, trace: &Trace, compute: &BusyTime) -> Vec<TransferSumm
     totals.into_values().collect()
 }
 
-fn stalls(plan: &Plan, compute: &[&Span], start_ns: u64, end_ns: u64) -> Vec<Stall> {
+/// How long the compute queue did nothing for each cause, longest first.
+fn stalls(spans: &[StallSpan]) -> Vec<Stall> {
     let mut totals: BTreeMap<StallCause, u64> = BTreeMap::new();
-    let mut free_ns = start_ns;
-    for span in compute {
-        let ready_ns = span.ready_ns.clamp(free_ns, span.start_ns.max(free_ns));
-        let cause = match span.waited_for {
-            WaitedFor::Nothing => StallCause::Overhead,
-            WaitedFor::Host => StallCause::Host,
-            WaitedFor::Instruction(id) => cause_of_wait(plan, id),
-        };
-        *totals.entry(cause).or_default() += ready_ns - free_ns;
-        *totals.entry(StallCause::Overhead).or_default() += span.start_ns - ready_ns;
-        free_ns = span.end_ns;
+    for span in spans {
+        *totals.entry(span.cause).or_default() += span.end_ns - span.start_ns;
     }
-    *totals.entry(StallCause::Drain).or_default() += end_ns - free_ns;
-    let found = totals.into_iter().filter(|&(_, ns)| ns > 0);
-    let mut stalls: Vec<Stall> = found.map(|(cause, ns)| Stall { cause, ns }).collect();
+    let mut stalls: Vec<Stall> =
+        totals.into_iter().map(|(cause, ns)| Stall { cause, ns }).collect();
     stalls.sort_by_key(|stall| std::cmp::Reverse(stall.ns));
     stalls
-}
-
-fn cause_of_wait(plan: &Plan, awaited: InstructionId) -> StallCause {
-    let Work::Copy(copy) = &plan.instruction(awaited).work else {
-        return StallCause::Overhead;
-    };
-    match (copy.direction, largest_class(plan, copy)) {
-        (Direction::ToDevice, class) => StallCause::ToDevice(class),
-        (Direction::ToHost, class) => StallCause::ToHost(class),
-    }
 }
 
 /// The class that most bytes of a copy are of.

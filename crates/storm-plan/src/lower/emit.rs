@@ -14,6 +14,7 @@ use crate::plan::{
     SegmentId, Value, ValueId, Work,
 };
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{TensorClass, TensorId};
 
@@ -155,6 +156,8 @@ pub(super) struct Emit<'a> {
     temporaries: HashMap<(u32, usize), ValueId>,
     weights: Stream,
     gradients: Stream,
+    /// What each copy of a fetch of a layer's weights covers.
+    weight_runs: Vec<Range<usize>>,
     /// After how many kernels the weights and gradients of the layer that is being updated may come
     /// in; none if they are there.
     arriving: (Option<usize>, Option<usize>),
@@ -186,6 +189,10 @@ impl<'a> Emit<'a> {
         let layers = lowering.task.layer_count();
         let norm_graph = GraphId(0);
         plan.graphs.push(lowering.task.norm.clone());
+        let weight_runs = all_runs(&layout.layer.weights)
+            .iter()
+            .map(|run| run.offset..run.offset + run.size_bytes)
+            .collect();
         let slots = (layout.state_ring.slots, layout.activation_ring.slots);
         let boundary_slots = layout.boundary_ring.slots;
         Emit {
@@ -206,6 +213,7 @@ impl<'a> Emit<'a> {
             temporaries: HashMap::new(),
             weights: Stream::new(decisions.weights, layers, lowest_first),
             gradients: Stream::new(decisions.gradients, layers, lowest_first),
+            weight_runs,
             arriving: (None, None),
             computes: Vec::new(),
             copies: Vec::new(),
@@ -223,14 +231,19 @@ impl<'a> Emit<'a> {
     /// Moves the collected instructions into the plan: each copy right after the kernel before it.
     pub(super) fn end_segment(&mut self, name: &'static str) -> SegmentId {
         let start = self.plan.instructions.len();
-        let mut copies = std::mem::take(&mut self.copies);
-        copies.sort_by_key(|&(after, _, _)| after);
-        let mut copies = copies.into_iter().peekable();
+        let mut copies: Vec<Option<_>> =
+            std::mem::take(&mut self.copies).into_iter().map(Some).collect();
+        let after = |copy: &Option<(usize, Instruction, Mark)>| copy.as_ref().map_or(0, |c| c.0);
+        let mut order: Vec<(usize, usize)> =
+            copies.iter().enumerate().map(|(index, copy)| (after(copy), index)).collect();
+        order.sort_unstable();
+        let mut order = order.into_iter().peekable();
         let computes = std::mem::take(&mut self.computes);
         let count = computes.len();
         let mut computes = computes.into_iter();
         for position in 0..=count {
-            while let Some((_, copy, mark)) = copies.next_if(|&(after, _, _)| after <= position) {
+            while let Some((_, index)) = order.next_if(|&(after, _)| after <= position) {
+                let (_, copy, mark) = copies[index].take().expect("each is given out once");
                 let id = InstructionId(self.plan.instructions.len() as u32);
                 match mark {
                     Mark::None => {}
@@ -525,8 +538,11 @@ impl<'a> Emit<'a> {
         let host = self.weights_host(layer);
         // A fetch brings in longer runs, which must come after every part of them.
         let after = self.position();
-        for run in all_runs(&self.layout.layer.weights) {
-            self.host_written.insert(host + run.offset, after);
+        let start = runs.first().map_or(0, |run| run.offset);
+        let end = runs.last().map_or(0, |run| run.offset + run.size_bytes);
+        let first = self.weight_runs.partition_point(|run| run.end <= start);
+        for run in self.weight_runs[first..].iter().take_while(|run| run.start < end) {
+            self.host_written.insert(host + run.start, after);
         }
         self.move_runs(&runs, &values, device, host, None);
     }

@@ -4,8 +4,7 @@
 //! least one of them writing, in different queues, need an order: the later one waits for the
 //! earlier one unless that follows already from other waits.
 
-use crate::plan::{Direction, Instruction, InstructionId, Plan, Queue, Run, Work};
-use std::collections::BTreeMap;
+use crate::plan::{Direction, Instruction, InstructionId, Operand, Plan, Queue, Run, Work};
 use std::ops::Range;
 
 const QUEUES: usize = Queue::ALL.len();
@@ -31,7 +30,6 @@ pub(crate) fn add_waits(plan: &mut Plan) {
 /// Who touched a range of bytes last, as positions in queues; 0 for nobody.
 #[derive(Clone, Copy, Debug, Default)]
 struct Touched {
-    end: usize,
     written: Option<(usize, u32)>,
     read: Clock,
 }
@@ -54,9 +52,37 @@ impl Touched {
     }
 }
 
-#[derive(Default)]
+/// A tier's bytes, cut wherever something that is touched starts or ends.
 struct Tier {
-    ranges: BTreeMap<usize, Touched>,
+    /// Where each part starts; it ends where the next one starts.
+    starts: Vec<usize>,
+    parts: Vec<Touched>,
+}
+
+impl Tier {
+    fn new(mut starts: Vec<usize>) -> Tier {
+        starts.sort_unstable();
+        starts.dedup();
+        Tier { parts: vec![Touched::default(); starts.len()], starts }
+    }
+
+    /// Notes an access, and raises `needed` to what it must come after.
+    fn touch(
+        &mut self,
+        range: Range<usize>,
+        queue: usize,
+        position: u32,
+        writes: bool,
+        needed: &mut Clock,
+    ) {
+        let first = self.starts.partition_point(|&start| start < range.start);
+        for (start, part) in self.starts[first..].iter().zip(&mut self.parts[first..]) {
+            if *start >= range.end {
+                return;
+            }
+            part.touch(queue, position, writes, needed);
+        }
+    }
 }
 
 struct Walk<'a> {
@@ -73,11 +99,13 @@ struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     fn new(plan: &'a Plan) -> Walk<'a> {
+        let shared = copied_ranges(plan);
+        let (device, host) = cuts(plan, &shared);
         Walk {
             plan,
-            shared: copied_ranges(plan),
-            device: Tier::default(),
-            host: Tier::default(),
+            shared,
+            device: Tier::new(device),
+            host: Tier::new(host),
             known: [[0; QUEUES]; QUEUES],
             done: Default::default(),
         }
@@ -100,17 +128,11 @@ impl<'a> Walk<'a> {
         let mut needed: Clock = [0; QUEUES];
         match &instruction.work {
             Work::Compute(compute) => {
-                let size = |operand: &crate::plan::Operand| {
-                    operand.offset..operand.offset + self.plan.value(operand.value).size_bytes
-                };
-                for range in compute.reads.iter().map(size) {
-                    if is_shared(&self.shared, &range) {
-                        self.device.touch(range, queue, position, false, &mut needed);
-                    }
-                }
-                for range in compute.writes.iter().map(size) {
-                    if is_shared(&self.shared, &range) {
-                        self.device.touch(range, queue, position, true, &mut needed);
+                for (operands, writes) in [(&compute.reads, false), (&compute.writes, true)] {
+                    for range in operands.iter().map(|operand| bytes_of(self.plan, operand)) {
+                        if is_shared(&self.shared, &range) {
+                            self.device.touch(range, queue, position, writes, &mut needed);
+                        }
                     }
                 }
             }
@@ -145,66 +167,30 @@ fn join(clock: &mut Clock, other: &Clock) {
     }
 }
 
-impl Tier {
-    /// Notes an access, and raises `needed` to what it must come after.
-    fn touch(
-        &mut self,
-        range: Range<usize>,
-        queue: usize,
-        position: u32,
-        writes: bool,
-        needed: &mut Clock,
-    ) {
-        if range.is_empty() {
-            return;
-        }
-        // Most ranges are touched again as they were.
-        if let Some(touched) = self.ranges.get_mut(&range.start)
-            && touched.end == range.end
-        {
-            touched.touch(queue, position, writes, needed);
-            return;
-        }
-        self.split(range.start);
-        self.split(range.end);
-        let mut covered = range.start;
-        let mut gaps: Vec<Range<usize>> = Vec::new();
-        for (&start, touched) in self.ranges.range_mut(range.clone()) {
-            if start > covered {
-                gaps.push(covered..start);
+/// Where accesses start and end, on the device and in host memory.
+fn cuts(plan: &Plan, shared: &[Range<usize>]) -> (Vec<usize>, Vec<usize>) {
+    let (mut device, mut host) = (Vec::new(), Vec::new());
+    for instruction in &plan.instructions {
+        match &instruction.work {
+            Work::Compute(compute) => {
+                for operand in compute.reads.iter().chain(&compute.writes) {
+                    let range = bytes_of(plan, operand);
+                    if is_shared(shared, &range) {
+                        device.extend([range.start, range.end]);
+                    }
+                }
             }
-            covered = touched.end;
-            touched.touch(queue, position, writes, needed);
-        }
-        if writes {
-            let starts: Vec<usize> = self.ranges.range(range.clone()).map(|(&s, _)| s).collect();
-            for start in starts {
-                self.ranges.remove(&start);
-            }
-            let written = Some((queue, position));
-            let all = Touched { end: range.end, written, read: Clock::default() };
-            self.ranges.insert(range.start, all);
-        } else {
-            if covered < range.end {
-                gaps.push(covered..range.end);
-            }
-            for gap in gaps {
-                let mut touched = Touched { end: gap.end, ..Touched::default() };
-                touched.read[queue] = position;
-                self.ranges.insert(gap.start, touched);
+            Work::Copy(copy) => {
+                device.extend([copy.device, copy.device + copy.bytes]);
+                host.extend([copy.host, copy.host + copy.bytes]);
             }
         }
     }
+    (device, host)
+}
 
-    fn split(&mut self, at: usize) {
-        if let Some((_, touched)) = self.ranges.range_mut(..at).next_back()
-            && touched.end > at
-        {
-            let right = *touched;
-            touched.end = at;
-            self.ranges.insert(at, right);
-        }
-    }
+fn bytes_of(plan: &Plan, operand: &Operand) -> Range<usize> {
+    operand.offset..operand.offset + plan.value(operand.value).size_bytes
 }
 
 fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {

@@ -1,7 +1,7 @@
 use super::super::context::Stream;
 use super::super::delay::{Delay, Trap};
 use super::super::modules::Kernels;
-use super::{CudaFault, CudaPlanOptions};
+use super::CudaPlanOptions;
 use crate::DeviceError;
 use crate::chaos::Chaos;
 use storm_plan::Queue;
@@ -10,9 +10,8 @@ use storm_plan::Queue;
 #[derive(Debug)]
 pub(super) struct Disturbance {
     chaos: Option<(Delay, [Chaos; Queue::ALL.len()])>,
-    fault: Option<(Trap, CudaFault)>,
-    /// Instructions given to each queue.
-    given: [u64; Queue::ALL.len()],
+    /// The failure, and how many instructions of the compute queue come before it.
+    fault: Option<(Trap, u64)>,
 }
 
 impl Disturbance {
@@ -26,11 +25,11 @@ impl Disturbance {
             }
             None => None,
         };
-        let fault = match options.fault {
-            Some(fault) => Some((Trap::new(kernels)?, fault)),
+        let fault = match options.fail_after {
+            Some(count) => Some((Trap::new(kernels)?, count)),
             None => None,
         };
-        Ok(Disturbance { chaos, fault, given: [0; Queue::ALL.len()] })
+        Ok(Disturbance { chaos, fault })
     }
 
     /// Runs what can be run without harm once.
@@ -43,14 +42,13 @@ impl Disturbance {
         if let Some((delay, chaos)) = &mut self.chaos {
             delay.queue(stream, chaos[queue.index()].delay_ns())?;
         }
-        let given = &mut self.given[queue.index()];
-        if let Some((trap, fault)) = &self.fault
-            && fault.queue == queue
-            && fault.after == *given
-        {
-            trap.queue(stream)?;
+        match &mut self.fault {
+            Some((trap, 0)) if queue == Queue::Compute => trap.queue(stream),
+            Some((_, count)) if queue == Queue::Compute => {
+                *count -= 1;
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        *given += 1;
-        Ok(())
     }
 }

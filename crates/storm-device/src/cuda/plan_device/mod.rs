@@ -20,7 +20,7 @@ use crate::spans::Trace;
 use crate::{Device, DeviceError, MemoryTaken, PlanDevice};
 use cudarc::driver::result;
 use disturbance::Disturbance;
-pub use options::{CudaFault, CudaPlanOptions};
+pub use options::CudaPlanOptions;
 use program::{Program, queue_action};
 use queues::Queues;
 use rayon::prelude::*;
@@ -111,11 +111,11 @@ impl CudaPlanDevice {
     fn fail(&mut self, id: Option<InstructionId>, error: DeviceError) -> DeviceError {
         let card = self.queues.stream(Queue::Compute).check();
         let failure = match (id, card) {
-            (Some(id), Err(error)) if self.synchronous => {
-                failure::of_instruction(&self.plan, id, &error.into())
+            (None, Err(error)) => failure::of_something(&self.plan, &self.queues, error),
+            (Some(_), Err(error)) if !self.synchronous => {
+                failure::of_something(&self.plan, &self.queues, error)
             }
-            (_, Err(error)) => failure::of_something(&self.plan, &self.queues, &error.into()),
-            (Some(id), Ok(())) => failure::of_instruction(&self.plan, id, &error),
+            (Some(id), _) => failure::of_instruction(&self.plan, id, &error),
             (None, Ok(())) => error,
         };
         self.failure = Some(failure.clone());

@@ -1,6 +1,5 @@
 use super::CudaKept;
 use std::fmt;
-use storm_plan::Queue;
 
 /// How a GPU runs a plan.
 pub struct CudaPlanOptions {
@@ -15,8 +14,9 @@ pub struct CudaPlanOptions {
     pub copy_slowdown: f64,
     /// What all of this process may take of the card's memory, context and code included.
     pub vram_bytes: Option<u64>,
-    /// Make an instruction fail. The process cannot use the card afterwards.
-    pub fault: Option<CudaFault>,
+    /// Make a kernel fail, after so many instructions of the compute queue. The process cannot use the
+    /// card afterwards.
+    pub fail_after: Option<u64>,
     /// Hears how much of the page-locked host memory is there, and how much there will be, in bytes:
     /// much of it takes long.
     pub progress: Option<Box<dyn FnMut(usize, usize)>>,
@@ -32,7 +32,7 @@ impl Default for CudaPlanOptions {
             chaos_seed: None,
             copy_slowdown: 1.0,
             vram_bytes: None,
-            fault: None,
+            fail_after: None,
             progress: None,
             kept: None,
         }
@@ -47,17 +47,8 @@ impl fmt::Debug for CudaPlanOptions {
             .field("chaos_seed", &self.chaos_seed)
             .field("copy_slowdown", &self.copy_slowdown)
             .field("vram_bytes", &self.vram_bytes)
-            .field("fault", &self.fault)
+            .field("fail_after", &self.fail_after)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
     }
-}
-
-/// A failure on purpose, by a kernel that traps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CudaFault {
-    /// Where.
-    pub queue: Queue,
-    /// Instructions that the queue runs before it.
-    pub after: u64,
 }

@@ -183,7 +183,7 @@ mod tests {
     #[test]
     fn slow_copies_move_more() {
         let list = |slowdown| again(1000, slowdown).collect::<Vec<_>>();
-        assert_eq!(list(1.0), []);
+        assert!(list(1.0).is_empty());
         assert_eq!(list(1.25), [250]);
         assert_eq!(list(3.5), [1000, 1000, 500]);
         assert_eq!(list(2.0), [1000]);

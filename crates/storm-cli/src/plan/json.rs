@@ -1,0 +1,151 @@
+//! A plan as one object of JSON.
+
+use super::request::{Answer, Request, StepSize};
+use super::words::{self, Bottleneck, Shares, hidden_share};
+use serde_json::{Value, json};
+use storm_plan::{Prediction, Queue, Storage, TooSmall};
+
+pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
+    let planned = &answer.planned;
+    let mut object = figures(request, answer, &planned.prediction);
+    let shares = Shares::of(answer);
+    let policies: Vec<Value> = answer
+        .policies
+        .iter()
+        .map(|policy| {
+            let mut object = match &policy.prediction {
+                Some(prediction) => figures(request, answer, prediction),
+                None => json!({"feasible": false}),
+            };
+            object["name"] = json!(policy.name);
+            object["description"] = json!(policy.description);
+            object
+        })
+        .collect();
+    extend(&mut object, about(request));
+    extend(
+        &mut object,
+        json!({
+            "vram_min_bytes": planned.vram_min_bytes,
+            "batch": answer.batch,
+            "accumulate": answer.accumulate,
+            "group": planned.decisions.group,
+            "tokens_per_step": answer.tokens_per_step(request),
+            "micro_batches_tried": tried(answer),
+            "hidden_fraction": hidden_share(answer),
+            "activations": {
+                "kept_fraction": shares.kept,
+                "offloaded_fraction": shares.offloaded,
+                "recomputed_fraction": shares.recomputed,
+            },
+            "saved_units": saved_units(answer),
+            "tensors": planned.plan.holdings(),
+            "instructions": planned.plan.instructions.len(),
+            "decisions": planned.decisions,
+            "placement": placement(answer),
+            "policies": policies,
+            "limited_by": Bottleneck::of(answer).name(),
+            "summary": words::summary(request, answer),
+        }),
+    );
+    object
+}
+
+pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
+    let mut object = json!({
+        "feasible": false,
+        "vram_min_bytes": problem.vram_min_bytes,
+        "ram_min_bytes": problem.ram_min_bytes,
+        "largest_consumers": problem
+            .consumers
+            .iter()
+            .map(|region| json!({"name": region.name, "bytes": region.bytes}))
+            .collect::<Vec<_>>(),
+    });
+    extend(&mut object, about(request));
+    match request.step {
+        StepSize::MicroBatches(accumulate) => {
+            extend(
+                &mut object,
+                json!({"batch": request.options.batch, "accumulate": accumulate}),
+            );
+        }
+        StepSize::Tokens(tokens) => object["tokens_per_step"] = json!(tokens),
+    }
+    object
+}
+
+/// What was asked for.
+fn about(request: &Request) -> Value {
+    json!({
+        "model": request.model,
+        "parameters": request.config.parameter_count(),
+        "sequence": request.options.sequence,
+        "hardware": request.profile.name,
+        "vram_bytes": request.vram.bytes,
+        "ram_bytes": request.ram.bytes,
+    })
+}
+
+/// What a plan or a policy does.
+fn figures(request: &Request, answer: &Answer, prediction: &Prediction) -> Value {
+    let [compute, into, out] = Queue::ALL.map(|queue| prediction.busy[queue.index()]);
+    json!({
+        "feasible": true,
+        "vram_peak_bytes": prediction.vram_peak_bytes,
+        "ram_peak_bytes": prediction.ram_peak_bytes,
+        "step_seconds": prediction.step_seconds,
+        "tokens_per_second": answer.tokens_per_second(request, prediction.step_seconds),
+        "compute_busy": compute,
+        "h2d_busy": into,
+        "d2h_busy": out,
+        "recompute_fraction": prediction.recompute_fraction,
+        "recompute_flops": prediction.recompute_flops,
+        "h2d_bytes": prediction.h2d_bytes,
+        "d2h_bytes": prediction.d2h_bytes,
+    })
+}
+
+fn tried(answer: &Answer) -> Vec<Value> {
+    let tried = answer.tried.iter().map(|tried| {
+        json!({
+            "batch": tried.batch,
+            "accumulate": tried.accumulate,
+            "guessed_step_seconds": tried.guessed_seconds,
+        })
+    });
+    tried.collect()
+}
+
+/// In how many layers each unit goes which way.
+fn saved_units(answer: &Answer) -> Vec<Value> {
+    let saved = &answer.planned.decisions.saved;
+    let unit = |(index, unit): (usize, &storm_plan::SavedUnit)| {
+        let count = |wanted: Storage| saved.iter().filter(|s| s[index] == wanted).count();
+        json!({
+            "name": unit.name,
+            "bytes": unit.size_bytes,
+            "layers_kept": count(Storage::Keep),
+            "layers_offloaded": count(Storage::Offload),
+            "layers_recomputed": count(Storage::Recompute),
+        })
+    };
+    answer.units.iter().enumerate().map(unit).collect()
+}
+
+fn placement(answer: &Answer) -> Value {
+    let decisions = &answer.planned.decisions;
+    let layers = decisions.boundary.len();
+    json!({
+        "weights": words::placement(decisions.weights, layers),
+        "gradients": words::placement(decisions.gradients, layers),
+        "optimizer_state": words::placement(decisions.states, layers),
+        "update": decisions.update,
+    })
+}
+
+fn extend(object: &mut Value, more: Value) {
+    if let (Value::Object(object), Value::Object(more)) = (object, more) {
+        object.extend(more);
+    }
+}

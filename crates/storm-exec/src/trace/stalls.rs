@@ -1,0 +1,84 @@
+use super::class_name;
+use super::summary::largest_class;
+use std::fmt;
+use storm_device::{Span, WaitedFor};
+use storm_graph::TensorClass;
+use storm_plan::{Direction, InstructionId, Plan, Work};
+
+/// What the compute queue waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StallCause {
+    /// A copy to the device, which brings most bytes of this class.
+    ToDevice(TensorClass),
+    /// A copy to the host, which frees bytes that are to be overwritten.
+    ToHost(TensorClass),
+    /// The host, to give out a kernel.
+    Host,
+    /// Nothing: from one kernel to the next.
+    Overhead,
+    /// The last copies, when all kernels are done.
+    Drain,
+}
+
+impl fmt::Display for StallCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StallCause::ToDevice(class) => write!(f, "{} to the device", class_name(*class)),
+            StallCause::ToHost(class) => write!(f, "{} to the host", class_name(*class)),
+            StallCause::Host => f.write_str("the host"),
+            StallCause::Overhead => f.write_str("between kernels"),
+            StallCause::Drain => f.write_str("the last copies"),
+        }
+    }
+}
+
+/// A stretch of time in which the compute queue did nothing, for one cause.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StallSpan {
+    pub(super) cause: StallCause,
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    /// Position among the queue's spans of the kernel that was held up; none after the last.
+    pub(super) before: Option<usize>,
+}
+
+/// All time between `start_ns` and `end_ns` in which the compute queue, whose spans these are, did
+/// nothing.
+pub(super) fn stall_spans(
+    plan: &Plan,
+    compute: &[&Span],
+    start_ns: u64,
+    end_ns: u64,
+) -> Vec<StallSpan> {
+    let mut stalls = Vec::new();
+    let mut add = |cause, start_ns, end_ns, before| {
+        if start_ns < end_ns {
+            stalls.push(StallSpan { cause, start_ns, end_ns, before });
+        }
+    };
+    let mut free_ns = start_ns;
+    for (index, span) in compute.iter().enumerate() {
+        let start_ns = span.start_ns.max(free_ns);
+        let ready_ns = span.ready_ns.clamp(free_ns, start_ns);
+        let cause = match span.waited_for {
+            WaitedFor::Nothing => StallCause::Overhead,
+            WaitedFor::Host => StallCause::Host,
+            WaitedFor::Instruction(id) => cause_of_wait(plan, id),
+        };
+        add(cause, free_ns, ready_ns, Some(index));
+        add(StallCause::Overhead, ready_ns, start_ns, Some(index));
+        free_ns = span.end_ns.max(free_ns);
+    }
+    add(StallCause::Drain, free_ns, end_ns, None);
+    stalls
+}
+
+fn cause_of_wait(plan: &Plan, awaited: InstructionId) -> StallCause {
+    let Work::Copy(copy) = &plan.instruction(awaited).work else {
+        return StallCause::Overhead;
+    };
+    match (copy.direction, largest_class(plan, copy)) {
+        (Direction::ToDevice, class) => StallCause::ToDevice(class),
+        (Direction::ToHost, class) => StallCause::ToHost(class),
+    }
+}

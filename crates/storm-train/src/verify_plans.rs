@@ -1,0 +1,145 @@
+//! Checks that no plan changes a bit, on any device.
+
+use crate::verify::{LEARNING_RATE, batch, configs, options, run_batches};
+use crate::{Batch, PlannedTrainer, Precision, TrainError, training_task};
+use std::sync::Arc;
+use storm_device::{Device, DeviceError, PlanDevice};
+use storm_model::ModelConfig;
+use storm_plan::{
+    Budget, CheckedPlan, Forced, HardwareProfile, Lowering, MemoryBudget, PlanError, check, plan,
+    random_decisions,
+};
+
+/// What was found of one family.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanReport {
+    /// `qwen3` and the like.
+    pub family: &'static str,
+    /// How it was trained.
+    pub precision: Precision,
+    /// Plans that were tried.
+    pub plans: usize,
+    /// Steps of each.
+    pub steps: usize,
+    /// Plans that gave other bits than everything resident: a random one's seed, or a budget.
+    pub differing: Vec<String>,
+}
+
+impl PlanReport {
+    /// Whether every plan gave the same bits.
+    pub fn passed(&self) -> bool {
+        self.differing.is_empty()
+    }
+}
+
+const MICRO_BATCHES: usize = 4;
+
+/// How many budgets the planner's own choice is tried at.
+const BUDGETS: u64 = 3;
+
+/// Trains small models of every family under `plans` random plans and the planner's choice at three
+/// budgets, and compares losses, norms and final parameters bit by bit with everything resident.
+/// `device` makes the options of a device that delays its work at random, from a seed.
+///
+/// # Errors
+/// A device failed, or a plan could not be made.
+pub fn verify_plans<R: Device, P: PlanDevice>(
+    plans: usize,
+    steps: usize,
+    profile: &HardwareProfile,
+    open: impl Fn(usize) -> Result<R, DeviceError>,
+    device: impl Fn(u64) -> P::Options,
+    mut progress: impl FnMut(&str),
+) -> Result<Vec<PlanReport>, TrainError> {
+    let mut reports = Vec::new();
+    let configs = configs()?;
+    let families = configs.len();
+    // What the process holds besides is not the subject here.
+    let profile = HardwareProfile { overhead_bytes: 0, ..profile.clone() };
+    for (number, config) in configs.iter().enumerate() {
+        let precision = match number % 2 {
+            0 => Precision::Bf16Stochastic,
+            _ => Precision::Bf16Master,
+        };
+        let family = config.family.model_type();
+        let batches: Vec<Batch> =
+            (0..MICRO_BATCHES).map(|m| batch(config, 20 + m as u64)).collect();
+        let expected = run_batches(config, precision, steps, &batches, &open)?;
+        let task = training_task(config, &options(precision), MICRO_BATCHES)?;
+        let lowering = Lowering::new(&task, &profile)?;
+        let mut candidates: Vec<(String, CheckedPlan)> = Vec::new();
+        for index in 0..plans.div_ceil(families) {
+            let seed = (number + families * index) as u64;
+            let plan = lowering.lower(&random_decisions(&task, seed))?;
+            let budget =
+                MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
+            let plan = check(plan, budget)
+                .map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+            candidates.push((format!("random decisions {seed}"), plan));
+        }
+        let ample = Budget { vram_bytes: 1 << 40, ram_bytes: 1 << 40 };
+        let forced = Forced::default();
+        let everything = plan(&task, &profile, ample, &forced)?;
+        let (most, least) = (everything.prediction.vram_peak_bytes, everything.vram_min_bytes);
+        for part in 0..BUDGETS {
+            let vram_bytes = least + (most - least) * part / (BUDGETS - 1);
+            let chosen = plan(&task, &profile, Budget { vram_bytes, ..ample }, &forced)?;
+            candidates.push((format!("budget of {vram_bytes} bytes"), chosen.plan));
+        }
+        let mut differing = Vec::new();
+        let count = candidates.len();
+        for (index, (what, plan)) in candidates.into_iter().enumerate() {
+            progress(&format!("{family} {precision:?}, plan {} of {count}", index + 1));
+            let options = device(index as u64);
+            let found =
+                run_planned::<P>(config, precision, steps, &batches, Arc::new(plan), options)?;
+            if found != expected {
+                differing.push(what);
+            }
+        }
+        reports.push(PlanReport { family, precision, plans: count, steps, differing });
+    }
+    Ok(reports)
+}
+
+/// All losses, norms and final parameters of a run under a plan.
+fn run_planned<P: PlanDevice>(
+    config: &ModelConfig,
+    precision: Precision,
+    steps: usize,
+    batches: &[Batch],
+    plan: Arc<CheckedPlan>,
+    device: P::Options,
+) -> Result<Vec<u32>, TrainError> {
+    let mut trainer: PlannedTrainer<P> =
+        PlannedTrainer::new(config, options(precision), plan, device)?;
+    let mut bits = Vec::new();
+    for _ in 0..steps {
+        let report = trainer.step(batches, LEARNING_RATE)?;
+        bits.extend([report.loss.to_bits(), report.gradient_norm.to_bits()]);
+    }
+    let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
+    for name in names {
+        bits.extend(trainer.read(&name)?.into_iter().map(f32::to_bits));
+    }
+    Ok(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_device::cpu::{CpuDevice, CpuPlanDevice, CpuPlanOptions};
+
+    #[test]
+    fn plans_on_the_cpu_are_exact() {
+        let profile = HardwareProfile::builtin("reference").expect("built in");
+        let device = |seed| CpuPlanOptions { chaos_seed: Some(seed), ..CpuPlanOptions::default() };
+        let reports =
+            verify_plans::<_, CpuPlanDevice>(5, 1, &profile, CpuDevice::new, device, |_| {})
+                .expect("it runs");
+        assert_eq!(reports.len(), 5);
+        for report in reports {
+            assert!(report.passed() && report.plans == 4, "{report:?}");
+        }
+    }
+}
