@@ -5,13 +5,14 @@ use crate::bench_train::TrainBenchArgs;
 use crate::size;
 use anyhow::{Context, Result};
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use storm_device::PlanDevice;
-use storm_exec::trace;
+use storm_exec::trace::{self, ReportFacts, TierLimits};
 use storm_model::ModelConfig;
-use storm_plan::{Budget, Forced, HardwareProfile, Planned, Queue, plan};
+use storm_plan::{Budget, Forced, HardwareProfile, Planned, Prediction, Queue, plan};
 use storm_train::{Batch, PlannedTrainer, TrainOptions, training_task};
 
 /// What a planned run needs besides the bench's own arguments.
@@ -33,6 +34,8 @@ impl PlannedRun<'_> {
         vram: impl Fn(&D) -> Result<u64>,
     ) -> Result<()> {
         let PlannedRun { args, config, options, profile, budget, forced, batches } = self;
+        // Before the work: a path that cannot be written should not cost a run.
+        let mut outputs = Outputs::create(args)?;
         let task = training_task(config, &options, batches.len())?;
         let planning = Instant::now();
         let Planned { plan, decisions, prediction, .. } = plan(&task, &profile, budget, &forced)?;
@@ -69,15 +72,34 @@ impl PlannedRun<'_> {
         let summary = match trainer.trace()? {
             None => None,
             Some(trace) => {
-                if let Some(path) = &args.trace {
-                    let file = File::create(path)
-                        .with_context(|| format!("cannot write {}", path.display()))?;
-                    let mut file = BufWriter::new(file);
-                    trace::write_chrome(trainer.plan(), &trace, &mut file)?;
-                    file.flush()?;
-                    eprintln!("trace of the last step: {}", path.display());
+                let plan = trainer.plan();
+                if let Some(output) = &mut outputs.trace {
+                    output.write(|out| trace::write_chrome(plan, &trace, out))?;
                 }
-                Some(trace::summarize(trainer.plan(), &trace))
+                if let Some(output) = &mut outputs.report {
+                    let beside_plan_bytes = vram.saturating_sub(plan.device_bytes as u64);
+                    let device = TierLimits { budget_bytes: budget.vram_bytes, beside_plan_bytes };
+                    let host = TierLimits { budget_bytes: budget.ram_bytes, beside_plan_bytes: 0 };
+                    let facts = ReportFacts {
+                        title: format!("A training step of {} as it ran", args.model),
+                        rows: vec![
+                            row("parameters", config.parameter_count()),
+                            row("layers", config.layer_count),
+                            row("batch", batch_shape(args, batches.len())),
+                            row("speed", format!("{:.0} tokens/s", tokens / median)),
+                            row("step, median", format!("{median:.3} s")),
+                            row("step, predicted", format!("{:.3} s", prediction.step_seconds)),
+                            row("hardware", &profile.name),
+                            row("micro-batches in a group", decisions.group),
+                            row("made again", again(&prediction)),
+                            row("storm", env!("CARGO_PKG_VERSION")),
+                        ],
+                        device,
+                        host,
+                    };
+                    output.write(|out| trace::write_html(plan, &trace, &facts, out))?;
+                }
+                Some(trace::summarize(plan, &trace))
             }
         };
         if args.json {
@@ -102,7 +124,7 @@ impl PlannedRun<'_> {
             return Ok(());
         }
         println!("{}: {} parameters", args.model, config.parameter_count());
-        println!("batch       {} × {} of {} tokens", args.batch, batches.len(), args.seq);
+        println!("batch       {}", batch_shape(args, batches.len()));
         println!("step        {median:.3} s median of {}, {fastest:.3} s fastest", args.steps);
         println!("speed       {:.0} tokens/s", tokens / median);
         let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted;
@@ -128,15 +150,65 @@ impl PlannedRun<'_> {
             format!("{} {:.1}%", queue.name(), 100.0 * prediction.busy[queue.index()])
         });
         println!("predicted   busy: {}", shares.join(", "));
-        println!(
-            "            again: {:.1}% of computing; group of {}",
-            100.0 * prediction.recompute_fraction,
-            decisions.group
-        );
+        println!("            again: {}; group of {}", again(&prediction), decisions.group);
         if let Some(summary) = summary {
             println!("{summary}");
         }
         println!("loss        {loss:.4}");
+        Ok(())
+    }
+}
+
+/// A line of the report's facts.
+fn row(what: &str, value: impl ToString) -> (String, String) {
+    (what.to_owned(), value.to_string())
+}
+
+fn batch_shape(args: &TrainBenchArgs, micro_batches: usize) -> String {
+    format!("{} × {micro_batches} of {} tokens", args.batch, args.seq)
+}
+
+fn again(prediction: &Prediction) -> String {
+    format!("{:.1}% of computing", 100.0 * prediction.recompute_fraction)
+}
+
+/// Files that show the last step.
+struct Outputs {
+    trace: Option<Output>,
+    report: Option<Output>,
+}
+
+impl Outputs {
+    fn create(args: &TrainBenchArgs) -> Result<Outputs> {
+        let create = |path: &Option<PathBuf>, what| {
+            path.as_deref().map(|path| Output::create(path, what)).transpose()
+        };
+        Ok(Outputs {
+            trace: create(&args.trace, "trace of the last step")?,
+            report: create(&args.report, "report of the last step")?,
+        })
+    }
+}
+
+/// A file that is to be written.
+struct Output {
+    what: &'static str,
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Output {
+    fn create(path: &Path, what: &'static str) -> Result<Output> {
+        let file =
+            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Output { what, path: path.to_owned(), file: BufWriter::new(file) })
+    }
+
+    fn write(&mut self, write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>) -> Result<()> {
+        write(&mut self.file)
+            .and_then(|()| self.file.flush())
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
+        eprintln!("{}: {}", self.what, self.path.display());
         Ok(())
     }
 }

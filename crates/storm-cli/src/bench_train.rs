@@ -61,6 +61,9 @@ pub(crate) struct TrainBenchArgs {
     /// Write what the queues did in the last step, for Perfetto or chrome://tracing.
     #[arg(long, requires = "vram")]
     pub(crate) trace: Option<PathBuf>,
+    /// Write the same as a page for people: queues and memory over time, and what they add up to.
+    #[arg(long, requires = "vram", value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
     /// One line of JSON instead of tables.
     #[arg(long)]
     pub(crate) json: bool,
@@ -137,7 +140,7 @@ fn run_planned(args: &TrainBenchArgs, config: &ModelConfig, budget: Budget) -> R
             )
         }
         DeviceArg::Cuda => {
-            let trace = args.trace.is_some();
+            let trace = args.trace.is_some() || args.report.is_some();
             let options = CudaPlanOptions {
                 trace,
                 vram_bytes: Some(budget.vram_bytes),

@@ -20,8 +20,8 @@ pub use summary::{QueueSummary, Stall, Summary, TransferSummary, summarize};
 fn class_name(class: TensorClass) -> &'static str {
     match class {
         TensorClass::Input => "inputs",
-        TensorClass::Parameter(Training::Trainable) => "parameters",
-        TensorClass::Parameter(Training::Frozen) => "frozen parameters",
+        TensorClass::Parameter(Training::Trainable) => "weights",
+        TensorClass::Parameter(Training::Frozen) => "frozen weights",
         TensorClass::Gradient => "gradients",
         TensorClass::OptimizerState => "optimizer state",
         TensorClass::Activation => "activations",

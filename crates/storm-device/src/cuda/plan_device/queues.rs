@@ -102,7 +102,8 @@ impl Queues {
             // knows it to be done.
             if target.count > waited[other] && target.count > self.progress[other].done {
                 let mark = self.marks[target.instruction.index()].as_ref();
-let _ = mark;
+                mark.expect("awaited instructions have marks")
+                    .hold(&self.streams[queue.index()])?;
                 waited[other] = target.count;
             }
         }

@@ -1,0 +1,140 @@
+use crate::trace::StallCause;
+use crate::trace::summary::largest_class;
+use storm_graph::{Op, Phase, TensorClass};
+use storm_plan::{Compute, InstructionId, Plan, Work};
+
+/// What a stretch of time was used for; each has a colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Forward,
+    Backward,
+    Recomputed,
+    Optimizer,
+    Weights,
+    Gradients,
+    OptimizerState,
+    Activations,
+    Inputs,
+    /// The compute queue waits for a copy or for the host.
+    Waiting,
+    /// The compute queue goes from one kernel to the next.
+    BetweenKernels,
+}
+
+/// Kinds that belong together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Family {
+    Kernels,
+    Copies,
+    Idle,
+}
+
+impl Family {
+    pub(super) const ALL: [Family; 3] = [Family::Kernels, Family::Copies, Family::Idle];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Family::Kernels => "kernels",
+            Family::Copies => "copies",
+            Family::Idle => "compute stands still",
+        }
+    }
+}
+
+impl Kind {
+    pub(super) const ALL: [Kind; 11] = [
+        Kind::Forward,
+        Kind::Backward,
+        Kind::Recomputed,
+        Kind::Optimizer,
+        Kind::Weights,
+        Kind::Gradients,
+        Kind::OptimizerState,
+        Kind::Activations,
+        Kind::Inputs,
+        Kind::Waiting,
+        Kind::BetweenKernels,
+    ];
+
+    /// Position in [`Kind::ALL`].
+    pub(super) fn index(self) -> usize {
+        self as usize
+    }
+
+    pub(super) fn family(self) -> Family {
+        match self {
+            Kind::Forward | Kind::Backward | Kind::Recomputed | Kind::Optimizer => Family::Kernels,
+            Kind::Waiting | Kind::BetweenKernels => Family::Idle,
+            _ => Family::Copies,
+        }
+    }
+
+    /// Its colour in the style sheet.
+    pub(super) fn key(self) -> &'static str {
+        match self {
+            Kind::Forward => "forward",
+            Kind::Backward => "backward",
+            Kind::Recomputed => "recomputed",
+            Kind::Optimizer => "optimizer",
+            Kind::Weights => "weights",
+            Kind::Gradients => "gradients",
+            Kind::OptimizerState => "optimizer-state",
+            Kind::Activations => "activations",
+            Kind::Inputs => "inputs",
+            Kind::Waiting => "waiting",
+            Kind::BetweenKernels => "between-kernels",
+        }
+    }
+
+    /// For people.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Kind::OptimizerState => "optimizer state",
+            Kind::Waiting => "waits for a copy or the host",
+            Kind::BetweenKernels => "between kernels",
+            other => other.key(),
+        }
+    }
+
+    pub(super) fn of_instruction(plan: &Plan, id: InstructionId) -> Kind {
+        match &plan.instruction(id).work {
+            Work::Compute(compute) => Kind::of_kernel(plan, compute),
+            Work::Copy(copy) => match largest_class(plan, copy) {
+                TensorClass::Input => Kind::Inputs,
+                TensorClass::Parameter(_) => Kind::Weights,
+                TensorClass::Gradient => Kind::Gradients,
+                TensorClass::OptimizerState => Kind::OptimizerState,
+                TensorClass::Activation | TensorClass::Scratch => Kind::Activations,
+            },
+        }
+    }
+
+    fn of_kernel(plan: &Plan, compute: &Compute) -> Kind {
+        let node = &plan.graphs[compute.graph.0 as usize].nodes()[compute.node as usize];
+        let is_update = matches!(
+            node.op,
+            Op::SumOfSquares { .. }
+                | Op::GlobalNorm { .. }
+                | Op::ClipScale { .. }
+                | Op::AdamW { .. }
+                | Op::Sgd { .. }
+        );
+        match node.phase {
+            _ if is_update => Kind::Optimizer,
+            // Recomputation names what it makes so.
+            _ if node.name.ends_with(".again") => Kind::Recomputed,
+            Phase::Forward => Kind::Forward,
+            Phase::Backward => Kind::Backward,
+        }
+    }
+
+    pub(super) fn of_stall(cause: StallCause) -> Kind {
+        match cause {
+            StallCause::Overhead => Kind::BetweenKernels,
+            StallCause::ToDevice(_)
+            | StallCause::ToHost(_)
+            | StallCause::Host
+            | StallCause::Drain => Kind::Waiting,
+        }
+    }
+}

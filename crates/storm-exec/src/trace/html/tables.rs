@@ -1,0 +1,132 @@
+use super::units::{show_bytes, show_ns, show_share};
+use super::{Escaped, ReportFacts};
+use crate::trace::class_name;
+use crate::trace::summary::Summary;
+use std::io::{self, Write};
+use storm_plan::{Direction, Plan};
+
+enum Cell {
+    Text(String),
+    /// Of the whole, 0 to 1; shown as a bar too.
+    Share(f64),
+}
+
+/// A caption, the names of the columns, and rows whose first cell says what they are about.
+struct Table {
+    caption: &'static str,
+    columns: &'static [&'static str],
+    rows: Vec<(String, Vec<Cell>)>,
+}
+
+/// Writes the summary in numbers.
+pub(super) fn write(
+    plan: &Plan,
+    summary: &Summary,
+    facts: &ReportFacts,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    writeln!(out, "<div class=\"tables\">")?;
+    for table in
+        [queues(summary), stalls(summary), transfers(summary), memory(plan, summary, facts)]
+    {
+        table.write(out)?;
+    }
+    writeln!(out, "</div>")
+}
+
+fn queues(summary: &Summary) -> Table {
+    let row = |queue: &crate::trace::QueueSummary| {
+        let busy = show_ns(queue.busy_ns);
+        let cells = vec![
+            Cell::Text(queue.instructions.to_string()),
+            Cell::Text(busy),
+            Cell::Share(summary.busy_share(queue.queue)),
+        ];
+        (queue.queue.name().to_owned(), cells)
+    };
+    Table {
+        caption: "Queues",
+        columns: &["queue", "instructions", "busy", "of the step"],
+        rows: summary.queues.iter().map(row).collect(),
+    }
+}
+
+fn stalls(summary: &Summary) -> Table {
+    let row = |stall: &crate::trace::Stall| {
+        let share = stall.ns as f64 / summary.total_ns.max(1) as f64;
+        (stall.cause.to_string(), vec![Cell::Text(show_ns(stall.ns)), Cell::Share(share)])
+    };
+    Table {
+        caption: "The compute queue stood still",
+        columns: &["waiting for", "time", "of the step"],
+        rows: summary.stalls.iter().map(row).collect(),
+    }
+}
+
+fn transfers(summary: &Summary) -> Table {
+    let row = |transfer: &crate::trace::TransferSummary| {
+        let way = match transfer.direction {
+            Direction::ToDevice => "to the device",
+            Direction::ToHost => "to the host",
+        };
+        let cells = vec![
+            Cell::Text(show_bytes(transfer.bytes)),
+            Cell::Text(show_ns(transfer.busy_ns)),
+            Cell::Share(transfer.hidden_share()),
+        ];
+        (format!("{} {way}", class_name(transfer.class)), cells)
+    };
+    Table {
+        caption: "Transfers, and how much of their time the compute queue worked",
+        columns: &["what", "size", "time", "hidden"],
+        rows: summary.transfers.iter().map(row).collect(),
+    }
+}
+
+fn memory(plan: &Plan, summary: &Summary, facts: &ReportFacts) -> Table {
+    let tiers = [
+        ("device", summary.device_peak_bytes, plan.device_bytes, facts.device),
+        ("host", summary.host_peak_bytes, plan.host_bytes, facts.host),
+    ];
+    let row = |(name, peak_bytes, plan_bytes, limits): (&str, usize, usize, super::TierLimits)| {
+        let taken_bytes = plan_bytes as u64 + limits.beside_plan_bytes;
+        let cells = vec![
+            Cell::Text(show_bytes(peak_bytes as u64)),
+            Cell::Text(show_bytes(plan_bytes as u64)),
+            Cell::Text(show_bytes(limits.beside_plan_bytes)),
+            Cell::Text(show_bytes(limits.budget_bytes)),
+            Cell::Share(taken_bytes as f64 / limits.budget_bytes.max(1) as f64),
+        ];
+        (name.to_owned(), cells)
+    };
+    Table {
+        caption: "Memory",
+        columns: &["tier", "in use at most", "plan takes", "besides", "budget", "budget taken"],
+        rows: tiers.map(row).into(),
+    }
+}
+
+impl Table {
+    fn write(&self, out: &mut impl Write) -> io::Result<()> {
+        writeln!(out, "<table>\n<caption>{}</caption>\n<thead><tr>", Escaped(self.caption))?;
+        for column in self.columns {
+            write!(out, "<th scope=\"col\">{}</th>", Escaped(column))?;
+        }
+        writeln!(out, "</tr></thead>\n<tbody>")?;
+        for (name, cells) in &self.rows {
+            write!(out, "<tr><th scope=\"row\">{}</th>", Escaped(name))?;
+            for cell in cells {
+                match cell {
+                    Cell::Text(text) => write!(out, "<td>{}</td>", Escaped(text))?,
+                    Cell::Share(share) => {
+                        let (percent, text) = (100.0 * share.clamp(0.0, 1.0), show_share(*share));
+                        let style = format!("--share: {percent:.1}%");
+                        write!(out, "<td class=\"share\" style=\"{style}\">{text}</td>")?;
+                    }
+                }
+            }
+            writeln!(out, "</tr>")?;
+        }
+        writeln!(out, "</tbody>\n</table>")
+    }
+}
