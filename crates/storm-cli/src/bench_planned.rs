@@ -2,6 +2,7 @@
 //! predicted.
 
 use crate::bench_train::TrainBenchArgs;
+use crate::model::grouped;
 use crate::size;
 use anyhow::{Context, Result};
 use std::fs::File;
@@ -83,7 +84,7 @@ impl PlannedRun<'_> {
                     let facts = ReportFacts {
                         title: format!("A training step of {} as it ran", args.model),
                         rows: vec![
-                            row("parameters", config.parameter_count()),
+                            row("parameters", grouped(config.parameter_count())),
                             row("layers", config.layer_count),
                             row("batch", batch_shape(args, batches.len())),
                             row("speed", format!("{:.0} tokens/s", tokens / median)),

@@ -85,7 +85,10 @@ pub(crate) fn list() -> Result<()> {
             bus(&profile),
         );
     }
-    println!("\nUsed if none is named: {}. Or a file that `storm probe` wrote.", default_hardware());
+    println!(
+        "\nUsed if none is named: {}. Or a file that `storm probe` wrote.",
+        default_hardware()
+    );
     Ok(())
 }
 

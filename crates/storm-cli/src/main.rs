@@ -118,7 +118,8 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         Some(PlanError::Decisions { .. }) => return Some(2),
         _ => {}
     }
-    let is_input = cause.is::<ModelError>() || cause.is::<ProfileError>() || cause.is::<BadProfile>();
+    let is_input =
+        cause.is::<ModelError>() || cause.is::<ProfileError>() || cause.is::<BadProfile>();
     match (cause.is::<UsageError>(), is_input) {
         (true, _) => Some(2),
         (_, true) => Some(4),

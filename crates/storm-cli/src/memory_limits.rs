@@ -25,7 +25,8 @@ pub(crate) fn device(asked: Option<u64>, profile: &HardwareProfile) -> Limit {
         return Limit { bytes, origin: None };
     }
     let headroom = profile.memory_bytes / DEVICE_HEADROOM;
-    let origin = format!("the card's {} less {}", size::show(profile.memory_bytes), size::show(headroom));
+    let origin =
+        format!("the card's {} less {}", size::show(profile.memory_bytes), size::show(headroom));
     Limit { bytes: profile.memory_bytes - headroom, origin: Some(origin) }
 }
 
@@ -47,11 +48,8 @@ fn of_machine(limit: Option<HostLimit>) -> Result<Limit> {
         _ => bail!("cannot tell how much memory this machine has; give --ram"),
     };
     let headroom = (available / HOST_HEADROOM).min(HOST_HEADROOM_MAX);
-    let origin = format!(
-        "{owner} {} available less {}",
-        size::show(available),
-        size::show(headroom)
-    );
+    let origin =
+        format!("{owner} {} available less {}", size::show(available), size::show(headroom));
     Ok(Limit { bytes: available - headroom, origin: Some(origin) })
 }
 

@@ -102,7 +102,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     }
     if args.plans || all {
         let profile = HardwareProfile::builtin("h200")?;
-        let device = |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
+        let device =
+            |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
         let reports = verify_plans::<_, CudaPlanDevice>(
             args.plan_count,
             10,
@@ -112,7 +113,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             show_progress,
         )?;
         show_progress("");
-        println!("\n{:<8} {:<15} {:>6} {:>6}  bits of everything resident", "family", "precision", "plans", "steps");
+        println!(
+            "\n{:<8} {:<15} {:>6} {:>6}  bits of everything resident",
+            "family", "precision", "plans", "steps"
+        );
         for report in reports {
             let verdict = match report.passed() {
                 true => "PASS".to_owned(),

@@ -236,6 +236,36 @@ fn the_training_bench_prints_json() {
     }
 }
 
+/// A run under a budget that not everything fits in, and its last step for people and for Perfetto.
+#[test]
+fn the_training_bench_shows_its_last_step() {
+    let folder = TempDir::new().unwrap();
+    let [report, trace] = ["step.html", "step.json"].map(|name| folder.path().join(name));
+    let line = "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 2 \
+                --chunk-rows 8 --precision f32 --vram 500MiB --ram 2GiB --steps 1 --warmup 0 --report";
+    let args = line.split_whitespace().map(OsStr::new);
+    let files = [report.as_os_str(), OsStr::new("--trace"), trace.as_os_str()];
+    storm(args.chain(files)).succeeded();
+    let page = fs::read_to_string(&report).unwrap();
+    for part in ["gpt2", "host to device", "device to host", "optimizer state to the device"] {
+        assert!(page.contains(part), "{part} is not in the report");
+    }
+    let (_, data) = page.split_once("id=\"data\">").unwrap();
+    let (data, _) = data.split_once("</script>").unwrap();
+    let data: serde_json::Value = serde_json::from_str(data).unwrap();
+    let of_instructions = data["instructions"]["kind"].as_array().unwrap();
+    for kind in ["forward", "backward", "optimizer", "optimizer-state", "inputs"] {
+        let kinds = data["kinds"].as_array().unwrap();
+        let number = kinds.iter().position(|entry| entry[0] == kind).unwrap();
+        assert!(of_instructions.iter().any(|of| *of == number), "nothing is {kind}");
+    }
+    assert!(fs::read_to_string(&trace).unwrap().contains("traceEvents"));
+
+    words("bench train --device cpu --report x.html").failed(2, &["--vram"]);
+    let line = "bench train --device cpu --vram 1GiB --report /no/such/folder/x.html";
+    words(line).failed(1, &["/no/such/folder"]);
+}
+
 #[test]
 fn the_cpu_bench_prints_json() {
     let line = words("bench cpu --steps 1 --warmup 0 --json").succeeded();

@@ -4,11 +4,15 @@
 mod tiny_plan;
 
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
-use storm_device::{DeviceError, NullDevice, NullOptions, PlanDevice, bytes_of, bytes_of_mut};
-use storm_exec::trace::{StallCause, occupancy, summarize, write_chrome};
+use storm_device::{
+    DeviceError, NullDevice, NullOptions, PlanDevice, Span, Trace, bytes_of, bytes_of_mut,
+};
+use storm_exec::trace::{
+    ReportFacts, StallCause, TierLimits, occupancy, summarize, write_chrome, write_html,
+};
 use storm_exec::{ExecError, Feed, Planned};
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass};
-use storm_plan::{Direction, HardwareProfile, Instruction, Queue, Tier, simulate};
+use storm_plan::{Direction, HardwareProfile, Instruction, Plan, Queue, Tier, simulate};
 use tiny_plan::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, SHIFT_INPUT, SLOT, StepResults, X_INPUTS,
     numbers, parameter, tiny_plan,
@@ -328,4 +332,132 @@ fn a_trace_opens_in_chrome() {
         assert!(inside, "{start}");
     }
     assert!(!of_phase("C").is_empty());
+}
+
+/// A step of [`slow_to_host`]: its plan, and what the queues did.
+fn traced_step() -> (Plan, Trace) {
+    let mut planned = slow_to_host();
+    planned.step(&mut Numbers::of_step(0)).unwrap();
+    let trace = planned.trace().unwrap().unwrap();
+    (Plan::clone(planned.plan()), trace)
+}
+
+/// The page of a trace, and the data that its script draws.
+fn report(plan: &Plan, trace: &Trace, title: &str) -> (String, serde_json::Value) {
+    let facts = ReportFacts {
+        title: title.to_owned(),
+        rows: vec![("speed".to_owned(), title.to_owned())],
+        device: TierLimits { budget_bytes: 10 << 20, beside_plan_bytes: 1 << 20 },
+        host: TierLimits { budget_bytes: 20 << 20, beside_plan_bytes: 0 },
+    };
+    let mut page = Vec::new();
+    write_html(plan, trace, &facts, &mut page).unwrap();
+    let page = String::from_utf8(page).unwrap();
+    let (_, data) = page.split_once("id=\"data\">").unwrap();
+    let (data, _) = data.split_once("</script>").unwrap();
+    let data = serde_json::from_str(data).unwrap();
+    (page, data)
+}
+
+fn column<'a>(value: &'a serde_json::Value, name: &str) -> impl Iterator<Item = i64> + use<'a> {
+    value[name].as_array().unwrap().iter().map(|number| number.as_i64().unwrap())
+}
+
+#[test]
+fn a_report_shows_what_the_trace_holds() {
+    let (plan, trace) = traced_step();
+    let summary = summarize(&plan, &trace);
+    let (page, data) = report(&plan, &trace, "a step");
+
+    assert_eq!(data["total"], summary.total_ns);
+    for queue in summary.queues {
+        let lane = &data["lanes"][queue.queue.index()];
+        assert_eq!(lane["name"], queue.queue.name());
+        assert_eq!(column(lane, "gap").count(), queue.instructions);
+        assert_eq!(column(lane, "length").sum::<i64>(), queue.busy_ns as i64);
+    }
+    let stalled: u64 = summary.stalls.iter().map(|stall| stall.ns).sum();
+    assert_eq!(column(&data["stalls"], "length").sum::<i64>(), stalled as i64);
+    assert_eq!(data["segments"]["name"].as_array().unwrap().len(), 2 + REPETITIONS);
+    for (tier, peak_bytes) in
+        [summary.device_peak_bytes, summary.host_peak_bytes].iter().enumerate()
+    {
+        let in_use = column(&data["memory"][tier], "change").scan(0, |bytes, change| {
+            *bytes += change;
+            Some(*bytes)
+        });
+        assert_eq!(in_use.max(), Some(*peak_bytes as i64));
+    }
+    let kinds: Vec<&str> =
+        data["kinds"].as_array().unwrap().iter().map(|kind| kind[0].as_str().unwrap()).collect();
+    let mut used: Vec<&str> =
+        column(&data["instructions"], "kind").map(|kind| kinds[kind as usize]).collect();
+    used.sort();
+    used.dedup();
+    let moved = ["activations", "forward", "inputs", "optimizer-state", "weights"];
+    assert_eq!(used, moved, "all kernels of this plan are forward ones");
+
+    // In words too, for who cannot see the picture or runs no scripts.
+    for part in ["host to device", "activations to the host", "the last copies", "10.0 MiB"] {
+        assert!(page.contains(part), "{part} is not in the page");
+    }
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    // Nothing comes from elsewhere.
+    for part in ["http:", "https:", "//cdn", "src=", "href=", "@import", "url("] {
+        assert!(!page.contains(part), "{part} is in the page");
+    }
+}
+
+/// Names of tensors come from files of strangers.
+#[test]
+fn names_in_a_report_are_text() {
+    let (mut plan, trace) = traced_step();
+    let hostile =
+        "</script><script>alert(1)</script><!--<img src=x onerror='f()'>\"&amp;\0\u{2028}";
+    for value in &mut plan.values {
+        value.name = hostile.to_owned();
+    }
+    for graph in &mut plan.graphs {
+        let mut renamed = Graph::new();
+        let x = renamed.input("x", [ELEMENTS], DType::F32);
+        renamed.apply(hostile, Op::Scale { x, factor: 1.0 }).unwrap();
+        *graph = renamed;
+    }
+    let (page, data) = report(&plan, &trace, hostile);
+    for part in ["alert(1)</script>", "<img", "<!--"] {
+        assert!(!page.contains(part), "{part} is in the page as it is");
+    }
+    assert_eq!(page.matches("</script>").count(), 2);
+    // They are there, as what they are.
+    let strings = data["instructions"]["strings"].as_array().unwrap();
+    assert!(strings.iter().any(|name| name == hostile));
+    assert!(page.contains("<h1>&lt;/script&gt;&lt;script&gt;alert(1)"));
+}
+
+#[test]
+fn a_report_of_many_spans_is_small() {
+    let (mut plan, trace) = traced_step();
+    for value in &mut plan.values {
+        value.name = format!("layers.27.mlp.gate_up.weight.first_moment of {}", value.name);
+    }
+    // The same step over and over, at times as long as those of real ones.
+    let length_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap() * 10_000;
+    let mut spans = Vec::new();
+    for queue in Queue::ALL {
+        for repetition in 0..7_000_u64.div_ceil(trace.spans.len() as u64) {
+            let of_queue =
+                trace.spans.iter().filter(|s| plan.instruction(s.instruction).queue() == queue);
+            let later = |ns: u64| ns * 9_999 + repetition * length_ns;
+            spans.extend(of_queue.map(|&span| Span {
+                ready_ns: later(span.ready_ns),
+                start_ns: later(span.start_ns),
+                end_ns: later(span.end_ns),
+                ..span
+            }));
+        }
+    }
+    assert!(spans.len() >= 7_000);
+    let (page, _) = report(&plan, &Trace { spans, left_out: 3 }, "many");
+    assert!(page.len() < 1_000_000, "{} bytes", page.len());
+    assert!(page.contains("3 more instructions"));
 }

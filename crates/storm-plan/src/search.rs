@@ -7,8 +7,7 @@ use crate::estimate::Estimator;
 use crate::lower::Lowering;
 use crate::request::{Forced, Placement};
 use crate::{
-    Decisions, HardwareProfile, Plan, Simulation, Storage, Streaming, Task, UpdateTime,
-    simulate,
+    Decisions, HardwareProfile, Plan, Simulation, Storage, Streaming, Task, UpdateTime, simulate,
 };
 use rayon::prelude::*;
 
@@ -17,6 +16,9 @@ const FIRST_ROUND: usize = 24;
 
 /// How many are tried near the best.
 const NEAR_THE_BEST: usize = 150;
+
+/// Larger groups are not tried: plans grow with the group.
+const GROUP_MAX: usize = 64;
 
 /// How many are simulated of each fixed policy.
 const FIXED: usize = 4;
@@ -229,8 +231,8 @@ impl<'a> Search<'a> {
         if self.task().is_tied() {
             return vec![1];
         }
-        let divisors = (1..=micro_batches).filter(|group| micro_batches.is_multiple_of(*group));
-        divisors.filter(|&group| group <= 64).collect()
+        let sizes = 1..=micro_batches.min(GROUP_MAX);
+        sizes.filter(|group| micro_batches.is_multiple_of(*group)).collect()
     }
 
     /// Where parameters, gradients and state may live, from all resident to all streamed.
@@ -357,9 +359,8 @@ impl<'a> Search<'a> {
     fn hidden_savings(&self) -> Vec<usize> {
         let [_, layer] = self.lowering.layer(&vec![Storage::Keep; self.lowering.units.len()]);
         let bandwidth = self.profile().device_to_host_bandwidth;
-        let is_hidden = |saving: &&Saving| {
-            saving.bytes as f64 / bandwidth <= 1.2 * layer.forward.seconds
-        };
+        let is_hidden =
+            |saving: &&Saving| saving.bytes as f64 / bandwidth <= 1.2 * layer.forward.seconds;
         let count = self.savings.iter().take_while(is_hidden).count().max(1);
         // Few of them: the largest are the ones that pay.
         std::iter::once(0).chain(count.saturating_sub(4).max(1)..count).collect()
@@ -530,8 +531,13 @@ fn as_forced(
 /// Fewer things move.
 fn simpler(a: &Choice, b: &Choice) -> bool {
     let moving = |choice: &Choice| {
-        let slots = choice.weights.slots() + choice.gradients.slots() + choice.states.pinned;
-        (choice.offloaded.1, usize::from(!choice.inputs_resident), usize::MAX - slots, choice.group)
+        let pinned = choice.weights.pinned + choice.gradients.pinned + choice.states.pinned;
+        (
+            choice.offloaded.1,
+            usize::from(!choice.inputs_resident),
+            usize::MAX - pinned,
+            choice.group,
+        )
     };
     moving(a) < moving(b)
 }

@@ -112,9 +112,9 @@ fn sequences(tokens_per_step: usize, sequence: usize) -> Result<usize, TrainErro
 /// before it.
 fn sizes(sequences: usize, sequence: usize) -> Vec<usize> {
     let mut sizes: Vec<usize> = Vec::new();
-    for batch in (1..=sequences).rev().filter(|batch| sequences.is_multiple_of(*batch)) {
-        let is_small_enough = batch == 1 || batch.saturating_mul(sequence) <= TOKENS_MAX;
-        if is_small_enough && sizes.last().is_none_or(|&last| 3 * batch <= 2 * last) {
+    let most = sequences.min(TOKENS_MAX / sequence).max(1);
+    for batch in (1..=most).rev().filter(|batch| sequences.is_multiple_of(*batch)) {
+        if sizes.last().is_none_or(|&last| 3 * batch <= 2 * last) {
             sizes.push(batch);
         }
     }

@@ -144,7 +144,8 @@ impl ForcedArgs {
             let value = value?.to_possible_value()?;
             Some(format!("{flag} {}", value.get_name()))
         }
-        let number = |flag: &str, value: Option<usize>| value.map(|value| format!("{flag} {value}"));
+        let number =
+            |flag: &str, value: Option<usize>| value.map(|value| format!("{flag} {value}"));
         let flags = [
             value("--activations", self.activations),
             value("--layer-inputs", self.layer_inputs),

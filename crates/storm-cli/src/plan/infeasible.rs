@@ -53,23 +53,31 @@ fn message(request: &Request, problem: &TooSmall) -> String {
         let _ = write!(text, "\n  {:>12}  {name}", show(*bytes));
     }
     text.push_str("\nWhat would work:");
-    for (change, least) in changes(request, problem) {
-        let ram = match least.ram_min_bytes > budget.ram_bytes {
-            true => format!(" --ram {}", argument(least.ram_min_bytes)),
-            false => String::new(),
-        };
-        let vram = argument(least.vram_min_bytes);
-        let fits = !lacks(request, &least);
-        let _ = match fits {
-            true => write!(text, "\n  {change}"),
-            false => write!(text, "\n  {}", format!("{change} --vram {vram}{ram}").trim_start()),
-        };
+    for Change { flags, least } in changes(request, problem) {
+        text.push_str("\n  ");
+        text.push_str(&flags);
+        if is_enough(request, &least) {
+            let _ = write!(text, " (takes {})", show(least.vram_min_bytes));
+            continue;
+        }
+        let separator = if flags.is_empty() { "" } else { " " };
+        let _ = write!(text, "{separator}--vram {}", argument(least.vram_min_bytes));
+        if least.ram_min_bytes > budget.ram_bytes {
+            let _ = write!(text, " --ram {}", argument(least.ram_min_bytes));
+        }
     }
     text
 }
 
-fn lacks(request: &Request, least: &TooSmall) -> bool {
-    least.vram_min_bytes > request.vram.bytes || least.ram_min_bytes > request.ram.bytes
+/// Something that a user may change, and the least memory that works then.
+struct Change {
+    /// What to call with.
+    flags: String,
+    least: TooSmall,
+}
+
+fn is_enough(request: &Request, least: &TooSmall) -> bool {
+    least.vram_min_bytes <= request.vram.bytes && least.ram_min_bytes <= request.ram.bytes
 }
 
 /// Rounded up, so that it works as written.
@@ -80,44 +88,70 @@ fn argument(bytes: u64) -> String {
     }
 }
 
-/// What a user may change, and the least memory that works then; only changes that take less.
-fn changes(request: &Request, problem: &TooSmall) -> Vec<(String, TooSmall)> {
-    let mut changes = vec![(String::new(), problem.clone())];
-    let mut add = |change: String, least: Option<TooSmall>| {
-        let Some(least) = least else { return };
-        let takes_less = least.vram_min_bytes < problem.vram_min_bytes
-            || (least.ram_min_bytes < problem.ram_min_bytes && lacks(request, problem));
-        if takes_less {
-            changes.push((change, least));
+/// All of them that make a difference.
+fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
+    let mut changes = vec![Change { flags: String::new(), least: problem.clone() }];
+    let mut add = |flags: String, least: Option<TooSmall>| {
+        let worthwhile = |least: &TooSmall| {
+            is_enough(request, least) || least.vram_min_bytes < problem.vram_min_bytes / 10 * 9
+        };
+        if let Some(least) = least.filter(worthwhile) {
+            changes.push(Change { flags, least });
         }
     };
-    let ram = request.ram.bytes;
+    let (options, forced, ram) = (&request.options, &request.forced, request.ram.bytes);
     if !request.forced_words.is_empty() {
-        let least = request.least(&request.options, &Forced::default(), ram);
-        add(format!("without {}:", request.forced_words), least);
+        let least = request.least(options, &Forced::default(), ram);
+        add(format!("without {}", request.forced_words), least);
     }
-    // More host memory, where a lack of it keeps things on the device.
-    let everything_streamed = request.least(&request.options, &request.forced, u64::MAX);
-    add(String::new(), everything_streamed);
+    match enough_ram(request) {
+        Some(ram_bytes) => add(format!("--ram {}", argument(ram_bytes)), {
+            request.least(options, forced, ram_bytes).map(|least| TooSmall {
+                // Named already.
+                ram_min_bytes: least.ram_min_bytes.min(ram),
+                ..least
+            })
+        }),
+        None => add(String::new(), request.least(options, forced, u64::MAX)),
+    }
     if let StepSize::MicroBatches(accumulate) = request.step {
-        let batch = request.options.batch;
         for divisor in [2, 4, 8] {
-            if batch.is_multiple_of(divisor) {
-                let options = TrainOptions { batch: batch / divisor, ..request.options.clone() };
-                let change =
-                    format!("--batch {} --accumulate {}", batch / divisor, accumulate * divisor);
-                add(change, request.least(&options, &request.forced, ram));
+            if options.batch.is_multiple_of(divisor) {
+                let batch = options.batch / divisor;
+                let smaller = TrainOptions { batch, ..options.clone() };
+                let least = request.least(&smaller, forced, ram);
+                add(format!("--batch {batch} --accumulate {}", accumulate * divisor), least);
             }
         }
     }
-    if request.options.sequence.is_multiple_of(2) {
-        let sequence = request.options.sequence / 2;
-        let options = TrainOptions { sequence, ..request.options.clone() };
-        add(format!("--seq {sequence}"), request.least(&options, &request.forced, ram));
+    if options.sequence.is_multiple_of(2) {
+        let sequence = options.sequence / 2;
+        let shorter = TrainOptions { sequence, ..options.clone() };
+        add(format!("--seq {sequence}"), request.least(&shorter, forced, ram));
     }
-    if request.options.chunk_rows > 512 {
-        let options = TrainOptions { chunk_rows: 512, ..request.options.clone() };
-        add("--chunk-rows 512".to_owned(), request.least(&options, &request.forced, ram));
+    if options.chunk_rows > 512 {
+        let smaller = TrainOptions { chunk_rows: 512, ..options.clone() };
+        add("--chunk-rows 512".to_owned(), request.least(&smaller, forced, ram));
     }
     changes
+}
+
+/// The least host memory, to an eighth of a GiB, with which the device memory is enough; none if no
+/// amount of it helps.
+fn enough_ram(request: &Request) -> Option<u64> {
+    const STEP: u64 = 1 << 27;
+    let least = |ram_bytes: u64| request.least(&request.options, &request.forced, ram_bytes);
+    let works = |ram_bytes: u64| {
+        least(ram_bytes).is_some_and(|least| {
+            least.vram_min_bytes <= request.vram.bytes && least.ram_min_bytes <= ram_bytes
+        })
+    };
+    let most = least(u64::MAX).filter(|least| least.vram_min_bytes <= request.vram.bytes)?;
+    let (mut too_little, mut enough) =
+        (request.ram.bytes / STEP, most.ram_min_bytes.div_ceil(STEP));
+    while enough > too_little + 1 {
+        let middle = too_little + (enough - too_little) / 2;
+        if works(middle * STEP) { enough = middle } else { too_little = middle }
+    }
+    Some(enough * STEP)
 }

@@ -65,10 +65,7 @@ pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
     extend(&mut object, about(request));
     match request.step {
         StepSize::MicroBatches(accumulate) => {
-            extend(
-                &mut object,
-                json!({"batch": request.options.batch, "accumulate": accumulate}),
-            );
+            extend(&mut object, json!({"batch": request.options.batch, "accumulate": accumulate}));
         }
         StepSize::Tokens(tokens) => object["tokens_per_step"] = json!(tokens),
     }

@@ -12,6 +12,7 @@ use crate::hardware;
 use anyhow::Result;
 pub(crate) use args::PlanArgs;
 use request::Request;
+use std::io::{self, Write};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.hardware.as_deref() == Some("list") {
@@ -26,12 +27,19 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         trace::write(path, &answer.planned.plan, &request.profile)?;
     }
     if args.json {
-        println!("{:#}", json::answer(&request, &answer));
-    } else {
-        table::print(&request, &answer);
-        if let Some(path) = &args.trace {
-            println!("\nThe simulated step is in {}.", path.display());
-        }
+        return print(&format!("{:#}", json::answer(&request, &answer)));
     }
-    Ok(())
+    let mut text = table::text(&request, &answer);
+    if let Some(path) = &args.trace {
+        text.push_str(&format!("\n\nThe simulated step is in {}.", path.display()));
+    }
+    print(&text)
+}
+
+/// Whoever reads may stop early: `storm plan … | head`.
+fn print(text: &str) -> Result<()> {
+    match writeln!(io::stdout(), "{text}") {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
 }

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use storm_model::{HfConfig, ModelConfig, preset};
 use storm_plan::{
-    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan, policies,
+    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan,
+    policies,
 };
 use storm_train::{
     MicroBatch, TrainError, TrainOptions, TriedBatch, choose_micro_batch, training_task,
@@ -138,6 +139,11 @@ impl Request {
 impl Answer {
     pub(super) fn tokens_per_step(&self, request: &Request) -> usize {
         self.batch * self.accumulate * request.options.sequence
+    }
+
+    /// How often a step goes through the layers.
+    pub(super) fn groups(&self) -> usize {
+        self.accumulate / self.planned.decisions.group
     }
 
     pub(super) fn tokens_per_second(&self, request: &Request, step_seconds: f64) -> f64 {

@@ -6,163 +6,154 @@ use crate::hardware::bus;
 use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
-use storm_plan::{
-    Holding, Prediction, Queue, SavedUnit, Storage, TensorKind, UpdateTime,
-};
+use storm_plan::{Holding, Prediction, Queue, SavedUnit, Storage, TensorKind};
+use storm_train::Precision;
 
-pub(super) fn print(request: &Request, answer: &Answer) {
-    head(request, answer);
-    tensors(request, answer);
-    policies(request, answer);
-    println!();
+/// Of a line.
+const WIDTH: usize = 100;
+
+/// Tables and sentences.
+pub(super) fn text(request: &Request, answer: &Answer) -> String {
+    let mut lines = head(request, answer);
+    lines.push(String::new());
+    lines.extend(tensors(request, answer));
+    lines.push(String::new());
+    lines.extend(policies(request, answer));
+    lines.push(String::new());
     for sentence in words::summary(request, answer) {
-        println!("{sentence}");
+        lines.extend(wrapped("", &sentence));
     }
+    lines.join("\n")
 }
 
-fn head(request: &Request, answer: &Answer) {
-    let Answer { batch, accumulate, planned, .. } = answer;
-    let sequence = request.options.sequence;
-    let precision = match request.options.precision {
-        storm_train::Precision::F32 => "f32",
-        storm_train::Precision::Bf16Master => "bf16 with f32 master weights",
-        storm_train::Precision::Bf16Stochastic => "bf16, stochastic rounding",
-    };
-    println!(
-        "model     {}: {} parameters, {} layers, {precision}",
-        request.model,
-        grouped(request.config.parameter_count()),
-        request.config.layer_count
-    );
-    println!(
-        "step      {} tokens: {accumulate} micro-batches of {batch} × {sequence}, {} through a layer \
-         together",
-        grouped(answer.tokens_per_step(request) as u64),
-        planned.decisions.group,
-    );
-    if request.step != StepSize::MicroBatches(*accumulate) {
-        println!("          {}", tried(answer));
+/// Lines broken between words, each of them after `indent`.
+fn wrapped(indent: &str, text: &str) -> Vec<String> {
+    let mut lines = vec![indent.to_owned()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("at least one");
+        if line.len() == indent.len() {
+            line.push_str(word);
+        } else if line.chars().count() + 1 + word.chars().count() <= WIDTH {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(format!("{indent}{word}"));
+        }
     }
+    lines
+}
+
+fn head(request: &Request, answer: &Answer) -> Vec<String> {
+    let Answer { batch, accumulate, planned, .. } = answer;
     let profile = &request.profile;
-    println!(
+    let precision = match request.options.precision {
+        Precision::F32 => "f32",
+        Precision::Bf16Master => "bf16 with f32 master weights",
+        Precision::Bf16Stochastic => "bf16, stochastic rounding",
+    };
+    let mut lines = vec![
+        format!(
+            "model     {}: {} parameters, {} layers, {precision}",
+            request.model,
+            grouped(request.config.parameter_count()),
+            request.config.layer_count
+        ),
+        format!(
+            "step      {} tokens: {} micro-batches of {batch} × {}, {} through a layer together",
+            grouped(answer.tokens_per_step(request) as u64),
+            grouped(*accumulate as u64),
+            request.options.sequence,
+            planned.decisions.group,
+        ),
+    ];
+    if matches!(request.step, StepSize::Tokens(_)) {
+        lines.extend(wrapped("          ", &tried(answer)));
+    }
+    lines.push(format!(
         "hardware  {}: {}, {:.0} TFLOP/s, PCIe {} GB/s",
         profile.name,
         show(profile.memory_bytes),
         profile.gemm_flops / 1e12,
         bus(profile),
-    );
-    println!("budget    {} of device memory{}", show(request.vram.bytes), origin(&request.vram));
-    println!("          {} of host memory{}", show(request.ram.bytes), origin(&request.ram));
+    ));
+    let limit = |limit: &Limit, what: &str| {
+        let origin = limit.origin.as_ref().map_or_else(String::new, |origin| format!(": {origin}"));
+        format!("{} of {what} memory{origin}", show(limit.bytes))
+    };
+    lines.push(format!("budget    {}", limit(&request.vram, "device")));
+    lines.push(format!("          {}", limit(&request.ram, "host")));
+    lines
 }
 
 /// How the size of micro-batches was chosen.
 fn tried(answer: &Answer) -> String {
-    let sizes: Vec<String> = answer
-        .tried
-        .iter()
-        .map(|tried| match tried.guessed_seconds {
-            Some(seconds) => format!("{} about {seconds:.2} s", tried.batch),
-            None => format!("{} does not fit", tried.batch),
-        })
-        .collect();
-    format!("micro-batch chosen among {}", sizes.join(", "))
-}
-
-fn origin(limit: &Limit) -> String {
-    limit.origin.as_ref().map_or_else(String::new, |origin| format!(": {origin}"))
-}
-
-/// One row: a name, where it is, four sizes.
-fn row(name: &str, place: &str, sizes: [u64; 4]) {
-    let [device, host, into, out] = sizes.map(|bytes| match bytes {
-        0 => "-".to_owned(),
-        bytes => show(bytes),
+    let sizes = answer.tried.iter().map(|tried| match tried.guessed_seconds {
+        Some(seconds) => format!("{} (about {seconds:.2} s)", tried.batch),
+        None => format!("{} (too large)", tried.batch),
     });
-    println!("{name:<19} {place:<32} {device:>11} {host:>11} {into:>11} {out:>11}");
+    let sizes: Vec<String> = sizes.collect();
+    format!("micro-batches of {} chosen among {}", answer.batch, sizes.join(", "))
 }
 
-fn tensors(request: &Request, answer: &Answer) {
+/// A name, where it is, and four columns.
+fn row(name: &str, place: &str, [device, host, into, out]: [&str; 4]) -> String {
+    format!("{name:<19} {place:<32} {device:>11} {host:>11} {into:>11} {out:>11}")
+}
+
+fn sizes_row(name: &str, place: &str, sizes: [u64; 4]) -> String {
+    let sizes = sizes.map(|bytes| if bytes == 0 { "-".to_owned() } else { show(bytes) });
+    row(name, place, sizes.each_ref().map(String::as_str))
+}
+
+fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
     let planned = &answer.planned;
-    let decisions = &planned.decisions;
-    let layers = decisions.boundary.len();
-    let groups = answer.accumulate / decisions.group;
-    println!(
-        "\n{:<19} {:<32} {:>11} {:>11} {:>11} {:>11}",
-        "tensors", "where", "device", "host", "in / step", "out / step"
-    );
+    let mut lines = vec![row("tensors", "where", ["device", "host", "in / step", "out / step"])];
     for holding in planned.plan.holdings() {
         let Holding { kind, device_bytes, host_bytes, h2d_bytes, d2h_bytes } = holding;
-        let place = match kind {
-            TensorKind::Weights => words::place(decisions.weights, layers),
-            TensorKind::Gradients => words::place(decisions.gradients, layers),
-            TensorKind::OptimizerState => words::place(decisions.states, layers),
-            TensorKind::EmbeddingAndHead => match decisions.edge_states_resident {
-                true => "device".to_owned(),
-                false => "device; optimizer state host".to_owned(),
-            },
-            TensorKind::Activations => "as listed below".to_owned(),
-            TensorKind::LayerInputs => words::layer_inputs(decisions),
-            TensorKind::WorkArea => "device".to_owned(),
-            TensorKind::Inputs => "host and device".to_owned(),
-        };
-        row(kind.name(), &place, [device_bytes, host_bytes, h2d_bytes, d2h_bytes]);
-        let moves = match kind {
-            TensorKind::Weights => words::weights_move(decisions, groups),
-            TensorKind::Gradients => words::gradients_move(decisions, groups),
-            TensorKind::OptimizerState => words::states_move(decisions),
-            TensorKind::Activations => {
-                answer.units.iter().enumerate().for_each(|(i, unit)| saved(answer, i, unit));
-                continue;
-            }
-            TensorKind::LayerInputs if decisions.boundary.contains(&Storage::Offload) => {
-                "out after the layer's forward; in before its backward"
-            }
-            TensorKind::EmbeddingAndHead if !decisions.edge_states_resident => {
-                match decisions.update {
-                    UpdateTime::EndOfStep => "state in and out with the update",
-                    UpdateTime::NextStep => "state in and out beside the next step's forward",
-                }
-            }
-            _ => continue,
-        };
-        if moves != "stay" {
-            println!("{:<19} {moves}", "");
+        let place = words::place(kind, &planned.decisions);
+        let sizes = [device_bytes, host_bytes, h2d_bytes, d2h_bytes];
+        lines.push(sizes_row(kind.name(), &place, sizes));
+        if let Some(moves) = words::moves(kind, &planned.decisions, answer.groups()) {
+            lines.push(format!("{:<19} {moves}", ""));
+        }
+        if kind == TensorKind::Activations {
+            lines.extend(answer.units.iter().enumerate().map(|(i, unit)| saved(answer, i, unit)));
         }
     }
-    row("context, libraries", "device", [request.profile.overhead_bytes, 0, 0, 0]);
+    lines.push(sizes_row(
+        "context, libraries",
+        "device",
+        [request.profile.overhead_bytes, 0, 0, 0],
+    ));
     let Prediction { vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes, .. } =
         planned.prediction;
-    row("peak", "", [vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes]);
-    row("budget", "", [request.vram.bytes, request.ram.bytes, 0, 0]);
+    lines.push(sizes_row("peak", "", [vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes]));
+    lines.push(sizes_row("budget", "", [request.vram.bytes, request.ram.bytes, 0, 0]));
+    lines
 }
 
 /// What happens to one saved unit of the layers.
-fn saved(answer: &Answer, index: usize, unit: &SavedUnit) {
+fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
     let decisions = &answer.planned.decisions;
-    let count = |wanted: Storage| {
-        decisions.saved.iter().filter(|saved| saved[index] == wanted).count()
-    };
-    let (kept, offloaded) = (count(Storage::Keep), count(Storage::Offload));
-    let parts =
-        [(kept, "kept"), (offloaded, "offloaded"), (count(Storage::Recompute), "recomputed")];
+    let [kept, offloaded, recomputed] = [Storage::Keep, Storage::Offload, Storage::Recompute]
+        .map(|wanted| decisions.saved.iter().filter(|saved| saved[index] == wanted).count());
+    let place =
+        words::counted(&[(kept, "kept"), (offloaded, "offloaded"), (recomputed, "recomputed")]);
     let bytes = |layers: usize, times: usize| (layers * times * unit.size_bytes) as u64;
     let moved = bytes(offloaded, answer.accumulate);
-    row(
-        &format!("  {}", unit.name),
-        &words::counted(&parts, decisions.saved.len()),
-        [bytes(kept, decisions.group), bytes(offloaded, decisions.group), moved, moved],
-    );
+    let sizes = [bytes(kept, decisions.group), bytes(offloaded, decisions.group), moved, moved];
+    sizes_row(&format!("  {}", unit.name), &place, sizes)
 }
 
-fn policies(request: &Request, answer: &Answer) {
-    println!(
-        "\n{:<14} {:>9} {:>8} {:>11} {:>11} {:>11} {:>8} {:>5} {:>5} {:>7}",
+fn policies(request: &Request, answer: &Answer) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{:<14} {:>9} {:>8} {:>11} {:>11} {:>11} {:>8} {:>5} {:>5} {:>7}",
         "", "tokens/s", "step s", "device", "host", "moved", "compute", "in", "out", "again"
-    );
+    )];
     let line = |name: &str, prediction: &Prediction| {
         let [compute, into, out] = Queue::ALL.map(|queue| percent(prediction.busy[queue.index()]));
         let speed = answer.tokens_per_second(request, prediction.step_seconds);
-        println!(
+        format!(
             "{name:<14} {:>9} {:>8.3} {:>11} {:>11} {:>11} {compute:>8} {into:>5} {out:>5} {:>7}",
             grouped(speed.round() as u64),
             prediction.step_seconds,
@@ -170,13 +161,28 @@ fn policies(request: &Request, answer: &Answer) {
             show(prediction.ram_peak_bytes),
             show(prediction.h2d_bytes + prediction.d2h_bytes),
             percent(prediction.recompute_fraction),
-        );
+        )
     };
-    line("this plan", &answer.planned.prediction);
+    lines.push(line("this plan", &answer.planned.prediction));
     for policy in &answer.policies {
-        match &policy.prediction {
+        lines.push(match &policy.prediction {
             Some(prediction) => line(policy.name, prediction),
-            None => println!("{:<14} does not fit: {}", policy.name, policy.description),
-        }
+            None => format!("{:<14} does not fit: {}", policy.name, policy.description),
+        });
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_broken_between_words() {
+        let text = "word ".repeat(60);
+        let lines = wrapped("  ", text.trim());
+        assert!(lines.len() > 2);
+        assert!(lines.iter().all(|line| line.len() <= WIDTH && line.starts_with("  word")));
+        assert_eq!(lines.join(" ").split_whitespace().count(), 60);
     }
 }

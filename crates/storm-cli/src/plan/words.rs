@@ -2,7 +2,9 @@
 
 use super::request::{Answer, Request};
 use crate::size::show;
-use storm_plan::{Decisions, Placement, Prediction, Queue, Storage, Streaming, UpdateTime};
+use storm_plan::{
+    Decisions, Placement, Prediction, Queue, Storage, Streaming, TensorKind, UpdateTime,
+};
 
 /// What a plan would be faster with more of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,7 +92,7 @@ pub(super) fn hidden_share(answer: &Answer) -> f64 {
 /// `17 %`, with a decimal where it would say nothing otherwise.
 pub(super) fn percent(share: f64) -> String {
     let value = 100.0 * share;
-    match value > 0.0 && value < 0.95 {
+    match (0.05..0.95).contains(&value) {
         true => format!("{value:.1} %"),
         false => format!("{value:.0} %"),
     }
@@ -109,7 +111,9 @@ fn limit(answer: &Answer) -> String {
     let step = answer.planned.prediction.step_seconds;
     match Bottleneck::of(answer) {
         Bottleneck::Compute => {
-            format!("Limited by compute: the card computes {compute} of the step, nearly nothing twice.")
+            format!(
+                "Limited by compute: the card computes {compute} of the step, nearly nothing twice."
+            )
         }
         Bottleneck::Memory => format!(
             "Limited by memory: the card computes {compute} of the step, but {again} of that is \
@@ -139,7 +143,8 @@ fn activations(answer: &Answer) -> String {
         false => "recomputes nothing".to_owned(),
     };
     format!(
-        "It offloads {} of activations, keeps {}, drops {} and {again}; {} of copy time is hidden.",
+        "It offloads {} of activations, keeps {} and drops {}; it {again}, and {} of copy time is \
+         hidden.",
         percent(shares.offloaded),
         percent(shares.kept),
         percent(shares.recomputed),
@@ -171,67 +176,88 @@ fn least(answer: &Answer) -> String {
     )
 }
 
-/// `2 of 28 layers on the device`.
-pub(super) fn place(streaming: Streaming, layers: usize) -> String {
-    match streaming.pinned {
+/// Where a kind of tensor lives.
+pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
+    let layers = decisions.boundary.len();
+    let streamed = |streaming: Streaming| match streaming.pinned {
         pinned if pinned == layers => "device".to_owned(),
-        0 => format!("host, {} on the device", slots(streaming.ring)),
+        0 if streaming.ring == 1 => "host, 1 slot on the device".to_owned(),
+        0 => format!("host, {} slots on the device", streaming.ring),
         pinned => format!("{pinned} layers device, {} host", layers - pinned),
+    };
+    match kind {
+        TensorKind::Weights => streamed(decisions.weights),
+        TensorKind::Gradients => streamed(decisions.gradients),
+        TensorKind::OptimizerState => streamed(decisions.states),
+        TensorKind::EmbeddingAndHead if decisions.edge_states_resident => "device".to_owned(),
+        TensorKind::EmbeddingAndHead => "device; optimizer state host".to_owned(),
+        TensorKind::Activations => "of layers, as listed".to_owned(),
+        TensorKind::LayerInputs => {
+            let [kept, offloaded, again] = [Storage::Keep, Storage::Offload, Storage::Recompute]
+                .map(|wanted| decisions.boundary.iter().filter(|&&s| s == wanted).count());
+            counted(&[(kept, "kept"), (offloaded, "offloaded"), (again, "recomputed")])
+        }
+        TensorKind::WorkArea => "device".to_owned(),
+        TensorKind::Inputs => "host and device".to_owned(),
     }
 }
 
-fn slots(count: usize) -> String {
-    if count == 1 { "1 slot".to_owned() } else { format!("{count} slots") }
-}
-
-/// When the weights, gradients and state of layers move.
-pub(super) fn weights_move(decisions: &Decisions, groups: usize) -> &'static str {
-    match (is_streamed(decisions.weights, decisions), groups) {
-        (false, _) => "stay",
-        (true, 1) => "in before forward and backward; out when updated",
-        (true, _) => "in before forward and backward of each group; out when updated",
+/// When a kind of tensor moves; none if it does not.
+pub(super) fn moves(
+    kind: TensorKind,
+    decisions: &Decisions,
+    groups: usize,
+) -> Option<&'static str> {
+    let layers = decisions.boundary.len();
+    let is_streamed = |streaming: Streaming| streaming.pinned < layers;
+    match kind {
+        TensorKind::Weights if is_streamed(decisions.weights) => Some(match groups {
+            1 => "in before forward and backward; out when updated",
+            _ => "in before forward and backward of each group; out when updated",
+        }),
+        TensorKind::Gradients if is_streamed(decisions.gradients) => Some(match groups {
+            1 => "out after backward; in for the update",
+            _ => "in and out around each group's backward; in for the update",
+        }),
+        TensorKind::OptimizerState if is_streamed(decisions.states) => {
+            Some(match decisions.update {
+                UpdateTime::EndOfStep => "in and out with the update, at the end of the step",
+                UpdateTime::NextStep => {
+                    "in and out with the update, beside the next step's forward"
+                }
+            })
+        }
+        TensorKind::EmbeddingAndHead if !decisions.edge_states_resident => {
+            Some(match decisions.update {
+                UpdateTime::EndOfStep => "state in and out with the update, at the end of the step",
+                UpdateTime::NextStep => "state in and out beside the next step's forward",
+            })
+        }
+        TensorKind::Activations if decisions.saved.iter().flatten().any(is_offloaded) => {
+            Some("out after the layer's forward; in before its backward")
+        }
+        TensorKind::LayerInputs if decisions.boundary.iter().any(is_offloaded) => {
+            Some("out after the layer's forward; in before its backward")
+        }
+        _ => None,
     }
 }
 
-pub(super) fn gradients_move(decisions: &Decisions, groups: usize) -> &'static str {
-    match (is_streamed(decisions.gradients, decisions), groups) {
-        (false, _) => "stay",
-        (true, 1) => "out after backward; in for the update",
-        (true, _) => "in and out around each group's backward; in for the update",
-    }
+fn is_offloaded(storage: &Storage) -> bool {
+    *storage == Storage::Offload
 }
 
-pub(super) fn states_move(decisions: &Decisions) -> &'static str {
-    match (is_streamed(decisions.states, decisions), decisions.update) {
-        (false, _) => "stay",
-        (true, UpdateTime::EndOfStep) => "in and out with the update, at the end of the step",
-        (true, UpdateTime::NextStep) => "in and out with the update, beside the next step's forward",
-    }
-}
-
-fn is_streamed(streaming: Streaming, decisions: &Decisions) -> bool {
-    streaming.pinned < decisions.boundary.len()
-}
-
-/// Where the inputs of layers are between forward and backward.
-pub(super) fn layer_inputs(decisions: &Decisions) -> String {
-    let count = |wanted: Storage| decisions.boundary.iter().filter(|&&s| s == wanted).count();
-    let parts = [
-        (count(Storage::Keep), "kept"),
-        (count(Storage::Offload), "host"),
-        (count(Storage::Recompute), "again"),
-    ];
-    counted(&parts, decisions.boundary.len())
-}
-
-/// `kept in 3, host in 20, again in 5`, or only the word where it holds for all.
-pub(super) fn counted(parts: &[(usize, &str)], all: usize) -> String {
+/// `3 kept, 20 offloaded, 5 recomputed`, or only the word where it holds for all.
+pub(super) fn counted(parts: &[(usize, &str)]) -> String {
     let present: Vec<&(usize, &str)> = parts.iter().filter(|(count, _)| *count > 0).collect();
     match present[..] {
-        [(count, word)] if *count == all => (*word).to_owned(),
+        [(_, word)] => (*word).to_owned(),
+        // All three must fit a column.
         _ => present
             .iter()
-            .map(|(count, word)| format!("{word} in {count}"))
+            .map(|(count, word)| {
+                format!("{count} {}", if *word == "recomputed" { "again" } else { word })
+            })
             .collect::<Vec<_>>()
             .join(", "),
     }

@@ -1,4 +1,5 @@
-//! The CUDA device: one block of GPU memory, a stream, kernels compiled for the card present.
+//! The CUDA devices: GPU memory, streams, kernels compiled for the card present. [`CudaDevice`] runs
+//! one instruction after another; [`CudaPlanDevice`] runs checked plans on queues.
 
 mod compile;
 mod context;

@@ -223,10 +223,10 @@ impl<'a> Emit<'a> {
             let variant = self.lowering.layer(&self.decisions.saved[layer])[1].clone();
             let total = variant.forward.seconds * self.decisions.group as f64;
             let mut pace = Pace::over(due, total);
-            for m in 0..self.decisions.group {
-                places[m] = self.layer_forward(layer, m, places[m], &mut pace);
+            for (m, place) in places.iter_mut().enumerate() {
+                *place = self.layer_forward(layer, m, *place, &mut pace);
                 if layer + 1 == layers {
-                    self.epilogue(group, m, places[m]);
+                    self.epilogue(group, m, *place);
                 }
             }
             for update in pace.rest() {

@@ -427,3 +427,16 @@ fn warm_up_copies(
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host thread of its own may give out the work.
+    #[test]
+    fn devices_may_move_between_threads() {
+        fn check<T: Send>() {}
+        check::<CudaPlanDevice>();
+        check::<CudaKept>();
+    }
+}

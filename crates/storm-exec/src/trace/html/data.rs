@@ -114,7 +114,7 @@ fn stalls(plan: &Plan, compute: &[&Span], start_ns: u64, end_ns: u64) -> Value {
     })
 }
 
-/// When each run of a segment begins on the compute queue.
+/// When each run of a segment begins on the compute queue; the first begins with the step.
 fn segments(plan: &Plan, compute: &[&Span], start_ns: u64) -> Value {
     let (mut names, mut starts) = (Vec::new(), Vec::new());
     let mut before: Option<(usize, InstructionId)> = None;
@@ -125,7 +125,7 @@ fn segments(plan: &Plan, compute: &[&Span], start_ns: u64) -> Value {
         // Within a run, instructions come in the order of the list.
         if before.is_none_or(|(of, last)| of != segment || span.instruction <= last) {
             names.push(plan.segments[segment].name);
-            starts.push(span.start_ns - start_ns);
+            starts.push(if starts.is_empty() { 0 } else { span.start_ns - start_ns });
         }
         before = Some((segment, span.instruction));
     }

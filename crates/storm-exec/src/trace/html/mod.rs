@@ -117,7 +117,10 @@ fn write_timeline(out: &mut impl Write) -> io::Result<()> {
     }
     writeln!(
         out,
-        "</div>\n<div class=\"buttons\"><button type=\"button\" id=\"in\">Zoom in</button>\
+        "<span class=\"family\"><b>memory</b>\
+         <span><i class=\"chip memory\"></i>in use</span>\
+         <span><i class=\"chip besides\"></i>besides the plan</span></span>\n\
+         </div>\n<div class=\"buttons\"><button type=\"button\" id=\"in\">Zoom in</button>\
          <button type=\"button\" id=\"out\">Zoom out</button>\
          <button type=\"button\" id=\"reset\">Whole step</button></div>\n</div>\n\
          <div id=\"frame\"><canvas id=\"picture\" tabindex=\"0\" role=\"img\" \

@@ -47,18 +47,20 @@ lanes.forEach((lane, at) => lane.instruction.forEach((id, i) => runs[id].push([a
 
 // ---- units ------------------------------------------------------------------------------------
 
-function threeDigits(value) {
-  return value.toFixed(value < 10 ? 2 : value < 100 ? 1 : 0);
+/** In the first unit in which a value has three digits before the point at most. */
+function inUnits(value, units, step) {
+  let unit = 0;
+  // What would be rounded to four digits goes to the next unit too.
+  while (value >= 999.5 && unit + 1 < units.length) {
+    value /= step;
+    unit += 1;
+  }
+  const digits = unit === 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
+  return `${value.toFixed(digits)} ${units[unit]}`;
 }
 
-function inUnits(value, units, smallest) {
-  for (const [size, unit] of units) if (value >= size) return `${threeDigits(value / size)} ${unit}`;
-  return `${Math.round(value)} ${smallest}`;
-}
-
-const showTime = (ns) => inUnits(ns, [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]], "ns");
-const showBytes = (bytes) =>
-  inUnits(bytes, [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [1024, "KiB"]], "B");
+const showTime = (ns) => inUnits(ns, ["ns", "µs", "ms", "s"], 1000);
+const showBytes = (bytes) => inUnits(bytes, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
 const showShare = (share) => `${(100 * share).toFixed(1)} %`;
 
 // ---- places -----------------------------------------------------------------------------------
@@ -148,7 +150,7 @@ function text(content, x, y, colour, { align = "left", bold = false, size = 12 }
 /** Text in a box, cut to fit; nothing if hardly any of it would. */
 function textWithin(content, x, y, width, colour, size) {
   const letters = Math.floor((width - 8) / (size * 0.56));
-  if (letters < 3) return;
+  if (letters < Math.min(content.length, 8)) return;
   const cut = content.length > letters ? `${content.slice(0, letters - 1)}…` : content;
   text(cut, x + 4, y, colour, { size });
 }
@@ -290,8 +292,9 @@ function drawTier(tier, place, columns) {
   context.fillRect(GUTTER, yOf(tier.besides), plot.width, y + height - yOf(tier.besides));
 
   const right = GUTTER + plot.width;
-  line(yOf(tier.plan + tier.besides), colours.ink, [5, 4]);
-  chip(`plan ${showBytes(tier.plan + tier.besides)}`, right - 4, yOf(tier.plan + tier.besides) + 10, colours.ink);
+  const taken = tier.plan + tier.besides;
+  line(yOf(taken), colours.ink, [5, 4]);
+  chip(`taken ${showBytes(taken)}`, right - 4, yOf(taken) + 10, colours.ink);
   const budget = `budget ${showBytes(tier.budget)}`;
   if (showsBudget) {
     line(yOf(tier.budget), colours.budget, []);
@@ -338,7 +341,7 @@ function drawHovered() {
   const there = outline(lanes[lane], index, LANES[lane]);
   context.beginPath();
   context.moveTo(there.right, there.middle);
-  context.lineTo(here.left, here.middle);
+  context.lineTo(hovered.part === stalls ? here.right : here.left, here.middle);
   context.stroke();
 }
 

@@ -1,0 +1,42 @@
+//! A step of many micro-batches costs no more to plan than one of few.
+
+use crate::models::{budget, gib, planned, profile, real_task, tiny, tiny_task};
+use storm_plan::{Decisions, Lowering, Storage, Streaming, UpdateTime};
+
+#[test]
+fn plans_do_not_grow_with_the_accumulation() {
+    let profile = profile("reference");
+    let sizes = [8, 512, 100_000].map(|micro_batches| {
+        let task = tiny_task(&tiny("mistral-7b"), micro_batches);
+        let streamed = Streaming { pinned: 0, ring: 2 };
+        let decisions = Decisions {
+            group: 2,
+            boundary: vec![Storage::Offload; task.layer_count()],
+            weights: streamed,
+            gradients: streamed,
+            states: streamed,
+            update: UpdateTime::NextStep,
+            boundary_ring: 2,
+            ..Decisions::resident(&task)
+        };
+        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+        let plan = lowering.lower(&decisions).expect("decisions that work");
+        (plan.instructions.len(), plan.values.len(), plan.device_bytes, plan.host_bytes)
+    });
+    assert_eq!(sizes[0], sizes[1]);
+    assert_eq!(sizes[0], sizes[2]);
+}
+
+/// Of the planner's own choice, which may group differently: per micro-batch of a group.
+#[test]
+fn the_planner_takes_any_accumulation() {
+    let profile = profile("reference");
+    for micro_batches in [4, 4096] {
+        let task = real_task("qwen2.5-0.5b", 2, micro_batches);
+        let planned = planned(&task, &profile, budget(gib(4), gib(32)));
+        // Prologue, body and epilogue, each a group through all layers and back.
+        let passes = 3 * 2 * task.layer_count() * planned.decisions.group;
+        let length = planned.plan.instructions.len();
+        assert!(length < 60 * passes, "{micro_batches} micro-batches: {length} instructions");
+    }
+}

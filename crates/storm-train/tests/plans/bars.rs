@@ -1,0 +1,56 @@
+//! What the planner must reach on the reference card, which has round figures and never changes.
+
+use crate::models::{budget, gib, planned, profile, real_options, real_task};
+use storm_model::preset;
+use storm_plan::{Forced, HardwareProfile, Planned, TensorKind};
+use storm_train::choose_micro_batch;
+
+/// Plenty for everything here.
+const RAM: u64 = 110 << 30;
+
+#[track_caller]
+fn reaches(model: &str, vram_bytes: u64, tokens: usize, wanted: f64) {
+    let config = preset(model).expect("a preset");
+    let profile = profile("reference");
+    let budget = budget(vram_bytes, RAM);
+    let forced = Forced::default();
+    let chosen =
+        choose_micro_batch(&config, &real_options(1), tokens, &profile, budget, &forced).unwrap();
+    let prediction = &chosen.planned.prediction;
+    let speed = tokens as f64 / prediction.step_seconds;
+    let about = format!("{model} with micro-batches of {}: {prediction:#?}", chosen.batch);
+    assert_eq!(chosen.batch * chosen.accumulate * 1024, tokens, "{about}");
+    assert!(prediction.vram_peak_bytes <= vram_bytes, "{about}");
+    assert!(prediction.ram_peak_bytes <= RAM, "{about}");
+    assert!(speed >= wanted, "{speed:.0} tokens/s instead of {wanted}: {about}");
+}
+
+#[test]
+fn qwen_7b_in_16_gib() {
+    reaches("qwen2.5-7b", gib(16), 65_536, 11_000.0);
+}
+
+#[test]
+fn qwen_1_5b_in_9_gb() {
+    reaches("qwen2.5-1.5b", 9_000_000_000, 131_072, 47_000.0);
+}
+
+fn offloaded_per_token(planned: &Planned, tokens: usize) -> f64 {
+    let holdings = planned.plan.holdings();
+    let activations = holdings.iter().find(|h| h.kind == TensorKind::Activations).expect("a kind");
+    activations.d2h_bytes as f64 / tokens as f64
+}
+
+/// A card with a slow matrix unit behind the same kind of bus offloads where a fast one recomputes.
+#[test]
+fn a_small_card_offloads_more_and_recomputes_less() {
+    let (batch, micro_batches) = (2, 8);
+    let task = real_task("qwen2.5-7b", batch, micro_batches);
+    let plan_on = |profile: &HardwareProfile| planned(&task, profile, budget(gib(12), 2 * RAM));
+    let (small, large) = (plan_on(&profile("rtx-3060-12gb")), plan_on(&profile("reference")));
+    let tokens = batch * micro_batches * 1024;
+    let [on_small, on_large] = [&small, &large].map(|planned| offloaded_per_token(planned, tokens));
+    assert!(on_small > 2.0 * on_large, "{on_small} and {on_large} bytes a token are offloaded");
+    let [on_small, on_large] = [&small, &large].map(|p| p.prediction.recompute_fraction);
+    assert!(on_small < 0.5 * on_large, "{on_small} and {on_large} of the time are spent again");
+}

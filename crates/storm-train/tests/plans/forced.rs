@@ -1,0 +1,103 @@
+//! What a user insists on is done, or refused with a reason.
+
+use crate::models::{budget, gib, profile, real_task};
+use storm_plan::{Decisions, Forced, Placement, PlanError, Storage, UpdateTime, plan};
+
+#[track_caller]
+fn decided(forced: &Forced) -> Decisions {
+    let task = real_task("llama-2-7b", 1, 4);
+    let planned = plan(&task, &profile("reference"), budget(gib(80), gib(200)), forced);
+    planned.unwrap_or_else(|error| panic!("{forced:?}: {error}")).decisions
+}
+
+#[test]
+fn each_class_goes_where_it_is_told() {
+    for (wanted, is_resident) in [(Placement::Resident, true), (Placement::Streamed, false)] {
+        let forced = |change: fn(&mut Forced, Option<Placement>)| {
+            let mut forced = Forced::default();
+            change(&mut forced, Some(wanted));
+            decided(&forced)
+        };
+        let layers = forced(|_, _| {}).boundary.len();
+        let weights = forced(|forced, wanted| forced.weights = wanted).weights;
+        assert_eq!(weights.pinned == layers, is_resident);
+        let gradients = forced(|forced, wanted| forced.gradients = wanted).gradients;
+        assert_eq!(gradients.pinned == layers, is_resident);
+        let states = forced(|forced, wanted| forced.states = wanted).states;
+        assert_eq!(states.pinned == layers, is_resident);
+        let boundary = forced(|forced, wanted| forced.layer_inputs = wanted).boundary;
+        let other = if is_resident { Storage::Offload } else { Storage::Keep };
+        assert!(!boundary.contains(&other), "{boundary:?}");
+    }
+}
+
+/// Combinations that the planner would not come to by itself.
+#[test]
+fn classes_go_their_own_ways() {
+    for (weights, gradients, states) in [
+        (Placement::Resident, Placement::Streamed, Placement::Resident),
+        (Placement::Streamed, Placement::Resident, Placement::Resident),
+        (Placement::Streamed, Placement::Streamed, Placement::Resident),
+    ] {
+        let decisions = decided(&Forced {
+            weights: Some(weights),
+            gradients: Some(gradients),
+            states: Some(states),
+            ..Forced::default()
+        });
+        let layers = decisions.boundary.len();
+        assert_eq!(decisions.weights.pinned == layers, weights == Placement::Resident);
+        assert_eq!(decisions.gradients.pinned == layers, gradients == Placement::Resident);
+        assert_eq!(decisions.states.pinned, layers);
+    }
+}
+
+#[test]
+fn activations_are_treated_as_told() {
+    for storage in [Storage::Keep, Storage::Recompute, Storage::Offload] {
+        let decisions = decided(&Forced { activations: Some(storage), ..Forced::default() });
+        assert!(decisions.saved.iter().flatten().all(|&found| found == storage), "{storage:?}");
+    }
+    let decisions = decided(&Forced { nothing_kept: true, ..Forced::default() });
+    assert!(!decisions.saved.iter().flatten().any(|&found| found == Storage::Keep));
+}
+
+#[test]
+fn checkpoints_updates_and_groups() {
+    let decisions = decided(&Forced { checkpoint_every: Some(4), ..Forced::default() });
+    for (layer, storage) in decisions.boundary.iter().enumerate() {
+        let is_between = layer % 4 != 0;
+        assert!(!is_between || *storage != Storage::Offload, "layer {layer}: {storage:?}");
+    }
+    assert!(decisions.boundary.contains(&Storage::Recompute));
+    for update in [UpdateTime::EndOfStep, UpdateTime::NextStep] {
+        let decisions = decided(&Forced { update: Some(update), ..Forced::default() });
+        assert_eq!(decisions.update, update);
+    }
+    for group in [1, 2, 4] {
+        assert_eq!(decided(&Forced { group: Some(group), ..Forced::default() }).group, group);
+    }
+}
+
+#[track_caller]
+fn refused(model: &str, forced: &Forced, part: &str) {
+    let task = real_task(model, 1, 4);
+    match plan(&task, &profile("reference"), budget(gib(80), gib(200)), forced) {
+        Err(error @ PlanError::Decisions { .. }) => {
+            let message = error.to_string();
+            assert!(message.contains(part), "{message}");
+        }
+        other => panic!("{forced:?}: {:?}", other.map(|planned| planned.decisions)),
+    }
+}
+
+#[test]
+fn what_cannot_work_says_why() {
+    let group = |group: usize| Forced { group: Some(group), ..Forced::default() };
+    refused("llama-2-7b", &group(3), "groups of 3 do not divide 4 micro-batches");
+    refused("llama-2-7b", &group(0), "groups of 0");
+    refused("qwen2.5-0.5b", &group(2), "embedding and head share a parameter");
+    let every = |every: usize| Forced { checkpoint_every: Some(every), ..Forced::default() };
+    refused("llama-2-7b", &every(33), "every 33 layers needs that many; there are 32");
+    refused("llama-2-7b", &every(0), "every 0 layers");
+}

@@ -1,0 +1,25 @@
+//! What is reported of a plan adds up to the plan.
+
+use crate::models::{FAMILIES, profile, tiny, tiny_task};
+use storm_plan::{Direction, Lowering, TensorKind, random_decisions, simulate};
+
+#[test]
+fn everything_is_held_and_moved_by_some_kind() {
+    let profile = profile("reference");
+    for name in FAMILIES {
+        let task = tiny_task(&tiny(name), 4);
+        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+        for seed in 0..50 {
+            let plan = lowering.lower(&random_decisions(&task, seed)).expect("decisions that work");
+            let simulation = simulate(&plan, &profile);
+            let holdings = plan.holdings();
+            assert!(holdings.iter().map(|holding| holding.kind).eq(TensorKind::ALL));
+            let sum =
+                |field: fn(&storm_plan::Holding) -> u64| holdings.iter().map(field).sum::<u64>();
+            assert_eq!(sum(|h| h.device_bytes), plan.device_bytes as u64, "{name} {seed}");
+            assert_eq!(sum(|h| h.host_bytes), plan.host_bytes as u64, "{name} {seed}");
+            assert_eq!(sum(|h| h.h2d_bytes), simulation.bytes(Direction::ToDevice));
+            assert_eq!(sum(|h| h.d2h_bytes), simulation.bytes(Direction::ToHost));
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The size of micro-batches, where only the tokens of a step are given.
+
+use crate::models::{budget, gib, profile, real_options, small_card, tiny, tiny_options};
+use storm_model::preset;
+use storm_plan::{Forced, PlanError};
+use storm_train::{MicroBatch, TrainError, choose_micro_batch};
+
+#[track_caller]
+fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<MicroBatch, TrainError> {
+    let config = preset(model).expect("a preset");
+    let (profile, budget) = (profile("reference"), budget(vram_bytes, gib(64)));
+    choose_micro_batch(&config, &real_options(1), tokens, &profile, budget, &Forced::default())
+}
+
+#[test]
+fn a_small_budget_takes_smaller_micro_batches() {
+    let [roomy, tight] =
+        [gib(40), gib(2)].map(|vram| chosen("qwen2.5-0.5b", 32 * 1024, vram).expect("it fits"));
+    assert!(tight.batch < roomy.batch, "{} and {}", tight.batch, roomy.batch);
+    for chosen in [roomy, tight] {
+        assert_eq!(chosen.batch * chosen.accumulate, 32);
+        assert!(chosen.tried.iter().any(|tried| tried.batch == chosen.batch));
+        assert!(chosen.tried.is_sorted_by_key(|tried| std::cmp::Reverse(tried.batch)));
+        for tried in &chosen.tried {
+            assert_eq!(tried.batch * tried.accumulate, 32);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_chosen_is_refused() {
+    let error = chosen("qwen2.5-0.5b", 1000, gib(16)).expect_err("not whole");
+    assert!(matches!(error, TrainError::Option { .. }), "{error}");
+    match chosen("qwen2.5-0.5b", 8 * 1024, gib(1)) {
+        Err(TrainError::Plan(PlanError::TooSmall(least))) => {
+            assert!(least.vram_min_bytes > gib(1));
+            let fits = chosen("qwen2.5-0.5b", 8 * 1024, least.vram_min_bytes).expect("it fits");
+            assert_eq!(fits.batch, 1);
+        }
+        other => panic!("{:?}", other.map(|chosen| chosen.batch)),
+    }
+}
+
+/// Steps of a prime number of sequences, of one, and of more than any micro-batch.
+#[test]
+fn steps_of_any_size() {
+    let profile = small_card(1e12, 1e10);
+    let config = tiny("qwen3-0.6b");
+    let options = tiny_options();
+    for sequences in [1, 7, 48] {
+        let tokens = sequences * options.sequence;
+        let budget = budget(64 << 20, 1 << 30);
+        let chosen =
+            choose_micro_batch(&config, &options, tokens, &profile, budget, &Forced::default())
+                .expect("it fits");
+        assert_eq!(chosen.batch * chosen.accumulate, sequences);
+    }
+}
+
+/// A group that divides the micro-batches of some sizes only.
+#[test]
+fn a_forced_group_chooses_the_size() {
+    let (profile, config, options) = (small_card(1e12, 1e10), tiny("mistral-7b"), tiny_options());
+    let forced = Forced { group: Some(3), ..Forced::default() };
+    let tokens = 6 * options.sequence;
+    let budget = budget(64 << 20, 1 << 30);
+    let chosen =
+        choose_micro_batch(&config, &options, tokens, &profile, budget, &forced).expect("it fits");
+    assert_eq!(chosen.planned.decisions.group, 3);
+    assert!(chosen.accumulate.is_multiple_of(3));
+}
