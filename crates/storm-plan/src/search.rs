@@ -246,8 +246,11 @@ impl<'a> Search<'a> {
             (resident, resident, resident, true),
             (resident, resident, states_streamed, true),
             (resident, resident, states_streamed, false),
+            (resident, streamed, resident, true),
             (resident, streamed, states_streamed, false),
+            (streamed, resident, resident, true),
             (streamed, resident, states_streamed, false),
+            (streamed, streamed, resident, true),
             (streamed, streamed, states_streamed, true),
             (streamed, streamed, states_streamed, false),
         ] {
@@ -313,18 +316,38 @@ impl<'a> Search<'a> {
                 }
             }
         }
-        candidates.retain(|choice| self.obeys(choice) && self.fits(choice));
-        candidates
+        candidates.retain(|choice| self.obeys(choice));
+        candidates.into_iter().filter_map(|choice| self.fitted(choice)).collect()
+    }
+
+    /// The choice, with rings as short as need be; none if it does not fit even so.
+    fn fitted(&self, choice: Choice) -> Option<Choice> {
+        if self.fits(&choice) {
+            return Some(choice);
+        }
+        let short = |streaming: Streaming, ring: usize| Streaming {
+            ring: streaming.ring.min(ring),
+            ..streaming
+        };
+        let tight = |state_pieces: usize, boundary_ring: usize| Choice {
+            weights: short(choice.weights, 1),
+            gradients: short(choice.gradients, 1),
+            states: short(choice.states, state_pieces),
+            activation_ring: 1,
+            boundary_ring,
+            ..choice.clone()
+        };
+        [tight(2, 1), tight(1, 0)].into_iter().find(|choice| self.fits(choice))
     }
 
     /// A base, and ways to use the memory it leaves: activations kept in the last layers, others
     /// offloaded.
     fn filled(&self, base: &Choice) -> Vec<Choice> {
         let layers = self.task().layer_count();
-        let mut filled = vec![base.clone()];
-        if !self.fits(base) {
+        if self.fitted(base.clone()).is_none() {
             return Vec::new();
         }
+        let mut filled = vec![base.clone()];
         for saving in 1..self.savings.len() {
             for share in [layers * 3 / 4, layers / 2, layers / 4] {
                 filled.push(Choice {
@@ -371,7 +394,10 @@ impl<'a> Search<'a> {
         let (mut fits, mut too_many) = (0, most + 1);
         while too_many - fits > 1 {
             let middle = fits + (too_many - fits) / 2;
-            if self.fits(&choice(middle)) { fits = middle } else { too_many = middle }
+            match self.fitted(choice(middle)) {
+                Some(_) => fits = middle,
+                None => too_many = middle,
+            }
         }
         fits
     }
@@ -391,18 +417,7 @@ impl<'a> Search<'a> {
         }
         let activations = match self.forced.activations {
             None => true,
-            Some(Storage::Keep) => {
-                decisions.saved.iter().flatten().all(|&storage| storage == Storage::Keep)
-            }
-            Some(wanted) => {
-                decisions
-                    .saved
-                    .iter()
-                    .flatten()
-                    .all(|&storage| storage == wanted || storage == Storage::Recompute)
-                    && (wanted == Storage::Recompute
-                        || choice.offloaded == (self.savings.len() - 1, layers))
-            }
+            Some(wanted) => decisions.saved.iter().flatten().all(|&storage| storage == wanted),
         };
         let inputs = match self.forced.layer_inputs {
             None => true,
@@ -414,7 +429,9 @@ impl<'a> Search<'a> {
             && placed(self.forced.states, choice.states)
             && self.forced.update.is_none_or(|update| update == choice.update)
             && self.forced.group.is_none_or(|group| group == choice.group)
-            && self.forced.checkpoint_every.is_none_or(|every| every == choice.inputs_every)
+            && self.forced.checkpoint_every.is_none_or(|every| {
+                every == choice.inputs_every && choice.inputs_kept == 0
+            })
             && activations
             && inputs
     }
