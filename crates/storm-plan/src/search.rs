@@ -429,9 +429,10 @@ impl<'a> Search<'a> {
             && placed(self.forced.states, choice.states)
             && self.forced.update.is_none_or(|update| update == choice.update)
             && self.forced.group.is_none_or(|group| group == choice.group)
-            && self.forced.checkpoint_every.is_none_or(|every| {
-                every == choice.inputs_every && choice.inputs_kept == 0
-            })
+            && self
+                .forced
+                .checkpoint_every
+                .is_none_or(|every| every == choice.inputs_every && choice.inputs_kept == 0)
             && activations
             && inputs
     }
