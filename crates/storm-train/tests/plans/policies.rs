@@ -29,6 +29,7 @@ fn never_slower(about: &str, task: &Task, profile: &HardwareProfile, budget: Bud
 }
 
 #[test]
+#[ignore = "takes minutes: run with --ignored"]
 fn tiny_models_at_all_budgets() {
     let mut fitting = 0;
     for (bus, card) in [(2e9, "slow bus"), (5e10, "fast bus")] {
@@ -47,6 +48,7 @@ fn tiny_models_at_all_budgets() {
 }
 
 #[test]
+#[ignore = "takes minutes: run with --ignored"]
 fn real_models_on_real_cards() {
     let mut fitting = 0;
     for (card, vram) in [("reference", 8), ("rtx-4090", 23), ("rtx-3060-12gb", 6)] {
