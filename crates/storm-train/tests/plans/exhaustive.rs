@@ -114,7 +114,6 @@ fn all_decisions(task: &Task, piece_elements: usize) -> Vec<Decisions> {
                                 activation_ring: ring,
                                 boundary_ring: ring,
                                 piece_elements,
-                                ..Decisions::resident(task)
                             });
                         }
                     }
