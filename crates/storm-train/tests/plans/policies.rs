@@ -29,8 +29,11 @@ fn never_slower(about: &str, task: &Task, profile: &HardwareProfile, budget: Bud
 }
 
 #[test]
-#[ignore = "takes minutes: run with --ignored"]
 fn tiny_models_at_all_budgets() {
+    // Takes minutes.
+    if std::env::var_os("STORM_LONG_TESTS").is_none() {
+        return;
+    }
     let mut fitting = 0;
     for (bus, card) in [(2e9, "slow bus"), (5e10, "fast bus")] {
         let profile = small_card(1e12, bus);
@@ -48,8 +51,11 @@ fn tiny_models_at_all_budgets() {
 }
 
 #[test]
-#[ignore = "takes minutes: run with --ignored"]
 fn real_models_on_real_cards() {
+    // Takes minutes.
+    if std::env::var_os("STORM_LONG_TESTS").is_none() {
+        return;
+    }
     let mut fitting = 0;
     for (card, vram) in [("reference", 8), ("rtx-4090", 23), ("rtx-3060-12gb", 6)] {
         let profile = profile(card);
