@@ -46,6 +46,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "policies": policies,
             "limited_by": Bottleneck::of(answer).name(),
             "summary": words::summary(request, answer),
+            "planning_seconds": answer.planning_seconds,
         }),
     );
     object

@@ -171,8 +171,9 @@ fn balance(request: &Request) -> String {
 
 fn least(answer: &Answer) -> String {
     format!(
-        "The smallest --vram that works for this step is {}.",
-        show(answer.planned.vram_min_bytes)
+        "The smallest --vram that works for this step is {}. Planning took {:.1} s.",
+        show(answer.planned.vram_min_bytes),
+        answer.planning_seconds
     )
 }
 
