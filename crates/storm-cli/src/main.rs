@@ -1,18 +1,15 @@
 //! The `storm` command line.
 
 mod bench;
-mod bench_attention;
-mod bench_planned;
-mod bench_train;
-mod clocked;
 mod export;
+mod forced;
 mod hardware;
 mod memory_limits;
 mod model;
-mod op_times;
 mod plan;
 mod precision;
 mod probe;
+mod progress;
 mod size;
 mod verify;
 

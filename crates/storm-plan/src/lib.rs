@@ -3,6 +3,7 @@
 //! This crate is pure: no I/O, no devices, no clock. A [`Plan`] is plain data: instructions on a few
 //! queues, with addresses in every tier and the instructions that each waits for.
 
+mod bottleneck;
 mod check;
 mod choice;
 mod decisions;
@@ -20,6 +21,7 @@ mod search;
 mod simulate;
 mod task;
 
+pub use bottleneck::Bottleneck;
 pub use check::{Actor, CheckError, CheckedPlan, Found, MemoryBudget, Spot, check, verify};
 pub use decisions::{Decisions, PIECE_ELEMENTS, Storage, Streaming, UpdateTime};
 pub use error::PlanError;

@@ -2,8 +2,8 @@
 
 use crate::search::{Activations, Found, Limits, Search};
 use crate::{
-    CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, MemoryBudget, PlanError, Queue,
-    Region, Simulation, Storage, Task, Tier, UpdateTime, check,
+    Bottleneck, CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, MemoryBudget,
+    PlanError, Queue, Region, Simulation, Storage, Task, Tier, UpdateTime, check,
 };
 use serde::Serialize;
 
@@ -95,6 +95,13 @@ pub struct Planned {
     pub simulation: Simulation,
     /// The smallest device budget that works, everything included.
     pub vram_min_bytes: u64,
+}
+
+impl Planned {
+    /// What it would be faster with more of.
+    pub fn bottleneck(&self) -> Bottleneck {
+        Bottleneck::of(&self.prediction, &self.simulation)
+    }
 }
 
 /// There is no plan within the budget.

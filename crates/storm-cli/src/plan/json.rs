@@ -1,7 +1,7 @@
 //! A plan as one object of JSON.
 
 use super::request::{Answer, Request, StepSize};
-use super::words::{self, Bottleneck, Shares, hidden_share};
+use super::words::{self, Shares, hidden_share};
 use serde_json::{Value, json};
 use storm_plan::{Prediction, Queue, Storage, TooSmall};
 
@@ -44,7 +44,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "decisions": planned.decisions,
             "placement": placement(answer),
             "policies": policies,
-            "limited_by": Bottleneck::of(answer).name(),
+            "limited_by": answer.planned.bottleneck().name(),
             "summary": words::summary(request, answer),
             "planning_seconds": answer.planning_seconds,
         }),
