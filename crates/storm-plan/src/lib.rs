@@ -20,6 +20,7 @@ mod request;
 mod search;
 mod simulate;
 mod task;
+mod too_small;
 
 pub use bottleneck::Bottleneck;
 pub use check::{Actor, CheckError, CheckedPlan, Found, MemoryBudget, Spot, check, verify};
@@ -37,11 +38,12 @@ pub use profile::{
 };
 pub use random::random_decisions;
 pub use request::{
-    Budget, Forced, Placement, Planned, Policy, Prediction, TooSmall, guess_step_seconds, plan,
-    plan_decided, policies,
+    Budget, Forced, Placement, Planned, Policy, Prediction, guess_step_seconds, plan, plan_decided,
+    policies,
 };
 pub use simulate::{
     SegmentTime, Simulation, Span, Stalls, Transfer, instruction_seconds, simulate,
     simulate_with_timeline,
 };
 pub use task::{SavedUnit, Task, UpdateRule};
+pub use too_small::TooSmall;

@@ -57,8 +57,10 @@ pub enum Notice<'a> {
 /// Other processes may take memory at the same time as this one, but not for ever.
 const ATTEMPTS_MAX: usize = 4;
 
-/// Kept clear of a limit that was just learned: it may move a little.
-const SLACK_BYTES: u64 = 64 << 20;
+/// The share of memory that is kept clear of a limit just learned, and the most of it: the limit may
+/// move a little.
+const SLACK: u64 = 64;
+const SLACK_BYTES_MAX: u64 = 64 << 20;
 
 /// Plans a step, takes all memory for it, and initializes the model. Where page-locked host memory or
 /// device memory is refused, or the process holds more of the device than the profile says, it plans
@@ -99,28 +101,31 @@ pub fn prepare<D: PlanDevice>(
 /// What to plan with after an error; none if less memory would not help.
 fn smaller(error: &TrainError, budget: Budget, planned: &Prediction) -> Option<Budget> {
     let TrainError::Exec(ExecError::Device(DeviceError::Cuda(error))) = error else { return None };
-    let less = |bytes: u64, excess: u64| bytes.checked_sub(excess.checked_add(SLACK_BYTES)?);
+    let less = |bytes: u64, excess: u64| {
+        let slack = (bytes / SLACK).min(SLACK_BYTES_MAX);
+        bytes.saturating_sub(excess).saturating_sub(slack)
+    };
     match error {
         CudaError::PinnedMemory { wanted_bytes, limit } => {
             let wanted = *wanted_bytes as u64;
             let available = match limit {
                 HostLimit::LockedMemory { limit_bytes } => *limit_bytes,
                 // It did not say how much it would give.
-                HostLimit::System { .. } => wanted / 4 * 3,
+                HostLimit::System { .. } => wanted / 8 * 7,
                 HostLimit::Machine { available_bytes }
                 | HostLimit::ControlGroup { available_bytes, .. } => *available_bytes,
             };
-            let ram_bytes = less(planned.ram_peak_bytes.min(available), 0)?;
+            let ram_bytes = less(planned.ram_peak_bytes.min(available), 0);
             Some(Budget { ram_bytes, ..budget })
         }
         CudaError::OutOfMemory { wanted_bytes, free_bytes, .. } => {
             let missing = (*wanted_bytes as u64).saturating_sub(*free_bytes as u64);
-            let vram_bytes = less(planned.vram_peak_bytes, missing)?;
+            let vram_bytes = less(planned.vram_peak_bytes, missing);
             Some(Budget { vram_bytes, ..budget })
         }
         CudaError::OverBudget { in_use, budget_bytes, .. } => {
             let excess = in_use.bytes.saturating_sub(*budget_bytes);
-            let vram_bytes = less(planned.vram_peak_bytes, excess)?;
+            let vram_bytes = less(planned.vram_peak_bytes, excess);
             Some(Budget { vram_bytes, ..budget })
         }
         _ => None,

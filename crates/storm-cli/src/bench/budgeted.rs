@@ -14,7 +14,7 @@ use storm_plan::{Prediction, Queue};
 pub(super) fn run<D: Benched>(args: &TrainBenchArgs, vram_bytes: u64) -> Result<()> {
     let trace_output = Output::create(args.trace.as_deref(), "trace of the last step")?;
     let report_output = Output::create(args.report.as_deref(), "report of the last step")?;
-    let mut run = PlannedRun::new(&args.run, vram_bytes)?;
+    let mut run = PlannedRun::new(&args.run, args.run.budget(vram_bytes)?)?;
     run.record |= trace_output.is_some() || report_output.is_some();
     let mut measured = run.run::<D>(None)?;
     let mut summary = None;

@@ -11,6 +11,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
+use storm_plan::Budget;
 
 #[derive(Args)]
 pub(crate) struct CurveArgs {
@@ -49,9 +50,11 @@ fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
     budgets.sort_unstable();
     budgets.dedup();
     let mut points = Vec::new();
+    // Looked up once: what one run holds is there for the next.
+    let budget = args.run.budget(0)?;
     let mut before: Option<D> = None;
     for vram_bytes in budgets {
-        let run = PlannedRun::new(&args.run, vram_bytes)?;
+        let run = PlannedRun::new(&args.run, Budget { vram_bytes, ..budget })?;
         let measured = run.run(before.take())?;
         let tokens = args.run.tokens_per_step() as f64;
         let point = Point {

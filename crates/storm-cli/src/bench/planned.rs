@@ -83,12 +83,12 @@ impl Benched for CudaPlanDevice {
 }
 
 impl<'a> PlannedRun<'a> {
-    pub(crate) fn new(args: &'a RunArgs, vram_bytes: u64) -> Result<PlannedRun<'a>> {
+    pub(crate) fn new(args: &'a RunArgs, budget: Budget) -> Result<PlannedRun<'a>> {
         let config = args.config()?;
         Ok(PlannedRun {
             options: args.options(),
-            budget: Budget { vram_bytes, ram_bytes: args.ram_bytes()? },
-            profile: args.profile(vram_bytes)?,
+            budget,
+            profile: args.profile(budget.vram_bytes)?,
             batches: args.batches(&config),
             // Recording costs two events an instruction on a GPU, and nothing on the CPU.
             record: args.device == DeviceArg::Cpu,

@@ -8,7 +8,7 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use storm_device::cpu::probe_cpu;
 use storm_model::{ModelConfig, preset};
-use storm_plan::HardwareProfile;
+use storm_plan::{Budget, HardwareProfile};
 use storm_train::{Batch, TrainOptions};
 
 /// Larger than a trainer's default: benchmarks are for speed.
@@ -156,8 +156,9 @@ impl RunArgs {
         Ok(profile)
     }
 
-    pub(crate) fn ram_bytes(&self) -> Result<u64> {
-        Ok(memory_limits::host(self.ram)?.bytes)
+    /// That much device memory, and what is given or available of the host's.
+    pub(crate) fn budget(&self, vram_bytes: u64) -> Result<Budget> {
+        Ok(Budget { vram_bytes, ram_bytes: memory_limits::host(self.ram)?.bytes })
     }
 
     /// Refuses what only means something under a plan.

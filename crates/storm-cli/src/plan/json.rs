@@ -60,7 +60,7 @@ pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
         "largest_consumers": problem
             .consumers
             .iter()
-            .map(|region| json!({"name": region.name, "bytes": region.bytes}))
+            .map(|(name, bytes)| json!({"name": name, "bytes": bytes}))
             .collect::<Vec<_>>(),
     });
     extend(&mut object, about(request));

@@ -66,7 +66,7 @@ pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Resul
 /// Three queues, hidden copies, exact host memory, and that all of it was predicted.
 fn budgeted(args: &RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     progress::show(&format!("{MODEL} in {}", size::show(vram_bytes)));
-    let mut run = PlannedRun::new(args, vram_bytes)?;
+    let mut run = PlannedRun::new(args, args.budget(vram_bytes)?)?;
     run.record = true;
     let mut measured: Measured<CudaPlanDevice> = run.run(None)?;
     let trace = measured.trainer.trace()?.context("it was recorded")?;
@@ -146,7 +146,7 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     };
     args.forced = ForcedArgs::nothing_kept();
     progress::show(&format!("{MODEL} with sequences of {LONG_SEQUENCE}, all activations away"));
-    let mut run = PlannedRun::new(&args, vram_bytes)?;
+    let mut run = PlannedRun::new(&args, args.budget(vram_bytes)?)?;
     run.record = true;
     let mut measured: Measured<CudaPlanDevice> = run.run(None)?;
     let decisions = &measured.decisions;

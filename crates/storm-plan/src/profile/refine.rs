@@ -43,22 +43,36 @@ impl HardwareProfile {
     /// The profile under which the instructions of a step would have taken as long as they did:
     /// `measured` has instructions of `plan`, each as often as it ran, with their seconds.
     pub fn refined(&self, plan: &Plan, measured: &[(InstructionId, f64)]) -> HardwareProfile {
-        let predicted = instruction_seconds(plan, self);
-        let mut parts: BTreeMap<Part, Seconds> = BTreeMap::new();
-        for &(id, seconds) in measured {
-            let Some((part, known)) = self.part(plan, id, predicted[id.index()]) else { continue };
-            let sum = parts.entry(part).or_default();
-            sum.predicted += known;
-            // What is not of this part took as long as predicted.
-            sum.measured += (seconds - (predicted[id.index()] - known)).max(0.0);
-        }
         let mut refined = self.clone();
         refined.name = format!("{}, refined", self.name);
         refined.source = format!("{}; corrected by a measured step", self.source);
-        for (part, seconds) in parts {
-            refined.slow(part, seconds.factor());
-        }
+        // What ops move beside their products is known when products are.
+        refined.correct(plan, measured, |part| !matches!(part, Part::Moving(_)));
+        refined.correct(plan, measured, |part| matches!(part, Part::Moving(_)));
         refined
+    }
+
+    fn correct(
+        &mut self,
+        plan: &Plan,
+        measured: &[(InstructionId, f64)],
+        wanted: impl Fn(Part) -> bool,
+    ) {
+        let predicted = instruction_seconds(plan, self);
+        let mut parts: BTreeMap<Part, Seconds> = BTreeMap::new();
+        for &(id, seconds) in measured {
+            let whole = predicted[id.index()];
+            let Some((part, known)) = self.part(plan, id, whole) else { continue };
+            if wanted(part) {
+                let sum = parts.entry(part).or_default();
+                sum.predicted += known;
+                // What is not of this part took as long as predicted.
+                sum.measured += (seconds - (whole - known)).max(0.0);
+            }
+        }
+        for (part, seconds) in parts {
+            self.slow(part, seconds.factor());
+        }
     }
 
     /// Which part an instruction measures, and how many of its seconds are that part's; none for
