@@ -1,5 +1,7 @@
 //! The `storm` binary, called as people call it.
 
+mod plan;
+
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
