@@ -56,7 +56,7 @@ pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Resul
         args.hardware = hardware.map(ToOwned::to_owned);
         args
     };
-    let args = named(RunArgs::new(MODEL, 16, 4, 1024));
+    let args = named(RunArgs::new(MODEL, 16, 8, 1024));
     budgeted(&args, VRAM_BYTES.min(card_bytes))?.iter().for_each(&mut show);
     let args = named(RunArgs { steps: 2, ..RunArgs::new(MODEL, 1, 1, LONG_SEQUENCE) });
     activations_away(args, card_bytes)?.iter().for_each(show);

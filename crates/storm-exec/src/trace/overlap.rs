@@ -1,6 +1,8 @@
+use super::busy::BusyTime;
 use super::stalls::{StallCause, stall_spans};
+use super::summary::largest_class;
 use storm_device::{Span, Trace};
-use storm_graph::{Op, Phase};
+use storm_graph::{Op, Phase, TensorClass};
 use storm_plan::{Plan, Queue, Work};
 
 /// How well copies hide behind computing.
@@ -12,11 +14,12 @@ pub struct Overlap {
     pub all_queues_ns: u64,
     /// The forward passes: their kernels and what these wait for.
     pub forward_ns: u64,
-    /// Of it, waiting until something has left for the host.
+    /// Of it, waiting for copies to the host while activations are copied there. Where the optimizer's
+    /// copies are in front of them, it is the optimizer that is waited for.
     pub offload_gap_ns: u64,
     /// The backward passes.
     pub backward_ns: u64,
-    /// Of it, waiting until something has come from the host.
+    /// Of it, waiting for copies from the host while anything but the optimizer's is copied.
     pub fetch_gap_ns: u64,
 }
 
@@ -68,19 +71,27 @@ pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
             Pass::Update => {}
         }
     }
+    let copies_of = |queue: Queue, counts: fn(TensorClass) -> bool| {
+        BusyTime::new(of_queue(queue).filter(|span| {
+            let Work::Copy(copy) = &plan.instruction(span.instruction).work else { return false };
+            counts(largest_class(plan, copy))
+        }))
+    };
+    let out = copies_of(Queue::DeviceToHost, |class| class == TensorClass::Activation);
+    let into = copies_of(Queue::HostToDevice, |class| class != TensorClass::OptimizerState);
     for stall in stall_spans(plan, &compute, start_ns, end_ns) {
         let ns = stall.end_ns - stall.start_ns;
         match (stall.before.map(|index| passes[index]), stall.cause) {
             (Some(Pass::Forward), cause) => {
                 overlap.forward_ns += ns;
                 if matches!(cause, StallCause::ToHost(_)) {
-                    overlap.offload_gap_ns += ns;
+                    overlap.offload_gap_ns += out.between_ns(stall.start_ns, stall.end_ns);
                 }
             }
             (Some(Pass::Backward), cause) => {
                 overlap.backward_ns += ns;
                 if matches!(cause, StallCause::ToDevice(_)) {
-                    overlap.fetch_gap_ns += ns;
+                    overlap.fetch_gap_ns += into.between_ns(stall.start_ns, stall.end_ns);
                 }
             }
             _ => {}

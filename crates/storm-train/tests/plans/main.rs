@@ -10,6 +10,7 @@ mod infeasible;
 mod micro_batch;
 mod models;
 mod mutants;
+mod overlap;
 mod policies;
 mod random;
 mod refined;
