@@ -96,6 +96,18 @@ pub trait PlanDevice: Sized {
     /// What is taken in each tier; it does not change after [`PlanDevice::commit`].
     fn memory_taken(&self) -> MemoryTaken;
 
+    /// Device memory that the process holds now, as the driver counts it where there is one.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.memory_taken().device_bytes as u64)
+    }
+
+    /// What computes: the card and the library that chooses its matrix products. On what has the same
+    /// identity a plan gives the same bits.
+    fn identity(&self) -> String;
+
     /// What the queues did in the step or flush given out last, once it is done; none if the
     /// device was not asked to record it.
     ///

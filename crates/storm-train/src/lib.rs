@@ -13,6 +13,7 @@ mod micro_batch;
 mod optimizer;
 mod planned;
 mod precision;
+mod record;
 mod run;
 mod schedule;
 mod task;
@@ -32,6 +33,7 @@ pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use planned::PlannedTrainer;
 pub use precision::Precision;
+pub use record::{History, Measure, MetricsFile, Recorder, Sink, StepRecord, TensorBoardFile};
 pub use run::{
     BatchSource, Event, Finished, Observed, Observer, Run, RunError, RunOptions, StepEvent, Stop,
     StopReason,

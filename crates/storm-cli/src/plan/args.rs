@@ -3,6 +3,7 @@
 use crate::precision::PrecisionArg;
 use crate::size;
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 use storm_plan::{Forced, Placement, Storage, UpdateTime};
 
@@ -58,33 +59,34 @@ pub(crate) struct PlanArgs {
 pub(crate) struct ForcedArgs {
     /// What layers save for their backward pass.
     #[arg(long, value_enum)]
-    activations: Option<ActivationsArg>,
+    pub(crate) activations: Option<ActivationsArg>,
     /// The inputs of layers.
     #[arg(long, value_enum)]
-    layer_inputs: Option<PlacementArg>,
+    pub(crate) layer_inputs: Option<PlacementArg>,
     /// Store the input of every n-th layer only, and run the layers between again.
     #[arg(long, value_name = "N", value_parser = positive)]
-    checkpoint_every: Option<usize>,
+    pub(crate) checkpoint_every: Option<usize>,
     /// Parameters of layers.
     #[arg(long, value_enum)]
-    weights: Option<PlacementArg>,
+    pub(crate) weights: Option<PlacementArg>,
     /// Gradients of layers.
     #[arg(long, value_enum)]
-    gradients: Option<PlacementArg>,
+    pub(crate) gradients: Option<PlacementArg>,
     /// Optimizer state of layers.
     #[arg(long, value_enum)]
-    optimizer_state: Option<PlacementArg>,
+    pub(crate) optimizer_state: Option<PlacementArg>,
     /// When gradients are applied.
     #[arg(long, value_enum)]
-    update: Option<UpdateArg>,
+    pub(crate) update: Option<UpdateArg>,
     /// Micro-batches that go through a layer together, so that streamed weights move once for all of
     /// them.
     #[arg(long, value_name = "N", value_parser = positive)]
-    group: Option<usize>,
+    pub(crate) group: Option<usize>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum ActivationsArg {
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ActivationsArg {
     /// They stay on the device.
     Keep,
     /// They are made again.
@@ -95,16 +97,18 @@ enum ActivationsArg {
     NotKept,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum PlacementArg {
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PlacementArg {
     /// On the device.
     Resident,
     /// In host memory, coming in as needed.
     Streamed,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum UpdateArg {
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum UpdateArg {
     /// At the end of the step.
     EndOfStep,
     /// In the next step, each layer just before its first use.
@@ -112,7 +116,7 @@ enum UpdateArg {
 }
 
 impl ForcedArgs {
-    pub(super) fn forced(&self) -> Forced {
+    pub(crate) fn forced(&self) -> Forced {
         let placement = |placement: PlacementArg| match placement {
             PlacementArg::Resident => Placement::Resident,
             PlacementArg::Streamed => Placement::Streamed,
@@ -139,7 +143,7 @@ impl ForcedArgs {
     }
 
     /// `--weights resident --group 4`: as the user wrote it, for messages.
-    pub(super) fn words(&self) -> String {
+    pub(crate) fn words(&self) -> String {
         fn value<T: ValueEnum>(flag: &str, value: Option<T>) -> Option<String> {
             let value = value?.to_possible_value()?;
             Some(format!("{flag} {}", value.get_name()))

@@ -1,7 +1,8 @@
 use super::{Finished, RunError};
-use crate::PlannedTrainer;
+use crate::{PlannedTrainer, TrainError};
 use std::path::Path;
 use storm_device::{MemoryTaken, PlanDevice, Trace};
+use storm_exec::ExecError;
 use storm_plan::Plan;
 
 /// A step that was made.
@@ -95,6 +96,12 @@ pub trait Observed {
     /// What is taken in each tier.
     fn memory_taken(&self) -> MemoryTaken;
 
+    /// Device memory that the process holds, as the driver counts it where there is one.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn device_bytes_in_use(&self) -> Result<u64, RunError>;
+
     /// What the queues did in the step; none if the device does not record it. Waits until the queues
     /// are empty.
     ///
@@ -110,6 +117,11 @@ impl<D: PlanDevice> Observed for PlannedTrainer<D> {
 
     fn memory_taken(&self) -> MemoryTaken {
         PlannedTrainer::memory_taken(self)
+    }
+
+    fn device_bytes_in_use(&self) -> Result<u64, RunError> {
+        let in_use = self.device().memory_in_use_bytes().map_err(ExecError::from);
+        Ok(in_use.map_err(TrainError::from)?)
     }
 
     fn trace(&mut self) -> Result<Option<Trace>, RunError> {

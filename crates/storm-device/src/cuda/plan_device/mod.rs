@@ -361,6 +361,15 @@ impl PlanDevice for CudaPlanDevice {
         }
     }
 
+    fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.memory_in_use()?.bytes)
+    }
+
+    fn identity(&self) -> String {
+        let card = self.card();
+        format!("{} ({}), {}", card.name, card.architecture(), self.kept.tools.gemm.library())
+    }
+
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
         self.synchronize()?;
         let trace = self.timeline.as_ref().map(Timeline::trace).transpose();
