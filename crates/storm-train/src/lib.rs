@@ -7,6 +7,7 @@
 mod batch;
 mod checkpoint;
 mod column;
+mod data;
 mod error;
 mod inference;
 mod micro_batch;
@@ -27,6 +28,7 @@ pub use checkpoint::{
     Best, CheckpointError, Checkpoints, Disk, OutputFile, Progress, Retention, StatePart,
     StateTensor, Storage, TrainingState, Verified,
 };
+pub use data::LoaderSource;
 pub use error::TrainError;
 pub use inference::Inference;
 pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};

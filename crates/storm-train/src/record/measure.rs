@@ -43,13 +43,17 @@ pub struct StepRecord {
 pub struct Measure {
     looked: Option<Instant>,
     device_bytes: u64,
-    device_bytes_peak: u64,
     process_bytes: Option<u64>,
     shares: Option<(f64, f64)>,
     trace: Option<Trace>,
 }
 
 impl Measure {
+    /// What the queues did in the step that was looked at last.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
+    }
+
     pub(super) fn step(
         &mut self,
         step: &StepEvent,
@@ -76,7 +80,6 @@ impl Measure {
 
     fn look(&mut self, observed: &mut dyn Observed) -> Result<(), RunError> {
         self.device_bytes = observed.device_bytes_in_use()?;
-        self.device_bytes_peak = self.device_bytes_peak.max(self.device_bytes);
         self.process_bytes = process_bytes();
         if let Some(trace) = observed.trace()? {
             let summary = summarize(observed.plan(), &trace);

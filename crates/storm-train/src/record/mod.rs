@@ -29,13 +29,13 @@ pub trait Sink {
 
 /// Measures every step once and hands it to all sinks.
 pub struct Recorder<'a> {
-    measure: Measure,
+    measure: &'a mut Measure,
     sinks: Vec<&'a mut dyn Sink>,
 }
 
 impl<'a> Recorder<'a> {
     /// A recorder over these sinks, in this order.
-    pub fn new(measure: Measure, sinks: Vec<&'a mut dyn Sink>) -> Recorder<'a> {
+    pub fn new(measure: &'a mut Measure, sinks: Vec<&'a mut dyn Sink>) -> Recorder<'a> {
         Recorder { measure, sinks }
     }
 }

@@ -1,6 +1,7 @@
 use crate::{CheckpointError, StepReport, TrainError};
 use std::io;
 use std::path::{Path, PathBuf};
+use storm_data::DataError;
 
 /// Why a run ended before its time.
 #[derive(Debug, thiserror::Error)]
@@ -28,18 +29,17 @@ pub enum RunError {
     },
     /// There is nothing to evaluate on.
     #[error(
-        "the held-out data has no target that counts; hold more out, or turn evaluation off with \
-         eval-every = 0"
+        "the held-out data has no target that counts; hold more of the data out, or none"
     )]
     NothingHeldOut,
     /// Data cannot be had.
-    #[error("{problem}")]
-    Data {
-        /// Why, and what to do.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A checkpoint's place in the data makes no sense.
+    #[error("the checkpoint's place in the data cannot be read: {problem}; resume from another one")]
+    Position {
+        /// What is wrong.
         problem: String,
-        /// What supplies it said so.
-        #[source]
-        source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
     /// Metrics, reports or progress cannot be written.
     #[error("cannot write {}: {source}", path.display())]

@@ -1,0 +1,4 @@
+//! Packing and loading.
+
+mod helpers;
+mod loading;
