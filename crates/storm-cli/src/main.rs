@@ -14,14 +14,20 @@ mod plan;
 mod precision;
 mod probe;
 mod size;
+mod train;
 mod verify;
 
 use clap::{Parser, Subcommand};
 use hardware::BadProfile;
 use std::process::ExitCode;
+use storm_data::DataError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
-use storm_train::TrainError;
+use storm_train::{CheckpointError, RunError, TrainError};
+use train::BadConfig;
+
+/// The hidden command that runs the code of foreign tokenizers in a process of its own.
+pub(crate) const TOKENIZE_WORKER: &str = "tokenize-worker";
 
 /// Trains neural networks that do not fit in GPU memory.
 #[derive(Parser)]
@@ -38,6 +44,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Train a model under a memory budget, from a config file or from flags.
+    Train(Box<train::TrainArgs>),
     /// Look at models: presets by name, or Hugging Face directories.
     #[command(subcommand)]
     Model(model::ModelCommand),
@@ -57,6 +65,7 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().command {
+        Command::Train(args) => train::run(*args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
         Command::Plan(args) => plan::run(&args),
@@ -110,16 +119,28 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             TrainError::Model(_) | TrainError::Batch { .. } => Some(4),
             TrainError::Option { .. } => Some(2),
             TrainError::Plan(error) => code_of_cause(error),
+            TrainError::Checkpoint(error) => code_of_cause(error),
             _ => None,
         };
+    }
+    if let Some(RunError::Train(error)) = cause.downcast_ref::<RunError>() {
+        return code_of_cause(error);
+    }
+    if let Some(error) = cause.downcast_ref::<CheckpointError>() {
+        let is_input =
+            !matches!(error, CheckpointError::DiskFull { .. } | CheckpointError::Io { .. });
+        return is_input.then_some(4);
     }
     match cause.downcast_ref() {
         Some(PlanError::TooSmall(_)) => return Some(3),
         Some(PlanError::Decisions { .. }) => return Some(2),
         _ => {}
     }
-    let is_input =
-        cause.is::<ModelError>() || cause.is::<ProfileError>() || cause.is::<BadProfile>();
+    let is_input = cause.is::<ModelError>()
+        || cause.is::<ProfileError>()
+        || cause.is::<BadProfile>()
+        || cause.is::<BadConfig>()
+        || cause.is::<DataError>();
     match (cause.is::<UsageError>(), is_input) {
         (true, _) => Some(2),
         (_, true) => Some(4),

@@ -35,7 +35,9 @@ pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use planned::PlannedTrainer;
 pub use precision::Precision;
-pub use record::{History, Measure, MetricsFile, Recorder, Sink, StepRecord, TensorBoardFile};
+pub use record::{
+    History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile, write_report,
+};
 pub use run::{
     BatchSource, Event, Finished, Observed, Observer, Run, RunError, RunOptions, StepEvent, Stop,
     StopReason,

@@ -31,9 +31,7 @@ pub(crate) fn read(path: &Path) -> Result<Given, BadConfig> {
     if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Err(bad("it is not a file".to_owned()));
     }
-    file.take(BYTES_MAX + 1)
-        .read_to_string(&mut text)
-        .map_err(|error| bad(error.to_string()))?;
+    file.take(BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| bad(error.to_string()))?;
     if text.len() as u64 > BYTES_MAX {
         return Err(bad(format!("a config has at most {BYTES_MAX} bytes")));
     }

@@ -1,6 +1,6 @@
 //! Every option of a training run.
 
-use super::values::{DecayArg, DeviceArg, DecayTargetsArg, Size};
+use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Size};
 use crate::plan::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::precision::PrecisionArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};

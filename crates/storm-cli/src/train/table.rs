@@ -9,13 +9,21 @@ macro_rules! setting_type {
 
 /// The value of a setting that may have been given.
 macro_rules! setting_value {
-    ($given:expr) => { $given };
-    ($given:expr, $default:expr) => { $given.unwrap_or_else(|| $default) };
+    ($given:expr) => {
+        $given
+    };
+    ($given:expr, $default:expr) => {
+        $given.unwrap_or_else(|| $default)
+    };
 }
 
 macro_rules! default_value {
-    () => { None };
-    ($default:expr) => { Some($default) };
+    () => {
+        None
+    };
+    ($default:expr) => {
+        Some($default)
+    };
 }
 
 /// Makes `Given` (what a user wrote, as flags or as keys), `Settings` (what holds), and the list of

@@ -23,8 +23,8 @@ impl History {
 
     /// Steps, the last one included.
     pub fn steps(&self) -> impl Iterator<Item = &StepRecord> {
-        let is_extra = self.last.as_ref().map(|last| last.step)
-            != self.steps.last().map(|record| record.step);
+        let is_extra =
+            self.last.as_ref().map(|last| last.step) != self.steps.last().map(|record| record.step);
         self.steps.iter().chain(self.last.iter().filter(move |_| is_extra))
     }
 

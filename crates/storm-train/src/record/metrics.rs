@@ -25,7 +25,8 @@ impl MetricsFile {
     /// The file cannot be read or written.
     pub fn open(path: &Path, step: u64) -> Result<MetricsFile, RunError> {
         let rewritten = path.with_extension("jsonl.partial");
-        let mut file = BufWriter::new(File::create(&rewritten).map_err(RunError::write(&rewritten))?);
+        let mut file =
+            BufWriter::new(File::create(&rewritten).map_err(RunError::write(&rewritten))?);
         for_each_line(path, |line| match step_of(line) {
             Some(of) if of <= step => writeln!(file, "{line}"),
             _ => Ok(()),
@@ -51,7 +52,8 @@ impl MetricsFile {
         for line in found {
             if let Ok(record) = serde_json::from_value::<StepRecord>(line.clone()) {
                 sink.step(&record)?;
-            } else if let (Some(step), Some(loss)) = (line["step"].as_u64(), line["eval_loss"].as_f64())
+            } else if let (Some(step), Some(loss)) =
+                (line["step"].as_u64(), line["eval_loss"].as_f64())
             {
                 sink.event(&Event::Evaluated { step, loss, is_best: false, seconds: 0.0 })?;
             }

@@ -1,13 +1,16 @@
 //! What a run leaves behind: metrics as JSON lines, TensorBoard files, and a history for reports.
 
+mod chart;
 mod history;
 mod measure;
 mod metrics;
+mod report;
 mod tensorboard;
 
 pub use history::History;
 pub use measure::{Measure, StepRecord};
 pub use metrics::MetricsFile;
+pub use report::{RunFacts, write_report};
 pub use tensorboard::TensorBoardFile;
 
 use crate::{Event, Observed, Observer, RunError, StepEvent};

@@ -28,15 +28,15 @@ pub enum RunError {
         checkpoint: Option<PathBuf>,
     },
     /// There is nothing to evaluate on.
-    #[error(
-        "the held-out data has no target that counts; hold more of the data out, or none"
-    )]
+    #[error("the held-out data has no target that counts; hold more of the data out, or none")]
     NothingHeldOut,
     /// Data cannot be had.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A checkpoint's place in the data makes no sense.
-    #[error("the checkpoint's place in the data cannot be read: {problem}; resume from another one")]
+    #[error(
+        "the checkpoint's place in the data cannot be read: {problem}; resume from another one"
+    )]
     Position {
         /// What is wrong.
         problem: String,
