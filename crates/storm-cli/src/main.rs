@@ -17,7 +17,7 @@ mod size;
 mod train;
 mod verify;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hardware::BadProfile;
 use std::process::ExitCode;
 use storm_data::DataError;
@@ -64,7 +64,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let matches = train::with_defaults(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result = match cli.command {
         Command::Train(args) => train::run(*args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),

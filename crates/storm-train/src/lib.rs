@@ -36,7 +36,8 @@ pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use planned::PlannedTrainer;
 pub use precision::Precision;
 pub use record::{
-    History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile, write_report,
+    History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
+    write_report,
 };
 pub use run::{
     BatchSource, Event, Finished, Observed, Observer, Run, RunError, RunOptions, StepEvent, Stop,

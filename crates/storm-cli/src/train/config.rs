@@ -1,6 +1,7 @@
 //! The config file: TOML whose keys are the names of the flags.
 
 use super::options::Given;
+use super::reference;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -49,10 +50,8 @@ fn parse(text: &str) -> Result<Given, String> {
 }
 
 /// Every key, in the order of the options.
-pub(crate) fn keys() -> Vec<String> {
-    let command = <Given as clap::Args>::augment_args(clap::Command::new("keys"));
-    let arguments = command.get_arguments();
-    arguments.filter_map(|argument| argument.get_long().map(str::to_owned)).collect()
+fn keys() -> Vec<String> {
+    reference::flags().iter().filter_map(|flag| flag.get_long().map(str::to_owned)).collect()
 }
 
 fn unknown(key: &str) -> String {

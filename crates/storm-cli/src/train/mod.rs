@@ -10,6 +10,8 @@ mod model;
 mod options;
 mod output;
 mod progress;
+mod reference;
+mod report;
 mod sample;
 mod session;
 mod setup;
@@ -22,6 +24,7 @@ use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
 use options::Given;
+pub(crate) use reference::with_defaults;
 use setup::Setup;
 use std::path::PathBuf;
 

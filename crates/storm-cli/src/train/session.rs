@@ -6,7 +6,7 @@ use super::output::{Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::{Setup, Start};
-use super::{signals, summary};
+use super::{report, signals, summary};
 use crate::plan;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -88,6 +88,7 @@ fn run_on<D: PlanDevice>(setup: &Setup, device: D::Options) -> Result<()> {
     if has_best {
         save_model(setup, &mut run, &best)?;
     }
+    let report = report::write(setup, run.trainer().plan(), &measure, &history)?;
     drop(run);
     if setup.style == Style::People {
         print("");
@@ -103,6 +104,9 @@ fn run_on<D: PlanDevice>(setup: &Setup, device: D::Options) -> Result<()> {
         }
         print(&format!("checkpoint   {}", finished.checkpoint.display()));
         print(&format!("metrics      {}", metrics_path.display()));
+        if let Some(report) = report {
+            print(&format!("report       {}", report.display()));
+        }
     }
     Ok(())
 }

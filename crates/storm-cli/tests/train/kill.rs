@@ -109,7 +109,10 @@ fn kills_at_any_moment_change_nothing() {
     for kill in 0..kills {
         let moment = random.moment(kill);
         let killed = kill_at(place.start("killed", &often), &moment, &checkpoints);
-        assert!(killed.started_at == 0 || killed.started_at >= saved, "{kill} {moment:?}: lost work");
+        assert!(
+            killed.started_at == 0 || killed.started_at >= saved,
+            "{kill} {moment:?}: lost work"
+        );
         saved = killed.saved.unwrap_or(saved);
         assert!(!killed.has_finished, "the run ended before it was killed {kills} times");
     }

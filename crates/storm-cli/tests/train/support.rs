@@ -66,7 +66,9 @@ impl Place {
         let checkpoint = format!("checkpoints/step-{step:08}");
         ["model/model.safetensors".to_owned()]
             .into_iter()
-            .chain(["parameters", "optimizer"].map(|part| format!("{checkpoint}/{part}.safetensors")))
+            .chain(
+                ["parameters", "optimizer"].map(|part| format!("{checkpoint}/{part}.safetensors")),
+            )
             .map(|file| {
                 let bytes = fs::read(run.join(&file)).unwrap_or_else(|e| panic!("{file}: {e}"));
                 (file, bytes)

@@ -73,7 +73,12 @@ pub fn write_report(
 fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
     let series = |name: &'a str, colour: &'a str, of: &dyn Fn(&StepRecord) -> Option<f64>| {
         let point = |record: &StepRecord| Some((record.step as f64, of(record)?));
-        Series { name, colour, points: history.steps().filter_map(point).collect(), has_dots: false }
+        Series {
+            name,
+            colour,
+            points: history.steps().filter_map(point).collect(),
+            has_dots: false,
+        }
     };
     let mut losses = vec![series("training", "forward", &|r| Some(f64::from(r.loss)))];
     if !history.evaluations().is_empty() {
@@ -83,7 +88,8 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
     }
     let bytes: fn(f64) -> String = show_bytes;
     let percent: fn(f64) -> String = |share| format!("{:.0} %", 100.0 * share);
-    let chart = |title, series, limit, from_zero, show| Chart { title, series, limit, from_zero, show };
+    let chart =
+        |title, series, limit, from_zero, show| Chart { title, series, limit, from_zero, show };
     vec![
         chart("Loss", losses, None, false, |loss| format!("{loss:.3}")),
         chart(
@@ -154,7 +160,12 @@ fn measured(facts: &RunFacts, history: &History) -> String {
         ]);
     }
     for (name, predicted, measured, budget) in [
-        ("device memory, peak", prediction.vram_peak_bytes, history.device_bytes_peak(), facts.device_budget),
+        (
+            "device memory, peak",
+            prediction.vram_peak_bytes,
+            history.device_bytes_peak(),
+            facts.device_budget,
+        ),
         ("host memory of the plan", prediction.ram_peak_bytes, host, facts.host_budget),
     ] {
         row([
