@@ -5,6 +5,7 @@ mod bench_attention;
 mod bench_planned;
 mod bench_train;
 mod clocked;
+mod data;
 mod export;
 mod hardware;
 mod memory_limits;
@@ -19,6 +20,7 @@ mod verify;
 use clap::{Parser, Subcommand};
 use hardware::BadProfile;
 use std::process::ExitCode;
+use storm_data::DataError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
 use storm_train::TrainError;
@@ -43,6 +45,9 @@ enum Command {
     Model(model::ModelCommand),
     /// Check a Hugging Face directory and write it anew: other dtype, other shard size.
     Export(export::ExportArgs),
+    /// Make datasets from text and look at them.
+    #[command(subcommand)]
+    Data(data::DataCommand),
     /// Plan a training step within a memory budget: what lives where, what moves when, how fast it
     /// will be. Needs no GPU.
     Plan(plan::PlanArgs),
@@ -59,6 +64,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
+        Command::Data(command) => data::run(&command),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(command) => bench::run(&command),
         Command::Probe(args) => probe::run(&args),
@@ -112,6 +118,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             TrainError::Plan(error) => code_of_cause(error),
             _ => None,
         };
+    }
+    if let Some(error) = cause.downcast_ref::<DataError>() {
+        return Some(data::code_of(error));
     }
     match cause.downcast_ref() {
         Some(PlanError::TooSmall(_)) => return Some(3),
