@@ -1,19 +1,16 @@
 //! The `storm` command line.
 
 mod bench;
-mod bench_attention;
-mod bench_planned;
-mod bench_train;
-mod clocked;
 mod data;
 mod export;
+mod forced;
 mod hardware;
 mod memory_limits;
 mod model;
-mod op_times;
 mod plan;
 mod precision;
 mod probe;
+mod progress;
 mod size;
 mod verify;
 

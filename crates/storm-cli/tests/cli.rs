@@ -118,11 +118,15 @@ fn shard_count(folder: &Path) -> usize {
 #[test]
 fn help_names_the_commands() {
     let help = words("--help").succeeded();
-    for command in ["model", "export", "bench", "probe", "verify"] {
+    for command in ["model", "export", "plan", "bench", "probe", "verify"] {
         let named = help.lines().any(|line| line.trim_start().starts_with(command));
         assert!(named, "{command} is not in:\n{help}");
     }
-    assert!(help.contains("Exit codes"), "{help}");
+    // Wrapped to the terminal.
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    for code in ["0 done", "1 failure", "2 usage", "3 does not fit", "4 bad input"] {
+        assert!(help.contains(code), "{code} is not in: {help}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::memory_limits::{self, Limit};
 use crate::{UsageError, hardware};
 use anyhow::{Context, Result};
 use std::path::Path;
+use std::time::Instant;
 use storm_model::{HfConfig, ModelConfig, preset};
 use storm_plan::{
     Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan,
@@ -46,6 +47,8 @@ pub(super) struct Answer {
     pub(super) units: Vec<SavedUnit>,
     /// Sizes that were compared, where the planner chose.
     pub(super) tried: Vec<TriedBatch>,
+    /// What all of this took.
+    pub(super) planning_seconds: f64,
 }
 
 impl Request {
@@ -94,6 +97,7 @@ impl Request {
 
     /// Plans, and compares with the fixed policies.
     pub(super) fn answer(&self) -> Result<Answer, TrainError> {
+        let begun = Instant::now();
         let (profile, budget) = (&self.profile, self.budget());
         let (batch, accumulate, planned, tried) = match self.step {
             StepSize::MicroBatches(accumulate) => {
@@ -113,7 +117,8 @@ impl Request {
         let task = training_task(&self.config, &options, accumulate)?;
         let policies = policies(&task, profile, budget)?;
         let units = task.saved_units();
-        Ok(Answer { batch, accumulate, planned, policies, units, tried })
+        let planning_seconds = begun.elapsed().as_secs_f64();
+        Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds })
     }
 
     /// The least memory that works for micro-batches of this size, with this much host memory.
