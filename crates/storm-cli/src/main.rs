@@ -2,6 +2,7 @@
 
 mod bench;
 mod data;
+mod doctor;
 mod export;
 mod forced;
 mod hardware;
@@ -53,6 +54,8 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Measure what this machine's GPU can do, and write it down for the planner. Needs a GPU.
     Probe(probe::ProbeArgs),
+    /// Say what of this machine can be used, what is missing, and how to get it.
+    Doctor(doctor::DoctorArgs),
     /// Prove that a device computes what the CPU device computes. Needs a GPU.
     Verify(verify::VerifyArgs),
 }
@@ -65,6 +68,7 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::run(&args),
         Command::Bench(command) => bench::run(&command),
         Command::Probe(args) => probe::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),
     };
     match result {

@@ -130,12 +130,7 @@ fn replace_page(address: usize, page_bytes: usize) -> bool {
 }
 
 /// Lets whoever handled the signal before us handle it.
-fn pass_on(
-    before: &Before,
-    signal: c_int,
-    info: *mut libc::siginfo_t,
-    context: *mut libc::c_void,
-) {
+fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = &before.action;
     match action.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
