@@ -1,18 +1,17 @@
 //! The `storm` command line.
 
 mod bench;
-mod bench_attention;
-mod bench_planned;
-mod bench_train;
-mod clocked;
+mod data;
+mod doctor;
 mod export;
+mod forced;
 mod hardware;
 mod memory_limits;
 mod model;
-mod op_times;
 mod plan;
 mod precision;
 mod probe;
+mod progress;
 mod size;
 mod train;
 mod verify;
@@ -25,9 +24,6 @@ use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
 use storm_train::{CheckpointError, RunError, TrainError};
 use train::BadConfig;
-
-/// The hidden command that runs the code of foreign tokenizers in a process of its own.
-pub(crate) const TOKENIZE_WORKER: &str = "tokenize-worker";
 
 /// Trains neural networks that do not fit in GPU memory.
 #[derive(Parser)]
@@ -51,6 +47,9 @@ enum Command {
     Model(model::ModelCommand),
     /// Check a Hugging Face directory and write it anew: other dtype, other shard size.
     Export(export::ExportArgs),
+    /// Make datasets from text and look at them.
+    #[command(subcommand)]
+    Data(data::DataCommand),
     /// Plan a training step within a memory budget: what lives where, what moves when, how fast it
     /// will be. Needs no GPU.
     Plan(plan::PlanArgs),
@@ -59,6 +58,8 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Measure what this machine's GPU can do, and write it down for the planner. Needs a GPU.
     Probe(probe::ProbeArgs),
+    /// Say what of this machine can be used, what is missing, and how to get it.
+    Doctor(doctor::DoctorArgs),
     /// Prove that a device computes what the CPU device computes. Needs a GPU.
     Verify(verify::VerifyArgs),
 }
@@ -70,9 +71,11 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(*args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
+        Command::Data(command) => data::run(&command),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(command) => bench::run(&command),
         Command::Probe(args) => probe::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),
     };
     match result {
@@ -125,13 +128,18 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
-    if let Some(RunError::Train(error)) = cause.downcast_ref::<RunError>() {
-        return code_of_cause(error);
+    match cause.downcast_ref() {
+        Some(RunError::Train(error)) => return code_of_cause(error),
+        Some(RunError::Data(error)) => return code_of_cause(error),
+        _ => {}
     }
     if let Some(error) = cause.downcast_ref::<CheckpointError>() {
         let is_input =
             !matches!(error, CheckpointError::DiskFull { .. } | CheckpointError::Io { .. });
         return is_input.then_some(4);
+    }
+    if let Some(error) = cause.downcast_ref::<DataError>() {
+        return Some(data::code_of(error));
     }
     match cause.downcast_ref() {
         Some(PlanError::TooSmall(_)) => return Some(3),
@@ -141,8 +149,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     let is_input = cause.is::<ModelError>()
         || cause.is::<ProfileError>()
         || cause.is::<BadProfile>()
-        || cause.is::<BadConfig>()
-        || cause.is::<DataError>();
+        || cause.is::<BadConfig>();
     match (cause.is::<UsageError>(), is_input) {
         (true, _) => Some(2),
         (_, true) => Some(4),

@@ -34,6 +34,17 @@ pub(crate) fn show(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
+/// Sizes that no run has are refused before they are multiplied with each other.
+const COUNT_MAX: usize = 1 << 30;
+
+pub(crate) fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=COUNT_MAX) => Ok(count),
+        Ok(_) => Err(format!("must be between 1 and {COUNT_MAX}")),
+        Err(_) => Err("must be a whole number".to_owned()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,6 +48,11 @@ impl Dataset {
         id: String,
     ) -> Result<Dataset, DataError> {
         let damaged = |problem: &str| DataError::damaged(dir, problem);
+        if !manifest.tokenizer.is_sound() {
+            return Err(damaged(
+                "a special token of its tokenizer, like the end of text, is unknown",
+            ));
+        }
         let open = |(number, info)| {
             let path = dir.join(file_name(number));
             Shard::open(&path, manifest.kind, manifest.tokenizer.vocabulary, info)
@@ -127,7 +132,7 @@ impl Dataset {
     /// # Errors
     /// Names the first file that is damaged, and where.
     pub fn verify(&self, progress: &(dyn Fn(VerifyProgress) + Sync)) -> Result<(), DataError> {
-        let bytes_total = self.manifest.shards.iter().map(|shard| shard.bytes).sum();
+        let bytes_total = self.shards.iter().map(Shard::verified_bytes).sum();
         let bytes_done = AtomicU64::new(0);
         let done = |bytes: u64| {
             let bytes_done = bytes_done.fetch_add(bytes, Ordering::Relaxed) + bytes;

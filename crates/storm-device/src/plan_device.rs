@@ -104,6 +104,14 @@ pub trait PlanDevice: Sized {
         Ok(self.memory_taken().device_bytes as u64)
     }
 
+    /// Device memory that nobody holds; none if the device's memory is its own.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn memory_free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(None)
+    }
+
     /// What computes: the card and the library that chooses its matrix products. On what has the same
     /// identity a plan gives the same bits.
     fn identity(&self) -> String;

@@ -22,5 +22,6 @@ pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};
 pub use verify::{
-    ChunkReport, OpReport, PlanReport, verify_ops, verify_plan_device, verify_row_chunks,
+    ChunkReport, OpReport, PlanReport, failure_of_plan, verify_ops, verify_plan_device,
+    verify_row_chunks,
 };

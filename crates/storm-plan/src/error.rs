@@ -8,7 +8,7 @@ pub enum PlanError {
         problem: String,
     },
     /// Nothing fits the budget.
-    #[error("no plan fits the budget")]
+    #[error("no plan fits the budget: {0}")]
     TooSmall(Box<crate::TooSmall>),
     /// A plan that the checker refuses: a bug, reported instead of run.
     #[error("the plan is not safe to run, which is a bug in STORM: {problem}")]

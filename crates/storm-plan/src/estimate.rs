@@ -123,6 +123,19 @@ impl<'a> Estimator<'a> {
                     )
             }
         };
-        seconds
+        // With a single slot, what comes in waits for what it replaces: about half is not hidden.
+        let has_one_slot =
+            |streaming: Streaming| streaming.pinned < task.layer_count() && streaming.ring < 2;
+        let mut alone = 0.0;
+        if has_one_slot(choice.weights) {
+            alone += groups * weights_in / profile.host_to_device_bandwidth;
+        }
+        if has_one_slot(choice.gradients) {
+            alone += groups * gradients / profile.device_to_host_bandwidth / 2.0;
+        }
+        if choice.activation_ring < 2 {
+            alone += groups * activations_out / profile.host_to_device_bandwidth / 2.0;
+        }
+        seconds + alone
     }
 }

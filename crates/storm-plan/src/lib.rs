@@ -3,6 +3,7 @@
 //! This crate is pure: no I/O, no devices, no clock. A [`Plan`] is plain data: instructions on a few
 //! queues, with addresses in every tier and the instructions that each waits for.
 
+mod bottleneck;
 mod check;
 mod choice;
 mod decisions;
@@ -19,7 +20,9 @@ mod request;
 mod search;
 mod simulate;
 mod task;
+mod too_small;
 
+pub use bottleneck::Bottleneck;
 pub use check::{Actor, CheckError, CheckedPlan, Found, MemoryBudget, Spot, check, verify};
 pub use decisions::{Decisions, PIECE_ELEMENTS, Storage, Streaming, UpdateTime};
 pub use error::PlanError;
@@ -35,11 +38,12 @@ pub use profile::{
 };
 pub use random::random_decisions;
 pub use request::{
-    Budget, Forced, Placement, Planned, Policy, Prediction, TooSmall, guess_step_seconds, plan,
-    plan_decided, policies,
+    Budget, Forced, Placement, Planned, Policy, Prediction, guess_step_seconds, plan, plan_decided,
+    policies,
 };
 pub use simulate::{
     SegmentTime, Simulation, Span, Stalls, Transfer, instruction_seconds, simulate,
     simulate_with_timeline,
 };
 pub use task::{SavedUnit, Task, UpdateRule};
+pub use too_small::TooSmall;

@@ -1,5 +1,7 @@
 //! What a machine can do, as numbers: measured by `storm probe` or taken from published figures.
 
+mod refine;
+
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 

@@ -1,9 +1,10 @@
 //! What a user asks of the planner, and what it answers.
 
 use crate::search::{Activations, Found, Limits, Search};
+use crate::too_small::TooSmall;
 use crate::{
-    CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, MemoryBudget, PlanError, Queue,
-    Region, Simulation, Storage, Task, Tier, UpdateTime, check,
+    Bottleneck, CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, MemoryBudget,
+    PlanError, Queue, Simulation, Storage, Task, Tier, UpdateTime, check,
 };
 use serde::Serialize;
 
@@ -97,17 +98,11 @@ pub struct Planned {
     pub vram_min_bytes: u64,
 }
 
-/// There is no plan within the budget.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TooSmall {
-    /// What was given.
-    pub budget: Budget,
-    /// The smallest that works, with this much host memory.
-    pub vram_min_bytes: u64,
-    /// What that takes of the host.
-    pub ram_min_bytes: u64,
-    /// The largest consumers of the smallest plan.
-    pub consumers: Vec<Region>,
+impl Planned {
+    /// What it would be faster with more of.
+    pub fn bottleneck(&self) -> Bottleneck {
+        Bottleneck::of(&self.prediction, &self.simulation)
+    }
 }
 
 impl Forced {
@@ -150,9 +145,13 @@ pub fn plan(
     let vram_min_bytes = smallest.device_bytes as u64 + profile.overhead_bytes;
     let too_small = || {
         let decisions = search.decisions(&smallest.choice);
-        let mut consumers: Vec<Region> =
-            lowering.regions(&decisions).into_iter().filter(|r| r.tier == Tier::Device).collect();
-        consumers.sort_by_key(|region| std::cmp::Reverse(region.bytes));
+        let regions = lowering.regions(&decisions).into_iter();
+        let mut consumers: Vec<(String, u64)> = regions
+            .filter(|region| region.tier == Tier::Device)
+            .map(|region| (region.name, region.bytes as u64))
+            .chain([("context and libraries".to_owned(), profile.overhead_bytes)])
+            .collect();
+        consumers.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
         PlanError::TooSmall(Box::new(TooSmall {
             budget,
             vram_min_bytes,

@@ -289,35 +289,38 @@ impl<'a> Search<'a> {
     }
 
     fn candidates(&self, activations: Activations) -> Vec<Choice> {
+        let groups = self.groups();
+        let with_groups = |base: Choice| {
+            groups.iter().map(move |&group| Choice { group, ..base.clone() }).collect::<Vec<_>>()
+        };
+        let bases: Vec<Choice> = self.bases().into_iter().flat_map(with_groups).collect();
+        let candidates =
+            bases.into_par_iter().flat_map_iter(|base| self.treated(base, activations));
+        let obeying = candidates.filter(|choice| self.obeys(choice));
+        obeying.filter_map(|choice| self.fitted(choice)).collect()
+    }
+
+    /// A base with activations treated in a fixed way, or in all ways that look good.
+    fn treated(&self, base: Choice, activations: Activations) -> Vec<Choice> {
         let layers = self.task().layer_count();
         let all = self.savings.len() - 1;
-        let mut candidates = Vec::new();
-        for base in self.bases() {
-            for group in self.groups() {
-                let base = Choice { group, ..base.clone() };
-                match activations {
-                    Activations::KeepAll => candidates.push(Choice { kept: (all, layers), ..base }),
-                    Activations::RecomputeAll => candidates.push(base),
-                    Activations::OffloadAll => candidates.push(Choice {
-                        offloaded: (all, layers),
-                        inputs_resident: false,
-                        ..base
-                    }),
-                    Activations::SquareRoot => {
-                        let every = (layers as f64).sqrt().ceil() as usize;
-                        candidates.push(Choice { inputs_every: every, ..base });
-                    }
-                    Activations::Free => {
-                        for inputs_resident in [true, false] {
-                            let base = Choice { inputs_resident, ..base.clone() };
-                            candidates.extend(self.filled(&base));
-                        }
-                    }
-                }
+        match activations {
+            Activations::KeepAll => vec![Choice { kept: (all, layers), ..base }],
+            Activations::RecomputeAll => vec![base],
+            Activations::OffloadAll => {
+                vec![Choice { offloaded: (all, layers), inputs_resident: false, ..base }]
+            }
+            Activations::SquareRoot => {
+                let every = (layers as f64).sqrt().ceil() as usize;
+                vec![Choice { inputs_every: every, ..base }]
+            }
+            Activations::Free => {
+                let inputs = [true, false].into_iter();
+                let bases =
+                    inputs.map(|inputs_resident| Choice { inputs_resident, ..base.clone() });
+                bases.flat_map(|base| self.filled(base)).collect()
             }
         }
-        candidates.retain(|choice| self.obeys(choice));
-        candidates.into_iter().filter_map(|choice| self.fitted(choice)).collect()
     }
 
     /// The choice, with rings as short as need be; none if it does not fit even so.
@@ -342,11 +345,10 @@ impl<'a> Search<'a> {
 
     /// A base, and ways to use the memory it leaves: activations kept in the last layers, others
     /// offloaded.
-    fn filled(&self, base: &Choice) -> Vec<Choice> {
+    fn filled(&self, base: Choice) -> Vec<Choice> {
         let layers = self.task().layer_count();
-        if self.fitted(base.clone()).is_none() {
-            return Vec::new();
-        }
+        // Rings come first: what is kept at their cost is paid for by waiting.
+        let Some(base) = self.fitted(base) else { return Vec::new() };
         let mut filled = vec![base.clone()];
         for saving in 1..self.savings.len() {
             for share in [layers * 3 / 4, layers / 2, layers / 4] {
@@ -394,9 +396,9 @@ impl<'a> Search<'a> {
         let (mut fits, mut too_many) = (0, most + 1);
         while too_many - fits > 1 {
             let middle = fits + (too_many - fits) / 2;
-            match self.fitted(choice(middle)) {
-                Some(_) => fits = middle,
-                None => too_many = middle,
+            match self.fits(&choice(middle)) {
+                true => fits = middle,
+                false => too_many = middle,
             }
         }
         fits
@@ -408,17 +410,15 @@ impl<'a> Search<'a> {
         let placed = |wanted: Option<Placement>, streaming: Streaming| match wanted {
             None => true,
             Some(Placement::Resident) => streaming.pinned == layers,
-            Some(Placement::Streamed) => streaming.pinned < layers,
+            Some(Placement::Streamed) => streaming.pinned == 0,
         };
         let decisions = self.decisions(choice);
         let mut stored = decisions.saved.iter().flatten().chain(&decisions.boundary);
         if self.forced.nothing_kept && stored.any(|&storage| storage == Storage::Keep) {
             return false;
         }
-        let activations = match self.forced.activations {
-            None => true,
-            Some(wanted) => decisions.saved.iter().flatten().all(|&storage| storage == wanted),
-        };
+        let saved = |wanted: Storage| decisions.saved.iter().flatten().all(|&s| s == wanted);
+        let activations = self.forced.activations.is_none_or(saved);
         let inputs = match self.forced.layer_inputs {
             None => true,
             Some(Placement::Resident) => !decisions.boundary.contains(&Storage::Offload),

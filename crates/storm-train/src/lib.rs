@@ -9,11 +9,13 @@ mod checkpoint;
 mod column;
 mod data;
 mod error;
+mod guard;
 mod inference;
 mod micro_batch;
 mod optimizer;
 mod planned;
 mod precision;
+mod prepare;
 mod record;
 mod run;
 mod schedule;
@@ -30,11 +32,13 @@ pub use checkpoint::{
 };
 pub use data::LoaderSource;
 pub use error::TrainError;
+pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;
 pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use planned::PlannedTrainer;
 pub use precision::Precision;
+pub use prepare::{Notice, Preparation, Prepared, prepare};
 pub use record::{
     History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
     write_report,

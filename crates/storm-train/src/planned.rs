@@ -290,6 +290,11 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         self.planned.device()
     }
 
+    /// Ends training, and leaves the device, which may have something for the next.
+    pub fn into_device(self) -> D {
+        self.planned.into_device()
+    }
+
     /// What is taken in each tier.
     pub fn memory_taken(&self) -> MemoryTaken {
         self.planned.memory_taken()

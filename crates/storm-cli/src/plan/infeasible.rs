@@ -8,9 +8,6 @@ use std::fmt::Write;
 use storm_plan::{Forced, PlanError, TooSmall};
 use storm_train::{TrainError, TrainOptions};
 
-/// How many consumers are named.
-const CONSUMERS: usize = 6;
-
 /// The error as people need it. With `as_json`, what it takes is also printed as an object.
 pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {
     let TrainError::Plan(PlanError::TooSmall(problem)) = &error else { return error.into() };
@@ -22,36 +19,7 @@ pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> 
 }
 
 fn message(request: &Request, problem: &TooSmall) -> String {
-    let TooSmall { budget, vram_min_bytes, ram_min_bytes, consumers } = problem;
-    let mut text = "no plan fits the budget: ".to_owned();
-    let lacks_ram = *ram_min_bytes > budget.ram_bytes;
-    if lacks_ram {
-        let _ = write!(
-            text,
-            "with all layers on the device it still takes {} of host memory and {} of device memory; \
-             given are {} and {}",
-            show(*ram_min_bytes),
-            show(*vram_min_bytes),
-            show(budget.ram_bytes),
-            show(budget.vram_bytes),
-        );
-    } else {
-        let _ = write!(
-            text,
-            "it takes at least {} of device memory with {} of host memory; given are {}",
-            show(*vram_min_bytes),
-            show(budget.ram_bytes),
-            show(budget.vram_bytes),
-        );
-    }
-    text.push_str("\nThe smallest plan holds on the device:");
-    let overhead = (request.profile.overhead_bytes, "context and libraries");
-    let regions = consumers.iter().map(|region| (region.bytes as u64, region.name.as_str()));
-    let mut largest: Vec<(u64, &str)> = regions.chain([overhead]).collect();
-    largest.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-    for (bytes, name) in largest.iter().take(CONSUMERS) {
-        let _ = write!(text, "\n  {:>12}  {name}", show(*bytes));
-    }
+    let mut text = format!("no plan fits the budget: {problem}");
     text.push_str("\nWhat would work:");
     for Change { flags, least } in changes(request, problem) {
         text.push_str("\n  ");
@@ -62,7 +30,7 @@ fn message(request: &Request, problem: &TooSmall) -> String {
         }
         let separator = if flags.is_empty() { "" } else { " " };
         let _ = write!(text, "{separator}--vram {}", argument(least.vram_min_bytes));
-        if least.ram_min_bytes > budget.ram_bytes {
+        if least.ram_min_bytes > problem.budget.ram_bytes {
             let _ = write!(text, " --ram {}", argument(least.ram_min_bytes));
         }
     }

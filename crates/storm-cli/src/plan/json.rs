@@ -1,7 +1,7 @@
 //! A plan as one object of JSON.
 
 use super::request::{Answer, Request, StepSize};
-use super::words::{self, Bottleneck, Shares, hidden_share};
+use super::words::{self, Shares, hidden_share};
 use serde_json::{Value, json};
 use storm_plan::{Prediction, Queue, Storage, TooSmall};
 
@@ -44,8 +44,9 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "decisions": planned.decisions,
             "placement": placement(answer),
             "policies": policies,
-            "limited_by": Bottleneck::of(answer).name(),
+            "limited_by": answer.planned.bottleneck().name(),
             "summary": words::summary(request, answer),
+            "planning_seconds": answer.planning_seconds,
         }),
     );
     object
@@ -59,7 +60,7 @@ pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
         "largest_consumers": problem
             .consumers
             .iter()
-            .map(|region| json!({"name": region.name, "bytes": region.bytes}))
+            .map(|(name, bytes)| json!({"name": name, "bytes": bytes}))
             .collect::<Vec<_>>(),
     });
     extend(&mut object, about(request));

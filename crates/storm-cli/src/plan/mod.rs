@@ -10,7 +10,7 @@ mod words;
 
 use crate::hardware;
 use anyhow::Result;
-pub(crate) use args::{ActivationsArg, ForcedArgs, PlacementArg, PlanArgs, UpdateArg};
+pub(crate) use args::PlanArgs;
 pub(crate) use infeasible::explained;
 pub(crate) use request::{Answer, Request, StepSize};
 use std::io::{self, Write};

@@ -5,6 +5,7 @@ use crate::memory_limits::{self, Limit};
 use crate::{UsageError, hardware};
 use anyhow::{Context, Result};
 use std::path::Path;
+use std::time::Instant;
 use storm_model::{HfConfig, ModelConfig, preset};
 use storm_plan::{
     Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan,
@@ -47,6 +48,8 @@ pub(crate) struct Answer {
     pub(crate) units: Vec<SavedUnit>,
     /// Sizes that were compared, where the planner chose.
     pub(crate) tried: Vec<TriedBatch>,
+    /// What planning took.
+    pub(crate) planning_seconds: f64,
 }
 
 impl Request {
@@ -95,15 +98,18 @@ impl Request {
 
     /// Plans, and compares with the fixed policies.
     pub(super) fn answer(&self) -> Result<Answer, TrainError> {
+        let begun = Instant::now();
         let mut answer = self.plan()?;
         let options = TrainOptions { batch: answer.batch, ..self.options.clone() };
         let task = training_task(&self.config, &options, answer.accumulate)?;
         answer.policies = policies(&task, &self.profile, self.budget())?;
+        answer.planning_seconds = begun.elapsed().as_secs_f64();
         Ok(answer)
     }
 
     /// Plans.
     pub(crate) fn plan(&self) -> Result<Answer, TrainError> {
+        let begun = Instant::now();
         let (profile, budget) = (&self.profile, self.budget());
         let (batch, accumulate, planned, tried) = match self.step {
             StepSize::MicroBatches(accumulate) => {
@@ -122,7 +128,9 @@ impl Request {
         let options = TrainOptions { batch, ..self.options.clone() };
         let task = training_task(&self.config, &options, accumulate)?;
         let units = task.saved_units();
-        Ok(Answer { batch, accumulate, planned, policies: Vec::new(), units, tried })
+        let planning_seconds = begun.elapsed().as_secs_f64();
+        let policies = Vec::new();
+        Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds })
     }
 
     /// The least memory that works for micro-batches of this size, with this much host memory.

@@ -53,6 +53,10 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         Precision::Bf16Master => "bf16 with f32 master weights",
         Precision::Bf16Stochastic => "bf16, stochastic rounding",
     };
+    let together = match planned.decisions.group {
+        1 => String::new(),
+        group => format!(", {group} at a time through each layer"),
+    };
     let mut lines = vec![
         format!(
             "model     {}: {} parameters, {} layers, {precision}",
@@ -61,11 +65,10 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
             request.config.layer_count
         ),
         format!(
-            "step      {} tokens: {} micro-batches of {batch} × {}, {} through a layer together",
+            "step      {} tokens: {} of {batch} × {}{together}",
             grouped(answer.tokens_per_step(request) as u64),
-            grouped(*accumulate as u64),
+            micro_batches(*accumulate),
             request.options.sequence,
-            planned.decisions.group,
         ),
     ];
     if matches!(request.step, StepSize::Tokens(_)) {
@@ -85,6 +88,13 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
     lines.push(format!("budget    {}", limit(&request.vram, "device")));
     lines.push(format!("          {}", limit(&request.ram, "host")));
     lines
+}
+
+fn micro_batches(count: usize) -> String {
+    match count {
+        1 => "1 micro-batch".to_owned(),
+        count => format!("{} micro-batches", grouped(count as u64)),
+    }
 }
 
 /// How the size of micro-batches was chosen.

@@ -3,53 +3,8 @@
 use super::request::{Answer, Request};
 use crate::size::show;
 use storm_plan::{
-    Decisions, Placement, Prediction, Queue, Storage, Streaming, TensorKind, UpdateTime,
+    Bottleneck, Decisions, Placement, Prediction, Queue, Storage, Streaming, TensorKind, UpdateTime,
 };
-
-/// What a plan would be faster with more of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Bottleneck {
-    /// The card computes all the time, and computes nothing twice.
-    Compute,
-    /// The card computes all the time, but some of it twice, for lack of memory.
-    Memory,
-    /// The card waits for copies.
-    Bus,
-    /// The card waits for the host to give out work.
-    Launches,
-}
-
-/// A compute queue that works less than this waits for something worth naming.
-const BUSY: f64 = 0.9;
-
-/// Less than this made again is not worth naming.
-const AGAIN: f64 = 0.02;
-
-impl Bottleneck {
-    pub(super) fn of(answer: &Answer) -> Bottleneck {
-        let prediction = &answer.planned.prediction;
-        let stalls = &answer.planned.simulation.stalls;
-        if prediction.busy[Queue::Compute.index()] >= BUSY {
-            return match prediction.recompute_fraction > AGAIN {
-                true => Bottleneck::Memory,
-                false => Bottleneck::Compute,
-            };
-        }
-        match stalls.launch_seconds > stalls.total_seconds() / 2.0 {
-            true => Bottleneck::Launches,
-            false => Bottleneck::Bus,
-        }
-    }
-
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Bottleneck::Compute => "compute",
-            Bottleneck::Memory => "memory",
-            Bottleneck::Bus => "pcie",
-            Bottleneck::Launches => "launches",
-        }
-    }
-}
 
 /// How much of what layers save goes which way, as shares of its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -109,7 +64,7 @@ fn limit(answer: &Answer) -> String {
     let again = percent(*recompute_fraction);
     let stalls = &answer.planned.simulation.stalls;
     let step = answer.planned.prediction.step_seconds;
-    match Bottleneck::of(answer) {
+    match answer.planned.bottleneck() {
         Bottleneck::Compute => {
             format!(
                 "Limited by compute: the card computes {compute} of the step, nearly nothing twice."
@@ -171,8 +126,9 @@ fn balance(request: &Request) -> String {
 
 fn least(answer: &Answer) -> String {
     format!(
-        "The smallest --vram that works for this step is {}.",
-        show(answer.planned.vram_min_bytes)
+        "The smallest --vram that works for this step is {}. Planning took {:.1} s.",
+        show(answer.planned.vram_min_bytes),
+        answer.planning_seconds
     )
 }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_data::{
     Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order, PackOptions, Passes,
-    SHARD_TOKENS_DEFAULT, Split, Tokenizer, TokenizerSource, WorkerCommand, pack,
+    SHARD_TOKENS_DEFAULT, Split, Tokenizer, TokenizerSource, pack,
 };
 use storm_model::Packing;
 use storm_train::LoaderSource;
@@ -42,7 +42,7 @@ fn pack_text(settings: &Settings, data: &Path, out: &Path, style: Style) -> Resu
         format: InputFormat::ByName,
         tokenizer: TokenizerSource::parse(&settings.tokenizer),
         end_of_text: None,
-        worker: worker()?,
+        worker: crate::data::worker()?,
         out: out.to_owned(),
         if_exists: IfExists::Replace,
         held_out: settings.held_out,
@@ -78,14 +78,9 @@ fn files(data: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// What runs the code of foreign tokenizers.
-fn worker() -> Result<WorkerCommand> {
-    Ok(WorkerCommand::this_program([crate::TOKENIZE_WORKER])?)
-}
-
 /// The tokenizer of a dataset.
 pub(super) fn tokenizer(dataset: &Dataset) -> Result<Tokenizer> {
-    Ok(Tokenizer::of_dataset(dataset, &worker()?)?)
+    Ok(Tokenizer::of_dataset(dataset, &crate::data::worker()?)?)
 }
 
 /// Whether rows hold several samples.

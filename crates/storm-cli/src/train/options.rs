@@ -1,7 +1,7 @@
 //! Every option of a training run.
 
 use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Size};
-use crate::plan::{ActivationsArg, PlacementArg, UpdateArg};
+use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::precision::PrecisionArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;

@@ -157,6 +157,13 @@ impl Sink for Progress {
                     "seconds": seconds,
                 }));
             }
+            Event::MemoryAlarm { step, alarm } => {
+                eprintln!("warning: step {step}: {alarm}");
+                self.object(json!({
+                    "event": "memory_alarm", "step": step, "problem": alarm.to_string(),
+                    "is_critical": alarm.is_critical(),
+                }));
+            }
             Event::Saving { step } => self.object(json!({"event": "saving", "step": step})),
             Event::Saved { step, path, seconds } => {
                 self.line(&format!("step {step}: saved {} in {seconds:.2} s", path.display()));

@@ -7,46 +7,79 @@ use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::{Setup, Start};
 use super::{report, signals, summary};
-use crate::plan;
+use crate::{plan, size};
 use anyhow::{Context, Result};
+use std::num::NonZeroUsize;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
 use storm_model::{IfExists, SaveOptions, WeightDtype};
 use storm_train::{
-    BatchSource, Checkpoints, Disk, History, Measure, MetricsFile, PlannedTrainer, Precision,
-    Recorder, Run, Stop, StopReason, TensorBoardFile,
+    BatchSource, Checkpoints, Disk, Guard, History, Measure, MetricsFile, Notice, PlannedTrainer,
+    Precision, Preparation, Prepared, Recorder, Run, Stop, StopReason, TensorBoardFile, TrainError,
+    prepare,
 };
 
-pub(super) fn run(setup: Setup) -> Result<()> {
+/// How often device memory is looked at.
+const GUARD_INTERVAL: Duration = Duration::from_millis(500);
+
+pub(super) fn run(mut setup: Setup) -> Result<()> {
     setup.style.say(&plan::shown(&setup.request, &setup.answer));
+    let vram_bytes = Some(setup.request.vram.bytes);
     match setup.machine_kind {
         DeviceKind::Cpu => {
-            let threads = setup.settings.threads.map(std::num::NonZeroUsize::get);
-            let options = CpuPlanOptions { threads, trace: true, ..CpuPlanOptions::default() };
-            run_on::<CpuPlanDevice>(&setup, options)
-        }
-        DeviceKind::Cuda => {
-            let options = CudaPlanOptions {
+            let threads = setup.settings.threads.map(NonZeroUsize::get);
+            run_on::<CpuPlanDevice>(&mut setup, || CpuPlanOptions {
+                threads,
                 trace: true,
-                vram_bytes: Some(setup.request.vram.bytes),
-                ..CudaPlanOptions::default()
-            };
-            run_on::<CudaPlanDevice>(&setup, options)
+                ..CpuPlanOptions::default()
+            })
         }
+        DeviceKind::Cuda => run_on::<CudaPlanDevice>(&mut setup, || CudaPlanOptions {
+            trace: true,
+            vram_bytes,
+            ..CudaPlanOptions::default()
+        }),
     }
 }
 
-fn run_on<D: PlanDevice>(setup: &Setup, device: D::Options) -> Result<()> {
-    let mut trainer: PlannedTrainer<D> = PlannedTrainer::new(
-        &setup.model.config,
-        setup.train_options.clone(),
-        Arc::new(setup.answer.planned.plan.clone()),
-        device,
-    )
-    .with_context(|| format!("cannot train {}", setup.model.name))?;
+/// Puts the plan that was shown on a device. Where the machine has less than was hoped for, plans anew.
+fn prepared<D: PlanDevice>(
+    setup: &mut Setup,
+    device: impl Fn() -> D::Options,
+) -> Result<PlannedTrainer<D>, TrainError> {
+    let plan = Arc::new(setup.answer.planned.plan.clone());
+    let (config, options) = (&setup.model.config, &setup.train_options);
+    match PlannedTrainer::new(config, options.clone(), plan, device()) {
+        Err(TrainError::Exec(error)) => eprintln!("warning: {error}; planning anew"),
+        trainer => return trainer,
+    }
+    let preparation = Preparation {
+        config,
+        options,
+        accumulate: setup.answer.accumulate,
+        profile: &setup.request.profile,
+        budget: setup.request.budget(),
+        forced: &setup.request.forced,
+    };
+    let Prepared { trainer, prediction, .. } = prepare(&preparation, device, |notice| {
+        if let Notice::Refused { reason, budget } = notice {
+            let vram = size::show(budget.vram_bytes);
+            let ram = size::show(budget.ram_bytes);
+            eprintln!("warning: {reason}; planning with {vram} of device and {ram} of host memory");
+        }
+    })?;
+    setup.answer.planned.prediction = prediction;
+    Ok(trainer)
+}
+
+fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> Result<()> {
+    let mut trainer: PlannedTrainer<D> =
+        prepared(setup, device).with_context(|| format!("cannot train {}", setup.model.name))?;
+    let setup = &*setup;
     if let Some(weights) = &setup.model.weights {
         trainer.load(weights)?;
     }
@@ -56,6 +89,8 @@ fn run_on<D: PlanDevice>(setup: &Setup, device: D::Options) -> Result<()> {
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
     let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
+    let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
+    run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL));
 
     let (vram, ram) = (setup.request.vram.bytes, setup.request.ram.bytes);
     let mut progress = Progress::new(setup.style, setup.settings.log_every.get(), vram, ram);

@@ -28,7 +28,7 @@ pub(super) fn pieces(text: &str) -> Vec<Range<usize>> {
     while text.len() - start > PIECE_BYTES {
         let mut length = PIECE_BYTES;
         let end = loop {
-            let end = floor_char_boundary(text, start + length);
+            let end = text.floor_char_boundary(start + length);
             match piece_end(&text[start..end]) {
                 Some(length) => break start + length,
                 None if end == text.len() => break end,
@@ -42,11 +42,6 @@ pub(super) fn pieces(text: &str) -> Vec<Range<usize>> {
         pieces.push(start..text.len());
     }
     pieces
-}
-
-fn floor_char_boundary(text: &str, at: usize) -> usize {
-    let at = at.min(text.len());
-    (0..=at).rev().find(|&at| text.is_char_boundary(at)).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -42,10 +42,7 @@ where
                 source: std::io::Error::other("a thread ended before its time"),
             };
             let result = reply.recv().map_err(|_| lost()).flatten();
-            if let Err(error) = result.and_then(&mut write) {
-                // Threads that wait for work wait no longer than for the reader, which stops now.
-                return Err(error);
-            }
+            result.and_then(&mut write)?;
         }
         Ok(())
     })

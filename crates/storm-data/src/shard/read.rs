@@ -169,6 +169,11 @@ impl Shard {
         Ok((table, own))
     }
 
+    /// Bytes that have a checksum in the table.
+    pub(crate) fn verified_bytes(&self) -> u64 {
+        self.layout.table_at - HEADER_BYTES
+    }
+
     /// Reads blocks of the whole shard and checks them; `done` is told the bytes of each.
     pub(crate) fn verify(&self, done: &(dyn Fn(u64) + Sync)) -> Result<(), DataError> {
         use rayon::prelude::*;

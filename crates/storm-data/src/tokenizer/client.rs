@@ -1,7 +1,9 @@
 //! The other end of a tokenizer's process.
 
 use super::protocol::{Ask, DONE, Open, Opened, put, read_frame, take, write_frame};
+use super::{TokenizerInfo, TokenizerKind};
 use crate::DataError;
+use crate::manifest::sha256_hex;
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -56,7 +58,7 @@ impl Worker {
         json: &[u8],
         end_of_text: Option<&str>,
         command: &WorkerCommand,
-    ) -> Result<(Worker, Opened), DataError> {
+    ) -> Result<(Worker, TokenizerInfo), DataError> {
         let problem = |problem: String| DataError::Tokenizer { path: path.to_owned(), problem };
         let spawn = Command::new(&command.program)
             .args(&command.arguments)
@@ -86,12 +88,18 @@ impl Worker {
         let length = (open.len() as u32).to_le_bytes();
         let reply = worker.ask(&[&length, &open, json])?;
         let opened: Opened = serde_json::from_slice(&reply).map_err(|_| worker.nonsense())?;
-        let chat = opened.chat.iter().flat_map(|chat| [chat.start, chat.end]);
-        let mut named = opened.end_of_text.into_iter().chain(opened.begin_of_text).chain(chat);
-        if opened.vocabulary == 0 || named.any(|id| id >= opened.vocabulary) {
-            return Err(worker.nonsense());
+        let info = TokenizerInfo {
+            kind: TokenizerKind::HuggingFace,
+            vocabulary: opened.vocabulary,
+            end_of_text: opened.end_of_text,
+            begin_of_text: opened.begin_of_text,
+            chat: opened.chat,
+            sha256: Some(sha256_hex(json)),
+        };
+        match info.is_sound() {
+            true => Ok((worker, info)),
+            false => Err(worker.nonsense()),
         }
-        Ok((worker, opened))
     }
 
     pub(super) fn encode(

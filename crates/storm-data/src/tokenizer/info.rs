@@ -1,6 +1,9 @@
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
+/// A larger vocabulary is a mistake: its embedding alone would not fit a GPU.
+pub(super) const VOCABULARY_MAX: u32 = 1 << 28;
+
 /// What a tokenizer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -37,6 +40,15 @@ pub struct TokenizerInfo {
     pub chat: Option<ChatTokens>,
     /// Of `tokenizer.json`.
     pub sha256: Option<String>,
+}
+
+impl TokenizerInfo {
+    /// Whether its special tokens are in its vocabulary, and that is not larger than any model's.
+    pub(crate) fn is_sound(&self) -> bool {
+        let chat = self.chat.iter().flat_map(|chat| [chat.start, chat.end]);
+        let mut special = self.end_of_text.into_iter().chain(self.begin_of_text).chain(chat);
+        self.vocabulary <= VOCABULARY_MAX && special.all(|id| id < self.vocabulary)
+    }
 }
 
 /// Where a tokenizer comes from.

@@ -15,7 +15,7 @@ pub use client::WorkerCommand;
 pub use info::{ChatTokens, TokenizerInfo, TokenizerKind, TokenizerSource};
 pub use stream::DecodeStream;
 
-use crate::manifest::{TOKENIZER, TOKENIZER_BYTES_MAX, read_file, sha256_hex};
+use crate::manifest::{TOKENIZER, TOKENIZER_BYTES_MAX, read_file};
 use crate::{DataError, Dataset};
 use client::Worker;
 use std::path::Path;
@@ -81,15 +81,7 @@ impl Tokenizer {
         end_of_text: Option<&str>,
         worker: &WorkerCommand,
     ) -> Result<Tokenizer, DataError> {
-        let (worker, opened) = Worker::start(path, json, end_of_text, worker)?;
-        let info = TokenizerInfo {
-            kind: TokenizerKind::HuggingFace,
-            vocabulary: opened.vocabulary,
-            end_of_text: opened.end_of_text,
-            begin_of_text: opened.begin_of_text,
-            chat: opened.chat,
-            sha256: Some(sha256_hex(json)),
-        };
+        let (worker, info) = Worker::start(path, json, end_of_text, worker)?;
         Ok(Tokenizer { info, backend: Backend::Worker(Mutex::new(worker)) })
     }
 

@@ -4,19 +4,17 @@
 //! more. Whatever happens to it, the process that started it lives on and says so.
 
 use super::ChatTokens;
+use super::info::VOCABULARY_MAX;
 use super::protocol::{
     Ask, DONE, FAILED, Open, Opened, put, read_frame, take, take_bytes, write_frame,
 };
-use rustix::process::{Resource, Rlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::Tokenizer;
 
 /// Address space of the process. The largest tokenizers in use take some hundred megabytes.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
-
-/// A larger vocabulary is a mistake: its embedding alone would not fit a GPU.
-const VOCABULARY_MAX: u32 = 1 << 28;
 
 /// What the end of a document is called, in the order of preference.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
@@ -28,6 +26,8 @@ const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eo
 /// If the process that asks is gone.
 pub fn tokenize_worker() -> io::Result<()> {
     for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
+        // Whoever set a lower limit meant it.
+        let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
         setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
     }
     // What a panic says goes into the reply.

@@ -6,12 +6,14 @@ mod busy;
 mod chrome;
 mod html;
 mod occupancy;
+mod overlap;
 mod stalls;
 mod summary;
 
 pub use chrome::write_chrome;
 pub use html::{ReportFacts, TierLimits, write_html, write_html_after};
 pub use occupancy::{Occupancy, occupancy};
+pub use overlap::{Overlap, overlap};
 pub use stalls::StallCause;
 use storm_graph::{TensorClass, Training};
 pub use summary::{QueueSummary, Stall, Summary, TransferSummary, summarize};

@@ -15,7 +15,7 @@ use cases::Case;
 use cases::families;
 pub use chunks::{ChunkReport, verify_row_chunks};
 use compare::{Difference, compare};
-pub use plans::{PlanReport, verify_plan_device};
+pub use plans::{PlanReport, failure_of_plan, verify_plan_device};
 use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};

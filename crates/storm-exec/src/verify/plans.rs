@@ -64,6 +64,15 @@ pub fn verify_plan_device<D: PlanDevice>(
     Ok(reports)
 }
 
+/// Runs a small plan on a device that is to fail, and says how it did; none if it did not.
+pub fn failure_of_plan<D: PlanDevice>(options: D::Options) -> Option<ExecError> {
+    let mut planned: Planned<D> = match Planned::commit(tiny_plan(2), options) {
+        Ok(planned) => planned,
+        Err(error) => return Some(error),
+    };
+    run(&mut planned).err()
+}
+
 /// Some steps and a flush. The number of spans that were checked, or what is wrong.
 fn run<D: PlanDevice>(planned: &mut Planned<D>) -> Result<Result<usize, String>, ExecError> {
     let mut plain = Plain::new(numbers(7));

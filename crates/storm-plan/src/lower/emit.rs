@@ -182,14 +182,14 @@ impl<'a> Emit<'a> {
         // Groups never mix prologue and epilogue: one is updated long before the other.
         let first = parameters.prologue_trainable;
         let size = decisions.piece_elements;
-        let layer_groups = groups(&parameters.layer, &layout.layer, size, |_| true);
-        let prologue_groups = groups(&parameters.edge, &layout.edge, size, |t| t < first);
-        let epilogue_groups = groups(&parameters.edge, &layout.edge, size, |t| t >= first);
+        let layer_groups = groups(&parameters.layer, &layout.cut.layer, size, |_| true);
+        let prologue_groups = groups(&parameters.edge, &layout.cut.edge, size, |t| t < first);
+        let epilogue_groups = groups(&parameters.edge, &layout.cut.edge, size, |t| t >= first);
         let lowest_first = decisions.update == UpdateTime::NextStep;
         let layers = lowering.task.layer_count();
         let norm_graph = GraphId(0);
         plan.graphs.push(lowering.task.norm.clone());
-        let weight_runs = all_runs(&layout.layer.weights)
+        let weight_runs = all_runs(&layout.cut.layer.weights)
             .iter()
             .map(|run| run.offset..run.offset + run.size_bytes)
             .collect();
@@ -452,7 +452,7 @@ impl<'a> Emit<'a> {
     /// Brings a layer's weights in unless they are there.
     pub(super) fn fetch_weights(&mut self, layer: usize) {
         if let Some(after) = self.weights.enter(layer) {
-            let runs = all_runs(&self.layout.layer.weights);
+            let runs = all_runs(&self.layout.cut.layer.weights);
             let pieces = self.values.weights[layer].clone();
             let device = self.weights_place(Owner::Layer(layer));
             let host = self.weights_host(layer);
@@ -463,7 +463,7 @@ impl<'a> Emit<'a> {
     /// Brings a layer's gradients in unless they are there.
     pub(super) fn fetch_gradients(&mut self, layer: usize) {
         if let Some(after) = self.gradients.enter(layer) {
-            let runs = all_runs(&self.layout.layer.gradients);
+            let runs = all_runs(&self.layout.cut.layer.gradients);
             let pieces = self.values.gradients[layer].clone();
             let device = self.gradients_place(Owner::Layer(layer));
             let host = self.gradients_host(layer);
@@ -493,18 +493,18 @@ impl<'a> Emit<'a> {
             if group == 0 {
                 // What is not updated comes with the first group.
                 let frozen = (0..set.parameters.len()).filter(|p| !trainable.contains(p));
-                let pieces_of = |p: usize| self.layout.layer.weights.entries[p].pieces.len();
+                let pieces_of = |p: usize| self.layout.cut.layer.weights.entries[p].pieces.len();
                 wanted.extend(frozen.flat_map(|p| (0..pieces_of(p)).map(move |piece| (p, piece))));
                 wanted.sort_unstable();
             }
-            let runs = self.layout.layer.weights.runs_of(wanted.into_iter());
+            let runs = self.layout.cut.layer.weights.runs_of(wanted.into_iter());
             let values = self.values.weights[layer].clone();
             let device = self.weights_place(Owner::Layer(layer));
             let host = self.weights_host(layer);
             self.move_runs(&runs, &values, device, host, Some(after));
         }
         if let Some(after) = gradients {
-            let runs = self.layout.layer.gradients.runs_of(pieces.iter().copied());
+            let runs = self.layout.cut.layer.gradients.runs_of(pieces.iter().copied());
             let values = self.values.gradients[layer].clone();
             let device = self.gradients_place(Owner::Layer(layer));
             let host = self.gradients_host(layer);
@@ -520,7 +520,7 @@ impl<'a> Emit<'a> {
 
     /// Takes a layer's gradients out.
     pub(super) fn write_back_gradients(&mut self, layer: usize) {
-        let runs = all_runs(&self.layout.layer.gradients);
+        let runs = all_runs(&self.layout.cut.layer.gradients);
         let pieces = self.values.gradients[layer].clone();
         let device = self.gradients_place(Owner::Layer(layer));
         let host = self.gradients_host(layer);
@@ -532,7 +532,7 @@ impl<'a> Emit<'a> {
         if self.decisions.weights.is_pinned(layer) {
             return;
         }
-        let runs = self.layout.layer.weights.runs_of(pieces.iter().copied());
+        let runs = self.layout.cut.layer.weights.runs_of(pieces.iter().copied());
         let values = self.values.weights[layer].clone();
         let device = self.weights_place(Owner::Layer(layer));
         let host = self.weights_host(layer);
@@ -629,7 +629,7 @@ impl<'a> Emit<'a> {
 
     /// A scalar of the step, or an input that a step has once.
     pub(super) fn scalar(&self, name: &str) -> Bound {
-        if let Some(&offset) = self.layout.scalars.get(name) {
+        if let Some(offset) = self.layout.scalar(self.lowering, name) {
             return Bound::one(offset, self.values.scalars[name]);
         }
         self.input(name, 0).unwrap_or_else(|| unreachable!("no scalar `{name}`"))
@@ -705,9 +705,7 @@ impl Values {
                     .collect()
             })
             .collect();
-        let scalars = layout
-            .scalars
-            .keys()
+        let scalars = (lowering.shared.scalars.keys())
             .map(|name| {
                 let class = TensorClass::Activation;
                 (name.clone(), push_value(plan, name.clone(), f32_bytes, class))
@@ -741,11 +739,11 @@ impl Values {
             (weights, gradients, states)
         };
         let (edge_weights, edge_gradients, edge_states) =
-            set_values(&parameters.edge, &layout.edge, String::new());
+            set_values(&parameters.edge, &layout.cut.edge, String::new());
         let (mut weights, mut gradients, mut states) = (Vec::new(), Vec::new(), Vec::new());
         for layer in 0..layers {
             let prefix = format!("layers.{layer}.");
-            let (w, g, s) = set_values(&parameters.layer, &layout.layer, prefix);
+            let (w, g, s) = set_values(&parameters.layer, &layout.cut.layer, prefix);
             weights.push(w);
             gradients.push(g);
             states.push(s);

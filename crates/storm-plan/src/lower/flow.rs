@@ -542,9 +542,9 @@ impl<'a> Emit<'a> {
             });
             let (slab, pieces) = match owner {
                 Owner::Layer(layer) => {
-                    (&self.layout.layer.gradients, self.values.gradients[layer][t])
+                    (&self.layout.cut.layer.gradients, self.values.gradients[layer][t])
                 }
-                Owner::Edge => (&self.layout.edge.gradients, self.values.edge_gradients[t]),
+                Owner::Edge => (&self.layout.cut.edge.gradients, self.values.edge_gradients[t]),
             };
             let gradient = pieces.at(place + slab.entries[t].offset);
             let node = node.unwrap_or_else(|| unreachable!("the norm misses `{name}`"));
@@ -585,7 +585,7 @@ impl<'a> Emit<'a> {
             self.norm_node(index, &reads);
         }
         let (norm, _) = self.norm_names();
-        let place = self.layout.scalars[&norm];
+        let place = self.layout.scalar(self.lowering, &norm).expect("the norm graph makes it");
         self.send_result(self.decisions.group, place);
         if self.decisions.update == UpdateTime::EndOfStep {
             let mut updates = self.prologue_updates();
@@ -644,11 +644,11 @@ impl<'a> Emit<'a> {
         let place = self.weights_place(owner);
         match owner {
             Owner::Layer(layer) => {
-                let offset = self.layout.layer.weights.entries[index].offset;
+                let offset = self.layout.cut.layer.weights.entries[index].offset;
                 self.values.weights[layer][index].at(place + offset)
             }
             Owner::Edge => {
-                let offset = self.layout.edge.weights.entries[index].offset;
+                let offset = self.layout.cut.edge.weights.entries[index].offset;
                 self.values.edge_weights[index].at(place + offset)
             }
         }
@@ -671,9 +671,9 @@ impl<'a> Emit<'a> {
             let place = self.gradients_place(owner);
             let (slab, pieces) = match owner {
                 Owner::Layer(layer) => {
-                    (&self.layout.layer.gradients, self.values.gradients[layer][t])
+                    (&self.layout.cut.layer.gradients, self.values.gradients[layer][t])
                 }
-                Owner::Edge => (&self.layout.edge.gradients, self.values.edge_gradients[t]),
+                Owner::Edge => (&self.layout.cut.edge.gradients, self.values.edge_gradients[t]),
             };
             let all = pieces.at(place + slab.entries[t].offset);
             let root = storage[gradient.index()];
@@ -725,8 +725,8 @@ impl<'a> Emit<'a> {
         for owner in owners {
             let set = self.set(owner);
             let (slabs, prefix) = match owner {
-                Owner::Edge => (&self.layout.edge, String::new()),
-                Owner::Layer(layer) => (&self.layout.layer, format!("layers.{layer}.")),
+                Owner::Edge => (&self.layout.cut.edge, String::new()),
+                Owner::Layer(layer) => (&self.layout.cut.layer, format!("layers.{layer}.")),
             };
             let named = |tensor: &Tensor, suffix: &str, dtype: DType, class: TensorClass| Tensor {
                 name: format!("{prefix}{}{suffix}", tensor.name),

@@ -2,13 +2,14 @@
 //! temporaries.
 
 use super::Lowering;
-use super::parameters::SetSlabs;
+use super::shared::Cut;
 use super::slab::{COPY_BYTES_MAX, Slab};
-use crate::pack::aligned;
+use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::{Region, Tier};
 use crate::{Decisions, Storage};
 use std::collections::BTreeMap;
-use storm_graph::{DType, Op, Shape, Tensor, TensorClass};
+use std::sync::Arc;
+use storm_graph::{Op, Tensor, TensorClass};
 
 /// One tier, filled from the bottom.
 #[derive(Clone, Debug)]
@@ -59,13 +60,13 @@ pub(crate) struct Layout {
     pub(crate) device: Arena,
     pub(crate) host: Arena,
     pub(crate) inputs: Vec<InputPlaces>,
-    /// Scalars by name: norm, clip, and the sum of squares of each gradient.
-    pub(crate) scalars: BTreeMap<String, usize>,
+    /// The first of the scalars: norm, clip, and the sum of squares of each gradient.
+    scalars: usize,
     /// (device, host), one per micro-batch of a group.
     pub(crate) losses: Vec<(usize, usize)>,
     pub(crate) norm_host: usize,
-    pub(crate) layer: SetSlabs,
-    pub(crate) edge: SetSlabs,
+    /// All parameters in pieces.
+    pub(super) cut: Arc<Cut>,
     pub(crate) edge_weights: usize,
     pub(crate) edge_gradients: usize,
     /// On the device if resident, in host memory otherwise.
@@ -128,14 +129,12 @@ impl Layout {
         let (group, layers) = (decisions.group, lowering.task.layer_count());
         let mut device = Arena::new(Tier::Device);
         let mut host = Arena::new(Tier::Host);
-        let layer = lowering.parameters.layer.slabs(decisions.piece_elements);
-        let edge = lowering.parameters.edge.slabs(decisions.piece_elements);
+        let cut = lowering.cut(decisions.piece_elements);
+        let Cut { layer, edge, .. } = &*cut;
 
         let inputs = place_inputs(lowering, group, &mut device, &mut host);
-        let mut scalars = BTreeMap::new();
-        for name in scalar_names(lowering) {
-            scalars.insert(name, device.take("inputs and scalars", 4));
-        }
+        let scalar_count = lowering.shared.scalars.len();
+        let scalars = device.take("inputs and scalars", ALIGNMENT * scalar_count);
         let losses = (0..group)
             .map(|_| (device.take("inputs and scalars", 4), host.take("inputs and results", 4)))
             .collect();
@@ -160,7 +159,7 @@ impl Layout {
         let state_slot = if decisions.states.pinned == layers && decisions.edge_states_resident {
             0
         } else {
-            super::update::state_slot_bytes(lowering, decisions)
+            cut.state_slot_bytes
         };
         let state_ring = Ring::take(
             &mut device,
@@ -228,8 +227,7 @@ impl Layout {
             scalars,
             losses,
             norm_host,
-            layer,
-            edge,
+            cut,
             edge_weights,
             edge_gradients,
             edge_states,
@@ -255,6 +253,14 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// Where a scalar of the norm lies.
+    pub(super) fn scalar(&self, lowering: &Lowering<'_>, name: &str) -> Option<usize> {
+        let index = lowering.shared.scalars.get(name)?;
+        Some(self.scalars + index * ALIGNMENT)
+    }
+}
+
 /// The most layers in a row of which only the first has its input at hand.
 pub(crate) fn longest_stretch(boundary: &[Storage]) -> usize {
     let mut longest = 1;
@@ -272,55 +278,20 @@ fn place_inputs(
     device: &mut Arena,
     host: &mut Arena,
 ) -> Vec<InputPlaces> {
-    let mut tensors: Vec<(Tensor, bool)> = Vec::new();
-    for tensor in lowering.task.proceed.inputs() {
-        let per_micro_batch = tensor.shape.rank() > 0;
-        tensors.push((tensor, per_micro_batch));
-    }
-    for rule in &lowering.task.updates {
-        for id in rule.graph.ids().filter(|&id| rule.graph.producer(id).is_none()) {
-            let tensor = rule.graph.tensor(id);
-            let known = tensors.iter().any(|(known, _)| known.name == tensor.name);
-            let is_clip = is_clip(lowering, &tensor.name);
-            if tensor.class == TensorClass::Input && !known && !is_clip {
-                tensors.push((tensor.clone(), false));
-            }
+    let places = |(tensor, per_micro_batch): &(Tensor, bool)| {
+        let copies = if *per_micro_batch { group } else { 1 };
+        let bytes = tensor.size_bytes();
+        let places = (0..copies).map(|_| {
+            let device = device.take("inputs and scalars", bytes);
+            (device, host.take("inputs and results", bytes))
+        });
+        InputPlaces {
+            places: places.collect(),
+            tensor: tensor.clone(),
+            per_micro_batch: *per_micro_batch,
         }
-    }
-    tensors
-        .into_iter()
-        .map(|(tensor, per_micro_batch)| {
-            let copies = if per_micro_batch { group } else { 1 };
-            let bytes = tensor.size_bytes();
-            let places = (0..copies)
-                .map(|_| {
-                    let device = device.take("inputs and scalars", bytes);
-                    (device, host.take("inputs and results", bytes))
-                })
-                .collect();
-            InputPlaces { tensor, per_micro_batch, places }
-        })
-        .collect()
-}
-
-/// Whether the norm graph makes a tensor of that name.
-fn is_clip(lowering: &Lowering<'_>, name: &str) -> bool {
-    let norm = &lowering.task.norm;
-    norm.ids().any(|id| norm.producer(id).is_some() && norm.tensor(id).name == name)
-}
-
-/// What the norm graph makes, except for scratch.
-fn scalar_names(lowering: &Lowering<'_>) -> Vec<String> {
-    let norm = &lowering.task.norm;
-    norm.ids()
-        .filter(|&id| norm.producer(id).is_some())
-        .map(|id| norm.tensor(id))
-        .filter(|tensor| tensor.class != TensorClass::Scratch)
-        .map(|tensor| {
-            debug_assert_eq!((&tensor.shape, tensor.dtype), (&Shape::scalar(), DType::F32));
-            tensor.name.clone()
-        })
-        .collect()
+    };
+    lowering.shared.inputs.iter().map(places).collect()
 }
 
 fn activation_slab(lowering: &Lowering<'_>, saved: &[Storage], wanted: Storage) -> ActivationSlab {

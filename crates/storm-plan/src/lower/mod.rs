@@ -7,6 +7,7 @@ mod emit;
 mod flow;
 mod layout;
 mod parameters;
+mod shared;
 mod slab;
 mod update;
 mod variant;
@@ -15,6 +16,7 @@ mod waits;
 use crate::plan::Plan;
 use crate::{Decisions, HardwareProfile, PlanError, SavedUnit, Storage, Task};
 use parameters::Parameters;
+use shared::{Cut, Shared};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError, RwLock};
 use storm_graph::{Section, TensorId, recompute};
@@ -41,6 +43,9 @@ pub struct Lowering<'a> {
     pub(crate) profile: &'a HardwareProfile,
     pub(crate) units: Vec<SavedUnit>,
     parameters: Parameters,
+    shared: Shared,
+    /// By elements of a piece.
+    cuts: RwLock<BTreeMap<usize, Arc<Cut>>>,
     prologue: Pair,
     epilogue: Pair,
     /// By which units the backward pass does not make again.
@@ -67,6 +72,8 @@ impl<'a> Lowering<'a> {
             profile,
             units: task.saved_units(),
             parameters: Parameters::new(task)?,
+            shared: Shared::new(task),
+            cuts: RwLock::default(),
             prologue: both(|program| &program.prologue, false),
             epilogue: both(|program| &program.epilogue, true),
             layers: RwLock::default(),
@@ -127,8 +134,8 @@ impl<'a> Lowering<'a> {
 
     /// Sizes that all plans share.
     pub(crate) fn sizes(&self) -> Sizes {
-        let layer = self.parameters.layer.slabs(crate::PIECE_ELEMENTS);
-        let edge = self.parameters.edge.slabs(crate::PIECE_ELEMENTS);
+        let cut = self.cut(crate::PIECE_ELEMENTS);
+        let Cut { layer, edge, .. } = &*cut;
         let section = &self.task.proceed.layer;
         Sizes {
             boundary: section.graph.tensor(section.carried_in[0]).size_bytes(),

@@ -1,10 +1,8 @@
 //! The optimizer in pieces: gradient, parameter and state of a piece meet on the device.
 
-use super::Lowering;
 use super::emit::{Bound, Emit};
 use super::parameters::{Set, SetSlabs};
 use super::slab::{CopyRun, Slab};
-use crate::Decisions;
 use crate::pack::aligned;
 use crate::plan::GraphId;
 use std::collections::{BTreeMap, VecDeque};
@@ -23,7 +21,7 @@ pub(super) struct UpdateGroup {
     pub(super) pieces: Vec<(usize, usize)>,
     /// Copies of state, and where each goes in a slot of the ring.
     runs: Vec<(CopyRun, usize)>,
-    slot_bytes: usize,
+    pub(super) slot_bytes: usize,
 }
 
 /// Updates that are due, spread over other work.
@@ -98,16 +96,6 @@ pub(super) fn groups(
             UpdateGroup { pieces, runs, slot_bytes }
         })
         .collect()
-}
-
-/// What a slot of the state ring must hold.
-pub(super) fn state_slot_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
-    let sets = [&lowering.parameters.layer, &lowering.parameters.edge];
-    let all = sets.into_iter().flat_map(|set| {
-        let slabs = set.slabs(decisions.piece_elements);
-        groups(set, &slabs, decisions.piece_elements, |_| true)
-    });
-    all.map(|group| group.slot_bytes).max().unwrap_or(0)
 }
 
 impl Emit<'_> {
@@ -259,22 +247,22 @@ impl Emit<'_> {
 
     fn states_slab(&self, owner: Owner) -> &Slab {
         match owner {
-            Owner::Layer(_) => &self.layout.layer.states,
-            Owner::Edge => &self.layout.edge.states,
+            Owner::Layer(_) => &self.layout.cut.layer.states,
+            Owner::Edge => &self.layout.cut.edge.states,
         }
     }
 
     fn weights_slab(&self, owner: Owner) -> &Slab {
         match owner {
-            Owner::Layer(_) => &self.layout.layer.weights,
-            Owner::Edge => &self.layout.edge.weights,
+            Owner::Layer(_) => &self.layout.cut.layer.weights,
+            Owner::Edge => &self.layout.cut.edge.weights,
         }
     }
 
     fn gradients_slab(&self, owner: Owner) -> &Slab {
         match owner {
-            Owner::Layer(_) => &self.layout.layer.gradients,
-            Owner::Edge => &self.layout.edge.gradients,
+            Owner::Layer(_) => &self.layout.cut.layer.gradients,
+            Owner::Edge => &self.layout.cut.edge.gradients,
         }
     }
 

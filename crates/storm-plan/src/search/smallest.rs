@@ -99,7 +99,7 @@ impl Search<'_> {
         }
         let layers = self.task().layer_count();
         let most = |placement: Option<Placement>| match placement {
-            Some(Placement::Streamed) => layers - 1,
+            Some(Placement::Streamed) => 0,
             _ => layers,
         };
         let most = [self.forced.gradients, self.forced.weights, self.forced.states].map(most);

@@ -1,5 +1,5 @@
 use super::{Finished, RunError};
-use crate::{PlannedTrainer, TrainError};
+use crate::{Alarm, PlannedTrainer, TrainError};
 use std::path::Path;
 use storm_device::{MemoryTaken, PlanDevice, Trace};
 use storm_exec::ExecError;
@@ -58,6 +58,13 @@ pub enum Event<'a> {
         is_best: bool,
         /// What it took.
         seconds: f64,
+    },
+    /// Device memory is not as planned. If that is critical, a checkpoint follows.
+    MemoryAlarm {
+        /// After which step.
+        step: u64,
+        /// What is wrong.
+        alarm: Alarm,
     },
     /// A checkpoint is about to be written; steps wait for it.
     Saving {

@@ -8,6 +8,7 @@ mod error;
 mod evaluate;
 mod event;
 mod finite;
+mod memory;
 mod source;
 mod stop;
 
@@ -17,7 +18,7 @@ pub use source::BatchSource;
 pub use stop::Stop;
 
 use crate::{
-    Batch, Best, Checkpoints, Disk, PlannedTrainer, Progress, Retention, Schedule, Storage,
+    Batch, Best, Checkpoints, Disk, Guard, PlannedTrainer, Progress, Retention, Schedule, Storage,
     TrainingState, Verified,
 };
 use std::collections::BTreeMap;
@@ -62,6 +63,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     batches: Vec<Batch>,
     /// The step of the newest checkpoint that this run knows to be whole.
     saved: Option<u64>,
+    guard: Option<Guard>,
 }
 
 /// How a run ended.
@@ -99,7 +101,22 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             device: options.device.clone(),
         };
         let batches = vec![Batch::new(Vec::new(), Vec::new(), 1); trainer.micro_batches()];
-        Run { trainer, data, held_out, checkpoints, options, progress, batches, saved: None }
+        Run {
+            trainer,
+            data,
+            held_out,
+            checkpoints,
+            options,
+            progress,
+            batches,
+            saved: None,
+            guard: None,
+        }
+    }
+
+    /// Watches device memory from now on.
+    pub fn watch(&mut self, guard: Guard) {
+        self.guard = Some(guard);
     }
 
     /// Goes on from the newest checkpoint that can be used, and says which step that is of; none if
@@ -170,7 +187,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             if due(self.options.evaluate_every) || is_last {
                 is_best = self.evaluate(observer)?;
             }
-            if due(self.options.save_every) || (is_best && self.options.keep_best) {
+            let is_critical = self.look_at_memory(observer)?;
+            if is_critical || due(self.options.save_every) || (is_best && self.options.keep_best) {
                 self.save(observer)?;
             }
         };

@@ -2,4 +2,5 @@
 
 mod exactness;
 mod faults;
+mod refused;
 mod support;

@@ -12,5 +12,6 @@ mod models;
 mod mutants;
 mod policies;
 mod random;
+mod refined;
 #[path = "../../../storm-plan/tests/support/mod.rs"]
 mod support;

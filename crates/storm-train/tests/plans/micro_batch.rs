@@ -1,6 +1,8 @@
 //! The size of micro-batches, where only the tokens of a step are given.
 
-use crate::models::{budget, gib, profile, real_options, small_card, tiny, tiny_options};
+use crate::models::{
+    budget, gib, least, profile, real_options, real_task, small_card, tiny, tiny_options,
+};
 use storm_model::preset;
 use storm_plan::{Forced, PlanError};
 use storm_train::{MicroBatch, TrainError, choose_micro_batch};
@@ -10,6 +12,25 @@ fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<MicroBatch, Tra
     let config = preset(model).expect("a preset");
     let (profile, budget) = (profile("reference"), budget(vram_bytes, gib(64)));
     choose_micro_batch(&config, &real_options(1), tokens, &profile, budget, &Forced::default())
+}
+
+#[test]
+fn a_small_budget_takes_smaller_micro_batches() {
+    let model = "qwen2.5-0.5b";
+    let two = real_task(model, 2, 8);
+    let enough_for_two = least(&two, &profile("reference"), gib(64), &Forced::default());
+    let [roomy, tight] = [gib(40), enough_for_two.vram_min_bytes]
+        .map(|vram| chosen(model, 16 * 1024, vram).expect("it fits"));
+    assert!(tight.batch <= 2, "{}", tight.batch);
+    assert!(tight.batch < roomy.batch, "{} and {}", tight.batch, roomy.batch);
+    for chosen in [roomy, tight] {
+        assert_eq!(chosen.batch * chosen.accumulate, 16);
+        assert!(chosen.tried.iter().any(|tried| tried.batch == chosen.batch));
+        assert!(chosen.tried.is_sorted_by_key(|tried| std::cmp::Reverse(tried.batch)));
+        for tried in &chosen.tried {
+            assert_eq!(tried.batch * tried.accumulate, 16);
+        }
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ fn unsafe_mutants_of_models_are_caught() {
             let name = format!("{name}, seed {seed}");
             verify(&plan, tight_budget(&plan)).unwrap_or_else(|e| panic!("{name}: {e}"));
             oracle::judge(&plan).unwrap_or_else(|e| panic!("{name}: {e}"));
-            try_mutants(&name, &plan, 30, &mut random, &mut verdicts);
+            try_mutants(&name, &plan, 120, &mut random, &mut verdicts);
         }
     }
     assert!(
@@ -32,5 +32,12 @@ fn unsafe_mutants_of_models_are_caught() {
         verdicts.caught + verdicts.survivors.len(),
         verdicts.survivors.join("\n")
     );
-    assert!(verdicts.caught > 200, "too few of {} mutants are unsafe", verdicts.total());
+    println!(
+        "{} mutants: {} unsafe and caught, {} harmless, {} refused though safe",
+        verdicts.total(),
+        verdicts.caught,
+        verdicts.harmless,
+        verdicts.strict.len()
+    );
+    assert!(verdicts.caught > 1000, "too few of {} mutants are unsafe", verdicts.total());
 }

@@ -1,12 +1,15 @@
 //! Whole runs over made-up batches: evaluation, early stop, numbers that are none.
 
+mod guard;
+
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    Batch, BatchSource, Checkpoints, Decay, Disk, Event, Observed, Observer, PlannedTrainer,
+    Alarm, Batch, BatchSource, Checkpoints, Decay, Disk, Event, Observed, Observer, PlannedTrainer,
     Precision, Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop, StopReason,
     TrainOptions, training_task,
 };
@@ -29,13 +32,17 @@ fn tiny() -> ModelConfig {
 }
 
 fn trainer(update: UpdateTime) -> PlannedTrainer<CpuPlanDevice> {
+    let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
+    trainer_on(update, device)
+}
+
+fn trainer_on<D: PlanDevice>(update: UpdateTime, device: D::Options) -> PlannedTrainer<D> {
     let options = TrainOptions { seed: 3, ..TrainOptions::new(2, SEQUENCE, Precision::F32) };
     let task = training_task(&tiny(), &options, 1).expect("a valid model");
     let profile = HardwareProfile::builtin("reference").expect("built in");
     let budget = Budget { vram_bytes: 1 << 40, ram_bytes: 1 << 40 };
     let forced = Forced { update: Some(update), ..Forced::default() };
     let planned = plan(&task, &profile, budget, &forced).expect("a plan");
-    let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
     PlannedTrainer::new(&tiny(), options, planned.plan.into(), device).expect("a trainer")
 }
 
@@ -70,6 +77,7 @@ struct Heard {
     steps: Vec<u64>,
     evaluations: Vec<(u64, f64)>,
     saved: Vec<u64>,
+    alarms: Vec<(u64, Alarm)>,
 }
 
 impl Observer for Heard {
@@ -82,6 +90,7 @@ impl Observer for Heard {
         match event {
             Event::Evaluated { step, loss, .. } => self.evaluations.push((*step, *loss)),
             Event::Saved { step, .. } => self.saved.push(*step),
+            Event::MemoryAlarm { step, alarm } => self.alarms.push((*step, *alarm)),
             _ => {}
         }
         Ok(())
@@ -103,11 +112,7 @@ fn options(steps: u64, rate: f64) -> RunOptions {
     }
 }
 
-fn run(
-    folder: &TempDir,
-    trainer: PlannedTrainer<CpuPlanDevice>,
-    options: RunOptions,
-) -> Run<CpuPlanDevice> {
+fn run<D: PlanDevice>(folder: &TempDir, trainer: PlannedTrainer<D>, options: RunOptions) -> Run<D> {
     let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
     let held_out = Box::new(Made { next: 1000, end: Some(1003) });
     Run::new(trainer, Box::new(Made { next: 0, end: None }), Some(held_out), checkpoints, options)

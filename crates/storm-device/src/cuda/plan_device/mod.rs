@@ -365,6 +365,11 @@ impl PlanDevice for CudaPlanDevice {
         Ok(self.memory_in_use()?.bytes)
     }
 
+    fn memory_free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        let (free, _) = self.kept.tools.context.memory_info()?;
+        Ok(Some(free as u64))
+    }
+
     fn identity(&self) -> String {
         let card = self.card();
         format!("{} ({}), {}", card.name, card.architecture(), self.kept.tools.gemm.library())

@@ -1,11 +1,14 @@
 //! `storm verify`: proofs, one line each, PASS or FAIL with the figure.
 
+mod claims;
+mod queues;
+
+use crate::{hardware, progress};
 use anyhow::{Result, bail};
+use claims::{Claim, Verdict};
 use clap::{Args, ValueEnum};
-use std::io::{IsTerminal, Write};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_exec::{verify_ops, verify_row_chunks};
-use storm_plan::HardwareProfile;
 use storm_train::{verify_models, verify_plans};
 
 #[derive(Args)]
@@ -24,6 +27,17 @@ pub(crate) struct VerifyArgs {
     /// resident, with random delays in every queue.
     #[arg(long)]
     plans: bool,
+    /// Check the queues of the device: small plans with random delays and slowed copies against plain
+    /// arithmetic, a budget that is too small, and a kernel that fails.
+    #[arg(long)]
+    queues: bool,
+    /// Measure what is claimed of training under a budget: that copies hide, host memory is exact, and
+    /// memory and time are as predicted.
+    #[arg(long)]
+    claims: bool,
+    /// The card's profile, for the planner: a built-in card or a file that `storm probe` wrote.
+    #[arg(long)]
+    hardware: Option<String>,
     /// Random plans over all families.
     #[arg(long, default_value_t = 50)]
     plan_count: usize,
@@ -47,7 +61,7 @@ enum DeviceArg {
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let DeviceArg::Cuda = args.device;
     // Without a choice, everything.
-    let all = !args.ops && !args.models && !args.plans;
+    let all = ![args.ops, args.models, args.plans, args.queues, args.claims].contains(&true);
     let open = |bytes| CudaDevice::new(0, bytes);
     println!("{}", CudaDevice::new(0, 1)?.card().name);
     let mut failed = 0;
@@ -78,8 +92,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     }
     if args.models || all {
         let (runs, steps) = (args.runs as usize, args.steps as usize);
-        let reports = verify_models(runs, steps, open, show_progress)?;
-        show_progress("");
+        let reports = verify_models(runs, steps, open, progress::show)?;
+        progress::show("");
         println!(
             "\n{:<8} {:<15} {:>12} {:>10}  verdict",
             "family", "precision", "gradients", "repeats"
@@ -101,7 +115,8 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         }
     }
     if args.plans || all {
-        let profile = HardwareProfile::builtin("h200")?;
+        let name = args.hardware.as_deref();
+        let profile = hardware::resolve(name.unwrap_or_else(|| hardware::default_hardware()))?;
         let device =
             |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
         let reports = verify_plans::<_, CudaPlanDevice>(
@@ -110,9 +125,9 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             &profile,
             open,
             device,
-            show_progress,
+            progress::show,
         )?;
-        show_progress("");
+        progress::show("");
         println!(
             "\n{:<8} {:<15} {:>6} {:>6}  bits of everything resident",
             "family", "precision", "plans", "steps"
@@ -128,17 +143,31 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             failed += usize::from(!report.passed());
         }
     }
+    if args.claims || all {
+        println!("\n{:<36} {:<26} verdict", "claim", "bar");
+        claims::all(args.hardware.as_deref(), |claim| {
+            progress::show("");
+            let Claim { what, bar, figure, verdict } = claim;
+            let verdict = match verdict {
+                Verdict::Pass => format!("PASS {figure}"),
+                Verdict::Fail => format!("FAIL {figure}"),
+                Verdict::Skipped(reason) => format!("SKIP {reason}"),
+            };
+            println!("{what:<36} {bar:<26} {verdict}");
+            failed += usize::from(matches!(claim.verdict, Verdict::Fail));
+        })?;
+    }
+    // Last: it ends with a kernel that fails, after which this process cannot use the card.
+    if args.queues || all {
+        println!("\n{:<36} verdict", "queues");
+        for check in queues::all(args.seeds)? {
+            let verdict = if check.passed { "PASS" } else { "FAIL" };
+            println!("{:<36} {verdict} {}", check.what, check.figure);
+            failed += usize::from(!check.passed);
+        }
+    }
     if failed > 0 {
         bail!("{failed} checks failed");
     }
     Ok(())
-}
-
-/// What is being checked, on a line that is written over; nothing where nobody looks.
-fn show_progress(what: &str) {
-    let mut stderr = std::io::stderr();
-    if stderr.is_terminal() {
-        let dots = if what.is_empty() { "" } else { " …" };
-        let _ = write!(stderr, "\r\x1b[K{what}{dots}");
-    }
 }

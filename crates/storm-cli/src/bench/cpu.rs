@@ -1,25 +1,13 @@
-//! `storm bench`: training speed, measured.
+//! `storm bench cpu`: a small GPT on the CPU, with everything resident and under a budget.
 
-use crate::bench_attention::{self, AttentionBenchArgs};
-use crate::bench_train::{self, TrainBenchArgs};
-use crate::op_times::OpTimes;
+use super::op_times::OpTimes;
 use anyhow::{Context, Result, ensure};
-use clap::{Args, Subcommand};
+use clap::Args;
 use std::time::Instant;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, plan};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer, training_task};
-
-#[derive(Subcommand)]
-pub(crate) enum BenchCommand {
-    /// A 10M-parameter GPT on the CPU: 6 layers, 384 wide, context 256, batch 8, f32.
-    Cpu(CpuArgs),
-    /// A real model with everything in device memory, random tokens.
-    Train(TrainBenchArgs),
-    /// One attention op, forward and backward, on a GPU.
-    Attention(AttentionBenchArgs),
-}
 
 #[derive(Args)]
 pub(crate) struct CpuArgs {
@@ -43,12 +31,7 @@ pub(crate) struct CpuArgs {
     profile: bool,
 }
 
-pub(crate) fn run(command: &BenchCommand) -> Result<()> {
-    let args = match command {
-        BenchCommand::Cpu(args) => args,
-        BenchCommand::Train(args) => return bench_train::run(args),
-        BenchCommand::Attention(args) => return bench_attention::run(args),
-    };
+pub(super) fn run(args: &CpuArgs) -> Result<()> {
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(threads) = args.threads {
         pool = pool.num_threads(threads);

@@ -35,7 +35,7 @@ pub(crate) struct AttentionBenchArgs {
     runs: u32,
 }
 
-pub(crate) fn run(args: &AttentionBenchArgs) -> Result<()> {
+pub(super) fn run(args: &AttentionBenchArgs) -> Result<()> {
     let heads = HeadLayout {
         query_heads: args.heads as usize,
         key_value_heads: args.kv_heads.unwrap_or(args.heads) as usize,

@@ -1,0 +1,38 @@
+//! `storm bench`: training speed, measured.
+
+mod attention;
+mod budgeted;
+mod clocked;
+mod cpu;
+mod curve;
+mod op_times;
+mod outputs;
+mod planned;
+mod run_args;
+mod train;
+
+use anyhow::Result;
+use clap::Subcommand;
+pub(crate) use planned::{Measured, PlannedRun};
+pub(crate) use run_args::RunArgs;
+
+#[derive(Subcommand)]
+pub(crate) enum BenchCommand {
+    /// A 10M-parameter GPT on the CPU: 6 layers, 384 wide, context 256, batch 8, f32.
+    Cpu(cpu::CpuArgs),
+    /// A real model on random tokens, with everything in device memory or under a budget.
+    Train(train::TrainBenchArgs),
+    /// A real model under one budget after another: a table and a picture of speed against memory.
+    Curve(curve::CurveArgs),
+    /// One attention op, forward and backward, on a GPU.
+    Attention(attention::AttentionBenchArgs),
+}
+
+pub(crate) fn run(command: &BenchCommand) -> Result<()> {
+    match command {
+        BenchCommand::Cpu(args) => cpu::run(args),
+        BenchCommand::Train(args) => train::run(args),
+        BenchCommand::Curve(args) => curve::run(args),
+        BenchCommand::Attention(args) => attention::run(args),
+    }
+}

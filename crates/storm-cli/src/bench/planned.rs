@@ -1,0 +1,201 @@
+//! Training under a memory budget, timed, beside what the plan predicted.
+
+use super::run_args::{DeviceArg, RunArgs};
+use crate::{progress, size};
+use anyhow::{Context, Result};
+use std::time::Instant;
+use storm_device::PlanDevice;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
+use storm_model::ModelConfig;
+use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction};
+use storm_train::{Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, prepare};
+
+/// A step that takes longer or shorter than predicted by more than this shows that the profile is off.
+const OFF_MAX: f64 = 0.10;
+
+/// A training run to be timed.
+pub(crate) struct PlannedRun<'a> {
+    args: &'a RunArgs,
+    pub(crate) config: ModelConfig,
+    options: TrainOptions,
+    pub(crate) budget: Budget,
+    profile: HardwareProfile,
+    batches: Vec<Batch>,
+    /// Whether the timed steps are recorded.
+    pub(crate) record: bool,
+}
+
+/// What came of it.
+pub(crate) struct Measured<D: PlanDevice> {
+    pub(crate) trainer: PlannedTrainer<D>,
+    /// The profile that the plan was made with: refined if it was off.
+    pub(crate) profile: HardwareProfile,
+    pub(crate) decisions: Decisions,
+    pub(crate) prediction: Prediction,
+    pub(crate) bottleneck: Bottleneck,
+    pub(crate) step_seconds: f64,
+    pub(crate) fastest_seconds: f64,
+    /// What the process holds of the device.
+    pub(crate) vram_bytes: u64,
+    pub(crate) loss: f32,
+}
+
+/// A device for benchmarks.
+pub(crate) trait Benched: PlanDevice {
+    /// Options for a run. A device of the run before may have something to keep.
+    fn options(run: &PlannedRun<'_>, record: bool, before: Option<Self>) -> Self::Options;
+
+    /// What the process holds of it.
+    fn vram_bytes(&self) -> Result<u64>;
+}
+
+impl Benched for CpuPlanDevice {
+    fn options(_: &PlannedRun<'_>, record: bool, _: Option<Self>) -> CpuPlanOptions {
+        CpuPlanOptions { trace: record, ..CpuPlanOptions::default() }
+    }
+
+    fn vram_bytes(&self) -> Result<u64> {
+        Ok(self.memory_taken().device_bytes as u64)
+    }
+}
+
+impl Benched for CudaPlanDevice {
+    fn options(run: &PlannedRun<'_>, record: bool, before: Option<Self>) -> CudaPlanOptions {
+        let show = |done: usize, all: usize| {
+            let [done, all] = [done, all].map(|bytes| size::show(bytes as u64));
+            progress::show(&format!("host memory: {done} of {all}"));
+        };
+        CudaPlanOptions {
+            trace: record,
+            vram_bytes: Some(run.budget.vram_bytes),
+            copy_slowdown: run.args.slow_copies,
+            progress: Some(Box::new(show)),
+            // Host memory is slow to get. After an error of the card there is nothing to keep.
+            kept: before.and_then(|device| device.keep().ok()),
+            ..CudaPlanOptions::default()
+        }
+    }
+
+    fn vram_bytes(&self) -> Result<u64> {
+        Ok(self.memory_in_use()?.bytes)
+    }
+}
+
+impl<'a> PlannedRun<'a> {
+    pub(crate) fn new(args: &'a RunArgs, budget: Budget) -> Result<PlannedRun<'a>> {
+        let config = args.config()?;
+        Ok(PlannedRun {
+            options: args.options(),
+            budget,
+            profile: args.profile(budget.vram_bytes)?,
+            batches: args.batches(&config),
+            // Recording costs two events an instruction on a GPU, and nothing on the CPU.
+            record: args.device == DeviceArg::Cpu,
+            args,
+            config,
+        })
+    }
+
+    /// Plans, trains, and compares. If the first steps are not as predicted, it measures each
+    /// instruction and plans once more.
+    pub(crate) fn run<D: Benched>(&self, before: Option<D>) -> Result<Measured<D>> {
+        let mut profile = self.profile.clone();
+        let mut prepared = self.prepared(&profile, self.record, before)?;
+        let warm = self.warm_up(&mut prepared.trainer)?;
+        let predicted = prepared.prediction.step_seconds;
+        if (warm / predicted - 1.0).abs() > OFF_MAX {
+            eprintln!(
+                "a step takes {warm:.3} s, not {predicted:.3}: measuring it to correct the profile"
+            );
+            profile = self.refined(&profile, prepared.trainer.into_device())?;
+            prepared = self.prepared(&profile, self.record, None)?;
+            self.warm_up(&mut prepared.trainer)?;
+        }
+        let Prepared { mut trainer, decisions, prediction, bottleneck } = prepared;
+        let mut times = Vec::new();
+        let mut loss = f32::NAN;
+        for _ in 0..self.args.steps {
+            let start = Instant::now();
+            loss = trainer.step(&self.batches, 1e-5)?.loss;
+            trainer.synchronize()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(Measured {
+            vram_bytes: trainer.device().vram_bytes()?,
+            step_seconds: times[times.len() / 2],
+            fastest_seconds: times[0],
+            trainer,
+            profile,
+            decisions,
+            prediction,
+            bottleneck,
+            loss,
+        })
+    }
+
+    fn prepared<D: Benched>(
+        &self,
+        profile: &HardwareProfile,
+        record: bool,
+        mut before: Option<D>,
+    ) -> Result<Prepared<D>> {
+        let begun = Instant::now();
+        let preparation = Preparation {
+            config: &self.config,
+            options: &self.options,
+            accumulate: self.args.accumulate,
+            profile,
+            budget: self.budget,
+            forced: &self.args.forced.forced(),
+        };
+        let tell = |notice: Notice<'_>| {
+            progress::show("");
+            match notice {
+                Notice::Planned(prediction) => eprintln!(
+                    "planned for {}: {:.3} s a step in {} of device and {} of host memory",
+                    profile.name,
+                    prediction.step_seconds,
+                    size::show(prediction.vram_peak_bytes),
+                    size::show(prediction.ram_peak_bytes),
+                ),
+                Notice::Refused { reason, budget } => eprintln!(
+                    "refused: {reason}\nplanning again within {} of device and {} of host memory",
+                    size::show(budget.vram_bytes),
+                    size::show(budget.ram_bytes),
+                ),
+            }
+        };
+        let device = || D::options(self, record, before.take());
+        let prepared = prepare(&preparation, device, tell);
+        progress::show("");
+        let prepared = prepared.with_context(|| format!("cannot train {}", self.args.model))?;
+        eprintln!("ready after {:.1} s", begun.elapsed().as_secs_f64());
+        Ok(prepared)
+    }
+
+    /// Some steps; how long the last one took.
+    fn warm_up<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<f64> {
+        let mut seconds = f64::NAN;
+        for _ in 0..self.args.warmup {
+            let start = Instant::now();
+            trainer.step(&self.batches, 1e-5)?;
+            trainer.synchronize()?;
+            seconds = start.elapsed().as_secs_f64();
+        }
+        Ok(seconds)
+    }
+
+    /// The profile as a recorded step of its plan corrects it.
+    fn refined<D: Benched>(&self, profile: &HardwareProfile, before: D) -> Result<HardwareProfile> {
+        let mut prepared = self.prepared(profile, true, Some(before))?;
+        self.warm_up(&mut prepared.trainer)?;
+        let trace = prepared.trainer.trace()?.context("the device records nothing")?;
+        let seconds = |span: &storm_device::Span| {
+            (span.instruction, (span.end_ns - span.start_ns) as f64 / 1e9)
+        };
+        let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
+        Ok(profile.refined(prepared.trainer.plan(), &measured))
+    }
+}

@@ -1,0 +1,178 @@
+//! What benchmarks of real models have in common.
+
+use crate::forced::ForcedArgs;
+use crate::precision::PrecisionArg;
+use crate::size::{self, positive};
+use crate::{UsageError, hardware, memory_limits};
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use storm_device::cpu::probe_cpu;
+use storm_model::{ModelConfig, preset};
+use storm_plan::{Budget, HardwareProfile};
+use storm_train::{Batch, TrainOptions};
+
+/// Larger than a trainer's default: benchmarks are for speed.
+const CHUNK_ROWS: usize = 2048;
+
+#[derive(Args)]
+pub(crate) struct RunArgs {
+    /// Preset; see `storm model list`.
+    #[arg(long, default_value = "qwen2.5-1.5b")]
+    pub(crate) model: String,
+    /// Sequences per micro-batch.
+    #[arg(long, default_value_t = 16, value_parser = positive)]
+    pub(crate) batch: usize,
+    /// Micro-batches per step.
+    #[arg(long, default_value_t = 8, value_parser = positive)]
+    pub(crate) accumulate: usize,
+    /// Tokens per sequence.
+    #[arg(long, default_value_t = 1024, value_parser = positive)]
+    pub(crate) seq: usize,
+    /// Where to train.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
+    pub(crate) device: DeviceArg,
+    /// Storage of parameters, gradients and optimizer state.
+    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16Stochastic)]
+    pub(crate) precision: PrecisionArg,
+    /// Rows of logits that exist at a time.
+    #[arg(long, default_value_t = CHUNK_ROWS, value_parser = positive)]
+    pub(crate) chunk_rows: usize,
+    /// Steps to time.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) steps: u32,
+    /// Steps before the clock starts.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) warmup: u32,
+    /// Fewer layers than the preset, to try a large model's layer on a small card.
+    #[arg(long, value_parser = positive)]
+    pub(crate) layers: Option<usize>,
+    /// Pinned host memory that a plan may take. If not given, what this machine or its control group
+    /// has available less a little.
+    #[arg(long, value_parser = size::parse)]
+    pub(crate) ram: Option<u64>,
+    /// Profile to plan with on a GPU: a built-in card or the file of a profile; see `storm plan
+    /// --hardware list`. On the CPU it is measured.
+    #[arg(long)]
+    pub(crate) hardware: Option<String>,
+    /// Make copies take so many times as long, to see how a card with a slower connection fares.
+    #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = slowdown)]
+    pub(crate) slow_copies: f64,
+    #[command(flatten)]
+    pub(crate) forced: ForcedArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    Cpu,
+    Cuda,
+}
+
+fn slowdown(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(factor) if (1.0..=100.0).contains(&factor) => Ok(factor),
+        _ => Err("must be a number from 1 to 100".to_owned()),
+    }
+}
+
+impl RunArgs {
+    /// The defaults of the command line, for a step of this size.
+    pub(crate) fn new(model: &str, batch: usize, accumulate: usize, seq: usize) -> RunArgs {
+        RunArgs {
+            model: model.to_owned(),
+            batch,
+            accumulate,
+            seq,
+            device: DeviceArg::Cuda,
+            precision: PrecisionArg::Bf16Stochastic,
+            chunk_rows: CHUNK_ROWS,
+            steps: 4,
+            warmup: 1,
+            layers: None,
+            ram: None,
+            hardware: None,
+            slow_copies: 1.0,
+            forced: ForcedArgs::default(),
+        }
+    }
+
+    pub(crate) fn config(&self) -> Result<ModelConfig> {
+        let mut config = preset(&self.model)?;
+        if let Some(layers) = self.layers {
+            config.layer_count = layers;
+        }
+        Ok(config)
+    }
+
+    pub(crate) fn options(&self) -> TrainOptions {
+        TrainOptions {
+            chunk_rows: self.chunk_rows,
+            ..TrainOptions::new(self.batch, self.seq, self.precision.into())
+        }
+    }
+
+    pub(crate) fn tokens_per_step(&self) -> usize {
+        self.batch * self.seq * self.accumulate
+    }
+
+    /// Seeded tokens, the same every time.
+    pub(crate) fn batches(&self, config: &ModelConfig) -> Vec<Batch> {
+        (0..self.accumulate).map(|index| self.random_batch(config.vocab_size, index)).collect()
+    }
+
+    fn random_batch(&self, vocabulary: usize, index: usize) -> Batch {
+        let mut state =
+            0x2545_f491_4f6c_dd1d_u64 ^ (index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut token = || {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state % vocabulary as u64) as i32
+        };
+        let rows = self.batch * self.seq;
+        let tokens = (0..rows).map(|_| token()).collect();
+        let targets = (0..rows).map(|_| token()).collect();
+        Batch::new(tokens, targets, self.seq)
+    }
+
+    /// What to plan with for a device of that much memory.
+    pub(crate) fn profile(&self, vram_bytes: u64) -> Result<HardwareProfile> {
+        let mut profile = match self.device {
+            DeviceArg::Cpu if self.slow_copies != 1.0 => {
+                let problem = "--slow-copies needs --device cuda";
+                return Err(UsageError(problem.to_owned()).into());
+            }
+            DeviceArg::Cpu => probe_cpu(vram_bytes)?,
+            DeviceArg::Cuda => {
+                let name = self.hardware.as_deref();
+                hardware::resolve(name.unwrap_or_else(|| hardware::default_hardware()))?
+            }
+        };
+        if self.slow_copies > 1.0 {
+            profile.name = format!("{}, copies {} times slower", profile.name, self.slow_copies);
+            profile.host_to_device_bandwidth /= self.slow_copies;
+            profile.device_to_host_bandwidth /= self.slow_copies;
+            profile.duplex_bandwidth /= self.slow_copies;
+        }
+        Ok(profile)
+    }
+
+    /// That much device memory, and what is given or available of the host's.
+    pub(crate) fn budget(&self, vram_bytes: u64) -> Result<Budget> {
+        Ok(Budget { vram_bytes, ram_bytes: memory_limits::host(self.ram)?.bytes })
+    }
+
+    /// Refuses what only means something under a plan.
+    pub(crate) fn check_unplanned(&self) -> Result<()> {
+        let mut flags = self.forced.words();
+        if self.slow_copies != 1.0 {
+            flags.push_str(" --slow-copies");
+        }
+        match flags.trim() {
+            "" => Ok(()),
+            flags => {
+                let problem = format!("{flags}: give --vram too, there is no plan without it");
+                Err(UsageError(problem).into())
+            }
+        }
+    }
+}

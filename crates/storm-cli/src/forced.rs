@@ -1,0 +1,122 @@
+//! Decisions that are otherwise the planner's, as people write them.
+
+use crate::size::positive;
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use storm_plan::{Forced, Placement, Storage, UpdateTime};
+
+/// What the planner may not decide.
+#[derive(Args, Default)]
+#[command(next_help_heading = "Decisions that are otherwise the planner's")]
+pub(crate) struct ForcedArgs {
+    /// What layers save for their backward pass.
+    #[arg(long, value_enum)]
+    pub(crate) activations: Option<ActivationsArg>,
+    /// The inputs of layers.
+    #[arg(long, value_enum)]
+    pub(crate) layer_inputs: Option<PlacementArg>,
+    /// Store the input of every n-th layer only, and run the layers between again.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) checkpoint_every: Option<usize>,
+    /// Parameters of layers.
+    #[arg(long, value_enum)]
+    pub(crate) weights: Option<PlacementArg>,
+    /// Gradients of layers.
+    #[arg(long, value_enum)]
+    pub(crate) gradients: Option<PlacementArg>,
+    /// Optimizer state of layers.
+    #[arg(long, value_enum)]
+    pub(crate) optimizer_state: Option<PlacementArg>,
+    /// When gradients are applied.
+    #[arg(long, value_enum)]
+    pub(crate) update: Option<UpdateArg>,
+    /// Micro-batches that go through a layer together, so that streamed weights move once for all of
+    /// them.
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub(crate) group: Option<usize>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ActivationsArg {
+    /// They stay on the device.
+    Keep,
+    /// They are made again.
+    Recompute,
+    /// They wait in host memory.
+    Offload,
+    /// They are offloaded or made again, whichever is faster.
+    NotKept,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PlacementArg {
+    /// On the device.
+    Resident,
+    /// In host memory, coming in as needed.
+    Streamed,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum UpdateArg {
+    /// At the end of the step.
+    EndOfStep,
+    /// In the next step, each layer just before its first use.
+    NextStep,
+}
+
+impl ForcedArgs {
+    /// As `--activations not-kept`.
+    pub(crate) fn nothing_kept() -> ForcedArgs {
+        ForcedArgs { activations: Some(ActivationsArg::NotKept), ..ForcedArgs::default() }
+    }
+
+    pub(crate) fn forced(&self) -> Forced {
+        let placement = |placement: PlacementArg| match placement {
+            PlacementArg::Resident => Placement::Resident,
+            PlacementArg::Streamed => Placement::Streamed,
+        };
+        Forced {
+            activations: self.activations.and_then(|activations| match activations {
+                ActivationsArg::Keep => Some(Storage::Keep),
+                ActivationsArg::Recompute => Some(Storage::Recompute),
+                ActivationsArg::Offload => Some(Storage::Offload),
+                ActivationsArg::NotKept => None,
+            }),
+            nothing_kept: matches!(self.activations, Some(ActivationsArg::NotKept)),
+            layer_inputs: self.layer_inputs.map(placement),
+            checkpoint_every: self.checkpoint_every,
+            weights: self.weights.map(placement),
+            gradients: self.gradients.map(placement),
+            states: self.optimizer_state.map(placement),
+            update: self.update.map(|update| match update {
+                UpdateArg::EndOfStep => UpdateTime::EndOfStep,
+                UpdateArg::NextStep => UpdateTime::NextStep,
+            }),
+            group: self.group,
+        }
+    }
+
+    /// `--weights resident --group 4`: as the user wrote it, for messages.
+    pub(crate) fn words(&self) -> String {
+        fn value<T: ValueEnum>(flag: &str, value: Option<T>) -> Option<String> {
+            let value = value?.to_possible_value()?;
+            Some(format!("{flag} {}", value.get_name()))
+        }
+        let number =
+            |flag: &str, value: Option<usize>| value.map(|value| format!("{flag} {value}"));
+        let flags = [
+            value("--activations", self.activations),
+            value("--layer-inputs", self.layer_inputs),
+            number("--checkpoint-every", self.checkpoint_every),
+            value("--weights", self.weights),
+            value("--gradients", self.gradients),
+            value("--optimizer-state", self.optimizer_state),
+            value("--update", self.update),
+            number("--group", self.group),
+        ];
+        flags.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    }
+}

@@ -1,0 +1,207 @@
+//! What STORM claims of training under a budget, measured on a GPU.
+
+use crate::bench::{Measured, PlannedRun, RunArgs};
+use crate::forced::ForcedArgs;
+use crate::{hardware, progress, size};
+use anyhow::{Context, Result};
+use std::time::Instant;
+use storm_device::cuda::{CudaDevice, CudaPlanDevice};
+use storm_exec::trace;
+use storm_model::build;
+use storm_plan::{Queue, Storage};
+use storm_train::Trainer;
+
+/// The model of all claims.
+const MODEL: &str = "qwen2.5-1.5b";
+
+/// Its budget, if the card has as much.
+const VRAM_BYTES: u64 = 9_000_000_000;
+
+/// How much of the card's memory a claim may take.
+const CARD_SHARE: f64 = 0.95;
+
+/// A sequence so long that offloading everything can hide behind it.
+const LONG_SEQUENCE: usize = 49_152;
+
+/// How a claim came out.
+pub(super) enum Verdict {
+    Pass,
+    Fail,
+    /// This machine cannot tell, for this reason.
+    Skipped(String),
+}
+
+/// One line.
+pub(super) struct Claim {
+    pub(super) what: &'static str,
+    /// What must hold, as people read it.
+    pub(super) bar: String,
+    pub(super) figure: String,
+    pub(super) verdict: Verdict,
+}
+
+impl Claim {
+    fn new(what: &'static str, bar: &str, figure: String, holds: bool) -> Claim {
+        let verdict = if holds { Verdict::Pass } else { Verdict::Fail };
+        Claim { what, bar: bar.to_owned(), figure, verdict }
+    }
+}
+
+/// Every claim, shown as soon as it is known.
+pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Result<()> {
+    let card_bytes =
+        hardware::resolve(hardware.unwrap_or_else(|| hardware::default_hardware()))?.memory_bytes;
+    let card_bytes = (card_bytes as f64 * CARD_SHARE) as u64;
+    let named = |mut args: RunArgs| {
+        args.hardware = hardware.map(ToOwned::to_owned);
+        args
+    };
+    let args = named(RunArgs::new(MODEL, 16, 4, 1024));
+    budgeted(&args, VRAM_BYTES.min(card_bytes))?.iter().for_each(&mut show);
+    let args = named(RunArgs { steps: 2, ..RunArgs::new(MODEL, 1, 1, LONG_SEQUENCE) });
+    activations_away(args, card_bytes)?.iter().for_each(show);
+    Ok(())
+}
+
+/// Three queues, hidden copies, exact host memory, and that all of it was predicted.
+fn budgeted(args: &RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
+    progress::show(&format!("{MODEL} in {}", size::show(vram_bytes)));
+    let mut run = PlannedRun::new(args, args.budget(vram_bytes)?)?;
+    run.record = true;
+    let mut measured: Measured<CudaPlanDevice> = run.run(None)?;
+    let trace = measured.trainer.trace()?.context("it was recorded")?;
+    let plan = measured.trainer.plan();
+    let overlap = trace::overlap(plan, &trace);
+    let stored = trace::summarize(plan, &trace).host_peak_bytes;
+    let held = measured.trainer.memory_taken().host_bytes;
+    let percent = |share: f64| format!("{:.2} %", 100.0 * share);
+    let ratio = held as f64 / stored.max(1) as f64;
+    let prediction = &measured.prediction;
+    let off = |measured: f64, predicted: f64| (measured - predicted) / predicted;
+    let memory_off = off(measured.vram_bytes as f64, prediction.vram_peak_bytes as f64);
+    let time_off = off(measured.step_seconds, prediction.step_seconds);
+    let [in_use, budget] = [measured.vram_bytes, vram_bytes].map(size::show);
+    Ok(vec![
+        Claim::new(
+            "three queues at once",
+            "some",
+            format!("{} of the step", percent(overlap.all_queues())),
+            overlap.all_queues_ns > 0,
+        ),
+        Claim::new(
+            "compute waits for offload",
+            "< 2 % of forward",
+            percent(overlap.offload_gap()),
+            overlap.offload_gap() < 0.02,
+        ),
+        Claim::new(
+            "compute waits for fetch",
+            "< 2 % of backward",
+            percent(overlap.fetch_gap()),
+            overlap.fetch_gap() < 0.02,
+        ),
+        Claim::new(
+            "pinned bytes held ÷ stored",
+            "≤ 1.02",
+            format!("{ratio:.4}, {} held", size::show(held as u64)),
+            ratio <= 1.02,
+        ),
+        Claim::new(
+            "peak device memory",
+            "≤ budget",
+            format!("{in_use} of {budget}"),
+            measured.vram_bytes <= vram_bytes,
+        ),
+        Claim::new(
+            "peak against prediction",
+            "within 2 %",
+            percent(memory_off),
+            memory_off.abs() <= 0.02,
+        ),
+        Claim::new(
+            "step time against prediction",
+            "within 10 %",
+            format!("{} of {:.3} s", percent(time_off), prediction.step_seconds),
+            time_off.abs() <= 0.10,
+        ),
+    ])
+}
+
+/// All activations off the device between forward and backward, beside everything resident.
+fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
+    const WHAT: &str = "all activations away";
+    let bar = "≥ 0.80 of resident speed";
+    progress::show(&format!("{MODEL} with sequences of {LONG_SEQUENCE}, everything resident"));
+    let resident_seconds = match resident_step(&args) {
+        Ok(seconds) => seconds,
+        Err(error) => {
+            let verdict = Verdict::Skipped(format!("nothing to compare with: {error:#}"));
+            return Ok(vec![Claim {
+                what: WHAT,
+                bar: bar.to_owned(),
+                figure: "-".to_owned(),
+                verdict,
+            }]);
+        }
+    };
+    args.forced = ForcedArgs::nothing_kept();
+    progress::show(&format!("{MODEL} with sequences of {LONG_SEQUENCE}, all activations away"));
+    let mut run = PlannedRun::new(&args, args.budget(vram_bytes)?)?;
+    run.record = true;
+    let mut measured: Measured<CudaPlanDevice> = run.run(None)?;
+    let decisions = &measured.decisions;
+    let mut stored = decisions.saved.iter().flatten().chain(&decisions.boundary);
+    let is_away = !stored.any(|&storage| storage == Storage::Keep);
+    let share = resident_seconds / measured.step_seconds;
+    let trace = measured.trainer.trace()?.context("it was recorded")?;
+    let busy = trace::summarize(measured.trainer.plan(), &trace).busy_share(Queue::Compute);
+    let moved = size::show(measured.prediction.d2h_bytes);
+    Ok(vec![
+        Claim::new(
+            "no activation stays on the device",
+            "between passes",
+            format!("{moved} offloaded, {}", again(measured.prediction.recompute_fraction)),
+            is_away,
+        ),
+        Claim::new(
+            WHAT,
+            bar,
+            format!(
+                "{share:.3}: {:.3} s and {resident_seconds:.3} s a step of {LONG_SEQUENCE} tokens",
+                measured.step_seconds
+            ),
+            share >= 0.80,
+        ),
+        Claim::new(
+            "compute queue busy meanwhile",
+            "≥ 80 %",
+            format!("{:.1} %", 100.0 * busy),
+            busy >= 0.80,
+        ),
+    ])
+}
+
+fn again(share: f64) -> String {
+    format!("{:.1} % of computing made again", 100.0 * share)
+}
+
+/// Seconds of a step with everything in device memory.
+fn resident_step(args: &RunArgs) -> Result<f64> {
+    let config = args.config()?;
+    let options = args.options();
+    let program = build(&config, &options.build_options())?;
+    let open = |bytes| CudaDevice::new(0, bytes);
+    let mut trainer = Trainer::on_device(&config, options, program, |_| {}, open)?;
+    let batches = args.batches(&config);
+    let mut seconds = f64::MAX;
+    // The first step warms up.
+    for step in 0..=args.steps {
+        let start = Instant::now();
+        trainer.step(&batches, 1e-5)?;
+        trainer.synchronize()?;
+        if step > 0 {
+            seconds = seconds.min(start.elapsed().as_secs_f64());
+        }
+    }
+    Ok(seconds)
+}

@@ -1,0 +1,71 @@
+//! The queues of a GPU, and how it fails.
+
+use anyhow::Result;
+use storm_device::DeviceError;
+use storm_device::cuda::{CudaError, CudaPlanDevice, CudaPlanOptions};
+use storm_exec::{ExecError, failure_of_plan, verify_plan_device};
+
+/// One line.
+pub(super) struct Check {
+    pub(super) what: &'static str,
+    pub(super) figure: String,
+    pub(super) passed: bool,
+}
+
+/// How many times as long copies take where they are slowed.
+const SLOWDOWN: f64 = 3.5;
+
+/// Instructions of the compute queue before the one that fails.
+const BEFORE_FAILURE: u64 = 20;
+
+/// Every check; the card cannot be used by this process afterwards.
+pub(super) fn all(seeds: u64) -> Result<Vec<Check>> {
+    Ok(vec![
+        in_order("small plans with random delays", seeds, 1.0)?,
+        in_order("small plans with slowed copies", seeds, SLOWDOWN)?,
+        over_budget(),
+        failing_kernel(),
+    ])
+}
+
+fn in_order(what: &'static str, seeds: u64, copy_slowdown: f64) -> Result<Check> {
+    let options = |chaos_seed, before: Option<CudaPlanDevice>| CudaPlanOptions {
+        chaos_seed,
+        copy_slowdown,
+        trace: true,
+        kept: before.and_then(|device| device.keep().ok()),
+        ..CudaPlanOptions::default()
+    };
+    let reports = verify_plan_device::<CudaPlanDevice>(seeds, options)?;
+    let spans: usize = reports.iter().map(|report| report.spans).sum();
+    let problem = reports.iter().find_map(|report| {
+        let problem = report.problem.as_ref()?;
+        Some(format!("delays {:?}: {problem}", report.chaos_seed))
+    });
+    Ok(Check {
+        what,
+        passed: problem.is_none(),
+        figure: problem
+            .unwrap_or_else(|| format!("{} plans, {spans} instructions in order", reports.len())),
+    })
+}
+
+fn over_budget() -> Check {
+    let options = CudaPlanOptions { vram_bytes: Some(1 << 20), ..CudaPlanOptions::default() };
+    let failure = failure_of_plan::<CudaPlanDevice>(options);
+    let passed =
+        matches!(failure, Some(ExecError::Device(DeviceError::Cuda(CudaError::OverBudget { .. }))));
+    Check { what: "a budget below the context's own", passed, figure: words(failure) }
+}
+
+fn failing_kernel() -> Check {
+    let options =
+        CudaPlanOptions { fail_after: Some(BEFORE_FAILURE), ..CudaPlanOptions::default() };
+    let failure = failure_of_plan::<CudaPlanDevice>(options);
+    let passed = matches!(failure, Some(ExecError::Device(DeviceError::Instruction { .. })));
+    Check { what: "a kernel that fails is named", passed, figure: words(failure) }
+}
+
+fn words(failure: Option<ExecError>) -> String {
+    failure.map_or_else(|| "nothing failed".to_owned(), |failure| failure.to_string())
+}

@@ -1,0 +1,151 @@
+use super::stalls::{StallCause, stall_spans};
+use storm_device::{Span, Trace};
+use storm_graph::{Op, Phase};
+use storm_plan::{Plan, Queue, Work};
+
+/// How well copies hide behind computing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Overlap {
+    /// From the first start to the last end.
+    pub total_ns: u64,
+    /// Time in which all three queues work.
+    pub all_queues_ns: u64,
+    /// The forward passes: their kernels and what these wait for.
+    pub forward_ns: u64,
+    /// Of it, waiting until something has left for the host.
+    pub offload_gap_ns: u64,
+    /// The backward passes.
+    pub backward_ns: u64,
+    /// Of it, waiting until something has come from the host.
+    pub fetch_gap_ns: u64,
+}
+
+impl Overlap {
+    /// The part of the forward passes in which the compute queue waits for copies to the host.
+    pub fn offload_gap(&self) -> f64 {
+        self.offload_gap_ns as f64 / self.forward_ns.max(1) as f64
+    }
+
+    /// The part of the backward passes in which it waits for copies from the host.
+    pub fn fetch_gap(&self) -> f64 {
+        self.fetch_gap_ns as f64 / self.backward_ns.max(1) as f64
+    }
+
+    /// The part of the time in which all three queues work.
+    pub fn all_queues(&self) -> f64 {
+        self.all_queues_ns as f64 / self.total_ns.max(1) as f64
+    }
+}
+
+/// What a kernel belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+    /// The optimizer, which runs beside either.
+    Update,
+}
+
+/// Looks at who waited in which pass.
+pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
+    let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
+    let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+    let of_queue = |queue: Queue| {
+        trace.spans.iter().filter(move |span| plan.instruction(span.instruction).queue() == queue)
+    };
+    let compute: Vec<&Span> = of_queue(Queue::Compute).collect();
+    let passes: Vec<Pass> = compute.iter().map(|span| pass(plan, span)).collect();
+    let mut overlap = Overlap {
+        total_ns: end_ns - start_ns,
+        all_queues_ns: all_busy_ns(Queue::ALL.map(|queue| of_queue(queue).collect())),
+        ..Overlap::default()
+    };
+    for (span, pass) in compute.iter().zip(&passes) {
+        let ns = span.end_ns - span.start_ns;
+        match pass {
+            Pass::Forward => overlap.forward_ns += ns,
+            Pass::Backward => overlap.backward_ns += ns,
+            Pass::Update => {}
+        }
+    }
+    for stall in stall_spans(plan, &compute, start_ns, end_ns) {
+        let ns = stall.end_ns - stall.start_ns;
+        match (stall.before.map(|index| passes[index]), stall.cause) {
+            (Some(Pass::Forward), cause) => {
+                overlap.forward_ns += ns;
+                if matches!(cause, StallCause::ToHost(_)) {
+                    overlap.offload_gap_ns += ns;
+                }
+            }
+            (Some(Pass::Backward), cause) => {
+                overlap.backward_ns += ns;
+                if matches!(cause, StallCause::ToDevice(_)) {
+                    overlap.fetch_gap_ns += ns;
+                }
+            }
+            _ => {}
+        }
+    }
+    overlap
+}
+
+fn pass(plan: &Plan, span: &Span) -> Pass {
+    let Work::Compute(compute) = &plan.instruction(span.instruction).work else {
+        unreachable!("a copy in the compute queue")
+    };
+    let node = &plan.graphs[compute.graph.0 as usize].nodes()[compute.node as usize];
+    match (&node.op, node.phase) {
+        (
+            Op::AdamW { .. }
+            | Op::Sgd { .. }
+            | Op::SumOfSquares { .. }
+            | Op::GlobalNorm { .. }
+            | Op::ClipScale { .. },
+            _,
+        ) => Pass::Update,
+        (_, Phase::Backward) => Pass::Backward,
+        (_, Phase::Forward) => Pass::Forward,
+    }
+}
+
+/// Time in which every one of the queues works. A queue's own spans do not overlap.
+fn all_busy_ns(queues: [Vec<&Span>; Queue::ALL.len()]) -> u64 {
+    let mut moments: Vec<(u64, i32)> = Vec::new();
+    for span in queues.iter().flatten() {
+        moments.extend([(span.start_ns, 1), (span.end_ns, -1)]);
+    }
+    // At the same moment ends come first.
+    moments.sort_unstable();
+    let (mut busy, mut since_ns, mut total_ns) = (0, 0, 0);
+    for (moment_ns, change) in moments {
+        if busy == Queue::ALL.len() as i32 {
+            total_ns += moment_ns - since_ns;
+        }
+        busy += change;
+        since_ns = moment_ns;
+    }
+    total_ns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_device::WaitedFor;
+    use storm_plan::InstructionId;
+
+    fn span(start_ns: u64, end_ns: u64) -> Span {
+        let instruction = InstructionId(0);
+        Span { instruction, waited_for: WaitedFor::Nothing, ready_ns: start_ns, start_ns, end_ns }
+    }
+
+    #[test]
+    fn all_three_at_once() {
+        let spans = [span(0, 10), span(12, 20)];
+        let into = [span(5, 15)];
+        let out = [span(0, 6), span(6, 7), span(13, 30)];
+        let queues = [spans.iter().collect(), into.iter().collect(), out.iter().collect()];
+        // 5 to 7 and 13 to 15.
+        assert_eq!(all_busy_ns(queues), 4);
+        assert_eq!(all_busy_ns([Vec::new(), Vec::new(), Vec::new()]), 0);
+    }
+}

@@ -1,0 +1,47 @@
+use crate::{Prediction, Queue, Simulation};
+
+/// What a plan would be faster with more of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bottleneck {
+    /// The card computes all the time, and computes nothing twice.
+    Compute,
+    /// The card computes all the time, but some of it twice, for lack of memory.
+    Memory,
+    /// The card waits for copies.
+    Bus,
+    /// The card waits for the host to give out work.
+    Launches,
+}
+
+/// A compute queue that works less than this waits for something worth naming.
+const BUSY: f64 = 0.9;
+
+/// Less than this made again is not worth naming.
+const AGAIN: f64 = 0.02;
+
+impl Bottleneck {
+    /// Of a simulated step.
+    pub fn of(prediction: &Prediction, simulation: &Simulation) -> Bottleneck {
+        if prediction.busy[Queue::Compute.index()] >= BUSY {
+            return match prediction.recompute_fraction > AGAIN {
+                true => Bottleneck::Memory,
+                false => Bottleneck::Compute,
+            };
+        }
+        let stalls = &simulation.stalls;
+        match stalls.launch_seconds > stalls.total_seconds() / 2.0 {
+            true => Bottleneck::Launches,
+            false => Bottleneck::Bus,
+        }
+    }
+
+    /// `pcie`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Bottleneck::Compute => "compute",
+            Bottleneck::Memory => "memory",
+            Bottleneck::Bus => "pcie",
+            Bottleneck::Launches => "launches",
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! A profile, corrected by what a real step took.
+
+use super::{ElementwisePoint, GemmKind, HardwareProfile};
+use crate::plan::{Direction, InstructionId, Plan, Work};
+use crate::simulate::instruction_seconds;
+use std::collections::BTreeMap;
+use storm_graph::{DType, Op, Tensor};
+
+/// What is corrected together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    /// A kind of matrix product, and whether it is of bf16.
+    Gemm(u8, bool),
+    AttentionForward,
+    AttentionBackward,
+    /// Bytes that an op of this name moves.
+    Moving(&'static str),
+    ToDevice,
+    ToHost,
+}
+
+/// No machine is further from its profile: a step that was disturbed must not spoil it.
+const FACTOR_MAX: f64 = 10.0;
+
+/// Seconds as predicted and as measured.
+#[derive(Clone, Copy, Debug, Default)]
+struct Seconds {
+    predicted: f64,
+    measured: f64,
+}
+
+impl Seconds {
+    /// How many times as long it took.
+    fn factor(&self) -> f64 {
+        match self.predicted > 0.0 && self.measured > 0.0 {
+            true => (self.measured / self.predicted).clamp(1.0 / FACTOR_MAX, FACTOR_MAX),
+            false => 1.0,
+        }
+    }
+}
+
+impl HardwareProfile {
+    /// The profile under which the instructions of a step would have taken as long as they did:
+    /// `measured` has instructions of `plan`, each as often as it ran, with their seconds.
+    pub fn refined(&self, plan: &Plan, measured: &[(InstructionId, f64)]) -> HardwareProfile {
+        let mut refined = self.clone();
+        refined.name = format!("{}, refined", self.name);
+        refined.source = format!("{}; corrected by a measured step", self.source);
+        // What ops move beside their products is known when products are.
+        refined.correct(plan, measured, |part| !matches!(part, Part::Moving(_)));
+        refined.correct(plan, measured, |part| matches!(part, Part::Moving(_)));
+        refined
+    }
+
+    fn correct(
+        &mut self,
+        plan: &Plan,
+        measured: &[(InstructionId, f64)],
+        wanted: impl Fn(Part) -> bool,
+    ) {
+        let predicted = instruction_seconds(plan, self);
+        let mut parts: BTreeMap<Part, Seconds> = BTreeMap::new();
+        for &(id, seconds) in measured {
+            let whole = predicted[id.index()];
+            let Some((part, known)) = self.part(plan, id, whole) else { continue };
+            if wanted(part) {
+                let sum = parts.entry(part).or_default();
+                sum.predicted += known;
+                // What is not of this part took as long as predicted.
+                sum.measured += (seconds - (whole - known)).max(0.0);
+            }
+        }
+        for (part, seconds) in parts {
+            self.slow(part, seconds.factor());
+        }
+    }
+
+    /// Which part an instruction measures, and how many of its seconds are that part's; none for
+    /// what is too short to tell.
+    fn part(&self, plan: &Plan, id: InstructionId, predicted: f64) -> Option<(Part, f64)> {
+        let compute = match &plan.instruction(id).work {
+            Work::Copy(copy) => {
+                let part = match copy.direction {
+                    Direction::ToDevice => Part::ToDevice,
+                    Direction::ToHost => Part::ToHost,
+                };
+                return Some((part, predicted - self.copy_latency_seconds));
+            }
+            Work::Compute(compute) => compute,
+        };
+        if predicted <= self.kernel_seconds {
+            return None;
+        }
+        let graph = &plan.graphs[compute.graph.0 as usize];
+        let node = &graph.nodes()[compute.node as usize];
+        let op = node.op.clone().map(|_, tensor| graph.tensor(tensor));
+        let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
+        let is_bf16 = |tensor: &Tensor| tensor.dtype == DType::BF16;
+        let part = match &op {
+            Op::Linear { x, .. } => Part::Gemm(GemmKind::Forward as u8, is_bf16(x)),
+            Op::LinearInputGrad { dy, .. } => {
+                Part::Gemm(GemmKind::InputGradient as u8, is_bf16(dy))
+            }
+            Op::LinearWeightGrad { dy, .. } => {
+                Part::Gemm(GemmKind::WeightGradient as u8, is_bf16(dy))
+            }
+            Op::Attention { .. } => Part::AttentionForward,
+            Op::AttentionGrad { .. } => Part::AttentionBackward,
+            _ => return Some((Part::Moving(op.name()), self.moving_seconds(&op, &outputs))),
+        };
+        Some((part, predicted))
+    }
+
+    /// Makes a part take `factor` times as long.
+    fn slow(&mut self, part: Part, factor: f64) {
+        match part {
+            Part::Gemm(kind, bf16) => {
+                let points = self.gemm.iter_mut();
+                for point in points.filter(|p| p.kind as u8 == kind && p.bf16 == bf16) {
+                    point.flops /= factor;
+                }
+                // A third each: the three kinds do about the same arithmetic.
+                let default = match bf16 {
+                    true => &mut self.gemm_flops,
+                    false => &mut self.gemm_f32_flops,
+                };
+                *default /= factor.cbrt();
+            }
+            Part::AttentionForward => {
+                self.attention_forward_flops /= factor;
+                self.attention.iter_mut().for_each(|point| point.forward_flops /= factor);
+            }
+            Part::AttentionBackward => {
+                self.attention_backward_flops /= factor;
+                self.attention.iter_mut().for_each(|point| point.backward_flops /= factor);
+            }
+            Part::Moving(op) => match self.elementwise.iter_mut().find(|point| point.op == op) {
+                Some(point) => point.bandwidth /= factor,
+                None => {
+                    let bandwidth = self.memory_bandwidth / factor;
+                    self.elementwise.push(ElementwisePoint { op: op.to_owned(), bandwidth });
+                }
+            },
+            Part::ToDevice => {
+                self.duplex_bandwidth /= factor.sqrt();
+                self.host_to_device_bandwidth /= factor;
+            }
+            Part::ToHost => {
+                self.duplex_bandwidth /= factor.sqrt();
+                self.device_to_host_bandwidth /= factor;
+            }
+        }
+    }
+}

@@ -1,0 +1,78 @@
+use crate::Budget;
+use std::fmt;
+
+/// There is no plan within the budget.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TooSmall {
+    /// What was given.
+    pub budget: Budget,
+    /// The smallest that works, with this much host memory.
+    pub vram_min_bytes: u64,
+    /// What that takes of the host.
+    pub ram_min_bytes: u64,
+    /// What the smallest plan holds on the device, by name, the largest first.
+    pub consumers: Vec<(String, u64)>,
+}
+
+/// How many consumers are named.
+const CONSUMERS: usize = 6;
+
+impl fmt::Display for TooSmall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [vram, ram] = [self.budget.vram_bytes, self.budget.ram_bytes].map(Size);
+        let [vram_min, ram_min] = [self.vram_min_bytes, self.ram_min_bytes].map(Size);
+        match self.ram_min_bytes > self.budget.ram_bytes {
+            true => write!(
+                f,
+                "with all layers on the device it still takes {ram_min} of host memory and \
+                 {vram_min} of device memory; given are {ram} and {vram}"
+            )?,
+            false => write!(
+                f,
+                "it takes at least {vram_min} of device memory with {ram} of host memory; given are \
+                 {vram}"
+            )?,
+        }
+        f.write_str("\nThe smallest plan holds on the device:")?;
+        for (name, bytes) in self.consumers.iter().take(CONSUMERS) {
+            let size = Size(*bytes).to_string();
+            write!(f, "\n  {size:>12}  {name}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Bytes for people.
+struct Size(u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 >= 1 << 30 {
+            true => write!(f, "{:.2} GiB", self.0 as f64 / f64::from(1 << 30)),
+            false => write!(f, "{:.2} MiB", self.0 as f64 / f64::from(1 << 20)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn says_what_it_takes() {
+        let mut problem = TooSmall {
+            budget: Budget { vram_bytes: 1 << 30, ram_bytes: 8 << 30 },
+            vram_min_bytes: 3 << 29,
+            ram_min_bytes: 4 << 30,
+            consumers: vec![("weights".to_owned(), 1 << 30), ("work area".to_owned(), 1 << 29)],
+        };
+        assert_eq!(
+            problem.to_string(),
+            "it takes at least 1.50 GiB of device memory with 8.00 GiB of host memory; given are \
+             1.00 GiB\nThe smallest plan holds on the device:\n      1.00 GiB  weights\n    \
+             512.00 MiB  work area"
+        );
+        problem.budget.ram_bytes = 1 << 30;
+        assert!(problem.to_string().contains("still takes 4.00 GiB of host memory"), "{problem}");
+    }
+}

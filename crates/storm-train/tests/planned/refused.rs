@@ -1,0 +1,213 @@
+//! A machine that has less memory than was planned with: the run is planned anew, and is the same.
+
+use crate::support::{Random, batches, options, tiny};
+use std::sync::Arc;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cuda::{Counted, CudaError, HostLimit, MemoryInUse};
+use storm_device::{DeviceError, MemoryTaken, PlanDevice, Trace};
+use storm_graph::{Graph, Node, TensorId};
+use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile, Place, PlanError, SegmentId};
+use storm_train::{Notice, Precision, Preparation, TrainError, Trainer, prepare};
+
+/// A CPU device with little memory to give.
+struct Stingy(CpuPlanDevice);
+
+/// What it has.
+#[derive(Clone, Copy)]
+struct Has {
+    /// How it refuses host memory.
+    host: Option<Limit>,
+    device_bytes: u64,
+    refuses: Refuses,
+}
+
+#[derive(Clone, Copy)]
+enum Limit {
+    Group(u64),
+    Locked(u64),
+    /// It gives this much, and does not say so.
+    Silent(u64),
+}
+
+/// How it refuses device memory.
+#[derive(Clone, Copy)]
+enum Refuses {
+    /// Another process has the rest.
+    Allocation,
+    /// The process holds more than the profile says.
+    Budget,
+}
+
+impl Has {
+    fn refuse(&self, plan: &CheckedPlan) -> Option<CudaError> {
+        let wanted_bytes = plan.host_bytes;
+        let limit = match self.host {
+            Some(Limit::Group(available_bytes)) if available_bytes < wanted_bytes as u64 => {
+                Some(HostLimit::ControlGroup { available_bytes, limit_bytes: available_bytes })
+            }
+            Some(Limit::Locked(limit_bytes)) if limit_bytes < wanted_bytes as u64 => {
+                Some(HostLimit::LockedMemory { limit_bytes })
+            }
+            Some(Limit::Silent(bytes)) if bytes < wanted_bytes as u64 => {
+                Some(HostLimit::System { reason: "out of memory".to_owned() })
+            }
+            _ => None,
+        };
+        if let Some(limit) = limit {
+            return Some(CudaError::PinnedMemory { wanted_bytes, limit });
+        }
+        let block_bytes = plan.device_bytes as u64;
+        if block_bytes <= self.device_bytes {
+            return None;
+        }
+        Some(match self.refuses {
+            Refuses::Allocation => CudaError::OutOfMemory {
+                wanted_bytes: plan.device_bytes,
+                free_bytes: self.device_bytes as usize,
+                total_bytes: 1 << 40,
+                holders: Vec::new(),
+            },
+            Refuses::Budget => CudaError::OverBudget {
+                in_use: MemoryInUse { bytes: block_bytes, counted: Counted::Process },
+                budget_bytes: self.device_bytes,
+                block_bytes,
+            },
+        })
+    }
+}
+
+impl PlanDevice for Stingy {
+    type Options = Has;
+
+    const ALIGNMENT: usize = CpuPlanDevice::ALIGNMENT;
+
+    fn commit(plan: Arc<CheckedPlan>, has: Has) -> Result<Stingy, DeviceError> {
+        match has.refuse(&plan) {
+            Some(error) => Err(error.into()),
+            None => CpuPlanDevice::commit(plan, CpuPlanOptions::default()).map(Stingy),
+        }
+    }
+
+    fn plan(&self) -> &Arc<CheckedPlan> {
+        self.0.plan()
+    }
+
+    fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
+        self.0.issue(segment)
+    }
+
+    fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_input(input, bytes)
+    }
+
+    fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_result(result, bytes)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.0.synchronize()
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.0.write(place, bytes)
+    }
+
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read(place, bytes)
+    }
+
+    fn run_alone(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<(), DeviceError> {
+        self.0.run_alone(graph, node, place, layer)
+    }
+
+    fn memory_taken(&self) -> MemoryTaken {
+        self.0.memory_taken()
+    }
+
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
+        self.0.trace()
+    }
+}
+
+const MICRO_BATCHES: usize = 4;
+
+/// Prepares with plenty of both, on a device that has less; how often it was refused, and the loss and
+/// memory of a step.
+fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, MemoryTaken), TrainError> {
+    let config = tiny("llama-3.2-1b");
+    let profile = HardwareProfile {
+        overhead_bytes: 0,
+        ..HardwareProfile::builtin("reference").expect("built in")
+    };
+    let preparation = Preparation {
+        config: &config,
+        options: &options(Precision::Bf16Master),
+        accumulate: MICRO_BATCHES,
+        profile: &profile,
+        budget: Budget { vram_bytes, ram_bytes: 1 << 30 },
+        forced: &Forced::default(),
+    };
+    let mut refused = 0;
+    let tell = |notice: Notice<'_>| {
+        if let Notice::Refused { reason, budget } = notice {
+            assert!(!reason.is_empty() && budget.ram_bytes > 0);
+            refused += 1;
+        }
+    };
+    let mut trainer = prepare::<Stingy>(&preparation, || has, tell)?.trainer;
+    let loss = trainer.step(&batches(&config, MICRO_BATCHES, 0), 1e-3)?.loss;
+    Ok((refused, loss, trainer.memory_taken()))
+}
+
+const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, refuses: Refuses::Allocation };
+
+#[test]
+fn less_memory_is_planned_with() {
+    let config = tiny("llama-3.2-1b");
+    let mut resident = Trainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
+    let report = resident.step(&batches(&config, MICRO_BATCHES, 0), 1e-3).expect("a step");
+    let (refused, loss, plenty) = prepared(1 << 30, PLENTY).expect("it fits");
+    assert_eq!((refused, loss.to_bits()), (0, report.loss.to_bits()));
+
+    let mut random = Random(3);
+    for refuses in [Refuses::Allocation, Refuses::Budget] {
+        // Not so little that nothing fits.
+        let device_bytes = (plenty.device_bytes * 3 / 4 + random.below(1000)) as u64;
+        let has = Has { device_bytes, refuses, ..PLENTY };
+        let (refused, loss, taken) = prepared(1 << 30, has).expect("it fits");
+        assert_eq!(loss.to_bits(), report.loss.to_bits());
+        assert!(refused >= 1 && taken.device_bytes as u64 <= device_bytes, "{taken:?}");
+    }
+
+    // In little device memory much waits on the host.
+    let tight = (plenty.device_bytes * 2 / 3) as u64;
+    let (_, _, taken) = prepared(tight, PLENTY).expect("it fits");
+    let bytes = taken.host_bytes as u64 * 19 / 20;
+    for host in [Limit::Group(bytes), Limit::Locked(bytes), Limit::Silent(bytes)] {
+        let (refused, loss, taken) =
+            prepared(tight, Has { host: Some(host), ..PLENTY }).expect("it fits");
+        assert_eq!(loss.to_bits(), report.loss.to_bits());
+        assert!(refused >= 1 && taken.host_bytes as u64 <= bytes, "{taken:?}");
+    }
+}
+
+#[test]
+fn too_little_is_too_little() {
+    let has = Has { device_bytes: 1000, ..PLENTY };
+    match prepared(1 << 30, has) {
+        Err(TrainError::Plan(PlanError::TooSmall(problem))) => {
+            assert!(problem.vram_min_bytes > 1000);
+        }
+        other => panic!("{:?}", other.map(|(refused, ..)| refused)),
+    }
+}

@@ -1,0 +1,55 @@
+//! A profile that is off is corrected by a step as it ran.
+
+use crate::models::{budget, gib, planned, profile, real_task};
+use storm_plan::{HardwareProfile, InstructionId, Plan, instruction_seconds, simulate};
+
+/// What a step of the plan would take on that machine, instruction by instruction.
+fn measured(plan: &Plan, machine: &HardwareProfile) -> Vec<(InstructionId, f64)> {
+    let seconds = instruction_seconds(plan, machine);
+    let segments = plan.step.iter().flat_map(|run| std::iter::repeat_n(run.segment, run.times));
+    segments
+        .flat_map(|segment| plan.segment(segment).instructions.clone())
+        .map(|index| (InstructionId(index as u32), seconds[index]))
+        .collect()
+}
+
+#[test]
+fn a_step_corrects_the_profile() {
+    let reference = profile("reference");
+    let task = real_task("qwen2.5-0.5b", 4, 4);
+    let plan = planned(&task, &reference, budget(gib(3), gib(64))).plan;
+    let machine = HardwareProfile {
+        gemm_flops: reference.gemm_flops * 0.6,
+        attention_forward_flops: reference.attention_forward_flops * 1.3,
+        attention_backward_flops: reference.attention_backward_flops * 0.5,
+        memory_bandwidth: reference.memory_bandwidth * 0.7,
+        host_to_device_bandwidth: reference.host_to_device_bandwidth * 0.4,
+        device_to_host_bandwidth: reference.device_to_host_bandwidth * 0.5,
+        duplex_bandwidth: reference.duplex_bandwidth * 0.45,
+        ..reference.clone()
+    };
+    let real = simulate(&plan, &machine).step_seconds;
+    let before = simulate(&plan, &reference).step_seconds;
+    assert!(real > 1.3 * before, "{real} and {before}");
+    let refined = reference.refined(&plan, &measured(&plan, &machine));
+    let after = simulate(&plan, &refined).step_seconds;
+    assert!((after / real - 1.0).abs() < 0.02, "{after} s predicted, {real} s real");
+    // And nothing changes where nothing was off.
+    let same = reference.refined(&plan, &measured(&plan, &reference));
+    let again = simulate(&plan, &same).step_seconds;
+    assert!((again / before - 1.0).abs() < 1e-6, "{again} and {before}");
+}
+
+/// A step during which the machine stood still does not spoil it beyond reason.
+#[test]
+fn a_disturbed_step_is_bounded() {
+    let reference = profile("reference");
+    let task = real_task("qwen2.5-0.5b", 1, 2);
+    let plan = planned(&task, &reference, budget(gib(3), gib(64))).plan;
+    let mut steps = measured(&plan, &reference);
+    steps.iter_mut().for_each(|(_, seconds)| *seconds *= 1e6);
+    let refined = reference.refined(&plan, &steps);
+    assert!(refined.gemm_flops > reference.gemm_flops / 20.0);
+    let json = serde_json::to_string(&refined).expect("plain data");
+    assert!(HardwareProfile::from_json(&json).is_ok());
+}
