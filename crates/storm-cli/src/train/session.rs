@@ -122,6 +122,10 @@ fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> 
         finished.best.is_some_and(|best| best.step != finished.step) && run.take_best()?;
     if has_best {
         save_model(setup, &mut run, &best)?;
+    } else if best.exists() {
+        // Of a run that was stopped: it is the best no more.
+        std::fs::remove_dir_all(&best)
+            .with_context(|| format!("cannot delete {}", best.display()))?;
     }
     let report = report::write(setup, run.trainer().plan(), &measure, &history)?;
     drop(run);

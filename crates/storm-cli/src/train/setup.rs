@@ -112,8 +112,7 @@ impl Setup {
             forced: forced.forced(),
             forced_words: forced.words(),
         };
-        let answer =
-            request.plan().map_err(|error| explained(&request, error, style == Style::Json))?;
+        let answer = request.plan().map_err(|error| explained(&request, error, false))?;
         train_options.batch = answer.batch;
         given.batch = NonZeroUsize::new(answer.batch);
         given.accumulate = NonZeroUsize::new(answer.accumulate);

@@ -1,6 +1,6 @@
 //! Runs that end well, are stopped, go on, or cannot begin.
 
-use crate::support::{Place, is, losses};
+use crate::support::{Place, finish, is, losses};
 use std::fs;
 use std::process::Command;
 
@@ -111,5 +111,6 @@ fn mistakes_are_explained() {
     place.run("b", &["--model", "gpt-5"]).failed(4, &["gpt-5"]);
     let config = place.path().join("slip.toml");
     fs::write(&config, "learning_rate = 1\n").expect("a file");
-    place.run("b", &["slip.toml"]).failed(4, &["slip.toml", "did you mean `learning-rate`?"]);
+    let slip = finish(place.command_of("slip.toml", "b", &[]));
+    slip.failed(4, &["slip.toml", "did you mean `learning-rate`?"]);
 }

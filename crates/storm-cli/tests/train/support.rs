@@ -8,7 +8,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use tempfile::TempDir;
 
-/// A folder with some text to learn.
+/// A model of a few thousand parameters.
+const CONFIG: &str = r#"
+model = "gpt2"
+layers = 2
+width = 16
+heads = 2
+data = "text.txt"
+seq = 16
+batch = 2
+accumulate = 2
+learning-rate = 1e-2
+seed = 5
+device = "cpu"
+threads = 1
+vram = "64MiB"
+ram = "256MiB"
+"#;
+
+/// A folder with some text to learn, and a config.
 pub(crate) struct Place {
     folder: TempDir,
 }
@@ -18,6 +36,7 @@ impl Place {
         let folder = TempDir::new().expect("a folder");
         let text: String = (0..400).map(|i| format!("{} and {}; ", i * 7 % 100, i % 13)).collect();
         fs::write(folder.path().join("text.txt"), text).expect("a file");
+        fs::write(folder.path().join("tiny.toml"), CONFIG).expect("a file");
         Place { folder }
     }
 
@@ -29,26 +48,22 @@ impl Place {
         self.path().join("runs").join(name)
     }
 
-    /// `storm train` of a tiny model, with more flags.
+    /// `storm train tiny.toml`, with more flags.
     pub(crate) fn command(&self, name: &str, flags: &[&str]) -> Command {
+        self.command_of("tiny.toml", name, flags)
+    }
+
+    /// `storm train` of another config.
+    pub(crate) fn command_of(&self, config: &str, name: &str, flags: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
-        let fixed = "train --model gpt2 --layers 2 --width 16 --heads 2 --data text.txt --seq 16 \
-                     --batch 2 --accumulate 2 --learning-rate 1e-2 --device cpu --threads 1 --vram 64MiB \
-                     --ram 256MiB --seed 5 --json";
-        command.current_dir(self.path()).args(fixed.split_whitespace());
-        command.args(["--name", name]).args(flags);
+        command.current_dir(self.path()).args(["train", config, "--json", "--name", name]);
+        command.args(flags);
         command
     }
 
     /// Runs to the end.
     pub(crate) fn run(&self, name: &str, flags: &[&str]) -> Done {
-        let output = self.command(name, flags).output().expect("storm starts");
-        let stdout = String::from_utf8(output.stdout).expect("text");
-        Done {
-            code: output.status.code(),
-            events: stdout.lines().map(parse).collect(),
-            stderr: String::from_utf8(output.stderr).expect("text"),
-        }
+        finish(self.command(name, flags))
     }
 
     /// Starts a run whose events are read one by one.
@@ -74,6 +89,17 @@ impl Place {
                 (file, bytes)
             })
             .collect()
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn finish(mut command: Command) -> Done {
+    let output = command.output().expect("storm starts");
+    let stdout = String::from_utf8(output.stdout).expect("text");
+    Done {
+        code: output.status.code(),
+        events: stdout.lines().map(parse).collect(),
+        stderr: String::from_utf8(output.stderr).expect("text"),
     }
 }
 
