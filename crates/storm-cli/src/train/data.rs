@@ -2,6 +2,7 @@
 
 use super::options::Settings;
 use super::output::Style;
+use super::setup::Start;
 use crate::UsageError;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -16,8 +17,14 @@ use storm_train::LoaderSource;
 /// A folder with this file is a dataset.
 const MANIFEST: &str = "dataset.json";
 
-/// Opens the dataset; text is packed into the run's folder first, unless it has been.
-pub(super) fn open(settings: &Settings, run: &Path, style: Style) -> Result<Arc<Dataset>> {
+/// Opens the dataset. Text is packed into the run's folder when the run begins, and is taken from
+/// there when it goes on.
+pub(super) fn open(
+    settings: &Settings,
+    run: &Path,
+    start: Start,
+    style: Style,
+) -> Result<Arc<Dataset>> {
     let Some(data) = &settings.data else {
         let problem = "give data: a dataset that `storm data pack` made, or text";
         return Err(UsageError(problem.to_owned()).into());
@@ -26,7 +33,7 @@ pub(super) fn open(settings: &Settings, run: &Path, style: Style) -> Result<Arc<
         true => data.clone(),
         false => {
             let packed = run.join("data");
-            if !packed.join(MANIFEST).exists() {
+            if start == Start::Fresh || !packed.join(MANIFEST).exists() {
                 pack_text(settings, data, &packed, style)?;
             }
             packed

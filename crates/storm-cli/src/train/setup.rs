@@ -94,7 +94,7 @@ impl Setup {
             take_over(&mut given, before);
         }
         let settings = given.clone().resolve();
-        let dataset = data::open(&settings, &folder, style)?;
+        let dataset = data::open(&settings, &folder, start, style)?;
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         let model = Model::new(&settings, vocabulary)?;
         let machine = Machine::new(&settings)?;

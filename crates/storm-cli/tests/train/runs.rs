@@ -106,7 +106,7 @@ fn mistakes_are_explained() {
     place.run("a", &other).failed(2, &["seed was 5", "6 now"]);
     place.run("../b", &[]).failed(2, &["no name for a run"]);
     place.run("b", &["--vram", "10KB"]).failed(3, &["no plan fits"]);
-    place.run("b", &["--learning-rate", "-1"]).failed(2, &["learning-rate"]);
+    place.run("b", &["--learning-rate=-1"]).failed(2, &["learning-rate"]);
     place.run("b", &["--data", "missing.txt"]).failed(4, &["missing.txt"]);
     place.run("b", &["--model", "gpt-5"]).failed(4, &["gpt-5"]);
     let config = place.path().join("slip.toml");

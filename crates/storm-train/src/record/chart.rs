@@ -10,6 +10,9 @@ const TOP: f64 = 10.0;
 const BOTTOM: f64 = 24.0;
 const GRID_LINES: u32 = 4;
 
+/// A limit that is so many times higher than all lines would leave nothing to see of them.
+const LIMIT_IN_SIGHT: f64 = 4.0;
+
 /// A line of a chart.
 pub(super) struct Series<'a> {
     pub(super) name: &'a str,
@@ -70,7 +73,8 @@ impl Chart<'_> {
         if self.from_zero {
             low = low.min(0.0);
         }
-        high = self.limit.map_or(high, |limit| high.max(limit));
+        let in_sight = self.limit.filter(|&limit| limit <= LIMIT_IN_SIGHT * high);
+        high = in_sight.map_or(high, |limit| high.max(limit));
         let margin = match high - low {
             0.0 => (0.1 * high.abs()).max(1e-9),
             range => 0.05 * range,
@@ -107,7 +111,7 @@ impl Chart<'_> {
                 HEIGHT - 6.0
             );
         }
-        if let Some(limit) = self.limit {
+        if let Some(limit) = self.limit.filter(|&limit| limit <= frame.high) {
             let y = frame.y(limit);
             let _ = write!(html, "<path class=\"limit\" d=\"M{LEFT} {y:.1}H{}\"/>", WIDTH - RIGHT);
         }
@@ -184,8 +188,11 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_is_always_in_the_picture() {
-        let html = chart(vec![(1.0, 1.0), (2.0, 2.0)], Some(10.0));
-        assert!(html.contains("class=\"limit\"") && html.contains("budget <b>10.0</b>"), "{html}");
+    fn a_limit_is_in_the_picture_unless_it_is_far_above() {
+        for (limit, is_drawn) in [(0.5, true), (5.0, true), (100.0, false)] {
+            let html = chart(vec![(1.0, 1.0), (2.0, 2.0)], Some(limit));
+            assert_eq!(html.contains("<path class=\"limit\""), is_drawn, "{html}");
+            assert!(html.contains(&format!("budget <b>{limit:.1}</b>")), "{html}");
+        }
     }
 }

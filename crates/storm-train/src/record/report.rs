@@ -16,7 +16,7 @@ const STYLE: &str = "<style>
 .charts i { display: inline-block; width: 10px; height: 10px; margin-right: 4px; border-radius: 2px; }
 .charts i.limit { height: 0; border-top: 2px dashed var(--budget); border-radius: 0; vertical-align: 3px; }
 .charts svg { width: 100%; height: auto; }
-.charts text { font-size: 10px; fill: var(--quiet); font-variant-numeric: tabular-nums; }
+.charts text { font-size: 12px; fill: var(--quiet); font-variant-numeric: tabular-nums; }
 .charts .grid { stroke: var(--line); stroke-width: 1; }
 .charts .line { fill: none; stroke-width: 1.5; stroke-linejoin: round; }
 .charts .limit { stroke: var(--budget); stroke-width: 1.5; stroke-dasharray: 5 4; fill: none; }
