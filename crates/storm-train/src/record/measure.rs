@@ -41,7 +41,10 @@ pub struct StepRecord {
 /// Measures steps.
 #[derive(Debug, Default)]
 pub struct Measure {
+    /// When a step was last looked at.
     looked: Option<Instant>,
+    /// Whether steps go by unrecorded until the interval is over.
+    is_waiting: bool,
     device_bytes: u64,
     process_bytes: Option<u64>,
     shares: Option<(f64, f64)>,
@@ -59,8 +62,14 @@ impl Measure {
         step: &StepEvent,
         observed: &mut dyn Observed,
     ) -> Result<StepRecord, RunError> {
-        if self.looked.is_none_or(|looked| looked.elapsed() >= INTERVAL) {
+        // Devices record until told otherwise: the first step, and from then on one in an interval.
+        if !self.is_waiting {
             self.look(observed)?;
+            observed.set_recording(false);
+            self.is_waiting = true;
+        } else if self.looked.is_none_or(|looked| looked.elapsed() >= INTERVAL) {
+            observed.set_recording(true);
+            self.is_waiting = false;
         }
         Ok(StepRecord {
             step: step.step,

@@ -109,8 +109,11 @@ pub trait Observed {
     /// From the driver.
     fn device_bytes_in_use(&self) -> Result<u64, RunError>;
 
-    /// What the queues did in the step; none if the device does not record it. Waits until the queues
-    /// are empty.
+    /// Whether steps from now on are recorded; where that costs nothing, they are anyway.
+    fn set_recording(&mut self, recording: bool);
+
+    /// What the queues did in the step that was recorded last; none if the device does not record.
+    /// Waits until the queues are empty.
     ///
     /// # Errors
     /// From the device.
@@ -129,6 +132,10 @@ impl<D: PlanDevice> Observed for PlannedTrainer<D> {
     fn device_bytes_in_use(&self) -> Result<u64, RunError> {
         let in_use = self.device().memory_in_use_bytes().map_err(ExecError::from);
         Ok(in_use.map_err(TrainError::from)?)
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        PlannedTrainer::set_recording(self, recording);
     }
 
     fn trace(&mut self) -> Result<Option<Trace>, RunError> {

@@ -1,6 +1,8 @@
 //! The `storm` binary, called as people call it.
 
+#[path = "../common/mod.rs"]
 mod common;
+mod plan;
 
 use common::{Done, storm, words};
 use std::collections::BTreeMap;
