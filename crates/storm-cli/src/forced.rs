@@ -2,6 +2,7 @@
 
 use crate::size::positive;
 use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
 use storm_plan::{Forced, Placement, Storage, UpdateTime};
 
 /// What the planner may not decide.
@@ -10,33 +11,34 @@ use storm_plan::{Forced, Placement, Storage, UpdateTime};
 pub(crate) struct ForcedArgs {
     /// What layers save for their backward pass.
     #[arg(long, value_enum)]
-    activations: Option<ActivationsArg>,
+    pub(crate) activations: Option<ActivationsArg>,
     /// The inputs of layers.
     #[arg(long, value_enum)]
-    layer_inputs: Option<PlacementArg>,
+    pub(crate) layer_inputs: Option<PlacementArg>,
     /// Store the input of every n-th layer only, and run the layers between again.
     #[arg(long, value_name = "N", value_parser = positive)]
-    checkpoint_every: Option<usize>,
+    pub(crate) checkpoint_every: Option<usize>,
     /// Parameters of layers.
     #[arg(long, value_enum)]
-    weights: Option<PlacementArg>,
+    pub(crate) weights: Option<PlacementArg>,
     /// Gradients of layers.
     #[arg(long, value_enum)]
-    gradients: Option<PlacementArg>,
+    pub(crate) gradients: Option<PlacementArg>,
     /// Optimizer state of layers.
     #[arg(long, value_enum)]
-    optimizer_state: Option<PlacementArg>,
+    pub(crate) optimizer_state: Option<PlacementArg>,
     /// When gradients are applied.
     #[arg(long, value_enum)]
-    update: Option<UpdateArg>,
+    pub(crate) update: Option<UpdateArg>,
     /// Micro-batches that go through a layer together, so that streamed weights move once for all of
     /// them.
     #[arg(long, value_name = "N", value_parser = positive)]
-    group: Option<usize>,
+    pub(crate) group: Option<usize>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum ActivationsArg {
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ActivationsArg {
     /// They stay on the device.
     Keep,
     /// They are made again.
@@ -47,16 +49,18 @@ enum ActivationsArg {
     NotKept,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum PlacementArg {
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PlacementArg {
     /// On the device.
     Resident,
     /// In host memory, coming in as needed.
     Streamed,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum UpdateArg {
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum UpdateArg {
     /// At the end of the step.
     EndOfStep,
     /// In the next step, each layer just before its first use.

@@ -1,6 +1,8 @@
 //! The `storm` command line.
 
 mod bench;
+mod data;
+mod doctor;
 mod export;
 mod forced;
 mod hardware;
@@ -11,14 +13,17 @@ mod precision;
 mod probe;
 mod progress;
 mod size;
+mod train;
 mod verify;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hardware::BadProfile;
 use std::process::ExitCode;
+use storm_data::DataError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
-use storm_train::TrainError;
+use storm_train::{CheckpointError, RunError, TrainError};
+use train::BadConfig;
 
 /// Trains neural networks that do not fit in GPU memory.
 #[derive(Parser)]
@@ -35,11 +40,16 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Train a model under a memory budget, from a config file or from flags.
+    Train(Box<train::TrainArgs>),
     /// Look at models: presets by name, or Hugging Face directories.
     #[command(subcommand)]
     Model(model::ModelCommand),
     /// Check a Hugging Face directory and write it anew: other dtype, other shard size.
     Export(export::ExportArgs),
+    /// Make datasets from text and look at them.
+    #[command(subcommand)]
+    Data(data::DataCommand),
     /// Plan a training step within a memory budget: what lives where, what moves when, how fast it
     /// will be. Needs no GPU.
     Plan(plan::PlanArgs),
@@ -48,17 +58,24 @@ enum Command {
     Bench(bench::BenchCommand),
     /// Measure what this machine's GPU can do, and write it down for the planner. Needs a GPU.
     Probe(probe::ProbeArgs),
+    /// Say what of this machine can be used, what is missing, and how to get it.
+    Doctor(doctor::DoctorArgs),
     /// Prove that a device computes what the CPU device computes. Needs a GPU.
     Verify(verify::VerifyArgs),
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let matches = train::with_defaults(Cli::command()).get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let result = match cli.command {
+        Command::Train(args) => train::run(*args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
+        Command::Data(command) => data::run(&command),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(command) => bench::run(&command),
         Command::Probe(args) => probe::run(&args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),
     };
     match result {
@@ -107,16 +124,32 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             TrainError::Model(_) | TrainError::Batch { .. } => Some(4),
             TrainError::Option { .. } => Some(2),
             TrainError::Plan(error) => code_of_cause(error),
+            TrainError::Checkpoint(error) => code_of_cause(error),
             _ => None,
         };
+    }
+    match cause.downcast_ref() {
+        Some(RunError::Train(error)) => return code_of_cause(error),
+        Some(RunError::Data(error)) => return code_of_cause(error),
+        _ => {}
+    }
+    if let Some(error) = cause.downcast_ref::<CheckpointError>() {
+        let is_input =
+            !matches!(error, CheckpointError::DiskFull { .. } | CheckpointError::Io { .. });
+        return is_input.then_some(4);
+    }
+    if let Some(error) = cause.downcast_ref::<DataError>() {
+        return Some(data::code_of(error));
     }
     match cause.downcast_ref() {
         Some(PlanError::TooSmall(_)) => return Some(3),
         Some(PlanError::Decisions { .. }) => return Some(2),
         _ => {}
     }
-    let is_input =
-        cause.is::<ModelError>() || cause.is::<ProfileError>() || cause.is::<BadProfile>();
+    let is_input = cause.is::<ModelError>()
+        || cause.is::<ProfileError>()
+        || cause.is::<BadProfile>()
+        || cause.is::<BadConfig>();
     match (cause.is::<UsageError>(), is_input) {
         (true, _) => Some(2),
         (_, true) => Some(4),

@@ -1,8 +1,10 @@
 use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
 use storm_train::Precision;
 
 /// Storage of parameters, gradients and optimizer state, as people write it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum PrecisionArg {
     /// Everything in f32.
     F32,

@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod error;
+mod mapped;
 mod null;
 mod placed;
 mod plan_device;
@@ -20,6 +21,7 @@ mod tickets;
 
 pub use device::Device;
 pub use error::DeviceError;
+pub use mapped::{Access, MapError, MappedFile};
 pub use null::{NullDevice, NullOptions};
 pub use plan_device::{MemoryTaken, PlanDevice};
 pub use scalar::{Scalar, bytes_of, bytes_of_mut};

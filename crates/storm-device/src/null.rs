@@ -190,6 +190,10 @@ impl PlanDevice for NullDevice {
         MemoryTaken { device_bytes: self.plan.device_bytes, host_bytes: self.plan.host_bytes }
     }
 
+    fn identity(&self) -> String {
+        "virtual clock".to_owned()
+    }
+
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
         self.synchronize()?;
         Ok(self.recorder.as_ref().map(Recorder::trace))

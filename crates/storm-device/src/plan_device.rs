@@ -96,6 +96,26 @@ pub trait PlanDevice: Sized {
     /// What is taken in each tier; it does not change after [`PlanDevice::commit`].
     fn memory_taken(&self) -> MemoryTaken;
 
+    /// Device memory that the process holds now, as the driver counts it where there is one.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.memory_taken().device_bytes as u64)
+    }
+
+    /// Device memory that nobody holds; none if the device's memory is its own.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn memory_free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        Ok(None)
+    }
+
+    /// What computes: the card and the library that chooses its matrix products. On what has the same
+    /// identity a plan gives the same bits.
+    fn identity(&self) -> String;
+
     /// Whether steps from now on are recorded, for a device that was asked to record and does so until
     /// told otherwise. One on which recording costs nothing worth mentioning goes on with it.
     fn set_recording(&mut self, _recording: bool) {}

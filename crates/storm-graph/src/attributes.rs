@@ -187,6 +187,15 @@ impl StepScalars {
     /// Number of f32 elements in the device tensor.
     pub const LEN: usize = 3;
 
+    /// No update: with these AdamW leaves everything as it is, whatever the gradients are.
+    pub const NONE: StepScalars =
+        StepScalars { learning_rate: 0.0, first_correction: 0.0, second_correction: 0.0 };
+
+    /// Whether these are of no update. A correction of zero occurs in no other.
+    pub fn is_none(&self) -> bool {
+        self.first_correction == 0.0
+    }
+
     /// For update number `update` (the first is 1).
     pub fn adamw(learning_rate: f32, hyper: &AdamWParameters, update: u32) -> StepScalars {
         let correction = |beta: f32| {

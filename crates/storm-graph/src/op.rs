@@ -173,8 +173,8 @@ define_ops! {
     /// update.
     ClipScale { norm: One; max_norm: f32 }
     /// One AdamW update in place. `scalars` (f32, see [`StepScalars`]) has the learning rate and the
-    /// bias corrections; `clip` multiplies the gradient, and a `clip` of 0 (see [`Op::ClipScale`])
-    /// leaves everything as it is. With `master` (f32) the update is made
+    /// bias corrections; `clip` multiplies the gradient. A `clip` of 0 (see [`Op::ClipScale`]) or
+    /// scalars of no update ([`StepScalars::NONE`]) leave everything as it is. With `master` (f32) the update is made
     /// there and `parameter` is its rounding. bf16 moments should round stochastically: at
     /// `beta2 = 0.999` a step's change is less than half of the last place. A parameter may be
     /// updated in pieces: `first_element`, a multiple of [`PIECE_ALIGNMENT`](crate::PIECE_ALIGNMENT),

@@ -21,8 +21,8 @@ pub use build::{
 pub use config::{Family, ModelConfig, Rotary, RotaryScaling};
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
-    Dtype, Element, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout, ParameterSpec,
-    SafetensorsFile, SaveOptions, TensorEntry, WeightDtype, is_carried, load_parameter, parameters,
-    save,
+    Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,
+    ParameterSpec, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype, is_carried,
+    load_parameter, parameters, safetensors_header, save,
 };
 pub use presets::{preset, preset_names};

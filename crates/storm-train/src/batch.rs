@@ -1,4 +1,5 @@
 use crate::TrainError;
+use storm_data::Samples;
 use storm_graph::IGNORE_INDEX;
 use storm_model::{ModelConfig, Packing};
 
@@ -29,17 +30,37 @@ impl Batch {
         segments: Vec<i32>,
         sequence: usize,
     ) -> Batch {
-        let mut positions = Vec::with_capacity(segments.len());
-        for row in segments.chunks(sequence.max(1)) {
-            let mut start = 0;
-            for (i, segment) in row.iter().enumerate() {
-                if i > 0 && row[i - 1] != *segment {
-                    start = i;
+        let positions = Vec::with_capacity(segments.len());
+        let mut batch = Batch { tokens, targets, positions, segments: Some(segments) };
+        batch.set_positions(sequence);
+        batch
+    }
+
+    /// Swaps the contents with those of `samples`, so that the buffers of both are used again.
+    pub(crate) fn swap(&mut self, samples: &mut Samples, sequence: usize) {
+        std::mem::swap(&mut self.tokens, &mut samples.tokens);
+        std::mem::swap(&mut self.targets, &mut samples.targets);
+        std::mem::swap(&mut self.segments, &mut samples.segments);
+        self.set_positions(sequence);
+    }
+
+    fn set_positions(&mut self, sequence: usize) {
+        let Batch { tokens, positions, segments, .. } = self;
+        positions.clear();
+        match segments {
+            None => positions.extend((0..tokens.len()).map(|i| (i % sequence.max(1)) as i32)),
+            Some(segments) => {
+                for row in segments.chunks(sequence.max(1)) {
+                    let mut start = 0;
+                    for (i, segment) in row.iter().enumerate() {
+                        if i > 0 && row[i - 1] != *segment {
+                            start = i;
+                        }
+                        positions.push((i - start) as i32);
+                    }
                 }
-                positions.push((i - start) as i32);
             }
         }
-        Batch { tokens, targets, positions, segments: Some(segments) }
     }
 
     /// Targets that count.

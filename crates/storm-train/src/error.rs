@@ -1,3 +1,4 @@
+use crate::CheckpointError;
 use storm_exec::ExecError;
 use storm_graph::GraphError;
 use storm_model::ModelError;
@@ -18,6 +19,9 @@ pub enum TrainError {
     /// From the planner.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// From a checkpoint.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// A batch that does not fit the program.
     #[error("batch: {problem}")]
     Batch {

@@ -5,14 +5,20 @@
 //! step, so that micro-batches of unequal length weigh as they should.
 
 mod batch;
+mod checkpoint;
 mod column;
+mod data;
 mod error;
+mod guard;
 mod inference;
 mod micro_batch;
 mod optimizer;
 mod planned;
 mod precision;
 mod prepare;
+mod record;
+mod run;
+mod schedule;
 mod task;
 mod trainer;
 mod verify;
@@ -20,13 +26,28 @@ mod verify_plans;
 mod weights;
 
 pub use batch::Batch;
+pub use checkpoint::{
+    Best, CheckpointError, Checkpoints, Disk, OutputFile, Progress, Retention, StatePart,
+    StateTensor, Storage, TrainingState, Verified,
+};
+pub use data::LoaderSource;
 pub use error::TrainError;
+pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;
 pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use planned::PlannedTrainer;
 pub use precision::Precision;
 pub use prepare::{Notice, Preparation, Prepared, prepare};
+pub use record::{
+    History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
+    write_report,
+};
+pub use run::{
+    BatchSource, Event, Finished, Observed, Observer, Run, RunError, RunOptions, StepEvent, Stop,
+    StopReason,
+};
+pub use schedule::{Decay, Schedule};
 pub use task::{task_of_program, training_task};
 pub use trainer::{StepReport, TrainOptions, Trainer};
 pub use verify::{ModelReport, verify_models};

@@ -44,6 +44,8 @@ pub(crate) mod names {
     pub(crate) const RANDOM: &str = "step.random";
     pub(crate) const NORM: &str = "step.gradient_norm";
     pub(crate) const CLIP: &str = "step.clip";
+    /// Behind the name of a gradient: the sum of its squares.
+    pub(crate) const SQUARES_SUFFIX: &str = ".squares";
 }
 
 /// One parameter in one layer.
@@ -149,8 +151,9 @@ pub(crate) fn norm_graph(
     for instance in trainable(instances) {
         let (name, shape) = (&instance.name, instance.parameter.shape.clone());
         let gradient = format!("{name}.grad");
+        let squares = format!("{gradient}{}", names::SQUARES_SUFFIX);
         let x = graph.source(gradient, shape, precision.gradients(), TensorClass::Gradient);
-        parts.push(graph.apply_one(&format!("{name}.grad.squares"), Op::SumOfSquares { x })?);
+        parts.push(graph.apply_one(&squares, Op::SumOfSquares { x })?);
     }
     let norm = graph.apply_one(names::NORM, Op::GlobalNorm { parts })?;
     let max_norm = options.max_norm.unwrap_or(f32::INFINITY);

@@ -1,4 +1,5 @@
 use crate::batch::BatchSize;
+use crate::checkpoint::{StatePart, StateTensor};
 use crate::column::Column;
 use crate::optimizer::{self, ParameterInstance, names};
 use crate::trainer::{check_options, initial_graph};
@@ -10,7 +11,7 @@ use storm_exec::{Feed, Planned};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{DType, Graph, Op, StepScalars, Tensor, Training};
 use storm_model::{HfDirectory, ModelConfig, SaveOptions, build};
-use storm_plan::CheckedPlan;
+use storm_plan::{CheckedPlan, Work};
 
 /// A model in training under a plan: what the plan does not keep on the device waits in host memory.
 ///
@@ -125,6 +126,38 @@ impl<D: PlanDevice> PlannedTrainer<D> {
             let problem = format!("must be a number that is not negative, not {learning_rate}");
             return Err(TrainError::Option { option: "learning_rate", problem });
         }
+        let update = self.updates + 1;
+        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        let report = self.run_step(batches, Some(scalars))?;
+        // A norm that is not finite makes the clip scale zero, which cancels the update.
+        if report.gradient_norm.is_finite() {
+            self.updates = update;
+            self.pending = self.defers().then_some(scalars);
+        }
+        Ok(report)
+    }
+
+    /// The mean loss over these batches, without an update: parameters and state afterwards are
+    /// those after the last step. It runs the plan of a step, backward pass included, and so needs
+    /// no memory of its own.
+    ///
+    /// # Errors
+    /// As [`PlannedTrainer::step`].
+    pub fn evaluate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
+        Ok(self.run_step(batches, None)?.loss)
+    }
+
+    /// Whether the plan applies the gradients of a step in the next one.
+    fn defers(&self) -> bool {
+        self.planned.plan().flush.is_some()
+    }
+
+    /// A step whose gradients are applied with `own` scalars, if any.
+    fn run_step(
+        &mut self,
+        batches: &[Batch],
+        own: Option<StepScalars>,
+    ) -> Result<StepReport, TrainError> {
         let wanted = self.micro_batches();
         if batches.len() != wanted {
             let problem =
@@ -134,31 +167,23 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         let TrainOptions { batch, sequence, packing, .. } = self.options;
         let size = BatchSize::new(&self.config, batch, sequence, packing);
         let denominator = size.check(batches)? as f32;
-        let update = self.updates + 1;
-        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
         // A plan that defers updates applies what the step before left; one that does not, its own.
-        let defers = self.planned.plan().flush.is_some();
-        let (applied, number) = match defers {
+        let (applied, number) = match self.defers() {
             true => (self.pending.take(), self.updates),
-            false => (Some(scalars), update),
+            false => (own, self.updates + 1),
         };
         let mut feed = StepFeed {
             batches,
             sources: &self.sources,
             staging: &mut self.staging,
             denominator: [denominator],
-            scalars: scalars_of(applied),
+            scalars: applied.unwrap_or(StepScalars::NONE).to_array(),
             random: Seed { seed: self.options.seed, step: number }.to_words(),
             loss: 0.0,
             gradient_norm: f32::NAN,
         };
         self.planned.step(&mut feed)?;
         let StepFeed { loss, gradient_norm, .. } = feed;
-        // A norm that is not finite makes the clip scale zero, which cancels the update.
-        if gradient_norm.is_finite() {
-            self.updates = update;
-            self.pending = defers.then_some(scalars);
-        }
         Ok(StepReport { loss, gradient_norm })
     }
 
@@ -173,14 +198,13 @@ impl<D: PlanDevice> PlannedTrainer<D> {
             sources: &self.sources,
             staging: &mut self.staging,
             denominator: [1.0],
-            scalars: scalars_of(Some(pending)),
+            scalars: pending.to_array(),
             random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
             loss: 0.0,
             gradient_norm: f32::NAN,
         };
-        self.planned.flush(&mut feed)?;
-        // The gradients are still there: a scale of zero keeps them from being applied again.
-        Ok(self.planned.write(names::CLIP, &[0.0f32])?)
+        // The gradients are still there, but nothing is pending: the next step does not apply them.
+        self.planned.flush(&mut feed)
     }
 
     /// Loads all parameters from a Hugging Face directory of the same config.
@@ -218,6 +242,21 @@ impl<D: PlanDevice> PlannedTrainer<D> {
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
         self.flush()?;
         weights::write(&mut self.planned, name, values)
+    }
+
+    /// Updates made so far.
+    pub fn updates(&self) -> u32 {
+        self.updates
+    }
+
+    /// How the model is trained.
+    pub fn options(&self) -> &TrainOptions {
+        &self.options
+    }
+
+    /// What the model looks like.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
     }
 
     /// Names of all parameters, layer by layer.
@@ -266,14 +305,75 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         self.planned.memory_taken()
     }
 
+    /// The name and the sum of squares of each gradient of the last step, in the order in which the
+    /// backward pass made them.
+    pub(crate) fn gradient_squares(&mut self) -> Result<Vec<(String, f32)>, TrainError> {
+        let plan = Arc::clone(self.planned.plan());
+        let mut found = Vec::new();
+        for instruction in &plan.instructions {
+            let Work::Compute(compute) = &instruction.work else { continue };
+            for &operand in &compute.writes {
+                let name = &plan.value(operand.value).name;
+                if let Some(gradient) = name.strip_suffix(names::SQUARES_SUFFIX) {
+                    found.push((gradient.to_owned(), self.planned.read_scalar(operand)?));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    /// Every tensor that training goes on from, in a fixed order.
+    pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
+        let precision = self.options.precision;
+        let mut tensors = Vec::new();
+        for ParameterInstance { name, parameter, .. } in &self.instances {
+            let mut add = |name: String, dtype: DType, part: StatePart| {
+                tensors.push(StateTensor { name, shape: parameter.shape.clone(), dtype, part });
+            };
+            add(name.clone(), parameter.dtype, StatePart::Parameters);
+            if parameter.training == Training::Frozen {
+                continue;
+            }
+            for moment in ["first_moment", "second_moment"] {
+                add(format!("{name}.{moment}"), precision.moments(), StatePart::Optimizer);
+            }
+            if precision.has_master() {
+                add(format!("{name}.master"), DType::F32, StatePart::Optimizer);
+            }
+        }
+        tensors
+    }
+
+    /// Bytes of a state tensor after the last step, `first` and following.
+    pub(crate) fn read_state(
+        &mut self,
+        name: &str,
+        first: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), TrainError> {
+        self.flush()?;
+        Ok(self.planned.read_bytes(name, first, bytes)?)
+    }
+
+    /// Sets bytes of a state tensor.
+    pub(crate) fn write_state(
+        &mut self,
+        name: &str,
+        first: usize,
+        bytes: &[u8],
+    ) -> Result<(), TrainError> {
+        self.flush()?;
+        Ok(self.planned.write_bytes(name, first, bytes)?)
+    }
+
+    /// Goes on as if this many updates had been made.
+    pub(crate) fn set_updates(&mut self, updates: u32) {
+        self.updates = updates;
+    }
+
     fn random_words(&self, step: u32) -> [i32; SEED_WORDS] {
         Seed { seed: self.options.seed, step }.to_words()
     }
-}
-
-/// The scalars of an update; of none, such as change nothing whatever the gradients are.
-fn scalars_of(update: Option<StepScalars>) -> [f32; StepScalars::LEN] {
-    update.map_or([0.0; StepScalars::LEN], |scalars| scalars.to_array())
 }
 
 fn foreign(problem: String) -> TrainError {

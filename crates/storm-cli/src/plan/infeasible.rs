@@ -9,7 +9,7 @@ use storm_plan::{Forced, PlanError, TooSmall};
 use storm_train::{TrainError, TrainOptions};
 
 /// The error as people need it. With `as_json`, what it takes is also printed as an object.
-pub(super) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {
+pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {
     let TrainError::Plan(PlanError::TooSmall(problem)) = &error else { return error.into() };
     if as_json {
         println!("{:#}", json::infeasible(request, problem));

@@ -11,7 +11,8 @@ mod words;
 use crate::hardware;
 use anyhow::Result;
 pub(crate) use args::PlanArgs;
-use request::Request;
+pub(crate) use infeasible::explained;
+pub(crate) use request::{Answer, Request, StepSize};
 use std::io::{self, Write};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
@@ -21,7 +22,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     let request = Request::new(args)?;
     let answer = match request.answer() {
         Ok(answer) => answer,
-        Err(error) => return Err(infeasible::explained(&request, error, args.json)),
+        Err(error) => return Err(explained(&request, error, args.json)),
     };
     if let Some(path) = &args.trace {
         trace::write(path, &answer.planned.plan, &request.profile)?;
@@ -29,11 +30,16 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.json {
         return print(&format!("{:#}", json::answer(&request, &answer)));
     }
-    let mut text = table::text(&request, &answer);
+    let mut text = shown(&request, &answer);
     if let Some(path) = &args.trace {
         text.push_str(&format!("\n\nThe simulated step is in {}.", path.display()));
     }
     print(&text)
+}
+
+/// A plan in tables and sentences.
+pub(crate) fn shown(request: &Request, answer: &Answer) -> String {
+    table::text(request, answer)
 }
 
 /// Whoever reads may stop early: `storm plan … | head`.

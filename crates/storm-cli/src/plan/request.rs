@@ -15,40 +15,41 @@ use storm_train::{
     MicroBatch, TrainError, TrainOptions, TriedBatch, choose_micro_batch, training_task,
 };
 
-pub(super) struct Request {
+pub(crate) struct Request {
     /// As the user calls it.
-    pub(super) model: String,
-    pub(super) config: ModelConfig,
+    pub(crate) model: String,
+    pub(crate) config: ModelConfig,
     /// The batch is meaningless if the planner chooses it.
-    pub(super) options: TrainOptions,
-    pub(super) step: StepSize,
-    pub(super) profile: HardwareProfile,
-    pub(super) vram: Limit,
-    pub(super) ram: Limit,
-    pub(super) forced: Forced,
+    pub(crate) options: TrainOptions,
+    pub(crate) step: StepSize,
+    pub(crate) profile: HardwareProfile,
+    pub(crate) vram: Limit,
+    pub(crate) ram: Limit,
+    pub(crate) forced: Forced,
     /// The flags that force, as written; empty if none does.
-    pub(super) forced_words: String,
+    pub(crate) forced_words: String,
 }
 
 /// How large a step is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StepSize {
+pub(crate) enum StepSize {
     /// In micro-batches of `options.batch` sequences.
     MicroBatches(usize),
     /// In tokens.
     Tokens(usize),
 }
 
-pub(super) struct Answer {
-    pub(super) batch: usize,
-    pub(super) accumulate: usize,
-    pub(super) planned: Planned,
-    pub(super) policies: Vec<Policy>,
-    pub(super) units: Vec<SavedUnit>,
+pub(crate) struct Answer {
+    pub(crate) batch: usize,
+    pub(crate) accumulate: usize,
+    pub(crate) planned: Planned,
+    /// Empty if they were not looked at.
+    pub(crate) policies: Vec<Policy>,
+    pub(crate) units: Vec<SavedUnit>,
     /// Sizes that were compared, where the planner chose.
-    pub(super) tried: Vec<TriedBatch>,
-    /// What all of this took.
-    pub(super) planning_seconds: f64,
+    pub(crate) tried: Vec<TriedBatch>,
+    /// What planning took.
+    pub(crate) planning_seconds: f64,
 }
 
 impl Request {
@@ -91,12 +92,23 @@ impl Request {
         })
     }
 
-    pub(super) fn budget(&self) -> Budget {
+    pub(crate) fn budget(&self) -> Budget {
         Budget { vram_bytes: self.vram.bytes, ram_bytes: self.ram.bytes }
     }
 
     /// Plans, and compares with the fixed policies.
     pub(super) fn answer(&self) -> Result<Answer, TrainError> {
+        let begun = Instant::now();
+        let mut answer = self.plan()?;
+        let options = TrainOptions { batch: answer.batch, ..self.options.clone() };
+        let task = training_task(&self.config, &options, answer.accumulate)?;
+        answer.policies = policies(&task, &self.profile, self.budget())?;
+        answer.planning_seconds = begun.elapsed().as_secs_f64();
+        Ok(answer)
+    }
+
+    /// Plans.
+    pub(crate) fn plan(&self) -> Result<Answer, TrainError> {
         let begun = Instant::now();
         let (profile, budget) = (&self.profile, self.budget());
         let (batch, accumulate, planned, tried) = match self.step {
@@ -115,9 +127,9 @@ impl Request {
         };
         let options = TrainOptions { batch, ..self.options.clone() };
         let task = training_task(&self.config, &options, accumulate)?;
-        let policies = policies(&task, profile, budget)?;
         let units = task.saved_units();
         let planning_seconds = begun.elapsed().as_secs_f64();
+        let policies = Vec::new();
         Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds })
     }
 

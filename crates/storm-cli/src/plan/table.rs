@@ -18,8 +18,10 @@ pub(super) fn text(request: &Request, answer: &Answer) -> String {
     lines.push(String::new());
     lines.extend(tensors(request, answer));
     lines.push(String::new());
-    lines.extend(policies(request, answer));
-    lines.push(String::new());
+    if !answer.policies.is_empty() {
+        lines.extend(policies(request, answer));
+        lines.push(String::new());
+    }
     for sentence in words::summary(request, answer) {
         lines.extend(wrapped("", &sentence));
     }

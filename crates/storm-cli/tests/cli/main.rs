@@ -1,53 +1,20 @@
 //! The `storm` binary, called as people call it.
 
+#[path = "../common/mod.rs"]
+mod common;
 mod plan;
 
+use common::{Done, storm, words};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use storm_model::{
     Dtype, HfDirectory, ModelConfig, SaveOptions, WeightDtype, load_parameter, parameters, preset,
     preset_names, save,
 };
 use tempfile::TempDir;
-
-struct Done {
-    code: Option<i32>,
-    stdout: String,
-    stderr: String,
-}
-
-impl Done {
-    #[track_caller]
-    fn succeeded(self) -> String {
-        assert_eq!(self.code, Some(0), "{}", self.stderr);
-        self.stdout
-    }
-
-    /// Fails unless it ended with this code and a message with all of these parts.
-    #[track_caller]
-    fn failed(self, code: i32, parts: &[&str]) {
-        assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
-        let mut lines = self.stderr.lines();
-        assert!(lines.any(|line| line.starts_with("error: ")), "{}", self.stderr);
-        for part in parts {
-            assert!(self.stderr.contains(part), "{part} is not in: {}", self.stderr);
-        }
-    }
-}
-
-fn storm<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Done {
-    let output = Command::new(env!("CARGO_BIN_EXE_storm")).args(args).output().unwrap();
-    let text = |bytes| String::from_utf8(bytes).unwrap();
-    Done { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
-}
-
-fn words(line: &str) -> Done {
-    storm(line.split_whitespace())
-}
 
 /// A model directory of a few thousand parameters, exact in bf16, and room beside it.
 struct Tiny {
@@ -120,7 +87,7 @@ fn shard_count(folder: &Path) -> usize {
 #[test]
 fn help_names_the_commands() {
     let help = words("--help").succeeded();
-    for command in ["model", "export", "plan", "bench", "probe", "verify"] {
+    for command in ["model", "export", "data", "plan", "bench", "probe", "doctor", "verify"] {
         let named = help.lines().any(|line| line.trim_start().starts_with(command));
         assert!(named, "{command} is not in:\n{help}");
     }

@@ -325,7 +325,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             first_element,
             ..
         } => {
-            if access.clip(clip) == 0.0 {
+            if access.clip(clip) == 0.0 || access.scalars(scalars).is_none() {
                 return; // a cancelled update
             }
             let storage = Storage {

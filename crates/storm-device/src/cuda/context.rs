@@ -49,32 +49,10 @@ const CONTEXT_BYTES: usize = 512 << 20;
 
 impl Context {
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>, CudaError> {
-        libraries::require_driver()?;
-        result::init().map_err(|error| match error.0 {
-            sys::CUresult::CUDA_ERROR_NO_DEVICE => {
-                CudaError::NoDevice { count: 0, wanted: ordinal }
-            }
-            code => CudaError::Driver { what: "starting the driver".into(), code },
-        })?;
-        let mut version = 0;
-        // SAFETY: writes one integer.
-        unsafe { sys::cuDriverGetVersion(&mut version) }
-            .result()
-            .map_err(CudaError::driver("asking for the driver's version"))?;
-        if version < CUDA_NEEDED.0 {
-            let found = format!("{}.{}", version / 1000, version % 1000 / 10);
-            return Err(CudaError::DriverTooOld { found, needed: CUDA_NEEDED.1 });
-        }
-        let count = result::device::get_count().map_err(CudaError::driver("counting GPUs"))?;
-        let count = usize::try_from(count).unwrap_or(0);
-        if ordinal >= count {
-            return Err(CudaError::NoDevice { count, wanted: ordinal });
-        }
-        let device = result::device::get(ordinal as i32).map_err(CudaError::driver("opening"))?;
-        let card = describe(device).map_err(CudaError::driver("describing the card"))?;
-        if card.capability.0 < 8 {
-            let (major, minor) = card.capability;
-            return Err(CudaError::CardTooOld { name: card.name, major, minor });
+        start_driver(ordinal)?;
+        let (device, card) = find_card(ordinal)?;
+        if let Some(problem) = card_problem(&card) {
+            return Err(problem);
         }
         let meter = MemoryMeter::new(device);
         // SAFETY: the device is valid; released in `drop`.
@@ -137,6 +115,48 @@ impl Drop for Context {
         // SAFETY: retained once in `open`. At exit the driver may be gone: the result is of no use.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
+}
+
+/// Starts the driver, and says which CUDA version it supports: a sufficient one.
+pub(super) fn start_driver(ordinal: usize) -> Result<String, CudaError> {
+    libraries::require_driver()?;
+    result::init().map_err(|error| match error.0 {
+        sys::CUresult::CUDA_ERROR_NO_DEVICE => CudaError::NoDevice { count: 0, wanted: ordinal },
+        code => CudaError::Driver { what: "starting the driver".into(), code },
+    })?;
+    let mut version = 0;
+    // SAFETY: writes one integer.
+    unsafe { sys::cuDriverGetVersion(&mut version) }
+        .result()
+        .map_err(CudaError::driver("asking for the driver's version"))?;
+    let found = format!("{}.{}", version / 1000, version % 1000 / 10);
+    match version < CUDA_NEEDED.0 {
+        true => Err(CudaError::DriverTooOld { found, needed: CUDA_NEEDED.1 }),
+        false => Ok(found),
+    }
+}
+
+/// How many cards a started driver sees.
+pub(super) fn card_count() -> Result<usize, CudaError> {
+    let count = result::device::get_count().map_err(CudaError::driver("counting GPUs"))?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+/// A card of a started driver.
+pub(super) fn find_card(ordinal: usize) -> Result<(sys::CUdevice, Card), CudaError> {
+    let count = card_count()?;
+    if ordinal >= count {
+        return Err(CudaError::NoDevice { count, wanted: ordinal });
+    }
+    let device = result::device::get(ordinal as i32).map_err(CudaError::driver("opening"))?;
+    let card = describe(device).map_err(CudaError::driver("describing the card"))?;
+    Ok((device, card))
+}
+
+/// Why a card cannot be used, if it cannot.
+pub(super) fn card_problem(card: &Card) -> Option<CudaError> {
+    let (major, minor) = card.capability;
+    (major < 8).then(|| CudaError::CardTooOld { name: card.name.clone(), major, minor })
 }
 
 fn describe(device: sys::CUdevice) -> Result<Card, result::DriverError> {

@@ -146,6 +146,12 @@ unsafe impl Send for Gemm {}
 unsafe impl Sync for Gemm {}
 
 impl Gemm {
+    /// `cuBLASLt 130001`: with the card, what decides how products are made.
+    pub(super) fn library(&self) -> String {
+        // SAFETY: the library is loaded, or there would be no handle; the call takes nothing.
+        format!("cuBLASLt {}", unsafe { sys::cublasLtGetVersion() })
+    }
+
     pub(super) fn new(context: &Arc<Context>) -> Result<Gemm, CudaError> {
         libraries::require_blas()?;
         let handle = result::create_handle().map_err(CudaError::blas("starting"))?;

@@ -79,8 +79,13 @@ pub(super) fn check(bytes: usize) -> Result<(), HostLimit> {
 
 /// The limit on locked memory, if `bytes` exceed it.
 pub(super) fn locked_memory(bytes: usize) -> Option<HostLimit> {
-    let limit_bytes = locked_limit(&fs::read_to_string("/proc/self/limits").ok()?)?;
+    let limit_bytes = locked_memory_limit()?;
     (limit_bytes < bytes as u64).then_some(HostLimit::LockedMemory { limit_bytes })
+}
+
+/// The most memory that this process may lock; none if there is no limit.
+pub fn locked_memory_limit() -> Option<u64> {
+    locked_limit(&fs::read_to_string("/proc/self/limits").ok()?)
 }
 
 fn machine_available() -> Option<u64> {

@@ -7,7 +7,7 @@ use crate::resident::check;
 use std::sync::Arc;
 use storm_device::{DeviceError, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{Graph, Tensor, TensorId};
-use storm_plan::{Lasting, Place, Tier};
+use storm_plan::{Lasting, Operand, Place, Tier};
 
 impl<D: PlanDevice> Planned<D> {
     /// The lasting tensor of that name.
@@ -58,6 +58,46 @@ impl<D: PlanDevice> Planned<D> {
         let Place { tier, offset } = nearest(lasting, Tier::Host);
         let place = Place { tier, offset: offset + first * size_of::<T>() };
         Ok(self.device.read(place, bytes_of_mut(values))?)
+    }
+
+    /// Fetches bytes of a lasting tensor as it is stored, `first` and following.
+    ///
+    /// # Errors
+    /// No such tensor, more bytes than it has, or from the device.
+    pub fn read_bytes(
+        &mut self,
+        name: &str,
+        first: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), ExecError> {
+        let lasting = &self.plan.lasting[self.find(name)?];
+        check_bytes(&lasting.tensor, first, bytes.len())?;
+        let Place { tier, offset } = nearest(lasting, Tier::Host);
+        Ok(self.device.read(Place { tier, offset: offset + first }, bytes)?)
+    }
+
+    /// Sets bytes of a lasting tensor as it is stored, `first` and following, wherever it lies.
+    ///
+    /// # Errors
+    /// No such tensor, more bytes than it has, or from the device.
+    pub fn write_bytes(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), ExecError> {
+        let lasting = &self.plan.lasting[self.find(name)?];
+        check_bytes(&lasting.tensor, first, bytes.len())?;
+        for &Place { tier, offset } in &lasting.places {
+            self.device.write(Place { tier, offset: offset + first }, bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Fetches what the last step left at the place of a scalar of the plan, such as a gradient's sum of
+    /// squares.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn read_scalar(&mut self, operand: Operand) -> Result<f32, ExecError> {
+        let mut bytes = [0; size_of::<f32>()];
+        self.device.read(Place { tier: Tier::Device, offset: operand.offset }, &mut bytes)?;
+        Ok(f32::from_ne_bytes(bytes))
     }
 
     /// Makes a lasting tensor by the one node of `graph`, whose first output it is. Operands are
@@ -154,6 +194,19 @@ impl<D: PlanDevice> Planned<D> {
         let found = self.by_name.get(name).copied();
         found.ok_or_else(|| ExecError::unknown(name, self.by_name.keys()))
     }
+}
+
+/// Whether a tensor has these bytes.
+fn check_bytes(tensor: &Tensor, first: usize, count: usize) -> Result<(), ExecError> {
+    let end = first.saturating_add(count);
+    if end <= tensor.size_bytes() {
+        return Ok(());
+    }
+    Err(ExecError::Device(DeviceError::WrongSize {
+        tensor: tensor.name.clone(),
+        tensor_bytes: tensor.size_bytes(),
+        given_bytes: end,
+    }))
 }
 
 /// Where a tensor lies, in that tier if it can be.

@@ -11,7 +11,7 @@ mod stalls;
 mod summary;
 
 pub use chrome::write_chrome;
-pub use html::{ReportFacts, TierLimits, write_html};
+pub use html::{ReportFacts, TierLimits, write_html, write_html_after};
 pub use occupancy::{Occupancy, occupancy};
 pub use overlap::{Overlap, overlap};
 pub use stalls::StallCause;

@@ -22,5 +22,6 @@ pub use directory::HfDirectory;
 pub use dtype::{Dtype, Element, WeightDtype};
 pub use load::load_parameter;
 pub use names::{HfPiece, ParameterLayout, ParameterSpec, parameters};
-pub use safetensors_file::{SafetensorsFile, TensorEntry};
+pub use safetensors_file::{HEADER_BYTES_MAX, SafetensorsFile, TensorEntry};
+pub use safetensors_writer::safetensors_header;
 pub use save::{IfExists, SaveOptions, save};

@@ -22,7 +22,7 @@ use crate::error::clip;
 
 /// The limit on a model's headers, those of all its files together. The format allows each file 100 MB,
 /// but headers of a hundred thousand tensors take less than this.
-pub(super) const HEADER_BYTES_MAX: u64 = 16 << 20;
+pub const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 /// Tensors are read in pieces of this size.
 pub(super) const CHUNK_BYTES: usize = 4 << 20;

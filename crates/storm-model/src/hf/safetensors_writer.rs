@@ -25,7 +25,9 @@ impl SafetensorsWriter {
         dtype: WeightDtype,
         tensors: &[(String, Vec<usize>)],
     ) -> Result<Self, ModelError> {
-        let (header, data_bytes) = header(dtype.dtype(), tensors);
+        let entries =
+            tensors.iter().map(|(name, shape)| (name.as_str(), dtype.dtype(), shape.as_slice()));
+        let (header, data_bytes) = safetensors_header(entries);
         if header.len() as u64 - 8 > HEADER_BYTES_MAX {
             let (what, bytes) = ("the header (save in smaller shards)", header.len() as u64 - 8);
             return Err(ModelError::TooLarge {
@@ -55,17 +57,20 @@ impl SafetensorsWriter {
     }
 }
 
-/// The length prefix and the header, padded so that the data starts at a multiple of 8; and the
-/// number of bytes that follow.
-fn header(dtype: Dtype, tensors: &[(String, Vec<usize>)]) -> (Vec<u8>, u64) {
+/// What a safetensors file of these tensors begins with, the length prefix and the header, padded so
+/// that the data starts at a multiple of 8; and the number of bytes that follow: the tensors in this
+/// order, without gaps.
+pub fn safetensors_header<'a>(
+    tensors: impl Iterator<Item = (&'a str, Dtype, &'a [usize])>,
+) -> (Vec<u8>, u64) {
     let mut entries = Map::new();
     entries.insert("__metadata__".into(), json!({"format": "pt"}));
     let mut end = 0u64;
-    for (name, shape) in tensors {
+    for (name, dtype, shape) in tensors {
         let start = end;
         end += shape.iter().map(|size| *size as u64).product::<u64>() * dtype.size_bytes() as u64;
         let entry = json!({"dtype": dtype.name(), "shape": shape, "data_offsets": [start, end]});
-        entries.insert(name.clone(), entry);
+        entries.insert(name.to_owned(), entry);
     }
     let mut json = Value::Object(entries).to_string().into_bytes();
     json.resize(json.len().next_multiple_of(8), b' ');

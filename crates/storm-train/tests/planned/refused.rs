@@ -130,6 +130,10 @@ impl PlanDevice for Stingy {
         self.0.memory_taken()
     }
 
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
         self.0.trace()
     }

@@ -176,6 +176,11 @@ impl PlanDevice for CpuPlanDevice {
         }
     }
 
+    /// Neither threads nor instruction sets show in the bits.
+    fn identity(&self) -> String {
+        "cpu".to_owned()
+    }
+
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
         self.synchronize()?;
         Ok(self.program.board.trace())

@@ -32,8 +32,8 @@ __device__ inline void bits_of(const Random& random, i64 i, Bits (&bits)[PACK]) 
 }
 
 /// A pack per thread. scalars: learning rate, 1 − beta1^t, 1 − beta2^t. `master`, `clip` and
-/// `seed` may be null; a clip of 0 leaves everything as it is. `first_element`: where in the
-/// parameter the elements here begin.
+/// `seed` may be null; a clip of 0, or corrections of 0, leave everything as it is. `first_element`:
+/// where in the parameter the elements here begin.
 extern "C" __global__ void __launch_bounds__(256)
     adamw(P* parameter, const G* gradient, M* first_moment, M* second_moment, float* master,
           const float* scalars, const float* clip, const int* seed, i64 elements, float beta1,
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256)
     unpack(gradients, g);
     unpack(firsts, first);
     unpack(seconds, second);
-    if (factor == 0.0f) return; // only now, so that nothing waits for it
+    if (factor == 0.0f || scalars[1] == 0.0f) return; // only now, so that nothing waits for it
 
     const float keep = __fsub_rn(1.0f, __fmul_rn(rate, weight_decay));
     const float step = __fdiv_rn(rate, scalars[1]);

@@ -364,6 +364,20 @@ impl PlanDevice for CudaPlanDevice {
         }
     }
 
+    fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.memory_in_use()?.bytes)
+    }
+
+    fn memory_free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        let (free, _) = self.kept.tools.context.memory_info()?;
+        Ok(Some(free as u64))
+    }
+
+    fn identity(&self) -> String {
+        let card = self.card();
+        format!("{} ({}), {}", card.name, card.architecture(), self.kept.tools.gemm.library())
+    }
+
     fn set_recording(&mut self, recording: bool) {
         self.recording = recording;
     }

@@ -50,6 +50,20 @@ pub fn write_html(
     facts: &ReportFacts,
     out: &mut impl Write,
 ) -> io::Result<()> {
+    write_html_after(plan, trace, facts, "", out)
+}
+
+/// [`write_html`] with some HTML of the caller's before what it says of the step.
+///
+/// # Errors
+/// From `out`.
+pub fn write_html_after(
+    plan: &Plan,
+    trace: &Trace,
+    facts: &ReportFacts,
+    before: &str,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let summary = summarize(plan, trace);
     let title = Escaped(&facts.title);
     write!(
@@ -60,12 +74,18 @@ pub fn write_html(
          <title>{title}</title>\n<style>\n{}</style>\n</head>\n<body>\n<h1>{title}</h1>\n",
         include_str!("report.css"),
     )?;
+    if !before.is_empty() {
+        write_facts(facts, out)?;
+        writeln!(out, "{before}\n<h2>A step as it ran</h2>")?;
+    }
     writeln!(out, "<p class=\"lead\">{}</p>", Escaped(&lead(&summary)))?;
     if trace.left_out > 0 {
         let left_out = trace.left_out;
         writeln!(out, "<p class=\"lead\">{left_out} more instructions ran and are not shown.</p>")?;
     }
-    write_facts(facts, out)?;
+    if before.is_empty() {
+        write_facts(facts, out)?;
+    }
     write_timeline(out)?;
     tables::write(plan, &summary, facts, out)?;
     writeln!(

@@ -1,0 +1,46 @@
+//! `storm data`: datasets on disk.
+
+mod inspect;
+mod pack;
+mod progress;
+
+use anyhow::Result;
+use clap::Subcommand;
+use std::io::ErrorKind;
+use storm_data::{DataError, WorkerCommand, tokenize_worker};
+
+#[derive(Subcommand)]
+pub(crate) enum DataCommand {
+    /// Turn text or JSONL into a dataset: tokens in shards that training reads without loading them.
+    Pack(pack::PackArgs),
+    /// Show what a dataset holds, and check it.
+    Inspect(inspect::InspectArgs),
+    /// Run a tokenizer for another process of this program; started by it alone.
+    #[command(hide = true)]
+    TokenizeWorker,
+}
+
+pub(crate) fn run(command: &DataCommand) -> Result<()> {
+    match command {
+        DataCommand::Pack(args) => pack::run(args),
+        DataCommand::Inspect(args) => inspect::run(args),
+        DataCommand::TokenizeWorker => Ok(tokenize_worker()?),
+    }
+}
+
+/// How this program runs foreign tokenizer code: in another process of itself.
+pub(crate) fn worker() -> Result<WorkerCommand, DataError> {
+    WorkerCommand::this_program(["data", "tokenize-worker"])
+}
+
+/// 2 if an option makes no sense, 1 if the machine is at fault, 4 if the data is.
+pub(crate) fn code_of(error: &DataError) -> u8 {
+    match error {
+        DataError::Option { .. } => 2,
+        DataError::Io { source, .. } => match source.kind() {
+            ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::NotADirectory => 4,
+            _ => 1,
+        },
+        _ => 4,
+    }
+}

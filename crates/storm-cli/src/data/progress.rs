@@ -1,0 +1,69 @@
+//! How far something is: a bar on a terminal, a line for every tenth elsewhere.
+
+use indicatif::{ProgressBar, ProgressStyle};
+use std::cell::Cell;
+use std::io::IsTerminal;
+
+/// Who wants to see progress.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Show {
+    Progress,
+    Nothing,
+}
+
+/// Progress through so many bytes, on standard error.
+pub(crate) struct ByteProgress {
+    what: &'static str,
+    form: Form,
+}
+
+enum Form {
+    Bar(ProgressBar),
+    /// Tenths shown so far.
+    Lines(Cell<u64>),
+    Nothing,
+}
+
+impl ByteProgress {
+    pub(crate) fn new(what: &'static str, show: Show) -> ByteProgress {
+        let form = match (show, std::io::stderr().is_terminal()) {
+            (Show::Nothing, _) => Form::Nothing,
+            (Show::Progress, false) => Form::Lines(Cell::new(0)),
+            (Show::Progress, true) => {
+                let template = "{prefix} [{bar:30}] {percent} %  {bytes} of {total_bytes}, \
+                                {bytes_per_sec}, {eta} left  {msg}";
+                let style = ProgressStyle::with_template(template);
+                let bar = ProgressBar::new(0).with_prefix(what);
+                Form::Bar(bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar())))
+            }
+        };
+        ByteProgress { what, form }
+    }
+
+    /// Shows that so much is done; `detail` is asked only if it is shown.
+    pub(crate) fn set(&self, done: u64, total: u64, detail: impl FnOnce() -> String) {
+        match &self.form {
+            Form::Nothing => {}
+            Form::Bar(bar) => {
+                bar.set_length(total);
+                bar.set_position(done);
+                bar.set_message(detail());
+            }
+            Form::Lines(shown) => {
+                let tenths = u128::from(done) * 10 / u128::from(total.max(1));
+                let tenths = tenths as u64;
+                if tenths > shown.get() {
+                    shown.set(tenths);
+                    eprintln!("{}: {} % {}", self.what, 10 * tenths, detail());
+                }
+            }
+        }
+    }
+
+    /// Takes the bar away.
+    pub(crate) fn finish(&self) {
+        if let Form::Bar(bar) = &self.form {
+            bar.finish_and_clear();
+        }
+    }
+}

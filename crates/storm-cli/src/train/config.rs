@@ -1,0 +1,112 @@
+//! The config file: TOML whose keys are the names of the flags.
+
+use super::options::Given;
+use super::reference;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+/// A config with every option and many comments is far smaller.
+const BYTES_MAX: u64 = 1 << 20;
+
+/// A name that is this different from all known ones is not taken for a slip of one of them.
+const LIKENESS: f64 = 0.7;
+
+/// Why a config file cannot be used.
+#[derive(Debug)]
+pub(crate) struct BadConfig(String);
+
+impl std::fmt::Display for BadConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BadConfig {}
+
+/// Reads what a config file gives.
+pub(crate) fn read(path: &Path) -> Result<Given, BadConfig> {
+    let bad = |problem: String| BadConfig(format!("{}: {problem}", path.display()));
+    let mut text = String::new();
+    let file = File::open(path).map_err(|error| bad(error.to_string()))?;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(bad("it is not a file".to_owned()));
+    }
+    file.take(BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| bad(error.to_string()))?;
+    if text.len() as u64 > BYTES_MAX {
+        return Err(bad(format!("a config has at most {BYTES_MAX} bytes")));
+    }
+    parse(&text).map_err(bad)
+}
+
+fn parse(text: &str) -> Result<Given, String> {
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
+    for key in table.keys() {
+        if !keys().contains(key) {
+            return Err(unknown(key));
+        }
+    }
+    toml::from_str(text).map_err(|error| error.to_string())
+}
+
+/// Every key, in the order of the options.
+fn keys() -> Vec<String> {
+    reference::flags().iter().filter_map(|flag| flag.get_long().map(str::to_owned)).collect()
+}
+
+fn unknown(key: &str) -> String {
+    let known = keys();
+    let likeness = |known: &&String| strsim::jaro_winkler(known, &key.replace('_', "-"));
+    let nearest = known.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    match nearest.filter(|nearest| likeness(nearest) >= LIKENESS) {
+        Some(nearest) => format!("unknown key `{key}`; did you mean `{nearest}`?"),
+        None => format!("unknown key `{key}`; docs/config.md and `storm train --help` list all"),
+    }
+}
+
+/// A config file that gives the same.
+pub(crate) fn write(given: &Given) -> String {
+    toml::to_string(given).unwrap_or_else(|error| unreachable!("options are plain: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        let text = "model = \"gpt2\"\nseq = 64\nvram = \"2MiB\"\nlearning-rate = 1e-3\n\
+                    schedule = \"linear\"\nweights = \"streamed\"\nkeep-best = false\n";
+        let given = parse(text).expect("a config");
+        assert_eq!(given.vram.map(|size| size.0), Some(2 << 20));
+        let again = parse(&write(&given)).expect("a config");
+        assert_eq!(write(&again), write(&given));
+        let all = Given::defaults();
+        assert_eq!(write(&parse(&write(&all)).expect("a config")), write(&all));
+    }
+
+    #[test]
+    fn flags_come_first_then_the_file_then_defaults() {
+        let file = parse("seq = 64\nsteps = 7\n").expect("a config");
+        let flags = Given { steps: std::num::NonZero::new(9), ..Given::default() };
+        let settings = flags.or(file).resolve();
+        assert_eq!((settings.seq.get(), settings.steps.get()), (64, 9));
+        assert_eq!(settings.beta1, 0.9);
+        assert!(settings.vram.is_none());
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_with_a_suggestion() {
+        let check = |text: &str, part: &str| {
+            let error = parse(text).expect_err("a slip");
+            assert!(error.contains(part), "{error}");
+        };
+        check("learning_rate = 1", "did you mean `learning-rate`?");
+        check("warm-up = 3", "did you mean `warmup`?");
+        check("zzz = 3", "docs/config.md");
+        check("seq = 0", "seq");
+        check("schedule = \"cosin\"", "cosine");
+        check("vram = \"5 parsecs\"", "parsecs");
+        check("seq = [", "TOML");
+    }
+}

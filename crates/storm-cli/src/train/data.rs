@@ -1,0 +1,128 @@
+//! What a run learns from.
+
+use super::options::Settings;
+use super::output::Style;
+use super::setup::Start;
+use crate::UsageError;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use storm_data::{
+    Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order, PackOptions, Passes,
+    SHARD_TOKENS_DEFAULT, Split, Tokenizer, TokenizerSource, pack,
+};
+use storm_model::Packing;
+use storm_train::LoaderSource;
+
+/// A folder with this file is a dataset.
+const MANIFEST: &str = "dataset.json";
+
+/// Opens the dataset. Text is packed into the run's folder when the run begins, and is taken from
+/// there when it goes on.
+pub(super) fn open(
+    settings: &Settings,
+    run: &Path,
+    start: Start,
+    style: Style,
+) -> Result<Arc<Dataset>> {
+    let Some(data) = &settings.data else {
+        let problem = "give data: a dataset that `storm data pack` made, or text";
+        return Err(UsageError(problem.to_owned()).into());
+    };
+    let dataset = match data.join(MANIFEST).exists() {
+        true => data.clone(),
+        false => {
+            let packed = run.join("data");
+            if start == Start::Fresh || !packed.join(MANIFEST).exists() {
+                pack_text(settings, data, &packed, style)?;
+            }
+            packed
+        }
+    };
+    Ok(Arc::new(Dataset::open(&dataset)?))
+}
+
+fn pack_text(settings: &Settings, data: &Path, out: &Path, style: Style) -> Result<()> {
+    style.say(&format!("packing {} …", data.display()));
+    let options = PackOptions {
+        inputs: files(data).with_context(|| format!("cannot read {}", data.display()))?,
+        format: InputFormat::ByName,
+        tokenizer: TokenizerSource::parse(&settings.tokenizer),
+        end_of_text: None,
+        worker: crate::data::worker()?,
+        out: out.to_owned(),
+        if_exists: IfExists::Replace,
+        held_out: settings.held_out,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        shard_tokens: SHARD_TOKENS_DEFAULT,
+    };
+    let summary = pack(&options, &|_| {})?;
+    style.say(&format!(
+        "packed {} tokens of {} files into {}",
+        crate::model::grouped(summary.counts.tokens),
+        summary.counts.input_files,
+        out.display()
+    ));
+    Ok(())
+}
+
+/// A file, or the text files of a folder by name.
+fn files(data: &Path) -> std::io::Result<Vec<PathBuf>> {
+    if !data.is_dir() {
+        return Ok(vec![data.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(data)? {
+        let path = entry?.path();
+        let is_text = path.extension().is_some_and(|extension| {
+            ["txt", "jsonl", "ndjson"].iter().any(|known| extension == *known)
+        });
+        if is_text {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// The tokenizer of a dataset.
+pub(super) fn tokenizer(dataset: &Dataset) -> Result<Tokenizer> {
+    Ok(Tokenizer::of_dataset(dataset, &crate::data::worker()?)?)
+}
+
+/// Whether rows hold several samples.
+pub(super) fn packing(dataset: &Dataset) -> Packing {
+    match dataset.manifest().kind {
+        Kind::Text => Packing::Single,
+        Kind::Samples => Packing::Segments,
+    }
+}
+
+/// Micro-batches to learn from, and to evaluate on if anything is held out.
+pub(super) fn sources(
+    settings: &Settings,
+    dataset: &Arc<Dataset>,
+    batch: usize,
+) -> Result<(LoaderSource, Option<LoaderSource>)> {
+    let options = LoaderOptions {
+        batch,
+        sequence: settings.seq.get(),
+        seed: settings.seed,
+        split: Split::Train,
+        order: Order::Shuffled,
+        passes: Passes::Endless,
+    };
+    let train = LoaderSource::new(Arc::clone(dataset), options)?;
+    let held = dataset.token_range(Split::Held);
+    // A token without one behind it has no target.
+    if held.end - held.start < 2 {
+        return Ok((train, None));
+    }
+    let options = LoaderOptions {
+        split: Split::Held,
+        order: Order::Sequential,
+        passes: Passes::One,
+        ..options
+    };
+    Ok((train, Some(LoaderSource::new(Arc::clone(dataset), options)?)))
+}

@@ -1,0 +1,74 @@
+//! `storm train`: a run from a config file or from flags, under a memory budget.
+
+#[macro_use]
+mod table;
+
+mod config;
+mod data;
+mod device;
+mod model;
+mod options;
+mod output;
+mod progress;
+mod reference;
+mod report;
+mod sample;
+mod session;
+mod setup;
+mod signals;
+mod summary;
+mod values;
+
+use crate::UsageError;
+use anyhow::Result;
+use clap::Args;
+pub(crate) use config::BadConfig;
+use options::Given;
+pub(crate) use reference::with_defaults;
+use setup::Setup;
+use std::path::PathBuf;
+
+#[derive(Args)]
+#[command(
+    after_help = "Every option is also a key of the config file: `--learning-rate 1e-3` is `learning-rate = 1e-3`. \
+                  Flags override the file. docs/config.md lists all keys, docs/training.md explains a run."
+)]
+pub(crate) struct TrainArgs {
+    /// A config file, such as examples/quickstart.toml.
+    config: Option<PathBuf>,
+    /// Go on from the newest checkpoint of the run that is whole.
+    #[arg(long)]
+    resume: bool,
+    /// Print nothing but errors and where the results are.
+    #[arg(long, conflicts_with = "json")]
+    quiet: bool,
+    /// Print one object of JSON per line for everything that happens.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    options: Given,
+}
+
+pub(crate) fn run(args: TrainArgs) -> Result<()> {
+    let TrainArgs { config, resume, quiet, json, options } = args;
+    let file = match &config {
+        Some(path) => config::read(path)?,
+        None => Given::default(),
+    };
+    let mut given = options.or(file);
+    if given.name.is_none() {
+        let stem = config.as_ref().and_then(|path| path.file_stem());
+        given.name = stem.map(|stem| stem.to_string_lossy().into_owned());
+    }
+    if given.name.is_none() {
+        let problem = "give a config file, or --name for the run";
+        return Err(UsageError(problem.to_owned()).into());
+    }
+    let style = match (quiet, json) {
+        (true, _) => output::Style::Quiet,
+        (_, true) => output::Style::Json,
+        _ => output::Style::People,
+    };
+    let start = if resume { setup::Start::Resume } else { setup::Start::Fresh };
+    session::run(Setup::new(given, start, style)?)
+}

@@ -1,0 +1,89 @@
+//! Which model a run trains.
+
+use super::options::Settings;
+use crate::UsageError;
+use anyhow::{Context, Result};
+use std::path::{Path, PathBuf};
+use storm_model::{HfDirectory, ModelConfig, preset};
+
+/// A model to train, and where its weights come from.
+pub(super) struct Model {
+    pub(super) name: String,
+    pub(super) config: ModelConfig,
+    /// None: fresh weights.
+    pub(super) weights: Option<HfDirectory>,
+}
+
+impl Model {
+    /// `vocabulary` is that of the data.
+    pub(super) fn new(settings: &Settings, vocabulary: usize) -> Result<Model> {
+        let Some(name) = settings.model.clone() else {
+            let problem = "give a model: a preset (see `storm model list`) or a directory";
+            return Err(UsageError(problem.to_owned()).into());
+        };
+        match Path::new(&name).is_dir() {
+            true => Model::of_directory(settings, name, vocabulary),
+            false => {
+                let config = fresh(settings, preset(&name)?, vocabulary);
+                config.validate()?;
+                Ok(Model { name, config, weights: None })
+            }
+        }
+    }
+
+    fn of_directory(settings: &Settings, name: String, vocabulary: usize) -> Result<Model> {
+        let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
+        if [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some()) {
+            let problem = "layers, width, heads, kv-heads and mlp-width are for presets; weights from a \
+                           directory have their own shape";
+            return Err(UsageError(problem.to_owned()).into());
+        }
+        let directory =
+            HfDirectory::open(Path::new(&name)).with_context(|| format!("cannot use {name}"))?;
+        let config = directory.model().clone();
+        if vocabulary > config.vocab_size {
+            let problem = format!(
+                "the data has {vocabulary} different tokens, and {name} knows {}; pack the data with \
+                 the model's own tokenizer.json",
+                config.vocab_size
+            );
+            return Err(UsageError(problem).into());
+        }
+        Ok(Model { name, config, weights: Some(directory) })
+    }
+
+    /// The directory that the weights come from.
+    pub(super) fn source(&self) -> Option<PathBuf> {
+        self.weights.as_ref().map(|_| PathBuf::from(&self.name))
+    }
+}
+
+/// A preset with another shape, for this vocabulary.
+fn fresh(settings: &Settings, mut config: ModelConfig, vocabulary: usize) -> ModelConfig {
+    config.vocab_size = vocabulary;
+    if let Some(layers) = settings.layers {
+        config.layer_count = layers.get();
+    }
+    if let Some(width) = settings.width {
+        config.hidden_size = width.get();
+        config.intermediate_size = 4 * width.get();
+    }
+    if let Some(heads) = settings.heads {
+        config.query_heads = heads.get();
+        config.kv_heads = heads.get();
+    }
+    if let Some(kv_heads) = settings.kv_heads {
+        config.kv_heads = kv_heads.get();
+    }
+    if settings.width.is_some() || settings.heads.is_some() {
+        config.head_dim = config.hidden_size / config.query_heads;
+    }
+    if let Some(mlp_width) = settings.mlp_width {
+        config.intermediate_size = mlp_width.get();
+    }
+    if config.rotary.is_none() {
+        // Learned positions beyond the sequence would never be trained.
+        config.max_positions = settings.seq.get();
+    }
+    config
+}

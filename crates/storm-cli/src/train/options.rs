@@ -1,0 +1,146 @@
+//! Every option of a training run.
+
+use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Size};
+use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
+use crate::precision::PrecisionArg;
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::path::PathBuf;
+
+/// A number that cannot be zero.
+macro_rules! count {
+    ($value:literal) => {
+        const { std::num::NonZero::new($value).expect("not zero") }
+    };
+}
+
+options! {
+    "Run" {
+        /// Name of the run, and of its folder. If not given, the name of the config file.
+        name: String;
+        /// Folder of all runs.
+        runs: PathBuf = PathBuf::from("runs");
+        /// Steps of the run.
+        steps: NonZeroU64 = count!(1000);
+        /// Of fresh weights, of rounding and of the order of the data.
+        seed: u64 = 0;
+    }
+    "Model" {
+        /// A preset (see `storm model list`), trained from scratch, or a Hugging Face directory, whose
+        /// weights are trained on.
+        model: String;
+        /// Layers, if not as the preset.
+        layers: NonZeroUsize;
+        /// Width of the residual stream, if not as the preset.
+        width: NonZeroUsize;
+        /// Query heads, if not as the preset; each is as wide as the width divided by their number.
+        heads: NonZeroUsize;
+        /// Key and value heads, if not as many as there are query heads.
+        kv_heads: NonZeroUsize;
+        /// Width inside the MLP; four times the width if that is given.
+        mlp_width: NonZeroUsize;
+    }
+    "Data" {
+        /// What to learn: a dataset that `storm data pack` made, or text to pack on first use.
+        data: PathBuf;
+        /// For text that is packed on first use: `bytes`, or the path of a tokenizer.json.
+        tokenizer: String = "bytes".to_owned();
+        /// Share of that text that is held out for evaluation.
+        held_out: f64 = 0.05;
+        /// Tokens per sequence.
+        seq: NonZeroUsize = count!(256);
+    }
+    "Step" {
+        /// Sequences per micro-batch; 1 if neither this nor tokens-per-step is given.
+        batch: NonZeroUsize;
+        /// Micro-batches per step; 1 if neither this nor tokens-per-step is given.
+        accumulate: NonZeroUsize;
+        /// Tokens of a step, instead of batch and accumulate, which are then chosen for speed and stay
+        /// for the whole run.
+        tokens_per_step: NonZeroUsize;
+        /// Storage of parameters, gradients and optimizer state.
+        precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
+        /// Rows of logits that exist at a time.
+        chunk_rows: NonZeroUsize = count!(2048);
+    }
+    "Optimizer" {
+        /// The highest learning rate.
+        learning_rate: f64 = 3e-4;
+        /// The learning rate of the last step; a tenth of the highest if not given.
+        final_learning_rate: f64;
+        /// Steps over which the learning rate rises.
+        warmup: u64 = 0;
+        /// How it falls after that.
+        schedule: DecayArg = DecayArg::Cosine;
+        /// How much weights shrink in a step, times the learning rate.
+        weight_decay: f64 = 0.1;
+        /// Which weights shrink.
+        decay_targets: DecayTargetsArg = DecayTargetsArg::Matrices;
+        /// Decay of the first moment.
+        beta1: f64 = 0.9;
+        /// Decay of the second moment.
+        beta2: f64 = 0.95;
+        /// Added to the root of the second moment.
+        epsilon: f64 = 1e-8;
+        /// Gradients are scaled down to this norm; 0 leaves them as they are.
+        clip: f64 = 1.0;
+    }
+    "Memory" {
+        /// Where to train.
+        device: DeviceArg = DeviceArg::Auto;
+        /// Device memory of the process, everything included: 16GiB, 12GB, 500MiB. If not given, that of
+        /// the card less a little; on the CPU, half of the memory that is available.
+        vram: Size;
+        /// Host memory for what does not stay on the device. If not given, what is available less a
+        /// little.
+        ram: Size;
+        /// What the card can do: a built-in profile, or a file that `storm probe` wrote. The CPU is
+        /// measured.
+        hardware: String;
+        /// Threads of the CPU device; all cores if not given.
+        threads: NonZeroUsize;
+    }
+    "Decisions that are otherwise the planner's" {
+        /// What layers save for their backward pass.
+        activations: ActivationsArg;
+        /// The inputs of layers.
+        layer_inputs: PlacementArg;
+        /// Store the input of every n-th layer only, and run the layers between again.
+        checkpoint_every: NonZeroUsize;
+        /// Parameters of layers.
+        weights: PlacementArg;
+        /// Gradients of layers.
+        gradients: PlacementArg;
+        /// Optimizer state of layers.
+        optimizer_state: PlacementArg;
+        /// When gradients are applied.
+        update: UpdateArg;
+        /// Micro-batches that go through a layer together.
+        group: NonZeroUsize;
+    }
+    "Evaluation and checkpoints" {
+        /// Steps between two evaluations on held-out data; if not given, there is one at the end.
+        eval_every: NonZeroU64;
+        /// Steps' worth of held-out data that an evaluation looks at, at most.
+        eval_steps: NonZeroU64 = count!(8);
+        /// Stop after this many evaluations in a row without a better one.
+        patience: NonZeroU32;
+        /// Steps between two checkpoints; if not given, there is one at the end.
+        save_every: NonZeroU64;
+        /// How many of the newest checkpoints stay.
+        keep_last: NonZeroUsize = count!(2);
+        /// Checkpoints of steps that are a multiple of this stay, too.
+        keep_every: NonZeroU64;
+        /// Save a checkpoint whenever an evaluation is the best so far, and keep the best.
+        keep_best: bool = true;
+    }
+    "Output" {
+        /// Steps between two lines of progress where there is no terminal.
+        log_every: NonZeroU64 = count!(10);
+        /// Tokens to write at the end, by the trained model, on the CPU. Meant for small models.
+        sample_tokens: usize = 0;
+        /// What that text begins with.
+        sample_prompt: String = String::new();
+        /// How daring it is: 0 takes the likeliest token always.
+        temperature: f64 = 0.8;
+    }
+}

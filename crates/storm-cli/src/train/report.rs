@@ -1,0 +1,63 @@
+//! The pictures that a run leaves: `report.html` and the trace of a step.
+
+use super::setup::Setup;
+use crate::model::grouped;
+use anyhow::Result;
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use storm_exec::trace::write_chrome;
+use storm_plan::Plan;
+use storm_train::{History, Measure, RunError, RunFacts, write_report};
+
+/// Writes both, and says where the report is; none if no step was looked at.
+pub(super) fn write(
+    setup: &Setup,
+    plan: &Plan,
+    measure: &Measure,
+    history: &History,
+) -> Result<Option<PathBuf>> {
+    let Some(trace) = measure.trace() else { return Ok(None) };
+    write_file(&setup.folder.join("trace.json"), |out| write_chrome(plan, trace, out))?;
+    let report = setup.folder.join("report.html");
+    let facts = facts(setup, history);
+    write_file(&report, |out| write_report(&facts, history, plan, trace, out))?;
+    Ok(Some(report))
+}
+
+fn facts(setup: &Setup, history: &History) -> RunFacts {
+    let (answer, options) = (&setup.answer, &setup.train_options);
+    let row = |what: &str, value: String| (what.to_owned(), value);
+    let shape = format!("{} × {} of {} tokens", answer.batch, answer.accumulate, options.sequence);
+    let mut rows = vec![
+        row("model", setup.model.name.clone()),
+        row("parameters", grouped(setup.model.config.parameter_count())),
+        row("layers", setup.model.config.layer_count.to_string()),
+        row("step", shape),
+        row("hardware", setup.request.profile.name.clone()),
+    ];
+    if let Some(last) = history.last() {
+        rows.push(row("steps", grouped(last.step)));
+        rows.push(row("tokens", grouped(last.tokens)));
+        rows.push(row("last loss", format!("{:.4}", last.loss)));
+    }
+    let best = history.evaluations().iter().map(|(_, loss)| *loss).reduce(f64::min);
+    rows.extend(best.map(|loss| row("best held-out loss", format!("{loss:.4}"))));
+    rows.push(row("storm", env!("CARGO_PKG_VERSION").to_owned()));
+    RunFacts {
+        title: format!("Run {}", setup.settings.name.as_deref().unwrap_or_default()),
+        rows,
+        device_budget: setup.request.vram.bytes,
+        host_budget: setup.request.ram.bytes,
+        prediction: answer.planned.prediction.clone(),
+    }
+}
+
+fn write_file(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+) -> Result<(), RunError> {
+    let file = File::create(path).map_err(RunError::write(path))?;
+    let mut out = BufWriter::new(file);
+    fill(&mut out).and_then(|()| out.flush()).map_err(RunError::write(path))
+}

@@ -1,0 +1,188 @@
+//! A run on a device, from the plan to the report.
+
+use super::data;
+use super::device::DeviceKind;
+use super::output::{Style, print};
+use super::progress::Progress;
+use super::sample::{self, SampleOptions};
+use super::setup::{Setup, Start};
+use super::{report, signals, summary};
+use crate::{plan, size};
+use anyhow::{Context, Result};
+use std::num::NonZeroUsize;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+use storm_device::PlanDevice;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
+use storm_model::{IfExists, SaveOptions, WeightDtype};
+use storm_train::{
+    BatchSource, Checkpoints, Disk, Guard, History, Measure, MetricsFile, Notice, PlannedTrainer,
+    Precision, Preparation, Prepared, Recorder, Run, Stop, StopReason, TensorBoardFile, TrainError,
+    prepare,
+};
+
+/// How often device memory is looked at.
+const GUARD_INTERVAL: Duration = Duration::from_millis(500);
+
+pub(super) fn run(mut setup: Setup) -> Result<()> {
+    setup.style.say(&plan::shown(&setup.request, &setup.answer));
+    let vram_bytes = Some(setup.request.vram.bytes);
+    match setup.machine_kind {
+        DeviceKind::Cpu => {
+            let threads = setup.settings.threads.map(NonZeroUsize::get);
+            run_on::<CpuPlanDevice>(&mut setup, || CpuPlanOptions {
+                threads,
+                trace: true,
+                ..CpuPlanOptions::default()
+            })
+        }
+        DeviceKind::Cuda => run_on::<CudaPlanDevice>(&mut setup, || CudaPlanOptions {
+            trace: true,
+            vram_bytes,
+            ..CudaPlanOptions::default()
+        }),
+    }
+}
+
+/// Puts the plan that was shown on a device. Where the machine has less than was hoped for, plans anew.
+fn prepared<D: PlanDevice>(
+    setup: &mut Setup,
+    device: impl Fn() -> D::Options,
+) -> Result<PlannedTrainer<D>, TrainError> {
+    let plan = Arc::new(setup.answer.planned.plan.clone());
+    let (config, options) = (&setup.model.config, &setup.train_options);
+    match PlannedTrainer::new(config, options.clone(), plan, device()) {
+        Err(TrainError::Exec(error)) => eprintln!("warning: {error}; planning anew"),
+        trainer => return trainer,
+    }
+    let preparation = Preparation {
+        config,
+        options,
+        accumulate: setup.answer.accumulate,
+        profile: &setup.request.profile,
+        budget: setup.request.budget(),
+        forced: &setup.request.forced,
+    };
+    let Prepared { trainer, prediction, .. } = prepare(&preparation, device, |notice| {
+        if let Notice::Refused { reason, budget } = notice {
+            let vram = size::show(budget.vram_bytes);
+            let ram = size::show(budget.ram_bytes);
+            eprintln!("warning: {reason}; planning with {vram} of device and {ram} of host memory");
+        }
+    })?;
+    setup.answer.planned.prediction = prediction;
+    Ok(trainer)
+}
+
+fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> Result<()> {
+    let mut trainer: PlannedTrainer<D> =
+        prepared(setup, device).with_context(|| format!("cannot train {}", setup.model.name))?;
+    let setup = &*setup;
+    if let Some(weights) = &setup.model.weights {
+        trainer.load(weights)?;
+    }
+    let host_bytes = trainer.memory_taken().host_bytes as u64;
+    let (train, held_out) = data::sources(&setup.settings, &setup.dataset, setup.answer.batch)?;
+    let held_out = held_out.map(|source| Box::new(source) as Box<dyn BatchSource>);
+    let options = setup.run_options(trainer.device().identity())?;
+    let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
+    let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
+    let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
+    run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL));
+
+    let (vram, ram) = (setup.request.vram.bytes, setup.request.ram.bytes);
+    let mut progress = Progress::new(setup.style, setup.settings.log_every.get(), vram, ram);
+    let mut measure = Measure::default();
+    let mut history = History::new();
+    let metrics_path = setup.folder.join("metrics.jsonl");
+    if setup.start == Start::Resume {
+        let resumed = run.resume(&mut Recorder::new(&mut measure, vec![&mut progress]))?;
+        match resumed {
+            Some(step) => setup.style.say(&format!("\ngoing on after step {step}")),
+            None => setup.style.say("\nno checkpoint yet: beginning"),
+        }
+    }
+    let step = run.progress().step;
+    let mut metrics = MetricsFile::open(&metrics_path, step)?;
+    MetricsFile::replay(&metrics_path, &mut history)?;
+    let mut events = TensorBoardFile::create(&setup.folder.join("tensorboard"), step)?;
+    let stop = Stop::new();
+    signals::listen(&stop)?;
+    setup.style.say("");
+    let sinks: Vec<&mut dyn storm_train::Sink> =
+        vec![&mut history, &mut metrics, &mut events, &mut progress];
+    let finished = run.train(&stop, &mut Recorder::new(&mut measure, sinks))?;
+
+    let model = setup.folder.join("model");
+    save_model(setup, &mut run, &model)?;
+    let best = setup.folder.join("model-best");
+    let has_best =
+        finished.best.is_some_and(|best| best.step != finished.step) && run.take_best()?;
+    if has_best {
+        save_model(setup, &mut run, &best)?;
+    } else if best.exists() {
+        // Of a run that was stopped: it is the best no more.
+        std::fs::remove_dir_all(&best)
+            .with_context(|| format!("cannot delete {}", best.display()))?;
+    }
+    let report = report::write(setup, run.trainer().plan(), &measure, &history)?;
+    drop(run);
+    if setup.style == Style::People {
+        print("");
+        summary::lines(setup, &history, host_bytes).iter().for_each(|line| print(line));
+    }
+    if finished.reason != StopReason::Requested {
+        sample(setup, &model)?;
+    }
+    if setup.style != Style::Json {
+        print(&format!("\nmodel        {}", model.display()));
+        if has_best {
+            print(&format!("best model   {}", best.display()));
+        }
+        print(&format!("checkpoint   {}", finished.checkpoint.display()));
+        print(&format!("metrics      {}", metrics_path.display()));
+        if let Some(report) = report {
+            print(&format!("report       {}", report.display()));
+        }
+    }
+    Ok(())
+}
+
+/// Saves the model as it is for others to load.
+fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> Result<()> {
+    let source = setup.model.source();
+    let dtype = match setup.train_options.precision {
+        Precision::F32 => WeightDtype::F32,
+        Precision::Bf16Master | Precision::Bf16Stochastic => WeightDtype::Bf16,
+    };
+    let options = SaveOptions {
+        dtype,
+        source: source.as_deref(),
+        if_exists: IfExists::Replace,
+        ..SaveOptions::default()
+    };
+    Ok(run.trainer().save(output, &options)?)
+}
+
+fn sample(setup: &Setup, model: &Path) -> Result<()> {
+    let settings = &setup.settings;
+    if settings.sample_tokens == 0 || setup.style == Style::Quiet {
+        return Ok(());
+    }
+    let tokenizer = data::tokenizer(&setup.dataset)?;
+    let options = SampleOptions {
+        prompt: &settings.sample_prompt,
+        tokens: settings.sample_tokens,
+        temperature: settings.temperature,
+        seed: settings.seed,
+        sequence: settings.seq.get(),
+    };
+    let text = sample::write(model, &tokenizer, &options)?;
+    match setup.style {
+        Style::Json => print(&serde_json::json!({"event": "sample", "text": text}).to_string()),
+        _ => print(&format!("\nThe model writes:\n\n{text}")),
+    }
+    Ok(())
+}

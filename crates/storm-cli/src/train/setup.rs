@@ -1,0 +1,282 @@
+//! From options to all that a run needs, before anything is trained.
+
+use super::config;
+use super::data;
+use super::device::Machine;
+use super::model::Model;
+use super::options::{Given, Settings};
+use super::output::Style;
+use crate::UsageError;
+use crate::forced::ForcedArgs;
+use crate::plan::{Answer, Request, StepSize, explained};
+use anyhow::Result;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use std::sync::Arc;
+use storm_data::Dataset;
+use storm_graph::AdamWParameters;
+use storm_train::{
+    Checkpoints, Disk, OptimizerOptions, Progress, Retention, RunOptions, Schedule, TrainOptions,
+};
+
+/// Whether a run begins or goes on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    Fresh,
+    Resume,
+}
+
+/// Options that a run cannot change on its way: with another value it would be another run.
+const FIXED: [&str; 14] = [
+    "model",
+    "layers",
+    "width",
+    "heads",
+    "kv-heads",
+    "mlp-width",
+    "tokenizer",
+    "seq",
+    "batch",
+    "accumulate",
+    "tokens-per-step",
+    "precision",
+    "chunk-rows",
+    "seed",
+];
+
+/// Options that change what is learned from here on.
+const LEARNING: [&str; 11] = [
+    "steps",
+    "learning-rate",
+    "final-learning-rate",
+    "warmup",
+    "schedule",
+    "weight-decay",
+    "decay-targets",
+    "beta1",
+    "beta2",
+    "epsilon",
+    "clip",
+];
+
+/// Everything that is known before the first step.
+pub(super) struct Setup {
+    pub(super) settings: Settings,
+    pub(super) style: Style,
+    pub(super) start: Start,
+    /// `runs/NAME`.
+    pub(super) folder: PathBuf,
+    pub(super) dataset: Arc<Dataset>,
+    pub(super) model: Model,
+    pub(super) machine_kind: super::device::DeviceKind,
+    pub(super) request: Request,
+    pub(super) answer: Answer,
+    pub(super) train_options: TrainOptions,
+    /// Every option as it holds.
+    pub(super) record: BTreeMap<String, String>,
+}
+
+impl Setup {
+    pub(super) fn new(mut given: Given, start: Start, style: Style) -> Result<Setup> {
+        let name = given.name.clone().unwrap_or_default();
+        let is_plain = !name.is_empty()
+            && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
+            && !name.starts_with('.');
+        if !is_plain {
+            let problem = format!("`{name}` is no name for a run: use letters, digits, - _ and .");
+            return Err(UsageError(problem).into());
+        }
+        let folder = given.clone().resolve().runs.join(&name);
+        let checkpoints = Checkpoints::open(&folder.join("checkpoints"), Disk)?;
+        let before = begin(&checkpoints, start, &folder)?;
+        if let Some(before) = &before {
+            take_over(&mut given, before);
+        }
+        let settings = given.clone().resolve();
+        let dataset = data::open(&settings, &folder, start, style)?;
+        let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
+        let model = Model::new(&settings, vocabulary)?;
+        let machine = Machine::new(&settings)?;
+        let mut train_options = train_options(&settings, &dataset);
+        let forced = forced(&settings);
+        let machine_kind = machine.kind;
+        let request = Request {
+            model: model.name.clone(),
+            config: model.config.clone(),
+            options: train_options.clone(),
+            step: step_size(&settings)?,
+            profile: machine.profile,
+            vram: machine.vram,
+            ram: machine.ram,
+            forced: forced.forced(),
+            forced_words: forced.words(),
+        };
+        let answer = request.plan().map_err(|error| explained(&request, error, false))?;
+        train_options.batch = answer.batch;
+        given.batch = NonZeroUsize::new(answer.batch);
+        given.accumulate = NonZeroUsize::new(answer.accumulate);
+        let all = given.or(Given::defaults());
+        let record = record(&all);
+        if let Some(before) = &before {
+            compare(&before.settings, &record)?;
+        }
+        write_config(&folder, &all)?;
+        Ok(Setup {
+            settings,
+            style,
+            start,
+            folder,
+
+            dataset,
+            model,
+            machine_kind,
+            request,
+            answer,
+            train_options,
+            record,
+        })
+    }
+
+    pub(super) fn run_options(&self, device: String) -> Result<RunOptions> {
+        let settings = &self.settings;
+        let steps = settings.steps.get();
+        let last = settings.final_learning_rate.unwrap_or(0.1 * settings.learning_rate);
+        let decay = settings.schedule.into();
+        Ok(RunOptions {
+            steps,
+            schedule: Schedule::new(settings.learning_rate, last, settings.warmup, steps, decay)?,
+            evaluate_every: settings.eval_every.map(Into::into),
+            evaluation_steps: settings.eval_steps.get(),
+            patience: settings.patience.map(Into::into),
+            save_every: settings.save_every.map(Into::into),
+            retention: Retention {
+                last: settings.keep_last.get(),
+                every: settings.keep_every.map(Into::into),
+            },
+            keep_best: settings.keep_best,
+            settings: self.record.clone(),
+            device,
+        })
+    }
+}
+
+/// What was saved before, if the run goes on; refuses to begin where there is a run already.
+fn begin(
+    checkpoints: &Checkpoints,
+    start: Start,
+    folder: &std::path::Path,
+) -> Result<Option<Progress>> {
+    checkpoints.remove_unfinished()?;
+    match start {
+        Start::Resume => Ok(checkpoints.newest_progress()?),
+        Start::Fresh if checkpoints.steps()?.is_empty() => Ok(None),
+        Start::Fresh => {
+            let problem = format!(
+                "{} has checkpoints already; go on with --resume, or give another --name",
+                folder.display()
+            );
+            Err(UsageError(problem).into())
+        }
+    }
+}
+
+/// Sizes of micro-batches are chosen once: a run that goes on keeps them.
+fn take_over(given: &mut Given, before: &Progress) {
+    let saved = |key: &str| before.settings.get(key)?.parse::<NonZeroUsize>().ok();
+    if given.tokens_per_step.is_some() && given.batch.is_none() && given.accumulate.is_none() {
+        given.batch = saved("batch");
+        given.accumulate = saved("accumulate");
+    }
+}
+
+fn train_options(settings: &Settings, dataset: &Dataset) -> TrainOptions {
+    let batch = settings.batch.map_or(1, NonZeroUsize::get);
+    TrainOptions {
+        packing: data::packing(dataset),
+        chunk_rows: settings.chunk_rows.get(),
+        optimizer: OptimizerOptions {
+            adamw: AdamWParameters {
+                beta1: settings.beta1 as f32,
+                beta2: settings.beta2 as f32,
+                epsilon: settings.epsilon as f32,
+                weight_decay: settings.weight_decay as f32,
+            },
+            decay: settings.decay_targets.into(),
+            max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
+        },
+        seed: settings.seed,
+        ..TrainOptions::new(batch, settings.seq.get(), settings.precision.into())
+    }
+}
+
+fn step_size(settings: &Settings) -> Result<StepSize> {
+    let Settings { tokens_per_step, batch, accumulate, seq, .. } = settings;
+    let accumulate = accumulate.map_or(1, NonZeroUsize::get);
+    match (tokens_per_step, batch) {
+        (Some(tokens), Some(batch)) if batch.get() * accumulate * seq.get() == tokens.get() => {
+            Ok(StepSize::MicroBatches(accumulate))
+        }
+        (Some(tokens), Some(batch)) => Err(UsageError(format!(
+            "tokens-per-step is {tokens}, but batch × accumulate × seq is {}; give one or the other",
+            batch.get() * accumulate * seq.get()
+        ))
+        .into()),
+        (Some(tokens), None) => Ok(StepSize::Tokens(tokens.get())),
+        (None, _) => Ok(StepSize::MicroBatches(accumulate)),
+    }
+}
+
+fn forced(settings: &Settings) -> ForcedArgs {
+    ForcedArgs {
+        activations: settings.activations,
+        layer_inputs: settings.layer_inputs,
+        checkpoint_every: settings.checkpoint_every.map(NonZeroUsize::get),
+        weights: settings.weights,
+        gradients: settings.gradients,
+        optimizer_state: settings.optimizer_state,
+        update: settings.update,
+        group: settings.group.map(NonZeroUsize::get),
+    }
+}
+
+/// Every option that has a value, as text.
+fn record(all: &Given) -> BTreeMap<String, String> {
+    let table = toml::Table::try_from(all)
+        .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
+    let text = |value: toml::Value| match value {
+        toml::Value::String(text) => text,
+        other => other.to_string(),
+    };
+    table.into_iter().map(|(key, value)| (key, text(value))).collect()
+}
+
+/// Refuses options that would make it another run; says which make it learn differently.
+fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Result<()> {
+    let show = |value: Option<&String>| value.map_or("not given".to_owned(), Clone::clone);
+    for key in FIXED {
+        if before.get(key) != now.get(key) {
+            let problem = format!(
+                "{key} was {} when the run began and is {} now; go on as it began, or give another --name",
+                show(before.get(key)),
+                show(now.get(key))
+            );
+            return Err(UsageError(problem).into());
+        }
+    }
+    for key in LEARNING.into_iter().filter(|key| before.get(*key) != now.get(*key)) {
+        eprintln!(
+            "warning: {key} was {} and is {} from here on",
+            show(before.get(key)),
+            show(now.get(key))
+        );
+    }
+    Ok(())
+}
+
+/// `config.toml` of the run: all options as they hold.
+fn write_config(folder: &std::path::Path, all: &Given) -> Result<()> {
+    let path = folder.join("config.toml");
+    std::fs::write(&path, config::write(all)).map_err(storm_train::RunError::write(&path))?;
+    Ok(())
+}

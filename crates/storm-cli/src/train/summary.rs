@@ -1,0 +1,45 @@
+//! What a run came to, beside what was predicted.
+
+use super::setup::Setup;
+use crate::size;
+use storm_train::History;
+
+/// Predicted and measured, in lines.
+pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<String> {
+    let prediction = &setup.answer.planned.prediction;
+    let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted.max(1e-12);
+    let mut lines = vec![format!(
+        "{:<10} {:>12} {:>12} {:>8} {:>12}",
+        "", "predicted", "measured", "off", "budget"
+    )];
+    if let Some(median) = history.median_step_seconds() {
+        let predicted = prediction.step_seconds;
+        lines.push(format!(
+            "{:<10} {predicted:>10.3} s {median:>10.3} s {:>+7.1}%",
+            "step",
+            off(median, predicted)
+        ));
+        let tokens = setup.answer.batch * setup.answer.accumulate * setup.train_options.sequence;
+        let speed = |seconds: f64| format!("{:.0}/s", tokens as f64 / seconds);
+        lines.push(format!("{:<10} {:>12} {:>12}", "tokens", speed(predicted), speed(median)));
+    }
+    for (name, predicted, measured, budget) in [
+        (
+            "device",
+            prediction.vram_peak_bytes,
+            history.device_bytes_peak(),
+            setup.request.vram.bytes,
+        ),
+        ("host", prediction.ram_peak_bytes, host_bytes, setup.request.ram.bytes),
+    ] {
+        lines.push(format!(
+            "{name:<10} {:>12} {:>12} {:>+7.1}% {:>12} {}",
+            size::show(predicted),
+            size::show(measured),
+            off(measured as f64, predicted as f64),
+            size::show(budget),
+            if measured <= budget { "within" } else { "OVER" },
+        ));
+    }
+    lines
+}

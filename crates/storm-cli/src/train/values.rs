@@ -1,0 +1,94 @@
+//! Values of options, as people write them on the command line and in a config file.
+
+use crate::size;
+use clap::ValueEnum;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use std::str::FromStr;
+use storm_train::{Decay, DecayTargets};
+
+/// A number of bytes: `16GiB`, or a plain number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Size(pub(crate) u64);
+
+impl FromStr for Size {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Size, String> {
+        size::parse(text).map(Size)
+    }
+}
+
+impl Serialize for Size {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        // Exact, whatever unit it was written in.
+        serializer.serialize_str(&format!("{}B", self.0))
+    }
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged, expecting = "a size such as \"16GiB\" or a number of bytes")]
+        enum Written {
+            Bytes(u64),
+            Text(String),
+        }
+        match Written::deserialize(deserializer)? {
+            Written::Bytes(bytes) => Ok(Size(bytes)),
+            Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+/// Where to train.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DeviceArg {
+    /// On the GPU if there is one that can be used, else on the CPU.
+    Auto,
+    /// On the CPU, which keeps to the same budget in the same way.
+    Cpu,
+    /// On the first NVIDIA GPU.
+    Cuda,
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DecayArg {
+    /// It stays.
+    Constant,
+    /// In a straight line.
+    Linear,
+    /// Along half a wave of the cosine.
+    Cosine,
+}
+
+impl From<DecayArg> for Decay {
+    fn from(decay: DecayArg) -> Decay {
+        match decay {
+            DecayArg::Constant => Decay::Constant,
+            DecayArg::Linear => Decay::Linear,
+            DecayArg::Cosine => Decay::Cosine,
+        }
+    }
+}
+
+/// Which weights shrink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum DecayTargetsArg {
+    /// Those with two or more axes: not biases, not norms.
+    Matrices,
+    /// All of them.
+    All,
+}
+
+impl From<DecayTargetsArg> for DecayTargets {
+    fn from(targets: DecayTargetsArg) -> DecayTargets {
+        match targets {
+            DecayTargetsArg::Matrices => DecayTargets::Matrices,
+            DecayTargetsArg::All => DecayTargets::All,
+        }
+    }
+}

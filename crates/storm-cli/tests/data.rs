@@ -1,0 +1,201 @@
+//! `storm data` and `storm doctor`, called as people call them.
+
+mod common;
+
+use common::{Done, storm, words};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use storm_data::Dataset;
+use tempfile::TempDir;
+
+/// A folder with files to pack.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Folder {
+        Folder(TempDir::new().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: &str) -> PathBuf {
+        fs::write(self.path(name), content).unwrap();
+        self.path(name)
+    }
+
+    /// Calls `storm data` with words, of which those that begin with `@` are paths in the folder.
+    fn data(&self, line: &str) -> Done {
+        let word = |word: &str| -> OsString {
+            word.strip_prefix('@').map_or_else(|| word.into(), |name| self.path(name).into())
+        };
+        storm([OsString::from("data")].into_iter().chain(line.split_whitespace().map(word)))
+    }
+
+    fn inspect(&self, line: &str) -> serde_json::Value {
+        serde_json::from_str(&self.data(line).succeeded()).unwrap()
+    }
+}
+
+#[test]
+fn text_is_packed_and_shown() {
+    let folder = Folder::new();
+    folder.write("a.txt", "It is a truth universally acknowledged");
+    folder.write("b.txt", "Call me Ishmael.\n");
+    let done = folder.data("pack @a.txt @b.txt --tokenizer bytes --out @books --held-out 0.3");
+    assert!(done.stderr.contains("packing: 100 %"), "{}", done.stderr);
+    let report = done.succeeded();
+    assert!(report.contains("packed 2 documents, 57 tokens"), "{report}");
+    assert!(report.contains("18 tokens are held out"), "{report}");
+    let shown = folder.data("inspect @books --verify").succeeded();
+    for part in [
+        "documents   2 (1 to train on, 1 held out)",
+        "tokens      57 (39 to train on, 18 held out)",
+        "bytes, vocabulary 257, end of text 256",
+        "all match",
+        "Call me Ishmael.\\n",
+    ] {
+        assert!(shown.contains(part), "{part} is not in: {shown}");
+    }
+    let json = folder.inspect("inspect @books --json --samples 1");
+    assert_eq!(json["manifest"]["counts"]["tokens"], 57);
+    assert_eq!(
+        json["samples"][0]["beginning"][0]["text"],
+        "It is a truth universally acknowledged"
+    );
+    assert_eq!(json["samples"].as_array().unwrap().len(), 1);
+    assert_eq!(json["verified"], false);
+}
+
+#[test]
+fn chats_are_packed_and_shown() {
+    let folder = Folder::new();
+    folder.write(
+        "chat.jsonl",
+        "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n\
+         {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n",
+    );
+    let report = folder.data("pack @chat.jsonl --tokenizer bytes --out @chat").succeeded();
+    assert!(report.contains("left out 1 samples that had nothing to learn"), "{report}");
+    let shown = folder.data("inspect @chat").succeeded();
+    assert!(shown.contains("2+2=«4»") && shown.contains("«…» is learned"), "{shown}");
+    assert!(shown.contains("learned     2 tokens, 33.3 %"), "{shown}");
+    let json = folder.inspect("inspect @chat --json --verify");
+    assert_eq!(json["verified"], true);
+    assert_eq!(json["samples"][0]["beginning"][1]["learned"], true);
+}
+
+#[test]
+fn foreign_tokenizers_run_apart() {
+    let folder = Folder::new();
+    folder.write("a.txt", "one two one");
+    let model = |vocabulary: &str| {
+        format!(
+            "{{\"version\": \"1.0\", \"added_tokens\": [], \"normalizer\": null, \"pre_tokenizer\": \
+             {{\"type\": \"Whitespace\"}}, \"post_processor\": null, \"decoder\": null, \"model\": \
+             {{\"type\": \"WordLevel\", \"vocab\": {vocabulary}, \"unk_token\": \"?\"}}}}"
+        )
+    };
+    folder.write("tokenizer.json", &model("{\"one\": 0, \"two\": 1, \"?\": 2, \"</s>\": 3}"));
+    let report = folder.data("pack @a.txt --tokenizer @tokenizer.json --out @out").succeeded();
+    assert!(report.contains("4 tokens"), "{report}");
+    let json = folder.inspect("inspect @out --json");
+    assert_eq!(json["manifest"]["tokenizer"]["end_of_text"], 3);
+    assert_eq!(json["samples"][0]["beginning"][0]["text"], "one two one </s>");
+    // A token by name, and one that is not there.
+    let chosen = "pack @a.txt --tokenizer @tokenizer.json --out @chosen -q --end-of-text";
+    assert_eq!(folder.data(&format!("{chosen} two")).succeeded(), "");
+    let json = folder.inspect("inspect @chosen --json");
+    assert_eq!(json["manifest"]["tokenizer"]["end_of_text"], 1);
+    folder
+        .data("pack @a.txt --tokenizer @tokenizer.json --out @x --end-of-text <no>")
+        .failed(4, &["tokenizer.json", "it has no token `<no>`"]);
+    // Merges that are shorter than the prefix that they must have: the foreign code panics on these.
+    let crafted = "{\"version\": \"1.0\", \"added_tokens\": [], \"model\": {\"type\": \"BPE\", \
+                   \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [[\"a\", \"b\"]], \
+                   \"continuing_subword_prefix\": \"######\"}}";
+    folder.write("crafted.json", crafted);
+    folder.data("pack @a.txt --tokenizer @crafted.json --out @x").failed(4, &["crafted.json"]);
+    folder.data("pack @a.txt --tokenizer @missing.json --out @x").failed(4, &["missing.json"]);
+    assert!(!folder.path("x").exists());
+}
+
+#[test]
+fn bad_calls() {
+    let folder = Folder::new();
+    folder.write("a.txt", "text");
+    folder.write("a.jsonl", "{\"text\": \"x\"}\n{\"text\": }\n");
+    folder.data("pack @a.jsonl --tokenizer bytes --out @x").failed(4, &["a.jsonl, line 2"]);
+    folder.data("pack @b.txt --tokenizer bytes --out @x").failed(4, &["b.txt: No such file"]);
+    folder.data("pack @a.txt --tokenizer bytes --out @x --held-out 1.5").failed(2, &["held out"]);
+    folder.data("pack --tokenizer bytes --out @x").failed(2, &["INPUT"]);
+    folder.data("pack @a.txt --tokenizer bytes --out @a.txt").failed(4, &["a.txt"]);
+    folder.data("inspect @missing").failed(4, &["is not a dataset", "storm data pack"]);
+    assert!(!folder.path("x").exists());
+    let pack = "pack @a.txt --tokenizer bytes --out @out --quiet";
+    let done = folder.data(pack);
+    assert_eq!(done.stderr, "");
+    assert_eq!(done.succeeded(), "");
+    folder.data(pack).failed(4, &["exists already", "--overwrite"]);
+    folder.data(&format!("{pack} --overwrite")).succeeded();
+    let shard = folder.path("out/shard-00000.storm");
+    let mut bytes = fs::read(&shard).unwrap();
+    bytes[4100] ^= 1;
+    fs::write(&shard, bytes).unwrap();
+    folder.data("inspect @out").succeeded();
+    folder.data("inspect @out --verify").failed(4, &["shard-00000.storm", "checksum"]);
+}
+
+#[test]
+fn a_killed_pack_leaves_no_dataset() {
+    let folder = Folder::new();
+    let input = folder.write("a.txt", &"a line of text\n".repeat(1 << 20));
+    let out = folder.path("out");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_storm"))
+        .args([OsStr::new("data"), OsStr::new("pack"), input.as_os_str(), OsStr::new("--out")])
+        .args([out.as_os_str(), OsStr::new("--tokenizer"), OsStr::new("bytes")])
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("packing: "), "{line}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // If it was faster than the signal, it is whole.
+    if out.exists() {
+        Dataset::open(&out).unwrap().verify(&|_| {}).unwrap();
+        fs::remove_dir_all(&out).unwrap();
+    }
+    folder.data("pack @a.txt --tokenizer bytes --out @out").succeeded();
+    let mut names: Vec<_> =
+        fs::read_dir(folder.path("")).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["a.txt", "out"]);
+}
+
+#[test]
+fn the_doctor_names_what_is_missing() {
+    let folder = Folder::new();
+    let dir = folder.path("");
+    let doctor = |more: &[&str]| {
+        let words = ["doctor", "--dir"].map(OsStr::new).into_iter().chain([dir.as_os_str()]);
+        storm(words.chain(more.iter().map(OsStr::new)))
+    };
+    let report = doctor(&[]).succeeded();
+    assert!(report.contains("training on the CPU: ready"), "{report}");
+    let json: serde_json::Value = serde_json::from_str(&doctor(&["--json"]).succeeded()).unwrap();
+    assert_eq!(json["cpu_ready"], true);
+    let findings =
+        json["machine"].as_array().unwrap().iter().chain(json["gpu"].as_array().unwrap());
+    for found in findings {
+        let missing = found["state"] == "missing";
+        assert!(!missing || found["remedy"].is_string(), "{found}");
+    }
+    words("doctor --dir /nonexistent/runs").failed(1, &["cannot train"]);
+}

@@ -1,0 +1,116 @@
+//! Runs that end well, are stopped, go on, or cannot begin.
+
+use crate::support::{Place, finish, is, losses};
+use std::fs;
+use std::process::Command;
+
+#[test]
+fn a_run_leaves_all_that_it_should() {
+    let place = Place::new();
+    let flags = ["--steps", "12", "--eval-every", "4", "--save-every", "5", "--sample-tokens", "8"];
+    let events = place.run("a", &flags).succeeded();
+    assert_eq!(losses(&events).len(), 12);
+    let names: Vec<&str> = events.iter().filter_map(|event| event["event"].as_str()).collect();
+    for name in ["started", "evaluated", "saving", "saved", "finished", "sample"] {
+        assert!(names.contains(&name), "{name} is not in {names:?}");
+    }
+    let run = place.run_folder("a");
+    for file in ["config.toml", "metrics.jsonl", "report.html", "trace.json", "model/config.json"] {
+        assert!(run.join(file).is_file(), "{file} is missing");
+    }
+    assert_eq!(fs::read_dir(run.join("tensorboard")).expect("a folder").count(), 1);
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).expect("metrics");
+    assert_eq!(metrics.lines().filter(|line| line.contains("\"loss\"")).count(), 12);
+    // It learned something.
+    let loss = |event: &serde_json::Value| event["loss"].as_f64().expect("a loss");
+    let steps: Vec<f64> = events.iter().filter(|event| is(event, "step")).map(loss).collect();
+    assert!(steps[11] < steps[0] - 0.5, "{steps:?}");
+}
+
+#[test]
+fn a_run_that_goes_on_is_the_run_that_never_stopped() {
+    let place = Place::new();
+    for precision in ["f32", "bf16-master", "bf16-stochastic"] {
+        let (whole, parts) = (format!("whole-{precision}"), format!("parts-{precision}"));
+        let flags = ["--precision", precision, "--steps", "9", "--eval-every", "2"];
+        let expected = losses(&place.run(&whole, &flags).succeeded());
+        // Stopped after some step by Ctrl-C, which ends well.
+        let mut run = place.start(&parts, &flags);
+        let mut found = Vec::new();
+        while found.len() < 3 {
+            let event = run.next().expect("more steps");
+            found.extend(losses(std::slice::from_ref(&event)));
+        }
+        let signal = Command::new("kill").args(["-INT", &run.child.id().to_string()]).status();
+        assert!(signal.expect("kill runs").success());
+        let (code, events) = run.wait();
+        assert_eq!(code, Some(0), "{events:?}");
+        found.extend(losses(&events));
+        let finished = events.iter().find(|event| is(event, "finished")).expect("an end");
+        assert_eq!(finished["step"], found.len(), "saved after the last step");
+        let resumed = [&flags[..], &["--resume"]].concat();
+        found.extend(losses(&place.run(&parts, &resumed).succeeded()));
+        assert_eq!(found, expected, "{precision}");
+        assert!(place.result(&parts, 9) == place.result(&whole, 9), "{precision}: other weights");
+        let metrics = fs::read_to_string(place.run_folder(&parts).join("metrics.jsonl"));
+        let steps = metrics.expect("metrics").lines().filter(|l| l.contains("\"loss\"")).count();
+        assert_eq!(steps, 9, "{precision}: each step once");
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let place = Place::new();
+    let flags = ["--steps", "8", "--save-every", "4", "--keep-best", "false"];
+    place.run("whole", &flags).succeeded();
+    place.run("hurt", &flags).succeeded();
+    let file = place.run_folder("hurt").join("checkpoints/step-00000008/optimizer.safetensors");
+    let mut bytes = fs::read(&file).expect("a checkpoint");
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs::write(&file, bytes).expect("a file");
+    let resumed = place.run("hurt", &[&flags[..], &["--resume"]].concat());
+    assert!(resumed.stderr.contains("step 8 is passed over"), "{}", resumed.stderr);
+    let events = resumed.succeeded();
+    assert_eq!(losses(&events).first().map(|(step, _)| *step), Some(5));
+    assert!(place.result("hurt", 8) == place.result("whole", 8));
+}
+
+#[test]
+fn a_number_that_is_none_ends_the_run_before_the_update() {
+    let place = Place::new();
+    let flags = ["--steps", "50", "--save-every", "1", "--clip", "0", "--learning-rate", "1e37"];
+    let done = place.run("wild", &[&flags[..], &["--final-learning-rate", "1e37"]].concat());
+    let saved = done.events.iter().filter(|event| is(event, "saved")).count();
+    assert!(saved > 0, "{:?}", done.events);
+    let path = format!("step-{saved:08}");
+    done.failed(1, &["Nothing was updated", "The last good checkpoint is", &path]);
+}
+
+#[test]
+fn early_stopping_stops() {
+    let place = Place::new();
+    let flags = ["--steps", "60", "--eval-every", "1", "--patience", "2", "--learning-rate", "0"];
+    let events = place.run("still", &flags).succeeded();
+    let finished = events.iter().find(|event| is(event, "finished")).expect("an end");
+    assert_eq!(finished["reason"], "stopped for lack of gain");
+    assert_eq!(finished["step"], 3);
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let place = Place::new();
+    place.run("a", &["--steps", "1"]).succeeded();
+    place.run("a", &["--steps", "1"]).failed(2, &["has checkpoints already", "--resume"]);
+    let other = ["--steps", "2", "--resume", "--seed", "6"];
+    place.run("a", &other).failed(2, &["seed was 5", "6 now"]);
+    place.run("../b", &[]).failed(2, &["no name for a run"]);
+    place.run("b", &["--vram", "10KB"]).failed(3, &["no plan fits"]);
+    place.run("b", &["--learning-rate=-1"]).failed(2, &["learning-rate"]);
+    place.run("b", &["--data", "missing.txt"]).failed(4, &["missing.txt"]);
+    place.run("b", &["--model", "gpt-5"]).failed(4, &["gpt-5"]);
+    let config = place.path().join("slip.toml");
+    fs::write(&config, "learning_rate = 1\n").expect("a file");
+    let slip = finish(place.command_of("slip.toml", "b", &[]));
+    slip.failed(4, &["slip.toml", "did you mean `learning-rate`?"]);
+}

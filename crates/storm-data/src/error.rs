@@ -1,0 +1,110 @@
+use std::io;
+use std::path::{Path, PathBuf};
+use storm_device::MapError;
+
+/// Why data cannot be packed or loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum DataError {
+    /// The system refused.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// In the system's words.
+        source: io::Error,
+    },
+    /// A mapped file cannot be read.
+    #[error(transparent)]
+    Map(#[from] MapError),
+    /// A file of a dataset is damaged, or no such file.
+    #[error("{path}: {problem}; pack the dataset again")]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A directory is not a dataset.
+    #[error("{path} is not a dataset: {problem}; make one with `storm data pack`")]
+    NotADataset {
+        /// The directory.
+        path: PathBuf,
+        /// What is missing.
+        problem: String,
+    },
+    /// Text that cannot be packed.
+    #[error("{path}: {problem}")]
+    Input {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A line of a file that cannot be packed.
+    #[error("{path}, line {line}: {problem}")]
+    Record {
+        /// The file.
+        path: PathBuf,
+        /// Counted from one.
+        line: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The tokenizer cannot be used.
+    #[error("tokenizer {path}: {problem}")]
+    Tokenizer {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The place for the output is taken.
+    #[error("{path} exists already: {hint}")]
+    Exists {
+        /// Where the output should go.
+        path: PathBuf,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A split has nothing to load.
+    #[error("the {split} part of {path} is empty: {hint}")]
+    Empty {
+        /// The dataset.
+        path: PathBuf,
+        /// Which part.
+        split: &'static str,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// A position of another run.
+    #[error("cannot go on from this position: {problem}")]
+    Position {
+        /// What does not match.
+        problem: String,
+    },
+    /// An option that cannot be used.
+    #[error("{option}: {problem}")]
+    Option {
+        /// Its name.
+        option: &'static str,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl DataError {
+    /// For `map_err`: adds where it happened.
+    pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
+        move |source| DataError::Io { path: path.to_owned(), source }
+    }
+
+    /// Something wrong with a file of a dataset.
+    pub(crate) fn damaged(path: &Path, problem: impl Into<String>) -> DataError {
+        DataError::Damaged { path: path.to_owned(), problem: problem.into() }
+    }
+
+    /// Something wrong with a file that is to be packed.
+    pub(crate) fn input(path: &Path, problem: impl Into<String>) -> DataError {
+        DataError::Input { path: path.to_owned(), problem: problem.into() }
+    }
+}

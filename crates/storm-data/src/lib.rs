@@ -1,0 +1,69 @@
+//! Datasets on disk: packing text into shards, and loading batches from them.
+//!
+//! [`pack`] turns text into a directory of shards: token ids in files that are mapped into memory, with
+//! an index and checksums. [`Dataset::open`] checks such a directory, and a [`Loader`] draws rows from
+//! it: each once per epoch, in an order that depends on the seed alone, from any position on. Files are
+//! hostile until parsed. Nothing here knows a model.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use storm_data::{
+//!     Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions, Passes, Samples,
+//!     SHARD_TOKENS_DEFAULT, Split, TokenizerSource, WorkerCommand, pack,
+//! };
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let folder = tempfile::tempdir()?;
+//! let input = folder.path().join("input.txt");
+//! std::fs::write(&input, "It is a truth universally acknowledged")?;
+//! let options = PackOptions {
+//!     inputs: vec![input],
+//!     format: InputFormat::ByName,
+//!     tokenizer: TokenizerSource::Bytes,
+//!     end_of_text: None,
+//!     worker: WorkerCommand::this_program(["data", "tokenize-worker"])?,
+//!     out: folder.path().join("dataset"),
+//!     if_exists: IfExists::Refuse,
+//!     held_out: 0.0,
+//!     threads: 2,
+//!     shard_tokens: SHARD_TOKENS_DEFAULT,
+//! };
+//! pack(&options, &|progress| println!("{} tokens", progress.tokens))?;
+//!
+//! let dataset = Arc::new(Dataset::open(&options.out)?);
+//! let options = LoaderOptions {
+//!     batch: 2,
+//!     sequence: 8,
+//!     seed: 1,
+//!     split: Split::Train,
+//!     order: Order::Shuffled,
+//!     passes: Passes::Endless,
+//! };
+//! let mut loader = Loader::new(dataset, options)?;
+//! let mut samples = Samples::default();
+//! loader.next_batch(&mut samples)?;
+//! assert_eq!(samples.tokens.len(), 2 * 8);
+//! # Ok(())
+//! # }
+//! ```
+
+mod dataset;
+mod error;
+mod loader;
+mod manifest;
+mod pack;
+mod shard;
+mod tokenizer;
+
+pub use dataset::{Dataset, VerifyProgress};
+pub use error::DataError;
+pub use loader::{Loader, LoaderOptions, LoaderReport, Order, Passes, Position, Samples, Split};
+pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo};
+pub use pack::{
+    IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT, pack,
+};
+pub use tokenizer::worker::tokenize_worker;
+pub use tokenizer::{
+    ChatTokens, DecodeStream, Tokenizer, TokenizerInfo, TokenizerKind, TokenizerSource,
+    WorkerCommand,
+};

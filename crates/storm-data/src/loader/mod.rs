@@ -1,0 +1,295 @@
+//! Batches from a dataset: each row once per epoch, from any position on.
+
+mod packed;
+mod rows;
+mod shuffle;
+
+use crate::{DataError, Dataset};
+use rows::{RowBuffers, Rows};
+use serde::{Deserialize, Serialize};
+use shuffle::Shuffle;
+use std::sync::Arc;
+
+/// A part of a dataset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// What is learned.
+    Train,
+    /// What is held out for evaluation.
+    Held,
+}
+
+impl Split {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Split::Train => "training",
+            Split::Held => "held-out",
+        }
+    }
+}
+
+/// In which order rows come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Another one in every epoch, a function of seed and epoch.
+    Shuffled,
+    /// As they lie on disk.
+    Sequential,
+}
+
+/// How often to go through the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passes {
+    /// Epoch after epoch; a batch may hold the end of one and the beginning of the next.
+    Endless,
+    /// Once; the last batch may hold fewer rows.
+    One,
+}
+
+/// What to load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoaderOptions {
+    /// Rows in a batch.
+    pub batch: usize,
+    /// Tokens in a row.
+    pub sequence: usize,
+    /// Of the shuffle.
+    pub seed: u64,
+    /// Which part.
+    pub split: Split,
+    /// In which order.
+    pub order: Order,
+    /// How often.
+    pub passes: Passes,
+}
+
+/// A batch, in buffers that are used again.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Samples {
+    /// (B, T) token ids.
+    pub tokens: Vec<i32>,
+    /// (B, T) what follows each token; [`storm_graph::IGNORE_INDEX`] where there is nothing to learn.
+    pub targets: Vec<i32>,
+    /// (B, T) which sample of its row each token belongs to; none for text, where a row is one sample.
+    pub segments: Option<Vec<i32>>,
+}
+
+/// Where a loader is. Small; goes into checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Position {
+    /// Which dataset, see [`Dataset::id`].
+    pub dataset: String,
+    /// Which part of it.
+    pub split: Split,
+    /// Tokens in a row: with others, rows are others.
+    pub sequence: usize,
+    /// In which order.
+    pub order: Order,
+    /// Of the shuffle.
+    pub seed: u64,
+    /// Passes finished.
+    pub epoch: u64,
+    /// Rows of this pass that were handed out.
+    pub row: u64,
+}
+
+/// What a loader found when it cut the data into rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoaderReport {
+    /// Rows in an epoch.
+    pub rows: u64,
+    /// Samples in an epoch; for text, rows.
+    pub samples: u64,
+    /// Samples longer than a row, whose end is cut off.
+    pub truncated_samples: u64,
+    /// Samples left out because all that is learned of them was cut off.
+    pub dropped_samples: u64,
+    /// Places in rows that hold no token of any sample.
+    pub padding_tokens: u64,
+}
+
+/// Draws batches from a dataset. Text: rows are consecutive windows, the last one padded. Samples: rows
+/// are packed with whole samples; one that is longer than a row loses its end.
+#[derive(Debug)]
+pub struct Loader {
+    dataset: Arc<Dataset>,
+    options: LoaderOptions,
+    rows: Rows,
+    buffers: RowBuffers,
+    epoch: u64,
+    row: u64,
+}
+
+impl Loader {
+    /// A loader at the beginning of the first epoch.
+    ///
+    /// # Errors
+    /// If the part is empty, or batch or sequence are zero or too large.
+    pub fn new(dataset: Arc<Dataset>, options: LoaderOptions) -> Result<Loader, DataError> {
+        for (option, value) in [("batch", options.batch), ("sequence", options.sequence)] {
+            if value == 0 || value > 1 << 28 {
+                let problem = format!("{value} is not between 1 and {}", 1 << 28);
+                return Err(DataError::Option { option, problem });
+            }
+        }
+        let rows = Rows::new(&dataset, options.split, options.sequence)?;
+        if rows.count() == 0 {
+            let hint = match options.split {
+                Split::Train => "pack more data, or hold less of it out",
+                Split::Held => "pack with a larger --held-out share",
+            };
+            let (path, split) = (dataset.dir().to_owned(), options.split.name());
+            return Err(DataError::Empty { path, split, hint });
+        }
+        let buffers = RowBuffers::new(options.sequence);
+        let loader = Loader { dataset, options, rows, buffers, epoch: 0, row: 0 };
+        loader.announce();
+        Ok(loader)
+    }
+
+    /// Fills `samples` with the next batch, and says how many of its rows hold data: all of them, except
+    /// for the last batch of [`Passes::One`], and none after that. Other rows have no targets.
+    ///
+    /// # Errors
+    /// If the dataset on disk was damaged meanwhile. The loader then stays where it was.
+    pub fn next_batch(&mut self, samples: &mut Samples) -> Result<usize, DataError> {
+        let LoaderOptions { batch, sequence, .. } = self.options;
+        self.size(samples);
+        let (mut epoch, mut row) = (self.epoch, self.row);
+        let mut filled = 0;
+        for place in 0..batch {
+            if row == self.rows.count() {
+                match self.options.passes {
+                    Passes::Endless => (epoch, row) = (epoch + 1, 0),
+                    Passes::One => break,
+                }
+            }
+            let at = place * sequence..(place + 1) * sequence;
+            let dest = rows::RowMut {
+                tokens: &mut samples.tokens[at.clone()],
+                targets: &mut samples.targets[at.clone()],
+                segments: samples.segments.as_mut().map(|segments| &mut segments[at]),
+            };
+            let number = self.number(epoch, row);
+            self.rows.fill(&self.dataset, number, dest, &mut self.buffers)?;
+            (row, filled) = (row + 1, place + 1);
+        }
+        for values in [
+            (&mut samples.tokens, self.rows.padding()),
+            (&mut samples.targets, storm_graph::IGNORE_INDEX),
+        ] {
+            values.0[filled * sequence..].fill(values.1);
+        }
+        if let Some(segments) = &mut samples.segments {
+            segments[filled * sequence..].fill(0);
+        }
+        // An epoch that is over is over, not a position behind its last row.
+        if row == self.rows.count() && self.options.passes == Passes::Endless {
+            (epoch, row) = (epoch + 1, 0);
+        }
+        (self.epoch, self.row) = (epoch, row);
+        self.announce();
+        Ok(filled)
+    }
+
+    /// The row that comes at a place of an epoch.
+    fn number(&self, epoch: u64, row: u64) -> u64 {
+        match self.options.order {
+            Order::Sequential => row,
+            Order::Shuffled => Shuffle::new(self.rows.count(), self.options.seed, epoch).at(row),
+        }
+    }
+
+    /// Lets the system read the next batch in while this one is worked on.
+    fn announce(&self) {
+        let end = self.rows.count().min(self.row + self.options.batch as u64);
+        for row in self.row..end {
+            self.rows.will_need(&self.dataset, self.number(self.epoch, row));
+        }
+    }
+
+    fn size(&self, samples: &mut Samples) {
+        let count = self.options.batch * self.options.sequence;
+        samples.tokens.resize(count, 0);
+        samples.targets.resize(count, 0);
+        match self.rows.has_segments() {
+            true => samples.segments.get_or_insert_default().resize(count, 0),
+            false => samples.segments = None,
+        }
+    }
+
+    /// Where it is: what [`Loader::resume`] goes on from.
+    pub fn position(&self) -> Position {
+        let LoaderOptions { sequence, seed, split, order, .. } = self.options;
+        let (dataset, epoch, row) = (self.dataset.id().to_owned(), self.epoch, self.row);
+        Position { dataset, split, sequence, order, seed, epoch, row }
+    }
+
+    /// Goes on from a position of a loader with the same data, split, sequence, order and seed. The batch
+    /// may be another.
+    ///
+    /// # Errors
+    /// Says what does not match; the loader then stays where it was.
+    pub fn resume(&mut self, position: &Position) -> Result<(), DataError> {
+        let own = self.position();
+        let mismatch = |what: &str, ours: String, theirs: String| DataError::Position {
+            problem: format!("{what} was {theirs} and is {ours} now"),
+        };
+        if own.dataset != position.dataset {
+            return Err(DataError::Position {
+                problem: format!("it is of another dataset than {}", self.dataset.dir().display()),
+            });
+        }
+        let pairs = [
+            ("the split", own.split.name().to_owned(), position.split.name().to_owned()),
+            ("the sequence length", own.sequence.to_string(), position.sequence.to_string()),
+            ("the order", format!("{:?}", own.order), format!("{:?}", position.order)),
+            ("the seed", own.seed.to_string(), position.seed.to_string()),
+        ];
+        for (what, ours, theirs) in pairs {
+            if ours != theirs {
+                return Err(mismatch(what, ours, theirs));
+            }
+        }
+        let last = match self.options.passes {
+            Passes::Endless => self.rows.count() - 1,
+            Passes::One => self.rows.count(),
+        };
+        if position.row > last {
+            let problem = format!("an epoch has {} rows, not {}", self.rows.count(), position.row);
+            return Err(DataError::Position { problem });
+        }
+        (self.epoch, self.row) = (position.epoch, position.row);
+        self.announce();
+        Ok(())
+    }
+
+    /// Passes finished.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Rows in an epoch.
+    pub fn rows_per_epoch(&self) -> u64 {
+        self.rows.count()
+    }
+
+    /// Tokens that go through a model in an epoch, padding included: rows × sequence.
+    pub fn tokens_per_epoch(&self) -> u64 {
+        self.rows.count() * self.options.sequence as u64
+    }
+
+    /// What was found when the data was cut into rows.
+    pub fn report(&self) -> LoaderReport {
+        self.rows.report()
+    }
+
+    /// What is loaded from.
+    pub fn dataset(&self) -> &Arc<Dataset> {
+        &self.dataset
+    }
+}

@@ -1,0 +1,183 @@
+//! What a dataset says of itself: `dataset.json`, and the checksums of it and of the tokenizer.
+
+use crate::{DataError, TokenizerInfo};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// The manifest's file.
+pub(crate) const MANIFEST: &str = "dataset.json";
+/// The copy of the tokenizer.
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
+/// The checksums of both, as `sha256sum -c` reads them.
+const CHECKSUMS: &str = "dataset.sha256";
+
+const FORMAT: &str = "storm-dataset";
+const VERSION: u32 = 1;
+
+/// A hundred thousand shards need less.
+const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+/// The largest tokenizers in use have 35 MB.
+pub(crate) const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
+
+/// What a dataset is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// One stream of documents; a row is a window of it.
+    Text,
+    /// Samples with loss masks; a row is packed with whole samples.
+    Samples,
+}
+
+/// One shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardInfo {
+    /// Token ids in it.
+    pub tokens: u64,
+    /// Documents or samples that begin in it.
+    pub samples: u64,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Checksum of its checksums.
+    pub checksum: u32,
+}
+
+/// Where the part for evaluation begins; it goes to the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct HeldOut {
+    /// Its first token.
+    pub from_token: u64,
+    /// Its first sample; for text, the first document that begins in it.
+    pub from_sample: u64,
+}
+
+/// What went in and what did not.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Counts {
+    /// Files.
+    pub input_files: u64,
+    /// Their bytes.
+    pub input_bytes: u64,
+    /// Documents or samples.
+    pub samples: u64,
+    /// Tokens.
+    pub tokens: u64,
+    /// Of those, tokens that are learned: all of text, of samples what the mask says.
+    pub learned_tokens: u64,
+    /// Left out because there was nothing in them.
+    pub empty_samples: u64,
+    /// Left out because no token of them is learned.
+    pub unlearned_samples: u64,
+}
+
+/// All that is known of a dataset besides its tokens.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    format: String,
+    version: u32,
+    /// What it is made of.
+    pub kind: Kind,
+    /// What made the tokens.
+    pub tokenizer: TokenizerInfo,
+    /// What went in.
+    pub counts: Counts,
+    /// The part for evaluation.
+    pub held_out: HeldOut,
+    /// The shards, in order.
+    pub shards: Vec<ShardInfo>,
+}
+
+impl Manifest {
+    pub(crate) fn new(
+        kind: Kind,
+        tokenizer: TokenizerInfo,
+        counts: Counts,
+        shards: Vec<ShardInfo>,
+    ) -> Manifest {
+        let held_out = HeldOut { from_token: counts.tokens, from_sample: counts.samples };
+        let (format, version) = (FORMAT.to_owned(), VERSION);
+        Manifest { format, version, kind, tokenizer, counts, held_out, shards }
+    }
+
+    /// Writes the manifest and the checksums; the tokenizer's copy is there already.
+    /// Returns what identifies the dataset.
+    pub(crate) fn write(&self, dir: &Path) -> Result<String, DataError> {
+        let mut json = serde_json::to_vec_pretty(self)
+            .map_err(|error| DataError::damaged(dir, error.to_string()))?;
+        json.push(b'\n');
+        write_file(&dir.join(MANIFEST), &json)?;
+        let checksums = self.checksums(&json);
+        write_file(&dir.join(CHECKSUMS), checksums.as_bytes())?;
+        Ok(sha256_hex(&json))
+    }
+
+    /// The text of the checksum file.
+    fn checksums(&self, json: &[u8]) -> String {
+        let mut text = format!("{}  {MANIFEST}\n", sha256_hex(json));
+        if let Some(sha256) = &self.tokenizer.sha256 {
+            text += &format!("{sha256}  {TOKENIZER}\n");
+        }
+        text
+    }
+
+    /// Reads the manifest, and what identifies the dataset: the checksum of all checksums.
+    pub(crate) fn read(dir: &Path) -> Result<(Manifest, String), DataError> {
+        let path = dir.join(MANIFEST);
+        if !path.is_file() {
+            let problem = format!("it has no {MANIFEST}");
+            return Err(DataError::NotADataset { path: dir.to_owned(), problem });
+        }
+        let damaged = |problem: String| DataError::damaged(&path, problem);
+        let json = read_file(&path, MANIFEST_BYTES_MAX)?;
+        let manifest: Manifest =
+            serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
+        if manifest.format != FORMAT {
+            return Err(damaged(format!("its format is not `{FORMAT}`")));
+        }
+        if manifest.version != VERSION {
+            let version = manifest.version;
+            return Err(damaged(format!("version {version}, this program knows {VERSION}")));
+        }
+        let checksums = read_file(&dir.join(CHECKSUMS), MANIFEST_BYTES_MAX)?;
+        if checksums != manifest.checksums(&json).as_bytes() {
+            return Err(damaged(format!("it does not match {CHECKSUMS}")));
+        }
+        Ok((manifest, sha256_hex(&json)))
+    }
+}
+
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Reads a regular file of at most so many bytes.
+pub(crate) fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, DataError> {
+    let io = DataError::io(path);
+    let metadata = fs::metadata(path).map_err(&io)?;
+    // Anything else may never end or block when opened.
+    if !metadata.is_file() {
+        return Err(DataError::input(path, "not a regular file"));
+    }
+    let mut bytes = Vec::new();
+    let file = File::open(path).map_err(&io)?;
+    file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(&io)?;
+    if bytes.len() as u64 > bytes_max {
+        return Err(DataError::input(path, format!("more than {bytes_max} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// Writes a new file and flushes it to disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> Result<(), DataError> {
+    let io = DataError::io(path);
+    let mut file = File::create_new(path).map_err(&io)?;
+    file.write_all(bytes).map_err(&io)?;
+    file.sync_all().map_err(&io)
+}

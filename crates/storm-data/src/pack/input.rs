@@ -1,0 +1,230 @@
+//! Reading the files that are to be packed, in parts that can be encoded on their own.
+
+use super::InputFormat;
+use super::cut::{PIECE_BYTES, piece_end};
+use super::record::Record;
+use crate::{DataError, Kind};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// The longest line of JSONL.
+const LINE_BYTES_MAX: u64 = 64 << 20;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// Something to encode.
+pub(super) struct Job {
+    pub(super) content: Content,
+    /// Bytes of input that it is made of.
+    pub(super) input_bytes: u64,
+}
+
+pub(super) enum Content {
+    /// A piece of a document.
+    Text { text: String, begins: bool, ends: bool },
+    /// Lines of a file with their numbers.
+    Lines { file: usize, lines: Vec<(u64, String)> },
+}
+
+/// The files, and what is in them.
+pub(super) struct Inputs {
+    files: Vec<InputFile>,
+    kind: Kind,
+    bytes: u64,
+}
+
+struct InputFile {
+    path: PathBuf,
+    format: FileFormat,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FileFormat {
+    Text,
+    Jsonl,
+}
+
+impl Inputs {
+    /// Looks at all files, and into the first to see what they hold.
+    pub(super) fn open(paths: &[PathBuf], format: InputFormat) -> Result<Inputs, DataError> {
+        let mut files = Vec::with_capacity(paths.len());
+        let mut bytes = 0;
+        for path in paths {
+            let metadata = fs::metadata(path).map_err(DataError::io(path))?;
+            if metadata.is_dir() {
+                return Err(DataError::input(path, "is a folder; name the files in it"));
+            }
+            // A pipe or device may never end.
+            if !metadata.is_file() {
+                return Err(DataError::input(path, "is not a regular file"));
+            }
+            bytes += metadata.len();
+            let by_name = path.extension().is_some_and(|ext| ext == "jsonl" || ext == "ndjson");
+            let format = match format {
+                InputFormat::ByName if by_name => FileFormat::Jsonl,
+                InputFormat::ByName | InputFormat::Text => FileFormat::Text,
+                InputFormat::Jsonl => FileFormat::Jsonl,
+            };
+            files.push(InputFile { path: path.clone(), format });
+        }
+        let kind = kind_of(&files)?;
+        Ok(Inputs { files, kind, bytes })
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(super) fn path(&self, file: usize) -> &Path {
+        &self.files[file].path
+    }
+
+    /// Reads everything; stops early when `emit` says that nobody wants more.
+    pub(super) fn read(&self, emit: &mut dyn FnMut(Job) -> bool) -> Result<(), DataError> {
+        for (number, file) in self.files.iter().enumerate() {
+            let wanted = match file.format {
+                FileFormat::Text => read_text(&file.path, emit)?,
+                FileFormat::Jsonl => read_lines(number, &file.path, emit)?,
+            };
+            if !wanted {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Text if there is a file of text; otherwise what the first record is.
+fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
+    if files.iter().any(|file| file.format == FileFormat::Text) {
+        return Ok(Kind::Text);
+    }
+    for file in files {
+        let mut lines = Lines::open(&file.path)?;
+        while let Some((number, line, _)) = lines.next()? {
+            if !line.trim().is_empty() {
+                return Ok(Record::parse(&file.path, number, &line)?.kind());
+            }
+        }
+    }
+    Ok(Kind::Text)
+}
+
+/// Reads a file as one document.
+fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, DataError> {
+    let mut file = File::open(path).map_err(DataError::io(path))?;
+    // Read, but not given out yet.
+    let mut buffer: Vec<u8> = Vec::new();
+    let (mut offset, mut begins) = (0u64, true);
+    loop {
+        let before = buffer.len();
+        let part = (&mut file).take(PIECE_BYTES as u64);
+        let mut part = part;
+        part.read_to_end(&mut buffer).map_err(DataError::io(path))?;
+        let ends = buffer.len() == before;
+        let valid = match std::str::from_utf8(&buffer) {
+            Ok(text) => text,
+            // A character that the next read completes.
+            Err(error) if error.error_len().is_none() && !ends => {
+                std::str::from_utf8(&buffer[..error.valid_up_to()]).unwrap_or_default()
+            }
+            Err(error) => {
+                let at = offset + error.valid_up_to() as u64;
+                return Err(DataError::input(path, format!("is not UTF-8 text at byte {at}")));
+            }
+        };
+        let end = match ends {
+            true => Some(valid.len()),
+            false => piece_end(valid).filter(|_| valid.len() >= PIECE_BYTES),
+        };
+        let Some(end) = end else { continue };
+        let mark = begins && valid.as_bytes().starts_with(BYTE_ORDER_MARK);
+        let text = valid[if mark { BYTE_ORDER_MARK.len() } else { 0 }..end].to_owned();
+        let content = Content::Text { text, begins, ends };
+        if !emit(Job { content, input_bytes: end as u64 }) {
+            return Ok(false);
+        }
+        if ends {
+            return Ok(true);
+        }
+        buffer.drain(..end);
+        (offset, begins) = (offset + end as u64, false);
+    }
+}
+
+/// Reads a file of records, many lines at a time.
+fn read_lines(
+    file: usize,
+    path: &Path,
+    emit: &mut dyn FnMut(Job) -> bool,
+) -> Result<bool, DataError> {
+    let mut reader = Lines::open(path)?;
+    let mut lines = Vec::new();
+    let mut input_bytes = 0;
+    loop {
+        let next = reader.next()?;
+        let ends = next.is_none();
+        if let Some((number, line, bytes)) = next {
+            input_bytes += bytes;
+            if !line.trim().is_empty() {
+                lines.push((number, line));
+            }
+        }
+        if ends || input_bytes >= PIECE_BYTES as u64 {
+            let content = Content::Lines { file, lines: std::mem::take(&mut lines) };
+            if !emit(Job { content, input_bytes: std::mem::take(&mut input_bytes) }) {
+                return Ok(false);
+            }
+        }
+        if ends {
+            return Ok(true);
+        }
+    }
+}
+
+/// The lines of a file, counted from one.
+struct Lines {
+    path: PathBuf,
+    reader: BufReader<File>,
+    number: u64,
+}
+
+impl Lines {
+    fn open(path: &Path) -> Result<Lines, DataError> {
+        let file = File::open(path).map_err(DataError::io(path))?;
+        Ok(Lines {
+            path: path.to_owned(),
+            reader: BufReader::with_capacity(1 << 18, file),
+            number: 0,
+        })
+    }
+
+    /// Number, text and bytes of the next line.
+    fn next(&mut self) -> Result<Option<(u64, String, u64)>, DataError> {
+        self.number += 1;
+        let bad = |problem: &str| DataError::Record {
+            path: self.path.clone(),
+            line: self.number,
+            problem: problem.to_owned(),
+        };
+        let mut bytes = Vec::new();
+        let mut reader = (&mut self.reader).take(LINE_BYTES_MAX + 1);
+        let count = reader.read_until(b'\n', &mut bytes).map_err(DataError::io(&self.path))?;
+        if count == 0 {
+            return Ok(None);
+        }
+        if bytes.len() as u64 > LINE_BYTES_MAX {
+            return Err(bad("longer than 64 MiB; is this JSONL, a JSON object in each line?"));
+        }
+        if self.number == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
+        }
+        let line = String::from_utf8(bytes).map_err(|_| bad("is not UTF-8 text"))?;
+        Ok(Some((self.number, line, count as u64)))
+    }
+}

@@ -1,0 +1,182 @@
+//! From text files to a dataset.
+//!
+//! One thread reads, some encode, and the one that called writes, all in the order of the input: the same
+//! input and options give the same bytes, whatever the number of threads.
+
+mod chat;
+mod cut;
+mod encode;
+mod held_out;
+mod input;
+mod output;
+mod pipeline;
+mod record;
+mod staging;
+
+pub use staging::IfExists;
+
+use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, write_file};
+use crate::tokenizer::{Tokenizer, TokenizerInfo, TokenizerSource, WorkerCommand};
+use crate::{Counts, DataError, Dataset, HeldOut, Kind};
+use encode::Encoder;
+use input::Inputs;
+use output::Output;
+use staging::Staging;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Tokens in a shard: half a gigabyte or one.
+pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
+
+/// What the files to pack are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InputFormat {
+    /// JSONL if the name ends in `.jsonl` or `.ndjson`, text otherwise.
+    ByName,
+    /// UTF-8 text; each file is a document.
+    Text,
+    /// A JSON object in each line.
+    Jsonl,
+}
+
+/// What to pack and how.
+#[derive(Clone, Debug)]
+pub struct PackOptions {
+    /// Files, in this order.
+    pub inputs: Vec<PathBuf>,
+    /// What they are.
+    pub format: InputFormat,
+    /// What makes the tokens.
+    pub tokenizer: TokenizerSource,
+    /// The name of the token between documents, if it is not one of the usual.
+    pub end_of_text: Option<String>,
+    /// What runs the tokenizer's code.
+    pub worker: WorkerCommand,
+    /// The directory to make.
+    pub out: PathBuf,
+    /// What to do if it is there.
+    pub if_exists: IfExists,
+    /// The share of the data, at its end, that is held out for evaluation: from 0 to less than 1.
+    pub held_out: f64,
+    /// Threads that encode.
+    pub threads: usize,
+    /// Tokens in a shard, [`SHARD_TOKENS_DEFAULT`] for one.
+    pub shard_tokens: u64,
+}
+
+/// How far [`pack`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PackProgress {
+    /// Bytes of input packed.
+    pub bytes_done: u64,
+    /// Bytes of input in all.
+    pub bytes_total: u64,
+    /// Tokens so far.
+    pub tokens: u64,
+    /// Documents or samples so far.
+    pub samples: u64,
+}
+
+/// What [`pack`] made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackSummary {
+    /// Identifies the dataset by its content.
+    pub id: String,
+    /// What it is made of.
+    pub kind: Kind,
+    /// What made the tokens.
+    pub tokenizer: TokenizerInfo,
+    /// What went in and what did not.
+    pub counts: Counts,
+    /// The part for evaluation.
+    pub held_out: HeldOut,
+    /// Shards written.
+    pub shards: usize,
+    /// Their bytes.
+    pub bytes: u64,
+}
+
+/// Packs files into a dataset. It is written beside its place and renamed when it is whole: whatever
+/// happens, `out` is never half a dataset.
+///
+/// # Errors
+/// Names the file, and for JSONL the line, that cannot be packed.
+pub fn pack(
+    options: &PackOptions,
+    progress: &dyn Fn(PackProgress),
+) -> Result<PackSummary, DataError> {
+    check(options)?;
+    let inputs = Inputs::open(&options.inputs, options.format)?;
+    let json = match &options.tokenizer {
+        TokenizerSource::Bytes => None,
+        TokenizerSource::File(path) => Some(read_file(path, TOKENIZER_BYTES_MAX)?),
+    };
+    let open = || match (&options.tokenizer, &json) {
+        (TokenizerSource::File(path), Some(json)) => {
+            Tokenizer::from_json(path, json, options.end_of_text.as_deref(), &options.worker)
+        }
+        (source, _) => Tokenizer::open(source, options.end_of_text.as_deref(), &options.worker),
+    };
+    let tokenizer = open()?;
+    let info = tokenizer.info().clone();
+    let staging = Staging::new(&options.out, options.if_exists)?;
+    let kind = inputs.kind();
+    let mut output = Output::new(staging.dir(), kind, info.vocabulary, options.shard_tokens);
+    let inputs = Arc::new(inputs);
+    let mut bytes_done = 0;
+    pipeline::run(
+        options.threads,
+        |emit| inputs.read(emit),
+        // The first thread takes the tokenizer that is open, the others open their own.
+        Encoder::new(&inputs, tokenizer, &open),
+        |encoded| {
+            bytes_done += encoded.input_bytes;
+            output.push(encoded)?;
+            let (bytes_total, counts) = (inputs.bytes(), output.counts());
+            let (tokens, samples) = (counts.tokens, counts.samples);
+            progress(PackProgress { bytes_done, bytes_total, tokens, samples });
+            Ok(())
+        },
+    )?;
+    let (mut counts, shards) = output.finish()?;
+    if counts.tokens == 0 {
+        return Err(DataError::input(&options.inputs[0], "there is nothing in it to pack"));
+    }
+    (counts.input_files, counts.input_bytes) = (options.inputs.len() as u64, inputs.bytes());
+    let mut manifest = Manifest::new(kind, info.clone(), counts, shards);
+    let written = Dataset::with_manifest(staging.dir(), manifest.clone(), String::new())?;
+    manifest.held_out = held_out::cut(&written, options.held_out)?;
+    drop(written);
+    if let Some(json) = json {
+        write_file(&staging.dir().join(TOKENIZER), &json)?;
+    }
+    let id = manifest.write(staging.dir())?;
+    staging.finish()?;
+    Ok(PackSummary {
+        id,
+        kind,
+        tokenizer: info,
+        counts,
+        held_out: manifest.held_out,
+        shards: manifest.shards.len(),
+        bytes: manifest.shards.iter().map(|shard| shard.bytes).sum(),
+    })
+}
+
+fn check(options: &PackOptions) -> Result<(), DataError> {
+    let refuse =
+        |option, problem: &str| Err(DataError::Option { option, problem: problem.to_owned() });
+    if options.inputs.is_empty() {
+        return refuse("input", "name at least one file");
+    }
+    if !(0.0..1.0).contains(&options.held_out) {
+        return refuse("held out", "a share from 0 to less than 1");
+    }
+    if options.threads == 0 || options.threads > 1024 {
+        return refuse("threads", "between 1 and 1024");
+    }
+    if options.shard_tokens == 0 || options.shard_tokens > 1 << 36 {
+        return refuse("shard tokens", "between 1 and 2^36");
+    }
+    Ok(())
+}

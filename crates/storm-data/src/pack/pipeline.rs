@@ -1,0 +1,91 @@
+//! Threads that read, encode and write at once, in order and with a bound on what is under way.
+
+use super::encode::{Encoded, Encoder};
+use super::input::Job;
+use crate::DataError;
+use crate::tokenizer::Tokenizer;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread;
+
+type Reply = Result<Encoded, DataError>;
+
+/// A job, and where its result goes.
+type Work = (Job, Sender<Reply>);
+
+/// Reads with `read` on one thread, encodes on `threads`, and writes with `write` on this one, in the order
+/// of reading. The first failure in that order ends everything.
+pub(super) fn run<O>(
+    threads: usize,
+    read: impl FnOnce(&mut dyn FnMut(Job) -> bool) -> Result<(), DataError> + Send,
+    encoder: Encoder<'_, O>,
+    mut write: impl FnMut(Encoded) -> Result<(), DataError>,
+) -> Result<(), DataError>
+where
+    O: Fn() -> Result<Tokenizer, DataError> + Sync,
+{
+    let (work_sender, work_receiver) = sync_channel::<Work>(threads);
+    // Results to come, in order: what bounds the work under way.
+    let (order_sender, order_receiver) = sync_channel::<Receiver<Reply>>(2 * threads);
+    let work_receiver = Mutex::new(work_receiver);
+    let (encoder, work_receiver) = (&encoder, &work_receiver);
+    thread::scope(|scope| {
+        scope.spawn(move || read_all(read, &work_sender, &order_sender));
+        for _ in 0..threads {
+            scope.spawn(move || encode_all(encoder, work_receiver));
+        }
+        // Consumed here: on a failure its end makes the other threads stop.
+        for reply in order_receiver {
+            let lost = || DataError::Io {
+                path: Path::new("encoding").to_owned(),
+                source: std::io::Error::other("a thread ended before its time"),
+            };
+            let result = reply.recv().map_err(|_| lost()).flatten();
+            result.and_then(&mut write)?;
+        }
+        Ok(())
+    })
+}
+
+fn read_all(
+    read: impl FnOnce(&mut dyn FnMut(Job) -> bool) -> Result<(), DataError>,
+    work: &SyncSender<Work>,
+    order: &SyncSender<Receiver<Reply>>,
+) {
+    let mut emit = |job: Job| {
+        let (sender, receiver) = channel();
+        order.send(receiver).is_ok() && work.send((job, sender)).is_ok()
+    };
+    if let Err(error) = read(&mut emit) {
+        let (sender, receiver) = channel();
+        // If nobody listens, there was a failure before this one.
+        sender.send(Err(error)).ok();
+        order.send(receiver).ok();
+    }
+}
+
+fn encode_all<O>(encoder: &Encoder<'_, O>, work: &Mutex<Receiver<Work>>)
+where
+    O: Fn() -> Result<Tokenizer, DataError> + Sync,
+{
+    let mut tokenizer = None;
+    loop {
+        let next = match work.lock() {
+            Ok(work) => work.recv(),
+            Err(_) => return,
+        };
+        let Ok((job, reply)) = next else { return };
+        let opened = match tokenizer.take() {
+            Some(tokenizer) => Ok(tokenizer),
+            None => encoder.tokenizer(),
+        };
+        let result = opened.and_then(|opened| {
+            let result = encoder.encode(&opened, job);
+            tokenizer = Some(opened);
+            result
+        });
+        // Nobody waits for it after a failure.
+        reply.send(result).ok();
+    }
+}

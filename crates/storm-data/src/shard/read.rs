@@ -1,0 +1,194 @@
+//! Reading a shard, which may have any bytes in it.
+
+use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, Layout, TokenWidth};
+use crate::{DataError, Kind, ShardInfo};
+use std::path::Path;
+use storm_device::{Access, MappedFile};
+
+/// Index entries that are read at a time.
+const INDEX_CHUNK: usize = 8192;
+
+/// A shard whose header, sizes and index have been checked.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    file: MappedFile,
+    header: Header,
+    layout: Layout,
+}
+
+impl Shard {
+    /// Maps a shard and checks it against what the manifest says of it.
+    pub(crate) fn open(
+        path: &Path,
+        kind: Kind,
+        vocabulary: u32,
+        info: &ShardInfo,
+    ) -> Result<Shard, DataError> {
+        let damaged = |problem: &str| DataError::damaged(path, problem);
+        let file = MappedFile::open(path)?;
+        if file.length() < HEADER_BYTES {
+            return Err(damaged("too short for a shard"));
+        }
+        let mut bytes = vec![0; HEADER_BYTES as usize];
+        file.read(0, &mut bytes)?;
+        let header = Header::parse(&bytes).map_err(|problem| damaged(&problem))?;
+        let layout = header.layout().filter(|layout| layout.file_bytes == file.length());
+        let layout = layout.ok_or_else(|| damaged("its length is not what its header says"))?;
+        let expected = Header {
+            kind,
+            width: TokenWidth::for_vocabulary(vocabulary),
+            vocabulary,
+            token_count: info.tokens,
+            sample_count: info.samples,
+        };
+        if header != expected || layout.file_bytes != info.bytes {
+            return Err(damaged("it is not the shard that the manifest describes"));
+        }
+        let shard = Shard { file, header, layout };
+        if shard.read_checksums()?.1 != info.checksum {
+            return Err(damaged("its checksums are not those that the manifest describes"));
+        }
+        shard.check_index()?;
+        shard.file.advise(Access::Random);
+        Ok(shard)
+    }
+
+    pub(crate) fn token_count(&self) -> u64 {
+        self.header.token_count
+    }
+
+    pub(crate) fn sample_count(&self) -> u64 {
+        self.header.sample_count
+    }
+
+    /// Copies token ids; `bytes` is room for them as they are stored.
+    pub(crate) fn read_tokens(
+        &self,
+        start: u64,
+        dest: &mut [i32],
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), DataError> {
+        let width = self.header.width.bytes();
+        bytes.resize(dest.len() * width as usize, 0);
+        self.file.read(HEADER_BYTES + start * width, bytes)?;
+        let mut largest = 0;
+        match self.header.width {
+            TokenWidth::Two => {
+                for (token, pair) in dest.iter_mut().zip(bytes.as_chunks().0) {
+                    let id = u32::from(u16::from_le_bytes(*pair));
+                    largest = largest.max(id);
+                    *token = id as i32;
+                }
+            }
+            TokenWidth::Four => {
+                for (token, four) in dest.iter_mut().zip(bytes.as_chunks().0) {
+                    let id = u32::from_le_bytes(*four);
+                    largest = largest.max(id);
+                    *token = id as i32;
+                }
+            }
+        }
+        if largest >= self.header.vocabulary && !dest.is_empty() {
+            let vocabulary = self.header.vocabulary;
+            let problem = format!("has token {largest}, but the vocabulary ends at {vocabulary}");
+            return Err(DataError::damaged(self.file.path(), problem));
+        }
+        Ok(())
+    }
+
+    /// Copies loss masks; only for samples. `bytes` is room for them as they are stored.
+    pub(crate) fn read_mask(
+        &self,
+        start: u64,
+        dest: &mut [bool],
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), DataError> {
+        let (first, end) = (start / 8, (start + dest.len() as u64).div_ceil(8));
+        bytes.resize((end - first) as usize, 0);
+        self.file.read(self.layout.mask_at + first, bytes)?;
+        for (at, learned) in ((start % 8) as usize..).zip(dest) {
+            *learned = bytes[at / 8] >> (at % 8) & 1 == 1;
+        }
+        Ok(())
+    }
+
+    /// Asks the system to read tokens in soon.
+    pub(crate) fn will_need(&self, start: u64, count: u64) {
+        let width = self.header.width.bytes();
+        self.file.will_need(HEADER_BYTES + start * width, count * width);
+    }
+
+    /// First tokens of `dest.len()` documents or samples, from the `first` on.
+    pub(crate) fn read_index(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
+        let mut bytes = [0; 8 * 64];
+        for (chunk, at) in dest.chunks_mut(64).zip((first..).step_by(64)) {
+            let bytes = &mut bytes[..8 * chunk.len()];
+            self.file.read(self.layout.index_at + 8 * at, bytes)?;
+            for (start, eight) in chunk.iter_mut().zip(bytes.as_chunks().0) {
+                *start = u64::from_le_bytes(*eight);
+            }
+        }
+        Ok(())
+    }
+
+    /// Every document begins behind the one before it and inside of the shard.
+    fn check_index(&self) -> Result<(), DataError> {
+        let damaged = |problem: &str| DataError::damaged(self.file.path(), problem);
+        let mut starts = vec![0; INDEX_CHUNK.min(self.header.sample_count as usize)];
+        let mut last = None;
+        for first in (0..self.header.sample_count).step_by(INDEX_CHUNK) {
+            let count = (self.header.sample_count - first).min(INDEX_CHUNK as u64);
+            let starts = &mut starts[..count as usize];
+            self.read_index(first, starts)?;
+            for &start in starts.iter() {
+                if last.is_some_and(|last| start <= last) || start >= self.header.token_count {
+                    return Err(damaged("its index is out of order"));
+                }
+                last = Some(start);
+            }
+            // Samples lie in one shard each.
+            if first == 0 && self.header.kind == Kind::Samples && starts[0] != 0 {
+                return Err(damaged("its index does not begin at the first token"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The table of checksums, and its own.
+    fn read_checksums(&self) -> Result<(Vec<u32>, u32), DataError> {
+        let table_bytes = (self.layout.file_bytes - self.layout.table_at) as usize;
+        let mut bytes = vec![0; table_bytes];
+        self.file.read(self.layout.table_at, &mut bytes)?;
+        let own = crc32fast::hash(&bytes[..table_bytes - 4]);
+        let mut table: Vec<u32> =
+            bytes.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four)).collect();
+        if table.pop() != Some(own) {
+            let problem = "the checksum of its checksums is wrong";
+            return Err(DataError::damaged(self.file.path(), problem));
+        }
+        Ok((table, own))
+    }
+
+    /// Bytes that have a checksum in the table.
+    pub(crate) fn verified_bytes(&self) -> u64 {
+        self.layout.table_at - HEADER_BYTES
+    }
+
+    /// Reads blocks of the whole shard and checks them; `done` is told the bytes of each.
+    pub(crate) fn verify(&self, done: &(dyn Fn(u64) + Sync)) -> Result<(), DataError> {
+        use rayon::prelude::*;
+        let (table, _) = self.read_checksums()?;
+        table.par_iter().enumerate().try_for_each(|(block, &expected)| {
+            let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
+            let end = (start + BLOCK_BYTES).min(self.layout.table_at);
+            let mut bytes = vec![0; (end - start) as usize];
+            self.file.read(start, &mut bytes)?;
+            if crc32fast::hash(&bytes) != expected {
+                let problem = format!("bytes {start}..{end} do not match their checksum");
+                return Err(DataError::damaged(self.file.path(), problem));
+            }
+            done(end - start);
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! The other end of a tokenizer's process.
+
+use super::protocol::{Ask, DONE, Open, Opened, put, read_frame, take, write_frame};
+use super::{TokenizerInfo, TokenizerKind};
+use crate::DataError;
+use crate::manifest::sha256_hex;
+use std::ffi::OsString;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// The longest that a tokenizer may take for one request: a batch of about a megabyte of text.
+const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
+
+/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkerCommand {
+    /// Its path.
+    pub program: PathBuf,
+    /// What to call it with.
+    pub arguments: Vec<OsString>,
+}
+
+impl WorkerCommand {
+    /// This very program, called with these arguments.
+    ///
+    /// # Errors
+    /// If the system does not say where the program is.
+    pub fn this_program<A: Into<OsString>>(
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Result<WorkerCommand, DataError> {
+        // The file may have been replaced since; this names the one that runs.
+        let running = Path::new("/proc/self/exe");
+        let program = match running.exists() {
+            true => running.to_owned(),
+            false => std::env::current_exe().map_err(DataError::io(running))?,
+        };
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        Ok(WorkerCommand { program, arguments })
+    }
+}
+
+/// A running tokenizer.
+#[derive(Debug)]
+pub(super) struct Worker {
+    child: Child,
+    input: ChildStdin,
+    replies: Receiver<io::Result<Option<Vec<u8>>>>,
+    /// Of the tokenizer, for messages.
+    path: PathBuf,
+}
+
+impl Worker {
+    pub(super) fn start(
+        path: &Path,
+        json: &[u8],
+        end_of_text: Option<&str>,
+        command: &WorkerCommand,
+    ) -> Result<(Worker, TokenizerInfo), DataError> {
+        let problem = |problem: String| DataError::Tokenizer { path: path.to_owned(), problem };
+        let spawn = Command::new(&command.program)
+            .args(&command.arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn();
+        let no_start = |error| problem(format!("cannot start its process: {error}"));
+        let mut child = spawn.map_err(no_start)?;
+        let (Some(input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(problem("its process has no pipes".to_owned()));
+        };
+        let (sender, replies) = channel();
+        // Reads beside us, so that we can stop waiting.
+        std::thread::spawn(move || {
+            loop {
+                let frame = read_frame(&mut output);
+                let more = matches!(frame, Ok(Some(_)));
+                if sender.send(frame).is_err() || !more {
+                    break;
+                }
+            }
+        });
+        let mut worker = Worker { child, input, replies, path: path.to_owned() };
+        let open = Open { end_of_text: end_of_text.map(str::to_owned) };
+        let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;
+        let length = (open.len() as u32).to_le_bytes();
+        let reply = worker.ask(&[&length, &open, json])?;
+        let opened: Opened = serde_json::from_slice(&reply).map_err(|_| worker.nonsense())?;
+        let info = TokenizerInfo {
+            kind: TokenizerKind::HuggingFace,
+            vocabulary: opened.vocabulary,
+            end_of_text: opened.end_of_text,
+            begin_of_text: opened.begin_of_text,
+            chat: opened.chat,
+            sha256: Some(sha256_hex(json)),
+        };
+        match info.is_sound() {
+            true => Ok((worker, info)),
+            false => Err(worker.nonsense()),
+        }
+    }
+
+    pub(super) fn encode(
+        &mut self,
+        texts: &[&str],
+        vocabulary: u32,
+    ) -> Result<Vec<Vec<u32>>, DataError> {
+        let mut request = vec![Ask::Encode as u8];
+        put(&mut request, [texts.len() as u32]);
+        for text in texts {
+            put(&mut request, [text.len() as u32]);
+            request.extend(text.as_bytes());
+        }
+        let reply = self.ask(&[&request])?;
+        let mut rest = &reply[..];
+        let mut encode = || -> Option<Vec<u32>> {
+            let count = take(&mut rest)? as usize;
+            let ids = rest.split_at_checked(count.checked_mul(4)?)?;
+            rest = ids.1;
+            let ids = ids.0.as_chunks().0.iter().map(|four| u32::from_le_bytes(*four));
+            ids.map(|id| (id < vocabulary).then_some(id)).collect()
+        };
+        let encoded: Option<Vec<Vec<u32>>> = texts.iter().map(|_| encode()).collect();
+        encoded.ok_or_else(|| self.nonsense())
+    }
+
+    pub(super) fn decode(&mut self, ids: &[u32]) -> Result<String, DataError> {
+        let mut request = vec![Ask::Decode as u8];
+        put(&mut request, ids.iter().copied());
+        let reply = self.ask(&[&request])?;
+        String::from_utf8(reply).map_err(|_| self.nonsense())
+    }
+
+    /// Sends a request and waits for what it yields.
+    fn ask(&mut self, request: &[&[u8]]) -> Result<Vec<u8>, DataError> {
+        let sent = write_frame(&mut self.input, request);
+        if let Err(error) = sent
+            && error.kind() != io::ErrorKind::BrokenPipe
+        {
+            return Err(self.problem(format!("its process takes no requests: {error}")));
+        }
+        let mut reply = match self.replies.recv_timeout(REPLY_TIME_MAX) {
+            Ok(Ok(Some(reply))) => reply,
+            Err(RecvTimeoutError::Timeout) => {
+                let seconds = REPLY_TIME_MAX.as_secs();
+                return Err(self.problem(format!("it did not come back within {seconds} seconds")));
+            }
+            _ => return Err(self.ended()),
+        };
+        match reply.first().copied() {
+            Some(DONE) => {
+                reply.remove(0);
+                Ok(reply)
+            }
+            Some(_) => Err(self.problem(String::from_utf8_lossy(&reply[1..]).into_owned())),
+            None => Err(self.nonsense()),
+        }
+    }
+
+    fn problem(&self, problem: String) -> DataError {
+        DataError::Tokenizer { path: self.path.clone(), problem }
+    }
+
+    fn nonsense(&self) -> DataError {
+        self.problem("its process answered what makes no sense".to_owned())
+    }
+
+    /// The process is gone: says how.
+    fn ended(&mut self) -> DataError {
+        self.child.kill().ok();
+        let how = match self.child.wait() {
+            Ok(status) => status.to_string(),
+            Err(error) => error.to_string(),
+        };
+        self.problem(format!(
+            "its process ended ({how}): the file makes the tokenizer's code crash or take more \
+             memory than it is allowed"
+        ))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // It holds nothing that must be saved.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}

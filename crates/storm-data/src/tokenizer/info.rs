@@ -1,0 +1,73 @@
+use serde::{Deserialize, Serialize};
+use std::path::{Path, PathBuf};
+
+/// A larger vocabulary is a mistake: its embedding alone would not fit a GPU.
+pub(super) const VOCABULARY_MAX: u32 = 1 << 28;
+
+/// What a tokenizer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenizerKind {
+    /// Every byte is a token.
+    Bytes,
+    /// A `tokenizer.json`.
+    HuggingFace,
+}
+
+/// The marks around a message in ChatML.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ChatTokens {
+    /// `<|im_start|>`.
+    pub start: u32,
+    /// `<|im_end|>`.
+    pub end: u32,
+}
+
+/// What is known of a tokenizer; kept with the data that it made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenizerInfo {
+    /// Which one.
+    pub kind: TokenizerKind,
+    /// Ids are below it.
+    pub vocabulary: u32,
+    /// Between documents.
+    pub end_of_text: Option<u32>,
+    /// Before each document, where the tokenizer wants one.
+    pub begin_of_text: Option<u32>,
+    /// For chats, where the tokenizer has them.
+    pub chat: Option<ChatTokens>,
+    /// Of `tokenizer.json`.
+    pub sha256: Option<String>,
+}
+
+impl TokenizerInfo {
+    /// Whether its special tokens are in its vocabulary, and that is not larger than any model's.
+    pub(crate) fn is_sound(&self) -> bool {
+        let chat = self.chat.iter().flat_map(|chat| [chat.start, chat.end]);
+        let mut special = self.end_of_text.into_iter().chain(self.begin_of_text).chain(chat);
+        self.vocabulary <= VOCABULARY_MAX && special.all(|id| id < self.vocabulary)
+    }
+}
+
+/// Where a tokenizer comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenizerSource {
+    /// Every byte is a token.
+    Bytes,
+    /// A `tokenizer.json`.
+    File(PathBuf),
+}
+
+impl TokenizerSource {
+    /// `bytes`, the path of a `tokenizer.json`, or a folder with one.
+    pub fn parse(text: &str) -> TokenizerSource {
+        let path = Path::new(text);
+        match text {
+            "bytes" => TokenizerSource::Bytes,
+            _ if path.is_dir() => TokenizerSource::File(path.join("tokenizer.json")),
+            _ => TokenizerSource::File(path.to_owned()),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! From text to token ids and back.
+//!
+//! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter panics on some
+//! files, and others make it take all memory, overflow its stack or never come back. None of these can be
+//! caught in the process itself, so it runs in one of its own with a limit on memory: see [`worker`].
+
+mod bytes;
+mod client;
+mod info;
+mod protocol;
+mod stream;
+pub(crate) mod worker;
+
+pub use client::WorkerCommand;
+pub use info::{ChatTokens, TokenizerInfo, TokenizerKind, TokenizerSource};
+pub use stream::DecodeStream;
+
+use crate::manifest::{TOKENIZER, TOKENIZER_BYTES_MAX, read_file};
+use crate::{DataError, Dataset};
+use client::Worker;
+use std::path::Path;
+use std::sync::Mutex;
+
+/// Encodes and decodes.
+#[derive(Debug)]
+pub struct Tokenizer {
+    info: TokenizerInfo,
+    backend: Backend,
+}
+
+#[derive(Debug)]
+enum Backend {
+    Bytes,
+    Worker(Mutex<Worker>),
+}
+
+impl Tokenizer {
+    /// The 256 bytes, and an end of text behind them.
+    pub fn bytes() -> Tokenizer {
+        Tokenizer { info: bytes::info(), backend: Backend::Bytes }
+    }
+
+    /// Opens a tokenizer. `end_of_text` names the token between documents if it is not one of the usual.
+    ///
+    /// # Errors
+    /// If the file cannot be used, or has no such token.
+    pub fn open(
+        source: &TokenizerSource,
+        end_of_text: Option<&str>,
+        worker: &WorkerCommand,
+    ) -> Result<Tokenizer, DataError> {
+        match source {
+            TokenizerSource::Bytes if end_of_text.is_none() => Ok(Tokenizer::bytes()),
+            TokenizerSource::Bytes => Err(DataError::Option {
+                option: "end of text",
+                problem: "the tokenizer of bytes has its own, number 256".to_owned(),
+            }),
+            TokenizerSource::File(path) => {
+                let json = read_file(path, TOKENIZER_BYTES_MAX)?;
+                Tokenizer::from_json(path, &json, end_of_text, worker)
+            }
+        }
+    }
+
+    /// The tokenizer of a dataset, from the copy in its directory.
+    ///
+    /// # Errors
+    /// If the copy is damaged or cannot be used.
+    pub fn of_dataset(dataset: &Dataset, worker: &WorkerCommand) -> Result<Tokenizer, DataError> {
+        let Some(json) = dataset.tokenizer_json()? else { return Ok(Tokenizer::bytes()) };
+        let path = dataset.dir().join(TOKENIZER);
+        let mut tokenizer = Tokenizer::from_json(&path, &json, None, worker)?;
+        // The end of text may have been chosen by name.
+        tokenizer.info.clone_from(&dataset.manifest().tokenizer);
+        Ok(tokenizer)
+    }
+
+    pub(crate) fn from_json(
+        path: &Path,
+        json: &[u8],
+        end_of_text: Option<&str>,
+        worker: &WorkerCommand,
+    ) -> Result<Tokenizer, DataError> {
+        let (worker, info) = Worker::start(path, json, end_of_text, worker)?;
+        Ok(Tokenizer { info, backend: Backend::Worker(Mutex::new(worker)) })
+    }
+
+    /// What is known of it.
+    pub fn info(&self) -> &TokenizerInfo {
+        &self.info
+    }
+
+    /// Encodes a text. Special tokens that are written out in it are text like any other.
+    ///
+    /// # Errors
+    /// If the tokenizer fails on it.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        Ok(self.encode_all(&[text])?.pop().unwrap_or_default())
+    }
+
+    /// Encodes texts, each on its own.
+    ///
+    /// # Errors
+    /// If the tokenizer fails on one of them.
+    pub fn encode_all(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
+        match &self.backend {
+            Backend::Bytes => Ok(texts.iter().map(|text| bytes::encode(text)).collect()),
+            Backend::Worker(worker) => lock(worker).encode(texts, self.info.vocabulary),
+        }
+    }
+
+    /// Decodes ids. Special tokens are written out; what is not UTF-8 is replaced.
+    ///
+    /// # Errors
+    /// If the tokenizer fails on them.
+    pub fn decode(&self, ids: &[u32]) -> Result<String, DataError> {
+        match &self.backend {
+            Backend::Bytes => Ok(bytes::decode(ids)),
+            Backend::Worker(worker) => lock(worker).decode(ids),
+        }
+    }
+
+    /// Decodes ids one after another.
+    pub fn stream(&self) -> DecodeStream<'_> {
+        DecodeStream::new(self)
+    }
+}
+
+/// A thread that panicked leaves a worker that reports its own failures.
+fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
+    worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

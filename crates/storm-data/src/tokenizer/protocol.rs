@@ -1,0 +1,83 @@
+//! What a process and its tokenizer say to each other: frames of a length and so many bytes.
+
+use super::ChatTokens;
+use serde::{Deserialize, Serialize};
+use std::io::{self, Read, Write};
+
+/// The longest frame: the largest tokenizer, or the ids of a batch of texts.
+pub(super) const FRAME_BYTES_MAX: u32 = 512 << 20;
+
+/// What is asked; the first byte of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ask {
+    Encode = 1,
+    Decode = 2,
+}
+
+/// The first byte of a reply.
+pub(super) const DONE: u8 = 0;
+pub(super) const FAILED: u8 = 1;
+
+/// The first request, before the bytes of `tokenizer.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Open {
+    /// The name of the end of text, if it was chosen.
+    pub(super) end_of_text: Option<String>,
+}
+
+/// The first reply.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Opened {
+    pub(super) vocabulary: u32,
+    pub(super) end_of_text: Option<u32>,
+    pub(super) begin_of_text: Option<u32>,
+    pub(super) chat: Option<ChatTokens>,
+}
+
+pub(super) fn write_frame(out: &mut impl Write, parts: &[&[u8]]) -> io::Result<()> {
+    let length: usize = parts.iter().map(|part| part.len()).sum();
+    let length = u32::try_from(length).ok().filter(|&length| length <= FRAME_BYTES_MAX);
+    let length = length.ok_or_else(|| io::Error::other("more than fits one message"))?;
+    out.write_all(&length.to_le_bytes())?;
+    parts.iter().try_for_each(|part| out.write_all(part))?;
+    out.flush()
+}
+
+/// The next frame; none at the end.
+pub(super) fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
+    let mut length = [0; 4];
+    match input.read_exact(&mut length) {
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+        result => result?,
+    }
+    let length = u32::from_le_bytes(length);
+    if length > FRAME_BYTES_MAX {
+        return Err(io::Error::other("a message that is too long"));
+    }
+    // Memory is taken as bytes come, not as they are promised.
+    let mut bytes = Vec::new();
+    input.take(u64::from(length)).read_to_end(&mut bytes)?;
+    match bytes.len() == length as usize {
+        true => Ok(Some(bytes)),
+        false => Err(io::ErrorKind::UnexpectedEof.into()),
+    }
+}
+
+/// Numbers as bytes.
+pub(super) fn put(bytes: &mut Vec<u8>, numbers: impl IntoIterator<Item = u32>) {
+    bytes.extend(numbers.into_iter().flat_map(u32::to_le_bytes));
+}
+
+/// Takes a number from the front.
+pub(super) fn take(bytes: &mut &[u8]) -> Option<u32> {
+    let (number, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(u32::from_le_bytes(*number))
+}
+
+/// Takes so many bytes from the front.
+pub(super) fn take_bytes<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
+    let (taken, rest) = bytes.split_at_checked(count)?;
+    *bytes = rest;
+    Some(taken)
+}

@@ -1,0 +1,57 @@
+//! Decoding one token at a time.
+
+use super::Tokenizer;
+use crate::DataError;
+
+/// Tokens after which text is given out though it ends in the middle of a character: no character takes
+/// so many, so there is none.
+const INCOMPLETE_MAX: usize = 8;
+
+/// Turns ids into text as they come. A character that takes several tokens comes with its last one.
+#[derive(Debug)]
+pub struct DecodeStream<'a> {
+    tokenizer: &'a Tokenizer,
+    /// The tokens given out last, which decide on spaces between words, and those not given out yet.
+    ids: Vec<u32>,
+    /// How many of those were given out.
+    given: usize,
+}
+
+impl<'a> DecodeStream<'a> {
+    pub(super) fn new(tokenizer: &'a Tokenizer) -> DecodeStream<'a> {
+        DecodeStream { tokenizer, ids: Vec::new(), given: 0 }
+    }
+
+    /// Takes a token; returns the text that is complete with it, which may be none.
+    ///
+    /// # Errors
+    /// If the tokenizer fails on it.
+    pub fn step(&mut self, id: u32) -> Result<String, DataError> {
+        self.ids.push(id);
+        let text = self.pending()?;
+        let waiting = self.ids.len() - self.given;
+        if text.ends_with(char::REPLACEMENT_CHARACTER) && waiting < INCOMPLETE_MAX {
+            return Ok(String::new());
+        }
+        self.ids.drain(..self.given);
+        self.given = self.ids.len();
+        Ok(text)
+    }
+
+    /// What is left at the end: a character that never became whole.
+    ///
+    /// # Errors
+    /// If the tokenizer fails.
+    pub fn finish(mut self) -> Result<String, DataError> {
+        let text = self.pending()?;
+        self.ids.clear();
+        Ok(text)
+    }
+
+    /// The text of the tokens not given out, as it reads behind those that were.
+    fn pending(&self) -> Result<String, DataError> {
+        let before = self.tokenizer.decode(&self.ids[..self.given])?;
+        let all = self.tokenizer.decode(&self.ids)?;
+        Ok(all.strip_prefix(&before).unwrap_or(&all).to_owned())
+    }
+}

@@ -1,0 +1,133 @@
+//! The process that runs foreign tokenizer code.
+//!
+//! It reads requests from standard input and writes replies to standard output, and ends when there are no
+//! more. Whatever happens to it, the process that started it lives on and says so.
+
+use super::ChatTokens;
+use super::info::VOCABULARY_MAX;
+use super::protocol::{
+    Ask, DONE, FAILED, Open, Opened, put, read_frame, take, take_bytes, write_frame,
+};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use tokenizers::Tokenizer;
+
+/// Address space of the process. The largest tokenizers in use take some hundred megabytes.
+const MEMORY_BYTES_MAX: u64 = 4 << 30;
+
+/// What the end of a document is called, in the order of preference.
+const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
+
+/// Serves requests until there are no more. For a program that does nothing else: it limits the memory of
+/// the process.
+///
+/// # Errors
+/// If the process that asks is gone.
+pub fn tokenize_worker() -> io::Result<()> {
+    for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
+        // Whoever set a lower limit meant it.
+        let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
+        setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
+    }
+    // What a panic says goes into the reply.
+    std::panic::set_hook(Box::new(|_| {}));
+    serve(&mut BufReader::new(io::stdin()), &mut BufWriter::new(io::stdout()))
+}
+
+fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
+    let Some(request) = read_frame(input)? else { return Ok(()) };
+    let tokenizer = match guarded(|| open(&request)) {
+        Ok((tokenizer, opened)) => {
+            let reply = serde_json::to_vec(&opened)?;
+            write_frame(output, &[&[DONE], &reply])?;
+            tokenizer
+        }
+        Err(problem) => return write_frame(output, &[&[FAILED], problem.as_bytes()]),
+    };
+    while let Some(request) = read_frame(input)? {
+        match guarded(|| answer(&tokenizer, &request)) {
+            Ok(reply) => write_frame(output, &[&[DONE], &reply])?,
+            Err(problem) => write_frame(output, &[&[FAILED], problem.as_bytes()])?,
+        }
+    }
+    Ok(())
+}
+
+/// Turns a panic into an error.
+fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(format!("the tokenizer's code failed: {}", text.unwrap_or("no reason given")))
+    })
+}
+
+fn open(request: &[u8]) -> Result<(Tokenizer, Opened), String> {
+    let mut rest = request;
+    let open = take(&mut rest).and_then(|length| take_bytes(&mut rest, length as usize));
+    let open: Open =
+        serde_json::from_slice(open.unwrap_or_default()).map_err(|error| error.to_string())?;
+    let mut tokenizer = Tokenizer::from_bytes(rest).map_err(|error| error.to_string())?;
+    // Nothing may be cut off or filled up.
+    tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
+    tokenizer.with_padding(None);
+    // Text is text: only we put special tokens between.
+    tokenizer.set_encode_special_tokens(true);
+    let largest = tokenizer.get_vocab(true).into_values().max();
+    let vocabulary = largest.and_then(|id| id.checked_add(1)).ok_or("its vocabulary is empty")?;
+    if vocabulary > VOCABULARY_MAX {
+        return Err(format!("token {} is beyond what a model can have", vocabulary - 1));
+    }
+    let end_of_text = match &open.end_of_text {
+        Some(name) => {
+            let id = tokenizer.token_to_id(name);
+            Some(id.ok_or_else(|| format!("it has no token `{name}` for the end of a text"))?)
+        }
+        None => END_OF_TEXT.into_iter().find_map(|name| tokenizer.token_to_id(name)),
+    };
+    let marks = (tokenizer.token_to_id("<|im_start|>"), tokenizer.token_to_id("<|im_end|>"));
+    let chat = match marks {
+        (Some(start), Some(end)) => Some(ChatTokens { start, end }),
+        _ => None,
+    };
+    let begin_of_text = begin_of_text(&tokenizer)?;
+    let opened = Opened { vocabulary, end_of_text, begin_of_text, chat };
+    Ok((tokenizer, opened))
+}
+
+/// The one token that the tokenizer puts before a text of its own accord, if it does.
+fn begin_of_text(tokenizer: &Tokenizer) -> Result<Option<u32>, String> {
+    let encode = |special: bool| {
+        let encoding = tokenizer.encode_fast("a", special).map_err(|error| error.to_string())?;
+        Ok::<_, String>(encoding.get_ids().to_vec())
+    };
+    let (plain, dressed) = (encode(false)?, encode(true)?);
+    Ok(match dressed.split_first() {
+        Some((&first, rest)) if dressed != plain && rest.starts_with(&plain) => Some(first),
+        _ => None,
+    })
+}
+
+fn answer(tokenizer: &Tokenizer, request: &[u8]) -> Result<Vec<u8>, String> {
+    let (&ask, mut rest) = request.split_first().ok_or("an empty request")?;
+    let broken = || "a broken request".to_owned();
+    let mut reply = Vec::new();
+    if ask == Ask::Encode as u8 {
+        let count = take(&mut rest).ok_or_else(broken)?;
+        for _ in 0..count {
+            let length = take(&mut rest).ok_or_else(broken)?;
+            let text = take_bytes(&mut rest, length as usize).ok_or_else(broken)?;
+            let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
+            let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
+            let ids = encoding.get_ids();
+            put(&mut reply, [ids.len() as u32]);
+            put(&mut reply, ids.iter().copied());
+        }
+    } else {
+        let ids: Vec<u32> = std::iter::from_fn(|| take(&mut rest)).collect();
+        let text = tokenizer.decode(&ids, false).map_err(|error| error.to_string())?;
+        reply.extend(text.into_bytes());
+    }
+    Ok(reply)
+}

@@ -1,0 +1,95 @@
+//! Folders of files to pack.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use storm_data::{
+    DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions,
+    PackSummary, Passes, Samples, Split, TokenizerSource, WorkerCommand, pack,
+};
+use tempfile::TempDir;
+
+/// A folder that is gone at the end of the test.
+pub(crate) struct Folder(TempDir);
+
+impl Folder {
+    pub(crate) fn new() -> Folder {
+        Folder(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// What is in the folder, hidden files too.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    /// Options that pack these files with bytes for tokens into `out`.
+    pub(crate) fn options(&self, inputs: &[&Path]) -> PackOptions {
+        PackOptions {
+            inputs: inputs.iter().map(|path| path.to_path_buf()).collect(),
+            format: InputFormat::ByName,
+            tokenizer: TokenizerSource::Bytes,
+            end_of_text: None,
+            worker: worker(),
+            out: self.path("out"),
+            if_exists: IfExists::Refuse,
+            held_out: 0.0,
+            threads: 2,
+            shard_tokens: 100,
+        }
+    }
+
+    /// Packs a text of so many bytes, which makes one token more.
+    pub(crate) fn text_dataset(&self, bytes: usize, held_out: f64) -> Arc<Dataset> {
+        let text: String = (0..bytes).map(|i| char::from(b'a' + (i * i % 26) as u8)).collect();
+        let input = self.write("input.txt", text);
+        let options = PackOptions { held_out, ..self.options(&[&input]) };
+        packed(&options).unwrap();
+        Arc::new(Dataset::open(&options.out).unwrap())
+    }
+}
+
+pub(crate) fn worker() -> WorkerCommand {
+    let program = env!("CARGO_BIN_EXE_storm-tokenize-worker").into();
+    WorkerCommand { program, arguments: Vec::new() }
+}
+
+pub(crate) fn packed(options: &PackOptions) -> Result<PackSummary, DataError> {
+    pack(options, &|_| {})
+}
+
+/// Shuffled training rows without end.
+pub(crate) fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
+    LoaderOptions {
+        batch,
+        sequence,
+        seed,
+        split: Split::Train,
+        order: Order::Shuffled,
+        passes: Passes::Endless,
+    }
+}
+
+/// The next so many batches.
+pub(crate) fn batches(loader: &mut Loader, count: usize) -> Vec<Samples> {
+    (0..count)
+        .map(|_| {
+            let mut samples = Samples::default();
+            loader.next_batch(&mut samples).unwrap();
+            samples
+        })
+        .collect()
+}

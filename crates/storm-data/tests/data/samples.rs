@@ -1,0 +1,245 @@
+//! Chats and instructions: masks, rows of several samples, samples that do not fit.
+
+use crate::helpers::{Folder, batches, packed, training};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use storm_data::{Dataset, Loader, LoaderOptions, Order, PackOptions, Passes, Samples, Tokenizer};
+use storm_graph::IGNORE_INDEX;
+
+/// The dataset of these records, and what became of them.
+fn dataset(folder: &Folder, records: &[serde_json::Value]) -> Arc<Dataset> {
+    let lines: String = records.iter().map(|record| format!("{record}\n")).collect();
+    let input = folder.write("samples.jsonl", lines);
+    let options = PackOptions { shard_tokens: 200, ..folder.options(&[&input]) };
+    packed(&options).unwrap();
+    let dataset = Dataset::open(&options.out).unwrap();
+    dataset.verify(&|_| {}).unwrap();
+    Arc::new(dataset)
+}
+
+fn instruction(prompt: &str, completion: &str) -> serde_json::Value {
+    serde_json::json!({"prompt": prompt, "completion": completion})
+}
+
+/// A sample as text, with what is learned in brackets; the end of text is `$`.
+fn shown(dataset: &Dataset, number: u64) -> String {
+    let range = dataset.sample(number).unwrap();
+    let count = (range.end - range.start) as usize;
+    let (mut tokens, mut learned) = (vec![0; count], vec![false; count]);
+    let mut bytes = Vec::new();
+    dataset.read_tokens(range.start, &mut tokens, &mut bytes).unwrap();
+    dataset.read_mask(range.start, &mut learned, &mut bytes).unwrap();
+    let mut text = String::new();
+    let mut at = 0;
+    for span in learned.chunk_by(|a, b| a == b) {
+        let part: String =
+            tokens[at..at + span.len()].iter().map(|&token| character(token)).collect();
+        text += &if span[0] { format!("[{part}]") } else { part };
+        at += span.len();
+    }
+    text
+}
+
+fn character(token: i32) -> char {
+    if token == 256 { '$' } else { char::from(token as u8) }
+}
+
+#[test]
+fn answers_are_learned() {
+    let folder = Folder::new();
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let chat = serde_json::json!({"messages": [
+        message("system", "be brief"), message("user", "hi"), message("assistant", "ho"),
+        message("user", "well?"), message("assistant", "well."),
+    ], "prompt": "of another form"});
+    let unanswered = serde_json::json!({"messages": [message("user", "hello?")]});
+    let open =
+        serde_json::json!({"messages": [message("assistant", "yes"), message("user", "no")]});
+    let records = [
+        instruction("2+2=", "4"),
+        chat,
+        unanswered,
+        instruction("", ""),
+        instruction("a", ""),
+        open,
+    ];
+    let dataset = dataset(&folder, &records);
+    assert_eq!(shown(&dataset, 0), "2+2=[4$]");
+    let expected =
+        "system: be brief\nuser: hi\nassistant:[ ho\n]user: well?\nassistant:[ well.\n$]";
+    assert_eq!(shown(&dataset, 1), expected);
+    // An empty answer is one: it ends.
+    assert_eq!(shown(&dataset, 2), "a[$]");
+    assert_eq!(shown(&dataset, 3), "assistant:[ yes\n]user: no\n$");
+    let counts = dataset.manifest().counts;
+    assert_eq!((counts.samples, counts.empty_samples, counts.unlearned_samples), (4, 1, 1));
+    assert_eq!(counts.learned_tokens, 2 + 4 + 8 + 1 + 5);
+}
+
+#[test]
+fn rows_hold_whole_samples() {
+    let folder = Folder::new();
+    let records = [instruction("aaa", "bb"), instruction("c", "d"), instruction("eeeeeeee", "f")];
+    let dataset = dataset(&folder, &records);
+    let options =
+        LoaderOptions { order: Order::Sequential, passes: Passes::One, ..training(3, 9, 0) };
+    let mut loader = Loader::new(dataset, options).unwrap();
+    let mut samples = Samples::default();
+    assert_eq!(loader.next_batch(&mut samples).unwrap(), 2);
+    let text = |row: usize, values: &[i32]| -> String {
+        let character = |&value: &i32| if value == IGNORE_INDEX { '.' } else { character(value) };
+        values[row * 9..(row + 1) * 9].iter().map(character).collect()
+    };
+    let segments = samples.segments.clone().unwrap();
+    // The longest first: nine places, then five and two in one row.
+    assert_eq!(text(0, &samples.tokens), "eeeeeeeef");
+    assert_eq!(text(0, &samples.targets), ".......f$");
+    assert_eq!(segments[..9], [0; 9]);
+    assert_eq!(text(1, &samples.tokens), "aaabbcd$$");
+    assert_eq!(text(1, &samples.targets), "..bb$d$..");
+    assert_eq!(segments[9..18], [0, 0, 0, 0, 0, 1, 1, 2, 2]);
+    // A row beyond the last has no targets.
+    assert_eq!(text(2, &samples.targets), ".........");
+    assert_eq!(loader.next_batch(&mut samples).unwrap(), 0);
+    let report = loader.report();
+    assert_eq!((report.rows, report.samples, report.padding_tokens), (2, 3, 2));
+}
+
+#[test]
+fn long_samples_lose_their_end() {
+    let folder = Folder::new();
+    let long = "x".repeat(50);
+    let records = [instruction("p", &long), instruction(&long, "nothing of it is left")];
+    let dataset = dataset(&folder, &records);
+    let mut loader = Loader::new(dataset, training(1, 10, 0)).unwrap();
+    let report = loader.report();
+    assert_eq!((report.truncated_samples, report.dropped_samples, report.rows), (1, 1, 1));
+    let batch = &batches(&mut loader, 1)[0];
+    assert_eq!(batch.targets, [i32::from(b'x'); 10]);
+    assert_eq!(batch.segments, Some(vec![0; 10]));
+}
+
+#[test]
+fn samples_are_held_out_whole() {
+    let folder = Folder::new();
+    let records: Vec<_> = (0..10).map(|i| instruction("question", &i.to_string())).collect();
+    let lines: String = records.iter().map(|record| format!("{record}\n")).collect();
+    let input = folder.write("samples.jsonl", lines);
+    let options = PackOptions { held_out: 0.25, ..folder.options(&[&input]) };
+    let summary = packed(&options).unwrap();
+    assert_eq!(summary.held_out.from_sample, 7);
+    let dataset = Dataset::open(&options.out).unwrap();
+    assert_eq!(dataset.sample(7).unwrap().start, summary.held_out.from_token);
+    assert_eq!(shown(&dataset, 7), "question[7$]");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    /// Every learned token of every sample that fits comes once per epoch, in the right segment.
+    #[test]
+    fn each_sample_once_per_epoch(
+        lengths in prop::collection::vec((0usize..30, 1usize..30), 1..60),
+        sequence in 60usize..90, batch in 1usize..4, seed: u64,
+    ) {
+        let folder = Folder::new();
+        let letter = |i: usize| char::from(b'a' + (i % 26) as u8).to_string();
+        let records: Vec<_> = (0..).zip(&lengths)
+            .map(|(i, &(prompt, completion))| {
+                instruction(&"?".repeat(prompt), &letter(i).repeat(completion))
+            })
+            .collect();
+        let dataset = dataset(&folder, &records);
+        let mut expected = BTreeMap::new();
+        for number in 0..dataset.manifest().counts.samples {
+            *expected.entry(shown(&dataset, number)).or_insert(0) += 1;
+        }
+        let options = training(batch, sequence, seed);
+        let mut loader = Loader::new(Arc::clone(&dataset), LoaderOptions { batch: 1, ..options }).unwrap();
+        let rows = loader.rows_per_epoch() as usize;
+        let mut first = Vec::new();
+        for epoch in 0..2 {
+            let mut found = BTreeMap::new();
+            let epoch_rows = batches(&mut loader, rows);
+            for row in &epoch_rows {
+                for sample in samples_of(row) {
+                    *found.entry(sample).or_insert(0) += 1;
+                }
+            }
+            prop_assert_eq!(&found, &expected);
+            if epoch == 0 {
+                first = epoch_rows;
+            }
+        }
+        prop_assert_eq!(loader.epoch(), 2);
+        // From any place on, in batches of any size.
+        let mut position = loader.position();
+        (position.epoch, position.row) = (0, seed % rows as u64);
+        let mut resumed = Loader::new(dataset, options).unwrap();
+        resumed.resume(&position).unwrap();
+        let next = &batches(&mut resumed, 1)[0];
+        prop_assert_eq!(&next.tokens[..sequence], &first[position.row as usize].tokens[..]);
+    }
+}
+
+/// The samples of a row as [`shown`] shows them.
+fn samples_of(row: &Samples) -> Vec<String> {
+    let segments = row.segments.as_ref().unwrap();
+    let mut found = Vec::new();
+    let mut at = 0;
+    for segment in segments.chunk_by(|a, b| a == b) {
+        let tokens = &row.tokens[at..at + segment.len()];
+        let targets = &row.targets[at..at + segment.len()];
+        at += segment.len();
+        // Padding has no targets.
+        if targets.iter().all(|&target| target == IGNORE_INDEX) {
+            continue;
+        }
+        let mask = targets.iter().position(|&target| target != IGNORE_INDEX).unwrap();
+        // Instructions: all behind the prompt is learned.
+        let prompt: String = tokens[..=mask].iter().map(|&token| character(token)).collect();
+        let learned: String = targets[mask..].iter().map(|&token| character(token)).collect();
+        // An empty prompt: the first token of the answer is nobody's target.
+        let text = match prompt.starts_with('?') {
+            true => format!("{prompt}[{learned}]"),
+            false => format!("[{prompt}{learned}]"),
+        };
+        found.push(text);
+    }
+    found
+}
+
+#[test]
+fn loading_takes_no_memory() {
+    let folder = Folder::new();
+    let records: Vec<_> = (0..50).map(|i| instruction("question", &"x".repeat(i))).collect();
+    let text = Folder::new();
+    for dataset in [dataset(&folder, &records), text.text_dataset(3000, 0.0)] {
+        let mut loader = Loader::new(dataset, training(4, 64, 0)).unwrap();
+        let mut samples = Samples::default();
+        loader.next_batch(&mut samples).unwrap();
+        let before = storm_device::allocation::count();
+        for _ in 0..50 {
+            loader.next_batch(&mut samples).unwrap();
+        }
+        assert_eq!(storm_device::allocation::count(), before);
+    }
+}
+
+#[test]
+fn bytes_decode_as_they_come() {
+    let tokenizer = Tokenizer::bytes();
+    let text = "naïve 🦀 text";
+    let ids = tokenizer.encode(text).unwrap();
+    assert_eq!(ids.len(), text.len());
+    let mut stream = tokenizer.stream();
+    let parts: Vec<String> = ids.iter().map(|&id| stream.step(id).unwrap()).collect();
+    assert_eq!(parts.concat(), text);
+    // A crab takes four bytes, and comes with the last.
+    assert_eq!(parts.iter().filter(|part| part.is_empty()).count(), 3 + 1);
+    let mut stream = tokenizer.stream();
+    assert_eq!(stream.step(0xf0).unwrap(), "");
+    assert_eq!(stream.step(256).unwrap(), "");
+    assert_eq!(stream.finish().unwrap(), "\u{fffd}");
+}

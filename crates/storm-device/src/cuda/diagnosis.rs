@@ -1,0 +1,59 @@
+//! What is there of what a GPU needs, each thing on its own.
+
+use super::context::{self, Card};
+use super::memory::MemoryMeter;
+use super::{CudaError, libraries};
+
+/// What was found. Nothing of it takes GPU memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CudaDiagnosis {
+    /// The CUDA version that the driver supports.
+    pub driver: Result<String, CudaError>,
+    /// The cards that the driver sees; none without a driver.
+    pub cards: Vec<CardDiagnosis>,
+    /// NVRTC, which compiles the kernels.
+    pub compiler: Result<(), CudaError>,
+    /// cuBLASLt, which makes matrix products.
+    pub products: Result<(), CudaError>,
+}
+
+/// A card.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CardDiagnosis {
+    /// Which one.
+    pub card: Card,
+    /// What nobody holds of its memory, where NVML says.
+    pub free_bytes: Option<u64>,
+    /// Why it cannot be used.
+    pub problem: Option<CudaError>,
+}
+
+impl CudaDiagnosis {
+    /// Whether a GPU can be used.
+    pub fn is_ready(&self) -> bool {
+        let card = self.cards.iter().any(|card| card.problem.is_none());
+        card && self.driver.is_ok() && self.compiler.is_ok() && self.products.is_ok()
+    }
+}
+
+/// Looks for driver, cards and libraries.
+pub fn diagnose() -> CudaDiagnosis {
+    let (driver, cards) = match find_cards() {
+        Ok((driver, cards)) => (Ok(driver), cards),
+        Err(error) => (Err(error), Vec::new()),
+    };
+    let (compiler, products) = (libraries::require_nvrtc(), libraries::require_blas());
+    CudaDiagnosis { driver, cards, compiler, products }
+}
+
+fn find_cards() -> Result<(String, Vec<CardDiagnosis>), CudaError> {
+    let driver = context::start_driver(0)?;
+    let card = |ordinal| {
+        let (device, card) = context::find_card(ordinal)?;
+        let free_bytes = MemoryMeter::new(device).card_free();
+        let problem = context::card_problem(&card);
+        Ok(CardDiagnosis { card, free_bytes, problem })
+    };
+    let cards = (0..context::card_count()?).map(card).collect::<Result<_, CudaError>>()?;
+    Ok((driver, cards))
+}

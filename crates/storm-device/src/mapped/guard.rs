@@ -1,0 +1,156 @@
+//! The table of guarded memory and the handler of SIGBUS that looks things up in it.
+
+use std::ffi::c_int;
+use std::ptr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Maps at once. A table of fixed size: a signal handler cannot take locks or memory.
+const PLACES: usize = 16_384;
+
+static TABLE: [Place; PLACES] = [const { Place::new() }; PLACES];
+
+/// What handled the signal before, and the size of a page.
+static BEFORE: OnceLock<Before> = OnceLock::new();
+
+struct Before {
+    action: libc::sigaction,
+    page_bytes: usize,
+}
+
+struct Place {
+    taken: AtomicBool,
+    start: AtomicUsize,
+    /// Zero while the place guards nothing.
+    end: AtomicUsize,
+    lost: AtomicBool,
+}
+
+impl Place {
+    const fn new() -> Place {
+        Place {
+            taken: AtomicBool::new(false),
+            start: AtomicUsize::new(0),
+            end: AtomicUsize::new(0),
+            lost: AtomicBool::new(false),
+        }
+    }
+}
+
+/// A range of mapped memory whose lost pages read as zeros; from construction to drop.
+#[derive(Debug)]
+pub(super) struct Guarded {
+    place: usize,
+}
+
+impl Guarded {
+    /// Guards a map. On failure says how many there can be.
+    pub(super) fn new(start: usize, length: usize) -> Result<Guarded, usize> {
+        install();
+        let free = |place: &Place| !place.taken.swap(true, Ordering::SeqCst);
+        let place = TABLE.iter().position(free).ok_or(PLACES)?;
+        let entry = &TABLE[place];
+        entry.lost.store(false, Ordering::SeqCst);
+        entry.start.store(start, Ordering::SeqCst);
+        // Last: from here on the handler believes the entry.
+        entry.end.store(start + length, Ordering::SeqCst);
+        Ok(Guarded { place })
+    }
+
+    /// Whether a page had to be replaced.
+    pub(super) fn is_lost(&self) -> bool {
+        TABLE[self.place].lost.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let entry = &TABLE[self.place];
+        entry.end.store(0, Ordering::SeqCst);
+        entry.start.store(0, Ordering::SeqCst);
+        entry.taken.store(false, Ordering::SeqCst);
+    }
+}
+
+fn install() {
+    BEFORE.get_or_init(|| {
+        // SAFETY: asks for the handler in place; a zeroed `sigaction` is a valid one to be written over.
+        let action = unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGBUS, ptr::null(), &mut action);
+            action
+        };
+        // SAFETY: has no preconditions.
+        let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+        Before { action, page_bytes: usize::try_from(page_bytes).unwrap_or(4096) }
+    });
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
+        // SAFETY: `handler` does only what a signal handler may: atomics and system calls. It finds
+        // `BEFORE` set, since that happened above.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            action.sa_sigaction = handler as *const () as usize;
+            // On the alternate stack, where there is one: threads may have little stack left.
+            action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+            libc::sigemptyset(&mut action.sa_mask);
+            libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
+        }
+    });
+}
+
+extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let Some(before) = BEFORE.get() else { return };
+    // SAFETY: the kernel hands a valid `siginfo_t` to a handler installed with SA_SIGINFO.
+    let address = unsafe { (*info).si_addr() } as usize;
+    if !replace_page(address, before.page_bytes) {
+        pass_on(before, signal, info, context);
+    }
+}
+
+/// Puts zeros where a page was lost. False if the address is not guarded, or that cannot be done.
+fn replace_page(address: usize, page_bytes: usize) -> bool {
+    let holds = |place: &&Place| {
+        let end = place.end.load(Ordering::SeqCst);
+        address < end && address >= place.start.load(Ordering::SeqCst)
+    };
+    let Some(place) = TABLE.iter().find(holds) else { return false };
+    // Before the zeros are there for anybody to read.
+    place.lost.store(true, Ordering::SeqCst);
+    let page = address & !(page_bytes - 1);
+    // SAFETY: replaces one page of a map that is ours and read only, which nobody borrows from. `errno`
+    // is put back for the code that was interrupted.
+    unsafe {
+        let errno = *libc::__errno_location();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let at = libc::mmap(page as *mut _, page_bytes, libc::PROT_READ, flags, -1, 0);
+        *libc::__errno_location() = errno;
+        at != libc::MAP_FAILED
+    }
+}
+
+/// Lets whoever handled the signal before us handle it.
+fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let action = &before.action;
+    match action.sa_sigaction {
+        libc::SIG_DFL | libc::SIG_IGN => {
+            // SAFETY: restores the default; on return the fault is raised again and ends the process.
+            unsafe {
+                let mut default: libc::sigaction = std::mem::zeroed();
+                default.sa_sigaction = libc::SIG_DFL;
+                libc::sigaction(signal, &default, ptr::null_mut());
+            }
+        }
+        function if action.sa_flags & libc::SA_SIGINFO != 0 => {
+            // SAFETY: the kernel took it for a handler of this type.
+            let function: extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+                unsafe { std::mem::transmute(function) };
+            function(signal, info, context);
+        }
+        function => {
+            // SAFETY: the kernel took it for a handler of this type.
+            let function: extern "C" fn(c_int) = unsafe { std::mem::transmute(function) };
+            function(signal);
+        }
+    }
+}

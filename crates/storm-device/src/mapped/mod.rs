@@ -1,0 +1,170 @@
+//! Files mapped into memory that may be cut short by somebody else without harm.
+//!
+//! Reading a page of a map that lies behind the end of its file raises SIGBUS, which ends the process.
+//! Here a handler puts a page of zeros there instead and marks the file; [`MappedFile::read`] copies,
+//! and then looks for the mark and at the length of the file. There is no way to borrow the mapped
+//! bytes: they may change at any time.
+
+mod guard;
+
+use guard::Guarded;
+use memmap2::{Advice, MmapOptions, MmapRaw};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
+
+/// Why a mapped file cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum MapError {
+    /// It cannot be opened or mapped.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// In the system's words.
+        source: io::Error,
+    },
+    /// A device, pipe or folder.
+    #[error("{path}: not a regular file")]
+    NotAFile {
+        /// What it is not.
+        path: PathBuf,
+    },
+    /// Asked for bytes that it never had.
+    #[error("{path}: bytes {offset}..{end} are not in a file of {length}")]
+    OutOfRange {
+        /// The file.
+        path: PathBuf,
+        /// First byte asked for.
+        offset: u64,
+        /// The byte after the last.
+        end: u64,
+        /// What it had when it was opened.
+        length: u64,
+    },
+    /// It lost bytes after it was opened, or its disk cannot read them.
+    #[error("{path}: the file was cut short, or its disk failed, while it was in use")]
+    Lost {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The table of mapped files is full.
+    #[error("{path}: {limit} files are mapped already, and there can be no more")]
+    TooMany {
+        /// The file.
+        path: PathBuf,
+        /// How many there can be.
+        limit: usize,
+    },
+}
+
+/// In which order a file will be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// From front to back: the system reads ahead.
+    Sequential,
+    /// Here and there: the system reads what is asked for.
+    Random,
+}
+
+/// A file in memory, read only.
+#[derive(Debug)]
+pub struct MappedFile {
+    // Before the map: given up first, so that the table never names memory that is no longer ours.
+    guarded: Option<Guarded>,
+    map: Option<MmapRaw>,
+    file: File,
+    path: PathBuf,
+    length: u64,
+}
+
+impl MappedFile {
+    /// Maps all of a regular file.
+    ///
+    /// # Errors
+    /// If it cannot be opened, is no regular file, or too many are mapped.
+    pub fn open(path: &Path) -> Result<MappedFile, MapError> {
+        let io = |source| MapError::Io { path: path.to_owned(), source };
+        // A pipe would block until somebody writes to it.
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open(path)
+            .map_err(io)?;
+        let metadata = file.metadata().map_err(io)?;
+        if !metadata.is_file() {
+            return Err(MapError::NotAFile { path: path.to_owned() });
+        }
+        let length = metadata.len();
+        let size = usize::try_from(length).map_err(|_| io(io::ErrorKind::FileTooLarge.into()))?;
+        // An empty range cannot be mapped, and there is nothing to read in it.
+        let map = match size {
+            0 => None,
+            _ => Some(MmapOptions::new().len(size).map_raw_read_only(&file).map_err(io)?),
+        };
+        let guarded = map.as_ref().map(|map| Guarded::new(map.as_ptr() as usize, map.len()));
+        let guarded = match guarded.transpose() {
+            Ok(guarded) => guarded,
+            Err(limit) => return Err(MapError::TooMany { path: path.to_owned(), limit }),
+        };
+        Ok(MappedFile { guarded, map, file, path: path.to_owned(), length })
+    }
+
+    /// Bytes when it was opened.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Copies bytes out of the file.
+    ///
+    /// # Errors
+    /// If the range is outside of the file, or the file is no longer whole.
+    pub fn read(&self, offset: u64, dest: &mut [u8]) -> Result<(), MapError> {
+        let end = offset.saturating_add(dest.len() as u64);
+        if end > self.length {
+            let (path, length) = (self.path.clone(), self.length);
+            return Err(MapError::OutOfRange { path, offset, end, length });
+        }
+        let (Some(map), Some(guarded)) = (&self.map, &self.guarded) else { return Ok(()) };
+        // SAFETY: the range lies in the map, which lives as long as `self`; `dest` is ours alone. A page
+        // that the file lost is replaced by the handler.
+        unsafe {
+            let source = map.as_ptr().add(offset as usize);
+            std::ptr::copy_nonoverlapping(source, dest.as_mut_ptr(), dest.len());
+        }
+        // The mark is looked for after the copy, not before.
+        fence(Ordering::SeqCst);
+        // A cut inside of a page raises no signal: the rest of that page reads as zeros.
+        let whole = self.file.metadata().is_ok_and(|metadata| metadata.len() >= end);
+        if guarded.is_lost() || !whole {
+            return Err(MapError::Lost { path: self.path.clone() });
+        }
+        Ok(())
+    }
+
+    /// Tells the system in which order the file will be read. A hint: refusal changes nothing.
+    pub fn advise(&self, access: Access) {
+        let advice = match access {
+            Access::Sequential => Advice::Sequential,
+            Access::Random => Advice::Random,
+        };
+        if let Some(map) = &self.map {
+            map.advise(advice).ok();
+        }
+    }
+
+    /// Asks the system to read these bytes in soon, without waiting. A hint: refusal changes nothing.
+    pub fn will_need(&self, offset: u64, length: u64) {
+        let end = offset.saturating_add(length).min(self.length);
+        if let Some(map) = self.map.as_ref().filter(|_| offset < end) {
+            map.advise_range(Advice::WillNeed, offset as usize, (end - offset) as usize).ok();
+        }
+    }
+}

@@ -1,0 +1,123 @@
+//! What a checkpoint says about itself.
+//!
+//! The file is `{"blake3":"…","manifest":…}`, and the hash is of everything after it: not a byte of
+//! the manifest can change unnoticed.
+
+use super::CheckpointError;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+pub(super) const FILE_NAME: &str = "manifest.json";
+
+/// The newest format that this program writes and reads.
+const FORMAT: u32 = 1;
+
+/// A manifest of a run with every option set is a few kilobytes long.
+const BYTES_MAX: u64 = 1 << 20;
+
+const BEFORE_HASH: &str = "{\"blake3\":\"";
+const AFTER_HASH: &str = "\",\"manifest\":";
+const HASH_LETTERS: usize = 2 * blake3::OUT_LEN;
+
+/// How far a run has come.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Steps made, whether they updated anything or not.
+    pub step: u64,
+    /// Updates made; with the seed, the whole state of the random generator.
+    pub updates: u32,
+    /// Tokens read.
+    pub tokens: u64,
+    /// Where the data goes on, in the words of what supplies it.
+    pub data: serde_json::Value,
+    /// The best evaluation so far.
+    pub best: Option<Best>,
+    /// Evaluations since then.
+    pub evaluations_without_gain: u32,
+    /// Every setting of the run as it was resolved, the size of micro-batches included.
+    pub settings: BTreeMap<String, String>,
+    /// What computed: device and versions of its libraries. Exactness is promised on the same only.
+    pub device: String,
+}
+
+/// The best evaluation of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// After which step.
+    pub step: u64,
+    /// Its loss.
+    pub loss: f64,
+}
+
+/// A file of the checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct FileEntry {
+    pub(super) name: String,
+    pub(super) bytes: u64,
+    pub(super) blake3: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    pub(super) format: u32,
+    pub(super) storm_version: String,
+    pub(super) progress: Progress,
+    pub(super) files: Vec<FileEntry>,
+}
+
+impl Manifest {
+    pub(super) fn new(progress: Progress, files: Vec<FileEntry>) -> Manifest {
+        let storm_version = env!("CARGO_PKG_VERSION").to_owned();
+        Manifest { format: FORMAT, storm_version, progress, files }
+    }
+
+    pub(super) fn to_text(&self) -> String {
+        let json = serde_json::to_string_pretty(self).expect("maps of strings and numbers");
+        let body = format!("{json}}}\n");
+        let hash = blake3::hash(body.as_bytes()).to_hex();
+        format!("{BEFORE_HASH}{hash}{AFTER_HASH}{body}")
+    }
+
+    pub(super) fn read(path: &Path) -> Result<Manifest, CheckpointError> {
+        let file = File::open(path).map_err(CheckpointError::io("open", path))?;
+        let mut text = Vec::new();
+        file.take(BYTES_MAX + 1)
+            .read_to_end(&mut text)
+            .map_err(CheckpointError::io("read", path))?;
+        let damaged = |problem: String| CheckpointError::Damaged { path: path.to_owned(), problem };
+        let body = checked_body(&text).map_err(|problem| damaged(problem.to_owned()))?;
+        let json = body.strip_suffix("}\n").unwrap_or(body);
+        // The number first: what else there is depends on it.
+        let known: Numbered =
+            serde_json::from_str(json).map_err(|error| damaged(error.to_string()))?;
+        if known.format > FORMAT {
+            let (path, format) = (path.to_owned(), known.format);
+            return Err(CheckpointError::Newer { path, format, known: FORMAT });
+        }
+        serde_json::from_str(json).map_err(|error| damaged(error.to_string()))
+    }
+}
+
+#[derive(Deserialize)]
+struct Numbered {
+    format: u32,
+}
+
+/// What follows the hash, if it has that hash.
+fn checked_body(text: &[u8]) -> Result<&str, &'static str> {
+    if text.len() as u64 > BYTES_MAX {
+        return Err("it is longer than any manifest");
+    }
+    let text = std::str::from_utf8(text).map_err(|_| "it is not text")?;
+    let form = "it does not begin as a manifest does";
+    let rest = text.strip_prefix(BEFORE_HASH).ok_or(form)?;
+    let (hash, rest) = rest.split_at_checked(HASH_LETTERS).ok_or(form)?;
+    let body = rest.strip_prefix(AFTER_HASH).ok_or(form)?;
+    match blake3::hash(body.as_bytes()).to_hex().as_str() == hash {
+        true => Ok(body),
+        false => Err("its hash is not that of its contents"),
+    }
+}

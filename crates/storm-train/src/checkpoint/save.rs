@@ -1,0 +1,157 @@
+//! Writing a checkpoint: under another name first, in its place when all of it is on the disk.
+
+use super::manifest::{self, FileEntry, Manifest};
+use super::{
+    CheckpointError, Checkpoints, OutputFile, Progress, StatePart, StateTensor, Storage,
+    TrainingState, name_of,
+};
+use crate::TrainError;
+use std::io;
+use std::path::{Path, PathBuf};
+use storm_model::{HEADER_BYTES_MAX, safetensors_header};
+
+/// Tensors are read and written in pieces of this size.
+const PIECE_BYTES: usize = 4 << 20;
+
+impl<S: Storage> Checkpoints<S> {
+    /// Saves a checkpoint and says where it is. When this returns, it is on the disk to stay, and
+    /// checkpoints of earlier steps are as they were, whether it succeeds or not. One that is there
+    /// already and can be used is left.
+    ///
+    /// # Errors
+    /// From the disk or the device.
+    pub fn save(
+        &self,
+        state: &mut impl TrainingState,
+        progress: &Progress,
+    ) -> Result<PathBuf, TrainError> {
+        let target = self.path(progress.step);
+        let is_there = target.symlink_metadata().is_ok();
+        if is_there && self.verify(progress.step, &state.tensors()).is_ok() {
+            return Ok(target);
+        }
+        let partial = self.beside(progress.step, "partial");
+        let written = self.write(&partial, state, progress);
+        if written.is_err() {
+            // The error that matters is the one above; what stays is deleted by the next run.
+            let _ = self.storage.remove_tree(&partial);
+        }
+        written?;
+        let replaced = self.beside(progress.step, "replaced");
+        if is_there {
+            self.clear(&replaced)?;
+            self.rename(&target, &replaced)?;
+        }
+        self.rename(&partial, &target)?;
+        self.sync_root()?;
+        if is_there {
+            self.clear(&replaced)?;
+        }
+        Ok(target)
+    }
+
+    fn write(
+        &self,
+        partial: &Path,
+        state: &mut impl TrainingState,
+        progress: &Progress,
+    ) -> Result<(), TrainError> {
+        self.clear(partial)?;
+        self.storage.create_directories(partial).map_err(CheckpointError::io("create", partial))?;
+        let tensors = state.tensors();
+        let mut files = Vec::new();
+        for part in StatePart::ALL {
+            files.push(self.write_part(partial, part, &tensors, state)?);
+        }
+        let path = partial.join(manifest::FILE_NAME);
+        let text = Manifest::new(progress.clone(), files).to_text();
+        let mut file = HashedFile::create(&self.storage, &path)?;
+        file.write(text.as_bytes())?;
+        file.finish()?;
+        self.storage
+            .sync_directory(partial)
+            .map_err(CheckpointError::io("flush to disk", partial))?;
+        Ok(())
+    }
+
+    fn write_part(
+        &self,
+        partial: &Path,
+        part: StatePart,
+        tensors: &[StateTensor],
+        state: &mut impl TrainingState,
+    ) -> Result<FileEntry, TrainError> {
+        let tensors: Vec<&StateTensor> = tensors.iter().filter(|t| t.part == part).collect();
+        let path = partial.join(part.file_name());
+        let entries = tensors.iter().map(|t| (t.name.as_str(), t.file_dtype(), t.shape.axes()));
+        let (header, _) = safetensors_header(entries);
+        if header.len() as u64 > HEADER_BYTES_MAX {
+            // Nobody could read it back.
+            let source = io::Error::other("the model has too many tensors for one file");
+            return Err(CheckpointError::Io { action: "write", path, source }.into());
+        }
+        let mut file = HashedFile::create(&self.storage, &path)?;
+        file.write(&header)?;
+        let mut piece = Vec::new();
+        for tensor in tensors {
+            let size = tensor.size_bytes();
+            for first in (0..size).step_by(PIECE_BYTES) {
+                piece.resize(PIECE_BYTES.min(size - first), 0);
+                state.read(&tensor.name, first, &mut piece)?;
+                file.write(&piece)?;
+            }
+        }
+        Ok(file.finish()?)
+    }
+
+    pub(super) fn beside(&self, step: u64, suffix: &str) -> PathBuf {
+        self.root.join(format!("{}.{suffix}", name_of(step)))
+    }
+
+    /// Deletes what may be there.
+    pub(super) fn clear(&self, path: &Path) -> Result<(), CheckpointError> {
+        match self.storage.remove_tree(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(CheckpointError::io("delete", path)(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn rename(&self, from: &Path, to: &Path) -> Result<(), CheckpointError> {
+        self.storage.rename(from, to).map_err(CheckpointError::io("put in place", to))
+    }
+
+    pub(super) fn sync_root(&self) -> Result<(), CheckpointError> {
+        let root = &self.root;
+        self.storage.sync_directory(root).map_err(CheckpointError::io("flush to disk", root))
+    }
+}
+
+/// A file that is hashed while it is written.
+struct HashedFile<F> {
+    path: PathBuf,
+    file: F,
+    hasher: blake3::Hasher,
+    bytes: u64,
+}
+
+impl<F: OutputFile> HashedFile<F> {
+    fn create<S: Storage<File = F>>(storage: &S, path: &Path) -> Result<Self, CheckpointError> {
+        let file = storage.create_file(path).map_err(CheckpointError::io("create", path))?;
+        Ok(HashedFile { path: path.to_owned(), file, hasher: blake3::Hasher::new(), bytes: 0 })
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.hasher.update_rayon(bytes);
+        self.bytes += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(CheckpointError::io("write", &self.path))
+    }
+
+    fn finish(mut self) -> Result<FileEntry, CheckpointError> {
+        self.file.sync().map_err(CheckpointError::io("flush to disk", &self.path))?;
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let blake3 = self.hasher.finalize().to_hex().to_string();
+        Ok(FileEntry { name, bytes: self.bytes, blake3 })
+    }
+}

@@ -1,0 +1,187 @@
+//! Watches device memory while a run goes: against the plan, against the budget, and against what others
+//! leave free on the card.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// How far above the plan memory may be before anybody is told: drivers round.
+const ABOVE_PLAN: f64 = 0.02;
+
+/// Less free memory than this share of the budget is little.
+const LITTLE_FREE: f64 = 0.05;
+
+/// What the driver says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReading {
+    /// Held by this process.
+    pub in_use_bytes: u64,
+    /// Held by nobody; none if the device shares its memory with no one.
+    pub free_bytes: Option<u64>,
+}
+
+/// Something is not as planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alarm {
+    /// More is in use than the plan said, but not more than the budget.
+    AbovePlan {
+        /// In use.
+        in_use_bytes: u64,
+        /// As planned.
+        planned_bytes: u64,
+    },
+    /// More is in use than allowed.
+    OverBudget {
+        /// In use.
+        in_use_bytes: u64,
+        /// Allowed.
+        budget_bytes: u64,
+    },
+    /// Others have taken most of what was free: a driver that must find memory may end any process.
+    LittleFree {
+        /// Left.
+        free_bytes: u64,
+    },
+}
+
+impl Alarm {
+    /// Whether the run should be saved at once.
+    pub fn is_critical(&self) -> bool {
+        !matches!(self, Alarm::AbovePlan { .. })
+    }
+
+    fn severity(self) -> u8 {
+        match self {
+            Alarm::AbovePlan { .. } => 1,
+            Alarm::LittleFree { .. } => 2,
+            Alarm::OverBudget { .. } => 3,
+        }
+    }
+}
+
+impl fmt::Display for Alarm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = |bytes: u64| format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20));
+        match *self {
+            Alarm::AbovePlan { in_use_bytes, planned_bytes } => write!(
+                f,
+                "{} of device memory are in use where {} were planned",
+                mib(in_use_bytes),
+                mib(planned_bytes)
+            ),
+            Alarm::OverBudget { in_use_bytes, budget_bytes } => write!(
+                f,
+                "{} of device memory are in use, more than the budget of {}",
+                mib(in_use_bytes),
+                mib(budget_bytes)
+            ),
+            Alarm::LittleFree { free_bytes } => {
+                write!(f, "other processes have left {} of device memory free", mib(free_bytes))
+            }
+        }
+    }
+}
+
+/// Compares readings with what was planned and tells of each change for the worse once.
+#[derive(Clone, Copy, Debug)]
+pub struct Guard {
+    planned_bytes: u64,
+    budget_bytes: u64,
+    interval: Duration,
+    read_at: Option<Instant>,
+    /// At the first reading: what a run itself leaves free may be little from the start.
+    free_bytes_first: Option<u64>,
+    told: u8,
+}
+
+impl Guard {
+    /// A guard over a plan that takes `planned_bytes` of `budget_bytes`, which looks once in an
+    /// interval.
+    pub fn new(planned_bytes: u64, budget_bytes: u64, interval: Duration) -> Guard {
+        Guard {
+            planned_bytes,
+            budget_bytes,
+            interval,
+            read_at: None,
+            free_bytes_first: None,
+            told: 0,
+        }
+    }
+
+    /// Whether it is time for a reading.
+    pub fn is_due(&self) -> bool {
+        self.read_at.is_none_or(|read_at| read_at.elapsed() >= self.interval)
+    }
+
+    /// What is wrong, if it is worse than what was told before; once all is well, it may be told again.
+    pub fn read(&mut self, reading: MemoryReading) -> Option<Alarm> {
+        self.read_at = Some(Instant::now());
+        self.free_bytes_first = self.free_bytes_first.or(reading.free_bytes);
+        let alarm = self.alarm(reading);
+        let severity = alarm.map_or(0, Alarm::severity);
+        let is_news = severity > self.told;
+        if severity == 0 || is_news {
+            self.told = severity;
+        }
+        alarm.filter(|_| is_news)
+    }
+
+    fn alarm(&self, MemoryReading { in_use_bytes, free_bytes }: MemoryReading) -> Option<Alarm> {
+        let Guard { planned_bytes, budget_bytes, .. } = *self;
+        if in_use_bytes > budget_bytes {
+            return Some(Alarm::OverBudget { in_use_bytes, budget_bytes });
+        }
+        let at_first = self.free_bytes_first.unwrap_or(u64::MAX);
+        let little = ((LITTLE_FREE * budget_bytes as f64) as u64).min(at_first / 2);
+        if let Some(free_bytes) = free_bytes.filter(|&free| free < little) {
+            return Some(Alarm::LittleFree { free_bytes });
+        }
+        let most = ((1.0 + ABOVE_PLAN) * planned_bytes as f64) as u64;
+        (in_use_bytes > most).then_some(Alarm::AbovePlan { in_use_bytes, planned_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reading(in_use_bytes: u64, free_bytes: Option<u64>) -> MemoryReading {
+        MemoryReading { in_use_bytes, free_bytes }
+    }
+
+    #[test]
+    fn each_change_for_the_worse_is_told_once() {
+        let mut guard = Guard::new(1000, 2000, Duration::ZERO);
+        let mut told = |in_use, free| guard.read(reading(in_use, free)).map(Alarm::severity);
+        assert_eq!(told(1000, None), None);
+        assert_eq!(told(1020, Some(5000)), None);
+        assert_eq!(told(1021, Some(5000)), Some(1));
+        assert_eq!(told(1900, Some(5000)), None);
+        assert_eq!(told(1000, Some(99)), Some(2));
+        assert_eq!(told(2001, Some(99)), Some(3));
+        assert_eq!(told(1500, None), None);
+        // All well, and then not.
+        assert_eq!(told(1000, Some(100)), None);
+        assert_eq!(told(1000, Some(0)), Some(2));
+    }
+
+    #[test]
+    fn what_was_never_free_is_not_missed() {
+        let mut guard = Guard::new(1000, 2000, Duration::ZERO);
+        assert_eq!(guard.read(reading(1000, Some(40))), None);
+        assert_eq!(guard.read(reading(1000, Some(20))), None);
+        let alarm = Alarm::LittleFree { free_bytes: 19 };
+        assert_eq!(guard.read(reading(1000, Some(19))), Some(alarm));
+    }
+
+    #[test]
+    fn only_what_may_end_the_process_is_critical() {
+        let alarm = |now| {
+            let mut guard = Guard::new(1000, 2000, Duration::ZERO);
+            assert_eq!(guard.read(reading(1000, Some(5000))), None);
+            guard.read(now).expect("an alarm")
+        };
+        assert!(!alarm(reading(1500, None)).is_critical());
+        assert!(alarm(reading(2500, None)).is_critical());
+        assert!(alarm(reading(900, Some(10))).is_critical());
+    }
+}

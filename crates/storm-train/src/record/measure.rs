@@ -1,0 +1,118 @@
+use crate::{Observed, RunError, StepEvent};
+use serde::{Deserialize, Serialize};
+use std::time::{Duration, Instant};
+use storm_device::Trace;
+use storm_exec::trace::{Summary, summarize};
+use storm_plan::Queue;
+
+/// How often memory is asked for and queues are looked at: often enough for people, rarely enough to
+/// cost nothing.
+const INTERVAL: Duration = Duration::from_millis(500);
+
+/// A step, with what it took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepRecord {
+    /// Its number; the first is 1.
+    pub step: u64,
+    /// Before the update.
+    pub loss: f32,
+    /// Before clipping.
+    pub gradient_norm: f32,
+    /// It was applied with.
+    pub learning_rate: f32,
+    /// Of all steps so far.
+    pub tokens: u64,
+    /// It took.
+    pub seconds: f64,
+    /// Of this step.
+    pub tokens_per_second: f64,
+    /// Device memory that the process holds, when it was last asked for.
+    pub device_bytes: u64,
+    /// Host memory that the plan holds.
+    pub host_bytes: u64,
+    /// Memory of the process as the system counts it; none where it does not say.
+    pub process_bytes: Option<u64>,
+    /// Share of the time of copies in which kernels ran, when it was last looked at.
+    pub hidden_share: Option<f64>,
+    /// Share of the time in which kernels ran.
+    pub compute_share: Option<f64>,
+}
+
+/// Measures steps.
+#[derive(Debug, Default)]
+pub struct Measure {
+    /// When a step was last looked at.
+    looked: Option<Instant>,
+    /// Whether steps go by unrecorded until the interval is over.
+    is_waiting: bool,
+    device_bytes: u64,
+    process_bytes: Option<u64>,
+    shares: Option<(f64, f64)>,
+    trace: Option<Trace>,
+}
+
+impl Measure {
+    /// What the queues did in the step that was looked at last.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
+    }
+
+    pub(super) fn step(
+        &mut self,
+        step: &StepEvent,
+        observed: &mut dyn Observed,
+    ) -> Result<StepRecord, RunError> {
+        // Devices record until told otherwise: the first step, and from then on one in an interval.
+        if !self.is_waiting {
+            self.look(observed)?;
+            observed.set_recording(false);
+            self.is_waiting = true;
+        } else if self.looked.is_none_or(|looked| looked.elapsed() >= INTERVAL) {
+            observed.set_recording(true);
+            self.is_waiting = false;
+        }
+        Ok(StepRecord {
+            step: step.step,
+            loss: step.loss,
+            gradient_norm: step.gradient_norm,
+            learning_rate: step.learning_rate,
+            tokens: step.tokens,
+            seconds: step.seconds,
+            tokens_per_second: step.step_tokens as f64 / step.seconds.max(1e-9),
+            device_bytes: self.device_bytes,
+            host_bytes: observed.memory_taken().host_bytes as u64,
+            process_bytes: self.process_bytes,
+            hidden_share: self.shares.map(|(hidden, _)| hidden),
+            compute_share: self.shares.map(|(_, compute)| compute),
+        })
+    }
+
+    fn look(&mut self, observed: &mut dyn Observed) -> Result<(), RunError> {
+        self.device_bytes = observed.device_bytes_in_use()?;
+        self.process_bytes = process_bytes();
+        if let Some(trace) = observed.trace()? {
+            let summary = summarize(observed.plan(), &trace);
+            self.shares = Some((hidden_share(&summary), summary.busy_share(Queue::Compute)));
+            self.trace = Some(trace);
+        }
+        self.looked = Some(Instant::now());
+        Ok(())
+    }
+}
+
+/// Of the time of all copies, the share in which kernels ran.
+fn hidden_share(summary: &Summary) -> f64 {
+    let busy_ns: u64 = summary.transfers.iter().map(|transfer| transfer.busy_ns).sum();
+    let hidden_ns: u64 = summary.transfers.iter().map(|transfer| transfer.hidden_ns).sum();
+    match busy_ns {
+        0 => 1.0,
+        busy_ns => hidden_ns as f64 / busy_ns as f64,
+    }
+}
+
+/// Resident memory of this process, from Linux.
+fn process_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}

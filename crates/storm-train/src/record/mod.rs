@@ -1,0 +1,55 @@
+//! What a run leaves behind: metrics as JSON lines, TensorBoard files, and a history for reports.
+
+mod chart;
+mod history;
+mod measure;
+mod metrics;
+mod report;
+mod tensorboard;
+
+pub use history::History;
+pub use measure::{Measure, StepRecord};
+pub use metrics::MetricsFile;
+pub use report::{RunFacts, write_report};
+pub use tensorboard::TensorBoardFile;
+
+use crate::{Event, Observed, Observer, RunError, StepEvent};
+
+/// Something that takes down what a run does.
+pub trait Sink {
+    /// A step was made.
+    ///
+    /// # Errors
+    /// It cannot be taken down; the run ends.
+    fn step(&mut self, record: &StepRecord) -> Result<(), RunError>;
+
+    /// Something else happened.
+    ///
+    /// # Errors
+    /// As [`Sink::step`].
+    fn event(&mut self, event: &Event<'_>) -> Result<(), RunError>;
+}
+
+/// Measures every step once and hands it to all sinks.
+pub struct Recorder<'a> {
+    measure: &'a mut Measure,
+    sinks: Vec<&'a mut dyn Sink>,
+}
+
+impl<'a> Recorder<'a> {
+    /// A recorder over these sinks, in this order.
+    pub fn new(measure: &'a mut Measure, sinks: Vec<&'a mut dyn Sink>) -> Recorder<'a> {
+        Recorder { measure, sinks }
+    }
+}
+
+impl Observer for Recorder<'_> {
+    fn step(&mut self, step: &StepEvent, observed: &mut dyn Observed) -> Result<(), RunError> {
+        let record = self.measure.step(step, observed)?;
+        self.sinks.iter_mut().try_for_each(|sink| sink.step(&record))
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        self.sinks.iter_mut().try_for_each(|sink| sink.event(event))
+    }
+}

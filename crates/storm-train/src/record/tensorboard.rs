@@ -1,0 +1,199 @@
+//! TensorBoard event files: records of TensorFlow's format that hold scalars.
+//!
+//! A record is its length, a checksum of that, an `Event` message, and a checksum of that. Messages are
+//! protocol buffers; the few fields that scalars need are written by hand.
+
+use super::{Sink, StepRecord};
+use crate::{Event, RunError};
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// An event file that is being written.
+#[derive(Debug)]
+pub struct TensorBoardFile {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl TensorBoardFile {
+    /// A new file in `folder` for a run that stands after `step`. Points that earlier files have of
+    /// later steps are hidden by it.
+    ///
+    /// # Errors
+    /// The file cannot be made.
+    pub fn create(folder: &Path, step: u64) -> Result<TensorBoardFile, RunError> {
+        std::fs::create_dir_all(folder).map_err(RunError::write(folder))?;
+        let since_epoch = now().as_nanos();
+        // TensorBoard reads the files of a run in the order of their names.
+        let path = folder.join(format!("events.out.tfevents.{since_epoch:020}.storm"));
+        let file = File::create_new(&path).map_err(RunError::write(&path))?;
+        let mut events = TensorBoardFile { path, file: BufWriter::new(file) };
+        events.event(0, &message(|out| bytes_field(out, field::FILE_VERSION, b"brain.Event:2")))?;
+        let start = message(|out| varint_field(out, field::STATUS, STATUS_START));
+        events.event(step + 1, &message(|out| bytes_field(out, field::SESSION_LOG, &start)))?;
+        Ok(events)
+    }
+
+    fn scalars(&mut self, step: u64, scalars: &[(&str, f32)]) -> Result<(), RunError> {
+        let summary = message(|out| {
+            for (tag, value) in scalars {
+                let value = message(|out| {
+                    bytes_field(out, field::TAG, tag.as_bytes());
+                    key(out, field::SIMPLE_VALUE, WIRE_FIXED32);
+                    out.extend(value.to_le_bytes());
+                });
+                bytes_field(out, field::VALUE, &value);
+            }
+        });
+        self.event(step, &message(|out| bytes_field(out, field::SUMMARY, &summary)))
+    }
+
+    /// Writes an `Event` of this step and moment, with one more field.
+    fn event(&mut self, step: u64, content: &[u8]) -> Result<(), RunError> {
+        let event = message(|out| {
+            key(out, field::WALL_TIME, WIRE_FIXED64);
+            out.extend(now().as_secs_f64().to_le_bytes());
+            varint_field(out, field::STEP, step);
+            out.extend(content);
+        });
+        let written = write_record(&mut self.file, &event);
+        written.map_err(RunError::write(&self.path))
+    }
+}
+
+impl Sink for TensorBoardFile {
+    fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
+        let mut scalars = vec![
+            ("loss/train", record.loss),
+            ("gradient_norm", record.gradient_norm),
+            ("learning_rate", record.learning_rate),
+            ("speed/tokens_per_second", record.tokens_per_second as f32),
+            ("memory/device_MiB", mebibytes(record.device_bytes)),
+            ("memory/host_MiB", mebibytes(record.host_bytes)),
+        ];
+        scalars.extend(record.hidden_share.map(|share| ("overlap/copies_hidden", share as f32)));
+        scalars.extend(record.compute_share.map(|share| ("overlap/compute_busy", share as f32)));
+        self.scalars(record.step, &scalars)
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        if let Event::Evaluated { step, loss, .. } = event {
+            self.scalars(*step, &[("loss/held_out", *loss as f32)])?;
+        }
+        self.file.flush().map_err(RunError::write(&self.path))
+    }
+}
+
+fn mebibytes(bytes: u64) -> f32 {
+    (bytes as f64 / f64::from(1 << 20)) as f32
+}
+
+fn now() -> std::time::Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+fn write_record(out: &mut impl Write, data: &[u8]) -> std::io::Result<()> {
+    let length = (data.len() as u64).to_le_bytes();
+    out.write_all(&length)?;
+    out.write_all(&masked_crc32c(&length).to_le_bytes())?;
+    out.write_all(data)?;
+    out.write_all(&masked_crc32c(data).to_le_bytes())
+}
+
+/// Fields of the messages `Event`, `SessionLog`, `Summary` and `Summary.Value`.
+mod field {
+    pub(super) const WALL_TIME: u64 = 1;
+    pub(super) const STEP: u64 = 2;
+    pub(super) const FILE_VERSION: u64 = 3;
+    pub(super) const SUMMARY: u64 = 5;
+    pub(super) const SESSION_LOG: u64 = 7;
+    pub(super) const STATUS: u64 = 1;
+    pub(super) const VALUE: u64 = 1;
+    pub(super) const TAG: u64 = 1;
+    pub(super) const SIMPLE_VALUE: u64 = 2;
+}
+
+/// `SessionLog.START`: what was recorded of this step and later ones no longer holds.
+const STATUS_START: u64 = 1;
+
+const WIRE_VARINT: u64 = 0;
+const WIRE_FIXED64: u64 = 1;
+const WIRE_BYTES: u64 = 2;
+const WIRE_FIXED32: u64 = 5;
+
+fn message(fill: impl FnOnce(&mut Vec<u8>)) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    fill(&mut bytes);
+    bytes
+}
+
+fn key(out: &mut Vec<u8>, field: u64, wire: u64) {
+    varint(out, field << 3 | wire);
+}
+
+fn varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+fn varint_field(out: &mut Vec<u8>, field: u64, value: u64) {
+    key(out, field, WIRE_VARINT);
+    varint(out, value);
+}
+
+fn bytes_field(out: &mut Vec<u8>, field: u64, bytes: &[u8]) {
+    key(out, field, WIRE_BYTES);
+    varint(out, bytes.len() as u64);
+    out.extend(bytes);
+}
+
+/// The checksum, turned so that a checksum of data with checksums in it is still a good one.
+fn masked_crc32c(bytes: &[u8]) -> u32 {
+    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+}
+
+/// Castagnoli's polynomial, reflected.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut crc = u32::MAX;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _ in 0..8 {
+            crc = crc >> 1 ^ if crc & 1 == 1 { 0x82f6_3b78 } else { 0 };
+        }
+    }
+    !crc
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checksums_are_castagnolis() {
+        // The check value of the catalogue, and two of RFC 3720.
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+    }
+
+    #[test]
+    fn a_record_is_framed_as_tensorflow_frames_it() {
+        let mut out = Vec::new();
+        write_record(&mut out, b"abc").expect("memory");
+        assert_eq!(out.len(), 8 + 4 + 3 + 4);
+        assert_eq!(out[..8], 3u64.to_le_bytes());
+        assert_eq!(out[8..12], masked_crc32c(&3u64.to_le_bytes()).to_le_bytes());
+        assert_eq!(out[15..], masked_crc32c(b"abc").to_le_bytes());
+    }
+
+    #[test]
+    fn fields_are_protocol_buffers() {
+        assert_eq!(message(|out| varint_field(out, 2, 300)), [0x10, 0xac, 0x02]);
+        assert_eq!(message(|out| bytes_field(out, 1, b"hi")), [0x0a, 2, b'h', b'i']);
+    }
+}

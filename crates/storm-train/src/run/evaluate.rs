@@ -1,0 +1,45 @@
+use super::{Event, Observer, Run, RunError};
+use crate::{Batch, Best, Storage};
+use std::time::Instant;
+use storm_device::PlanDevice;
+
+impl<D: PlanDevice, S: Storage> Run<D, S> {
+    /// Looks at the held-out data, always the same part of it, and says whether the model has never
+    /// been better.
+    pub(super) fn evaluate(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
+        let Some(mut held_out) = self.held_out.take() else { return Ok(false) };
+        let start = Instant::now();
+        let beginning = held_out.position();
+        let (mut sum, mut targets) = (0.0, 0);
+        for _ in 0..self.options.evaluation_steps {
+            let mut rows = 0;
+            for batch in &mut self.batches {
+                rows += held_out.next_batch(batch)?;
+            }
+            let valid: usize = self.batches.iter().map(Batch::valid_tokens).sum();
+            if rows == 0 || valid == 0 {
+                break;
+            }
+            let loss = self.trainer.evaluate(&self.batches)?;
+            sum += f64::from(loss) * valid as f64;
+            targets += valid;
+        }
+        held_out.resume(&beginning)?;
+        self.held_out = Some(held_out);
+        if targets == 0 {
+            return Err(RunError::NothingHeldOut);
+        }
+        let (step, loss) = (self.progress.step, sum / targets as f64);
+        // A loss that is not a number is never better.
+        let is_best = loss.is_finite() && self.progress.best.is_none_or(|best| loss < best.loss);
+        if is_best {
+            self.progress.best = Some(Best { step, loss });
+            self.progress.evaluations_without_gain = 0;
+        } else {
+            self.progress.evaluations_without_gain += 1;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        observer.event(&Event::Evaluated { step, loss, is_best, seconds })?;
+        Ok(is_best)
+    }
+}

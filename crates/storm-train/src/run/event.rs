@@ -1,0 +1,159 @@
+use super::{Finished, RunError};
+use crate::{Alarm, PlannedTrainer, TrainError};
+use std::path::Path;
+use storm_device::{MemoryTaken, PlanDevice, Trace};
+use storm_exec::ExecError;
+use storm_plan::Plan;
+
+/// A step that was made.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepEvent {
+    /// Its number; the first is 1.
+    pub step: u64,
+    /// Before the update.
+    pub loss: f32,
+    /// Before clipping.
+    pub gradient_norm: f32,
+    /// It was applied with.
+    pub learning_rate: f32,
+    /// Of this step.
+    pub step_tokens: u64,
+    /// Of all steps.
+    pub tokens: u64,
+    /// From asking for data to the loss.
+    pub seconds: f64,
+}
+
+/// Anything else that happened.
+#[derive(Clone, Debug)]
+pub enum Event<'a> {
+    /// Steps are about to be made, from after `step` to `steps`.
+    Started {
+        /// Made before.
+        step: u64,
+        /// Of the whole run.
+        steps: u64,
+    },
+    /// A checkpoint was passed over on resume.
+    CheckpointSkipped {
+        /// Its step.
+        step: u64,
+        /// Why it cannot be used.
+        problem: &'a str,
+    },
+    /// The run goes on with something else than what it was saved with: bits may differ.
+    DeviceChanged {
+        /// Device and libraries then.
+        before: &'a str,
+        /// And now.
+        now: &'a str,
+    },
+    /// Held-out data was looked at.
+    Evaluated {
+        /// After which step.
+        step: u64,
+        /// Mean over its tokens.
+        loss: f64,
+        /// Whether no evaluation before was as good.
+        is_best: bool,
+        /// What it took.
+        seconds: f64,
+    },
+    /// Device memory is not as planned. If that is critical, a checkpoint follows.
+    MemoryAlarm {
+        /// After which step.
+        step: u64,
+        /// What is wrong.
+        alarm: Alarm,
+    },
+    /// A checkpoint is about to be written; steps wait for it.
+    Saving {
+        /// Of which step.
+        step: u64,
+    },
+    /// A checkpoint is on the disk.
+    Saved {
+        /// Of which step.
+        step: u64,
+        /// Its folder.
+        path: &'a Path,
+        /// How long steps waited.
+        seconds: f64,
+    },
+    /// The run is over.
+    Finished(&'a Finished),
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// All steps were made.
+    Completed,
+    /// It was asked to stop.
+    Requested,
+    /// Evaluations did not get better any more.
+    NoGain,
+}
+
+/// What an observer may look at after a step.
+pub trait Observed {
+    /// What runs.
+    fn plan(&self) -> &Plan;
+
+    /// What is taken in each tier.
+    fn memory_taken(&self) -> MemoryTaken;
+
+    /// Device memory that the process holds, as the driver counts it where there is one.
+    ///
+    /// # Errors
+    /// From the driver.
+    fn device_bytes_in_use(&self) -> Result<u64, RunError>;
+
+    /// Whether steps from now on are recorded; where that costs nothing, they are anyway.
+    fn set_recording(&mut self, recording: bool);
+
+    /// What the queues did in the step that was recorded last; none if the device does not record.
+    /// Waits until the queues are empty.
+    ///
+    /// # Errors
+    /// From the device.
+    fn trace(&mut self) -> Result<Option<Trace>, RunError>;
+}
+
+impl<D: PlanDevice> Observed for PlannedTrainer<D> {
+    fn plan(&self) -> &Plan {
+        PlannedTrainer::plan(self)
+    }
+
+    fn memory_taken(&self) -> MemoryTaken {
+        PlannedTrainer::memory_taken(self)
+    }
+
+    fn device_bytes_in_use(&self) -> Result<u64, RunError> {
+        let in_use = self.device().memory_in_use_bytes().map_err(ExecError::from);
+        Ok(in_use.map_err(TrainError::from)?)
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        PlannedTrainer::set_recording(self, recording);
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, RunError> {
+        Ok(PlannedTrainer::trace(self)?)
+    }
+}
+
+/// Whoever wants to know what a run does. An error ends the run.
+pub trait Observer {
+    /// A step was made.
+    ///
+    /// # Errors
+    /// What is to be told cannot be told, to a file for example.
+    fn step(&mut self, step: &StepEvent, observed: &mut dyn Observed) -> Result<(), RunError>;
+
+    /// Something else happened.
+    ///
+    /// # Errors
+    /// As [`Observer::step`].
+    fn event(&mut self, event: &Event<'_>) -> Result<(), RunError>;
+}

@@ -1,0 +1,278 @@
+//! A training run from its first step to its last: data, steps, evaluations, checkpoints.
+//!
+//! A [`Run`] owns everything that changes and tells an [`Observer`] what happens. What it does at a
+//! step depends on the step's number and on what was saved alone, so that a run which was stopped and
+//! goes on is the run that never stopped.
+
+mod error;
+mod evaluate;
+mod event;
+mod finite;
+mod memory;
+mod source;
+mod stop;
+
+pub use error::RunError;
+pub use event::{Event, Observed, Observer, StepEvent, StopReason};
+pub use source::BatchSource;
+pub use stop::Stop;
+
+use crate::{
+    Batch, Best, Checkpoints, Disk, Guard, PlannedTrainer, Progress, Retention, Schedule, Storage,
+    TrainingState, Verified,
+};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Instant;
+use storm_device::PlanDevice;
+
+/// What a run does when.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunOptions {
+    /// Steps of the whole run.
+    pub steps: u64,
+    /// The learning rate of each.
+    pub schedule: Schedule,
+    /// Steps between two evaluations; none: only at the end.
+    pub evaluate_every: Option<u64>,
+    /// Steps' worth of held-out data that an evaluation looks at, at most.
+    pub evaluation_steps: u64,
+    /// Evaluations in a row without a better one after which the run ends.
+    pub patience: Option<u32>,
+    /// Steps between two checkpoints; none: only at the end.
+    pub save_every: Option<u64>,
+    /// Which checkpoints stay.
+    pub retention: Retention,
+    /// Whether the best evaluation has a checkpoint of its own.
+    pub keep_best: bool,
+    /// Every setting, for the checkpoints.
+    pub settings: BTreeMap<String, String>,
+    /// What computes, for the checkpoints.
+    pub device: String,
+}
+
+/// A model in training, with all that belongs to its run.
+pub struct Run<D: PlanDevice, S: Storage = Disk> {
+    trainer: PlannedTrainer<D>,
+    data: Box<dyn BatchSource>,
+    held_out: Option<Box<dyn BatchSource>>,
+    checkpoints: Checkpoints<S>,
+    options: RunOptions,
+    progress: Progress,
+    /// The micro-batches of a step, used again.
+    batches: Vec<Batch>,
+    /// The step of the newest checkpoint that this run knows to be whole.
+    saved: Option<u64>,
+    guard: Option<Guard>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Finished {
+    /// Why it ended.
+    pub reason: StopReason,
+    /// Steps made in all.
+    pub step: u64,
+    /// Of the last step; none if there was none.
+    pub loss: Option<f32>,
+    /// The best evaluation.
+    pub best: Option<Best>,
+    /// The last checkpoint.
+    pub checkpoint: PathBuf,
+}
+
+impl<D: PlanDevice, S: Storage> Run<D, S> {
+    /// A run at its beginning. Of `data` the first micro-batch is next; `held_out` is at its start.
+    pub fn new(
+        trainer: PlannedTrainer<D>,
+        data: Box<dyn BatchSource>,
+        held_out: Option<Box<dyn BatchSource>>,
+        checkpoints: Checkpoints<S>,
+        options: RunOptions,
+    ) -> Run<D, S> {
+        let progress = Progress {
+            step: 0,
+            updates: 0,
+            tokens: 0,
+            data: data.position(),
+            best: None,
+            evaluations_without_gain: 0,
+            settings: options.settings.clone(),
+            device: options.device.clone(),
+        };
+        let batches = vec![Batch::new(Vec::new(), Vec::new(), 1); trainer.micro_batches()];
+        Run {
+            trainer,
+            data,
+            held_out,
+            checkpoints,
+            options,
+            progress,
+            batches,
+            saved: None,
+            guard: None,
+        }
+    }
+
+    /// Watches device memory from now on.
+    pub fn watch(&mut self, guard: Guard) {
+        self.guard = Some(guard);
+    }
+
+    /// Goes on from the newest checkpoint that can be used, and says which step that is of; none if
+    /// there is none.
+    ///
+    /// # Errors
+    /// A checkpoint of another run, data that is not the same, or from the device.
+    pub fn resume(&mut self, observer: &mut dyn Observer) -> Result<Option<u64>, RunError> {
+        let tensors = TrainingState::tensors(&self.trainer);
+        let mut skipped = Vec::new();
+        let newest = self
+            .checkpoints
+            .newest(&tensors, |step, error| skipped.push((step, error.to_string())))?;
+        for (step, problem) in skipped {
+            observer.event(&Event::CheckpointSkipped { step, problem: &problem })?;
+        }
+        let Some(verified) = newest else { return Ok(None) };
+        if verified.progress().device != self.options.device {
+            observer.event(&Event::DeviceChanged {
+                before: &verified.progress().device,
+                now: &self.options.device,
+            })?;
+        }
+        self.restore(&verified)?;
+        Ok(Some(self.progress.step))
+    }
+
+    fn restore(&mut self, verified: &Verified) -> Result<(), RunError> {
+        verified.restore(&mut self.trainer)?;
+        self.data.resume(&verified.progress().data)?;
+        self.progress = Progress {
+            settings: self.options.settings.clone(),
+            device: self.options.device.clone(),
+            ..verified.progress().clone()
+        };
+        self.saved = Some(self.progress.step);
+        Ok(())
+    }
+
+    /// Makes the steps that are left, unless `stop` is requested. However it ends well, there is a
+    /// checkpoint of the last step.
+    ///
+    /// # Errors
+    /// A loss or gradient that is not finite, or from data, device or disk. Checkpoints saved before
+    /// stay.
+    pub fn train(
+        &mut self,
+        stop: &Stop,
+        observer: &mut dyn Observer,
+    ) -> Result<Finished, RunError> {
+        observer.event(&Event::Started { step: self.progress.step, steps: self.options.steps })?;
+        let mut loss = None;
+        let reason = loop {
+            if self.progress.step >= self.options.steps {
+                break StopReason::Completed;
+            }
+            if stop.is_requested() {
+                break StopReason::Requested;
+            }
+            if self.is_out_of_patience() {
+                break StopReason::NoGain;
+            }
+            loss = Some(self.step(observer)?);
+            let step = self.progress.step;
+            let is_last = step == self.options.steps;
+            let due = |every: Option<u64>| every.is_some_and(|every| step.is_multiple_of(every));
+            let mut is_best = false;
+            if due(self.options.evaluate_every) || is_last {
+                is_best = self.evaluate(observer)?;
+            }
+            let is_critical = self.look_at_memory(observer)?;
+            if is_critical || due(self.options.save_every) || (is_best && self.options.keep_best) {
+                self.save(observer)?;
+            }
+        };
+        if self.saved != Some(self.progress.step) {
+            self.save(observer)?;
+        }
+        let Progress { step, best, .. } = self.progress;
+        let finished =
+            Finished { reason, step, loss, best, checkpoint: self.checkpoints.path(step) };
+        observer.event(&Event::Finished(&finished))?;
+        Ok(finished)
+    }
+
+    /// One step; returns its loss.
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<f32, RunError> {
+        let start = Instant::now();
+        for batch in &mut self.batches {
+            self.data.next_batch(batch)?;
+        }
+        let learning_rate = self.options.schedule.rate(self.progress.step);
+        let report = self.trainer.step(&self.batches, learning_rate)?;
+        let step = self.progress.step + 1;
+        if !(report.loss.is_finite() && report.gradient_norm.is_finite()) {
+            let culprit = finite::first_bad(&mut self.trainer, report)?;
+            let checkpoint = self.saved.map(|step| self.checkpoints.path(step));
+            return Err(RunError::NotFinite { step, report, culprit, checkpoint });
+        }
+        let tokens: usize = self.batches.iter().map(|batch| batch.tokens.len()).sum();
+        self.progress.step = step;
+        self.progress.updates = self.trainer.updates();
+        self.progress.tokens += tokens as u64;
+        self.progress.data = self.data.position();
+        let event = StepEvent {
+            step,
+            loss: report.loss,
+            gradient_norm: report.gradient_norm,
+            learning_rate,
+            step_tokens: tokens as u64,
+            tokens: self.progress.tokens,
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        observer.step(&event, &mut self.trainer)?;
+        Ok(report.loss)
+    }
+
+    fn is_out_of_patience(&self) -> bool {
+        let without_gain = self.progress.evaluations_without_gain;
+        self.options.patience.is_some_and(|patience| without_gain >= patience)
+    }
+
+    /// Saves a checkpoint of the last step, then deletes those that need not stay.
+    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let step = self.progress.step;
+        observer.event(&Event::Saving { step })?;
+        let start = Instant::now();
+        let path = self.checkpoints.save(&mut self.trainer, &self.progress)?;
+        self.saved = Some(step);
+        let best = self.progress.best.filter(|_| self.options.keep_best).map(|best| best.step);
+        self.checkpoints.keep(self.options.retention, best)?;
+        let seconds = start.elapsed().as_secs_f64();
+        observer.event(&Event::Saved { step, path: &path, seconds })
+    }
+
+    /// How far it has come.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// The model.
+    pub fn trainer(&mut self) -> &mut PlannedTrainer<D> {
+        &mut self.trainer
+    }
+
+    /// Makes the model that of the best evaluation, if that has a checkpoint; says whether it has.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be used, or from the device.
+    pub fn take_best(&mut self) -> Result<bool, RunError> {
+        let Some(best) = self.progress.best.filter(|_| self.options.keep_best) else {
+            return Ok(false);
+        };
+        let tensors = TrainingState::tensors(&self.trainer);
+        let verified = self.checkpoints.verify(best.step, &tensors)?;
+        verified.restore(&mut self.trainer)?;
+        Ok(true)
+    }
+}

@@ -1,0 +1,21 @@
+use super::RunError;
+use crate::Batch;
+
+/// Where the micro-batches of a run come from.
+pub trait BatchSource {
+    /// Fills a micro-batch and says how many of its rows hold data; rows without have no targets. A
+    /// source for training never ends.
+    ///
+    /// # Errors
+    /// Data cannot be had.
+    fn next_batch(&mut self, batch: &mut Batch) -> Result<usize, RunError>;
+
+    /// Where it is, for checkpoints.
+    fn position(&self) -> serde_json::Value;
+
+    /// Goes on from there.
+    ///
+    /// # Errors
+    /// The position is of other data.
+    fn resume(&mut self, position: &serde_json::Value) -> Result<(), RunError>;
+}

@@ -1,0 +1,125 @@
+//! The learning rate as a function of the step.
+
+use crate::TrainError;
+
+/// How the learning rate falls after the warm-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decay {
+    /// It stays.
+    Constant,
+    /// In a straight line.
+    Linear,
+    /// Along half a wave of the cosine.
+    Cosine,
+}
+
+/// The learning rate of every step of a run: it rises in a straight line over the warm-up, then falls
+/// to `final_rate` at the last step. It has no state: a step's rate depends on its number alone.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Schedule {
+    peak_rate: f64,
+    final_rate: f64,
+    warmup_steps: u64,
+    steps: u64,
+    decay: Decay,
+}
+
+impl Schedule {
+    /// A schedule over `steps` steps.
+    ///
+    /// # Errors
+    /// Rates that are not finite or negative, a final rate above the peak, or a warm-up that is longer
+    /// than the run.
+    pub fn new(
+        peak_rate: f64,
+        final_rate: f64,
+        warmup_steps: u64,
+        steps: u64,
+        decay: Decay,
+    ) -> Result<Schedule, TrainError> {
+        let refuse = |option, problem: String| Err(TrainError::Option { option, problem });
+        if !(peak_rate >= 0.0 && peak_rate.is_finite()) {
+            return refuse("learning-rate", format!("{peak_rate} must be finite and not negative"));
+        }
+        if !(0.0..=peak_rate).contains(&final_rate) {
+            let problem = format!("{final_rate} must lie between 0 and the peak of {peak_rate}");
+            return refuse("final-learning-rate", problem);
+        }
+        if warmup_steps > steps {
+            let problem = format!("{warmup_steps} steps are more than the {steps} of the run");
+            return refuse("warmup", problem);
+        }
+        Ok(Schedule { peak_rate, final_rate, warmup_steps, steps, decay })
+    }
+
+    /// The rate of a step; the first is 0. After the last step it stays.
+    pub fn rate(&self, step: u64) -> f32 {
+        if step < self.warmup_steps {
+            // The first step already learns, and the last one of the warm-up is at the peak.
+            return (self.peak_rate * (step + 1) as f64 / self.warmup_steps as f64) as f32;
+        }
+        let falling = self.steps.saturating_sub(self.warmup_steps + 1);
+        let done = match falling {
+            0 => 0.0,
+            falling => ((step - self.warmup_steps) as f64 / falling as f64).min(1.0),
+        };
+        let left = match self.decay {
+            Decay::Constant => 1.0,
+            Decay::Linear => 1.0 - done,
+            Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+        };
+        (self.final_rate + (self.peak_rate - self.final_rate) * left) as f32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rates(decay: Decay, warmup: u64, steps: u64) -> Vec<f32> {
+        let schedule = Schedule::new(1.0, 0.2, warmup, steps, decay).expect("a schedule");
+        (0..steps + 2).map(|step| schedule.rate(step)).collect()
+    }
+
+    #[test]
+    fn a_warm_up_rises_to_the_peak() {
+        assert_eq!(rates(Decay::Constant, 4, 6), [0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn a_line_ends_at_the_last_step() {
+        assert_eq!(rates(Decay::Linear, 0, 5), [1.0, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]);
+        assert_eq!(rates(Decay::Linear, 1, 3), [1.0, 1.0, 0.2, 0.2, 0.2]);
+    }
+
+    #[test]
+    fn a_cosine_falls_slowly_at_both_ends() {
+        let rates = rates(Decay::Cosine, 2, 13);
+        assert_eq!((rates[2], rates[12], rates[14]), (1.0, 0.2, 0.2));
+        assert!((rates[7] - 0.6).abs() < 1e-6, "{}", rates[7]);
+        assert!(rates[2..].windows(2).all(|pair| pair[0] >= pair[1]));
+        let falls: Vec<f32> = rates[2..13].windows(2).map(|pair| pair[0] - pair[1]).collect();
+        assert!(falls[0] < falls[5] && falls[9] < falls[5], "{falls:?}");
+    }
+
+    #[test]
+    fn runs_of_any_length_have_a_rate() {
+        for (warmup, steps) in [(0, 0), (0, 1), (1, 1), (3, 3)] {
+            let all = rates(Decay::Cosine, warmup, steps);
+            assert!(all.iter().all(|rate| (0.0..=1.0).contains(rate)), "{warmup} {steps} {all:?}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let check = |peak, last, warmup, part: &str| {
+            let error = Schedule::new(peak, last, warmup, 10, Decay::Linear).expect_err("no sense");
+            assert!(error.to_string().starts_with(part), "{error}");
+        };
+        check(f64::NAN, 0.0, 0, "learning-rate:");
+        check(-1.0, 0.0, 0, "learning-rate:");
+        check(1.0, 2.0, 0, "final-learning-rate:");
+        check(1.0, -0.1, 0, "final-learning-rate:");
+        check(1.0, 0.0, 11, "warmup:");
+    }
+}

@@ -1,0 +1,102 @@
+//! A run that goes on from a checkpoint is the run that never stopped.
+
+use crate::support::{progress, save, state, tiny, train, trainer, trainer_of};
+use storm_plan::UpdateTime;
+use storm_train::{CheckpointError, Checkpoints, Disk, Precision, Retention, TrainingState};
+use tempfile::TempDir;
+
+const PRECISIONS: [Precision; 3] =
+    [Precision::F32, Precision::Bf16Master, Precision::Bf16Stochastic];
+const UPDATES: [UpdateTime; 2] = [UpdateTime::EndOfStep, UpdateTime::NextStep];
+
+#[test]
+fn saving_changes_nothing_and_restoring_gives_all_of_it() {
+    for (precision, update) in PRECISIONS.into_iter().flat_map(|p| UPDATES.map(|u| (p, u))) {
+        let case = format!("{precision:?} {update:?}");
+        let mut whole = trainer(precision, update);
+        let expected = train(&mut whole, 0..7);
+
+        let folder = TempDir::new().expect("a folder");
+        let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+        let mut first = trainer(precision, update);
+        let mut found = train(&mut first, 0..4);
+        save(&checkpoints, &mut first, 4).expect("a checkpoint");
+        let mut second = trainer(precision, update);
+        // State of its own, which must not show.
+        train(&mut second, 9..11);
+        let tensors = TrainingState::tensors(&second);
+        let verified = checkpoints
+            .newest(&tensors, |_, error| panic!("{case}: {error}"))
+            .expect("a folder")
+            .expect("a checkpoint");
+        assert_eq!(verified.progress(), &progress(4, &first));
+        verified.restore(&mut second).expect("a restore");
+        found.extend(train(&mut second, 4..7));
+        assert_eq!(found, expected, "{case}: resumed");
+        assert_eq!(state(&mut second), state(&mut whole), "{case}: resumed");
+
+        let went_on = train(&mut first, 4..7);
+        assert_eq!(went_on, expected[4..], "{case}: went on after saving");
+        assert_eq!(state(&mut first), state(&mut whole), "{case}: went on after saving");
+    }
+}
+
+#[test]
+fn evaluating_changes_nothing() {
+    for (precision, update) in PRECISIONS.into_iter().flat_map(|p| UPDATES.map(|u| (p, u))) {
+        let mut plain = trainer(precision, update);
+        let expected = train(&mut plain, 0..5);
+        let mut evaluated = trainer(precision, update);
+        let mut found = Vec::new();
+        for step in 0..5 {
+            let first = evaluated.evaluate(&crate::support::batches(100)).expect("a loss");
+            let again = evaluated.evaluate(&crate::support::batches(100)).expect("a loss");
+            assert_eq!(first.to_bits(), again.to_bits(), "{precision:?} {update:?}");
+            found.extend(train(&mut evaluated, step..step + 1));
+        }
+        assert_eq!(found, expected, "{precision:?} {update:?}");
+        assert_eq!(state(&mut evaluated), state(&mut plain), "{precision:?} {update:?}");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_another_model_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+    let mut small = trainer(Precision::F32, UpdateTime::EndOfStep);
+    save(&checkpoints, &mut small, 1).expect("a checkpoint");
+    let mut config = tiny();
+    config.intermediate_size = 16;
+    for other in [
+        trainer_of(&config, Precision::F32, UpdateTime::EndOfStep),
+        trainer(Precision::Bf16Stochastic, UpdateTime::EndOfStep),
+    ] {
+        let tensors = TrainingState::tensors(&other);
+        let error = checkpoints.newest(&tensors, |_, _| {}).expect_err("another model");
+        assert!(matches!(error, CheckpointError::OtherRun { .. }), "{error}");
+    }
+}
+
+#[test]
+fn what_is_unfinished_is_no_checkpoint_and_is_deleted() {
+    let folder = TempDir::new().expect("a folder");
+    let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+    let mut trainer = trainer(Precision::F32, UpdateTime::EndOfStep);
+    for step in [10, 20, 30] {
+        save(&checkpoints, &mut trainer, step).expect("a checkpoint");
+    }
+    for name in ["step-00000040.partial", "step-00000005.deleting", "step-00000010.replaced"] {
+        std::fs::create_dir(folder.path().join(name)).expect("a folder");
+    }
+    std::fs::create_dir(folder.path().join("notes.partial")).expect("a folder");
+    assert_eq!(checkpoints.steps().expect("steps"), [10, 20, 30]);
+    checkpoints.remove_unfinished().expect("a clean folder");
+    checkpoints.keep(Retention { last: 1, every: None }, Some(10)).expect("fewer");
+    let mut names: Vec<_> = std::fs::read_dir(folder.path())
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect();
+    names.sort();
+    // What is not ours stays.
+    assert_eq!(names, ["notes.partial", "step-00000010", "step-00000030"]);
+}

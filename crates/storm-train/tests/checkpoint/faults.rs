@@ -1,0 +1,131 @@
+//! A disk that fails at any moment of a save: a typed error, and the checkpoint before stays.
+
+use crate::support::{save, train, trainer};
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::rc::Rc;
+use storm_plan::UpdateTime;
+use storm_train::{
+    CheckpointError, Checkpoints, Disk, OutputFile, Precision, Storage, TrainError, TrainingState,
+};
+use tempfile::TempDir;
+
+/// Lets so many operations pass, and none after them.
+#[derive(Clone)]
+struct FailingDisk {
+    left: Rc<Cell<usize>>,
+    error: io::ErrorKind,
+}
+
+impl FailingDisk {
+    fn pass(&self) -> io::Result<()> {
+        match self.left.get().checked_sub(1) {
+            Some(left) => {
+                self.left.set(left);
+                Ok(())
+            }
+            None => Err(self.error.into()),
+        }
+    }
+}
+
+struct FailingFile {
+    file: File,
+    disk: FailingDisk,
+}
+
+impl Write for FailingFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.disk.pass().is_err() {
+            // A full disk takes what it can.
+            self.file.write_all(&bytes[..bytes.len() / 2])?;
+            return Err(self.disk.error.into());
+        }
+        self.file.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl OutputFile for FailingFile {
+    fn sync(&mut self) -> io::Result<()> {
+        self.disk.pass()?;
+        self.file.sync()
+    }
+}
+
+impl Storage for FailingDisk {
+    type File = FailingFile;
+
+    fn create_directories(&self, path: &Path) -> io::Result<()> {
+        self.pass()?;
+        Disk.create_directories(path)
+    }
+
+    fn create_file(&self, path: &Path) -> io::Result<FailingFile> {
+        self.pass()?;
+        Ok(FailingFile { file: Disk.create_file(path)?, disk: self.clone() })
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.pass()?;
+        Disk.rename(from, to)
+    }
+
+    fn sync_directory(&self, path: &Path) -> io::Result<()> {
+        self.pass()?;
+        Disk.sync_directory(path)
+    }
+
+    fn remove_tree(&self, path: &Path) -> io::Result<()> {
+        self.pass()?;
+        Disk.remove_tree(path)
+    }
+}
+
+#[test]
+fn a_disk_that_fails_leaves_the_checkpoint_before() {
+    let mut trainer = trainer(Precision::F32, UpdateTime::NextStep);
+    train(&mut trainer, 0..2);
+    let tensors = TrainingState::tensors(&trainer);
+    for error in [io::ErrorKind::StorageFull, io::ErrorKind::Other] {
+        let mut operations = 0;
+        loop {
+            let folder = TempDir::new().expect("a folder");
+            let sound = Checkpoints::open(folder.path(), Disk).expect("a folder");
+            save(&sound, &mut trainer, 1).expect("a checkpoint");
+            // One for opening.
+            let disk = FailingDisk { left: Rc::new(Cell::new(operations + 1)), error };
+            let failing = Checkpoints::open(folder.path(), disk.clone()).expect("a folder");
+            let saved = save(&failing, &mut trainer, 2);
+            let newest = sound
+                .newest(&tensors, |_, error| panic!("after {operations} operations: {error}"))
+                .expect("a folder that can be read")
+                .expect("at least the checkpoint before");
+            match saved {
+                Ok(_) => {
+                    assert_eq!(newest.progress().step, 2);
+                    break;
+                }
+                Err(TrainError::Checkpoint(CheckpointError::DiskFull { .. })) => {
+                    assert_eq!(error, io::ErrorKind::StorageFull);
+                }
+                Err(TrainError::Checkpoint(CheckpointError::Io { .. })) => {
+                    assert_eq!(error, io::ErrorKind::Other);
+                }
+                Err(other) => panic!("after {operations} operations: {other}"),
+            }
+            // The rename may have come through; what follows it may not have.
+            assert!([1, 2].contains(&newest.progress().step));
+            // The next run goes on as if nothing had happened.
+            sound.remove_unfinished().expect("a clean folder");
+            save(&sound, &mut trainer, 2).expect("a checkpoint");
+            operations += 1;
+        }
+        assert!(operations > 50, "only {operations} operations");
+    }
+}

@@ -1,0 +1,6 @@
+//! Checkpoints: exact resume, damaged files, disks that fail.
+
+mod damage;
+mod exact;
+mod faults;
+mod support;

@@ -1,0 +1,122 @@
+//! Memory that is not as planned: the run tells of it, and is saved before it is too late.
+
+use crate::{Heard, options, run, trainer_on};
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_device::{DeviceError, MemoryTaken, PlanDevice, Trace};
+use storm_graph::{Graph, Node, TensorId};
+use storm_plan::{CheckedPlan, Place, SegmentId, UpdateTime};
+use storm_train::{Alarm, Guard, MemoryReading, RunOptions, Stop};
+use tempfile::TempDir;
+
+/// A CPU device whose driver reports what it is told to, one reading after another.
+struct Pressured {
+    inner: CpuPlanDevice,
+    readings: Vec<MemoryReading>,
+    next: Cell<usize>,
+}
+
+impl PlanDevice for Pressured {
+    type Options = Vec<MemoryReading>;
+
+    const ALIGNMENT: usize = CpuPlanDevice::ALIGNMENT;
+
+    fn commit(
+        plan: Arc<CheckedPlan>,
+        readings: Vec<MemoryReading>,
+    ) -> Result<Pressured, DeviceError> {
+        let options = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
+        let inner = CpuPlanDevice::commit(plan, options)?;
+        Ok(Pressured { inner, readings, next: Cell::new(0) })
+    }
+
+    fn plan(&self) -> &Arc<CheckedPlan> {
+        self.inner.plan()
+    }
+
+    fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
+        self.inner.issue(segment)
+    }
+
+    fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write_input(input, bytes)
+    }
+
+    fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read_result(result, bytes)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.inner.synchronize()
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.inner.write(place, bytes)
+    }
+
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.inner.read(place, bytes)
+    }
+
+    fn run_alone(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<(), DeviceError> {
+        self.inner.run_alone(graph, node, place, layer)
+    }
+
+    fn memory_taken(&self) -> MemoryTaken {
+        self.inner.memory_taken()
+    }
+
+    fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
+        Ok(self.readings[self.next.get()].in_use_bytes)
+    }
+
+    fn memory_free_bytes(&self) -> Result<Option<u64>, DeviceError> {
+        let now = self.next.get();
+        self.next.set((now + 1).min(self.readings.len() - 1));
+        Ok(self.readings[now].free_bytes)
+    }
+
+    fn identity(&self) -> String {
+        self.inner.identity()
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
+        self.inner.trace()
+    }
+}
+
+#[test]
+fn a_run_under_pressure_is_saved_at_once() {
+    let reading = |in_use_bytes, free_bytes| MemoryReading { in_use_bytes, free_bytes };
+    let readings = vec![
+        reading(1000, Some(9000)),
+        reading(1500, Some(8000)),
+        reading(1500, Some(8000)),
+        reading(1000, Some(50)),
+        reading(1000, Some(50)),
+        reading(2500, Some(50)),
+        reading(1000, Some(9000)),
+    ];
+    let folder = TempDir::new().expect("a folder");
+    let quiet = RunOptions { save_every: None, evaluate_every: None, ..options(9, 0.01) };
+    let mut run = run(&folder, trainer_on::<Pressured>(UpdateTime::NextStep, readings), quiet);
+    run.watch(Guard::new(1000, 2000, Duration::ZERO));
+    let mut heard = Heard::default();
+    run.train(&Stop::new(), &mut heard).expect("a run that goes on");
+    let expected = [
+        (2, Alarm::AbovePlan { in_use_bytes: 1500, planned_bytes: 1000 }),
+        (4, Alarm::LittleFree { free_bytes: 50 }),
+        (6, Alarm::OverBudget { in_use_bytes: 2500, budget_bytes: 2000 }),
+    ];
+    assert_eq!(heard.alarms, expected);
+    // Those that may end the process are saved at once; the last step always is.
+    assert_eq!(heard.saved, [4, 6, 9]);
+}
