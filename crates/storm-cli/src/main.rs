@@ -3,6 +3,7 @@
 mod bench;
 mod data;
 mod doctor;
+mod eval;
 mod export;
 mod forced;
 mod hardware;
@@ -12,6 +13,7 @@ mod plan;
 mod precision;
 mod probe;
 mod progress;
+mod sample;
 mod size;
 mod train;
 mod verify;
@@ -42,6 +44,10 @@ struct Cli {
 enum Command {
     /// Train a model under a memory budget, from a config file or from flags.
     Train(Box<train::TrainArgs>),
+    /// Write text with a trained model, on the CPU.
+    Sample(sample::SampleArgs),
+    /// Measure how well a model predicts a dataset: loss and perplexity.
+    Eval(eval::EvalArgs),
     /// Look at models: presets by name, or Hugging Face directories.
     #[command(subcommand)]
     Model(model::ModelCommand),
@@ -69,6 +75,8 @@ fn main() -> ExitCode {
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     let result = match cli.command {
         Command::Train(args) => train::run(*args),
+        Command::Sample(args) => sample::run(&args),
+        Command::Eval(args) => eval::run(&args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
         Command::Data(command) => data::run(&command),

@@ -9,6 +9,9 @@ mod checkpoint;
 mod column;
 mod data;
 mod error;
+mod evaluation;
+mod forward;
+mod generate;
 mod guard;
 mod inference;
 mod micro_batch;
@@ -32,6 +35,8 @@ pub use checkpoint::{
 };
 pub use data::LoaderSource;
 pub use error::TrainError;
+pub use evaluation::Evaluation;
+pub use generate::{Generator, Sampling};
 pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;
 pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};

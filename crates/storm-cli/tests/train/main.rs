@@ -1,5 +1,6 @@
 //! `storm train`, called as people call it, and killed as machines do.
 
+mod afterwards;
 mod kill;
 mod runs;
 mod support;

@@ -1,0 +1,58 @@
+//! What can be done with a model that was trained.
+
+use crate::support::{Place, is};
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn storm(place: &Place, args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+    command.current_dir(place.path()).args(args.split_whitespace());
+    command.output().expect("storm starts")
+}
+
+fn text(output: &Output) -> String {
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{errors}");
+    String::from_utf8(output.stdout.clone()).expect("text")
+}
+
+/// The loss that `eval` finds is the one that the run found.
+#[test]
+fn a_model_is_evaluated_as_in_its_run() {
+    let place = Place::new();
+    let flags = ["--steps", "6", "--eval-every", "6", "--eval-steps", "1000", "--precision", "f32"];
+    let events = place.run("a", &flags).succeeded();
+    let evaluated = events.iter().rfind(|event| is(event, "evaluated")).expect("an evaluation");
+    let expected = evaluated["loss"].as_f64().expect("a loss");
+    let mut found = Vec::new();
+    for batch in [1, 3] {
+        let args = format!("eval runs/a/model --data runs/a/data --seq 16 --batch {batch} --json");
+        let object: Value = serde_json::from_str(&text(&storm(&place, &args))).expect("JSON");
+        let loss = object["loss"].as_f64().expect("a loss");
+        assert!((loss - expected).abs() < 1e-4, "{loss} and {expected}");
+        assert!((object["perplexity"].as_f64().expect("a number") - loss.exp()).abs() < 1e-9);
+        found.push(object["tokens"].as_u64());
+    }
+    assert_eq!(found[0], found[1], "every token once");
+    let lines = text(&storm(&place, "eval runs/a/model --data runs/a/data --seq 16 --batches 1"));
+    assert!(lines.contains("perplexity"), "{lines}");
+    let wrong = storm(&place, "eval runs/a/model --data runs/a/model");
+    assert_eq!(wrong.status.code(), Some(4));
+}
+
+#[test]
+fn a_model_writes_the_same_text_again() {
+    let place = Place::new();
+    place.run("a", &["--steps", "4"]).succeeded();
+    let sample = |more: &str| {
+        let args = "sample runs/a/model --tokenizer bytes --prompt 12 --tokens 20 --seq 16";
+        storm(&place, &format!("{args} {more}"))
+    };
+    let one = text(&sample("--seed 3"));
+    assert!(one.starts_with("12") && one.ends_with('\n'), "{one}");
+    assert_eq!(one, text(&sample("--seed 3")));
+    let greedy = text(&sample("--temperature 0 --seed 1"));
+    assert_eq!(greedy, text(&sample("--top-k 1 --seed 2")));
+    assert_eq!(sample("--top-p 0").status.code(), Some(2));
+    assert_eq!(sample("--top-k 0").status.code(), Some(2));
+}
