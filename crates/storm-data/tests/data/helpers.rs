@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use storm_data::{
     DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions,
     PackSummary, Passes, Samples, Split, TokenizerSource, WorkerCommand, pack,
@@ -64,7 +65,7 @@ impl Folder {
 
 pub(crate) fn worker() -> WorkerCommand {
     let program = env!("CARGO_BIN_EXE_storm-tokenize-worker").into();
-    WorkerCommand { program, arguments: Vec::new() }
+    WorkerCommand { program, arguments: Vec::new(), reply_time_max: Duration::from_secs(300) }
 }
 
 pub(crate) fn packed(options: &PackOptions) -> Result<PackSummary, DataError> {

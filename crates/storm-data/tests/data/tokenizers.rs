@@ -3,6 +3,7 @@
 use crate::helpers::{Folder, packed, worker};
 use serde_json::{Value, json};
 use std::ffi::OsString;
+use std::time::Duration;
 use storm_data::{
     Dataset, IfExists, PackOptions, Tokenizer, TokenizerKind, TokenizerSource, WorkerCommand,
 };
@@ -216,7 +217,7 @@ fn bad_tokenizers_are_refused() {
 /// A process that does this instead of serving.
 fn shell(script: &str) -> WorkerCommand {
     let arguments = ["-c", script].map(OsString::from).to_vec();
-    WorkerCommand { program: "/bin/sh".into(), arguments }
+    WorkerCommand { program: "/bin/sh".into(), arguments, ..worker() }
 }
 
 #[test]
@@ -234,9 +235,28 @@ fn a_tokenizer_that_crashes_is_an_error() {
     check("printf '\\0\\0\\0\\0'", "makes no sense");
     check("printf '\\003\\0\\0\\0\\0{}'", "makes no sense");
     check("printf '\\003\\0\\0\\0\\001no'", "no");
-    let missing = WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() };
+    let missing = WorkerCommand { program: "/nonexistent".into(), ..worker() };
     let error = open_with(&tokenizer_json(&[]), &missing).unwrap_err();
     assert!(error.contains("cannot start its process"), "{error}");
+}
+
+#[test]
+fn a_tokenizer_that_never_comes_back_is_an_error() {
+    let reply_time_max = Duration::from_millis(100);
+    // Takes every request and answers none.
+    let silent = WorkerCommand { reply_time_max, ..shell("cat > /dev/null") };
+    let error = open_with(&tokenizer_json(&[]), &silent).unwrap_err();
+    assert!(error.contains("did not come back within 100ms"), "{error}");
+    // Opens, and then is silent.
+    let script = r#"printf '\112\0\0\0\0{"vocabulary":300,"end_of_text":null,"begin_of_text":null,"chat":null}   '; cat > /dev/null"#;
+    // Long enough for a busy machine to start it.
+    let reply_time_max = Duration::from_secs(3);
+    let silent = WorkerCommand { reply_time_max, ..shell(script) };
+    let tokenizer = open_with(&tokenizer_json(&[]), &silent).unwrap();
+    for _ in 0..2 {
+        let error = tokenizer.encode("hello").unwrap_err().to_string();
+        assert!(error.contains("did not come back"), "{error}");
+    }
 }
 
 #[test]
