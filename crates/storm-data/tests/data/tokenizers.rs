@@ -112,6 +112,44 @@ fn special_tokens_are_found() {
     assert_eq!(open(&json).unwrap().info().begin_of_text, Some(260));
 }
 
+/// Long text is encoded in pieces that end behind line breaks: it must make no difference.
+#[test]
+fn pieces_have_the_tokens_of_the_whole() {
+    let text = "hello world\n\n  hello\r\n\r\nwell, 1234 hello's\n\thello\n\n\nhell\n'll hello.\nhello\n🦀\nhe\n12\nll";
+    let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
+    let good = |&at: &usize| {
+        is_text(text[at..].chars().next()) && is_text(text[..at - 1].chars().next_back())
+    };
+    let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).filter(good).collect();
+    assert_eq!(ends.len(), 6);
+    // GPT-2's, and that of Llama 3 and Qwen.
+    let patterns = [
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ];
+    for pattern in patterns {
+        let mut json = tokenizer_json(&[]);
+        // Line breaks that would merge with each other and with words, were they not kept apart.
+        for (id, merge) in (260..).zip([["Ċ", "Ċ"], ["Ċ", "h"], ["Ċ", "w"], ["ĊĊ", "h"]]) {
+            json["model"]["vocab"][merge.concat()] = id.into();
+            json["model"]["merges"].as_array_mut().unwrap().push(merge.into());
+        }
+        let split = json!({
+            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false,
+        });
+        let mut bytes = json["pre_tokenizer"].clone();
+        bytes["use_regex"] = false.into();
+        json["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [split, bytes]});
+        let tokenizer = open(&json).unwrap();
+        let whole = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&whole).unwrap(), text);
+        for &end in &ends {
+            let pieces = tokenizer.encode_all(&[&text[..end], &text[end..]]).unwrap();
+            assert_eq!(pieces.concat(), whole, "{pattern}: cut before {:?}", &text[end..]);
+        }
+    }
+}
+
 #[test]
 fn datasets_keep_their_tokenizer() {
     let folder = Folder::new();
