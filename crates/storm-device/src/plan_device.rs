@@ -96,8 +96,12 @@ pub trait PlanDevice: Sized {
     /// What is taken in each tier; it does not change after [`PlanDevice::commit`].
     fn memory_taken(&self) -> MemoryTaken;
 
-    /// What the queues did in the step or flush given out last, once it is done; none if the
-    /// device was not asked to record it.
+    /// Whether steps from now on are recorded, for a device that was asked to record and does so until
+    /// told otherwise. One on which recording costs nothing worth mentioning goes on with it.
+    fn set_recording(&mut self, _recording: bool) {}
+
+    /// What the queues did in the step or flush recorded last, once it is done; none if the
+    /// device was not asked to record any.
     ///
     /// # Errors
     /// Of anything that was given out.

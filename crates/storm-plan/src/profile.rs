@@ -205,12 +205,16 @@ impl HardwareProfile {
             return 0.0;
         }
         let rate = match op {
-            Op::Attention { qkv, heads, .. } => self
-                .attention_point(qkv, heads.head_dim)
-                .map_or(self.attention_forward_flops, |point| point.forward_flops),
-            Op::AttentionGrad { qkv, heads, .. } => self
-                .attention_point(qkv, heads.head_dim)
-                .map_or(self.attention_backward_flops, |point| point.backward_flops),
+            Op::Attention { qkv, heads, .. } => {
+                let point = self.attention_point(qkv, heads.head_dim);
+                let rate = point.map_or(self.attention_forward_flops, |p| p.forward_flops);
+                rate * self.attention_share(qkv)
+            }
+            Op::AttentionGrad { qkv, heads, .. } => {
+                let point = self.attention_point(qkv, heads.head_dim);
+                let rate = point.map_or(self.attention_backward_flops, |p| p.backward_flops);
+                rate * self.attention_share(qkv)
+            }
             Op::Linear { x, weight, .. } => self.gemm_rate(
                 GemmKind::Forward,
                 [x.shape.rows(), weight.shape.rows(), x.shape.width()],
@@ -258,6 +262,14 @@ impl HardwareProfile {
             Some((_, point)) => point.flops,
             None if bf16 => self.gemm_flops,
             None => self.gemm_f32_flops,
+        }
+    }
+
+    /// Attention is measured in bf16; in f32 it is taken to lose as much speed as products do.
+    fn attention_share(&self, qkv: &Tensor) -> f64 {
+        match qkv.dtype {
+            DType::BF16 => 1.0,
+            _ => (self.gemm_f32_flops / self.gemm_flops).min(1.0),
         }
     }
 

@@ -14,29 +14,22 @@ use storm_plan::{Prediction, Queue};
 pub(super) fn run<D: Benched>(args: &TrainBenchArgs, vram_bytes: u64) -> Result<()> {
     let trace_output = Output::create(args.trace.as_deref(), "trace of the last step")?;
     let report_output = Output::create(args.report.as_deref(), "report of the last step")?;
-    let mut run = PlannedRun::new(&args.run, args.run.budget(vram_bytes)?)?;
-    run.record |= trace_output.is_some() || report_output.is_some();
-    let mut measured = run.run::<D>(None)?;
-    let mut summary = None;
-    if let Some(trace) = measured.trainer.trace()? {
-        let plan = measured.trainer.plan();
-        if let Some(output) = trace_output {
-            output.write(|out| trace::write_chrome(plan, &trace, out))?;
-        }
-        if let Some(output) = report_output {
-            let facts = facts(args, &run, &measured);
-            output.write(|out| trace::write_html(plan, &trace, &facts, out))?;
-        }
-        summary = Some(trace::summarize(plan, &trace));
+    let run = PlannedRun::new(&args.run, args.run.budget(vram_bytes)?)?;
+    let measured = run.run::<D>(None)?;
+    let (plan, trace) = (measured.trainer.plan(), &measured.trace);
+    if let Some(output) = trace_output {
+        output.write(|out| trace::write_chrome(plan, trace, out))?;
+    }
+    if let Some(output) = report_output {
+        let facts = facts(args, &run, &measured);
+        output.write(|out| trace::write_html(plan, trace, &facts, out))?;
     }
     if args.json {
         println!("{}", json(args, &run, &measured));
         return Ok(());
     }
     show(args, &run, &measured);
-    if let Some(summary) = summary {
-        println!("{summary}");
-    }
+    println!("recorded    {}", trace::summarize(plan, trace));
     println!("loss        {:.4}", measured.loss);
     Ok(())
 }

@@ -140,6 +140,8 @@ fn draw_into(
         .light_line_style(WHITE)
         .x_desc("device memory of the process, GB")
         .y_desc("tokens/s")
+        .x_label_formatter(&|gigabytes| format!("{gigabytes:.0}"))
+        .y_label_formatter(&|speed| format!("{speed:.0}"))
         .label_style(("sans-serif", 13))
         .draw()?;
     let measured = points.iter().map(|point| (gigabytes(point), point.tokens_per_second));

@@ -1,12 +1,12 @@
 //! Training under a memory budget, timed, beside what the plan predicted.
 
-use super::run_args::{DeviceArg, RunArgs};
+use super::run_args::RunArgs;
 use crate::{progress, size};
 use anyhow::{Context, Result};
 use std::time::Instant;
-use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
+use storm_device::{PlanDevice, Span, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction};
 use storm_train::{Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, prepare};
@@ -22,8 +22,6 @@ pub(crate) struct PlannedRun<'a> {
     pub(crate) budget: Budget,
     profile: HardwareProfile,
     batches: Vec<Batch>,
-    /// Whether the timed steps are recorded.
-    pub(crate) record: bool,
 }
 
 /// What came of it.
@@ -39,20 +37,22 @@ pub(crate) struct Measured<D: PlanDevice> {
     /// What the process holds of the device.
     pub(crate) vram_bytes: u64,
     pub(crate) loss: f32,
+    /// A step after the timed ones, as the queues ran it.
+    pub(crate) trace: Trace,
 }
 
 /// A device for benchmarks.
 pub(crate) trait Benched: PlanDevice {
     /// Options for a run. A device of the run before may have something to keep.
-    fn options(run: &PlannedRun<'_>, record: bool, before: Option<Self>) -> Self::Options;
+    fn options(run: &PlannedRun<'_>, before: Option<Self>) -> Self::Options;
 
     /// What the process holds of it.
     fn vram_bytes(&self) -> Result<u64>;
 }
 
 impl Benched for CpuPlanDevice {
-    fn options(_: &PlannedRun<'_>, record: bool, _: Option<Self>) -> CpuPlanOptions {
-        CpuPlanOptions { trace: record, ..CpuPlanOptions::default() }
+    fn options(_: &PlannedRun<'_>, _: Option<Self>) -> CpuPlanOptions {
+        CpuPlanOptions { trace: true, ..CpuPlanOptions::default() }
     }
 
     fn vram_bytes(&self) -> Result<u64> {
@@ -61,13 +61,13 @@ impl Benched for CpuPlanDevice {
 }
 
 impl Benched for CudaPlanDevice {
-    fn options(run: &PlannedRun<'_>, record: bool, before: Option<Self>) -> CudaPlanOptions {
+    fn options(run: &PlannedRun<'_>, before: Option<Self>) -> CudaPlanOptions {
         let show = |done: usize, all: usize| {
             let [done, all] = [done, all].map(|bytes| size::show(bytes as u64));
             progress::show(&format!("host memory: {done} of {all}"));
         };
         CudaPlanOptions {
-            trace: record,
+            trace: true,
             vram_bytes: Some(run.budget.vram_bytes),
             copy_slowdown: run.args.slow_copies,
             progress: Some(Box::new(show)),
@@ -90,8 +90,6 @@ impl<'a> PlannedRun<'a> {
             budget,
             profile: args.profile(budget.vram_bytes)?,
             batches: args.batches(&config),
-            // Recording costs two events an instruction on a GPU, and nothing on the CPU.
-            record: args.device == DeviceArg::Cpu,
             args,
             config,
         })
@@ -101,15 +99,15 @@ impl<'a> PlannedRun<'a> {
     /// instruction and plans once more.
     pub(crate) fn run<D: Benched>(&self, before: Option<D>) -> Result<Measured<D>> {
         let mut profile = self.profile.clone();
-        let mut prepared = self.prepared(&profile, self.record, before)?;
+        let mut prepared = self.prepared(&profile, before)?;
         let warm = self.warm_up(&mut prepared.trainer)?;
         let predicted = prepared.prediction.step_seconds;
         if (warm / predicted - 1.0).abs() > OFF_MAX {
             eprintln!(
                 "a step takes {warm:.3} s, not {predicted:.3}: measuring it to correct the profile"
             );
-            profile = self.refined(&profile, prepared.trainer.into_device())?;
-            prepared = self.prepared(&profile, self.record, None)?;
+            profile = self.refined(&profile, &mut prepared.trainer)?;
+            prepared = self.prepared(&profile, Some(prepared.trainer.into_device()))?;
             self.warm_up(&mut prepared.trainer)?;
         }
         let Prepared { mut trainer, decisions, prediction, bottleneck } = prepared;
@@ -123,6 +121,7 @@ impl<'a> PlannedRun<'a> {
         }
         times.sort_by(f64::total_cmp);
         Ok(Measured {
+            trace: self.recorded(&mut trainer)?,
             vram_bytes: trainer.device().vram_bytes()?,
             step_seconds: times[times.len() / 2],
             fastest_seconds: times[0],
@@ -138,7 +137,6 @@ impl<'a> PlannedRun<'a> {
     fn prepared<D: Benched>(
         &self,
         profile: &HardwareProfile,
-        record: bool,
         mut before: Option<D>,
     ) -> Result<Prepared<D>> {
         let begun = Instant::now();
@@ -167,10 +165,12 @@ impl<'a> PlannedRun<'a> {
                 ),
             }
         };
-        let device = || D::options(self, record, before.take());
+        let device = || D::options(self, before.take());
         let prepared = prepare(&preparation, device, tell);
         progress::show("");
-        let prepared = prepared.with_context(|| format!("cannot train {}", self.args.model))?;
+        let mut prepared = prepared.with_context(|| format!("cannot train {}", self.args.model))?;
+        // It costs about a hundredth of a step's time on a GPU.
+        prepared.trainer.set_recording(false);
         eprintln!("ready after {:.1} s", begun.elapsed().as_secs_f64());
         Ok(prepared)
     }
@@ -187,15 +187,24 @@ impl<'a> PlannedRun<'a> {
         Ok(seconds)
     }
 
+    /// One more step, as the queues ran it.
+    fn recorded<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<Trace> {
+        trainer.set_recording(true);
+        trainer.step(&self.batches, 1e-5)?;
+        let trace = trainer.trace()?.context("the device records nothing")?;
+        trainer.set_recording(false);
+        Ok(trace)
+    }
+
     /// The profile as a recorded step of its plan corrects it.
-    fn refined<D: Benched>(&self, profile: &HardwareProfile, before: D) -> Result<HardwareProfile> {
-        let mut prepared = self.prepared(profile, true, Some(before))?;
-        self.warm_up(&mut prepared.trainer)?;
-        let trace = prepared.trainer.trace()?.context("the device records nothing")?;
-        let seconds = |span: &storm_device::Span| {
-            (span.instruction, (span.end_ns - span.start_ns) as f64 / 1e9)
-        };
+    fn refined<D: PlanDevice>(
+        &self,
+        profile: &HardwareProfile,
+        trainer: &mut PlannedTrainer<D>,
+    ) -> Result<HardwareProfile> {
+        let trace = self.recorded(trainer)?;
+        let seconds = |span: &Span| (span.instruction, (span.end_ns - span.start_ns) as f64 / 1e9);
         let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
-        Ok(profile.refined(prepared.trainer.plan(), &measured))
+        Ok(profile.refined(trainer.plan(), &measured))
     }
 }

@@ -40,8 +40,9 @@ pub(crate) struct RunArgs {
     /// Steps to time.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) steps: u32,
-    /// Steps before the clock starts.
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Steps before the clock starts. The last of them shows whether a plan's profile is right; without
+    /// any, it is taken to be.
+    #[arg(long, default_value_t = 1)]
     pub(crate) warmup: u32,
     /// Fewer layers than the preset, to try a large model's layer on a small card.
     #[arg(long, value_parser = positive)]

@@ -3,7 +3,7 @@
 use crate::bench::{Measured, PlannedRun, RunArgs};
 use crate::forced::ForcedArgs;
 use crate::{hardware, progress, size};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::time::Instant;
 use storm_device::cuda::{CudaDevice, CudaPlanDevice};
 use storm_exec::trace;
@@ -66,13 +66,11 @@ pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Resul
 /// Three queues, hidden copies, exact host memory, and that all of it was predicted.
 fn budgeted(args: &RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     progress::show(&format!("{MODEL} in {}", size::show(vram_bytes)));
-    let mut run = PlannedRun::new(args, args.budget(vram_bytes)?)?;
-    run.record = true;
-    let mut measured: Measured<CudaPlanDevice> = run.run(None)?;
-    let trace = measured.trainer.trace()?.context("it was recorded")?;
+    let run = PlannedRun::new(args, args.budget(vram_bytes)?)?;
+    let measured: Measured<CudaPlanDevice> = run.run(None)?;
     let plan = measured.trainer.plan();
-    let overlap = trace::overlap(plan, &trace);
-    let stored = trace::summarize(plan, &trace).host_peak_bytes;
+    let overlap = trace::overlap(plan, &measured.trace);
+    let stored = trace::summarize(plan, &measured.trace).host_peak_bytes;
     let held = measured.trainer.memory_taken().host_bytes;
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);
     let ratio = held as f64 / stored.max(1) as f64;
@@ -146,15 +144,14 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     };
     args.forced = ForcedArgs::nothing_kept();
     progress::show(&format!("{MODEL} with sequences of {LONG_SEQUENCE}, all activations away"));
-    let mut run = PlannedRun::new(&args, args.budget(vram_bytes)?)?;
-    run.record = true;
-    let mut measured: Measured<CudaPlanDevice> = run.run(None)?;
+    let run = PlannedRun::new(&args, args.budget(vram_bytes)?)?;
+    let measured: Measured<CudaPlanDevice> = run.run(None)?;
     let decisions = &measured.decisions;
     let mut stored = decisions.saved.iter().flatten().chain(&decisions.boundary);
     let is_away = !stored.any(|&storage| storage == Storage::Keep);
     let share = resident_seconds / measured.step_seconds;
-    let trace = measured.trainer.trace()?.context("it was recorded")?;
-    let busy = trace::summarize(measured.trainer.plan(), &trace).busy_share(Queue::Compute);
+    let summary = trace::summarize(measured.trainer.plan(), &measured.trace);
+    let busy = summary.busy_share(Queue::Compute);
     let moved = size::show(measured.prediction.d2h_bytes);
     Ok(vec![
         Claim::new(

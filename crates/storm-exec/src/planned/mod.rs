@@ -170,7 +170,12 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.synchronize()?)
     }
 
-    /// What the queues did in the last step or flush; none if the device does not record it.
+    /// Whether steps from now on are recorded, on a device that was asked to record.
+    pub fn set_recording(&mut self, recording: bool) {
+        self.device.set_recording(recording);
+    }
+
+    /// What the queues did in the last step or flush that was recorded; none if the device does not record it.
     ///
     /// # Errors
     /// Of anything that ran before.

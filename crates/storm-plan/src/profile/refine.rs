@@ -20,7 +20,7 @@ enum Part {
 }
 
 /// No machine is further from its profile: a step that was disturbed must not spoil it.
-const FACTOR_MAX: f64 = 10.0;
+const FACTOR_MAX: f64 = 100.0;
 
 /// Seconds as predicted and as measured.
 #[derive(Clone, Copy, Debug, Default)]

@@ -49,7 +49,7 @@ fn a_disturbed_step_is_bounded() {
     let mut steps = measured(&plan, &reference);
     steps.iter_mut().for_each(|(_, seconds)| *seconds *= 1e6);
     let refined = reference.refined(&plan, &steps);
-    assert!(refined.gemm_flops > reference.gemm_flops / 20.0);
+    assert!(refined.gemm_flops > reference.gemm_flops / 200.0);
     let json = serde_json::to_string(&refined).expect("plain data");
     assert!(HardwareProfile::from_json(&json).is_ok());
 }

@@ -42,6 +42,8 @@ pub struct CudaPlanDevice {
     plan: Arc<CheckedPlan>,
     sequence: Sequence,
     timeline: Option<Timeline>,
+    /// Whether steps are recorded, if there is a timeline.
+    recording: bool,
     disturbance: Disturbance,
     vram_bytes: Option<u64>,
     /// Wait after every instruction, so that an error is reported by the one that caused it.
@@ -127,8 +129,8 @@ impl CudaPlanDevice {
         let stream = self.queues.stream(queue);
         self.disturbance.precede(queue, stream)?;
         let started = match &mut self.timeline {
-            Some(timeline) => timeline.start(queue, &command, stream)?,
-            None => None,
+            Some(timeline) if self.recording => timeline.start(queue, &command, stream)?,
+            _ => None,
         };
         let CudaKept { host, tools } = &self.kept;
         let what = || self.plan.describe(id);
@@ -213,6 +215,7 @@ impl PlanDevice for CudaPlanDevice {
             sequence: Sequence::new(&plan),
             plan,
             timeline,
+            recording: true,
             disturbance,
             vram_bytes: options.vram_bytes,
             synchronous: std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1"),
@@ -230,7 +233,7 @@ impl PlanDevice for CudaPlanDevice {
         self.enter()?;
         if self.sequence.advance(&self.plan, segment)? == Turn::Begins {
             self.synchronize()?;
-            if let Some(timeline) = &mut self.timeline {
+            if let Some(timeline) = self.timeline.as_mut().filter(|_| self.recording) {
                 let begun = timeline.begin(self.queues.streams(), self.queues.given());
                 begun.map_err(|error| self.fail(None, error.into()))?;
             }
@@ -359,6 +362,10 @@ impl PlanDevice for CudaPlanDevice {
             device_bytes: self.program.memory().bytes(),
             host_bytes: self.kept.host.bytes(),
         }
+    }
+
+    fn set_recording(&mut self, recording: bool) {
+        self.recording = recording;
     }
 
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {

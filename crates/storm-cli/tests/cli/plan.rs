@@ -1,0 +1,119 @@
+//! `storm plan`.
+
+use crate::{Done, Tiny, storm, words};
+use serde_json::Value;
+use std::fs;
+use tempfile::TempDir;
+
+/// A model that is planned in no time.
+const SMALL: &str = "plan --model qwen2.5-0.5b --seq 512 --ram 16GiB --hardware reference";
+
+fn plan(rest: &str) -> Done {
+    words(&format!("{SMALL} {rest}"))
+}
+
+fn json(rest: &str) -> Value {
+    let text = plan(&format!("{rest} --json")).succeeded();
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+#[test]
+fn a_table_for_people() {
+    let text = plan("--batch 4 --accumulate 2 --vram 3GiB").succeeded();
+    for part in [
+        "weights",
+        "gradients",
+        "optimizer state",
+        "activations",
+        "layer inputs",
+        "peak",
+        "budget",
+        "this plan",
+        "keep-all",
+        "recompute-all",
+        "offload-all",
+        "sqrt-n",
+        "Limited by",
+    ] {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn an_object_for_programs() {
+    let object = json("--batch 4 --accumulate 2 --vram 3GiB");
+    assert_eq!(object["feasible"], true);
+    let number = |key: &str| object[key].as_f64().unwrap_or_else(|| panic!("{key}: {object:#}"));
+    assert!(number("vram_peak_bytes") <= 3.0 * f64::from(1 << 30));
+    assert!(number("vram_min_bytes") <= number("vram_peak_bytes"));
+    for key in ["ram_peak_bytes", "step_seconds", "tokens_per_second", "h2d_bytes", "d2h_bytes"] {
+        assert!(number(key) > 0.0, "{key}: {object:#}");
+    }
+    for key in ["compute_busy", "recompute_fraction"] {
+        assert!((0.0..=1.0).contains(&number(key)), "{key}: {object:#}");
+    }
+    let tokens = number("tokens_per_second") * number("step_seconds");
+    assert!((tokens - 4.0 * 2.0 * 512.0).abs() < 1.0, "{tokens}");
+    assert_eq!(object["policies"].as_array().map(Vec::len), Some(4), "{object:#}");
+}
+
+#[test]
+fn tokens_instead_of_batches() {
+    let object = json("--tokens-per-step 8192 --vram 4GiB");
+    let count = |key: &str| object[key].as_u64().unwrap_or_else(|| panic!("{key}: {object:#}"));
+    assert_eq!(count("batch") * count("accumulate") * 512, 8192);
+    plan("--tokens-per-step 1000 --vram 4GiB").failed(2, &["1000", "512"]);
+}
+
+#[test]
+fn what_does_not_fit_says_what_would() {
+    let done = plan("--batch 16 --vram 1GiB");
+    let least = "--vram ";
+    done.failed(3, &["no plan fits", "holds on the device", "What would work", least, "--batch"]);
+    let done = plan("--batch 16 --vram 1GiB --json");
+    let object: Value = serde_json::from_str(&done.stdout).expect("JSON");
+    assert_eq!(object["feasible"], false);
+    assert!(object["vram_min_bytes"].as_u64().is_some_and(|bytes| bytes > 1 << 30), "{object:#}");
+    // The figure works as given.
+    let bytes = object["vram_min_bytes"].as_u64().unwrap_or_default();
+    plan(&format!("--batch 16 --vram {bytes}")).succeeded();
+}
+
+#[test]
+fn what_is_forced_is_done_or_refused() {
+    let object = json("--batch 2 --vram 8GiB --activations offload --update end-of-step");
+    assert_eq!(object["recompute_fraction"], 0.0);
+    plan("--batch 2 --accumulate 2 --vram 8GiB --group 2").failed(2, &["embedding and head share"]);
+    plan("--batch 2 --vram 8GiB --activations sometimes").failed(2, &["sometimes"]);
+    plan("--batch 2 --vram 8 parsecs").failed(2, &["parsecs"]);
+    plan("--vram 8GiB").failed(2, &["--batch"]);
+}
+
+#[test]
+fn hardware_by_name_or_file() {
+    let list = words("plan --hardware list").succeeded();
+    for card in ["h200", "rtx-4090", "rtx-5060-ti-16gb", "rtx-3060-12gb", "reference"] {
+        assert!(list.contains(card), "{card} is not in:\n{list}");
+    }
+    let start = "plan --model qwen2.5-0.5b --batch 1 --seq 128 --vram 4GiB --ram 8GiB";
+    words(&format!("{start} --hardware h201")).failed(4, &["h201", "h200"]);
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("card.json");
+    fs::write(&path, "{\"name\": 7}").expect("a file");
+    let named = |path: &std::path::Path| format!("{start} --hardware {}", path.display());
+    words(&named(&path)).failed(4, &["not a hardware profile"]);
+    words(&named(folder.path())).failed(4, &["not a file"]);
+}
+
+#[test]
+fn a_directory_and_a_trace() {
+    let tiny = Tiny::new();
+    let (model, trace) = (tiny.path("model"), tiny.path("step.json"));
+    let start = ["plan", "--batch", "2", "--seq", "16", "--vram", "1GiB", "--ram", "1GiB"];
+    let mut args: Vec<_> = start.into_iter().map(std::ffi::OsString::from).collect();
+    args.extend(["--model".into(), model.into(), "--trace".into(), trace.clone().into()]);
+    storm(args).succeeded();
+    let text = fs::read_to_string(trace).expect("a trace");
+    let trace: Value = serde_json::from_str(&text).expect("JSON");
+    assert!(trace["traceEvents"].as_array().is_some_and(|events| events.len() > 50));
+}
