@@ -1,5 +1,6 @@
 //! Folders of files to pack.
 
+use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -93,4 +94,10 @@ pub(crate) fn batches(loader: &mut Loader, count: usize) -> Vec<Samples> {
             samples
         })
         .collect()
+}
+
+/// The same cases in every run.
+pub(crate) fn seeded() -> ProptestConfig {
+    let (rng_seed, failure_persistence) = (RngSeed::Fixed(7), None);
+    ProptestConfig { cases: 24, rng_seed, failure_persistence, ..ProptestConfig::default() }
 }
