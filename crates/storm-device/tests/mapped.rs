@@ -1,7 +1,9 @@
 //! Mapped files that change under the map.
 
 use std::fs::{self, OpenOptions};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use storm_device::{Access, MapError, MappedFile};
 
 const PAGE: usize = 4096;
@@ -89,6 +91,32 @@ fn many_threads_lose_a_file_at_once() {
             });
         }
     });
+}
+
+/// Set for a process of this test's own that is to end by the signal.
+const VICTIM: &str = "STORM_TEST_MAPPED_VICTIM";
+
+#[test]
+fn other_faults_still_end_the_process() {
+    if std::env::var_os(VICTIM).is_some() {
+        let fixture = Fixture::new("victim", &bytes(2 * PAGE));
+        let _guarded = MappedFile::open(&fixture.0).unwrap();
+        let file = fs::File::open(&fixture.0).unwrap();
+        let stranger = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
+        fixture.cut(0);
+        drop(fixture);
+        // SAFETY: the page is mapped, but lost: reading it raises the signal, which is the point.
+        unsafe { std::ptr::read_volatile(stranger.as_ptr()) };
+        return;
+    }
+    let status = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "other_faults_still_end_the_process"])
+        .env(VICTIM, "1")
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .unwrap();
+    assert_eq!(status.signal(), Some(libc::SIGBUS), "{status}");
 }
 
 #[test]

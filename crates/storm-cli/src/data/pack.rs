@@ -22,7 +22,7 @@ Of chats what the assistant says is learned, of instructions the completion.
 
 Example: storm data pack corpus/*.txt --tokenizer bytes --held-out 0.05 --out books")]
 pub(crate) struct PackArgs {
-    /// Files of UTF-8 text, each a document, or of JSONL, in this order.
+    /// Files of UTF-8 text, each a document or several with `<|endoftext|>` between them, or of JSONL.
     #[arg(required = true)]
     input: Vec<PathBuf>,
     /// A tokenizer.json, a folder with one, or `bytes`: every byte is a token.

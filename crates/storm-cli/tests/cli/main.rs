@@ -1,20 +1,54 @@
 //! The `storm` binary, called as people call it.
 
-#[path = "../common/mod.rs"]
-mod common;
+mod data;
 mod plan;
 
-use common::{Done, storm, words};
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use storm_model::{
     Dtype, HfDirectory, ModelConfig, SaveOptions, WeightDtype, load_parameter, parameters, preset,
     preset_names, save,
 };
 use tempfile::TempDir;
+
+struct Done {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Done {
+    #[track_caller]
+    fn succeeded(self) -> String {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self.stdout
+    }
+
+    /// Fails unless it ended with this code and a message with all of these parts.
+    #[track_caller]
+    fn failed(self, code: i32, parts: &[&str]) {
+        assert_eq!(self.code, Some(code), "{}\n{}", self.stdout, self.stderr);
+        let mut lines = self.stderr.lines();
+        assert!(lines.any(|line| line.starts_with("error: ")), "{}", self.stderr);
+        for part in parts {
+            assert!(self.stderr.contains(part), "{part} is not in: {}", self.stderr);
+        }
+    }
+}
+
+fn storm<A: AsRef<OsStr>>(args: impl IntoIterator<Item = A>) -> Done {
+    let output = Command::new(env!("CARGO_BIN_EXE_storm")).args(args).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Done { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+}
+
+fn words(line: &str) -> Done {
+    storm(line.split_whitespace())
+}
 
 /// A model directory of a few thousand parameters, exact in bf16, and room beside it.
 struct Tiny {

@@ -1,7 +1,8 @@
 //! Cutting long text into pieces that are encoded on their own.
 //!
-//! A piece ends behind a line break that is not followed by more white space. The tokenizers in use never
-//! join what is before such a place with what is behind it, so pieces have the tokens of the whole.
+//! A piece ends behind a line break that has no other white space beside it. The tokenizers in use never
+//! join what is before such a place with what is behind it, nor does it matter to them that the text ends
+//! there, so pieces have the tokens of the whole. Text without such a place is cut at a worse one.
 
 use std::ops::Range;
 
@@ -13,12 +14,15 @@ pub(super) const PIECE_BYTES_MAX: usize = 4 * PIECE_BYTES;
 
 /// Where a piece at the front of `text` may end; none if it should be read on.
 pub(super) fn piece_end(text: &str) -> Option<usize> {
-    let good_end = |(at, _): (usize, &str)| {
-        let end = at + 1;
-        text[end..].chars().next().is_some_and(|next| !next.is_whitespace()).then_some(end)
-    };
-    let found = text.rmatch_indices('\n').find_map(good_end);
-    found.or((text.len() >= PIECE_BYTES_MAX).then_some(text.len()))
+    let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
+    let ends = || text.rmatch_indices('\n').map(|(at, _)| at + 1);
+    let before_text = |&end: &usize| is_text(text[end..].chars().next());
+    let behind_text = |&end: &usize| is_text(text[..end - 1].chars().next_back());
+    let best = ends().find(|end| before_text(end) && behind_text(end));
+    // Lines that end with a carriage return too, or that are empty.
+    let good = || ends().find(before_text);
+    let any = || (text.len() >= PIECE_BYTES_MAX).then_some(text.len());
+    best.or_else(good).or_else(any)
 }
 
 /// The pieces of a text.
@@ -52,6 +56,8 @@ mod tests {
     fn pieces_end_behind_line_breaks() {
         assert_eq!(piece_end("one\ntwo\nthree"), Some(8));
         assert_eq!(piece_end("one\n\n  two"), None);
+        assert_eq!(piece_end("one\ntwo\n\nthree"), Some(4));
+        assert_eq!(piece_end("one\r\ntwo\r\nthree"), Some(10));
         assert_eq!(piece_end("one\ntwo\n"), Some(4));
         assert_eq!(piece_end("one two"), None);
     }

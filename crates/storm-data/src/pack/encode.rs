@@ -2,7 +2,7 @@
 
 use super::chat::{Learned, PartContent, render};
 use super::cut::pieces;
-use super::input::{Content, Inputs, Job};
+use super::input::{Content, Inputs, Job, Piece};
 use super::record::Record;
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, Kind};
@@ -44,11 +44,7 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
 
     pub(super) fn encode(&self, tokenizer: &Tokenizer, job: Job) -> Result<Encoded, DataError> {
         let chunks = match job.content {
-            Content::Text { text, begins, ends } => {
-                let ids = encode_texts(tokenizer, &[&text])?.pop().unwrap_or_default();
-                let empty = text.is_empty();
-                vec![document(tokenizer, ids, empty, begins, ends)]
-            }
+            Content::Text(pieces) => encode_pieces(tokenizer, &pieces)?,
             Content::Lines { file, lines } => self.encode_lines(tokenizer, file, &lines)?,
         };
         Ok(Encoded { chunks, input_bytes: job.input_bytes })
@@ -76,29 +72,32 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
             records.push(record);
         }
         match kind {
-            Kind::Text => encode_documents(tokenizer, &records),
+            Kind::Text => encode_documents(tokenizer, records),
             Kind::Samples => encode_samples(tokenizer, records),
         }
     }
 }
 
-fn encode_documents(tokenizer: &Tokenizer, records: &[Record]) -> Result<Vec<Chunk>, DataError> {
-    let texts: Vec<&str> = records
-        .iter()
-        .map(|record| match record {
-            Record::Text(text) => text.as_str(),
-            Record::Chat(_) | Record::Instruction { .. } => "",
-        })
-        .collect();
-    let encoded = encode_texts(tokenizer, &texts)?.into_iter().zip(&texts);
-    Ok(encoded.map(|(ids, text)| document(tokenizer, ids, text.is_empty(), true, true)).collect())
+fn encode_documents(tokenizer: &Tokenizer, records: Vec<Record>) -> Result<Vec<Chunk>, DataError> {
+    let piece = |record| match record {
+        Record::Text(text) => Some(Piece { text, begins: true, ends: true }),
+        Record::Chat(_) | Record::Instruction { .. } => None,
+    };
+    encode_pieces(tokenizer, &records.into_iter().filter_map(piece).collect::<Vec<_>>())
+}
+
+fn encode_pieces(tokenizer: &Tokenizer, pieces: &[Piece]) -> Result<Vec<Chunk>, DataError> {
+    let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
+    let encoded = encode_texts(tokenizer, &texts)?.into_iter().zip(pieces);
+    Ok(encoded.map(|(ids, piece)| document(tokenizer, ids, piece)).collect())
 }
 
 /// A document, or a piece of one, with the marks around it. An empty one has none.
-fn document(tokenizer: &Tokenizer, ids: Vec<u32>, empty: bool, begins: bool, ends: bool) -> Chunk {
+fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     let info = tokenizer.info();
+    let &Piece { begins, ends, .. } = piece;
     let mut tokens = ids;
-    let nothing = begins && ends && empty;
+    let nothing = begins && ends && piece.text.is_empty();
     if let Some(id) = info.begin_of_text.filter(|_| begins && !nothing) {
         tokens.insert(0, id);
     }

@@ -11,7 +11,11 @@ use std::path::{Path, PathBuf};
 /// The longest line of JSONL.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+/// What separates documents in a file of text, with the line breaks around it.
+const SEPARATOR: &str = "<|endoftext|>";
+const LINE_BREAKS: [char; 2] = ['\r', '\n'];
+
+const BYTE_ORDER_MARK: char = '\u{feff}';
 
 /// Something to encode.
 pub(super) struct Job {
@@ -21,10 +25,17 @@ pub(super) struct Job {
 }
 
 pub(super) enum Content {
-    /// A piece of a document.
-    Text { text: String, begins: bool, ends: bool },
+    /// Pieces of documents, in order.
+    Text(Vec<Piece>),
     /// Lines of a file with their numbers.
     Lines { file: usize, lines: Vec<(u64, String)> },
+}
+
+/// A part of a document, or all of it.
+pub(super) struct Piece {
+    pub(super) text: String,
+    pub(super) begins: bool,
+    pub(super) ends: bool,
 }
 
 /// The files, and what is in them.
@@ -115,16 +126,16 @@ fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
     Ok(Kind::Text)
 }
 
-/// Reads a file as one document.
+/// Reads a file of documents.
 fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, DataError> {
     let mut file = File::open(path).map_err(DataError::io(path))?;
     // Read, but not given out yet.
     let mut buffer: Vec<u8> = Vec::new();
-    let (mut offset, mut begins) = (0u64, true);
+    let mut offset = 0;
+    let mut cutter = Cutter { place: Place::File, pieces: Vec::new() };
     loop {
         let before = buffer.len();
-        let part = (&mut file).take(PIECE_BYTES as u64);
-        let mut part = part;
+        let mut part = (&mut file).take(PIECE_BYTES as u64);
         part.read_to_end(&mut buffer).map_err(DataError::io(path))?;
         let ends = buffer.len() == before;
         let valid = match std::str::from_utf8(&buffer) {
@@ -138,22 +149,76 @@ fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, Dat
                 return Err(DataError::input(path, format!("is not UTF-8 text at byte {at}")));
             }
         };
-        let end = match ends {
-            true => Some(valid.len()),
-            false => piece_end(valid).filter(|_| valid.len() >= PIECE_BYTES),
-        };
-        let Some(end) = end else { continue };
-        let mark = begins && valid.as_bytes().starts_with(BYTE_ORDER_MARK);
-        let text = valid[if mark { BYTE_ORDER_MARK.len() } else { 0 }..end].to_owned();
-        let content = Content::Text { text, begins, ends };
-        if !emit(Job { content, input_bytes: end as u64 }) {
-            return Ok(false);
+        let input_bytes = cutter.cut(valid, ends) as u64;
+        if !cutter.pieces.is_empty() {
+            let content = Content::Text(std::mem::take(&mut cutter.pieces));
+            if !emit(Job { content, input_bytes }) {
+                return Ok(false);
+            }
         }
         if ends {
             return Ok(true);
         }
-        buffer.drain(..end);
-        (offset, begins) = (offset + end as u64, false);
+        buffer.drain(..input_bytes as usize);
+        offset += input_bytes;
+    }
+}
+
+/// Cuts a file of text into documents, and long ones into pieces.
+struct Cutter {
+    /// Where the text to come is.
+    place: Place,
+    pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// At the beginning of the file.
+    File,
+    /// Behind a separator.
+    Separated,
+    /// Inside of a document.
+    Inside,
+}
+
+impl Cutter {
+    /// Takes what it can from the front of `text`, and says how many bytes that was: all at the end.
+    fn cut(&mut self, text: &str, ends: bool) -> usize {
+        let mut taken = 0;
+        while let Some(at) = text[taken..].find(SEPARATOR) {
+            let document = text[taken..taken + at].trim_end_matches(LINE_BREAKS);
+            self.push(document, true);
+            self.place = Place::Separated;
+            taken += at + SEPARATOR.len();
+        }
+        let rest = &text[taken..];
+        if ends {
+            // Nothing behind the last separator is no document.
+            if self.place != Place::Separated || !rest.trim_matches(LINE_BREAKS).is_empty() {
+                self.push(rest, true);
+            }
+            return text.len();
+        }
+        // What may be the beginning of a separator, with a line break before it, waits for the rest.
+        let sure = rest.floor_char_boundary(rest.len().saturating_sub(SEPARATOR.len()));
+        if rest.len() >= PIECE_BYTES
+            && let Some(end) = piece_end(&rest[..sure])
+        {
+            self.push(&rest[..end], false);
+            self.place = Place::Inside;
+            taken += end;
+        }
+        taken
+    }
+
+    fn push(&mut self, text: &str, ends: bool) {
+        let text = match self.place {
+            Place::File => text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text),
+            Place::Separated => text.trim_start_matches(LINE_BREAKS),
+            Place::Inside => text,
+        };
+        let begins = self.place != Place::Inside;
+        self.pieces.push(Piece { text: text.to_owned(), begins, ends });
     }
 }
 
@@ -221,10 +286,10 @@ impl Lines {
         if bytes.len() as u64 > LINE_BYTES_MAX {
             return Err(bad("longer than 64 MiB; is this JSONL, a JSON object in each line?"));
         }
-        if self.number == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
-            bytes.drain(..BYTE_ORDER_MARK.len());
+        let mut line = String::from_utf8(bytes).map_err(|_| bad("is not UTF-8 text"))?;
+        if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
+            line.remove(0);
         }
-        let line = String::from_utf8(bytes).map_err(|_| bad("is not UTF-8 text"))?;
         Ok(Some((self.number, line, count as u64)))
     }
 }

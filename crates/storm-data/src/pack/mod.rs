@@ -33,7 +33,7 @@ pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
 pub enum InputFormat {
     /// JSONL if the name ends in `.jsonl` or `.ndjson`, text otherwise.
     ByName,
-    /// UTF-8 text; each file is a document.
+    /// UTF-8 text; each file is a document, or several with `<|endoftext|>` between them.
     Text,
     /// A JSON object in each line.
     Jsonl,

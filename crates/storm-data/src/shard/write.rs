@@ -42,16 +42,13 @@ impl ShardWriter {
 
     /// Adds tokens; `learned` says for each whether it is a target, and counts for samples only.
     pub(crate) fn push(&mut self, tokens: &[u32], learned: &[bool]) -> Result<(), DataError> {
-        let io = DataError::io(&self.path);
-        match self.header.width {
+        let bytes: Vec<u8> = match self.header.width {
             TokenWidth::Two => {
-                tokens.iter().try_for_each(|&token| self.file.write(&(token as u16).to_le_bytes()))
+                tokens.iter().flat_map(|&token| (token as u16).to_le_bytes()).collect()
             }
-            TokenWidth::Four => {
-                tokens.iter().try_for_each(|&token| self.file.write(&token.to_le_bytes()))
-            }
-        }
-        .map_err(io)?;
+            TokenWidth::Four => tokens.iter().flat_map(|&token| token.to_le_bytes()).collect(),
+        };
+        self.file.write(&bytes).map_err(DataError::io(&self.path))?;
         if self.header.kind == Kind::Samples {
             for (at, &learned) in (self.header.token_count as usize..).zip(learned) {
                 self.mask.resize(at / 8 + 1, 0);

@@ -11,7 +11,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// The longest that a tokenizer may take for one request: a batch of about a megabyte of text.
+/// What a tokenizer may take for one request, a batch of about a megabyte of text, if nothing else is said.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
 /// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`].
@@ -21,6 +21,8 @@ pub struct WorkerCommand {
     pub program: PathBuf,
     /// What to call it with.
     pub arguments: Vec<OsString>,
+    /// The longest that it may take for one request: a batch of about a megabyte of text.
+    pub reply_time_max: Duration,
 }
 
 impl WorkerCommand {
@@ -38,7 +40,7 @@ impl WorkerCommand {
             false => std::env::current_exe().map_err(DataError::io(running))?,
         };
         let arguments = arguments.into_iter().map(Into::into).collect();
-        Ok(WorkerCommand { program, arguments })
+        Ok(WorkerCommand { program, arguments, reply_time_max: REPLY_TIME_MAX })
     }
 }
 
@@ -48,8 +50,11 @@ pub(super) struct Worker {
     child: Child,
     input: ChildStdin,
     replies: Receiver<io::Result<Option<Vec<u8>>>>,
+    reply_time_max: Duration,
     /// Of the tokenizer, for messages.
     path: PathBuf,
+    /// Why it can no longer be used: a late reply would be taken for that to another request.
+    broken: Option<String>,
 }
 
 impl Worker {
@@ -82,7 +87,8 @@ impl Worker {
                 }
             }
         });
-        let mut worker = Worker { child, input, replies, path: path.to_owned() };
+        let (path, reply_time_max) = (path.to_owned(), command.reply_time_max);
+        let mut worker = Worker { child, input, replies, reply_time_max, path, broken: None };
         let open = Open { end_of_text: end_of_text.map(str::to_owned) };
         let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;
         let length = (open.len() as u32).to_le_bytes();
@@ -135,19 +141,23 @@ impl Worker {
 
     /// Sends a request and waits for what it yields.
     fn ask(&mut self, request: &[&[u8]]) -> Result<Vec<u8>, DataError> {
-        let sent = write_frame(&mut self.input, request);
-        if let Err(error) = sent
-            && error.kind() != io::ErrorKind::BrokenPipe
-        {
-            return Err(self.problem(format!("its process takes no requests: {error}")));
+        if let Some(problem) = &self.broken {
+            return Err(self.problem(problem.clone()));
         }
-        let mut reply = match self.replies.recv_timeout(REPLY_TIME_MAX) {
-            Ok(Ok(Some(reply))) => reply,
-            Err(RecvTimeoutError::Timeout) => {
-                let seconds = REPLY_TIME_MAX.as_secs();
-                return Err(self.problem(format!("it did not come back within {seconds} seconds")));
+        let sent = write_frame(&mut self.input, request);
+        let mut reply = match sent {
+            // A process that is gone may have said why before.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                return Err(self.give_up(format!("its process takes no requests: {error}")));
             }
-            _ => return Err(self.ended()),
+            _ => match self.replies.recv_timeout(self.reply_time_max) {
+                Ok(Ok(Some(reply))) => reply,
+                Err(RecvTimeoutError::Timeout) => {
+                    let time = self.reply_time_max;
+                    return Err(self.give_up(format!("it did not come back within {time:?}")));
+                }
+                _ => return Err(self.ended()),
+            },
         };
         match reply.first().copied() {
             Some(DONE) => {
@@ -157,6 +167,13 @@ impl Worker {
             Some(_) => Err(self.problem(String::from_utf8_lossy(&reply[1..]).into_owned())),
             None => Err(self.nonsense()),
         }
+    }
+
+    /// Ends the process, and says why from now on.
+    fn give_up(&mut self, problem: String) -> DataError {
+        self.child.kill().ok();
+        self.broken = Some(problem.clone());
+        self.problem(problem)
     }
 
     fn problem(&self, problem: String) -> DataError {
@@ -174,7 +191,7 @@ impl Worker {
             Ok(status) => status.to_string(),
             Err(error) => error.to_string(),
         };
-        self.problem(format!(
+        self.give_up(format!(
             "its process ended ({how}): the file makes the tokenizer's code crash or take more \
              memory than it is allowed"
         ))

@@ -1,8 +1,10 @@
 //! Folders of files to pack.
 
+use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use storm_data::{
     DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions,
     PackSummary, Passes, Samples, Split, TokenizerSource, WorkerCommand, pack,
@@ -64,7 +66,7 @@ impl Folder {
 
 pub(crate) fn worker() -> WorkerCommand {
     let program = env!("CARGO_BIN_EXE_storm-tokenize-worker").into();
-    WorkerCommand { program, arguments: Vec::new() }
+    WorkerCommand { program, arguments: Vec::new(), reply_time_max: Duration::from_secs(300) }
 }
 
 pub(crate) fn packed(options: &PackOptions) -> Result<PackSummary, DataError> {
@@ -92,4 +94,10 @@ pub(crate) fn batches(loader: &mut Loader, count: usize) -> Vec<Samples> {
             samples
         })
         .collect()
+}
+
+/// The same cases in every run.
+pub(crate) fn seeded() -> ProptestConfig {
+    let (rng_seed, failure_persistence) = (RngSeed::Fixed(7), None);
+    ProptestConfig { cases: 24, rng_seed, failure_persistence, ..ProptestConfig::default() }
 }

@@ -1,6 +1,6 @@
 //! Rows: each once per epoch, in a reproducible order, from any position on.
 
-use crate::helpers::{Folder, batches, training};
+use crate::helpers::{Folder, batches, seeded, training};
 use proptest::prelude::*;
 use std::sync::Arc;
 use storm_data::{Dataset, Loader, LoaderOptions, Order, Passes, Position, Samples, Split};
@@ -56,7 +56,7 @@ fn windows_follow_each_other() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(seeded())]
 
     #[test]
     fn each_row_once_per_epoch(

@@ -42,6 +42,29 @@ fn files_are_documents() {
 }
 
 #[test]
+fn files_may_hold_several_documents() {
+    let check = |text: &str, expected: &[&str], empty: u64| {
+        let folder = Folder::new();
+        let input = folder.write("a.txt", text);
+        let options = PackOptions { shard_tokens: 1 << 24, ..folder.options(&[&input]) };
+        let counts = packed(&options).unwrap().counts;
+        assert_eq!((counts.empty_samples, counts.samples), (empty, expected.len() as u64));
+        assert!(documents(&options.out) == expected);
+    };
+    check("one<|endoftext|>two", &["one", "two"], 0);
+    check("one\r\n<|endoftext|>\n\ntwo\n<|endoftext|>\n", &["one", "two"], 0);
+    check("\none\n<|endoftext|><|endoftext|> two\n", &["\none", " two\n"], 1);
+    check("not <|endoftex at all\n", &["not <|endoftex at all\n"], 0);
+    // Separators at every place around the boundaries of reading, and documents longer than a read.
+    for shift in 0..14 {
+        let first = "é".repeat(shift) + &"a line\n".repeat((1 << 20) / 7 - 2);
+        let last = "more\n".repeat(300_000);
+        let text = format!("{first}\n<|endoftext|>\n{last}<|endoftext|>short");
+        check(&text, &[first.trim_end(), last.trim_end(), "short"], 0);
+    }
+}
+
+#[test]
 fn records_of_text_are_documents() {
     let folder = Folder::new();
     let input = folder.write(

@@ -1,6 +1,6 @@
 //! Chats and instructions: masks, rows of several samples, samples that do not fit.
 
-use crate::helpers::{Folder, batches, packed, training};
+use crate::helpers::{Folder, batches, packed, seeded, training};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -135,7 +135,7 @@ fn samples_are_held_out_whole() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(seeded())]
 
     /// Every learned token of every sample that fits comes once per epoch, in the right segment.
     #[test]

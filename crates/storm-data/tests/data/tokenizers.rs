@@ -3,6 +3,7 @@
 use crate::helpers::{Folder, packed, worker};
 use serde_json::{Value, json};
 use std::ffi::OsString;
+use std::time::Duration;
 use storm_data::{
     Dataset, IfExists, PackOptions, Tokenizer, TokenizerKind, TokenizerSource, WorkerCommand,
 };
@@ -111,6 +112,44 @@ fn special_tokens_are_found() {
     assert_eq!(open(&json).unwrap().info().begin_of_text, Some(260));
 }
 
+/// Long text is encoded in pieces that end behind line breaks: it must make no difference.
+#[test]
+fn pieces_have_the_tokens_of_the_whole() {
+    let text = "hello world\n\n  hello\r\n\r\nwell, 1234 hello's\n\thello\n\n\nhell\n'll hello.\nhello\n🦀\nhe\n12\nll";
+    let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
+    let good = |&at: &usize| {
+        is_text(text[at..].chars().next()) && is_text(text[..at - 1].chars().next_back())
+    };
+    let ends: Vec<usize> = text.match_indices('\n').map(|(at, _)| at + 1).filter(good).collect();
+    assert_eq!(ends.len(), 6);
+    // GPT-2's, and that of Llama 3 and Qwen.
+    let patterns = [
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ];
+    for pattern in patterns {
+        let mut json = tokenizer_json(&[]);
+        // Line breaks that would merge with each other and with words, were they not kept apart.
+        for (id, merge) in (260..).zip([["Ċ", "Ċ"], ["Ċ", "h"], ["Ċ", "w"], ["ĊĊ", "h"]]) {
+            json["model"]["vocab"][merge.concat()] = id.into();
+            json["model"]["merges"].as_array_mut().unwrap().push(merge.into());
+        }
+        let split = json!({
+            "type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": false,
+        });
+        let mut bytes = json["pre_tokenizer"].clone();
+        bytes["use_regex"] = false.into();
+        json["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [split, bytes]});
+        let tokenizer = open(&json).unwrap();
+        let whole = tokenizer.encode(text).unwrap();
+        assert_eq!(tokenizer.decode(&whole).unwrap(), text);
+        for &end in &ends {
+            let pieces = tokenizer.encode_all(&[&text[..end], &text[end..]]).unwrap();
+            assert_eq!(pieces.concat(), whole, "{pattern}: cut before {:?}", &text[end..]);
+        }
+    }
+}
+
 #[test]
 fn datasets_keep_their_tokenizer() {
     let folder = Folder::new();
@@ -216,7 +255,7 @@ fn bad_tokenizers_are_refused() {
 /// A process that does this instead of serving.
 fn shell(script: &str) -> WorkerCommand {
     let arguments = ["-c", script].map(OsString::from).to_vec();
-    WorkerCommand { program: "/bin/sh".into(), arguments }
+    WorkerCommand { program: "/bin/sh".into(), arguments, ..worker() }
 }
 
 #[test]
@@ -234,9 +273,28 @@ fn a_tokenizer_that_crashes_is_an_error() {
     check("printf '\\0\\0\\0\\0'", "makes no sense");
     check("printf '\\003\\0\\0\\0\\0{}'", "makes no sense");
     check("printf '\\003\\0\\0\\0\\001no'", "no");
-    let missing = WorkerCommand { program: "/nonexistent".into(), arguments: Vec::new() };
+    let missing = WorkerCommand { program: "/nonexistent".into(), ..worker() };
     let error = open_with(&tokenizer_json(&[]), &missing).unwrap_err();
     assert!(error.contains("cannot start its process"), "{error}");
+}
+
+#[test]
+fn a_tokenizer_that_never_comes_back_is_an_error() {
+    let reply_time_max = Duration::from_millis(100);
+    // Takes every request and answers none.
+    let silent = WorkerCommand { reply_time_max, ..shell("cat > /dev/null") };
+    let error = open_with(&tokenizer_json(&[]), &silent).unwrap_err();
+    assert!(error.contains("did not come back within 100ms"), "{error}");
+    // Opens, and then is silent.
+    let script = r#"printf '\112\0\0\0\0{"vocabulary":300,"end_of_text":null,"begin_of_text":null,"chat":null}   '; cat > /dev/null"#;
+    // Long enough for a busy machine to start it.
+    let reply_time_max = Duration::from_secs(3);
+    let silent = WorkerCommand { reply_time_max, ..shell(script) };
+    let tokenizer = open_with(&tokenizer_json(&[]), &silent).unwrap();
+    for _ in 0..2 {
+        let error = tokenizer.encode("hello").unwrap_err().to_string();
+        assert!(error.contains("did not come back"), "{error}");
+    }
 }
 
 #[test]

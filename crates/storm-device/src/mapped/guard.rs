@@ -102,8 +102,9 @@ fn install() {
 extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let Some(before) = BEFORE.get() else { return };
     // SAFETY: the kernel hands a valid `siginfo_t` to a handler installed with SA_SIGINFO.
-    let address = unsafe { (*info).si_addr() } as usize;
-    if !replace_page(address, before.page_bytes) {
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // Only the kernel's own signals carry an address; others were sent by somebody.
+    if code <= 0 || !replace_page(address, before.page_bytes) {
         pass_on(before, signal, info, context);
     }
 }
@@ -134,11 +135,13 @@ fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: 
     let action = &before.action;
     match action.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restores the default; on return the fault is raised again and ends the process.
+            // SAFETY: restores the default and sends the signal again, which ends the process when this
+            // handler returns and lets it through.
             unsafe {
                 let mut default: libc::sigaction = std::mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
                 libc::sigaction(signal, &default, ptr::null_mut());
+                libc::raise(signal);
             }
         }
         function if action.sa_flags & libc::SA_SIGINFO != 0 => {

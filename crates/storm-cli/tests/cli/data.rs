@@ -1,8 +1,6 @@
 //! `storm data` and `storm doctor`, called as people call them.
 
-mod common;
-
-use common::{Done, storm, words};
+use crate::{Done, storm, words};
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{BufRead, BufReader};
