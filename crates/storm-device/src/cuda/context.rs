@@ -44,11 +44,24 @@ unsafe impl Sync for Context {}
 /// What the driver must support: the CUDA version whose libraries are loaded.
 const CUDA_NEEDED: (i32, &str) = (13_000, "13.0");
 
+/// What a context is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Everything: a driver and a card that the kernels were made for.
+    Kernels,
+    /// Copies for another framework, which any driver and card can do.
+    Copies,
+}
+
 /// What a context takes, roughly; only an error says it.
 const CONTEXT_BYTES: usize = 512 << 20;
 
 impl Context {
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>, CudaError> {
+        Context::open_for(ordinal, Purpose::Kernels)
+    }
+
+    pub(super) fn open_for(ordinal: usize, purpose: Purpose) -> Result<Arc<Context>, CudaError> {
         libraries::require_driver()?;
         result::init().map_err(|error| match error.0 {
             sys::CUresult::CUDA_ERROR_NO_DEVICE => {
@@ -61,7 +74,7 @@ impl Context {
         unsafe { sys::cuDriverGetVersion(&mut version) }
             .result()
             .map_err(CudaError::driver("asking for the driver's version"))?;
-        if version < CUDA_NEEDED.0 {
+        if purpose == Purpose::Kernels && version < CUDA_NEEDED.0 {
             let found = format!("{}.{}", version / 1000, version % 1000 / 10);
             return Err(CudaError::DriverTooOld { found, needed: CUDA_NEEDED.1 });
         }
@@ -72,7 +85,7 @@ impl Context {
         }
         let device = result::device::get(ordinal as i32).map_err(CudaError::driver("opening"))?;
         let card = describe(device).map_err(CudaError::driver("describing the card"))?;
-        if card.capability.0 < 8 {
+        if purpose == Purpose::Kernels && card.capability.0 < 8 {
             let (major, minor) = card.capability;
             return Err(CudaError::CardTooOld { name: card.name, major, minor });
         }
@@ -89,8 +102,21 @@ impl Context {
                 code => CudaError::Driver { what: "making a context".into(), code },
             })?;
         let context = Arc::new(Context { device, handle, card, meter });
-        context.make_current()?;
+        if purpose == Purpose::Kernels {
+            context.make_current()?;
+        }
         Ok(context)
+    }
+
+    /// Makes the context current until the guard is dropped: for threads that are not ours.
+    pub(super) fn enter(&self) -> Result<Entered, CudaError> {
+        let before = result::ctx::get_current()
+            .map_err(CudaError::driver("asking for the current context"))?;
+        if before == Some(self.handle) {
+            return Ok(Entered { before: None });
+        }
+        self.make_current()?;
+        Ok(Entered { before: Some(before.unwrap_or(std::ptr::null_mut())) })
     }
 
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
@@ -136,6 +162,22 @@ impl Drop for Context {
     fn drop(&mut self) {
         // SAFETY: retained once in `open`. At exit the driver may be gone: the result is of no use.
         let _ = unsafe { result::primary_ctx::release(self.device) };
+    }
+}
+
+/// A context is current on this thread; afterwards the one before is again.
+#[derive(Debug)]
+pub(super) struct Entered {
+    /// None if it already was.
+    before: Option<sys::CUcontext>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current on this thread before; null means none.
+            let _ = unsafe { result::ctx::set_current(before) };
+        }
     }
 }
 
