@@ -20,6 +20,7 @@ class DeviceState:
     ):
         self.device = device
         self.is_cuda = device.type == "cuda"
+        self._peak_bytes = 0
         # The first stream seen: memory is allocated in it, others must be made known to the allocator.
         self.stream: Optional[int] = None
         self.engine = _native.Engine(
@@ -46,16 +47,23 @@ class DeviceState:
         return tensor
 
     def peak_bytes(self) -> Optional[int]:
-        return torch.cuda.max_memory_allocated(self.device) if self.is_cuda else None
+        """The most that PyTorch allocated, as far as is known."""
+        if not self.is_cuda:
+            return None
+        return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
 
     def _allocate(self, size: int) -> torch.UntypedStorage:
         return torch.UntypedStorage(size, device=self.device)
 
-    def _memory_use(self) -> Optional[Tuple[int, int, int]]:
+    def _memory_use(self, forget_peak: bool) -> Optional[Tuple[int, int]]:
         if not self.is_cuda:
             return None
         allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
-        return allocated["current"], allocated["allocated"], allocated["peak"]
+        if forget_peak:
+            # What a step takes in between is seen only if PyTorch forgets what was before.
+            self._peak_bytes = max(self._peak_bytes, allocated["peak"])
+            torch.cuda.reset_peak_memory_stats(self.device)
+        return allocated["current"], allocated["peak"]
 
 
 def _current_raw_stream(index: int) -> int:

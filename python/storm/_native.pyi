@@ -15,7 +15,7 @@ class Engine:
         vram_bytes: Optional[int],
         window_bytes: int,
         allocate: Callable[[int], torch.UntypedStorage],
-        memory_use: Callable[[], Optional[Tuple[int, int, int]]],
+        memory_use: Callable[[bool], Optional[Tuple[int, int]]],
         chaos_seed: Optional[int],
     ) -> Engine: ...
     def save(

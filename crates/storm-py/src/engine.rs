@@ -16,7 +16,7 @@ use storm_plan::saved::Allowance;
 struct Shared {
     session: Mutex<Session<Torch>>,
     /// Names that were given up while the session was in use.
-    released: Mutex<Vec<PieceName>>,
+    released: Mutex<Vec<(PieceName, Option<Use>)>>,
     free: Py<PyAny>,
 }
 
@@ -35,21 +35,21 @@ impl Shared {
         let mut released = self.released.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let names = std::mem::take(&mut *released);
         drop(released);
-        for name in names {
-            session.release(name);
+        for (name, usage) in names {
+            session.release(name, usage);
         }
     }
 
-    fn release(&self, name: PieceName) {
+    fn release(&self, name: PieceName, usage: Option<Use>) {
         match self.session.try_lock() {
             Ok(mut session) => {
-                session.release(name);
+                session.release(name, usage);
                 self.release_pending(&mut session);
             }
             // The owner does it later, and may be this very thread: garbage is collected anywhere.
             Err(TryLockError::WouldBlock) => {
                 let released = self.released.lock();
-                released.unwrap_or_else(|poisoned| poisoned.into_inner()).push(name);
+                released.unwrap_or_else(|poisoned| poisoned.into_inner()).push((name, usage));
             }
             // Nothing can be asked for any more.
             Err(TryLockError::Poisoned(_)) => {}
@@ -158,7 +158,8 @@ impl Drop for Saved {
         Python::attach(|py| {
             // Objects die while exceptions are on their way too: what is called here must not see them.
             let pending = PyErr::take(py);
-            self.shared.release(self.name);
+            let usage = self.used.load(Ordering::Relaxed).then_some(Use::First);
+            self.shared.release(self.name, usage);
             if let Some(error) = pending {
                 error.restore(py);
             }

@@ -4,7 +4,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Foreign};
-use storm_exec::saved::{Framework, MemoryUse};
+use storm_exec::saved::{Framework, MemoryUse, Peak};
 
 /// A storage, kept alive.
 pub(crate) struct Storage {
@@ -65,7 +65,7 @@ impl Drop for WeakStorage {
 pub(crate) struct Torch {
     /// `(bytes) -> UntypedStorage` on the session's device and current stream.
     allocate: Py<PyAny>,
-    /// `() -> (in use, taken, peak) | None`.
+    /// `(forget the peak) -> (in use, peak) | None`.
     memory_use: Py<PyAny>,
     expired: Py<PyAny>,
     upgrade: Py<PyAny>,
@@ -133,12 +133,11 @@ impl Framework for Torch {
         })
     }
 
-    fn memory_use(&self) -> Option<MemoryUse> {
+    fn memory_use(&self, peak: Peak) -> Option<MemoryUse> {
         Python::attach(|py| {
-            let counted: Option<(u64, u64, u64)> =
-                self.memory_use.call0(py).ok()?.extract(py).ok()?;
-            let (in_use_bytes, taken_bytes, peak_bytes) = counted?;
-            Some(MemoryUse { in_use_bytes, taken_bytes, peak_bytes })
+            let counted = self.memory_use.call1(py, (peak == Peak::Forget,)).ok()?;
+            let (in_use_bytes, peak_bytes) = counted.extract::<Option<(u64, u64)>>(py).ok()??;
+            Some(MemoryUse { in_use_bytes, peak_bytes })
         })
     }
 }

@@ -7,12 +7,14 @@
 
 mod cpu;
 mod guard;
+mod host_memory;
 mod slab;
 
 use crate::DeviceError;
 use crate::cuda::{CudaCopies, CudaMark, CudaStall};
 use cpu::{CpuCopies, Ticket};
 pub use guard::{Coming, Leaving};
+pub use host_memory::HostMemory;
 use slab::Slab;
 pub(crate) use slab::SlabMemory;
 pub use slab::{SlabPool, Slot};

@@ -2,13 +2,16 @@
 
 use super::{Copies, Mark};
 use crate::DeviceError;
-use crate::cuda::{CudaSlab, HostPages};
+use crate::cuda::{CudaError, CudaSlab, HostPages, host_memory};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use storm_plan::saved::HOST_ALIGNMENT;
 
 /// What is taken at least when more is needed than was planned for: page-locking has a price per call.
 const GROWTH_BYTES: usize = 64 << 20;
+
+/// What growing leaves to everybody else.
+const SPARED_BYTES: u64 = 512 << 20;
 
 /// Host memory for copies, in as few blocks as possible.
 #[derive(Debug)]
@@ -56,7 +59,13 @@ impl SlabPool {
         if let Some(slot) = self.slabs.iter().find_map(|slab| Slab::take(slab, bytes)) {
             return Ok(slot);
         }
-        let slab = self.copies.slab(bytes.next_multiple_of(HOST_ALIGNMENT).max(GROWTH_BYTES))?;
+        let wanted_bytes = bytes.next_multiple_of(HOST_ALIGNMENT).max(GROWTH_BYTES);
+        if let Some(limit) = host_memory()
+            && limit.available_bytes().is_some_and(|free| free < wanted_bytes as u64 + SPARED_BYTES)
+        {
+            return Err(CudaError::PinnedMemory { wanted_bytes, limit }.into());
+        }
+        let slab = self.copies.slab(wanted_bytes)?;
         let slot = Slab::take(&slab, bytes).expect("it is large enough and empty");
         self.slabs.push(slab);
         Ok(slot)

@@ -14,7 +14,7 @@ mod report;
 mod session;
 mod step;
 
-pub use recorder::MemoryUse;
+pub use recorder::{MemoryUse, Peak};
 pub use report::SavedReport;
 pub use session::{PieceName, SavedOptions, Session, Source, Use};
 
@@ -43,5 +43,5 @@ pub trait Framework {
     fn upgrade(&self, origin: &Self::Origin) -> Option<Self::Memory>;
 
     /// How much memory is in use; none where nobody counts it.
-    fn memory_use(&self) -> Option<MemoryUse>;
+    fn memory_use(&self, peak: Peak) -> Option<MemoryUse>;
 }

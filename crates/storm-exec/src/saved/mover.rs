@@ -31,7 +31,8 @@ impl<W: Framework> Mover<W> {
         Mover { framework, copies, pool, abandoned: Vec::new(), clock, report, host_used_bytes: 0 }
     }
 
-    /// Sends a piece that is here out, to this place in the slab if it is free.
+    /// Sends a piece that is here out, to this place in the slab if it is free. Without a plan it stays if
+    /// there is no host memory for it.
     pub(super) fn send(
         &mut self,
         step: &mut Step<W>,
@@ -41,9 +42,11 @@ impl<W: Framework> Mover<W> {
     ) -> Result<(), W::Error> {
         let piece = &mut step.pieces[index];
         let planned = host_offset.and_then(|offset| self.pool.take_at(offset, piece.bytes));
-        let mut slot = match planned {
-            Some(slot) => slot,
-            None => self.pool.take(piece.bytes)?,
+        let mut slot = match planned.map_or_else(|| self.pool.take(piece.bytes), Ok) {
+            Ok(slot) => slot,
+            // A plan may need less than all that there is to move.
+            Err(_) if !matches!(step.mode, Mode::Planned { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
         };
         let Place::Here(memory, start) = std::mem::replace(&mut piece.place, Place::Away) else {
             unreachable!("only pieces that are here are sent out");

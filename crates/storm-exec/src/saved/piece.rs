@@ -16,7 +16,9 @@ pub(super) struct Piece<W: Framework> {
     pub(super) moved: bool,
     /// How many names of it are out.
     pub(super) holders: u32,
-    /// How many of these were used in this backward pass.
+    /// How many names of it were given out, without those that were given up unused.
+    pub(super) names: u32,
+    /// How many of these were used.
     pub(super) used: u32,
     /// After how many it is not needed any more, as far as is known.
     pub(super) uses_expected: Option<u32>,
@@ -53,6 +55,7 @@ impl<W: Framework> Piece<W> {
             slot: None,
             moved: false,
             holders: 1,
+            names: 1,
             used: 0,
             uses_expected,
             given_up: None,
@@ -71,7 +74,7 @@ impl<W: Framework> Piece<W> {
     }
 
     pub(super) fn is_finished(&self) -> bool {
-        self.used >= self.uses_expected.unwrap_or(self.holders).min(self.holders)
+        self.used >= self.uses_expected.unwrap_or(self.names).min(self.names)
     }
 
     /// As it was seen, for a plan.

@@ -3,7 +3,7 @@
 use super::Framework;
 use super::mover::Mover;
 use super::piece::{Piece, Place};
-use super::recorder::Recorder;
+use super::recorder::{Peak, Recorder};
 use super::recordings::Recordings;
 use super::report::SavedReport;
 use super::step::{Mode, Step};
@@ -105,6 +105,7 @@ impl<W: Framework> Session<W> {
         step.holders += 1;
         if let Some(index) = step.find(source.memory, source.version, &source.range) {
             step.pieces[index].holders += 1;
+            step.pieces[index].names += 1;
             self.mover.report.shared.0 += 1;
             self.mover.report.shared.1 += bytes as u64;
             return Ok(PieceName { step: number, piece: index });
@@ -112,7 +113,9 @@ impl<W: Framework> Session<W> {
 
         let index = step.pieces.len();
         if let Mode::Recorded(recorder) = &mut step.mode {
-            recorder.begin(self.mover.framework.memory_use(), 0);
+            let now = self.mover.framework.memory_use(Peak::Forget);
+            let held_bytes = step.pieces.iter().map(Piece::held_bytes).sum();
+            recorder.begin(now, held_bytes);
             step.watch(&self.mover.framework, index);
         }
         self.follow(number, bytes, stream)?;
@@ -177,17 +180,20 @@ impl<W: Framework> Session<W> {
         Ok(result)
     }
 
-    /// Gives up a name.
+    /// Gives up a name, which was used or not.
     ///
     /// # Panics
     /// It was given up before.
-    pub fn release(&mut self, name: PieceName) {
+    pub fn release(&mut self, name: PieceName, usage: Option<Use>) {
         let step = self.steps.get_mut(&name.step).expect("a step lives as long as its names");
         if let Mode::Recorded(recorder) = &mut step.mode {
-            recorder.look(self.mover.framework.memory_use());
+            recorder.look(self.mover.framework.memory_use(Peak::Keep));
         }
         step.holders -= 1;
         step.pieces[name.piece].holders -= 1;
+        if usage.is_none() {
+            step.pieces[name.piece].names -= 1;
+        }
         if step.pieces[name.piece].holders == 0 {
             self.mover.forget(step, name.piece);
         }
@@ -279,7 +285,8 @@ impl<W: Framework> Session<W> {
     }
 
     fn planned(&mut self, recording: u64) -> Result<Mode, W::Error> {
-        let in_use = self.mover.framework.memory_use().unwrap_or_default().in_use_bytes;
+        let now = self.mover.framework.memory_use(Peak::Keep);
+        let in_use = now.unwrap_or_default().in_use_bytes;
         let plan = self.recordings.plan(recording, self.options.allowance, in_use);
         let plan = plan.expect("it was just found");
         if self.steps.values().all(|step| step.holders == 0) {
@@ -348,10 +355,10 @@ impl<W: Framework> Session<W> {
         let step = self.steps.get_mut(&name.step).expect("as above");
         match &mut step.mode {
             Mode::Recorded(_) => {
-                let held_bytes = step.held_bytes();
+                let held_bytes = step.pieces.iter().map(Piece::held_bytes).sum();
                 step.watch(&self.mover.framework, position);
                 if let Mode::Recorded(recorder) = &mut step.mode {
-                    recorder.begin(self.mover.framework.memory_use(), held_bytes);
+                    recorder.begin(self.mover.framework.memory_use(Peak::Forget), held_bytes);
                 }
             }
             Mode::Planned { recording, plan, next_fetch, surprises } => {

@@ -91,11 +91,6 @@ impl<W: Framework> Step<W> {
         });
     }
 
-    /// Bytes of pieces in the framework's memory.
-    pub(super) fn held_bytes(&self) -> u64 {
-        self.pieces.iter().map(Piece::held_bytes).sum()
-    }
-
     /// Bytes on their way out, those aside that the forward pass holds anyway.
     pub(super) fn leaving_bytes(&self, given_up: impl Fn(usize) -> bool) -> u64 {
         let counted = self.leaving.iter().filter(|&&index| given_up(index));
