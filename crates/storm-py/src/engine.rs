@@ -155,7 +155,7 @@ impl Saved {
 
 impl Drop for Saved {
     fn drop(&mut self) {
-        Python::attach(|py| {
+        Python::try_attach(|py| {
             // Objects die while exceptions are on their way too: what is called here must not see them.
             let pending = PyErr::take(py);
             let usage = self.used.load(Ordering::Relaxed).then_some(Use::First);

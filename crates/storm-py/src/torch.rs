@@ -54,7 +54,8 @@ pub(crate) struct WeakStorage {
 
 impl Drop for WeakStorage {
     fn drop(&mut self) {
-        Python::attach(|py| {
+        // Not while Python ends: then all is freed anyway.
+        Python::try_attach(|py| {
             // It cannot fail: the reference is valid and freed once.
             let _ = self.free.call1(py, (self.reference,));
         });

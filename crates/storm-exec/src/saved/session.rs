@@ -102,8 +102,8 @@ impl<W: Framework> Session<W> {
         }
         let number = self.current;
         let step = self.steps.get_mut(&number).expect("it runs");
-        step.holders += 1;
         if let Some(index) = step.find(source.memory, source.version, &source.range) {
+            step.holders += 1;
             step.pieces[index].holders += 1;
             step.pieces[index].names += 1;
             self.mover.report.shared.0 += 1;
@@ -130,9 +130,15 @@ impl<W: Framework> Session<W> {
         let Source { memory: id, version, range } = source;
         let piece = Piece::new(bytes, range.start, origin(), memory, uses_expected);
         step.add(id, version, range, piece);
-        if let Some(Fate::Move { host_offset }) = fate {
-            self.mover.send(step, index, Some(host_offset), stream)?;
+        if let Some(Fate::Move { host_offset }) = fate
+            && let Err(error) = self.mover.send(step, index, Some(host_offset), stream)
+        {
+            // Nobody has its name.
+            step.pieces[index].holders = 0;
+            self.mover.forget(step, index);
+            return Err(error);
         }
+        step.holders += 1;
         self.limit_leaving(number, stream)?;
         Ok(PieceName { step: number, piece: index })
     }
