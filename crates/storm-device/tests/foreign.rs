@@ -64,7 +64,7 @@ fn places_are_reused_without_a_race() -> Result<(), DeviceError> {
         let mut arriving = Vec::new();
         for round in 0..400 {
             let word = random(seed, round) as usize;
-            if word % 3 == 0 && !held.is_empty() {
+            if word.is_multiple_of(3) && !held.is_empty() {
                 let (contents, mut slot, leaving): (Vec<u8>, _, _) =
                     held.swap_remove(word / 3 % held.len());
                 let coming =

@@ -18,11 +18,17 @@ pub(super) enum Mode {
     Unplanned,
 }
 
+/// Memory at one of its versions.
+type MemoryVersion = (usize, u64);
+
+/// A range of memory, and the piece that holds it.
+type HeldRange = (Range<usize>, usize);
+
 pub(super) struct Step<W: Framework> {
     pub(super) mode: Mode,
     pub(super) pieces: Vec<Piece<W>>,
     /// By memory and version: the pieces of it, with their ranges.
-    index: HashMap<(usize, u64), Vec<(Range<usize>, usize)>>,
+    index: HashMap<MemoryVersion, Vec<HeldRange>>,
     /// Pieces on their way out, oldest first.
     pub(super) leaving: VecDeque<usize>,
     /// Pieces that others still held when last looked at.

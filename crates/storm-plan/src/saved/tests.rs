@@ -39,8 +39,8 @@ fn in_use(recording: &Recording, plan: &SavedPlan) -> Vec<i64> {
         };
         let Some(from) = from else { continue };
         let until = piece.needed.map_or(last, |(_, until)| until);
-        for position in from..=until {
-            bytes[position] += piece.bytes as i64;
+        if from <= until {
+            bytes[from..=until].iter_mut().for_each(|sum| *sum += piece.bytes as i64);
         }
     }
     bytes
