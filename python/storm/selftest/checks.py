@@ -223,6 +223,23 @@ def read_twice(module, block):
     return seen
 
 
+def wide_rows(module, block):
+    """Copies last longer than kernels, and meet many of them."""
+    seen = []
+    for _ in range(4):
+        x = torch.randn(16384 if torch.cuda.is_available() else 256, 512, device=device_of(module))
+        with block:
+            loss = module(x).square().mean()
+        loss.backward()
+        seen.append(gradients(module))
+    return seen
+
+
+def wide() -> nn.Module:
+    layers = [(nn.LayerNorm(512), nn.Linear(512, 1024), nn.GELU(), nn.Linear(1024, 512))] * 6
+    return nn.Sequential(*[nn.Sequential(*layer) for layer in layers])
+
+
 def smooth() -> nn.Module:
     return nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16), nn.Softplus())
 
@@ -233,6 +250,7 @@ def several() -> nn.Module:
 
 CHECKS: Dict[str, Check] = {
     "training": Check(models.Mixed, train, lambda r: (r.recorded_steps, r.planned_steps) == (1, 3)),
+    "large tensors": Check(wide, wide_rows, lambda r: r.planned_steps == 2),
     "backward inside the block": Check(models.Mixed, backward_inside, lambda r: r.planned_steps == 2),
     "accumulation": Check(models.Mixed, accumulation, lambda r: r.planned_steps == 4),
     "several forwards before a backward": Check(models.Mixed, several_forwards),
