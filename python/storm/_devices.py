@@ -15,6 +15,7 @@ class DeviceState:
         self,
         device: torch.device,
         vram_bytes: Optional[int],
+        ram_bytes: Optional[int],
         window_bytes: int,
         chaos_seed: Optional[int],
     ):
@@ -26,6 +27,7 @@ class DeviceState:
         self.engine = _native.Engine(
             device.index if self.is_cuda else None,
             vram_bytes,
+            ram_bytes,
             window_bytes,
             self._allocate,
             self._memory_use,
@@ -83,7 +85,7 @@ def default_vram(device: torch.device) -> Optional[int]:
 
 def warn_over_budget(device: torch.device, least: str, allowed: str) -> None:
     warnings.warn(
-        f"storm: a step on {device} needs at least {least} with everything offloaded, and vram allows "
-        f"{allowed}: use a smaller batch or gradient checkpointing",
+        f"storm: a step on {device} needs at least {least} with all offloaded that host memory has room "
+        f"for, and vram allows {allowed}: use a smaller batch or gradient checkpointing",
         stacklevel=4,
     )

@@ -13,6 +13,7 @@ class Engine:
         cls,
         cuda_device: Optional[int],
         vram_bytes: Optional[int],
+        ram_bytes: Optional[int],
         window_bytes: int,
         allocate: Callable[[int], torch.UntypedStorage],
         memory_use: Callable[[bool], Optional[Tuple[int, int]]],

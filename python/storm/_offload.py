@@ -43,6 +43,7 @@ class Offload:
             stays as fits. Default: nine tenths of the card.
         policy: ``"auto"`` keeps what fits into ``vram``; ``"all"`` offloads everything that moving can help,
             except for a tail of ``window`` bytes, whatever ``vram`` would allow.
+        ram: The most host memory to take for each GPU; what does not fit there stays. Default: what there is.
         window: Bytes beyond the least possible that ``"all"`` may use, and that are on their way at a time
             while there is no plan.
         keep_below: Tensors smaller than this stay.
@@ -55,6 +56,7 @@ class Offload:
         vram: Optional[Size] = None,
         policy: str = "auto",
         *,
+        ram: Optional[Size] = None,
         window: Size = "640MiB",
         keep_below: Size = "256KiB",
         device: Optional[str] = None,
@@ -71,12 +73,14 @@ class Offload:
         self._settings: Dict[str, Any] = dict(
             vram=vram,
             policy=policy,
+            ram=ram,
             window=window,
             keep_below=keep_below,
             device=device,
             chaos_seed=chaos_seed,
         )
         self._vram_bytes = None if vram is None else parse_size(vram, "vram")
+        self._ram_bytes = None if ram is None else parse_size(ram, "ram")
         self._window_bytes = parse_size(window, "window")
         self._keep_below_bytes = parse_size(keep_below, "keep_below")
         self._device_type = device
@@ -119,7 +123,8 @@ class Offload:
         vram_bytes = self._vram_bytes
         if self._settings["policy"] == "auto" and vram_bytes is None:
             vram_bytes = default_vram(device)
-        state = DeviceState(device, vram_bytes, self._window_bytes, self._settings["chaos_seed"])
+        chaos_seed = self._settings["chaos_seed"]
+        state = DeviceState(device, vram_bytes, self._ram_bytes, self._window_bytes, chaos_seed)
         self._states[device] = state
         return state
 
@@ -223,6 +228,7 @@ def offload(
     vram: Optional[Size] = None,
     policy: str = "auto",
     *,
+    ram: Optional[Size] = None,
     window: Size = "640MiB",
     keep_below: Size = "256KiB",
     device: Optional[str] = None,
@@ -235,12 +241,13 @@ def offload(
     global _latest
     caller = sys._getframe(1)
     place = (caller.f_code, caller.f_lineno)
-    key = (place, vram, policy, window, keep_below, device, chaos_seed)
+    key = (place, vram, policy, ram, window, keep_below, device, chaos_seed)
     block = _known.get(key)
     if block is None:
         block = Offload(
             vram,
             policy,
+            ram=ram,
             window=window,
             keep_below=keep_below,
             device=device,
@@ -256,6 +263,7 @@ def wrap(
     vram: Optional[Size] = None,
     policy: str = "auto",
     *,
+    ram: Optional[Size] = None,
     window: Size = "640MiB",
     keep_below: Size = "256KiB",
     device: Optional[str] = None,
@@ -268,7 +276,13 @@ def wrap(
     if session(module) is not None:
         raise ValueError("this module is wrapped already")
     block = Offload(
-        vram, policy, window=window, keep_below=keep_below, device=device, chaos_seed=chaos_seed
+        vram,
+        policy,
+        ram=ram,
+        window=window,
+        keep_below=keep_below,
+        device=device,
+        chaos_seed=chaos_seed,
     )
     module._storm_offload = block
     module.register_forward_pre_hook(_enter)

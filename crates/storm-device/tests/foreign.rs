@@ -23,7 +23,7 @@ fn bytes(seed: u64, count: usize) -> Vec<u8> {
 #[test]
 fn bytes_go_out_and_come_back() -> Result<(), DeviceError> {
     let copies = copies(1);
-    let mut pool = SlabPool::new(&copies);
+    let mut pool = SlabPool::new(&copies, 1 << 30);
     let all = bytes(7, 10_000);
     let mut slot = pool.take(6000)?;
     let leaving = copies.store(HostMemory::new(&all), 1000, &mut slot, HERE)?;
@@ -39,7 +39,7 @@ fn bytes_go_out_and_come_back() -> Result<(), DeviceError> {
 #[test]
 fn guards_that_are_dropped_wait() -> Result<(), DeviceError> {
     let copies = copies(2);
-    let mut pool = SlabPool::new(&copies);
+    let mut pool = SlabPool::new(&copies, 1 << 30);
     for round in 0..50 {
         let all = bytes(round, 5000);
         let mut slot = pool.take(5000)?;
@@ -58,7 +58,7 @@ fn guards_that_are_dropped_wait() -> Result<(), DeviceError> {
 fn places_are_reused_without_a_race() -> Result<(), DeviceError> {
     for seed in 0..4 {
         let copies = copies(seed);
-        let mut pool = SlabPool::new(&copies);
+        let mut pool = SlabPool::new(&copies, 1 << 30);
         pool.reserve(64 << 10)?;
         let mut held = Vec::new();
         let mut arriving = Vec::new();
@@ -100,7 +100,7 @@ fn places_are_reused_without_a_race() -> Result<(), DeviceError> {
 #[test]
 fn the_pool_holds_exactly_what_was_reserved() -> Result<(), DeviceError> {
     let copies = copies(3);
-    let mut pool = SlabPool::new(&copies);
+    let mut pool = SlabPool::new(&copies, 1 << 30);
     pool.reserve(12_345)?;
     assert_eq!(pool.held_bytes(), 12_345);
     let all = pool.take_at(0, 12_345).expect("all of it is free");
@@ -116,10 +116,23 @@ fn the_pool_holds_exactly_what_was_reserved() -> Result<(), DeviceError> {
 }
 
 #[test]
+fn the_pool_keeps_to_its_limit() -> Result<(), DeviceError> {
+    let copies = copies(6);
+    let mut pool = SlabPool::new(&copies, 4096);
+    let first = pool.take(3000)?;
+    assert_eq!(pool.held_bytes(), 4096, "growth stops at the limit");
+    let refused = pool.take(2000).map(drop).expect_err("no room");
+    assert!(refused.to_string().contains("4096 bytes were allowed in all"), "{refused}");
+    drop(first);
+    assert!(pool.reserve(5000).is_err());
+    pool.reserve(4096)
+}
+
+#[test]
 #[should_panic(expected = "outside of its memory")]
 fn ranges_outside_are_refused() {
     let copies = copies(4);
-    let mut slot = SlabPool::new(&copies).take(100).expect("little");
+    let mut slot = SlabPool::new(&copies, 1 << 30).take(100).expect("little");
     let _ = copies.store(HostMemory::new(&[0; 50]), 0, &mut slot, HERE);
 }
 
@@ -127,6 +140,6 @@ fn ranges_outside_are_refused() {
 #[should_panic(expected = "nothing was stored")]
 fn empty_slots_are_not_fetched() {
     let copies = copies(5);
-    let mut slot = SlabPool::new(&copies).take(100).expect("little");
+    let mut slot = SlabPool::new(&copies, 1 << 30).take(100).expect("little");
     let _ = copies.fetch(&mut slot, HostMemory::new(&[0; 100]), HERE);
 }

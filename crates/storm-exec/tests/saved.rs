@@ -53,8 +53,17 @@ fn contents(memory: usize) -> Vec<u8> {
 }
 
 fn session(program: &Program, allowance: Allowance, seed: u64) -> Session<Program> {
+    session_with_host(program, allowance, 1 << 30, seed)
+}
+
+fn session_with_host(
+    program: &Program,
+    allowance: Allowance,
+    host_bytes_max: u64,
+    seed: u64,
+) -> Session<Program> {
     let copies = Copies::cpu(CopyOptions { chaos_seed: Some(seed) }).expect("threads");
-    let options = SavedOptions { allowance, window_bytes: 4000 };
+    let options = SavedOptions { allowance, host_bytes_max, window_bytes: 4000 };
     Session::new(program.clone(), copies, options)
 }
 
@@ -137,6 +146,19 @@ fn what_the_program_holds_is_not_fetched() {
 }
 
 #[test]
+fn what_the_host_has_no_room_for_stays() {
+    let program = Program::default();
+    let mut session = session_with_host(&program, Allowance::Budget { bytes: 0 }, 12_000, 3);
+    for _ in 0..5 {
+        step(&mut session, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+    let report = session.report().expect("a report");
+    assert_eq!(report.planned_steps, 3);
+    assert!(report.kept.0 > 0 && report.moved.0 > 0);
+    assert!(report.host_bytes <= 12_000);
+}
+
+#[test]
 fn everything_can_be_had_again_until_it_is_given_up() {
     for (seed, allowance) in ALLOWANCES.into_iter().enumerate() {
         let mut session = session(&Program::default(), allowance, seed as u64);
@@ -159,14 +181,16 @@ fn everything_can_be_had_again_until_it_is_given_up() {
 /// Steps of random pieces, in random order, with parts that are never needed and steps that overlap.
 #[test]
 fn random_steps_hand_out_what_was_saved() {
-    for seed in 0..24 {
+    for seed in 0..32 {
         let mut draws = 0;
         let mut draw = |below: usize| {
             draws += 1;
             random(1000 + seed, draws) % below
         };
         let program = Program::default();
-        let mut session = session(&program, ALLOWANCES[seed as usize % 4], seed);
+        let host_bytes_max = if seed % 5 == 0 { 9000 } else { 1 << 30 };
+        let allowance = ALLOWANCES[seed as usize % 4];
+        let mut session = session_with_host(&program, allowance, host_bytes_max, seed);
         let shapes: Vec<Vec<usize>> =
             (0..3).map(|_| (0..3 + draw(12)).map(|_| draw(20)).collect()).collect();
         let mut left: Vec<(usize, PieceName)> = Vec::new();

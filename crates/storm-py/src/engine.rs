@@ -66,13 +66,16 @@ pub(crate) struct Engine {
 #[pymethods]
 impl Engine {
     /// `cuda_device` is the number of a GPU, or None for the CPU; `vram_bytes` the budget, or None for as
-    /// little as moving can reach plus the window.
+    /// little as moving can reach plus the window; `ram_bytes` what host memory may be taken, or None for
+    /// what there is.
     #[new]
-    #[pyo3(signature = (cuda_device, vram_bytes, window_bytes, allocate, memory_use, chaos_seed))]
+    #[pyo3(signature = (cuda_device, vram_bytes, ram_bytes, window_bytes, allocate, memory_use, chaos_seed))]
+    #[allow(clippy::too_many_arguments)]
     fn new(
         py: Python<'_>,
         cuda_device: Option<usize>,
         vram_bytes: Option<u64>,
+        ram_bytes: Option<u64>,
         window_bytes: u64,
         allocate: Py<PyAny>,
         memory_use: Py<PyAny>,
@@ -90,7 +93,9 @@ impl Engine {
         };
         let torch = Torch::new(py, allocate, memory_use)?;
         let free = torch.free_function(py);
-        let session = Session::new(torch, copies, SavedOptions { allowance, window_bytes });
+        let host_bytes_max = ram_bytes.unwrap_or(u64::MAX);
+        let options = SavedOptions { allowance, host_bytes_max, window_bytes };
+        let session = Session::new(torch, copies, options);
         let released = Mutex::default();
         Ok(Engine { shared: Arc::new(Shared { session: Mutex::new(session), released, free }) })
     }

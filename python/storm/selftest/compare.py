@@ -18,6 +18,7 @@ SETTINGS: List[Dict[str, Any]] = [
     {"policy": "all", "window": "100KiB"},
     {"vram": "150KiB"},
     {"vram": "1TiB"},
+    {"policy": "all", "window": 0, "ram": "64KiB"},
 ]
 
 

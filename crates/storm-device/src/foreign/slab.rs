@@ -2,7 +2,7 @@
 
 use super::{Copies, Mark};
 use crate::DeviceError;
-use crate::cuda::{CudaError, CudaSlab, HostPages, host_memory};
+use crate::cuda::{CudaError, CudaSlab, HostLimit, HostPages, host_memory};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use storm_plan::saved::HOST_ALIGNMENT;
@@ -18,12 +18,13 @@ const SPARED_BYTES: u64 = 512 << 20;
 pub struct SlabPool {
     copies: Arc<Copies>,
     slabs: Vec<Arc<Slab>>,
+    limit_bytes: u64,
 }
 
 impl SlabPool {
-    /// A pool without memory yet.
-    pub fn new(copies: &Arc<Copies>) -> SlabPool {
-        SlabPool { copies: Arc::clone(copies), slabs: Vec::new() }
+    /// A pool without memory yet, which takes no more than this.
+    pub fn new(copies: &Arc<Copies>, limit_bytes: u64) -> SlabPool {
+        SlabPool { copies: Arc::clone(copies), slabs: Vec::new(), limit_bytes }
     }
 
     /// How much it holds.
@@ -41,9 +42,18 @@ impl SlabPool {
         }
         self.slabs.retain(|slab| !slab.is_unused());
         if self.slabs.is_empty() && bytes > 0 {
+            self.check_limit(bytes)?;
             self.slabs.push(self.copies.slab(bytes)?);
         }
         Ok(())
+    }
+
+    fn check_limit(&self, wanted_bytes: usize) -> Result<(), CudaError> {
+        let limit_bytes = self.limit_bytes;
+        if (self.held_bytes() + wanted_bytes) as u64 <= limit_bytes {
+            return Ok(());
+        }
+        Err(CudaError::PinnedMemory { wanted_bytes, limit: HostLimit::Given { limit_bytes } })
     }
 
     /// A slot at a fixed place of the first block, if it is free there.
@@ -59,7 +69,10 @@ impl SlabPool {
         if let Some(slot) = self.slabs.iter().find_map(|slab| Slab::take(slab, bytes)) {
             return Ok(slot);
         }
-        let wanted_bytes = bytes.next_multiple_of(HOST_ALIGNMENT).max(GROWTH_BYTES);
+        let left_bytes = self.limit_bytes.saturating_sub(self.held_bytes() as u64);
+        let growth_bytes = left_bytes.min(GROWTH_BYTES as u64) as usize;
+        let wanted_bytes = bytes.next_multiple_of(HOST_ALIGNMENT).max(growth_bytes);
+        self.check_limit(wanted_bytes)?;
         if let Some(limit) = host_memory()
             && limit.available_bytes().is_some_and(|free| free < wanted_bytes as u64 + SPARED_BYTES)
         {

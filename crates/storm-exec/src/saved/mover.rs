@@ -25,14 +25,14 @@ enum Abandoned<W: Framework> {
 }
 
 impl<W: Framework> Mover<W> {
-    pub(super) fn new(framework: W, copies: Arc<Copies>) -> Mover<W> {
-        let pool = SlabPool::new(&copies);
+    pub(super) fn new(framework: W, copies: Arc<Copies>, host_bytes_max: u64) -> Mover<W> {
+        let pool = SlabPool::new(&copies, host_bytes_max);
         let (clock, report) = (Clock::default(), SavedReport::default());
         Mover { framework, copies, pool, abandoned: Vec::new(), clock, report, host_used_bytes: 0 }
     }
 
-    /// Sends a piece that is here out, to this place in the slab if it is free. Without a plan it stays if
-    /// there is no host memory for it.
+    /// Sends a piece that is here out, to this place in the slab if it is free. It stays if there is no
+    /// host memory for it.
     pub(super) fn send(
         &mut self,
         step: &mut Step<W>,
@@ -42,11 +42,9 @@ impl<W: Framework> Mover<W> {
     ) -> Result<(), W::Error> {
         let piece = &mut step.pieces[index];
         let planned = host_offset.and_then(|offset| self.pool.take_at(offset, piece.bytes));
-        let mut slot = match planned.map_or_else(|| self.pool.take(piece.bytes), Ok) {
-            Ok(slot) => slot,
-            // A plan may need less than all that there is to move.
-            Err(_) if !matches!(step.mode, Mode::Planned { .. }) => return Ok(()),
-            Err(error) => return Err(error.into()),
+        let Ok(mut slot) = planned.map_or_else(|| self.pool.take(piece.bytes), Ok) else {
+            piece.fixed = true;
+            return Ok(());
         };
         let Place::Here(memory, start) = std::mem::replace(&mut piece.place, Place::Away) else {
             unreachable!("only pieces that are here are sent out");
@@ -100,7 +98,7 @@ impl<W: Framework> Mover<W> {
         if let Place::Away = piece.place
             && let Some(memory) = self.framework.upgrade(&piece.origin)
         {
-            piece.held_elsewhere = true;
+            piece.fixed = true;
             piece.place = Place::Here(memory, 0);
             return Ok(());
         }

@@ -24,7 +24,8 @@ pub(super) struct Piece<W: Framework> {
     pub(super) uses_expected: Option<u32>,
     pub(super) given_up: Option<usize>,
     pub(super) needed: Option<(usize, usize)>,
-    pub(super) held_elsewhere: bool,
+    /// Others hold it too, or it could not be moved: it counts with what is not ours to move.
+    pub(super) fixed: bool,
 }
 
 /// Where the framework can find it.
@@ -60,15 +61,15 @@ impl<W: Framework> Piece<W> {
             uses_expected,
             given_up: None,
             needed: None,
-            held_elsewhere: false,
+            fixed: false,
         }
     }
 
-    /// Bytes of the framework's memory that it takes beside what others hold.
+    /// Bytes of the framework's memory that it takes, and that moving it would free.
     pub(super) fn held_bytes(&self) -> u64 {
         match self.place {
             Place::Away => 0,
-            _ if self.held_elsewhere => 0,
+            _ if self.fixed => 0,
             _ => self.bytes as u64,
         }
     }
@@ -85,7 +86,7 @@ impl<W: Framework> Piece<W> {
             given_up: given_up.min(end),
             needed: self.needed,
             uses: self.used,
-            held_elsewhere: self.held_elsewhere,
+            fixed: self.fixed,
         }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
             given_up: index,
             needed: Some((2 * sizes.len() - 1 - index, 2 * sizes.len() - 1 - index)),
             uses: 1,
-            held_elsewhere: false,
+            fixed: false,
         };
         Recording {
             pieces: sizes.iter().enumerate().map(piece).collect(),

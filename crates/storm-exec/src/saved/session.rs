@@ -24,6 +24,8 @@ const RECORDED_EVERY: u64 = 32;
 pub struct SavedOptions {
     /// How much memory.
     pub allowance: Allowance,
+    /// How much host memory.
+    pub host_bytes_max: u64,
     /// Without a plan: how many bytes may be on their way at a time, in each direction.
     pub window_bytes: u64,
 }
@@ -71,8 +73,8 @@ impl<W: Framework> Session<W> {
     /// A session without steps.
     pub fn new(framework: W, copies: Arc<Copies>, options: SavedOptions) -> Session<W> {
         Session {
+            mover: Mover::new(framework, copies, options.host_bytes_max),
             options,
-            mover: Mover::new(framework, copies),
             steps: BTreeMap::new(),
             current: 0,
             recordings: Recordings::default(),

@@ -37,8 +37,9 @@ pub struct RecordedPiece {
     pub needed: Option<(usize, usize)>,
     /// How often it was needed.
     pub uses: u32,
-    /// Somebody else held it all the time: moving it frees nothing.
-    pub held_elsewhere: bool,
+    /// Somebody else held it all the time, or there was no host memory for it: it stays, and is part of
+    /// what everything else takes.
+    pub fixed: bool,
 }
 
 /// What is allowed.
@@ -117,7 +118,7 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     order.sort_by_key(|&piece| pieces[piece].needed.map_or((1, 0), |(first, _)| (0, first)));
 
     // Everything that is moved is there while it is needed.
-    for piece in pieces.iter().filter(|piece| !piece.held_elsewhere) {
+    for piece in pieces.iter().filter(|piece| !piece.fixed) {
         if let Some((first, until)) = piece.needed {
             in_use.add(first, until, piece.bytes as i64);
         }
@@ -131,7 +132,7 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     let mut stays = vec![false; pieces.len()];
     for &index in &order {
         let piece = &pieces[index];
-        if piece.held_elsewhere {
+        if piece.fixed {
             stays[index] = true;
             continue;
         }

@@ -11,7 +11,7 @@ fn chain(count: usize, bytes: usize) -> Recording {
         given_up: index + 1,
         needed: Some((2 * count - 1 - index, 2 * count - 1 - index)),
         uses: 1,
-        held_elsewhere: false,
+        fixed: false,
     });
     Recording { pieces: pieces.collect(), other_bytes: vec![0; 2 * count], baseline_bytes: 0 }
 }
@@ -27,7 +27,7 @@ fn in_use(recording: &Recording, plan: &SavedPlan) -> Vec<i64> {
         recording.other_bytes.iter().map(|&other| other as i64 + plan.baseline_shift).collect();
     let last = bytes.len() - 1;
     for (index, piece) in recording.pieces.iter().enumerate() {
-        if piece.held_elsewhere {
+        if piece.fixed {
             continue;
         }
         let from = match plan.fates[index] {
@@ -88,7 +88,7 @@ fn least_memory_moves_all_but_what_moving_cannot_help() {
 #[test]
 fn what_others_hold_stays_and_costs_nothing() {
     let mut recording = chain(4, KIB);
-    recording.pieces[0].held_elsewhere = true;
+    recording.pieces[0].fixed = true;
     let plan = plan_saved(&recording, Allowance::Least { window_bytes: 0 }, 0);
     assert_eq!(plan.fates[0], Fate::Stay);
     assert!(plan.fetches.iter().all(|fetch| fetch.piece != 0));
@@ -130,7 +130,7 @@ fn random_recordings_keep_to_their_budget() {
             let (first, _) = piece.needed.expect("all are");
             piece.given_up = (index + draw(3)).min(first);
             piece.needed = Some((first, (first + draw(3)).min(2 * count - 1)));
-            piece.held_elsewhere = draw(10) == 0;
+            piece.fixed = draw(10) == 0;
         }
         recording.other_bytes.iter_mut().for_each(|bytes| *bytes = draw(20_000) as u64);
         let budget = draw(60_000) as u64;
