@@ -57,7 +57,7 @@ class DeviceState:
     def _allocate(self, size: int) -> torch.UntypedStorage:
         return torch.UntypedStorage(size, device=self.device)
 
-    def _memory_use(self, forget_peak: bool) -> Optional[Tuple[int, int]]:
+    def _memory_use(self, forget_peak: bool) -> Optional[Tuple[int, int, int]]:
         if not self.is_cuda:
             return None
         allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
@@ -65,7 +65,7 @@ class DeviceState:
             # What a step takes in between is seen only if PyTorch forgets what was before.
             self._peak_bytes = max(self._peak_bytes, allocated["peak"])
             torch.cuda.reset_peak_memory_stats(self.device)
-        return allocated["current"], allocated["peak"]
+        return allocated["current"], allocated["allocated"], allocated["peak"]
 
 
 def _current_raw_stream(index: int) -> int:

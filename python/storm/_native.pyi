@@ -16,7 +16,7 @@ class Engine:
         ram_bytes: Optional[int],
         window_bytes: int,
         allocate: Callable[[int], torch.UntypedStorage],
-        memory_use: Callable[[bool], Optional[Tuple[int, int]]],
+        memory_use: Callable[[bool], Optional[Tuple[int, int, int]]],
         chaos_seed: Optional[int],
     ) -> Engine: ...
     def save(

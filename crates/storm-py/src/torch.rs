@@ -66,7 +66,7 @@ impl Drop for WeakStorage {
 pub(crate) struct Torch {
     /// `(bytes) -> UntypedStorage` on the session's device and current stream.
     allocate: Py<PyAny>,
-    /// `(forget the peak) -> (in use, peak) | None`.
+    /// `(forget the peak) -> (in use, taken, peak) | None`.
     memory_use: Py<PyAny>,
     expired: Py<PyAny>,
     upgrade: Py<PyAny>,
@@ -137,8 +137,9 @@ impl Framework for Torch {
     fn memory_use(&self, peak: Peak) -> Option<MemoryUse> {
         Python::attach(|py| {
             let counted = self.memory_use.call1(py, (peak == Peak::Forget,)).ok()?;
-            let (in_use_bytes, peak_bytes) = counted.extract::<Option<(u64, u64)>>(py).ok()??;
-            Some(MemoryUse { in_use_bytes, peak_bytes })
+            let counted = counted.extract::<Option<(u64, u64, u64)>>(py).ok()?;
+            let (in_use_bytes, taken_bytes, peak_bytes) = counted?;
+            Some(MemoryUse { in_use_bytes, taken_bytes, peak_bytes })
         })
     }
 }

@@ -114,12 +114,7 @@ impl<W: Framework> Session<W> {
         }
 
         let index = step.pieces.len();
-        if let Mode::Recorded(recorder) = &mut step.mode {
-            let now = self.mover.framework.memory_use(Peak::Forget);
-            let held_bytes = step.pieces.iter().map(Piece::held_bytes).sum();
-            recorder.begin(now, held_bytes);
-            step.watch(&self.mover.framework, index);
-        }
+        step.record_position(&self.mover.framework, index);
         self.follow(number, bytes, stream)?;
         let step = self.steps.get_mut(&number).expect("it runs");
         let mut uses_expected = None;
@@ -362,13 +357,7 @@ impl<W: Framework> Session<W> {
         }
         let step = self.steps.get_mut(&name.step).expect("as above");
         match &mut step.mode {
-            Mode::Recorded(_) => {
-                let held_bytes = step.pieces.iter().map(Piece::held_bytes).sum();
-                step.watch(&self.mover.framework, position);
-                if let Mode::Recorded(recorder) = &mut step.mode {
-                    recorder.begin(self.mover.framework.memory_use(Peak::Forget), held_bytes);
-                }
-            }
+            Mode::Recorded(_) => step.record_position(&self.mover.framework, position),
             Mode::Planned { recording, plan, next_fetch, surprises } => {
                 let recorded = self.recordings.get(*recording);
                 let expected = recorded.and_then(|all| all.pieces[name.piece].needed);

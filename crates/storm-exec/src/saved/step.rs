@@ -2,7 +2,7 @@
 
 use super::Framework;
 use super::piece::Piece;
-use super::recorder::Recorder;
+use super::recorder::{Peak, Recorder};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
@@ -84,17 +84,32 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Notes which pieces were given up before `position`.
-    pub(super) fn watch(&mut self, framework: &W, position: usize) {
+    /// A position begins: if this step is recorded, so is what was in use during the one before.
+    pub(super) fn record_position(&mut self, framework: &W, position: usize) {
+        if !matches!(self.mode, Mode::Recorded(_)) {
+            return;
+        }
+        let given_up_bytes = self.watch(framework, position);
+        let held_bytes = self.pieces.iter().map(Piece::held_bytes).sum();
+        if let Mode::Recorded(recorder) = &mut self.mode {
+            recorder.begin(framework.memory_use(Peak::Forget), held_bytes, given_up_bytes);
+        }
+    }
+
+    /// Notes which pieces were given up before `position`, and how many bytes that are.
+    fn watch(&mut self, framework: &W, position: usize) -> u64 {
         let pieces = &mut self.pieces;
+        let mut given_up_bytes = 0;
         self.watched.retain(|&index| {
             let piece = &mut pieces[index];
             let alive = framework.is_alive(&piece.origin);
             if !alive {
                 piece.given_up = Some(position);
+                given_up_bytes += piece.bytes as u64;
             }
             alive
         });
+        given_up_bytes
     }
 
     /// Bytes on their way out, those aside that the forward pass holds anyway.
