@@ -10,7 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, anyhow, bail};
 
 use crate::process::{output, run};
-use crate::workspace::{root, target_dir};
+use crate::workspace::{entries, root, target_dir};
 
 /// The installer: far faster than pip for packages of this size.
 const UV: &str = "uv==0.13.7";
@@ -80,6 +80,22 @@ impl Environment {
             .env("UV_HTTP_TIMEOUT", "180"))
         .map_err(with_hint)?;
         fs::write(&stamp_file, wanted).context("writing the environment's stamp")
+    }
+
+    /// Builds the wheel `storm` from this tree and puts it into the environment, in place of an older one.
+    pub(crate) fn install_wheel(&self) -> Result<()> {
+        let wheels = target_dir().join("wheels");
+        if wheels.is_dir() {
+            fs::remove_dir_all(&wheels).context("removing older wheels")?;
+        }
+        run(self.python().args(["-m", "maturin", "build", "--release", "--out"]).arg(&wheels))?;
+        let [wheel] = &entries(&wheels)?[..] else {
+            bail!("maturin was to leave one wheel in {}", wheels.display());
+        };
+        run(Command::new(script(&self.bootstrap_dir, "uv"))
+            .args(["pip", "install", "--quiet", "--no-deps", "--reinstall", "--python"])
+            .arg(self.interpreter())
+            .arg(wheel))
     }
 
     /// What the environment is made from.
@@ -196,7 +212,7 @@ mod tests {
         for line in lock.lines() {
             assert!(line.contains("=="), "not pinned: {line}");
         }
-        for name in ["torch", "transformers", "numpy", "safetensors", "pytest"] {
+        for name in ["torch", "transformers", "numpy", "safetensors", "pytest", "maturin"] {
             let pin = format!("{name}==");
             assert!(lock.lines().any(|line| line.starts_with(&pin)), "{name}");
         }

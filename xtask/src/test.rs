@@ -31,6 +31,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
         Stage::new("release binary", || {
             run_command(cargo().args(["build", "--release", "-p", HELPER_PACKAGE]))
         }),
+        Stage::new("python wheel", || Environment::new().install_wheel()),
         Stage::new("python comparisons", run_pytest),
     ])
 }

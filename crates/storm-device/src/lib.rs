@@ -10,6 +10,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod error;
+pub mod foreign;
 mod mapped;
 mod null;
 mod placed;

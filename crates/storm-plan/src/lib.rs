@@ -17,6 +17,7 @@ mod profile;
 mod profiles;
 mod random;
 mod request;
+pub mod saved;
 mod search;
 mod simulate;
 mod task;

@@ -44,14 +44,27 @@ unsafe impl Sync for Context {}
 /// What the driver must support: the CUDA version whose libraries are loaded.
 const CUDA_NEEDED: (i32, &str) = (13_000, "13.0");
 
+/// What a context is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// Everything: a driver and a card that the kernels were made for.
+    Kernels,
+    /// Copies for another framework, which any driver and card can do.
+    Copies,
+}
+
 /// What a context takes, roughly; only an error says it.
 const CONTEXT_BYTES: usize = 512 << 20;
 
 impl Context {
     pub(super) fn open(ordinal: usize) -> Result<Arc<Context>, CudaError> {
-        start_driver(ordinal)?;
+        Context::open_for(ordinal, Purpose::Kernels)
+    }
+
+    pub(super) fn open_for(ordinal: usize, purpose: Purpose) -> Result<Arc<Context>, CudaError> {
+        start_driver(ordinal, purpose)?;
         let (device, card) = find_card(ordinal)?;
-        if let Some(problem) = card_problem(&card) {
+        if let Some(problem) = card_problem(&card).filter(|_| purpose == Purpose::Kernels) {
             return Err(problem);
         }
         let meter = MemoryMeter::new(device);
@@ -67,8 +80,21 @@ impl Context {
                 code => CudaError::Driver { what: "making a context".into(), code },
             })?;
         let context = Arc::new(Context { device, handle, card, meter });
-        context.make_current()?;
+        if purpose == Purpose::Kernels {
+            context.make_current()?;
+        }
         Ok(context)
+    }
+
+    /// Makes the context current until the guard is dropped: for threads that are not ours.
+    pub(super) fn enter(&self) -> Result<Entered, CudaError> {
+        let before = result::ctx::get_current()
+            .map_err(CudaError::driver("asking for the current context"))?;
+        if before == Some(self.handle) {
+            return Ok(Entered { before: None });
+        }
+        self.make_current()?;
+        Ok(Entered { before: Some(before.unwrap_or(std::ptr::null_mut())) })
     }
 
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
@@ -117,8 +143,24 @@ impl Drop for Context {
     }
 }
 
-/// Starts the driver, and says which CUDA version it supports: a sufficient one.
-pub(super) fn start_driver(ordinal: usize) -> Result<String, CudaError> {
+/// A context is current on this thread; afterwards the one before is again.
+#[derive(Debug)]
+pub(super) struct Entered {
+    /// None if it already was.
+    before: Option<sys::CUcontext>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(before) = self.before {
+            // SAFETY: it was current on this thread before; null means none.
+            let _ = unsafe { result::ctx::set_current(before) };
+        }
+    }
+}
+
+/// Starts the driver, and says which CUDA version it supports: a sufficient one for the purpose.
+pub(super) fn start_driver(ordinal: usize, purpose: Purpose) -> Result<String, CudaError> {
     libraries::require_driver()?;
     result::init().map_err(|error| match error.0 {
         sys::CUresult::CUDA_ERROR_NO_DEVICE => CudaError::NoDevice { count: 0, wanted: ordinal },
@@ -130,7 +172,7 @@ pub(super) fn start_driver(ordinal: usize) -> Result<String, CudaError> {
         .result()
         .map_err(CudaError::driver("asking for the driver's version"))?;
     let found = format!("{}.{}", version / 1000, version % 1000 / 10);
-    match version < CUDA_NEEDED.0 {
+    match purpose == Purpose::Kernels && version < CUDA_NEEDED.0 {
         true => Err(CudaError::DriverTooOld { found, needed: CUDA_NEEDED.1 }),
         false => Ok(found),
     }

@@ -47,7 +47,7 @@ pub fn diagnose() -> CudaDiagnosis {
 }
 
 fn find_cards() -> Result<(String, Vec<CardDiagnosis>), CudaError> {
-    let driver = context::start_driver(0)?;
+    let driver = context::start_driver(0, context::Purpose::Kernels)?;
     let card = |ordinal| {
         let (device, card) = context::find_card(ordinal)?;
         let free_bytes = MemoryMeter::new(device).card_free();

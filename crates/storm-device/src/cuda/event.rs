@@ -37,16 +37,35 @@ impl Event {
 
     /// Marks what `stream` has been given so far; an earlier mark is forgotten.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
-        // SAFETY: event and stream are alive.
-        unsafe { result::event::record(self.handle, stream.handle()) }
+        // SAFETY: the stream is alive.
+        unsafe { self.record_in(stream.handle()) }
+    }
+
+    /// As `record`, in a stream of somebody else.
+    ///
+    /// # Safety
+    /// The stream is alive and of the event's context.
+    pub(super) unsafe fn record_in(&self, stream: sys::CUstream) -> Result<(), CudaError> {
+        // SAFETY: the event is alive, and the stream by the caller's promise.
+        unsafe { result::event::record(self.handle, stream) }
             .map_err(CudaError::driver("recording an event"))
     }
 
     /// What `stream` is given from now on starts after the mark.
     pub(super) fn hold(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: the stream is alive.
+        unsafe { self.hold_in(stream.handle()) }
+    }
+
+    /// As `hold`, for a stream of somebody else.
+    ///
+    /// # Safety
+    /// The stream is alive and of the event's context.
+    pub(super) unsafe fn hold_in(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: event and stream are alive; the driver keeps what it needs of the event.
-        unsafe { result::stream::wait_event(stream.handle(), self.handle, flags) }
+        // SAFETY: the event is alive, the stream by the caller's promise; the driver keeps what it
+        // needs of the event.
+        unsafe { result::stream::wait_event(stream, self.handle, flags) }
             .map_err(CudaError::driver("waiting for an event"))
     }
 

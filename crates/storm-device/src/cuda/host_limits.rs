@@ -32,6 +32,12 @@ pub enum HostLimit {
         /// RLIMIT_MEMLOCK.
         limit_bytes: u64,
     },
+    /// It was not allowed by who asks.
+    #[error("{limit_bytes} bytes were allowed in all")]
+    Given {
+        /// What was allowed.
+        limit_bytes: u64,
+    },
     /// The system or the driver refused for another reason.
     #[error("{reason}")]
     System {
@@ -57,7 +63,9 @@ impl HostLimit {
         match *self {
             HostLimit::Machine { available_bytes }
             | HostLimit::ControlGroup { available_bytes, .. } => Some(available_bytes),
-            HostLimit::LockedMemory { .. } | HostLimit::System { .. } => None,
+            HostLimit::LockedMemory { .. } | HostLimit::Given { .. } | HostLimit::System { .. } => {
+                None
+            }
         }
     }
 }

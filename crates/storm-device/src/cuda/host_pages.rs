@@ -16,13 +16,13 @@ const PAGE_BYTES: usize = 4096;
 
 /// Zeroed anonymous memory, in huge pages where the system has them, all of it present.
 #[derive(Debug)]
-pub(super) struct HostPages {
+pub(crate) struct HostPages {
     map: MmapRaw,
 }
 
 impl HostPages {
     /// Takes `bytes` and makes them present with all cores; `progress` hears how many are.
-    pub(super) fn new(
+    pub(crate) fn new(
         bytes: usize,
         mut progress: impl FnMut(usize),
     ) -> Result<HostPages, HostLimit> {
@@ -76,11 +76,11 @@ impl HostPages {
         end - start
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         self.map.len()
     }
 
-    pub(super) fn start(&self) -> *mut u8 {
+    pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 }

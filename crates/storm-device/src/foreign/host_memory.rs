@@ -1,0 +1,56 @@
+//! Host memory of our own in the place of a framework's.
+
+use super::Foreign;
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::fmt;
+use std::rc::Rc;
+
+/// A block of host memory, for programs and tests that have no framework.
+pub struct HostMemory {
+    bytes: Box<[UnsafeCell<u8>]>,
+    companion: Option<Rc<dyn Any>>,
+}
+
+impl HostMemory {
+    /// With these contents.
+    pub fn new(bytes: &[u8]) -> HostMemory {
+        let bytes = bytes.iter().map(|&byte| UnsafeCell::new(byte)).collect();
+        HostMemory { bytes, companion: None }
+    }
+
+    /// With something that lives as long: it can count how much memory there is.
+    pub fn with_companion(self, companion: Rc<dyn Any>) -> HostMemory {
+        HostMemory { companion: Some(companion), ..self }
+    }
+
+    /// What lives as long as this.
+    pub fn companion(&self) -> Option<Rc<dyn Any>> {
+        self.companion.clone()
+    }
+
+    /// What is in it now.
+    pub fn contents(&self) -> Vec<u8> {
+        // SAFETY: bytes are written by copies only, and while one writes, a guard owns the memory and
+        // gives out no reference.
+        self.bytes.iter().map(|byte| unsafe { *byte.get() }).collect()
+    }
+}
+
+impl fmt::Debug for HostMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HostMemory of {} bytes", self.bytes.len())
+    }
+}
+
+// SAFETY: the bytes are valid as long as the box, which is not moved with the value, and may be written
+// through shared references. Nothing reuses them before they are freed, which guards put off.
+unsafe impl Foreign for HostMemory {
+    fn address(&self) -> usize {
+        self.bytes.as_ptr() as usize
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+}

@@ -1,0 +1,239 @@
+//! Host memory for pieces: exact in size, taken rarely, reused always.
+
+use super::{Copies, Mark};
+use crate::DeviceError;
+use crate::cuda::{CudaError, CudaSlab, HostLimit, HostPages, host_memory};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use storm_plan::saved::HOST_ALIGNMENT;
+
+/// What is taken at least when more is needed than was planned for: page-locking has a price per call.
+const GROWTH_BYTES: usize = 64 << 20;
+
+/// What growing leaves to everybody else.
+const SPARED_BYTES: u64 = 512 << 20;
+
+/// Host memory for copies, in as few blocks as possible.
+#[derive(Debug)]
+pub struct SlabPool {
+    copies: Arc<Copies>,
+    slabs: Vec<Arc<Slab>>,
+    limit_bytes: u64,
+}
+
+impl SlabPool {
+    /// A pool without memory yet, which takes no more than this.
+    pub fn new(copies: &Arc<Copies>, limit_bytes: u64) -> SlabPool {
+        SlabPool { copies: Arc::clone(copies), slabs: Vec::new(), limit_bytes }
+    }
+
+    /// How much it holds.
+    pub fn held_bytes(&self) -> usize {
+        self.slabs.iter().map(|slab| slab.bytes).sum()
+    }
+
+    /// Gives up what is not in use. If nothing is, takes one block of exactly `bytes` instead.
+    ///
+    /// # Errors
+    /// The machine or a limit does not allow it.
+    pub fn reserve(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if self.held_bytes() == bytes && self.slabs.len() <= 1 {
+            return Ok(());
+        }
+        self.slabs.retain(|slab| !slab.is_unused());
+        if self.slabs.is_empty() && bytes > 0 {
+            self.check_limit(bytes)?;
+            self.slabs.push(self.copies.slab(bytes)?);
+        }
+        Ok(())
+    }
+
+    fn check_limit(&self, wanted_bytes: usize) -> Result<(), CudaError> {
+        let limit_bytes = self.limit_bytes;
+        if (self.held_bytes() + wanted_bytes) as u64 <= limit_bytes {
+            return Ok(());
+        }
+        Err(CudaError::PinnedMemory { wanted_bytes, limit: HostLimit::Given { limit_bytes } })
+    }
+
+    /// A slot at a fixed place of the first block, if it is free there.
+    pub fn take_at(&self, offset: usize, bytes: usize) -> Option<Slot> {
+        Slab::take_at(self.slabs.first()?, offset, bytes)
+    }
+
+    /// A slot anywhere; takes more memory if it must.
+    ///
+    /// # Errors
+    /// The machine or a limit does not allow it.
+    pub fn take(&mut self, bytes: usize) -> Result<Slot, DeviceError> {
+        if let Some(slot) = self.slabs.iter().find_map(|slab| Slab::take(slab, bytes)) {
+            return Ok(slot);
+        }
+        let left_bytes = self.limit_bytes.saturating_sub(self.held_bytes() as u64);
+        let growth_bytes = left_bytes.min(GROWTH_BYTES as u64) as usize;
+        let wanted_bytes = bytes.next_multiple_of(HOST_ALIGNMENT).max(growth_bytes);
+        self.check_limit(wanted_bytes)?;
+        if let Some(limit) = host_memory()
+            && limit.available_bytes().is_some_and(|free| free < wanted_bytes as u64 + SPARED_BYTES)
+        {
+            return Err(CudaError::PinnedMemory { wanted_bytes, limit }.into());
+        }
+        let slab = self.copies.slab(wanted_bytes)?;
+        let slot = Slab::take(&slab, bytes).expect("it is large enough and empty");
+        self.slabs.push(slab);
+        Ok(slot)
+    }
+}
+
+/// A block of host memory.
+#[derive(Debug)]
+pub(super) struct Slab {
+    memory: SlabMemory,
+    bytes: usize,
+    free: Mutex<BTreeMap<usize, Free>>,
+}
+
+#[derive(Debug)]
+pub(crate) enum SlabMemory {
+    Pages(HostPages),
+    Pinned(CudaSlab),
+}
+
+/// An unused range.
+#[derive(Debug)]
+struct Free {
+    bytes: usize,
+    /// Copies that may still read it.
+    reads: Vec<Mark>,
+}
+
+impl Slab {
+    pub(super) fn new(memory: SlabMemory, bytes: usize) -> Slab {
+        let free = BTreeMap::from([(0, Free { bytes, reads: Vec::new() })]);
+        Slab { memory, bytes, free: Mutex::new(free) }
+    }
+
+    fn start(&self) -> usize {
+        match &self.memory {
+            SlabMemory::Pages(pages) => pages.start() as usize,
+            SlabMemory::Pinned(slab) => slab.start(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, Free>> {
+        self.free.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn is_unused(&self) -> bool {
+        self.lock().values().map(|free| free.bytes).sum::<usize>() == self.bytes
+    }
+
+    fn take(slab: &Arc<Slab>, bytes: usize) -> Option<Slot> {
+        let place = slab.lock().iter().find(|(_, free)| free.bytes >= bytes).map(|(&at, _)| at)?;
+        Slab::take_at(slab, place, bytes)
+    }
+
+    fn take_at(slab: &Arc<Slab>, offset: usize, bytes: usize) -> Option<Slot> {
+        let mut all = slab.lock();
+        let (&start, free) = all.range(..=offset).next_back()?;
+        let room = bytes.next_multiple_of(HOST_ALIGNMENT).min(slab.bytes.checked_sub(offset)?);
+        if bytes > room || offset + room > start + free.bytes {
+            return None;
+        }
+        let Free { bytes: free_bytes, reads } = all.remove(&start).expect("just found");
+        if start < offset {
+            all.insert(start, Free { bytes: offset - start, reads: reads.clone() });
+        }
+        let end = offset + room;
+        if end < start + free_bytes {
+            all.insert(end, Free { bytes: start + free_bytes - end, reads: reads.clone() });
+        }
+        drop(all);
+        let slab = Arc::clone(slab);
+        Some(Slot { slab, offset, bytes, room, waits: reads, stored: None, reads: Vec::new() })
+    }
+
+    fn give_back(&self, offset: usize, room: usize, mut reads: Vec<Mark>) {
+        let mut all = self.lock();
+        let is_pending = |mark: &Mark| !mark.is_done().unwrap_or(true);
+        reads.retain(is_pending);
+        let (mut start, mut bytes) = (offset, room);
+        // Neighbours become one range again once nothing reads them; before, they are more useful as
+        // they are: the next step takes the same places.
+        let mergeable = |free: &Free| !free.reads.iter().any(is_pending);
+        if reads.is_empty() {
+            if let Some((&before, free)) = all.range(..offset).next_back()
+                && before + free.bytes == offset
+                && mergeable(free)
+            {
+                start = before;
+                bytes += free.bytes;
+                all.remove(&before);
+            }
+            let end = start + bytes;
+            if all.get(&end).is_some_and(mergeable) {
+                bytes += all.remove(&end).expect("just found").bytes;
+            }
+        }
+        all.insert(start, Free { bytes, reads });
+    }
+}
+
+/// A place in host memory, for as long as it lives.
+#[derive(Debug)]
+pub struct Slot {
+    slab: Arc<Slab>,
+    offset: usize,
+    bytes: usize,
+    /// What is taken of the slab: the next slot starts aligned.
+    room: usize,
+    /// Copies that may still read what was here before.
+    waits: Vec<Mark>,
+    stored: Option<Mark>,
+    /// Copies that may still read what is here.
+    reads: Vec<Mark>,
+}
+
+impl Slot {
+    /// Its size.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(crate) fn address(&self) -> usize {
+        self.slab.start() + self.offset
+    }
+
+    pub(super) fn slab(&self) -> Arc<Slab> {
+        Arc::clone(&self.slab)
+    }
+
+    /// What must be done before it can be written.
+    pub(crate) fn waits_to_store(&self) -> &[Mark] {
+        &self.waits
+    }
+
+    /// What must be done before it can be read.
+    pub(crate) fn stored(&self) -> Option<&Mark> {
+        self.stored.as_ref()
+    }
+
+    pub(super) fn was_stored(&mut self, mark: Mark) {
+        assert!(self.stored.is_none(), "a slot is stored to once");
+        self.stored = Some(mark);
+    }
+
+    pub(super) fn was_read(&mut self, mark: Mark) {
+        self.reads.retain(|read| !read.is_done().unwrap_or(true));
+        self.reads.push(mark);
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // A copy into this slot needs no mark: the next copy here comes after it in the same queue.
+        let mut reads = std::mem::take(&mut self.reads);
+        reads.append(&mut self.waits);
+        self.slab.give_back(self.offset, self.room, reads);
+    }
+}

@@ -1,0 +1,188 @@
+//! Moves pieces: out, and back.
+
+use super::Framework;
+use super::piece::Place;
+use super::report::{Clock, SavedReport};
+use super::step::{Mode, Step};
+use std::sync::Arc;
+use storm_device::DeviceError;
+use storm_device::foreign::{Coming, ComputeStream, Copies, Leaving, SlabPool};
+
+pub(super) struct Mover<W: Framework> {
+    pub(super) framework: W,
+    copies: Arc<Copies>,
+    pub(super) pool: SlabPool,
+    /// Memory that nobody needs any more but a copy.
+    abandoned: Vec<Abandoned<W>>,
+    pub(super) clock: Clock,
+    pub(super) report: SavedReport,
+    host_used_bytes: u64,
+}
+
+enum Abandoned<W: Framework> {
+    Leaving(Leaving<W::Memory>),
+    Coming(Coming<W::Memory>),
+}
+
+impl<W: Framework> Mover<W> {
+    pub(super) fn new(framework: W, copies: Arc<Copies>, host_bytes_max: u64) -> Mover<W> {
+        let pool = SlabPool::new(&copies, host_bytes_max);
+        let (clock, report) = (Clock::default(), SavedReport::default());
+        Mover { framework, copies, pool, abandoned: Vec::new(), clock, report, host_used_bytes: 0 }
+    }
+
+    /// Sends a piece that is here out, to this place in the slab if it is free. It stays if there is no
+    /// host memory for it.
+    pub(super) fn send(
+        &mut self,
+        step: &mut Step<W>,
+        index: usize,
+        host_offset: Option<usize>,
+        stream: ComputeStream,
+    ) -> Result<(), W::Error> {
+        let piece = &mut step.pieces[index];
+        let planned = host_offset.and_then(|offset| self.pool.take_at(offset, piece.bytes));
+        let Ok(mut slot) = planned.map_or_else(|| self.pool.take(piece.bytes), Ok) else {
+            piece.fixed = true;
+            return Ok(());
+        };
+        let Place::Here(memory, start) = std::mem::replace(&mut piece.place, Place::Away) else {
+            unreachable!("only pieces that are here are sent out");
+        };
+        let leaving = self.copies.store(memory, piece.offset - start, &mut slot, stream)?;
+        self.clock.copy(leaving.time());
+        piece.place = Place::Leaving(leaving);
+        piece.slot = Some(slot);
+        piece.moved = true;
+        step.leaving.push_back(index);
+        self.report.stored_bytes += piece.bytes as u64;
+        self.report.copies += 1;
+        self.host_used_bytes += piece.bytes as u64;
+        self.report.host_used_bytes = self.report.host_used_bytes.max(self.host_used_bytes);
+        Ok(())
+    }
+
+    /// Starts to fetch a piece unless it is here, or on its way.
+    pub(super) fn fetch(
+        &mut self,
+        step: &mut Step<W>,
+        index: usize,
+        stream: ComputeStream,
+    ) -> Result<(), W::Error> {
+        let piece = &mut step.pieces[index];
+        if let Place::Leaving(_) = piece.place {
+            // It is still here, and is not to go any more.
+            step.leaving.retain(|&leaving| leaving != index);
+        }
+        let (Place::Away, Some(slot)) = (&piece.place, &mut piece.slot) else { return Ok(()) };
+        let memory = self.framework.allocate(piece.bytes, stream)?;
+        if let Mode::Recorded(recorder) = &mut step.mode {
+            recorder.took(piece.bytes as u64);
+        }
+        let coming = self.copies.fetch(slot, memory, stream)?;
+        self.clock.copy(coming.time());
+        self.report.fetched_bytes += piece.bytes as u64;
+        self.report.copies += 1;
+        piece.place = Place::Coming(coming);
+        Ok(())
+    }
+
+    /// Makes sure that a piece is here for what `stream` is given from now on.
+    pub(super) fn bring(
+        &mut self,
+        step: &mut Step<W>,
+        index: usize,
+        stream: ComputeStream,
+    ) -> Result<(), W::Error> {
+        let piece = &mut step.pieces[index];
+        if let Place::Away = piece.place
+            && let Some(memory) = self.framework.upgrade(&piece.origin)
+        {
+            piece.fixed = true;
+            piece.place = Place::Here(memory, 0);
+            return Ok(());
+        }
+        self.fetch(step, index, stream)?;
+        let piece = &mut step.pieces[index];
+        match std::mem::replace(&mut piece.place, Place::Away) {
+            Place::Coming(coming) => {
+                let (memory, stall) = coming.arrive(stream)?;
+                self.clock.stall(stall);
+                piece.place = Place::Here(memory, piece.offset);
+            }
+            place => piece.place = place,
+        }
+        Ok(())
+    }
+
+    /// Lets the oldest pieces on their way out go, at the price of a wait, until no more than `limit`
+    /// bytes of them are left that only the copies hold.
+    pub(super) fn limit_leaving(
+        &mut self,
+        step: &mut Step<W>,
+        limit_bytes: u64,
+        given_up: impl Fn(usize) -> bool,
+        stream: ComputeStream,
+    ) -> Result<(), W::Error> {
+        let mut bytes = step.leaving_bytes(&given_up);
+        while let Some(&index) = step.leaving.front() {
+            let piece = &mut step.pieces[index];
+            let done = match &piece.place {
+                Place::Leaving(leaving) => leaving.is_done()?,
+                // It was brought back, or is of no use any more.
+                _ => {
+                    step.leaving.pop_front();
+                    continue;
+                }
+            };
+            if !done && bytes <= limit_bytes {
+                break;
+            }
+            if given_up(index) {
+                bytes -= piece.bytes as u64;
+            }
+            step.leaving.pop_front();
+            if let Place::Leaving(leaving) = std::mem::replace(&mut piece.place, Place::Away) {
+                let (memory, stall) = leaving.release(stream)?;
+                drop(memory);
+                if !done {
+                    self.clock.stall(stall);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives up what the framework does not need any more of a piece, but for its host copy.
+    pub(super) fn let_go(&mut self, step: &mut Step<W>, index: usize) {
+        match std::mem::replace(&mut step.pieces[index].place, Place::Away) {
+            Place::Leaving(leaving) => self.abandoned.push(Abandoned::Leaving(leaving)),
+            Place::Coming(coming) => self.abandoned.push(Abandoned::Coming(coming)),
+            Place::Here(..) | Place::Away => {}
+        }
+    }
+
+    /// Gives up a piece.
+    pub(super) fn forget(&mut self, step: &mut Step<W>, index: usize) {
+        self.let_go(step, index);
+        if step.pieces[index].slot.take().is_some() {
+            self.host_used_bytes -= step.pieces[index].bytes as u64;
+        }
+    }
+
+    /// Frees what copies are done with.
+    pub(super) fn free_abandoned(&mut self) -> Result<(), DeviceError> {
+        let mut kept = Vec::new();
+        for abandoned in self.abandoned.drain(..) {
+            let done = match &abandoned {
+                Abandoned::Leaving(leaving) => leaving.is_done()?,
+                Abandoned::Coming(coming) => coming.is_done()?,
+            };
+            if !done {
+                kept.push(abandoned);
+            }
+        }
+        self.abandoned = kept;
+        Ok(())
+    }
+}

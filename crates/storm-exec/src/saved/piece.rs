@@ -1,0 +1,92 @@
+//! One piece of saved memory, and where it is.
+
+use super::Framework;
+use storm_device::foreign::{Coming, Leaving, Slot};
+use storm_plan::saved::RecordedPiece;
+
+pub(super) struct Piece<W: Framework> {
+    pub(super) bytes: usize,
+    /// Its first byte in the memory that it was saved from.
+    pub(super) offset: usize,
+    pub(super) origin: W::Origin,
+    pub(super) place: Place<W>,
+    /// Where it is in host memory, once it was moved.
+    pub(super) slot: Option<Slot>,
+    /// It was moved, whatever became of it.
+    pub(super) moved: bool,
+    /// How many names of it are out.
+    pub(super) holders: u32,
+    /// How many names of it were given out, without those that were given up unused.
+    pub(super) names: u32,
+    /// How many of these were used.
+    pub(super) used: u32,
+    /// After how many it is not needed any more, as far as is known.
+    pub(super) uses_expected: Option<u32>,
+    pub(super) given_up: Option<usize>,
+    pub(super) needed: Option<(usize, usize)>,
+    /// Others hold it too, or it could not be moved: it counts with what is not ours to move.
+    pub(super) fixed: bool,
+}
+
+/// Where the framework can find it.
+pub(super) enum Place<W: Framework> {
+    /// In memory that begins at this byte of the original.
+    Here(W::Memory, usize),
+    /// In its original memory, which a copy reads.
+    Leaving(Leaving<W::Memory>),
+    /// In host memory only.
+    Away,
+    /// In memory that a copy fills.
+    Coming(Coming<W::Memory>),
+}
+
+impl<W: Framework> Piece<W> {
+    pub(super) fn new(
+        bytes: usize,
+        offset: usize,
+        origin: W::Origin,
+        memory: W::Memory,
+        uses_expected: Option<u32>,
+    ) -> Piece<W> {
+        Piece {
+            bytes,
+            offset,
+            origin,
+            place: Place::Here(memory, 0),
+            slot: None,
+            moved: false,
+            holders: 1,
+            names: 1,
+            used: 0,
+            uses_expected,
+            given_up: None,
+            needed: None,
+            fixed: false,
+        }
+    }
+
+    /// Bytes of the framework's memory that it takes, and that moving it would free.
+    pub(super) fn held_bytes(&self) -> u64 {
+        match self.place {
+            Place::Away => 0,
+            _ if self.fixed => 0,
+            _ => self.bytes as u64,
+        }
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.used >= self.uses_expected.unwrap_or(self.names).min(self.names)
+    }
+
+    /// As it was seen, for a plan.
+    pub(super) fn recorded(&self, end: usize) -> RecordedPiece {
+        let given_up = self.given_up.or(self.needed.map(|(first, _)| first)).unwrap_or(end);
+        RecordedPiece {
+            bytes: self.bytes,
+            given_up: given_up.min(end),
+            needed: self.needed,
+            uses: self.used,
+            fixed: self.fixed,
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! How much memory everything but the saved pieces takes, position by position.
+
+/// The framework's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// In use now.
+    pub in_use_bytes: u64,
+    /// Taken since the start, whatever was given back meanwhile.
+    pub taken_bytes: u64,
+    /// The most that was in use since the peak was last forgotten.
+    pub peak_bytes: u64,
+}
+
+/// What becomes of the framework's own record of its peak.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Peak {
+    /// It goes on.
+    Keep,
+    /// It begins anew, from what is in use now.
+    Forget,
+}
+
+/// Follows one step.
+#[derive(Debug, Default)]
+pub(super) struct Recorder {
+    positions: Vec<Position>,
+}
+
+#[derive(Debug, Default)]
+struct Position {
+    start: MemoryUse,
+    peak_bytes: u64,
+    /// Taken when it was last looked at.
+    taken_bytes: u64,
+    /// What the session holds while it lasts.
+    held_bytes: u64,
+    /// Pieces that were given up while it lasted.
+    given_up_bytes: u64,
+}
+
+impl Position {
+    /// The most in use without the session's part, had the pieces that were given up meanwhile stayed. When
+    /// in the position they went is not known, but neither of two bounds can be passed.
+    fn other_bytes(&self) -> u64 {
+        let taken = self.taken_bytes.saturating_sub(self.start.taken_bytes);
+        let nothing_given_back = self.start.in_use_bytes + taken;
+        let all_stayed = self.peak_bytes + self.given_up_bytes;
+        let most = self.peak_bytes.max(all_stayed.min(nothing_given_back));
+        most.saturating_sub(self.held_bytes)
+    }
+}
+
+impl Recorder {
+    /// A position begins, with so much held by the session; in the one before, so much was given up.
+    pub(super) fn begin(&mut self, now: Option<MemoryUse>, held_bytes: u64, given_up_bytes: u64) {
+        self.look(now);
+        if let Some(before) = self.positions.last_mut() {
+            before.given_up_bytes = given_up_bytes;
+        }
+        let start = now.unwrap_or_default();
+        self.positions.push(Position {
+            start,
+            peak_bytes: start.in_use_bytes,
+            taken_bytes: start.taken_bytes,
+            held_bytes,
+            given_up_bytes: 0,
+        });
+    }
+
+    /// The position goes on.
+    pub(super) fn look(&mut self, now: Option<MemoryUse>) {
+        if let (Some(now), Some(position)) = (now, self.positions.last_mut()) {
+            position.peak_bytes = position.peak_bytes.max(now.peak_bytes);
+            position.taken_bytes = now.taken_bytes;
+        }
+    }
+
+    /// The session took memory itself.
+    pub(super) fn took(&mut self, bytes: u64) {
+        if let Some(position) = self.positions.last_mut() {
+            position.held_bytes += bytes;
+        }
+    }
+
+    pub(super) fn baseline_bytes(&self) -> u64 {
+        self.positions.first().map_or(0, |position| position.start.in_use_bytes)
+    }
+
+    /// By position, the most that was in use without the session's part.
+    pub(super) fn other_bytes(&self) -> Vec<u64> {
+        self.positions.iter().map(Position::other_bytes).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(in_use_bytes: u64, peak_bytes: u64, taken_bytes: u64) -> Option<MemoryUse> {
+        Some(MemoryUse { in_use_bytes, taken_bytes, peak_bytes })
+    }
+
+    #[test]
+    fn takes_the_sessions_part_off() {
+        let mut recorder = Recorder::default();
+        recorder.begin(at(100, 999, 1000), 0, 0);
+        recorder.begin(at(110, 160, 1090), 30, 0);
+        recorder.took(20);
+        recorder.begin(at(90, 150, 1200), 0, 0);
+        recorder.look(at(80, 120, 1300));
+        recorder.look(at(70, 120, 1300));
+        assert_eq!(recorder.baseline_bytes(), 100);
+        assert_eq!(recorder.other_bytes(), [160, 100, 120]);
+    }
+
+    #[test]
+    fn what_was_given_up_may_have_to_stay_at_the_peak() {
+        let other = |taken: u64, given_up_bytes: u64| {
+            let mut recorder = Recorder::default();
+            recorder.begin(at(100, 100, 0), 0, 0);
+            recorder.begin(at(80, 120, taken), 0, given_up_bytes);
+            recorder.other_bytes()[0]
+        };
+        assert_eq!(other(70, 0), 120);
+        assert_eq!(other(70, 30), 150, "the peak may have come after it went");
+        assert_eq!(other(25, 30), 125, "no more than that was taken");
+    }
+
+    #[test]
+    fn knows_nothing_where_nobody_counts() {
+        let mut recorder = Recorder::default();
+        recorder.begin(None, 50, 0);
+        recorder.took(20);
+        recorder.begin(None, 0, 0);
+        assert_eq!(recorder.other_bytes(), [0, 0]);
+    }
+}

@@ -1,0 +1,173 @@
+//! The classes that the hooks call.
+
+use crate::report::Report;
+use crate::torch::{Error, Storage, Torch, compute_stream};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use storm_device::foreign::{Copies, CopyOptions};
+use storm_exec::saved::{PieceName, SavedOptions, Session, Source, Use};
+use storm_plan::saved::Allowance;
+
+/// A session that hooks of any thread use. Whoever waits for it lets other threads run Python
+/// meanwhile: its owner may need that to go on.
+struct Shared {
+    session: Mutex<Session<Torch>>,
+    /// Names that were given up while the session was in use.
+    released: Mutex<Vec<(PieceName, Option<Use>)>>,
+    free: Py<PyAny>,
+}
+
+impl Shared {
+    fn lock(&self, py: Python<'_>) -> PyResult<MutexGuard<'_, Session<Torch>>> {
+        let mut session = self.session.lock_py_attached(py).map_err(|_| {
+            PyRuntimeError::new_err(
+                "the offload engine stopped after an internal error; make a new one",
+            )
+        })?;
+        self.release_pending(&mut session);
+        Ok(session)
+    }
+
+    fn release_pending(&self, session: &mut Session<Torch>) {
+        let mut released = self.released.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let names = std::mem::take(&mut *released);
+        drop(released);
+        for (name, usage) in names {
+            session.release(name, usage);
+        }
+    }
+
+    fn release(&self, name: PieceName, usage: Option<Use>) {
+        match self.session.try_lock() {
+            Ok(mut session) => {
+                session.release(name, usage);
+                self.release_pending(&mut session);
+            }
+            // The owner does it later, and may be this very thread: garbage is collected anywhere.
+            Err(TryLockError::WouldBlock) => {
+                let released = self.released.lock();
+                released.unwrap_or_else(|poisoned| poisoned.into_inner()).push((name, usage));
+            }
+            // Nothing can be asked for any more.
+            Err(TryLockError::Poisoned(_)) => {}
+        }
+    }
+}
+
+/// Saved tensors of one device.
+#[pyclass(frozen, module = "storm._native")]
+pub(crate) struct Engine {
+    shared: Arc<Shared>,
+}
+
+#[pymethods]
+impl Engine {
+    /// `cuda_device` is the number of a GPU, or None for the CPU; `vram_bytes` the budget, or None for as
+    /// little as moving can reach plus the window; `ram_bytes` what host memory may be taken, or None for
+    /// what there is.
+    #[new]
+    #[pyo3(signature = (cuda_device, vram_bytes, ram_bytes, window_bytes, allocate, memory_use, chaos_seed))]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        py: Python<'_>,
+        cuda_device: Option<usize>,
+        vram_bytes: Option<u64>,
+        ram_bytes: Option<u64>,
+        window_bytes: u64,
+        allocate: Py<PyAny>,
+        memory_use: Py<PyAny>,
+        chaos_seed: Option<u64>,
+    ) -> PyResult<Engine> {
+        let options = CopyOptions { chaos_seed };
+        let copies = match cuda_device {
+            Some(ordinal) => Copies::cuda(ordinal, options),
+            None => Copies::cpu(options),
+        };
+        let copies = copies.map_err(Error::from)?;
+        let allowance = match vram_bytes {
+            Some(bytes) => Allowance::Budget { bytes },
+            None => Allowance::Least { window_bytes },
+        };
+        let torch = Torch::new(py, allocate, memory_use)?;
+        let free = torch.free_function(py);
+        let host_bytes_max = ram_bytes.unwrap_or(u64::MAX);
+        let options = SavedOptions { allowance, host_bytes_max, window_bytes };
+        let session = Session::new(torch, copies, options);
+        let released = Mutex::default();
+        Ok(Engine { shared: Arc::new(Shared { session: Mutex::new(session), released, free }) })
+    }
+
+    /// Saves the bytes `start..end` of a storage as they are after what `stream` was given.
+    #[pyo3(signature = (storage, number, address, storage_bytes, start, end, version, stream))]
+    #[allow(clippy::too_many_arguments)]
+    fn save(
+        &self,
+        storage: Bound<'_, PyAny>,
+        number: usize,
+        address: usize,
+        storage_bytes: usize,
+        start: usize,
+        end: usize,
+        version: u64,
+        stream: usize,
+    ) -> PyResult<Saved> {
+        if start >= end || end > storage_bytes {
+            return Err(PyValueError::new_err("the range is empty or outside of its storage"));
+        }
+        let py = storage.py();
+        let origin = Torch::origin(self.shared.free.clone_ref(py), &storage)?;
+        let memory = Storage::new(storage.unbind(), address, storage_bytes);
+        let source = Source { memory: number, version, range: start..end };
+        let mut session = self.shared.lock(py)?;
+        let name = session.save(source, memory, || origin, compute_stream(stream))?;
+        drop(session);
+        Ok(Saved { shared: Arc::clone(&self.shared), name, used: AtomicBool::new(false) })
+    }
+
+    /// What was done so far.
+    fn report(&self, py: Python<'_>) -> PyResult<Report> {
+        Ok(Report::new(self.shared.lock(py)?.report()?))
+    }
+
+    /// Gives host memory that is not in use back to the system.
+    fn give_back_host_memory(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(self.shared.lock(py)?.give_back_host_memory()?)
+    }
+}
+
+/// A piece of a storage that was saved. As long as it lives, its bytes can be had back.
+#[pyclass(frozen, module = "storm._native")]
+pub(crate) struct Saved {
+    shared: Arc<Shared>,
+    name: PieceName,
+    used: AtomicBool,
+}
+
+#[pymethods]
+impl Saved {
+    /// A storage with the bytes, for what `stream` is given from now on, and the byte of the original
+    /// storage that it begins at.
+    fn fetch(&self, py: Python<'_>, stream: usize) -> PyResult<(Py<PyAny>, usize)> {
+        let usage = if self.used.swap(true, Ordering::Relaxed) { Use::Again } else { Use::First };
+        let mut session = self.shared.lock(py)?;
+        let hand_out = |storage: &Storage, start| (storage.object().clone_ref(py), start);
+        Ok(session.need(self.name, usage, compute_stream(stream), hand_out)?)
+    }
+}
+
+impl Drop for Saved {
+    fn drop(&mut self) {
+        Python::try_attach(|py| {
+            // Objects die while exceptions are on their way too: what is called here must not see them.
+            let pending = PyErr::take(py);
+            let usage = self.used.load(Ordering::Relaxed).then_some(Use::First);
+            self.shared.release(self.name, usage);
+            if let Some(error) = pending {
+                error.restore(py);
+            }
+        });
+    }
+}

@@ -1,0 +1,17 @@
+"""STORM for PyTorch: what autograd saves waits in host memory and is back just in time.
+
+>>> import storm
+>>> with storm.offload(vram="24GiB") as s:
+...     loss = model(batch).loss
+>>> loss.backward()
+>>> print(s.report())
+
+or, for every forward pass of a model, ``model = storm.wrap(model, vram="24GiB")``.
+Gradients are those of the loop without STORM, bit by bit.
+"""
+
+from ._native import __version__
+from ._offload import Offload, offload, session, wrap
+from ._report import Report
+
+__all__ = ["Offload", "Report", "__version__", "offload", "session", "wrap"]

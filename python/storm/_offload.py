@@ -1,0 +1,303 @@
+"""Hooks for saved tensors: what stays, and what goes through the engine.
+
+Only facts are gathered here; the engine decides and moves. A saved tensor becomes a tuple that PyTorch
+keeps: either the tensor itself and its version, or the piece of its storage, with all that is needed to make
+the same view again.
+"""
+
+import sys
+import weakref
+from typing import Any, Dict, List, Optional, Tuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from . import _native
+from ._devices import DeviceState, default_vram, warn_over_budget
+from ._report import Report, make_report
+from ._sizes import Size, parse_size, show_size
+
+Module = TypeVar("Module", bound=nn.Module)
+
+#: Storages and views of these types are plain memory. Parameters are not among them: they stay.
+_PLAIN = torch.Tensor
+
+#: Keeps a version counter alive without the memory that it counts for.
+_NOTHING = torch.empty(0)
+
+#: Both allocators align to this or more; kernels may depend on how a pointer is aligned.
+_ALIGNMENT = 512
+
+POLICIES = ("auto", "all")
+
+_in_backward = torch._C._current_graph_task_id
+
+
+class Offload:
+    """A ``with`` block, used again for every step, whose saved tensors the engine keeps.
+
+    Args:
+        vram: The most memory that PyTorch may allocate on a GPU, as ``torch.cuda.max_memory_allocated``
+            counts it, for example ``"24GiB"``. On the CPU, the most that saved tensors may take. As much
+            stays as fits. Default: nine tenths of the card.
+        policy: ``"auto"`` keeps what fits into ``vram``; ``"all"`` offloads everything that moving can help,
+            except for a tail of ``window`` bytes, whatever ``vram`` would allow.
+        ram: The most host memory to take for each GPU; what does not fit there stays. Default: what there is.
+        window: Bytes beyond the least possible that ``"all"`` may use, and that are on their way at a time
+            while there is no plan.
+        keep_below: Tensors smaller than this stay.
+        device: ``"cuda"`` or ``"cpu"``: tensors on other devices stay. Default: GPUs where there are any.
+        chaos_seed: Delays copies at random; results must not change. For tests.
+    """
+
+    def __init__(
+        self,
+        vram: Optional[Size] = None,
+        policy: str = "auto",
+        *,
+        ram: Optional[Size] = None,
+        window: Size = "640MiB",
+        keep_below: Size = "256KiB",
+        device: Optional[str] = None,
+        chaos_seed: Optional[int] = None,
+    ):
+        if policy not in POLICIES:
+            raise ValueError(f"policy={policy!r}: choose one of {', '.join(map(repr, POLICIES))}")
+        if policy == "all" and vram is not None:
+            raise ValueError('policy="all" offloads whatever vram would allow: give one of the two')
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device not in ("cuda", "cpu"):
+            raise ValueError(f'device={device!r}: choose "cuda" or "cpu"')
+        self._settings: Dict[str, Any] = dict(
+            vram=vram,
+            policy=policy,
+            ram=ram,
+            window=window,
+            keep_below=keep_below,
+            device=device,
+            chaos_seed=chaos_seed,
+        )
+        self._vram_bytes = None if vram is None else parse_size(vram, "vram")
+        self._ram_bytes = None if ram is None else parse_size(ram, "ram")
+        self._window_bytes = parse_size(window, "window")
+        self._keep_below_bytes = parse_size(keep_below, "keep_below")
+        self._device_type = device
+        self._states: Dict[torch.device, DeviceState] = {}
+        self._entered: List[saved_tensors_hooks] = []
+        self._warned = False
+
+    def __enter__(self) -> "Offload":
+        hooks = saved_tensors_hooks(self._pack, self._unpack)
+        hooks.__enter__()
+        self._entered.append(hooks)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._entered.pop().__exit__(*exception)
+        self._check_budget()
+
+    def __deepcopy__(self, memo: Dict[int, Any]) -> "Offload":
+        return Offload(**self._settings)
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return _make, (self._settings,)
+
+    def report(self, device: Optional[torch.device] = None) -> Report:
+        """What was done so far, on the only device or the one given."""
+        if device is None:
+            if not self._states:
+                raise RuntimeError("nothing was saved yet: run a forward pass inside the block first")
+            state = next(iter(self._states.values()))
+        else:
+            state = self._states[torch.device(device)]
+        return make_report(str(state.device), state.engine.report(), state.peak_bytes())
+
+    def close(self) -> None:
+        """Gives host memory that is not in use back to the system; all of it, after a backward pass."""
+        for state in self._states.values():
+            state.engine.give_back_host_memory()
+
+    def _state(self, device: torch.device) -> DeviceState:
+        vram_bytes = self._vram_bytes
+        if self._settings["policy"] == "auto" and vram_bytes is None:
+            vram_bytes = default_vram(device)
+        chaos_seed = self._settings["chaos_seed"]
+        state = DeviceState(device, vram_bytes, self._ram_bytes, self._window_bytes, chaos_seed)
+        self._states[device] = state
+        return state
+
+    def _pack(self, tensor: Tensor) -> Tuple[Any, ...]:
+        version = tensor._version
+        if tensor.__class__ is not _PLAIN or self._stays(tensor):
+            return tensor.detach(), version
+        storage = tensor.untyped_storage()
+        storage_bytes = storage.nbytes()
+        offset, itemsize = tensor.storage_offset(), tensor.element_size()
+        size, stride = tensor.size(), tensor.stride()
+        if tensor.is_contiguous():
+            extent = tensor.numel()
+        else:
+            extent = 1 + sum((count - 1) * step for count, step in zip(size, stride))
+        start, end = offset * itemsize, (offset + extent) * itemsize
+        if end - start < self._keep_below_bytes or extent == 0:
+            return tensor.detach(), version
+        # Views of one storage often overlap without one being part of another, as of packed queries and
+        # keys. Only a small part of a large storage, as of a data set, moves alone.
+        if 2 * (end - start) >= storage_bytes:
+            start, end = 0, storage_bytes
+        else:
+            start -= start % _ALIGNMENT
+        device = tensor.device
+        state = self._states.get(device) or self._state(device)
+        piece = state.engine.save(
+            storage,
+            storage._cdata,
+            storage.data_ptr(),
+            storage_bytes,
+            start,
+            end,
+            version,
+            state.current_stream(),
+        )
+        counter = tensor.detach()
+        counter.data = _NOTHING
+        return counter, version, piece, state, tensor.dtype, size, stride, offset, itemsize
+
+    def _stays(self, tensor: Tensor) -> bool:
+        """Whether moving the tensor could not free memory, or is not possible."""
+        if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
+            return True
+        # The user's leaves are held by the user.
+        if tensor.is_leaf and tensor.requires_grad:
+            return True
+        base = tensor._base
+        if base is not None and base.is_leaf and base.requires_grad:
+            return True
+        # Saved in a backward pass, as by checkpoints: needed at once.
+        if _in_backward() != -1:
+            return True
+        return tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+
+    @staticmethod
+    def _unpack(packed: Tuple[Any, ...]) -> Tensor:
+        tensor, version = packed[0], packed[1]
+        if tensor._version != version:
+            raise _changed(tensor, version, packed)
+        if len(packed) == 2:
+            return tensor
+        _, _, piece, state, dtype, size, stride, offset, itemsize = packed
+        stream = state.current_stream()
+        storage, start = piece.fetch(stream)
+        view = torch.empty(0, dtype=dtype, device=state.device)
+        view.set_(storage, offset - start // itemsize, size, stride)
+        return state.hand_over(view, stream)
+
+    def _check_budget(self) -> None:
+        if self._warned or self._vram_bytes is None:
+            return
+        for state in self._states.values():
+            report = state.engine.report()
+            if report.least_peak_bytes > report.allowed_bytes > 0:
+                self._warned = True
+                least, allowed = report.least_peak_bytes, report.allowed_bytes
+                warn_over_budget(state.device, show_size(least), show_size(allowed))
+
+
+def _changed(tensor: Tensor, version: int, packed: Tuple[Any, ...]) -> RuntimeError:
+    shape = list(tensor.shape if len(packed) == 2 else packed[5])
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{tensor.type()} {shape}] is at version {tensor._version}; expected version {version} instead. "
+        "Hint: enable anomaly detection to find the operation that failed to compute its gradient, with "
+        "torch.autograd.set_detect_anomaly(True)."
+    )
+
+
+def _make(settings: Dict[str, Any]) -> Offload:
+    return Offload(**settings)
+
+
+# Blocks made anew in every iteration of a loop are the same block: what it learned is not lost.
+_known: "weakref.WeakValueDictionary[Tuple[Any, ...], Offload]" = weakref.WeakValueDictionary()
+_latest: Optional[Offload] = None
+
+
+def offload(
+    vram: Optional[Size] = None,
+    policy: str = "auto",
+    *,
+    ram: Optional[Size] = None,
+    window: Size = "640MiB",
+    keep_below: Size = "256KiB",
+    device: Optional[str] = None,
+    chaos_seed: Optional[int] = None,
+) -> Offload:
+    """A block in which what autograd saves is offloaded; see :class:`Offload` for the arguments.
+
+    The same call in the same place gives the same block, so that it may stand inside a training loop.
+    """
+    global _latest
+    caller = sys._getframe(1)
+    place = (caller.f_code, caller.f_lineno)
+    key = (place, vram, policy, ram, window, keep_below, device, chaos_seed)
+    block = _known.get(key)
+    if block is None:
+        block = Offload(
+            vram,
+            policy,
+            ram=ram,
+            window=window,
+            keep_below=keep_below,
+            device=device,
+            chaos_seed=chaos_seed,
+        )
+        _known[key] = block
+    _latest = block
+    return block
+
+
+def wrap(
+    module: Module,
+    vram: Optional[Size] = None,
+    policy: str = "auto",
+    *,
+    ram: Optional[Size] = None,
+    window: Size = "640MiB",
+    keep_below: Size = "256KiB",
+    device: Optional[str] = None,
+    chaos_seed: Optional[int] = None,
+) -> Module:
+    """Offloads what autograd saves in every forward pass of ``module``, and returns ``module`` itself.
+
+    See :class:`Offload` for the arguments, and :func:`session` for the report.
+    """
+    if session(module) is not None:
+        raise ValueError("this module is wrapped already")
+    block = Offload(
+        vram,
+        policy,
+        ram=ram,
+        window=window,
+        keep_below=keep_below,
+        device=device,
+        chaos_seed=chaos_seed,
+    )
+    module._storm_offload = block
+    module.register_forward_pre_hook(_enter)
+    module.register_forward_hook(_exit, always_call=True)
+    return module
+
+
+def session(module: nn.Module) -> Optional[Offload]:
+    """The block of a wrapped module; None if it is not wrapped."""
+    return module.__dict__.get("_storm_offload")
+
+
+def _enter(module: nn.Module, inputs: Any) -> None:
+    module._storm_offload.__enter__()
+
+
+def _exit(module: nn.Module, inputs: Any, output: Any) -> None:
+    module._storm_offload.__exit__(None, None, None)

@@ -1,0 +1,77 @@
+"""``python -m storm.selftest``: is it exact here, and how fast is it?"""
+
+import argparse
+import os
+import sys
+import traceback
+import warnings
+from typing import List
+
+# Before PyTorch starts CUDA: matrix products that repeat to the bit.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+
+from . import bench
+from .checks import CHECKS
+from .compare import SETTINGS, make_block, run_twice
+
+
+def run_checks(device: str, names: List[str]) -> int:
+    """Checks with every setting; returns how many failed."""
+    # Some settings allow less than these models need, on purpose.
+    warnings.filterwarnings("ignore", message="storm: a step on")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    failed = 0
+    for name in names:
+        check = CHECKS[name]
+        for seed, settings in enumerate(SETTINGS):
+            block = make_block(device, seed, **settings)
+            torch.manual_seed(seed)
+            try:
+                run_twice(check.loop, check.make().to(device), block)
+                assert check.holds is None or check.holds(block.report()), str(block.report())
+                block.close()
+                assert block.report().host_bytes == 0, "host memory is still held"
+            except Exception:
+                failed += 1
+                print(f"FAIL {name}, {settings}")
+                traceback.print_exc(file=sys.stdout)
+                break
+        else:
+            print(f"pass {name}", flush=True)
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.use_deterministic_algorithms(False)
+    return failed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m storm.selftest", description=__doc__)
+    parser.add_argument("--no-bench", action="store_true", help="checks only")
+    parser.add_argument("--no-checks", action="store_true", help="benchmark only")
+    parser.add_argument("--only", choices=list(CHECKS), action="append", help="this check only")
+    bench.add_arguments(parser)
+    args = parser.parse_args()
+
+    has_gpu = torch.cuda.is_available()
+    if has_gpu:
+        print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}")
+    else:
+        print(f"PyTorch {torch.__version__}; no GPU here: checks run on the CPU, the benchmark is left out")
+    failed = 0
+    if not args.no_checks:
+        names = args.only or list(CHECKS)
+        failed = run_checks("cuda" if has_gpu else "cpu", names)
+        print(f"{len(names) - failed} of {len(names)} checks pass: gradients equal PyTorch's to the bit")
+    if has_gpu and not args.no_bench:
+        bench.run(args)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""One of several processes under torchrun; `test_data_parallel` starts them."""
+
+import contextlib
+import sys
+
+import torch
+from storm.selftest.compare import SETTINGS, assert_same, gradients, make_block
+from storm.selftest.models import Mixed, batches
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    state = Mixed().eval().state_dict()
+
+    def train(block):
+        model = Mixed().eval()
+        model.load_state_dict(state)
+        model = DistributedDataParallel(model, bucket_cap_mb=0.05)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = []
+        for ids in batches("cpu", 10)[rank::2]:
+            with block:
+                loss = model(ids)
+            loss.backward()
+            optimizer.step()
+            seen.append(gradients(model))
+        return seen
+
+    expected = train(contextlib.nullcontext())
+    for index, settings in enumerate(SETTINGS):
+        assert_same(expected, train(make_block("cpu", seed=2 * index + rank, **settings)))
+    # Two processes write to one terminal: one call for the whole line.
+    sys.stdout.write(f"the same in rank {rank}\n")
+    sys.stdout.flush()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
