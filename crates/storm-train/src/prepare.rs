@@ -109,7 +109,9 @@ fn smaller(error: &TrainError, budget: Budget, planned: &Prediction) -> Option<B
         CudaError::PinnedMemory { wanted_bytes, limit } => {
             let wanted = *wanted_bytes as u64;
             let available = match limit {
-                HostLimit::LockedMemory { limit_bytes } => *limit_bytes,
+                HostLimit::LockedMemory { limit_bytes } | HostLimit::Given { limit_bytes } => {
+                    *limit_bytes
+                }
                 // It did not say how much it would give.
                 HostLimit::System { .. } => wanted / 8 * 7,
                 HostLimit::Machine { available_bytes }
