@@ -25,7 +25,7 @@ impl<D: Device> Evaluation<D> {
             ModelOutput::Logits => {
                 ModelOutput::Loss { chunk_rows: storm_model::DEFAULT_CHUNK_ROWS }
             }
-            ref loss => loss.clone(),
+            loss => loss,
         };
         let options = BuildOptions { output, ..options.clone() };
         let forward = Forward::load(config, options, directory, open)?;
