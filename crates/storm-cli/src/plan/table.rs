@@ -75,10 +75,10 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         lines.extend(wrapped("          ", &tried(answer)));
     }
     lines.push(format!(
-        "hardware  {}: {}, {:.0} TFLOP/s, PCIe {} GB/s",
+        "hardware  {}: {}, {}/s, copies {} GB/s",
         profile.name,
         show(profile.memory_bytes),
-        profile.gemm_flops / 1e12,
+        words::arithmetic(words::gemm_flops(request)),
         bus(profile),
     ));
     let limit = |limit: &Limit, what: &str| {

@@ -2,6 +2,7 @@
 
 use super::request::{Answer, Request};
 use crate::size::show;
+use storm_graph::DType;
 use storm_plan::{
     Bottleneck, Decisions, Placement, Prediction, Queue, Storage, Streaming, TensorKind, UpdateTime,
 };
@@ -67,20 +68,20 @@ fn limit(answer: &Answer) -> String {
     match answer.planned.bottleneck() {
         Bottleneck::Compute => {
             format!(
-                "Limited by compute: the card computes {compute} of the step, nearly nothing twice."
+                "Limited by compute: the device computes {compute} of the step, nearly nothing twice."
             )
         }
         Bottleneck::Memory => format!(
-            "Limited by memory: the card computes {compute} of the step, but {again} of that is \
+            "Limited by memory: the device computes {compute} of the step, but {again} of that is \
              computed again because it does not fit."
         ),
         Bottleneck::Bus => format!(
-            "Limited by PCIe: the card waits {} of the step for copies in and {} for copies out.",
+            "Limited by copies: the device waits {} of the step for copies in and {} for copies out.",
             percent(stalls.host_to_device_seconds / step),
             percent((stalls.device_to_host_seconds + stalls.drain_seconds) / step),
         ),
         Bottleneck::Launches => format!(
-            "Limited by the host: the card waits {} of the step for kernels to be launched.",
+            "Limited by the host: the device waits {} of the step for kernels to be launched.",
             percent(stalls.launch_seconds / step)
         ),
     }
@@ -91,9 +92,9 @@ fn activations(answer: &Answer) -> String {
     let Prediction { recompute_fraction, recompute_flops, .. } = &answer.planned.prediction;
     let again = match *recompute_fraction > 0.0 {
         true => format!(
-            "recomputes {} of time ({:.0} TFLOP a step)",
+            "recomputes {} of time ({} a step)",
             percent(*recompute_fraction),
-            recompute_flops / 1e12
+            arithmetic(*recompute_flops)
         ),
         false => "recomputes nothing".to_owned(),
     };
@@ -107,11 +108,27 @@ fn activations(answer: &Answer) -> String {
     )
 }
 
-/// Why this card favours one over the other: a product's output costs its inner length in FLOP per byte
+/// `665 TFLOP`.
+pub(super) fn arithmetic(flops: f64) -> String {
+    match flops >= 1e12 {
+        true => format!("{:.0} TFLOP", flops / 1e12),
+        false => format!("{:.0} GFLOP", flops / 1e9),
+    }
+}
+
+/// Matrix products per second in the precision of the run.
+pub(super) fn gemm_flops(request: &Request) -> f64 {
+    match request.options.precision.compute() {
+        DType::BF16 => request.profile.gemm_flops,
+        _ => request.profile.gemm_f32_flops,
+    }
+}
+
+/// Why this device favours one over the other: a product's output costs its inner length in FLOP per byte
 /// of bf16 to make again.
 fn balance(request: &Request) -> String {
     let profile = &request.profile;
-    let per_byte = profile.gemm_flops / profile.host_to_device_bandwidth;
+    let per_byte = gemm_flops(request) / profile.host_to_device_bandwidth;
     let again = request.config.hidden_size as f64 * 2.0
         / request.options.precision.compute().size_bytes() as f64;
     let favour = match per_byte > again {
@@ -119,7 +136,7 @@ fn balance(request: &Request) -> String {
         false => "a copy costs less than recomputing even where it is not hidden",
     };
     format!(
-        "This card does {per_byte:.0} FLOP in the time of a byte over PCIe, and making a byte again \
+        "It does {per_byte:.0} FLOP in the time of a byte between host and device; making a byte again \
          costs about {again:.0}: {favour}."
     )
 }
