@@ -66,7 +66,8 @@ enum Command {
     Probe(probe::ProbeArgs),
     /// Say what of this machine can be used, what is missing, and how to get it.
     Doctor(doctor::DoctorArgs),
-    /// Prove that a device computes what the CPU device computes. Needs a GPU.
+    /// Prove that a GPU computes what the CPU computes, that no plan changes a bit, and that training
+    /// under a budget does what is claimed. Needs a GPU.
     Verify(verify::VerifyArgs),
 }
 

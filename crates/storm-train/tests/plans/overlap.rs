@@ -1,17 +1,19 @@
 //! Copies hide behind computing, on the clock of the simulator.
 
-use crate::models::{budget, gib, planned, profile, real_options, real_task};
+use crate::models::{budget, gib, profile, real_options, real_task};
 use std::sync::Arc;
 use storm_device::{NullDevice, NullOptions};
 use storm_exec::trace::{Overlap, overlap};
 use storm_model::preset;
+use storm_plan::{Forced, Storage, plan};
 use storm_train::{Batch, PlannedTrainer};
 
-fn simulated(vram_bytes: u64) -> Overlap {
+fn simulated(vram_bytes: u64, forced: &Forced) -> Overlap {
     let (model, batch, micro_batches) = ("qwen2.5-1.5b", 16, 8);
     let profile = profile("h200");
     let task = real_task(model, batch, micro_batches);
-    let plan = Arc::new(planned(&task, &profile, budget(vram_bytes, gib(100))).plan);
+    let planned = plan(&task, &profile, budget(vram_bytes, gib(100)), forced).expect("it fits");
+    let plan = Arc::new(planned.plan);
     let device = NullOptions::of_profile(&plan, &profile);
     let config = preset(model).expect("a preset");
     let mut trainer: PlannedTrainer<NullDevice> =
@@ -29,7 +31,7 @@ fn compute_hardly_waits_for_activations() {
     // With more memory the planner offloads a little more than hides, where waiting for it costs less
     // than making it again.
     for vram_bytes in [5_000_000_000, 8_890_000_000, 9_000_000_000] {
-        let overlap = simulated(vram_bytes);
+        let overlap = simulated(vram_bytes, &Forced::default());
         let about = format!("{vram_bytes}: {overlap:?}");
         assert!(overlap.all_queues() > 0.02, "{about}");
         assert!(overlap.offload_gap() < 0.02, "{about}");
@@ -38,4 +40,12 @@ fn compute_hardly_waits_for_activations() {
         assert!(overlap.forward_ns * 5 > overlap.total_ns, "{about}");
         assert!(overlap.backward_ns > overlap.forward_ns, "{about}");
     }
+}
+
+/// Where the bus cannot carry what is forced upon it, the gap is seen.
+#[test]
+fn compute_waits_for_more_than_the_bus_can_carry() {
+    let forced = Forced { activations: Some(Storage::Offload), ..Forced::default() };
+    let overlap = simulated(16_000_000_000, &forced);
+    assert!(overlap.offload_gap() > 0.2, "{overlap:?}");
 }
