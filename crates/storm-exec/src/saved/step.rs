@@ -96,7 +96,7 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Notes which pieces were given up before `position`, and how many bytes that are.
+    /// Notes which pieces were given up before `position`, and how many bytes of them only moving freed.
     fn watch(&mut self, framework: &W, position: usize) -> u64 {
         let pieces = &mut self.pieces;
         let mut given_up_bytes = 0;
@@ -105,7 +105,10 @@ impl<W: Framework> Step<W> {
             let alive = framework.is_alive(&piece.origin);
             if !alive {
                 piece.given_up = Some(position);
-                given_up_bytes += piece.bytes as u64;
+                // What was held here all the time has gone because nobody needs it any more, and will again.
+                if !piece.fixed {
+                    given_up_bytes += piece.bytes as u64;
+                }
             }
             alive
         });
