@@ -1,6 +1,6 @@
 //! `storm probe`: what a GPU can do, as a profile for the planner.
 
-use crate::size;
+use crate::{hardware, size};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs;
@@ -36,6 +36,11 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     fs::write(&args.out, text).with_context(|| format!("cannot write {}", args.out.display()))?;
     print(&found);
     println!("\nwritten to {}", args.out.display());
+    if args.gpu == 0
+        && let Some(kept) = hardware::keep(&found.card, &found.profile)?
+    {
+        println!("and to {}: what is planned for this card uses it from now on", kept.display());
+    }
     Ok(())
 }
 

@@ -49,6 +49,18 @@ impl Alarm {
         !matches!(self, Alarm::AbovePlan { .. })
     }
 
+    /// With how much device memory to plan anew, where the plan so far takes `planned_bytes`: so much less
+    /// that the alarm would be over, were everything else to stay.
+    pub fn smaller_budget(&self, planned_bytes: u64, budget_bytes: u64) -> u64 {
+        let slack = (LITTLE_FREE * budget_bytes as f64) as u64;
+        let too_much = match *self {
+            Alarm::AbovePlan { in_use_bytes, planned_bytes } => in_use_bytes - planned_bytes,
+            Alarm::OverBudget { in_use_bytes, budget_bytes } => in_use_bytes - budget_bytes,
+            Alarm::LittleFree { free_bytes } => slack.saturating_sub(free_bytes),
+        };
+        planned_bytes.saturating_sub(too_much + slack)
+    }
+
     fn severity(self) -> u8 {
         match self {
             Alarm::AbovePlan { .. } => 1,
@@ -171,6 +183,20 @@ mod tests {
         assert_eq!(guard.read(reading(1000, Some(20))), None);
         let alarm = Alarm::LittleFree { free_bytes: 19 };
         assert_eq!(guard.read(reading(1000, Some(19))), Some(alarm));
+    }
+
+    #[test]
+    fn a_smaller_budget_ends_the_alarm() {
+        let mut guard = Guard::new(1000, 2000, Duration::ZERO);
+        assert_eq!(guard.read(reading(1000, Some(5000))), None);
+        let alarm = guard.read(reading(1000, Some(30))).expect("little is free");
+        let smaller = alarm.smaller_budget(1000, 2000);
+        // Others stay as they are: what is not taken any more is free.
+        let mut guard = Guard::new(smaller, smaller, Duration::ZERO);
+        assert_eq!(guard.read(reading(smaller, Some(30 + 1000 - smaller))), None);
+        assert_eq!(Alarm::LittleFree { free_bytes: 0 }.smaller_budget(100, 2000), 0);
+        let over = Alarm::OverBudget { in_use_bytes: 2500, budget_bytes: 2000 };
+        assert_eq!(over.smaller_budget(2000, 2000), 1400);
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod run;
 mod schedule;
 mod task;
 mod trainer;
+mod trial;
 mod verify;
 mod verify_plans;
 mod weights;
@@ -49,11 +50,12 @@ pub use record::{
     write_report,
 };
 pub use run::{
-    BatchSource, Event, Finished, Observed, Observer, Run, RunError, RunOptions, StepEvent, Stop,
-    StopReason,
+    BatchSource, Event, Finished, Observed, Observer, OnAlarm, Run, RunError, RunOptions,
+    StepEvent, Stop, StopReason,
 };
 pub use schedule::{Decay, Schedule};
 pub use task::{task_of_program, training_task};
 pub use trainer::{StepReport, TrainOptions, Trainer};
+pub use trial::{Trial, try_plan};
 pub use verify::{ModelReport, verify_models};
 pub use verify_plans::{PlanReport, verify_plans};

@@ -6,13 +6,12 @@ use anyhow::{Context, Result};
 use std::time::Instant;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
-use storm_device::{PlanDevice, Span, Trace};
+use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction};
-use storm_train::{Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, prepare};
-
-/// A step that takes longer or shorter than predicted by more than this shows that the profile is off.
-const OFF_MAX: f64 = 0.10;
+use storm_train::{
+    Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, Trial, prepare, try_plan,
+};
 
 /// A training run to be timed.
 pub(crate) struct PlannedRun<'a> {
@@ -100,15 +99,16 @@ impl<'a> PlannedRun<'a> {
     pub(crate) fn run<D: Benched>(&self, before: Option<D>) -> Result<Measured<D>> {
         let mut profile = self.profile.clone();
         let mut prepared = self.prepared(&profile, before)?;
-        let warm = self.warm_up(&mut prepared.trainer)?;
         let predicted = prepared.prediction.step_seconds;
-        if (warm / predicted - 1.0).abs() > OFF_MAX {
+        if let Some(Trial { step_seconds, corrected: Some(corrected) }) =
+            self.tried(&mut prepared.trainer, &profile, predicted)?
+        {
             eprintln!(
-                "a step takes {warm:.3} s, not {predicted:.3}: measuring it to correct the profile"
+                "a step takes {step_seconds:.3} s, not {predicted:.3}: planning with a corrected profile"
             );
-            profile = self.refined(&profile, &mut prepared.trainer)?;
+            profile = corrected;
             prepared = self.prepared(&profile, Some(prepared.trainer.into_device()))?;
-            self.warm_up(&mut prepared.trainer)?;
+            self.tried(&mut prepared.trainer, &profile, prepared.prediction.step_seconds)?;
         }
         let Prepared { mut trainer, decisions, prediction, bottleneck } = prepared;
         let mut times = Vec::new();
@@ -175,16 +175,16 @@ impl<'a> PlannedRun<'a> {
         Ok(prepared)
     }
 
-    /// Some steps; how long the last one took.
-    fn warm_up<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<f64> {
-        let mut seconds = f64::NAN;
-        for _ in 0..self.args.warmup {
-            let start = Instant::now();
-            trainer.step(&self.batches, 1e-5)?;
-            trainer.synchronize()?;
-            seconds = start.elapsed().as_secs_f64();
-        }
-        Ok(seconds)
+    /// Some steps that do not count, and what they show; none if none were asked for.
+    fn tried<D: PlanDevice>(
+        &self,
+        trainer: &mut PlannedTrainer<D>,
+        profile: &HardwareProfile,
+        predicted_seconds: f64,
+    ) -> Result<Option<Trial>> {
+        let Some(before_timed) = self.args.warmup.checked_sub(1) else { return Ok(None) };
+        let batches = &self.batches;
+        Ok(Some(try_plan(trainer, batches, before_timed, profile, predicted_seconds)?))
     }
 
     /// One more step, as the queues ran it.
@@ -194,17 +194,5 @@ impl<'a> PlannedRun<'a> {
         let trace = trainer.trace()?.context("the device records nothing")?;
         trainer.set_recording(false);
         Ok(trace)
-    }
-
-    /// The profile as a recorded step of its plan corrects it.
-    fn refined<D: PlanDevice>(
-        &self,
-        profile: &HardwareProfile,
-        trainer: &mut PlannedTrainer<D>,
-    ) -> Result<HardwareProfile> {
-        let trace = self.recorded(trainer)?;
-        let seconds = |span: &Span| (span.instruction, (span.end_ns - span.start_ns) as f64 / 1e9);
-        let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
-        Ok(profile.refined(trainer.plan(), &measured))
     }
 }

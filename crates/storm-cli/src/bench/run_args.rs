@@ -143,10 +143,7 @@ impl RunArgs {
                 return Err(UsageError(problem.to_owned()).into());
             }
             DeviceArg::Cpu => probe_cpu(vram_bytes)?,
-            DeviceArg::Cuda => {
-                let name = self.hardware.as_deref();
-                hardware::resolve(name.unwrap_or_else(|| hardware::default_hardware()))?
-            }
+            DeviceArg::Cuda => hardware::named_or_found(self.hardware.as_deref())?,
         };
         if self.slow_copies > 1.0 {
             profile.name = format!("{}, copies {} times slower", profile.name, self.slow_copies);

@@ -77,8 +77,7 @@ impl Request {
             chunk_rows: args.chunk_rows,
             ..TrainOptions::new(args.batch.unwrap_or(1), args.seq, precision)
         };
-        let name = args.hardware.as_deref().unwrap_or_else(|| hardware::default_hardware());
-        let profile = hardware::resolve(name)?;
+        let profile = hardware::named_or_found(args.hardware.as_deref())?;
         Ok(Request {
             model: model.clone(),
             config,

@@ -1,13 +1,16 @@
 //! Where a run computes, what that can do, and how much memory it may take.
 
 use super::options::Settings;
+use super::setup::Setup;
 use super::values::DeviceArg;
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
 use crate::size;
 use anyhow::Result;
-use storm_device::cpu::probe_cpu;
-use storm_device::cuda::CudaDevice;
+use std::num::NonZeroUsize;
+use storm_device::PlanDevice;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
+use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_plan::HardwareProfile;
 
 /// A kind of device.
@@ -38,8 +41,7 @@ impl Machine {
         let ram = memory_limits::host(settings.ram.map(|size| size.0))?;
         let vram = settings.vram.map(|size| size.0);
         if kind == DeviceKind::Cuda {
-            let name = settings.hardware.as_deref().unwrap_or_else(|| hardware::default_hardware());
-            let profile = hardware::resolve(name)?;
+            let profile = hardware::named_or_found(settings.hardware.as_deref())?;
             let vram = memory_limits::device(vram, &profile);
             return Ok(Machine { kind, profile, vram, ram });
         }
@@ -53,5 +55,33 @@ impl Machine {
         };
         let profile = probe_cpu(vram.bytes)?;
         Ok(Machine { kind, profile, vram, ram })
+    }
+}
+
+/// A device that runs train on.
+pub(super) trait Trains: PlanDevice {
+    /// Options for a run. A device that ran before may have something to keep.
+    fn options(setup: &Setup, before: Option<Self>) -> Self::Options;
+}
+
+impl Trains for CpuPlanDevice {
+    fn options(setup: &Setup, _: Option<Self>) -> CpuPlanOptions {
+        CpuPlanOptions {
+            threads: setup.settings.threads.map(NonZeroUsize::get),
+            trace: true,
+            ..CpuPlanOptions::default()
+        }
+    }
+}
+
+impl Trains for CudaPlanDevice {
+    fn options(setup: &Setup, before: Option<Self>) -> CudaPlanOptions {
+        CudaPlanOptions {
+            trace: true,
+            vram_bytes: Some(setup.request.vram.bytes),
+            // Host memory is slow to get. After an error of the card there is nothing to keep.
+            kept: before.and_then(|device| device.keep().ok()),
+            ..CudaPlanOptions::default()
+        }
     }
 }

@@ -9,6 +9,7 @@ mod device;
 mod model;
 mod options;
 mod output;
+mod prepare;
 mod progress;
 mod reference;
 mod report;

@@ -194,5 +194,6 @@ fn reason(reason: StopReason) -> &'static str {
         StopReason::Completed => "completed",
         StopReason::Requested => "stopped as asked",
         StopReason::NoGain => "stopped for lack of gain",
+        StopReason::MemoryShort(_) => "making room",
     }
 }

@@ -1,26 +1,23 @@
 //! A run on a device, from the plan to the report.
 
 use super::data;
-use super::device::DeviceKind;
+use super::device::{DeviceKind, Trains};
 use super::output::{Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::{Setup, Start};
-use super::{report, signals, summary};
-use crate::{plan, size};
+use super::{prepare, report, signals, summary};
+use crate::plan;
 use anyhow::{Context, Result};
-use std::num::NonZeroUsize;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 use storm_device::PlanDevice;
-use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
+use storm_device::cpu::CpuPlanDevice;
+use storm_device::cuda::CudaPlanDevice;
 use storm_model::{IfExists, SaveOptions, WeightDtype};
 use storm_train::{
-    BatchSource, Checkpoints, Disk, Guard, History, Measure, MetricsFile, Notice, PlannedTrainer,
-    Precision, Preparation, Prepared, Recorder, Run, Stop, StopReason, TensorBoardFile, TrainError,
-    prepare,
+    BatchSource, Checkpoints, Disk, Guard, History, Measure, MetricsFile, OnAlarm, PlannedTrainer,
+    Precision, Recorder, Run, Stop, StopReason, TensorBoardFile,
 };
 
 /// How often device memory is looked at.
@@ -28,69 +25,16 @@ const GUARD_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut setup: Setup) -> Result<()> {
     setup.style.say(&plan::shown(&setup.request, &setup.answer));
-    let vram_bytes = Some(setup.request.vram.bytes);
     match setup.machine_kind {
-        DeviceKind::Cpu => {
-            let threads = setup.settings.threads.map(NonZeroUsize::get);
-            run_on::<CpuPlanDevice>(&mut setup, || CpuPlanOptions {
-                threads,
-                trace: true,
-                ..CpuPlanOptions::default()
-            })
-        }
-        DeviceKind::Cuda => run_on::<CudaPlanDevice>(&mut setup, || CudaPlanOptions {
-            trace: true,
-            vram_bytes,
-            ..CudaPlanOptions::default()
-        }),
+        DeviceKind::Cpu => run_on::<CpuPlanDevice>(&mut setup),
+        DeviceKind::Cuda => run_on::<CudaPlanDevice>(&mut setup),
     }
 }
 
-/// Puts the plan that was shown on a device. Where the machine has less than was hoped for, plans anew.
-fn prepared<D: PlanDevice>(
-    setup: &mut Setup,
-    device: impl Fn() -> D::Options,
-) -> Result<PlannedTrainer<D>, TrainError> {
-    let plan = Arc::new(setup.answer.planned.plan.clone());
-    let (config, options) = (&setup.model.config, &setup.train_options);
-    match PlannedTrainer::new(config, options.clone(), plan, device()) {
-        Err(TrainError::Exec(error)) => eprintln!("warning: {error}; planning anew"),
-        trainer => return trainer,
-    }
-    let preparation = Preparation {
-        config,
-        options,
-        accumulate: setup.answer.accumulate,
-        profile: &setup.request.profile,
-        budget: setup.request.budget(),
-        forced: &setup.request.forced,
-    };
-    let Prepared { trainer, prediction, .. } = prepare(&preparation, device, |notice| {
-        if let Notice::Refused { reason, budget } = notice {
-            let vram = size::show(budget.vram_bytes);
-            let ram = size::show(budget.ram_bytes);
-            eprintln!("warning: {reason}; planning with {vram} of device and {ram} of host memory");
-        }
-    })?;
-    setup.answer.planned.prediction = prediction;
-    Ok(trainer)
-}
-
-fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> Result<()> {
-    let mut trainer: PlannedTrainer<D> =
-        prepared(setup, device).with_context(|| format!("cannot train {}", setup.model.name))?;
-    let setup = &*setup;
-    if let Some(weights) = &setup.model.weights {
-        trainer.load(weights)?;
-    }
-    let host_bytes = trainer.memory_taken().host_bytes as u64;
-    let (train, held_out) = data::sources(&setup.settings, &setup.dataset, setup.answer.batch)?;
-    let held_out = held_out.map(|source| Box::new(source) as Box<dyn BatchSource>);
-    let options = setup.run_options(trainer.device().identity())?;
-    let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
-    let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
-    let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
-    run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL));
+fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
+    let trainer =
+        prepare::first::<D>(setup).with_context(|| format!("cannot train {}", setup.model.name))?;
+    let mut run = begin(setup, trainer, OnAlarm::Stop)?;
 
     let (vram, ram) = (setup.request.vram.bytes, setup.request.ram.bytes);
     let mut progress = Progress::new(setup.style, setup.settings.log_every.get(), vram, ram);
@@ -113,7 +57,17 @@ fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> 
     setup.style.say("");
     let sinks: Vec<&mut dyn storm_train::Sink> =
         vec![&mut history, &mut metrics, &mut events, &mut progress];
-    let finished = run.train(&stop, &mut Recorder::new(&mut measure, sinks))?;
+    let mut recorder = Recorder::new(&mut measure, sinks);
+    let finished = loop {
+        let finished = run.train(&stop, &mut recorder)?;
+        let StopReason::MemoryShort(alarm) = finished.reason else { break finished };
+        let (trainer, on_alarm) = prepare::within_less(setup, run.into_trainer(), alarm)?;
+        run = begin(setup, trainer, on_alarm)?;
+        run.resume(&mut recorder)?;
+    };
+    drop(recorder);
+    let host_bytes = run.trainer().memory_taken().host_bytes as u64;
+    let setup = &*setup;
 
     let model = setup.folder.join("model");
     save_model(setup, &mut run, &model)?;
@@ -148,6 +102,25 @@ fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> 
         }
     }
     Ok(())
+}
+
+/// A run at its beginning, from the model that it starts with.
+fn begin<D: Trains>(
+    setup: &Setup,
+    mut trainer: PlannedTrainer<D>,
+    on_alarm: OnAlarm,
+) -> Result<Run<D>> {
+    if let Some(weights) = &setup.model.weights {
+        trainer.load(weights)?;
+    }
+    let (train, held_out) = data::sources(&setup.settings, &setup.dataset, setup.answer.batch)?;
+    let held_out = held_out.map(|source| Box::new(source) as Box<dyn BatchSource>);
+    let options = setup.run_options(trainer.device().identity())?;
+    let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
+    let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
+    let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
+    run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL), on_alarm);
+    Ok(run)
 }
 
 /// Saves the model as it is for others to load.

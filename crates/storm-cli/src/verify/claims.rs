@@ -49,8 +49,7 @@ impl Claim {
 
 /// Every claim, shown as soon as it is known.
 pub(super) fn all(hardware: Option<&str>, mut show: impl FnMut(&Claim)) -> Result<()> {
-    let card_bytes =
-        hardware::resolve(hardware.unwrap_or_else(|| hardware::default_hardware()))?.memory_bytes;
+    let card_bytes = hardware::named_or_found(hardware)?.memory_bytes;
     let card_bytes = (card_bytes as f64 * CARD_SHARE) as u64;
     let named = |mut args: RunArgs| {
         args.hardware = hardware.map(ToOwned::to_owned);

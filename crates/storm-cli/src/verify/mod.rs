@@ -115,8 +115,7 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
         }
     }
     if args.plans || all {
-        let name = args.hardware.as_deref();
-        let profile = hardware::resolve(name.unwrap_or_else(|| hardware::default_hardware()))?;
+        let profile = hardware::named_or_found(args.hardware.as_deref())?;
         let device =
             |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
         let reports = verify_plans::<_, CudaPlanDevice>(

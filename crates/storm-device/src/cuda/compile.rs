@@ -108,6 +108,15 @@ unsafe fn compile_with(
     }
 }
 
+/// Where a user's caches are: `STORM_CACHE`, or `storm` in the system's cache folder; none without either.
+pub fn cache_folder() -> Option<PathBuf> {
+    let folder = |variable| std::env::var_os(variable).map(PathBuf::from);
+    folder("STORM_CACHE").or_else(|| {
+        let of_home = || folder("HOME").map(|home| home.join(".cache"));
+        Some(folder("XDG_CACHE_HOME").or_else(of_home)?.join("storm"))
+    })
+}
+
 /// Cubins on disk. An entry holds the whole key (compiler, architecture, definitions, sources), so
 /// a stale or foreign entry is never taken for the right one.
 #[derive(Clone, Debug)]
@@ -119,23 +128,16 @@ pub struct KernelCache {
 const MAGIC: &[u8; 8] = b"STORMK01";
 
 impl KernelCache {
-    /// The user's cache: `STORM_CACHE`, or `storm` in the system's cache folder. Without either,
-    /// nothing is cached.
+    /// The user's, in [`cache_folder`]. Without that nothing is cached.
     ///
     /// # Errors
     /// NVRTC is missing.
     pub fn of_user() -> Result<KernelCache, CudaError> {
         libraries::require_nvrtc()?;
-        let folder = std::env::var_os("STORM_CACHE").map(PathBuf::from).or_else(|| {
-            let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| {
-                std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache"))
-            })?;
-            Some(base.join("storm"))
-        });
         let (mut major, mut minor) = (0, 0);
         // SAFETY: NVRTC is loaded and writes two integers.
         unsafe { nvrtc::nvrtcVersion(&mut major, &mut minor) };
-        let folder = folder.map(|folder| folder.join("kernels"));
+        let folder = cache_folder().map(|folder| folder.join("kernels"));
         Ok(KernelCache { folder, compiler: format!("nvrtc {major}.{minor}") })
     }
 

@@ -23,7 +23,7 @@ mod transfer;
 
 use crate::placed::PlacedNode;
 use crate::{Device, DeviceError, Scalar};
-pub use compile::{KernelCache, KernelSource, compile};
+pub use compile::{KernelCache, KernelSource, cache_folder, compile};
 pub use context::Card;
 use context::{Allocation, Context, Stream};
 use cudarc::driver::result;

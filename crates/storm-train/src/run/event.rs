@@ -93,6 +93,8 @@ pub enum StopReason {
     Requested,
     /// Evaluations did not get better any more.
     NoGain,
+    /// Device memory got short: the run can go on from its checkpoint under a plan that needs less.
+    MemoryShort(Alarm),
 }
 
 /// What an observer may look at after a step.

@@ -1,13 +1,16 @@
 use super::{Event, Observer, Run, RunError};
-use crate::{MemoryReading, Storage, TrainError};
+use crate::{Alarm, MemoryReading, Storage, TrainError};
 use storm_device::{DeviceError, PlanDevice};
 use storm_exec::ExecError;
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
-    /// Tells of device memory that is not as planned, and says whether the run should be saved at once.
-    pub(super) fn look_at_memory(&mut self, observer: &mut dyn Observer) -> Result<bool, RunError> {
+    /// Tells of device memory that is not as planned; returns what asks for the run to be saved at once.
+    pub(super) fn look_at_memory(
+        &mut self,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Alarm>, RunError> {
         let Some(guard) = self.guard.as_mut().filter(|guard| guard.is_due()) else {
-            return Ok(false);
+            return Ok(None);
         };
         let failed = |error: DeviceError| TrainError::from(ExecError::from(error));
         let device = self.trainer.device();
@@ -15,8 +18,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             in_use_bytes: device.memory_in_use_bytes().map_err(failed)?,
             free_bytes: device.memory_free_bytes().map_err(failed)?,
         };
-        let Some(alarm) = guard.read(reading) else { return Ok(false) };
+        let Some(alarm) = guard.read(reading) else { return Ok(None) };
         observer.event(&Event::MemoryAlarm { step: self.progress.step, alarm })?;
-        Ok(alarm.is_critical())
+        Ok(Some(alarm).filter(Alarm::is_critical))
     }
 }

@@ -64,6 +64,16 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     /// The step of the newest checkpoint that this run knows to be whole.
     saved: Option<u64>,
     guard: Option<Guard>,
+    on_alarm: OnAlarm,
+}
+
+/// What a run does once it was saved because device memory got short.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnAlarm {
+    /// It goes on as it is.
+    GoOn,
+    /// It ends, so that it can go on under a plan that needs less.
+    Stop,
 }
 
 /// How a run ended.
@@ -111,12 +121,13 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             batches,
             saved: None,
             guard: None,
+            on_alarm: OnAlarm::GoOn,
         }
     }
 
     /// Watches device memory from now on.
-    pub fn watch(&mut self, guard: Guard) {
-        self.guard = Some(guard);
+    pub fn watch(&mut self, guard: Guard, on_alarm: OnAlarm) {
+        (self.guard, self.on_alarm) = (Some(guard), on_alarm);
     }
 
     /// Goes on from the newest checkpoint that can be used, and says which step that is of; none if
@@ -187,9 +198,15 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             if due(self.options.evaluate_every) || is_last {
                 is_best = self.evaluate(observer)?;
             }
-            let is_critical = self.look_at_memory(observer)?;
-            if is_critical || due(self.options.save_every) || (is_best && self.options.keep_best) {
+            let critical = self.look_at_memory(observer)?;
+            if critical.is_some()
+                || due(self.options.save_every)
+                || (is_best && self.options.keep_best)
+            {
                 self.save(observer)?;
+            }
+            if let Some(alarm) = critical.filter(|_| self.on_alarm == OnAlarm::Stop && !is_last) {
+                break StopReason::MemoryShort(alarm);
             }
         };
         if self.saved != Some(self.progress.step) {
@@ -260,6 +277,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// The model.
     pub fn trainer(&mut self) -> &mut PlannedTrainer<D> {
         &mut self.trainer
+    }
+
+    /// Ends the run, and leaves the model.
+    pub fn into_trainer(self) -> PlannedTrainer<D> {
+        self.trainer
     }
 
     /// Makes the model that of the best evaluation, if that has a checkpoint; says whether it has.

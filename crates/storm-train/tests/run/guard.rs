@@ -8,7 +8,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::{DeviceError, MemoryTaken, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, Place, SegmentId, UpdateTime};
-use storm_train::{Alarm, Guard, MemoryReading, RunOptions, Stop};
+use storm_train::{Alarm, Guard, MemoryReading, OnAlarm, RunOptions, Stop, StopReason};
 use tempfile::TempDir;
 
 /// A CPU device whose driver reports what it is told to, one reading after another.
@@ -108,7 +108,7 @@ fn a_run_under_pressure_is_saved_at_once() {
     let folder = TempDir::new().expect("a folder");
     let quiet = RunOptions { save_every: None, evaluate_every: None, ..options(9, 0.01) };
     let mut run = run(&folder, trainer_on::<Pressured>(UpdateTime::NextStep, readings), quiet);
-    run.watch(Guard::new(1000, 2000, Duration::ZERO));
+    run.watch(Guard::new(1000, 2000, Duration::ZERO), OnAlarm::GoOn);
     let mut heard = Heard::default();
     run.train(&Stop::new(), &mut heard).expect("a run that goes on");
     let expected = [
@@ -119,4 +119,60 @@ fn a_run_under_pressure_is_saved_at_once() {
     assert_eq!(heard.alarms, expected);
     // Those that may end the process are saved at once; the last step always is.
     assert_eq!(heard.saved, [4, 6, 9]);
+}
+
+#[test]
+fn a_run_that_makes_room_ends_as_the_one_that_need_not() {
+    let reading = |free_bytes| MemoryReading { in_use_bytes: 1000, free_bytes: Some(free_bytes) };
+    let quiet = || RunOptions { save_every: None, evaluate_every: None, ..options(6, 0.01) };
+    let undisturbed = TempDir::new().expect("a folder");
+    let mut alone = run(
+        &undisturbed,
+        trainer_on::<Pressured>(UpdateTime::NextStep, vec![reading(9000)]),
+        quiet(),
+    );
+    alone.train(&Stop::new(), &mut Heard::default()).expect("a run");
+
+    let folder = TempDir::new().expect("a folder");
+    let readings = vec![reading(9000), reading(9000), reading(50)];
+    let mut first = run(&folder, trainer_on::<Pressured>(UpdateTime::NextStep, readings), quiet());
+    first.watch(Guard::new(1000, 2000, Duration::ZERO), OnAlarm::Stop);
+    let mut heard = Heard::default();
+    let finished = first.train(&Stop::new(), &mut heard).expect("a run that ends early");
+    let alarm = Alarm::LittleFree { free_bytes: 50 };
+    assert_eq!((finished.reason, finished.step), (StopReason::MemoryShort(alarm), 3));
+    assert_eq!(heard.saved, [3]);
+    drop(first.into_trainer());
+
+    // Another plan, as one for less memory would be.
+    let trainer = trainer_on::<Pressured>(UpdateTime::EndOfStep, vec![reading(9000)]);
+    let mut second = run(&folder, trainer, quiet());
+    assert_eq!(second.resume(&mut heard).expect("a checkpoint"), Some(3));
+    let finished = second.train(&Stop::new(), &mut heard).expect("the rest of the run");
+    assert_eq!((finished.reason, finished.step), (StopReason::Completed, 6));
+
+    let names: Vec<String> = alone.trainer().parameter_names().map(str::to_owned).collect();
+    for name in names {
+        let [expected, found] = [&mut alone, &mut second].map(|run| {
+            run.trainer()
+                .read(&name)
+                .expect("a parameter")
+                .into_iter()
+                .map(f32::to_bits)
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(expected, found, "{name}");
+    }
+}
+
+#[test]
+fn the_last_step_needs_no_room() {
+    let reading = |free_bytes| MemoryReading { in_use_bytes: 1000, free_bytes: Some(free_bytes) };
+    let folder = TempDir::new().expect("a folder");
+    let quiet = RunOptions { save_every: None, evaluate_every: None, ..options(2, 0.01) };
+    let readings = vec![reading(9000), reading(50)];
+    let mut run = run(&folder, trainer_on::<Pressured>(UpdateTime::NextStep, readings), quiet);
+    run.watch(Guard::new(1000, 2000, Duration::ZERO), OnAlarm::Stop);
+    let finished = run.train(&Stop::new(), &mut Heard::default()).expect("a run");
+    assert_eq!((finished.reason, finished.step), (StopReason::Completed, 2));
 }

@@ -1,7 +1,10 @@
-//! Hardware profiles by name or path.
+//! Hardware profiles: by name, by path, or of the card that is there.
+
+mod card;
 
 use crate::size;
 use anyhow::{Context, Result};
+pub(crate) use card::keep;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
@@ -22,17 +25,22 @@ impl std::fmt::Display for BadProfile {
 
 impl std::error::Error for BadProfile {}
 
-/// The profile that is used if none is named: measured if there is one.
-pub(crate) fn default_hardware() -> &'static str {
-    let measured = "h200";
-    match HardwareProfile::builtin_names().any(|name| name == measured) {
-        true => measured,
-        false => "reference",
+/// Planned for where there is no card and none is named: the one that most figures are of.
+const WITHOUT_CARD: &str = "h200";
+
+/// The profile that is named; else that of the card in this machine.
+pub(crate) fn named_or_found(hardware: Option<&str>) -> Result<HardwareProfile> {
+    if let Some(hardware) = hardware {
+        return resolve(hardware);
+    }
+    match card::profile()? {
+        Some(found) => Ok(found),
+        None => Ok(HardwareProfile::builtin(WITHOUT_CARD)?),
     }
 }
 
 /// A built-in profile, or the file of one.
-pub(crate) fn resolve(hardware: &str) -> Result<HardwareProfile> {
+fn resolve(hardware: &str) -> Result<HardwareProfile> {
     let unknown = match HardwareProfile::builtin(hardware) {
         Err(unknown @ ProfileError::Unknown { .. }) => unknown,
         known => return Ok(known?),
@@ -86,8 +94,8 @@ pub(crate) fn list() -> Result<()> {
         );
     }
     println!(
-        "\nUsed if none is named: {}. Or a file that `storm probe` wrote.",
-        default_hardware()
+        "\nOr a file that `storm probe` wrote. If none is named: the card in this machine, measured on \
+         first use;\nwithout a card, {WITHOUT_CARD}."
     );
     Ok(())
 }

@@ -1,0 +1,128 @@
+//! The profile of the card in this machine: measured once, and kept.
+
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+use storm_device::cuda::{Card, ProbeEffort, cache_folder, diagnose, probe};
+use storm_plan::HardwareProfile;
+
+/// Cards whose built-in profile was measured on such a card.
+const MEASURED: [(&str, &str); 1] = [("NVIDIA H200", "h200")];
+
+/// The profile of the first card; none if there is no card that can be used. A card that nobody knows is
+/// measured, which takes some seconds.
+pub(super) fn profile() -> Result<Option<HardwareProfile>> {
+    let found = diagnose();
+    if !found.is_ready() {
+        return Ok(None);
+    }
+    let Some(card) = found.cards.first().filter(|card| card.problem.is_none()) else {
+        return Ok(None);
+    };
+    profile_of(&card.card, cache_folder().as_deref(), || measure(&card.card)).map(Some)
+}
+
+/// Keeps a profile that was measured: it is used from now on if none is named.
+pub(crate) fn keep(card: &Card, profile: &HardwareProfile) -> Result<Option<PathBuf>> {
+    let Some(path) = cache_folder().map(|folder| kept_at(&folder, card)) else { return Ok(None) };
+    write(&path, profile)?;
+    Ok(Some(path))
+}
+
+fn profile_of(
+    card: &Card,
+    folder: Option<&Path>,
+    measure: impl FnOnce() -> Result<HardwareProfile>,
+) -> Result<HardwareProfile> {
+    let path = folder.map(|folder| kept_at(folder, card));
+    // What was kept on this machine is nearer than what is built in. One that cannot be read is of another
+    // version, or damaged.
+    if let Some(kept) = path.as_deref().and_then(|path| super::read(path).ok()) {
+        return Ok(kept);
+    }
+    if let Some((_, name)) = MEASURED.iter().find(|(measured, _)| *measured == card.name) {
+        return Ok(HardwareProfile::builtin(name)?);
+    }
+    let measured = measure()?;
+    if let Some(Err(error)) = path.map(|path| write(&path, &measured)) {
+        eprintln!("warning: {error:#}; the card will be measured again next time");
+    }
+    Ok(measured)
+}
+
+fn measure(card: &Card) -> Result<HardwareProfile> {
+    eprintln!("measuring {} once; `storm probe` does it more thoroughly", card.name);
+    let start = Instant::now();
+    let mut found = probe(0, ProbeEffort::Quick, |what| {
+        eprintln!("{:>5.1} s  {what} …", start.elapsed().as_secs_f64());
+    })
+    .with_context(|| format!("cannot measure {}; name a profile with --hardware", card.name))?;
+    found.profile.source = format!("measured on {} before its first use", card.name);
+    Ok(found.profile)
+}
+
+/// One file for each kind of card.
+fn kept_at(folder: &Path, card: &Card) -> PathBuf {
+    let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
+    let name: String = card.name.chars().map(plain).collect();
+    let gib = card.memory_bytes >> 30;
+    folder.join("profiles").join(format!("{name}-{gib}gib.json"))
+}
+
+/// Whole or not at all: others may read it at the same time.
+fn write(path: &Path, profile: &HardwareProfile) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let unfinished = path.with_extension(format!("{}.unfinished", std::process::id()));
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::write(&unfinished, profile.to_json()))
+        .and_then(|()| fs::rename(&unfinished, path))
+        .with_context(|| format!("cannot keep the profile in {}", folder.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(name: &str) -> Card {
+        let memory_bytes = (12 << 30) - 1;
+        Card { name: name.to_owned(), capability: (8, 6), multiprocessors: 28, memory_bytes }
+    }
+
+    #[test]
+    fn a_card_is_measured_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let card = card("NVIDIA GeForce RTX 3060");
+        let mut measured = HardwareProfile::builtin("rtx-3060-12gb").unwrap();
+        measured.gemm_flops = 1.5e13;
+        let first = profile_of(&card, Some(folder.path()), || Ok(measured.clone())).unwrap();
+        assert_eq!(first, measured);
+        let again = profile_of(&card, Some(folder.path()), || unreachable!("it is known")).unwrap();
+        assert_eq!(again, measured);
+        let file = folder.path().join("profiles/nvidia-geforce-rtx-3060-11gib.json");
+        assert!(file.is_file());
+        // Damaged: measured again, and kept again.
+        fs::write(&file, "{").unwrap();
+        profile_of(&card, Some(folder.path()), || Ok(measured.clone())).unwrap();
+        profile_of(&card, Some(folder.path()), || unreachable!("it is known")).unwrap();
+    }
+
+    #[test]
+    fn what_comes_with_storm_is_used_until_something_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let known = card("NVIDIA H200");
+        let builtin = profile_of(&known, Some(folder.path()), || unreachable!("built in")).unwrap();
+        assert_eq!(builtin.name, "h200");
+        let mut better = builtin;
+        better.gemm_flops *= 1.1;
+        write(&kept_at(folder.path(), &known), &better).unwrap();
+        assert_eq!(profile_of(&known, Some(folder.path()), || unreachable!()).unwrap(), better);
+    }
+
+    #[test]
+    fn without_a_folder_nothing_is_kept() {
+        let measured = HardwareProfile::builtin("rtx-4090").unwrap();
+        let found = profile_of(&card("another"), None, || Ok(measured.clone())).unwrap();
+        assert_eq!(found, measured);
+    }
+}

@@ -1,0 +1,130 @@
+//! A trainer for a run: planned, tried, and planned anew where something is not as thought.
+
+use super::data;
+use super::device::Trains;
+use super::setup::Setup;
+use crate::plan::StepSize;
+use crate::size;
+use anyhow::Result;
+use std::sync::Arc;
+use storm_plan::PlanError;
+use storm_train::{
+    Alarm, Batch, BatchSource, Notice, OnAlarm, PlannedTrainer, Preparation, Prepared, TrainError,
+    Trial, prepare, try_plan,
+};
+
+/// A run of fewer steps is over before a trial pays.
+const TRIED_FROM_STEPS: u64 = 50;
+
+/// A trial that takes longer is announced.
+const ANNOUNCED_SECONDS: f64 = 2.0;
+
+/// Steps of a trial, about: it is announced by them.
+const TRIAL_STEPS: f64 = 4.0;
+
+/// A trainer under the plan that was shown; or under a better one, if some steps show that the device is
+/// not what its profile says.
+pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<PlannedTrainer<D>> {
+    let trainer = committed::<D>(setup, None)?;
+    if setup.settings.steps.get() < TRIED_FROM_STEPS {
+        return Ok(trainer);
+    }
+    tried(setup, trainer)
+}
+
+/// Puts the plan that was shown on a device. Where the machine has less than was hoped for, plans anew.
+fn committed<D: Trains>(
+    setup: &mut Setup,
+    mut before: Option<D>,
+) -> Result<PlannedTrainer<D>, TrainError> {
+    let plan = Arc::new(setup.answer.planned.plan.clone());
+    let device = D::options(setup, before.take());
+    match PlannedTrainer::new(&setup.model.config, setup.train_options.clone(), plan, device) {
+        Err(TrainError::Exec(error)) => eprintln!("warning: {error}; planning anew"),
+        trainer => return trainer,
+    }
+    let preparation = Preparation {
+        config: &setup.model.config,
+        options: &setup.train_options,
+        accumulate: setup.answer.accumulate,
+        profile: &setup.request.profile,
+        budget: setup.request.budget(),
+        forced: &setup.request.forced,
+    };
+    let device = || D::options(setup, None);
+    let Prepared { trainer, prediction, .. } = prepare(&preparation, device, |notice| {
+        if let Notice::Refused { reason, budget } = notice {
+            let vram = size::show(budget.vram_bytes);
+            let ram = size::show(budget.ram_bytes);
+            eprintln!("warning: {reason}; planning with {vram} of device and {ram} of host memory");
+        }
+    })?;
+    setup.answer.planned.prediction = prediction;
+    Ok(trainer)
+}
+
+/// Makes some steps to see whether the prediction holds. They are not part of the run: it gets a trainer
+/// that has made none.
+fn tried<D: Trains>(
+    setup: &mut Setup,
+    mut trainer: PlannedTrainer<D>,
+) -> Result<PlannedTrainer<D>> {
+    let predicted = setup.answer.planned.prediction.step_seconds;
+    if predicted * TRIAL_STEPS > ANNOUNCED_SECONDS {
+        setup.style.say("trying the plan with some steps …");
+    }
+    let (mut source, _) = data::sources(&setup.settings, &setup.dataset, setup.answer.batch)?;
+    let mut batches = vec![Batch::new(Vec::new(), Vec::new(), 1); trainer.micro_batches()];
+    for batch in &mut batches {
+        source.next_batch(batch)?;
+    }
+    let Trial { step_seconds, corrected } =
+        try_plan(&mut trainer, &batches, 1, &setup.request.profile, predicted)?;
+    let device = trainer.into_device();
+    if let Some(corrected) = corrected {
+        setup.request.profile = corrected;
+        plan_anew(setup)?;
+        setup.style.say(&format!(
+            "a step took {step_seconds:.3} s where {predicted:.3} s were predicted: planned anew with what was \
+             measured, {:.3} s are predicted",
+            setup.answer.planned.prediction.step_seconds
+        ));
+    }
+    Ok(committed(setup, Some(device))?)
+}
+
+/// A trainer for a run that was saved because device memory got short: under a plan that takes less, if there
+/// is one. Says what the run should do when it gets short again.
+pub(super) fn within_less<D: Trains>(
+    setup: &mut Setup,
+    trainer: PlannedTrainer<D>,
+    alarm: Alarm,
+) -> Result<(PlannedTrainer<D>, OnAlarm)> {
+    let device = trainer.into_device();
+    let before = setup.request.vram.bytes;
+    let planned = setup.answer.planned.prediction.vram_peak_bytes;
+    setup.request.vram.bytes = alarm.smaller_budget(planned, before);
+    let on_alarm = match plan_anew(setup) {
+        Ok(()) => {
+            let bytes = size::show(setup.request.vram.bytes);
+            setup.style.say(&format!("{alarm}: planned anew for {bytes} of device memory"));
+            OnAlarm::Stop
+        }
+        Err(TrainError::Plan(PlanError::TooSmall(_))) => {
+            setup.request.vram.bytes = before;
+            eprintln!("warning: {alarm}, and the run cannot do with less: it goes on as it is");
+            OnAlarm::GoOn
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok((committed(setup, Some(device))?, on_alarm))
+}
+
+/// Plans the same step again, with the profile and the limits as they are now.
+fn plan_anew(setup: &mut Setup) -> Result<(), TrainError> {
+    // A run keeps its micro-batches.
+    setup.request.options.batch = setup.answer.batch;
+    setup.request.step = StepSize::MicroBatches(setup.answer.accumulate);
+    setup.answer = setup.request.plan()?;
+    Ok(())
+}

@@ -1,0 +1,84 @@
+//! Some steps under a plan before anybody counts on it: do they take as long as predicted?
+
+use crate::{Batch, PlannedTrainer, TrainError};
+use std::time::Instant;
+use storm_device::{PlanDevice, Span};
+use storm_plan::HardwareProfile;
+
+/// A step that takes longer or shorter than predicted by more than this shows that the profile is off.
+const OFF_MAX: f64 = 0.10;
+
+/// Short steps vary: so many of them are timed, but not for longer than this.
+const TIMED_STEPS_MAX: usize = 5;
+const TIMED_SECONDS_MAX: f64 = 1.0;
+
+/// What some steps showed.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    /// What a step took, the median of them.
+    pub step_seconds: f64,
+    /// The profile as a recorded step corrects it; none if the prediction was right.
+    pub corrected: Option<HardwareProfile>,
+}
+
+/// Makes `warm_up_steps` steps that do not count, then times some. If they are not as predicted, records
+/// one and corrects the profile by it; the device must have been asked to record.
+///
+/// The trainer is not where it was afterwards: its parameters have moved.
+///
+/// # Errors
+/// As [`PlannedTrainer::step`].
+pub fn try_plan<D: PlanDevice>(
+    trainer: &mut PlannedTrainer<D>,
+    batches: &[Batch],
+    warm_up_steps: u32,
+    profile: &HardwareProfile,
+    predicted_seconds: f64,
+) -> Result<Trial, TrainError> {
+    trainer.set_recording(false);
+    for _ in 0..warm_up_steps {
+        step(trainer, batches)?;
+    }
+    let begun = Instant::now();
+    let mut times = vec![step(trainer, batches)?];
+    while times.len() < TIMED_STEPS_MAX && begun.elapsed().as_secs_f64() < TIMED_SECONDS_MAX {
+        times.push(step(trainer, batches)?);
+    }
+    times.sort_by(f64::total_cmp);
+    let step_seconds = times[times.len() / 2];
+    let is_off = (step_seconds / predicted_seconds - 1.0).abs() > OFF_MAX;
+    let corrected = match is_off {
+        true => corrected(trainer, batches, profile)?,
+        false => None,
+    };
+    Ok(Trial { step_seconds, corrected })
+}
+
+/// One step; how long it took.
+fn step<D: PlanDevice>(
+    trainer: &mut PlannedTrainer<D>,
+    batches: &[Batch],
+) -> Result<f64, TrainError> {
+    let start = Instant::now();
+    // Small enough to change little, large enough not to be skipped.
+    trainer.step(batches, 1e-6)?;
+    trainer.synchronize()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// The profile as a recorded step corrects it; none if the device does not record.
+fn corrected<D: PlanDevice>(
+    trainer: &mut PlannedTrainer<D>,
+    batches: &[Batch],
+    profile: &HardwareProfile,
+) -> Result<Option<HardwareProfile>, TrainError> {
+    trainer.set_recording(true);
+    step(trainer, batches)?;
+    let trace = trainer.trace()?;
+    trainer.set_recording(false);
+    let seconds = |span: &Span| (span.instruction, (span.end_ns - span.start_ns) as f64 / 1e9);
+    Ok(trace.map(|trace| {
+        let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
+        profile.refined(trainer.plan(), &measured)
+    }))
+}
