@@ -69,6 +69,7 @@ impl Benched for CudaPlanDevice {
             trace: true,
             vram_bytes: Some(run.budget.vram_bytes),
             copy_slowdown: run.args.slow_copies,
+            multiprocessors: run.args.multiprocessors,
             progress: Some(Box::new(show)),
             // Host memory is slow to get. After an error of the card there is nothing to keep.
             kept: before.and_then(|device| device.keep().ok()),

@@ -58,6 +58,10 @@ pub(crate) struct RunArgs {
     /// Make copies take so many times as long, to see how a card with a slower connection fares.
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR", value_parser = slowdown)]
     pub(crate) slow_copies: f64,
+    /// Compute on so many of the card's multiprocessors, to see how a smaller card fares. Cards have a
+    /// granularity (8 on an H200): some more may be used.
+    #[arg(long, value_name = "COUNT", value_parser = positive)]
+    pub(crate) multiprocessors: Option<usize>,
     #[command(flatten)]
     pub(crate) forced: ForcedArgs,
 }
@@ -92,6 +96,7 @@ impl RunArgs {
             ram: None,
             hardware: None,
             slow_copies: 1.0,
+            multiprocessors: None,
             forced: ForcedArgs::default(),
         }
     }
@@ -138,13 +143,17 @@ impl RunArgs {
     /// What to plan with for a device of that much memory.
     pub(crate) fn profile(&self, vram_bytes: u64) -> Result<HardwareProfile> {
         let mut profile = match self.device {
-            DeviceArg::Cpu if self.slow_copies != 1.0 => {
-                let problem = "--slow-copies needs --device cuda";
+            DeviceArg::Cpu if self.slow_copies != 1.0 || self.multiprocessors.is_some() => {
+                let problem = "--slow-copies and --multiprocessors need --device cuda";
                 return Err(UsageError(problem.to_owned()).into());
             }
             DeviceArg::Cpu => probe_cpu(vram_bytes)?,
             DeviceArg::Cuda => hardware::named_or_found(self.hardware.as_deref())?,
         };
+        // How much slower that makes it is seen in the first steps, which correct the profile.
+        if let Some(count) = self.multiprocessors {
+            profile.name = format!("{count} multiprocessors of {}", profile.name);
+        }
         if self.slow_copies > 1.0 {
             profile.name = format!("{}, copies {} times slower", profile.name, self.slow_copies);
             profile.host_to_device_bandwidth /= self.slow_copies;
@@ -164,6 +173,9 @@ impl RunArgs {
         let mut flags = self.forced.words();
         if self.slow_copies != 1.0 {
             flags.push_str(" --slow-copies");
+        }
+        if self.multiprocessors.is_some() {
+            flags.push_str(" --multiprocessors");
         }
         match flags.trim() {
             "" => Ok(()),

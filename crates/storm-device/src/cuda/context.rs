@@ -1,6 +1,7 @@
 //! The card, a stream, memory and events: owners of driver handles.
 
 use super::memory::{Counted, MemoryInUse, MemoryMeter};
+use super::part::Part;
 use super::{CudaError, libraries};
 use crate::DeviceError;
 use cudarc::driver::{result, sys};
@@ -95,6 +96,10 @@ impl Context {
         }
         self.make_current()?;
         Ok(Entered { before: Some(before.unwrap_or(std::ptr::null_mut())) })
+    }
+
+    pub(super) fn device(&self) -> sys::CUdevice {
+        self.device
     }
 
     pub(super) fn make_current(&self) -> Result<(), CudaError> {
@@ -261,6 +266,8 @@ impl Drop for Allocation {
 pub(super) struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
+    /// What it runs on, if not on all of the card.
+    _part: Option<Part>,
 }
 
 // SAFETY: a stream may be used from any thread; the driver locks.
@@ -272,7 +279,17 @@ impl Stream {
     pub(super) fn new(context: &Arc<Context>) -> Result<Stream, CudaError> {
         let handle = result::stream::create(result::stream::StreamKind::NonBlocking)
             .map_err(CudaError::driver("making a stream"))?;
-        Ok(Stream { context: Arc::clone(context), handle })
+        Ok(Stream { context: Arc::clone(context), handle, _part: None })
+    }
+
+    /// Runs on so many multiprocessors, or a few more.
+    pub(super) fn on_part(
+        context: &Arc<Context>,
+        multiprocessors: usize,
+    ) -> Result<Stream, CudaError> {
+        let part = Part::new(context, multiprocessors)?;
+        let handle = part.stream()?;
+        Ok(Stream { context: Arc::clone(context), handle, _part: Some(part) })
     }
 
     pub(super) fn handle(&self) -> sys::CUstream {

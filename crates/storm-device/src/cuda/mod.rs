@@ -15,6 +15,7 @@ mod host_pages;
 mod libraries;
 mod memory;
 mod modules;
+mod part;
 mod pinned;
 mod plan;
 mod plan_device;

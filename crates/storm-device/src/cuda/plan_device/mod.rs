@@ -186,7 +186,7 @@ impl PlanDevice for CudaPlanDevice {
         tools.context.make_current()?;
         let program = Program::new(&plan, &tools, options.copy_slowdown)?;
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
-        let queues = Queues::new(&plan, &tools.context)?;
+        let queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
         let compute = queues.stream(Queue::Compute);
         program.memory().clear(compute)?;
         program.warm_up(compute, &tools.gemm)?;

@@ -12,6 +12,8 @@ pub struct CudaPlanOptions {
     /// How many times as long copies take, as if the card had a slower connection: each moves its
     /// bytes so often. At most 1 is full speed.
     pub copy_slowdown: f64,
+    /// Compute on so many of the card's multiprocessors, or a few more, as if it were a smaller card.
+    pub multiprocessors: Option<usize>,
     /// What all of this process may take of the card's memory, context and code included.
     pub vram_bytes: Option<u64>,
     /// Make a kernel fail, after so many instructions of the compute queue. The process cannot use the
@@ -31,6 +33,7 @@ impl Default for CudaPlanOptions {
             trace: false,
             chaos_seed: None,
             copy_slowdown: 1.0,
+            multiprocessors: None,
             vram_bytes: None,
             fail_after: None,
             progress: None,
@@ -46,6 +49,7 @@ impl fmt::Debug for CudaPlanOptions {
             .field("trace", &self.trace)
             .field("chaos_seed", &self.chaos_seed)
             .field("copy_slowdown", &self.copy_slowdown)
+            .field("multiprocessors", &self.multiprocessors)
             .field("vram_bytes", &self.vram_bytes)
             .field("fail_after", &self.fail_after)
             .field("kept", &self.kept.is_some())

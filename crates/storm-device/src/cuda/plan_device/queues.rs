@@ -54,8 +54,16 @@ pub(super) struct Unfinished {
 }
 
 impl Queues {
-    pub(super) fn new(plan: &Plan, context: &Arc<Context>) -> Result<Queues, CudaError> {
-        let streams = [Stream::new(context)?, Stream::new(context)?, Stream::new(context)?];
+    /// Computes on `multiprocessors` of the card; on all of it if none are given.
+    pub(super) fn new(
+        plan: &Plan,
+        context: &Arc<Context>,
+        multiprocessors: Option<usize>,
+    ) -> Result<Queues, CudaError> {
+        let mut streams = [Stream::new(context)?, Stream::new(context)?, Stream::new(context)?];
+        if let Some(multiprocessors) = multiprocessors {
+            streams[Queue::Compute.index()] = Stream::on_part(context, multiprocessors)?;
+        }
         let marks = is_marked(plan)
             .into_iter()
             .map(|is_marked| is_marked.then(|| Event::without_time(context)).transpose())
