@@ -25,11 +25,17 @@ const TRIAL_STEPS: f64 = 4.0;
 /// A trainer under the plan that was shown; or under a better one, if some steps show that the device is
 /// not what its profile says.
 pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<PlannedTrainer<D>> {
-    let trainer = committed::<D>(setup, None)?;
-    if setup.settings.steps.get() < TRIED_FROM_STEPS {
-        return Ok(trainer);
+    let mut trainer = committed::<D>(setup, None)?;
+    if setup.settings.steps.get() >= TRIED_FROM_STEPS {
+        trainer = tried(setup, trainer)?;
     }
-    tried(setup, trainer)
+    note_peak(setup);
+    Ok(trainer)
+}
+
+fn note_peak(setup: &mut Setup) {
+    let planned = setup.answer.planned.prediction.vram_peak_bytes;
+    setup.vram_bytes_planned = setup.vram_bytes_planned.max(planned);
 }
 
 /// Puts the plan that was shown on a device. Where the machine has less than was hoped for, plans anew.
@@ -117,7 +123,9 @@ pub(super) fn within_less<D: Trains>(
         }
         Err(error) => return Err(error.into()),
     };
-    Ok((committed(setup, Some(device))?, on_alarm))
+    let trainer = committed(setup, Some(device))?;
+    note_peak(setup);
+    Ok((trainer, on_alarm))
 }
 
 /// Plans the same step again, with the profile and the limits as they are now.

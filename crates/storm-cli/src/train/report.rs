@@ -47,7 +47,7 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
     RunFacts {
         title: format!("Run {}", setup.settings.name.as_deref().unwrap_or_default()),
         rows,
-        device_budget: setup.request.vram.bytes,
+        device_budget: setup.vram_bytes_allowed,
         host_budget: setup.request.ram.bytes,
         prediction: answer.planned.prediction.clone(),
     }

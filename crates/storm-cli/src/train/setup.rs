@@ -72,6 +72,10 @@ pub(super) struct Setup {
     pub(super) machine_kind: super::device::DeviceKind,
     pub(super) request: Request,
     pub(super) answer: Answer,
+    /// What the user allows, whatever is planned with when others take memory.
+    pub(super) vram_bytes_allowed: u64,
+    /// The most that any plan of the run takes.
+    pub(super) vram_bytes_planned: u64,
     pub(super) train_options: TrainOptions,
     /// Every option as it holds.
     pub(super) record: BTreeMap<String, String>,
@@ -127,10 +131,11 @@ impl Setup {
             style,
             start,
             folder,
-
             dataset,
             model,
             machine_kind,
+            vram_bytes_allowed: request.vram.bytes,
+            vram_bytes_planned: 0,
             request,
             answer,
             train_options,

@@ -24,12 +24,7 @@ pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<St
         lines.push(format!("{:<10} {:>12} {:>12}", "tokens", speed(predicted), speed(median)));
     }
     for (name, predicted, measured, budget) in [
-        (
-            "device",
-            prediction.vram_peak_bytes,
-            history.device_bytes_peak(),
-            setup.request.vram.bytes,
-        ),
+        ("device", setup.vram_bytes_planned, history.device_bytes_peak(), setup.vram_bytes_allowed),
         ("host", prediction.ram_peak_bytes, host_bytes, setup.request.ram.bytes),
     ] {
         lines.push(format!(
