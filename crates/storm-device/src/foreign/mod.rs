@@ -70,7 +70,7 @@ pub struct Copies {
 #[derive(Debug)]
 enum Backend {
     Cpu(CpuCopies),
-    Cuda(CudaCopies),
+    Cuda(Box<CudaCopies>),
 }
 
 impl Copies {
@@ -89,7 +89,7 @@ impl Copies {
     /// # Errors
     /// No driver, or no such card.
     pub fn cuda(ordinal: usize, options: CopyOptions) -> Result<Arc<Copies>, DeviceError> {
-        let backend = Backend::Cuda(CudaCopies::new(ordinal, options)?);
+        let backend = Backend::Cuda(Box::new(CudaCopies::new(ordinal, options)?));
         Ok(Arc::new(Copies { backend }))
     }
 
