@@ -11,8 +11,8 @@ use crate::python::Environment;
 use crate::stage::{Stage, run_all};
 use crate::workspace::{crate_dirs, entries, examples_dir, release_dir, root};
 
-/// The package whose release binary the Python comparisons call, found through `STORM_BIN_DIR`.
-const HELPER_PACKAGE: &str = "storm-parity";
+/// The packages whose release binaries the Python comparisons call, found through `STORM_BIN_DIR`.
+const BINARY_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
 
 pub(crate) fn run(args: Args) -> Result<()> {
     args.finish()?;
@@ -28,8 +28,9 @@ pub(crate) fn run(args: Args) -> Result<()> {
         }),
         Stage::new("doc tests", || run_command(cargo().args(["test", "--workspace", "--doc"]))),
         Stage::new("examples", run_examples),
-        Stage::new("release binary", || {
-            run_command(cargo().args(["build", "--release", "-p", HELPER_PACKAGE]))
+        Stage::new("release binaries", || {
+            let packages = BINARY_PACKAGES.iter().flat_map(|package| ["-p", package]);
+            run_command(cargo().args(["build", "--release"]).args(packages))
         }),
         Stage::new("python wheel", || Environment::new().install_wheel()),
         Stage::new("python comparisons", run_pytest),

@@ -1,5 +1,8 @@
 //! The `storm` command line.
 
+#[macro_use]
+mod streams;
+
 mod bench;
 mod data;
 mod doctor;

@@ -57,7 +57,9 @@ mod tokenizer;
 
 pub use dataset::{Dataset, VerifyProgress};
 pub use error::DataError;
-pub use loader::{Loader, LoaderOptions, LoaderReport, Order, Passes, Position, Samples, Split};
+pub use loader::{
+    Loader, LoaderOptions, LoaderReport, Order, Passes, Position, Samples, Split, write_batches,
+};
 pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo};
 pub use pack::{
     IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT, pack,

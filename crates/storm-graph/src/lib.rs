@@ -31,6 +31,7 @@ mod overwrite;
 mod program;
 pub mod random;
 mod recompute;
+mod section_builder;
 mod shape;
 mod tensor;
 
@@ -48,5 +49,6 @@ pub use program::{
     Accumulation, ParameterGradient, Program, ProgramParameter, Section, SectionBackward,
 };
 pub use recompute::recompute;
+pub use section_builder::SectionBuilder;
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorClass, TensorId, Training};

@@ -1,6 +1,6 @@
 use crate::TrainError;
 use storm_data::Samples;
-use storm_graph::IGNORE_INDEX;
+use storm_graph::{IGNORE_INDEX, Op, Program};
 use storm_model::{ModelConfig, Packing};
 
 /// One micro-batch of token sequences: `batch` rows of `sequence` tokens.
@@ -70,7 +70,7 @@ impl Batch {
 
     /// Checks sizes, and that every id can be looked up.
     fn check(&self, size: &BatchSize) -> Result<(), TrainError> {
-        let BatchSize { batch, sequence, vocabulary, positions, packing } = *size;
+        let BatchSize { batch, sequence, tokens, targets, positions, packing } = *size;
         let rows = batch * sequence;
         if self.segments.is_some() != (packing == Packing::Segments) {
             let problem = match packing {
@@ -80,8 +80,8 @@ impl Batch {
             return Err(TrainError::Batch { problem: problem.to_owned() });
         }
         let columns = [
-            ("tokens", Some(&self.tokens), vocabulary),
-            ("targets", Some(&self.targets), vocabulary),
+            ("tokens", Some(&self.tokens), tokens),
+            ("targets", Some(&self.targets), targets),
             ("positions", Some(&self.positions), positions),
             ("segments", self.segments.as_ref(), usize::MAX),
         ];
@@ -134,10 +134,15 @@ impl Batch {
 pub(crate) struct BatchSize {
     pub(crate) batch: usize,
     pub(crate) sequence: usize,
-    vocabulary: usize,
+    /// Every token is below this, every target that counts, and every position.
+    tokens: usize,
+    targets: usize,
     positions: usize,
     packing: Packing,
 }
+
+/// As good as no limit: ids are i32.
+const ANY_ID: usize = i32::MAX as usize;
 
 impl BatchSize {
     pub(crate) fn new(
@@ -147,10 +152,38 @@ impl BatchSize {
         packing: Packing,
     ) -> BatchSize {
         let positions = match config.rotary {
-            Some(_) => i32::MAX as usize,
+            Some(_) => ANY_ID,
             None => config.max_positions,
         };
-        BatchSize { batch, sequence, vocabulary: config.vocab_size, positions, packing }
+        let [tokens, targets] = [config.vocab_size; 2];
+        BatchSize { batch, sequence, tokens, targets, positions, packing }
+    }
+
+    /// What a program can take: ids below the rows of every table that they are looked up in.
+    pub(crate) fn of_program(
+        program: &Program,
+        batch: usize,
+        sequence: usize,
+        packing: Packing,
+    ) -> BatchSize {
+        let [mut tokens, mut targets, mut positions] = [ANY_ID; 3];
+        for graph in program.sections().map(|section| &section.graph) {
+            for node in graph.nodes() {
+                let (ids, table) = match node.op {
+                    Op::Embedding { ids, table } => (ids, table),
+                    Op::HeadLoss { targets, weight, .. } => (targets, weight),
+                    _ => continue,
+                };
+                let limit = match graph.tensor(ids).name.as_str() {
+                    "tokens" => &mut tokens,
+                    "targets" => &mut targets,
+                    "positions" => &mut positions,
+                    _ => continue,
+                };
+                *limit = (*limit).min(graph.tensor(table).shape.axes()[0]);
+            }
+        }
+        BatchSize { batch, sequence, tokens, targets, positions, packing }
     }
 
     /// Checks all micro-batches of a step and counts the targets that count.
@@ -190,7 +223,7 @@ mod tests {
     use super::*;
 
     fn size(sequence: usize, packing: Packing) -> BatchSize {
-        BatchSize { batch: 1, sequence, vocabulary: 10, positions: 9, packing }
+        BatchSize { batch: 1, sequence, tokens: 10, targets: 10, positions: 9, packing }
     }
 
     #[test]

@@ -2,7 +2,18 @@
 //!
 //! [`Trainer`] puts a model's program, its gradients and its optimizer on a device and runs steps of
 //! one or more micro-batches. The loss of a step is normalized by the valid tokens of the whole
-//! step, so that micro-batches of unequal length weigh as they should.
+//! step, so that micro-batches of unequal length weigh as they should. [`PlannedTrainer`] does the same
+//! under a plan, within a memory budget, and gives bitwise the same; [`Run`] is the loop around it, with
+//! schedules, evaluation and checkpoints.
+//!
+//! # A model of one's own
+//!
+//! Models come from a config ([`training_task`], [`PlannedTrainer::new`]) or are built layer by layer
+//! ([`task_of_program`], [`PlannedTrainer::of_program`]):
+//!
+//! ```
+#![doc = include_str!("../examples/custom_model.rs")]
+//! ```
 
 mod batch;
 mod checkpoint;

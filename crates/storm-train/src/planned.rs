@@ -9,8 +9,8 @@ use std::sync::Arc;
 use storm_device::{MemoryTaken, PlanDevice, Trace, bytes_of};
 use storm_exec::{Feed, Planned};
 use storm_graph::random::{SEED_WORDS, Seed};
-use storm_graph::{DType, Graph, Op, StepScalars, Tensor, Training};
-use storm_model::{HfDirectory, ModelConfig, SaveOptions, build};
+use storm_graph::{DType, Graph, Op, Program, StepScalars, Tensor, Training};
+use storm_model::{HfDirectory, Initialization, ModelConfig, SaveOptions, build, initialization};
 use storm_plan::{CheckedPlan, Work};
 
 /// A model in training under a plan: what the plan does not keep on the device waits in host memory.
@@ -19,8 +19,10 @@ use storm_plan::{CheckedPlan, Work};
 /// device, whatever the plan.
 pub struct PlannedTrainer<D: PlanDevice> {
     planned: Planned<D>,
-    config: ModelConfig,
+    /// None for a program that the caller has built.
+    config: Option<ModelConfig>,
     options: TrainOptions,
+    size: BatchSize,
     instances: Vec<ParameterInstance>,
     /// What fills each input of the plan.
     sources: Vec<Source>,
@@ -53,18 +55,48 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<PlannedTrainer<D>, TrainError> {
-        check_options(&options)?;
         let program = build(config, &options.build_options())?;
+        let start = |name: &str| initialization(config, name);
+        let mut trainer = PlannedTrainer::of_program(&program, options, plan, device, start)?;
+        trainer.config = Some(config.clone());
+        Ok(trainer)
+    }
+
+    /// [`PlannedTrainer::new`] for a program that the caller has built, under a plan of
+    /// [`task_of_program`](crate::task_of_program) with the same program and options. `start` says by
+    /// the name of a parameter in its section what it is filled with.
+    ///
+    /// A program reads a [`Batch`] by the names of its inputs: `tokens`, `targets`, `positions`,
+    /// `segments`, each (B, T) of i32, and the scalar `denominator`, the number of targets in the step
+    /// that count. Its result `loss` is what is learned.
+    ///
+    /// # Errors
+    /// The plan is of something else, the program reads something else, or the memory cannot be had.
+    pub fn of_program(
+        program: &Program,
+        options: TrainOptions,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
+        start: impl Fn(&str) -> Initialization,
+    ) -> Result<PlannedTrainer<D>, TrainError> {
+        check_options(&options)?;
         let instances = optimizer::instances(&program.parameters(), program.layer_count);
+        let TrainOptions { batch, sequence, packing, .. } = options;
+        let size = BatchSize::of_program(program, batch, sequence, packing);
         let mut sources = Vec::new();
         for input in &plan.inputs {
             let name = input.tensor.name.as_str();
+            let entries = input.tensor.shape.elements();
+            if Column::named(name).is_some() && entries != batch * sequence {
+                let problem = format!("has {entries} entries there, not batch × sequence");
+                return Err(foreign(format!("`{name}` {problem}")));
+            }
             sources.push(match (name, Column::named(name)) {
                 (_, Some(column)) => Source::Column(column),
                 ("denominator", _) => Source::Denominator,
                 (names::SCALARS, _) => Source::Scalars,
                 (names::RANDOM, _) => Source::Random,
-                _ => return Err(foreign(format!("it has an input `{name}`"))),
+                _ => return Err(foreign(format!("it has an input `{name}`, which no batch has"))),
             });
         }
         let planned = Planned::commit(plan, device)?;
@@ -74,27 +106,27 @@ impl<D: PlanDevice> PlannedTrainer<D> {
                 return Err(foreign(format!("`{name}` is {dtype} {shape} there")));
             }
         }
-        let staging = vec![0; options.batch * options.sequence];
-        let config = config.clone();
+        let staging = vec![0; batch * sequence];
         let mut trainer = PlannedTrainer {
             planned,
-            config,
+            config: None,
             options,
+            size,
             instances,
             sources,
             staging,
             updates: 0,
             pending: None,
         };
-        trainer.initialize()?;
+        trainer.initialize(start)?;
         Ok(trainer)
     }
 
-    fn initialize(&mut self) -> Result<(), TrainError> {
+    fn initialize(&mut self, start: impl Fn(&str) -> Initialization) -> Result<(), TrainError> {
         let random = self.random_words(0);
         let given = [(names::RANDOM, bytes_of(&random))];
         for instance in &self.instances {
-            let graph = initial_graph(&self.config, instance)?;
+            let graph = initial_graph(start(&instance.parameter.name), instance)?;
             self.planned.initialize(&instance.name, &graph, instance.layer, &given)?;
             let learns = instance.parameter.training == Training::Trainable;
             if learns && self.options.precision.has_master() {
@@ -164,9 +196,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
                 format!("the plan's step has {wanted} micro-batches, not {}", batches.len());
             return Err(TrainError::Batch { problem });
         }
-        let TrainOptions { batch, sequence, packing, .. } = self.options;
-        let size = BatchSize::new(&self.config, batch, sequence, packing);
-        let denominator = size.check(batches)? as f32;
+        let denominator = self.size.check(batches)? as f32;
         // A plan that defers updates applies what the step before left; one that does not, its own.
         let (applied, number) = match self.defers() {
             true => (self.pending.take(), self.updates),
@@ -210,19 +240,23 @@ impl<D: PlanDevice> PlannedTrainer<D> {
     /// Loads all parameters from a Hugging Face directory of the same config.
     ///
     /// # Errors
-    /// A tensor is missing, has another shape, or cannot be read.
+    /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
+    /// config.
     pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
         self.flush()?;
-        weights::load(&mut self.planned, &self.config, directory)
+        let config = self.config.as_ref().ok_or_else(no_config)?;
+        weights::load(&mut self.planned, config, directory)
     }
 
     /// Saves all parameters as a Hugging Face directory.
     ///
     /// # Errors
-    /// From the device or the file system; an existing directory is left as it was.
+    /// From the device or the file system; an existing directory is left as it was. Or the model is a
+    /// program without a config.
     pub fn save(&mut self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
         self.flush()?;
-        weights::save(&mut self.planned, &self.config, output, options)
+        let config = self.config.as_ref().ok_or_else(no_config)?;
+        weights::save(&mut self.planned, config, output, options)
     }
 
     /// A parameter or its state after the last step, widened to f32; see
@@ -254,9 +288,9 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         &self.options
     }
 
-    /// What the model looks like.
-    pub fn config(&self) -> &ModelConfig {
-        &self.config
+    /// What the model looks like; none for a program that the caller has built.
+    pub fn config(&self) -> Option<&ModelConfig> {
+        self.config.as_ref()
     }
 
     /// Names of all parameters, layer by layer.
@@ -374,6 +408,12 @@ impl<D: PlanDevice> PlannedTrainer<D> {
     fn random_words(&self, step: u32) -> [i32; SEED_WORDS] {
         Seed { seed: self.options.seed, step }.to_words()
     }
+}
+
+fn no_config() -> TrainError {
+    let problem = "is a program without a config, which has no Hugging Face form: read and write its \
+                   parameters by name, or use checkpoints";
+    TrainError::Option { option: "model", problem: problem.to_owned() }
 }
 
 fn foreign(problem: String) -> TrainError {

@@ -396,7 +396,8 @@ fn initialize_schedule(
 ) -> Result<Schedule, TrainError> {
     let mut schedule = Schedule::default();
     for instance in instances {
-        let graph = initial_graph(config, instance)?;
+        let start = initialization(config, &instance.parameter.name);
+        let graph = initial_graph(start, instance)?;
         schedule.add_graph(graph, instance.layer, |tensor| slots.find(&tensor.name))?;
     }
     Ok(schedule)
@@ -404,14 +405,14 @@ fn initialize_schedule(
 
 /// One node that makes a parameter as it starts.
 pub(crate) fn initial_graph(
-    config: &ModelConfig,
+    start: Initialization,
     instance: &ParameterInstance,
 ) -> Result<Graph, TrainError> {
     let ParameterInstance { name, parameter, .. } = instance;
     let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
     let mut graph = Graph::new();
     let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
-    let op = match initialization(config, &parameter.name) {
+    let op = match start {
         Initialization::Constant(value) => Op::Fill { shape, dtype, value },
         Initialization::Normal { deviation } => {
             Op::RandomNormal { random, shape, dtype, deviation, stream: number }

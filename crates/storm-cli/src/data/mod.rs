@@ -1,5 +1,6 @@
 //! `storm data`: datasets on disk.
 
+mod batches;
 mod inspect;
 mod pack;
 mod progress;
@@ -15,6 +16,8 @@ pub(crate) enum DataCommand {
     Pack(pack::PackArgs),
     /// Show what a dataset holds, and check it.
     Inspect(inspect::InspectArgs),
+    /// Write the batches that training sees, in their order, for other programs to train on.
+    Batches(batches::BatchesArgs),
     /// Run a tokenizer for another process of this program; started by it alone.
     #[command(hide = true)]
     TokenizeWorker,
@@ -24,6 +27,7 @@ pub(crate) fn run(command: &DataCommand) -> Result<()> {
     match command {
         DataCommand::Pack(args) => pack::run(args),
         DataCommand::Inspect(args) => inspect::run(args),
+        DataCommand::Batches(args) => batches::run(args),
         DataCommand::TokenizeWorker => Ok(tokenize_worker()?),
     }
 }

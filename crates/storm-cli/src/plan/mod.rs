@@ -13,7 +13,6 @@ use anyhow::Result;
 pub(crate) use args::PlanArgs;
 pub(crate) use infeasible::explained;
 pub(crate) use request::{Answer, Request, StepSize};
-use std::io::{self, Write};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.hardware.as_deref() == Some("list") {
@@ -28,24 +27,18 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         trace::write(path, &answer.planned.plan, &request.profile)?;
     }
     if args.json {
-        return print(&format!("{:#}", json::answer(&request, &answer)));
+        println!("{:#}", json::answer(&request, &answer));
+        return Ok(());
     }
     let mut text = shown(&request, &answer);
     if let Some(path) = &args.trace {
         text.push_str(&format!("\n\nThe simulated step is in {}.", path.display()));
     }
-    print(&text)
+    println!("{text}");
+    Ok(())
 }
 
 /// A plan in tables and sentences.
 pub(crate) fn shown(request: &Request, answer: &Answer) -> String {
     table::text(request, answer)
-}
-
-/// Whoever reads may stop early: `storm plan … | head`.
-fn print(text: &str) -> Result<()> {
-    match writeln!(io::stdout(), "{text}") {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(()),
-    }
 }

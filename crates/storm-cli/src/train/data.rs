@@ -104,14 +104,7 @@ pub(super) fn sources(
     dataset: &Arc<Dataset>,
     batch: usize,
 ) -> Result<(LoaderSource, Option<LoaderSource>)> {
-    let options = LoaderOptions {
-        batch,
-        sequence: settings.seq.get(),
-        seed: settings.seed,
-        split: Split::Train,
-        order: Order::Shuffled,
-        passes: Passes::Endless,
-    };
+    let options = LoaderOptions::training(batch, settings.seq.get(), settings.seed);
     let train = LoaderSource::new(Arc::clone(dataset), options)?;
     let held = dataset.token_range(Split::Held);
     // A token without one behind it has no target.

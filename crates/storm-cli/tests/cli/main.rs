@@ -1,5 +1,6 @@
 //! The `storm` binary, called as people call it.
 
+mod broken_pipe;
 mod data;
 mod plan;
 

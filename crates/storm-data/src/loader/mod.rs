@@ -3,12 +3,14 @@
 mod packed;
 mod rows;
 mod shuffle;
+mod write;
 
 use crate::{DataError, Dataset};
 use rows::{RowBuffers, Rows};
 use serde::{Deserialize, Serialize};
 use shuffle::Shuffle;
 use std::sync::Arc;
+pub use write::write_batches;
 
 /// A part of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +66,14 @@ pub struct LoaderOptions {
     pub order: Order,
     /// How often.
     pub passes: Passes,
+}
+
+impl LoaderOptions {
+    /// What training sees: shuffled rows without end.
+    pub fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
+        let (split, order, passes) = (Split::Train, Order::Shuffled, Passes::Endless);
+        LoaderOptions { batch, sequence, seed, split, order, passes }
+    }
 }
 
 /// A batch, in buffers that are used again.

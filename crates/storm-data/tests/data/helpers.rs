@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use storm_data::{
-    DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions,
-    PackSummary, Passes, Samples, Split, TokenizerSource, WorkerCommand, pack,
+    DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, PackOptions, PackSummary,
+    Samples, TokenizerSource, WorkerCommand, pack,
 };
 use tempfile::TempDir;
 
@@ -75,14 +75,7 @@ pub(crate) fn packed(options: &PackOptions) -> Result<PackSummary, DataError> {
 
 /// Shuffled training rows without end.
 pub(crate) fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
-    LoaderOptions {
-        batch,
-        sequence,
-        seed,
-        split: Split::Train,
-        order: Order::Shuffled,
-        passes: Passes::Endless,
-    }
+    LoaderOptions::training(batch, sequence, seed)
 }
 
 /// The next so many batches.

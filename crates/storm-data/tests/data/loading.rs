@@ -1,9 +1,13 @@
 //! Rows: each once per epoch, in a reproducible order, from any position on.
 
-use crate::helpers::{Folder, batches, seeded, training};
+use crate::helpers::{Folder, batches, packed, seeded, training};
 use proptest::prelude::*;
+use std::path::Path;
 use std::sync::Arc;
-use storm_data::{Dataset, Loader, LoaderOptions, Order, Passes, Position, Samples, Split};
+use storm_data::{
+    DataError, Dataset, Loader, LoaderOptions, Order, PackOptions, Passes, Position, Samples,
+    Split, write_batches,
+};
 use storm_graph::IGNORE_INDEX;
 
 /// All targets that count, in the order in which they come.
@@ -148,4 +152,61 @@ fn impossible_options() {
     check(training(1, usize::MAX, 0), "sequence");
     let held = LoaderOptions { split: Split::Held, ..training(1, 10, 0) };
     check(held, "held-out part");
+}
+
+/// The header of a safetensors file and the data behind it.
+fn safetensors(path: &Path) -> (serde_json::Value, Vec<u8>) {
+    let bytes = std::fs::read(path).unwrap();
+    let (length, rest) = bytes.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    assert_eq!(header.len() % 8, 0);
+    (serde_json::from_slice(header).unwrap(), data.to_vec())
+}
+
+#[test]
+fn batches_are_written_as_they_are_loaded() {
+    let folder = Folder::new();
+    let chats = folder.write(
+        "chats.jsonl",
+        "{\"prompt\": \"a\", \"completion\": \"bc\"}\n{\"prompt\": \"d\", \"completion\": \"efgh\"}\n",
+    );
+    let options = PackOptions { out: folder.path("chats"), ..folder.options(&[&chats]) };
+    packed(&options).unwrap();
+    let samples = Arc::new(Dataset::open(&options.out).unwrap());
+    let text = folder.text_dataset(100, 0.0);
+    for (dataset, names) in
+        [(text, &["tokens", "targets"][..]), (samples, &["tokens", "targets", "segments"])]
+    {
+        let options = training(3, 7, 5);
+        let expected = batches(&mut Loader::new(Arc::clone(&dataset), options).unwrap(), 9);
+        let file = folder.path("batches.safetensors");
+        write_batches(&dataset, options, 9, &file).unwrap();
+        let (header, data) = safetensors(&file);
+        assert_eq!(header.as_object().unwrap().len(), names.len());
+        for &name in names {
+            let entry = &header[name];
+            assert_eq!((&entry["dtype"], &entry["shape"]), (&"I32".into(), &[9, 3, 7][..].into()));
+            let at = |end: usize| entry["data_offsets"][end].as_u64().unwrap() as usize;
+            let found = data[at(0)..at(1)].chunks(4);
+            let found: Vec<i32> =
+                found.map(|bytes| i32::from_le_bytes(bytes.try_into().unwrap())).collect();
+            let column = |samples: &Samples| match name {
+                "tokens" => samples.tokens.clone(),
+                "targets" => samples.targets.clone(),
+                _ => samples.segments.clone().unwrap(),
+            };
+            assert_eq!(found, expected.iter().flat_map(column).collect::<Vec<_>>(), "{name}");
+        }
+    }
+}
+
+#[test]
+fn batches_that_cannot_be_written_leave_nothing() {
+    let folder = Folder::new();
+    let dataset = folder.text_dataset(100, 0.0);
+    let error = write_batches(&dataset, training(3, 7, 5), u64::MAX, &folder.path("batches"));
+    assert!(error.unwrap_err().to_string().contains("too many"));
+    let error = write_batches(&dataset, training(3, 7, 5), 1, &folder.path("nowhere/batches"));
+    assert!(matches!(error, Err(DataError::Io { .. })), "{error:?}");
+    assert_eq!(folder.names(), ["input.txt", "out"]);
 }

@@ -1,5 +1,6 @@
 //! Lines over steps, as SVG that needs nothing else and takes its colours from the page.
 
+use super::ticks::{Scale, ticks};
 use std::fmt::Write;
 
 const WIDTH: f64 = 560.0;
@@ -8,7 +9,6 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 12.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 24.0;
-const GRID_LINES: u32 = 4;
 
 /// A limit that is so many times higher than all lines would leave nothing to see of them.
 const LIMIT_IN_SIGHT: f64 = 4.0;
@@ -32,6 +32,9 @@ pub(super) struct Chart<'a> {
     pub(super) limit: Option<f64>,
     /// Whether values are measured from zero.
     pub(super) from_zero: bool,
+    /// What values are, for the marks of their axis.
+    pub(super) scale: Scale,
+    /// A value in the caption.
     pub(super) show: fn(f64) -> String,
 }
 
@@ -80,7 +83,7 @@ impl Chart<'_> {
             range => 0.05 * range,
         };
         let low = if self.from_zero { low } else { low - margin };
-        Some(Frame { x0, x1: x1.max(x0 + 1.0), low, high: high + margin })
+        Some(Frame { x0, x1: x1.max(x0 + 1.0), last: x1, low, high: high + margin })
     }
 
     fn draw(&self, frame: &Frame, html: &mut String) {
@@ -89,27 +92,32 @@ impl Chart<'_> {
             "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
             self.title
         );
-        for line in 0..=GRID_LINES {
-            let share = f64::from(line) / f64::from(GRID_LINES);
-            let value = frame.low + share * (frame.high - frame.low);
+        for (value, label) in ticks(frame.low, frame.high, self.scale) {
             let y = frame.y(value);
             let _ = write!(
                 html,
                 "<path class=\"grid\" d=\"M{LEFT} {y:.1}H{}\"/>\
-                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{}</text>",
+                 <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{label}</text>",
                 WIDTH - RIGHT,
                 LEFT - 6.0,
                 y + 4.0,
-                (self.show)(value)
             );
         }
-        for (x, anchor) in [(frame.x0, "start"), (frame.x1, "end")] {
+        let mut label = |x: f64, anchor: &str, label: &str| {
+            let y = HEIGHT - 6.0;
             let _ = write!(
                 html,
-                "<text x=\"{:.1}\" y=\"{}\" text-anchor=\"{anchor}\">step {x:.0}</text>",
-                frame.x(x),
-                HEIGHT - 6.0
+                "<text x=\"{x:.1}\" y=\"{y}\" text-anchor=\"{anchor}\">{label}</text>"
             );
+        };
+        label(LEFT - 6.0, "end", "step");
+        for (step, number) in ticks(frame.x0, frame.x1, Scale::Counts) {
+            let x = frame.x(step);
+            // A number in the middle below the right edge would be cut off.
+            let anchor = if x > WIDTH - 2.0 * RIGHT { "end" } else { "middle" };
+            if step <= frame.last {
+                label(x, anchor, &number);
+            }
         }
         if let Some(limit) = self.limit.filter(|&limit| limit <= frame.high) {
             let y = frame.y(limit);
@@ -151,6 +159,8 @@ fn draw_series(frame: &Frame, series: &Series<'_>, html: &mut String) {
 struct Frame {
     x0: f64,
     x1: f64,
+    /// The last step that there is; `x1` is behind it where there is but one.
+    last: f64,
     low: f64,
     high: f64,
 }
@@ -173,7 +183,8 @@ mod tests {
     fn chart(points: Vec<(f64, f64)>, limit: Option<f64>) -> String {
         let series = Series { name: "loss", colour: "forward", points, has_dots: true };
         let show = |value: f64| format!("{value:.1}");
-        Chart { title: "Loss", series: vec![series], limit, from_zero: false, show }.to_html()
+        let (from_zero, scale) = (false, Scale::Numbers);
+        Chart { title: "Loss", series: vec![series], limit, from_zero, scale, show }.to_html()
     }
 
     #[test]
@@ -185,6 +196,18 @@ mod tests {
         assert!(!html.contains("NaN"), "{html}");
         assert!(chart(Vec::new(), None).contains("nothing was measured"));
         assert!(!chart(vec![(5.0, 3.0)], None).contains("NaN"));
+    }
+
+    #[test]
+    fn axes_are_marked_at_round_numbers() {
+        let html =
+            chart((1..=50).map(|step| (f64::from(step), 100.0 / f64::from(step))).collect(), None);
+        for label in [">0<", ">100<", ">step<", ">10<", ">50<"] {
+            assert!(html.contains(label), "{label} is not in {html}");
+        }
+        // Of one step, the next has no mark.
+        let html = chart(vec![(1.0, 2.0)], None);
+        assert!(html.contains("middle\">1<") && !html.contains("\">2<"), "{html}");
     }
 
     #[test]

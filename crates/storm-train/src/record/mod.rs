@@ -6,6 +6,7 @@ mod measure;
 mod metrics;
 mod report;
 mod tensorboard;
+mod ticks;
 
 pub use history::History;
 pub use measure::{Measure, StepRecord};

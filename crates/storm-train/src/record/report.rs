@@ -1,6 +1,7 @@
 //! `report.html`: a run as one page that needs nothing else.
 
 use super::chart::{Chart, Series};
+use super::ticks::{BYTE_UNITS, Scale};
 use super::{History, StepRecord};
 use std::io::{self, Write};
 use storm_device::Trace;
@@ -88,15 +89,22 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
     }
     let bytes: fn(f64) -> String = show_bytes;
     let percent: fn(f64) -> String = |share| format!("{:.0} %", 100.0 * share);
-    let chart =
-        |title, series, limit, from_zero, show| Chart { title, series, limit, from_zero, show };
+    let chart = |title, series, limit, from_zero, scale, show| Chart {
+        title,
+        series,
+        limit,
+        from_zero,
+        scale,
+        show,
+    };
     vec![
-        chart("Loss", losses, None, false, |loss| format!("{loss:.3}")),
+        chart("Loss", losses, None, false, Scale::Numbers, |loss| format!("{loss:.3}")),
         chart(
             "Tokens per second",
             vec![series("speed", "backward", &|r| Some(r.tokens_per_second))],
             None,
             true,
+            Scale::Numbers,
             |speed| format!("{speed:.0}"),
         ),
         chart(
@@ -104,6 +112,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
             vec![series("in use", "memory-edge", &|r| Some(r.device_bytes as f64))],
             Some(facts.device_budget as f64),
             true,
+            Scale::Bytes,
             bytes,
         ),
         chart(
@@ -114,6 +123,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
             ],
             Some(facts.host_budget as f64),
             true,
+            Scale::Bytes,
             bytes,
         ),
         chart(
@@ -124,6 +134,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
             ],
             None,
             true,
+            Scale::Shares,
             percent,
         ),
         chart(
@@ -131,6 +142,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
             vec![series("before clipping", "optimizer", &|r| Some(f64::from(r.gradient_norm)))],
             None,
             true,
+            Scale::Numbers,
             |norm| format!("{norm:.2}"),
         ),
     ]
@@ -181,12 +193,11 @@ fn measured(facts: &RunFacts, history: &History) -> String {
 }
 
 fn show_bytes(bytes: f64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let (mut value, mut unit) = (bytes, 0);
-    while value.abs() >= 1024.0 && unit + 1 < units.len() {
+    while value.abs() >= 1024.0 && unit + 1 < BYTE_UNITS.len() {
         value /= 1024.0;
         unit += 1;
     }
     let decimals = if unit == 0 || value >= 100.0 { 0 } else { 1 };
-    format!("{value:.decimals$} {}", units[unit])
+    format!("{value:.decimals$} {}", BYTE_UNITS[unit])
 }

@@ -2,5 +2,6 @@
 
 mod exactness;
 mod faults;
+mod programs;
 mod refused;
 mod support;

@@ -1,0 +1,38 @@
+//! `storm data batches`: what training sees, as a file.
+
+use anyhow::Result;
+use clap::Args;
+use std::path::PathBuf;
+use std::sync::Arc;
+use storm_data::{Dataset, LoaderOptions, write_batches};
+
+#[derive(Args)]
+#[command(after_long_help = "\
+The file is in the safetensors format: `tokens` and `targets`, and `segments` for samples, each of i32 and the
+shape (count, batch, seq). A target of -100 does not count. `storm train` with the same data, seq, batch and seed
+takes these batches one after another, and with accumulate several to a step.")]
+pub(crate) struct BatchesArgs {
+    /// Directory that `storm data pack` wrote.
+    dir: PathBuf,
+    /// Tokens per sequence.
+    #[arg(long)]
+    seq: usize,
+    /// Sequences per batch.
+    #[arg(long)]
+    batch: usize,
+    /// Of the order, as `storm train` is given it.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Batches to write.
+    #[arg(long)]
+    count: u64,
+    /// File to write; one that is there is replaced.
+    #[arg(long, value_name = "FILE.safetensors")]
+    out: PathBuf,
+}
+
+pub(crate) fn run(args: &BatchesArgs) -> Result<()> {
+    let dataset = Arc::new(Dataset::open(&args.dir)?);
+    let options = LoaderOptions::training(args.batch, args.seq, args.seed);
+    Ok(write_batches(&dataset, options, args.count, &args.out)?)
+}

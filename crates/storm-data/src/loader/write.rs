@@ -1,0 +1,87 @@
+//! Batches as a file, for programs that are to see what a run sees, in the same order.
+//!
+//! The file is in the safetensors format: `tokens` and `targets`, and `segments` where rows hold several
+//! samples, each (N, B, T) of i32.
+
+use super::{Loader, LoaderOptions, Samples};
+use crate::{DataError, Dataset};
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Headers of safetensors end where data of eight bytes could begin.
+const ALIGNMENT_BYTES: usize = 8;
+
+/// A column of a batch.
+type Column = fn(&Samples) -> &[i32];
+
+/// Writes the first `count` batches of a loader with these options to a file, which is whole or not
+/// there. Takes the memory of one batch.
+///
+/// # Errors
+/// There is nothing to load, the numbers are too large, or the file cannot be written.
+pub fn write_batches(
+    dataset: &Arc<Dataset>,
+    options: LoaderOptions,
+    count: u64,
+    path: &Path,
+) -> Result<(), DataError> {
+    let partial = path.with_added_extension("partial");
+    let written = write(dataset, options, count, &partial)
+        .and_then(|()| fs::rename(&partial, path).map_err(DataError::io(path)));
+    if written.is_err() {
+        // It may not even have been created.
+        let _ = fs::remove_file(&partial);
+    }
+    written
+}
+
+fn write(
+    dataset: &Arc<Dataset>,
+    options: LoaderOptions,
+    count: u64,
+    path: &Path,
+) -> Result<(), DataError> {
+    let mut columns: Vec<(&str, Column)> =
+        vec![("tokens", |samples| &samples.tokens), ("targets", |samples| &samples.targets)];
+    if Loader::new(Arc::clone(dataset), options)?.rows.has_segments() {
+        columns.push(("segments", |samples| samples.segments.as_deref().unwrap_or_default()));
+    }
+    let LoaderOptions { batch, sequence, .. } = options;
+    let sizes = [batch as u64, sequence as u64, size_of::<i32>() as u64, columns.len() as u64];
+    let Some(bytes) = sizes.into_iter().try_fold(count, u64::checked_mul) else {
+        let problem = format!("{count} batches of {batch} × {sequence} tokens are too many");
+        return Err(DataError::Option { option: "count", problem });
+    };
+    let column_bytes = bytes / columns.len() as u64;
+    let mut header = json!({});
+    for (place, (name, _)) in (0u64..).zip(&columns) {
+        header[*name] = json!({
+            "dtype": "I32",
+            "shape": [count, batch, sequence],
+            "data_offsets": [place * column_bytes, (place + 1) * column_bytes],
+        });
+    }
+    let mut header = header.to_string();
+    let padded = header.len().next_multiple_of(ALIGNMENT_BYTES);
+    header.extend(std::iter::repeat_n(' ', padded - header.len()));
+
+    let io = DataError::io(path);
+    let mut file = BufWriter::new(File::create(path).map_err(&io)?);
+    file.write_all(&(header.len() as u64).to_le_bytes()).map_err(&io)?;
+    file.write_all(header.as_bytes()).map_err(&io)?;
+    let mut samples = Samples::default();
+    for (_, column) in columns {
+        // The data is gone through once for each column, so that none of them is ever in memory.
+        let mut loader = Loader::new(Arc::clone(dataset), options)?;
+        for _ in 0..count {
+            loader.next_batch(&mut samples)?;
+            for value in column(&samples) {
+                file.write_all(&value.to_le_bytes()).map_err(&io)?;
+            }
+        }
+    }
+    file.flush().map_err(&io)
+}

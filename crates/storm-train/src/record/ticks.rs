@@ -1,0 +1,142 @@
+//! Round numbers along an axis.
+
+/// What an axis counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Scale {
+    /// Plain numbers.
+    Numbers,
+    /// Whole numbers.
+    Counts,
+    /// Parts of one, shown as percent.
+    Shares,
+    /// Bytes, by powers of two.
+    Bytes,
+}
+
+/// A range is divided into at most so many steps.
+const STEPS_MAX: f64 = 5.0;
+
+/// Names of bytes, each 1024 of the one before.
+pub(super) const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+
+/// The values at which an axis from `low` to `high` is marked, and what stands there: multiples of 1, 2 or
+/// 5 times a power of ten, for bytes of a power of two.
+pub(super) fn ticks(low: f64, high: f64, scale: Scale) -> Vec<(f64, String)> {
+    let range = high - low;
+    if !(range.is_finite() && range > 0.0) {
+        return Vec::new();
+    }
+    let step = match scale {
+        Scale::Bytes => (range / STEPS_MAX).max(1.0).log2().ceil().exp2(),
+        Scale::Counts => decimal_step(range / STEPS_MAX).max(1.0),
+        Scale::Numbers | Scale::Shares => decimal_step(range / STEPS_MAX),
+    };
+    // An end that is a tick but for rounding is one.
+    let tolerance = 1e-9;
+    let first = (low / step - tolerance).ceil();
+    let count = (high / step + tolerance).floor() - first;
+    (0..=count.max(-1.0) as i64)
+        .map(|place| (first + place as f64) * step)
+        .map(|value| (value, label(value, step, high.abs().max(low.abs()), scale)))
+        .collect()
+}
+
+/// The smallest of 1, 2 and 5 times a power of ten that is not below `least`.
+fn decimal_step(least: f64) -> f64 {
+    let power = 10f64.powf(least.log10().floor());
+    let factor = [1.0, 2.0, 5.0].into_iter().find(|factor| factor * power >= least * (1.0 - 1e-9));
+    factor.unwrap_or(10.0) * power
+}
+
+/// With as many decimals as tell ticks apart; all of an axis in one unit.
+fn label(value: f64, step: f64, largest: f64, scale: Scale) -> String {
+    match scale {
+        Scale::Numbers | Scale::Counts => plain(value, step),
+        Scale::Shares => format!("{} %", plain(100.0 * value, 100.0 * step)),
+        Scale::Bytes => {
+            let unit = (0..BYTE_UNITS.len() - 1)
+                .find(|&unit| largest < 1024f64.powi(unit as i32 + 1))
+                .unwrap_or(BYTE_UNITS.len() - 1);
+            let size = 1024f64.powi(unit as i32);
+            match value {
+                0.0 => "0".to_owned(),
+                // A power of two as a decimal fraction ends by itself.
+                value => format!("{} {}", value / size, BYTE_UNITS[unit]),
+            }
+        }
+    }
+}
+
+fn plain(value: f64, step: f64) -> String {
+    // The tolerance: a step of 0.1 is a little more or less than that.
+    let decimals = (-(step.log10() + 1e-9).floor()).max(0.0) as usize;
+    let digits = format!("{:.decimals$}", value.abs());
+    let whole = digits.split('.').next().unwrap_or_default();
+    let grouped: Vec<&str> = whole
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(|group| std::str::from_utf8(group).unwrap_or_default())
+        .collect();
+    let is_zero = !digits.contains(|digit: char| ('1'..='9').contains(&digit));
+    let sign = if value < 0.0 && !is_zero { "−" } else { "" };
+    format!("{sign}{}{}", grouped.join(","), &digits[whole.len()..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(low: f64, high: f64, scale: Scale, expected: &[&str]) {
+        let labels: Vec<String> =
+            ticks(low, high, scale).into_iter().map(|(_, label)| label).collect();
+        assert_eq!(labels, expected, "{low} to {high}");
+    }
+
+    #[test]
+    fn numbers_are_round() {
+        check(1.31, 5.9, Scale::Numbers, &["2", "3", "4", "5"]);
+        check(0.0, 1.05, Scale::Numbers, &["0.0", "0.5", "1.0"]);
+        check(2.301, 2.317, Scale::Numbers, &["2.305", "2.310", "2.315"]);
+        check(0.0, 0.5, Scale::Numbers, &["0.0", "0.1", "0.2", "0.3", "0.4", "0.5"]);
+        check(0.0, 59_084.0, Scale::Numbers, &["0", "20,000", "40,000"]);
+        check(-0.5, 0.5, Scale::Numbers, &["−0.4", "−0.2", "0.0", "0.2", "0.4"]);
+        check(
+            0.0,
+            4e-7,
+            Scale::Numbers,
+            &["0.0000000", "0.0000001", "0.0000002", "0.0000003", "0.0000004"],
+        );
+    }
+
+    #[test]
+    fn counts_are_whole() {
+        check(1.0, 2.0, Scale::Counts, &["1", "2"]);
+        check(1.0, 500.0, Scale::Counts, &["100", "200", "300", "400", "500"]);
+        check(400.0, 1500.0, Scale::Counts, &["500", "1,000", "1,500"]);
+    }
+
+    #[test]
+    fn shares_are_percent() {
+        check(0.0, 1.0, Scale::Shares, &["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]);
+        check(0.0, 1.05, Scale::Shares, &["0 %", "50 %", "100 %"]);
+    }
+
+    #[test]
+    fn bytes_are_powers_of_two_in_one_unit() {
+        let mebi = (1u64 << 20) as f64;
+        check(0.0, 21.0 * mebi, Scale::Bytes, &["0", "8 MiB", "16 MiB"]);
+        check(0.0, 1.3 * mebi, Scale::Bytes, &["0", "0.5 MiB", "1 MiB"]);
+        check(0.0, 15.5 * 1024.0 * mebi, Scale::Bytes, &["0", "4 GiB", "8 GiB", "12 GiB"]);
+        check(0.0, 3.0, Scale::Bytes, &["0", "1 B", "2 B", "3 B"]);
+    }
+
+    #[test]
+    fn nothing_has_no_ticks() {
+        for (low, high) in [(1.0, 1.0), (2.0, 1.0), (f64::NAN, 1.0), (0.0, f64::INFINITY)] {
+            check(low, high, Scale::Numbers, &[]);
+        }
+        assert!(ticks(f64::MIN_POSITIVE, 2.0 * f64::MIN_POSITIVE, Scale::Numbers).len() < 10);
+        assert!(ticks(0.0, f64::MAX, Scale::Bytes).len() < 10);
+    }
+}

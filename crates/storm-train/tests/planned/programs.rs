@@ -1,0 +1,94 @@
+//! Programs that the caller has built.
+
+use crate::support::{BATCH, SEQUENCE, options};
+use std::sync::Arc;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_graph::{ActivationFunction, DType, Program, SectionBuilder};
+use storm_model::{Initialization, SaveOptions};
+use storm_plan::{Budget, Forced, HardwareProfile, plan};
+use storm_train::{Batch, PlannedTrainer, Precision, TrainError, TrainOptions, task_of_program};
+
+const TOKENS: usize = 11;
+const TARGETS: usize = 7;
+
+/// Knows other tokens than it predicts.
+fn program(batch: usize) -> Program {
+    let mut prologue = SectionBuilder::prologue(batch, SEQUENCE, DType::F32);
+    let hidden = prologue.embedding("tokens", TOKENS, 8).unwrap();
+    let prologue = prologue.hand_on(hidden);
+    let (mut layer, hidden) = SectionBuilder::layer(&prologue).unwrap();
+    let up = layer.linear("up", hidden, 16).unwrap();
+    let active = layer.activation("gelu", up, ActivationFunction::GeluTanh).unwrap();
+    let hidden = layer.linear_onto("down", active, hidden).unwrap();
+    let layer = layer.hand_on(hidden);
+    let (epilogue, hidden) = SectionBuilder::epilogue(&layer).unwrap();
+    Program::new(prologue, layer, 4, epilogue.loss(hidden, TARGETS, 8).unwrap()).unwrap()
+}
+
+fn trainer(
+    program: &Program,
+    vram_bytes: u64,
+) -> Result<PlannedTrainer<CpuPlanDevice>, TrainError> {
+    let options: TrainOptions = options(Precision::F32);
+    let task = task_of_program(program, &options, 1)?;
+    let mut profile = HardwareProfile::builtin("reference").unwrap();
+    profile.overhead_bytes = 0;
+    let budget = Budget { vram_bytes, ram_bytes: 1 << 30 };
+    let planned = plan(&task, &profile, budget, &Forced::default())?;
+    assert!(planned.prediction.vram_peak_bytes <= vram_bytes);
+    let start = |_: &str| Initialization::Normal { deviation: 0.2 };
+    let (plan, device) = (Arc::new(planned.plan), CpuPlanOptions::default());
+    PlannedTrainer::of_program(program, options, plan, device, start)
+}
+
+fn batch(token: usize, target: usize) -> Batch {
+    let rows = BATCH * SEQUENCE;
+    Batch::new(vec![token as i32; rows], vec![target as i32; rows], SEQUENCE)
+}
+
+#[test]
+fn a_small_budget_changes_no_bit() {
+    let program = program(BATCH);
+    let task = task_of_program(&program, &options(Precision::F32), 1).unwrap();
+    let profile =
+        HardwareProfile { overhead_bytes: 0, ..HardwareProfile::builtin("reference").unwrap() };
+    let nothing = Budget { vram_bytes: 1 << 30, ram_bytes: 1 << 30 };
+    let least = plan(&task, &profile, nothing, &Forced::default()).unwrap().vram_min_bytes;
+    let mut runs = [1 << 30, least].map(|vram_bytes| trainer(&program, vram_bytes).unwrap());
+    assert_ne!(runs[0].plan().device_bytes, runs[1].plan().device_bytes);
+    for step in 0..5 {
+        let batches = [batch(step, step % TARGETS)];
+        let [spare, small] = runs.each_mut().map(|run| run.step(&batches, 0.01).unwrap());
+        assert_eq!(spare, small, "step {step}");
+    }
+    let names: Vec<String> = runs[0].parameter_names().map(str::to_owned).collect();
+    assert_eq!(names.len(), 1 + 4 * 2 + 1);
+    for name in names {
+        let [spare, small] = runs.each_mut().map(|run| run.read(&name).unwrap());
+        assert_eq!(spare, small, "{name}");
+    }
+}
+
+#[test]
+fn ids_are_held_against_the_tables_of_the_program() {
+    let mut trainer = trainer(&program(BATCH), 1 << 30).unwrap();
+    trainer.step(&[batch(TOKENS - 1, TARGETS - 1)], 0.01).unwrap();
+    for (bad, part) in [
+        (batch(TOKENS, 0), "`tokens` has 11 at entry 0; the model knows 0 to 10"),
+        (batch(0, TARGETS), "`targets` has 7 at entry 0; the model knows 0 to 6"),
+    ] {
+        let error = trainer.step(&[bad], 0.01).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let error = trainer(&program(BATCH + 1), 1 << 30).err().unwrap().to_string();
+    assert!(error.contains("`tokens` has 27 entries there, not batch × sequence"), "{error}");
+    let mut trainer = trainer(&program(BATCH), 1 << 30).unwrap();
+    assert!(trainer.config().is_none());
+    let folder = tempfile::tempdir().unwrap();
+    let error = trainer.save(&folder.path().join("model"), &SaveOptions::default());
+    assert!(error.unwrap_err().to_string().contains("no Hugging Face form"));
+}
