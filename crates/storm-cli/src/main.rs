@@ -2,6 +2,7 @@
 
 mod bench;
 mod data;
+mod disk;
 mod doctor;
 mod eval;
 mod export;
@@ -14,6 +15,7 @@ mod precision;
 mod probe;
 mod progress;
 mod sample;
+mod save_mode;
 mod size;
 mod train;
 mod verify;

@@ -51,7 +51,10 @@ impl Machine {
                 Limit { bytes, origin: Some(origin) }
             }
         };
-        let profile = probe_cpu(vram.bytes)?;
+        let profile = match &settings.hardware {
+            Some(name) => hardware::resolve(name)?,
+            None => probe_cpu(vram.bytes)?,
+        };
         Ok(Machine { kind, profile, vram, ram })
     }
 }

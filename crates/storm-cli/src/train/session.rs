@@ -6,7 +6,7 @@ use super::output::{Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::{Setup, Start};
-use super::{report, signals, summary};
+use super::{report, saving, signals, summary};
 use crate::{plan, size};
 use anyhow::{Context, Result};
 use std::num::NonZeroUsize;
@@ -89,6 +89,7 @@ fn run_on<D: PlanDevice>(setup: &mut Setup, device: impl Fn() -> D::Options) -> 
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
     let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
+    saving::begin(setup, &mut run)?;
     let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
     run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL));
 

@@ -34,6 +34,8 @@ fn a_table_for_people() {
         "offload-all",
         "sqrt-n",
         "Limited by",
+        "snapshot",
+        "A checkpoint takes",
     ] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
@@ -55,6 +57,33 @@ fn an_object_for_programs() {
     let tokens = number("tokens_per_second") * number("step_seconds");
     assert!((tokens - 4.0 * 2.0 * 512.0).abs() < 1.0, "{tokens}");
     assert_eq!(object["policies"].as_array().map(Vec::len), Some(4), "{object:#}");
+}
+
+#[test]
+fn checkpoints_are_in_the_plan() {
+    // Three tensors of bf16 for each of 494 million parameters.
+    let rest = "--batch 4 --accumulate 2 --vram 3GiB";
+    let object = json(rest);
+    let bytes = object["checkpoint"]["disk_bytes"].as_u64().expect("a number");
+    assert_eq!(bytes, 6 * object["parameters"].as_u64().expect("a number"));
+    assert_eq!(object["checkpoint"]["saved"], "background");
+    assert_eq!(object["checkpoint"]["snapshot_bytes"], bytes);
+    // The plan comes first; what it leaves is too little.
+    let peak = object["ram_peak_bytes"].as_u64().expect("a number");
+    let tight = format!("{rest} --ram {}", peak + bytes - 1);
+    let object = json(&tight);
+    assert_eq!(object["ram_peak_bytes"], peak);
+    assert_eq!(object["checkpoint"]["saved"], "pause");
+    assert_eq!(object["checkpoint"]["snapshot_bytes"], 0);
+    let text = plan(&tight).succeeded();
+    assert!(text.contains("steps pause while it is written, because"), "{text}");
+    // Unless it must leave enough.
+    let object = json(&format!("{tight} --save-mode background"));
+    assert!(object["ram_peak_bytes"].as_u64().is_some_and(|less| less < peak), "{object:#}");
+    assert_eq!(object["checkpoint"]["saved"], "background");
+    assert_eq!(json(&format!("{rest} --save-mode pause"))["checkpoint"]["saved"], "pause");
+    let none = format!("{rest} --ram {bytes} --save-mode background");
+    plan(&none).failed(3, &["no plan fits", "--ram"]);
 }
 
 #[test]

@@ -26,10 +26,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
 
     /// Begins a checkpoint of the last step, once that before it is on the disk.
     pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        self.look_at_save(observer)?;
         let start = Instant::now();
-        let is_first = self.saver.writing().is_none();
+        let must_wait = self.saver.writing().is_some();
         self.finish_save(observer)?;
-        let before_seconds = if is_first { 0.0 } else { start.elapsed().as_secs_f64() };
+        let before_seconds = if must_wait { start.elapsed().as_secs_f64() } else { 0.0 };
         let step = self.progress.step;
         observer.event(&Event::Saving { step })?;
         let best = self.progress.best.filter(|_| self.options.keep_best).map(|best| best.step);
