@@ -15,8 +15,11 @@ fn kill_count() -> u64 {
 /// Steps between two checkpoints: some are made while one is written.
 const SAVE_EVERY: &str = "2";
 
-/// No life of a run makes more steps than this.
-const STEPS_PER_KILL: u64 = 16;
+/// For runs that nobody kills.
+const SAVE_RARELY: &str = "100";
+
+/// More than the lives of a run make on average.
+const STEPS_PER_KILL: u64 = 12;
 
 /// When to kill.
 #[derive(Debug)]
@@ -121,7 +124,8 @@ fn kill_again_and_again(place: &Place, name: &str, kills: u64, flags: &[&str]) {
         assert!(kept, "{name} {kill} {moment:?}: lost work");
         saved = killed.saved.unwrap_or(saved);
     }
-    let events = place.run(name, &often).succeeded();
+    let rest = [flags, &["--save-every", SAVE_RARELY, "--resume"]].concat();
+    let events = place.run(name, &rest).succeeded();
     let start = events.iter().find(|event| is(event, "started")).expect("a start");
     assert!(start["step"].as_u64().expect("a step") >= saved, "{name}: lost work at the end");
 }
@@ -135,7 +139,7 @@ fn kills_at_any_moment_change_nothing() {
     let mut flags = vec!["--steps", &steps, "--eval-every", "7", "--precision", "bf16-stochastic"];
     // Measuring the CPU at every start would take most of the time.
     flags.extend(["--hardware", "reference", "--vram", "1GiB"]);
-    place.run("whole", &[&flags[..], &["--save-every", "50"]].concat()).succeeded();
+    place.run("whole", &[&flags[..], &["--save-every", SAVE_RARELY]].concat()).succeeded();
     let names: Vec<String> = (0..RUNS).map(|run| format!("killed-{run}")).collect();
     std::thread::scope(|scope| {
         for (run, name) in names.iter().enumerate() {
