@@ -25,7 +25,7 @@ pub(crate) enum BenchCommand {
     Train(train::TrainBenchArgs),
     /// A real model under one budget after another: a table and a picture of speed against memory.
     Curve(curve::CurveArgs),
-    /// What saving checkpoints costs a run: steps with and without.
+    /// What a checkpoint every `--steps` steps costs a run: rounds of so many steps with and without.
     Checkpoint(checkpoint::CheckpointBenchArgs),
     /// One attention op, forward and backward, on a GPU.
     Attention(attention::AttentionBenchArgs),

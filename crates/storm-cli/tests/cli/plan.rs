@@ -61,29 +61,32 @@ fn an_object_for_programs() {
 
 #[test]
 fn checkpoints_are_in_the_plan() {
-    // Three tensors of bf16 for each of 494 million parameters.
-    let rest = "--batch 4 --accumulate 2 --vram 3GiB";
-    let object = json(rest);
-    let bytes = object["checkpoint"]["disk_bytes"].as_u64().expect("a number");
-    assert_eq!(bytes, 6 * object["parameters"].as_u64().expect("a number"));
-    assert_eq!(object["checkpoint"]["saved"], "background");
-    assert_eq!(object["checkpoint"]["snapshot_bytes"], bytes);
-    // The plan comes first; what it leaves is too little.
-    let peak = object["ram_peak_bytes"].as_u64().expect("a number");
-    let tight = format!("{rest} --ram {}", peak + bytes - 1);
-    let object = json(&tight);
-    assert_eq!(object["ram_peak_bytes"], peak);
-    assert_eq!(object["checkpoint"]["saved"], "pause");
-    assert_eq!(object["checkpoint"]["snapshot_bytes"], 0);
-    let text = plan(&tight).succeeded();
+    let start = "plan --model qwen2.5-0.5b --seq 512 --batch 4 --vram 3GiB --hardware reference";
+    let object = |rest: &str| -> Value {
+        let text = words(&format!("{start} {rest} --json")).succeeded();
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let bytes = |object: &Value| object.as_u64().unwrap_or_else(|| panic!("{object:#}"));
+    let ample = object("--ram 16GiB");
+    // Three tensors of bf16.
+    let needed = 6 * bytes(&ample["parameters"]);
+    let expected = |saved: &str, snapshot: u64| serde_json::json!({"disk_bytes": needed, "snapshot_bytes": snapshot, "saved": saved});
+    assert_eq!(ample["checkpoint"], expected("background", needed));
+    assert_eq!(object("--ram 16GiB --save-mode pause")["checkpoint"], expected("pause", 0));
+    // The plan comes first, and what it leaves is a byte too little.
+    let peak = bytes(&ample["ram_peak_bytes"]);
+    let tight = format!("--ram {}", peak + needed - 1);
+    let paused = object(&tight);
+    assert_eq!(bytes(&paused["ram_peak_bytes"]), peak);
+    assert_eq!(paused["checkpoint"], expected("pause", 0));
+    let text = words(&format!("{start} {tight}")).succeeded();
     assert!(text.contains("steps pause while it is written, because"), "{text}");
     // Unless it must leave enough.
-    let object = json(&format!("{tight} --save-mode background"));
-    assert!(object["ram_peak_bytes"].as_u64().is_some_and(|less| less < peak), "{object:#}");
-    assert_eq!(object["checkpoint"]["saved"], "background");
-    assert_eq!(json(&format!("{rest} --save-mode pause"))["checkpoint"]["saved"], "pause");
-    let none = format!("{rest} --ram {bytes} --save-mode background");
-    plan(&none).failed(3, &["no plan fits", "--ram"]);
+    let forced = object(&format!("{tight} --save-mode background"));
+    assert!(bytes(&forced["ram_peak_bytes"]) < peak, "{forced:#}");
+    assert_eq!(forced["checkpoint"], expected("background", needed));
+    let nothing = format!("{start} --ram {needed} --save-mode background");
+    words(&nothing).failed(3, &["no plan fits", "--ram"]);
 }
 
 #[test]
