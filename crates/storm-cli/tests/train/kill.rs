@@ -61,11 +61,13 @@ struct Killed {
     started_at: u64,
     /// The last step whose checkpoint it said was saved.
     saved: Option<u64>,
+    /// Whether it was inside a save.
+    was_saving: bool,
 }
 
 /// Lets a run go until the moment, and kills it.
 fn kill_at(mut run: Running, moment: &Moment, checkpoints: &Path) -> Killed {
-    let mut killed = Killed { started_at: 0, saved: None };
+    let mut killed = Killed { started_at: 0, saved: None, was_saving: false };
     let (mut events, mut saves) = (0, 0);
     while let Some(event) = run.next() {
         assert!(!is(&event, "checkpoint_skipped"), "{event}");
@@ -92,7 +94,13 @@ fn kill_at(mut run: Running, moment: &Moment, checkpoints: &Path) -> Killed {
     // SIGKILL on Unix.
     run.child.kill().expect("it can be killed");
     run.child.wait().expect("it ends");
+    killed.was_saving = names(checkpoints).iter().any(|name| name.ends_with(".partial"));
     killed
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
 }
 
 /// Until the file of an unfinished checkpoint is there, or that checkpoint or a later one is finished:
@@ -101,33 +109,33 @@ fn wait_for(checkpoints: &Path, step: u64, file: Option<&str>) {
     let Some(file) = file else { return };
     let partial = checkpoints.join(format!("step-{step:08}.partial")).join(file);
     let is_over = || {
-        let entries = fs::read_dir(checkpoints).into_iter().flatten().flatten();
-        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        let steps = names.filter_map(|name| name.strip_prefix("step-")?.parse::<u64>().ok());
-        steps.max().is_some_and(|newest| newest >= step)
+        let step_of = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();
+        names(checkpoints).iter().filter_map(step_of).any(|saved| saved >= step)
     };
     while !partial.exists() && !is_over() {
         std::thread::yield_now();
     }
 }
 
-/// Kills a run so many times, lets it end, and compares it with the whole one.
-fn kill_again_and_again(place: &Place, name: &str, kills: u64, flags: &[&str]) {
+/// Kills a run so many times, lets it end, and says how many of the kills were inside a save.
+fn kill_again_and_again(place: &Place, name: &str, kills: u64, flags: &[&str]) -> u64 {
     let often = [flags, &["--save-every", SAVE_EVERY, "--resume"]].concat();
     let checkpoints = place.run_folder(name).join("checkpoints");
     let mut random = Random(name.bytes().map(u64::from).sum());
-    let mut saved = 0;
+    let (mut saved, mut inside) = (0, 0);
     for kill in 0..kills {
         let moment = random.moment(kill);
         let killed = kill_at(place.start(name, &often), &moment, &checkpoints);
         let kept = killed.started_at == 0 || killed.started_at >= saved;
         assert!(kept, "{name} {kill} {moment:?}: lost work");
         saved = killed.saved.unwrap_or(saved);
+        inside += u64::from(killed.was_saving);
     }
     let rest = [flags, &["--save-every", SAVE_RARELY, "--resume"]].concat();
     let events = place.run(name, &rest).succeeded();
     let start = events.iter().find(|event| is(event, "started")).expect("a start");
     assert!(start["step"].as_u64().expect("a step") >= saved, "{name}: lost work at the end");
+    inside
 }
 
 #[test]
@@ -141,15 +149,20 @@ fn kills_at_any_moment_change_nothing() {
     flags.extend(["--hardware", "reference", "--vram", "1GiB"]);
     place.run("whole", &[&flags[..], &["--save-every", SAVE_RARELY]].concat()).succeeded();
     let names: Vec<String> = (0..RUNS).map(|run| format!("killed-{run}")).collect();
-    std::thread::scope(|scope| {
+    let inside: u64 = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
         for (run, name) in names.iter().enumerate() {
             // One of them with pauses.
             let mode = if run == 0 { "pause" } else { "background" };
             let flags = [&flags[..], &["--save-mode", mode]].concat();
             let place = &place;
-            scope.spawn(move || kill_again_and_again(place, name, kills, &flags));
+            threads.push(scope.spawn(move || kill_again_and_again(place, name, kills, &flags)));
         }
+        let inside = threads.into_iter().map(|thread| thread.join().expect("no work was lost"));
+        inside.sum()
     });
+    println!("{inside} of {} kills were inside a save", kills * RUNS);
+    assert!(inside > 0, "no kill was inside a save");
     for name in &names {
         assert!(place.result(name, last) == place.result("whole", last), "{name}: other weights");
     }
