@@ -5,6 +5,7 @@ mod streams;
 
 mod bench;
 mod data;
+mod disk;
 mod doctor;
 mod eval;
 mod export;
@@ -17,6 +18,7 @@ mod precision;
 mod probe;
 mod progress;
 mod sample;
+mod save_mode;
 mod size;
 mod train;
 mod verify;

@@ -11,6 +11,7 @@ pub mod cuda;
 mod device;
 mod error;
 pub mod foreign;
+mod host_buffer;
 mod mapped;
 mod null;
 mod placed;
@@ -22,6 +23,7 @@ mod tickets;
 
 pub use device::Device;
 pub use error::DeviceError;
+pub use host_buffer::HostBuffer;
 pub use mapped::{Access, MapError, MappedFile};
 pub use null::{NullDevice, NullOptions};
 pub use plan_device::{MemoryTaken, PlanDevice};

@@ -1,4 +1,4 @@
-use crate::{DeviceError, Trace};
+use crate::{DeviceError, HostBuffer, Trace};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, Place, SegmentId};
@@ -78,6 +78,23 @@ pub trait PlanDevice: Sized {
     /// # Errors
     /// Outside of the tier, or anything that was given out has failed.
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError>;
+
+    /// Fetches memory of many places, on empty queues, as fast as it can be had.
+    ///
+    /// # Errors
+    /// As [`PlanDevice::read`]; what was fetched of the rest is not said.
+    fn read_all(&mut self, reads: Vec<(Place, &mut [u8])>) -> Result<(), DeviceError> {
+        reads.into_iter().try_for_each(|(place, bytes)| self.read(place, bytes))
+    }
+
+    /// Host memory that this device can fill the fastest. It is not among
+    /// [`PlanDevice::memory_taken`].
+    ///
+    /// # Errors
+    /// The machine or a limit does not allow it.
+    fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, DeviceError> {
+        HostBuffer::new(bytes)
+    }
 
     /// Runs one node that is not part of the plan, on empty queues, and waits for it. `place` gives
     /// the offset of each tensor in device memory. For what precedes the first step; it may

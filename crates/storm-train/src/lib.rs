@@ -42,8 +42,8 @@ mod weights;
 
 pub use batch::Batch;
 pub use checkpoint::{
-    Best, CheckpointError, Checkpoints, Disk, OutputFile, Progress, Retention, StatePart,
-    StateTensor, Storage, TrainingState, Verified,
+    Begun, Best, CheckpointError, Checkpoints, Disk, Keep, OutputFile, Progress, Retention, Saved,
+    Saver, Snapshot, StatePart, StateTensor, Storage, TrainingState, Verified, checkpoint_bytes,
 };
 pub use data::LoaderSource;
 pub use error::TrainError;

@@ -1,12 +1,12 @@
 use crate::batch::BatchSize;
-use crate::checkpoint::{StatePart, StateTensor};
+use crate::checkpoint::{StateTensor, state_tensors};
 use crate::column::Column;
 use crate::optimizer::{self, ParameterInstance, names};
 use crate::trainer::{check_options, initial_graph};
 use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
 use std::sync::Arc;
-use storm_device::{MemoryTaken, PlanDevice, Trace, bytes_of};
+use storm_device::{HostBuffer, MemoryTaken, PlanDevice, Trace, bytes_of};
 use storm_exec::{Feed, Planned};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{DType, Graph, Op, Program, StepScalars, Tensor, Training};
@@ -358,24 +358,18 @@ impl<D: PlanDevice> PlannedTrainer<D> {
 
     /// Every tensor that training goes on from, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
-        let precision = self.options.precision;
-        let mut tensors = Vec::new();
-        for ParameterInstance { name, parameter, .. } in &self.instances {
-            let mut add = |name: String, dtype: DType, part: StatePart| {
-                tensors.push(StateTensor { name, shape: parameter.shape.clone(), dtype, part });
-            };
-            add(name.clone(), parameter.dtype, StatePart::Parameters);
-            if parameter.training == Training::Frozen {
-                continue;
-            }
-            for moment in ["first_moment", "second_moment"] {
-                add(format!("{name}.{moment}"), precision.moments(), StatePart::Optimizer);
-            }
-            if precision.has_master() {
-                add(format!("{name}.master"), DType::F32, StatePart::Optimizer);
-            }
-        }
-        tensors
+        state_tensors(&self.instances, self.options.precision)
+    }
+
+    /// All of some state tensors after the last step.
+    pub(crate) fn read_states(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
+        self.flush()?;
+        Ok(self.planned.read_all(reads)?)
+    }
+
+    /// Host memory that the device can fill the fastest.
+    pub(crate) fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError> {
+        Ok(self.planned.host_buffer(bytes)?)
     }
 
     /// Bytes of a state tensor after the last step, `first` and following.

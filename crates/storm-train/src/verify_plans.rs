@@ -1,10 +1,9 @@
 //! Checks that no plan changes a bit, on any device.
 
 use crate::verify::{LEARNING_RATE, batch, configs, options, run_batches};
-use crate::{Batch, PlannedTrainer, Precision, TrainError, training_task};
+use crate::{Batch, PlannedTrainer, Precision, Snapshot, TrainError, training_task};
 use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
-use storm_model::ModelConfig;
 use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, Lowering, MemoryBudget, PlanError, check, plan,
     random_decisions,
@@ -21,7 +20,8 @@ pub struct PlanReport {
     pub plans: usize,
     /// Steps of each.
     pub steps: usize,
-    /// Plans that gave other bits than everything resident: a random one's seed, or a budget.
+    /// Plans that gave other bits than everything resident, or a snapshot that is not of their state: a
+    /// random one's seed, or a budget.
     pub differing: Vec<String>,
 }
 
@@ -38,7 +38,8 @@ const MICRO_BATCHES: usize = 4;
 const BUDGETS: u64 = 3;
 
 /// Trains small models of every family under `plans` random plans and the planner's choice at three
-/// budgets, and compares losses, norms and final parameters bit by bit with everything resident.
+/// budgets, and compares losses, norms and final parameters bit by bit with everything resident, and
+/// snapshots of the final state with that state.
 /// `device` makes the options of a device that delays its work at random, from a seed.
 ///
 /// # Errors
@@ -90,11 +91,14 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         let count = candidates.len();
         for (index, (what, plan)) in candidates.into_iter().enumerate() {
             progress(&format!("{family} {precision:?}, plan {} of {count}", index + 1));
-            let options = device(index as u64);
-            let found =
-                run_planned::<P>(config, precision, steps, &batches, Arc::new(plan), options)?;
+            let (plan, device) = (Arc::new(plan), device(index as u64));
+            let mut trainer = PlannedTrainer::<P>::new(config, options(precision), plan, device)?;
+            let found = run_planned(&mut trainer, steps, &batches)?;
             if found != expected {
-                differing.push(what);
+                differing.push(what.clone());
+            }
+            if !is_snapshot_exact(&mut trainer, &batches)? {
+                differing.push(format!("{what}, its snapshot"));
             }
         }
         reports.push(PlanReport { family, precision, plans: count, steps, differing });
@@ -104,15 +108,10 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
 
 /// All losses, norms and final parameters of a run under a plan.
 fn run_planned<P: PlanDevice>(
-    config: &ModelConfig,
-    precision: Precision,
+    trainer: &mut PlannedTrainer<P>,
     steps: usize,
     batches: &[Batch],
-    plan: Arc<CheckedPlan>,
-    device: P::Options,
 ) -> Result<Vec<u32>, TrainError> {
-    let mut trainer: PlannedTrainer<P> =
-        PlannedTrainer::new(config, options(precision), plan, device)?;
     let mut bits = Vec::new();
     for _ in 0..steps {
         let report = trainer.step(batches, LEARNING_RATE)?;
@@ -123,6 +122,22 @@ fn run_planned<P: PlanDevice>(
         bits.extend(trainer.read(&name)?.into_iter().map(f32::to_bits));
     }
     Ok(bits)
+}
+
+/// Whether a snapshot right after a step is that of the state, twice in the same memory.
+fn is_snapshot_exact<P: PlanDevice>(
+    trainer: &mut PlannedTrainer<P>,
+    batches: &[Batch],
+) -> Result<bool, TrainError> {
+    let mut snapshot = Snapshot::new(trainer)?;
+    for _ in 0..2 {
+        trainer.step(batches, LEARNING_RATE)?;
+        snapshot.take(trainer)?;
+        if !snapshot.is_of(trainer)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 #[cfg(test)]

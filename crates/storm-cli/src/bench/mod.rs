@@ -2,6 +2,7 @@
 
 mod attention;
 mod budgeted;
+mod checkpoint;
 mod clocked;
 mod cpu;
 mod curve;
@@ -24,6 +25,8 @@ pub(crate) enum BenchCommand {
     Train(train::TrainBenchArgs),
     /// A real model under one budget after another: a table and a picture of speed against memory.
     Curve(curve::CurveArgs),
+    /// What a checkpoint every `--steps` steps costs a run: rounds of so many steps with and without.
+    Checkpoint(checkpoint::CheckpointBenchArgs),
     /// One attention op, forward and backward, on a GPU.
     Attention(attention::AttentionBenchArgs),
 }
@@ -33,6 +36,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Cpu(args) => cpu::run(args),
         BenchCommand::Train(args) => train::run(args),
         BenchCommand::Curve(args) => curve::run(args),
+        BenchCommand::Checkpoint(args) => checkpoint::run(args),
         BenchCommand::Attention(args) => attention::run(args),
     }
 }

@@ -135,6 +135,21 @@ impl<'a> PlannedRun<'a> {
         })
     }
 
+    /// A trainer that has made its first steps.
+    pub(super) fn warm<D: Benched>(&self) -> Result<PlannedTrainer<D>> {
+        let mut trainer = self.prepared(&self.profile, None)?.trainer;
+        for _ in 0..self.args.warmup {
+            self.step(&mut trainer)?;
+        }
+        Ok(trainer)
+    }
+
+    /// One step, to its end.
+    pub(super) fn step<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<()> {
+        trainer.step(&self.batches, 1e-5)?;
+        Ok(trainer.synchronize()?)
+    }
+
     fn prepared<D: Benched>(
         &self,
         profile: &HardwareProfile,

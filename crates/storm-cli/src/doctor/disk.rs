@@ -1,18 +1,14 @@
 //! The directory that runs are written to: room, and what kind of disk it is on.
 
 use super::Finding;
+use crate::disk::{free_bytes, write_speed};
 use crate::size;
 use rustix::fs::{major, minor, stat, statfs};
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::fs;
+use std::path::Path;
 
 /// Less does not hold a checkpoint of a small model.
 const FREE_BYTES_MIN: u64 = 1 << 30;
-
-/// What is written to see how fast that goes.
-const TRIAL_BYTES: usize = 64 << 20;
 
 /// What a directory is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,9 +42,8 @@ pub(super) fn look(dir: &Path) -> Vec<Finding> {
         return vec![Finding::missing(name, format!("{shown} is no directory"), &remedy)];
     }
     let mut findings = Vec::new();
-    match statfs(dir) {
-        Ok(status) => {
-            let free = status.f_bavail.saturating_mul(u64::try_from(status.f_bsize).unwrap_or(0));
+    match free_bytes(dir) {
+        Ok(free) => {
             let what = format!("{shown} has {} free", size::show(free));
             findings.push(match free >= FREE_BYTES_MIN {
                 true => Finding::good(name, what),
@@ -68,7 +63,7 @@ pub(super) fn look(dir: &Path) -> Vec<Finding> {
 fn speed(dir: &Path) -> Finding {
     let name = "disk";
     let medium = medium(dir);
-    match write_trial(dir) {
+    match write_speed(dir, u64::MAX) {
         Ok(bytes_per_second) => {
             let what = format!("{}; writes {}/s", medium.words(), size::show(bytes_per_second));
             match medium {
@@ -86,30 +81,6 @@ fn speed(dir: &Path) -> Finding {
             let what = format!("{} cannot be written to: {error}", dir.display());
             Finding::missing(name, what, "choose another with --dir")
         }
-    }
-}
-
-/// Bytes per second, flushed to disk.
-fn write_trial(dir: &Path) -> std::io::Result<u64> {
-    let trial = Trial(dir.join(format!(".storm-doctor-{}", std::process::id())));
-    let mut file = File::create_new(&trial.0)?;
-    // Not zeros: some disks compress.
-    let block: Vec<u8> =
-        (0..1u32 << 20).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-    let start = Instant::now();
-    for _ in 0..TRIAL_BYTES / block.len() {
-        file.write_all(&block)?;
-    }
-    file.sync_all()?;
-    Ok((TRIAL_BYTES as f64 / start.elapsed().as_secs_f64()) as u64)
-}
-
-/// A file that is gone afterwards.
-struct Trial(PathBuf);
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        fs::remove_file(&self.0).ok();
     }
 }
 
@@ -167,13 +138,6 @@ mod tests {
         // There, but nobody can write to it.
         let read_only = speed(Path::new("/proc"));
         assert!(read_only.state == State::Missing, "{}", read_only.what);
-    }
-
-    #[test]
-    fn a_trial_leaves_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(write_trial(folder.path()).unwrap() > 0);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]

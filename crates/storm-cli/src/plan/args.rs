@@ -2,6 +2,7 @@
 
 use crate::forced::ForcedArgs;
 use crate::precision::PrecisionArg;
+use crate::save_mode::SaveModeArg;
 use crate::size::{self, positive};
 use clap::Args;
 use std::path::PathBuf;
@@ -42,6 +43,9 @@ pub(crate) struct PlanArgs {
     /// where it is built in, else reference.
     #[arg(long)]
     pub(super) hardware: Option<String>,
+    /// What steps do while a checkpoint is written.
+    #[arg(long, value_enum, default_value_t = SaveModeArg::Auto)]
+    pub(super) save_mode: SaveModeArg,
     /// One object of JSON instead of tables.
     #[arg(long)]
     pub(super) json: bool,

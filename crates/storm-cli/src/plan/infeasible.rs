@@ -31,7 +31,8 @@ fn message(request: &Request, problem: &TooSmall) -> String {
         let separator = if flags.is_empty() { "" } else { " " };
         let _ = write!(text, "{separator}--vram {}", argument(least.vram_min_bytes));
         if least.ram_min_bytes > problem.budget.ram_bytes {
-            let _ = write!(text, " --ram {}", argument(least.ram_min_bytes));
+            let ram_bytes = least.ram_min_bytes + request.reserved_bytes();
+            let _ = write!(text, " --ram {}", argument(ram_bytes));
         }
     }
     text
@@ -45,7 +46,7 @@ struct Change {
 }
 
 fn is_enough(request: &Request, least: &TooSmall) -> bool {
-    least.vram_min_bytes <= request.vram.bytes && least.ram_min_bytes <= request.ram.bytes
+    least.vram_min_bytes <= request.vram.bytes && least.ram_min_bytes <= request.budget().ram_bytes
 }
 
 /// Rounded up, so that it works as written.
@@ -67,19 +68,22 @@ fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
             changes.push(Change { flags, least });
         }
     };
-    let (options, forced, ram) = (&request.options, &request.forced, request.ram.bytes);
+    let ram = request.budget().ram_bytes;
+    let (options, forced) = (&request.options, &request.forced);
     if !request.forced_words.is_empty() {
         let least = request.least(options, &Forced::default(), ram);
         add(format!("without {}", request.forced_words), least);
     }
     match enough_ram(request) {
-        Some(ram_bytes) => add(format!("--ram {}", argument(ram_bytes)), {
-            request.least(options, forced, ram_bytes).map(|least| TooSmall {
-                // Named already.
-                ram_min_bytes: least.ram_min_bytes.min(ram),
-                ..least
+        Some(ram_bytes) => {
+            add(format!("--ram {}", argument(ram_bytes + request.reserved_bytes())), {
+                request.least(options, forced, ram_bytes).map(|least| TooSmall {
+                    // Named already.
+                    ram_min_bytes: least.ram_min_bytes.min(ram),
+                    ..least
+                })
             })
-        }),
+        }
         None => add(String::new(), request.least(options, forced, u64::MAX)),
     }
     if let StepSize::MicroBatches(accumulate) = request.step {
@@ -116,7 +120,7 @@ fn enough_ram(request: &Request) -> Option<u64> {
     };
     let most = least(u64::MAX).filter(|least| least.vram_min_bytes <= request.vram.bytes)?;
     let (mut too_little, mut enough) =
-        (request.ram.bytes / STEP, most.ram_min_bytes.div_ceil(STEP));
+        (request.budget().ram_bytes / STEP, most.ram_min_bytes.div_ceil(STEP));
     while enough > too_little + 1 {
         let middle = too_little + (enough - too_little) / 2;
         if works(middle * STEP) { enough = middle } else { too_little = middle }

@@ -43,6 +43,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "instructions": planned.plan.instructions.len(),
             "decisions": planned.decisions,
             "placement": placement(answer),
+            "checkpoint": checkpoint(request, answer),
             "policies": policies,
             "limited_by": answer.planned.bottleneck().name(),
             "summary": words::summary(request, answer),
@@ -56,7 +57,7 @@ pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
     let mut object = json!({
         "feasible": false,
         "vram_min_bytes": problem.vram_min_bytes,
-        "ram_min_bytes": problem.ram_min_bytes,
+        "ram_min_bytes": problem.ram_min_bytes + request.reserved_bytes(),
         "largest_consumers": problem
             .consumers
             .iter()
@@ -129,6 +130,15 @@ fn saved_units(answer: &Answer) -> Vec<Value> {
         })
     };
     answer.units.iter().enumerate().map(unit).collect()
+}
+
+fn checkpoint(request: &Request, answer: &Answer) -> Value {
+    let saving = request.saving(&answer.planned.prediction);
+    json!({
+        "disk_bytes": request.checkpoint_bytes,
+        "snapshot_bytes": saving.snapshot_bytes(request),
+        "saved": saving.name(),
+    })
 }
 
 fn placement(answer: &Answer) -> Value {

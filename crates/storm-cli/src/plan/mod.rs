@@ -4,6 +4,7 @@ mod args;
 mod infeasible;
 mod json;
 mod request;
+mod saving;
 mod table;
 mod trace;
 mod words;
@@ -13,6 +14,7 @@ use anyhow::Result;
 pub(crate) use args::PlanArgs;
 pub(crate) use infeasible::explained;
 pub(crate) use request::{Answer, Request, StepSize};
+pub(crate) use saving::{DeviceMemory, Saving};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.hardware.as_deref() == Some("list") {

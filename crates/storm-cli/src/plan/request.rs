@@ -1,7 +1,9 @@
 //! What is to be planned, resolved from the command line, and the planner's answer.
 
 use super::PlanArgs;
+use super::saving::DeviceMemory;
 use crate::memory_limits::{self, Limit};
+use crate::save_mode::SaveModeArg;
 use crate::{UsageError, hardware};
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -12,7 +14,8 @@ use storm_plan::{
     policies,
 };
 use storm_train::{
-    MicroBatch, TrainError, TrainOptions, TriedBatch, choose_micro_batch, training_task,
+    MicroBatch, TrainError, TrainOptions, TriedBatch, checkpoint_bytes, choose_micro_batch,
+    training_task,
 };
 
 pub(crate) struct Request {
@@ -25,9 +28,13 @@ pub(crate) struct Request {
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
+    pub(crate) device_memory: DeviceMemory,
     pub(crate) forced: Forced,
     /// The flags that force, as written; empty if none does.
     pub(crate) forced_words: String,
+    pub(crate) save_mode: SaveModeArg,
+    /// Of a checkpoint, and of the snapshot that it is written from.
+    pub(crate) checkpoint_bytes: u64,
 }
 
 /// How large a step is.
@@ -77,6 +84,7 @@ impl Request {
             chunk_rows: args.chunk_rows,
             ..TrainOptions::new(args.batch.unwrap_or(1), args.seq, precision)
         };
+        let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let profile = hardware::named_or_found(args.hardware.as_deref())?;
         Ok(Request {
             model: model.clone(),
@@ -88,11 +96,16 @@ impl Request {
             profile,
             forced: args.forced.forced(),
             forced_words: args.forced.words(),
+            device_memory: DeviceMemory::Own,
+            save_mode: args.save_mode,
+            checkpoint_bytes,
         })
     }
 
+    /// What the planner may take.
     pub(crate) fn budget(&self) -> Budget {
-        Budget { vram_bytes: self.vram.bytes, ram_bytes: self.ram.bytes }
+        let ram_bytes = self.ram.bytes.saturating_sub(self.reserved_bytes());
+        Budget { vram_bytes: self.vram.bytes, ram_bytes }
     }
 
     /// Plans, and compares with the fixed policies.

@@ -140,6 +140,10 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
     let Prediction { vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes, .. } =
         planned.prediction;
     lines.push(sizes_row("peak", "", [vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes]));
+    let snapshot = request.saving(&planned.prediction).snapshot_bytes(request);
+    if snapshot > 0 {
+        lines.push(sizes_row("snapshot", "host, for checkpoints", [0, snapshot, 0, 0]));
+    }
     lines.push(sizes_row("budget", "", [request.vram.bytes, request.ram.bytes, 0, 0]));
     lines
 }

@@ -1,6 +1,7 @@
 //! A plan in sentences.
 
 use super::request::{Answer, Request};
+use super::saving;
 use crate::size::show;
 use storm_graph::DType;
 use storm_plan::{
@@ -56,7 +57,8 @@ pub(super) fn percent(share: f64) -> String {
 
 /// What limits the plan, what it does with activations, and why.
 pub(super) fn summary(request: &Request, answer: &Answer) -> Vec<String> {
-    vec![limit(answer), activations(answer), balance(request), least(answer)]
+    let checkpoints = saving::words(request, answer);
+    vec![limit(answer), activations(answer), balance(request), checkpoints, least(answer)]
 }
 
 fn limit(answer: &Answer) -> String {

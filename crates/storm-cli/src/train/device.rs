@@ -53,7 +53,10 @@ impl Machine {
                 Limit { bytes, origin: Some(origin) }
             }
         };
-        let profile = probe_cpu(vram.bytes)?;
+        let profile = match &settings.hardware {
+            Some(_) => hardware::named_or_found(settings.hardware.as_deref())?,
+            None => probe_cpu(vram.bytes)?,
+        };
         Ok(Machine { kind, profile, vram, ram })
     }
 }

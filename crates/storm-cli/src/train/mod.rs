@@ -14,6 +14,7 @@ mod progress;
 mod reference;
 mod report;
 mod sample;
+mod saving;
 mod session;
 mod setup;
 mod signals;

@@ -3,6 +3,7 @@
 use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Size};
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::precision::PrecisionArg;
+use crate::save_mode::SaveModeArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
@@ -93,8 +94,8 @@ options! {
         /// Host memory for what does not stay on the device. If not given, what is available less a
         /// little.
         ram: Size;
-        /// What the card can do: a built-in profile, or a file that `storm probe` wrote. The CPU is
-        /// measured.
+        /// What the card can do: a built-in profile, or a file that `storm probe` wrote. If not
+        /// given, the CPU is measured.
         hardware: String;
         /// Threads of the CPU device; all cores if not given.
         threads: NonZeroUsize;
@@ -126,6 +127,8 @@ options! {
         patience: NonZeroU32;
         /// Steps between two checkpoints; if not given, there is one at the end.
         save_every: NonZeroU64;
+        /// What steps do while a checkpoint is written.
+        save_mode: SaveModeArg = SaveModeArg::Auto;
         /// How many of the newest checkpoints stay.
         keep_last: NonZeroUsize = count!(2);
         /// Checkpoints of steps that are a multiple of this stay, too.

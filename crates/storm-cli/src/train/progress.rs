@@ -165,12 +165,24 @@ impl Sink for Progress {
                 }));
             }
             Event::Saving { step } => self.object(json!({"event": "saving", "step": step})),
-            Event::Saved { step, path, seconds } => {
-                self.line(&format!("step {step}: saved {} in {seconds:.2} s", path.display()));
+            Event::Saved { step, path, seconds, pause_seconds, before_seconds } => {
+                let before = match *before_seconds > 0.0 {
+                    true => format!(", {before_seconds:.2} s of it for the one before"),
+                    false => String::new(),
+                };
+                self.line(&format!(
+                    "step {step}: saved {} in {seconds:.2} s; steps paused {pause_seconds:.2} s{before}",
+                    path.display()
+                ));
                 self.object(json!({
                     "event": "saved", "step": step, "path": path.display().to_string(),
-                    "seconds": seconds,
+                    "seconds": seconds, "pause_seconds": pause_seconds,
+                    "before_seconds": before_seconds,
                 }));
+            }
+            Event::SaveFailed { step, problem } => {
+                eprintln!("warning: the checkpoint of step {step} was not saved: {problem}");
+                self.object(json!({"event": "save_failed", "step": step, "problem": problem}));
             }
             Event::Finished(finished) => {
                 if let Some(bar) = self.bar.take() {

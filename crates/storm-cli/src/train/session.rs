@@ -6,7 +6,7 @@ use super::output::{Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::{Setup, Start};
-use super::{prepare, report, signals, summary};
+use super::{prepare, report, saving, signals, summary};
 use crate::plan;
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -118,6 +118,7 @@ fn begin<D: Trains>(
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
     let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
+    saving::begin(setup, &mut run)?;
     let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
     run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL), on_alarm);
     Ok(run)

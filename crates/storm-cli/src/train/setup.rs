@@ -2,13 +2,13 @@
 
 use super::config;
 use super::data;
-use super::device::Machine;
+use super::device::{DeviceKind, Machine};
 use super::model::Model;
 use super::options::{Given, Settings};
 use super::output::Style;
 use crate::UsageError;
 use crate::forced::ForcedArgs;
-use crate::plan::{Answer, Request, StepSize, explained};
+use crate::plan::{Answer, DeviceMemory, Request, StepSize, explained};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -18,6 +18,7 @@ use storm_data::Dataset;
 use storm_graph::AdamWParameters;
 use storm_train::{
     Checkpoints, Disk, OptimizerOptions, Progress, Retention, RunOptions, Schedule, TrainOptions,
+    checkpoint_bytes,
 };
 
 /// Whether a run begins or goes on.
@@ -69,7 +70,7 @@ pub(super) struct Setup {
     pub(super) folder: PathBuf,
     pub(super) dataset: Arc<Dataset>,
     pub(super) model: Model,
-    pub(super) machine_kind: super::device::DeviceKind,
+    pub(super) machine_kind: DeviceKind,
     pub(super) request: Request,
     pub(super) answer: Answer,
     /// What the user allows, whatever is planned with when others take memory.
@@ -105,6 +106,7 @@ impl Setup {
         let mut train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
         let machine_kind = machine.kind;
+        let checkpoint_bytes = checkpoint_bytes(&model.config, &train_options)?;
         let request = Request {
             model: model.name.clone(),
             config: model.config.clone(),
@@ -115,6 +117,12 @@ impl Setup {
             ram: machine.ram,
             forced: forced.forced(),
             forced_words: forced.words(),
+            device_memory: match machine_kind {
+                DeviceKind::Cpu => DeviceMemory::OfHost,
+                DeviceKind::Cuda => DeviceMemory::Own,
+            },
+            save_mode: settings.save_mode,
+            checkpoint_bytes,
         };
         let answer = request.plan().map_err(|error| explained(&request, error, false))?;
         train_options.batch = answer.batch;

@@ -244,6 +244,21 @@ fn the_training_bench_prints_json() {
     }
 }
 
+#[test]
+fn the_checkpoint_bench_prints_json_and_leaves_nothing() {
+    let folder = TempDir::new().unwrap();
+    let line = "bench checkpoint --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 1 \
+                --chunk-rows 8 --vram 1GiB --ram 2GiB --steps 1 --warmup 0 --rounds 1 --json --dir";
+    let args = line.split_whitespace().map(OsStr::new);
+    let line = storm(args.chain([folder.path().as_os_str()])).succeeded();
+    let result: serde_json::Value = serde_json::from_str(&line).unwrap();
+    for figure in ["step_seconds", "snapshot_seconds", "written_seconds", "pause_seconds"] {
+        assert!(result[figure].as_f64().unwrap() > 0.0, "{line}");
+    }
+    assert!(result["overhead_share"].is_f64() && result["save_every_min"].is_u64(), "{line}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
 /// A run under a budget that not everything fits in, and its last step for people and for Perfetto.
 #[test]
 fn the_training_bench_shows_its_last_step() {

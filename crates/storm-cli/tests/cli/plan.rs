@@ -34,6 +34,8 @@ fn a_table_for_people() {
         "offload-all",
         "sqrt-n",
         "Limited by",
+        "snapshot",
+        "A checkpoint takes",
     ] {
         assert!(text.contains(part), "{part} is not in:\n{text}");
     }
@@ -55,6 +57,36 @@ fn an_object_for_programs() {
     let tokens = number("tokens_per_second") * number("step_seconds");
     assert!((tokens - 4.0 * 2.0 * 512.0).abs() < 1.0, "{tokens}");
     assert_eq!(object["policies"].as_array().map(Vec::len), Some(4), "{object:#}");
+}
+
+#[test]
+fn checkpoints_are_in_the_plan() {
+    let start = "plan --model qwen2.5-0.5b --seq 512 --batch 4 --vram 3GiB --hardware reference";
+    let object = |rest: &str| -> Value {
+        let text = words(&format!("{start} {rest} --json")).succeeded();
+        serde_json::from_str(&text).expect("JSON")
+    };
+    let bytes = |object: &Value| object.as_u64().unwrap_or_else(|| panic!("{object:#}"));
+    let ample = object("--ram 16GiB");
+    // Three tensors of bf16.
+    let needed = 6 * bytes(&ample["parameters"]);
+    let expected = |saved: &str, snapshot: u64| serde_json::json!({"disk_bytes": needed, "snapshot_bytes": snapshot, "saved": saved});
+    assert_eq!(ample["checkpoint"], expected("background", needed));
+    assert_eq!(object("--ram 16GiB --save-mode pause")["checkpoint"], expected("pause", 0));
+    // The plan comes first, and what it leaves is a byte too little.
+    let peak = bytes(&ample["ram_peak_bytes"]);
+    let tight = format!("--ram {}", peak + needed - 1);
+    let paused = object(&tight);
+    assert_eq!(bytes(&paused["ram_peak_bytes"]), peak);
+    assert_eq!(paused["checkpoint"], expected("pause", 0));
+    let text = words(&format!("{start} {tight}")).succeeded();
+    assert!(text.contains("steps pause while it is written, because"), "{text}");
+    // Unless it must leave enough.
+    let forced = object(&format!("{tight} --save-mode background"));
+    assert!(bytes(&forced["ram_peak_bytes"]) < peak, "{forced:#}");
+    assert_eq!(forced["checkpoint"], expected("background", needed));
+    let nothing = format!("{start} --ram {needed} --save-mode background");
+    words(&nothing).failed(3, &["no plan fits", "--ram"]);
 }
 
 #[test]

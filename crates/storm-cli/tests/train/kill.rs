@@ -1,19 +1,32 @@
 //! A run that is killed again and again ends as one that never was.
 
 use crate::support::{Place, Running, is};
+use std::fs;
 use std::path::Path;
 
-/// Kills; more with `STORM_LONG_TESTS=1`.
+/// Runs that are killed side by side: most of the time of each goes into waiting for the disk.
+const RUNS: u64 = 5;
+
+/// Kills of all runs together; more with `STORM_LONG_TESTS=1`.
 fn kill_count() -> u64 {
     if std::env::var_os("STORM_LONG_TESTS").is_some() { 1000 } else { 20 }
 }
+
+/// Steps between two checkpoints: some are made while one is written.
+const SAVE_EVERY: &str = "2";
+
+/// For runs that nobody kills.
+const SAVE_RARELY: &str = "100";
+
+/// More than the lives of a run make on average.
+const STEPS_PER_KILL: u64 = 12;
 
 /// When to kill.
 #[derive(Debug)]
 enum Moment {
     /// After so many events.
     Events(u64),
-    /// In a save, as soon as this file is there.
+    /// In a save, as soon as this file is there; after so many whole saves.
     Saving { saves: u64, file: Option<&'static str> },
 }
 
@@ -48,20 +61,21 @@ struct Killed {
     started_at: u64,
     /// The last step whose checkpoint it said was saved.
     saved: Option<u64>,
-    has_finished: bool,
+    /// Whether it was inside a save.
+    was_saving: bool,
 }
 
 /// Lets a run go until the moment, and kills it.
 fn kill_at(mut run: Running, moment: &Moment, checkpoints: &Path) -> Killed {
-    let mut killed = Killed { started_at: 0, saved: None, has_finished: false };
+    let mut killed = Killed { started_at: 0, saved: None, was_saving: false };
     let (mut events, mut saves) = (0, 0);
     while let Some(event) = run.next() {
         assert!(!is(&event, "checkpoint_skipped"), "{event}");
+        assert!(!is(&event, "finished"), "{moment:?}: the run ended before it was killed");
         let step = event["step"].as_u64();
         match event["event"].as_str().unwrap_or_default() {
             "started" => killed.started_at = step.expect("a step"),
             "saved" => killed.saved = step,
-            "finished" => killed.has_finished = true,
             _ => {}
         }
         events += 1;
@@ -80,45 +94,76 @@ fn kill_at(mut run: Running, moment: &Moment, checkpoints: &Path) -> Killed {
     // SIGKILL on Unix.
     run.child.kill().expect("it can be killed");
     run.child.wait().expect("it ends");
+    killed.was_saving = names(checkpoints).iter().any(|name| name.ends_with(".partial"));
     killed
 }
 
-/// Until the file of an unfinished checkpoint is there, or the checkpoint is finished.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+/// Until the file of an unfinished checkpoint is there, or that checkpoint or a later one is finished:
+/// steps go on, and it may be deleted again already.
 fn wait_for(checkpoints: &Path, step: u64, file: Option<&str>) {
     let Some(file) = file else { return };
-    let finished = checkpoints.join(format!("step-{step:08}"));
     let partial = checkpoints.join(format!("step-{step:08}.partial")).join(file);
-    while !partial.exists() && !finished.exists() {
-        std::hint::spin_loop();
+    let is_over = || {
+        let step_of = |name: &String| name.strip_prefix("step-")?.parse::<u64>().ok();
+        names(checkpoints).iter().filter_map(step_of).any(|saved| saved >= step)
+    };
+    while !partial.exists() && !is_over() {
+        std::thread::yield_now();
     }
+}
+
+/// Kills a run so many times, lets it end, and says how many of the kills were inside a save.
+fn kill_again_and_again(place: &Place, name: &str, kills: u64, flags: &[&str]) -> u64 {
+    let often = [flags, &["--save-every", SAVE_EVERY, "--resume"]].concat();
+    let checkpoints = place.run_folder(name).join("checkpoints");
+    let mut random = Random(name.bytes().map(u64::from).sum());
+    let (mut saved, mut inside) = (0, 0);
+    for kill in 0..kills {
+        let moment = random.moment(kill);
+        let killed = kill_at(place.start(name, &often), &moment, &checkpoints);
+        let kept = killed.started_at == 0 || killed.started_at >= saved;
+        assert!(kept, "{name} {kill} {moment:?}: lost work");
+        saved = killed.saved.unwrap_or(saved);
+        inside += u64::from(killed.was_saving);
+    }
+    let rest = [flags, &["--save-every", SAVE_RARELY, "--resume"]].concat();
+    let events = place.run(name, &rest).succeeded();
+    let start = events.iter().find(|event| is(event, "started")).expect("a start");
+    assert!(start["step"].as_u64().expect("a step") >= saved, "{name}: lost work at the end");
+    inside
 }
 
 #[test]
 fn kills_at_any_moment_change_nothing() {
     let place = Place::new();
-    let kills = kill_count();
-    let steps = (kills * 6).to_string();
-    let flags = ["--steps", &steps, "--eval-every", "7", "--precision", "bf16-stochastic"];
-    let whole = [&flags[..], &["--save-every", "50"]].concat();
-    place.run("whole", &whole).succeeded();
-
-    let often = [&flags[..], &["--save-every", "1", "--resume"]].concat();
-    let checkpoints = place.run_folder("killed").join("checkpoints");
-    let mut random = Random(42);
-    let mut saved = 0;
-    for kill in 0..kills {
-        let moment = random.moment(kill);
-        let killed = kill_at(place.start("killed", &often), &moment, &checkpoints);
-        assert!(
-            killed.started_at == 0 || killed.started_at >= saved,
-            "{kill} {moment:?}: lost work"
-        );
-        saved = killed.saved.unwrap_or(saved);
-        assert!(!killed.has_finished, "the run ended before it was killed {kills} times");
+    let kills = kill_count() / RUNS;
+    let last = kills * STEPS_PER_KILL;
+    let steps = last.to_string();
+    let mut flags = vec!["--steps", &steps, "--eval-every", "7", "--precision", "bf16-stochastic"];
+    // Measuring the CPU at every start would take most of the time.
+    flags.extend(["--hardware", "reference", "--vram", "1GiB"]);
+    place.run("whole", &[&flags[..], &["--save-every", SAVE_RARELY]].concat()).succeeded();
+    let names: Vec<String> = (0..RUNS).map(|run| format!("killed-{run}")).collect();
+    let inside: u64 = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for (run, name) in names.iter().enumerate() {
+            // One of them with pauses.
+            let mode = if run == 0 { "pause" } else { "background" };
+            let flags = [&flags[..], &["--save-mode", mode]].concat();
+            let place = &place;
+            threads.push(scope.spawn(move || kill_again_and_again(place, name, kills, &flags)));
+        }
+        let inside = threads.into_iter().map(|thread| thread.join().expect("no work was lost"));
+        inside.sum()
+    });
+    println!("{inside} of {} kills were inside a save", kills * RUNS);
+    assert!(inside > 0, "no kill was inside a save");
+    for name in &names {
+        assert!(place.result(name, last) == place.result("whole", last), "{name}: other weights");
     }
-    let events = place.run("killed", &often).succeeded();
-    let start = events.iter().find(|event| is(event, "started")).expect("a start");
-    assert!(start["step"].as_u64().expect("a step") >= saved, "lost work at the end");
-    let last = kills * 6;
-    assert!(place.result("killed", last) == place.result("whole", last), "other weights");
 }

@@ -32,7 +32,9 @@ fn a_run_that_goes_on_is_the_run_that_never_stopped() {
     let place = Place::new();
     for precision in ["f32", "bf16-master", "bf16-stochastic"] {
         let (whole, parts) = (format!("whole-{precision}"), format!("parts-{precision}"));
-        let flags = ["--precision", precision, "--steps", "9", "--eval-every", "2"];
+        let mut flags = vec!["--precision", precision, "--steps", "9", "--eval-every", "2"];
+        // A checkpoint is often being written when the signal comes.
+        flags.extend(["--save-every", "1", "--keep-last", "9"]);
         let expected = losses(&place.run(&whole, &flags).succeeded());
         // Stopped after some step by Ctrl-C, which ends well.
         let mut run = place.start(&parts, &flags);
@@ -85,6 +87,32 @@ fn a_number_that_is_none_ends_the_run_before_the_update() {
     assert!(saved > 0, "{:?}", done.events);
     let path = format!("step-{saved:08}");
     done.failed(1, &["Nothing was updated", "The last good checkpoint is", &path]);
+}
+
+#[test]
+fn how_checkpoints_are_saved_is_said_and_changes_nothing() {
+    let place = Place::new();
+    let flags = ["--steps", "6", "--save-every", "2", "--keep-every", "4"];
+    let saved = |name: &str, more: &[&str]| {
+        let events = place.run(name, &[&flags[..], more].concat()).succeeded();
+        let said =
+            events.iter().find(|event| is(event, "checkpoints")).expect("it is said").clone();
+        let saves: Vec<u64> =
+            events.iter().filter(|e| is(e, "saved")).filter_map(|e| e["step"].as_u64()).collect();
+        assert_eq!(saves, [2, 4, 6], "{name}");
+        said
+    };
+    let auto = saved("auto", &[]);
+    assert_eq!(auto["saved"], "background");
+    assert_eq!(auto["snapshot_bytes"], auto["bytes"]);
+    // Two of the newest, the best, one that is a multiple of 4, and one that is written.
+    let bytes = auto["bytes"].as_u64().expect("a number");
+    assert_eq!(auto["disk_bytes"], 5 * bytes);
+    let pause = saved("pause", &["--save-mode", "pause"]);
+    assert_eq!((&pause["saved"], &pause["snapshot_bytes"]), (&"pause".into(), &0.into()));
+    assert!(pause["predicted_pause_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0));
+    assert!(place.result("auto", 6) == place.result("pause", 6));
+    place.run("none", &["--save-mode", "background", "--ram", "20KB"]).failed(3, &["no plan fits"]);
 }
 
 #[test]

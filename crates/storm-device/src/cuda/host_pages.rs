@@ -83,6 +83,19 @@ impl HostPages {
     pub(crate) fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
+
+    /// The memory, where the host alone uses it.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped and initialized as long as `self`; whoever writes through `start` does so
+        // while nobody has this.
+        unsafe { std::slice::from_raw_parts(self.start(), self.bytes()) }
+    }
+
+    /// As [`HostPages::as_slice`], to be filled.
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and `self` is borrowed for this alone.
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes()) }
+    }
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ pub(crate) use host_pages::HostPages;
 pub use libraries::require_nvrtc;
 pub use memory::{Counted, MemoryHolder, MemoryInUse};
 use modules::Kernels;
+pub(crate) use pinned::PinnedMemory;
 use plan::{Action, Planner};
 pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions};
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Page-locked host memory of exactly the size asked for: the driver's own allocator rounds up, in
 /// one thread. Zeroed at first.
 #[derive(Debug)]
-pub(super) struct PinnedMemory {
+pub(crate) struct PinnedMemory {
     context: Arc<Context>,
     pages: HostPages,
     /// Copies that are not known to be done. The host may not look while there are any.
@@ -55,14 +55,22 @@ impl PinnedMemory {
         unsafe { self.pages.start().add(offset) }
     }
 
+    /// The memory, for the host to read.
+    ///
+    /// # Panics
+    /// A copy is in flight whose guard was leaked.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        assert_eq!(self.in_flight.load(Ordering::Relaxed), 0, "a copy to this memory is in flight");
+        self.pages.as_slice()
+    }
+
     /// The memory, for the host to fill.
     ///
     /// # Panics
     /// A copy is in flight whose guard was leaked.
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         assert_eq!(*self.in_flight.get_mut(), 0, "a copy from or to this memory is in flight");
-        // SAFETY: owned, initialized, and neither host nor card uses it meanwhile.
-        unsafe { std::slice::from_raw_parts_mut(self.pages.start(), self.pages.bytes()) }
+        self.pages.as_mut_slice()
     }
 
     pub(super) fn copy_begins(&self) {

@@ -5,7 +5,7 @@ use super::room::Room;
 use crate::ExecError;
 use crate::resident::check;
 use std::sync::Arc;
-use storm_device::{DeviceError, PlanDevice, Scalar, bytes_of, bytes_of_mut};
+use storm_device::{DeviceError, HostBuffer, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{Graph, Tensor, TensorId};
 use storm_plan::{Lasting, Operand, Place, Tier};
 
@@ -74,6 +74,35 @@ impl<D: PlanDevice> Planned<D> {
         check_bytes(&lasting.tensor, first, bytes.len())?;
         let Place { tier, offset } = nearest(lasting, Tier::Host);
         Ok(self.device.read(Place { tier, offset: offset + first }, bytes)?)
+    }
+
+    /// Fetches lasting tensors as they are stored, as fast as the device can.
+    ///
+    /// # Errors
+    /// No such tensor, another number of bytes than it has, or from the device.
+    pub fn read_all(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), ExecError> {
+        let mut places = Vec::with_capacity(reads.len());
+        for (name, bytes) in reads {
+            let lasting = &self.plan.lasting[self.find(name)?];
+            let tensor = &lasting.tensor;
+            if bytes.len() != tensor.size_bytes() {
+                return Err(ExecError::Device(DeviceError::WrongSize {
+                    tensor: tensor.name.clone(),
+                    tensor_bytes: tensor.size_bytes(),
+                    given_bytes: bytes.len(),
+                }));
+            }
+            places.push((nearest(lasting, Tier::Host), bytes));
+        }
+        Ok(self.device.read_all(places)?)
+    }
+
+    /// Host memory that the device can fill the fastest.
+    ///
+    /// # Errors
+    /// The machine or a limit does not allow it.
+    pub fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, ExecError> {
+        Ok(self.device.host_buffer(bytes)?)
     }
 
     /// Sets bytes of a lasting tensor as it is stored, `first` and following, wherever it lies.

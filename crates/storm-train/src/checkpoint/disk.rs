@@ -4,8 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Everything that saving changes on a disk.
-pub trait Storage {
+/// Everything that saving changes on a disk, from any thread.
+pub trait Storage: Send + Sync + 'static {
     /// A file that is being written.
     type File: OutputFile;
 

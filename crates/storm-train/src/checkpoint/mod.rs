@@ -11,6 +11,9 @@ mod keep;
 mod load;
 mod manifest;
 mod save;
+mod saver;
+mod snapshot;
+mod source;
 mod state;
 
 pub use disk::{Disk, OutputFile, Storage};
@@ -18,7 +21,10 @@ pub use error::CheckpointError;
 pub use keep::Retention;
 pub use load::Verified;
 pub use manifest::{Best, Progress};
-pub use state::{StatePart, StateTensor, TrainingState};
+pub use saver::{Begun, Keep, Saved, Saver};
+pub use snapshot::Snapshot;
+pub(crate) use state::state_tensors;
+pub use state::{StatePart, StateTensor, TrainingState, checkpoint_bytes};
 
 use std::path::{Path, PathBuf};
 

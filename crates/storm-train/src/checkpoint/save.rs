@@ -1,8 +1,9 @@
 //! Writing a checkpoint: under another name first, in its place when all of it is on the disk.
 
 use super::manifest::{self, FileEntry, Manifest};
+use super::source::{Hashing, Live, StateSource};
 use super::{
-    CheckpointError, Checkpoints, OutputFile, Progress, StatePart, StateTensor, Storage,
+    CheckpointError, Checkpoints, OutputFile, Progress, Snapshot, StatePart, Storage,
     TrainingState, name_of,
 };
 use crate::TrainError;
@@ -25,13 +26,30 @@ impl<S: Storage> Checkpoints<S> {
         state: &mut impl TrainingState,
         progress: &Progress,
     ) -> Result<PathBuf, TrainError> {
+        self.save_from(Live::new(state), progress)
+    }
+
+    /// As [`Checkpoints::save`], of the state that a snapshot holds.
+    pub(super) fn save_snapshot(
+        &self,
+        snapshot: &Snapshot,
+        progress: &Progress,
+    ) -> Result<PathBuf, CheckpointError> {
+        self.save_from(snapshot, progress)
+    }
+
+    fn save_from<F: StateSource>(
+        &self,
+        mut source: F,
+        progress: &Progress,
+    ) -> Result<PathBuf, F::Error> {
         let target = self.path(progress.step);
         let is_there = target.symlink_metadata().is_ok();
-        if is_there && self.verify(progress.step, &state.tensors()).is_ok() {
+        if is_there && self.verify(progress.step, &source.tensors()).is_ok() {
             return Ok(target);
         }
         let partial = self.beside(progress.step, "partial");
-        let written = self.write(&partial, state, progress);
+        let written = self.write(&partial, &mut source, progress);
         if written.is_err() {
             // The error that matters is the one above; what stays is deleted by the next run.
             let _ = self.storage.remove_tree(&partial);
@@ -50,22 +68,21 @@ impl<S: Storage> Checkpoints<S> {
         Ok(target)
     }
 
-    fn write(
+    fn write<F: StateSource>(
         &self,
         partial: &Path,
-        state: &mut impl TrainingState,
+        source: &mut F,
         progress: &Progress,
-    ) -> Result<(), TrainError> {
+    ) -> Result<(), F::Error> {
         self.clear(partial)?;
         self.storage.create_directories(partial).map_err(CheckpointError::io("create", partial))?;
-        let tensors = state.tensors();
         let mut files = Vec::new();
         for part in StatePart::ALL {
-            files.push(self.write_part(partial, part, &tensors, state)?);
+            files.push(self.write_part(partial, part, source)?);
         }
         let path = partial.join(manifest::FILE_NAME);
         let text = Manifest::new(progress.clone(), files).to_text();
-        let mut file = HashedFile::create(&self.storage, &path)?;
+        let mut file = HashedFile::create(&self.storage, &path, F::HASHING)?;
         file.write(text.as_bytes())?;
         file.finish()?;
         self.storage
@@ -74,31 +91,28 @@ impl<S: Storage> Checkpoints<S> {
         Ok(())
     }
 
-    fn write_part(
+    fn write_part<F: StateSource>(
         &self,
         partial: &Path,
         part: StatePart,
-        tensors: &[StateTensor],
-        state: &mut impl TrainingState,
-    ) -> Result<FileEntry, TrainError> {
-        let tensors: Vec<&StateTensor> = tensors.iter().filter(|t| t.part == part).collect();
+        source: &mut F,
+    ) -> Result<FileEntry, F::Error> {
+        let all = source.tensors();
+        let tensors = || all.iter().enumerate().filter(|(_, tensor)| tensor.part == part);
         let path = partial.join(part.file_name());
-        let entries = tensors.iter().map(|t| (t.name.as_str(), t.file_dtype(), t.shape.axes()));
+        let entries = tensors().map(|(_, t)| (t.name.as_str(), t.file_dtype(), t.shape.axes()));
         let (header, _) = safetensors_header(entries);
         if header.len() as u64 > HEADER_BYTES_MAX {
             // Nobody could read it back.
             let source = io::Error::other("the model has too many tensors for one file");
             return Err(CheckpointError::Io { action: "write", path, source }.into());
         }
-        let mut file = HashedFile::create(&self.storage, &path)?;
+        let mut file = HashedFile::create(&self.storage, &path, F::HASHING)?;
         file.write(&header)?;
-        let mut piece = Vec::new();
-        for tensor in tensors {
+        for (index, tensor) in tensors() {
             let size = tensor.size_bytes();
             for first in (0..size).step_by(PIECE_BYTES) {
-                piece.resize(PIECE_BYTES.min(size - first), 0);
-                state.read(&tensor.name, first, &mut piece)?;
-                file.write(&piece)?;
+                file.write(source.piece(index, first, PIECE_BYTES.min(size - first))?)?;
             }
         }
         Ok(file.finish()?)
@@ -132,18 +146,27 @@ impl<S: Storage> Checkpoints<S> {
 struct HashedFile<F> {
     path: PathBuf,
     file: F,
+    hashing: Hashing,
     hasher: blake3::Hasher,
     bytes: u64,
 }
 
 impl<F: OutputFile> HashedFile<F> {
-    fn create<S: Storage<File = F>>(storage: &S, path: &Path) -> Result<Self, CheckpointError> {
+    fn create<S: Storage<File = F>>(
+        storage: &S,
+        path: &Path,
+        hashing: Hashing,
+    ) -> Result<Self, CheckpointError> {
         let file = storage.create_file(path).map_err(CheckpointError::io("create", path))?;
-        Ok(HashedFile { path: path.to_owned(), file, hasher: blake3::Hasher::new(), bytes: 0 })
+        let (path, hasher) = (path.to_owned(), blake3::Hasher::new());
+        Ok(HashedFile { path, file, hashing, hasher, bytes: 0 })
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.hasher.update_rayon(bytes);
+        match self.hashing {
+            Hashing::AllCores => self.hasher.update_rayon(bytes),
+            Hashing::OneCore => self.hasher.update(bytes),
+        };
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(CheckpointError::io("write", &self.path))
     }

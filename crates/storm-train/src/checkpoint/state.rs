@@ -1,7 +1,8 @@
-use crate::{PlannedTrainer, TrainError};
-use storm_device::PlanDevice;
-use storm_graph::{DType, Shape};
-use storm_model::Dtype;
+use crate::optimizer::{self, ParameterInstance};
+use crate::{PlannedTrainer, Precision, TrainError, TrainOptions};
+use storm_device::{HostBuffer, PlanDevice};
+use storm_graph::{DType, Shape, Training};
+use storm_model::{Dtype, ModelConfig, build};
 
 /// Which file of a checkpoint a tensor is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +55,42 @@ impl StateTensor {
     }
 }
 
+/// Every tensor that training of these parameters goes on from, in a fixed order.
+pub(crate) fn state_tensors(
+    instances: &[ParameterInstance],
+    precision: Precision,
+) -> Vec<StateTensor> {
+    let mut tensors = Vec::new();
+    for ParameterInstance { name, parameter, .. } in instances {
+        let mut add = |name: String, dtype: DType, part: StatePart| {
+            tensors.push(StateTensor { name, shape: parameter.shape.clone(), dtype, part });
+        };
+        add(name.clone(), parameter.dtype, StatePart::Parameters);
+        if parameter.training == Training::Frozen {
+            continue;
+        }
+        for moment in ["first_moment", "second_moment"] {
+            add(format!("{name}.{moment}"), precision.moments(), StatePart::Optimizer);
+        }
+        if precision.has_master() {
+            add(format!("{name}.master"), DType::F32, StatePart::Optimizer);
+        }
+    }
+    tensors
+}
+
+/// Bytes of the state of a model in training: what a snapshot takes in host memory, and, but for some
+/// kilobytes of headers, a checkpoint on a disk.
+///
+/// # Errors
+/// A model that is not valid with these options.
+pub fn checkpoint_bytes(config: &ModelConfig, options: &TrainOptions) -> Result<u64, TrainError> {
+    let program = build(config, &options.build_options())?;
+    let instances = optimizer::instances(&program.parameters(), program.layer_count);
+    let tensors = state_tensors(&instances, options.precision);
+    Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
+}
+
 /// What has state to save and to restore.
 pub trait TrainingState {
     /// Its tensors, always the same in the same order.
@@ -67,6 +104,18 @@ pub trait TrainingState {
     /// # Errors
     /// There is no such tensor, or from the device.
     fn read(&mut self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), TrainError>;
+
+    /// All of some tensors as they are after the last step, as fast as they can be had.
+    ///
+    /// # Errors
+    /// There is no such tensor, it has another number of bytes, or from the device.
+    fn read_all(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError>;
+
+    /// Host memory that [`TrainingState::read_all`] fills the fastest.
+    ///
+    /// # Errors
+    /// The machine or a limit does not allow it.
+    fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError>;
 
     /// Sets bytes of a tensor.
     ///
@@ -89,6 +138,14 @@ impl<D: PlanDevice> TrainingState for PlannedTrainer<D> {
 
     fn read(&mut self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), TrainError> {
         self.read_state(name, first, bytes)
+    }
+
+    fn read_all(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
+        self.read_states(reads)
+    }
+
+    fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError> {
+        PlannedTrainer::host_buffer(self, bytes)
     }
 
     fn write(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), TrainError> {

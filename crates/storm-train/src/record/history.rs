@@ -38,7 +38,7 @@ impl History {
         &self.evaluations
     }
 
-    /// Step and seconds of each checkpoint.
+    /// Of each checkpoint, its step and how long steps waited for it.
     pub fn saves(&self) -> &[(u64, f64)] {
         &self.saves
     }
@@ -77,7 +77,7 @@ impl Sink for History {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match event {
             Event::Evaluated { step, loss, .. } => self.evaluations.push((*step, *loss)),
-            Event::Saved { step, seconds, .. } => self.saves.push((*step, *seconds)),
+            Event::Saved { step, pause_seconds, .. } => self.saves.push((*step, *pause_seconds)),
             _ => {}
         }
         Ok(())

@@ -108,8 +108,9 @@ impl Sink for MetricsFile {
             Event::Evaluated { step, loss, is_best, seconds } => self.line(&json!({
                 "step": step, "eval_loss": loss, "is_best": is_best, "seconds": seconds,
             }))?,
-            Event::Saved { step, path, seconds } => self.line(&json!({
+            Event::Saved { step, path, seconds, pause_seconds, .. } => self.line(&json!({
                 "step": step, "checkpoint": path.display().to_string(), "seconds": seconds,
+                "pause_seconds": pause_seconds,
             }))?,
             _ => {}
         }

@@ -66,7 +66,7 @@ pub enum Event<'a> {
         /// What is wrong.
         alarm: Alarm,
     },
-    /// A checkpoint is about to be written; steps wait for it.
+    /// A checkpoint is about to be written.
     Saving {
         /// Of which step.
         step: u64,
@@ -77,8 +77,19 @@ pub enum Event<'a> {
         step: u64,
         /// Its folder.
         path: &'a Path,
-        /// How long steps waited.
+        /// From its first byte to its last.
         seconds: f64,
+        /// How long steps waited.
+        pause_seconds: f64,
+        /// Of these, for the checkpoint before it, which was still being written.
+        before_seconds: f64,
+    },
+    /// A checkpoint could not be written, in a run that ends for another reason.
+    SaveFailed {
+        /// Of which step.
+        step: u64,
+        /// Why not.
+        problem: &'a str,
     },
     /// The run is over.
     Finished(&'a Finished),

@@ -9,6 +9,7 @@ mod evaluate;
 mod event;
 mod finite;
 mod memory;
+mod save;
 mod source;
 mod stop;
 
@@ -18,8 +19,8 @@ pub use source::BatchSource;
 pub use stop::Stop;
 
 use crate::{
-    Batch, Best, Checkpoints, Disk, Guard, PlannedTrainer, Progress, Retention, Schedule, Storage,
-    TrainingState, Verified,
+    Batch, Best, Checkpoints, Disk, Guard, PlannedTrainer, Progress, Retention, Saver, Schedule,
+    Storage, TrainingState, Verified,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -56,13 +57,15 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     trainer: PlannedTrainer<D>,
     data: Box<dyn BatchSource>,
     held_out: Option<Box<dyn BatchSource>>,
-    checkpoints: Checkpoints<S>,
+    saver: Saver<S>,
     options: RunOptions,
     progress: Progress,
     /// The micro-batches of a step, used again.
     batches: Vec<Batch>,
-    /// The step of the newest checkpoint that this run knows to be whole.
+    /// The step of the newest checkpoint that this run knows to be on the disk.
     saved: Option<u64>,
+    /// How long steps waited for the checkpoint that is being written.
+    pause: save::Pause,
     guard: Option<Guard>,
     on_alarm: OnAlarm,
 }
@@ -115,11 +118,12 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             trainer,
             data,
             held_out,
-            checkpoints,
+            saver: Saver::new(checkpoints),
             options,
             progress,
             batches,
             saved: None,
+            pause: save::Pause::default(),
             guard: None,
             on_alarm: OnAlarm::GoOn,
         }
@@ -138,9 +142,9 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     pub fn resume(&mut self, observer: &mut dyn Observer) -> Result<Option<u64>, RunError> {
         let tensors = TrainingState::tensors(&self.trainer);
         let mut skipped = Vec::new();
-        let newest = self
-            .checkpoints
-            .newest(&tensors, |step, error| skipped.push((step, error.to_string())))?;
+        let checkpoints = self.saver.checkpoints();
+        let newest =
+            checkpoints.newest(&tensors, |step, error| skipped.push((step, error.to_string())))?;
         for (step, problem) in skipped {
             observer.event(&Event::CheckpointSkipped { step, problem: &problem })?;
         }
@@ -168,7 +172,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     }
 
     /// Makes the steps that are left, unless `stop` is requested. However it ends well, there is a
-    /// checkpoint of the last step.
+    /// checkpoint of the last step; however it ends, no checkpoint is being written.
     ///
     /// # Errors
     /// A loss or gradient that is not finite, or from data, device or disk. Checkpoints saved before
@@ -178,6 +182,14 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         stop: &Stop,
         observer: &mut dyn Observer,
     ) -> Result<Finished, RunError> {
+        let finished = self.go_on(stop, observer);
+        if finished.is_err() {
+            self.settle(observer);
+        }
+        finished
+    }
+
+    fn go_on(&mut self, stop: &Stop, observer: &mut dyn Observer) -> Result<Finished, RunError> {
         observer.event(&Event::Started { step: self.progress.step, steps: self.options.steps })?;
         let mut loss = None;
         let reason = loop {
@@ -191,6 +203,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
                 break StopReason::NoGain;
             }
             loss = Some(self.step(observer)?);
+            self.look_at_save(observer)?;
             let step = self.progress.step;
             let is_last = step == self.options.steps;
             let due = |every: Option<u64>| every.is_some_and(|every| step.is_multiple_of(every));
@@ -205,16 +218,22 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             {
                 self.save(observer)?;
             }
+            if critical.is_some() {
+                // Whoever takes the memory may end the process at any moment.
+                self.finish_save(observer)?;
+            }
             if let Some(alarm) = critical.filter(|_| self.on_alarm == OnAlarm::Stop && !is_last) {
                 break StopReason::MemoryShort(alarm);
             }
         };
+        self.finish_save(observer)?;
         if self.saved != Some(self.progress.step) {
             self.save(observer)?;
+            self.finish_save(observer)?;
         }
         let Progress { step, best, .. } = self.progress;
-        let finished =
-            Finished { reason, step, loss, best, checkpoint: self.checkpoints.path(step) };
+        let checkpoint = self.saver.checkpoints().path(step);
+        let finished = Finished { reason, step, loss, best, checkpoint };
         observer.event(&Event::Finished(&finished))?;
         Ok(finished)
     }
@@ -230,7 +249,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         let step = self.progress.step + 1;
         if !(report.loss.is_finite() && report.gradient_norm.is_finite()) {
             let culprit = finite::first_bad(&mut self.trainer, report)?;
-            let checkpoint = self.saved.map(|step| self.checkpoints.path(step));
+            self.settle(observer);
+            let checkpoint = self.saved.map(|step| self.saver.checkpoints().path(step));
             return Err(RunError::NotFinite { step, report, culprit, checkpoint });
         }
         let tokens: usize = self.batches.iter().map(|batch| batch.tokens.len()).sum();
@@ -254,19 +274,6 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     fn is_out_of_patience(&self) -> bool {
         let without_gain = self.progress.evaluations_without_gain;
         self.options.patience.is_some_and(|patience| without_gain >= patience)
-    }
-
-    /// Saves a checkpoint of the last step, then deletes those that need not stay.
-    fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
-        let step = self.progress.step;
-        observer.event(&Event::Saving { step })?;
-        let start = Instant::now();
-        let path = self.checkpoints.save(&mut self.trainer, &self.progress)?;
-        self.saved = Some(step);
-        let best = self.progress.best.filter(|_| self.options.keep_best).map(|best| best.step);
-        self.checkpoints.keep(self.options.retention, best)?;
-        let seconds = start.elapsed().as_secs_f64();
-        observer.event(&Event::Saved { step, path: &path, seconds })
     }
 
     /// How far it has come.
@@ -293,7 +300,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             return Ok(false);
         };
         let tensors = TrainingState::tensors(&self.trainer);
-        let verified = self.checkpoints.verify(best.step, &tensors)?;
+        let verified = self.saver.checkpoints().verify(best.step, &tensors)?;
         verified.restore(&mut self.trainer)?;
         Ok(true)
     }

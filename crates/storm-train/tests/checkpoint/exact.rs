@@ -2,7 +2,10 @@
 
 use crate::support::{progress, save, state, tiny, train, trainer, trainer_of};
 use storm_plan::UpdateTime;
-use storm_train::{CheckpointError, Checkpoints, Disk, Precision, Retention, TrainingState};
+use storm_train::{
+    CheckpointError, Checkpoints, Disk, Keep, Precision, Retention, Saver, Snapshot, TrainingState,
+    checkpoint_bytes,
+};
 use tempfile::TempDir;
 
 const PRECISIONS: [Precision; 3] =
@@ -38,6 +41,53 @@ fn saving_changes_nothing_and_restoring_gives_all_of_it() {
         let went_on = train(&mut first, 4..7);
         assert_eq!(went_on, expected[4..], "{case}: went on after saving");
         assert_eq!(state(&mut first), state(&mut whole), "{case}: went on after saving");
+    }
+}
+
+#[test]
+fn a_snapshot_is_the_state_of_its_step_whatever_comes_after() {
+    for (precision, update) in PRECISIONS.into_iter().flat_map(|p| UPDATES.map(|u| (p, u))) {
+        let case = format!("{precision:?} {update:?}");
+        let [paused, beside] = [(); 2].map(|()| TempDir::new().expect("a folder"));
+        let mut whole = trainer(precision, update);
+        let at_once = Checkpoints::open(paused.path(), Disk).expect("a folder");
+        let mut going = trainer(precision, update);
+        let mut saver = Saver::new(Checkpoints::open(beside.path(), Disk).expect("a folder"));
+        saver.use_snapshot(Snapshot::new(&going).expect("little memory"));
+        let keep = Keep { retention: Retention { last: 9, every: None }, best: None };
+        for step in 1..=3 {
+            train(&mut whole, step - 1..step);
+            save(&at_once, &mut whole, step).expect("a checkpoint");
+            train(&mut going, step - 1..step);
+            let before = saver.wait().expect("a checkpoint");
+            assert_eq!(before.map(|saved| saved.step), (step > 1).then(|| step - 1), "{case}");
+            let progress = progress(step, &going);
+            saver.save(&mut going, &progress, keep).expect("a snapshot");
+        }
+        // The last one may still be written while this goes on.
+        assert_eq!(train(&mut going, 3..6), train(&mut whole, 3..6), "{case}");
+        saver.wait().expect("a checkpoint");
+        assert_eq!(state(&mut going), state(&mut whole), "{case}");
+        for step in 1..=3 {
+            for file in ["manifest.json", "parameters.safetensors", "optimizer.safetensors"] {
+                let [expected, found] = [&paused, &beside].map(|folder| {
+                    let path = folder.path().join(format!("step-{step:08}")).join(file);
+                    std::fs::read(path).expect("a file")
+                });
+                assert!(found == expected, "{case}: {file} of step {step}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_size_of_a_checkpoint_is_known_beforehand() {
+    for precision in PRECISIONS {
+        let trainer = trainer(precision, UpdateTime::EndOfStep);
+        let tensors = TrainingState::tensors(&trainer);
+        let bytes: usize = tensors.iter().map(|tensor| tensor.size_bytes()).sum();
+        let known = checkpoint_bytes(&tiny(), trainer.options()).expect("a valid model");
+        assert_eq!(known, bytes as u64, "{precision:?}");
     }
 }
 

@@ -1,33 +1,30 @@
 //! A disk that fails at any moment of a save: a typed error, and the checkpoint before stays.
 
-use crate::support::{save, train, trainer};
-use std::cell::Cell;
+use crate::support::{CpuTrainer, progress, save, train, trainer};
 use std::fs::File;
 use std::io::{self, Write};
-use std::path::Path;
-use std::rc::Rc;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use storm_plan::UpdateTime;
 use storm_train::{
-    CheckpointError, Checkpoints, Disk, OutputFile, Precision, Storage, TrainError, TrainingState,
+    Begun, CheckpointError, Checkpoints, Disk, Keep, OutputFile, Precision, Retention, Saver,
+    Snapshot, Storage, TrainError, TrainingState,
 };
 use tempfile::TempDir;
 
 /// Lets so many operations pass, and none after them.
 #[derive(Clone)]
 struct FailingDisk {
-    left: Rc<Cell<usize>>,
+    left: Arc<AtomicUsize>,
     error: io::ErrorKind,
 }
 
 impl FailingDisk {
     fn pass(&self) -> io::Result<()> {
-        match self.left.get().checked_sub(1) {
-            Some(left) => {
-                self.left.set(left);
-                Ok(())
-            }
-            None => Err(self.error.into()),
-        }
+        let fewer = |left: usize| left.checked_sub(1);
+        let passed = self.left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fewer);
+        passed.map(drop).map_err(|_| self.error.into())
     }
 }
 
@@ -87,8 +84,8 @@ impl Storage for FailingDisk {
     }
 }
 
-#[test]
-fn a_disk_that_fails_leaves_the_checkpoint_before() {
+/// Saves by `way` on a disk that fails after any number of operations.
+fn check(way: fn(&mut CpuTrainer, Checkpoints<FailingDisk>) -> Result<PathBuf, TrainError>) {
     let mut trainer = trainer(Precision::F32, UpdateTime::NextStep);
     train(&mut trainer, 0..2);
     let tensors = TrainingState::tensors(&trainer);
@@ -99,9 +96,9 @@ fn a_disk_that_fails_leaves_the_checkpoint_before() {
             let sound = Checkpoints::open(folder.path(), Disk).expect("a folder");
             save(&sound, &mut trainer, 1).expect("a checkpoint");
             // One for opening.
-            let disk = FailingDisk { left: Rc::new(Cell::new(operations + 1)), error };
+            let disk = FailingDisk { left: Arc::new(AtomicUsize::new(operations + 1)), error };
             let failing = Checkpoints::open(folder.path(), disk.clone()).expect("a folder");
-            let saved = save(&failing, &mut trainer, 2);
+            let saved = way(&mut trainer, failing);
             let newest = sound
                 .newest(&tensors, |_, error| panic!("after {operations} operations: {error}"))
                 .expect("a folder that can be read")
@@ -128,4 +125,26 @@ fn a_disk_that_fails_leaves_the_checkpoint_before() {
         }
         assert!(operations > 50, "only {operations} operations");
     }
+}
+
+#[test]
+fn a_disk_that_fails_leaves_the_checkpoint_before() {
+    check(|trainer, checkpoints| save(&checkpoints, trainer, 2));
+}
+
+#[test]
+fn a_disk_that_fails_in_the_background_leaves_the_checkpoint_before() {
+    check(|trainer, checkpoints| {
+        let mut saver = Saver::new(checkpoints);
+        saver.use_snapshot(Snapshot::new(trainer).expect("little memory"));
+        let keep = Keep { retention: Retention { last: 2, every: None }, best: None };
+        let progress = progress(2, trainer);
+        assert!(matches!(saver.save(trainer, &progress, keep)?, Begun::Writing));
+        assert_eq!(saver.writing(), Some(2));
+        let saved = saver.wait();
+        // It is told once, and the snapshot is there for the next.
+        assert!(saver.wait().expect("told before").is_none());
+        assert_eq!(saver.writing(), None);
+        Ok(saved?.expect("it was being written").path)
+    });
 }

@@ -105,10 +105,19 @@ fn a_run_under_pressure_is_saved_at_once() {
         reading(2500, Some(50)),
         reading(1000, Some(9000)),
     ];
+    for in_background in [false, true] {
+        under_pressure(readings.clone(), in_background);
+    }
+}
+
+fn under_pressure(readings: Vec<MemoryReading>, in_background: bool) {
     let folder = TempDir::new().expect("a folder");
     let quiet = RunOptions { save_every: None, evaluate_every: None, ..options(9, 0.01) };
     let mut run = run(&folder, trainer_on::<Pressured>(UpdateTime::NextStep, readings), quiet);
     run.watch(Guard::new(1000, 2000, Duration::ZERO), OnAlarm::GoOn);
+    if in_background {
+        run.save_in_background().expect("little memory");
+    }
     let mut heard = Heard::default();
     run.train(&Stop::new(), &mut heard).expect("a run that goes on");
     let expected = [
@@ -119,6 +128,11 @@ fn a_run_under_pressure_is_saved_at_once() {
     assert_eq!(heard.alarms, expected);
     // Those that may end the process are saved at once; the last step always is.
     assert_eq!(heard.saved, [4, 6, 9]);
+    assert!(
+        heard.saved_later.is_empty(),
+        "steps went on before {:?} were on the disk",
+        heard.saved_later
+    );
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Whole runs over made-up batches: evaluation, early stop, numbers that are none.
 
 mod guard;
+mod saving;
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -77,6 +78,8 @@ struct Heard {
     steps: Vec<u64>,
     evaluations: Vec<(u64, f64)>,
     saved: Vec<u64>,
+    /// Of these, what was told of only after a later step.
+    saved_later: Vec<u64>,
     alarms: Vec<(u64, Alarm)>,
 }
 
@@ -89,7 +92,10 @@ impl Observer for Heard {
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match event {
             Event::Evaluated { step, loss, .. } => self.evaluations.push((*step, *loss)),
-            Event::Saved { step, .. } => self.saved.push(*step),
+            Event::Saved { step, .. } => {
+                self.saved.push(*step);
+                self.saved_later.extend(self.steps.last().filter(|last| *last > step));
+            }
             Event::MemoryAlarm { step, alarm } => self.alarms.push((*step, *alarm)),
             _ => {}
         }

@@ -10,6 +10,7 @@ use super::instruction::Instruction;
 use super::kernels;
 use super::memory::Memory;
 use crate::cpu::CpuDevice;
+use crate::host_buffer::copy_all;
 use crate::placed::check_size;
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Trace};
@@ -144,6 +145,19 @@ impl PlanDevice for CpuPlanDevice {
             self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
         // SAFETY: as in `write`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        Ok(())
+    }
+
+    fn read_all(&mut self, reads: Vec<(Place, &mut [u8])>) -> Result<(), DeviceError> {
+        let mut pairs = Vec::with_capacity(reads.len());
+        for (place, bytes) in reads {
+            let from =
+                self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
+            // SAFETY: in bounds and initialized, and no queue has anything to do until this returns.
+            let from = unsafe { std::slice::from_raw_parts(from.cast_const(), bytes.len()) };
+            pairs.push((from, bytes));
+        }
+        copy_all(pairs);
         Ok(())
     }
 

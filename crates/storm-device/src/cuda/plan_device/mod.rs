@@ -14,10 +14,11 @@ use super::modules::Kernels;
 use super::pinned::PinnedMemory;
 use super::transfer::{self, CopyRange, queue_copy};
 use super::{CudaDevice, CudaError};
+use crate::host_buffer::copy_all;
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
 use crate::spans::Trace;
-use crate::{Device, DeviceError, MemoryTaken, PlanDevice};
+use crate::{Device, DeviceError, HostBuffer, MemoryTaken, PlanDevice};
 use cudarc::driver::result;
 use disturbance::Disturbance;
 pub use options::CudaPlanOptions;
@@ -321,6 +322,43 @@ impl PlanDevice for CudaPlanDevice {
                     .map_err(|error| self.fail(None, error.into()))
             }
         }
+    }
+
+    fn read_all(&mut self, reads: Vec<(Place, &mut [u8])>) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        let memory = self.program.memory();
+        let (mut here, mut there) = (Vec::new(), Vec::new());
+        for (Place { tier, offset }, bytes) in reads {
+            match tier {
+                Tier::Host => {
+                    let from = self.host_address("host data", offset, bytes.len())?;
+                    // SAFETY: in bounds and initialized, and no queue writes until this returns.
+                    let from =
+                        unsafe { std::slice::from_raw_parts(from.cast_const(), bytes.len()) };
+                    here.push((from, bytes));
+                }
+                Tier::Device => {
+                    transfer::check("host data", offset, bytes.len(), memory.bytes())?;
+                    there.push((memory.start() + offset as u64, bytes));
+                }
+            }
+        }
+        let stream = self.queues.stream(Queue::DeviceToHost);
+        let queued = there.iter_mut().try_for_each(|(from, bytes)| {
+            // SAFETY: in bounds, the queues are empty, and `bytes` stay borrowed until the wait below,
+            // which comes whatever else happens; any bits are bytes.
+            unsafe { result::memcpy_dtoh_async(bytes, *from, stream.handle()) }
+                .map_err(CudaError::driver("copying from the GPU"))
+        });
+        // Beside the card's copies.
+        copy_all(here);
+        let done = stream.synchronize("copying from the GPU");
+        queued.and(done).map_err(|error| self.fail(None, error.into()))
+    }
+
+    fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, DeviceError> {
+        let memory = PinnedMemory::new(&self.kept.tools.context, bytes, |_| {})?;
+        Ok(HostBuffer::pinned(memory))
     }
 
     fn run_alone(

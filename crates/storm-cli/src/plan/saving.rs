@@ -1,0 +1,150 @@
+//! What checkpoints take, and whether steps go on while one is written.
+
+use super::request::{Answer, Request};
+use crate::save_mode::SaveModeArg;
+use crate::size::show;
+use storm_plan::Prediction;
+
+/// What device memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum DeviceMemory {
+    /// That of a card.
+    Own,
+    /// A part of the host's.
+    OfHost,
+}
+
+/// How checkpoints are saved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Saving {
+    /// From a snapshot in host memory, while steps go on.
+    Background,
+    /// Steps wait, because a snapshot does not fit into what the plan leaves.
+    NoRoom { left_bytes: u64 },
+    /// Steps wait, because the machine refused the memory for a snapshot.
+    Refused,
+    /// Steps wait, as asked.
+    Asked,
+}
+
+impl Request {
+    /// How checkpoints are saved under a plan with this prediction.
+    pub(crate) fn saving(&self, prediction: &Prediction) -> Saving {
+        match self.save_mode {
+            SaveModeArg::Background => return Saving::Background,
+            SaveModeArg::Pause => return Saving::Asked,
+            SaveModeArg::Auto => {}
+        }
+        // A limit that was given is for the host's part alone; one that was found is for everything.
+        let beside = match (self.device_memory, &self.ram.origin) {
+            (DeviceMemory::OfHost, Some(_)) => prediction.vram_peak_bytes,
+            _ => 0,
+        };
+        let taken = prediction.ram_peak_bytes.saturating_add(beside);
+        let left_bytes = self.ram.bytes.saturating_sub(taken);
+        match left_bytes >= self.checkpoint_bytes {
+            true => Saving::Background,
+            false => Saving::NoRoom { left_bytes },
+        }
+    }
+
+    /// What the planner may not take, because a snapshot is wanted whatever it costs.
+    pub(crate) fn reserved_bytes(&self) -> u64 {
+        match self.save_mode {
+            SaveModeArg::Background => self.checkpoint_bytes,
+            SaveModeArg::Auto | SaveModeArg::Pause => 0,
+        }
+    }
+}
+
+impl Saving {
+    /// Host memory for the snapshot.
+    pub(crate) fn snapshot_bytes(self, request: &Request) -> u64 {
+        match self {
+            Saving::Background => request.checkpoint_bytes,
+            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked => 0,
+        }
+    }
+
+    /// For programs.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Saving::Background => "background",
+            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked => "pause",
+        }
+    }
+}
+
+/// What checkpoints take, in a sentence.
+pub(super) fn words(request: &Request, answer: &Answer) -> String {
+    let bytes = show(request.checkpoint_bytes);
+    let how = match request.saving(&answer.planned.prediction) {
+        Saving::Background => {
+            format!("it is written while steps go on, from a snapshot of {bytes} in host memory")
+        }
+        Saving::NoRoom { left_bytes } => format!(
+            "steps pause while it is written, because {} of host memory are left and a snapshot takes \
+             {bytes}",
+            show(left_bytes)
+        ),
+        Saving::Refused | Saving::Asked => "steps pause while it is written".to_owned(),
+    };
+    format!("A checkpoint takes {bytes} of disk; {how}.")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory_limits::Limit;
+    use crate::plan::StepSize;
+    use storm_model::preset;
+    use storm_plan::{Forced, HardwareProfile};
+    use storm_train::{Precision, TrainOptions};
+
+    fn request(save_mode: SaveModeArg, ram: Limit, device_memory: DeviceMemory) -> Request {
+        Request {
+            model: "gpt2".to_owned(),
+            config: preset("gpt2").expect("a preset"),
+            options: TrainOptions::new(1, 64, Precision::F32),
+            step: StepSize::MicroBatches(1),
+            profile: HardwareProfile::builtin("reference").expect("built in"),
+            vram: Limit { bytes: 1000, origin: None },
+            ram,
+            device_memory,
+            forced: Forced::default(),
+            forced_words: String::new(),
+            save_mode,
+            checkpoint_bytes: 100,
+        }
+    }
+
+    #[test]
+    fn a_snapshot_takes_what_the_plan_leaves() {
+        let prediction = |ram_peak_bytes| Prediction {
+            ram_peak_bytes,
+            vram_peak_bytes: 500,
+            step_seconds: 1.0,
+            busy: [0.0; 3],
+            recompute_fraction: 0.0,
+            recompute_flops: 0.0,
+            h2d_bytes: 0,
+            d2h_bytes: 0,
+        };
+        let given = |bytes| Limit { bytes, origin: None };
+        let found = |bytes| Limit { bytes, origin: Some("found".to_owned()) };
+        let check = |request: Request, peak, expected| {
+            assert_eq!(request.saving(&prediction(peak)), expected);
+        };
+        let auto = |ram, device| request(SaveModeArg::Auto, ram, device);
+        check(auto(given(300), DeviceMemory::Own), 200, Saving::Background);
+        check(auto(given(300), DeviceMemory::Own), 201, Saving::NoRoom { left_bytes: 99 });
+        check(auto(given(300), DeviceMemory::OfHost), 200, Saving::Background);
+        check(auto(found(300), DeviceMemory::OfHost), 200, Saving::NoRoom { left_bytes: 0 });
+        check(auto(found(800), DeviceMemory::OfHost), 200, Saving::Background);
+        let pause = request(SaveModeArg::Pause, given(900), DeviceMemory::Own);
+        check(pause, 0, Saving::Asked);
+        let forced = request(SaveModeArg::Background, given(50), DeviceMemory::Own);
+        assert_eq!((forced.reserved_bytes(), forced.budget().ram_bytes), (100, 0));
+        check(forced, 50, Saving::Background);
+    }
+}

@@ -1,0 +1,78 @@
+//! How a run saves its checkpoints, decided and said before the first step.
+
+use super::output::{Style, print};
+use super::setup::Setup;
+use crate::disk;
+use crate::plan::Saving;
+use crate::save_mode::SaveModeArg;
+use crate::size::show;
+use anyhow::{Context, Result};
+use serde_json::json;
+use storm_device::PlanDevice;
+use storm_train::Run;
+
+/// Takes the memory that saving needs, and says what it takes of memory, disk and time.
+pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()> {
+    let request = &setup.request;
+    let mut saving = request.saving(&setup.answer.planned.prediction);
+    if saving == Saving::Background
+        && let Err(error) = run.save_in_background()
+    {
+        if request.save_mode == SaveModeArg::Background {
+            return Err(error).context("no memory for save-mode = \"background\"");
+        }
+        eprintln!("warning: {error}; steps pause while a checkpoint is written");
+        saving = Saving::Refused;
+    }
+    let bytes = request.checkpoint_bytes;
+    let disk_bytes = bytes.saturating_mul(at_a_time(setup));
+    // A disk that cannot be asked or written to will say so at the first checkpoint.
+    let free_bytes = disk::free_bytes(&setup.folder).ok();
+    if let Some(free) = free_bytes.filter(|&free| free < disk_bytes) {
+        eprintln!(
+            "warning: checkpoints take up to {} of disk, and {} are free; keep fewer (keep-last, keep-every, \
+             keep-best)",
+            show(disk_bytes),
+            show(free)
+        );
+    }
+    let bytes_per_second = match saving {
+        Saving::Background => None,
+        _ => disk::write_speed(&setup.folder, bytes).ok(),
+    };
+    let pause_seconds = bytes_per_second.map(|speed| bytes as f64 / speed.max(1) as f64);
+    if setup.style == Style::Json {
+        let object = json!({
+            "event": "checkpoints", "bytes": bytes, "disk_bytes": disk_bytes,
+            "snapshot_bytes": saving.snapshot_bytes(request), "saved": saving.name(),
+            "predicted_pause_seconds": pause_seconds,
+        });
+        print(&object.to_string());
+    }
+    let mut words = format!(
+        "checkpoints  {} each, up to {} at a time: {} of disk",
+        show(bytes),
+        at_a_time(setup),
+        show(disk_bytes)
+    );
+    if let Some(free) = free_bytes {
+        words.push_str(&format!(" of {} free", show(free)));
+    }
+    words.push_str(&match (pause_seconds, bytes_per_second) {
+        (Some(seconds), Some(speed)) => format!(
+            "; steps pause about {seconds:.1} s for each, as the disk writes {}/s",
+            show(speed)
+        ),
+        _ => format!("; saved in the {}", saving.name()),
+    });
+    setup.style.say(&words);
+    Ok(())
+}
+
+/// The most checkpoints that are on the disk together: those that stay, and one that is written.
+fn at_a_time(setup: &Setup) -> u64 {
+    let settings = &setup.settings;
+    let steps = settings.steps.get();
+    let marked = settings.keep_every.map_or(0, |every| steps / every.get());
+    settings.keep_last.get() as u64 + u64::from(settings.keep_best) + marked + 1
+}

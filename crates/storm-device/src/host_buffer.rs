@@ -1,0 +1,80 @@
+//! Host memory for what is fetched from a device as a whole.
+
+use crate::DeviceError;
+use crate::cuda::{CudaError, HostPages, PinnedMemory};
+use rayon::prelude::*;
+
+/// What a core copies at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// Host memory of exactly the size asked for, all of it present; page-locked where a card copies to it.
+#[derive(Debug)]
+pub struct HostBuffer(Memory);
+
+#[derive(Debug)]
+enum Memory {
+    Pages(HostPages),
+    Pinned(PinnedMemory),
+}
+
+impl HostBuffer {
+    /// Takes `bytes` of plain memory, at least one.
+    ///
+    /// # Errors
+    /// The machine or its control group has less.
+    pub fn new(bytes: usize) -> Result<HostBuffer, DeviceError> {
+        let refused = |limit| CudaError::PinnedMemory { wanted_bytes: bytes, limit };
+        Ok(HostBuffer(Memory::Pages(HostPages::new(bytes, |_| {}).map_err(refused)?)))
+    }
+
+    pub(crate) fn pinned(memory: PinnedMemory) -> HostBuffer {
+        HostBuffer(Memory::Pinned(memory))
+    }
+
+    /// What is in it.
+    pub fn as_slice(&self) -> &[u8] {
+        match &self.0 {
+            Memory::Pages(pages) => pages.as_slice(),
+            Memory::Pinned(memory) => memory.as_slice(),
+        }
+    }
+
+    /// To be filled.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Memory::Pages(pages) => pages.as_mut_slice(),
+            Memory::Pinned(memory) => memory.as_mut_slice(),
+        }
+    }
+}
+
+/// Copies each first to its second, of the same length, with all cores: one alone does not use up the
+/// memory's bandwidth.
+pub(crate) fn copy_all(pairs: Vec<(&[u8], &mut [u8])>) {
+    pairs.into_par_iter().for_each(|(from, to)| {
+        let pieces = to.par_chunks_mut(PIECE_BYTES).zip(from.par_chunks(PIECE_BYTES));
+        pieces.for_each(|(to, from)| to.copy_from_slice(from));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_as_large_as_asked_for_and_can_be_filled_elsewhere() {
+        let from: Vec<u8> = (0..3 * PIECE_BYTES + 77).map(|i| (i / 251) as u8).collect();
+        let mut buffer = HostBuffer::new(from.len()).expect("little");
+        assert!(buffer.as_slice().iter().all(|&byte| byte == 0));
+        let (head, tail) = buffer.as_mut_slice().split_at_mut(1000);
+        copy_all(vec![(&from[1000..], tail), (&from[..1000], head)]);
+        let buffer = std::thread::spawn(move || buffer).join().expect("it can be sent");
+        assert!(buffer.as_slice() == from);
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let error = HostBuffer::new(1 << 50).expect_err("too much").to_string();
+        assert!(error.contains("cannot be had"), "{error}");
+    }
+}

@@ -1,0 +1,73 @@
+//! Saving in a run: when it begins, what steps wait for, and when it is done.
+
+use super::{Event, Observer, Run, RunError};
+use crate::{Begun, Keep, Saved, Snapshot, Storage, TrainError};
+use std::time::Instant;
+use storm_device::PlanDevice;
+
+/// How long steps waited for a checkpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Pause {
+    /// In all.
+    seconds: f64,
+    /// Of these, for the checkpoint before it.
+    before_seconds: f64,
+}
+
+impl<D: PlanDevice, S: Storage> Run<D, S> {
+    /// Takes host memory for a snapshot; from now on checkpoints are written from it, beside the steps.
+    ///
+    /// # Errors
+    /// The memory cannot be had: checkpoints are saved as before.
+    pub fn save_in_background(&mut self) -> Result<(), TrainError> {
+        self.saver.use_snapshot(Snapshot::new(&self.trainer)?);
+        Ok(())
+    }
+
+    /// Begins a checkpoint of the last step, once that before it is on the disk.
+    pub(super) fn save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        self.look_at_save(observer)?;
+        let start = Instant::now();
+        let must_wait = self.saver.writing().is_some();
+        self.finish_save(observer)?;
+        let before_seconds = if must_wait { start.elapsed().as_secs_f64() } else { 0.0 };
+        let step = self.progress.step;
+        observer.event(&Event::Saving { step })?;
+        let best = self.progress.best.filter(|_| self.options.keep_best).map(|best| best.step);
+        let keep = Keep { retention: self.options.retention, best };
+        let begun = self.saver.save(&mut self.trainer, &self.progress, keep)?;
+        self.pause = Pause { seconds: start.elapsed().as_secs_f64(), before_seconds };
+        match begun {
+            Begun::Saved(saved) => self.tell(&saved, observer),
+            Begun::Writing => Ok(()),
+        }
+    }
+
+    /// Hears of the checkpoint that was being written, if it is done.
+    pub(super) fn look_at_save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let saved = self.saver.finished()?;
+        saved.map_or(Ok(()), |saved| self.tell(&saved, observer))
+    }
+
+    /// Waits for the checkpoint that is being written.
+    pub(super) fn finish_save(&mut self, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let saved = self.saver.wait()?;
+        saved.map_or(Ok(()), |saved| self.tell(&saved, observer))
+    }
+
+    /// As [`Run::finish_save`], where the run ends by another error, which is the one to report.
+    pub(super) fn settle(&mut self, observer: &mut dyn Observer) {
+        let Some(step) = self.saver.writing() else { return };
+        if let Err(error) = self.finish_save(observer) {
+            // An observer that fails has nobody to tell it to.
+            let _ = observer.event(&Event::SaveFailed { step, problem: &error.to_string() });
+        }
+    }
+
+    fn tell(&mut self, saved: &Saved, observer: &mut dyn Observer) -> Result<(), RunError> {
+        let Saved { step, ref path, seconds } = *saved;
+        self.saved = Some(step);
+        let Pause { seconds: pause_seconds, before_seconds } = self.pause;
+        observer.event(&Event::Saved { step, path, seconds, pause_seconds, before_seconds })
+    }
+}
