@@ -1,6 +1,6 @@
 //! Text by a model, token by token.
 
-use crate::{Batch, Inference, TrainError};
+use crate::{Decoder, TrainError};
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,11 +21,13 @@ impl Default for Sampling {
     }
 }
 
-/// A model that goes on with what it was given. Every token looks at all of the text again, as far
-/// back as the model's sequence reaches.
+/// A model that goes on with what it was given. It looks back on the text as far as the model's window
+/// reaches; when that is full it forgets all but the last half of it, so that most tokens cost one step.
 pub struct Generator<'a> {
-    model: &'a mut Inference,
+    model: &'a mut Decoder,
     tokens: Vec<u32>,
+    /// The first token that the model still looks back on.
+    first: usize,
     sampling: Sampling,
     random: Random,
 }
@@ -36,7 +38,7 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// An empty prompt, or numbers that make no sense.
     pub fn new(
-        model: &'a mut Inference,
+        model: &'a mut Decoder,
         prompt: Vec<u32>,
         sampling: Sampling,
     ) -> Result<Generator<'a>, TrainError> {
@@ -55,7 +57,7 @@ impl<'a> Generator<'a> {
         if sampling.top_p.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
             return refuse("top-p", "must be more than 0 and at most 1");
         }
-        Ok(Generator { model, tokens: prompt, random: Random(sampling.seed), sampling })
+        Ok(Generator { model, tokens: prompt, first: 0, random: Random(sampling.seed), sampling })
     }
 
     /// Chooses the next token.
@@ -63,16 +65,12 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// A token that the model does not know.
     pub fn next_token(&mut self) -> Result<u32, TrainError> {
-        let sequence = self.model.sequence();
-        let window = &self.tokens[self.tokens.len().saturating_sub(sequence)..];
-        let mut tokens: Vec<i32> = window.iter().map(|&token| token as i32).collect();
-        let last = tokens.len() - 1;
-        // What follows is not looked at: attention is causal.
-        tokens.resize(sequence, 0);
-        let logits = self.model.logits(&Batch::new(tokens.clone(), tokens, sequence))?; // (1, T, V)
-        let vocabulary = self.model.vocabulary();
-        let row = &logits[last * vocabulary..(last + 1) * vocabulary];
-        let token = choose(row, &self.sampling, self.random.unit()) as u32;
+        let window = self.model.window();
+        if self.tokens.len() - self.first > window {
+            self.first = self.tokens.len() - (window / 2).max(1);
+        }
+        let logits = self.model.logits(&self.tokens[self.first..])?; // (V)
+        let token = choose(logits, &self.sampling, self.random.unit()) as u32;
         self.tokens.push(token);
         Ok(token)
     }

@@ -8,6 +8,7 @@ mod batch;
 mod checkpoint;
 mod column;
 mod data;
+mod decode;
 mod error;
 mod evaluation;
 mod forward;
@@ -34,6 +35,7 @@ pub use checkpoint::{
     StateTensor, Storage, TrainingState, Verified,
 };
 pub use data::LoaderSource;
+pub use decode::Decoder;
 pub use error::TrainError;
 pub use evaluation::Evaluation;
 pub use generate::{Generator, Sampling};
