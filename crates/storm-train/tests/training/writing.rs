@@ -95,14 +95,14 @@ fn kept_keys_and_values_do_not_change_a_bit() {
             for length in [1, 2, 3, 8, 9, 42, 43, 64, 65, 66, 97, 98, 99, 100, 100, 70, 1, 100] {
                 let expected = logits_of_whole(&mut whole, &text[..length]);
                 let found = decoder.logits(&text[..length]).expect("logits");
-                assert_eq!(bits(found), bits(&expected), "{} {dtype} {length}", config.family);
+                assert_eq!(bits(found), bits(&expected), "{:?} {dtype} {length}", config.family);
             }
             // Another text after a common beginning.
             let mut other = text;
             other[50] = (other[50] + 1) % config.vocab_size as u32;
             let expected = logits_of_whole(&mut whole, &other[..90]);
             let found = decoder.logits(&other[..90]).expect("logits");
-            assert_eq!(bits(found), bits(&expected), "{} {dtype}", config.family);
+            assert_eq!(bits(found), bits(&expected), "{:?} {dtype}", config.family);
         }
     }
 }
@@ -137,7 +137,7 @@ fn prompts_of_any_length_are_gone_on_with() {
                 let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
                 let found = write(&mut decoder, &prompt, sampling, 50);
                 let expected = greedy(&model, window, &prompt, 50);
-                assert_eq!(found, expected, "{} {window} {length}", config.family);
+                assert_eq!(found, expected, "{:?} {window} {length}", config.family);
             }
         }
     }
