@@ -200,14 +200,15 @@ unsafe fn move_transposed<T: Element>(
 ) {
     use std::arch::x86_64::*;
     // Missing lanes repeat the last one: a constant trip count keeps everything in registers.
-    let r: [__m512; LANES] = std::array::from_fn(|lane| {
+    let mut rows = [_mm512_setzero_ps(); LANES];
+    for (lane, row) in rows.iter_mut().enumerate() {
         // SAFETY: the lane exists and has 16 steps; 16 floats make a vector.
         unsafe {
-            let row = source.at(lane.min(lanes - 1), 0).cast::<[T; LANES]>().read();
-            std::mem::transmute::<[f32; LANES], __m512>(T::widen(row))
+            let values = source.at(lane.min(lanes - 1), 0).cast::<[T; LANES]>().read();
+            *row = std::mem::transmute::<[f32; LANES], __m512>(T::widen(values));
         }
-    });
-    for (step, column) in turn_16(r).into_iter().enumerate() {
+    }
+    for (step, column) in turn_16(rows).into_iter().enumerate() {
         // SAFETY: there are 16 steps.
         unsafe { _mm512_storeu_ps(target.add(step * target_stride), column) };
     }

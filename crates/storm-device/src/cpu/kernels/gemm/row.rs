@@ -4,6 +4,8 @@
 //! it are turned in registers and multiplied there: memory is read once, in order, and nothing is
 //! written but the result. Each element's chain is that of the module's definition.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
 use std::ops::Range;
 
 use rayon::prelude::*;
@@ -19,10 +21,6 @@ use super::{PACKED_A_LEN, Problem, SCRATCH};
 
 /// Pieces of work per thread, so that none waits long for the last.
 const TASKS_PER_THREAD: usize = 8;
-
-/// How far ahead of use memory is asked for.
-#[cfg(target_arch = "x86_64")]
-const PREFETCH_BYTES: usize = 512;
 
 /// Where the columns of a panel begin. Columns beyond the last repeat it: constant trip counts keep
 /// everything in registers.
@@ -111,83 +109,113 @@ unsafe fn finish<T: Element>(
     }
 }
 
-/// # Safety
-/// See [`RowKernel`].
+/// A kernel for vectors of `$lanes` lanes: a panel's chains stay in registers, each square of weights is
+/// turned and multiplied by a function of its own, since the compiler mixes them up and spills otherwise.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-unsafe fn avx512<T: Element>(row: &[f32], columns: &Columns<T>, sums: &mut [f32; PANEL_COLS]) {
-    use std::arch::x86_64::*;
-    const LANES: usize = 16;
-    let steps = LANES * T::PER_WORD;
-    let whole = row.len() / steps * steps;
-    let mut chains = [_mm512_setzero_ps(); PANEL_COLS / LANES];
-    for p in (0..whole).step_by(steps) {
-        for (chain, columns) in chains.iter_mut().zip(columns.as_chunks::<LANES>().0) {
-            // Lane i of word j: words of column i, turned to one word of each column.
-            let words = turn_16(columns.map(|column| {
-                let at = column.wrapping_add(p).cast::<i8>();
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES));
-                // SAFETY: 64 bytes of the column from step `p` on.
-                _mm512_castsi512_ps(unsafe { _mm512_loadu_si512(at.cast()) })
-            }));
-            for (word, row) in words.into_iter().zip(row[p..].chunks_exact(T::PER_WORD)) {
-                if T::PER_WORD == 1 {
-                    *chain = _mm512_fmadd_ps(_mm512_set1_ps(row[0]), word, *chain);
-                } else {
-                    let word = _mm512_castps_si512(word);
-                    let low = _mm512_castsi512_ps(_mm512_slli_epi32::<16>(word));
-                    let mask = _mm512_set1_epi32(-1 << 16);
-                    let high = _mm512_castsi512_ps(_mm512_and_si512(word, mask));
-                    *chain = _mm512_fmadd_ps(_mm512_set1_ps(row[0]), low, *chain);
-                    *chain = _mm512_fmadd_ps(_mm512_set1_ps(row[1]), high, *chain);
+macro_rules! row_kernel {
+    (
+        $kernel:ident, $square:ident, $features:literal, $lanes:literal, $turn:ident, $vector:ty,
+        $zero:ident, $load:ident, $store:ident, $broadcast:ident, $multiply_add:ident,
+        $as_integers:ident, $as_floats:ident, $shift_left:ident, $and:ident, $repeat:ident
+    ) => {
+        /// # Safety
+        /// See [`RowKernel`].
+        #[target_feature(enable = $features)]
+        unsafe fn $kernel<T: Element>(
+            row: &[f32],
+            columns: &Columns<T>,
+            sums: &mut [f32; PANEL_COLS],
+        ) {
+            let steps = $lanes * T::PER_WORD;
+            let whole = row.len() / steps * steps;
+            let mut chains = [$zero(); PANEL_COLS / $lanes];
+            for p in (0..whole).step_by(steps) {
+                for (chain, columns) in chains.iter_mut().zip(columns.as_chunks().0) {
+                    // SAFETY: all columns and the row have `steps` values from step `p` on.
+                    *chain = unsafe { $square(*chain, row.as_ptr().add(p), columns, p) };
                 }
             }
+            for (chain, sums) in chains.into_iter().zip(sums.as_chunks_mut::<$lanes>().0) {
+                // SAFETY: the sums are as many as a vector has lanes.
+                unsafe { $store(sums.as_mut_ptr(), chain) };
+            }
+            // SAFETY: the caller's promise.
+            unsafe { finish(row, columns, whole, sums) };
         }
-    }
-    for (chain, sums) in chains.into_iter().zip(sums.as_chunks_mut::<LANES>().0) {
-        // SAFETY: 16 sums are a vector.
-        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), chain) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { finish(row, columns, whole, sums) };
+
+        /// Goes on with the chains of some columns by a vector of each, from step `p` on; `row` begins
+        /// there.
+        ///
+        /// # Safety
+        /// The row and the columns must have so many values.
+        #[inline(never)]
+        #[target_feature(enable = $features)]
+        unsafe fn $square<T: Element>(
+            mut chain: $vector,
+            row: *const f32,
+            columns: &[*const T; $lanes],
+            p: usize,
+        ) -> $vector {
+            let mut words = [$zero(); $lanes];
+            for (word, column) in words.iter_mut().zip(columns) {
+                // SAFETY: the caller's promise.
+                *word = unsafe { $load(column.add(p).cast()) };
+            }
+            // One word of each column, instead of all words of one.
+            for (i, word) in $turn(words).into_iter().enumerate() {
+                // SAFETY: the caller's promise.
+                let value = |step| unsafe { *row.add(i * T::PER_WORD + step) };
+                if T::PER_WORD == 1 {
+                    chain = $multiply_add($broadcast(value(0)), word, chain);
+                } else {
+                    let halves = $as_integers(word);
+                    let first = $as_floats($shift_left::<16>(halves));
+                    let second = $as_floats($and(halves, $repeat(-1 << 16)));
+                    chain = $multiply_add($broadcast(value(0)), first, chain);
+                    chain = $multiply_add($broadcast(value(1)), second, chain);
+                }
+            }
+            chain
+        }
+    };
 }
 
-/// # Safety
-/// See [`RowKernel`].
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-unsafe fn avx2<T: Element>(row: &[f32], columns: &Columns<T>, sums: &mut [f32; PANEL_COLS]) {
-    use std::arch::x86_64::*;
-    const LANES: usize = 8;
-    let steps = LANES * T::PER_WORD;
-    let whole = row.len() / steps * steps;
-    let mut chains = [_mm256_setzero_ps(); PANEL_COLS / LANES];
-    for p in (0..whole).step_by(steps) {
-        for (chain, columns) in chains.iter_mut().zip(columns.as_chunks::<LANES>().0) {
-            let words = turn_8(columns.map(|column| {
-                let at = column.wrapping_add(p).cast::<i8>();
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(PREFETCH_BYTES));
-                // SAFETY: 32 bytes of the column from step `p` on.
-                _mm256_castsi256_ps(unsafe { _mm256_loadu_si256(at.cast()) })
-            }));
-            for (word, row) in words.into_iter().zip(row[p..].chunks_exact(T::PER_WORD)) {
-                if T::PER_WORD == 1 {
-                    *chain = _mm256_fmadd_ps(_mm256_set1_ps(row[0]), word, *chain);
-                } else {
-                    let word = _mm256_castps_si256(word);
-                    let low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(word));
-                    let mask = _mm256_set1_epi32(-1 << 16);
-                    let high = _mm256_castsi256_ps(_mm256_and_si256(word, mask));
-                    *chain = _mm256_fmadd_ps(_mm256_set1_ps(row[0]), low, *chain);
-                    *chain = _mm256_fmadd_ps(_mm256_set1_ps(row[1]), high, *chain);
-                }
-            }
-        }
-    }
-    for (chain, sums) in chains.into_iter().zip(sums.as_chunks_mut::<LANES>().0) {
-        // SAFETY: 8 sums are a vector.
-        unsafe { _mm256_storeu_ps(sums.as_mut_ptr(), chain) };
-    }
-    // SAFETY: the caller's promise.
-    unsafe { finish(row, columns, whole, sums) };
-}
+row_kernel!(
+    avx512,
+    square_avx512,
+    "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma",
+    16,
+    turn_16,
+    __m512,
+    _mm512_setzero_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_set1_ps,
+    _mm512_fmadd_ps,
+    _mm512_castps_si512,
+    _mm512_castsi512_ps,
+    _mm512_slli_epi32,
+    _mm512_and_si512,
+    _mm512_set1_epi32
+);
+
+#[cfg(target_arch = "x86_64")]
+row_kernel!(
+    avx2,
+    square_avx2,
+    "avx2,fma",
+    8,
+    turn_8,
+    __m256,
+    _mm256_setzero_ps,
+    _mm256_loadu_ps,
+    _mm256_storeu_ps,
+    _mm256_set1_ps,
+    _mm256_fmadd_ps,
+    _mm256_castps_si256,
+    _mm256_castsi256_ps,
+    _mm256_slli_epi32,
+    _mm256_and_si256,
+    _mm256_set1_epi32
+);
