@@ -1,5 +1,6 @@
 //! `storm eval`: how well a model predicts a dataset.
 
+use crate::precision::DtypeArg;
 use crate::progress;
 use crate::size::positive;
 use anyhow::{Context, Result};
@@ -11,7 +12,6 @@ use storm_data::{Dataset, Kind, LoaderOptions, Order, Passes, Split};
 use storm_device::cpu::CpuDevice;
 use storm_device::cuda::CudaDevice;
 use storm_device::{Device, DeviceError};
-use storm_graph::DType;
 use storm_model::{BuildOptions, HfDirectory, Packing};
 use storm_train::{Batch, BatchSource, Evaluation, LoaderSource};
 
@@ -59,12 +59,6 @@ enum DeviceArg {
     Cuda,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum DtypeArg {
-    F32,
-    Bf16,
-}
-
 pub(crate) fn run(args: &EvalArgs) -> Result<()> {
     match args.device {
         DeviceArg::Cpu => evaluate(args, CpuDevice::new),
@@ -83,10 +77,7 @@ fn evaluate<D: Device>(
         Kind::Text => Packing::Single,
         Kind::Samples => Packing::Segments,
     };
-    let dtype = match args.dtype {
-        DtypeArg::F32 => DType::F32,
-        DtypeArg::Bf16 => DType::BF16,
-    };
+    let dtype = args.dtype.into();
     let split = match args.split {
         SplitArg::HeldOut => Split::Held,
         SplitArg::Training => Split::Train,

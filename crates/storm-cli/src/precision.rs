@@ -1,6 +1,23 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use storm_graph::DType;
 use storm_train::Precision;
+
+/// Arithmetic without gradients, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DtypeArg {
+    F32,
+    Bf16,
+}
+
+impl From<DtypeArg> for DType {
+    fn from(dtype: DtypeArg) -> DType {
+        match dtype {
+            DtypeArg::F32 => DType::F32,
+            DtypeArg::Bf16 => DType::BF16,
+        }
+    }
+}
 
 /// Storage of parameters, gradients and optimizer state, as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]

@@ -230,3 +230,70 @@ fn threads_and_instruction_set_do_not_matter() {
         assert!(both() == expected, "{isa:?}");
     }
 }
+
+/// Attention over a cache that is filled piece by piece, from stale values.
+fn run_pieces<T: Element>(
+    attention: &Attention,
+    window: usize,
+    pieces: &[usize],
+    qkv: &[T],
+) -> Vec<T> {
+    let AttentionShape { batch, seq, q_heads, kv_heads, head_dim } = attention.shape;
+    let width = (q_heads + 2 * kv_heads) * head_dim;
+    let out_width = q_heads * head_dim;
+    let mut cache: Vec<T> = values(batch * window * 2 * kv_heads * head_dim, 9);
+    let mut out = vec![T::from_f32(f32::NAN); batch * seq * out_width];
+    let mut first = 0;
+    for &tokens in pieces {
+        let rows = |b: usize| b * seq + first..b * seq + first + tokens;
+        let of_rows = |b: usize| &qkv[rows(b).start * width..rows(b).end * width];
+        let piece: Vec<T> = (0..batch).flat_map(of_rows).copied().collect();
+        let positions: Vec<i32> =
+            (0..batch).flat_map(|_| first..first + tokens).map(|at| at as i32).collect();
+        let mut piece_out = vec![T::from_f32(f32::NAN); batch * tokens * out_width];
+        let shape = AttentionShape { seq: tokens, ..attention.shape };
+        let call = Attention { shape, ..*attention };
+        call.cached(&piece, &positions, &mut cache, &mut piece_out);
+        for (b, made) in piece_out.chunks(tokens * out_width).enumerate() {
+            out[rows(b).start * out_width..rows(b).end * out_width].copy_from_slice(made);
+        }
+        first += tokens;
+    }
+    assert_eq!(first, seq);
+    out
+}
+
+#[test]
+fn pieces_over_a_cache_equal_the_whole() {
+    fn check<T: Element>(shape: AttentionShape, pieces: &[usize]) {
+        let attention = attention(shape, Mask::Causal);
+        let inputs = inputs::<T>(shape);
+        let whole = run(&attention, &inputs);
+        for window in [shape.seq, shape.seq + 70] {
+            let out = run_pieces(&attention, window, pieces, &inputs.qkv);
+            let bits =
+                |values: &[T]| values.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>();
+            assert!(bits(&out) == bits(&whole.out), "{shape:?} in {pieces:?} of {window}");
+        }
+    }
+    for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {
+        force_isa(isa);
+        check::<f32>(shape(1, 1, 1, 1, 4), &[1]);
+        check::<f32>(shape(2, 7, 2, 2, 8), &[1, 4, 1, 1]);
+        check::<bf16>(shape(2, 140, 4, 2, 48), &[32, 31, 1, 1, 1, 33, 41]);
+        check::<f32>(shape(1, 130, 6, 1, 80), &[63, 1, 1, 64, 1]);
+        // More query heads on a key head than a block has columns.
+        check::<f32>(shape(1, 70, 72, 1, 16), &[68, 1, 1]);
+    }
+    for threads in [1, 3] {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| check::<f32>(shape(2, 66, 4, 2, 33), &[5, 60, 1]));
+    }
+}
+
+#[test]
+#[should_panic(expected = "7 is no position of 7")]
+fn positions_beyond_the_cache_are_refused() {
+    let attention = attention(shape(1, 1, 1, 1, 4), Mask::Causal);
+    attention.cached(&[0.0f32; 12], &[7], &mut [0.0; 7 * 8], &mut [0.0; 4]);
+}

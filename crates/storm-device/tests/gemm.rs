@@ -152,6 +152,46 @@ fn any_shape_stride_type_and_epilogue_on_every_instruction_set() {
     }
 }
 
+/// A single row has a way of its own.
+#[test]
+fn one_row_of_any_length_on_every_instruction_set() {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+    for isa in available_isas() {
+        force_isa(isa);
+        let mut random = Random(13);
+        for round in 0..60 {
+            let k = [0, 1, 7, 8, 15, 16, 31, 32, 33, 64, 100, 1025][round % 12];
+            let n = [1, 15, 16, 17, 32, 33, 95, 300, 1 + random.below(200)][random.below(9)];
+            let random_case = random_case(&mut random, 10);
+            let case = Case { m: 1, n, k, b_order: Order::ColMajor, ..random_case };
+            pool.install(|| match round % 5 {
+                0 | 1 => check::<f32, f32, f32>(case),
+                2 => check::<bf16, bf16, bf16>(case),
+                3 => check::<bf16, f32, f32>(case),
+                _ => check::<f32, bf16, f32>(case),
+            });
+        }
+    }
+}
+
+/// Longer than the buffer that a row is widened into.
+#[test]
+fn one_row_that_is_very_long() {
+    let case = Case {
+        m: 1,
+        n: 3,
+        k: 70_000,
+        a_order: Order::RowMajor,
+        b_order: Order::ColMajor,
+        gap: 0,
+        bias: false,
+        addend: false,
+        accumulate: Accumulate::Replace,
+        seed: 1,
+    };
+    check::<f32, f32, f32>(case);
+}
+
 #[test]
 fn several_tiles_and_k_blocks() {
     let case = Case {

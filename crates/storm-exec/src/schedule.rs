@@ -44,7 +44,7 @@ pub struct Schedule {
     slot_values: BTreeMap<SlotId, ValueId>,
 }
 
-/// The name of a parameter in a slot: `layers.3.attention.qkv.weight`, or as it is.
+/// The name of a parameter or cache in a slot: `layers.3.attention.qkv.weight`, or as it is.
 pub(crate) fn layer_name(name: &str, layer: Option<usize>) -> String {
     match layer {
         Some(layer) => format!("layers.{layer}.{name}"),
@@ -53,7 +53,7 @@ pub(crate) fn layer_name(name: &str, layer: Option<usize>) -> String {
 }
 
 impl Schedule {
-    /// Forward pass, and backward pass if the program was differentiated. Parameters, inputs and
+    /// Forward pass, and backward pass if the program was differentiated. Parameters, caches, inputs and
     /// gradients (`NAME.grad`) are slots; results stay readable until the schedule runs again.
     ///
     /// # Errors
@@ -222,7 +222,7 @@ impl<'a> Unrolling<'a> {
         Ok(self.schedule)
     }
 
-    /// Binds parameters and inputs to their slots.
+    /// Binds parameters, caches and inputs to their slots.
     fn instance(
         &mut self,
         section: &'a Section,
@@ -233,7 +233,9 @@ impl<'a> Unrolling<'a> {
         for id in section.outside_tensors() {
             let Tensor { name, class, .. } = graph.tensor(id);
             let slot = match class {
-                TensorClass::Parameter(_) => Some(self.slot(section, &layer_name(name, layer))?),
+                TensorClass::Parameter(_) | TensorClass::Cache => {
+                    Some(self.slot(section, &layer_name(name, layer))?)
+                }
                 _ => self.slots.find(name),
             };
             values[id.index()] = slot.map(|slot| self.schedule.slot_value(slot));

@@ -25,6 +25,11 @@ impl HeadLayout {
         self.query_heads * self.head_dim
     }
 
+    /// Width of the keys and values, as a cache holds them.
+    pub fn key_value_width(&self) -> usize {
+        2 * self.key_value_heads * self.head_dim
+    }
+
     /// Number of heads that are rotated and normalized: queries and keys.
     pub fn query_key_heads(&self) -> usize {
         self.query_heads + self.key_value_heads

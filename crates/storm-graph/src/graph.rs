@@ -60,6 +60,10 @@ impl Output {
     pub(crate) fn gradient(suffix: &'static str, shape: Shape, dtype: DType) -> Output {
         Output { suffix, shape, dtype, class: TensorClass::Gradient }
     }
+
+    pub(crate) fn cache(suffix: &'static str, shape: Shape, dtype: DType) -> Output {
+        Output { suffix, shape, dtype, class: TensorClass::Cache }
+    }
 }
 
 impl Graph {

@@ -131,6 +131,12 @@ define_ops! {
         dy: One, qkv: One, y: One, log_sum_exp: One, segments: Maybe;
         heads: HeadLayout, mask: Mask, scale: f32
     }
+    /// Attention of new tokens to themselves and to those before them, for text that is written token
+    /// by token. `qkv` (B, T, (Q+2K)·D) is of the new tokens, `positions` (B, T) says where they stand
+    /// in their sequence, each elsewhere and below W; `cache` (B, W, 2K·D) holds keys, then values, of
+    /// the positions so far. The new ones are put there, over `cache`; a query sees positions up to
+    /// its own. Yields (B, T, Q·D) and the cache. Has no gradient.
+    CachedAttention { qkv: One, cache: One, positions: One; heads: HeadLayout, scale: f32 }
 
     // ---- loss -------------------------------------------------------------------------------
     /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator`
@@ -225,6 +231,7 @@ impl<T: Clone> Op<T> {
                 (master.as_ref(), 3),
             ],
             Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
+            Op::CachedAttention { cache, .. } => vec![(Some(cache), 1)],
             _ => Vec::new(),
         };
         pairs.into_iter().filter_map(|(operand, output)| Some((operand?.clone(), output))).collect()

@@ -198,6 +198,13 @@ impl Program {
         inputs
     }
 
+    /// What each layer keeps from one run to the next.
+    pub fn caches(&self) -> Vec<Tensor> {
+        let outside = self.layer.outside_tensors().into_iter();
+        let tensors = outside.map(|id| self.layer.graph.tensor(id));
+        tensors.filter(|tensor| tensor.class == TensorClass::Cache).cloned().collect()
+    }
+
     /// The same program with its backward pass: the gradient of `loss`, a result of the epilogue,
     /// by every trainable parameter, stored as `gradient_dtype`.
     ///
@@ -262,7 +269,7 @@ struct BackwardPass {
 }
 
 impl Section {
-    /// Tensors that come from outside under their own name: inputs, exports, parameters. Carried
+    /// Tensors that come from outside under their own name: inputs, exports, parameters, caches. Carried
     /// tensors and gradients are handed over by position and are not among them.
     pub fn outside_tensors(&self) -> Vec<TensorId> {
         self.graph
@@ -271,7 +278,7 @@ impl Section {
             .filter(|&id| {
                 matches!(
                     self.graph.tensor(id).class,
-                    TensorClass::Input | TensorClass::Parameter(_)
+                    TensorClass::Input | TensorClass::Parameter(_) | TensorClass::Cache
                 )
             })
             .collect()

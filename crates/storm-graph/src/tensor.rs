@@ -29,6 +29,8 @@ pub enum TensorClass {
     Gradient,
     /// Moments and master weights.
     OptimizerState,
+    /// What a layer keeps from one run of its program to the next: keys and values of a text so far.
+    Cache,
     /// Made by a node and read by others, activation gradients included.
     Activation,
     /// Working memory of the one node that lists it as an output; nobody reads it.

@@ -142,6 +142,29 @@ fn heads() {
         attention(HEADS),
         "Attention `y`: `qkv` must have 3 axes, not (5, 28)\n  given: qkv = qkv f32 (5, 28)",
     );
+    let cached = |t: &[TensorId]| Op::CachedAttention {
+        qkv: t[0],
+        cache: t[1],
+        positions: t[2],
+        heads: HeadLayout { query_heads: 2, ..HEADS },
+        scale: 1.0,
+    };
+    check(
+        &[("qkv", F32, &[2, 5, 24]), ("cache", F32, &[2, 9, 8]), ("positions", I32, &[2, 5])],
+        cached,
+        "CachedAttention `y`: `cache` must have shape (2, 9, 16), not (2, 9, 8)\n  \
+         given: qkv = qkv f32 (2, 5, 24)\n         \
+                cache = cache f32 (2, 9, 8)\n         \
+                positions = positions i32 (2, 5)",
+    );
+    check(
+        &[("qkv", F32, &[2, 5, 24]), ("cache", F32, &[2, 4, 16]), ("positions", I32, &[2, 5])],
+        cached,
+        "CachedAttention `y`: 5 new tokens do not fit a cache of 4\n  \
+         given: qkv = qkv f32 (2, 5, 24)\n         \
+                cache = cache f32 (2, 4, 16)\n         \
+                positions = positions i32 (2, 5)",
+    );
     let frequencies = RotaryFrequencies { theta: 1e4, scaling: RotaryScaling::Plain };
     check(
         &[("positions", I32, &[2, 5])],

@@ -75,3 +75,20 @@ fn a_loss_of_the_statistics() {
     });
     assert!(problem.contains("gradients of `y.rstd` were asked for"), "{problem}");
 }
+
+/// Text is written, not learned, through a cache.
+#[test]
+fn a_cache() {
+    let problem = refusal(|graph| {
+        let heads = HeadLayout { query_heads: 2, key_value_heads: 1, head_dim: 4 };
+        let x = graph.input("x", [1, 3, 8], DType::F32);
+        let w = weight(graph, &[16, 8]);
+        let op = Op::Linear { x, weight: w, bias: None, addend: None };
+        let qkv = graph.apply_one("qkv", op).expect("fits");
+        let cache = graph.source("cache", [1, 9, 8], DType::F32, TensorClass::Cache);
+        let positions = graph.input("positions", [1, 3], DType::I32);
+        let op = Op::CachedAttention { qkv, cache, positions, heads, scale: 1.0 };
+        vec![graph.apply_one("y", op).expect("fits")]
+    });
+    assert!(problem.contains("CachedAttention `y` cannot be differentiated"), "{problem}");
+}

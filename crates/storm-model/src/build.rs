@@ -81,7 +81,7 @@ impl BuildOptions {
 pub fn build(config: &ModelConfig, options: &BuildOptions) -> Result<Program, ModelError> {
     config.validate()?;
     check_size(config, options)?;
-    let builder = Builder { config, options, layout: ParameterLayout::new(config) };
+    let builder = Builder::new(config, options, Reach::Sequence);
     let program = Program::new(
         builder.prologue()?,
         builder.layer()?,
@@ -91,7 +91,7 @@ pub fn build(config: &ModelConfig, options: &BuildOptions) -> Result<Program, Mo
     Ok(program)
 }
 
-fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result<(), ModelError> {
+pub(crate) fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result<(), ModelError> {
     let BuildOptions { batch, sequence, .. } = *options;
     let refuse = |field: &'static str, value: usize, rule: String| {
         Err(ModelError::InvalidConfig { field, value: value.to_string(), rule })
@@ -118,10 +118,25 @@ fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result<(), ModelE
     }
 }
 
-struct Builder<'a> {
+/// What a query can see.
+#[derive(Clone, Copy)]
+pub(crate) enum Reach {
+    /// The tokens of its own sequence, which is all there.
+    Sequence,
+    /// Those of earlier runs, too.
+    Cache {
+        /// Positions that there are.
+        window: usize,
+        /// Before the names of inputs, since programs that share caches must not share these.
+        input_prefix: &'static str,
+    },
+}
+
+pub(crate) struct Builder<'a> {
     config: &'a ModelConfig,
     options: &'a BuildOptions,
     layout: ParameterLayout,
+    reach: Reach,
 }
 
 /// A section under construction: a graph, and the parameters it may use.
@@ -130,15 +145,25 @@ struct Draft<'a> {
     specs: &'a [ParameterSpec],
     options: &'a BuildOptions,
     config: &'a ModelConfig,
+    reach: Reach,
 }
 
-impl Builder<'_> {
+impl<'b> Builder<'b> {
+    pub(crate) fn new(
+        config: &'b ModelConfig,
+        options: &'b BuildOptions,
+        reach: Reach,
+    ) -> Builder<'b> {
+        Builder { config, options, layout: ParameterLayout::new(config), reach }
+    }
+
     fn draft<'a>(&'a self, specs: &'a [ParameterSpec]) -> Draft<'a> {
-        Draft { graph: Graph::new(), specs, options: self.options, config: self.config }
+        let Builder { config, options, reach, .. } = *self;
+        Draft { graph: Graph::new(), specs, options, config, reach }
     }
 
     /// Token embedding, plus positions: learned ones are added, rotary ones become a table.
-    fn prologue(&self) -> Result<Section, GraphError> {
+    pub(crate) fn prologue(&self) -> Result<Section, GraphError> {
         let mut draft = self.draft(&self.layout.prologue);
         let tokens = draft.batch_input("tokens"); // (B, T)
         let positions = draft.batch_input("positions"); // (B, T)
@@ -170,7 +195,7 @@ impl Builder<'_> {
         })
     }
 
-    fn layer(&self) -> Result<Section, GraphError> {
+    pub(crate) fn layer(&self) -> Result<Section, GraphError> {
         let mut draft = self.draft(&self.layout.layer);
         let hidden = draft.hidden();
         let (normed, _) = draft.norm("attention_norm", hidden, None)?; // (B, T, C)
@@ -222,17 +247,29 @@ impl Builder<'_> {
             let op = Op::Rotary { qkv, table, heads, direction: RotaryDirection::Forward };
             qkv = draft.graph.apply_one("attention.rotary", op)?;
         }
-        let segments = match self.options.packing {
-            Packing::Single => None,
-            Packing::Segments => Some(draft.batch_input("segments")), // (B, T)
-        };
         let scale = 1.0 / (config.head_dim as f32).sqrt();
-        let op = Op::Attention { qkv, segments, heads, mask: Mask::Causal, scale };
+        let op = match self.reach {
+            Reach::Sequence => {
+                let segments = match self.options.packing {
+                    Packing::Single => None,
+                    Packing::Segments => Some(draft.batch_input("segments")), // (B, T)
+                };
+                Op::Attention { qkv, segments, heads, mask: Mask::Causal, scale }
+            }
+            Reach::Cache { window, .. } => {
+                let BuildOptions { batch, dtype, .. } = *self.options;
+                let shape = [batch, window, heads.key_value_width()];
+                let class = TensorClass::Cache;
+                let cache = draft.graph.source("attention.cache", shape, dtype, class);
+                let positions = draft.batch_input("positions"); // (B, T)
+                Op::CachedAttention { qkv, cache, positions, heads, scale }
+            }
+        };
         let attended = draft.graph.apply_one("attention", op)?; // (B, T, Q·D)
         draft.linear("attention.output", attended, None)
     }
 
-    fn epilogue(&self) -> Result<Section, GraphError> {
+    pub(crate) fn epilogue(&self) -> Result<Section, GraphError> {
         // A tied head is the embedding, which is a parameter of the prologue.
         let specs: Vec<ParameterSpec> =
             self.layout.epilogue.iter().chain(&self.layout.prologue).cloned().collect();
@@ -264,6 +301,18 @@ impl Builder<'_> {
         })
     }
 
+    /// Drops what comes out of the last layer.
+    pub(crate) fn no_epilogue(&self) -> Section {
+        let mut draft = self.draft(&[]);
+        let hidden = draft.hidden();
+        Section {
+            name: "epilogue",
+            graph: draft.graph,
+            carried_in: vec![hidden],
+            ..Section::default()
+        }
+    }
+
     fn rotary(&self) -> Option<RotaryFrequencies> {
         let rotary = self.config.rotary?;
         let scaling = match rotary.scaling {
@@ -286,7 +335,11 @@ impl Builder<'_> {
 
 impl Draft<'_> {
     fn batch_input(&mut self, name: &str) -> TensorId {
-        self.graph.input(name, [self.options.batch, self.options.sequence], DType::I32)
+        let name = match self.reach {
+            Reach::Sequence => name.to_owned(),
+            Reach::Cache { input_prefix, .. } => format!("{input_prefix}.{name}"),
+        };
+        self.graph.input(&name, [self.options.batch, self.options.sequence], DType::I32)
     }
 
     /// The residual stream, (B, T, C), from the section before.

@@ -1,7 +1,7 @@
 //! Language models: what they look like, and how they come from and go to Hugging Face directories.
 //!
 //! - [`ModelConfig`] describes every supported family in one plain struct; [`preset`] makes one by name.
-//! - [`build`] makes a config into a program.
+//! - [`build`] makes a config into a program, [`build_decoder`] into programs that write text.
 //! - [`ParameterLayout`] lists the parameters of a model and where Hugging Face keeps each.
 //! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, [`save`] writes one.
 //!
@@ -10,6 +10,7 @@
 
 mod build;
 mod config;
+mod decode;
 mod error;
 mod hf;
 mod presets;
@@ -19,6 +20,7 @@ pub use build::{
     initialization,
 };
 pub use config::{Family, ModelConfig, Rotary, RotaryScaling};
+pub use decode::{DecodeOptions, DecodePrograms, build_decoder};
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,

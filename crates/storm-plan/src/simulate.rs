@@ -16,12 +16,13 @@ use queues::Queues;
 use storm_graph::{TensorClass, Training};
 
 /// All classes, in the order of [`Simulation::transfers`].
-const CLASSES: [TensorClass; 7] = [
+const CLASSES: [TensorClass; 8] = [
     TensorClass::Input,
     TensorClass::Parameter(Training::Trainable),
     TensorClass::Parameter(Training::Frozen),
     TensorClass::Gradient,
     TensorClass::OptimizerState,
+    TensorClass::Cache,
     TensorClass::Activation,
     TensorClass::Scratch,
 ];

@@ -1,6 +1,7 @@
 //! Text by a model, token by token.
 
-use crate::{Batch, Inference, TrainError};
+use crate::{Decoder, TrainError};
+use std::cmp::Ordering;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,11 +22,13 @@ impl Default for Sampling {
     }
 }
 
-/// A model that goes on with what it was given. Every token looks at all of the text again, as far
-/// back as the model's sequence reaches.
+/// A model that goes on with what it was given. It looks back on the text as far as the model's window
+/// reaches; when that is full it forgets all but the last half of it, so that most tokens cost one step.
 pub struct Generator<'a> {
-    model: &'a mut Inference,
+    model: &'a mut Decoder,
     tokens: Vec<u32>,
+    /// The first token that the model still looks back on.
+    first: usize,
     sampling: Sampling,
     random: Random,
 }
@@ -36,7 +39,7 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// An empty prompt, or numbers that make no sense.
     pub fn new(
-        model: &'a mut Inference,
+        model: &'a mut Decoder,
         prompt: Vec<u32>,
         sampling: Sampling,
     ) -> Result<Generator<'a>, TrainError> {
@@ -55,7 +58,7 @@ impl<'a> Generator<'a> {
         if sampling.top_p.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
             return refuse("top-p", "must be more than 0 and at most 1");
         }
-        Ok(Generator { model, tokens: prompt, random: Random(sampling.seed), sampling })
+        Ok(Generator { model, tokens: prompt, first: 0, random: Random(sampling.seed), sampling })
     }
 
     /// Chooses the next token.
@@ -63,53 +66,74 @@ impl<'a> Generator<'a> {
     /// # Errors
     /// A token that the model does not know.
     pub fn next_token(&mut self) -> Result<u32, TrainError> {
-        let sequence = self.model.sequence();
-        let window = &self.tokens[self.tokens.len().saturating_sub(sequence)..];
-        let mut tokens: Vec<i32> = window.iter().map(|&token| token as i32).collect();
-        let last = tokens.len() - 1;
-        // What follows is not looked at: attention is causal.
-        tokens.resize(sequence, 0);
-        let logits = self.model.logits(&Batch::new(tokens.clone(), tokens, sequence))?; // (1, T, V)
-        let vocabulary = self.model.vocabulary();
-        let row = &logits[last * vocabulary..(last + 1) * vocabulary];
-        let token = choose(row, &self.sampling, self.random.unit()) as u32;
+        let window = self.model.window();
+        if self.tokens.len() - self.first > window {
+            self.first = self.tokens.len() - (window / 2).max(1);
+        }
+        let logits = self.model.logits(&self.tokens[self.first..])?; // (V)
+        let token = choose(logits, &self.sampling, self.random.unit()) as u32;
         self.tokens.push(token);
         Ok(token)
     }
 }
 
+/// Tokens that are put in order at first: few are ever in question, and vocabularies are large.
+const SORTED_AT_FIRST: usize = 256;
+
 /// The token whose share of the probabilities holds `at`, from 0 to 1.
 fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     // Likeliest first; of equals the first.
-    let mut order: Vec<usize> = (0..logits.len()).collect();
-    order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
-    let best = order[0];
+    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let best = (0..logits.len()).min_by(likelier).unwrap_or(0);
     if sampling.temperature <= 0.0 {
         return best;
     }
-    order.truncate(sampling.top_k.unwrap_or(usize::MAX));
+    let mut tokens: Vec<usize> = (0..logits.len()).collect();
+    if let Some(count) = sampling.top_k.filter(|&count| count < tokens.len()) {
+        tokens.select_nth_unstable_by(count, likelier);
+        tokens.truncate(count);
+        tokens.sort_unstable();
+    }
     let weight =
         |token: usize| (f64::from(logits[token] - logits[best]) / sampling.temperature).exp();
-    let mut weights: Vec<f64> = order.iter().map(|&token| weight(token)).collect();
+    let mut total = tokens.iter().map(|&token| weight(token)).sum::<f64>();
     if let Some(share) = sampling.top_p {
-        let enough = share * weights.iter().sum::<f64>();
-        let mut sum = 0.0;
-        let below = weights.iter().take_while(|&&weight| {
-            sum += weight;
-            sum < enough
-        });
+        let (mut sum, mut count) = (0.0, 0);
         // The one that reaches the share belongs to it.
-        let count = below.count() + 1;
-        weights.truncate(count);
+        visit_in_order(&mut tokens, likelier, |token| {
+            sum += weight(token);
+            count += 1;
+            sum >= share * total
+        });
+        tokens.truncate(count);
+        total = sum;
     }
-    let mut left = at * weights.iter().sum::<f64>();
-    for (&token, weight) in order.iter().zip(&weights) {
-        left -= weight;
-        if left < 0.0 {
-            return token;
+    let mut left = at * total;
+    let chosen = visit_in_order(&mut tokens, likelier, |token| {
+        left -= weight(token);
+        left < 0.0
+    });
+    chosen.unwrap_or(best)
+}
+
+/// Puts tokens in order, as far as they are visited, until `enough` holds for one; returns that.
+fn visit_in_order(
+    tokens: &mut [usize],
+    likelier: impl Fn(&usize, &usize) -> Ordering,
+    mut enough: impl FnMut(usize) -> bool,
+) -> Option<usize> {
+    let (mut rest, mut count) = (tokens, SORTED_AT_FIRST);
+    while !rest.is_empty() {
+        count = count.min(rest.len());
+        rest.select_nth_unstable_by(count - 1, &likelier);
+        let (next, later) = rest.split_at_mut(count);
+        next.sort_unstable_by(&likelier);
+        if let Some(&token) = next.iter().find(|&&token| enough(token)) {
+            return Some(token);
         }
+        (rest, count) = (later, 4 * count);
     }
-    best
+    None
 }
 
 /// SplitMix64.
@@ -147,6 +171,25 @@ mod tests {
         // e / (e + 2) of all.
         assert!((5600..5920).contains(&all[1]), "{all:?}");
         assert!((1900..2350).contains(&all[0]), "{all:?}");
+    }
+
+    /// As many tokens as a vocabulary has, put in order piece by piece.
+    #[test]
+    fn large_vocabularies_are_walked_in_order() {
+        let logits: Vec<f32> =
+            (0..2000).map(|token| -((token * 7 % 2000) as f32) / 300.0).collect();
+        let mut by_likelihood: Vec<usize> = (0..logits.len()).collect();
+        by_likelihood.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        let weight = |token: usize| f64::from(logits[token]).exp();
+        let total: f64 = by_likelihood.iter().map(|&token| weight(token)).sum();
+        for place in [0, 1, 254, 255, 256, 257, 511, 512, 700, 1999] {
+            let before: f64 = by_likelihood[..place].iter().map(|&token| weight(token)).sum();
+            let token = by_likelihood[place];
+            let at = (before + weight(token) / 2.0) / total;
+            assert_eq!(choose(&logits, &Sampling::default(), at), token, "{place}");
+        }
+        let top_k = Sampling { top_k: Some(300), ..Sampling::default() };
+        assert_eq!(choose(&logits, &top_k, 1.0 - 1e-9), by_likelihood[299]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod batch;
 mod checkpoint;
 mod column;
 mod data;
+mod decode;
 mod error;
 mod evaluation;
 mod forward;
@@ -46,6 +47,7 @@ pub use checkpoint::{
     Saver, Snapshot, StatePart, StateTensor, Storage, TrainingState, Verified, checkpoint_bytes,
 };
 pub use data::LoaderSource;
+pub use decode::Decoder;
 pub use error::TrainError;
 pub use evaluation::Evaluation;
 pub use generate::{Generator, Sampling};

@@ -1,11 +1,12 @@
 //! Text by the trained model.
 
+use crate::sample;
 use anyhow::Result;
 use std::path::Path;
 use storm_data::Tokenizer;
 use storm_graph::DType;
-use storm_model::{BuildOptions, HfDirectory};
-use storm_train::{Generator, Inference, Sampling};
+use storm_model::{DecodeOptions, HfDirectory};
+use storm_train::{Decoder, Generator, Sampling};
 
 /// How to write.
 pub(super) struct SampleOptions<'a> {
@@ -24,25 +25,20 @@ pub(super) fn write(
     options: &SampleOptions<'_>,
 ) -> Result<String> {
     let directory = HfDirectory::open(directory)?;
-    let build = BuildOptions::training(1, options.sequence, DType::F32);
-    let mut model = Inference::load(directory.model(), &build, &directory)?;
-    let end_of_text = tokenizer.info().end_of_text;
-    let mut ids = tokenizer.encode(options.prompt)?;
-    if ids.is_empty() {
-        ids.push(end_of_text.unwrap_or(0));
+    let decode = DecodeOptions { window: options.sequence, dtype: DType::F32 };
+    let mut model = Decoder::load(directory.model(), &decode, &directory)?;
+    let mut prompt = tokenizer.encode(options.prompt)?;
+    if prompt.is_empty() {
+        prompt.push(tokenizer.info().end_of_text.unwrap_or(0));
     }
     let sampling =
         Sampling { temperature: options.temperature, seed: options.seed, ..Sampling::default() };
-    let mut generator = Generator::new(&mut model, ids, sampling)?;
-    let mut text = tokenizer.stream();
+    let mut generator = Generator::new(&mut model, prompt, sampling)?;
     let mut written = options.prompt.to_owned();
-    for _ in 0..options.tokens {
-        let token = generator.next_token()?;
-        if Some(token) == end_of_text {
-            break;
-        }
-        written.push_str(&text.step(token)?);
-    }
-    written.push_str(&text.finish()?);
+    let ends = sample::ends(&directory, tokenizer);
+    sample::write(&mut generator, tokenizer, &ends, options.tokens, |text| {
+        written.push_str(text);
+        Ok(())
+    })?;
     Ok(written)
 }

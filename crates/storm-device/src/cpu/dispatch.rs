@@ -244,6 +244,11 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 );
             })
         }
+        Op::CachedAttention { qkv, positions, heads, scale, .. } => with_float!(qkv.dtype, E => {
+            let attention = access.attention(qkv, &None, heads, Mask::Causal, *scale);
+            let (y, cache) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
+            attention.cached(access.get(qkv), access.get(positions), cache, y);
+        }),
         Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } => {
             with_float!(hidden.dtype, E => {
                 let input =

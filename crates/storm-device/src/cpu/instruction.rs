@@ -48,7 +48,9 @@ fn check_supported(node: &Node) -> Result<(), DeviceError> {
         Op::Transpose { axes, .. } if axes.len() > MAX_AXES => {
             Err(unsupported(node, format!("it has more than {MAX_AXES} axes")))
         }
-        Op::Attention { heads, .. } | Op::AttentionGrad { heads, .. }
+        Op::Attention { heads, .. }
+        | Op::AttentionGrad { heads, .. }
+        | Op::CachedAttention { heads, .. }
             if heads.head_dim > HEAD_DIM_MAX =>
         {
             let width = heads.head_dim;

@@ -26,6 +26,7 @@ fn class_name(class: TensorClass) -> &'static str {
         TensorClass::Parameter(Training::Frozen) => "frozen weights",
         TensorClass::Gradient => "gradients",
         TensorClass::OptimizerState => "optimizer state",
+        TensorClass::Cache => "keys and values",
         TensorClass::Activation => "activations",
         TensorClass::Scratch => "scratch",
     }

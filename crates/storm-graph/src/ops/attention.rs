@@ -52,6 +52,25 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 Output::scratch("delta", per_query(qkv, heads), DType::F32),
             ])
         }
+        Op::CachedAttention { qkv, cache, positions, heads, .. } => {
+            rules::packed_heads("qkv", qkv, heads)?;
+            let rows = qkv.shape.row_shape();
+            rules::dtype("positions", positions, DType::I32)?;
+            rules::shape("positions", positions, &rows)?;
+            rules::rank("cache", cache, 3)?;
+            rules::dtype("cache", cache, qkv.dtype)?;
+            let (batch, window) = (rows.axes()[0], cache.shape.axes()[1]);
+            let wanted = Shape::from([batch, window, heads.key_value_width()]);
+            rules::shape("cache", cache, &wanted)?;
+            let tokens = rows.axes()[1];
+            if tokens > window {
+                return Err(format!("{tokens} new tokens do not fit a cache of {window}"));
+            }
+            Ok(vec![
+                Output::activation("", qkv.shape.with_width(heads.query_width()), qkv.dtype),
+                Output::cache("cache", wanted, qkv.dtype),
+            ])
+        }
         _ => unreachable!("not an attention op"),
     }
 }

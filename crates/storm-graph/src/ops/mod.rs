@@ -40,7 +40,8 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Op::RotaryTable { .. }
         | Op::Rotary { .. }
         | Op::Attention { .. }
-        | Op::AttentionGrad { .. } => attention::infer(op),
+        | Op::AttentionGrad { .. }
+        | Op::CachedAttention { .. } => attention::infer(op),
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::infer(op),
         Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::infer(op),
         Op::Reshape { .. }
@@ -73,8 +74,8 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::Reshape { .. } | Op::Transpose { .. } | Op::Convert { .. } => {
             reshape::backward(op, ctx)
         }
-        // Gradients of gradients and of updates are not offered; constants have no operands that
-        // could need one.
+        // Gradients of gradients, of updates and of text being written are not offered; constants have
+        // no operands that could need one.
         Op::EmbeddingGrad { .. }
         | Op::LinearInputGrad { .. }
         | Op::LinearWeightGrad { .. }
@@ -84,6 +85,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::QkNormGrad { .. }
         | Op::RotaryTable { .. }
         | Op::AttentionGrad { .. }
+        | Op::CachedAttention { .. }
         | Op::HeadLossGrad { .. }
         | Op::Fill { .. }
         | Op::RandomNormal { .. }

@@ -1,7 +1,8 @@
 //! Whole training steps on the CPU device: exact for any thread count, any choice of what to
-//! recompute, and without allocating.
+//! recompute, and without allocating. And text by the models: exact, however much of it is kept.
 
 mod allocation;
 mod exactness;
 mod learning;
 mod support;
+mod writing;

@@ -6,6 +6,9 @@ use half::bf16;
 ///
 /// The conversions are plain bit operations, so that loops over them vectorize.
 pub trait Element: Copy + Send + Sync + 'static {
+    /// Values in 32 bits: one, or two halves of f32 values with the first in the low bits.
+    const PER_WORD: usize;
+
     /// The value, exactly.
     fn to_f32(self) -> f32;
     /// The nearest representable value, ties to even. NaN stays NaN.
@@ -23,6 +26,8 @@ pub trait Element: Copy + Send + Sync + 'static {
 }
 
 impl Element for f32 {
+    const PER_WORD: usize = 1;
+
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
@@ -41,6 +46,8 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    const PER_WORD: usize = 2;
+
     #[inline(always)]
     fn to_f32(self) -> f32 {
         f32::from_bits((self.to_bits() as u32) << 16)

@@ -49,6 +49,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             heads::plan(planner)
         }
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
+        Op::CachedAttention { .. } => {
+            Err(unsupported(planner, "text is written on the CPU device only"))
+        }
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
         Op::ColumnSum { .. }
         | Op::Sum { .. }

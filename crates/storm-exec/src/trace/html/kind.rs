@@ -104,7 +104,9 @@ impl Kind {
                 TensorClass::Parameter(_) => Kind::Weights,
                 TensorClass::Gradient => Kind::Gradients,
                 TensorClass::OptimizerState => Kind::OptimizerState,
-                TensorClass::Activation | TensorClass::Scratch => Kind::Activations,
+                TensorClass::Activation | TensorClass::Cache | TensorClass::Scratch => {
+                    Kind::Activations
+                }
             },
         }
     }

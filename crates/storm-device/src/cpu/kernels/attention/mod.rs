@@ -9,6 +9,7 @@
 
 mod backward;
 mod blocks;
+mod cached;
 mod forward;
 mod mask;
 mod softmax;
@@ -134,6 +135,16 @@ impl AttentionShape {
 impl Attention<'_> {
     /// Panics unless the sizes make sense and the buffers have them.
     fn check<T: Element>(&self, qkv: &[T], out: &[T], lse: &[f32]) {
+        self.check_sizes(qkv, out);
+        let AttentionShape { batch, seq, q_heads, .. } = self.shape;
+        assert_eq!(lse.len(), batch * q_heads * seq, "length of lse");
+        if let Some(segments) = self.segments {
+            assert_eq!(segments.len(), batch * seq, "length of segments");
+        }
+    }
+
+    /// The same without what only whole passes have.
+    fn check_sizes<T: Element>(&self, qkv: &[T], out: &[T]) {
         let AttentionShape { batch, seq, q_heads, kv_heads, head_dim } = self.shape;
         assert!(kv_heads > 0 && q_heads.is_multiple_of(kv_heads), "heads do not group");
         assert!((1..=HEAD_DIM_MAX).contains(&head_dim), "head size {head_dim} is not supported");
@@ -144,9 +155,5 @@ impl Attention<'_> {
         let heads = q_heads.saturating_add(kv_heads.saturating_mul(2));
         assert_eq!(Some(qkv.len()), product(&[batch, seq, heads, head_dim]), "length of qkv");
         assert_eq!(out.len(), batch * seq * self.shape.out_stride(), "length of out");
-        assert_eq!(lse.len(), batch * q_heads * seq, "length of lse");
-        if let Some(segments) = self.segments {
-            assert_eq!(segments.len(), batch * seq, "length of segments");
-        }
     }
 }

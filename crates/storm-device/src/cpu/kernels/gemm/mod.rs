@@ -8,7 +8,7 @@
 //! Structure, after BLIS: the output is cut into tiles, one task each (`partition`). A task walks
 //! k in blocks; per block it packs its part of B once, then takes the rows in panels of a few: a
 //! panel of A is packed into the first-level cache and multiplied with all of B (`micro`). Sums
-//! wait in a per-thread f32 buffer between k blocks.
+//! wait in a per-thread f32 buffer between k blocks. A single row goes another way (`row`).
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -20,6 +20,9 @@ mod matrix;
 mod micro;
 mod pack;
 mod partition;
+mod row;
+#[cfg(target_arch = "x86_64")]
+mod turn;
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -84,6 +87,9 @@ pub fn gemm<A: Element, B: Element, C: Element>(
     let problem = Problem { a, b, c_row_stride: c.row_stride(), c: c.shared(), epilogue, k };
     let small = m.saturating_mul(n).saturating_mul(k) < PARALLEL_MIN;
     let threads = if small { 1 } else { rayon::current_num_threads() };
+    if problem.run_row(n, threads).is_some() {
+        return;
+    }
     let partition = Partition::new(m, n, threads);
     let run_tile = |index| {
         let (rows, cols) = partition.tile(index);

@@ -6,6 +6,8 @@
 
 use super::super::element::Element;
 use super::super::simd::{Isa, isa};
+#[cfg(target_arch = "x86_64")]
+use super::turn::turn_16;
 
 /// Lanes of a strip, and steps of k moved together.
 pub(super) const LANES: usize = 16;
@@ -197,46 +199,17 @@ unsafe fn move_transposed<T: Element>(
     target_stride: usize,
 ) {
     use std::arch::x86_64::*;
-    let pd = |x| _mm512_castps_pd(x);
-    let ps = |x| _mm512_castpd_ps(x);
     // Missing lanes repeat the last one: a constant trip count keeps everything in registers.
-    let r: [__m512; LANES] = std::array::from_fn(|lane| {
+    let mut rows = [_mm512_setzero_ps(); LANES];
+    for (lane, row) in rows.iter_mut().enumerate() {
         // SAFETY: the lane exists and has 16 steps; 16 floats make a vector.
         unsafe {
-            let row = source.at(lane.min(lanes - 1), 0).cast::<[T; LANES]>().read();
-            std::mem::transmute::<[f32; LANES], __m512>(T::widen(row))
+            let values = source.at(lane.min(lanes - 1), 0).cast::<[T; LANES]>().read();
+            *row = std::mem::transmute::<[f32; LANES], __m512>(T::widen(values));
         }
-    });
-    // Each step doubles the run of values that belong together: pairs, then quadruples within each
-    // 128-bit quarter, then the quarters are exchanged.
-    let zero = _mm512_setzero_ps();
-    let mut t = [zero; LANES];
-    for i in 0..8 {
-        t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);
     }
-    // q[4g + j], quarter c = rows 4g..4g+4 of column 4c + j.
-    let mut q = [zero; LANES];
-    for g in 0..4 {
-        q[4 * g] = ps(_mm512_unpacklo_pd(pd(t[4 * g]), pd(t[4 * g + 2])));
-        q[4 * g + 1] = ps(_mm512_unpackhi_pd(pd(t[4 * g]), pd(t[4 * g + 2])));
-        q[4 * g + 2] = ps(_mm512_unpacklo_pd(pd(t[4 * g + 1]), pd(t[4 * g + 3])));
-        q[4 * g + 3] = ps(_mm512_unpackhi_pd(pd(t[4 * g + 1]), pd(t[4 * g + 3])));
-    }
-    for j in 0..4 {
-        let low_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[j], q[4 + j]);
-        let low_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[j], q[4 + j]);
-        let high_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(q[8 + j], q[12 + j]);
-        let high_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(q[8 + j], q[12 + j]);
-        let columns = [
-            _mm512_shuffle_f32x4::<0b10_00_10_00>(low_even, high_even),
-            _mm512_shuffle_f32x4::<0b10_00_10_00>(low_odd, high_odd),
-            _mm512_shuffle_f32x4::<0b11_01_11_01>(low_even, high_even),
-            _mm512_shuffle_f32x4::<0b11_01_11_01>(low_odd, high_odd),
-        ];
-        for (c, column) in columns.into_iter().enumerate() {
-            // SAFETY: step 4c + j < 16.
-            unsafe { _mm512_storeu_ps(target.add((4 * c + j) * target_stride), column) };
-        }
+    for (step, column) in turn_16(rows).into_iter().enumerate() {
+        // SAFETY: there are 16 steps.
+        unsafe { _mm512_storeu_ps(target.add(step * target_stride), column) };
     }
 }
