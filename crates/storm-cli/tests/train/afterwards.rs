@@ -53,6 +53,11 @@ fn a_model_writes_the_same_text_again() {
     assert_eq!(one, text(&sample("--seed 3")));
     let greedy = text(&sample("--temperature 0 --seed 1"));
     assert_eq!(greedy, text(&sample("--top-k 1 --seed 2")));
+    assert!(text(&sample("--dtype bf16")).starts_with("12"));
+    let timed = sample("--timing");
+    assert!(String::from_utf8_lossy(&timed.stderr).contains("tokens/s"));
+    let unprompted = text(&storm(&place, "sample runs/a/model --tokenizer bytes --tokens 3"));
+    assert!(unprompted.ends_with('\n'), "{unprompted}");
     assert_eq!(sample("--top-p 0").status.code(), Some(2));
     assert_eq!(sample("--top-k 0").status.code(), Some(2));
 }

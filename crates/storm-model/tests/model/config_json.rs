@@ -78,6 +78,26 @@ fn a_written_config_is_read_again() {
     }
 }
 
+/// One token, several, none; what no token can be is passed over.
+#[test]
+fn the_ends_of_a_text_are_found() {
+    let ends = |value: Value| {
+        let mut map = base(Family::Llama);
+        map.insert("eos_token_id".to_owned(), value);
+        let folder = TempDir::new().unwrap();
+        let path = folder.path().join("config.json");
+        std::fs::write(&path, Value::Object(map).to_string()).unwrap();
+        HfConfig::read(&path).unwrap().end_of_text()
+    };
+    assert_eq!(ends(json!([2, 3])), [2, 3]);
+    assert_eq!(ends(json!(28)), [28]);
+    for none in
+        [json!(null), json!([]), json!(29), json!(-1), json!("</s>"), json!(1e300), json!([[2]])]
+    {
+        assert!(ends(none).is_empty());
+    }
+}
+
 #[test]
 fn rotary_parameters_of_both_versions() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
