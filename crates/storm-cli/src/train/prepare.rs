@@ -3,14 +3,14 @@
 use super::data;
 use super::device::Trains;
 use super::setup::Setup;
-use crate::plan::StepSize;
+use crate::plan::{Answer, StepSize};
 use crate::size;
 use anyhow::Result;
 use std::sync::Arc;
-use storm_plan::PlanError;
+use storm_plan::{PlanError, simulate};
 use storm_train::{
     Alarm, Batch, BatchSource, Notice, OnAlarm, PlannedTrainer, Preparation, Prepared, TrainError,
-    Trial, prepare, try_plan,
+    prepare, try_plan,
 };
 
 /// A run of fewer steps is over before a trial pays.
@@ -84,19 +84,33 @@ fn tried<D: Trains>(
     for batch in &mut batches {
         source.next_batch(batch)?;
     }
-    let Trial { step_seconds, corrected } =
-        try_plan(&mut trainer, &batches, 1, &setup.request.profile, predicted)?;
-    let device = trainer.into_device();
-    if let Some(corrected) = corrected {
-        setup.request.profile = corrected;
-        plan_anew(setup)?;
-        setup.style.say(&format!(
-            "a step took {step_seconds:.3} s where {predicted:.3} s were predicted: planned anew with what was \
-             measured, {:.3} s are predicted",
-            setup.answer.planned.prediction.step_seconds
-        ));
+    let first = try_plan(&mut trainer, &batches, 1, &setup.request.profile, predicted)?;
+    let Some(corrected) = first.corrected else {
+        return Ok(committed(setup, Some(trainer.into_device()))?);
+    };
+    setup.request.profile = corrected;
+    let before = plan_anew(setup)?;
+    let said = format!(
+        "a step took {:.3} s where {predicted:.3} s were predicted: corrected by what was measured, ",
+        first.step_seconds
+    );
+    let again = setup.answer.planned.prediction.step_seconds;
+    let mut trainer = committed(setup, Some(trainer.into_device()))?;
+    if setup.answer.planned.decisions == before.planned.decisions {
+        setup.style.say(&format!("{said}{again:.3} s are, by the same plan"));
+        return Ok(trainer);
     }
-    Ok(committed(setup, Some(device))?)
+    let second = try_plan(&mut trainer, &batches, 1, &setup.request.profile, again)?;
+    if second.step_seconds <= first.step_seconds {
+        setup.style.say(&format!("{said}and planned anew for {again:.3} s"));
+    } else {
+        // What the profile does not know of decides: the plan that was faster stays.
+        let simulated = simulate(&before.planned.plan, &setup.request.profile).step_seconds;
+        setup.answer = before;
+        setup.answer.planned.prediction.step_seconds = simulated;
+        setup.style.say(&format!("{said}{simulated:.3} s are; no other plan was faster"));
+    }
+    Ok(committed(setup, Some(trainer.into_device()))?)
 }
 
 /// A trainer for a run that was saved because device memory got short: under a plan that takes less, if there
@@ -111,7 +125,7 @@ pub(super) fn within_less<D: Trains>(
     let planned = setup.answer.planned.prediction.vram_peak_bytes;
     setup.request.vram.bytes = alarm.smaller_budget(planned, before);
     let on_alarm = match plan_anew(setup) {
-        Ok(()) => {
+        Ok(_) => {
             let bytes = size::show(setup.request.vram.bytes);
             setup.style.say(&format!("{alarm}: planned anew for {bytes} of device memory"));
             OnAlarm::Stop
@@ -128,11 +142,11 @@ pub(super) fn within_less<D: Trains>(
     Ok((trainer, on_alarm))
 }
 
-/// Plans the same step again, with the profile and the limits as they are now.
-fn plan_anew(setup: &mut Setup) -> Result<(), TrainError> {
+/// Plans the same step again, with the profile and the limits as they are now; returns what was planned before.
+fn plan_anew(setup: &mut Setup) -> Result<Answer, TrainError> {
     // A run keeps its micro-batches.
     setup.request.options.batch = setup.answer.batch;
     setup.request.step = StepSize::MicroBatches(setup.answer.accumulate);
-    setup.answer = setup.request.plan()?;
-    Ok(())
+    let answer = setup.request.plan()?;
+    Ok(std::mem::replace(&mut setup.answer, answer))
 }
