@@ -48,7 +48,7 @@ pub fn try_plan<D: PlanDevice>(
     let step_seconds = times[times.len() / 2];
     let is_off = (step_seconds / predicted_seconds - 1.0).abs() > OFF_MAX;
     let corrected = match is_off {
-        true => corrected(trainer, batches, profile)?,
+        true => corrected(trainer, batches, profile, step_seconds)?,
         false => None,
     };
     Ok(Trial { step_seconds, corrected })
@@ -66,17 +66,22 @@ fn step<D: PlanDevice>(
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// The profile as a recorded step corrects it; none if the device does not record.
+/// The profile as a recorded step corrects it, where one that is not recorded takes `step_seconds`; none if
+/// the device does not record.
 fn corrected<D: PlanDevice>(
     trainer: &mut PlannedTrainer<D>,
     batches: &[Batch],
     profile: &HardwareProfile,
+    step_seconds: f64,
 ) -> Result<Option<HardwareProfile>, TrainError> {
     trainer.set_recording(true);
-    step(trainer, batches)?;
+    let recorded_seconds = step(trainer, batches)?;
     let trace = trainer.trace()?;
     trainer.set_recording(false);
-    let seconds = |span: &Span| (span.instruction, (span.end_ns - span.start_ns) as f64 / 1e9);
+    // Recording takes time itself, which is much where kernels are short.
+    let share = (step_seconds / recorded_seconds).min(1.0);
+    let seconds =
+        |span: &Span| (span.instruction, share * (span.end_ns - span.start_ns) as f64 / 1e9);
     Ok(trace.map(|trace| {
         let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
         profile.refined(trainer.plan(), &measured)
