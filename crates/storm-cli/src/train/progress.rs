@@ -190,8 +190,13 @@ impl Sink for Progress {
                 }
                 let reason = reason(finished.reason);
                 self.line(&format!("{reason} after {} steps", finished.step));
+                // A run that makes room goes on: `started` follows.
+                let event = match finished.reason {
+                    StopReason::MemoryShort(_) => "making_room",
+                    _ => "finished",
+                };
                 self.object(json!({
-                    "event": "finished", "reason": reason, "step": finished.step,
+                    "event": event, "reason": reason, "step": finished.step,
                     "loss": finished.loss, "best": finished.best,
                     "checkpoint": finished.checkpoint.display().to_string(),
                 }));

@@ -61,6 +61,44 @@ fn a_run_that_goes_on_is_the_run_that_never_stopped() {
 }
 
 #[test]
+fn a_second_signal_harms_no_checkpoint() {
+    let place = Place::new();
+    let flags = ["--steps", "9", "--save-every", "1", "--keep-last", "9"];
+    let expected = losses(&place.run("whole", &flags).succeeded());
+    for steps in 1..6 {
+        let name = format!("left-{steps}");
+        let mut run = place.start(&name, &flags);
+        let mut seen = 0;
+        while seen < steps {
+            seen += losses(&[run.next().expect("more steps")]).len();
+        }
+        let id = run.child.id();
+        let script = format!("kill -INT {id}; kill -INT {id}");
+        Command::new("sh").args(["-c", &script]).status().expect("a shell runs");
+        let (code, events) = run.wait();
+        // It has left at once, unless it was done before the second signal came.
+        assert!(matches!(code, Some(0 | 130)), "{code:?}: {events:?}");
+        let resumed = [&flags[..], &["--resume"]].concat();
+        let rest = losses(&place.run(&name, &resumed).succeeded());
+        assert!(rest.len() < 9, "some checkpoint was whole");
+        assert_eq!(rest, expected[9 - rest.len()..]);
+        assert!(place.result(&name, 9) == place.result("whole", 9), "{name}: other weights");
+    }
+}
+
+#[test]
+fn a_trial_is_not_part_of_the_run() {
+    let place = Place::new();
+    // Runs of 50 steps and more are tried first.
+    let run = |name: &str, steps: &str| {
+        let flags = ["--steps", steps, "--schedule", "constant", "--precision", "bf16-stochastic"];
+        losses(&place.run(name, &flags).succeeded())
+    };
+    let (tried, untried) = (run("tried", "50"), run("untried", "49"));
+    assert_eq!(tried[..49], untried[..]);
+}
+
+#[test]
 fn a_damaged_checkpoint_is_passed_over() {
     let place = Place::new();
     let flags = ["--steps", "8", "--save-every", "4", "--keep-best", "false"];

@@ -2,6 +2,7 @@
 
 mod guard;
 mod saving;
+mod trial;
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,0 +1,38 @@
+//! Steps that show whether a prediction holds.
+
+use crate::{Made, trainer, trainer_on};
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_plan::{HardwareProfile, UpdateTime, simulate};
+use storm_train::{Batch, BatchSource, try_plan};
+
+/// Nothing takes so short.
+const NO_TIME: f64 = 1e-9;
+
+fn batches() -> Vec<Batch> {
+    let mut batch = Batch::new(Vec::new(), Vec::new(), 1);
+    Made { next: 0, end: None }.next_batch(&mut batch).expect("a batch");
+    vec![batch]
+}
+
+#[test]
+fn a_profile_that_promises_too_much_is_corrected() {
+    let device = CpuPlanOptions { threads: Some(1), trace: true, ..CpuPlanOptions::default() };
+    let mut trainer = trainer_on::<CpuPlanDevice>(UpdateTime::NextStep, device);
+    let mut profile = HardwareProfile::builtin("h200").expect("built in");
+    // Nothing but what a step measures says how long it takes.
+    (profile.kernel_seconds, profile.launch_seconds) = (0.0, 0.0);
+    let before = simulate(trainer.plan(), &profile).step_seconds;
+    let trial = try_plan(&mut trainer, &batches(), 1, &profile, NO_TIME).expect("a trial");
+    assert!(trial.step_seconds > NO_TIME);
+    let corrected = trial.corrected.expect("it was off");
+    let after = simulate(trainer.plan(), &corrected).step_seconds;
+    assert!(after > before, "a CPU is no H200: {before} and {after}");
+}
+
+#[test]
+fn without_a_recording_nothing_is_corrected() {
+    let mut trainer = trainer(UpdateTime::NextStep);
+    let profile = HardwareProfile::builtin("h200").expect("built in");
+    let trial = try_plan(&mut trainer, &batches(), 0, &profile, NO_TIME).expect("a trial");
+    assert_eq!(trial.corrected, None);
+}
