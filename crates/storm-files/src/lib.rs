@@ -1,0 +1,11 @@
+//! File system operations that the rest of STORM relies on.
+//!
+//! Every file that a user names may be a pipe, a device, or something that another process created a moment
+//! ago. These functions never block on a special file and never replace what the caller has not seen.
+//! Errors are plain [`std::io::Error`]s without the path: callers add it in their own error types.
+
+mod open;
+mod place;
+
+pub use open::open_plain;
+pub use place::{rename_new, sync_directory};
