@@ -2,10 +2,14 @@
 //!
 //! Every file that a user names may be a pipe, a device, or something that another process created a moment
 //! ago. These functions never block on a special file and never replace what the caller has not seen.
-//! Errors are plain [`std::io::Error`]s without the path: callers add it in their own error types.
+//! Errors carry no path: callers add it in their own error types.
 
+mod lock;
 mod open;
 mod place;
+mod write;
 
+pub use lock::{FolderLock, Holder, LockError};
 pub use open::open_plain;
 pub use place::{rename_new, sync_directory};
+pub use write::{append_plain, replace_file};

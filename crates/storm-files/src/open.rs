@@ -15,9 +15,14 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     // files ignore the flag.
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(path)?;
-    let kind = file.metadata()?.file_type();
+    check_plain(file.metadata()?.file_type())?;
+    Ok(file)
+}
+
+/// Refuses everything but a plain file.
+pub(crate) fn check_plain(kind: FileType) -> io::Result<()> {
     if kind.is_file() {
-        return Ok(file);
+        return Ok(());
     }
     let problem = format!("is {}, not a plain file", name_of_kind(kind));
     Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
