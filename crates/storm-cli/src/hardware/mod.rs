@@ -5,9 +5,9 @@ mod card;
 use crate::size;
 use anyhow::{Context, Result};
 pub(crate) use card::keep;
-use std::fs::{self, File};
 use std::io::Read;
 use std::path::Path;
+use storm_files::open_plain;
 use storm_plan::{HardwareProfile, ProfileError};
 
 /// A profile with thousands of measured points is far smaller.
@@ -55,17 +55,13 @@ fn resolve(hardware: &str) -> Result<HardwareProfile> {
 
 fn read(path: &Path) -> Result<HardwareProfile> {
     let bad = |problem: String| BadProfile(problem);
-    // Anything else may never end or block when opened.
-    let metadata = fs::metadata(path).map_err(|error| bad(error.to_string()))?;
-    if !metadata.is_file() {
-        return Err(bad("it is not a file".to_owned()).into());
-    }
+    let file = open_plain(path).map_err(|error| bad(error.to_string()))?;
+    let metadata = file.metadata().map_err(|error| bad(error.to_string()))?;
     let too_long = || bad(format!("a profile has at most {}", size::show(PROFILE_BYTES_MAX)));
     if metadata.len() > PROFILE_BYTES_MAX {
         return Err(too_long().into());
     }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(|error| bad(error.to_string()))?;
     // It may grow while it is read.
     file.take(PROFILE_BYTES_MAX + 1)
         .read_to_end(&mut bytes)

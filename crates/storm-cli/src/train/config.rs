@@ -2,9 +2,9 @@
 
 use super::options::Given;
 use super::reference;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use storm_files::open_plain;
 
 /// A config with every option and many comments is far smaller.
 const BYTES_MAX: u64 = 1 << 20;
@@ -28,10 +28,7 @@ impl std::error::Error for BadConfig {}
 pub(crate) fn read(path: &Path) -> Result<Given, BadConfig> {
     let bad = |problem: String| BadConfig(format!("{}: {problem}", path.display()));
     let mut text = String::new();
-    let file = File::open(path).map_err(|error| bad(error.to_string()))?;
-    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err(bad("it is not a file".to_owned()));
-    }
+    let file = open_plain(path).map_err(|error| bad(error.to_string()))?;
     file.take(BYTES_MAX + 1).read_to_string(&mut text).map_err(|error| bad(error.to_string()))?;
     if text.len() as u64 > BYTES_MAX {
         return Err(bad(format!("a config has at most {BYTES_MAX} bytes")));

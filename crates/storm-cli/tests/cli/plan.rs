@@ -134,7 +134,7 @@ fn hardware_by_name_or_file() {
     fs::write(&path, "{\"name\": 7}").expect("a file");
     let named = |path: &std::path::Path| format!("{start} --hardware {}", path.display());
     words(&named(&path)).failed(4, &["not a hardware profile"]);
-    words(&named(folder.path())).failed(4, &["not a file"]);
+    words(&named(folder.path())).failed(4, &["not a plain file"]);
 }
 
 #[test]

@@ -9,28 +9,22 @@ mod guard;
 
 use guard::Guarded;
 use memmap2::{Advice, MmapOptions, MmapRaw};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
+use storm_files::open_plain;
 
 /// Why a mapped file cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// It cannot be opened or mapped.
+    /// It cannot be opened or mapped, or it is a device, pipe or folder.
     #[error("{path}: {source}")]
     Io {
         /// The file.
         path: PathBuf,
         /// In the system's words.
         source: io::Error,
-    },
-    /// A device, pipe or folder.
-    #[error("{path}: not a regular file")]
-    NotAFile {
-        /// What it is not.
-        path: PathBuf,
     },
     /// Asked for bytes that it never had.
     #[error("{path}: bytes {offset}..{end} are not in a file of {length}")]
@@ -87,17 +81,8 @@ impl MappedFile {
     /// If it cannot be opened, is no regular file, or too many are mapped.
     pub fn open(path: &Path) -> Result<MappedFile, MapError> {
         let io = |source| MapError::Io { path: path.to_owned(), source };
-        // A pipe would block until somebody writes to it.
-        let file = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open(path)
-            .map_err(io)?;
-        let metadata = file.metadata().map_err(io)?;
-        if !metadata.is_file() {
-            return Err(MapError::NotAFile { path: path.to_owned() });
-        }
-        let length = metadata.len();
+        let file = open_plain(path).map_err(io)?;
+        let length = file.metadata().map_err(io)?.len();
         let size = usize::try_from(length).map_err(|_| io(io::ErrorKind::FileTooLarge.into()))?;
         // An empty range cannot be mapped, and there is nothing to read in it.
         let map = match size {

@@ -2,12 +2,13 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, File};
+use std::fs;
 use std::io::Read;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
+use storm_files::open_plain;
 
 use super::check::check_tensors;
 use super::config_json::HfConfig;
@@ -223,7 +224,7 @@ impl HfConfig {
 fn open_config(path: &Path) -> Result<(Root, HfConfig), ModelError> {
     let metadata = fs::metadata(path).map_err(ModelError::io("open the directory", path))?;
     if !metadata.is_dir() {
-        let is_pickle = metadata.is_file() && File::open(path).is_ok_and(|file| is_pickle(&file));
+        let is_pickle = open_plain(path).is_ok_and(|file| is_pickle(&file));
         let path = path.to_owned();
         return Err(match is_pickle {
             true => ModelError::Pickle { path },
@@ -248,7 +249,7 @@ fn no_file(root: &Root, missing: &'static str) -> ModelError {
         .filter_map(|entry| {
             root.file(entry.file_name().to_str()?).ok().flatten().map(|path| (entry.path(), path))
         })
-        .filter(|(_, path)| File::open(path).is_ok_and(|file| is_pickle(&file)))
+        .filter(|(_, path)| open_plain(path).is_ok_and(|file| is_pickle(&file)))
         .map(|(entry, _)| entry)
         .collect();
     pickles.sort();

@@ -13,6 +13,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use storm_files::open_plain;
 
 use super::dtype::{Dtype, Element, decode};
 use super::pickle::is_pickle;
@@ -94,12 +95,9 @@ impl SafetensorsFile {
 
     /// Opens one of several files.
     pub(super) fn open_within(path: &Path, budget: &mut HeaderBudget) -> Result<Self, ModelError> {
-        let file = File::open(path).map_err(ModelError::io("open the file", path))?;
+        let file = open_plain(path).map_err(ModelError::io("open the file", path))?;
         let metadata = file.metadata().map_err(ModelError::io("read the file's size", path))?;
         let damaged = |problem: String| ModelError::Safetensors { path: path.to_owned(), problem };
-        if !metadata.is_file() {
-            return Err(damaged("it is not a regular file".into()));
-        }
         if is_pickle(&file) {
             return Err(ModelError::Pickle { path: path.to_owned() });
         }

@@ -9,6 +9,8 @@ use std::path::Path;
 
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, MapAccess, Visitor};
 
+use storm_files::open_plain;
+
 use crate::ModelError;
 
 /// Reads a whole file, unless it is longer than `limit` bytes.
@@ -34,7 +36,7 @@ pub(super) fn open_capped(
     what: &'static str,
     limit: u64,
 ) -> Result<(File, u64), ModelError> {
-    let file = File::open(path).map_err(ModelError::io("open the file", path))?;
+    let file = open_plain(path).map_err(ModelError::io("open the file", path))?;
     let bytes = file.metadata().map_err(ModelError::io("read the file's size", path))?.len();
     if bytes > limit {
         return Err(ModelError::TooLarge { path: path.to_owned(), what, bytes, limit });
