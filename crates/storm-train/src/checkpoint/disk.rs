@@ -65,11 +65,11 @@ impl Storage for Disk {
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        fs::rename(from, to)
+        storm_files::rename_new(from, to)
     }
 
     fn sync_directory(&self, path: &Path) -> io::Result<()> {
-        File::open(path)?.sync_all()
+        storm_files::sync_directory(path)
     }
 
     fn remove_tree(&self, path: &Path) -> io::Result<()> {

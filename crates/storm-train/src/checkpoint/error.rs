@@ -31,6 +31,18 @@ pub enum CheckpointError {
         /// What is wrong with it.
         problem: String,
     },
+    /// There are checkpoints, and not one that a run could go on from.
+    #[error(
+        "none of the {count} checkpoints in {} can be used; put back a copy that is whole, or give \
+         --begin-anew instead of --resume: that sets all of the run aside and begins with step 1",
+        path.display()
+    )]
+    NoneUsable {
+        /// Their folder.
+        path: PathBuf,
+        /// How many there are.
+        count: usize,
+    },
     /// It is whole, but of something else.
     #[error("{} belongs to another run: {problem}; name another run, or use its config", path.display())]
     OtherRun {

@@ -1,13 +1,15 @@
 //! Finding a checkpoint that is what was written, and going on from it.
 
+use super::known::Condition;
 use super::manifest::{self, FileEntry, Manifest};
+use super::source::Hashing;
 use super::{
     CheckpointError, Checkpoints, Progress, StatePart, StateTensor, Storage, TrainingState,
 };
 use crate::TrainError;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use storm_files::open_plain;
 use storm_model::{HEADER_BYTES_MAX, ModelError, SafetensorsFile, TensorEntry};
 
 /// Files are read in pieces of this size.
@@ -22,24 +24,29 @@ pub struct Verified {
 }
 
 impl<S: Storage> Checkpoints<S> {
-    /// The newest checkpoint that can be used. Those after it that cannot are handed to `skipped` with
-    /// the reason.
+    /// The newest checkpoint that can be used; none if there is no checkpoint at all. Those after it that
+    /// cannot are handed to `skipped` with the reason.
     ///
     /// # Errors
-    /// One is of another model or newer than this program; an older one would only hide that.
+    /// There are checkpoints and none can be used; or one is of another model or newer than this program:
+    /// an older one would only hide that.
     pub fn newest(
         &self,
         expected: &[StateTensor],
         mut skipped: impl FnMut(u64, &CheckpointError),
     ) -> Result<Option<Verified>, CheckpointError> {
-        for step in self.steps()?.into_iter().rev() {
+        let steps = self.steps()?;
+        for &step in steps.iter().rev() {
             match self.verify(step, expected) {
                 Ok(verified) => return Ok(Some(verified)),
                 Err(error) if error.is_damage() => skipped(step, &error),
                 Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        match steps.len() {
+            0 => Ok(None),
+            count => Err(CheckpointError::NoneUsable { path: self.root.clone(), count }),
+        }
     }
 
     /// The settings of the newest checkpoint whose manifest can be read: what must be known before there
@@ -63,6 +70,27 @@ impl<S: Storage> Checkpoints<S> {
     /// # Errors
     /// It is damaged, or not of these tensors.
     pub fn verify(&self, step: u64, expected: &[StateTensor]) -> Result<Verified, CheckpointError> {
+        self.verify_by(step, expected, Hashing::AllCores)
+    }
+
+    pub(super) fn verify_by(
+        &self,
+        step: u64,
+        expected: &[StateTensor],
+        hashing: Hashing,
+    ) -> Result<Verified, CheckpointError> {
+        let verified = self.read_all(step, expected, hashing);
+        let condition = if verified.is_ok() { Condition::Whole } else { Condition::Unusable };
+        self.known.set(step, condition);
+        verified
+    }
+
+    fn read_all(
+        &self,
+        step: u64,
+        expected: &[StateTensor],
+        hashing: Hashing,
+    ) -> Result<Verified, CheckpointError> {
         let path = self.path(step);
         let Manifest { progress, files, .. } = Manifest::read(&path.join(manifest::FILE_NAME))?;
         if progress.step != step {
@@ -77,7 +105,7 @@ impl<S: Storage> Checkpoints<S> {
                 return Err(CheckpointError::Damaged { path, problem });
             };
             let tensors: Vec<&StateTensor> = expected.iter().filter(|t| t.part == part).collect();
-            opened.push(verify_file(&path.join(name), entry, &tensors)?);
+            opened.push(verify_file(&path.join(name), entry, &tensors, hashing)?);
         }
         Ok(Verified { path, progress, files: opened })
     }
@@ -87,6 +115,7 @@ fn verify_file(
     path: &Path,
     entry: &FileEntry,
     expected: &[&StateTensor],
+    hashing: Hashing,
 ) -> Result<SafetensorsFile, CheckpointError> {
     let damaged = |problem: String| CheckpointError::Damaged { path: path.to_owned(), problem };
     let other = |problem: String| CheckpointError::OtherRun { path: path.to_owned(), problem };
@@ -97,7 +126,8 @@ fn verify_file(
             entry.bytes
         )));
     }
-    let (bytes, hash) = hash_of(path, entry.bytes).map_err(CheckpointError::io("read", path))?;
+    let (bytes, hash) =
+        hash_of(path, entry.bytes, hashing).map_err(CheckpointError::io("read", path))?;
     if bytes != entry.bytes {
         return Err(damaged(format!("it has {bytes} bytes, not {}", entry.bytes)));
     }
@@ -126,8 +156,8 @@ fn verify_file(
 }
 
 /// The length and hash of a file; of one that is longer than `limit`, of a little more than that.
-fn hash_of(path: &Path, limit: u64) -> std::io::Result<(u64, blake3::Hash)> {
-    let mut file = File::open(path)?.take(limit.saturating_add(1));
+fn hash_of(path: &Path, limit: u64, hashing: Hashing) -> std::io::Result<(u64, blake3::Hash)> {
+    let mut file = open_plain(path)?.take(limit.saturating_add(1));
     let mut hasher = blake3::Hasher::new();
     let mut piece = vec![0; PIECE_BYTES];
     let mut bytes = 0;
@@ -135,7 +165,7 @@ fn hash_of(path: &Path, limit: u64) -> std::io::Result<(u64, blake3::Hash)> {
         match file.read(&mut piece)? {
             0 => return Ok((bytes, hasher.finalize())),
             count => {
-                hasher.update_rayon(&piece[..count]);
+                hashing.update(&mut hasher, &piece[..count]);
                 bytes += count as u64;
             }
         }

@@ -6,9 +6,9 @@
 use super::CheckpointError;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use storm_files::open_plain;
 
 pub(super) const FILE_NAME: &str = "manifest.json";
 
@@ -82,7 +82,7 @@ impl Manifest {
     }
 
     pub(super) fn read(path: &Path) -> Result<Manifest, CheckpointError> {
-        let file = File::open(path).map_err(CheckpointError::io("open", path))?;
+        let file = open_plain(path).map_err(CheckpointError::io("open", path))?;
         let mut text = Vec::new();
         file.take(BYTES_MAX + 1)
             .read_to_end(&mut text)

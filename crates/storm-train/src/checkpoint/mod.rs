@@ -8,6 +8,7 @@
 mod disk;
 mod error;
 mod keep;
+mod known;
 mod load;
 mod manifest;
 mod save;
@@ -26,6 +27,7 @@ pub use snapshot::Snapshot;
 pub(crate) use state::state_tensors;
 pub use state::{StatePart, StateTensor, TrainingState, checkpoint_bytes};
 
+use known::Known;
 use std::path::{Path, PathBuf};
 
 /// The checkpoints of a run, in one folder.
@@ -33,6 +35,7 @@ use std::path::{Path, PathBuf};
 pub struct Checkpoints<S = Disk> {
     root: PathBuf,
     storage: S,
+    known: Known,
 }
 
 /// What a name in the folder is that is no checkpoint: being written, being deleted, or out of the way
@@ -46,7 +49,7 @@ impl<S: Storage> Checkpoints<S> {
     /// From the file system.
     pub fn open(root: &Path, storage: S) -> Result<Checkpoints<S>, CheckpointError> {
         storage.create_directories(root).map_err(CheckpointError::io("create", root))?;
-        Ok(Checkpoints { root: root.to_owned(), storage })
+        Ok(Checkpoints { root: root.to_owned(), storage, known: Known::default() })
     }
 
     /// Steps that have a checkpoint, in order; whether it can be used is not looked at.

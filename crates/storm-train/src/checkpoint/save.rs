@@ -1,5 +1,6 @@
 //! Writing a checkpoint: under another name first, in its place when all of it is on the disk.
 
+use super::known::Condition;
 use super::manifest::{self, FileEntry, Manifest};
 use super::source::{Hashing, Live, StateSource};
 use super::{
@@ -45,7 +46,7 @@ impl<S: Storage> Checkpoints<S> {
     ) -> Result<PathBuf, F::Error> {
         let target = self.path(progress.step);
         let is_there = target.symlink_metadata().is_ok();
-        if is_there && self.verify(progress.step, &source.tensors()).is_ok() {
+        if is_there && self.verify_by(progress.step, &source.tensors(), F::HASHING).is_ok() {
             return Ok(target);
         }
         let partial = self.beside(progress.step, "partial");
@@ -62,6 +63,7 @@ impl<S: Storage> Checkpoints<S> {
         }
         self.rename(&partial, &target)?;
         self.sync_root()?;
+        self.known.set(progress.step, Condition::Whole);
         if is_there {
             self.clear(&replaced)?;
         }
@@ -163,10 +165,7 @@ impl<F: OutputFile> HashedFile<F> {
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        match self.hashing {
-            Hashing::AllCores => self.hasher.update_rayon(bytes),
-            Hashing::OneCore => self.hasher.update(bytes),
-        };
+        self.hashing.update(&mut self.hasher, bytes);
         self.bytes += bytes.len() as u64;
         self.file.write_all(bytes).map_err(CheckpointError::io("write", &self.path))
     }

@@ -1,5 +1,6 @@
 //! Saving beside the steps of a run: a thread writes what a snapshot holds, one checkpoint at a time.
 
+use super::source::Hashing;
 use super::{CheckpointError, Checkpoints, Progress, Retention, Snapshot, Storage, TrainingState};
 use crate::TrainError;
 use std::path::PathBuf;
@@ -96,7 +97,7 @@ impl<S: Storage> Saver<S> {
             Way::Writing(_) => panic!("wait for the checkpoint before"),
             Way::Pause => {
                 let path = self.checkpoints.save(state, progress)?;
-                self.checkpoints.keep(keep.retention, keep.best)?;
+                self.checkpoints.keep(keep, &state.tensors())?;
                 let seconds = begun.elapsed().as_secs_f64();
                 return Ok(Begun::Saved(Saved { step: progress.step, path, seconds }));
             }
@@ -109,7 +110,7 @@ impl<S: Storage> Saver<S> {
         let progress = progress.clone();
         let write = move || {
             let written = checkpoints.save_snapshot(&snapshot, &progress).and_then(|path| {
-                checkpoints.keep(keep.retention, keep.best)?;
+                checkpoints.keep_by(keep, snapshot.tensors(), Hashing::OneCore)?;
                 Ok(Saved { step, path, seconds: begun.elapsed().as_secs_f64() })
             });
             (snapshot, written)

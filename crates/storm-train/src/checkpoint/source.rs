@@ -23,6 +23,15 @@ pub(super) enum Hashing {
     OneCore,
 }
 
+impl Hashing {
+    pub(super) fn update(self, hasher: &mut blake3::Hasher, bytes: &[u8]) {
+        match self {
+            Hashing::AllCores => hasher.update_rayon(bytes),
+            Hashing::OneCore => hasher.update(bytes),
+        };
+    }
+}
+
 /// The state itself, which must not change meanwhile.
 pub(super) struct Live<'a, T> {
     state: &'a mut T,

@@ -4,7 +4,7 @@ use crate::support::{save, train, trainer};
 use std::fs;
 use std::path::{Path, PathBuf};
 use storm_plan::UpdateTime;
-use storm_train::{Checkpoints, Disk, Precision, StateTensor, TrainingState};
+use storm_train::{CheckpointError, Checkpoints, Disk, Precision, StateTensor, TrainingState};
 use tempfile::TempDir;
 
 /// Two checkpoints, and the tensors that they are of.
@@ -85,6 +85,31 @@ fn truncation_is_found() {
 }
 
 #[test]
+fn special_files_are_passed_over_at_once() {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let saved = Saved::new();
+        for path in saved.files() {
+            let whole = fs::read(&path).expect("a file");
+            fs::remove_file(&path).expect("a file");
+            let made = std::process::Command::new("mkfifo").arg(&path).status();
+            assert!(made.expect("mkfifo runs").success());
+            saved.falls_back(&format!("{} as a FIFO", path.display()));
+            for target in ["/dev/zero", "/dev/tty", "."] {
+                fs::remove_file(&path).expect("a file");
+                std::os::unix::fs::symlink(target, &path).expect("a link");
+                saved.falls_back(&format!("{} as a link to {target}", path.display()));
+            }
+            fs::remove_file(&path).expect("a file");
+            fs::write(&path, &whole).expect("a file");
+        }
+        done.send(()).expect("the test waits");
+    });
+    // It takes a moment, or for ever.
+    is_done.recv_timeout(std::time::Duration::from_secs(60)).expect("it does not hang");
+}
+
+#[test]
 fn garbage_is_found() {
     let saved = Saved::new();
     for path in saved.files() {
@@ -115,6 +140,22 @@ fn a_damaged_checkpoint_is_replaced_by_a_new_one_of_its_step() {
     save(&saved.checkpoints, &mut trainer, 2).expect("a checkpoint");
     let newest = saved.checkpoints.newest(&saved.tensors, |_, error| panic!("{error}"));
     assert_eq!(newest.expect("readable").expect("there").progress().step, 2);
+}
+
+#[test]
+fn checkpoints_of_which_none_can_be_used_are_an_error() {
+    let saved = Saved::new();
+    for step in [1, 2] {
+        let folder = saved.checkpoints.path(step);
+        fs::remove_file(folder.join("parameters.safetensors")).expect("a file");
+    }
+    let mut skipped = Vec::new();
+    let error = saved
+        .checkpoints
+        .newest(&saved.tensors, |step, _| skipped.push(step))
+        .expect_err("there is no checkpoint to go on from");
+    assert!(matches!(error, CheckpointError::NoneUsable { count: 2, .. }), "{error}");
+    assert_eq!(skipped, [2, 1]);
 }
 
 #[test]

@@ -141,7 +141,8 @@ fn what_is_unfinished_is_no_checkpoint_and_is_deleted() {
     std::fs::create_dir(folder.path().join("notes.partial")).expect("a folder");
     assert_eq!(checkpoints.steps().expect("steps"), [10, 20, 30]);
     checkpoints.remove_unfinished().expect("a clean folder");
-    checkpoints.keep(Retention { last: 1, every: None }, Some(10)).expect("fewer");
+    let keep = Keep { retention: Retention { last: 1, every: None }, best: Some(10) };
+    checkpoints.keep(keep, &TrainingState::tensors(&trainer)).expect("fewer");
     let mut names: Vec<_> = std::fs::read_dir(folder.path())
         .expect("a folder")
         .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))

@@ -3,4 +3,5 @@
 mod damage;
 mod exact;
 mod faults;
+mod keep;
 mod support;
