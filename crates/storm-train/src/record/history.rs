@@ -1,31 +1,40 @@
+use super::thinned::Thinned;
 use super::{Sink, StepRecord};
 use crate::{Event, RunError};
 
-/// Points of a run that a page can show; every other one goes when there are twice as many.
-const POINTS_MAX: usize = 2000;
-
-/// What a run did, thinned to what a picture can show.
-#[derive(Clone, Debug, Default)]
+/// What a run did, thinned to what a picture can show: its size does not depend on how long the run is.
+#[derive(Clone, Debug)]
 pub struct History {
-    steps: Vec<StepRecord>,
-    /// Only steps that are a multiple of this are kept.
-    stride: u64,
+    steps: Thinned<StepRecord>,
     last: Option<StepRecord>,
-    evaluations: Vec<(u64, f64)>,
-    saves: Vec<(u64, f64)>,
+    device_bytes_peak: u64,
+    evaluations: Thinned<(u64, f64)>,
+    last_evaluation: Option<(u64, f64)>,
+    best_loss: Option<f64>,
+}
+
+impl Default for History {
+    fn default() -> History {
+        History::new()
+    }
 }
 
 impl History {
     /// Nothing yet.
     pub fn new() -> History {
-        History { stride: 1, ..History::default() }
+        History {
+            steps: Thinned::new(),
+            last: None,
+            device_bytes_peak: 0,
+            evaluations: Thinned::new(),
+            last_evaluation: None,
+            best_loss: None,
+        }
     }
 
     /// Steps, the last one included.
     pub fn steps(&self) -> impl Iterator<Item = &StepRecord> {
-        let is_extra =
-            self.last.as_ref().map(|last| last.step) != self.steps.last().map(|record| record.step);
-        self.steps.iter().chain(self.last.iter().filter(move |_| is_extra))
+        with_last(self.steps.as_slice(), self.last.as_ref(), |record| record.step)
     }
 
     /// The last step.
@@ -33,14 +42,14 @@ impl History {
         self.last.as_ref()
     }
 
-    /// Step and loss of each evaluation.
-    pub fn evaluations(&self) -> &[(u64, f64)] {
-        &self.evaluations
+    /// Step and loss of evaluations, the last one included.
+    pub fn evaluations(&self) -> impl Iterator<Item = &(u64, f64)> {
+        with_last(self.evaluations.as_slice(), self.last_evaluation.as_ref(), |(step, _)| *step)
     }
 
-    /// Of each checkpoint, its step and how long steps waited for it.
-    pub fn saves(&self) -> &[(u64, f64)] {
-        &self.saves
+    /// The least loss of all evaluations.
+    pub fn best_loss(&self) -> Option<f64> {
+        self.best_loss
     }
 
     /// Median seconds of the steps that are kept.
@@ -52,33 +61,33 @@ impl History {
 
     /// Most device memory that was seen.
     pub fn device_bytes_peak(&self) -> u64 {
-        self.steps().map(|record| record.device_bytes).max().unwrap_or(0)
+        self.device_bytes_peak
     }
+}
 
-    fn thin(&mut self) {
-        self.stride *= 2;
-        let stride = self.stride;
-        self.steps.retain(|record| record.step.is_multiple_of(stride));
-    }
+/// All that was kept, and the last if it was not.
+fn with_last<'a, T>(
+    kept: &'a [T],
+    last: Option<&'a T>,
+    step: impl Fn(&T) -> u64,
+) -> impl Iterator<Item = &'a T> {
+    let is_extra = last.map(&step) != kept.last().map(&step);
+    kept.iter().chain(last.filter(|_| is_extra))
 }
 
 impl Sink for History {
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
         self.last = Some(*record);
-        if record.step.is_multiple_of(self.stride) {
-            self.steps.push(*record);
-            if self.steps.len() > 2 * POINTS_MAX {
-                self.thin();
-            }
-        }
+        self.device_bytes_peak = self.device_bytes_peak.max(record.device_bytes);
+        self.steps.push(*record);
         Ok(())
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
-        match event {
-            Event::Evaluated { step, loss, .. } => self.evaluations.push((*step, *loss)),
-            Event::Saved { step, pause_seconds, .. } => self.saves.push((*step, *pause_seconds)),
-            _ => {}
+        if let Event::Evaluated { step, loss, .. } = *event {
+            self.evaluations.push((step, loss));
+            self.last_evaluation = Some((step, loss));
+            self.best_loss = Some(self.best_loss.map_or(loss, |best| best.min(loss)));
         }
         Ok(())
     }
@@ -86,12 +95,15 @@ impl Sink for History {
 
 #[cfg(test)]
 mod tests {
+    use super::super::thinned::KEPT_MIN;
     use super::*;
 
     #[test]
-    fn a_long_run_is_thinned_and_keeps_its_end() {
+    fn a_long_run_is_thinned_and_keeps_its_end_and_its_extremes() {
         let mut history = History::new();
-        let count = 10 * POINTS_MAX as u64 + 7;
+        let count = 10 * KEPT_MIN as u64 + 8;
+        // Neither is among those that are kept.
+        let extreme = count / 2 + 1;
         for step in 1..=count {
             let record = StepRecord {
                 step,
@@ -101,19 +113,24 @@ mod tests {
                 tokens: step,
                 seconds: 1.0,
                 tokens_per_second: 1.0,
-                device_bytes: step,
+                device_bytes: u64::from(step == extreme),
                 host_bytes: 0,
                 process_bytes: None,
                 hidden_share: None,
                 compute_share: None,
             };
             history.step(&record).expect("taken down");
+            let loss = if step == extreme { 0.5 } else { 1.0 };
+            let evaluated = Event::Evaluated { step, loss, is_best: false, seconds: 0.0 };
+            history.event(&evaluated).expect("taken down");
         }
         let steps: Vec<u64> = history.steps().map(|record| record.step).collect();
-        assert!(steps.len() <= 2 * POINTS_MAX + 1, "{}", steps.len());
-        assert!(steps.len() > POINTS_MAX / 2);
+        let evaluations: Vec<u64> = history.evaluations().map(|(step, _)| *step).collect();
+        assert_eq!(evaluations, steps);
+        assert!(steps.len() <= 2 * KEPT_MIN + 1, "{}", steps.len());
         assert_eq!(steps.last(), Some(&count));
         assert!(steps.windows(2).all(|pair| pair[0] < pair[1]));
-        assert_eq!(history.device_bytes_peak(), count);
+        assert!(!steps.contains(&extreme));
+        assert_eq!((history.device_bytes_peak(), history.best_loss()), (1, Some(0.5)));
     }
 }

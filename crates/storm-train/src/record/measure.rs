@@ -87,7 +87,11 @@ impl Measure {
         })
     }
 
-    fn look(&mut self, observed: &mut dyn Observed) -> Result<(), RunError> {
+    /// Takes down memory and what the queues did in the last step, whether it is time for it or not.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn look(&mut self, observed: &mut dyn Observed) -> Result<(), RunError> {
         self.device_bytes = observed.device_bytes_in_use()?;
         self.process_bytes = process_bytes();
         if let Some(trace) = observed.trace()? {

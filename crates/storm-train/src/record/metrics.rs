@@ -2,10 +2,12 @@
 
 use super::{Sink, StepRecord};
 use crate::{Event, RunError};
+use serde::Deserialize;
 use serde_json::{Value, json};
-use std::fs::{File, OpenOptions};
-use std::io::{BufRead, BufReader, BufWriter, Write};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use storm_files::{append_plain, open_plain, replace_file, sync_directory};
 
 /// A longer line is none of ours.
 const LINE_BYTES_MAX: u64 = 1 << 16;
@@ -18,83 +20,136 @@ pub struct MetricsFile {
 }
 
 impl MetricsFile {
-    /// Goes on with the metrics of a run that stands after `step`: what a stopped process wrote of
-    /// later steps is dropped, and so is half a line at the end.
+    /// Goes on with the metrics of a run that stands after `step`. What is there of the steps before is handed
+    /// to `sink`, line by line; what a stopped process wrote of later steps is dropped, and so is half a line at
+    /// the end. Takes no more memory for a long file than for a short one.
     ///
     /// # Errors
-    /// The file cannot be read or written.
-    pub fn open(path: &Path, step: u64) -> Result<MetricsFile, RunError> {
-        let rewritten = path.with_extension("jsonl.partial");
-        let mut file =
-            BufWriter::new(File::create(&rewritten).map_err(RunError::write(&rewritten))?);
-        for_each_line(path, |line| match step_of(line) {
-            Some(of) if of <= step => writeln!(file, "{line}"),
-            _ => Ok(()),
-        })
-        .and_then(|()| file.flush())
-        .and_then(|()| std::fs::rename(&rewritten, path))
-        .map_err(RunError::write(path))?;
-        let file = OpenOptions::new().append(true).open(path).map_err(RunError::write(path))?;
-        Ok(MetricsFile { path: path.to_owned(), file: BufWriter::new(file) })
-    }
-
-    /// Every step and evaluation that a file has, handed to `sink`.
-    ///
-    /// # Errors
-    /// The file cannot be read.
-    pub fn replay(path: &Path, sink: &mut dyn Sink) -> Result<(), RunError> {
-        let mut found = Vec::new();
-        for_each_line(path, |line| {
-            found.extend(serde_json::from_str::<Value>(line));
-            Ok(())
-        })
-        .map_err(RunError::write(path))?;
-        for line in found {
-            if let Ok(record) = serde_json::from_value::<StepRecord>(line.clone()) {
-                sink.step(&record)?;
-            } else if let (Some(step), Some(loss)) =
-                (line["step"].as_u64(), line["eval_loss"].as_f64())
-            {
-                sink.event(&Event::Evaluated { step, loss, is_best: false, seconds: 0.0 })?;
-            }
+    /// The file cannot be read or written, or from `sink`.
+    pub fn open(path: &Path, step: u64, sink: &mut dyn Sink) -> Result<MetricsFile, RunError> {
+        let source = match open_plain(path) {
+            Ok(file) => Some(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(RunError::read(path)(error)),
+        };
+        if let Some(mut source) = source
+            && let Some(bytes) = replay(path, &source, step, sink)?
+        {
+            replace_file(path, |out| copy_kept(&mut source, bytes, step, out))
+                .map_err(RunError::write(path))?;
         }
-        Ok(())
+        let folder = path.parent().unwrap_or(path);
+        let file = append_plain(path).map_err(RunError::write(path))?;
+        sync_directory(folder).map_err(RunError::write(folder))?;
+        Ok(MetricsFile { path: path.to_owned(), file: BufWriter::new(file) })
     }
 
     fn line(&mut self, line: &Value) -> Result<(), RunError> {
         writeln!(self.file, "{line}").map_err(RunError::write(&self.path))
     }
+}
 
-    fn flush(&mut self) -> Result<(), RunError> {
-        self.file.flush().map_err(RunError::write(&self.path))
+/// Hands all lines up to `step` to `sink`. If some are not to be kept, returns how many bytes there are before the
+/// first of these.
+fn replay(
+    path: &Path,
+    source: &File,
+    step: u64,
+    sink: &mut dyn Sink,
+) -> Result<Option<u64>, RunError> {
+    let mut lines = Lines::new(source);
+    let mut kept_bytes = None;
+    loop {
+        let start = lines.position;
+        let Some(line) = lines.next().map_err(RunError::read(path))? else { return Ok(kept_bytes) };
+        match Recorded::parse(line).filter(|recorded| recorded.step() <= step) {
+            Some(Recorded::Step(record)) => sink.step(&record)?,
+            Some(Recorded::Other(Other { step, eval_loss: Some(loss) })) => {
+                sink.event(&Event::Evaluated { step, loss, is_best: false, seconds: 0.0 })?;
+            }
+            Some(Recorded::Other(_)) => {}
+            None => {
+                kept_bytes.get_or_insert(start);
+            }
+        }
     }
 }
 
-fn step_of(line: &str) -> Option<u64> {
-    serde_json::from_str::<Value>(line).ok()?["step"].as_u64()
+/// Writes so many bytes of a file as they are, and of the lines behind them those up to `step`.
+fn copy_kept(
+    source: &mut File,
+    bytes: u64,
+    step: u64,
+    out: &mut BufWriter<File>,
+) -> io::Result<()> {
+    source.seek(SeekFrom::Start(0))?;
+    // From file to file, the system copies without showing the bytes.
+    io::copy(&mut Read::take(&mut *source, bytes), out.get_mut())?;
+    source.seek(SeekFrom::Start(bytes))?;
+    let mut lines = Lines::new(source);
+    while let Some(line) = lines.next()? {
+        if Recorded::parse(line).is_some_and(|recorded| recorded.step() <= step) {
+            out.write_all(line)?;
+            out.write_all(b"\n")?;
+        }
+    }
+    Ok(())
 }
 
-/// Every whole line of a file that may not be there.
-fn for_each_line(
-    path: &Path,
-    mut each: impl FnMut(&str) -> std::io::Result<()>,
-) -> std::io::Result<()> {
-    let mut lines = match File::open(path) {
-        Ok(file) => BufReader::new(file),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        let mut limited = std::io::Read::take(&mut lines, LINE_BYTES_MAX);
-        if limited.read_until(b'\n', &mut line)? == 0 {
-            return Ok(());
+/// What a line says.
+enum Recorded {
+    Step(StepRecord),
+    Other(Other),
+}
+
+/// An evaluation, or a checkpoint.
+#[derive(Deserialize)]
+struct Other {
+    step: u64,
+    eval_loss: Option<f64>,
+}
+
+impl Recorded {
+    fn parse(line: &[u8]) -> Option<Recorded> {
+        let record = serde_json::from_slice(line).map(Recorded::Step);
+        record.or_else(|_| serde_json::from_slice(line).map(Recorded::Other)).ok()
+    }
+
+    fn step(&self) -> u64 {
+        match self {
+            Recorded::Step(record) => record.step,
+            Recorded::Other(other) => other.step,
         }
-        let text = line.strip_suffix(b"\n").map(std::str::from_utf8);
-        if let Some(Ok(text)) = text {
-            each(text)?;
+    }
+}
+
+/// The lines of a file from where it stands.
+struct Lines<'a> {
+    reader: BufReader<&'a File>,
+    line: Vec<u8>,
+    /// Bytes read.
+    position: u64,
+}
+
+impl<'a> Lines<'a> {
+    fn new(file: &'a File) -> Lines<'a> {
+        Lines { reader: BufReader::with_capacity(1 << 16, file), line: Vec::new(), position: 0 }
+    }
+
+    /// The next line; an empty one for half a line at the end, and for one that is too long.
+    fn next(&mut self) -> io::Result<Option<&[u8]>> {
+        self.line.clear();
+        let mut limited = Read::take(&mut self.reader, LINE_BYTES_MAX);
+        let bytes = limited.read_until(b'\n', &mut self.line)?;
+        self.position += bytes as u64;
+        if bytes == 0 {
+            return Ok(None);
         }
+        if self.line.pop() != Some(b'\n') {
+            self.line.clear();
+            self.position += self.reader.skip_until(b'\n')? as u64;
+        }
+        Ok(Some(&self.line))
     }
 }
 
@@ -114,6 +169,11 @@ impl Sink for MetricsFile {
             }))?,
             _ => {}
         }
-        self.flush()
+        self.file.flush().map_err(RunError::write(&self.path))?;
+        // Before a checkpoint is there, so are the metrics of all steps before it.
+        if matches!(event, Event::Saving { .. } | Event::Finished(_)) {
+            self.file.get_ref().sync_data().map_err(RunError::write(&self.path))?;
+        }
+        Ok(())
     }
 }

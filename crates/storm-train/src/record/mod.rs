@@ -6,6 +6,7 @@ mod measure;
 mod metrics;
 mod report;
 mod tensorboard;
+mod thinned;
 mod ticks;
 
 pub use history::History;

@@ -82,8 +82,8 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
         }
     };
     let mut losses = vec![series("training", "forward", &|r| Some(f64::from(r.loss)))];
-    if !history.evaluations().is_empty() {
-        let evaluations = history.evaluations().iter();
+    if history.best_loss().is_some() {
+        let evaluations = history.evaluations();
         let points = evaluations.map(|&(step, loss)| (step as f64, loss)).collect();
         losses.push(Series { name: "held out", colour: "gradients", points, has_dots: true });
     }

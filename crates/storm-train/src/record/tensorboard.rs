@@ -8,7 +8,10 @@ use crate::{Event, RunError};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+const BEFORE_NUMBER: &str = "events.out.tfevents.";
+const AFTER_NUMBER: &str = ".storm";
 
 /// An event file that is being written.
 #[derive(Debug)]
@@ -24,10 +27,16 @@ impl TensorBoardFile {
     /// # Errors
     /// The file cannot be made.
     pub fn create(folder: &Path, step: u64) -> Result<TensorBoardFile, RunError> {
+        TensorBoardFile::create_at(folder, step, now())
+    }
+
+    fn create_at(folder: &Path, step: u64, now: Duration) -> Result<TensorBoardFile, RunError> {
         std::fs::create_dir_all(folder).map_err(RunError::write(folder))?;
-        let since_epoch = now().as_nanos();
-        // TensorBoard reads the files of a run in the order of their names.
-        let path = folder.join(format!("events.out.tfevents.{since_epoch:020}.storm"));
+        // TensorBoard reads the files of a run in the order of their names: a new one comes last even if
+        // the clock was set back.
+        let before = newest(folder).map_err(RunError::write(folder))?;
+        let number = now.as_nanos().max(before.map_or(0, |before| before.saturating_add(1)));
+        let path = folder.join(format!("{BEFORE_NUMBER}{number:020}{AFTER_NUMBER}"));
         let file = File::create_new(&path).map_err(RunError::write(&path))?;
         let mut events = TensorBoardFile { path, file: BufWriter::new(file) };
         events.event(0, &message(|out| bytes_field(out, field::FILE_VERSION, b"brain.Event:2")))?;
@@ -86,11 +95,24 @@ impl Sink for TensorBoardFile {
     }
 }
 
+/// The highest number of the files that are there.
+fn newest(folder: &Path) -> std::io::Result<Option<u128>> {
+    let mut newest = None;
+    for entry in std::fs::read_dir(folder)? {
+        let name = entry?.file_name();
+        let number = name.to_str().and_then(|name| {
+            name.strip_prefix(BEFORE_NUMBER)?.strip_suffix(AFTER_NUMBER)?.parse::<u128>().ok()
+        });
+        newest = newest.max(number);
+    }
+    Ok(newest)
+}
+
 fn mebibytes(bytes: u64) -> f32 {
     (bytes as f64 / f64::from(1 << 20)) as f32
 }
 
-fn now() -> std::time::Duration {
+fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
@@ -179,6 +201,17 @@ mod tests {
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+    }
+
+    #[test]
+    fn a_clock_that_was_set_back_changes_no_order() {
+        let folder = tempfile::tempdir().expect("a folder");
+        // Before 1970 the clock reads as zero.
+        let clock =
+            [Duration::ZERO, Duration::ZERO, Duration::from_secs(9), Duration::from_secs(3)];
+        let paths = clock
+            .map(|now| TensorBoardFile::create_at(folder.path(), 4, now).expect("a new file").path);
+        assert!(paths.is_sorted_by(|a, b| a < b), "{paths:?}");
     }
 
     #[test]

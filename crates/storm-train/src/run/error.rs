@@ -41,6 +41,14 @@ pub enum RunError {
         /// What is wrong.
         problem: String,
     },
+    /// Metrics cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    Read {
+        /// Where from.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
     /// Metrics, reports or progress cannot be written.
     #[error("cannot write {}: {source}", path.display())]
     Write {
@@ -52,6 +60,12 @@ pub enum RunError {
 }
 
 impl RunError {
+    /// A file that cannot be read.
+    pub fn read(path: &Path) -> impl FnOnce(io::Error) -> RunError {
+        let path = path.to_owned();
+        move |source| RunError::Read { path, source }
+    }
+
     /// A file that cannot be written.
     pub fn write(path: &Path) -> impl FnOnce(io::Error) -> RunError {
         let path = path.to_owned();

@@ -135,20 +135,21 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     }
 
     /// Goes on from the newest checkpoint that can be used, and says which step that is of; none if
-    /// there is none.
+    /// there is no checkpoint at all.
     ///
     /// # Errors
-    /// A checkpoint of another run, data that is not the same, or from the device.
+    /// There are checkpoints and none can be used, one is of another run, the data is not the same, or from
+    /// the device.
     pub fn resume(&mut self, observer: &mut dyn Observer) -> Result<Option<u64>, RunError> {
         let tensors = TrainingState::tensors(&self.trainer);
         let mut skipped = Vec::new();
         let checkpoints = self.saver.checkpoints();
         let newest =
-            checkpoints.newest(&tensors, |step, error| skipped.push((step, error.to_string())))?;
+            checkpoints.newest(&tensors, |step, error| skipped.push((step, error.to_string())));
         for (step, problem) in skipped {
             observer.event(&Event::CheckpointSkipped { step, problem: &problem })?;
         }
-        let Some(verified) = newest else { return Ok(None) };
+        let Some(verified) = newest? else { return Ok(None) };
         if verified.progress().device != self.options.device {
             observer.event(&Event::DeviceChanged {
                 before: &verified.progress().device,
@@ -274,6 +275,20 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     fn is_out_of_patience(&self) -> bool {
         let without_gain = self.progress.evaluations_without_gain;
         self.options.patience.is_some_and(|patience| without_gain >= patience)
+    }
+
+    /// Makes a step that changes nothing, for what can only be seen while one is made.
+    ///
+    /// # Errors
+    /// From data or device.
+    pub fn rehearse(&mut self) -> Result<(), RunError> {
+        let here = self.data.position();
+        for batch in &mut self.batches {
+            self.data.next_batch(batch)?;
+        }
+        self.data.resume(&here)?;
+        self.trainer.evaluate(&self.batches)?;
+        Ok(())
     }
 
     /// How far it has come.

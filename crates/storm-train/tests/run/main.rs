@@ -1,12 +1,14 @@
 //! Whole runs over made-up batches: evaluation, early stop, numbers that are none.
 
 mod guard;
+mod metrics;
 mod saving;
 mod trial;
 
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use storm_device::PlanDevice;
+use storm_device::allocation::AllocationMeter;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
@@ -16,6 +18,9 @@ use storm_train::{
     TrainOptions, training_task,
 };
 use tempfile::TempDir;
+
+#[global_allocator]
+static METER: AllocationMeter = AllocationMeter;
 
 const SEQUENCE: usize = 6;
 
@@ -81,6 +86,7 @@ struct Heard {
     saved: Vec<u64>,
     /// Of these, what was told of only after a later step.
     saved_later: Vec<u64>,
+    skipped: Vec<u64>,
     alarms: Vec<(u64, Alarm)>,
 }
 
@@ -97,6 +103,7 @@ impl Observer for Heard {
                 self.saved.push(*step);
                 self.saved_later.extend(self.steps.last().filter(|last| *last > step));
             }
+            Event::CheckpointSkipped { step, .. } => self.skipped.push(*step),
             Event::MemoryAlarm { step, alarm } => self.alarms.push((*step, *alarm)),
             _ => {}
         }
@@ -148,6 +155,47 @@ fn evaluations_look_at_the_same_data_and_the_best_model_comes_back() {
         sum += f64::from(run.trainer().evaluate(std::slice::from_ref(&batch)).expect("a loss"));
     }
     assert_eq!(sum / 3.0, best.loss);
+}
+
+#[test]
+fn a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew() {
+    let folder = TempDir::new().expect("a folder");
+    let every = RunOptions { keep_best: false, ..options(9, 0.05) };
+    let mut first = run(&folder, trainer(UpdateTime::EndOfStep), every.clone());
+    first.train(&Stop::new(), &mut Heard::default()).expect("a run");
+    for step in ["step-00000006", "step-00000009"] {
+        let path = folder.path().join(step).join("manifest.json");
+        std::fs::write(path, "{}").expect("a file");
+    }
+    let mut again = run(&folder, trainer(UpdateTime::EndOfStep), every);
+    let mut heard = Heard::default();
+    let error = again.resume(&mut heard).expect_err("nothing to go on from").to_string();
+    assert!(
+        error.contains("none of the 2 checkpoints") && error.contains("--begin-anew"),
+        "{error}"
+    );
+    assert_eq!(heard.skipped, [9, 6], "each is told of");
+}
+
+#[test]
+fn a_step_that_is_rehearsed_changes_nothing() {
+    for update in [UpdateTime::EndOfStep, UpdateTime::NextStep] {
+        let losses = |rehearsed: bool| {
+            let folder = TempDir::new().expect("a folder");
+            let mut run = run(&folder, trainer(update), options(4, 0.05));
+            if rehearsed {
+                run.rehearse().expect("a step");
+            }
+            let mut heard = Heard::default();
+            let finished = run.train(&Stop::new(), &mut heard).expect("a run");
+            if rehearsed {
+                run.rehearse().expect("a step");
+            }
+            let parameter = run.trainer().read("layers.1.mlp.down.weight").expect("a parameter");
+            (finished.loss, heard.evaluations, run.progress().clone(), parameter)
+        };
+        assert_eq!(losses(true), losses(false));
+    }
 }
 
 #[test]
