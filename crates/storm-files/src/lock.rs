@@ -11,8 +11,6 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const FILE_NAME: &str = "storm.lock";
-
 /// Three short lines.
 const TEXT_BYTES_MAX: u64 = 1024;
 
@@ -54,12 +52,15 @@ pub enum LockError {
 }
 
 impl FolderLock {
+    /// The file that the lock is on.
+    pub const FILE_NAME: &str = "storm.lock";
+
     /// Locks a folder, which must be there. Changes nothing if it is locked.
     ///
     /// # Errors
     /// Another process holds it, or from the file system.
     pub fn acquire(folder: &Path) -> Result<FolderLock, LockError> {
-        let path = folder.join(FILE_NAME);
+        let path = folder.join(Self::FILE_NAME);
         loop {
             let mut file = open(&path)?;
             match file.try_lock() {
@@ -130,9 +131,8 @@ impl Holder {
         let mut text = String::new();
         file.seek(SeekFrom::Start(0)).ok()?;
         file.take(TEXT_BYTES_MAX).read_to_string(&mut text).ok()?;
-        let field = |name: &str| {
-            text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-        };
+        let field =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         // It is shown on terminals.
         let host = field("host")?.chars().filter(|letter| !letter.is_control()).collect();
         Some(Holder {
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn one_at_a_time_and_the_holder_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join(FILE_NAME);
+        let file = folder.path().join(FolderLock::FILE_NAME);
         let lock = FolderLock::acquire(folder.path()).unwrap();
         let text = fs::read(&file).unwrap();
         let holder = held(folder.path()).expect("it says who holds it");
@@ -198,7 +198,7 @@ mod tests {
     #[test]
     fn what_a_killed_process_left_is_taken_over() {
         let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join(FILE_NAME);
+        let file = folder.path().join(FolderLock::FILE_NAME);
         let here = Holder::here().host;
         for (text, left) in [
             (format!("process 7\nhost {here}\nsince 9\n"), None),
@@ -216,7 +216,7 @@ mod tests {
     #[test]
     fn a_lock_on_a_removed_file_is_none() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(FILE_NAME);
+        let path = folder.path().join(FolderLock::FILE_NAME);
         let opened = open(&path).unwrap();
         assert!(is_at(&opened, &path).unwrap());
         fs::remove_file(&path).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn special_files_are_no_locks() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join(FILE_NAME);
+        let path = folder.path().join(FolderLock::FILE_NAME);
         mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
         let error = FolderLock::acquire(folder.path()).unwrap_err().to_string();
         assert_eq!(error, "cannot lock: is a FIFO, not a plain file");

@@ -1,8 +1,8 @@
 //! What a run learns from.
 
+use super::folder::Start;
 use super::options::Settings;
 use super::output::Style;
-use super::setup::Start;
 use crate::UsageError;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub(super) fn open(
         true => data.clone(),
         false => {
             let packed = run.join("data");
-            if start == Start::Fresh || !packed.join(MANIFEST).exists() {
+            if start != Start::Resume || !packed.join(MANIFEST).exists() {
                 pack_text(settings, data, &packed, style)?;
             }
             packed

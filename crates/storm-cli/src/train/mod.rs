@@ -6,6 +6,7 @@ mod table;
 mod config;
 mod data;
 mod device;
+mod folder;
 mod model;
 mod options;
 mod output;
@@ -25,6 +26,7 @@ use crate::UsageError;
 use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
+use folder::Start;
 use options::Given;
 pub(crate) use reference::with_defaults;
 use setup::Setup;
@@ -41,6 +43,10 @@ pub(crate) struct TrainArgs {
     /// Go on from the newest checkpoint of the run that is whole.
     #[arg(long)]
     resume: bool,
+    /// Set aside all that the run's folder holds, in a folder `before-1`, `before-2`, … inside it, and begin with
+    /// step 1.
+    #[arg(long, conflicts_with = "resume")]
+    begin_anew: bool,
     /// Print nothing but errors and where the results are.
     #[arg(long, conflicts_with = "json")]
     quiet: bool,
@@ -52,7 +58,7 @@ pub(crate) struct TrainArgs {
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
-    let TrainArgs { config, resume, quiet, json, options } = args;
+    let TrainArgs { config, resume, begin_anew, quiet, json, options } = args;
     let file = match &config {
         Some(path) => config::read(path)?,
         None => Given::default(),
@@ -71,6 +77,10 @@ pub(crate) fn run(args: TrainArgs) -> Result<()> {
         (_, true) => output::Style::Json,
         _ => output::Style::People,
     };
-    let start = if resume { setup::Start::Resume } else { setup::Start::Fresh };
+    let start = match (resume, begin_anew) {
+        (true, _) => Start::Resume,
+        (_, true) => Start::Anew,
+        _ => Start::Fresh,
+    };
     session::run(Setup::new(given, start, style)?)
 }

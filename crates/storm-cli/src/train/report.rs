@@ -4,9 +4,10 @@ use super::setup::Setup;
 use crate::model::grouped;
 use anyhow::Result;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use storm_exec::trace::write_chrome;
+use storm_files::replace_file;
 use storm_plan::Plan;
 use storm_train::{History, Measure, RunError, RunFacts, write_report};
 
@@ -41,8 +42,7 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
         rows.push(row("tokens", grouped(last.tokens)));
         rows.push(row("last loss", format!("{:.4}", last.loss)));
     }
-    let best = history.evaluations().iter().map(|(_, loss)| *loss).reduce(f64::min);
-    rows.extend(best.map(|loss| row("best held-out loss", format!("{loss:.4}"))));
+    rows.extend(history.best_loss().map(|loss| row("best held-out loss", format!("{loss:.4}"))));
     rows.push(row("storm", env!("CARGO_PKG_VERSION").to_owned()));
     RunFacts {
         title: format!("Run {}", setup.settings.name.as_deref().unwrap_or_default()),
@@ -57,7 +57,5 @@ fn write_file(
     path: &Path,
     fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
 ) -> Result<(), RunError> {
-    let file = File::create(path).map_err(RunError::write(path))?;
-    let mut out = BufWriter::new(file);
-    fill(&mut out).and_then(|()| out.flush()).map_err(RunError::write(path))
+    replace_file(path, fill).map_err(RunError::write(path))
 }

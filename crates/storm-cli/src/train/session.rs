@@ -2,10 +2,11 @@
 
 use super::data;
 use super::device::{DeviceKind, Trains};
+use super::folder::{self, Start};
 use super::output::{Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
-use super::setup::{Setup, Start};
+use super::setup::Setup;
 use super::{prepare, report, saving, signals, summary};
 use crate::plan;
 use anyhow::{Context, Result};
@@ -16,7 +17,7 @@ use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_model::{IfExists, SaveOptions, WeightDtype};
 use storm_train::{
-    BatchSource, Checkpoints, Disk, Guard, History, Measure, MetricsFile, OnAlarm, PlannedTrainer,
+    BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, PlannedTrainer,
     Precision, Recorder, Run, Stop, StopReason, TensorBoardFile,
 };
 
@@ -48,9 +49,10 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             None => setup.style.say("\nno checkpoint yet: beginning"),
         }
     }
+    setup.write_down()?;
+    saving::begin(setup, &mut run)?;
     let step = run.progress().step;
-    let mut metrics = MetricsFile::open(&metrics_path, step)?;
-    MetricsFile::replay(&metrics_path, &mut history)?;
+    let mut metrics = MetricsFile::open(&metrics_path, step, &mut history)?;
     let mut events = TensorBoardFile::create(&setup.folder.join("tensorboard"), step)?;
     let stop = Stop::new();
     signals::listen(&stop)?;
@@ -63,25 +65,24 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         let StopReason::MemoryShort(alarm) = finished.reason else { break finished };
         let (trainer, on_alarm) = prepare::within_less(setup, run.into_trainer(), alarm)?;
         run = begin(setup, trainer, on_alarm)?;
-        run.resume(&mut recorder)?;
+        run.resume(&mut recorder)?.context("the checkpoint that was just saved is gone")?;
+        saving::begin(setup, &mut run)?;
     };
     drop(recorder);
     let host_bytes = run.trainer().memory_taken().host_bytes as u64;
     let setup = &*setup;
 
+    if measure.trace().is_none() && finished.reason != StopReason::Requested {
+        // All steps were made by a process that was stopped before its report, which shows one of them.
+        run.rehearse()?;
+        measure.look(run.trainer())?;
+    }
+    // First: a model that cannot be saved takes nothing from it.
+    let report = report::write(setup, run.trainer().plan(), &measure, &history)?;
     let model = setup.folder.join("model");
     save_model(setup, &mut run, &model)?;
     let best = setup.folder.join("model-best");
-    let has_best =
-        finished.best.is_some_and(|best| best.step != finished.step) && run.take_best()?;
-    if has_best {
-        save_model(setup, &mut run, &best)?;
-    } else if best.exists() {
-        // Of a run that was stopped: it is the best no more.
-        std::fs::remove_dir_all(&best)
-            .with_context(|| format!("cannot delete {}", best.display()))?;
-    }
-    let report = report::write(setup, run.trainer().plan(), &measure, &history)?;
+    let best_model = save_best(setup, &mut run, &finished, &best);
     drop(run);
     if setup.style == Style::People {
         print("");
@@ -92,7 +93,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     }
     if setup.style != Style::Json {
         print(&format!("\nmodel        {}", model.display()));
-        if has_best {
+        if let Ok(true) = best_model {
             print(&format!("best model   {}", best.display()));
         }
         print(&format!("checkpoint   {}", finished.checkpoint.display()));
@@ -101,7 +102,9 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
             print(&format!("report       {}", report.display()));
         }
     }
-    Ok(())
+    best_model
+        .map(drop)
+        .with_context(|| format!("{} was not written, and all else of the run was", best.display()))
 }
 
 /// A run at its beginning, from the model that it starts with.
@@ -116,12 +119,30 @@ fn begin<D: Trains>(
     let (train, held_out) = data::sources(&setup.settings, &setup.dataset, setup.answer.batch)?;
     let held_out = held_out.map(|source| Box::new(source) as Box<dyn BatchSource>);
     let options = setup.run_options(trainer.device().identity())?;
-    let checkpoints = Checkpoints::open(&setup.folder.join("checkpoints"), Disk)?;
+    let checkpoints = folder::checkpoints(&setup.folder)?;
     let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
-    saving::begin(setup, &mut run)?;
     let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
     run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL), on_alarm);
     Ok(run)
+}
+
+/// Saves the model of the best evaluation, if that is not the last one; says whether it did.
+fn save_best<D: PlanDevice>(
+    setup: &Setup,
+    run: &mut Run<D>,
+    finished: &Finished,
+    output: &Path,
+) -> Result<bool> {
+    if finished.best.is_some_and(|best| best.step != finished.step) && run.take_best()? {
+        save_model(setup, run, output)?;
+        return Ok(true);
+    }
+    if output.exists() {
+        // Of a run that was stopped: it is the best no more.
+        std::fs::remove_dir_all(output)
+            .with_context(|| format!("cannot delete {}", output.display()))?;
+    }
+    Ok(false)
 }
 
 /// Saves the model as it is for others to load.

@@ -3,6 +3,7 @@
 use super::config;
 use super::data;
 use super::device::{DeviceKind, Machine};
+use super::folder::{self, Claimed, Start};
 use super::model::Model;
 use super::options::{Given, Settings};
 use super::output::Style;
@@ -11,22 +12,17 @@ use crate::forced::ForcedArgs;
 use crate::plan::{Answer, DeviceMemory, Request, StepSize, explained};
 use anyhow::Result;
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
 use storm_data::Dataset;
+use storm_files::{FolderLock, replace_file};
 use storm_graph::AdamWParameters;
 use storm_train::{
-    Checkpoints, Disk, OptimizerOptions, Progress, Retention, RunOptions, Schedule, TrainOptions,
+    OptimizerOptions, Progress, Retention, RunError, RunOptions, Schedule, TrainOptions,
     checkpoint_bytes,
 };
-
-/// Whether a run begins or goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Start {
-    Fresh,
-    Resume,
-}
 
 /// Options that a run cannot change on its way: with another value it would be another run.
 const FIXED: [&str; 14] = [
@@ -68,6 +64,10 @@ pub(super) struct Setup {
     pub(super) start: Start,
     /// `runs/NAME`.
     pub(super) folder: PathBuf,
+    /// Nobody else writes there as long as this lives.
+    _lock: Option<FolderLock>,
+    /// All options as they hold, as a config file.
+    config: String,
     pub(super) dataset: Arc<Dataset>,
     pub(super) model: Model,
     pub(super) machine_kind: DeviceKind,
@@ -93,8 +93,7 @@ impl Setup {
             return Err(UsageError(problem).into());
         }
         let folder = given.clone().resolve().runs.join(&name);
-        let checkpoints = Checkpoints::open(&folder.join("checkpoints"), Disk)?;
-        let before = begin(&checkpoints, start, &folder)?;
+        let Claimed { lock, before } = folder::claim(&folder, start)?;
         if let Some(before) = &before {
             take_over(&mut given, before);
         }
@@ -133,8 +132,9 @@ impl Setup {
         if let Some(before) = &before {
             compare(&before.settings, &record)?;
         }
-        write_config(&folder, &all)?;
         Ok(Setup {
+            _lock: lock,
+            config: config::write(&all),
             settings,
             style,
             start,
@@ -149,6 +149,15 @@ impl Setup {
             train_options,
             record,
         })
+    }
+
+    /// Makes the folder that of this run, once nothing keeps it from going on: deletes what a killed process left
+    /// half-done, and writes `config.toml`.
+    pub(super) fn write_down(&self) -> Result<()> {
+        folder::checkpoints(&self.folder)?.remove_unfinished()?;
+        let path = self.folder.join("config.toml");
+        let written = replace_file(&path, |out| out.write_all(self.config.as_bytes()));
+        Ok(written.map_err(RunError::write(&path))?)
     }
 
     pub(super) fn run_options(&self, device: String) -> Result<RunOptions> {
@@ -171,26 +180,6 @@ impl Setup {
             settings: self.record.clone(),
             device,
         })
-    }
-}
-
-/// What was saved before, if the run goes on; refuses to begin where there is a run already.
-fn begin(
-    checkpoints: &Checkpoints,
-    start: Start,
-    folder: &std::path::Path,
-) -> Result<Option<Progress>> {
-    checkpoints.remove_unfinished()?;
-    match start {
-        Start::Resume => Ok(checkpoints.newest_progress()?),
-        Start::Fresh if checkpoints.steps()?.is_empty() => Ok(None),
-        Start::Fresh => {
-            let problem = format!(
-                "{} has checkpoints already; go on with --resume, or give another --name",
-                folder.display()
-            );
-            Err(UsageError(problem).into())
-        }
     }
 }
 
@@ -284,12 +273,5 @@ fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
             show(now.get(key))
         );
     }
-    Ok(())
-}
-
-/// `config.toml` of the run: all options as they hold.
-fn write_config(folder: &std::path::Path, all: &Given) -> Result<()> {
-    let path = folder.join("config.toml");
-    std::fs::write(&path, config::write(all)).map_err(storm_train::RunError::write(&path))?;
     Ok(())
 }

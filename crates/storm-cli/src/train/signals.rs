@@ -1,20 +1,56 @@
 //! Ctrl-C and its like: the first ends the run well, the second at once.
 
 use anyhow::{Context, Result};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs;
+use std::thread;
 use storm_train::Stop;
 
 /// What a shell reports of a program that Ctrl-C ended.
 const INTERRUPTED: i32 = 130;
 
-/// Makes signals ask the run to stop.
+/// Makes signals ask the run to stop. SIGHUP that is ignored, by `nohup` for example, stays ignored.
 pub(super) fn listen(stop: &Stop) -> Result<()> {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mut listened = vec![SIGINT, SIGTERM];
+    if !is_ignored(SIGHUP, &status) {
+        listened.push(SIGHUP);
+    }
+    let mut signals = Signals::new(listened).context("cannot listen to signals")?;
     let stop = stop.clone();
-    ctrlc::set_handler(move || {
-        if stop.request() {
-            // A checkpoint that is being written is not in its place yet: the last one is whole.
-            std::process::exit(INTERRUPTED);
+    let wait = move || {
+        for _ in signals.forever() {
+            if stop.request() {
+                // A checkpoint that is being written is not in its place yet: the last one is whole.
+                std::process::exit(INTERRUPTED);
+            }
+            eprintln!("\nfinishing the step, then saving; once more to leave at once");
         }
-        eprintln!("\nfinishing the step, then saving; once more to leave at once");
-    })
-    .context("cannot listen to signals")
+    };
+    thread::Builder::new()
+        .name("signals".to_owned())
+        .spawn(wait)
+        .context("cannot start a thread that listens to signals")?;
+    Ok(())
+}
+
+/// Whether the process ignores a signal, by what Linux says of it.
+fn is_ignored(signal: i32, status: &str) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn linux_says_what_is_ignored() {
+        let status = "Name:\tstorm\nSigBlk:\tffffffffffffffff\nSigIgn:\t0000000000001001\n";
+        assert!(is_ignored(SIGHUP, status) && !is_ignored(SIGINT, status));
+        assert!(!is_ignored(SIGHUP, "SigIgn:\t0000000000001000\n"));
+        assert!(!is_ignored(SIGHUP, "") && !is_ignored(SIGHUP, "SigIgn: none"));
+    }
 }

@@ -1,6 +1,7 @@
 //! `storm train`, called as people call it, and killed as machines do.
 
 mod afterwards;
+mod folder;
 mod kill;
 mod runs;
 mod support;

@@ -68,7 +68,11 @@ impl Place {
 
     /// Starts a run whose events are read one by one.
     pub(crate) fn start(&self, name: &str, flags: &[&str]) -> Running {
-        let mut command = self.command(name, flags);
+        self.watch(self.command(name, flags))
+    }
+
+    /// Starts a command whose events are read one by one.
+    pub(crate) fn watch(&self, mut command: Command) -> Running {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("storm starts");
         let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -90,6 +94,26 @@ impl Place {
             })
             .collect()
     }
+}
+
+/// Every file below a folder with its bytes, and every folder.
+pub(crate) fn tree(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(&next).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let bytes = match path.is_dir() {
+                true => Vec::new(),
+                false => fs::read(&path).expect("a file"),
+            };
+            found.insert(path.strip_prefix(folder).expect("below").to_owned(), bytes);
+            if path.is_dir() {
+                folders.push(path);
+            }
+        }
+    }
+    found
 }
 
 /// Runs a command to its end.

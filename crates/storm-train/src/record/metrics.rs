@@ -38,9 +38,10 @@ impl MetricsFile {
             replace_file(path, |out| copy_kept(&mut source, bytes, step, out))
                 .map_err(RunError::write(path))?;
         }
-        let folder = path.parent().unwrap_or(path);
         let file = append_plain(path).map_err(RunError::write(path))?;
-        sync_directory(folder).map_err(RunError::write(folder))?;
+        // A name alone is in the current directory.
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        sync_directory(folder.unwrap_or(".".as_ref())).map_err(RunError::write(path))?;
         Ok(MetricsFile { path: path.to_owned(), file: BufWriter::new(file) })
     }
 
