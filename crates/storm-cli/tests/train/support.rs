@@ -171,6 +171,14 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    fn drop(&mut self) {
+        // A test that fails leaves nothing behind. One that has ended cannot be killed.
+        self.child.kill().ok();
+        self.child.wait().ok();
+    }
+}
+
 fn parse(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))
 }
