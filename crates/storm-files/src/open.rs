@@ -23,7 +23,7 @@ pub fn open_plain(path: &Path) -> io::Result<File> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }
 
-fn name_of_kind(kind: FileType) -> &'static str {
+pub(crate) fn name_of_kind(kind: FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {
