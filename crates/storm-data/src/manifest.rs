@@ -3,16 +3,17 @@
 use crate::{DataError, TokenizerInfo};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
+use storm_files::open_plain;
 
 /// The manifest's file.
 pub(crate) const MANIFEST: &str = "dataset.json";
 /// The copy of the tokenizer.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The checksums of both, as `sha256sum -c` reads them.
-const CHECKSUMS: &str = "dataset.sha256";
+pub(crate) const CHECKSUMS: &str = "dataset.sha256";
 
 const FORMAT: &str = "storm-dataset";
 const VERSION: u32 = 1;
@@ -157,16 +158,11 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a regular file of at most so many bytes.
+/// Reads a plain file of at most so many bytes.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, DataError> {
     let io = DataError::io(path);
-    let metadata = fs::metadata(path).map_err(&io)?;
-    // Anything else may never end or block when opened.
-    if !metadata.is_file() {
-        return Err(DataError::input(path, "not a regular file"));
-    }
     let mut bytes = Vec::new();
-    let file = File::open(path).map_err(&io)?;
+    let file = open_plain(path).map_err(&io)?;
     file.take(bytes_max + 1).read_to_end(&mut bytes).map_err(&io)?;
     if bytes.len() as u64 > bytes_max {
         return Err(DataError::input(path, format!("more than {bytes_max} bytes")));

@@ -112,7 +112,8 @@ impl StagedDirectory {
         let prefix = claim::prefix(name, purpose);
         remove_leftovers(&parent, prefix.as_encoded_bytes());
         for _ in 0..claim::ATTEMPTS {
-            let folder = tempfile::Builder::new().prefix(&prefix).rand_bytes(12).tempdir_in(&parent);
+            let folder =
+                tempfile::Builder::new().prefix(&prefix).rand_bytes(12).tempdir_in(&parent);
             let folder = folder.map_err(StageError::io("create a directory in", &parent))?.keep();
             if let Some(lock) = lock_new(&folder)? {
                 let new = folder.join(NEW);
@@ -434,7 +435,10 @@ mod tests {
             let staged = scene.staged(always);
             scene.fill("out", "foreign");
             assert!(is_refusal(staged.finish_with(exchange)));
-            assert_eq!((scene.names("."), scene.names("out")), (vec!["out".into()], vec!["foreign".into()]));
+            assert_eq!(
+                (scene.names("."), scene.names("out")),
+                (vec!["out".into()], vec!["foreign".into()])
+            );
         }
         // Not even an empty directory or a file is replaced.
         let scene = Scene::new();
@@ -459,7 +463,10 @@ mod tests {
         let staged = scene.staged(never);
         scene.fill("out", "foreign");
         assert!(is_refusal(staged.finish()));
-        assert_eq!((scene.names("."), scene.names("out")), (vec!["out".into()], vec!["foreign".into()]));
+        assert_eq!(
+            (scene.names("."), scene.names("out")),
+            (vec!["out".into()], vec!["foreign".into()])
+        );
     }
 
     #[test]

@@ -242,9 +242,8 @@ mod tests {
         fs::write(path("file"), "kept").unwrap();
         std::os::unix::fs::symlink("fifo", path("link")).unwrap();
         std::os::unix::fs::symlink("nowhere", path("dangling")).unwrap();
-        let refusal = |path: &Path, if_present| {
-            StagedFile::create(path, if_present).unwrap_err().to_string()
-        };
+        let refusal =
+            |path: &Path, if_present| StagedFile::create(path, if_present).unwrap_err().to_string();
         let replace = |path: &Path| refusal(path, IfPresent::Replace);
         assert!(replace(&path("fifo")).contains("is a FIFO, not a plain file"));
         assert!(replace(&path("link")).contains("is a FIFO, not a plain file"));

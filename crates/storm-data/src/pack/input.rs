@@ -4,12 +4,13 @@ use super::InputFormat;
 use super::cut::{PIECE_BYTES, piece_end};
 use super::record::Record;
 use crate::{DataError, Kind};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use storm_files::open_plain;
 
 /// The longest line of JSONL.
-const LINE_BYTES_MAX: u64 = 64 << 20;
+pub(super) const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// What separates documents in a file of text, with the line breaks around it.
 const SEPARATOR: &str = "<|endoftext|>";
@@ -62,15 +63,11 @@ impl Inputs {
         let mut files = Vec::with_capacity(paths.len());
         let mut bytes = 0;
         for path in paths {
-            let metadata = fs::metadata(path).map_err(DataError::io(path))?;
-            if metadata.is_dir() {
+            if path.is_dir() {
                 return Err(DataError::input(path, "is a folder; name the files in it"));
             }
-            // A pipe or device may never end.
-            if !metadata.is_file() {
-                return Err(DataError::input(path, "is not a regular file"));
-            }
-            bytes += metadata.len();
+            let file = open_plain(path).map_err(DataError::io(path))?;
+            bytes += file.metadata().map_err(DataError::io(path))?.len();
             let by_name = path.extension().is_some_and(|ext| ext == "jsonl" || ext == "ndjson");
             let format = match format {
                 InputFormat::ByName if by_name => FileFormat::Jsonl,
@@ -128,7 +125,7 @@ fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
 
 /// Reads a file of documents.
 fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, DataError> {
-    let mut file = File::open(path).map_err(DataError::io(path))?;
+    let mut file = open_plain(path).map_err(DataError::io(path))?;
     // Read, but not given out yet.
     let mut buffer: Vec<u8> = Vec::new();
     let mut offset = 0;
@@ -261,7 +258,7 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Lines, DataError> {
-        let file = File::open(path).map_err(DataError::io(path))?;
+        let file = open_plain(path).map_err(DataError::io(path))?;
         Ok(Lines {
             path: path.to_owned(),
             reader: BufReader::with_capacity(1 << 18, file),

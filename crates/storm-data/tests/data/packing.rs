@@ -175,7 +175,7 @@ fn bad_input_is_named() {
     let error = packed(&folder.options(&[&folder.path("missing")])).unwrap_err().to_string();
     assert!(error.contains("missing: No such file"), "{error}");
     let error = packed(&folder.options(&[Path::new("/dev/zero")])).unwrap_err().to_string();
-    assert!(error.contains("not a regular file"), "{error}");
+    assert!(error.contains("/dev/zero: is a device, not a plain file"), "{error}");
 }
 
 #[test]

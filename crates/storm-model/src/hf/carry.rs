@@ -4,6 +4,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::Path;
 
+use storm_files::open_plain;
+
 use super::paths::Root;
 use crate::ModelError;
 
@@ -57,7 +59,7 @@ pub(super) fn carry(source: &Path, output: &Path) -> Result<(), ModelError> {
 
 fn copy(from: &Path, to: &Path) -> Result<(), ModelError> {
     let mut source =
-        File::open(from).map_err(ModelError::io("open the file", from))?.take(FILE_BYTES_MAX + 1);
+        open_plain(from).map_err(ModelError::io("open the file", from))?.take(FILE_BYTES_MAX + 1);
     let mut target = File::create_new(to).map_err(ModelError::io("create the file", to))?;
     let bytes =
         io::copy(&mut source, &mut target).map_err(ModelError::io("copy the file", from))?;
