@@ -49,6 +49,15 @@ impl StageError {
         move |source| StageError::Io { doing, path: path.clone(), source }
     }
 
+    /// For callers whose errors are plain ones.
+    pub fn into_io(self) -> io::Error {
+        let kind = match &self {
+            StageError::Refused { .. } => ErrorKind::InvalidInput,
+            StageError::Io { source, .. } => source.kind(),
+        };
+        io::Error::new(kind, self)
+    }
+
     pub(crate) fn refused(problem: impl Into<String>) -> StageError {
         StageError::Refused { problem: problem.into() }
     }

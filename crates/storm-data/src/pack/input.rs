@@ -129,7 +129,7 @@ fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, Dat
     // Read, but not given out yet.
     let mut buffer: Vec<u8> = Vec::new();
     let mut offset = 0;
-    let mut cutter = Cutter { place: Place::File, pieces: Vec::new() };
+    let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };
     loop {
         let before = buffer.len();
         let mut part = (&mut file).take(PIECE_BYTES as u64);
@@ -166,6 +166,8 @@ struct Cutter {
     /// Where the text to come is.
     place: Place,
     pieces: Vec<Piece>,
+    /// Bytes at the front of the text that have no place where a piece may end.
+    searched: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -187,6 +189,7 @@ impl Cutter {
             self.push(document, true);
             self.place = Place::Separated;
             taken += at + SEPARATOR.len();
+            self.searched = 0;
         }
         let rest = &text[taken..];
         if ends {
@@ -198,12 +201,14 @@ impl Cutter {
         }
         // What may be the beginning of a separator, with a line break before it, waits for the rest.
         let sure = rest.floor_char_boundary(rest.len().saturating_sub(SEPARATOR.len()));
-        if rest.len() >= PIECE_BYTES
-            && let Some(end) = piece_end(&rest[..sure])
-        {
-            self.push(&rest[..end], false);
-            self.place = Place::Inside;
-            taken += end;
+        if rest.len() >= PIECE_BYTES {
+            let end = piece_end(&rest[..sure], self.searched);
+            self.searched = if end.is_some() { 0 } else { sure };
+            if let Some(end) = end {
+                self.push(&rest[..end], false);
+                self.place = Place::Inside;
+                taken += end;
+            }
         }
         taken
     }
@@ -288,5 +293,31 @@ impl Lines {
             line.remove(0);
         }
         Ok(Some((self.number, line, count as u64)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Line breaks alone have no place where a piece may end: what was read is not searched again with
+    /// every read.
+    #[test]
+    fn a_file_of_line_breaks_is_searched_once() {
+        let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };
+        let text = "\n".repeat(5 * PIECE_BYTES);
+        for reads in 1..=4 {
+            let read = &text[..reads * PIECE_BYTES];
+            assert_eq!(cutter.cut(read, false), 0);
+            assert_eq!(cutter.searched, read.len() - SEPARATOR.len());
+        }
+        let taken = cutter.cut(&text, false);
+        assert_eq!(taken, text.len() - SEPARATOR.len());
+        assert_eq!((cutter.searched, cutter.pieces.len()), (0, 1));
+        // A separator begins a new text.
+        assert_eq!(cutter.cut(&text[..PIECE_BYTES], false), 0);
+        let separated = format!("{}{SEPARATOR}{}", &text[..PIECE_BYTES], &text[..PIECE_BYTES]);
+        assert_eq!(cutter.cut(&separated, false), PIECE_BYTES + SEPARATOR.len());
+        assert_eq!(cutter.searched, PIECE_BYTES - SEPARATOR.len());
     }
 }

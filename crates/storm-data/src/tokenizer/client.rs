@@ -14,7 +14,8 @@ use std::time::Duration;
 /// What a tokenizer may take for one request, a batch of about a megabyte of text, if nothing else is said.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`].
+/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`], in the very process that
+/// is started. A wrapper has to `exec` it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// Its path.

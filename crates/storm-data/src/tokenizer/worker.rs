@@ -75,7 +75,8 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
 /// as it needs.
 fn limit_processor_time(seconds: u64) -> io::Result<()> {
     let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
-    let limit = u64::try_from(used).unwrap_or(0).saturating_add(seconds);
+    // Rounded up: the limit is in whole seconds.
+    let limit = u64::try_from(used).unwrap_or(0).saturating_add(1).saturating_add(seconds);
     let maximum = getrlimit(Resource::Cpu).maximum;
     let current = Some(maximum.map_or(limit, |maximum| limit.min(maximum)));
     Ok(setrlimit(Resource::Cpu, Rlimit { current, maximum })?)
