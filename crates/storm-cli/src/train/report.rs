@@ -3,10 +3,10 @@
 use super::setup::Setup;
 use crate::model::grouped;
 use anyhow::Result;
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use storm_exec::trace::write_chrome;
+use storm_files::{IfPresent, StageError, StagedFile};
 use storm_plan::Plan;
 use storm_train::{History, Measure, RunError, RunFacts, write_report};
 
@@ -55,9 +55,11 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
 
 fn write_file(
     path: &Path,
-    fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    fill: impl FnOnce(&mut StagedFile) -> io::Result<()>,
 ) -> Result<(), RunError> {
-    let file = File::create(path).map_err(RunError::write(path))?;
-    let mut out = BufWriter::new(file);
-    fill(&mut out).and_then(|()| out.flush()).map_err(RunError::write(path))
+    let mut out = StagedFile::create(path, IfPresent::Replace)
+        .map_err(StageError::into_io)
+        .map_err(RunError::write(path))?;
+    fill(&mut out).map_err(RunError::write(path))?;
+    out.finish().map_err(StageError::into_io).map_err(RunError::write(path))
 }
