@@ -5,7 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 /// A title for the window, red text, and the single character that begins an escape too.
-const HOSTILE: &str = "x\x1b]0;title\x07\x1b[31m\u{9b}1m";
+const HOSTILE: &str = "x\x1b]0;title\x07\x1b[31m\u{9b}1m-marked";
 
 /// Runs `storm`; what it writes must name the hostile text without its control characters.
 #[track_caller]
@@ -14,7 +14,7 @@ fn check(arguments: &[&str]) {
     let written = done.stdout + &done.stderr;
     let hidden = written.chars().find(|c| c.is_control() && *c != '\n' && *c != '\t');
     assert_eq!(hidden, None, "{arguments:?}: {written:?}");
-    assert!(written.contains("title"), "{arguments:?}: {written}");
+    assert!(written.contains("marked"), "{arguments:?}: {written}");
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn what_files_hold_is_shown_without_control_characters() {
     check(&["data", "pack", &path("a.jsonl"), "--tokenizer", "bytes", "--out", &path("out")]);
     fs::write(path("config.toml"), format!("\"{HOSTILE}\" = 1\n")).unwrap();
     check(&["train", &path("config.toml")]);
-    fs::write(path("keys.toml"), r#""x\u001b]0;title\u0007" = 1"#).unwrap();
+    fs::write(path("keys.toml"), r#""x\u001b]0;title\u0007-marked" = 1"#).unwrap();
     check(&["train", &path("keys.toml")]);
     fs::create_dir(path("model")).unwrap();
     let config = serde_json::json!({"model_type": HOSTILE, "architectures": [HOSTILE]});

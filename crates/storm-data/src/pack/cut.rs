@@ -18,10 +18,13 @@ pub(super) fn piece_end(text: &str, searched: usize) -> Option<usize> {
     let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
     // What follows the last of the bytes searched was not known.
     let from = searched.saturating_sub(1);
+    let bytes = text.as_bytes();
     let mut good = None;
-    for (at, byte) in text.bytes().enumerate().skip(from).rev() {
+    for at in (from..bytes.len()).rev() {
         let end = at + 1;
-        if byte == b'\n' && is_text(text[end..].chars().next()) {
+        // Most line breaks are told by a byte: they have text behind them, or another line break.
+        let is_candidate = bytes[at] == b'\n' && bytes.get(end).is_some_and(|&next| next != b'\n');
+        if is_candidate && is_text(text[end..].chars().next()) {
             if is_text(text[..at].chars().next_back()) {
                 return Some(end);
             }

@@ -166,7 +166,7 @@ struct Cutter {
     /// Where the text to come is.
     place: Place,
     pieces: Vec<Piece>,
-    /// Bytes at the front of the text that have no place where a piece may end.
+    /// Bytes at the front of the text that have no place where a piece may end, and no separator.
     searched: usize,
 }
 
@@ -184,11 +184,13 @@ impl Cutter {
     /// Takes what it can from the front of `text`, and says how many bytes that was: all at the end.
     fn cut(&mut self, text: &str, ends: bool) -> usize {
         let mut taken = 0;
-        while let Some(at) = text[taken..].find(SEPARATOR) {
-            let document = text[taken..taken + at].trim_end_matches(LINE_BREAKS);
+        // No separator begins in what was searched before, nor right behind it.
+        while let Some(at) = text[taken + self.searched..].find(SEPARATOR) {
+            let end = taken + self.searched + at;
+            let document = text[taken..end].trim_end_matches(LINE_BREAKS);
             self.push(document, true);
             self.place = Place::Separated;
-            taken += at + SEPARATOR.len();
+            taken = end + SEPARATOR.len();
             self.searched = 0;
         }
         let rest = &text[taken..];
