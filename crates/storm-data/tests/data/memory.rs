@@ -29,7 +29,7 @@ fn pack_and_report(folder: &Folder) {
     println!("{}", fs::read_to_string("/proc/self/status").unwrap());
 }
 
-/// Up to 16 bytes for each byte of a long line.
+/// A long line takes less than the 16 bytes for each of its own that are stated: those are for short ones too.
 #[test]
 fn a_long_record_takes_what_is_stated() {
     if let Some(folder) = rerun_folder() {
@@ -40,7 +40,7 @@ fn a_long_record_takes_what_is_stated() {
     let record = serde_json::json!({"prompt": "", "completion": answer}).to_string();
     let (packed, peak) = peak_of_packing("memory::a_long_record_takes_what_is_stated", &record);
     assert_eq!(packed, format!("Ok({})", answer.len() + 1));
-    assert!(peak < 16 * record.len() as u64, "{} MiB", peak >> 20);
+    assert!(peak < 11 * record.len() as u64, "{} MiB", peak >> 20);
 }
 
 /// A message takes many times the memory of its text: millions of them are refused before that.
