@@ -3,6 +3,7 @@
 use anyhow::Result;
 
 use crate::args::Args;
+use crate::audit;
 use crate::process::{cargo, run as run_command};
 use crate::stage::{Stage, run_all};
 use crate::tidy;
@@ -16,6 +17,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
             let clippy = ["clippy", "--workspace", "--all-targets"];
             run_command(cargo().args(clippy).args(["--", "-D", "warnings"]))
         }),
+        Stage::skippable("audit", audit::run),
         Stage::new("docs", || {
             let doc = ["doc", "--no-deps", "--workspace"];
             run_command(cargo().args(doc).env("RUSTDOCFLAGS", "-D warnings"))

@@ -4,6 +4,7 @@
 //! needs only Rust and Python. Each command is one module; [`stage`] runs and times their parts.
 
 mod args;
+mod audit;
 mod bench;
 mod bundle;
 mod check;
@@ -28,7 +29,8 @@ Commands:
   test          Run every test: Rust, doc tests, examples, comparisons with PyTorch.
                 The first run makes its own Python environment (a large download).
 
-  check         Format, clippy, rustdoc (warnings are errors) and the repository's own rules.
+  check         Format, clippy, rustdoc (warnings are errors), the repository's own rules, and the
+                dependencies: vulnerabilities and licences, where cargo-deny is installed.
 
   bench cpu     Train the same 10M-parameter GPT with STORM and with PyTorch eager, in turns,
                 on the same cores, and print both speeds and their ratio.

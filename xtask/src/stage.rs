@@ -8,19 +8,35 @@ use anyhow::{Context, Result};
 /// One part of a command.
 pub(crate) struct Stage {
     name: &'static str,
-    action: Box<dyn FnOnce() -> Result<()>>,
+    action: Box<dyn FnOnce() -> Result<Verdict>>,
+}
+
+/// How a stage ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Passed,
+    Failed,
+    /// Something that it needs is not on this machine; the stage says what.
+    Skipped,
 }
 
 impl Stage {
     pub(crate) fn new(name: &'static str, action: impl FnOnce() -> Result<()> + 'static) -> Self {
-        let action = Box::new(action);
-        Self { name, action }
+        Self::skippable(name, || action().map(|()| Verdict::Passed))
+    }
+
+    /// A stage that may say that it was skipped.
+    pub(crate) fn skippable(
+        name: &'static str,
+        action: impl FnOnce() -> Result<Verdict> + 'static,
+    ) -> Self {
+        Self { name, action: Box::new(action) }
     }
 }
 
-/// How a stage ended; one that was not reached has no outcome.
+/// Of a stage; one that was not reached has none.
 struct Outcome {
-    passed: bool,
+    verdict: Verdict,
     took: Duration,
 }
 
@@ -35,8 +51,10 @@ pub(crate) fn run_all(stages: Vec<Stage>) -> Result<()> {
         let elapsed = seconds(start.elapsed());
         eprintln!("\n==> [{at}/{of}] {} ({elapsed} so far)", stage.name);
         let stage_start = Instant::now();
-        result = (stage.action)().with_context(|| format!("stage `{}` failed", stage.name));
-        outcomes.push(Outcome { passed: result.is_ok(), took: stage_start.elapsed() });
+        let ended = (stage.action)().with_context(|| format!("stage `{}` failed", stage.name));
+        let verdict = *ended.as_ref().unwrap_or(&Verdict::Failed);
+        outcomes.push(Outcome { verdict, took: stage_start.elapsed() });
+        result = ended.map(drop);
         if result.is_err() {
             break;
         }
@@ -50,14 +68,21 @@ fn table(names: &[&str], outcomes: &[Outcome], total: Duration) -> String {
     let mut text = String::new();
     for (index, name) in names.iter().enumerate() {
         let (verdict, took) = match outcomes.get(index) {
-            Some(outcome) if outcome.passed => ("PASS", seconds(outcome.took)),
-            Some(outcome) => ("FAIL", seconds(outcome.took)),
+            Some(outcome) => (word(outcome.verdict), seconds(outcome.took)),
             None => ("not run", String::new()),
         };
         _ = writeln!(text, "{name:width$}  {took:>9}  {verdict}");
     }
     _ = writeln!(text, "{:width$}  {:>9}", "total", seconds(total));
     text
+}
+
+fn word(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Passed => "PASS",
+        Verdict::Failed => "FAIL",
+        Verdict::Skipped => "skipped",
+    }
 }
 
 fn seconds(duration: Duration) -> String {
@@ -90,14 +115,15 @@ mod tests {
 
     #[test]
     fn table_shows_every_stage() {
-        let outcome = |passed| Outcome { passed, took: Duration::from_millis(1500) };
+        let outcome = |verdict| Outcome { verdict, took: Duration::from_millis(1500) };
         let text = table(
-            &["format", "docs", "tidy"],
-            &[outcome(true), outcome(false)],
+            &["format", "audit", "docs", "tidy"],
+            &[outcome(Verdict::Passed), outcome(Verdict::Skipped), outcome(Verdict::Failed)],
             Duration::from_secs(3),
         );
         let expected = "\
 format      1.5 s  PASS
+audit       1.5 s  skipped
 docs        1.5 s  FAIL
 tidy               not run
 total       3.0 s

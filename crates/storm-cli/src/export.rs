@@ -1,9 +1,8 @@
 //! `storm export`: a Hugging Face directory, checked and written anew.
 
-use crate::size;
+use crate::{size, streams};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use std::io::IsTerminal;
 use std::ops::Range;
 use std::path::PathBuf;
 use storm_model::{
@@ -95,14 +94,10 @@ struct Progress {
 impl Progress {
     fn advance(&mut self, parameters: u64, name: &str) {
         self.done = (self.done + parameters).min(self.total);
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[K{:3} % {name}", 100 * self.done / self.total.max(1));
-        }
+        streams::status(&format!("{:3} % {name}", 100 * self.done / self.total.max(1)));
     }
 
     fn finish(&self) {
-        if std::io::stderr().is_terminal() {
-            eprint!("\r\x1b[K");
-        }
+        streams::status("");
     }
 }

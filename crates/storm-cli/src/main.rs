@@ -27,6 +27,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hardware::BadProfile;
 use std::process::ExitCode;
 use storm_data::DataError;
+use storm_files::StageError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
 use storm_train::{CheckpointError, RunError, TrainError};
@@ -77,8 +78,9 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let matches = train::with_defaults(Cli::command()).get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let matches = train::with_defaults(Cli::command()).try_get_matches();
+    let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
+    let cli = cli.unwrap_or_else(|error| leave(&error));
     let result = match cli.command {
         Command::Train(args) => train::run(*args),
         Command::Sample(args) => sample::run(&args),
@@ -99,6 +101,24 @@ fn main() -> ExitCode {
             exit_code(&error)
         }
     }
+}
+
+/// Ends the program as the parser would: with help, or with what is wrong with the arguments.
+fn leave(error: &clap::Error) -> ! {
+    let is_plain = |argument: std::ffi::OsString| {
+        let argument = argument.to_string_lossy();
+        streams::plain(&argument) == argument
+    };
+    if std::env::args_os().all(is_plain) {
+        error.exit();
+    }
+    // The message repeats arguments: without colours, so that it holds no escapes but theirs.
+    let text = error.render().to_string();
+    match error.use_stderr() {
+        true => eprintln!("{}", text.trim_end()),
+        false => println!("{}", text.trim_end()),
+    }
+    std::process::exit(error.exit_code());
 }
 
 /// The error and its causes; a cause that the message before it already states is left out.
@@ -151,6 +171,9 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
         let is_input =
             !matches!(error, CheckpointError::DiskFull { .. } | CheckpointError::Io { .. });
         return is_input.then_some(4);
+    }
+    if let Some(StageError::Refused { .. }) = cause.downcast_ref() {
+        return Some(4);
     }
     if let Some(error) = cause.downcast_ref::<DataError>() {
         return Some(data::code_of(error));

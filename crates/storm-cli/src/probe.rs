@@ -1,12 +1,13 @@
 //! `storm probe`: what a GPU can do, as a profile for the planner.
 
 use crate::{hardware, size};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Args;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use storm_device::cuda::{Probe, ProbeEffort, probe};
+use storm_files::{IfPresent, StagedFile};
 use storm_plan::{GemmKind, HardwareProfile};
 
 #[derive(Args)]
@@ -23,7 +24,9 @@ pub(crate) struct ProbeArgs {
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
-    check_out(&args.out)?;
+    // Before a minute of measuring, not after.
+    let failed = || format!("cannot write {}", args.out.display());
+    let mut out = StagedFile::create(&args.out, IfPresent::Replace).with_context(failed)?;
     let effort = if args.quick { ProbeEffort::Quick } else { ProbeEffort::Full };
     let start = Instant::now();
     let mut found = probe(args.gpu, effort, |what| {
@@ -33,28 +36,14 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     let text = found.profile.to_json();
     // What is written must be readable: a card too small for some figure has none.
     HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
-    fs::write(&args.out, text).with_context(|| format!("cannot write {}", args.out.display()))?;
+    out.write_all(text.as_bytes()).with_context(failed)?;
+    out.finish().with_context(failed)?;
     print(&found);
     println!("\nwritten to {}", args.out.display());
     if args.gpu == 0
         && let Some(kept) = hardware::keep(&found.card, &found.profile)?
     {
         println!("and to {}: what is planned for this card uses it from now on", kept.display());
-    }
-    Ok(())
-}
-
-/// Before a minute of measuring, not after.
-fn check_out(out: &Path) -> Result<()> {
-    let folder = match out.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    if !folder.is_dir() {
-        bail!("cannot write {}: {} is not a folder", out.display(), folder.display());
-    }
-    if out.is_dir() {
-        bail!("cannot write {}: it is a folder", out.display());
     }
     Ok(())
 }

@@ -2,10 +2,10 @@
 
 use crate::precision::DtypeArg;
 use crate::size::positive;
-use crate::{UsageError, data};
+use crate::{UsageError, data, streams};
 use anyhow::{Context, Result};
 use clap::Args;
-use std::io::{self, Write};
+use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
 use storm_data::{Tokenizer, TokenizerSource};
@@ -149,10 +149,9 @@ fn tokenizer(args: &SampleArgs, vocabulary: usize) -> Result<Tokenizer> {
     Ok(Tokenizer::open(&source, None, &data::worker()?)?)
 }
 
-/// At once: people watch it being written. Whoever reads may stop early.
+/// Whoever reads may stop early.
 fn show(text: &str) -> Result<()> {
-    let mut stdout = io::stdout();
-    match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
+    match streams::model_text(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
         result => Ok(result?),
     }

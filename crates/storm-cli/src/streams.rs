@@ -3,9 +3,13 @@
 //! The standard library's `println!` and `eprintln!` panic when nobody reads any more. These take their
 //! names, so that no command can use the others by mistake. The work goes on without a reader: a run still
 //! saves, a probe still writes its file, and the exit code is that of the work.
+//!
+//! Names of files and tensors, text and settings are foreign: their control characters could move the cursor,
+//! rename the window or hide what was written before. Everything here goes through [`plain`].
 
+use std::borrow::Cow;
 use std::fmt::Arguments;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, IsTerminal, Write};
 
 macro_rules! println {
     () => { $crate::streams::line(format_args!("")) };
@@ -19,7 +23,7 @@ macro_rules! eprintln {
 /// A line of standard output. Ends the program if it cannot be written although somebody reads: a file
 /// on a full disk must not pass for a result.
 pub(crate) fn line(text: Arguments<'_>) {
-    match writeln!(io::stdout(), "{text}") {
+    match writeln!(io::stdout(), "{}", plain(&text.to_string())) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             error_line(format_args!("error: cannot write to standard output: {error}"));
             std::process::exit(1);
@@ -30,5 +34,67 @@ pub(crate) fn line(text: Arguments<'_>) {
 
 /// A line of standard error; where that cannot be written, there is nobody to tell.
 pub(crate) fn error_line(text: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", plain(&text.to_string()));
+}
+
+/// A line of standard error that is written over by the next; nothing where nobody looks. An empty text clears
+/// it.
+pub(crate) fn status(text: &str) {
+    let mut stderr = io::stderr();
+    if stderr.is_terminal() {
+        let _ = write!(stderr, "\r\x1b[K{}", plain(text));
+    }
+}
+
+/// A part of the text that a model writes, at once: people watch it being written. A file or a program gets the
+/// text as it is.
+pub(crate) fn model_text(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout();
+    let shown = if stdout.is_terminal() { plain(text) } else { Cow::Borrowed(text) };
+    stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush())
+}
+
+/// Text without control characters but line breaks and tabs. Others are written as in JSON, `\u001b`, so that
+/// JSON stays what it was.
+pub(crate) fn plain(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_hidden) {
+        return Cow::Borrowed(text);
+    }
+    let mut shown = String::with_capacity(text.len() + 16);
+    for c in text.chars() {
+        match is_hidden(c) {
+            true => shown.push_str(&format!("\\u{:04x}", u32::from(c))),
+            false => shown.push(c),
+        }
+    }
+    Cow::Owned(shown)
+}
+
+/// A control character, or one that changes the direction of what follows.
+fn is_hidden(c: char) -> bool {
+    let is_direction = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    (c.is_control() && c != '\n' && c != '\t') || is_direction
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_written_out() {
+        assert_eq!(plain("a\tb\nc é 🦀"), "a\tb\nc é 🦀");
+        assert_eq!(
+            plain("\x1b[31mred\x07\r\x7f\u{9b}1m"),
+            r"\u001b[31mred\u0007\u000d\u007f\u009b1m"
+        );
+        assert_eq!(plain("ab\u{202e}dc"), r"ab\u202edc");
+    }
+
+    #[test]
+    fn json_keeps_its_meaning() {
+        let value = serde_json::json!({"name": "\x1b]0;\u{9b}\u{7f}\\\u{2066}\n"});
+        let shown = plain(&value.to_string()).into_owned();
+        assert!(!shown.contains(is_hidden));
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).unwrap(), value);
+    }
 }

@@ -1,6 +1,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use storm_device::MapError;
+use storm_files::StageError;
 
 /// Why data cannot be packed or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -58,13 +59,13 @@ pub enum DataError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The place for the output is taken.
-    #[error("{path} exists already: {hint}")]
-    Exists {
-        /// Where the output should go.
+    /// The output cannot go where it should.
+    #[error("{path} {problem}")]
+    Output {
+        /// Where it should go.
         path: PathBuf,
-        /// What to do.
-        hint: &'static str,
+        /// Why not, and what to do.
+        problem: String,
     },
     /// A split has nothing to load.
     #[error("the {split} part of {path} is empty: {hint}")]
@@ -96,6 +97,16 @@ impl DataError {
     /// For `map_err`: adds where it happened.
     pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> DataError + '_ {
         move |source| DataError::Io { path: path.to_owned(), source }
+    }
+
+    /// For `map_err`: an output that could not be put in its place.
+    pub(crate) fn stage(output: &Path) -> impl Fn(StageError) -> DataError + '_ {
+        move |error| match error {
+            StageError::Refused { problem } => {
+                DataError::Output { path: output.to_owned(), problem }
+            }
+            StageError::Io { path, source, .. } => DataError::Io { path, source },
+        }
     }
 
     /// Something wrong with a file of a dataset.

@@ -13,7 +13,7 @@ pub(crate) const MANIFEST: &str = "dataset.json";
 /// The copy of the tokenizer.
 pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The checksums of both, as `sha256sum -c` reads them.
-const CHECKSUMS: &str = "dataset.sha256";
+pub(crate) const CHECKSUMS: &str = "dataset.sha256";
 
 const FORMAT: &str = "storm-dataset";
 const VERSION: u32 = 1;
@@ -158,7 +158,7 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a regular file of at most so many bytes.
+/// Reads a plain file of at most so many bytes.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, DataError> {
     let io = DataError::io(path);
     let file = open_plain(path).map_err(|error| match error.kind() {

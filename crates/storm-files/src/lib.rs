@@ -2,14 +2,22 @@
 //!
 //! Every file that a user names may be a pipe, a device, or something that another process created a moment
 //! ago. These functions never block on a special file and never replace what the caller has not seen.
-//! Errors carry no path: callers add it in their own error types.
+//! Errors are plain [`std::io::Error`]s without the path: callers add it in their own error types. Outputs
+//! that appear whole or not at all have a type of their own, [`StageError`].
 
+mod claim;
+mod exchange;
+mod identity;
 mod lock;
 mod open;
 mod place;
+mod staged_directory;
+mod staged_file;
 mod write;
 
 pub use lock::{FolderLock, Holder, LockError};
 pub use open::open_plain;
 pub use place::{rename_new, sync_directory};
+pub use staged_directory::{StageError, StagedDirectory};
+pub use staged_file::{IfPresent, StagedFile};
 pub use write::{append_plain, replace_file};

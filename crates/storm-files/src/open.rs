@@ -28,7 +28,7 @@ pub(crate) fn check_plain(kind: FileType) -> io::Result<()> {
     Err(io::Error::new(io::ErrorKind::InvalidInput, problem))
 }
 
-fn name_of_kind(kind: FileType) -> &'static str {
+pub(crate) fn name_of_kind(kind: FileType) -> &'static str {
     if kind.is_dir() {
         "a directory"
     } else if kind.is_fifo() {

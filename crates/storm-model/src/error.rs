@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::{Path, PathBuf};
+use storm_files::StageError;
 
 /// Why a model could not be described, read or written.
 #[derive(Debug, thiserror::Error)]
@@ -224,12 +225,12 @@ pub enum ModelError {
     },
 
     /// The place to save to is taken.
-    #[error("{path}: {problem}", path = .path.display())]
+    #[error("{path} {problem}", path = .path.display())]
     Output {
         /// Where the model was to be saved.
         path: PathBuf,
         /// Why not, and what to do.
-        problem: &'static str,
+        problem: String,
     },
 
     /// The caller could not deliver a parameter that was to be saved.
@@ -256,6 +257,13 @@ pub enum ModelError {
 impl ModelError {
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Self {
         move |source| Self::Io { action, path: path.to_owned(), source }
+    }
+
+    pub(crate) fn stage(output: &Path) -> impl FnOnce(StageError) -> Self {
+        move |error| match error {
+            StageError::Refused { problem } => Self::Output { path: output.to_owned(), problem },
+            StageError::Io { doing, path, source } => Self::Io { action: doing, path, source },
+        }
     }
 }
 

@@ -1,33 +1,33 @@
 //! Files that show the last step of a run.
 
 use anyhow::{Context, Result};
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::{Path, PathBuf};
+use storm_files::{IfPresent, StagedFile};
 
-/// A file that is to be written. It is created before the work: a path that cannot be written should
-/// not cost a run.
+/// A file that is to be written. It is checked and begun before the work: a path that cannot be written
+/// should not cost a run.
 pub(super) struct Output {
     what: &'static str,
     path: PathBuf,
-    file: BufWriter<File>,
+    file: StagedFile,
 }
 
 impl Output {
     pub(super) fn create(path: Option<&Path>, what: &'static str) -> Result<Option<Output>> {
         let Some(path) = path else { return Ok(None) };
-        let file =
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
-        Ok(Some(Output { what, path: path.to_owned(), file: BufWriter::new(file) }))
+        let file = StagedFile::create(path, IfPresent::Replace)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Some(Output { what, path: path.to_owned(), file }))
     }
 
     pub(super) fn write(
         mut self,
-        write: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+        write: impl FnOnce(&mut StagedFile) -> io::Result<()>,
     ) -> Result<()> {
-        write(&mut self.file)
-            .and_then(|()| self.file.flush())
-            .with_context(|| format!("cannot write {}", self.path.display()))?;
+        let failed = || format!("cannot write {}", self.path.display());
+        write(&mut self.file).with_context(failed)?;
+        self.file.finish().with_context(failed)?;
         eprintln!("{}: {}", self.what, self.path.display());
         Ok(())
     }

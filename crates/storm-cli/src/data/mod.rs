@@ -43,6 +43,8 @@ pub(crate) fn code_of(error: &DataError) -> u8 {
         DataError::Option { .. } => 2,
         DataError::Io { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::NotADirectory => 4,
+            // A device or a FIFO where a plain file should be.
+            ErrorKind::InvalidInput => 4,
             _ => 1,
         },
         _ => 4,

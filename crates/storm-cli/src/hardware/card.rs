@@ -2,9 +2,11 @@
 
 use anyhow::{Context, Result};
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use storm_device::cuda::{Card, ProbeEffort, cache_folder, diagnose, probe};
+use storm_files::{IfPresent, StagedFile};
 use storm_plan::HardwareProfile;
 
 /// Cards whose built-in profile was measured on such a card.
@@ -73,11 +75,13 @@ fn kept_at(folder: &Path, card: &Card) -> PathBuf {
 /// Whole or not at all: others may read it at the same time.
 fn write(path: &Path, profile: &HardwareProfile) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
-    let unfinished = path.with_extension(format!("{}.unfinished", std::process::id()));
-    fs::create_dir_all(folder)
-        .and_then(|()| fs::write(&unfinished, profile.to_json()))
-        .and_then(|()| fs::rename(&unfinished, path))
-        .with_context(|| format!("cannot keep the profile in {}", folder.display()))
+    let write = || -> Result<()> {
+        fs::create_dir_all(folder)?;
+        let mut file = StagedFile::create(path, IfPresent::Replace)?;
+        file.write_all(profile.to_json().as_bytes())?;
+        Ok(file.finish()?)
+    };
+    write().with_context(|| format!("cannot keep the profile in {}", folder.display()))
 }
 
 #[cfg(test)]

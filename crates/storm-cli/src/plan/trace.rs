@@ -1,19 +1,19 @@
 //! A simulated step as a trace.
 
 use anyhow::{Context, Result};
-use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::Path;
 use storm_device::{Span, Trace, WaitedFor};
 use storm_exec::trace::write_chrome;
+use storm_files::{IfPresent, StagedFile};
 use storm_plan::{HardwareProfile, Plan, Queue, Simulation, simulate_with_timeline};
 
 /// Writes what the simulator expects every queue to do when, for Chrome and Perfetto.
 pub(super) fn write(path: &Path, plan: &Plan, profile: &HardwareProfile) -> Result<()> {
     let trace = trace_of(&simulate_with_timeline(plan, profile));
     let failed = || format!("cannot write {}", path.display());
-    let mut out = BufWriter::new(File::create(path).with_context(failed)?);
-    write_chrome(plan, &trace, &mut out).and_then(|()| out.flush()).with_context(failed)
+    let mut out = StagedFile::create(path, IfPresent::Replace).with_context(failed)?;
+    write_chrome(plan, &trace, &mut out).with_context(failed)?;
+    out.finish().with_context(failed)
 }
 
 /// Queue by queue, as devices trace their work.

@@ -1,5 +1,6 @@
 //! How a run talks.
 
+use crate::streams::plain;
 use std::io::{self, Write};
 
 /// Who reads.
@@ -24,5 +25,5 @@ impl Style {
 
 /// A line on standard output. Whoever reads may stop early; a run goes on all the same.
 pub(super) fn print(text: &str) {
-    let _ = writeln!(io::stdout(), "{text}");
+    let _ = writeln!(io::stdout(), "{}", plain(text));
 }

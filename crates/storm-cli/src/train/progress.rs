@@ -3,6 +3,7 @@
 use super::output::{Style, print};
 use crate::model::grouped;
 use crate::size;
+use crate::streams::plain;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
@@ -97,7 +98,7 @@ impl Progress {
     /// A line that stays, above the bar if there is one.
     fn line(&self, text: &str) {
         match &self.bar {
-            Some(bar) => bar.println(text),
+            Some(bar) => bar.println(&*plain(text)),
             None => self.style.say(text),
         }
     }

@@ -3,11 +3,10 @@
 use super::setup::Setup;
 use crate::model::grouped;
 use anyhow::Result;
-use std::fs::File;
-use std::io::{self, BufWriter};
+use std::io;
 use std::path::{Path, PathBuf};
 use storm_exec::trace::write_chrome;
-use storm_files::replace_file;
+use storm_files::{StagedFile, replace_file};
 use storm_plan::Plan;
 use storm_train::{History, Measure, RunError, RunFacts, write_report};
 
@@ -55,7 +54,7 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
 
 fn write_file(
     path: &Path,
-    fill: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
+    fill: impl FnOnce(&mut StagedFile) -> io::Result<()>,
 ) -> Result<(), RunError> {
     replace_file(path, fill).map_err(RunError::write(path))
 }

@@ -2,6 +2,8 @@
 
 mod broken_pipe;
 mod data;
+mod escapes;
+mod outputs;
 mod plan;
 
 use std::collections::BTreeMap;
@@ -225,7 +227,7 @@ fn probe_looks_at_its_output_first() {
         assert!(help.contains(option), "{option} is not in:\n{help}");
     }
     words("probe --out /no/such/folder/profile.json").failed(1, &["/no/such/folder", "folder"]);
-    words("probe --out /").failed(1, &["it is a folder"]);
+    words("probe --out /").failed(4, &["does not name a file"]);
     words("probe --gpu many").failed(2, &["--gpu"]);
 }
 

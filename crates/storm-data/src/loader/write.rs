@@ -6,10 +6,10 @@
 use super::{Loader, LoaderOptions, Samples};
 use crate::{DataError, Dataset};
 use serde_json::json;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
+use storm_files::{IfPresent, StagedFile};
 
 /// Headers of safetensors end where data of eight bytes could begin.
 const ALIGNMENT_BYTES: usize = 8;
@@ -18,27 +18,11 @@ const ALIGNMENT_BYTES: usize = 8;
 type Column = fn(&Samples) -> &[i32];
 
 /// Writes the first `count` batches of a loader with these options to a file, which is whole or not
-/// there. Takes the memory of one batch.
+/// there. A plain file of that name is replaced. Takes the memory of one batch.
 ///
 /// # Errors
 /// There is nothing to load, the numbers are too large, or the file cannot be written.
 pub fn write_batches(
-    dataset: &Arc<Dataset>,
-    options: LoaderOptions,
-    count: u64,
-    path: &Path,
-) -> Result<(), DataError> {
-    let partial = path.with_added_extension("partial");
-    let written = write(dataset, options, count, &partial)
-        .and_then(|()| fs::rename(&partial, path).map_err(DataError::io(path)));
-    if written.is_err() {
-        // It may not even have been created.
-        let _ = fs::remove_file(&partial);
-    }
-    written
-}
-
-fn write(
     dataset: &Arc<Dataset>,
     options: LoaderOptions,
     count: u64,
@@ -69,7 +53,8 @@ fn write(
     header.extend(std::iter::repeat_n(' ', padded - header.len()));
 
     let io = DataError::io(path);
-    let mut file = BufWriter::new(File::create(path).map_err(&io)?);
+    let stage = DataError::stage(path);
+    let mut file = StagedFile::create(path, IfPresent::Replace).map_err(&stage)?;
     file.write_all(&(header.len() as u64).to_le_bytes()).map_err(&io)?;
     file.write_all(header.as_bytes()).map_err(&io)?;
     let mut samples = Samples::default();
@@ -83,5 +68,5 @@ fn write(
             }
         }
     }
-    file.flush().map_err(&io)
+    file.finish().map_err(stage)
 }

@@ -2,6 +2,7 @@
 
 use super::record::{Message, Record, Role};
 use crate::TokenizerInfo;
+use std::borrow::Cow;
 
 /// A part of a sample.
 pub(super) struct Part {
@@ -9,8 +10,18 @@ pub(super) struct Part {
     pub(super) learned: Learned,
 }
 
+impl Part {
+    /// What a tokenizer encodes of it.
+    pub(super) fn text(&self) -> Option<&str> {
+        match &self.content {
+            PartContent::Text(text) => Some(text),
+            PartContent::Token(_) => None,
+        }
+    }
+}
+
 pub(super) enum PartContent {
-    Text(String),
+    Text(Cow<'static, str>),
     Token(u32),
 }
 
@@ -32,17 +43,17 @@ pub(super) fn render(record: Record, tokenizer: &TokenizerInfo) -> Vec<Part> {
                 for message in messages {
                     let learned = learned(&message);
                     parts.push(token(chat.start, Learned::No));
-                    parts.push(text(format!("{}\n", message.role.name()), Learned::No));
+                    parts.push(text(message.role.line(), Learned::No));
                     parts.push(text(message.content, learned));
                     parts.push(token(chat.end, learned));
-                    parts.push(text("\n".to_owned(), Learned::No));
+                    parts.push(text("\n", Learned::No));
                 }
             }
             None => {
                 let last = messages.last().map_or(Learned::No, learned);
                 for message in messages {
                     // The space goes with what follows it, as tokenizers see words.
-                    parts.push(text(format!("{}:", message.role.name()), Learned::No));
+                    parts.push(text(message.role.label(), Learned::No));
                     parts.push(text(format!(" {}\n", message.content), learned(&message)));
                 }
                 parts.extend(end.map(|id| token(id, last)));
@@ -64,8 +75,8 @@ fn learned(message: &Message) -> Learned {
     }
 }
 
-fn text(text: String, learned: Learned) -> Part {
-    Part { content: PartContent::Text(text), learned }
+fn text(text: impl Into<Cow<'static, str>>, learned: Learned) -> Part {
+    Part { content: PartContent::Text(text.into()), learned }
 }
 
 fn token(id: u32, learned: Learned) -> Part {

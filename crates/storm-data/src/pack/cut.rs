@@ -12,17 +12,27 @@ pub(super) const PIECE_BYTES: usize = 1 << 20;
 /// Text without a line break is cut anywhere between two characters when it is so long.
 pub(super) const PIECE_BYTES_MAX: usize = 4 * PIECE_BYTES;
 
-/// Where a piece at the front of `text` may end; none if it should be read on.
-pub(super) fn piece_end(text: &str) -> Option<usize> {
+/// Where a piece at the front of `text` may end; none if it should be read on. The first `searched` bytes were
+/// searched before, when there was no more text, and are not gone through again.
+pub(super) fn piece_end(text: &str, searched: usize) -> Option<usize> {
     let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
-    let ends = || text.rmatch_indices('\n').map(|(at, _)| at + 1);
-    let before_text = |&end: &usize| is_text(text[end..].chars().next());
-    let behind_text = |&end: &usize| is_text(text[..end - 1].chars().next_back());
-    let best = ends().find(|end| before_text(end) && behind_text(end));
-    // Lines that end with a carriage return too, or that are empty.
-    let good = || ends().find(before_text);
-    let any = || (text.len() >= PIECE_BYTES_MAX).then_some(text.len());
-    best.or_else(good).or_else(any)
+    // What follows the last of the bytes searched was not known.
+    let from = searched.saturating_sub(1);
+    let bytes = text.as_bytes();
+    let mut good = None;
+    for at in (from..bytes.len()).rev() {
+        let end = at + 1;
+        // Most line breaks are told by a byte: they have text behind them, or another line break.
+        let is_candidate = bytes[at] == b'\n' && bytes.get(end).is_some_and(|&next| next != b'\n');
+        if is_candidate && is_text(text[end..].chars().next()) {
+            if is_text(text[..at].chars().next_back()) {
+                return Some(end);
+            }
+            // A line that ends with a carriage return too, or that is empty.
+            good.get_or_insert(end);
+        }
+    }
+    good.or_else(|| (text.len() >= PIECE_BYTES_MAX).then_some(text.len()))
 }
 
 /// The pieces of a text.
@@ -30,13 +40,13 @@ pub(super) fn pieces(text: &str) -> Vec<Range<usize>> {
     let mut pieces = Vec::new();
     let mut start = 0;
     while text.len() - start > PIECE_BYTES {
-        let mut length = PIECE_BYTES;
+        let (mut length, mut searched) = (PIECE_BYTES, 0);
         let end = loop {
             let end = text.floor_char_boundary(start + length);
-            match piece_end(&text[start..end]) {
+            match piece_end(&text[start..end], searched) {
                 Some(length) => break start + length,
                 None if end == text.len() => break end,
-                None => length += PIECE_BYTES,
+                None => (length, searched) = (length + PIECE_BYTES, end - start),
             }
         };
         pieces.push(start..end);
@@ -54,12 +64,22 @@ mod tests {
 
     #[test]
     fn pieces_end_behind_line_breaks() {
-        assert_eq!(piece_end("one\ntwo\nthree"), Some(8));
-        assert_eq!(piece_end("one\n\n  two"), None);
-        assert_eq!(piece_end("one\ntwo\n\nthree"), Some(4));
-        assert_eq!(piece_end("one\r\ntwo\r\nthree"), Some(10));
-        assert_eq!(piece_end("one\ntwo\n"), Some(4));
-        assert_eq!(piece_end("one two"), None);
+        assert_eq!(piece_end("one\ntwo\nthree", 0), Some(8));
+        assert_eq!(piece_end("one\n\n  two", 0), None);
+        assert_eq!(piece_end("one\ntwo\n\nthree", 0), Some(4));
+        assert_eq!(piece_end("one\r\ntwo\r\nthree", 0), Some(10));
+        assert_eq!(piece_end("one\ntwo\n", 0), Some(4));
+        assert_eq!(piece_end("one two", 0), None);
+    }
+
+    /// Text without a good place is gone through once, not once more for every read.
+    #[test]
+    fn what_was_searched_is_not_searched_again() {
+        assert_eq!(piece_end("one\ntwo", 5), None);
+        // Only now it is known what follows the line break.
+        assert_eq!(piece_end("one\ntwo", 4), Some(4));
+        assert_eq!(piece_end("one\ntwo\nthree", 5), Some(8));
+        assert_eq!(piece_end("é\nthree", 2), Some(3));
     }
 
     #[test]

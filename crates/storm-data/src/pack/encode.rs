@@ -1,12 +1,16 @@
 //! From what was read to tokens.
 
-use super::chat::{Learned, PartContent, render};
-use super::cut::pieces;
+use super::chat::{Learned, Part, PartContent, render};
+use super::cut::{PIECE_BYTES, pieces};
 use super::input::{Content, Inputs, Job, Piece};
 use super::record::Record;
 use crate::tokenizer::Tokenizer;
 use crate::{DataError, Kind};
+use std::mem;
 use std::sync::Mutex;
+
+/// Parts of samples that are encoded at once. Their overhead in memory is many times that of their text.
+const PARTS_MAX: usize = 1 << 14;
 
 /// The tokens of a job.
 pub(super) struct Encoded {
@@ -43,53 +47,112 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
     }
 
     pub(super) fn encode(&self, tokenizer: &Tokenizer, job: Job) -> Result<Encoded, DataError> {
-        let chunks = match job.content {
-            Content::Text(pieces) => encode_pieces(tokenizer, &pieces)?,
-            Content::Lines { file, lines } => self.encode_lines(tokenizer, file, &lines)?,
-        };
-        Ok(Encoded { chunks, input_bytes: job.input_bytes })
-    }
-
-    fn encode_lines(
-        &self,
-        tokenizer: &Tokenizer,
-        file: usize,
-        lines: &[(u64, String)],
-    ) -> Result<Vec<Chunk>, DataError> {
-        let path = self.inputs.path(file);
-        let kind = self.inputs.kind();
-        let mut records = Vec::with_capacity(lines.len());
-        for (number, line) in lines {
-            let record = Record::parse(path, *number, line)?;
-            if record.kind() != kind {
-                let problem = match kind {
-                    Kind::Text => "is a chat or an instruction, but the input before it is text",
-                    Kind::Samples => "is text, but the first record is a chat or an instruction",
-                };
-                let problem = format!("{problem}; pack them apart");
-                return Err(DataError::Record { path: path.to_owned(), line: *number, problem });
+        let mut batch = Batch::new(tokenizer);
+        match job.content {
+            Content::Text(pieces) => pieces.into_iter().try_for_each(|piece| batch.piece(piece))?,
+            Content::Lines { file, lines } => {
+                // A line may be long: it is dropped before its record is encoded.
+                for (number, line) in lines {
+                    let record = self.parse(file, number, &line)?;
+                    drop(line);
+                    batch.record(record)?;
+                }
             }
-            records.push(record);
         }
-        match kind {
-            Kind::Text => encode_documents(tokenizer, records),
-            Kind::Samples => encode_samples(tokenizer, records),
+        Ok(Encoded { chunks: batch.finish()?, input_bytes: job.input_bytes })
+    }
+
+    fn parse(&self, file: usize, line: u64, json: &str) -> Result<Record, DataError> {
+        let path = self.inputs.path(file);
+        let record = Record::parse(path, line, json)?;
+        if record.kind() == self.inputs.kind() {
+            return Ok(record);
         }
+        let problem = match self.inputs.kind() {
+            Kind::Text => "is a chat or an instruction, but the input before it is text",
+            Kind::Samples => "is text, but the first record is a chat or an instruction",
+        };
+        let problem = format!("{problem}; pack them apart");
+        Err(DataError::Record { path: path.to_owned(), line, problem })
     }
 }
 
-fn encode_documents(tokenizer: &Tokenizer, records: Vec<Record>) -> Result<Vec<Chunk>, DataError> {
-    let piece = |record| match record {
-        Record::Text(text) => Some(Piece { text, begins: true, ends: true }),
-        Record::Chat(_) | Record::Instruction { .. } => None,
-    };
-    encode_pieces(tokenizer, &records.into_iter().filter_map(piece).collect::<Vec<_>>())
+/// Documents and samples that are encoded together, about a megabyte at a time.
+struct Batch<'a> {
+    tokenizer: &'a Tokenizer,
+    chunks: Vec<Chunk>,
+    waiting: Vec<Waiting>,
+    /// Of what waits.
+    text_bytes: usize,
+    parts: usize,
 }
 
-fn encode_pieces(tokenizer: &Tokenizer, pieces: &[Piece]) -> Result<Vec<Chunk>, DataError> {
-    let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
-    let encoded = encode_texts(tokenizer, &texts)?.into_iter().zip(pieces);
-    Ok(encoded.map(|(ids, piece)| document(tokenizer, ids, piece)).collect())
+/// Something to encode.
+enum Waiting {
+    Piece(Piece),
+    Sample(Vec<Part>),
+}
+
+impl Waiting {
+    fn texts(&self) -> impl Iterator<Item = &str> {
+        let (piece, sample) = match self {
+            Waiting::Piece(piece) => (Some(piece.text.as_str()), [].iter()),
+            Waiting::Sample(parts) => (None, parts.iter()),
+        };
+        piece.into_iter().chain(sample.filter_map(Part::text))
+    }
+}
+
+impl<'a> Batch<'a> {
+    fn new(tokenizer: &'a Tokenizer) -> Batch<'a> {
+        Batch { tokenizer, chunks: Vec::new(), waiting: Vec::new(), text_bytes: 0, parts: 0 }
+    }
+
+    fn record(&mut self, record: Record) -> Result<(), DataError> {
+        match record {
+            Record::Text(text) => self.piece(Piece { text, begins: true, ends: true }),
+            sample => self.push(Waiting::Sample(render(sample, self.tokenizer.info()))),
+        }
+    }
+
+    fn piece(&mut self, piece: Piece) -> Result<(), DataError> {
+        self.push(Waiting::Piece(piece))
+    }
+
+    fn push(&mut self, waiting: Waiting) -> Result<(), DataError> {
+        for text in waiting.texts() {
+            self.text_bytes += text.len();
+            self.parts += 1;
+        }
+        self.waiting.push(waiting);
+        match self.text_bytes >= PIECE_BYTES || self.parts >= PARTS_MAX {
+            true => self.encode(),
+            false => Ok(()),
+        }
+    }
+
+    fn encode(&mut self) -> Result<(), DataError> {
+        (self.text_bytes, self.parts) = (0, 0);
+        let waiting = mem::take(&mut self.waiting);
+        let mut texts = Texts::new(self.tokenizer, waiting.iter().flat_map(Waiting::texts));
+        for waiting in &waiting {
+            let chunk = match waiting {
+                Waiting::Piece(piece) => {
+                    let mut tokens = Vec::new();
+                    texts.next_into(&mut tokens)?;
+                    document(self.tokenizer, tokens, piece)
+                }
+                Waiting::Sample(parts) => sample(parts, &mut texts)?,
+            };
+            self.chunks.push(chunk);
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<Vec<Chunk>, DataError> {
+        self.encode()?;
+        Ok(self.chunks)
+    }
 }
 
 /// A document, or a piece of one, with the marks around it. An empty one has none.
@@ -105,38 +168,80 @@ fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     Chunk { tokens, learned: Vec::new(), begins, ends }
 }
 
-fn encode_samples(tokenizer: &Tokenizer, records: Vec<Record>) -> Result<Vec<Chunk>, DataError> {
-    let info = tokenizer.info();
-    let samples: Vec<_> = records.into_iter().map(|record| render(record, info)).collect();
-    let texts: Vec<&str> = samples
-        .iter()
-        .flatten()
-        .filter_map(|part| match &part.content {
-            PartContent::Text(text) => Some(text.as_str()),
-            PartContent::Token(_) => None,
-        })
-        .collect();
-    let mut encoded = encode_texts(tokenizer, &texts)?.into_iter();
-    let chunk = |parts: &Vec<super::chat::Part>| {
-        let mut chunk = Chunk { tokens: Vec::new(), learned: Vec::new(), begins: true, ends: true };
-        for part in parts {
-            match part.content {
-                PartContent::Text(_) => chunk.tokens.extend(encoded.next().unwrap_or_default()),
-                PartContent::Token(id) => chunk.tokens.push(id),
-            }
-            chunk.learned.resize(chunk.tokens.len(), part.learned == Learned::Yes);
+fn sample<'t>(
+    parts: &[Part],
+    texts: &mut Texts<'_, 't, impl Iterator<Item = &'t str>>,
+) -> Result<Chunk, DataError> {
+    let mut chunk = Chunk { tokens: Vec::new(), learned: Vec::new(), begins: true, ends: true };
+    for part in parts {
+        match part.content {
+            PartContent::Text(_) => texts.next_into(&mut chunk.tokens)?,
+            PartContent::Token(id) => chunk.tokens.push(id),
         }
-        chunk
-    };
-    Ok(samples.iter().map(chunk).collect())
+        chunk.learned.resize(chunk.tokens.len(), part.learned == Learned::Yes);
+    }
+    Ok(chunk)
 }
 
-/// Encodes texts, long ones in pieces.
-fn encode_texts(tokenizer: &Tokenizer, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
-    let cut: Vec<Vec<&str>> = texts
-        .iter()
-        .map(|text| pieces(text).into_iter().map(|piece| &text[piece]).collect())
-        .collect();
-    let mut encoded = tokenizer.encode_all(&cut.concat())?.into_iter();
-    Ok(cut.iter().map(|pieces| encoded.by_ref().take(pieces.len()).flatten().collect()).collect())
+/// Encodes texts one after another, long ones in pieces, and asks the tokenizer for about a megabyte at a
+/// time.
+struct Texts<'a, 't, I> {
+    tokenizer: &'a Tokenizer,
+    texts: I,
+    /// Encoded pieces, and whether each is the last of its text, in reverse.
+    encoded: Vec<(Vec<u32>, bool)>,
+    /// Pieces of a text that are not encoded yet, in reverse.
+    cut: Vec<&'t str>,
+}
+
+impl<'a, 't, I: Iterator<Item = &'t str>> Texts<'a, 't, I> {
+    fn new(tokenizer: &'a Tokenizer, texts: I) -> Texts<'a, 't, I> {
+        Texts { tokenizer, texts, encoded: Vec::new(), cut: Vec::new() }
+    }
+
+    /// Adds the tokens of the next text to `tokens`.
+    fn next_into(&mut self, tokens: &mut Vec<u32>) -> Result<(), DataError> {
+        loop {
+            if self.encoded.is_empty() {
+                self.ask()?;
+            }
+            match self.encoded.pop() {
+                Some((ids, false)) => tokens.extend(ids),
+                Some((ids, true)) if tokens.is_empty() => {
+                    *tokens = ids;
+                    return Ok(());
+                }
+                Some((ids, true)) => {
+                    tokens.extend(ids);
+                    return Ok(());
+                }
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Encodes the next pieces.
+    fn ask(&mut self) -> Result<(), DataError> {
+        // For each piece whether it is encoded, which nothing is not, and whether it is the last of its text.
+        let (mut request, mut slots) = (Vec::new(), Vec::new());
+        let mut bytes = 0;
+        while bytes < PIECE_BYTES {
+            if self.cut.is_empty() {
+                let Some(text) = self.texts.next() else { break };
+                self.cut = pieces(text).into_iter().rev().map(|piece| &text[piece]).collect();
+            }
+            let piece = self.cut.pop();
+            bytes += piece.map_or(0, str::len);
+            request.extend(piece);
+            slots.push((piece.is_some(), self.cut.is_empty()));
+        }
+        let mut encoded = match request.is_empty() {
+            true => Vec::new().into_iter(),
+            false => self.tokenizer.encode_all(&request)?.into_iter(),
+        };
+        let mut ids = |asked: bool| asked.then(|| encoded.next()).flatten().unwrap_or_default();
+        self.encoded = slots.into_iter().map(|(asked, last)| (ids(asked), last)).collect();
+        self.encoded.reverse();
+        Ok(())
+    }
 }

@@ -4,12 +4,13 @@ use super::InputFormat;
 use super::cut::{PIECE_BYTES, piece_end};
 use super::record::Record;
 use crate::{DataError, Kind};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
+use storm_files::open_plain;
 
 /// The longest line of JSONL.
-const LINE_BYTES_MAX: u64 = 64 << 20;
+pub(super) const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// What separates documents in a file of text, with the line breaks around it.
 const SEPARATOR: &str = "<|endoftext|>";
@@ -62,15 +63,11 @@ impl Inputs {
         let mut files = Vec::with_capacity(paths.len());
         let mut bytes = 0;
         for path in paths {
-            let metadata = fs::metadata(path).map_err(DataError::io(path))?;
-            if metadata.is_dir() {
+            if path.is_dir() {
                 return Err(DataError::input(path, "is a folder; name the files in it"));
             }
-            // A pipe or device may never end.
-            if !metadata.is_file() {
-                return Err(DataError::input(path, "is not a regular file"));
-            }
-            bytes += metadata.len();
+            let file = open_plain(path).map_err(DataError::io(path))?;
+            bytes += file.metadata().map_err(DataError::io(path))?.len();
             let by_name = path.extension().is_some_and(|ext| ext == "jsonl" || ext == "ndjson");
             let format = match format {
                 InputFormat::ByName if by_name => FileFormat::Jsonl,
@@ -128,11 +125,11 @@ fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
 
 /// Reads a file of documents.
 fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, DataError> {
-    let mut file = File::open(path).map_err(DataError::io(path))?;
+    let mut file = open_plain(path).map_err(DataError::io(path))?;
     // Read, but not given out yet.
     let mut buffer: Vec<u8> = Vec::new();
     let mut offset = 0;
-    let mut cutter = Cutter { place: Place::File, pieces: Vec::new() };
+    let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };
     loop {
         let before = buffer.len();
         let mut part = (&mut file).take(PIECE_BYTES as u64);
@@ -169,6 +166,8 @@ struct Cutter {
     /// Where the text to come is.
     place: Place,
     pieces: Vec<Piece>,
+    /// Bytes at the front of the text that have no place where a piece may end, and no separator.
+    searched: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -185,11 +184,14 @@ impl Cutter {
     /// Takes what it can from the front of `text`, and says how many bytes that was: all at the end.
     fn cut(&mut self, text: &str, ends: bool) -> usize {
         let mut taken = 0;
-        while let Some(at) = text[taken..].find(SEPARATOR) {
-            let document = text[taken..taken + at].trim_end_matches(LINE_BREAKS);
+        // No separator begins in what was searched before, nor right behind it.
+        while let Some(at) = text[taken + self.searched..].find(SEPARATOR) {
+            let end = taken + self.searched + at;
+            let document = text[taken..end].trim_end_matches(LINE_BREAKS);
             self.push(document, true);
             self.place = Place::Separated;
-            taken += at + SEPARATOR.len();
+            taken = end + SEPARATOR.len();
+            self.searched = 0;
         }
         let rest = &text[taken..];
         if ends {
@@ -201,12 +203,14 @@ impl Cutter {
         }
         // What may be the beginning of a separator, with a line break before it, waits for the rest.
         let sure = rest.floor_char_boundary(rest.len().saturating_sub(SEPARATOR.len()));
-        if rest.len() >= PIECE_BYTES
-            && let Some(end) = piece_end(&rest[..sure])
-        {
-            self.push(&rest[..end], false);
-            self.place = Place::Inside;
-            taken += end;
+        if rest.len() >= PIECE_BYTES {
+            let end = piece_end(&rest[..sure], self.searched);
+            self.searched = if end.is_some() { 0 } else { sure };
+            if let Some(end) = end {
+                self.push(&rest[..end], false);
+                self.place = Place::Inside;
+                taken += end;
+            }
         }
         taken
     }
@@ -261,7 +265,7 @@ struct Lines {
 
 impl Lines {
     fn open(path: &Path) -> Result<Lines, DataError> {
-        let file = File::open(path).map_err(DataError::io(path))?;
+        let file = open_plain(path).map_err(DataError::io(path))?;
         Ok(Lines {
             path: path.to_owned(),
             reader: BufReader::with_capacity(1 << 18, file),
@@ -291,5 +295,31 @@ impl Lines {
             line.remove(0);
         }
         Ok(Some((self.number, line, count as u64)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Line breaks alone have no place where a piece may end: what was read is not searched again with
+    /// every read.
+    #[test]
+    fn a_file_of_line_breaks_is_searched_once() {
+        let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };
+        let text = "\n".repeat(5 * PIECE_BYTES);
+        for reads in 1..=4 {
+            let read = &text[..reads * PIECE_BYTES];
+            assert_eq!(cutter.cut(read, false), 0);
+            assert_eq!(cutter.searched, read.len() - SEPARATOR.len());
+        }
+        let taken = cutter.cut(&text, false);
+        assert_eq!(taken, text.len() - SEPARATOR.len());
+        assert_eq!((cutter.searched, cutter.pieces.len()), (0, 1));
+        // A separator begins a new text.
+        assert_eq!(cutter.cut(&text[..PIECE_BYTES], false), 0);
+        let separated = format!("{}{SEPARATOR}{}", &text[..PIECE_BYTES], &text[..PIECE_BYTES]);
+        assert_eq!(cutter.cut(&separated, false), PIECE_BYTES + SEPARATOR.len());
+        assert_eq!(cutter.searched, PIECE_BYTES - SEPARATOR.len());
     }
 }

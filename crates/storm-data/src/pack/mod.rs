@@ -11,9 +11,10 @@ mod input;
 mod output;
 mod pipeline;
 mod record;
-mod staging;
+mod replace;
+mod under_way;
 
-pub use staging::IfExists;
+pub use replace::IfExists;
 
 use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, write_file};
 use crate::tokenizer::{Tokenizer, TokenizerInfo, TokenizerSource, WorkerCommand};
@@ -21,9 +22,10 @@ use crate::{Counts, DataError, Dataset, HeldOut, Kind};
 use encode::Encoder;
 use input::Inputs;
 use output::Output;
-use staging::Staging;
 use std::path::PathBuf;
 use std::sync::Arc;
+use storm_files::StagedDirectory;
+use under_way::UnderWay;
 
 /// Tokens in a shard: half a gigabyte or one.
 pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
@@ -119,13 +121,17 @@ pub fn pack(
     };
     let tokenizer = open()?;
     let info = tokenizer.info().clone();
-    let staging = Staging::new(&options.out, options.if_exists)?;
+    let if_exists = options.if_exists;
+    let staged =
+        StagedDirectory::create(&options.out, "packing", move |dir| if_exists.may_replace(dir))
+            .map_err(DataError::stage(&options.out))?;
     let kind = inputs.kind();
-    let mut output = Output::new(staging.dir(), kind, info.vocabulary, options.shard_tokens);
+    let mut output = Output::new(staged.path(), kind, info.vocabulary, options.shard_tokens);
     let inputs = Arc::new(inputs);
     let mut bytes_done = 0;
     pipeline::run(
         options.threads,
+        &UnderWay::new(under_way::bytes_max(options.threads)),
         |emit| inputs.read(emit),
         // The first thread takes the tokenizer that is open, the others open their own.
         Encoder::new(&inputs, tokenizer, &open),
@@ -144,14 +150,14 @@ pub fn pack(
     }
     (counts.input_files, counts.input_bytes) = (options.inputs.len() as u64, inputs.bytes());
     let mut manifest = Manifest::new(kind, info.clone(), counts, shards);
-    let written = Dataset::with_manifest(staging.dir(), manifest.clone(), String::new())?;
+    let written = Dataset::with_manifest(staged.path(), manifest.clone(), String::new())?;
     manifest.held_out = held_out::cut(&written, options.held_out)?;
     drop(written);
     if let Some(json) = json {
-        write_file(&staging.dir().join(TOKENIZER), &json)?;
+        write_file(&staged.path().join(TOKENIZER), &json)?;
     }
-    let id = manifest.write(staging.dir())?;
-    staging.finish()?;
+    let id = manifest.write(staged.path())?;
+    staged.finish().map_err(DataError::stage(&options.out))?;
     Ok(PackSummary {
         id,
         kind,

@@ -5,6 +5,9 @@ use crate::shard::{ShardWriter, file_name};
 use crate::{Counts, DataError, Kind, ShardInfo};
 use std::path::{Path, PathBuf};
 
+/// Documents or samples in a shard: their index is in memory until the shard is written.
+const SHARD_SAMPLES_MAX: usize = 1 << 22;
+
 /// The shards of a dataset that is being written.
 pub(super) struct Output {
     dir: PathBuf,
@@ -90,9 +93,12 @@ impl Output {
         Ok(())
     }
 
-    /// The current shard, or a new one if it has no room for so many tokens.
+    /// The current shard, or a new one if it has no room for so many tokens or for another sample.
     fn shard_with_room(&mut self, tokens: u64) -> Result<&mut ShardWriter, DataError> {
-        let full = |shard: &mut ShardWriter| shard.token_count() + tokens > self.shard_tokens;
+        let full = |shard: &mut ShardWriter| {
+            shard.token_count() + tokens > self.shard_tokens
+                || shard.sample_count() >= SHARD_SAMPLES_MAX
+        };
         if let Some(shard) = self.shard.take_if(full) {
             self.finished.push(shard.finish()?);
         }

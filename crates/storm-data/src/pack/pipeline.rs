@@ -2,6 +2,7 @@
 
 use super::encode::{Encoded, Encoder};
 use super::input::Job;
+use super::under_way::UnderWay;
 use crate::DataError;
 use crate::tokenizer::Tokenizer;
 use std::path::Path;
@@ -18,6 +19,7 @@ type Work = (Job, Sender<Reply>);
 /// of reading. The first failure in that order ends everything.
 pub(super) fn run<O>(
     threads: usize,
+    under_way: &UnderWay,
     read: impl FnOnce(&mut dyn FnMut(Job) -> bool) -> Result<(), DataError> + Send,
     encoder: Encoder<'_, O>,
     mut write: impl FnMut(Encoded) -> Result<(), DataError>,
@@ -26,36 +28,64 @@ where
     O: Fn() -> Result<Tokenizer, DataError> + Sync,
 {
     let (work_sender, work_receiver) = sync_channel::<Work>(threads);
-    // Results to come, in order: what bounds the work under way.
-    let (order_sender, order_receiver) = sync_channel::<Receiver<Reply>>(2 * threads);
     let work_receiver = Mutex::new(work_receiver);
     let (encoder, work_receiver) = (&encoder, &work_receiver);
-    thread::scope(|scope| {
-        scope.spawn(move || read_all(read, &work_sender, &order_sender));
+    thread::scope(move |scope| {
+        // Threads that encode come first: when the system refuses one, the end of `work_sender` ends the others.
         for _ in 0..threads {
-            scope.spawn(move || encode_all(encoder, work_receiver));
+            thread::Builder::new()
+                .spawn_scoped(scope, move || encode_all(encoder, work_receiver))
+                .map_err(no_thread)?;
         }
-        // Consumed here: on a failure its end makes the other threads stop.
+        // Results to come, in order.
+        let (order_sender, order_receiver) = sync_channel::<Receiver<Reply>>(2 * threads);
+        let closing = Closing(under_way);
+        thread::Builder::new()
+            .spawn_scoped(scope, move || read_all(read, under_way, &work_sender, &order_sender))
+            .map_err(no_thread)?;
+        // Consumed here: on a failure its end, and that of `closing`, make the other threads stop.
         for reply in order_receiver {
-            let lost = || DataError::Io {
-                path: Path::new("encoding").to_owned(),
-                source: std::io::Error::other("a thread ended before its time"),
-            };
             let result = reply.recv().map_err(|_| lost()).flatten();
-            result.and_then(&mut write)?;
+            let encoded = result?;
+            let input_bytes = encoded.input_bytes;
+            write(encoded)?;
+            under_way.leave(input_bytes);
         }
+        drop(closing);
         Ok(())
     })
 }
 
+/// Tells the reader that nobody writes any more.
+struct Closing<'a>(&'a UnderWay);
+
+impl Drop for Closing<'_> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+fn no_thread(source: std::io::Error) -> DataError {
+    let problem = format!("the system refuses another thread ({source}); try fewer");
+    DataError::Option { option: "threads", problem }
+}
+
+fn lost() -> DataError {
+    let source = std::io::Error::other("a thread ended before its time");
+    DataError::Io { path: Path::new("encoding").to_owned(), source }
+}
+
 fn read_all(
     read: impl FnOnce(&mut dyn FnMut(Job) -> bool) -> Result<(), DataError>,
+    under_way: &UnderWay,
     work: &SyncSender<Work>,
     order: &SyncSender<Receiver<Reply>>,
 ) {
     let mut emit = |job: Job| {
         let (sender, receiver) = channel();
-        order.send(receiver).is_ok() && work.send((job, sender)).is_ok()
+        under_way.enter(job.input_bytes)
+            && order.send(receiver).is_ok()
+            && work.send((job, sender)).is_ok()
     };
     if let Err(error) = read(&mut emit) {
         let (sender, receiver) = channel();

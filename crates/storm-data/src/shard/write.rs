@@ -6,6 +6,9 @@ use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
+/// Numbers that are turned into bytes at a time.
+const NUMBERS_AT_ONCE: usize = 1 << 16;
+
 /// A shard that is being written. Tokens go to disk as they come; index and mask follow at the end.
 pub(crate) struct ShardWriter {
     path: PathBuf,
@@ -35,6 +38,11 @@ impl ShardWriter {
         self.header.token_count
     }
 
+    /// Documents or samples that begin in it so far.
+    pub(crate) fn sample_count(&self) -> usize {
+        self.index.len()
+    }
+
     /// The next token is the first of a document or sample.
     pub(crate) fn begin(&mut self) {
         self.index.push(self.header.token_count);
@@ -42,13 +50,15 @@ impl ShardWriter {
 
     /// Adds tokens; `learned` says for each whether it is a target, and counts for samples only.
     pub(crate) fn push(&mut self, tokens: &[u32], learned: &[bool]) -> Result<(), DataError> {
-        let bytes: Vec<u8> = match self.header.width {
-            TokenWidth::Two => {
-                tokens.iter().flat_map(|&token| (token as u16).to_le_bytes()).collect()
-            }
-            TokenWidth::Four => tokens.iter().flat_map(|&token| token.to_le_bytes()).collect(),
-        };
-        self.file.write(&bytes).map_err(DataError::io(&self.path))?;
+        for tokens in tokens.chunks(NUMBERS_AT_ONCE) {
+            let bytes: Vec<u8> = match self.header.width {
+                TokenWidth::Two => {
+                    tokens.iter().flat_map(|&token| (token as u16).to_le_bytes()).collect()
+                }
+                TokenWidth::Four => tokens.iter().flat_map(|&token| token.to_le_bytes()).collect(),
+            };
+            self.file.write(&bytes).map_err(DataError::io(&self.path))?;
+        }
         if self.header.kind == Kind::Samples {
             for (at, &learned) in (self.header.token_count as usize..).zip(learned) {
                 self.mask.resize(at / 8 + 1, 0);
@@ -64,10 +74,12 @@ impl ShardWriter {
         self.header.sample_count = self.index.len() as u64;
         let io = DataError::io(&self.path);
         let file = &mut self.file;
-        let index = self.index.iter().flat_map(|start| start.to_le_bytes()).collect::<Vec<u8>>();
         let mut finish = || {
             file.pad()?;
-            file.write(&index)?;
+            for starts in self.index.chunks(NUMBERS_AT_ONCE) {
+                let bytes: Vec<u8> = starts.iter().flat_map(|start| start.to_le_bytes()).collect();
+                file.write(&bytes)?;
+            }
             file.write(&self.mask)?;
             file.pad()?;
             let mut table: Vec<u8> =

@@ -14,7 +14,8 @@ use std::time::Duration;
 /// What a tokenizer may take for one request, a batch of about a megabyte of text, if nothing else is said.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`].
+/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`], in the very process that
+/// is started. A wrapper has to `exec` it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// Its path.
@@ -44,12 +45,15 @@ impl WorkerCommand {
     }
 }
 
+/// What the process wrote; none at its end.
+type Frame = io::Result<Option<Vec<u8>>>;
+
 /// A running tokenizer.
 #[derive(Debug)]
 pub(super) struct Worker {
     child: Child,
     input: ChildStdin,
-    replies: Receiver<io::Result<Option<Vec<u8>>>>,
+    replies: Receiver<Frame>,
     reply_time_max: Duration,
     /// Of the tokenizer, for messages.
     path: PathBuf,
@@ -65,31 +69,16 @@ impl Worker {
         command: &WorkerCommand,
     ) -> Result<(Worker, TokenizerInfo), DataError> {
         let problem = |problem: String| DataError::Tokenizer { path: path.to_owned(), problem };
-        let spawn = Command::new(&command.program)
-            .args(&command.arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn();
         let no_start = |error| problem(format!("cannot start its process: {error}"));
-        let mut child = spawn.map_err(no_start)?;
-        let (Some(input), Some(mut output)) = (child.stdin.take(), child.stdout.take()) else {
-            return Err(problem("its process has no pipes".to_owned()));
-        };
-        let (sender, replies) = channel();
-        // Reads beside us, so that we can stop waiting.
-        std::thread::spawn(move || {
-            loop {
-                let frame = read_frame(&mut output);
-                let more = matches!(frame, Ok(Some(_)));
-                if sender.send(frame).is_err() || !more {
-                    break;
-                }
-            }
-        });
+        let (child, input, replies) = spawn(command).map_err(no_start)?;
         let (path, reply_time_max) = (path.to_owned(), command.reply_time_max);
         let mut worker = Worker { child, input, replies, reply_time_max, path, broken: None };
-        let open = Open { end_of_text: end_of_text.map(str::to_owned) };
+        let open = Open {
+            end_of_text: end_of_text.map(str::to_owned),
+            parent: rustix::process::getpid().as_raw_nonzero().get(),
+            // So that the wait for a reply, which says more, ends first.
+            request_seconds_max: reply_time_max.as_secs().saturating_add(2),
+        };
         let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;
         let length = (open.len() as u32).to_le_bytes();
         let reply = worker.ask(&[&length, &open, json])?;
@@ -196,6 +185,38 @@ impl Worker {
              memory than it is allowed"
         ))
     }
+}
+
+/// Starts the process, and a thread that reads its replies so that we can stop waiting for one.
+///
+/// That thread also starts the process: the system ends a process whose parent has died when the *thread* ends
+/// that started it, and this one lives as long as there can be a reply.
+fn spawn(command: &WorkerCommand) -> io::Result<(Child, ChildStdin, Receiver<Frame>)> {
+    let mut process = Command::new(&command.program);
+    process.args(&command.arguments);
+    process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let (started, start) = channel();
+    let (sender, replies) = channel();
+    std::thread::Builder::new().spawn(move || {
+        let mut child = match process.spawn() {
+            Ok(child) => child,
+            Err(error) => return drop(started.send(Err(error))),
+        };
+        let pipes = (child.stdin.take(), child.stdout.take());
+        let (Some(input), Some(mut output)) = pipes else { return };
+        if started.send(Ok((child, input))).is_err() {
+            return;
+        }
+        loop {
+            let frame = read_frame(&mut output);
+            let more = matches!(frame, Ok(Some(_)));
+            if sender.send(frame).is_err() || !more {
+                break;
+            }
+        }
+    })?;
+    let (child, input) = start.recv().map_err(|_| io::Error::other("it has no pipes"))??;
+    Ok((child, input, replies))
 }
 
 impl Drop for Worker {

@@ -23,6 +23,10 @@ pub(super) const FAILED: u8 = 1;
 pub(super) struct Open {
     /// The name of the end of text, if it was chosen.
     pub(super) end_of_text: Option<String>,
+    /// The process that asks: without it there is nobody to work for.
+    pub(super) parent: i32,
+    /// Processor time for a request.
+    pub(super) request_seconds_max: u64,
 }
 
 /// The first reply.

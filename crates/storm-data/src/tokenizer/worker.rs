@@ -8,7 +8,10 @@ use super::info::VOCABULARY_MAX;
 use super::protocol::{
     Ask, DONE, FAILED, Open, Opened, put, read_frame, take, take_bytes, write_frame,
 };
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{
+    Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
+};
+use rustix::time::{ClockId, clock_gettime};
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::Tokenizer;
@@ -19,12 +22,17 @@ const MEMORY_BYTES_MAX: u64 = 4 << 30;
 /// What the end of a document is called, in the order of preference.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 
-/// Serves requests until there are no more. For a program that does nothing else: it limits the memory of
-/// the process.
+/// Tokens for a byte of text. Normalization makes some characters longer, but none so much.
+const TOKENS_PER_BYTE_MAX: usize = 16;
+
+/// Serves requests until there are no more. For a program that does nothing else: it limits memory and processor
+/// time of the process, and has it killed when the thread that started it ends.
 ///
 /// # Errors
 /// If the process that asks is gone.
 pub fn tokenize_worker() -> io::Result<()> {
+    // A regular expression without end would go on without anybody to read its reply.
+    set_parent_process_death_signal(Some(Signal::KILL))?;
     for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
         // Whoever set a lower limit meant it.
         let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
@@ -37,7 +45,15 @@ pub fn tokenize_worker() -> io::Result<()> {
 
 fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     let Some(request) = read_frame(input)? else { return Ok(()) };
-    let tokenizer = match guarded(|| open(&request)) {
+    let mut json = &request[..];
+    let asked = take(&mut json).and_then(|length| take_bytes(&mut json, length as usize));
+    let asked: Open = serde_json::from_slice(asked.unwrap_or_default())?;
+    // It may have died before it could be told to take us with it.
+    if Pid::as_raw(getppid()) != asked.parent {
+        return Err(io::ErrorKind::BrokenPipe.into());
+    }
+    limit_processor_time(asked.request_seconds_max)?;
+    let tokenizer = match guarded(|| open(&asked, json)) {
         Ok((tokenizer, opened)) => {
             let reply = serde_json::to_vec(&opened)?;
             write_frame(output, &[&[DONE], &reply])?;
@@ -46,12 +62,24 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
         Err(problem) => return write_frame(output, &[&[FAILED], problem.as_bytes()]),
     };
     while let Some(request) = read_frame(input)? {
+        limit_processor_time(asked.request_seconds_max)?;
         match guarded(|| answer(&tokenizer, &request)) {
             Ok(reply) => write_frame(output, &[&[DONE], &reply])?,
             Err(problem) => write_frame(output, &[&[FAILED], problem.as_bytes()])?,
         }
     }
     Ok(())
+}
+
+/// Lets the process run for so many more seconds. The next request renews it, so that packing may take as long
+/// as it needs.
+fn limit_processor_time(seconds: u64) -> io::Result<()> {
+    let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
+    // Rounded up: the limit is in whole seconds.
+    let limit = u64::try_from(used).unwrap_or(0).saturating_add(1).saturating_add(seconds);
+    let maximum = getrlimit(Resource::Cpu).maximum;
+    let current = Some(maximum.map_or(limit, |maximum| limit.min(maximum)));
+    Ok(setrlimit(Resource::Cpu, Rlimit { current, maximum })?)
 }
 
 /// Turns a panic into an error.
@@ -63,12 +91,8 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     })
 }
 
-fn open(request: &[u8]) -> Result<(Tokenizer, Opened), String> {
-    let mut rest = request;
-    let open = take(&mut rest).and_then(|length| take_bytes(&mut rest, length as usize));
-    let open: Open =
-        serde_json::from_slice(open.unwrap_or_default()).map_err(|error| error.to_string())?;
-    let mut tokenizer = Tokenizer::from_bytes(rest).map_err(|error| error.to_string())?;
+fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
+    let mut tokenizer = Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
     // Nothing may be cut off or filled up.
     tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
     tokenizer.with_padding(None);
@@ -79,7 +103,7 @@ fn open(request: &[u8]) -> Result<(Tokenizer, Opened), String> {
     if vocabulary > VOCABULARY_MAX {
         return Err(format!("token {} is beyond what a model can have", vocabulary - 1));
     }
-    let end_of_text = match &open.end_of_text {
+    let end_of_text = match &asked.end_of_text {
         Some(name) => {
             let id = tokenizer.token_to_id(name);
             Some(id.ok_or_else(|| format!("it has no token `{name}` for the end of a text"))?)
@@ -121,6 +145,10 @@ fn answer(tokenizer: &Tokenizer, request: &[u8]) -> Result<Vec<u8>, String> {
             let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
             let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
             let ids = encoding.get_ids();
+            if ids.len() / TOKENS_PER_BYTE_MAX > text.len() {
+                let (bytes, count) = (text.len(), ids.len());
+                return Err(format!("it makes {count} tokens of {bytes} bytes of text"));
+            }
             put(&mut reply, [ids.len() as u32]);
             put(&mut reply, ids.iter().copied());
         }

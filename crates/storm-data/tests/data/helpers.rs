@@ -3,6 +3,7 @@
 use proptest::test_runner::{Config as ProptestConfig, RngSeed};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 use storm_data::{
@@ -12,15 +13,20 @@ use storm_data::{
 use tempfile::TempDir;
 
 /// A folder that is gone at the end of the test.
-pub(crate) struct Folder(TempDir);
+pub(crate) struct Folder {
+    path: PathBuf,
+    /// None if another process removes it.
+    _owned: Option<TempDir>,
+}
 
 impl Folder {
     pub(crate) fn new() -> Folder {
-        Folder(tempfile::tempdir().unwrap())
+        let owned = tempfile::tempdir().unwrap();
+        Folder { path: owned.path().to_owned(), _owned: Some(owned) }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
+        self.path.join(name)
     }
 
     pub(crate) fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
@@ -31,7 +37,7 @@ impl Folder {
 
     /// What is in the folder, hidden files too.
     pub(crate) fn names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.0.path()).unwrap();
+        let entries = fs::read_dir(&self.path).unwrap();
         let mut names: Vec<String> =
             entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
@@ -62,6 +68,21 @@ impl Folder {
         packed(&options).unwrap();
         Arc::new(Dataset::open(&options.out).unwrap())
     }
+}
+
+/// Tells a test that it runs in a process of its own, and on which folder.
+const RERUN: &str = "STORM_TEST_RERUN";
+
+/// Runs a test of this binary once more in another process, which may be killed.
+pub(crate) fn rerun(test: &str, folder: &Folder) -> Output {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(RERUN, folder.path(""));
+    command.output().unwrap()
+}
+
+/// The folder to work on, in the other process.
+pub(crate) fn rerun_folder() -> Option<Folder> {
+    std::env::var_os(RERUN).map(|path| Folder { path: path.into(), _owned: None })
 }
 
 pub(crate) fn worker() -> WorkerCommand {

@@ -3,9 +3,12 @@
 mod helpers;
 mod hostile;
 mod loading;
+mod memory;
+mod outputs;
 mod packing;
 mod samples;
 mod tokenizers;
+mod workers;
 
 use storm_device::allocation::AllocationMeter;
 

@@ -166,6 +166,10 @@ fn bad_input_is_named() {
     check("a.jsonl", &[b'['; 100_000], "line 1");
     let chat = br#"{"messages": [{"role": "alien", "content": "x"}]}"#;
     check("a.jsonl", chat, "unknown variant `alien`, expected one of `system`, `user`");
+    let many = vec![r#"{"role":"user","content":""}"#; (1 << 16) + 1].join(",");
+    let chat = r#"{"messages": [{"role": "user", "content": "x"}]}"#;
+    let many = format!("{chat}\n{{\"messages\": [{many}]}}");
+    check("a.jsonl", many.as_bytes(), "line 2: more than 65536 messages in a record; split it");
     let mixed = b"{\"text\": \"a\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}";
     check("a.jsonl", mixed, "line 2: is a chat or an instruction");
     let mixed = b"{\"prompt\": \"a\", \"completion\": \"b\"}\n{\"text\": \"a\"}";
@@ -175,7 +179,7 @@ fn bad_input_is_named() {
     let error = packed(&folder.options(&[&folder.path("missing")])).unwrap_err().to_string();
     assert!(error.contains("missing: No such file"), "{error}");
     let error = packed(&folder.options(&[Path::new("/dev/zero")])).unwrap_err().to_string();
-    assert!(error.contains("not a regular file"), "{error}");
+    assert!(error.contains("/dev/zero: is a device, not a plain file"), "{error}");
 }
 
 #[test]
@@ -217,7 +221,12 @@ fn what_is_there_is_kept() {
     folder.write("a.txt", "other");
     packed(&replace).unwrap();
     assert_eq!(documents(&refuse.out), ["other"]);
-    // Anything else is not.
+    // A dataset with something else in it is not.
+    fs::write(refuse.out.join("thesis.tex"), "x").unwrap();
+    let error = packed(&replace).unwrap_err().to_string();
+    assert!(error.contains("holds thesis.tex"), "{error}");
+    assert!(refuse.out.join("thesis.tex").is_file());
+    // Nor is anything else.
     for name in ["precious", "file"] {
         let out = folder.path(name);
         match name {
@@ -231,19 +240,4 @@ fn what_is_there_is_kept() {
         assert!(out.exists());
     }
     assert_eq!(folder.names(), ["a.txt", "bad.txt", "file", "out", "precious"]);
-}
-
-#[test]
-fn what_a_killed_pack_left_is_removed() {
-    let folder = Folder::new();
-    let input = folder.write("a.txt", "text");
-    let (dead, live) = (folder.path(".out.packing-1-0"), folder.path(".out.packing-2-0"));
-    for dir in [&dead, &live] {
-        fs::create_dir(dir).unwrap();
-        fs::write(dir.join("packing.lock"), "").unwrap();
-    }
-    let lock = fs::File::open(live.join("packing.lock")).unwrap();
-    lock.lock().unwrap();
-    packed(&folder.options(&[&input])).unwrap();
-    assert_eq!(folder.names(), [".out.packing-2-0", "a.txt", "out"]);
 }

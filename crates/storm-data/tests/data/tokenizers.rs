@@ -9,7 +9,7 @@ use storm_data::{
 };
 
 /// A byte-level BPE of 256 bytes, a few merges and these special tokens.
-fn tokenizer_json(special: &[&str]) -> Value {
+pub(crate) fn tokenizer_json(special: &[&str]) -> Value {
     let mut vocabulary = serde_json::Map::new();
     for byte in 0..=255u8 {
         vocabulary.insert(stand_in(byte).to_string(), byte.into());

@@ -4,9 +4,10 @@ use std::error::Error;
 use std::fs::{self, File};
 use std::io::Write;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
+use storm_files::StagedDirectory;
 
 use super::carry::carry;
 use super::config_json::HfConfig;
@@ -33,6 +34,22 @@ pub enum IfExists {
     Refuse,
     /// Replace it, if it is a model directory: it has a config.json and no folders.
     Replace,
+}
+
+impl IfExists {
+    /// Whether a directory that is not empty may be replaced; if not, why.
+    fn may_replace(self, path: &Path) -> Result<(), String> {
+        let refusal = match self {
+            Self::Refuse => {
+                "exists and is not empty; name another directory, or ask for it to be replaced"
+            }
+            Self::Replace if is_model_directory(path) => return Ok(()),
+            Self::Replace => {
+                "is not a plain model directory (config.json, no folders), so it is not replaced; name another"
+            }
+        };
+        Err(refusal.to_owned())
+    }
 }
 
 /// How to save.
@@ -65,7 +82,8 @@ impl Default for SaveOptions<'_> {
 /// megabytes, asked for in order (several times over for large transposed matrices).
 ///
 /// Everything is written beside `output`, flushed to disk, and renamed: `output` is never half a
-/// model. With [`IfExists::Replace`] there is an instant in which it is absent.
+/// model, and nothing is replaced that was not there when the saving began. What a saving that was killed
+/// left is removed by the next one to the same place.
 pub fn save<E, P>(
     output: &Path,
     config: &ModelConfig,
@@ -77,7 +95,9 @@ where
     P: FnMut(&ParameterSpec, Range<usize>, &mut [E]) -> Result<(), Box<dyn Error + Send + Sync>>,
 {
     config.validate()?;
-    let target = Target::new(output, options.if_exists)?;
+    let if_exists = options.if_exists;
+    let staged = StagedDirectory::create(output, "saving", move |path| if_exists.may_replace(path))
+        .map_err(ModelError::stage(output))?;
     let original = match options.source {
         Some(source) => {
             let path = Root::new(source)?.file("config.json")?;
@@ -86,12 +106,12 @@ where
         None => None,
     };
     let config_map = config_json(config, original.as_ref(), options.dtype);
-    write_json(&target.temporary.join("config.json"), config_map)?;
+    write_json(&staged.path().join("config.json"), config_map)?;
     if let Some(source) = options.source {
-        carry(source, &target.temporary)?;
+        carry(source, staged.path())?;
     }
-    write_weights(&target.temporary, config, options, &mut provider)?;
-    target.put_in_place()
+    write_weights(staged.path(), config, options, &mut provider)?;
+    staged.finish().map_err(ModelError::stage(output))
 }
 
 fn write_weights<E, P>(
@@ -243,91 +263,6 @@ fn write_json(path: &Path, map: Map<String, Value>) -> Result<(), ModelError> {
         .map_err(ModelError::io("write the file", path))
 }
 
-/// The output directory and the temporary one beside it, which is deleted unless it is put in place.
-struct Target {
-    output: PathBuf,
-    temporary: PathBuf,
-    replaces: bool,
-}
-
-impl Target {
-    fn new(output: &Path, if_exists: IfExists) -> Result<Self, ModelError> {
-        let refuse = |problem| Err(ModelError::Output { path: output.to_owned(), problem });
-        let mut replaces = false;
-        let output = match fs::symlink_metadata(output) {
-            Ok(_) => {
-                let path = fs::canonicalize(output)
-                    .map_err(ModelError::io("open the output directory", output))?;
-                if !path.is_dir() {
-                    return refuse("is a file; name a directory to save to");
-                }
-                replaces = true;
-                let mut entries =
-                    fs::read_dir(&path).map_err(ModelError::io("list the directory", &path))?;
-                let is_empty = entries.next().is_none();
-                if !is_empty && if_exists == IfExists::Refuse {
-                    return refuse(
-                        "exists and is not empty; name another directory, or ask for it to be replaced",
-                    );
-                }
-                if !is_empty && !is_model_directory(&path) {
-                    return refuse(
-                        "is not a plain model directory (config.json, no folders), so it is not replaced; name another",
-                    );
-                }
-                path
-            }
-            Err(_) => {
-                let Some(name) = output.file_name() else {
-                    return refuse("does not name a directory to save to");
-                };
-                let parent = output
-                    .parent()
-                    .filter(|parent| !parent.as_os_str().is_empty())
-                    .unwrap_or(Path::new("."));
-                fs::create_dir_all(parent)
-                    .map_err(ModelError::io("create the directory", parent))?;
-                let parent = fs::canonicalize(parent)
-                    .map_err(ModelError::io("open the directory", parent))?;
-                parent.join(name)
-            }
-        };
-        let temporary = sibling(&output, "saving");
-        fs::create_dir(&temporary).map_err(ModelError::io("create the directory", &temporary))?;
-        Ok(Self { output, temporary, replaces })
-    }
-
-    fn put_in_place(self) -> Result<(), ModelError> {
-        sync_directory(&self.temporary)?;
-        let old = sibling(&self.output, "old");
-        if self.replaces {
-            fs::rename(&self.output, &old)
-                .map_err(ModelError::io("move the old model aside", &self.output))?;
-        }
-        if let Err(error) = fs::rename(&self.temporary, &self.output) {
-            if self.replaces {
-                // Best effort: the error that matters is the one above it.
-                let _ = fs::rename(&old, &self.output);
-            }
-            return Err(ModelError::io("put the model in place", &self.output)(error));
-        }
-        if let Some(parent) = self.output.parent() {
-            sync_directory(parent)?;
-        }
-        if self.replaces {
-            fs::remove_dir_all(&old).map_err(ModelError::io("delete the old model", &old))?;
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Target {
-    fn drop(&mut self) {
-        // Gone already when the model is in place.
-        let _ = fs::remove_dir_all(&self.temporary);
-    }
-}
-
 /// Whether a directory can be deleted without fear that it was something else than a saved model.
 fn is_model_directory(path: &Path) -> bool {
     let only_files = fs::read_dir(path).is_ok_and(|mut entries| {
@@ -336,23 +271,6 @@ fn is_model_directory(path: &Path) -> bool {
         })
     });
     only_files && path.join("config.json").is_file()
-}
-
-/// A hidden name beside the output that is free, on the same file system so that a rename suffices.
-/// Names of a process that died stay taken: in a container every process may have the same number.
-fn sibling(output: &Path, purpose: &str) -> PathBuf {
-    let name = output.file_name().unwrap_or_default().to_string_lossy();
-    let process = std::process::id();
-    let mut names =
-        (0..).map(|n| output.with_file_name(format!(".{name}.{purpose}-{process}-{n}")));
-    let free = |path: &PathBuf| fs::symlink_metadata(path).is_err();
-    names.find(free).unwrap_or_else(|| output.to_owned())
-}
-
-fn sync_directory(path: &Path) -> Result<(), ModelError> {
-    File::open(path)
-        .and_then(|file| file.sync_all())
-        .map_err(ModelError::io("flush the directory to disk", path))
 }
 
 #[cfg(test)]

@@ -7,10 +7,12 @@
 //! | `safetensors` | one file: honest, damaged, hostile |
 //! | `directory` | files, links, shards, pickles, tensors that do not fit |
 //! | `round_trip` | save and open again |
+//! | `outputs` | what saving never replaces, and what a killed one leaves |
 //! | `support` | models to test with, and a meter for memory |
 
 mod config_json;
 mod directory;
+mod outputs;
 mod presets;
 mod round_trip;
 mod safetensors;

@@ -81,7 +81,7 @@ fn copy_kept(
     source: &mut File,
     bytes: u64,
     step: u64,
-    out: &mut BufWriter<File>,
+    out: &mut impl Write,
 ) -> io::Result<()> {
     source.seek(SeekFrom::Start(0))?;
     // From file to file, the system copies without showing the bytes.

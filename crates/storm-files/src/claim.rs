@@ -1,0 +1,56 @@
+//! Temporary names beside an output, and removing those that a killed process left.
+//!
+//! A process holds a lock for as long as it uses a temporary name. A name whose lock is free is a leftover.
+
+use rustix::fs::OFlags;
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// Of the output's name in temporary names: those must not be longer than file systems allow.
+const NAME_BYTES_MAX: usize = 100;
+
+/// How often a temporary name is tried: another process may take it for a leftover before it is locked.
+pub(crate) const ATTEMPTS: usize = 16;
+
+/// What temporary names of this output begin with. An unpredictable part follows.
+pub(crate) fn prefix(name: &OsStr, purpose: &str) -> OsString {
+    let name = name.as_bytes();
+    let mut prefix = b".".to_vec();
+    prefix.extend(&name[..name.len().min(NAME_BYTES_MAX)]);
+    prefix.extend(format!(".{purpose}-").bytes());
+    OsString::from_vec(prefix)
+}
+
+/// Locks a new file. False if another process removed it before it was locked.
+///
+/// A file system without locks is no reason to fail: the temporary name then stays if this process is
+/// killed.
+pub(crate) fn lock(file: &File) -> io::Result<bool> {
+    file.lock().ok();
+    Ok(file.metadata()?.nlink() > 0)
+}
+
+/// Opens the lock of a possible leftover; special files and links are none.
+pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
+    let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
+    // Network file systems lock only files that are open for writing.
+    let file = File::options().read(true).write(true).custom_flags(flags as i32).open(path)?;
+    match file.metadata()?.is_file() {
+        true => Ok(file),
+        false => Err(ErrorKind::InvalidInput.into()),
+    }
+}
+
+/// Whether nobody holds the file locked. Keeps the lock for as long as the file is open.
+pub(crate) fn is_free(file: &File) -> bool {
+    file.try_lock().is_ok()
+}
+
+/// The directory that a path lies in.
+pub(crate) fn parent_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}

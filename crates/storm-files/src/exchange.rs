@@ -1,0 +1,22 @@
+//! Swapping two names.
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use std::io;
+use std::path::Path;
+
+/// Whether the file system could do it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exchange {
+    Done,
+    Unsupported,
+}
+
+/// Swaps what two names stand for, in one operation.
+pub(crate) fn exchange(one: &Path, other: &Path) -> io::Result<Exchange> {
+    match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(Exchange::Done),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => Ok(Exchange::Unsupported),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,24 @@
+//! Which file or directory something is, whatever its name.
+
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+/// Device and inode. They stay the same when the name changes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Identity {
+    /// Of what the path names; links are not followed.
+    pub(crate) fn of(path: &Path) -> io::Result<Identity> {
+        let metadata = path.symlink_metadata()?;
+        Ok(Identity { device: metadata.dev(), inode: metadata.ino() })
+    }
+
+    pub(crate) fn to_text(self) -> String {
+        format!("{}:{}", self.device, self.inode)
+    }
+}

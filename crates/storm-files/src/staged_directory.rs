@@ -1,0 +1,574 @@
+//! A directory that appears whole or not at all.
+//!
+//! It is written in a folder beside its place, `.name.purpose-…`, which holds:
+//!
+//! | name | what |
+//! |---|---|
+//! | `lock` | held locked for as long as the folder is in use |
+//! | `new` | the directory that is written; after an exchange, the one that was replaced |
+//! | `old` | the one that was replaced, where the file system cannot exchange names |
+//! | `exchanging` | identity of the directory that was written, from before the exchange until what was replaced is checked |
+
+use crate::claim;
+use crate::exchange::{Exchange, exchange};
+use crate::identity::Identity;
+use crate::place::{rename_new, sync_directory};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::path::{Path, PathBuf};
+
+const LOCK: &str = "lock";
+const NEW: &str = "new";
+const OLD: &str = "old";
+const EXCHANGING: &str = "exchanging";
+
+/// Why an output was not put in its place.
+#[derive(Debug, thiserror::Error)]
+pub enum StageError {
+    /// What is there is kept.
+    #[error("{problem}")]
+    Refused {
+        /// Why, and what to do. Reads on behind the path.
+        problem: String,
+    },
+    /// The system refused.
+    #[error("cannot {doing} {path}: {source}", path = .path.display())]
+    Io {
+        /// What was tried.
+        doing: &'static str,
+        /// With which file or directory.
+        path: PathBuf,
+        /// In the system's words.
+        source: io::Error,
+    },
+}
+
+impl StageError {
+    pub(crate) fn io(doing: &'static str, path: &Path) -> impl Fn(io::Error) -> StageError {
+        let path = path.to_owned();
+        move |source| StageError::Io { doing, path: path.clone(), source }
+    }
+
+    /// For callers whose errors are plain ones.
+    pub fn into_io(self) -> io::Error {
+        let kind = match &self {
+            StageError::Refused { .. } => ErrorKind::InvalidInput,
+            StageError::Io { source, .. } => source.kind(),
+        };
+        io::Error::new(kind, self)
+    }
+
+    pub(crate) fn refused(problem: impl Into<String>) -> StageError {
+        StageError::Refused { problem: problem.into() }
+    }
+}
+
+/// Decides whether a directory that is not empty may be replaced; if not, says why and what to do.
+type MayReplace = Box<dyn Fn(&Path) -> Result<(), String> + Send>;
+
+/// A directory that is written beside its place. Dropped before it is finished, it is gone.
+pub struct StagedDirectory {
+    /// The folder beside the target.
+    folder: PathBuf,
+    /// The directory that is written.
+    new: PathBuf,
+    target: PathBuf,
+    found: Found,
+    may_replace: MayReplace,
+    /// Free when this is dropped, or when the process dies.
+    _lock: File,
+}
+
+/// What was at the target when it was checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    EmptyDirectory,
+    Directory(Identity),
+}
+
+impl std::fmt::Debug for StagedDirectory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut debug = f.debug_struct("StagedDirectory");
+        debug.field("new", &self.new).field("target", &self.target).field("found", &self.found);
+        debug.finish_non_exhaustive()
+    }
+}
+
+impl StagedDirectory {
+    /// Checks that `target` may be written and makes a directory beside it, with the folders above it.
+    /// `purpose` is a word for its hidden name. Removes what killed processes left there.
+    ///
+    /// A directory that is not empty is replaced only if `may_replace` says so, now and once more when it was
+    /// swapped out.
+    ///
+    /// # Errors
+    /// [`StageError::Refused`] if something is at `target` that must stay.
+    pub fn create(
+        target: &Path,
+        purpose: &str,
+        may_replace: impl Fn(&Path) -> Result<(), String> + Send + 'static,
+    ) -> Result<StagedDirectory, StageError> {
+        if target.file_name().is_none() {
+            return Err(StageError::refused("does not name a new directory; add a name"));
+        }
+        let may_replace: MayReplace = Box::new(may_replace);
+        let (target, found) = look(target, &may_replace)?;
+        let Some(name) = target.file_name() else {
+            return Err(StageError::refused("does not name a new directory; add a name"));
+        };
+        let parent = claim::parent_of(&target).to_owned();
+        let prefix = claim::prefix(name, purpose);
+        remove_leftovers(&parent, prefix.as_encoded_bytes());
+        for _ in 0..claim::ATTEMPTS {
+            let folder =
+                tempfile::Builder::new().prefix(&prefix).rand_bytes(12).tempdir_in(&parent);
+            let folder = folder.map_err(StageError::io("create a directory in", &parent))?.keep();
+            if let Some(lock) = lock_new(&folder)? {
+                let new = folder.join(NEW);
+                let staged =
+                    StagedDirectory { folder, new, target, found, may_replace, _lock: lock };
+                fs::create_dir(&staged.new)
+                    .map_err(StageError::io("create the directory", &staged.new))?;
+                return Ok(staged);
+            }
+        }
+        let source = io::Error::other("other processes keep removing it");
+        Err(StageError::io("create a directory in", &parent)(source))
+    }
+
+    /// Where to write.
+    pub fn path(&self) -> &Path {
+        &self.new
+    }
+
+    /// Puts the directory in its place. Whoever writes files in it flushes them to disk before.
+    ///
+    /// # Errors
+    /// [`StageError::Refused`] if something else is at the target by now. It is kept, and what was written is
+    /// gone.
+    pub fn finish(self) -> Result<(), StageError> {
+        self.finish_with(exchange)
+    }
+
+    fn finish_with(
+        self,
+        exchange: fn(&Path, &Path) -> io::Result<Exchange>,
+    ) -> Result<(), StageError> {
+        sync_directory(&self.new).map_err(StageError::io("flush", &self.new))?;
+        match self.found {
+            Found::Nothing => self.rename_to_target()?,
+            // The system renames a directory onto an empty one and onto nothing else.
+            Found::EmptyDirectory => {
+                fs::rename(&self.new, &self.target).map_err(|error| self.not_placed(error))?;
+            }
+            Found::Directory(identity) => self.replace(identity, exchange)?,
+        }
+        let parent = claim::parent_of(&self.target);
+        sync_directory(parent).map_err(StageError::io("flush", parent))
+    }
+
+    fn rename_to_target(&self) -> Result<(), StageError> {
+        rename_new(&self.new, &self.target).map_err(|error| self.not_placed(error))
+    }
+
+    fn not_placed(&self, error: io::Error) -> StageError {
+        match error.kind() {
+            ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty | ErrorKind::NotADirectory => {
+                changed("something appeared there")
+            }
+            _ => StageError::io("put a directory in place at", &self.target)(error),
+        }
+    }
+
+    /// Replaces the directory that was checked, and no other.
+    fn replace(
+        &self,
+        checked: Identity,
+        exchange: fn(&Path, &Path) -> io::Result<Exchange>,
+    ) -> Result<(), StageError> {
+        let mark = self.folder.join(EXCHANGING);
+        let own = Identity::of(&self.new).map_err(StageError::io("look at", &self.new))?;
+        write_synced(&mark, &own.to_text()).map_err(StageError::io("write", &mark))?;
+        let failed = StageError::io("replace", &self.target);
+        let replaced = match exchange(&self.new, &self.target) {
+            Ok(Exchange::Done) => {
+                let problem = self.is_as_checked(&self.new, checked);
+                if problem.is_err() {
+                    // Whatever this brings out of the target instead is kept by `remove_folder`.
+                    exchange(&self.new, &self.target).map_err(&failed)?;
+                }
+                problem
+            }
+            Ok(Exchange::Unsupported) => self.replace_in_steps(checked),
+            Err(error) if error.kind() == ErrorKind::NotFound => self.rename_to_target(),
+            Err(error) => Err(failed(error)),
+        };
+        if replaced.is_ok() {
+            fs::remove_file(&mark).map_err(StageError::io("delete", &mark))?;
+        }
+        replaced
+    }
+
+    /// For file systems that cannot exchange names: there is an instant without either.
+    fn replace_in_steps(&self, checked: Identity) -> Result<(), StageError> {
+        let old = self.folder.join(OLD);
+        rename_new(&self.target, &old).map_err(StageError::io("move aside", &self.target))?;
+        let placed = self.is_as_checked(&old, checked).and_then(|()| self.rename_to_target());
+        if placed.is_err() {
+            // If even this fails, it stays where it is: `remove_folder` keeps it.
+            rename_new(&old, &self.target).ok();
+        }
+        placed
+    }
+
+    /// Whether what was taken from the target is what was checked, and may still be replaced.
+    fn is_as_checked(&self, path: &Path, checked: Identity) -> Result<(), StageError> {
+        let found = Identity::of(path).map_err(StageError::io("look at", path))?;
+        if found != checked {
+            return Err(changed("it was replaced by something else"));
+        }
+        (self.may_replace)(path).map_err(|problem| changed(&problem))
+    }
+}
+
+impl Drop for StagedDirectory {
+    fn drop(&mut self) {
+        remove_folder(&self.folder);
+    }
+}
+
+fn changed(how: &str) -> StageError {
+    StageError::refused(format!(
+        "changed while it was being written ({how}); what is there is kept, run it again"
+    ))
+}
+
+/// Where the target really is, and what is there.
+fn look(target: &Path, may_replace: &MayReplace) -> Result<(PathBuf, Found), StageError> {
+    if target.symlink_metadata().is_err() {
+        let parent = claim::parent_of(target);
+        fs::create_dir_all(parent).map_err(StageError::io("create the directory", parent))?;
+        let parent = parent.canonicalize().map_err(StageError::io("open", parent))?;
+        let path = target.file_name().map_or(parent.clone(), |name| parent.join(name));
+        return Ok((path, Found::Nothing));
+    }
+    // A link is followed: what it names is replaced, not the link.
+    let path = target.canonicalize().map_err(StageError::io("open", target))?;
+    if !path.is_dir() {
+        return Err(StageError::refused("is not a directory; name another"));
+    }
+    let identity = Identity::of(&path).map_err(StageError::io("look at", &path))?;
+    let mut entries = fs::read_dir(&path).map_err(StageError::io("list", &path))?;
+    if entries.next().is_none() {
+        return Ok((path, Found::EmptyDirectory));
+    }
+    may_replace(&path).map_err(StageError::refused)?;
+    Ok((path, Found::Directory(identity)))
+}
+
+/// Creates the lock of a new folder. None if another process took the folder for a leftover.
+fn lock_new(folder: &Path) -> Result<Option<File>, StageError> {
+    let path = folder.join(LOCK);
+    let failed = StageError::io("create", &path);
+    match File::options().read(true).write(true).create_new(true).open(&path) {
+        Ok(lock) => Ok(claim::lock(&lock).map_err(failed)?.then_some(lock)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => {
+            fs::remove_dir(folder).ok();
+            Err(failed(error))
+        }
+    }
+}
+
+/// Removes the folders of processes that were killed.
+fn remove_leftovers(parent: &Path, prefix: &[u8]) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let is_ours = entry.file_name().as_encoded_bytes().starts_with(prefix);
+        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let folder = entry.path();
+        match claim::open_lock(&folder.join(LOCK)) {
+            // The lock is held until the folder is gone.
+            Ok(lock) if claim::is_free(&lock) => remove_folder(&folder),
+            Ok(_) => {}
+            // Killed before it made its lock, or about to: empty either way.
+            Err(_) => drop(fs::remove_dir(&folder)),
+        }
+    }
+}
+
+/// Removes a folder beside a target, unless a directory that nobody checked is in it. Failures leave a
+/// leftover for the next one.
+fn remove_folder(folder: &Path) {
+    let (new, old, mark) = (folder.join(NEW), folder.join(OLD), folder.join(EXCHANGING));
+    if let Ok(own) = fs::read_to_string(&mark) {
+        let is_own = Identity::of(&new).map_or(true, |identity| identity.to_text() == own);
+        if old.exists() || !is_own {
+            return;
+        }
+    }
+    // The lock goes last: without it the rest would not be recognized.
+    for path in [&new, &old] {
+        if fs::remove_dir_all(path).is_err_and(|error| error.kind() != ErrorKind::NotFound) {
+            return;
+        }
+    }
+    for path in [&mark, &folder.join(LOCK)] {
+        fs::remove_file(path).ok();
+    }
+    fs::remove_dir(folder).ok();
+}
+
+fn write_synced(path: &Path, text: &str) -> io::Result<()> {
+    use std::io::Write;
+    let mut file = File::create_new(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()?;
+    sync_directory(claim::parent_of(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with an output directory that holds one file, `before`.
+    struct Scene {
+        folder: tempfile::TempDir,
+    }
+
+    type ExchangeFn = fn(&Path, &Path) -> io::Result<Exchange>;
+
+    fn unsupported(_: &Path, _: &Path) -> io::Result<Exchange> {
+        Ok(Exchange::Unsupported)
+    }
+
+    const BOTH: [ExchangeFn; 2] = [exchange, unsupported];
+
+    impl Scene {
+        fn new() -> Scene {
+            Scene { folder: tempfile::tempdir().unwrap() }
+        }
+
+        fn with_output() -> Scene {
+            let scene = Scene::new();
+            scene.fill("out", "before");
+            scene
+        }
+
+        fn path(&self, name: &str) -> PathBuf {
+            self.folder.path().join(name)
+        }
+
+        /// Makes a directory with a file of this name.
+        fn fill(&self, directory: &str, file: &str) {
+            fs::create_dir_all(self.path(directory)).unwrap();
+            fs::write(self.path(directory).join(file), file).unwrap();
+        }
+
+        /// A staged directory that holds one file, `after`.
+        fn staged(
+            &self,
+            may_replace: impl Fn(&Path) -> Result<(), String> + Send + 'static,
+        ) -> StagedDirectory {
+            let staged =
+                StagedDirectory::create(&self.path("out"), "writing", may_replace).unwrap();
+            fs::write(staged.path().join("after"), "after").unwrap();
+            staged
+        }
+
+        /// Names in a directory, hidden ones too.
+        fn names(&self, directory: &str) -> Vec<String> {
+            let entries = fs::read_dir(self.path(directory)).unwrap();
+            let name = |entry: io::Result<fs::DirEntry>| entry.unwrap().file_name();
+            let mut names: Vec<_> =
+                entries.map(|entry| name(entry).into_string().unwrap()).collect();
+            names.sort();
+            names
+        }
+    }
+
+    fn never(_: &Path) -> Result<(), String> {
+        Err("it is precious".to_owned())
+    }
+
+    fn always(_: &Path) -> Result<(), String> {
+        Ok(())
+    }
+
+    /// Replaced, unless somebody put a file into it.
+    fn unless_extended(path: &Path) -> Result<(), String> {
+        match path.join("thesis").exists() {
+            true => Err("it holds a thesis".to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    fn is_refusal(result: Result<(), StageError>) -> bool {
+        matches!(result, Err(StageError::Refused { .. }))
+    }
+
+    #[test]
+    fn a_new_directory_appears_whole() {
+        let scene = Scene::new();
+        let staged = scene.staged(never);
+        assert!(!scene.path("out").exists());
+        staged.finish().unwrap();
+        assert_eq!(scene.names("."), ["out"]);
+        assert_eq!(scene.names("out"), ["after"]);
+    }
+
+    #[test]
+    fn a_dropped_one_leaves_nothing() {
+        let scene = Scene::with_output();
+        drop(scene.staged(always));
+        assert_eq!(scene.names("."), ["out"]);
+        assert_eq!(scene.names("out"), ["before"]);
+    }
+
+    #[test]
+    fn an_old_one_is_replaced() {
+        for exchange in BOTH {
+            let scene = Scene::with_output();
+            scene.staged(always).finish_with(exchange).unwrap();
+            assert_eq!(scene.names("."), ["out"]);
+            assert_eq!(scene.names("out"), ["after"]);
+        }
+    }
+
+    #[test]
+    fn what_appears_meanwhile_is_kept() {
+        for exchange in BOTH {
+            let scene = Scene::new();
+            let staged = scene.staged(always);
+            scene.fill("out", "foreign");
+            assert!(is_refusal(staged.finish_with(exchange)));
+            assert_eq!(
+                (scene.names("."), scene.names("out")),
+                (vec!["out".into()], vec!["foreign".into()])
+            );
+        }
+        // Not even an empty directory or a file is replaced.
+        let scene = Scene::new();
+        let staged = scene.staged(always);
+        fs::create_dir(scene.path("out")).unwrap();
+        assert!(is_refusal(staged.finish()));
+        let scene = Scene::new();
+        let staged = scene.staged(always);
+        fs::write(scene.path("out"), "file").unwrap();
+        assert!(is_refusal(staged.finish()));
+        assert_eq!(fs::read(scene.path("out")).unwrap(), b"file");
+    }
+
+    #[test]
+    fn an_empty_directory_is_replaced_while_it_is_empty() {
+        let scene = Scene::new();
+        fs::create_dir(scene.path("out")).unwrap();
+        scene.staged(never).finish().unwrap();
+        assert_eq!(scene.names("out"), ["after"]);
+        let scene = Scene::new();
+        fs::create_dir(scene.path("out")).unwrap();
+        let staged = scene.staged(never);
+        scene.fill("out", "foreign");
+        assert!(is_refusal(staged.finish()));
+        assert_eq!(
+            (scene.names("."), scene.names("out")),
+            (vec!["out".into()], vec!["foreign".into()])
+        );
+    }
+
+    #[test]
+    fn another_directory_than_the_checked_one_is_kept() {
+        for exchange in BOTH {
+            let scene = Scene::with_output();
+            let staged = scene.staged(always);
+            fs::rename(scene.path("out"), scene.path("elsewhere")).unwrap();
+            scene.fill("out", "foreign");
+            assert!(is_refusal(staged.finish_with(exchange)));
+            assert_eq!(scene.names("."), ["elsewhere", "out"]);
+            assert_eq!(scene.names("out"), ["foreign"]);
+        }
+    }
+
+    #[test]
+    fn the_checked_directory_is_kept_if_it_got_something_else() {
+        for exchange in BOTH {
+            let scene = Scene::with_output();
+            let staged = scene.staged(unless_extended);
+            scene.fill("out", "thesis");
+            let error = staged.finish_with(exchange).unwrap_err().to_string();
+            assert!(error.contains("holds a thesis"), "{error}");
+            assert_eq!(scene.names("."), ["out"]);
+            assert_eq!(scene.names("out"), ["before", "thesis"]);
+        }
+    }
+
+    #[test]
+    fn what_may_not_be_replaced_is_refused_at_once() {
+        let scene = Scene::with_output();
+        let refusal = |target: &Path| {
+            StagedDirectory::create(target, "writing", never).unwrap_err().to_string()
+        };
+        assert_eq!(refusal(&scene.path("out")), "it is precious");
+        assert!(refusal(&scene.path("out/before")).contains("not a directory"));
+        for nameless in ["/", ".", "..", "a/.."] {
+            assert!(refusal(Path::new(nameless)).contains("add a name"), "{nameless}");
+        }
+        std::os::unix::fs::symlink("nowhere", scene.path("dangling")).unwrap();
+        refusal(&scene.path("dangling"));
+        assert_eq!(scene.names("."), ["dangling", "out"]);
+    }
+
+    #[test]
+    fn a_link_leads_to_the_directory_that_is_replaced() {
+        let scene = Scene::new();
+        scene.fill("real", "before");
+        std::os::unix::fs::symlink("real", scene.path("out")).unwrap();
+        scene.staged(always).finish().unwrap();
+        assert!(scene.path("out").is_symlink());
+        assert_eq!(scene.names("real"), ["after"]);
+        assert_eq!(scene.names("."), ["out", "real"]);
+    }
+
+    /// What a process leaves that is killed now.
+    fn kill(staged: StagedDirectory) {
+        let lock = staged._lock.try_clone().unwrap();
+        std::mem::forget(staged);
+        lock.unlock().unwrap();
+    }
+
+    #[test]
+    fn leftovers_are_removed_by_the_next_one() {
+        let scene = Scene::new();
+        kill(scene.staged(never));
+        let live = scene.staged(never);
+        // Killed between creating the folder and its lock.
+        fs::create_dir(scene.path(".out.writing-early")).unwrap();
+        assert_eq!(scene.names(".").len(), 2);
+        let other = scene.staged(never);
+        assert_eq!(scene.names(".").len(), 2, "the live one and the new one");
+        other.finish().unwrap();
+        assert!(is_refusal(live.finish()));
+        assert_eq!(scene.names("."), ["out"]);
+    }
+
+    /// Killed between the exchange and the check: nobody has looked at what is in the folder now.
+    #[test]
+    fn a_leftover_that_nobody_checked_is_kept() {
+        let scene = Scene::with_output();
+        let staged = scene.staged(always);
+        let own = Identity::of(staged.path()).unwrap().to_text();
+        fs::write(staged.folder.join(EXCHANGING), own).unwrap();
+        let (folder, new) = (staged.folder.clone(), staged.new.clone());
+        exchange(&staged.new, &staged.target).unwrap();
+        kill(staged);
+        drop(scene.staged(always));
+        assert!(new.join("before").exists());
+        // Swapped back: it is our own again.
+        exchange(&new, &scene.path("out")).unwrap();
+        drop(scene.staged(always));
+        assert!(!folder.exists());
+        assert_eq!(scene.names("out"), ["before"]);
+    }
+}
