@@ -151,16 +151,7 @@ class Offload:
             start -= start % _ALIGNMENT
         device = tensor.device
         state = self._states.get(device) or self._state(device)
-        piece = state.engine.save(
-            storage,
-            storage._cdata,
-            storage.data_ptr(),
-            storage_bytes,
-            start,
-            end,
-            version,
-            state.current_stream(),
-        )
+        piece = state.engine.save(storage, start, end, version, state.current_stream())
         counter = tensor.detach()
         counter.data = _NOTHING
         return counter, version, piece, state, tensor.dtype, size, stride, offset, itemsize
