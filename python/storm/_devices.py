@@ -87,5 +87,5 @@ def warn_over_budget(device: torch.device, least: str, allowed: str) -> None:
     warnings.warn(
         f"storm: a step on {device} needs at least {least} with all offloaded that host memory has room "
         f"for, and vram allows {allowed}: use a smaller batch or gradient checkpointing",
-        stacklevel=4,
+        stacklevel=6,
     )

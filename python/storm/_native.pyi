@@ -22,9 +22,6 @@ class Engine:
     def save(
         self,
         storage: torch.UntypedStorage,
-        number: int,
-        address: int,
-        storage_bytes: int,
         start: int,
         end: int,
         version: int,

@@ -2,11 +2,12 @@
 
 Only facts are gathered here; the engine decides and moves. A saved tensor becomes a tuple that PyTorch
 keeps: either the tensor itself and its version, or the piece of its storage, with all that is needed to make
-the same view again.
+the same view again, at the same version.
 """
 
 import sys
 import weakref
+from types import CodeType
 from typing import Any, Dict, List, Optional, Tuple, TypeVar
 
 import torch
@@ -31,7 +32,13 @@ _ALIGNMENT = 512
 
 POLICIES = ("auto", "all")
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_is_functional = torch._is_functional_tensor
 _in_backward = torch._C._current_graph_task_id
+
+#: For what ``torch.compile`` must not trace: a graph ends before the call, and the next begins after it. As
+#: ``torch.compiler.disable``, but the compiler is not imported before the first call.
+_not_compiled = torch._disable_dynamo
 
 
 class Offload:
@@ -88,12 +95,14 @@ class Offload:
         self._entered: List[saved_tensors_hooks] = []
         self._warned = False
 
+    @_not_compiled
     def __enter__(self) -> "Offload":
         hooks = saved_tensors_hooks(self._pack, self._unpack)
         hooks.__enter__()
         self._entered.append(hooks)
         return self
 
+    @_not_compiled
     def __exit__(self, *exception: object) -> None:
         self._entered.pop().__exit__(*exception)
         self._check_budget()
@@ -104,6 +113,7 @@ class Offload:
     def __reduce__(self) -> Tuple[Any, ...]:
         return _make, (self._settings,)
 
+    @_not_compiled
     def report(self, device: Optional[torch.device] = None) -> Report:
         """What was done so far, on the only device or the one given."""
         if device is None:
@@ -114,6 +124,7 @@ class Offload:
             state = self._states[torch.device(device)]
         return make_report(str(state.device), state.engine.report(), state.peak_bytes())
 
+    @_not_compiled
     def close(self) -> None:
         """Gives host memory that is not in use back to the system; all of it, after a backward pass."""
         for state in self._states.values():
@@ -128,8 +139,12 @@ class Offload:
         self._states[device] = state
         return state
 
+    @_not_compiled
     def _pack(self, tensor: Tensor) -> Tuple[Any, ...]:
         version = tensor._version
+        if tensor.is_leaf and tensor.requires_grad:
+            # The user holds it, and may give it other data before the backward pass: PyTorch would see that.
+            return tensor, version
         if tensor.__class__ is not _PLAIN or self._stays(tensor):
             return tensor.detach(), version
         storage = tensor.untyped_storage()
@@ -151,16 +166,7 @@ class Offload:
             start -= start % _ALIGNMENT
         device = tensor.device
         state = self._states.get(device) or self._state(device)
-        piece = state.engine.save(
-            storage,
-            storage._cdata,
-            storage.data_ptr(),
-            storage_bytes,
-            start,
-            end,
-            version,
-            state.current_stream(),
-        )
+        piece = state.engine.save(storage, start, end, version, state.current_stream())
         counter = tensor.detach()
         counter.data = _NOTHING
         return counter, version, piece, state, tensor.dtype, size, stride, offset, itemsize
@@ -169,18 +175,20 @@ class Offload:
         """Whether moving the tensor could not free memory, or is not possible."""
         if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
             return True
-        # The user's leaves are held by the user.
-        if tensor.is_leaf and tensor.requires_grad:
-            return True
+        # What the user holds stays, and so do views of it.
         base = tensor._base
         if base is not None and base.is_leaf and base.requires_grad:
             return True
         # Saved in a backward pass, as by checkpoints: needed at once.
         if _in_backward() != -1:
             return True
-        return tensor.is_conj() or tensor.is_neg() or tensor.is_quantized
+        if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+            return True
+        # Without memory of their own: zeros of forward-mode differentiation, and what transforms wrap.
+        return tensor._is_zerotensor() or _is_wrapped(tensor) or _is_functional(tensor)
 
     @staticmethod
+    @_not_compiled
     def _unpack(packed: Tuple[Any, ...]) -> Tensor:
         tensor, version = packed[0], packed[1]
         if tensor._version != version:
@@ -192,7 +200,11 @@ class Offload:
         storage, start = piece.fetch(stream)
         view = torch.empty(0, dtype=dtype, device=state.device)
         view.set_(storage, offset - start // itemsize, size, stride)
-        return state.hand_over(view, stream)
+        # With the version counter of what was saved. Others may be handed the same memory: if a backward pass
+        # writes it, they are refused, as without STORM.
+        unpacked = tensor.detach()
+        unpacked.data = state.hand_over(view, stream)
+        return unpacked
 
     def _check_budget(self) -> None:
         if self._warned or self._vram_bytes is None:
@@ -215,6 +227,14 @@ def _changed(tensor: Tensor, version: int, packed: Tuple[Any, ...]) -> RuntimeEr
     )
 
 
+def _place_of_call() -> Tuple[CodeType, int]:
+    """Where the user's program calls, past the functions of PyTorch in between."""
+    frame = sys._getframe(2)
+    while frame.f_globals.get("__name__", "").startswith("torch.") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code, frame.f_lineno
+
+
 def _make(settings: Dict[str, Any]) -> Offload:
     return Offload(**settings)
 
@@ -224,6 +244,7 @@ _known: "weakref.WeakValueDictionary[Tuple[Any, ...], Offload]" = weakref.WeakVa
 _latest: Optional[Offload] = None
 
 
+@_not_compiled
 def offload(
     vram: Optional[Size] = None,
     policy: str = "auto",
@@ -239,9 +260,7 @@ def offload(
     The same call in the same place gives the same block, so that it may stand inside a training loop.
     """
     global _latest
-    caller = sys._getframe(1)
-    place = (caller.f_code, caller.f_lineno)
-    key = (place, vram, policy, ram, window, keep_below, device, chaos_seed)
+    key = (_place_of_call(), vram, policy, ram, window, keep_below, device, chaos_seed)
     block = _known.get(key)
     if block is None:
         block = Offload(

@@ -22,10 +22,11 @@ def test_example(name, monkeypatch, capsys):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_selftest_without_a_gpu(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["selftest", "--only", "training"])
+    monkeypatch.setattr(sys, "argv", ["selftest", "--only", "training", "--programs", "5"])
     with pytest.raises(SystemExit) as ended:
         runpy.run_module("storm.selftest", run_name="__main__")
     output = capsys.readouterr().out
     assert ended.value.code == 0
     assert "no GPU here" in output
     assert "1 of 1 checks pass" in output
+    assert "5 of 5 random programs pass" in output

@@ -36,6 +36,36 @@ fn bytes_go_out_and_come_back() -> Result<(), DeviceError> {
     Ok(())
 }
 
+/// The last copy counts, however late the ones before it were.
+#[test]
+fn a_later_copy_takes_the_place_of_an_earlier_one() -> Result<(), DeviceError> {
+    let copies = copies(8);
+    let mut pool = SlabPool::new(&copies, 1 << 30);
+    for round in 0..50 {
+        let (older, newer) = (bytes(round, 6000), bytes(round + 100, 6000));
+        let mut slot = pool.take(5000)?;
+        let first = copies.store(HostMemory::new(&older), 1000, &mut slot, HERE)?;
+        let second = copies.store(HostMemory::new(&newer), 1000, &mut slot, HERE)?;
+        let third = copies.store_again(second, 1000, &mut slot, HERE)?;
+        let coming = copies.fetch(&mut slot, HostMemory::new(&[0; 5000]), HERE)?;
+        assert_eq!(coming.arrive(HERE)?.0.contents(), newer[1000..]);
+        assert!(third.is_done()?, "it was waited for");
+        assert_eq!(third.release(HERE)?.0.contents(), newer);
+        drop(first);
+    }
+    Ok(())
+}
+
+#[test]
+#[should_panic(expected = "others may read")]
+fn what_is_read_is_not_copied_over() {
+    let copies = copies(9);
+    let mut slot = SlabPool::new(&copies, 1 << 30).take(100).expect("little");
+    let leaving = copies.store(HostMemory::new(&[0; 100]), 0, &mut slot, HERE).expect("stored");
+    let _coming = copies.fetch(&mut slot, HostMemory::new(&[0; 100]), HERE).expect("fetched");
+    let _ = copies.store_again(leaving, 0, &mut slot, HERE);
+}
+
 #[test]
 fn guards_that_are_dropped_wait() -> Result<(), DeviceError> {
     let copies = copies(2);

@@ -1,13 +1,13 @@
 //! The classes that the hooks call.
 
 use crate::report::Report;
-use crate::torch::{Error, Storage, Torch, compute_stream};
+use crate::torch::{Error, Storage, Storages, Torch, compute_stream};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
-use storm_device::foreign::{Copies, CopyOptions};
+use storm_device::foreign::{Copies, CopyOptions, Foreign};
 use storm_exec::saved::{PieceName, SavedOptions, Session, Source, Use};
 use storm_plan::saved::Allowance;
 
@@ -17,7 +17,6 @@ struct Shared {
     session: Mutex<Session<Torch>>,
     /// Names that were given up while the session was in use.
     released: Mutex<Vec<(PieceName, Option<Use>)>>,
-    free: Py<PyAny>,
 }
 
 impl Shared {
@@ -61,6 +60,7 @@ impl Shared {
 #[pyclass(frozen, module = "storm._native")]
 pub(crate) struct Engine {
     shared: Arc<Shared>,
+    storages: Arc<Storages>,
 }
 
 #[pymethods]
@@ -91,36 +91,35 @@ impl Engine {
             Some(bytes) => Allowance::Budget { bytes },
             None => Allowance::Least { window_bytes },
         };
-        let torch = Torch::new(py, allocate, memory_use)?;
-        let free = torch.free_function(py);
+        let storages = Storages::new(py, cuda_device)?;
+        let torch = Torch::new(allocate, memory_use, Arc::clone(&storages));
         let host_bytes_max = ram_bytes.unwrap_or(u64::MAX);
         let options = SavedOptions { allowance, host_bytes_max, window_bytes };
         let session = Session::new(torch, copies, options);
-        let released = Mutex::default();
-        Ok(Engine { shared: Arc::new(Shared { session: Mutex::new(session), released, free }) })
+        let shared = Shared { session: Mutex::new(session), released: Mutex::default() };
+        Ok(Engine { shared: Arc::new(shared), storages })
     }
 
     /// Saves the bytes `start..end` of a storage as they are after what `stream` was given.
-    #[pyo3(signature = (storage, number, address, storage_bytes, start, end, version, stream))]
-    #[allow(clippy::too_many_arguments)]
+    #[pyo3(signature = (storage, start, end, version, stream))]
     fn save(
         &self,
         storage: Bound<'_, PyAny>,
-        number: usize,
-        address: usize,
-        storage_bytes: usize,
         start: usize,
         end: usize,
         version: u64,
         stream: usize,
     ) -> PyResult<Saved> {
-        if start >= end || end > storage_bytes {
-            return Err(PyValueError::new_err("the range is empty or outside of its storage"));
-        }
         let py = storage.py();
-        let origin = Torch::origin(self.shared.free.clone_ref(py), &storage)?;
-        let memory = Storage::new(storage.unbind(), address, storage_bytes);
-        let source = Source { memory: number, version, range: start..end };
+        // Where it is and how large, the storage says itself: what is copied is never a caller's number.
+        let memory = self.storages.open(&storage)?;
+        let bytes = memory.bytes();
+        if start >= end || end > bytes {
+            let range = format!("the range {start}..{end} is empty or outside of its storage");
+            return Err(PyValueError::new_err(format!("{range}, which has {bytes} bytes")));
+        }
+        let origin = self.storages.origin(&storage)?;
+        let source = Source { memory: self.storages.number(&storage)?, version, range: start..end };
         let mut session = self.shared.lock(py)?;
         let name = session.save(source, memory, || origin, compute_stream(stream))?;
         drop(session);

@@ -1,7 +1,8 @@
 //! PyTorch as the session sees it: memory is a storage, its origin a weak reference to one.
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use std::sync::Arc;
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Foreign};
 use storm_exec::saved::{Framework, MemoryUse, Peak};
@@ -14,11 +15,6 @@ pub(crate) struct Storage {
 }
 
 impl Storage {
-    /// `object` is a `torch.UntypedStorage` with `bytes` from `address` on.
-    pub(crate) fn new(object: Py<PyAny>, address: usize, bytes: usize) -> Storage {
-        Storage { object, address, bytes }
-    }
-
     pub(crate) fn object(&self) -> &Py<PyAny> {
         &self.object
     }
@@ -49,7 +45,7 @@ pub(crate) fn compute_stream(handle: usize) -> ComputeStream {
 /// A weak reference to a storage.
 pub(crate) struct WeakStorage {
     reference: usize,
-    free: Py<PyAny>,
+    storages: Arc<Storages>,
 }
 
 impl Drop for WeakStorage {
@@ -57,8 +53,76 @@ impl Drop for WeakStorage {
         // Not while Python ends: then all is freed anyway.
         Python::try_attach(|py| {
             // It cannot fail: the reference is valid and freed once.
-            let _ = self.free.call1(py, (self.reference,));
+            let _ = self.storages.free.call1(py, (self.reference,));
         });
+    }
+}
+
+/// What `torch.UntypedStorage` says of storages of one device. Its methods are called by the class: an object
+/// that only looks like a storage, or has methods of its own, is not believed.
+pub(crate) struct Storages {
+    class: Py<PyAny>,
+    device: Py<PyAny>,
+    data_ptr: Py<PyAny>,
+    nbytes: Py<PyAny>,
+    weak_ref: Py<PyAny>,
+    expired: Py<PyAny>,
+    upgrade: Py<PyAny>,
+    free: Py<PyAny>,
+}
+
+impl Storages {
+    /// Of a GPU by its number, or of the CPU.
+    pub(crate) fn new(py: Python<'_>, cuda_device: Option<usize>) -> PyResult<Arc<Storages>> {
+        let torch = py.import("torch")?;
+        let class = torch.getattr("UntypedStorage")?;
+        let device = match cuda_device {
+            Some(ordinal) => torch.call_method1("device", ("cuda", ordinal))?,
+            None => torch.call_method1("device", ("cpu",))?,
+        };
+        let method = |name: &str| -> PyResult<Py<PyAny>> { Ok(class.getattr(name)?.unbind()) };
+        Ok(Arc::new(Storages {
+            device: device.unbind(),
+            data_ptr: method("data_ptr")?,
+            nbytes: method("nbytes")?,
+            weak_ref: method("_weak_ref")?,
+            expired: method("_expired")?,
+            upgrade: method("_new_with_weak_ptr")?,
+            free: method("_free_weak_ref")?,
+            class: class.unbind(),
+        }))
+    }
+
+    /// The memory of a storage, if it is one and on this device.
+    pub(crate) fn open(&self, object: &Bound<'_, PyAny>) -> PyResult<Storage> {
+        let py = object.py();
+        if !object.get_type().is(self.class.bind(py)) {
+            let found = object.get_type().name()?;
+            let message = format!("expected a torch.UntypedStorage, not an object of type {found}");
+            return Err(PyTypeError::new_err(message));
+        }
+        let (found, wanted) = (object.getattr("device")?, self.device.bind(py));
+        if !found.eq(wanted)? {
+            let message = format!("the storage is on {found}, and this engine is for {wanted}");
+            return Err(PyValueError::new_err(message));
+        }
+        let address = self.data_ptr.bind(py).call1((object,))?.extract()?;
+        let bytes = self.nbytes.bind(py).call1((object,))?.extract()?;
+        if address == 0 && bytes > 0 {
+            return Err(PyValueError::new_err("the storage has no memory"));
+        }
+        Ok(Storage { object: object.clone().unbind(), address, bytes })
+    }
+
+    /// Tells a storage that is alive apart from all others.
+    pub(crate) fn number(&self, storage: &Bound<'_, PyAny>) -> PyResult<usize> {
+        storage.getattr("_cdata")?.extract()
+    }
+
+    /// A weak reference to the storage.
+    pub(crate) fn origin(self: &Arc<Self>, storage: &Bound<'_, PyAny>) -> PyResult<WeakStorage> {
+        let reference = self.weak_ref.bind(storage.py()).call1((storage,))?.extract()?;
+        Ok(WeakStorage { reference, storages: Arc::clone(self) })
     }
 }
 
@@ -68,42 +132,16 @@ pub(crate) struct Torch {
     allocate: Py<PyAny>,
     /// `(forget the peak) -> (in use, taken, peak) | None`.
     memory_use: Py<PyAny>,
-    expired: Py<PyAny>,
-    upgrade: Py<PyAny>,
-    free: Py<PyAny>,
+    storages: Arc<Storages>,
 }
 
 impl Torch {
     pub(crate) fn new(
-        py: Python<'_>,
         allocate: Py<PyAny>,
         memory_use: Py<PyAny>,
-    ) -> PyResult<Torch> {
-        let storage = py.import("torch")?.getattr("UntypedStorage")?;
-        let method = |name: &str| -> PyResult<Py<PyAny>> { Ok(storage.getattr(name)?.unbind()) };
-        Ok(Torch {
-            allocate,
-            memory_use,
-            expired: method("_expired")?,
-            upgrade: method("_new_with_weak_ptr")?,
-            free: method("_free_weak_ref")?,
-        })
-    }
-
-    /// A weak reference to the storage.
-    pub(crate) fn origin(free: Py<PyAny>, storage: &Bound<'_, PyAny>) -> PyResult<WeakStorage> {
-        let reference = storage.call_method0("_weak_ref")?.extract()?;
-        Ok(WeakStorage { reference, free })
-    }
-
-    pub(crate) fn free_function(&self, py: Python<'_>) -> Py<PyAny> {
-        self.free.clone_ref(py)
-    }
-
-    fn storage(object: &Bound<'_, PyAny>) -> PyResult<Storage> {
-        let address = object.call_method0("data_ptr")?.extract()?;
-        let bytes = object.call_method0("nbytes")?.extract()?;
-        Ok(Storage::new(object.clone().unbind(), address, bytes))
+        storages: Arc<Storages>,
+    ) -> Torch {
+        Torch { allocate, memory_use, storages }
     }
 }
 
@@ -115,13 +153,13 @@ impl Framework for Torch {
     fn allocate(&self, bytes: usize, _stream: ComputeStream) -> Result<Storage, Error> {
         Python::attach(|py| {
             let object = self.allocate.bind(py).call1((bytes,))?;
-            Ok(Torch::storage(&object)?)
+            Ok(self.storages.open(&object)?)
         })
     }
 
     fn is_alive(&self, origin: &WeakStorage) -> bool {
         Python::attach(|py| {
-            let expired = self.expired.call1(py, (origin.reference,));
+            let expired = self.storages.expired.call1(py, (origin.reference,));
             // A storage that cannot be asked is not relied upon.
             expired.and_then(|expired| expired.extract::<bool>(py)).is_ok_and(|expired| !expired)
         })
@@ -129,8 +167,8 @@ impl Framework for Torch {
 
     fn upgrade(&self, origin: &WeakStorage) -> Option<Storage> {
         Python::attach(|py| {
-            let object = self.upgrade.bind(py).call1((origin.reference,)).ok()?;
-            if object.is_none() { None } else { Torch::storage(&object).ok() }
+            let object = self.storages.upgrade.bind(py).call1((origin.reference,)).ok()?;
+            if object.is_none() { None } else { self.storages.open(&object).ok() }
         })
     }
 

@@ -1,11 +1,12 @@
 """``python -m storm.selftest``: is it exact here, and how fast is it?"""
 
 import argparse
+import contextlib
 import os
 import sys
 import traceback
 import warnings
-from typing import List
+from typing import Iterator, List
 
 # Before PyTorch starts CUDA: matrix products that repeat to the bit.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -15,16 +16,41 @@ import torch
 from . import bench
 from .checks import CHECKS
 from .compare import SETTINGS, make_block, run_twice
+from .programs import check_program
 
 
-def run_checks(device: str, names: List[str]) -> int:
-    """Checks with every setting; returns how many failed."""
+@contextlib.contextmanager
+def repeatable() -> Iterator[None]:
+    """Kernels that give the same bits each time."""
     # Some settings allow less than these models need, on purpose.
     warnings.filterwarnings("ignore", message="storm: a step on")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.enable_flash_sdp(False)
     torch.backends.cuda.enable_mem_efficient_sdp(False)
     torch.backends.cuda.enable_cudnn_sdp(False)
+    yield
+    torch.backends.cuda.enable_flash_sdp(True)
+    torch.backends.cuda.enable_mem_efficient_sdp(True)
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    torch.use_deterministic_algorithms(False)
+
+
+def run_programs(device: str, count: int) -> int:
+    """Random programs; returns how many failed."""
+    failed = 0
+    for seed in range(count):
+        try:
+            check_program(seed, device)
+        except AssertionError:
+            failed += 1
+            print(f"FAIL random program {seed}")
+            traceback.print_exc(file=sys.stdout)
+    print(f"{count - failed} of {count} random programs pass", flush=True)
+    return failed
+
+
+def run_checks(device: str, names: List[str]) -> int:
+    """Checks with every setting; returns how many failed."""
     failed = 0
     for name in names:
         check = CHECKS[name]
@@ -43,10 +69,6 @@ def run_checks(device: str, names: List[str]) -> int:
                 break
         else:
             print(f"pass {name}", flush=True)
-    torch.backends.cuda.enable_flash_sdp(True)
-    torch.backends.cuda.enable_mem_efficient_sdp(True)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    torch.use_deterministic_algorithms(False)
     return failed
 
 
@@ -55,6 +77,7 @@ def main() -> int:
     parser.add_argument("--no-bench", action="store_true", help="checks only")
     parser.add_argument("--no-checks", action="store_true", help="benchmark only")
     parser.add_argument("--only", choices=list(CHECKS), action="append", help="this check only")
+    parser.add_argument("--programs", type=int, default=150, help="random programs to check; default: 150")
     bench.add_arguments(parser)
     args = parser.parse_args()
 
@@ -66,8 +89,11 @@ def main() -> int:
     failed = 0
     if not args.no_checks:
         names = args.only or list(CHECKS)
-        failed = run_checks("cuda" if has_gpu else "cpu", names)
-        print(f"{len(names) - failed} of {len(names)} checks pass: gradients equal PyTorch's to the bit")
+        device = "cuda" if has_gpu else "cpu"
+        with repeatable():
+            failed = run_checks(device, names)
+            print(f"{len(names) - failed} of {len(names)} checks pass: gradients equal PyTorch's to the bit")
+            failed += run_programs(device, args.programs)
     if has_gpu and not args.no_bench:
         bench.run(args)
     return 1 if failed else 0

@@ -71,8 +71,9 @@ impl CudaCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the mark is done and are not written meanwhile; the slot's are used
-    /// by nobody else but what the slot waits for.
+    /// The device's bytes live until the mark is done; those that are written meanwhile arrive as they were or
+    /// as they become, and nobody relies on them. The slot's are used by nobody else but what the slot waits
+    /// for.
     pub(crate) unsafe fn store(
         &self,
         copy: &RawCopy<'_>,

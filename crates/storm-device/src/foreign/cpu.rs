@@ -34,8 +34,9 @@ impl CpuCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the ticket is done and are not written meanwhile; the slot's are
-    /// used by nobody else but what the slot waits for.
+    /// The device's bytes live until the ticket is done; those that are written meanwhile arrive as they were
+    /// or as they become, and nobody relies on them. The slot's are used by nobody else but what the slot
+    /// waits for.
     pub(super) unsafe fn store(&self, copy: &RawCopy<'_>) -> Arc<Ticket> {
         self.out.queue(Job {
             from: copy.device,

@@ -38,6 +38,12 @@ impl<F: Foreign> Leaving<F> {
         Leaving(InFlight { memory: Some(memory), mark })
     }
 
+    /// With a later copy of the same queue: who waits for that has waited for this one too.
+    pub(super) fn until(mut self, mark: Mark) -> Leaving<F> {
+        self.0.mark = mark;
+        self
+    }
+
     /// The memory, to be read.
     pub fn memory(&self) -> &F {
         self.0.memory.as_ref().expect("there until taken")

@@ -99,7 +99,7 @@ impl Copies {
     /// From the driver.
     ///
     /// # Panics
-    /// The range is outside of the memory, or not of the slot's size.
+    /// The range is outside of the memory, or the slot was fetched from.
     pub fn store<F: Foreign>(
         &self,
         memory: F,
@@ -107,19 +107,51 @@ impl Copies {
         slot: &mut Slot,
         stream: ComputeStream,
     ) -> Result<Leaving<F>, DeviceError> {
+        let mark = self.queue_store(&memory, offset, slot, stream)?;
+        Ok(Leaving::new(memory, mark))
+    }
+
+    /// Queues the copy of memory on its way out once more: the slot then holds what the memory held after
+    /// what `stream` has been given by now.
+    ///
+    /// # Errors
+    /// From the driver.
+    ///
+    /// # Panics
+    /// As [`Copies::store`].
+    pub fn store_again<F: Foreign>(
+        &self,
+        leaving: Leaving<F>,
+        offset: usize,
+        slot: &mut Slot,
+        stream: ComputeStream,
+    ) -> Result<Leaving<F>, DeviceError> {
+        let mark = self.queue_store(leaving.memory(), offset, slot, stream)?;
+        Ok(leaving.until(mark))
+    }
+
+    /// Queues a copy of memory that its owner keeps until the mark.
+    fn queue_store<F: Foreign>(
+        &self,
+        memory: &F,
+        offset: usize,
+        slot: &mut Slot,
+        stream: ComputeStream,
+    ) -> Result<Mark, DeviceError> {
         let bytes = slot.bytes();
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= memory.bytes());
         assert!(inside, "a copy from outside of its memory");
+        assert!(!slot.was_fetched(), "a copy into a slot that others may read");
         let copy = RawCopy { device: memory.address() + offset, slot, bytes };
         let mark = match &self.backend {
-            // SAFETY: in bounds; the guard keeps the memory until the copy is done, and the slot's
+            // SAFETY: in bounds; a guard keeps the memory until the copy is done, and the slot's
             // bytes belong to it.
             Backend::Cpu(copies) => Mark::Cpu(unsafe { copies.store(&copy) }),
             // SAFETY: as above.
             Backend::Cuda(copies) => Mark::Cuda(unsafe { copies.store(&copy, stream)? }),
         };
         slot.was_stored(mark.clone());
-        Ok(Leaving::new(memory, mark))
+        Ok(mark)
     }
 
     /// Queues a copy of the slot to the start of the memory, after what `stream` has been given.

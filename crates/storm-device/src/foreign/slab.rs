@@ -218,8 +218,12 @@ impl Slot {
         self.stored.as_ref()
     }
 
+    /// Whether a copy was queued that reads it.
+    pub(super) fn was_fetched(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
     pub(super) fn was_stored(&mut self, mark: Mark) {
-        assert!(self.stored.is_none(), "a slot is stored to once");
         self.stored = Some(mark);
     }
 

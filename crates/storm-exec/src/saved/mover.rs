@@ -50,16 +50,43 @@ impl<W: Framework> Mover<W> {
             unreachable!("only pieces that are here are sent out");
         };
         let leaving = self.copies.store(memory, piece.offset - start, &mut slot, stream)?;
-        self.clock.copy(leaving.time());
-        piece.place = Place::Leaving(leaving);
         piece.slot = Some(slot);
         piece.moved = true;
-        step.leaving.push_back(index);
-        self.report.stored_bytes += piece.bytes as u64;
-        self.report.copies += 1;
+        self.was_sent(step, index, leaving);
+        let piece = &step.pieces[index];
         self.host_used_bytes += piece.bytes as u64;
         self.report.host_used_bytes = self.report.host_used_bytes.max(self.host_used_bytes);
         Ok(())
+    }
+
+    /// Copies a piece that was sent out once more, to the same place, from the memory that it came from.
+    pub(super) fn send_again(
+        &mut self,
+        step: &mut Step<W>,
+        index: usize,
+        memory: W::Memory,
+        stream: ComputeStream,
+    ) -> Result<(), W::Error> {
+        let piece = &mut step.pieces[index];
+        let slot = piece.slot.as_mut().expect("what was sent has a place until it is forgotten");
+        let leaving = match std::mem::replace(&mut piece.place, Place::Away) {
+            Place::Leaving(leaving) => {
+                self.copies.store_again(leaving, piece.offset, slot, stream)?
+            }
+            _ => self.copies.store(memory, piece.offset, slot, stream)?,
+        };
+        step.leaving.retain(|&leaving| leaving != index);
+        self.was_sent(step, index, leaving);
+        Ok(())
+    }
+
+    fn was_sent(&mut self, step: &mut Step<W>, index: usize, leaving: Leaving<W::Memory>) {
+        let piece = &mut step.pieces[index];
+        self.clock.copy(leaving.time());
+        piece.place = Place::Leaving(leaving);
+        step.leaving.push_back(index);
+        self.report.stored_bytes += piece.bytes as u64;
+        self.report.copies += 1;
     }
 
     /// Starts to fetch a piece unless it is here, or on its way.

@@ -14,6 +14,10 @@ pub(super) struct Piece<W: Framework> {
     pub(super) slot: Option<Slot>,
     /// It was moved, whatever became of it.
     pub(super) moved: bool,
+    /// How often it was saved. What it holds is as old as the last time, or newer.
+    pub(super) saves: u32,
+    /// After how many it may leave.
+    pub(super) saves_expected: u32,
     /// How many names of it are out.
     pub(super) holders: u32,
     /// How many names of it were given out, without those that were given up unused.
@@ -26,6 +30,18 @@ pub(super) struct Piece<W: Framework> {
     pub(super) needed: Option<(usize, usize)>,
     /// Others hold it too, or it could not be moved: it counts with what is not ours to move.
     pub(super) fixed: bool,
+}
+
+/// How often a piece will be saved and used, as far as is known.
+#[derive(Clone, Copy)]
+pub(super) struct Expected {
+    pub(super) saves: u32,
+    pub(super) uses: Option<u32>,
+}
+
+impl Expected {
+    /// It leaves at once, and stays in host memory until its last name is used.
+    pub(super) const NOTHING: Expected = Expected { saves: 1, uses: None };
 }
 
 /// Where the framework can find it.
@@ -46,7 +62,7 @@ impl<W: Framework> Piece<W> {
         offset: usize,
         origin: W::Origin,
         memory: W::Memory,
-        uses_expected: Option<u32>,
+        expected: Expected,
     ) -> Piece<W> {
         Piece {
             bytes,
@@ -55,10 +71,12 @@ impl<W: Framework> Piece<W> {
             place: Place::Here(memory, 0),
             slot: None,
             moved: false,
+            saves: 1,
+            saves_expected: expected.saves,
             holders: 1,
             names: 1,
             used: 0,
-            uses_expected,
+            uses_expected: expected.uses,
             given_up: None,
             needed: None,
             fixed: false,
@@ -85,6 +103,7 @@ impl<W: Framework> Piece<W> {
             bytes: self.bytes,
             given_up: given_up.min(end),
             needed: self.needed,
+            saves: self.saves,
             uses: self.used,
             fixed: self.fixed,
         }

@@ -92,6 +92,7 @@ mod tests {
             bytes,
             given_up: index,
             needed: Some((2 * sizes.len() - 1 - index, 2 * sizes.len() - 1 - index)),
+            saves: 1,
             uses: 1,
             fixed: false,
         };

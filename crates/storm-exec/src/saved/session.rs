@@ -2,7 +2,7 @@
 
 use super::Framework;
 use super::mover::Mover;
-use super::piece::{Piece, Place};
+use super::piece::{Expected, Piece, Place};
 use super::recorder::{Peak, Recorder};
 use super::recordings::Recordings;
 use super::report::SavedReport;
@@ -10,7 +10,7 @@ use super::step::{Mode, Step};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use storm_device::foreign::{ComputeStream, Copies};
+use storm_device::foreign::{ComputeStream, Copies, Foreign};
 use storm_plan::saved::{Allowance, Fate};
 
 /// Steps in a row without a plan that are recorded; after that, steps seem to differ always.
@@ -104,10 +104,8 @@ impl<W: Framework> Session<W> {
         }
         let number = self.current;
         let step = self.steps.get_mut(&number).expect("it runs");
-        if let Some(index) = step.find(source.memory, source.version, &source.range) {
-            step.holders += 1;
-            step.pieces[index].holders += 1;
-            step.pieces[index].names += 1;
+        if let Some(index) = step.find(&source, memory.bytes()) {
+            self.save_again(number, index, memory, stream)?;
             self.mover.report.shared.0 += 1;
             self.mover.report.shared.1 += bytes as u64;
             return Ok(PieceName { step: number, piece: index });
@@ -117,17 +115,20 @@ impl<W: Framework> Session<W> {
         step.record_position(&self.mover.framework, index);
         self.follow(number, bytes, stream)?;
         let step = self.steps.get_mut(&number).expect("it runs");
-        let mut uses_expected = None;
+        let mut expected = Expected::NOTHING;
         let mut fate = Some(Fate::Move { host_offset: usize::MAX });
         if let Mode::Planned { recording, plan, .. } = &step.mode {
             fate = plan.fates.get(index).copied();
-            let recorded = self.recordings.get(*recording).map(|recording| recording.pieces[index]);
-            uses_expected = recorded.map(|piece| piece.uses);
+            if let Some(recording) = self.recordings.get(*recording) {
+                let recorded = &recording.pieces[index];
+                expected = Expected { saves: recorded.saves, uses: Some(recorded.uses) };
+            }
         }
         let Source { memory: id, version, range } = source;
-        let piece = Piece::new(bytes, range.start, origin(), memory, uses_expected);
+        let piece = Piece::new(bytes, range.start, origin(), memory, expected);
         step.add(id, version, range, piece);
         if let Some(Fate::Move { host_offset }) = fate
+            && expected.saves <= 1
             && let Err(error) = self.mover.send(step, index, Some(host_offset), stream)
         {
             // Nobody has its name.
@@ -138,6 +139,34 @@ impl<W: Framework> Session<W> {
         step.holders += 1;
         self.limit_leaving(number, stream)?;
         Ok(PieceName { step: number, piece: index })
+    }
+
+    /// A piece is saved once more. Its memory may have been written since, by a tensor with a version of its
+    /// own: it leaves after the last save, and what has left is copied again.
+    fn save_again(
+        &mut self,
+        number: u64,
+        index: usize,
+        memory: W::Memory,
+        stream: ComputeStream,
+    ) -> Result<(), W::Error> {
+        let step = self.steps.get_mut(&number).expect("it runs");
+        step.pieces[index].saves += 1;
+        let unsent = step.unsent(index);
+        let piece = &mut step.pieces[index];
+        if let Some(host_offset) = unsent {
+            if piece.saves >= piece.saves_expected {
+                piece.place = Place::Here(memory, 0);
+                self.mover.send(step, index, Some(host_offset), stream)?;
+            }
+        } else if piece.moved {
+            self.mover.send_again(step, index, memory, stream)?;
+        }
+        let step = self.steps.get_mut(&number).expect("it runs");
+        step.holders += 1;
+        step.pieces[index].holders += 1;
+        step.pieces[index].names += 1;
+        self.limit_leaving(number, stream)
     }
 
     /// Hands out a piece, with the byte of the original that its memory begins at.
@@ -351,7 +380,7 @@ impl<W: Framework> Session<W> {
     ) -> Result<(), W::Error> {
         let step = self.steps.get_mut(&name.step).expect("a step lives as long as its names");
         if let Mode::Planned { plan, .. } = &step.mode
-            && plan.fates.len() != step.pieces.len()
+            && (plan.fates.len() != step.pieces.len() || step.needs == 1 && !step.all_sent())
         {
             self.leave_plan(name.step, None, stream)?;
         }

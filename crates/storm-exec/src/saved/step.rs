@@ -1,12 +1,13 @@
 //! One step: what was saved in it, in order, and what is on its way.
 
 use super::Framework;
-use super::piece::Piece;
+use super::piece::{Piece, Place};
 use super::recorder::{Peak, Recorder};
+use super::session::Source;
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use storm_plan::saved::{Recording, SavedPlan};
+use storm_plan::saved::{Fate, Recording, SavedPlan};
 
 /// How a step decides.
 pub(super) enum Mode {
@@ -61,10 +62,13 @@ impl<W: Framework> Step<W> {
         self.needs > 0
     }
 
-    /// The piece that holds these bytes already.
-    pub(super) fn find(&self, memory: usize, version: u64, range: &Range<usize>) -> Option<usize> {
-        let found = self.index.get(&(memory, version))?;
-        let holds = |held: &Range<usize>| held.start <= range.start && range.end <= held.end;
+    /// The piece of these bytes of a memory with so many: what it holds may be older than what is there now.
+    pub(super) fn find(&self, source: &Source, memory_bytes: usize) -> Option<usize> {
+        let found = self.index.get(&(source.memory, source.version))?;
+        let range = &source.range;
+        let holds = |held: &Range<usize>| {
+            held.start <= range.start && range.end <= held.end && held.end <= memory_bytes
+        };
         let found = found.iter().filter(|(held, _)| holds(held)).map(|(_, piece)| *piece);
         found.into_iter().find(|&piece| self.pieces[piece].holders > 0)
     }
@@ -82,6 +86,25 @@ impl<W: Framework> Step<W> {
         if matches!(self.mode, Mode::Recorded(_)) {
             self.watched.push(index);
         }
+    }
+
+    /// Where the plan sends a piece that is still here, because it was not saved as often as recorded.
+    pub(super) fn unsent(&self, index: usize) -> Option<usize> {
+        let Mode::Planned { plan, .. } = &self.mode else { return None };
+        let piece = &self.pieces[index];
+        let is_here = matches!(piece.place, Place::Here(..));
+        match plan.fates.get(index) {
+            Some(&Fate::Move { host_offset }) if is_here && !piece.moved && !piece.fixed => {
+                Some(host_offset)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether all that the plan moves has left.
+    pub(super) fn all_sent(&self) -> bool {
+        let mut held = (0..self.pieces.len()).filter(|&index| self.pieces[index].holders > 0);
+        held.all(|index| self.unsent(index).is_none())
     }
 
     /// A position begins: if this step is recorded, so is what was in use during the one before.

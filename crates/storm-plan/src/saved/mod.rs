@@ -35,6 +35,8 @@ pub struct RecordedPiece {
     pub given_up: usize,
     /// The positions of first and last need; none if it never was needed.
     pub needed: Option<(usize, usize)>,
+    /// How often it was saved: once by each of those that share it.
+    pub saves: u32,
     /// How often it was needed.
     pub uses: u32,
     /// Somebody else held it all the time, or there was no host memory for it: it stays, and is part of

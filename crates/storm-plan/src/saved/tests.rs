@@ -10,6 +10,7 @@ fn chain(count: usize, bytes: usize) -> Recording {
         bytes,
         given_up: index + 1,
         needed: Some((2 * count - 1 - index, 2 * count - 1 - index)),
+        saves: 1,
         uses: 1,
         fixed: false,
     });

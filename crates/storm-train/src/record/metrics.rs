@@ -85,7 +85,7 @@ fn copy_kept(
 ) -> io::Result<()> {
     source.seek(SeekFrom::Start(0))?;
     // From file to file, the system copies without showing the bytes.
-    io::copy(&mut Read::take(&mut *source, bytes), out.get_mut())?;
+    io::copy(&mut Read::take(&mut *source, bytes), out)?;
     source.seek(SeekFrom::Start(bytes))?;
     let mut lines = Lines::new(source);
     while let Some(line) = lines.next()? {
