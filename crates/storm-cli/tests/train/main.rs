@@ -1,6 +1,5 @@
 //! `storm train`, called as people call it, and killed as machines do.
 
 mod afterwards;
-mod kill;
 mod runs;
 mod support;
