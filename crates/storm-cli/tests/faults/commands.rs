@@ -13,9 +13,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+/// Command lines that are drawn.
 fn line_count() -> u64 {
-    if campaign::is_whole() { 10_500 } else { 260 }
+    if campaign::is_whole() { 10_000 } else { 200 }
 }
+
+/// One in so many of the numbers that each option is given is tried when it must be short.
+const SWEEP_STRIDE: usize = 89;
 
 /// A call that works, to be made worse, and how often it is taken.
 struct Base {
@@ -280,6 +284,7 @@ impl Generator {
         self.table.iter().find(is_of).unwrap_or_else(|| panic!("`{line}` is no command"))
     }
 
+    /// A base, made worse.
     fn draw(&self, random: &mut Random) -> Call {
         let total = self.bases.iter().map(|base| base.weight).sum();
         let mut at = random.below(total);
@@ -292,15 +297,52 @@ impl Generator {
             }
         };
         let row = self.row(base.line);
-        let words: Vec<&str> = base.line.split_whitespace().skip(row.command.len()).collect();
-        let mut items = items(&words);
-        let mut is_endless = base.line.starts_with("bench");
-        for _ in 0..1 + random.below(4) {
-            let edited = edit(&mut items, row, random);
-            let is_work = |flag: &String| WORK_OPTIONS.contains(&flag.as_str());
-            is_endless |= edited.as_ref().is_some_and(is_work)
-                && WORKING.iter().any(|command| base.line.starts_with(command));
+        let mut items = base.items(row);
+        // Mostly one: the first mistake that is seen hides the others.
+        let edits = *random.pick(&[1, 1, 1, 2, 2, 3]);
+        let edited: Vec<Option<String>> =
+            (0..edits).map(|_| edit(&mut items, row, random)).collect();
+        base.call(row, items, edited.iter().flatten(), random)
+    }
+
+    /// The first base of each command with each number for each option.
+    fn sweep(&self) -> Vec<Case<Call>> {
+        let mut cases = Vec::new();
+        for row in &self.table {
+            let is_of_row = |base: &&&Base| self.row(base.line).command == row.command;
+            let Some(base) = self.bases.iter().find(is_of_row) else { continue };
+            let takes_any = |option: &&TableOption| !option.switch && option.values.is_empty();
+            for option in row.options.iter().filter(takes_any) {
+                for number in NUMBERS {
+                    let mut items = base.items(row);
+                    set(&mut items, option, Some(number.into()));
+                    let mut random = Random::new(cases.len() as u64);
+                    let what = base.call(row, items, option.flag.iter(), &mut random);
+                    cases.push(Case { name: format!("sweep-{}", cases.len()), what });
+                }
+            }
         }
+        cases
+    }
+}
+
+impl Base {
+    /// Without the words of the command itself.
+    fn items(&self, row: &TableRow) -> Vec<Item> {
+        items(&self.line.split_whitespace().skip(row.command.len()).collect::<Vec<_>>())
+    }
+
+    /// The call of these items, of which some options got another value.
+    fn call<'a>(
+        &self,
+        row: &TableRow,
+        items: Vec<Item>,
+        mut edited: impl Iterator<Item = &'a String>,
+        random: &mut Random,
+    ) -> Call {
+        let works = WORKING.iter().any(|command| self.line.starts_with(command));
+        let is_endless = self.line.starts_with("bench")
+            || works && edited.any(|flag| WORK_OPTIONS.contains(&flag.as_str()));
         let mut words: Vec<OsString> = row.command.iter().map(Into::into).collect();
         for Item { flag, value } in items {
             match (flag, value) {
@@ -318,6 +360,14 @@ impl Generator {
         }
         let work = if is_endless { Work::Endless } else { Work::Bounded };
         Call::new(words).with_work(work)
+    }
+}
+
+/// Gives an option a value, another one if it has one.
+fn set(items: &mut Vec<Item>, option: &TableOption, value: Option<OsString>) {
+    match items.iter_mut().find(|item| item.flag == option.flag) {
+        Some(item) => item.value = value,
+        None => items.push(Item { flag: option.flag.clone(), value }),
     }
 }
 
@@ -340,11 +390,7 @@ fn edit(items: &mut Vec<Item>, row: &TableRow, random: &mut Random) -> Option<St
             let option = random.pick(&row.options);
             let value =
                 (!option.switch || random.below(8) == 0).then(|| value(&option.values, random));
-            let is_same = |item: &&mut Item| item.flag == option.flag;
-            match items.iter_mut().find(is_same) {
-                Some(item) => item.value = value,
-                None => items.push(Item { flag: option.flag.clone(), value }),
-            }
+            set(items, option, value);
             return option.flag.clone();
         }
     }
@@ -416,7 +462,9 @@ fn command_lines_end_well_or_in_words() {
         let mut random = Random::of_case(campaign::seed(), number);
         Case { name: number.to_string(), what: generator.draw(&mut random) }
     };
-    let cases = (0..line_count()).map(case).collect();
+    let stride = if campaign::is_whole() { 1 } else { SWEEP_STRIDE };
+    let sweep = generator.sweep().into_iter().step_by(stride);
+    let cases = (0..line_count()).map(case).chain(sweep).collect();
     attack("command_lines_end_well_or_in_words", cases, |call| check(&stock, call));
 }
 

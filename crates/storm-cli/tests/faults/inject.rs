@@ -135,15 +135,19 @@ impl<'a> Prepared<'a> {
         }
         // Kinds of few calls as often as those of many.
         let mut random = Random::new(campaign::seed());
-        let kinds: Vec<Kind> =
-            Kind::ALL.into_iter().filter(|kind| all.iter().any(|of| of.kind == *kind)).collect();
-        let draw = |_| {
+        let mut drawn = Vec::new();
+        while drawn.len() < short && !all.is_empty() {
+            let kinds: Vec<Kind> = Kind::ALL
+                .into_iter()
+                .filter(|kind| all.iter().any(|of| of.kind == *kind))
+                .collect();
             let kind = *random.pick(&kinds);
-            let of_kind: Vec<Injection> =
-                all.iter().filter(|of| of.kind == kind).copied().collect();
-            case(*random.pick(&of_kind))
-        };
-        (0..short).map(draw).collect()
+            let of_kind = |(_, of): &(usize, &Injection)| of.kind == kind;
+            let places: Vec<usize> =
+                all.iter().enumerate().filter(of_kind).map(|(at, _)| at).collect();
+            drawn.push(case(all.swap_remove(*random.pick(&places))));
+        }
+        drawn
     }
 
     /// Calls the command with the fault and once more without; says how the first ended.
