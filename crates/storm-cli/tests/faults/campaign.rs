@@ -10,6 +10,9 @@ use std::thread::available_parallelism;
 /// Failures that are shown; the first say enough.
 const SHOWN: usize = 25;
 
+/// Cases between two lines of progress.
+const PROGRESS: usize = 1000;
+
 /// Whether the whole campaign was asked for.
 pub(crate) fn is_long() -> bool {
     std::env::var_os("STORM_LONG_TESTS").is_some()
@@ -49,7 +52,12 @@ pub(crate) fn attack<T: Sync>(
     let (next, columns) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
     let failures = Mutex::new(Vec::new());
     let work = || {
-        while let Some(case) = cases.get(next.fetch_add(1, Ordering::Relaxed)) {
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(case) = cases.get(number) else { break };
+            if number > 0 && number.is_multiple_of(PROGRESS) {
+                eprintln!("{test}: {number} of {} cases", cases.len());
+            }
             match check(&case.what) {
                 Ok(verdict) => {
                     *columns.lock().unwrap().entry(verdict.column()).or_insert(0u64) += 1;

@@ -7,14 +7,17 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 /// A command that is not done after this hangs. What is asked of it takes far less than a second.
 pub(crate) const HANG: Duration = Duration::from_secs(10);
 
-/// Address space of a command and of each process that it starts, in KiB. Far more than what tiny inputs
-/// take, stacks of threads included; far less than what a wrong size asks for.
-pub(crate) const ADDRESS_SPACE_KIB: u64 = 8 << 20;
+/// Address space of a command and of each process that it starts, in KiB: 4 GiB, and 128 MiB for the stack and
+/// the allocator of a thread on each core. Tiny inputs take far less, a wrong size asks for far more.
+fn address_space_kib() -> usize {
+    (4 << 20) + (128 << 10) * available_parallelism().map_or(1, usize::from)
+}
 
 /// The largest file that it may write, in blocks of 512 bytes: 1 GiB. Past that, writes fail.
 const FILE_BLOCKS: u64 = 2 << 20;
@@ -117,9 +120,9 @@ impl Call {
     /// Runs it in a folder, to its end.
     pub(crate) fn run(&self, folder: &Path) -> Outcome {
         // A shell sets the limits; only `storm` itself gets the environment.
-        let mut script = format!(
-            "trap '' XFSZ; ulimit -c 0; ulimit -f {FILE_BLOCKS}; ulimit -v {ADDRESS_SPACE_KIB}; exec env "
-        );
+        let address_space = address_space_kib();
+        let limits = format!("ulimit -c 0; ulimit -f {FILE_BLOCKS}; ulimit -v {address_space}");
+        let mut script = format!("trap '' XFSZ; {limits}; exec env ");
         for (name, _) in &self.environment {
             script += &format!("{name}=\"${name}_\" ");
         }
