@@ -110,6 +110,9 @@ impl<'a> Prepared<'a> {
         call.succeed(folder.path()).unwrap_or_else(|problem| panic!("{problem}"));
         let counted = Shim::counts(&counts);
         let calls = Kind::ALL.into_iter().map(|kind| (kind, counted.of(kind))).collect();
+        for kind in [Kind::Open, Kind::Read, Kind::Write, Kind::Sync, Kind::Rename, Kind::Mkdir] {
+            assert!(counted.of(kind) > 0, "{}: the shim sees no {kind:?}", scenario.name);
+        }
         let undisturbed = Made::at(&folder.path().join(scenario.makes));
         Prepared { stock, shim, scenario, undisturbed, calls }
     }

@@ -240,3 +240,28 @@ fn judge(status: ExitStatus, stderr: &str, was_interrupted: bool) -> Verdict {
         (_, signal) => Verdict::Signal(signal.unwrap_or_default()),
     }
 }
+
+#[test]
+fn ends_are_told_apart() {
+    // As the system gives them: the signal in the low bits, the code above.
+    let exit = |code: i32| ExitStatus::from_raw(code << 8);
+    let signal = ExitStatus::from_raw;
+    let panic = "thread 'main' panicked at src/main.rs:1:1:\nno\n";
+    let abort = "memory allocation of 99 bytes failed\n";
+    for (status, stderr, was_interrupted, expected) in [
+        (exit(0), "warning: slow\n", false, Verdict::Success),
+        (exit(0), panic, false, Verdict::Panic),
+        (exit(101), panic, false, Verdict::Panic),
+        (exit(4), "warning: x\nerror: no such file\n", false, Verdict::ErrorInWords(4)),
+        (exit(1), "error: \n", false, Verdict::NoWords(1)),
+        (exit(2), "", false, Verdict::NoWords(2)),
+        (exit(130), "", false, Verdict::NoWords(130)),
+        (exit(130), "", true, Verdict::Interrupted),
+        (signal(SIGINT), "", true, Verdict::Interrupted),
+        (signal(6), abort, false, Verdict::OutOfMemory),
+        (signal(11), "", false, Verdict::Signal(11)),
+        (signal(SIGKILL), "", false, Verdict::Killed),
+    ] {
+        assert_eq!(judge(status, stderr, was_interrupted), expected, "{status} {stderr}");
+    }
+}
