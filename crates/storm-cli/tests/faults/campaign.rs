@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::available_parallelism;
 
-/// Failures that are shown; the first say enough.
-const SHOWN: usize = 25;
+/// Failures that are shown again at the end; each is shown when it comes.
+const SHOWN: usize = 10;
 
 /// Cases between two lines of progress.
 const PROGRESS: usize = 1000;
@@ -62,7 +62,11 @@ pub(crate) fn attack<T: Sync>(
                 Ok(verdict) => {
                     *columns.lock().unwrap().entry(verdict.column()).or_insert(0u64) += 1;
                 }
-                Err(problem) => failures.lock().unwrap().push(report(test, &case.name, &problem)),
+                Err(problem) => {
+                    let report = report(test, &case.name, &problem);
+                    eprintln!("{report}");
+                    failures.lock().unwrap().push(report);
+                }
             }
         }
     };

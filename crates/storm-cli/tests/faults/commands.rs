@@ -371,11 +371,11 @@ fn set(items: &mut Vec<Item>, option: &TableOption, value: Option<OsString>) {
     }
 }
 
-/// Changes a command line in one place, and names the option that got another value.
+/// Changes a command line in one place, and names the option that has another value from then on.
 fn edit(items: &mut Vec<Item>, row: &TableRow, random: &mut Random) -> Option<String> {
     match random.below(20) {
         // Something is missing, doubled, or does not belong.
-        0 if !items.is_empty() => drop(items.remove(random.index(items.len()))),
+        0 if !items.is_empty() => return items.remove(random.index(items.len())).flag,
         1 if !items.is_empty() => {
             let Item { flag, value } = &items[random.index(items.len())];
             let doubled = Item { flag: flag.clone(), value: value.clone() };

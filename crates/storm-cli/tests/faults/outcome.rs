@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 use std::fmt;
+use std::fs::{self, DirEntry};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, ExitStatus, Output, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::thread::available_parallelism;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A command that is not done after this hangs. What is asked of it takes far less than a second.
 pub(crate) const HANG: Duration = Duration::from_secs(10);
@@ -170,20 +171,36 @@ fn wait(
     group: &Group,
     work: Work,
 ) -> (Option<io::Result<Output>>, bool) {
-    let ended_in = |time| receiver.recv_timeout(time).ok();
     if work == Work::Bounded {
-        return (ended_in(HANG), false);
+        return (ended_in(HANG, receiver, group), false);
     }
-    if let Some(output) = ended_in(WORK) {
+    if let Some(output) = ended_in(WORK, receiver, group) {
         return (Some(output), false);
     }
     group.send("INT");
-    if let Some(output) = ended_in(HANG / 2) {
+    if let Some(output) = ended_in(HANG / 2, receiver, group) {
         return (Some(output), true);
     }
     // At the second one a run leaves at once.
     group.send("INT");
-    (ended_in(HANG / 2), true)
+    (ended_in(HANG, receiver, group), true)
+}
+
+/// What a command wrote, if it ends within some time. That in which it was ready and got no core does not
+/// count: other programs may be busy.
+fn ended_in(
+    time: Duration,
+    receiver: &Receiver<io::Result<Output>>,
+    group: &Group,
+) -> Option<io::Result<Output>> {
+    let (begun, starved_before) = (Instant::now(), group.starved());
+    loop {
+        let allowed = time + group.starved().saturating_sub(starved_before);
+        let left = allowed.checked_sub(begun.elapsed())?;
+        if let Ok(output) = receiver.recv_timeout(left) {
+            return Some(output);
+        }
+    }
 }
 
 impl fmt::Display for Call {
@@ -206,13 +223,24 @@ fn quoted(word: &OsString) -> String {
     }
 }
 
-/// The processes of a call.
+/// The processes of a call, by the first of them.
 struct Group(u32);
 
 impl Group {
     fn send(&self, signal: &str) {
         let (signal, group) = (format!("-{signal}"), format!("-{}", self.0));
         Command::new("kill").args([&*signal, "--", &*group]).stderr(Stdio::null()).status().ok();
+    }
+
+    /// How long the first process was ready to run and did not.
+    fn starved(&self) -> Duration {
+        let threads = fs::read_dir(format!("/proc/{}/task", self.0)).into_iter().flatten();
+        let waited = |thread: DirEntry| -> Option<u64> {
+            // Nanoseconds on a core, nanoseconds waiting for one, and how often.
+            let numbers = fs::read_to_string(thread.path().join("schedstat")).ok()?;
+            numbers.split_whitespace().nth(1)?.parse().ok()
+        };
+        Duration::from_nanos(threads.flatten().filter_map(waited).max().unwrap_or_default())
     }
 }
 
@@ -230,7 +258,8 @@ fn judge(status: ExitStatus, stderr: &str, was_interrupted: bool) -> Verdict {
     if stderr.contains("memory allocation of") {
         return Verdict::OutOfMemory;
     }
-    let has_words = stderr.lines().any(|line| line.len() > 8 && line.starts_with("error: "));
+    let has_words =
+        stderr.lines().any(|line| line.len() > "error: ".len() && line.starts_with("error: "));
     match (status.code(), status.signal()) {
         (Some(0), _) => Verdict::Success,
         (Some(LEFT), _) | (_, Some(SIGINT)) if was_interrupted => Verdict::Interrupted,
