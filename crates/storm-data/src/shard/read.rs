@@ -9,6 +9,9 @@ use storm_device::{Access, MappedFile};
 /// Index entries that are read at a time.
 const INDEX_CHUNK: usize = 8192;
 
+/// Bytes of a block that are read and hashed at a time.
+const CHECK_CHUNK: usize = 16 << 10;
+
 /// A shard whose header, sizes and index have been checked. Other bytes are when they are first read.
 #[derive(Debug)]
 pub(crate) struct Shard {
@@ -214,10 +217,16 @@ impl Shard {
     fn check_block(&self, block: usize) -> Result<u64, DataError> {
         let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
         let end = (start + BLOCK_BYTES).min(self.layout.table_at);
-        let mut bytes = vec![0; (end - start) as usize];
-        self.file.read(start, &mut bytes)?;
+        // On the stack: loading takes no memory.
+        let mut bytes = [0; CHECK_CHUNK];
+        let mut hasher = crc32fast::Hasher::new();
+        for at in (start..end).step_by(CHECK_CHUNK) {
+            let bytes = &mut bytes[..CHECK_CHUNK.min((end - at) as usize)];
+            self.file.read(at, bytes)?;
+            hasher.update(bytes);
+        }
         let Block { checksum, is_checked } = &self.blocks[block];
-        if crc32fast::hash(&bytes) != *checksum {
+        if hasher.finalize() != *checksum {
             let problem = format!("bytes {start}..{end} do not match their checksum");
             return Err(DataError::damaged(self.file.path(), problem));
         }
