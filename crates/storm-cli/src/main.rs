@@ -13,6 +13,7 @@ mod forced;
 mod hardware;
 mod memory_limits;
 mod model;
+mod option_table;
 mod plan;
 mod precision;
 mod probe;
@@ -75,6 +76,9 @@ enum Command {
     /// Prove that a GPU computes what the CPU computes, that no plan changes a bit, and that training
     /// under a budget does what is claimed. Needs a GPU.
     Verify(verify::VerifyArgs),
+    /// Print every command and option as JSON.
+    #[command(hide = true)]
+    OptionTable,
 }
 
 fn main() -> ExitCode {
@@ -93,6 +97,10 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::OptionTable => {
+            option_table::print(&Cli::command());
+            Ok(())
+        }
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

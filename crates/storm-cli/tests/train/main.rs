@@ -2,6 +2,5 @@
 
 mod afterwards;
 mod folder;
-mod kill;
 mod runs;
 mod support;

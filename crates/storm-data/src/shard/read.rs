@@ -3,17 +3,30 @@
 use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, Layout, TokenWidth};
 use crate::{DataError, Kind, ShardInfo};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use storm_device::{Access, MappedFile};
 
 /// Index entries that are read at a time.
 const INDEX_CHUNK: usize = 8192;
 
-/// A shard whose header, sizes and index have been checked.
+/// Bytes of a block that are read and hashed at a time.
+const CHECK_CHUNK: usize = 16 << 10;
+
+/// A shard whose header, sizes and index have been checked. Other bytes are when they are first read.
 #[derive(Debug)]
 pub(crate) struct Shard {
     file: MappedFile,
     header: Header,
     layout: Layout,
+    blocks: Vec<Block>,
+}
+
+/// A stretch of [`BLOCK_BYTES`].
+#[derive(Debug)]
+struct Block {
+    checksum: u32,
+    /// Its bytes were compared with the checksum.
+    is_checked: AtomicBool,
 }
 
 impl Shard {
@@ -44,10 +57,13 @@ impl Shard {
         if header != expected || layout.file_bytes != info.bytes {
             return Err(damaged("it is not the shard that the manifest describes"));
         }
-        let shard = Shard { file, header, layout };
-        if shard.read_checksums()?.1 != info.checksum {
+        let mut shard = Shard { file, header, layout, blocks: Vec::new() };
+        let (checksums, own) = shard.read_checksums()?;
+        if own != info.checksum {
             return Err(damaged("its checksums are not those that the manifest describes"));
         }
+        let block = |checksum| Block { checksum, is_checked: AtomicBool::new(false) };
+        shard.blocks = checksums.into_iter().map(block).collect();
         shard.check_index()?;
         shard.file.advise(Access::Random);
         Ok(shard)
@@ -70,7 +86,7 @@ impl Shard {
     ) -> Result<(), DataError> {
         let width = self.header.width.bytes();
         bytes.resize(dest.len() * width as usize, 0);
-        self.file.read(HEADER_BYTES + start * width, bytes)?;
+        self.read_checked(HEADER_BYTES + start * width, bytes)?;
         let mut largest = 0;
         match self.header.width {
             TokenWidth::Two => {
@@ -105,7 +121,7 @@ impl Shard {
     ) -> Result<(), DataError> {
         let (first, end) = (start / 8, (start + dest.len() as u64).div_ceil(8));
         bytes.resize((end - first) as usize, 0);
-        self.file.read(self.layout.mask_at + first, bytes)?;
+        self.read_checked(self.layout.mask_at + first, bytes)?;
         for (at, learned) in ((start % 8) as usize..).zip(dest) {
             *learned = bytes[at / 8] >> (at % 8) & 1 == 1;
         }
@@ -123,7 +139,7 @@ impl Shard {
         let mut bytes = [0; 8 * 64];
         for (chunk, at) in dest.chunks_mut(64).zip((first..).step_by(64)) {
             let bytes = &mut bytes[..8 * chunk.len()];
-            self.file.read(self.layout.index_at + 8 * at, bytes)?;
+            self.read_checked(self.layout.index_at + 8 * at, bytes)?;
             for (start, eight) in chunk.iter_mut().zip(bytes.as_chunks().0) {
                 *start = u64::from_le_bytes(*eight);
             }
@@ -177,18 +193,44 @@ impl Shard {
     /// Reads blocks of the whole shard and checks them; `done` is told the bytes of each.
     pub(crate) fn verify(&self, done: &(dyn Fn(u64) + Sync)) -> Result<(), DataError> {
         use rayon::prelude::*;
-        let (table, _) = self.read_checksums()?;
-        table.par_iter().enumerate().try_for_each(|(block, &expected)| {
-            let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
-            let end = (start + BLOCK_BYTES).min(self.layout.table_at);
-            let mut bytes = vec![0; (end - start) as usize];
-            self.file.read(start, &mut bytes)?;
-            if crc32fast::hash(&bytes) != expected {
-                let problem = format!("bytes {start}..{end} do not match their checksum");
-                return Err(DataError::damaged(self.file.path(), problem));
-            }
-            done(end - start);
+        (0..self.blocks.len()).into_par_iter().try_for_each(|block| {
+            done(self.check_block(block)?);
             Ok(())
         })
+    }
+
+    /// Copies bytes between header and table, from blocks that match their checksums.
+    fn read_checked(&self, at: u64, dest: &mut [u8]) -> Result<(), DataError> {
+        let Some(last) = (at - HEADER_BYTES + dest.len() as u64).checked_sub(1) else {
+            return Ok(());
+        };
+        let first = (at - HEADER_BYTES) / BLOCK_BYTES;
+        for block in first as usize..=(last / BLOCK_BYTES) as usize {
+            if !self.blocks[block].is_checked.load(Ordering::Relaxed) {
+                self.check_block(block)?;
+            }
+        }
+        Ok(self.file.read(at, dest)?)
+    }
+
+    /// Compares a block with its checksum; its bytes.
+    fn check_block(&self, block: usize) -> Result<u64, DataError> {
+        let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
+        let end = (start + BLOCK_BYTES).min(self.layout.table_at);
+        // On the stack: loading takes no memory.
+        let mut bytes = [0; CHECK_CHUNK];
+        let mut hasher = crc32fast::Hasher::new();
+        for at in (start..end).step_by(CHECK_CHUNK) {
+            let bytes = &mut bytes[..CHECK_CHUNK.min((end - at) as usize)];
+            self.file.read(at, bytes)?;
+            hasher.update(bytes);
+        }
+        let Block { checksum, is_checked } = &self.blocks[block];
+        if hasher.finalize() != *checksum {
+            let problem = format!("bytes {start}..{end} do not match their checksum");
+            return Err(DataError::damaged(self.file.path(), problem));
+        }
+        is_checked.store(true, Ordering::Relaxed);
+        Ok(end - start)
     }
 }

@@ -115,6 +115,31 @@ fn damage_in_every_block_is_noticed() {
     }
 }
 
+/// Tokens, index and mask: what training reads is checked although nobody asked for it.
+#[test]
+fn damage_is_noticed_while_loading() {
+    let folder = Folder::new();
+    let dir = small(&folder);
+    let load = || -> Result<(), DataError> {
+        let mut loader = Loader::new(Arc::new(Dataset::open(&dir)?), training(2, 32, 0))?;
+        let mut samples = Samples::default();
+        // Several epochs: every row of every shard.
+        (0..200).try_for_each(|_| loader.next_batch(&mut samples).map(|_| ()))
+    };
+    load().unwrap();
+    let shards =
+        files(&dir).into_iter().filter(|path| path.extension().is_some_and(|end| end == "storm"));
+    for path in shards {
+        let good = fs::read(&path).unwrap();
+        for at in (HEADER_BYTES..good.len()).step_by(37) {
+            let mut bytes = good.clone();
+            bytes[at] ^= 1;
+            let result = with_bytes(&path, &bytes, load);
+            assert!(result.is_err(), "{}: byte {at} went unnoticed", path.display());
+        }
+    }
+}
+
 /// A shard, and a manifest that vouches for it: what somebody may make on purpose.
 struct Forged {
     dir: PathBuf,

@@ -77,12 +77,7 @@ fn replay(
 }
 
 /// Writes so many bytes of a file as they are, and of the lines behind them those up to `step`.
-fn copy_kept(
-    source: &mut File,
-    bytes: u64,
-    step: u64,
-    out: &mut impl Write,
-) -> io::Result<()> {
+fn copy_kept(source: &mut File, bytes: u64, step: u64, out: &mut impl Write) -> io::Result<()> {
     source.seek(SeekFrom::Start(0))?;
     // From file to file, the system copies without showing the bytes.
     io::copy(&mut Read::take(&mut *source, bytes), out)?;

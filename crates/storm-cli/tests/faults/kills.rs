@@ -1,5 +1,10 @@
-//! A run that is killed again and again ends as one that never was.
+//! Commands that are killed again and again end as if they never had been.
 
+use crate::campaign::{self, attack};
+use crate::inject::{Prepared, SCENARIOS};
+use crate::random::Random;
+use crate::shim::{Fault, Kind, Shim};
+use crate::stock::Stock;
 use crate::support::{Place, Running, is};
 use std::fs;
 use std::path::Path;
@@ -7,9 +12,9 @@ use std::path::Path;
 /// Runs that are killed side by side: most of the time of each goes into waiting for the disk.
 const RUNS: u64 = 5;
 
-/// Kills of all runs together; more with `STORM_LONG_TESTS=1`.
+/// Kills of all runs together.
 fn kill_count() -> u64 {
-    if std::env::var_os("STORM_LONG_TESTS").is_some() { 1000 } else { 20 }
+    if campaign::is_long() { 1000 } else { 20 }
 }
 
 /// Steps between two checkpoints: some are made while one is written.
@@ -30,21 +35,10 @@ enum Moment {
     Saving { saves: u64, file: Option<&'static str> },
 }
 
-/// A small seeded generator (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
-
-    fn moment(&mut self, kill: u64) -> Moment {
+impl Moment {
+    fn draw(random: &mut Random, kill: u64) -> Moment {
         if kill.is_multiple_of(2) {
-            return Moment::Events(self.below(16));
+            return Moment::Events(random.below(16));
         }
         let files = [
             None,
@@ -52,7 +46,7 @@ impl Random {
             Some("optimizer.safetensors"),
             Some("manifest.json"),
         ];
-        Moment::Saving { saves: self.below(4), file: files[self.below(4) as usize] }
+        Moment::Saving { saves: random.below(4), file: *random.pick(&files) }
     }
 }
 
@@ -121,10 +115,11 @@ fn wait_for(checkpoints: &Path, step: u64, file: Option<&str>) {
 fn kill_again_and_again(place: &Place, name: &str, kills: u64, flags: &[&str]) -> u64 {
     let often = [flags, &["--save-every", SAVE_EVERY, "--resume"]].concat();
     let checkpoints = place.run_folder(name).join("checkpoints");
-    let mut random = Random(name.bytes().map(u64::from).sum());
+    let of_name: u64 = name.bytes().map(u64::from).sum();
+    let mut random = Random::of_case(campaign::seed(), of_name);
     let (mut saved, mut inside) = (0, 0);
     for kill in 0..kills {
-        let moment = random.moment(kill);
+        let moment = Moment::draw(&mut random, kill);
         let killed = kill_at(place.start(name, &often), &moment, &checkpoints);
         let kept = killed.started_at == 0 || killed.started_at >= saved;
         assert!(kept, "{name} {kill} {moment:?}: lost work");
@@ -161,9 +156,29 @@ fn kills_at_any_moment_change_nothing() {
         let inside = threads.into_iter().map(|thread| thread.join().expect("no work was lost"));
         inside.sum()
     });
-    println!("{inside} of {} kills were inside a save", kills * RUNS);
+    println!("kills_at_any_moment_change_nothing: {} kills, {inside} inside a save", kills * RUNS);
     assert!(inside > 0, "no kill was inside a save");
     for name in &names {
         assert!(place.result(name, last) == place.result("whole", last), "{name}: other weights");
     }
+}
+
+/// Kills of each command when it must be short.
+const SHORT_CASES: usize = 6;
+
+/// The calls at which a kill leaves the disk in another state.
+fn kills(kind: Kind) -> &'static [Fault] {
+    match kind {
+        Kind::Open | Kind::Write | Kind::Sync | Kind::Rename => &[Fault::Kill],
+        Kind::Mkdir | Kind::Unlink | Kind::Truncate | Kind::Spawn => &[Fault::Kill],
+        Kind::Read | Kind::Map | Kind::Thread | Kind::Stat | Kind::Lock => &[],
+    }
+}
+
+#[test]
+fn kills_at_any_call_change_nothing() {
+    let (stock, shim) = (Stock::new(), Shim::new());
+    let prepared = SCENARIOS.each_ref().map(|scenario| Prepared::new(&stock, &shim, scenario));
+    let cases: Vec<_> = prepared.iter().flat_map(|of| of.cases(kills, SHORT_CASES)).collect();
+    attack("kills_at_any_call_change_nothing", cases, |(of, injection)| of.check(*injection));
 }

@@ -1,0 +1,21 @@
+//! Attacks on the `storm` binary: kills, failing system calls, damaged files, nonsense on the command line, two
+//! processes on one run.
+//!
+//! Short as part of all tests; the whole campaign with `STORM_LONG_TESTS=1`. docs/reliability.md says what must
+//! hold, and the command.
+
+mod campaign;
+mod commands;
+mod inject;
+mod kills;
+mod made;
+mod mutate;
+mod mutation;
+mod outcome;
+mod random;
+mod shim;
+mod stock;
+#[path = "../train/support.rs"]
+#[allow(dead_code, reason = "shared with the tests of `storm train`, which use all of it")]
+mod support;
+mod two_processes;
