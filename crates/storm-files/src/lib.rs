@@ -6,6 +6,8 @@
 
 mod open;
 mod place;
+mod private;
 
 pub use open::open_plain;
 pub use place::{rename_new, sync_directory};
+pub use private::{read_private, write_private};
