@@ -89,7 +89,7 @@ impl<'a> PlannedRun<'a> {
             options: args.options(),
             budget,
             profile: args.profile(budget.vram_bytes)?,
-            batches: args.batches(&config),
+            batches: args.batches(&config)?,
             args,
             config,
         })

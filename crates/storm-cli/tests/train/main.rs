@@ -2,5 +2,8 @@
 
 mod afterwards;
 mod kill;
+mod no_threads;
+mod non_finite;
+mod numbers;
 mod runs;
 mod support;
