@@ -150,7 +150,7 @@ impl RunArgs {
                 let problem = "--slow-copies and --multiprocessors need --device cuda";
                 return Err(UsageError(problem.to_owned()).into());
             }
-            DeviceArg::Cpu => probe_cpu(vram_bytes, None)?,
+            DeviceArg::Cpu => probe_cpu(vram_bytes, self.threads()?)?,
             DeviceArg::Cuda => hardware::named_or_found(self.hardware.as_deref())?,
         };
         // How much slower that makes it is seen in the first steps, which correct the profile.
@@ -169,13 +169,19 @@ impl RunArgs {
     /// That much device memory, and what is given or available of the host's.
     pub(crate) fn budget(&self, vram_bytes: u64) -> Result<Budget> {
         let ram_bytes = memory_limits::host(self.ram)?.bytes;
-        let threads = match self.device {
-            DeviceArg::Cpu => host_memory::threads(None, ram_bytes)?,
-            DeviceArg::Cuda => 0,
-        };
+        let threads = self.threads()?.unwrap_or(0);
         Ok(Budget {
             vram_bytes,
             ram_bytes: ram_bytes.saturating_sub(host_memory::of_threads(threads)),
+        })
+    }
+
+    /// Of the CPU device; none on a card.
+    pub(crate) fn threads(&self) -> Result<Option<usize>> {
+        let ram_bytes = memory_limits::host(self.ram)?.bytes;
+        Ok(match self.device {
+            DeviceArg::Cpu => Some(host_memory::threads(None, ram_bytes)?),
+            DeviceArg::Cuda => None,
         })
     }
 

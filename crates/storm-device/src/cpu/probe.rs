@@ -23,7 +23,7 @@ pub fn probe_cpu(
     threads: Option<usize>,
 ) -> Result<HardwareProfile, DeviceError> {
     // Threads of its own, which give their buffers back: those of a plan come later.
-    let pool = threads::pool(threads.unwrap_or_else(rayon::current_num_threads))?;
+    let pool = threads::pool(threads)?;
     pool.install(|| measured(memory_bytes))
 }
 

@@ -15,8 +15,12 @@ const STACK_BYTES: usize = 2 << 20;
 pub const THREAD_BYTES: u64 =
     (STACK_BYTES + size_of::<f32>() * (gemm::SCRATCH_LEN + attention::SCRATCH_LEN)) as u64;
 
-/// Threads for kernels.
-pub(super) fn pool(threads: usize) -> Result<ThreadPool, DeviceError> {
+/// Threads for kernels; if nobody says how many, as many as the caller's rayon pool has.
+pub(super) fn pool(threads: Option<usize>) -> Result<ThreadPool, DeviceError> {
+    start(threads.unwrap_or_else(|| rayon::current_num_threads().min(THREADS_MAX)))
+}
+
+fn start(threads: usize) -> Result<ThreadPool, DeviceError> {
     if !(1..=THREADS_MAX).contains(&threads) {
         let reason = format!("{threads} threads were asked for; 1 to {THREADS_MAX} are possible");
         return Err(DeviceError::Thread { reason });
@@ -37,9 +41,9 @@ mod tests {
 
     #[test]
     fn only_sensible_numbers_of_threads_are_started() {
-        assert_eq!(pool(3).expect("three threads").current_num_threads(), 3);
+        assert_eq!(start(3).expect("three threads").current_num_threads(), 3);
         for threads in [0, THREADS_MAX + 1, usize::MAX] {
-            let error = pool(threads).expect_err("refused").to_string();
+            let error = start(threads).expect_err("refused").to_string();
             assert!(error.contains(&threads.to_string()) && error.contains("1024"), "{error}");
         }
     }

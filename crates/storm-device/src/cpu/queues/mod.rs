@@ -70,8 +70,7 @@ impl PlanDevice for CpuPlanDevice {
         let sequence = Sequence::new(&plan);
         let board = Board::new(options.commands_max, recorder);
         let program = Arc::new(Program::new(plan, board)?);
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads);
-        let pool = threads::pool(threads)?;
+        let pool = threads::pool(options.threads)?;
         pool.install(kernels::warm_up);
         let worker = |queue| Worker::new(queue, Arc::clone(&program), &options);
         let [compute, copies @ ..] = Queue::ALL.map(|queue| (queue, worker(queue)));
