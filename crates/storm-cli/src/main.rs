@@ -11,6 +11,7 @@ mod eval;
 mod export;
 mod forced;
 mod hardware;
+mod host_memory;
 mod memory_limits;
 mod model;
 mod option_table;
@@ -24,10 +25,12 @@ mod size;
 mod train;
 mod verify;
 
+use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hardware::BadProfile;
 use std::process::ExitCode;
 use storm_data::DataError;
+use storm_device::DeviceError;
 use storm_files::StageError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
@@ -85,7 +88,27 @@ fn main() -> ExitCode {
     let matches = train::with_defaults(Cli::command()).try_get_matches();
     let cli = matches.and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = cli.unwrap_or_else(|error| leave(&error));
-    let result = match cli.command {
+    let result = start_threads().and_then(|()| run(cli.command));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", message(&error));
+            exit_code(&error)
+        }
+    }
+}
+
+/// Starts the threads that everything shares. Left to its first use, a system without threads to give would end
+/// in a panic.
+fn start_threads() -> Result<()> {
+    rayon::ThreadPoolBuilder::new().build_global().map_err(|error| {
+        let reason = error.to_string();
+        DeviceError::Thread { reason }.into()
+    })
+}
+
+fn run(command: Command) -> Result<()> {
+    match command {
         Command::Train(args) => train::run(*args),
         Command::Sample(args) => sample::run(&args),
         Command::Eval(args) => eval::run(&args),
@@ -100,13 +123,6 @@ fn main() -> ExitCode {
         Command::OptionTable => {
             option_table::print(&Cli::command());
             Ok(())
-        }
-    };
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", message(&error));
-            exit_code(&error)
         }
     }
 }
@@ -163,7 +179,9 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
 fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = cause.downcast_ref::<TrainError>() {
         return match error {
-            TrainError::Model(_) | TrainError::Batch { .. } => Some(4),
+            TrainError::Model(_)
+            | TrainError::Batch { .. }
+            | TrainError::NonFiniteParameter { .. } => Some(4),
             TrainError::Option { .. } => Some(2),
             TrainError::Plan(error) => code_of_cause(error),
             TrainError::Checkpoint(error) => code_of_cause(error),

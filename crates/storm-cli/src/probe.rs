@@ -40,10 +40,16 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     out.finish().with_context(failed)?;
     print(&found);
     println!("\nwritten to {}", args.out.display());
-    if args.gpu == 0
-        && let Some(kept) = hardware::keep(&found.card, &found.profile)?
-    {
-        println!("and to {}: what is planned for this card uses it from now on", kept.display());
+    if args.gpu == 0 {
+        match hardware::keep(&found.card, &found.profile) {
+            Ok(None) => {}
+            Ok(Some(kept)) => println!(
+                "and to {}: what is planned for this card uses it from now on",
+                kept.display()
+            ),
+            // What was measured is not lost: it is in the file.
+            Err(error) => eprintln!("warning: {error:#}; name the file with --hardware"),
+        }
     }
     Ok(())
 }

@@ -1,4 +1,6 @@
-//! Byte counts, as people write and read them.
+//! Byte counts and other sizes, as people write and read them.
+
+use storm_device::cpu::THREADS_MAX;
 
 /// Parses `5GiB`, `500MB`, `1048576`.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
@@ -41,6 +43,15 @@ pub(crate) fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(count @ 1..=COUNT_MAX) => Ok(count),
         Ok(_) => Err(format!("must be between 1 and {COUNT_MAX}")),
+        Err(_) => Err("must be a whole number".to_owned()),
+    }
+}
+
+/// A number of threads.
+pub(crate) fn threads(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count @ 1..=THREADS_MAX) => Ok(count),
+        Ok(_) => Err(format!("there can be 1 to {THREADS_MAX} threads")),
         Err(_) => Err("must be a whole number".to_owned()),
     }
 }

@@ -111,7 +111,9 @@ pub enum DeviceError {
         given_bytes: usize,
     },
     /// The operating system gave no thread.
-    #[error("cannot start a thread for a queue: {reason}")]
+    #[error(
+        "cannot start threads: {reason}; allow more processes (ulimit -u) or ask for fewer threads"
+    )]
     Thread {
         /// What it said.
         reason: String,

@@ -1,5 +1,5 @@
 use crate::error::OperandList;
-use crate::{DType, GraphError, Op, Shape, Tensor, TensorClass, TensorId, Training, ops};
+use crate::{DType, GraphError, Op, Shape, Tensor, TensorClass, TensorId, Training, ops, work};
 use std::fmt;
 
 /// When a node runs in a training step.
@@ -172,6 +172,7 @@ impl Graph {
 
     /// One tensor.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
+        work::count(1);
         &self.tensors[id.index()]
     }
 

@@ -34,6 +34,7 @@ mod recompute;
 mod section_builder;
 mod shape;
 mod tensor;
+pub mod work;
 
 pub use attributes::{
     ActivationFunction, AdamWParameters, HeadLayout, IGNORE_INDEX, Mask, NormKind,

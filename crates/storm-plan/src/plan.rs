@@ -9,7 +9,7 @@
 
 use serde::Serialize;
 use std::ops::Range;
-use storm_graph::{Graph, Tensor, TensorClass};
+use storm_graph::{Graph, Tensor, TensorClass, work};
 
 /// An ordered list of work that runs beside the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -295,11 +295,13 @@ pub struct Plan {
 impl Plan {
     /// One instruction.
     pub fn instruction(&self, id: InstructionId) -> &Instruction {
+        work::count(1);
         &self.instructions[id.index()]
     }
 
     /// One value.
     pub fn value(&self, id: ValueId) -> &Value {
+        work::count(1);
         &self.values[id.index()]
     }
 

@@ -105,10 +105,19 @@ impl Planned {
     }
 }
 
+/// The largest group that a user may insist on.
+const GROUP_MAX: usize = 1024;
+
 impl Forced {
     fn check(&self, task: &Task) -> Result<(), PlanError> {
         let refuse = |problem: String| Err(PlanError::Decisions { problem });
         let layers = task.layer_count();
+        if let Some(group) = self.group.filter(|&group| group > GROUP_MAX) {
+            return refuse(format!(
+                "groups of {group} micro-batches are too large: a plan grows with the group, and at most \
+                 {GROUP_MAX} go together"
+            ));
+        }
         match self.checkpoint_every {
             Some(0) => refuse("a checkpoint every 0 layers is none at all".to_owned()),
             Some(every) if every > layers => refuse(format!(

@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let task = task_of_program(&program, &options, 1)?; // one micro-batch per step
 
     // With memory to spare the planner keeps everything; then it gets a third of what that took.
-    let profile = probe_cpu(1 << 30)?;
+    let profile = probe_cpu(1 << 30, None)?;
     let spare = Budget { vram_bytes: 1 << 30, ram_bytes: 1 << 30 };
     let resident = plan(&task, &profile, spare, &Forced::default())?.prediction.vram_peak_bytes;
     let budget = Budget { vram_bytes: resident / 3, ..spare };

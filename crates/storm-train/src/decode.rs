@@ -88,7 +88,8 @@ impl Decoder {
     /// The logits of the token after `text`, (V), widened to f32.
     ///
     /// # Errors
-    /// An empty text, one that is longer than the window, or a token that the model does not know.
+    /// An empty text, one that is longer than the window, a token that the model does not know, or logits
+    /// that are not finite.
     pub fn logits(&mut self, text: &[u32]) -> Result<&[f32], TrainError> {
         self.check(text)?;
         let Some((_, before)) = text.split_last() else { unreachable!("checked above") };
@@ -109,6 +110,9 @@ impl Decoder {
                 }
             }
             _ => self.resident.result(self.step.schedule, "logits", &mut self.logits)?,
+        }
+        if let Some(&value) = self.logits.iter().find(|logit| !logit.is_finite()) {
+            return Err(TrainError::NonFiniteResult { what: "next token's logit", value });
         }
         Ok(&self.logits)
     }

@@ -22,6 +22,30 @@ pub enum TrainError {
     /// From a checkpoint.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// A parameter that was read has a value that is no number.
+    #[error(
+        "the parameter `{parameter}` has {value} at element {element}: these weights are damaged, or their \
+         training diverged; use an earlier checkpoint"
+    )]
+    NonFiniteParameter {
+        /// Its name.
+        parameter: String,
+        /// NaN or infinite.
+        value: f32,
+        /// Where it is.
+        element: usize,
+    },
+    /// A model of finite parameters makes something that is no number.
+    #[error(
+        "the {what} of the model is {value}, although all of its parameters are finite: an activation \
+         overflowed; f32 reaches further than bf16"
+    )]
+    NonFiniteResult {
+        /// What it makes.
+        what: &'static str,
+        /// NaN or infinite.
+        value: f32,
+    },
     /// A batch that does not fit the program.
     #[error("batch: {problem}")]
     Batch {

@@ -35,7 +35,7 @@ impl<D: Device> Evaluation<D> {
     /// Counts a batch in. One in which no target counts changes nothing.
     ///
     /// # Errors
-    /// The batch does not fit, or from the device.
+    /// The batch does not fit, a loss is not finite, or from the device.
     pub fn add(&mut self, batch: &Batch) -> Result<(), TrainError> {
         self.forward.size.check_inputs(batch)?;
         let valid = batch.valid_tokens();
@@ -45,6 +45,9 @@ impl<D: Device> Evaluation<D> {
         self.forward.run(batch, valid as f32)?;
         let mut loss = [0.0f32];
         self.forward.result("loss", &mut loss)?;
+        if !loss[0].is_finite() {
+            return Err(TrainError::NonFiniteResult { what: "loss", value: loss[0] });
+        }
         self.loss_sum += f64::from(loss[0]) * valid as f64;
         self.targets += valid as u64;
         Ok(())

@@ -67,7 +67,7 @@ pub use run::{
     StepEvent, Stop, StopReason,
 };
 pub use schedule::{Decay, Schedule};
-pub use task::{task_of_program, training_task};
+pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
 pub use trainer::{StepReport, TrainOptions, Trainer};
 pub use trial::{Trial, try_plan};
 pub use verify::{ModelReport, verify_models};

@@ -6,6 +6,10 @@ use storm_graph::{Accumulation, Program, Training};
 use storm_model::{ModelConfig, build};
 use storm_plan::{Task, UpdateRule};
 
+/// Micro-batches that a step may have. What a step moves and computes is a sum over all of them, which must not
+/// overflow.
+pub const MICRO_BATCHES_MAX: usize = 1 << 20;
+
 /// The step that these options describe, over `micro_batches` micro-batches, before any decision
 /// about memory.
 ///
@@ -29,6 +33,12 @@ pub fn task_of_program(
     options: &TrainOptions,
     micro_batches: usize,
 ) -> Result<Task, TrainError> {
+    if micro_batches > MICRO_BATCHES_MAX {
+        let problem = format!(
+            "{micro_batches} micro-batches are too many for a step: at most {MICRO_BATCHES_MAX}"
+        );
+        return Err(TrainError::Option { option: "accumulate", problem });
+    }
     let precision = options.precision;
     let parameters = program.parameters();
     let instances = optimizer::instances(&parameters, program.layer_count);

@@ -107,7 +107,8 @@ fn master(store: &impl Reader, name: &str) -> Option<String> {
     store.find(&master).is_some().then_some(master)
 }
 
-/// Loads every parameter under its name, and its master in full precision.
+/// Loads every parameter under its name, and its master in full precision. A value that is no number is refused
+/// here: whatever a model computes from it is worth nothing.
 pub(crate) fn load(
     store: &mut impl Writer,
     config: &ModelConfig,
@@ -134,6 +135,11 @@ fn load_as<E: Element + Scalar>(
 ) -> Result<(), TrainError> {
     let mut values = vec![E::default(); spec.element_count()];
     load_parameter(directory, spec, &mut values)?;
+    if let Some(element) = values.iter().position(|value| !value.to_f32().is_finite()) {
+        let value = values[element].to_f32();
+        let parameter = spec.name.clone();
+        return Err(TrainError::NonFiniteParameter { parameter, value, element });
+    }
     store.write(name, &values)
 }
 

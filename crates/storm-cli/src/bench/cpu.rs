@@ -1,6 +1,7 @@
 //! `storm bench cpu`: a small GPT on the CPU, with everything resident and under a budget.
 
 use super::op_times::OpTimes;
+use crate::size;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::time::Instant;
@@ -17,8 +18,8 @@ pub(crate) struct CpuArgs {
     /// Steps before the clock starts.
     #[arg(long, default_value_t = 3)]
     warmup: u32,
-    /// Threads; all cores unless given.
-    #[arg(long)]
+    /// Threads, 1024 at most; all cores unless given.
+    #[arg(long, value_parser = size::threads)]
     threads: Option<usize>,
     /// Also train with this share of the device memory that everything resident takes, and compare.
     #[arg(long, value_name = "SHARE")]
@@ -113,7 +114,7 @@ fn cpu(args: &CpuArgs) -> Result<()> {
         println!("batch       {BATCH} × {SEQUENCE} tokens, {threads} threads");
         println!("step        {median:.1} ms median of {}, {fastest:.1} ms fastest", args.steps);
         println!("speed       {tokens_per_second:.0} tokens/s");
-        let show = |bytes: usize| crate::size::show(bytes as u64);
+        let show = |bytes: usize| size::show(bytes as u64);
         println!("memory      {}, of it activations {}", show(memory), show(activations));
         if let Some((bytes, under_budget)) = budgeted {
             println!(
@@ -140,7 +141,7 @@ fn budgeted_trainer(
     let vram_bytes = (resident_bytes as f64 * share) as u64;
     let budget = Budget { vram_bytes, ram_bytes: 8 * resident_bytes as u64 };
     let task = training_task(config, &options, 1)?;
-    let profile = probe_cpu(vram_bytes)?;
+    let profile = probe_cpu(vram_bytes, None)?;
     let planned = plan(&task, &profile, budget, &Forced::default())?;
     let device = CpuPlanOptions::default();
     let trainer = PlannedTrainer::new(config, options, planned.plan.into(), device)?;

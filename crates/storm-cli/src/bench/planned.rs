@@ -21,6 +21,8 @@ pub(crate) struct PlannedRun<'a> {
     pub(crate) budget: Budget,
     profile: HardwareProfile,
     batches: Vec<Batch>,
+    /// Of the CPU device; none on a card.
+    threads: Option<usize>,
 }
 
 /// What came of it.
@@ -50,8 +52,8 @@ pub(crate) trait Benched: PlanDevice {
 }
 
 impl Benched for CpuPlanDevice {
-    fn options(_: &PlannedRun<'_>, _: Option<Self>) -> CpuPlanOptions {
-        CpuPlanOptions { trace: true, ..CpuPlanOptions::default() }
+    fn options(run: &PlannedRun<'_>, _: Option<Self>) -> CpuPlanOptions {
+        CpuPlanOptions { threads: run.threads, trace: true, ..CpuPlanOptions::default() }
     }
 
     fn vram_bytes(&self) -> Result<u64> {
@@ -89,7 +91,8 @@ impl<'a> PlannedRun<'a> {
             options: args.options(),
             budget,
             profile: args.profile(budget.vram_bytes)?,
-            batches: args.batches(&config),
+            batches: args.batches(&config)?,
+            threads: args.threads()?,
             args,
             config,
         })

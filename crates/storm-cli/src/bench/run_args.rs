@@ -1,9 +1,10 @@
 //! What benchmarks of real models have in common.
 
 use crate::forced::ForcedArgs;
+use crate::plan::StepSize;
 use crate::precision::PrecisionArg;
 use crate::size::{self, positive};
-use crate::{UsageError, hardware, memory_limits};
+use crate::{UsageError, hardware, host_memory, memory_limits};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use storm_device::cpu::probe_cpu;
@@ -121,8 +122,10 @@ impl RunArgs {
     }
 
     /// Seeded tokens, the same every time.
-    pub(crate) fn batches(&self, config: &ModelConfig) -> Vec<Batch> {
-        (0..self.accumulate).map(|index| self.random_batch(config.vocab_size, index)).collect()
+    pub(crate) fn batches(&self, config: &ModelConfig) -> Result<Vec<Batch>> {
+        let bytes = host_memory::of_step(StepSize::MicroBatches(self.accumulate), &self.options());
+        host_memory::check_step(bytes, memory_limits::host(self.ram)?.bytes)?;
+        Ok((0..self.accumulate).map(|index| self.random_batch(config.vocab_size, index)).collect())
     }
 
     fn random_batch(&self, vocabulary: usize, index: usize) -> Batch {
@@ -147,7 +150,7 @@ impl RunArgs {
                 let problem = "--slow-copies and --multiprocessors need --device cuda";
                 return Err(UsageError(problem.to_owned()).into());
             }
-            DeviceArg::Cpu => probe_cpu(vram_bytes)?,
+            DeviceArg::Cpu => probe_cpu(vram_bytes, self.threads()?)?,
             DeviceArg::Cuda => hardware::named_or_found(self.hardware.as_deref())?,
         };
         // How much slower that makes it is seen in the first steps, which correct the profile.
@@ -165,7 +168,21 @@ impl RunArgs {
 
     /// That much device memory, and what is given or available of the host's.
     pub(crate) fn budget(&self, vram_bytes: u64) -> Result<Budget> {
-        Ok(Budget { vram_bytes, ram_bytes: memory_limits::host(self.ram)?.bytes })
+        let ram_bytes = memory_limits::host(self.ram)?.bytes;
+        let threads = self.threads()?.unwrap_or(0);
+        Ok(Budget {
+            vram_bytes,
+            ram_bytes: ram_bytes.saturating_sub(host_memory::of_threads(threads)),
+        })
+    }
+
+    /// Of the CPU device; none on a card.
+    pub(crate) fn threads(&self) -> Result<Option<usize>> {
+        let ram_bytes = memory_limits::host(self.ram)?.bytes;
+        Ok(match self.device {
+            DeviceArg::Cpu => Some(host_memory::threads(None, ram_bytes)?),
+            DeviceArg::Cuda => None,
+        })
     }
 
     /// Refuses what only means something under a plan.

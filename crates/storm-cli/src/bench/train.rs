@@ -65,7 +65,7 @@ fn bench<D: Device>(
     let open = |bytes| open(bytes).map(Clocked::new);
     let mut trainer = Trainer::on_device(config, options, program, |_| {}, open)
         .with_context(|| format!("cannot train {}", args.run.model))?;
-    let batches = args.run.batches(config);
+    let batches = args.run.batches(config)?;
     eprintln!("{} warm-up steps, then {} …", args.run.warmup, args.run.steps);
     for _ in 0..args.run.warmup {
         trainer.step(&batches, 1e-5)?;

@@ -69,7 +69,7 @@ fn library(name: &'static str, purpose: &str, found: &Result<(), CudaError>) -> 
             name,
             format!("not found; {purpose}"),
             "`pip install nvidia-cuda-nvrtc nvidia-cublas` in the active Python environment, or set \
-             STORM_CUDA_LIBRARIES to the folder that has it",
+             STORM_CUDA_LIBRARIES to the absolute path of the folder that has it",
         ),
     }
 }

@@ -1,12 +1,10 @@
 //! The profile of the card in this machine: measured once, and kept.
 
 use anyhow::{Context, Result};
-use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use storm_device::cuda::{Card, ProbeEffort, cache_folder, diagnose, probe};
-use storm_files::{IfPresent, StagedFile};
+use storm_files::{read_private, write_private};
 use storm_plan::HardwareProfile;
 
 /// Cards whose built-in profile was measured on such a card.
@@ -40,7 +38,7 @@ fn profile_of(
     let path = folder.map(|folder| kept_at(folder, card));
     // What was kept on this machine is nearer than what is built in. One that cannot be read is of another
     // version, or damaged.
-    if let Some(kept) = path.as_deref().and_then(|path| super::read(path).ok()) {
+    if let Some(kept) = path.as_deref().and_then(read) {
         return Ok(kept);
     }
     if let Some((_, name)) = MEASURED.iter().find(|(measured, _)| *measured == card.name) {
@@ -72,16 +70,15 @@ fn kept_at(folder: &Path, card: &Card) -> PathBuf {
     folder.join("profiles").join(format!("{name}-{gib}gib.json"))
 }
 
-/// Whole or not at all: others may read it at the same time.
+/// One that this user kept. What others could have written is not taken for that.
+fn read(path: &Path) -> Option<HardwareProfile> {
+    let bytes = read_private(path, super::PROFILE_BYTES_MAX).ok()?;
+    HardwareProfile::from_json(str::from_utf8(&bytes).ok()?).ok()
+}
+
 fn write(path: &Path, profile: &HardwareProfile) -> Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let write = || -> Result<()> {
-        fs::create_dir_all(folder)?;
-        let mut file = StagedFile::create(path, IfPresent::Replace)?;
-        file.write_all(profile.to_json().as_bytes())?;
-        Ok(file.finish()?)
-    };
-    write().with_context(|| format!("cannot keep the profile in {}", folder.display()))
+    write_private(path, profile.to_json().as_bytes())
+        .with_context(|| format!("cannot keep the profile in {}", path.display()))
 }
 
 #[cfg(test)]
@@ -106,7 +103,7 @@ mod tests {
         let file = folder.path().join("profiles/nvidia-geforce-rtx-3060-11gib.json");
         assert!(file.is_file());
         // Damaged: measured again, and kept again.
-        fs::write(&file, "{").unwrap();
+        std::fs::write(&file, "{").unwrap();
         profile_of(&card, Some(folder.path()), || Ok(measured.clone())).unwrap();
         profile_of(&card, Some(folder.path()), || unreachable!("it is known")).unwrap();
     }

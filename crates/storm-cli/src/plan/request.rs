@@ -35,6 +35,8 @@ pub(crate) struct Request {
     pub(crate) save_mode: SaveModeArg,
     /// Of a checkpoint, and of the snapshot that it is written from.
     pub(crate) checkpoint_bytes: u64,
+    /// Host memory that a run takes beside its plan: threads, and the tokens of a step.
+    pub(crate) beside_bytes: u64,
 }
 
 /// How large a step is.
@@ -99,6 +101,7 @@ impl Request {
             device_memory: DeviceMemory::Own,
             save_mode: args.save_mode,
             checkpoint_bytes,
+            beside_bytes: 0,
         })
     }
 

@@ -40,7 +40,8 @@ impl Request {
             (DeviceMemory::OfHost, Some(_)) => prediction.vram_peak_bytes,
             _ => 0,
         };
-        let taken = prediction.ram_peak_bytes.saturating_add(beside);
+        let taken =
+            prediction.ram_peak_bytes.saturating_add(beside).saturating_add(self.beside_bytes);
         let left_bytes = self.ram.bytes.saturating_sub(taken);
         match left_bytes >= self.checkpoint_bytes {
             true => Saving::Background,
@@ -48,12 +49,14 @@ impl Request {
         }
     }
 
-    /// What the planner may not take, because a snapshot is wanted whatever it costs.
+    /// Host memory that the planner may not take: for threads and tokens, and for a snapshot that is wanted
+    /// whatever it costs.
     pub(crate) fn reserved_bytes(&self) -> u64 {
-        match self.save_mode {
+        let snapshot = match self.save_mode {
             SaveModeArg::Background => self.checkpoint_bytes,
             SaveModeArg::Auto | SaveModeArg::Pause => 0,
-        }
+        };
+        snapshot.saturating_add(self.beside_bytes)
     }
 }
 
@@ -115,6 +118,7 @@ mod tests {
             forced_words: String::new(),
             save_mode,
             checkpoint_bytes: 100,
+            beside_bytes: 0,
         }
     }
 
@@ -145,6 +149,9 @@ mod tests {
         check(pause, 0, Saving::Asked);
         let forced = request(SaveModeArg::Background, given(50), DeviceMemory::Own);
         assert_eq!((forced.reserved_bytes(), forced.budget().ram_bytes), (100, 0));
+        let busy = Request { beside_bytes: 120, ..auto(given(300), DeviceMemory::OfHost) };
+        assert_eq!((busy.reserved_bytes(), busy.budget().ram_bytes), (120, 180));
+        check(busy, 100, Saving::NoRoom { left_bytes: 80 });
         check(forced, 50, Saving::Background);
     }
 }

@@ -2,6 +2,7 @@
 
 use super::options::Given;
 use super::reference;
+use crate::UsageError;
 use std::io::Read;
 use std::path::Path;
 use storm_files::open_plain;
@@ -61,6 +62,19 @@ fn unknown(key: &str) -> String {
     }
 }
 
+/// Refuses numbers that no config file can hold. Only seeds are that large.
+pub(crate) fn check_numbers(given: &Given) -> Result<(), UsageError> {
+    let all = serde_json::to_value(given)
+        .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
+    let all = all.as_object().into_iter().flatten();
+    for (key, value) in all {
+        if let Some(number) = value.as_u64().filter(|&number| i64::try_from(number).is_err()) {
+            return Err(UsageError(format!("{key} is {number}; at most {} is possible", i64::MAX)));
+        }
+    }
+    Ok(())
+}
+
 /// A config file that gives the same.
 pub(crate) fn write(given: &Given) -> String {
     toml::to_string(given).unwrap_or_else(|error| unreachable!("options are plain: {error}"))
@@ -68,6 +82,7 @@ pub(crate) fn write(given: &Given) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::values::Seed;
     use super::*;
 
     #[test]
@@ -80,6 +95,36 @@ mod tests {
         assert_eq!(write(&again), write(&given));
         let all = Given::defaults();
         assert_eq!(write(&parse(&write(&all)).expect("a config")), write(&all));
+    }
+
+    #[test]
+    fn seeds_have_all_of_64_bits() {
+        for (seed, written) in [
+            (0, "seed = 0"),
+            (u64::MAX / 2, "seed = 9223372036854775807"),
+            (u64::MAX / 2 + 1, "seed = \"9223372036854775808\""),
+            (u64::MAX, "seed = \"18446744073709551615\""),
+        ] {
+            let given = Given { seed: Some(Seed(seed)), ..Given::default() };
+            check_numbers(&given).expect("a seed");
+            assert_eq!(write(&given).trim(), written);
+            assert_eq!(parse(written).expect("a config").seed, Some(Seed(seed)));
+            let flag: Seed = seed.to_string().parse().expect("a flag");
+            assert_eq!(flag, Seed(seed));
+        }
+        for text in ["seed = -1", "seed = \"18446744073709551616\"", "seed = 1.5", "seed = \"x\""] {
+            parse(text).expect_err("no seed");
+        }
+    }
+
+    #[test]
+    fn other_numbers_fit_a_config_file() {
+        let most = std::num::NonZero::new(u64::MAX / 2);
+        check_numbers(&Given { steps: most, ..Given::default() }).expect("it fits");
+        let more = std::num::NonZero::new(u64::MAX / 2 + 1);
+        let error =
+            check_numbers(&Given { steps: more, ..Given::default() }).expect_err("too large");
+        assert!(error.to_string().contains("steps is 9223372036854775808"), "{error}");
     }
 
     #[test]

@@ -104,7 +104,7 @@ pub(super) fn sources(
     dataset: &Arc<Dataset>,
     batch: usize,
 ) -> Result<(LoaderSource, Option<LoaderSource>)> {
-    let options = LoaderOptions::training(batch, settings.seq.get(), settings.seed);
+    let options = LoaderOptions::training(batch, settings.seq.get(), settings.seed.0);
     let train = LoaderSource::new(Arc::clone(dataset), options)?;
     let held = dataset.token_range(Split::Held);
     // A token without one behind it has no target.

@@ -5,7 +5,7 @@ use super::setup::Setup;
 use super::values::DeviceArg;
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
-use crate::size;
+use crate::{host_memory, size};
 use anyhow::Result;
 use std::num::NonZeroUsize;
 use storm_device::PlanDevice;
@@ -26,6 +26,8 @@ pub(super) struct Machine {
     pub(super) profile: HardwareProfile,
     pub(super) vram: Limit,
     pub(super) ram: Limit,
+    /// Of the CPU device; none on a card.
+    pub(super) threads: usize,
 }
 
 impl Machine {
@@ -43,8 +45,9 @@ impl Machine {
         if kind == DeviceKind::Cuda {
             let profile = hardware::named_or_found(settings.hardware.as_deref())?;
             let vram = memory_limits::device(vram, &profile);
-            return Ok(Machine { kind, profile, vram, ram });
+            return Ok(Machine { kind, profile, vram, ram, threads: 0 });
         }
+        let threads = host_memory::threads(settings.threads.map(NonZeroUsize::get), ram.bytes)?;
         let vram = match vram {
             Some(bytes) => Limit { bytes, origin: None },
             None => {
@@ -55,9 +58,9 @@ impl Machine {
         };
         let profile = match &settings.hardware {
             Some(_) => hardware::named_or_found(settings.hardware.as_deref())?,
-            None => probe_cpu(vram.bytes)?,
+            None => probe_cpu(vram.bytes, Some(threads))?,
         };
-        Ok(Machine { kind, profile, vram, ram })
+        Ok(Machine { kind, profile, vram, ram, threads })
     }
 }
 
@@ -69,11 +72,7 @@ pub(super) trait Trains: PlanDevice {
 
 impl Trains for CpuPlanDevice {
     fn options(setup: &Setup, _: Option<Self>) -> CpuPlanOptions {
-        CpuPlanOptions {
-            threads: setup.settings.threads.map(NonZeroUsize::get),
-            trace: true,
-            ..CpuPlanOptions::default()
-        }
+        CpuPlanOptions { threads: Some(setup.threads), trace: true, ..CpuPlanOptions::default() }
     }
 }
 

@@ -66,7 +66,8 @@ fn fresh(settings: &Settings, mut config: ModelConfig, vocabulary: usize) -> Mod
     }
     if let Some(width) = settings.width {
         config.hidden_size = width.get();
-        config.intermediate_size = 4 * width.get();
+        // What is far too large stays so, and is refused with the other sizes.
+        config.intermediate_size = width.get().saturating_mul(4);
     }
     if let Some(heads) = settings.heads {
         config.query_heads = heads.get();

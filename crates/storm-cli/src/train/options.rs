@@ -1,6 +1,6 @@
 //! Every option of a training run.
 
-use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Size};
+use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Seed, Size};
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
@@ -22,8 +22,9 @@ options! {
         runs: PathBuf = PathBuf::from("runs");
         /// Steps of the run.
         steps: NonZeroU64 = count!(1000);
-        /// Of fresh weights, of rounding and of the order of the data.
-        seed: u64 = 0;
+        /// Of fresh weights, of rounding and of the order of the data: any number of 64 bits. In a config file,
+        /// numbers above 9223372036854775807 are written as text, "18446744073709551615".
+        seed: Seed = Seed(0);
     }
     "Model" {
         /// A preset (see `storm model list`), trained from scratch, or a Hugging Face directory, whose
@@ -97,7 +98,8 @@ options! {
         /// What the card can do: a built-in profile, or a file that `storm probe` wrote. If not
         /// given, the CPU is measured.
         hardware: String;
-        /// Threads of the CPU device; all cores if not given.
+        /// Threads of the CPU device, 1024 at most: each takes some megabytes of the host memory. If not given, all
+        /// cores, or as many as a quarter of the host memory is enough for.
         threads: NonZeroUsize;
     }
     "Decisions that are otherwise the planner's" {

@@ -74,5 +74,6 @@ fn at_a_time(setup: &Setup) -> u64 {
     let settings = &setup.settings;
     let steps = settings.steps.get();
     let marked = settings.keep_every.map_or(0, |every| steps / every.get());
-    settings.keep_last.get() as u64 + u64::from(settings.keep_best) + marked + 1
+    let last = settings.keep_last.get() as u64;
+    last.saturating_add(marked).saturating_add(u64::from(settings.keep_best) + 1)
 }

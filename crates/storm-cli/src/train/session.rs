@@ -171,7 +171,7 @@ fn sample(setup: &Setup, model: &Path) -> Result<()> {
         prompt: &settings.sample_prompt,
         tokens: settings.sample_tokens,
         temperature: settings.temperature,
-        seed: settings.seed,
+        seed: settings.seed.0,
         sequence: settings.seq.get(),
     };
     let text = sample::write(model, &tokenizer, &options)?;

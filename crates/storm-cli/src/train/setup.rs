@@ -7,9 +7,9 @@ use super::folder::{self, Claimed, Start};
 use super::model::Model;
 use super::options::{Given, Settings};
 use super::output::Style;
-use crate::UsageError;
 use crate::forced::ForcedArgs;
 use crate::plan::{Answer, DeviceMemory, Request, StepSize, explained};
+use crate::{UsageError, host_memory};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -71,6 +71,8 @@ pub(super) struct Setup {
     pub(super) dataset: Arc<Dataset>,
     pub(super) model: Model,
     pub(super) machine_kind: DeviceKind,
+    /// Of the CPU device; none on a card.
+    pub(super) threads: usize,
     pub(super) request: Request,
     pub(super) answer: Answer,
     /// What the user allows, whatever is planned with when others take memory.
@@ -104,13 +106,16 @@ impl Setup {
         let machine = Machine::new(&settings)?;
         let mut train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
-        let machine_kind = machine.kind;
+        let (machine_kind, threads) = (machine.kind, machine.threads);
+        let step = step_size(&settings)?;
+        let step_bytes = host_memory::of_step(step, &train_options);
+        host_memory::check_step(step_bytes, machine.ram.bytes)?;
         let checkpoint_bytes = checkpoint_bytes(&model.config, &train_options)?;
         let request = Request {
             model: model.name.clone(),
             config: model.config.clone(),
             options: train_options.clone(),
-            step: step_size(&settings)?,
+            step,
             profile: machine.profile,
             vram: machine.vram,
             ram: machine.ram,
@@ -122,6 +127,7 @@ impl Setup {
             },
             save_mode: settings.save_mode,
             checkpoint_bytes,
+            beside_bytes: step_bytes.saturating_add(host_memory::of_threads(threads)),
         };
         let answer = request.plan().map_err(|error| explained(&request, error, false))?;
         train_options.batch = answer.batch;
@@ -142,6 +148,7 @@ impl Setup {
             dataset,
             model,
             machine_kind,
+            threads,
             vram_bytes_allowed: request.vram.bytes,
             vram_bytes_planned: 0,
             request,
@@ -207,7 +214,7 @@ fn train_options(settings: &Settings, dataset: &Dataset) -> TrainOptions {
             decay: settings.decay_targets.into(),
             max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
         },
-        seed: settings.seed,
+        seed: settings.seed.0,
         ..TrainOptions::new(batch, settings.seq.get(), settings.precision.into())
     }
 }
@@ -216,14 +223,18 @@ fn step_size(settings: &Settings) -> Result<StepSize> {
     let Settings { tokens_per_step, batch, accumulate, seq, .. } = settings;
     let accumulate = accumulate.map_or(1, NonZeroUsize::get);
     match (tokens_per_step, batch) {
-        (Some(tokens), Some(batch)) if batch.get() * accumulate * seq.get() == tokens.get() => {
-            Ok(StepSize::MicroBatches(accumulate))
+        (Some(tokens), Some(batch)) => {
+            let product = [batch.get(), accumulate, seq.get()].map(|factor| factor as u128);
+            let product = product.into_iter().fold(1, u128::saturating_mul);
+            match product == tokens.get() as u128 {
+                true => Ok(StepSize::MicroBatches(accumulate)),
+                false => Err(UsageError(format!(
+                    "tokens-per-step is {tokens}, but batch × accumulate × seq is {product}; give one or \
+                     the other"
+                ))
+                .into()),
+            }
         }
-        (Some(tokens), Some(batch)) => Err(UsageError(format!(
-            "tokens-per-step is {tokens}, but batch × accumulate × seq is {}; give one or the other",
-            batch.get() * accumulate * seq.get()
-        ))
-        .into()),
         (Some(tokens), None) => Ok(StepSize::Tokens(tokens.get())),
         (None, _) => Ok(StepSize::MicroBatches(accumulate)),
     }

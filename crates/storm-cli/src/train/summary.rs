@@ -23,9 +23,11 @@ pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<St
         let speed = |seconds: f64| format!("{:.0}/s", tokens as f64 / seconds);
         lines.push(format!("{:<10} {:>12} {:>12}", "tokens", speed(predicted), speed(median)));
     }
+    // Threads and tokens are there as long as the run is.
+    let beside = setup.request.beside_bytes;
     for (name, predicted, measured, budget) in [
         ("device", setup.vram_bytes_planned, history.device_bytes_peak(), setup.vram_bytes_allowed),
-        ("host", prediction.ram_peak_bytes, host_bytes, setup.request.ram.bytes),
+        ("host", prediction.ram_peak_bytes + beside, host_bytes + beside, setup.request.ram.bytes),
     ] {
         lines.push(format!(
             "{name:<10} {:>12} {:>12} {:>+7.1}% {:>12} {}",

@@ -188,7 +188,7 @@ fn resident_step(args: &RunArgs) -> Result<f64> {
     let program = build(&config, &options.build_options())?;
     let open = |bytes| CudaDevice::new(0, bytes);
     let mut trainer = Trainer::on_device(&config, options, program, |_| {}, open)?;
-    let batches = args.batches(&config);
+    let batches = args.batches(&config)?;
     let mut seconds = f64::MAX;
     // The first step warms up.
     for step in 0..=args.steps {

@@ -2,5 +2,8 @@
 
 mod afterwards;
 mod folder;
+mod no_threads;
+mod non_finite;
+mod numbers;
 mod runs;
 mod support;

@@ -7,6 +7,7 @@ pub mod kernels;
 mod memory;
 mod probe;
 mod queues;
+mod threads;
 
 use crate::{Device, DeviceError, Scalar};
 use dispatch::execute;
@@ -15,6 +16,7 @@ use memory::Memory;
 pub use probe::probe_cpu;
 pub use queues::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_graph::{Graph, Node, TensorId};
+pub use threads::{THREAD_BYTES, THREADS_MAX};
 
 /// A device whose memory is one block of host memory, separate from everything else.
 ///

@@ -2,6 +2,7 @@
 //! computing against copying.
 
 use super::CpuDevice;
+use super::threads;
 use crate::{Device, DeviceError};
 use std::time::{Duration, Instant};
 use storm_graph::{DType, Graph, HeadLayout, Mask, Op, Tensor, TensorId};
@@ -13,11 +14,20 @@ const FIGURE: Duration = Duration::from_millis(60);
 /// Rows of the measured ops: a small micro-batch.
 const ROWS: usize = 512;
 
-/// A profile of the CPU device as it is now, with the threads of the caller's rayon pool.
+/// A profile of the CPU device as it is now, with that many threads; none: as many as the caller's rayon pool has.
 ///
 /// # Errors
-/// A few megabytes cannot be had.
-pub fn probe_cpu(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
+/// A few megabytes or the threads cannot be had.
+pub fn probe_cpu(
+    memory_bytes: u64,
+    threads: Option<usize>,
+) -> Result<HardwareProfile, DeviceError> {
+    // Threads of its own, which give their buffers back: those of a plan come later.
+    let pool = threads::pool(threads)?;
+    pool.install(|| measured(memory_bytes))
+}
+
+fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
     let gemm_flops = products_per_second(DType::BF16)?;
     let gemm_f32_flops = products_per_second(DType::F32)?;
     let (attention_forward_flops, attention_backward_flops) = attention_per_second()?;
@@ -27,7 +37,7 @@ pub fn probe_cpu(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         name: "cpu".to_owned(),
         source: format!("measured on {} threads", rayon::current_num_threads()),
         memory_bytes,
-        // Everything that the CPU device holds is in its block.
+        // Everything that the CPU device holds is in its block; its threads take host memory.
         overhead_bytes: 0,
         gemm_flops,
         gemm_f32_flops,

@@ -1,10 +1,10 @@
 //! Kernel sources to machine code, by NVRTC, cached on disk.
 
-use super::{CudaError, libraries};
+use super::{CudaError, environment, libraries};
 use cudarc::nvrtc::sys as nvrtc;
 use std::ffi::{CStr, CString};
-use std::fs;
 use std::path::{Path, PathBuf};
+use storm_files::{read_private, write_private};
 
 /// A kernel source that is part of the program.
 #[derive(Clone, Copy, Debug)]
@@ -110,22 +110,31 @@ unsafe fn compile_with(
 
 /// Where a user's caches are: `STORM_CACHE`, or `storm` in the system's cache folder; none without either.
 pub fn cache_folder() -> Option<PathBuf> {
-    let folder = |variable| std::env::var_os(variable).map(PathBuf::from);
+    cache_folder_by(environment::folder)
+}
+
+/// `folder` is what a variable names.
+fn cache_folder_by(folder: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     folder("STORM_CACHE").or_else(|| {
         let of_home = || folder("HOME").map(|home| home.join(".cache"));
         Some(folder("XDG_CACHE_HOME").or_else(of_home)?.join("storm"))
     })
 }
 
-/// Cubins on disk. An entry holds the whole key (compiler, architecture, definitions, sources), so
-/// a stale or foreign entry is never taken for the right one.
+/// Cubins on disk, in a folder of the user's own. An entry holds the whole key (compiler, architecture,
+/// definitions, sources) and a hash of its code, so a stale or damaged entry is never taken for the right one.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     folder: Option<PathBuf>,
     compiler: String,
 }
 
-const MAGIC: &[u8; 8] = b"STORMK01";
+/// A cubin of one source has some hundred kilobytes.
+const ENTRY_BYTES_MAX: u64 = 64 << 20;
+
+const HASH_BYTES: usize = blake3::OUT_LEN;
+
+const MAGIC: &[u8; 8] = b"STORMK02";
 
 impl KernelCache {
     /// The user's, in [`cache_folder`]. Without that nothing is cached.
@@ -155,13 +164,13 @@ impl KernelCache {
             return compile(source, architecture, definitions);
         };
         let key = self.key(source, architecture, definitions);
-        let path = folder.join(format!("{:016x}.cubin", fingerprint(key.as_bytes())));
+        let path = folder.join(format!("{}.cubin", blake3::hash(key.as_bytes()).to_hex()));
         if let Some(cubin) = read_entry(&path, key.as_bytes()) {
             return Ok(cubin);
         }
         let cubin = compile(source, architecture, definitions)?;
         // Best effort: the next start compiles again if this fails.
-        let _ = write_entry(folder, &path, key.as_bytes(), &cubin);
+        let _ = write_private(&path, &entry(key.as_bytes(), &cubin));
         Ok(cubin)
     }
 
@@ -182,34 +191,73 @@ impl KernelCache {
     }
 }
 
-/// FNV-1a: only names the file; the key inside decides.
-fn fingerprint(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+/// Layout: magic, key length, key, hash of the cubin, cubin.
+fn entry(key: &[u8], cubin: &[u8]) -> Vec<u8> {
+    let mut bytes = MAGIC.to_vec();
+    bytes.extend((key.len() as u64).to_le_bytes());
+    bytes.extend(key);
+    bytes.extend(blake3::hash(cubin).as_bytes());
+    bytes.extend(cubin);
+    bytes
 }
 
-/// Layout: magic, key length, key, cubin fingerprint, cubin.
 fn read_entry(path: &Path, key: &[u8]) -> Option<Vec<u8>> {
-    let bytes = fs::read(path).ok()?;
+    let bytes = read_private(path, ENTRY_BYTES_MAX).ok()?;
     let rest = bytes.strip_prefix(MAGIC)?;
     let (length, rest) = rest.split_at_checked(8)?;
     let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
     let (stored_key, rest) = rest.split_at_checked(length)?;
-    let (sum, cubin) = rest.split_at_checked(8)?;
-    let intact = u64::from_le_bytes(sum.try_into().ok()?) == fingerprint(cubin);
+    let (hash, cubin) = rest.split_at_checked(HASH_BYTES)?;
+    let intact = blake3::hash(cubin).as_bytes() == hash;
     (stored_key == key && intact).then(|| cubin.to_vec())
 }
 
-fn write_entry(folder: &Path, path: &Path, key: &[u8], cubin: &[u8]) -> std::io::Result<()> {
-    fs::create_dir_all(folder)?;
-    let mut bytes = MAGIC.to_vec();
-    bytes.extend((key.len() as u64).to_le_bytes());
-    bytes.extend(key);
-    bytes.extend(fingerprint(cubin).to_le_bytes());
-    bytes.extend(cubin);
-    // Another process may be writing the same entry: each writes its own file, renames are atomic.
-    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
-    fs::write(&temporary, bytes)?;
-    fs::rename(&temporary, path)
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    /// Where caches are with these variables set.
+    fn cache_with(variables: &[(&str, &str)]) -> Option<PathBuf> {
+        cache_folder_by(|name| {
+            let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
+            environment::absolute(value.into())
+        })
+    }
+
+    #[test]
+    fn no_cache_depends_on_where_the_process_was_started() {
+        let home = ("HOME", "/home/user");
+        let default = Some(PathBuf::from("/home/user/.cache/storm"));
+        for value in ["", ".", "cache", "./cache", "../cache"] {
+            assert_eq!(cache_with(&[("STORM_CACHE", value), home]), default, "{value}");
+            assert_eq!(cache_with(&[("XDG_CACHE_HOME", value), home]), default, "{value}");
+            assert_eq!(cache_with(&[("HOME", value)]), None, "{value}");
+        }
+        assert_eq!(cache_with(&[("STORM_CACHE", "/c"), home]), Some(PathBuf::from("/c")));
+        assert_eq!(cache_with(&[("XDG_CACHE_HOME", "/x"), home]), Some(PathBuf::from("/x/storm")));
+    }
+
+    #[test]
+    fn only_whole_entries_of_the_same_key_and_user_are_read() {
+        let folder = std::env::temp_dir().join(format!("storm-cubins-{}", std::process::id()));
+        let path = folder.join("entry.cubin");
+        let (key, cubin) = (b"compiler and source".as_slice(), b"machine code".as_slice());
+        let whole = entry(key, cubin);
+        write_private(&path, &whole).expect("written");
+        assert_eq!(read_entry(&path, key).as_deref(), Some(cubin));
+        assert_eq!(read_entry(&path, b"another compiler"), None);
+        for place in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[place] ^= 1;
+            write_private(&path, &damaged).expect("written");
+            assert_eq!(read_entry(&path, key), None, "byte {place}");
+            write_private(&path, &whole[..place]).expect("written");
+            assert_eq!(read_entry(&path, key), None, "cut at {place}");
+        }
+        write_private(&path, &whole).expect("written");
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666)).expect("ours");
+        assert_eq!(read_entry(&path, key), None);
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
 }

@@ -44,7 +44,7 @@ pub enum CudaError {
     #[error(
         "{library} was not found; install the CUDA toolkit 13, or only what STORM needs: \
          `pip install nvidia-cuda-nvrtc nvidia-cublas` (found in the active Python environment), or \
-         set STORM_CUDA_LIBRARIES to the folder that has it"
+         set STORM_CUDA_LIBRARIES to the absolute path of the folder that has it"
     )]
     LibraryMissing {
         /// Its file name.

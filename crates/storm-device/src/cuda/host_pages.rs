@@ -36,32 +36,44 @@ impl HostPages {
         let _ = map.advise(Advice::HugePage);
         let pages = HostPages { map: map.into() };
 
-        let pieces = pages.bytes().div_ceil(PIECE_BYTES);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        pages.make_present(cores.min(THREADS_MAX), &mut progress);
+        Ok(pages)
+    }
+
+    /// Touches all pages with that many threads, or as many of them as the system gives: without any, the caller
+    /// does it.
+    fn make_present(&self, threads: usize, progress: &mut impl FnMut(usize)) {
+        let pieces = self.bytes().div_ceil(PIECE_BYTES);
         let next = AtomicUsize::new(0);
-        let (report, reports) = mpsc::channel();
-        std::thread::scope(|scope| {
-            for _ in 0..cores.min(THREADS_MAX).min(pieces) {
-                let (report, next, pages) = (report.clone(), &next, &pages);
-                scope.spawn(move || {
-                    loop {
-                        let piece = next.fetch_add(1, Ordering::Relaxed);
-                        if piece >= pieces {
-                            break;
-                        }
-                        // Nobody hears it only if `progress` has panicked.
-                        let _ = report.send(pages.touch(piece));
-                    }
-                });
+        let touch_all = |report: mpsc::Sender<usize>| {
+            loop {
+                let piece = next.fetch_add(1, Ordering::Relaxed);
+                if piece >= pieces {
+                    break;
+                }
+                // Nobody hears it only if `progress` has panicked.
+                let _ = report.send(self.touch(piece));
             }
-            drop(report);
+        };
+        let (report, reports) = mpsc::channel();
+        let touch_all = &touch_all;
+        std::thread::scope(|scope| {
+            let start = |_: &usize| {
+                let report = report.clone();
+                std::thread::Builder::new().spawn_scoped(scope, move || touch_all(report)).is_ok()
+            };
+            let started = (0..threads.min(pieces)).take_while(start).count();
+            match started {
+                0 => touch_all(report),
+                _ => drop(report),
+            }
             let mut present = 0;
             for bytes in reports {
                 present += bytes;
                 progress(present);
             }
         });
-        Ok(pages)
     }
 
     /// Writes to each page of a piece and returns the piece's bytes.
@@ -113,6 +125,16 @@ mod tests {
             // SAFETY: the memory is the map's, and only this test has it.
             let slice = unsafe { std::slice::from_raw_parts(pages.start(), bytes) };
             assert!(slice.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    #[test]
+    fn pages_are_made_present_without_threads_too() {
+        let pages = HostPages::new(2 * PIECE_BYTES + 1, |_| {}).expect("little");
+        for threads in [0, 1, 3] {
+            let mut heard = Vec::new();
+            pages.make_present(threads, &mut |present| heard.push(present));
+            assert_eq!((heard.len(), heard.last()), (3, Some(&pages.bytes())), "{threads}");
         }
     }
 

@@ -4,9 +4,8 @@
 //! libraries are looked for here first, and one found outside of the loader's path is loaded by its
 //! full name: from then on its plain name means the loaded one.
 
-use super::CudaError;
+use super::{CudaError, environment};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -44,7 +43,7 @@ pub(super) fn require_blas() -> Result<(), CudaError> {
 
 fn preload(name: &str) -> bool {
     let candidates = std::iter::once(PathBuf::from(name))
-        .chain(folders().into_iter().map(|folder| folder.join(name)));
+        .chain(folders(environment::folder).into_iter().map(|folder| folder.join(name)));
     for path in candidates {
         load_companions(&path);
         if load(&path) {
@@ -81,17 +80,17 @@ fn load(path: &Path) -> bool {
 }
 
 /// Where libraries may be besides the loader's own path: a folder that the user names, the CUDA
-/// toolkit, and the `nvidia` wheels of the active Python environment.
-fn folders() -> Vec<PathBuf> {
+/// toolkit, and the `nvidia` wheels of the active Python environment. `folder` is what a variable names.
+fn folders(folder: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = Vec::new();
-    folders.extend(env::var_os("STORM_CUDA_LIBRARIES").map(PathBuf::from));
+    folders.extend(folder("STORM_CUDA_LIBRARIES"));
     for toolkit in ["CUDA_HOME", "CUDA_PATH"] {
-        folders.extend(env::var_os(toolkit).map(|path| PathBuf::from(path).join("lib64")));
+        folders.extend(folder(toolkit).map(|path| path.join("lib64")));
     }
     folders.push(PathBuf::from("/usr/local/cuda/lib64"));
     for prefix in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-        let Some(prefix) = env::var_os(prefix) else { continue };
-        let Ok(pythons) = std::fs::read_dir(PathBuf::from(prefix).join("lib")) else { continue };
+        let Some(prefix) = folder(prefix) else { continue };
+        let Ok(pythons) = std::fs::read_dir(prefix.join("lib")) else { continue };
         for python in pythons.flatten() {
             let wheels = python.path().join("site-packages/nvidia");
             for wheel in ["cu13", "cuda_nvrtc", "cublas"] {
@@ -100,4 +99,33 @@ fn folders() -> Vec<PathBuf> {
         }
     }
     folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Where libraries are looked for if every variable has this value.
+    fn with_all(value: &str) -> Vec<PathBuf> {
+        folders(|_| environment::absolute(value.into()))
+    }
+
+    #[test]
+    fn no_folder_depends_on_where_the_process_was_started() {
+        // This crate's own folder is the current one here, and `src` is in it.
+        for value in ["", ".", "src", "../storm-device"] {
+            assert_eq!(with_all(value), [PathBuf::from("/usr/local/cuda/lib64")], "{value}");
+        }
+    }
+
+    #[test]
+    fn folders_that_variables_name_are_looked_in() {
+        let root = std::env::temp_dir().join(format!("storm-libraries-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("lib/python3")).expect("a folder");
+        let found = with_all(root.to_str().expect("UTF-8"));
+        std::fs::remove_dir_all(&root).expect("removed");
+        assert_eq!(found[0], root);
+        assert!(found.contains(&root.join("lib64")));
+        assert!(found.contains(&root.join("lib/python3/site-packages/nvidia/cublas/lib")));
+    }
 }

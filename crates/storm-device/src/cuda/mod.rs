@@ -6,6 +6,7 @@ mod context;
 mod delay;
 mod diagnosis;
 mod dispatch;
+mod environment;
 mod error;
 mod event;
 mod foreign;

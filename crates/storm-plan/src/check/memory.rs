@@ -3,6 +3,7 @@
 use crate::plan::{Queue, ValueId};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use storm_graph::work;
 
 /// The host as a thread, behind the queues.
 pub(super) const HOST: usize = Queue::ALL.len();
@@ -98,6 +99,7 @@ impl Memory {
         }
         self.isolate(&bytes);
         for (&start, cell) in self.cells.range_mut(bytes) {
+            work::count(1);
             if !cell.written.is_before(clock) {
                 let (with, was_write) = (cell.written, true);
                 return Err(Conflict { bytes: start..cell.end, with, was_write });
@@ -121,6 +123,7 @@ impl Memory {
         }
         self.isolate(&bytes);
         for (&start, cell) in self.cells.range(bytes.clone()) {
+            work::count(1);
             let at = start..cell.end;
             if !cell.written.is_before(clock) {
                 return Err(Conflict { bytes: at, with: cell.written, was_write: true });

@@ -10,6 +10,7 @@ use crate::plan::{
     Direction, Input, Lasting, Operand, Place, Plan, PlanResult, Run, SegmentId, Tier,
 };
 use crate::{Decisions, Storage};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use storm_graph::{DType, Op, ParameterGradient, Section, Shape, Tensor, TensorClass, TensorId};
 
@@ -527,7 +528,6 @@ impl<'a> Emit<'a> {
 
     /// Sums of squares of gradients that are final.
     fn sum_squares(&mut self, owner: Owner) {
-        let graph = &self.lowering.task.norm;
         let prefix = match owner {
             Owner::Layer(layer) => format!("layers.{layer}."),
             Owner::Edge => String::new(),
@@ -536,10 +536,7 @@ impl<'a> Emit<'a> {
         let place = self.gradients_place(owner);
         for (t, parameter) in set.trainable().enumerate() {
             let name = format!("{prefix}{}.grad", set.parameters[parameter].tensor.name);
-            let node = graph.nodes().iter().position(|node| match node.op {
-                Op::SumOfSquares { x } => graph.tensor(x).name == name,
-                _ => false,
-            });
+            let node = self.lowering.shared.squares.get(&name).copied();
             let (slab, pieces) = match owner {
                 Owner::Layer(layer) => {
                     (&self.layout.cut.layer.gradients, self.values.gradients[layer][t])
@@ -721,7 +718,8 @@ impl<'a> Emit<'a> {
         let deferred = self.decisions.update == UpdateTime::NextStep;
         let mut lasting = Vec::new();
         let owners = std::iter::once(Owner::Edge).chain((0..self.layers()).map(Owner::Layer));
-        let (weights_there, gradients_there) = (self.weights_in_ring(), self.gradients_in_ring());
+        let weights_there: BTreeSet<usize> = self.weights_in_ring().into_iter().collect();
+        let gradients_there: BTreeSet<usize> = self.gradients_in_ring().into_iter().collect();
         for owner in owners {
             let set = self.set(owner);
             let (slabs, prefix) = match owner {

@@ -7,7 +7,7 @@ use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::{Region, Tier};
 use crate::{Decisions, Storage};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use storm_graph::{Op, Tensor, TensorClass};
 
@@ -338,12 +338,8 @@ fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
     for variant in edges {
         bytes = bytes.max(variant.forward.size_bytes).max(variant.backward.size_bytes);
     }
-    let mut seen: Vec<&Vec<Storage>> = Vec::new();
-    for saved in &decisions.saved {
-        if seen.contains(&saved) {
-            continue;
-        }
-        seen.push(saved);
+    let different: BTreeSet<&Vec<Storage>> = decisions.saved.iter().collect();
+    for saved in different {
         for variant in lowering.layer(saved) {
             bytes = bytes.max(variant.forward.size_bytes).max(variant.backward.size_bytes);
         }

@@ -6,7 +6,7 @@ use super::update::groups;
 use crate::Task;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
-use storm_graph::{DType, Graph, Shape, Tensor, TensorClass};
+use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass};
 
 /// Inputs and scalars of a step.
 pub(super) struct Shared {
@@ -15,6 +15,8 @@ pub(super) struct Shared {
     /// What the norm graph makes, except for scratch: norm, clip, and the sum of squares of each
     /// gradient. By name, with its position.
     pub(super) scalars: BTreeMap<String, usize>,
+    /// The node of the norm graph that sums the squares of a gradient, by the gradient's name.
+    pub(super) squares: BTreeMap<String, usize>,
 }
 
 /// All parameters, cut into pieces of one size.
@@ -44,8 +46,18 @@ impl Shared {
                 }
             }
         }
-        Shared { inputs, scalars }
+        Shared { inputs, scalars, squares: squares(&task.norm) }
     }
+}
+
+fn squares(norm: &Graph) -> BTreeMap<String, usize> {
+    let nodes = norm.nodes().iter().enumerate();
+    nodes
+        .filter_map(|(index, node)| match node.op {
+            Op::SumOfSquares { x } => Some((norm.tensor(x).name.clone(), index)),
+            _ => None,
+        })
+        .collect()
 }
 
 fn scalars(norm: &Graph) -> BTreeMap<String, usize> {

@@ -6,6 +6,7 @@
 
 use crate::plan::{Direction, Instruction, InstructionId, Operand, Plan, Queue, Run, Work};
 use std::ops::Range;
+use storm_graph::work;
 
 const QUEUES: usize = Queue::ALL.len();
 
@@ -18,10 +19,11 @@ pub(crate) fn add_waits(plan: &mut Plan) {
     // A segment that is repeated meets itself: twice is enough for every pair of neighbours.
     let step: Vec<Run> =
         plan.step.iter().map(|run| Run { times: run.times.min(2), ..*run }).collect();
-    Walk::new(plan).run(&step, &mut waits);
+    let walk = Walk::new(plan);
     if let Some(segment) = plan.flush {
-        Walk::new(plan).run(&[Run { segment, times: 1 }], &mut waits);
+        walk.clone().run(&[Run { segment, times: 1 }], &mut waits);
     }
+    walk.run(&step, &mut waits);
     for (instruction, waits) in plan.instructions.iter_mut().zip(waits) {
         instruction.waits = waits;
     }
@@ -53,6 +55,7 @@ impl Touched {
 }
 
 /// A tier's bytes, cut wherever something that is touched starts or ends.
+#[derive(Clone)]
 struct Tier {
     /// Where each part starts; it ends where the next one starts.
     starts: Vec<usize>,
@@ -77,6 +80,7 @@ impl Tier {
     ) {
         let first = self.starts.partition_point(|&start| start < range.start);
         for (start, part) in self.starts[first..].iter().zip(&mut self.parts[first..]) {
+            work::count(1);
             if *start >= range.end {
                 return;
             }
@@ -85,6 +89,7 @@ impl Tier {
     }
 }
 
+#[derive(Clone)]
 struct Walk<'a> {
     plan: &'a Plan,
     /// Device bytes that copies touch, merged and sorted: kernels alone are in order anyway.

@@ -4,6 +4,7 @@ use super::cost::{class_shares, direction_index};
 use super::{CLASSES, Span};
 use crate::check::host::HostWork;
 use crate::plan::{InstructionId, Plan, Queue, SegmentId, Work};
+use storm_graph::work;
 
 /// Time in which the compute queue waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -122,6 +123,7 @@ impl<'a> Queues<'a> {
     fn give_out(&mut self, index: usize, candidates: &mut Vec<f64>) {
         let plan = self.plan;
         let instruction = &plan.instructions[index];
+        work::count(1 + instruction.waits.len());
         let queue = instruction.queue();
         self.now.host += self.launch_seconds;
         let free = self.now.free[queue.index()];

@@ -5,6 +5,7 @@ mod accumulation;
 mod bars;
 mod exhaustive;
 mod forced;
+mod growth;
 mod holdings;
 mod infeasible;
 mod micro_batch;

@@ -9,6 +9,7 @@ mod worker;
 use super::instruction::Instruction;
 use super::kernels;
 use super::memory::Memory;
+use super::threads;
 use crate::cpu::CpuDevice;
 use crate::host_buffer::copy_all;
 use crate::placed::check_size;
@@ -43,7 +44,8 @@ impl CpuPlanDevice {
         run: impl FnOnce() + Send + 'static,
     ) -> Result<(), DeviceError> {
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(run);
-        self.threads.push(thread.map_err(|error| no_thread(&error))?);
+        let no_thread = |error: std::io::Error| DeviceError::Thread { reason: error.to_string() };
+        self.threads.push(thread.map_err(no_thread)?);
         Ok(())
     }
 
@@ -68,12 +70,7 @@ impl PlanDevice for CpuPlanDevice {
         let sequence = Sequence::new(&plan);
         let board = Board::new(options.commands_max, recorder);
         let program = Arc::new(Program::new(plan, board)?);
-        let threads = options.threads.unwrap_or_else(rayon::current_num_threads);
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .thread_name(|index| format!("storm kernels {index}"))
-            .build()
-            .map_err(|error| no_thread(&error))?;
+        let pool = threads::pool(options.threads)?;
         pool.install(kernels::warm_up);
         let worker = |queue| Worker::new(queue, Arc::clone(&program), &options);
         let [compute, copies @ ..] = Queue::ALL.map(|queue| (queue, worker(queue)));
@@ -209,8 +206,4 @@ impl Drop for CpuPlanDevice {
             let _ = thread.join();
         }
     }
-}
-
-fn no_thread(error: &dyn std::error::Error) -> DeviceError {
-    DeviceError::Thread { reason: error.to_string() }
 }

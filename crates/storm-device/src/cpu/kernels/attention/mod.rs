@@ -35,10 +35,11 @@ const SCORES_LEN: usize = BLOCK * BLOCK;
 /// Elements of dQ that a thread can hold (1 MiB); longer sequences take another way.
 const D_QUERY_LEN: usize = 1 << 18;
 
+/// Elements of a thread's blocks. The backward pass needs most: dQ, seven blocks of vectors and two of scores.
+pub(in crate::cpu) const SCRATCH_LEN: usize = D_QUERY_LEN + 7 * VECTORS_LEN + 2 * SCORES_LEN;
+
 thread_local! {
-    /// The backward pass needs most: dQ, seven blocks of vectors and two of scores.
-    static SCRATCH: RefCell<Scratch> =
-        RefCell::new(Scratch::new(D_QUERY_LEN + 7 * VECTORS_LEN + 2 * SCORES_LEN));
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new(SCRATCH_LEN));
 }
 
 /// Creates the calling thread's blocks.

@@ -55,10 +55,12 @@ const PACKED_A_LEN: usize = GROUP_PANELS * PANEL_ROWS_MAX * K_BLOCK_MAX;
 const PACKED_B_LEN: usize = TILE_COLS_MAX * K_BLOCK_MAX;
 const SUMS_LEN: usize = TILE_ROWS_MAX * TILE_COLS_MAX;
 
+/// Elements of a thread's buffers.
+pub(in crate::cpu) const SCRATCH_LEN: usize =
+    PACKED_A_LEN + PACKED_B_LEN + SUMS_LEN + TILE_COLS_MAX;
+
 thread_local! {
-    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new(
-        PACKED_A_LEN + PACKED_B_LEN + SUMS_LEN + TILE_COLS_MAX,
-    ));
+    static SCRATCH: RefCell<Scratch> = RefCell::new(Scratch::new(SCRATCH_LEN));
 }
 
 /// Creates the calling thread's packing buffers.

@@ -1,0 +1,109 @@
+//! Host memory that a run takes beside its plan: for threads of the CPU device, and for the tokens of a step.
+
+use crate::plan::StepSize;
+use crate::{UsageError, memory_limits, size};
+use storm_device::cpu::{THREAD_BYTES, THREADS_MAX};
+use storm_train::TrainOptions;
+
+/// The share of host memory that threads may take if nobody says how many there are to be.
+const THREADS_SHARE: u64 = 4;
+
+/// A token is in up to four columns of a batch: itself, its target, its position and its sample.
+const TOKEN_BYTES: u64 = 4 * size_of::<i32>() as u64;
+
+/// What a batch takes beside its tokens.
+const BATCH_BYTES: u64 = 256;
+
+/// How many threads the CPU device gets: as many as asked for, or the cores, if the memory is enough for them.
+pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize, UsageError> {
+    let Some(threads) = asked else {
+        let enough = ram_bytes / THREADS_SHARE / THREAD_BYTES;
+        let most = usize::try_from(enough).unwrap_or(usize::MAX).min(THREADS_MAX);
+        return Ok(rayon::current_num_threads().min(most).max(1));
+    };
+    if threads > THREADS_MAX {
+        let problem = format!("threads is {threads}; there can be at most {THREADS_MAX}");
+        return Err(UsageError(problem));
+    }
+    let bytes = of_threads(threads);
+    if bytes > ram_bytes {
+        return Err(UsageError(format!(
+            "{threads} threads take {} of host memory for their stacks and buffers, and ram is {}; give fewer \
+             threads, or more ram",
+            size::show(bytes),
+            size::show(ram_bytes)
+        )));
+    }
+    Ok(threads)
+}
+
+/// What that many threads take.
+pub(crate) fn of_threads(threads: usize) -> u64 {
+    (threads as u64).saturating_mul(THREAD_BYTES)
+}
+
+/// What the tokens of a step take: all of them are there before its first micro-batch, as its loss is a mean over
+/// them.
+pub(crate) fn of_step(step: StepSize, options: &TrainOptions) -> u64 {
+    let sequence = options.sequence as u64;
+    let (tokens, batches) = match step {
+        StepSize::MicroBatches(count) => {
+            let of_one = sequence.saturating_mul(options.batch as u64);
+            (of_one.saturating_mul(count as u64), count as u64)
+        }
+        // Micro-batches of one sequence are the most that there may be.
+        StepSize::Tokens(tokens) => (tokens as u64, tokens as u64 / sequence.max(1)),
+    };
+    let tokens_bytes = tokens.saturating_mul(TOKEN_BYTES);
+    tokens_bytes.saturating_add(batches.saturating_mul(BATCH_BYTES))
+}
+
+/// Refuses a step whose tokens do not fit, into what is allowed and into what the machine has.
+pub(crate) fn check_step(step_bytes: u64, ram_bytes: u64) -> Result<(), UsageError> {
+    // A machine that does not say what it has is left to refuse by itself.
+    let machine = memory_limits::host(None).map_or(u64::MAX, |limit| limit.bytes);
+    let limit = ram_bytes.min(machine);
+    if step_bytes <= limit {
+        return Ok(());
+    }
+    Err(UsageError(format!(
+        "the tokens of one step take {} of host memory, and there is {}; give a smaller accumulate, batch or \
+         tokens-per-step",
+        size::show(step_bytes),
+        size::show(limit)
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_train::Precision;
+
+    #[test]
+    fn threads_are_counted_and_capped() {
+        let enough = |threads: u64| threads * THREAD_BYTES;
+        assert_eq!(threads(Some(7), enough(7)).expect("they fit"), 7);
+        let error = threads(Some(256), 220 << 20).expect_err("too little").to_string();
+        assert!(error.contains("256 threads take 1.") && error.contains("220.00 MiB"), "{error}");
+        let error = threads(Some(5000), u64::MAX).expect_err("too many").to_string();
+        assert!(error.contains("5000") && error.contains("1024"), "{error}");
+        // Without being asked, fewer rather than none.
+        assert_eq!(threads(None, 1 << 20).expect("one"), 1);
+        let cores = rayon::current_num_threads().min(THREADS_MAX);
+        assert_eq!(threads(None, u64::MAX).expect("all"), cores);
+    }
+
+    #[test]
+    fn tokens_of_a_step_are_counted() {
+        let options = TrainOptions::new(3, 100, Precision::F32);
+        assert_eq!(of_step(StepSize::MicroBatches(2), &options), 600 * 16 + 2 * 256);
+        assert_eq!(of_step(StepSize::Tokens(600), &options), 600 * 16 + 6 * 256);
+        // A million micro-batches of a few tokens.
+        let few = TrainOptions::new(1, 16, Precision::F32);
+        assert_eq!(of_step(StepSize::MicroBatches(1_000_000), &few), 512_000_000);
+        assert_eq!(of_step(StepSize::MicroBatches(usize::MAX), &options), u64::MAX);
+        check_step(100, 100).expect("it fits");
+        let error = check_step(101, 100).expect_err("too large").to_string();
+        assert!(error.contains("101 B") && error.contains("100 B"), "{error}");
+    }
+}

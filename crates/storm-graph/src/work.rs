@@ -1,0 +1,34 @@
+//! Counting work, for tests of how the cost of planning grows with a model: what is looked at is counted, not
+//! how long that takes. Without the feature `count-work` nothing is counted.
+
+/// Counts things that were looked at.
+#[inline(always)]
+pub fn count(things: usize) {
+    #[cfg(feature = "count-work")]
+    counter::add(things as u64);
+    #[cfg(not(feature = "count-work"))]
+    let _ = things;
+}
+
+#[cfg(feature = "count-work")]
+pub use counter::work_of;
+
+#[cfg(feature = "count-work")]
+mod counter {
+    use std::cell::Cell;
+
+    thread_local! {
+        static WORK: Cell<u64> = const { Cell::new(0) };
+    }
+
+    pub(super) fn add(things: u64) {
+        WORK.set(WORK.get() + things);
+    }
+
+    /// What this thread looks at in a call.
+    pub fn work_of<R>(call: impl FnOnce() -> R) -> (R, u64) {
+        let before = WORK.get();
+        let result = call();
+        (result, WORK.get() - before)
+    }
+}
