@@ -65,7 +65,7 @@ impl Place {
         let end = self.end.load(Ordering::SeqCst);
         meanwhile();
         let start = self.start.load(Ordering::SeqCst);
-        let is_range = version % 2 == 0 && self.version.load(Ordering::SeqCst) == version;
+        let is_range = version.is_multiple_of(2) && self.version.load(Ordering::SeqCst) == version;
         is_range && (start..end).contains(&address)
     }
 }
