@@ -25,6 +25,16 @@ pub(crate) fn prefix(name: &OsStr, purpose: &str) -> OsString {
     OsString::from_vec(prefix)
 }
 
+/// Deletes something temporary, and tries once more if that fails. Whether it is gone: what stays is removed by
+/// the next one to write there.
+pub(crate) fn delete(remove: impl Fn() -> io::Result<()>) -> bool {
+    let is_gone = || match remove() {
+        Ok(()) => true,
+        Err(error) => error.kind() == ErrorKind::NotFound,
+    };
+    is_gone() || is_gone()
+}
+
 /// Locks a new file. False if another process removed it before it was locked.
 ///
 /// A file system without locks is no reason to fail: the temporary name then stays if this process is

@@ -311,14 +311,14 @@ fn remove_folder(folder: &Path) {
     }
     // The lock goes last: without it the rest would not be recognized.
     for path in [&new, &old] {
-        if fs::remove_dir_all(path).is_err_and(|error| error.kind() != ErrorKind::NotFound) {
+        if !claim::delete(|| fs::remove_dir_all(path)) {
             return;
         }
     }
     for path in [&mark, &folder.join(LOCK)] {
-        fs::remove_file(path).ok();
+        claim::delete(|| fs::remove_file(path));
     }
-    fs::remove_dir(folder).ok();
+    claim::delete(|| fs::remove_dir(folder));
 }
 
 fn write_synced(path: &Path, text: &str) -> io::Result<()> {

@@ -126,7 +126,7 @@ impl Write for StagedFile {
 impl Drop for StagedFile {
     fn drop(&mut self) {
         // Gone already where it was renamed. A plain file only: nothing else was ever ours.
-        fs::remove_file(&self.hidden).ok();
+        claim::delete(|| fs::remove_file(&self.hidden));
     }
 }
 

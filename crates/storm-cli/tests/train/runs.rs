@@ -156,7 +156,9 @@ fn how_checkpoints_are_saved_is_said_and_changes_nothing() {
     assert_eq!((&pause["saved"], &pause["snapshot_bytes"]), (&"pause".into(), &0.into()));
     assert!(pause["predicted_pause_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0));
     assert!(place.result("auto", 6) == place.result("pause", 6));
-    place.run("none", &["--save-mode", "background", "--ram", "20KB"]).failed(3, &["no plan fits"]);
+    place
+        .run("none", &["--save-mode", "background", "--ram", "6020KB"])
+        .failed(3, &["no plan fits"]);
 }
 
 #[test]
