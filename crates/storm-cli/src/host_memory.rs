@@ -1,7 +1,8 @@
 //! Host memory that a run takes beside its plan: for threads of the CPU device, and for the tokens of a step.
 
 use crate::plan::StepSize;
-use crate::{UsageError, memory_limits, size};
+use crate::{OverBudget, UsageError, memory_limits, size};
+use anyhow::Result;
 use storm_device::cpu::{THREAD_BYTES, THREADS_MAX};
 use storm_train::TrainOptions;
 
@@ -15,7 +16,7 @@ const TOKEN_BYTES: u64 = 4 * size_of::<i32>() as u64;
 const BATCH_BYTES: u64 = 256;
 
 /// How many threads the CPU device gets: as many as asked for, or the cores, if the memory is enough for them.
-pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize, UsageError> {
+pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize> {
     let Some(threads) = asked else {
         let enough = ram_bytes / THREADS_SHARE / THREAD_BYTES;
         let most = usize::try_from(enough).unwrap_or(usize::MAX).min(THREADS_MAX);
@@ -23,16 +24,17 @@ pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize, Usa
     };
     if threads > THREADS_MAX {
         let problem = format!("threads is {threads}; there can be at most {THREADS_MAX}");
-        return Err(UsageError(problem));
+        return Err(UsageError(problem).into());
     }
     let bytes = of_threads(threads);
     if bytes > ram_bytes {
-        return Err(UsageError(format!(
-            "{threads} threads take {} of host memory for their stacks and buffers, and ram is {}; give fewer \
+        return Err(OverBudget(format!(
+            "threads = {threads} takes {} of host memory for stacks and buffers, and ram is {}; give fewer \
              threads, or more ram",
             size::show(bytes),
             size::show(ram_bytes)
-        )));
+        ))
+        .into());
     }
     Ok(threads)
 }
@@ -59,19 +61,20 @@ pub(crate) fn of_step(step: StepSize, options: &TrainOptions) -> u64 {
 }
 
 /// Refuses a step whose tokens do not fit, into what is allowed and into what the machine has.
-pub(crate) fn check_step(step_bytes: u64, ram_bytes: u64) -> Result<(), UsageError> {
+pub(crate) fn check_step(step_bytes: u64, ram_bytes: u64) -> Result<()> {
     // A machine that does not say what it has is left to refuse by itself.
     let machine = memory_limits::host(None).map_or(u64::MAX, |limit| limit.bytes);
     let limit = ram_bytes.min(machine);
     if step_bytes <= limit {
         return Ok(());
     }
-    Err(UsageError(format!(
+    Err(OverBudget(format!(
         "the tokens of one step take {} of host memory, and there is {}; give a smaller accumulate, batch or \
          tokens-per-step",
         size::show(step_bytes),
         size::show(limit)
-    )))
+    ))
+    .into())
 }
 
 #[cfg(test)]
@@ -84,7 +87,10 @@ mod tests {
         let enough = |threads: u64| threads * THREAD_BYTES;
         assert_eq!(threads(Some(7), enough(7)).expect("they fit"), 7);
         let error = threads(Some(256), 220 << 20).expect_err("too little").to_string();
-        assert!(error.contains("256 threads take 1.") && error.contains("220.00 MiB"), "{error}");
+        assert!(
+            error.contains("threads = 256 takes 1.") && error.contains("220.00 MiB"),
+            "{error}"
+        );
         let error = threads(Some(5000), u64::MAX).expect_err("too many").to_string();
         assert!(error.contains("5000") && error.contains("1024"), "{error}");
         // Without being asked, fewer rather than none.

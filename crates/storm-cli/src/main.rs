@@ -170,6 +170,18 @@ impl std::fmt::Display for UsageError {
 
 impl std::error::Error for UsageError {}
 
+/// A call that takes more memory than it is given, beside any plan.
+#[derive(Debug)]
+struct OverBudget(String);
+
+impl std::fmt::Display for OverBudget {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for OverBudget {}
+
 /// 2 if the call makes no sense, 3 if the budget is too small, 4 if the user's files or names are at
 /// fault, 1 otherwise.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
@@ -206,6 +218,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     match cause.downcast_ref() {
         Some(PlanError::TooSmall(_)) => return Some(3),
+        _ if cause.is::<OverBudget>() => return Some(3),
         Some(PlanError::Decisions { .. }) => return Some(2),
         _ => {}
     }

@@ -1,5 +1,6 @@
 //! One process at a time in a folder.
 
+use crate::claim;
 use crate::open::check_plain;
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -92,7 +93,7 @@ impl FolderLock {
 impl Drop for FolderLock {
     fn drop(&mut self) {
         // What stays is an unlocked file, which the next process takes over.
-        let _ = fs::remove_file(&self.path);
+        claim::delete(|| fs::remove_file(&self.path));
     }
 }
 

@@ -205,7 +205,8 @@ impl StagedDirectory {
             Err(error) => Err(failed(error)),
         };
         if replaced.is_ok() {
-            fs::remove_file(&mark).map_err(StageError::io("delete", &mark))?;
+            let delete = || fs::remove_file(&mark);
+            delete().or_else(|_| delete()).map_err(StageError::io("delete", &mark))?;
         }
         replaced
     }

@@ -62,10 +62,11 @@ fn unknown(key: &str) -> String {
     }
 }
 
-/// Refuses numbers that no config file can hold. Only seeds are that large.
-pub(crate) fn check_numbers(given: &Given) -> Result<(), UsageError> {
-    let all = serde_json::to_value(given)
-        .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
+/// Refuses what no config file can hold: numbers that only seeds may have, and paths that are not text.
+pub(crate) fn check_values(given: &Given) -> Result<(), UsageError> {
+    let all = serde_json::to_value(given).map_err(|error| {
+        UsageError(format!("the run's config file cannot hold an option: {error}; use UTF-8 paths"))
+    })?;
     let all = all.as_object().into_iter().flatten();
     for (key, value) in all {
         if let Some(number) = value.as_u64().filter(|&number| i64::try_from(number).is_err()) {
@@ -106,7 +107,7 @@ mod tests {
             (u64::MAX, "seed = \"18446744073709551615\""),
         ] {
             let given = Given { seed: Some(Seed(seed)), ..Given::default() };
-            check_numbers(&given).expect("a seed");
+            check_values(&given).expect("a seed");
             assert_eq!(write(&given).trim(), written);
             assert_eq!(parse(written).expect("a config").seed, Some(Seed(seed)));
             let flag: Seed = seed.to_string().parse().expect("a flag");
@@ -120,11 +121,20 @@ mod tests {
     #[test]
     fn other_numbers_fit_a_config_file() {
         let most = std::num::NonZero::new(u64::MAX / 2);
-        check_numbers(&Given { steps: most, ..Given::default() }).expect("it fits");
+        check_values(&Given { steps: most, ..Given::default() }).expect("it fits");
         let more = std::num::NonZero::new(u64::MAX / 2 + 1);
         let error =
-            check_numbers(&Given { steps: more, ..Given::default() }).expect_err("too large");
+            check_values(&Given { steps: more, ..Given::default() }).expect_err("too large");
         assert!(error.to_string().contains("steps is 9223372036854775808"), "{error}");
+    }
+
+    #[test]
+    fn paths_that_are_not_text_are_refused() {
+        use std::os::unix::ffi::OsStringExt;
+        let runs = std::ffi::OsString::from_vec(vec![b'a', 0xff]);
+        let given = Given { runs: Some(runs.into()), ..Given::default() };
+        let error = check_values(&given).expect_err("not text");
+        assert!(error.to_string().contains("UTF-8 paths"), "{error}");
     }
 
     #[test]

@@ -64,7 +64,7 @@ pub(crate) fn run(args: TrainArgs) -> Result<()> {
         None => Given::default(),
     };
     let mut given = options.or(file);
-    config::check_numbers(&given)?;
+    config::check_values(&given)?;
     if given.name.is_none() {
         let stem = config.as_ref().and_then(|path| path.file_stem());
         given.name = stem.map(|stem| stem.to_string_lossy().into_owned());
