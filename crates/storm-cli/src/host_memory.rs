@@ -6,7 +6,7 @@ use anyhow::Result;
 use storm_device::cpu::{THREAD_BYTES, THREADS_MAX};
 use storm_train::TrainOptions;
 
-/// The share of host memory that threads may take if nobody says how many there are to be.
+/// The share of host memory that threads may take if their number is not given.
 const THREADS_SHARE: u64 = 4;
 
 /// A token is in up to four columns of a batch: itself, its target, its position and its sample.

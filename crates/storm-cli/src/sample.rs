@@ -149,7 +149,7 @@ fn tokenizer(args: &SampleArgs, vocabulary: usize) -> Result<Tokenizer> {
     Ok(Tokenizer::open(&source, None, &data::worker()?)?)
 }
 
-/// Whoever reads may stop early.
+/// The reader may stop early.
 fn show(text: &str) -> Result<()> {
     match streams::model_text(text) {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),

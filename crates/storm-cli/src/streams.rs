@@ -37,7 +37,7 @@ pub(crate) fn error_line(text: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "{}", plain(&text.to_string()));
 }
 
-/// A line of standard error that is written over by the next; nothing where nobody looks. An empty text clears
+/// A line of standard error that is written over by the next; nothing if that is not a terminal. An empty text clears
 /// it.
 pub(crate) fn status(text: &str) {
     let mut stderr = io::stderr();

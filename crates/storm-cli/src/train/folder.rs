@@ -103,7 +103,7 @@ fn set_aside(folder: &Path) -> io::Result<Option<PathBuf>> {
     if names.is_empty() {
         return Ok(None);
     }
-    // Checkpoints last: as long as they are there, nobody takes the folder for that of a new run.
+    // Checkpoints last: while they are there, the folder is not taken for that of a new run.
     names.sort_by_key(|name: &OsString| name == CHECKPOINTS);
     let aside = new_folder(folder)?;
     for name in names {

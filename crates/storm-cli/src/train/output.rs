@@ -23,7 +23,7 @@ impl Style {
     }
 }
 
-/// A line on standard output. Whoever reads may stop early; a run goes on all the same.
+/// A line on standard output. The reader may stop early; the run continues.
 pub(super) fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{}", plain(text));
 }

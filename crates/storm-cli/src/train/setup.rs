@@ -64,7 +64,7 @@ pub(super) struct Setup {
     pub(super) start: Start,
     /// `runs/NAME`.
     pub(super) folder: PathBuf,
-    /// Nobody else writes there as long as this lives.
+    /// No other process writes there while this is held.
     _lock: Option<FolderLock>,
     /// All options as they hold, as a config file.
     config: String,

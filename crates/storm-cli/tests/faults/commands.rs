@@ -1,4 +1,4 @@
-//! Command lines drawn from the table of all options, with values that nobody means: each ends soon, with a
+//! Command lines drawn from the table of all options, with extreme values: each ends soon, with a
 //! code that is ours, within the memory that it may take, and harms nothing that is not its own.
 
 use crate::campaign::{self, Case, attack};

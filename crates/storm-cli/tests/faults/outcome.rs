@@ -46,7 +46,7 @@ pub(crate) enum Verdict {
 }
 
 impl Verdict {
-    /// Whether a command that nobody kills may end like that.
+    /// Whether a command that is not killed may end like that.
     pub(crate) fn is_fine(self) -> bool {
         matches!(self, Verdict::Success | Verdict::ErrorInWords(_) | Verdict::Interrupted)
     }

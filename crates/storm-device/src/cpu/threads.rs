@@ -15,7 +15,7 @@ const STACK_BYTES: usize = 2 << 20;
 pub const THREAD_BYTES: u64 =
     (STACK_BYTES + size_of::<f32>() * (gemm::SCRATCH_LEN + attention::SCRATCH_LEN)) as u64;
 
-/// Threads for kernels; if nobody says how many, as many as the caller's rayon pool has.
+/// Threads for kernels; by default as many as the caller's rayon pool has.
 pub(super) fn pool(threads: Option<usize>) -> Result<ThreadPool, DeviceError> {
     start(threads.unwrap_or_else(|| rayon::current_num_threads().min(THREADS_MAX)))
 }
