@@ -21,4 +21,9 @@ impl Identity {
     pub(crate) fn to_text(self) -> String {
         format!("{}:{}", self.device, self.inode)
     }
+
+    pub(crate) fn from_text(text: &str) -> Option<Identity> {
+        let (device, inode) = text.split_once(':')?;
+        Some(Identity { device: device.parse().ok()?, inode: inode.parse().ok()? })
+    }
 }

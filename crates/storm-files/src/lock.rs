@@ -63,11 +63,16 @@ impl FolderLock {
     pub fn acquire(folder: &Path) -> Result<FolderLock, LockError> {
         let path = folder.join(Self::FILE_NAME);
         loop {
-            let mut file = open(&path)?;
+            let (mut file, is_new) = open(&path)?;
             match file.try_lock() {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => return Err(LockError::Held(Holder::read(&file))),
-                Err(TryLockError::Error(error)) => return Err(refused(error)),
+                Err(TryLockError::Error(error)) => {
+                    if is_new {
+                        claim::delete(|| fs::remove_file(&path));
+                    }
+                    return Err(refused(error));
+                }
             }
             // Who held it may have removed the file after it was opened here. Then the lock is on a file
             // that nobody else can find.
@@ -97,13 +102,26 @@ impl Drop for FolderLock {
     }
 }
 
-fn open(path: &Path) -> io::Result<File> {
+/// Opens or creates the file; whether it is new.
+fn open(path: &Path) -> io::Result<(File, bool)> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let mut options = OpenOptions::new();
-    options.read(true).write(true).create(true).truncate(false).custom_flags(flags as i32);
-    let file = options.open(path)?;
-    check_plain(file.metadata()?.file_type())?;
-    Ok(file)
+    options.read(true).write(true).custom_flags(flags as i32);
+    loop {
+        match options.clone().create_new(true).open(path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            file => return Ok((file?, true)),
+        }
+        match options.open(path) {
+            // Removed in between.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            file => {
+                let file = file?;
+                check_plain(file.metadata()?.file_type())?;
+                return Ok((file, false));
+            }
+        }
+    }
 }
 
 fn refused(error: io::Error) -> LockError {
@@ -218,7 +236,7 @@ mod tests {
     fn a_lock_on_a_removed_file_is_none() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(FolderLock::FILE_NAME);
-        let opened = open(&path).unwrap();
+        let (opened, _) = open(&path).unwrap();
         assert!(is_at(&opened, &path).unwrap());
         fs::remove_file(&path).unwrap();
         assert!(!is_at(&opened, &path).unwrap());

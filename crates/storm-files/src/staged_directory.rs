@@ -7,7 +7,10 @@
 //! | `lock` | held locked for as long as the folder is in use |
 //! | `new` | the directory that is written; after an exchange, the one that was replaced |
 //! | `old` | the one that was replaced, where the file system cannot exchange names |
-//! | `exchanging` | identity of the directory that was written, from before the exchange until what was replaced is checked |
+//! | `exchanging` | which directory was written and which one it may replace, from before the exchange on |
+//!
+//! A folder that a killed process left is removed once it holds nothing but what was written or what was
+//! checked: the check is run again on a directory that was exchanged.
 
 use crate::claim;
 use crate::exchange::{Exchange, exchange};
@@ -119,7 +122,7 @@ impl StagedDirectory {
         };
         let parent = claim::parent_of(&target).to_owned();
         let prefix = claim::prefix(name, purpose);
-        remove_leftovers(&parent, prefix.as_encoded_bytes());
+        remove_leftovers(&target, prefix.as_encoded_bytes(), &may_replace);
         for _ in 0..claim::ATTEMPTS {
             let folder =
                 tempfile::Builder::new().prefix(&prefix).rand_bytes(12).tempdir_in(&parent);
@@ -188,8 +191,9 @@ impl StagedDirectory {
         exchange: fn(&Path, &Path) -> io::Result<Exchange>,
     ) -> Result<(), StageError> {
         let mark = self.folder.join(EXCHANGING);
-        let own = Identity::of(&self.new).map_err(StageError::io("look at", &self.new))?;
-        write_synced(&mark, &own.to_text()).map_err(StageError::io("write", &mark))?;
+        let written = Identity::of(&self.new).map_err(StageError::io("look at", &self.new))?;
+        write_synced(&mark, &Mark { written, checked }.to_text())
+            .map_err(StageError::io("write", &mark))?;
         let failed = StageError::io("replace", &self.target);
         let replaced = match exchange(&self.new, &self.target) {
             Ok(Exchange::Done) => {
@@ -205,8 +209,8 @@ impl StagedDirectory {
             Err(error) => Err(failed(error)),
         };
         if replaced.is_ok() {
-            let delete = || fs::remove_file(&mark);
-            delete().or_else(|_| delete()).map_err(StageError::io("delete", &mark))?;
+            // Without the mark `remove_folder` deletes what was replaced. If the mark stays, it checks it again.
+            claim::delete(|| fs::remove_file(&mark));
         }
         replaced
     }
@@ -235,7 +239,37 @@ impl StagedDirectory {
 
 impl Drop for StagedDirectory {
     fn drop(&mut self) {
-        remove_folder(&self.folder);
+        remove_folder(&self.folder, &self.target, &self.may_replace);
+    }
+}
+
+/// What the file `exchanging` says: an exchange may have begun.
+struct Mark {
+    /// The directory that was written.
+    written: Identity,
+    /// The one that it may replace.
+    checked: Identity,
+}
+
+impl Mark {
+    fn to_text(&self) -> String {
+        format!("{}\n{}\n", self.written.to_text(), self.checked.to_text())
+    }
+
+    /// None if the file is missing or not whole: it is flushed to disk before the exchange, so that has not begun.
+    fn read(path: &Path) -> io::Result<Option<Mark>> {
+        let read = || match fs::read_to_string(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
+            text => text,
+        };
+        // As with deletions, a failure that does not last must not leave a folder behind.
+        let text = read().or_else(|_| read())?;
+        let mut lines = text.strip_suffix('\n').into_iter().flat_map(|text| text.split('\n'));
+        let (written, checked) = (lines.next(), lines.next());
+        let identity = |line: Option<&str>| line.and_then(Identity::from_text);
+        Ok(identity(written)
+            .zip(identity(checked))
+            .map(|(written, checked)| Mark { written, checked }))
     }
 }
 
@@ -283,8 +317,8 @@ fn lock_new(folder: &Path) -> Result<Option<File>, StageError> {
 }
 
 /// Removes the folders of processes that were killed.
-fn remove_leftovers(parent: &Path, prefix: &[u8]) {
-    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+fn remove_leftovers(target: &Path, prefix: &[u8], may_replace: &MayReplace) {
+    for entry in fs::read_dir(claim::parent_of(target)).into_iter().flatten().flatten() {
         let is_ours = entry.file_name().as_encoded_bytes().starts_with(prefix);
         if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
@@ -292,7 +326,7 @@ fn remove_leftovers(parent: &Path, prefix: &[u8]) {
         let folder = entry.path();
         match claim::open_lock(&folder.join(LOCK)) {
             // The lock is held until the folder is gone.
-            Ok(lock) if claim::is_free(&lock) => remove_folder(&folder),
+            Ok(lock) if claim::is_free(&lock) => remove_folder(&folder, target, may_replace),
             Ok(_) => {}
             // Killed before it made its lock, or about to: empty either way.
             Err(_) => drop(fs::remove_dir(&folder)),
@@ -300,26 +334,36 @@ fn remove_leftovers(parent: &Path, prefix: &[u8]) {
     }
 }
 
-/// Removes a folder beside a target, unless a directory that nobody checked is in it. Failures leave a
-/// leftover for the next one.
-fn remove_folder(folder: &Path) {
+/// Removes a folder beside a target, unless a directory is in it that must stay. Failures leave a leftover for
+/// the next one.
+fn remove_folder(folder: &Path, target: &Path, may_replace: &MayReplace) {
     let (new, old, mark) = (folder.join(NEW), folder.join(OLD), folder.join(EXCHANGING));
-    if let Ok(own) = fs::read_to_string(&mark) {
-        let is_own = Identity::of(&new).map_or(true, |identity| identity.to_text() == own);
-        if old.exists() || !is_own {
-            return;
+    match Mark::read(&mark) {
+        Ok(None) => {}
+        Ok(Some(mark)) => {
+            let at = |path: &Path| Identity::of(path).ok();
+            let is_replaced = |path: &Path| {
+                let placed = at(target) == Some(mark.written) && at(path) == Some(mark.checked);
+                placed && may_replace(path).is_ok()
+            };
+            let may_go = |path: &Path| {
+                at(path).is_none_or(|found| found == mark.written) || is_replaced(path)
+            };
+            if !may_go(&new) || !may_go(&old) {
+                return;
+            }
         }
+        Err(_) => return,
     }
-    // The lock goes last: without it the rest would not be recognized.
-    for path in [&new, &old] {
-        if !claim::delete(|| fs::remove_dir_all(path)) {
-            return;
-        }
+    // The mark goes first: a directory that is half deleted would not pass the check again. The lock goes last:
+    // without it the rest would not be recognized.
+    let is_gone = claim::delete(|| fs::remove_file(&mark))
+        && claim::delete(|| fs::remove_dir_all(&new))
+        && claim::delete(|| fs::remove_dir_all(&old));
+    if is_gone {
+        claim::delete(|| fs::remove_file(folder.join(LOCK)));
+        claim::delete(|| fs::remove_dir(folder));
     }
-    for path in [&mark, &folder.join(LOCK)] {
-        claim::delete(|| fs::remove_file(path));
-    }
-    claim::delete(|| fs::remove_dir(folder));
 }
 
 fn write_synced(path: &Path, text: &str) -> io::Result<()> {
@@ -554,22 +598,93 @@ mod tests {
         assert_eq!(scene.names("."), ["out"]);
     }
 
-    /// Killed between the exchange and the check: nobody has looked at what is in the folder now.
+    /// What a process leaves that is killed right after the exchange.
+    fn kill_after_exchange(staged: StagedDirectory, mark: &str) -> PathBuf {
+        fs::write(staged.folder.join(EXCHANGING), mark).unwrap();
+        let folder = staged.folder.clone();
+        assert!(matches!(exchange(&staged.new, &staged.target).unwrap(), Exchange::Done));
+        kill(staged);
+        folder
+    }
+
+    fn mark_of(staged: &StagedDirectory, checked: &Path) -> String {
+        let written = Identity::of(&staged.new).unwrap();
+        Mark { written, checked: Identity::of(checked).unwrap() }.to_text()
+    }
+
     #[test]
-    fn a_leftover_that_nobody_checked_is_kept() {
+    fn an_exchange_without_its_check_is_checked_by_the_next_one() {
         let scene = Scene::with_output();
         let staged = scene.staged(always);
-        let own = Identity::of(staged.path()).unwrap().to_text();
-        fs::write(staged.folder.join(EXCHANGING), own).unwrap();
-        let (folder, new) = (staged.folder.clone(), staged.new.clone());
-        exchange(&staged.new, &staged.target).unwrap();
-        kill(staged);
-        drop(scene.staged(always));
-        assert!(new.join("before").exists());
-        // Swapped back: it is our own again.
-        exchange(&new, &scene.path("out")).unwrap();
+        let mark = mark_of(&staged, &staged.target);
+        let folder = kill_after_exchange(staged, &mark);
+        assert_eq!(scene.names("out"), ["after"]);
         drop(scene.staged(always));
         assert!(!folder.exists());
-        assert_eq!(scene.names("out"), ["before"]);
+        assert_eq!(scene.names("out"), ["after"]);
+    }
+
+    #[test]
+    fn a_leftover_with_something_else_in_it_is_kept() {
+        let other_than_checked = |scene: &Scene, staged: &StagedDirectory| {
+            fs::rename(&staged.target, scene.path("elsewhere")).unwrap();
+            scene.fill("out", "before");
+            mark_of(staged, &scene.path("elsewhere"))
+        };
+        let extended = |scene: &Scene, staged: &StagedDirectory| {
+            scene.fill("out", "thesis");
+            mark_of(staged, &staged.target)
+        };
+        let cases: [fn(&Scene, &StagedDirectory) -> String; 2] = [other_than_checked, extended];
+        for case in cases {
+            let scene = Scene::with_output();
+            let staged = scene.staged(always);
+            let mark = case(&scene, &staged);
+            let folder = kill_after_exchange(staged, &mark);
+            drop(scene.staged(unless_extended));
+            assert!(folder.join(NEW).join("before").exists());
+            // Exchanged back, it is what the killed process wrote.
+            exchange(&folder.join(NEW), &scene.path("out")).unwrap();
+            drop(StagedDirectory::create(&scene.path("out"), "writing", always).unwrap());
+            assert!(!folder.exists());
+            assert!(scene.path("out/before").exists());
+        }
+    }
+
+    /// Without an exchange of names there is a moment with nothing at the target.
+    #[test]
+    fn a_directory_that_was_moved_aside_is_kept_until_another_is_in_its_place() {
+        let scene = Scene::with_output();
+        let staged = scene.staged(always);
+        let mark = mark_of(&staged, &staged.target);
+        fs::write(staged.folder.join(EXCHANGING), mark).unwrap();
+        let (folder, target) = (staged.folder.clone(), staged.target.clone());
+        fs::rename(&target, folder.join(OLD)).unwrap();
+        kill(staged);
+        drop(scene.staged(always));
+        assert!(folder.join(OLD).join("before").exists());
+        fs::rename(folder.join(NEW), &target).unwrap();
+        drop(scene.staged(always));
+        assert!(!folder.exists());
+        assert_eq!(scene.names("out"), ["after"]);
+    }
+
+    /// Killed while the mark was being written, or the disk was full: the exchange has not begun.
+    #[test]
+    fn a_mark_that_is_not_whole_keeps_nothing() {
+        for bytes in 0.. {
+            let scene = Scene::with_output();
+            let staged = scene.staged(always);
+            let mark = mark_of(&staged, &staged.target);
+            let folder = staged.folder.clone();
+            if bytes == mark.len() {
+                break;
+            }
+            fs::write(folder.join(EXCHANGING), &mark[..bytes]).unwrap();
+            assert!(Mark::read(&folder.join(EXCHANGING)).unwrap().is_none(), "{bytes} of {mark:?}");
+            kill(staged);
+            drop(scene.staged(always));
+            assert!(!folder.exists(), "{bytes} of {mark:?}");
+        }
     }
 }
