@@ -60,7 +60,7 @@ impl Sequence {
             }
             return Ok(turn);
         }
-        if begins && plan.flush == Some(segment) {
+        if begins && [plan.flush, plan.evaluation].contains(&Some(segment)) {
             return Ok(turn);
         }
         Err(DeviceError::OutOfTurn {

@@ -28,7 +28,7 @@ pub enum WaitedFor {
     Instruction(InstructionId),
 }
 
-/// All instructions of a step or a flush.
+/// All instructions of a step, a flush or an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
     /// Queue by queue, each in the order it ran.
@@ -44,7 +44,7 @@ pub(crate) struct Recorder {
     left_out: usize,
 }
 
-/// By queue: the instructions of a step of the plan, or of its flush where those are more.
+/// By queue: the instructions of a step of the plan, or of its flush or evaluation where those are more.
 pub(crate) fn longest(plan: &Plan) -> [usize; Queue::ALL.len()] {
     let in_segment = |segment, queue| {
         let range = plan.segment(segment).instructions.clone();
@@ -55,8 +55,8 @@ pub(crate) fn longest(plan: &Plan) -> [usize; Queue::ALL.len()] {
         let step: usize = runs
             .map(|run| run.times.saturating_mul(in_segment(run.segment, queue)))
             .fold(0, usize::saturating_add);
-        let flush = plan.flush.map_or(0, |segment| in_segment(segment, queue));
-        step.max(flush)
+        let outside = [plan.flush, plan.evaluation].into_iter().flatten();
+        outside.map(|segment| in_segment(segment, queue)).fold(step, usize::max)
     })
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn longest(plan: &Plan) -> [usize; Queue::ALL.len()] {
 const SPANS_MAX: usize = 1 << 20;
 
 impl Recorder {
-    /// Room for a step of the plan, or its flush where that is longer.
+    /// Room for a step of the plan, or its flush or evaluation where that is longer.
     pub(crate) fn new(plan: &Plan) -> Recorder {
         let spans = longest(plan).map(|count| Vec::with_capacity(count.min(SPANS_MAX)));
         Recorder { spans, left_out: 0 }

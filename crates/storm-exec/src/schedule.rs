@@ -4,7 +4,7 @@
 use crate::{ExecError, SlotId, Slots};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use storm_graph::{Graph, Phase, Program, Section, Tensor, TensorClass, TensorId};
+use storm_graph::{Block, Graph, Phase, Program, Section, Tensor, TensorClass, TensorId};
 
 /// Which of a [`Resident`](crate::Resident)'s schedules to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,11 +44,19 @@ pub struct Schedule {
     slot_values: BTreeMap<SlotId, ValueId>,
 }
 
-/// The name of a parameter or cache in a slot: `layers.3.attention.qkv.weight`, or as it is.
-pub(crate) fn layer_name(name: &str, layer: Option<usize>) -> String {
-    match layer {
-        Some(layer) => format!("layers.{layer}.{name}"),
-        None => name.to_owned(),
+/// The part of a graph that runs with one pass over the model.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
+impl Pass {
+    fn of(phase: Phase) -> Pass {
+        match phase {
+            Phase::Forward => Pass::Forward,
+            Phase::Backward | Phase::Recompute => Pass::Backward,
+        }
     }
 }
 
@@ -106,17 +114,17 @@ impl Schedule {
         })
     }
 
-    /// Appends the nodes of a phase (or all), giving each new tensor a value.
+    /// Appends the nodes of a pass (or all), giving each new tensor a value.
     fn add_nodes(
         &mut self,
         graph: &Arc<Graph>,
-        phase: Option<Phase>,
+        pass: Option<Pass>,
         layer: u16,
         values: &mut [Option<ValueId>],
     ) {
         let first = self.steps.len();
         for (index, node) in graph.nodes().iter().enumerate() {
-            if phase.is_some_and(|phase| phase != node.phase) {
+            if pass.is_some_and(|pass| pass != Pass::of(node.phase)) {
                 continue;
             }
             let step = self.steps.len();
@@ -163,87 +171,94 @@ struct Unrolling<'a> {
     exports: BTreeMap<String, ValueId>,
 }
 
-/// A section in one place of the model, with the values of its tensors.
+/// A block of the program, with the values of its tensors.
 struct Instance<'a> {
     section: &'a Section,
     graph: Arc<Graph>,
-    layer: Option<usize>,
+    block: Block,
     values: Vec<Option<ValueId>>,
 }
 
 impl<'a> Unrolling<'a> {
     fn unroll(mut self) -> Result<Schedule, ExecError> {
         let program = self.program;
-        let graphs = program.sections().map(|section| Arc::new(section.graph.clone()));
-        let [prologue, layer, epilogue] = &graphs;
-        let mut instances = vec![self.instance(&program.prologue, prologue, None)?];
-        for index in 0..program.layer_count {
-            instances.push(self.instance(&program.layer, layer, Some(index))?);
+        let graphs: Vec<Arc<Graph>> =
+            program.templates().iter().map(|section| Arc::new(section.graph.clone())).collect();
+        let mut instances = Vec::new();
+        for block in program.blocks() {
+            let graph = &graphs[program.stages()[block.stage].template];
+            instances.push(self.instance(block, graph)?);
         }
-        instances.push(self.instance(&program.epilogue, epilogue, None)?);
-
-        let mut carried: Vec<ValueId> = Vec::new();
-        for instance in &mut instances {
-            for (&id, &value) in instance.section.carried_in.iter().zip(&carried) {
-                instance.values[id.index()] = Some(value);
+        let origins = program.origins()?;
+        for number in 0..instances.len() {
+            for (input, origin) in origins[number].iter().enumerate() {
+                let maker = &instances[origin.block];
+                let value = maker.known(maker.section.carried_out[origin.output].tensor);
+                let taker = &mut instances[number];
+                let id = taker.section.carried_in[input].tensor;
+                taker.values[id.index()] = Some(value);
             }
+            let instance = &mut instances[number];
             self.bind_exports(instance)?;
-            self.run_phase(instance, Phase::Forward);
-            carried = instance.known(&instance.section.carried_out);
+            self.run(instance, Pass::Forward);
             for (name, id) in &instance.section.exports {
-                let value = instance.known(&[*id])[0];
-                self.exports.insert(name.clone(), value);
+                self.exports.insert(name.clone(), instance.known(*id));
             }
         }
-
-        let mut gradients: Vec<ValueId> = Vec::new();
-        for instance in instances.iter_mut().rev() {
-            let Some(backward) = &instance.section.backward else { break };
-            for (&id, &value) in backward.carried_out_gradients.iter().zip(&gradients) {
-                instance.values[id.index()] = Some(value);
+        for number in (0..instances.len()).rev() {
+            let instance = &mut instances[number];
+            let Some(backward) = &instance.section.backward else { continue };
+            if !program.is_reached(instance.block.stage) {
+                continue;
             }
             self.bind_gradients(instance)?;
-            self.run_phase(instance, Phase::Backward);
-            gradients = instance.known(&backward.carried_in_gradients);
+            self.run(instance, Pass::Backward);
+            for (input, origin) in origins[number].iter().enumerate() {
+                let Some(gradient) = backward.carried_in_gradients[input] else { continue };
+                let value = instances[number].known(gradient);
+                let maker = &mut instances[origin.block];
+                // A block that nothing reaches has no use for the gradient of what it made.
+                if let Some(backward) = &maker.section.backward {
+                    let id = backward.carried_out_gradients[origin.output];
+                    maker.values[id.index()] = Some(value);
+                }
+            }
         }
 
         // Results outlive the schedule.
         let end = self.schedule.steps.len();
         for instance in &instances {
             for (name, id) in &instance.section.results {
-                let value = instance.known(&[*id])[0];
+                let value = instance.known(*id);
                 if let Home::Work { last_read, .. } = &mut self.schedule.values[value.0] {
                     *last_read = end;
                 }
                 let tensor = instance.graph.tensor(*id).clone();
-                self.schedule.results.insert(name.clone(), (value, tensor));
+                let name = self.full_name(instance.block, name);
+                self.schedule.results.insert(name, (value, tensor));
             }
         }
         Ok(self.schedule)
     }
 
     /// Binds parameters, caches and inputs to their slots.
-    fn instance(
-        &mut self,
-        section: &'a Section,
-        graph: &Arc<Graph>,
-        layer: Option<usize>,
-    ) -> Result<Instance<'a>, ExecError> {
+    fn instance(&mut self, block: Block, graph: &Arc<Graph>) -> Result<Instance<'a>, ExecError> {
+        let section = self.program.section(block.stage);
         let mut values = vec![None; graph.tensors().len()];
         for id in section.outside_tensors() {
             let Tensor { name, class, .. } = graph.tensor(id);
             let slot = match class {
                 TensorClass::Parameter(_) | TensorClass::Cache => {
-                    Some(self.slot(section, &layer_name(name, layer))?)
+                    Some(self.slot(section, &self.full_name(block, name))?)
                 }
                 _ => self.slots.find(name),
             };
             values[id.index()] = slot.map(|slot| self.schedule.slot_value(slot));
         }
-        Ok(Instance { section, graph: Arc::clone(graph), layer, values })
+        Ok(Instance { section, graph: Arc::clone(graph), block, values })
     }
 
-    /// Binds what the sections before it export; whatever is still unknown has no slot.
+    /// Binds what the blocks before it export; whatever is still unknown has no slot.
     fn bind_exports(&self, instance: &mut Instance<'_>) -> Result<(), ExecError> {
         for id in instance.section.outside_tensors() {
             let name = &instance.graph.tensor(id).name;
@@ -262,8 +277,9 @@ impl<'a> Unrolling<'a> {
         let graph = Arc::clone(&instance.graph);
         let backward = instance.section.backward.as_ref().expect("checked by the caller");
         for gradient in &backward.parameters {
-            let name = layer_name(&graph.tensor(gradient.parameter).name, instance.layer);
-            let slot = self.slot(instance.section, &format!("{name}.grad"))?;
+            let parameter = &graph.tensor(gradient.parameter).name;
+            let name = self.program.gradient_name(instance.block, parameter);
+            let slot = self.slot(instance.section, &name)?;
             let value = self.schedule.slot_value(slot);
             let mut link = Some(gradient.gradient);
             while let Some(id) = link {
@@ -274,9 +290,13 @@ impl<'a> Unrolling<'a> {
         Ok(())
     }
 
-    fn run_phase(&mut self, instance: &mut Instance<'_>, phase: Phase) {
-        let layer = instance.layer.unwrap_or(0) as u16;
-        self.schedule.add_nodes(&instance.graph, Some(phase), layer, &mut instance.values);
+    fn run(&mut self, instance: &mut Instance<'_>, pass: Pass) {
+        let index = instance.block.index as u16;
+        self.schedule.add_nodes(&instance.graph, Some(pass), index, &mut instance.values);
+    }
+
+    fn full_name(&self, block: Block, name: &str) -> String {
+        self.program.stages()[block.stage].full_name(block.index, name)
     }
 
     fn slot(&self, section: &Section, name: &str) -> Result<SlotId, ExecError> {
@@ -285,13 +305,13 @@ impl<'a> Unrolling<'a> {
 }
 
 impl Instance<'_> {
-    fn known(&self, ids: &[TensorId]) -> Vec<ValueId> {
-        ids.iter().map(|id| self.values[id.index()].expect("made by the section")).collect()
+    fn known(&self, id: TensorId) -> ValueId {
+        self.values[id.index()].expect("made by the section")
     }
 }
 
 fn no_slot(section: &Section, tensor: &str) -> ExecError {
-    ExecError::NoSlot { section: section.name.to_owned(), tensor: tensor.to_owned() }
+    ExecError::NoSlot { section: section.name.clone(), tensor: tensor.to_owned() }
 }
 
 /// The tensor whose memory `id` takes over, if it is made in place.

@@ -7,8 +7,10 @@ use std::fmt;
 pub enum Phase {
     /// With the micro-batch's forward pass.
     Forward,
-    /// With its backward pass: everything that autodiff and recomputation add.
+    /// With its backward pass: what autodiff adds.
     Backward,
+    /// With its backward pass, which needs a forward tensor that was not kept.
+    Recompute,
 }
 
 /// One computation of a graph.
@@ -200,7 +202,7 @@ impl Graph {
     /// These are what memory planning is about.
     pub fn saved(&self) -> Vec<TensorId> {
         let mut read = vec![false; self.tensors.len()];
-        for node in self.nodes.iter().filter(|n| n.phase == Phase::Backward) {
+        for node in self.nodes.iter().filter(|n| n.phase != Phase::Forward) {
             for (_, operand) in node.op.operands() {
                 read[operand.index()] = true;
             }

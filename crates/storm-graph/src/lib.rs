@@ -1,7 +1,7 @@
 //! Tensors, ops, shape rules, automatic differentiation and recomputation.
 //!
 //! This crate is pure: no I/O, no devices, no clock. A [`Graph`] is a typed program in
-//! single-assignment form; [`Program`] makes a model of three of them; autodiff and recomputation
+//! single-assignment form; [`Program`] makes a model of some of them, each repeated any number of times; autodiff and recomputation
 //! turn graphs into graphs.
 //!
 //! ```
@@ -31,6 +31,7 @@ mod overwrite;
 mod program;
 pub mod random;
 mod recompute;
+mod section;
 mod section_builder;
 mod shape;
 mod tensor;
@@ -47,9 +48,11 @@ pub use graph::{Graph, Node, Phase};
 pub use op::Op;
 pub use ops::{PIECE_ALIGNMENT, ROWS_PER_PARTIAL, SUM_BLOCK};
 pub use program::{
-    Accumulation, ParameterGradient, Program, ProgramParameter, Section, SectionBackward,
+    Accumulation, Block, Numbering, Origin, ParameterInstance, Program, ProgramParameter, Stage,
+    TiedUse,
 };
 pub use recompute::recompute;
+pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::SectionBuilder;
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorClass, TensorId, Training};

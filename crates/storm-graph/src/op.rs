@@ -78,6 +78,8 @@ define_ops! {
     // ---- elementwise ------------------------------------------------------------------------
     /// `a + b`, same shape.
     Add { a: One, b: One; }
+    /// `sum + x`, same shape and dtype, over `sum`. Has no gradient.
+    Accumulate { sum: One, x: One; }
     /// `a · b`, same shape.
     Mul { a: One, b: One; }
     /// `factor · x`.
@@ -200,6 +202,21 @@ define_ops! {
     }
 }
 
+impl<T> Op<T> {
+    /// Whether it belongs to what follows the last backward pass of a step: tied gradients, norm, update.
+    pub fn is_update(&self) -> bool {
+        matches!(
+            self,
+            Op::Accumulate { .. }
+                | Op::SumOfSquares { .. }
+                | Op::GlobalNorm { .. }
+                | Op::ClipScale { .. }
+                | Op::AdamW { .. }
+                | Op::Sgd { .. }
+        )
+    }
+}
+
 impl<T: Clone> Op<T> {
     /// All operands in order, each with its name.
     pub fn operands(&self) -> Vec<(&'static str, T)> {
@@ -231,6 +248,7 @@ impl<T: Clone> Op<T> {
                 (master.as_ref(), 3),
             ],
             Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
+            Op::Accumulate { sum, .. } => vec![(Some(sum), 0)],
             Op::CachedAttention { cache, .. } => vec![(Some(cache), 1)],
             _ => Vec::new(),
         };

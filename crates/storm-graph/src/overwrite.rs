@@ -17,7 +17,7 @@ pub(crate) fn copy_what_is_still_needed(graph: &mut Graph, results: &[TensorId])
     let mut rewritten = Vec::with_capacity(nodes.len());
     for (index, node) in nodes.iter().enumerate() {
         let taken = match node.phase {
-            Phase::Backward => taken_over(&node.op),
+            Phase::Backward | Phase::Recompute => taken_over(&node.op),
             Phase::Forward => None,
         };
         let needed = |tensor: TensorId| {

@@ -1,58 +1,17 @@
-//! A model as three sections: prologue, one repeated layer, epilogue.
+//! A model as stages: templates, each repeated some number of times.
 //!
-//! The layer is a template: a model of any depth has one layer graph, so that planning does not
-//! grow with the depth. Sections meet in *carried* tensors (the residual stream), in *exports* of
-//! the prologue that every later section may read (rotary tables), and in parameters and inputs of
-//! the same name (tied embeddings).
+//! Planning does not grow with the depth: a model of any number of equal layers has one graph for them.
+//! Stages run in order. A *block* is one run of a stage's template. Blocks meet in *carried* tensors, in
+//! *exports* that every later block may read, and in parameters and inputs of the same name.
 
-use crate::autodiff::{GradientRequest, differentiate};
-use crate::graph::Phase;
-use crate::overwrite::copy_what_is_still_needed;
+use crate::section::SectionRequest;
 use crate::{
-    DType, Graph, GraphError, Op, Shape, Tensor, TensorClass, TensorId, Training, recompute,
+    DType, GraphError, Section, Shape, Tensor, TensorClass, TensorId, Training, recompute,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One of the three parts of a [`Program`].
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Section {
-    /// `prologue`, `layer` or `epilogue`.
-    pub name: &'static str,
-    /// Forward nodes and, once differentiated, backward nodes.
-    pub graph: Graph,
-    /// What the section before hands over.
-    pub carried_in: Vec<TensorId>,
-    /// What the section hands on; like `carried_in` of the next.
-    pub carried_out: Vec<TensorId>,
-    /// Tensors that later sections read by name.
-    pub exports: Vec<(String, TensorId)>,
-    /// Results for the host: `loss`, `logits`.
-    pub results: Vec<(String, TensorId)>,
-    /// What [`Program::differentiate`] added; none if neither it nor a section before it learns.
-    pub backward: Option<SectionBackward>,
-}
-
-/// How the backward nodes of a section meet the rest of the program.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SectionBackward {
-    /// The gradients of `carried_out`, handed over by the section after.
-    pub carried_out_gradients: Vec<TensorId>,
-    /// The gradients of `carried_in`, handed to the section before; empty if none there learns.
-    pub carried_in_gradients: Vec<TensorId>,
-    /// One entry per trainable parameter of the section.
-    pub parameters: Vec<ParameterGradient>,
-}
-
-/// The gradient of one parameter in one section.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ParameterGradient {
-    /// The parameter.
-    pub parameter: TensorId,
-    /// The gradient so far, if the section adds to one. Shares memory with `gradient`.
-    pub accumulator: Option<TensorId>,
-    /// The gradient with this section's part.
-    pub gradient: TensorId,
-}
+/// Blocks of a program at most: random streams and plans number them in 16 bits.
+const BLOCKS_MAX: usize = u16::MAX as usize;
 
 /// Whether a micro-batch starts the gradients of a step or adds to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -63,23 +22,80 @@ pub enum Accumulation {
     Continue,
 }
 
+/// A template, repeated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stage {
+    /// For people, and before the names of numbered parameters: `layers`.
+    pub name: String,
+    /// Position in [`Program::templates`].
+    pub template: usize,
+    /// How many blocks it has.
+    pub repeat: usize,
+    /// How the parameters of its blocks are named.
+    pub numbering: Numbering,
+}
+
+/// How the parameters of a stage are named.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Numbering {
+    /// As in the template. A parameter of the same name in another such stage is the same parameter: it
+    /// is tied.
+    Plain,
+    /// Each block has its own: `layers.3.attention.qkv.weight`.
+    Numbered,
+}
+
+impl Stage {
+    /// A template that runs once.
+    pub fn once(name: impl Into<String>, template: usize) -> Stage {
+        Stage { name: name.into(), template, repeat: 1, numbering: Numbering::Plain }
+    }
+
+    /// A template that runs `repeat` times, each with parameters of its own.
+    pub fn repeated(name: impl Into<String>, template: usize, repeat: usize) -> Stage {
+        Stage { name: name.into(), template, repeat, numbering: Numbering::Numbered }
+    }
+
+    /// The name in the whole program of what block `index` of the stage calls `name`.
+    pub fn full_name(&self, index: usize, name: &str) -> String {
+        match self.numbering {
+            Numbering::Plain => name.to_owned(),
+            Numbering::Numbered => format!("{}.{index}.{name}", self.name),
+        }
+    }
+}
+
+/// One run of a template: its stage, and its position in the stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Block {
+    /// Position in [`Program::stages`].
+    pub stage: usize,
+    /// From 0 to the stage's repeat.
+    pub index: usize,
+}
+
+/// Where a block gets a carried tensor from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Position of the block that made it, among all blocks.
+    pub block: usize,
+    /// Position among what that block hands on.
+    pub output: usize,
+}
+
 /// A whole model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
-    /// Before the first layer: embeddings.
-    pub prologue: Section,
-    /// The repeated layer.
-    pub layer: Section,
-    /// How often it is repeated.
-    pub layer_count: usize,
-    /// After the last layer: final norm, head, loss.
-    pub epilogue: Section,
+    templates: Vec<Section>,
+    stages: Vec<Stage>,
+    /// By stage: whether gradients reach it. Empty before differentiation.
+    reached: Vec<bool>,
 }
 
-/// A parameter of a program, once per layer for those of the layer template.
+/// A parameter of a program, once for all blocks of its stage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProgramParameter {
-    /// Name within the section: `attention.qkv.weight`.
+    /// Name within the template: `attention.qkv.weight`.
     pub name: String,
     /// Extents.
     pub shape: Shape,
@@ -87,86 +103,225 @@ pub struct ProgramParameter {
     pub dtype: DType,
     /// Trainable or frozen.
     pub training: Training,
-    /// Whether it belongs to the repeated layer.
-    pub per_layer: bool,
+    /// The stage that owns it: of several that share it, the first.
+    pub stage: usize,
     /// Its number among the program's parameters; identifies its random streams.
     pub number: u16,
 }
 
+/// One parameter in one block.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ParameterInstance {
+    /// In the whole program: `layers.3.attention.qkv.weight`.
+    pub name: String,
+    /// Position of the block in its stage.
+    pub index: u16,
+    /// What it is an instance of.
+    pub parameter: ProgramParameter,
+}
+
+/// The part of a tied parameter's gradient that comes from a stage other than its owner. It has an
+/// accumulator of its own, added to the owner's at the end of a step, in the order of the stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TiedUse {
+    /// The parameter.
+    pub parameter: String,
+    /// The stage that owns it.
+    pub owner: usize,
+    /// The stage that uses it, too.
+    pub user: usize,
+}
+
 impl Program {
-    /// Checks that the sections fit together.
+    /// Checks that the stages fit together.
     ///
     /// # Errors
-    /// Carried tensors that differ between sections, a repeated name, no layer.
-    pub fn new(
-        prologue: Section,
-        layer: Section,
-        layer_count: usize,
-        epilogue: Section,
-    ) -> Result<Program, GraphError> {
-        let program = Program { prologue, layer, layer_count, epilogue };
-        let error = |section: &str, problem: String| {
-            Err(GraphError::Section { section: section.to_owned(), problem })
-        };
-        if layer_count == 0 || layer_count > usize::from(u16::MAX) {
-            return error("layer", format!("must repeat 1 to 65535 times, not {layer_count}"));
+    /// A carried tensor that no block makes or takes or that changes its form on the way, a repeated
+    /// name, a stage without blocks or without a template.
+    pub fn new(templates: Vec<Section>, stages: Vec<Stage>) -> Result<Program, GraphError> {
+        let program = Program { templates, stages, reached: Vec::new() };
+        program.check_stages()?;
+        program.origins()?;
+        for section in &program.templates {
+            section.check_names()?;
         }
-        let seams = [
-            (&program.prologue, &program.layer),
-            (&program.layer, &program.layer),
-            (&program.layer, &program.epilogue),
-        ];
-        for (from, to) in seams {
-            let describe = |section: &Section, ids: &[TensorId]| -> Vec<(Shape, DType)> {
-                ids.iter()
-                    .map(|&id| section.graph.tensor(id))
-                    .map(|t| (t.shape.clone(), t.dtype))
-                    .collect()
-            };
-            let (out, taken) = (describe(from, &from.carried_out), describe(to, &to.carried_in));
-            if out != taken {
-                return error(
-                    to.name,
-                    format!("takes {taken:?}, but `{}` hands over {out:?}", from.name),
-                );
-            }
-        }
-        for section in program.sections() {
-            let mut names = BTreeSet::new();
-            for id in section.outside_tensors() {
-                let name = &section.graph.tensor(id).name;
-                if !names.insert(name) {
-                    return error(section.name, format!("two outside tensors are named `{name}`"));
-                }
-            }
-        }
-        if program.parameters().len() > usize::from(u16::MAX) {
-            return error("layer", "has more than 65535 parameters".to_owned());
-        }
+        program.check_parameters()?;
         Ok(program)
     }
 
-    /// The three sections in forward order.
-    pub fn sections(&self) -> [&Section; 3] {
-        [&self.prologue, &self.layer, &self.epilogue]
+    /// The graphs that stages repeat.
+    pub fn templates(&self) -> &[Section] {
+        &self.templates
+    }
+
+    /// The stages, in the order in which they run.
+    pub fn stages(&self) -> &[Stage] {
+        &self.stages
+    }
+
+    /// The template of a stage.
+    pub fn section(&self, stage: usize) -> &Section {
+        &self.templates[self.stages[stage].template]
+    }
+
+    /// All blocks in the order in which they run.
+    pub fn blocks(&self) -> impl Iterator<Item = Block> + '_ {
+        let stages = self.stages.iter().enumerate();
+        stages.flat_map(|(stage, s)| (0..s.repeat).map(move |index| Block { stage, index }))
+    }
+
+    /// How many blocks there are.
+    pub fn block_count(&self) -> usize {
+        self.stages.iter().map(|stage| stage.repeat).sum()
+    }
+
+    /// Whether the backward pass runs the blocks of a stage. False for all before differentiation.
+    pub fn is_reached(&self, stage: usize) -> bool {
+        self.reached.get(stage).copied().unwrap_or(false)
+    }
+
+    /// Where each block gets what it takes, in the order of its template's `carried_in`.
+    ///
+    /// # Errors
+    /// Carried tensors that do not meet; never for a program that exists.
+    pub fn origins(&self) -> Result<Vec<Vec<Origin>>, GraphError> {
+        // What was handed on and not taken yet, by name.
+        let mut open: BTreeMap<&str, Origin> = BTreeMap::new();
+        let mut origins = Vec::new();
+        let blocks: Vec<Block> = self.blocks().collect();
+        for (number, block) in blocks.iter().enumerate() {
+            let section = self.section(block.stage);
+            let mut taken = Vec::new();
+            for carried in &section.carried_in {
+                let name = carried.name.as_str();
+                let Some(origin) = open.remove(name) else {
+                    let stage = &self.stages[block.stage].name;
+                    return section.error(format!(
+                        "takes `{name}` in stage `{stage}`, which no block before it hands on, or \
+                         another block has taken"
+                    ));
+                };
+                let maker = self.section(blocks[origin.block].stage);
+                let made = maker.graph.tensor(maker.carried_out[origin.output].tensor);
+                let wanted = section.graph.tensor(carried.tensor);
+                if (&made.shape, made.dtype) != (&wanted.shape, wanted.dtype) {
+                    return section.error(format!(
+                        "takes `{name}` as {} {}, but `{}` hands on {} {}",
+                        wanted.dtype, wanted.shape, maker.name, made.dtype, made.shape
+                    ));
+                }
+                taken.push(origin);
+            }
+            origins.push(taken);
+            for (output, carried) in section.carried_out.iter().enumerate() {
+                let origin = Origin { block: number, output };
+                if open.insert(&carried.name, origin).is_some() {
+                    let name = &carried.name;
+                    return section.error(format!(
+                        "hands on `{name}` before the one that was handed on earlier is taken"
+                    ));
+                }
+            }
+        }
+        match open.into_iter().next() {
+            None => Ok(origins),
+            Some((name, origin)) => self
+                .section(blocks[origin.block].stage)
+                .error(format!("hands on `{name}`, which no later block takes")),
+        }
+    }
+
+    fn check_stages(&self) -> Result<(), GraphError> {
+        let error = |stage: &Stage, problem: String| {
+            Err(GraphError::Section { section: stage.name.clone(), problem })
+        };
+        if self.stages.is_empty() {
+            let section = "program".to_owned();
+            return Err(GraphError::Section { section, problem: "has no stages".to_owned() });
+        }
+        let mut names = BTreeSet::new();
+        for stage in &self.stages {
+            if stage.template >= self.templates.len() {
+                let count = self.templates.len();
+                let number = stage.template;
+                return error(stage, format!("has template {number}; there are {count}"));
+            }
+            if stage.repeat == 0 || self.block_count() > BLOCKS_MAX {
+                let repeat = stage.repeat;
+                return error(stage, format!("must repeat 1 to {BLOCKS_MAX} times, not {repeat}"));
+            }
+            if stage.numbering == Numbering::Plain && stage.repeat > 1 {
+                return error(stage, "repeats, so its parameters must be numbered".to_owned());
+            }
+            if !names.insert(&stage.name) {
+                return error(stage, "is the name of two stages".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Tied parameters are alike wherever they are used; results have one maker.
+    fn check_parameters(&self) -> Result<(), GraphError> {
+        if self.parameters().len() > usize::from(u16::MAX) {
+            return self.section(0).error("the program has more than 65535 parameters".to_owned());
+        }
+        for stage in 0..self.stages.len() {
+            let section = self.section(stage);
+            for id in section.outside_tensors() {
+                let tensor = section.graph.tensor(id);
+                if !matches!(tensor.class, TensorClass::Parameter(_)) {
+                    continue;
+                }
+                let owner = self.owner(stage, &tensor.name);
+                let owned = self.section(owner).parameter(&tensor.name);
+                if owned.is_some_and(|owned| owned != tensor) {
+                    let (name, owner) = (&tensor.name, &self.stages[owner].name);
+                    return section.error(format!(
+                        "`{name}` differs from the one that it shares with `{owner}`"
+                    ));
+                }
+            }
+        }
+        let mut results = BTreeSet::new();
+        for block in self.blocks() {
+            for (name, _) in &self.section(block.stage).results {
+                let name = self.stages[block.stage].full_name(block.index, name);
+                if !results.insert(name.clone()) {
+                    return self
+                        .section(block.stage)
+                        .error(format!("two blocks have a result named `{name}`"));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The stage that owns what `stage` calls `name`: the first plain stage that uses it, or the stage
+    /// itself if it is numbered.
+    pub fn owner(&self, stage: usize, name: &str) -> usize {
+        if self.stages[stage].numbering == Numbering::Numbered {
+            return stage;
+        }
+        let plain = |&other: &usize| self.stages[other].numbering == Numbering::Plain;
+        let uses = |&other: &usize| self.section(other).parameter(name).is_some();
+        (0..stage).filter(plain).find(uses).unwrap_or(stage)
     }
 
     /// All parameters, each once, in forward order of first use.
     pub fn parameters(&self) -> Vec<ProgramParameter> {
         let mut parameters: Vec<ProgramParameter> = Vec::new();
-        for section in self.sections() {
-            let per_layer = section.name == self.layer.name;
+        for stage in 0..self.stages.len() {
+            let section = self.section(stage);
             for id in section.outside_tensors() {
                 let Tensor { name, shape, dtype, class } = section.graph.tensor(id);
                 let TensorClass::Parameter(training) = *class else { continue };
-                let tied = !per_layer && parameters.iter().any(|p| !p.per_layer && p.name == *name);
-                if !tied {
+                if self.owner(stage, name) == stage {
                     parameters.push(ProgramParameter {
                         name: name.clone(),
                         shape: shape.clone(),
                         dtype: *dtype,
                         training,
-                        per_layer,
+                        stage,
                         number: u16::try_from(parameters.len()).unwrap_or(u16::MAX),
                     });
                 }
@@ -175,16 +330,54 @@ impl Program {
         parameters
     }
 
-    /// All batch inputs and scalars by name, each once. Exports of the prologue are not among them.
+    /// Every parameter of every block, parameter by parameter.
+    pub fn parameter_instances(&self) -> Vec<ParameterInstance> {
+        let mut instances = Vec::new();
+        for parameter in self.parameters() {
+            let stage = &self.stages[parameter.stage];
+            for index in 0..stage.repeat {
+                let name = stage.full_name(index, &parameter.name);
+                let parameter = parameter.clone();
+                instances.push(ParameterInstance { name, index: index as u16, parameter });
+            }
+        }
+        instances
+    }
+
+    /// Uses of trainable parameters in stages that do not own them, in the order of the stages.
+    pub fn tied_uses(&self) -> Vec<TiedUse> {
+        let mut uses = Vec::new();
+        for user in 0..self.stages.len() {
+            let section = self.section(user);
+            for id in section.outside_tensors() {
+                let tensor = section.graph.tensor(id);
+                let owner = self.owner(user, &tensor.name);
+                if tensor.class == TensorClass::Parameter(Training::Trainable) && owner != user {
+                    uses.push(TiedUse { parameter: tensor.name.clone(), owner, user });
+                }
+            }
+        }
+        uses
+    }
+
+    /// The name of the gradient that block `index` of a stage adds to for what it calls `name`: that of
+    /// the parameter, or one of its own where another stage owns the parameter.
+    pub fn gradient_name(&self, block: Block, name: &str) -> String {
+        let stage = &self.stages[block.stage];
+        let full = stage.full_name(block.index, name);
+        match self.owner(block.stage, name) == block.stage {
+            true => format!("{full}.grad"),
+            false => tied_gradient_name(&full, &stage.name),
+        }
+    }
+
+    /// All batch inputs and scalars by name, each once. Exports are not among them.
     pub fn inputs(&self) -> Vec<Tensor> {
-        let exported: BTreeSet<&str> = self
-            .sections()
-            .iter()
-            .flat_map(|s| &s.exports)
-            .map(|(name, _)| name.as_str())
-            .collect();
+        let exported: BTreeSet<&str> =
+            self.templates.iter().flat_map(|s| &s.exports).map(|(name, _)| name.as_str()).collect();
         let mut inputs: Vec<Tensor> = Vec::new();
-        for section in self.sections() {
+        for stage in 0..self.stages.len() {
+            let section = self.section(stage);
             for id in section.outside_tensors() {
                 let tensor = section.graph.tensor(id);
                 if tensor.class == TensorClass::Input
@@ -198,58 +391,103 @@ impl Program {
         inputs
     }
 
-    /// What each layer keeps from one run to the next.
+    /// What blocks keep from one run to the next, under their full names.
     pub fn caches(&self) -> Vec<Tensor> {
-        let outside = self.layer.outside_tensors().into_iter();
-        let tensors = outside.map(|id| self.layer.graph.tensor(id));
-        tensors.filter(|tensor| tensor.class == TensorClass::Cache).cloned().collect()
+        let mut caches = Vec::new();
+        for block in self.blocks() {
+            let section = self.section(block.stage);
+            for id in section.outside_tensors() {
+                let tensor = section.graph.tensor(id);
+                if tensor.class == TensorClass::Cache {
+                    let name = self.stages[block.stage].full_name(block.index, &tensor.name);
+                    caches.push(Tensor { name, ..tensor.clone() });
+                }
+            }
+        }
+        caches
     }
 
-    /// The same program with its backward pass: the gradient of `loss`, a result of the epilogue,
-    /// by every trainable parameter, stored as `gradient_dtype`.
+    /// The same program with its backward pass: the gradient of `loss`, a result of the last stage, by
+    /// every trainable parameter, stored as `gradient_dtype`.
     ///
-    /// A parameter that several sections use (tied embeddings) is accumulated in backward order:
-    /// the head's part first, the embedding's last.
+    /// Each use of a parameter has a gradient of its own: see [`TiedUse`].
     ///
     /// # Errors
-    /// The epilogue has no result `loss`, or an op on the way has no gradient.
+    /// The last stage has no result `loss` or repeats, nothing learns, or an op on the way has no
+    /// gradient.
     pub fn differentiate(
         &self,
         accumulation: Accumulation,
         gradient_dtype: DType,
     ) -> Result<Program, GraphError> {
         let mut program = self.clone();
-        let loss = program.epilogue.results.iter().find(|(name, _)| name == "loss");
+        let last = self.stages.len() - 1;
+        let loss = self.section(last).results.iter().find(|(name, _)| name == "loss");
         let Some(&(_, loss)) = loss else {
-            return Err(GraphError::Section {
-                section: self.epilogue.name.to_owned(),
-                problem: "has no result named `loss` to differentiate".to_owned(),
-            });
+            return self
+                .section(last)
+                .error("has no result named `loss` to differentiate".to_owned());
         };
-        // The backward pass goes no further up than the first section that learns.
-        let prologue_learns = self.prologue.learns();
-        let layers_learn = self.layer.learns() || prologue_learns;
-        let mut pass = BackwardPass { accumulation, gradient_dtype, started: BTreeSet::new() };
-        program.epilogue.differentiate(&mut pass, Some(loss), layers_learn)?;
-        if layers_learn {
-            program.layer.differentiate(&mut pass, None, true)?;
+        program.reached = self.reach()?;
+        if !program.reached[last] {
+            return self.section(last).error("nothing that the loss depends on learns".to_owned());
         }
-        if prologue_learns {
-            program.prologue.differentiate(&mut pass, None, false)?;
+        let origins = self.origins()?;
+        let stage_of: Vec<usize> = self.blocks().map(|block| block.stage).collect();
+        for template in 0..self.templates.len() {
+            let users: Vec<usize> = (0..stage_of.len())
+                .filter(|&b| self.stages[stage_of[b]].template == template)
+                .filter(|&b| program.reached[stage_of[b]])
+                .collect();
+            if users.is_empty() {
+                continue;
+            }
+            let is_last = self.stages[last].template == template;
+            if is_last && users.len() > 1 {
+                return self
+                    .section(last)
+                    .error("makes the loss, so no other block may have its template".to_owned());
+            }
+            let carried = 0..self.templates[template].carried_in.len();
+            let wants = |input: usize| {
+                users.iter().any(|&b| program.reached[stage_of[origins[b][input].block]])
+            };
+            let wants_carried: Vec<bool> = carried.map(wants).collect();
+            program.templates[template].differentiate(&SectionRequest {
+                accumulation,
+                gradient_dtype,
+                loss: is_last.then_some(loss),
+                wants_carried: &wants_carried,
+            })?;
         }
         Ok(program)
     }
 
-    /// Makes the backward pass of every section recompute the saved tensors for which `is_kept`
-    /// does not hold; it gets the section and the tensor's name.
+    /// By stage: whether a gradient is needed in it, because it learns or something that it takes
+    /// depends on what learns.
+    fn reach(&self) -> Result<Vec<bool>, GraphError> {
+        let origins = self.origins()?;
+        let stage_of: Vec<usize> = self.blocks().map(|block| block.stage).collect();
+        let mut reached: Vec<bool> =
+            (0..self.stages.len()).map(|stage| self.section(stage).learns()).collect();
+        for (block, origins) in origins.iter().enumerate() {
+            if origins.iter().any(|origin| reached[stage_of[origin.block]]) {
+                reached[stage_of[block]] = true;
+            }
+        }
+        Ok(reached)
+    }
+
+    /// Makes the backward pass of every template recompute the saved tensors for which `is_kept` does
+    /// not hold; it gets the section and the tensor.
     pub fn recompute(&mut self, is_kept: impl Fn(&Section, &Tensor) -> bool) {
-        for section in [&mut self.prologue, &mut self.layer, &mut self.epilogue] {
+        for section in &mut self.templates {
             let before = section.clone();
-            // Carried and exported tensors outlive the section: they are at hand in any case.
+            // Carried and exported tensors outlive the block: they are at hand in any case.
             let lasting: BTreeSet<TensorId> = before
                 .carried_out
                 .iter()
-                .copied()
+                .map(|carried| carried.tensor)
                 .chain(before.exports.iter().map(|&(_, id)| id))
                 .collect();
             recompute(&mut section.graph, |id| {
@@ -259,124 +497,22 @@ impl Program {
     }
 }
 
-/// What the sections of one backward pass share.
-struct BackwardPass {
-    accumulation: Accumulation,
-    gradient_dtype: DType,
-    /// Parameters whose gradient a later section (earlier in backward order) has begun: whether they
-    /// are a layer's, and their name.
-    started: BTreeSet<(bool, String)>,
+impl TiedUse {
+    /// The name of its accumulator.
+    pub fn gradient_name(&self, program: &Program) -> String {
+        tied_gradient_name(&self.parameter, &program.stages[self.user].name)
+    }
+}
+
+/// The gradient of a parameter in a stage that does not own it: `embedding.weight.grad@head`.
+fn tied_gradient_name(parameter: &str, stage: &str) -> String {
+    format!("{parameter}.grad@{stage}")
 }
 
 impl Section {
-    /// Tensors that come from outside under their own name: inputs, exports, parameters, caches. Carried
-    /// tensors and gradients are handed over by position and are not among them.
-    pub fn outside_tensors(&self) -> Vec<TensorId> {
-        self.graph
-            .ids()
-            .filter(|&id| self.graph.producer(id).is_none() && !self.carried_in.contains(&id))
-            .filter(|&id| {
-                matches!(
-                    self.graph.tensor(id).class,
-                    TensorClass::Input | TensorClass::Parameter(_) | TensorClass::Cache
-                )
-            })
-            .collect()
-    }
-
-    /// Later sections read exports as inputs, through which no gradient comes back.
-    fn check_exports(&self) -> Result<(), GraphError> {
-        let wanted = crate::autodiff::find_wanted(&self.graph, &self.carried_in);
-        match self.exports.iter().find(|(_, id)| wanted[id.index()]) {
-            None => Ok(()),
-            Some((name, _)) => Err(GraphError::Section {
-                section: self.name.to_owned(),
-                problem: format!(
-                    "export `{name}` depends on what learns, and exports have no gradient: hand it \
-                     on as a carried tensor"
-                ),
-            }),
-        }
-    }
-
-    /// Whether it has a trainable parameter.
-    fn learns(&self) -> bool {
-        let trainable = TensorClass::Parameter(Training::Trainable);
-        self.graph.tensors().iter().any(|tensor| tensor.class == trainable)
-    }
-
-    fn differentiate(
-        &mut self,
-        pass: &mut BackwardPass,
-        loss: Option<TensorId>,
-        wants_carried: bool,
-    ) -> Result<(), GraphError> {
-        let gradient_dtype = pass.gradient_dtype;
-        let is_layer = self.name == "layer";
-        self.check_exports()?;
-        let graph = &mut self.graph;
-        graph.set_phase(Phase::Backward);
-        let mut seeds = Vec::new();
-        for &carried in &self.carried_out {
-            let Tensor { name, shape, dtype, .. } = graph.tensor(carried).clone();
-            let name = format!("{name}.grad_in");
-            seeds.push((carried, graph.source(name, shape, dtype, TensorClass::Activation)));
-        }
-        let carried_out_gradients = seeds.iter().map(|&(_, seed)| seed).collect();
-        if let Some(loss) = loss {
-            let one = Op::Fill { shape: Shape::scalar(), dtype: DType::F32, value: 1.0 };
-            seeds.push((loss, graph.apply_one("loss.grad", one)?));
-        }
-
-        let mut accumulators = BTreeMap::new();
-        let parameters: Vec<TensorId> = graph
-            .ids()
-            .filter(|&id| graph.tensor(id).class == TensorClass::Parameter(Training::Trainable))
-            .collect();
-        for &parameter in &parameters {
-            let Tensor { name, shape, .. } = graph.tensor(parameter).clone();
-            let first_use = pass.started.insert((is_layer, name.clone()));
-            if pass.accumulation == Accumulation::Continue || !first_use {
-                let name = format!("{name}.grad_so_far");
-                let so_far = graph.source(name, shape, gradient_dtype, TensorClass::Gradient);
-                accumulators.insert(parameter, so_far);
-            }
-        }
-
-        let request = GradientRequest {
-            seeds,
-            wanted: if wants_carried { self.carried_in.clone() } else { Vec::new() },
-            accumulators,
-            gradient_dtype,
-        };
-        let gradients = differentiate(graph, &request)?;
-        let results: Vec<TensorId> = self.results.iter().map(|&(_, id)| id).collect();
-        copy_what_is_still_needed(graph, &results);
-        let mut carried_in_gradients = Vec::new();
-        for carried in &request.wanted {
-            carried_in_gradients.push(match gradients.get(carried) {
-                Some(&gradient) => gradient,
-                None => {
-                    return Err(GraphError::Section {
-                        section: self.name.to_owned(),
-                        problem: format!(
-                            "nothing that is handed on depends on `{}`",
-                            graph.tensor(*carried).name
-                        ),
-                    });
-                }
-            });
-        }
-        let parameters = parameters
-            .into_iter()
-            .filter_map(|parameter| {
-                let accumulator = request.accumulators.get(&parameter).copied();
-                let gradient = *gradients.get(&parameter)?;
-                Some(ParameterGradient { parameter, accumulator, gradient })
-            })
-            .collect();
-        self.backward =
-            Some(SectionBackward { carried_out_gradients, carried_in_gradients, parameters });
-        Ok(())
+    /// The parameter of that name.
+    pub fn parameter(&self, name: &str) -> Option<&Tensor> {
+        let mut tensors = self.graph.tensors().iter();
+        tensors.find(|t| t.name == name && matches!(t.class, TensorClass::Parameter(_)))
     }
 }

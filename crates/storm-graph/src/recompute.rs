@@ -1,4 +1,4 @@
-//! Recomputation: tensors that are not kept are made again in the backward pass.
+//! Recomputation: the backward pass recomputes the tensors that are not kept.
 
 use crate::graph::{Node, Phase};
 use crate::overwrite::copy_what_is_still_needed;
@@ -15,14 +15,14 @@ pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
     let mut again = Again { replacement: vec![None; graph.tensors().len()] };
     let mut rewritten: Vec<Node> = Vec::with_capacity(nodes.len());
     for node in &nodes {
-        if node.phase == Phase::Backward {
+        if node.phase != Phase::Forward {
             for (_, operand) in node.op.operands() {
                 again.ensure(graph, &nodes, operand, &is_kept, &mut rewritten);
             }
         }
         let op = match node.phase {
             Phase::Forward => node.op.clone(),
-            Phase::Backward => again.rewrite(&node.op),
+            Phase::Backward | Phase::Recompute => again.rewrite(&node.op),
         };
         rewritten.push(Node { op, ..node.clone() });
     }
@@ -86,7 +86,7 @@ impl Again {
                 name: format!("{}.again", node.name),
                 op,
                 outputs,
-                phase: Phase::Backward,
+                phase: Phase::Recompute,
             });
         }
     }

@@ -1,89 +1,89 @@
 //! Sections of one's own models, layer by layer.
 
 use crate::{
-    ActivationFunction, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Section, Shape,
-    TensorClass, TensorId, Training,
+    ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Section,
+    Shape, TensorClass, TensorId, Training,
 };
+
+/// The name under which sections hand on the residual stream.
+const HIDDEN: &str = "hidden";
 
 /// Builds the sections of a language model: makes parameters as it goes and knows the sizes of a batch.
 ///
 /// What it has no method for is an [`Op`] away, by [`SectionBuilder::apply`]. Parameters are named by the
-/// caller, each name once in a section; one that has the same name in prologue and epilogue is the same.
+/// caller, each name once in a section. Stages that run once and use the same name share the parameter.
 ///
 /// ```
-/// use storm_graph::{ActivationFunction, DType, Program, SectionBuilder};
+/// use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
 ///
-/// let mut prologue = SectionBuilder::prologue(4, 32, DType::F32); // B, T
-/// let hidden = prologue.embedding("tokens", 100, 16)?; // (B, T, 16)
-/// let prologue = prologue.hand_on(hidden);
+/// let mut embedding = SectionBuilder::new("embedding", 4, 32, DType::F32); // B, T
+/// let hidden = embedding.embedding("tokens", 100, 16)?; // (B, T, 16)
+/// let embedding = embedding.hand_on(hidden);
 ///
-/// let (mut layer, hidden) = SectionBuilder::layer(&prologue)?;
+/// let (mut layer, hidden) = SectionBuilder::after(&embedding, "layer")?;
 /// let normed = layer.rms_norm("norm", hidden, 1e-5)?; // (B, T, 16)
 /// let up = layer.linear("up", normed, 64)?; // (B, T, 64)
 /// let active = layer.activation("silu", up, ActivationFunction::Silu)?;
 /// let hidden = layer.linear_onto("down", active, hidden)?; // (B, T, 16)
 /// let layer = layer.hand_on(hidden);
 ///
-/// let (epilogue, hidden) = SectionBuilder::epilogue(&layer)?;
-/// let epilogue = epilogue.loss(hidden, 100, 1024)?;
-/// let program = Program::new(prologue, layer, 3, epilogue)?;
+/// let (head, hidden) = SectionBuilder::after(&layer, "head")?;
+/// let head = head.loss(hidden, 100, 1024)?;
+/// let stages = vec![Stage::once("embedding", 0), Stage::repeated("layers", 1, 3), Stage::once("head", 2)];
+/// let program = Program::new(vec![embedding, layer, head], stages)?;
 /// assert_eq!(program.parameters().len(), 5);
 /// # Ok::<(), storm_graph::GraphError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SectionBuilder {
-    name: &'static str,
+    name: String,
     graph: Graph,
-    carried_in: Vec<TensorId>,
+    carried_in: Vec<Carried>,
     batch: usize,
     sequence: usize,
     dtype: DType,
+    training: Training,
 }
 
 impl SectionBuilder {
-    /// What comes before the layers, for batches of `batch` sequences of `sequence` tokens. Parameters
-    /// and activations of the model are stored as `dtype`.
-    pub fn prologue(batch: usize, sequence: usize, dtype: DType) -> SectionBuilder {
-        let (graph, carried_in) = (Graph::new(), Vec::new());
-        SectionBuilder { name: "prologue", graph, carried_in, batch, sequence, dtype }
+    /// A section that takes nothing from others, for batches of `batch` sequences of `sequence` tokens.
+    /// Its parameters and activations are stored as `dtype`.
+    pub fn new(
+        name: impl Into<String>,
+        batch: usize,
+        sequence: usize,
+        dtype: DType,
+    ) -> SectionBuilder {
+        let (name, graph, carried_in) = (name.into(), Graph::new(), Vec::new());
+        let training = Training::Trainable;
+        SectionBuilder { name, graph, carried_in, batch, sequence, dtype, training }
     }
 
-    /// The layer that is repeated, and what it gets: the residual stream (B, T, C).
+    /// A section that takes what `before` hands on as `hidden`: the residual stream (B, T, C).
     ///
     /// # Errors
-    /// The prologue does not hand on one tensor of that form.
-    pub fn layer(prologue: &Section) -> Result<(SectionBuilder, TensorId), GraphError> {
-        SectionBuilder::after(prologue, "layer")
-    }
-
-    /// What comes after the last layer, and what it gets: the residual stream (B, T, C).
-    ///
-    /// # Errors
-    /// The layer does not hand on one tensor of that form.
-    pub fn epilogue(layer: &Section) -> Result<(SectionBuilder, TensorId), GraphError> {
-        SectionBuilder::after(layer, "epilogue")
-    }
-
-    fn after(
+    /// The section before does not hand on a tensor of that name and form.
+    pub fn after(
         before: &Section,
-        name: &'static str,
+        name: impl Into<String>,
     ) -> Result<(SectionBuilder, TensorId), GraphError> {
-        let refuse =
-            |problem: String| Err(GraphError::Section { section: before.name.to_owned(), problem });
-        let &[handed_on] = &before.carried_out[..] else {
-            let count = before.carried_out.len();
-            return refuse(format!("hands on {count} tensors, not one; build sections by hand"));
+        let Some(output) = before.handed_on(HIDDEN) else {
+            return before.error(format!("does not hand on `{HIDDEN}`"));
         };
-        let tensor = before.graph.tensor(handed_on);
+        let tensor = before.graph.tensor(before.carried_out[output].tensor);
         let &[batch, sequence, _] = tensor.shape.axes() else {
-            return refuse(format!("hands on {}, not (B, T, C)", tensor.shape));
+            return before.error(format!("hands on {}, not (B, T, C)", tensor.shape));
         };
-        let dtype = tensor.dtype;
-        let mut graph = Graph::new();
-        let class = TensorClass::Activation;
-        let hidden = graph.source("hidden", tensor.shape.clone(), dtype, class); // (B, T, C)
-        let carried_in = vec![hidden];
-        Ok((SectionBuilder { name, graph, carried_in, batch, sequence, dtype }, hidden))
+        let mut builder = SectionBuilder::new(name, batch, sequence, tensor.dtype);
+        let hidden = builder.take(HIDDEN, tensor.shape.clone()); // (B, T, C)
+        Ok((builder, hidden))
+    }
+
+    /// Takes a tensor that a block before hands on under this name.
+    pub fn take(&mut self, name: &str, shape: impl Into<Shape>) -> TensorId {
+        let tensor = self.graph.source(name, shape, self.dtype, TensorClass::Activation);
+        self.carried_in.push(Carried::new(name, tensor));
+        tensor
     }
 
     /// A column of a batch, (B, T) i32: `tokens`, `targets`, `positions` or `segments`.
@@ -91,9 +91,14 @@ impl SectionBuilder {
         self.graph.input(name, [self.batch, self.sequence], DType::I32)
     }
 
-    /// A parameter that learns.
+    /// Parameters made from here on do not learn.
+    pub fn freeze(&mut self) {
+        self.training = Training::Frozen;
+    }
+
+    /// A parameter, which learns unless the section is frozen.
     pub fn parameter(&mut self, name: &str, shape: impl Into<Shape>) -> TensorId {
-        self.graph.parameter(name, shape, self.dtype, Training::Trainable)
+        self.graph.parameter(name, shape, self.dtype, self.training)
     }
 
     /// The first output of any op.
@@ -203,10 +208,15 @@ impl SectionBuilder {
         self.apply(name, Op::Attention { qkv, segments: None, heads, mask: Mask::Causal, scale })
     }
 
-    /// The section, which hands on `hidden`.
+    /// The section, which hands on `hidden` under that name.
     pub fn hand_on(self, hidden: TensorId) -> Section {
+        self.hand_on_all(vec![Carried::new(HIDDEN, hidden)])
+    }
+
+    /// The section, which hands on several tensors.
+    pub fn hand_on_all(self, carried_out: Vec<Carried>) -> Section {
         let SectionBuilder { name, graph, carried_in, .. } = self;
-        Section { name, graph, carried_in, carried_out: vec![hidden], ..Section::default() }
+        Section { name, graph, carried_in, carried_out, ..Section::default() }
     }
 
     /// The section, whose result is the cross-entropy of `hidden` times the parameter `head.weight`
@@ -215,13 +225,28 @@ impl SectionBuilder {
     /// # Errors
     /// Operands that do not fit.
     pub fn loss(
+        self,
+        hidden: TensorId,
+        vocabulary: usize,
+        chunk_rows: usize,
+    ) -> Result<Section, GraphError> {
+        self.loss_of("head.weight", hidden, vocabulary, chunk_rows)
+    }
+
+    /// [`SectionBuilder::loss`] by the parameter `weight` (vocabulary, C): tied, if a stage that runs once
+    /// has one of the same name.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn loss_of(
         mut self,
+        weight: &str,
         hidden: TensorId,
         vocabulary: usize,
         chunk_rows: usize,
     ) -> Result<Section, GraphError> {
         let width = self.graph.tensor(hidden).shape.width();
-        let weight = self.parameter("head.weight", [vocabulary, width]);
+        let weight = self.parameter(weight, [vocabulary, width]);
         let targets = self.input("targets"); // (B, T)
         let denominator = self.graph.input("denominator", Shape::scalar(), DType::F32);
         let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };

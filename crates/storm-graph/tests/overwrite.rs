@@ -148,7 +148,7 @@ fn recomputation_copies_what_it_reads_late() {
 /// The host reads a result after the step.
 #[test]
 fn a_result_of_a_section_is_copied() {
-    let section = |name, result: bool| {
+    let section = |name: &str, result: bool| {
         let mut b = Builder::new();
         let inner = b.linear("inner", b.x);
         let function = ActivationFunction::Silu;
@@ -159,23 +159,26 @@ fn a_result_of_a_section_is_copied() {
             results.push(("inner".to_owned(), inner));
         }
         Section {
-            name,
+            name: name.to_owned(),
             graph: b.graph,
-            carried_in: vec![b.x],
-            carried_out: vec![out],
+            carried_in: vec![Carried::new("x", b.x)],
+            carried_out: vec![Carried::new("x", out)],
             results,
             ..Section::default()
         }
     };
-    let mut prologue = Section { carried_in: Vec::new(), ..section("prologue", false) };
-    prologue.results.clear();
+    let mut first = Section { carried_in: Vec::new(), ..section("first", false) };
+    first.results.clear();
+    let stages =
+        vec![Stage::once("first", 0), Stage::repeated("layers", 1, 2), Stage::once("last", 2)];
     for (result, copies) in [(false, &[][..]), (true, &["inner"][..])] {
-        let mut epilogue = section("epilogue", result);
-        epilogue.carried_out.clear();
+        let mut last = section("last", result);
+        last.carried_out.clear();
         let layer = Section { results: Vec::new(), ..section("layer", false) };
-        let program = Program::new(prologue.clone(), layer, 2, epilogue).expect("fits");
+        let program = Program::new(vec![first.clone(), layer, last], stages.clone());
+        let program = program.expect("fits");
         let program = program.differentiate(Accumulation::Start, DType::F32).expect("fits");
-        check_copies(&program.epilogue.graph, copies);
-        check_copies(&program.layer.graph, &[]);
+        check_copies(&program.section(2).graph, copies);
+        check_copies(&program.section(1).graph, &[]);
     }
 }

@@ -1,9 +1,9 @@
-//! From a config to a program: prologue, one layer, epilogue.
+//! From a config to a program: embedding, layers, head.
 
 use crate::{Family, ModelConfig, ModelError, ParameterLayout, ParameterSpec, RotaryScaling};
 use storm_graph::{
-    ActivationFunction, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Program,
-    RotaryDirection, RotaryFrequencies, Section, Shape, TensorClass, TensorId, Training,
+    ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Program,
+    RotaryDirection, RotaryFrequencies, Section, Shape, Stage, TensorClass, TensorId, Training,
 };
 
 /// Rows of logits that exist at a time unless asked otherwise.
@@ -82,13 +82,7 @@ pub fn build(config: &ModelConfig, options: &BuildOptions) -> Result<Program, Mo
     config.validate()?;
     check_size(config, options)?;
     let builder = Builder::new(config, options, Reach::Sequence);
-    let program = Program::new(
-        builder.prologue()?,
-        builder.layer()?,
-        config.layer_count,
-        builder.epilogue()?,
-    )?;
-    Ok(program)
+    Ok(builder.program(builder.head()?)?)
 }
 
 pub(crate) fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result<(), ModelError> {
@@ -162,8 +156,19 @@ impl<'b> Builder<'b> {
         Draft { graph: Graph::new(), specs, options, config, reach }
     }
 
+    /// Embedding, layers, and the last stage.
+    pub(crate) fn program(&self, last: Section) -> Result<Program, GraphError> {
+        let templates = vec![self.embedding()?, self.layer()?, last];
+        let stages = vec![
+            Stage::once("embedding", 0),
+            Stage::repeated("layers", 1, self.config.layer_count),
+            Stage::once("head", 2),
+        ];
+        Program::new(templates, stages)
+    }
+
     /// Token embedding, plus positions: learned ones are added, rotary ones become a table.
-    pub(crate) fn prologue(&self) -> Result<Section, GraphError> {
+    fn embedding(&self) -> Result<Section, GraphError> {
         let mut draft = self.draft(&self.layout.prologue);
         let tokens = draft.batch_input("tokens"); // (B, T)
         let positions = draft.batch_input("positions"); // (B, T)
@@ -187,15 +192,15 @@ impl<'b> Builder<'b> {
             }
         }
         Ok(Section {
-            name: "prologue",
+            name: "embedding".to_owned(),
             graph: draft.graph,
-            carried_out: vec![hidden],
+            carried_out: vec![Carried::new("hidden", hidden)],
             exports,
             ..Section::default()
         })
     }
 
-    pub(crate) fn layer(&self) -> Result<Section, GraphError> {
+    fn layer(&self) -> Result<Section, GraphError> {
         let mut draft = self.draft(&self.layout.layer);
         let hidden = draft.hidden();
         let (normed, _) = draft.norm("attention_norm", hidden, None)?; // (B, T, C)
@@ -216,10 +221,10 @@ impl<'b> Builder<'b> {
             }
         };
         Ok(Section {
-            name: "layer",
+            name: "layer".to_owned(),
             graph: draft.graph,
-            carried_in: vec![hidden],
-            carried_out: vec![out],
+            carried_in: vec![Carried::new("hidden", hidden)],
+            carried_out: vec![Carried::new("hidden", out)],
             ..Section::default()
         })
     }
@@ -269,8 +274,8 @@ impl<'b> Builder<'b> {
         draft.linear("attention.output", attended, None)
     }
 
-    pub(crate) fn epilogue(&self) -> Result<Section, GraphError> {
-        // A tied head is the embedding, which is a parameter of the prologue.
+    pub(crate) fn head(&self) -> Result<Section, GraphError> {
+        // A tied head is the embedding, which is a parameter of the embedding.
         let specs: Vec<ParameterSpec> =
             self.layout.epilogue.iter().chain(&self.layout.prologue).cloned().collect();
         let mut draft = self.draft(&specs);
@@ -293,22 +298,22 @@ impl<'b> Builder<'b> {
             }
         };
         Ok(Section {
-            name: "epilogue",
+            name: "head".to_owned(),
             graph: draft.graph,
-            carried_in: vec![hidden],
+            carried_in: vec![Carried::new("hidden", hidden)],
             results,
             ..Section::default()
         })
     }
 
     /// Drops what comes out of the last layer.
-    pub(crate) fn no_epilogue(&self) -> Section {
+    pub(crate) fn no_head(&self) -> Section {
         let mut draft = self.draft(&[]);
         let hidden = draft.hidden();
         Section {
-            name: "epilogue",
+            name: "head".to_owned(),
             graph: draft.graph,
-            carried_in: vec![hidden],
+            carried_in: vec![Carried::new("hidden", hidden)],
             ..Section::default()
         }
     }

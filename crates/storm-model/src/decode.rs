@@ -49,12 +49,10 @@ pub fn build_decoder(
 
     let options = build(prompt_tokens);
     let builder = Builder::new(config, &options, Reach::Cache { window, input_prefix: "prompt" });
-    let (prologue, layer) = (builder.prologue()?, builder.layer()?);
-    let prompt = Program::new(prologue, layer, config.layer_count, builder.no_epilogue())?;
+    let prompt = builder.program(builder.no_head())?;
 
     let options = build(1);
     let builder = Builder::new(config, &options, Reach::Cache { window, input_prefix: "step" });
-    let (prologue, layer) = (builder.prologue()?, builder.layer()?);
-    let step = Program::new(prologue, layer, config.layer_count, builder.epilogue()?)?;
+    let step = builder.program(builder.head()?)?;
     Ok(DecodePrograms { prompt, prompt_tokens, step })
 }

@@ -1,70 +1,86 @@
-//! Decisions in few numbers, for a search: layers are treated alike except for where they stand.
+//! Decisions in few numbers, for a search: blocks of a stage are treated alike except for where they
+//! stand.
 
+use crate::decisions::{RingMemory, StageDecisions};
 use crate::lower::Lowering;
 use crate::{Decisions, Storage, Streaming, UpdateTime};
 
-/// Which saved units are at hand in the backward pass, and what making the others again costs.
+/// Which saved units of a stage are at hand in the backward pass, and what recomputing the others costs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Saving {
     /// One per unit.
     pub(crate) mask: Vec<bool>,
-    /// Of the units at hand, in one layer and micro-batch.
+    /// Of the units at hand, in one block and micro-batch.
     pub(crate) bytes: usize,
-    /// Of what is made again, in one layer and micro-batch.
-    pub(crate) again_seconds: f64,
+    /// Of what is recomputed, in one block and micro-batch.
+    pub(crate) recompute_seconds: f64,
 }
 
+/// Depths of rings to begin with.
+pub(crate) const STATE_RING: usize = 6;
+pub(crate) const ACTIVATION_RING: usize = 2;
+pub(crate) const INPUT_RING: usize = 2;
+
 /// A point of the search space.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Choice {
     pub(crate) group: usize,
-    /// The last `kept.1` layers keep the units of saving `kept.0`.
+    /// One for each stage.
+    pub(crate) stages: Vec<StageChoice>,
+    pub(crate) rings: RingMemory,
+    pub(crate) update: UpdateTime,
+    pub(crate) state_ring: usize,
+    pub(crate) activation_ring: usize,
+    pub(crate) input_ring: usize,
+    pub(crate) piece_elements: usize,
+}
+
+/// What is chosen for the blocks of a stage.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct StageChoice {
+    /// The last `kept.1` blocks keep the units of saving `kept.0`.
     pub(crate) kept: (usize, usize),
-    /// The `offloaded.1` layers before those offload the units of saving `offloaded.0`.
+    /// The `offloaded.1` blocks before those offload the units of saving `offloaded.0`.
     pub(crate) offloaded: (usize, usize),
-    /// The last layers that keep their input.
+    /// Whether blocks that keep some units offload those of `offloaded.0` that they do not keep.
+    pub(crate) offloads_beside: bool,
+    /// The last blocks that keep their input.
     pub(crate) inputs_kept: usize,
-    /// The other layers: every n-th offloads (or keeps) its input, those between run again.
+    /// The other blocks: every n-th stores its input, those between run again.
     pub(crate) inputs_every: usize,
     /// Whether inputs that are stored, and not among the last ones, stay on the device as well.
     pub(crate) inputs_resident: bool,
     pub(crate) weights: Streaming,
     pub(crate) gradients: Streaming,
-    pub(crate) states: Streaming,
-    pub(crate) edge_states_resident: bool,
-    pub(crate) update: UpdateTime,
-    pub(crate) activation_ring: usize,
-    pub(crate) boundary_ring: usize,
-    pub(crate) piece_elements: usize,
+    /// Blocks whose optimizer state stays on the device.
+    pub(crate) states: usize,
 }
 
-impl Choice {
-    pub(crate) fn decisions(&self, lowering: &Lowering<'_>, savings: &[Saving]) -> Decisions {
-        let layers = lowering.task.layer_count();
-        let units = lowering.units.len();
-        let kept_from = layers - self.kept.1.min(layers);
+impl StageChoice {
+    fn decisions(&self, blocks: usize, units: usize, savings: &[Saving]) -> StageDecisions {
+        let kept_from = blocks - self.kept.1.min(blocks);
         let offloaded_from = kept_from - self.offloaded.1.min(kept_from);
-        let mut saved = vec![vec![Storage::Recompute; units]; layers];
-        for (layer, saved) in saved.iter_mut().enumerate() {
-            let (saving, storage) = if layer >= kept_from {
-                (self.kept.0, Storage::Keep)
-            } else if layer >= offloaded_from {
-                (self.offloaded.0, Storage::Offload)
-            } else {
-                continue;
+        let mut saved = vec![vec![Storage::Recompute; units]; blocks];
+        for (block, saved) in saved.iter_mut().enumerate() {
+            let keeps = block >= kept_from;
+            let offloads = match keeps {
+                true => self.offloads_beside,
+                false => block >= offloaded_from,
             };
-            for (unit, &at_hand) in savings[saving].mask.iter().enumerate() {
-                if at_hand {
-                    saved[unit] = storage;
+            for (unit, storage) in saved.iter_mut().enumerate() {
+                if keeps && savings[self.kept.0].mask[unit] {
+                    *storage = Storage::Keep;
+                } else if offloads && savings[self.offloaded.0].mask[unit] {
+                    *storage = Storage::Offload;
                 }
             }
         }
-        let inputs_kept_from = layers - self.inputs_kept.min(layers);
-        let boundary = (0..layers)
-            .map(|layer| {
-                if layer >= inputs_kept_from {
+        let inputs_kept_from = blocks - self.inputs_kept.min(blocks);
+        let inputs = (0..blocks)
+            .map(|block| {
+                if block >= inputs_kept_from {
                     Storage::Keep
-                } else if !layer.is_multiple_of(self.inputs_every.max(1)) {
+                } else if !block.is_multiple_of(self.inputs_every.max(1)) {
                     Storage::Recompute
                 } else if self.inputs_resident {
                     Storage::Keep
@@ -73,27 +89,90 @@ impl Choice {
                 }
             })
             .collect();
-        Decisions {
-            group: self.group,
+        StageDecisions {
             saved,
-            boundary,
+            inputs,
             weights: self.weights,
             gradients: self.gradients,
-            states: self.states,
-            edge_states_resident: self.edge_states_resident,
+            states_pinned: self.states,
+        }
+    }
+
+    /// Units at hand in blocks that keep some.
+    pub(crate) fn mask_of_kept(&self, savings: &[Saving]) -> Vec<bool> {
+        let kept = &savings[self.kept.0].mask;
+        let beside = &savings[self.offloaded.0].mask;
+        let both = kept.iter().zip(beside).map(|(&k, &o)| k || (self.offloads_beside && o));
+        both.collect()
+    }
+}
+
+impl Choice {
+    /// The same decisions with the least said: what has no effect is as if it were not chosen, so that equal
+    /// choices are recognized.
+    pub(crate) fn normalized(mut self, repeats: &[usize]) -> Choice {
+        let (mut streams_state, mut offloads, mut offloads_inputs) = (false, false, false);
+        for (chosen, &blocks) in self.stages.iter_mut().zip(repeats) {
+            chosen.kept.1 = chosen.kept.1.min(blocks);
+            if chosen.kept.0 == 0 || chosen.kept.1 == 0 {
+                chosen.kept = (0, 0);
+                chosen.offloads_beside = false;
+            }
+            chosen.offloaded.1 = chosen.offloaded.1.min(blocks - chosen.kept.1);
+            if chosen.offloaded.0 == 0 || (chosen.offloaded.1 == 0 && !chosen.offloads_beside) {
+                chosen.offloaded = (0, 0);
+                chosen.offloads_beside = false;
+            }
+            chosen.inputs_kept = chosen.inputs_kept.min(blocks);
+            if chosen.inputs_resident && chosen.inputs_every == 1 {
+                chosen.inputs_kept = 0;
+            }
+            streams_state |= chosen.states < blocks || chosen.gradients.pinned < blocks;
+            offloads |= chosen.offloaded.0 > 0;
+            offloads_inputs |= !chosen.inputs_resident;
+        }
+        self.state_ring = if streams_state { self.state_ring } else { STATE_RING };
+        self.activation_ring = if offloads { self.activation_ring } else { ACTIVATION_RING };
+        self.input_ring = if offloads_inputs { self.input_ring } else { INPUT_RING };
+        self
+    }
+
+    /// Whether the same parameters, gradients and state stay on the device.
+    pub(crate) fn places_alike(&self, other: &Choice) -> bool {
+        let pinned =
+            |chosen: &StageChoice| (chosen.weights.pinned, chosen.gradients.pinned, chosen.states);
+        self.stages.iter().map(pinned).eq(other.stages.iter().map(pinned))
+    }
+
+    pub(crate) fn decisions(&self, lowering: &Lowering<'_>, savings: &[Vec<Saving>]) -> Decisions {
+        let stages = lowering.task.program().stages().iter().enumerate();
+        Decisions {
+            group: self.group,
+            stages: stages
+                .map(|(stage, s)| {
+                    let units = lowering.units[stage].len();
+                    self.stages[stage].decisions(s.repeat, units, &savings[stage])
+                })
+                .collect(),
+            rings: self.rings,
             update: self.update,
+            state_ring: self.state_ring,
             activation_ring: self.activation_ring,
-            boundary_ring: self.boundary_ring,
+            input_ring: self.input_ring,
             piece_elements: self.piece_elements,
         }
     }
 }
 
-/// All choices of units to have at hand that no other beats in both bytes and time, fewest bytes
-/// first. The first has nothing at hand; the last needs nothing made again.
-pub(crate) fn savings(lowering: &Lowering<'_>) -> Vec<Saving> {
-    let units = &lowering.units;
-    // Few units matter; with many, the smallest are always made again or at hand with the rest.
+/// By stage, all choices of units to have at hand that no other beats in both bytes and time, fewest
+/// bytes first. The first has nothing at hand; the last needs nothing recomputed.
+pub(crate) fn savings(lowering: &Lowering<'_>) -> Vec<Vec<Saving>> {
+    (0..lowering.units.len()).map(|stage| savings_of(lowering, stage)).collect()
+}
+
+fn savings_of(lowering: &Lowering<'_>, stage: usize) -> Vec<Saving> {
+    let units = &lowering.units[stage];
+    // Few units matter; with many, the smallest are always recomputed or at hand with the rest.
     let mut by_size: Vec<usize> = (0..units.len()).collect();
     by_size.sort_by_key(|&unit| std::cmp::Reverse(units[unit].size_bytes));
     let choosable = &by_size[..units.len().min(8)];
@@ -103,25 +182,25 @@ pub(crate) fn savings(lowering: &Lowering<'_>) -> Vec<Saving> {
         for (bit, &unit) in choosable.iter().enumerate() {
             mask[unit] = bits >> bit & 1 == 1;
         }
-        all.push(saving(lowering, mask));
+        all.push(saving(lowering, stage, mask));
     }
-    all.push(saving(lowering, vec![true; units.len()]));
-    all.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.again_seconds.total_cmp(&b.again_seconds)));
+    all.push(saving(lowering, stage, vec![true; units.len()]));
+    let time = |saving: &Saving| saving.recompute_seconds;
+    all.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(time(a).total_cmp(&time(b))));
     let mut best: Vec<Saving> = Vec::new();
     for saving in all {
         // Worth its bytes only if it saves a measurable share.
-        let beaten = best
-            .last()
-            .is_some_and(|known| saving.again_seconds >= known.again_seconds * 0.999 - 1e-12);
-        if !beaten {
+        let is_beaten =
+            best.last().is_some_and(|known| time(&saving) >= time(known) * 0.999 - 1e-12);
+        if !is_beaten {
             best.push(saving);
         }
     }
     best
 }
 
-fn saving(lowering: &Lowering<'_>, mask: Vec<bool>) -> Saving {
-    let at_hand = lowering.units.iter().zip(&mask).filter(|&(_, &at_hand)| at_hand);
+fn saving(lowering: &Lowering<'_>, stage: usize, mask: Vec<bool>) -> Saving {
+    let at_hand = lowering.units[stage].iter().zip(&mask).filter(|&(_, &at_hand)| at_hand);
     let bytes = at_hand.map(|(unit, _)| unit.size_bytes).sum();
-    Saving { again_seconds: lowering.again_seconds(&mask), bytes, mask }
+    Saving { recompute_seconds: lowering.recompute_seconds(stage, &mask), bytes, mask }
 }

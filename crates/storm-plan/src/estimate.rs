@@ -1,141 +1,215 @@
 //! A quick guess of a plan's step time, to decide which plans are worth building: each pass takes as
 //! long as the busiest of compute and the two copy queues.
 
-use crate::choice::{Choice, Saving};
-use crate::lower::Lowering;
+use crate::choice::{Choice, Saving, StageChoice};
+use crate::decisions::RingMemory;
+use crate::lower::{Lowering, Sizes};
 use crate::{Storage, Streaming, UpdateTime};
 
-/// Times and sizes of a task that all guesses share, for one micro-batch.
+/// Times and sizes of a task that all guesses share.
 pub(crate) struct Estimator<'a> {
     lowering: &'a Lowering<'a>,
-    savings: &'a [Saving],
-    layer_forward: f64,
-    layer_backward: f64,
-    edges: f64,
-    boundary_bytes: f64,
-    weights_bytes: f64,
-    gradients_bytes: f64,
-    states_bytes: f64,
-    edge_states_bytes: f64,
+    savings: &'a [Vec<Saving>],
+    stages: Vec<Times>,
+}
+
+/// One block of a stage, in one micro-batch.
+struct Times {
+    blocks: f64,
+    forward: f64,
+    /// Without what is recomputed. Of the last stage, both passes.
+    backward: f64,
+    sizes: Sizes,
+    /// Passes of a group in which its weights are read.
+    passes: f64,
+}
+
+/// Bytes of a step, or of one of its passes.
+#[derive(Clone, Copy, Default)]
+struct Traffic {
+    weights: f64,
+    gradients: f64,
+    inputs_out: f64,
+    activations_out: f64,
+    states: f64,
+    update_gradients: f64,
+    updated_weights: f64,
 }
 
 impl<'a> Estimator<'a> {
-    pub(crate) fn new(lowering: &'a Lowering<'a>, savings: &'a [Saving]) -> Estimator<'a> {
-        let full = vec![Storage::Keep; lowering.units.len()];
-        let [_, layer] = lowering.layer(&full);
-        let sizes = lowering.sizes();
-        Estimator {
-            layer_forward: layer.forward.seconds,
-            layer_backward: layer.backward.seconds,
-            edges: lowering.edge_seconds(),
-            boundary_bytes: sizes.boundary as f64,
-            weights_bytes: sizes.layer_weights as f64,
-            gradients_bytes: sizes.layer_gradients as f64,
-            states_bytes: sizes.layer_states as f64,
-            edge_states_bytes: sizes.edge_states as f64,
-            lowering,
-            savings,
+    pub(crate) fn new(lowering: &'a Lowering<'a>, savings: &'a [Vec<Saving>]) -> Estimator<'a> {
+        let trains = lowering.task.training.is_some();
+        let program = lowering.task.program();
+        let last = program.stages().len() - 1;
+        let mut stages = Vec::new();
+        for (stage, s) in program.stages().iter().enumerate() {
+            let (mut forward, mut backward) =
+                (lowering.forward_variant(stage).forward.seconds, 0.0);
+            let is_reached = trains && program.is_reached(stage);
+            if is_reached {
+                let all = vec![Storage::Keep; lowering.units[stage].len()];
+                let [_, variant] = lowering.training_variants(stage, &all);
+                (forward, backward) = (variant.forward.seconds, variant.backward.seconds);
+            }
+            stages.push(Times {
+                blocks: s.repeat as f64,
+                forward,
+                backward,
+                sizes: lowering.sizes(stage),
+                passes: if is_reached && stage != last { 2.0 } else { 1.0 },
+            });
         }
+        Estimator { lowering, savings, stages }
     }
 
     /// Less than any plan of this choice takes: one queue without a pause.
     pub(crate) fn least_seconds(&self, choice: &Choice) -> f64 {
-        let task = self.lowering.task;
-        let micro_batches = task.micro_batches as f64;
-        let layer = self.layer_forward + self.layer_backward;
-        let made = task.layer_count() as f64 * layer + self.again_seconds(choice) + self.edges;
+        let micro_batches = self.lowering.task.micro_batches as f64;
+        let computed: f64 = self.stages.iter().map(|t| t.blocks * (t.forward + t.backward)).sum();
         // The first micro-batch adds to no gradient, which is a little quicker.
-        let compute = 0.999 * micro_batches * made;
-        let layers_beyond = |slots: usize| task.layer_count().saturating_sub(slots) as f64;
+        let compute = 0.999 * micro_batches * (computed + self.recompute_seconds(choice));
         let groups = micro_batches / choice.group as f64;
-        let weights_in = 2.0 * groups * layers_beyond(choice.weights.slots()) * self.weights_bytes;
-        let gradients_out = groups * layers_beyond(choice.gradients.slots()) * self.gradients_bytes;
+        let (mut weights_in, mut gradients_out) = (0.0, 0.0);
+        for (times, chosen) in self.stages.iter().zip(&choice.stages) {
+            let beyond = |streaming: Streaming| (times.blocks - streaming.slots() as f64).max(0.0);
+            weights_in += times.passes * beyond(chosen.weights) * times.sizes.weights as f64;
+            gradients_out += beyond(chosen.gradients) * times.sizes.gradients as f64;
+        }
         let profile = self.lowering.profile;
         compute
-            .max(weights_in / profile.host_to_device_bandwidth)
-            .max(gradients_out / profile.device_to_host_bandwidth)
+            .max(groups * weights_in / profile.host_to_device_bandwidth)
+            .max(groups * gradients_out / profile.device_to_host_bandwidth)
     }
 
-    /// What is made again, in one micro-batch.
-    fn again_seconds(&self, choice: &Choice) -> f64 {
-        let layers = self.lowering.task.layer_count() as f64;
-        let kept = choice.kept.1 as f64;
-        let offloaded = (choice.offloaded.1 as f64).min(layers - kept);
-        let below = self.lowering.task.layer_count().saturating_sub(choice.inputs_kept);
-        let replayed = (below - below.div_ceil(choice.inputs_every.max(1))) as f64;
-        kept * self.savings[choice.kept.0].again_seconds
-            + offloaded * self.savings[choice.offloaded.0].again_seconds
-            + (layers - kept - offloaded) * self.savings[0].again_seconds
-            + replayed * self.layer_forward
+    /// What is recomputed, in one micro-batch.
+    fn recompute_seconds(&self, choice: &Choice) -> f64 {
+        let stages = choice.stages.iter().enumerate();
+        stages.map(|(stage, chosen)| self.stage_recompute_seconds(stage, chosen)).sum()
+    }
+
+    fn stage_recompute_seconds(&self, stage: usize, chosen: &StageChoice) -> f64 {
+        let (times, savings) = (&self.stages[stage], &self.savings[stage]);
+        let kept = (chosen.kept.1 as f64).min(times.blocks);
+        let offloaded = (chosen.offloaded.1 as f64).min(times.blocks - kept);
+        let of_kept = match chosen.offloads_beside {
+            false => savings[chosen.kept.0].recompute_seconds,
+            true => self.lowering.recompute_seconds(stage, &chosen.mask_of_kept(savings)),
+        };
+        let below = (times.blocks as usize).saturating_sub(chosen.inputs_kept);
+        let replayed = (below - below.div_ceil(chosen.inputs_every.max(1))) as f64;
+        let replayed = if times.passes > 1.0 { replayed } else { 0.0 };
+        kept * of_kept
+            + offloaded * savings[chosen.offloaded.0].recompute_seconds
+            + (times.blocks - kept - offloaded) * savings[0].recompute_seconds
+            + replayed * times.forward
+    }
+
+    /// What a group moves.
+    fn traffic(&self, choice: &Choice) -> Traffic {
+        let mut traffic = Traffic::default();
+        let shared = choice.rings == RingMemory::Shared;
+        let group = choice.group as f64;
+        for (stage, (times, chosen)) in self.stages.iter().zip(&choice.stages).enumerate() {
+            let beyond = |streaming: Streaming| times.blocks - streaming.pinned as f64;
+            let misses = |streaming: Streaming| match shared {
+                true => beyond(streaming),
+                false => (times.blocks - streaming.slots() as f64).max(0.0),
+            };
+            let sizes = &times.sizes;
+            traffic.weights += misses(chosen.weights) * sizes.weights as f64;
+            let moving = match misses(chosen.gradients) > 0.0 {
+                true => beyond(chosen.gradients),
+                false => 0.0,
+            };
+            traffic.gradients += moving * sizes.gradients as f64;
+            traffic.update_gradients += misses(chosen.gradients) * sizes.gradients as f64;
+            traffic.updated_weights += beyond(chosen.weights) * sizes.weights as f64;
+            traffic.states += (times.blocks - chosen.states as f64) * sizes.states as f64;
+            if times.passes < 2.0 {
+                continue;
+            }
+            let kept = (chosen.kept.1 as f64).min(times.blocks);
+            let offloaded = (chosen.offloaded.1 as f64).min(times.blocks - kept);
+            let savings = &self.savings[stage];
+            let bytes = savings[chosen.offloaded.0].bytes as f64;
+            let beside = match chosen.offloads_beside {
+                true => (bytes - savings[chosen.kept.0].bytes as f64).max(0.0),
+                false => 0.0,
+            };
+            traffic.activations_out += group * (offloaded * bytes + kept * beside);
+            if !chosen.inputs_resident {
+                let every = chosen.inputs_every.max(1) as f64;
+                let stored = (times.blocks - chosen.inputs_kept as f64).max(0.0) / every;
+                traffic.inputs_out += group * stored * sizes.input as f64;
+            }
+        }
+        traffic
     }
 
     /// Seconds of a step.
     pub(crate) fn step_seconds(&self, choice: &Choice) -> f64 {
-        let task = self.lowering.task;
-        let (layers, group) = (task.layer_count() as f64, choice.group as f64);
-        let groups = task.micro_batches as f64 / group;
+        let group = choice.group as f64;
+        let groups = self.lowering.task.micro_batches as f64 / group;
         let profile = self.lowering.profile;
         let pass = |compute: f64, into: f64, out: f64| {
             let into = into / profile.host_to_device_bandwidth;
             let out = out / profile.device_to_host_bandwidth;
             compute.max(into).max(out)
         };
-        let misses = |streaming: Streaming| {
-            (task.layer_count() - streaming.slots().min(task.layer_count())) as f64
-        };
-        let beyond = |streaming: Streaming| layers - streaming.pinned as f64;
-        let kept = choice.kept.1 as f64;
-        let offloaded = (choice.offloaded.1 as f64).min(layers - kept);
-        let every = choice.inputs_every.max(1) as f64;
-        let stored = (layers - choice.inputs_kept as f64).max(0.0) / every;
-        let inputs_out = if choice.inputs_resident { 0.0 } else { stored * self.boundary_bytes };
-        let activations_out =
-            group * (inputs_out + offloaded * self.savings[choice.offloaded.0].bytes as f64);
-        let forward = group * layers * self.layer_forward;
-        let backward = group * (layers * self.layer_backward + self.again_seconds(choice));
-        let weights_in = misses(choice.weights) * self.weights_bytes;
-        let edge_states = if choice.edge_states_resident { 0.0 } else { self.edge_states_bytes };
-        let states = beyond(choice.states) * self.states_bytes;
-        let update_in = states + misses(choice.gradients) * self.gradients_bytes;
-        let update_out = states + beyond(choice.weights) * self.weights_bytes;
-        let gradients = beyond(choice.gradients) * self.gradients_bytes;
-        let compute = groups * group * self.edges;
-        let plain_forward = pass(forward, weights_in, activations_out);
-        let first_backward = pass(backward, weights_in + activations_out, gradients);
-        let later_backward = pass(backward, weights_in + activations_out + gradients, gradients);
-        let mut seconds = compute + first_backward + (groups - 1.0) * later_backward;
+        let traffic = self.traffic(choice);
+        let forward: f64 = self.stages.iter().map(|t| group * t.blocks * t.forward).sum();
+        let plain_forward =
+            pass(forward, traffic.weights, traffic.inputs_out + traffic.activations_out);
+        if self.lowering.task.training.is_none() {
+            return groups * pass(forward, traffic.weights, 0.0);
+        }
+        let backward: f64 = self.stages.iter().map(|t| t.blocks * t.backward).sum();
+        let backward = group * (backward + self.recompute_seconds(choice));
+        let activations = traffic.inputs_out + traffic.activations_out;
+        let gradients = traffic.gradients;
+        let first_backward = pass(backward, traffic.weights + activations, gradients);
+        let later_backward = pass(backward, traffic.weights + activations + gradients, gradients);
+        let mut seconds = first_backward + (groups - 1.0) * later_backward;
         seconds += (groups - 1.0) * plain_forward;
+        let update_in = traffic.states + traffic.update_gradients;
+        let update_out = traffic.states + traffic.updated_weights;
         seconds += match choice.update {
             UpdateTime::NextStep => {
-                pass(0.0, edge_states / 2.0, 0.0)
-                    + pass(forward, weights_in + update_in + edge_states / 2.0, {
-                        activations_out + update_out + edge_states
-                    })
+                pass(forward, traffic.weights + update_in, activations + update_out)
             }
             UpdateTime::EndOfStep => {
-                let all = layers
-                    * (2.0 * self.weights_bytes + self.gradients_bytes + 2.0 * self.states_bytes);
+                let stages = self.stages.iter().map(|t| (t.blocks, &t.sizes));
+                let all: f64 = stages
+                    .map(|(blocks, s)| blocks * (2 * s.weights + s.gradients + 2 * s.states) as f64)
+                    .sum();
                 plain_forward
-                    + pass(
-                        all / profile.memory_bandwidth,
-                        update_in + weights_in + edge_states,
-                        update_out + edge_states,
-                    )
+                    + pass(all / profile.memory_bandwidth, update_in + traffic.weights, update_out)
             }
         };
-        // With a single slot, what comes in waits for what it replaces: about half is not hidden.
-        let has_one_slot =
-            |streaming: Streaming| streaming.pinned < task.layer_count() && streaming.ring < 2;
+        seconds + self.exposed_seconds(choice, groups, &traffic)
+    }
+
+    /// With a single slot, what comes in waits for what it replaces: about half is not hidden.
+    fn exposed_seconds(&self, choice: &Choice, groups: f64, traffic: &Traffic) -> f64 {
+        let profile = self.lowering.profile;
+        let any_has_one_slot = |class: fn(&StageChoice) -> Streaming| {
+            let mut stages = self.stages.iter().zip(&choice.stages);
+            stages.any(|(times, chosen)| {
+                let streaming = class(chosen);
+                times.blocks > 1.0 && (streaming.pinned as f64) < times.blocks && streaming.ring < 2
+            })
+        };
         let mut alone = 0.0;
-        if has_one_slot(choice.weights) {
-            alone += groups * weights_in / profile.host_to_device_bandwidth;
+        if any_has_one_slot(|chosen| chosen.weights) {
+            alone += groups * traffic.weights / profile.host_to_device_bandwidth;
         }
-        if has_one_slot(choice.gradients) {
-            alone += groups * gradients / profile.device_to_host_bandwidth / 2.0;
+        if any_has_one_slot(|chosen| chosen.gradients) {
+            alone += groups * traffic.gradients / profile.device_to_host_bandwidth / 2.0;
         }
         if choice.activation_ring < 2 {
-            alone += groups * activations_out / profile.host_to_device_bandwidth / 2.0;
+            let activations = traffic.inputs_out + traffic.activations_out;
+            alone += groups * activations / profile.host_to_device_bandwidth / 2.0;
         }
-        seconds + alone
+        alone
     }
 }

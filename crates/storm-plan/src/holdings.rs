@@ -7,17 +7,15 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TensorKind {
-    /// Parameters of layers.
+    /// Parameters.
     Weights,
     /// Their gradients.
     Gradients,
     /// Their moments and master weights.
     OptimizerState,
-    /// Parameters, gradients and state of embedding and head.
-    EmbeddingAndHead,
-    /// What layers save for their backward pass.
+    /// What blocks save for their backward pass.
     Activations,
-    /// What layers take from those before them, and its gradients.
+    /// What blocks take from those before them, and its gradients.
     LayerInputs,
     /// Temporaries.
     WorkArea,
@@ -27,11 +25,10 @@ pub enum TensorKind {
 
 impl TensorKind {
     /// All of them, in the order of reports.
-    pub const ALL: [TensorKind; 8] = [
+    pub const ALL: [TensorKind; 7] = [
         TensorKind::Weights,
         TensorKind::Gradients,
         TensorKind::OptimizerState,
-        TensorKind::EmbeddingAndHead,
         TensorKind::Activations,
         TensorKind::LayerInputs,
         TensorKind::WorkArea,
@@ -44,27 +41,10 @@ impl TensorKind {
             TensorKind::Weights => "weights",
             TensorKind::Gradients => "gradients",
             TensorKind::OptimizerState => "optimizer state",
-            TensorKind::EmbeddingAndHead => "embedding and head",
             TensorKind::Activations => "activations",
             TensorKind::LayerInputs => "layer inputs",
             TensorKind::WorkArea => "work area",
             TensorKind::Inputs => "inputs",
-        }
-    }
-}
-
-impl Region {
-    /// What lies in it.
-    pub fn kind(&self) -> TensorKind {
-        match self.name.as_str() {
-            "weights" => TensorKind::Weights,
-            "gradients" => TensorKind::Gradients,
-            "optimizer state" | "optimizer state in transit" => TensorKind::OptimizerState,
-            name if name.ends_with("of embedding and head") => TensorKind::EmbeddingAndHead,
-            name if name.contains("activations") => TensorKind::Activations,
-            name if name.contains("layer inputs") => TensorKind::LayerInputs,
-            "work area" => TensorKind::WorkArea,
-            _ => TensorKind::Inputs,
         }
     }
 }
@@ -96,7 +76,7 @@ impl Plan {
             d2h_bytes: 0,
         });
         for region in &self.regions {
-            let holding = &mut holdings[region.kind() as usize];
+            let holding = &mut holdings[region.kind as usize];
             match region.tier {
                 Tier::Device => holding.device_bytes += region.bytes as u64,
                 Tier::Host => holding.host_bytes += region.bytes as u64,
@@ -124,5 +104,5 @@ impl Plan {
 /// Told by the host's side: on the device what moves goes through rings that several may share.
 fn kind_of_copy(host: &[&Region], copy: &Copy) -> Option<TensorKind> {
     let after = host.partition_point(|region| region.start <= copy.host);
-    after.checked_sub(1).map(|region| host[region].kind())
+    after.checked_sub(1).map(|region| host[region].kind)
 }

@@ -25,7 +25,9 @@ mod too_small;
 
 pub use bottleneck::Bottleneck;
 pub use check::{Actor, CheckError, CheckedPlan, Found, MemoryBudget, Spot, check, verify};
-pub use decisions::{Decisions, PIECE_ELEMENTS, Storage, Streaming, UpdateTime};
+pub use decisions::{
+    Decisions, PIECE_ELEMENTS, RingMemory, StageDecisions, Storage, Streaming, UpdateTime,
+};
 pub use error::PlanError;
 pub use holdings::{Holding, TensorKind};
 pub use lower::Lowering;
@@ -46,5 +48,5 @@ pub use simulate::{
     SegmentTime, Simulation, Span, Stalls, Transfer, instruction_seconds, simulate,
     simulate_with_timeline,
 };
-pub use task::{SavedUnit, Task, UpdateRule};
+pub use task::{SavedUnit, Task, TrainingGraphs, UpdateRule};
 pub use too_small::TooSmall;

@@ -7,6 +7,7 @@
 //! The list is cut into segments, so that a step of many micro-batches is a few segments, one of them
 //! repeated: planning and checking do not grow with the accumulation count.
 
+use crate::TensorKind;
 use serde::Serialize;
 use std::ops::Range;
 use storm_graph::{Graph, Tensor, TensorClass, work};
@@ -252,8 +253,10 @@ pub struct PlanResult {
 /// A named range of a tier, for people.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Region {
-    /// `weights`, `work area`.
+    /// `weights of layers`, `work area`.
     pub name: String,
+    /// What lies in it.
+    pub kind: TensorKind,
     /// Which memory.
     pub tier: Tier,
     /// First byte.
@@ -278,6 +281,8 @@ pub struct Plan {
     pub step: Vec<Run>,
     /// What applies a pending update outside of a step, where updates are deferred to the next step.
     pub flush: Option<SegmentId>,
+    /// The forward pass of one group of micro-batches, outside of a step. Leaves everything as it was.
+    pub evaluation: Option<SegmentId>,
     /// What outlives a step, and where it rests between steps.
     pub lasting: Vec<Lasting>,
     /// What the host writes.

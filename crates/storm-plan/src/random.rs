@@ -1,45 +1,60 @@
-//! Random decisions that can work, for those who prove that no decision changes a bit.
+//! Random decisions that can work, for proofs that no decision changes a bit.
 
+use crate::decisions::{RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
 
 /// Decisions drawn from all that can work, the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = SplitMix(seed);
-    let (layers, units) = (task.layer_count(), task.saved_units().len());
     let divisors: Vec<usize> =
         (1..=task.micro_batches).filter(|g| task.micro_batches.is_multiple_of(*g)).collect();
-    let group = if task.is_tied() { 1 } else { divisors[random.below(divisors.len())] };
+    let group = divisors[random.below(divisors.len())];
     let storage = |random: &mut SplitMix| match random.below(3) {
         0 => Storage::Keep,
         1 => Storage::Recompute,
         _ => Storage::Offload,
     };
-    let mut boundary: Vec<Storage> = (0..layers).map(|_| storage(&mut random)).collect();
-    if boundary[0] == Storage::Recompute {
-        boundary[0] = if random.below(2) == 0 { Storage::Keep } else { Storage::Offload };
+    let program = task.program();
+    let first_reached = (0..program.stages().len()).find(|&stage| program.is_reached(stage));
+    let mut stages = Vec::new();
+    for (stage, s) in program.stages().iter().enumerate() {
+        let (blocks, units) = (s.repeat, task.saved_units(stage).len());
+        let mut inputs: Vec<Storage> = (0..blocks).map(|_| storage(&mut random)).collect();
+        // What nothing before it can recompute must be stored.
+        let must_store = stage == 0 || Some(stage) == first_reached;
+        if must_store && inputs[0] == Storage::Recompute {
+            inputs[0] = if random.below(2) == 0 { Storage::Keep } else { Storage::Offload };
+        }
+        let saved =
+            (0..blocks).map(|_| (0..units).map(|_| storage(&mut random)).collect()).collect();
+        let streaming = |random: &mut SplitMix| Streaming {
+            pinned: random.below(blocks + 1),
+            ring: 1 + random.below(blocks),
+        };
+        stages.push(StageDecisions {
+            saved,
+            inputs,
+            weights: streaming(&mut random),
+            gradients: streaming(&mut random),
+            states_pinned: random.below(blocks + 1),
+        });
     }
-    let saved = (0..layers).map(|_| (0..units).map(|_| storage(&mut random)).collect()).collect();
-    let streaming = |random: &mut SplitMix| Streaming {
-        pinned: random.below(layers + 1),
-        ring: 1 + random.below(layers),
+    let rings = match random.below(2) {
+        0 => RingMemory::Separate,
+        _ => RingMemory::Shared,
     };
-    let (weights, gradients, states) =
-        (streaming(&mut random), streaming(&mut random), streaming(&mut random));
     let update = match random.below(2) {
         0 => UpdateTime::EndOfStep,
         _ => UpdateTime::NextStep,
     };
     Decisions {
         group,
-        saved,
-        boundary,
-        weights,
-        gradients,
-        states,
-        edge_states_resident: random.below(2) == 0,
+        stages,
+        rings,
         update,
+        state_ring: 1 + random.below(6),
         activation_ring: 1 + random.below(3),
-        boundary_ring: random.below(3),
+        input_ring: random.below(3),
         piece_elements: 1024 << random.below(6),
     }
 }

@@ -24,7 +24,7 @@ pub struct Forced {
     /// What layers save for their backward pass.
     pub activations: Option<Storage>,
     /// Nothing of a layer stays on the device between its forward and its backward pass: it is
-    /// offloaded or made again.
+    /// offloaded or recomputed.
     pub nothing_kept: bool,
     /// The inputs of layers.
     pub layer_inputs: Option<Placement>,
@@ -111,7 +111,8 @@ const GROUP_MAX: usize = 1024;
 impl Forced {
     fn check(&self, task: &Task) -> Result<(), PlanError> {
         let refuse = |problem: String| Err(PlanError::Decisions { problem });
-        let layers = task.layer_count();
+        let stages = task.program().stages().iter();
+        let layers = stages.map(|stage| stage.repeat).max().unwrap_or(1);
         if let Some(group) = self.group.filter(|&group| group > GROUP_MAX) {
             return refuse(format!(
                 "groups of {group} micro-batches are too large: a plan grows with the group, and at most \
@@ -208,7 +209,7 @@ pub fn plan_decided(
     decisions: Decisions,
 ) -> Result<Planned, PlanError> {
     let lowering = Lowering::new(task, profile)?;
-    let plan = lowering.lower(&decisions)?;
+    let plan = lowering.lower_with_evaluation(&decisions)?;
     let simulation = crate::simulate(&plan, profile);
     let found = Found { decisions, plan, simulation };
     let prediction = predict(&lowering, &found);
@@ -238,7 +239,7 @@ pub fn policies(
         ("keep-all", "every activation stays in device memory", Activations::KeepAll),
         (
             "recompute-all",
-            "only layer inputs stay, the rest is made again",
+            "only layer inputs stay, the rest is recomputed",
             Activations::RecomputeAll,
         ),
         ("offload-all", "every activation waits in host memory", Activations::OffloadAll),
@@ -255,15 +256,15 @@ pub fn policies(
 
 fn predict(lowering: &Lowering<'_>, found: &Found) -> Prediction {
     let Found { decisions, plan, simulation } = found;
-    let (again_seconds, again_flops) = lowering.made_again(decisions);
+    let (recompute_seconds, recompute_flops) = lowering.recomputed(decisions);
     let computing = simulation.busy_seconds[Queue::Compute.index()];
     Prediction {
         vram_peak_bytes: plan.device_bytes as u64 + lowering.profile.overhead_bytes,
         ram_peak_bytes: plan.host_bytes as u64,
         step_seconds: simulation.step_seconds,
         busy: Queue::ALL.map(|queue| simulation.busy_share(queue)),
-        recompute_fraction: again_seconds / computing.max(f64::MIN_POSITIVE),
-        recompute_flops: again_flops,
+        recompute_fraction: recompute_seconds / computing.max(f64::MIN_POSITIVE),
+        recompute_flops,
         h2d_bytes: simulation.bytes(Direction::ToDevice),
         d2h_bytes: simulation.bytes(Direction::ToHost),
     }

@@ -37,6 +37,8 @@ pub struct Simulation {
     pub step_seconds: f64,
     /// The same for a flush, where the plan has one.
     pub flush_seconds: Option<f64>,
+    /// The same for the evaluation of a group of micro-batches, where the plan has one.
+    pub evaluation_seconds: Option<f64>,
     /// By queue, see [`Queue::index`]: how long it works in a step.
     pub busy_seconds: [f64; Queue::ALL.len()],
     /// Why the compute queue does not work all of the step.
@@ -172,11 +174,12 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
     if let Some(last) = segments.last_mut() {
         last.seconds += drain_seconds;
     }
-    let flush_seconds = plan.flush.map(|segment| {
+    let alone = |segment| {
         let mut queues = Queues::new(plan, &host_work, &seconds, profile.launch_seconds, None);
         queues.repeat(&Run { segment, times: 1 });
         queues.end()
-    });
+    };
+    let (flush_seconds, evaluation_seconds) = (plan.flush.map(alone), plan.evaluation.map(alone));
     let stalls = Stalls {
         host_to_device_seconds: waited.exposed[0].iter().sum(),
         device_to_host_seconds: waited.exposed[1].iter().sum(),
@@ -186,6 +189,7 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
     Simulation {
         step_seconds: queues.end(),
         flush_seconds,
+        evaluation_seconds,
         busy_seconds: cost::busy_seconds(plan, &seconds),
         stalls,
         transfers: cost::transfers(plan, &seconds, queues.waited()),

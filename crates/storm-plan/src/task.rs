@@ -1,26 +1,34 @@
-//! What is to be planned: a differentiated model and its optimizer, before any decision.
+//! What is to be planned: a model and, for training, its optimizer, before any decision.
 
-use storm_graph::{Graph, Phase, Program, ProgramParameter, TensorId};
+use storm_graph::{Graph, Op, Phase, Program, ProgramParameter, Section, TensorId};
 
-/// A training step: forward and backward of some micro-batches, norm, clipping, update.
+/// Some micro-batches of a program, forward alone or as a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
+    /// The model, not differentiated: evaluation, and all there is to a task without training.
+    pub forward: Program,
+    /// What a training step adds; none for a forward-only task.
+    pub training: Option<TrainingGraphs>,
+    /// How many micro-batches a step has.
+    pub micro_batches: usize,
+}
+
+/// Forward and backward of some micro-batches, norm, clipping, update.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainingGraphs {
     /// The first micro-batch of a step: gradients are written.
     pub start: Program,
     /// The others: gradients are added to. The same forward nodes as `start`.
     pub proceed: Program,
-    /// How many micro-batches a step has.
-    pub micro_batches: usize,
     /// The norm of all gradients (`NAME.grad` with full names, one sum of squares each) and the clip
     /// scale.
     pub norm: Graph,
-    /// How each trainable parameter is updated, once for all layers.
+    /// How each trainable parameter is updated, once for all blocks of its stage.
     pub updates: Vec<UpdateRule>,
 }
 
-/// The update of one parameter as a graph of a single node. Its sources are named after the
-/// parameter, without a layer: `NAME`, `NAME.grad`, `NAME.first_moment`, …; scalars have names of
-/// their own.
+/// The update of one parameter as a graph of a single node. Its sources are named after the parameter,
+/// without a block: `NAME`, `NAME.grad`, `NAME.first_moment`, …; scalars have names of their own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateRule {
     /// Whose.
@@ -29,59 +37,62 @@ pub struct UpdateRule {
     pub graph: Graph,
 }
 
-/// Saved tensors of a layer that are decided about together: what one node makes, except for the
-/// fused residual sum, from which the rest of its norm can be made again.
+/// Saved tensors of a block that are decided about together: what one node makes, except for the fused
+/// residual sum, from which the rest of its norm can be recomputed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedUnit {
     /// Of its first tensor: `mlp.gate_up`.
     pub name: String,
-    /// In the graph of the layer.
+    /// In the graph of the template.
     pub tensors: Vec<TensorId>,
     /// Of all of them.
     pub size_bytes: usize,
 }
 
 impl Task {
-    /// What the backward pass of a layer reads of its forward pass, besides what the layer before
-    /// hands over.
-    pub fn saved_units(&self) -> Vec<SavedUnit> {
-        let graph = &self.proceed.layer.graph;
-        let saved = graph.saved();
-        let mut units: Vec<SavedUnit> = Vec::new();
-        for node in graph.nodes().iter().filter(|node| node.phase == Phase::Forward) {
-            let mut made: Vec<TensorId> =
-                node.outputs.iter().copied().filter(|id| saved.contains(id)).collect();
-            let sum = match node.op {
-                storm_graph::Op::Norm { delta: Some(_), .. } => node.outputs.last().copied(),
-                _ => None,
-            };
-            let sum = sum.filter(|sum| made.contains(sum));
-            made.retain(|&id| Some(id) != sum);
-            for tensors in [made, sum.into_iter().collect()] {
-                let Some(&first) = tensors.first() else { continue };
-                units.push(SavedUnit {
-                    name: graph.tensor(first).name.clone(),
-                    size_bytes: tensors.iter().map(|&id| graph.tensor(id).size_bytes()).sum(),
-                    tensors,
-                });
-            }
+    /// The program whose forward pass a step runs: differentiated if the task trains.
+    pub fn program(&self) -> &Program {
+        self.training.as_ref().map_or(&self.forward, |training| &training.proceed)
+    }
+
+    /// What the backward pass of a stage's blocks reads of their forward pass, besides what the blocks
+    /// before hand over. The last stage has none: its backward pass follows its forward pass at once.
+    pub fn saved_units(&self, stage: usize) -> Vec<SavedUnit> {
+        let program = self.program();
+        let is_last = stage + 1 == program.stages().len();
+        match is_last || !program.is_reached(stage) {
+            true => Vec::new(),
+            false => saved_units(program.section(stage)),
         }
-        units
     }
+}
 
-    /// Whether prologue and epilogue share a parameter: then its gradient is a sum over both, in an
-    /// order that grouping micro-batches would change.
-    pub fn is_tied(&self) -> bool {
-        let names = |section: &storm_graph::Section| -> Vec<String> {
-            let backward = section.backward.iter().flat_map(|backward| &backward.parameters);
-            backward.map(|p| section.graph.tensor(p.parameter).name.clone()).collect()
+fn saved_units(section: &Section) -> Vec<SavedUnit> {
+    let graph = &section.graph;
+    let outlives = |id: &TensorId| {
+        section.carried_out.iter().any(|carried| carried.tensor == *id)
+            || section.exports.iter().any(|(_, export)| export == id)
+    };
+    let mut saved = graph.saved();
+    saved.retain(|id| !outlives(id));
+    let mut units: Vec<SavedUnit> = Vec::new();
+    for node in graph.nodes().iter().filter(|node| node.phase == Phase::Forward) {
+        let mut made: Vec<TensorId> =
+            node.outputs.iter().copied().filter(|id| saved.contains(id)).collect();
+        let sum = match node.op {
+            Op::Norm { delta: Some(_), .. } => node.outputs.last().copied(),
+            _ => None,
         };
-        let prologue = names(&self.proceed.prologue);
-        names(&self.proceed.epilogue).iter().any(|name| prologue.contains(name))
+        let sum = sum.filter(|sum| made.contains(sum));
+        made.retain(|&id| Some(id) != sum);
+        for tensors in [made, sum.into_iter().collect()] {
+            let Some(&first) = tensors.first() else { continue };
+            units.push(SavedUnit {
+                name: graph.tensor(first).name.clone(),
+                size_bytes: tensors.iter().map(|&id| graph.tensor(id).size_bytes()).sum(),
+                tensors,
+            });
+        }
     }
-
-    /// How many layers there are.
-    pub fn layer_count(&self) -> usize {
-        self.proceed.layer_count
-    }
+    units
 }

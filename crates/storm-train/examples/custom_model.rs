@@ -4,7 +4,9 @@
 
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
-use storm_graph::{ActivationFunction, DType, GraphError, HeadLayout, Program, SectionBuilder};
+use storm_graph::{
+    ActivationFunction, DType, GraphError, HeadLayout, Program, SectionBuilder, Stage,
+};
 use storm_model::Initialization;
 use storm_plan::{Budget, Forced, plan};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, task_of_program};
@@ -16,11 +18,11 @@ const WIDTH: usize = 64;
 const HEADS: HeadLayout = HeadLayout { query_heads: 4, key_value_heads: 4, head_dim: 16 };
 
 fn parallel_transformer() -> Result<Program, GraphError> {
-    let mut prologue = SectionBuilder::prologue(BATCH, SEQUENCE, DType::F32);
-    let hidden = prologue.embedding("tokens", VOCABULARY, WIDTH)?; // (B, T, C)
-    let prologue = prologue.hand_on(hidden);
+    let mut embedding = SectionBuilder::new("embedding", BATCH, SEQUENCE, DType::F32);
+    let hidden = embedding.embedding("tokens", VOCABULARY, WIDTH)?; // (B, T, C)
+    let embedding = embedding.hand_on(hidden);
 
-    let (mut layer, hidden) = SectionBuilder::layer(&prologue)?;
+    let (mut layer, hidden) = SectionBuilder::after(&embedding, "layer")?;
     let normed = layer.rms_norm("norm", hidden, 1e-5)?; // (B, T, C)
     let qkv = layer.linear("qkv", normed, 3 * WIDTH)?; // (B, T, 3 C)
     let attended = layer.causal_attention("attention", qkv, HEADS)?; // (B, T, C)
@@ -30,9 +32,12 @@ fn parallel_transformer() -> Result<Program, GraphError> {
     let hidden = layer.linear_onto("mlp.down", active, hidden)?; // (B, T, C)
     let layer = layer.hand_on(hidden);
 
-    let (mut epilogue, hidden) = SectionBuilder::epilogue(&layer)?;
-    let normed = epilogue.rms_norm("final.norm", hidden, 1e-5)?; // (B, T, C)
-    Program::new(prologue, layer, 6, epilogue.loss(normed, VOCABULARY, 128)?)
+    let (mut head, hidden) = SectionBuilder::after(&layer, "head")?;
+    let normed = head.rms_norm("final.norm", hidden, 1e-5)?; // (B, T, C)
+    let head = head.loss(normed, VOCABULARY, 128)?;
+    let stages =
+        vec![Stage::once("embedding", 0), Stage::repeated("layers", 1, 6), Stage::once("head", 2)];
+    Program::new(vec![embedding, layer, head], stages)
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -167,7 +167,7 @@ impl BatchSize {
         packing: Packing,
     ) -> BatchSize {
         let [mut tokens, mut targets, mut positions] = [ANY_ID; 3];
-        for graph in program.sections().map(|section| &section.graph) {
+        for graph in program.templates().iter().map(|section| &section.graph) {
             for node in graph.nodes() {
                 let (ids, table) = match node.op {
                     Op::Embedding { ids, table } => (ids, table),

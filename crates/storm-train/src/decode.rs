@@ -1,6 +1,6 @@
 //! A model that reads a text once, token by token.
 
-use crate::{TrainError, optimizer, weights};
+use crate::{TrainError, weights};
 use half::bf16;
 use storm_device::cpu::CpuDevice;
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
@@ -45,17 +45,13 @@ impl Decoder {
     ) -> Result<Decoder, TrainError> {
         let programs = build_decoder(config, options)?;
         let mut slots = Slots::new();
-        let parameters = programs.step.parameters();
-        for instance in optimizer::instances(&parameters, config.layer_count) {
+        for instance in programs.step.parameter_instances() {
             let ProgramParameter { shape, dtype, .. } = instance.parameter;
             let class = TensorClass::Parameter(Training::Frozen);
             slots.declare(Tensor { name: instance.name, shape, dtype, class })?;
         }
-        for layer in 0..config.layer_count {
-            for cache in programs.step.caches() {
-                let name = format!("layers.{layer}.{}", cache.name);
-                slots.declare(Tensor { name, ..cache })?;
-            }
+        for cache in programs.step.caches() {
+            slots.declare(cache)?;
         }
         let mut schedules = Vec::new();
         for program in [&programs.prompt, &programs.step] {

@@ -2,7 +2,7 @@
 
 use crate::batch::BatchSize;
 use crate::column::Column;
-use crate::{Batch, TrainError, optimizer, weights};
+use crate::{Batch, TrainError, weights};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::{ProgramParameter, Tensor, TensorClass, Training};
@@ -27,8 +27,7 @@ impl<D: Device> Forward<D> {
         let options = BuildOptions { trainable: Trainable::Where(|_| false), ..options };
         let program = build(config, &options)?;
         let mut slots = Slots::new();
-        let parameters = program.parameters();
-        for instance in optimizer::instances(&parameters, program.layer_count) {
+        for instance in program.parameter_instances() {
             let ProgramParameter { shape, dtype, .. } = instance.parameter;
             let class = TensorClass::Parameter(Training::Frozen);
             slots.declare(Tensor { name: instance.name, shape, dtype, class })?;

@@ -4,8 +4,8 @@ use crate::{Precision, TrainError};
 use storm_exec::{Schedule, Slots};
 use storm_graph::random::SEED_WORDS;
 use storm_graph::{
-    AdamWParameters, DType, Graph, Op, ProgramParameter, Rounding, Shape, StepScalars, Tensor,
-    TensorClass, Training,
+    AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter, Rounding,
+    Shape, StepScalars, Tensor, TensorClass, Training,
 };
 
 /// How parameters are updated.
@@ -48,34 +48,6 @@ pub(crate) mod names {
     pub(crate) const SQUARES_SUFFIX: &str = ".squares";
 }
 
-/// One parameter in one layer.
-#[derive(Clone, Debug)]
-pub(crate) struct ParameterInstance {
-    /// Full name: `layers.3.attention.qkv.weight`.
-    pub(crate) name: String,
-    pub(crate) layer: u16,
-    pub(crate) parameter: ProgramParameter,
-}
-
-/// Every parameter of every layer.
-pub(crate) fn instances(
-    parameters: &[ProgramParameter],
-    layer_count: usize,
-) -> Vec<ParameterInstance> {
-    let mut all = Vec::new();
-    for parameter in parameters {
-        let layers = if parameter.per_layer { layer_count } else { 1 };
-        for layer in 0..layers {
-            let name = match parameter.per_layer {
-                true => format!("layers.{layer}.{}", parameter.name),
-                false => parameter.name.clone(),
-            };
-            all.push(ParameterInstance { name, layer: layer as u16, parameter: parameter.clone() });
-        }
-    }
-    all
-}
-
 fn tensor(name: impl Into<String>, shape: Shape, dtype: DType, class: TensorClass) -> Tensor {
     Tensor { name: name.into(), shape, dtype, class }
 }
@@ -83,10 +55,17 @@ fn tensor(name: impl Into<String>, shape: Shape, dtype: DType, class: TensorClas
 /// Declares gradients, moments and masters of the trainable parameters, and the step's scalars.
 pub(crate) fn declare(
     slots: &mut Slots,
+    program: &Program,
     instances: &[ParameterInstance],
     precision: Precision,
 ) -> Result<(), TrainError> {
     use TensorClass::{Activation, Gradient, Input, OptimizerState};
+    for tied in program.tied_uses() {
+        let tensor_of = program.section(tied.user).parameter(&tied.parameter);
+        let shape = tensor_of.map(|t| t.shape.clone()).unwrap_or_else(Shape::scalar);
+        let name = tied.gradient_name(program);
+        slots.declare(tensor(name, shape, precision.gradients(), Gradient))?;
+    }
     for instance in trainable(instances) {
         let (name, shape) = (&instance.name, &instance.parameter.shape);
         let gradient = format!("{name}.grad");
@@ -112,14 +91,26 @@ fn trainable(instances: &[ParameterInstance]) -> impl Iterator<Item = &Parameter
     instances.iter().filter(|instance| instance.parameter.training == Training::Trainable)
 }
 
-/// Global norm and clip scale of all gradients.
+/// Parts of tied gradients added up, then global norm and clip scale of all gradients.
 pub(crate) fn norm_schedule(
     slots: &Slots,
+    program: &Program,
     instances: &[ParameterInstance],
     precision: Precision,
     options: &OptimizerOptions,
 ) -> Result<Schedule, TrainError> {
     let mut schedule = Schedule::default();
+    for tied in program.tied_uses() {
+        let (whole, part) = (format!("{}.grad", tied.parameter), tied.gradient_name(program));
+        let shape = slots.tensor(slots.get(&part)?).shape.clone();
+        let mut graph = Graph::new();
+        let mut source = |name: String| {
+            graph.source(name, shape.clone(), precision.gradients(), TensorClass::Gradient)
+        };
+        let (sum, x) = (source(whole), source(part));
+        graph.apply("fold", Op::Accumulate { sum, x })?;
+        schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
+    }
     let graph = norm_graph(instances, precision, options)?;
     schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
     Ok(schedule)
@@ -136,7 +127,7 @@ pub(crate) fn update_schedule(
     let slot_of = |tensor: &Tensor| slots.find(&tensor.name);
     for instance in trainable(instances) {
         let graph = update_graph(instance, precision, options)?;
-        schedule.add_graph(graph, instance.layer, slot_of)?;
+        schedule.add_graph(graph, instance.index, slot_of)?;
     }
     Ok(schedule)
 }

@@ -1,7 +1,7 @@
 use crate::batch::BatchSize;
 use crate::checkpoint::{StateTensor, state_tensors};
 use crate::column::Column;
-use crate::optimizer::{self, ParameterInstance, names};
+use crate::optimizer::names;
 use crate::trainer::{check_options, initial_graph};
 use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use storm_device::{HostBuffer, MemoryTaken, PlanDevice, Trace, bytes_of};
 use storm_exec::{Feed, Planned};
 use storm_graph::random::{SEED_WORDS, Seed};
-use storm_graph::{DType, Graph, Op, Program, StepScalars, Tensor, Training};
+use storm_graph::{DType, Graph, Op, ParameterInstance, Program, StepScalars, Tensor, Training};
 use storm_model::{HfDirectory, Initialization, ModelConfig, SaveOptions, build, initialization};
 use storm_plan::{CheckedPlan, Work};
 
@@ -32,7 +32,12 @@ pub struct PlannedTrainer<D: PlanDevice> {
     updates: u32,
     /// The scalars of an update that the next step or flush applies.
     pending: Option<StepScalars>,
+    /// Results of the program other than its loss, as they came last.
+    others: Vec<(String, Vec<u8>)>,
 }
+
+/// The result that is learned.
+const LOSS: &str = "loss";
 
 /// Where the data of an input comes from.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +85,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         start: impl Fn(&str) -> Initialization,
     ) -> Result<PlannedTrainer<D>, TrainError> {
         check_options(&options)?;
-        let instances = optimizer::instances(&program.parameters(), program.layer_count);
+        let instances = program.parameter_instances();
         let TrainOptions { batch, sequence, packing, .. } = options;
         let size = BatchSize::of_program(program, batch, sequence, packing);
         let mut sources = Vec::new();
@@ -98,6 +103,13 @@ impl<D: PlanDevice> PlannedTrainer<D> {
                 (names::RANDOM, _) => Source::Random,
                 _ => return Err(foreign(format!("it has an input `{name}`, which no batch has"))),
             });
+        }
+        let mut others: Vec<(String, Vec<u8>)> = Vec::new();
+        let is_known = |name: &str| name == LOSS || name == names::NORM;
+        for result in plan.results.iter().filter(|result| !is_known(&result.tensor.name)) {
+            if others.iter().all(|(known, _)| *known != result.tensor.name) {
+                others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
+            }
         }
         let planned = Planned::commit(plan, device)?;
         for ParameterInstance { name, parameter, .. } in &instances {
@@ -117,6 +129,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
             staging,
             updates: 0,
             pending: None,
+            others,
         };
         trainer.initialize(start)?;
         Ok(trainer)
@@ -127,12 +140,12 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         let given = [(names::RANDOM, bytes_of(&random))];
         for instance in &self.instances {
             let graph = initial_graph(start(&instance.parameter.name), instance)?;
-            self.planned.initialize(&instance.name, &graph, instance.layer, &given)?;
+            self.planned.initialize(&instance.name, &graph, instance.index, &given)?;
             let learns = instance.parameter.training == Training::Trainable;
             if learns && self.options.precision.has_master() {
                 let graph = widening_graph(instance)?;
                 let master = format!("{}.master", instance.name);
-                self.planned.initialize(&master, &graph, instance.layer, &[])?;
+                self.planned.initialize(&master, &graph, instance.index, &[])?;
             }
         }
         Ok(())
@@ -160,7 +173,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         }
         let update = self.updates + 1;
         let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
-        let report = self.run_step(batches, Some(scalars))?;
+        let report = self.run_step(batches, scalars)?;
         // A norm that is not finite makes the clip scale zero, which cancels the update.
         if report.gradient_norm.is_finite() {
             self.updates = update;
@@ -169,14 +182,43 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         Ok(report)
     }
 
-    /// The mean loss over these batches, without an update: parameters and state afterwards are
-    /// those after the last step. It runs the plan of a step, backward pass included, and so needs
-    /// no memory of its own.
+    /// The mean loss over these batches, by forward passes alone: parameters and state afterwards are
+    /// those after the last step. The plan has a segment for it, within the memory of a step.
     ///
     /// # Errors
-    /// As [`PlannedTrainer::step`].
+    /// As [`PlannedTrainer::step`]; the number of batches must be a multiple of the plan's group.
     pub fn evaluate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
-        Ok(self.run_step(batches, None)?.loss)
+        let group = self.planned.evaluated_micro_batches().unwrap_or(0);
+        if group == 0 || !batches.len().is_multiple_of(group) {
+            let count = batches.len();
+            let problem =
+                format!("the plan evaluates {group} micro-batches at a time, not {count}");
+            return Err(TrainError::Batch { problem });
+        }
+        let denominator = self.size.check(batches)? as f32;
+        self.flush()?;
+        let mut feed = StepFeed {
+            batches,
+            sources: &self.sources,
+            staging: &mut self.staging,
+            denominator: [denominator],
+            scalars: StepScalars::NONE.to_array(),
+            random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+            others: &mut self.others,
+        };
+        for first in (0..batches.len()).step_by(group) {
+            self.planned.evaluate(&mut feed, first)?;
+        }
+        Ok(feed.loss)
+    }
+
+    /// The bytes of a result of the program other than its loss, of the last micro-batch that ran; none if
+    /// there is no such result.
+    pub fn result(&self, name: &str) -> Option<&[u8]> {
+        let result = self.others.iter().find(|(known, _)| known == name);
+        result.map(|(_, bytes)| bytes.as_slice())
     }
 
     /// Whether the plan applies the gradients of a step in the next one.
@@ -184,12 +226,8 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         self.planned.plan().flush.is_some()
     }
 
-    /// A step whose gradients are applied with `own` scalars, if any.
-    fn run_step(
-        &mut self,
-        batches: &[Batch],
-        own: Option<StepScalars>,
-    ) -> Result<StepReport, TrainError> {
+    /// A step whose gradients are applied with `own` scalars.
+    fn run_step(&mut self, batches: &[Batch], own: StepScalars) -> Result<StepReport, TrainError> {
         let wanted = self.micro_batches();
         if batches.len() != wanted {
             let problem =
@@ -200,7 +238,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
         // A plan that defers updates applies what the step before left; one that does not, its own.
         let (applied, number) = match self.defers() {
             true => (self.pending.take(), self.updates),
-            false => (own, self.updates + 1),
+            false => (Some(own), self.updates + 1),
         };
         let mut feed = StepFeed {
             batches,
@@ -211,6 +249,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
             random: Seed { seed: self.options.seed, step: number }.to_words(),
             loss: 0.0,
             gradient_norm: f32::NAN,
+            others: &mut self.others,
         };
         self.planned.step(&mut feed)?;
         let StepFeed { loss, gradient_norm, .. } = feed;
@@ -232,6 +271,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
             random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
             loss: 0.0,
             gradient_norm: f32::NAN,
+            others: &mut self.others,
         };
         // The gradients are still there, but nothing is pending: the next step does not apply them.
         self.planned.flush(&mut feed)
@@ -434,6 +474,7 @@ struct StepFeed<'a> {
     random: [i32; SEED_WORDS],
     loss: f32,
     gradient_norm: f32,
+    others: &'a mut [(String, Vec<u8>)],
 }
 
 impl Feed for StepFeed<'_> {
@@ -456,12 +497,18 @@ impl Feed for StepFeed<'_> {
         })
     }
 
-    fn result(&mut self, _: usize, _: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
-        let value = f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        match micro_batch {
+    fn result(&mut self, _: usize, tensor: &Tensor, _: Option<usize>, bytes: &[u8]) {
+        let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        match tensor.name.as_str() {
             // In the order of the micro-batches, as the sum over them is.
-            Some(_) => self.loss += value,
-            None => self.gradient_norm = value,
+            LOSS => self.loss += value(),
+            names::NORM => self.gradient_norm = value(),
+            name => {
+                let known = self.others.iter_mut().find(|(known, _)| known == name);
+                if let Some((_, stored)) = known {
+                    stored.copy_from_slice(bytes);
+                }
+            }
         }
     }
 }

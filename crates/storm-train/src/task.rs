@@ -1,10 +1,10 @@
 //! A training step as what the planner takes.
 
-use crate::optimizer::{self, ParameterInstance};
+use crate::optimizer;
 use crate::{TrainError, TrainOptions};
-use storm_graph::{Accumulation, Program, Training};
+use storm_graph::{Accumulation, ParameterInstance, Program, Training};
 use storm_model::{ModelConfig, build};
-use storm_plan::{Task, UpdateRule};
+use storm_plan::{Task, TrainingGraphs, UpdateRule};
 
 /// Micro-batches that a step may have. What a step moves and computes is a sum over all of them, which must not
 /// overflow.
@@ -41,23 +41,23 @@ pub fn task_of_program(
     }
     let precision = options.precision;
     let parameters = program.parameters();
-    let instances = optimizer::instances(&parameters, program.layer_count);
+    let instances = program.parameter_instances();
     let mut updates = Vec::new();
     for parameter in parameters.into_iter().filter(|p| p.training == Training::Trainable) {
-        // Named without a layer: one rule for all of them.
+        // Named without a block: one rule for all of them.
         let template = ParameterInstance {
             name: parameter.name.clone(),
-            layer: 0,
+            index: 0,
             parameter: parameter.clone(),
         };
         let graph = optimizer::update_graph(&template, precision, &options.optimizer)?;
         updates.push(UpdateRule { parameter, graph });
     }
-    Ok(Task {
+    let training = TrainingGraphs {
         start: program.differentiate(Accumulation::Start, precision.gradients())?,
         proceed: program.differentiate(Accumulation::Continue, precision.gradients())?,
-        micro_batches,
         norm: optimizer::norm_graph(&instances, precision, &options.optimizer)?,
         updates,
-    })
+    };
+    Ok(Task { forward: program.clone(), training: Some(training), micro_batches })
 }

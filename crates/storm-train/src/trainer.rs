@@ -1,6 +1,6 @@
 use crate::batch::BatchSize;
 use crate::column::Column;
-use crate::optimizer::{self, ParameterInstance, names};
+use crate::optimizer::{self, names};
 use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
 use storm_device::cpu::CpuDevice;
@@ -8,8 +8,8 @@ use storm_device::{Device, DeviceError};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    Accumulation, AdamWParameters, DType, Graph, Op, Program, ProgramParameter, StepScalars,
-    Tensor, TensorClass,
+    Accumulation, AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter,
+    StepScalars, Tensor, TensorClass,
 };
 use storm_model::{
     BuildOptions, HfDirectory, Initialization, ModelConfig, ModelOutput, Packing, SaveOptions,
@@ -160,14 +160,14 @@ impl<D: Device> Trainer<D> {
         let start = differentiated(Accumulation::Start)?;
         let proceed = differentiated(Accumulation::Continue)?;
 
-        let instances = optimizer::instances(&program.parameters(), program.layer_count);
+        let instances = program.parameter_instances();
         let mut slots = Slots::new();
         for ParameterInstance { name, parameter, .. } in &instances {
             let ProgramParameter { shape, dtype, training, .. } = parameter.clone();
             let class = TensorClass::Parameter(training);
             slots.declare(Tensor { name: name.clone(), shape, dtype, class })?;
         }
-        optimizer::declare(&mut slots, &instances, precision)?;
+        optimizer::declare(&mut slots, &program, &instances, precision)?;
         for input in start.inputs() {
             slots.declare(input)?;
         }
@@ -176,7 +176,7 @@ impl<D: Device> Trainer<D> {
             initialize_schedule(&slots, config, &instances)?,
             Schedule::of_program(&start, &slots)?,
             Schedule::of_program(&proceed, &slots)?,
-            optimizer::norm_schedule(&slots, &instances, precision, &options.optimizer)?,
+            optimizer::norm_schedule(&slots, &program, &instances, precision, &options.optimizer)?,
             optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
         ];
         if precision.has_master() {
@@ -398,7 +398,7 @@ fn initialize_schedule(
     for instance in instances {
         let start = initialization(config, &instance.parameter.name);
         let graph = initial_graph(start, instance)?;
-        schedule.add_graph(graph, instance.layer, |tensor| slots.find(&tensor.name))?;
+        schedule.add_graph(graph, instance.index, |tensor| slots.find(&tensor.name))?;
     }
     Ok(schedule)
 }

@@ -29,6 +29,11 @@ pub(super) fn run<D: Benched>(args: &TrainBenchArgs, vram_bytes: u64) -> Result<
         return Ok(());
     }
     show(args, &run, &measured);
+    println!(
+        "evaluation  {:.3} s for as many tokens, {:.3} of a step",
+        measured.evaluation_seconds,
+        measured.evaluation_seconds / measured.step_seconds
+    );
     println!("recorded    {}", trace::summarize(plan, trace));
     println!("loss        {:.4}", measured.loss);
     Ok(())
@@ -81,6 +86,7 @@ fn json<D: Benched>(
         "step_seconds": measured.step_seconds,
         "step_seconds_min": measured.fastest_seconds,
         "predicted_step_seconds": prediction.step_seconds,
+        "evaluation_seconds": measured.evaluation_seconds,
         "hardware": measured.profile.name,
         "limited_by": measured.bottleneck.name(),
         "vram_budget_bytes": run.budget.vram_bytes,

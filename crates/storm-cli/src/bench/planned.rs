@@ -13,6 +13,9 @@ use storm_train::{
     Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, Trial, prepare, try_plan,
 };
 
+/// How many are timed.
+const EVALUATIONS: usize = 3;
+
 /// A training run to be timed.
 pub(crate) struct PlannedRun<'a> {
     args: &'a RunArgs,
@@ -35,6 +38,8 @@ pub(crate) struct Measured<D: PlanDevice> {
     pub(crate) bottleneck: Bottleneck,
     pub(crate) step_seconds: f64,
     pub(crate) fastest_seconds: f64,
+    /// Of the loss of a step's batches by forward passes alone.
+    pub(crate) evaluation_seconds: f64,
     /// What the process holds of the device.
     pub(crate) vram_bytes: u64,
     pub(crate) loss: f32,
@@ -126,6 +131,7 @@ impl<'a> PlannedRun<'a> {
         times.sort_by(f64::total_cmp);
         Ok(Measured {
             trace: self.recorded(&mut trainer)?,
+            evaluation_seconds: self.evaluation_seconds(&mut trainer)?,
             vram_bytes: trainer.device().vram_bytes()?,
             step_seconds: times[times.len() / 2],
             fastest_seconds: times[0],
@@ -204,6 +210,21 @@ impl<'a> PlannedRun<'a> {
         let Some(before_timed) = self.args.warmup.checked_sub(1) else { return Ok(None) };
         let batches = &self.batches;
         Ok(Some(try_plan(trainer, batches, before_timed, profile, predicted_seconds)?))
+    }
+
+    /// How long the loss of a step's batches takes by forward passes alone.
+    fn evaluation_seconds<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<f64> {
+        // The first applies the update that the last step left.
+        trainer.evaluate(&self.batches)?;
+        let mut times = Vec::new();
+        for _ in 0..EVALUATIONS {
+            let start = Instant::now();
+            trainer.evaluate(&self.batches)?;
+            trainer.synchronize()?;
+            times.push(start.elapsed().as_secs_f64());
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[times.len() / 2])
     }
 
     /// One more step, as the queues ran it.

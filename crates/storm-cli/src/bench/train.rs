@@ -170,8 +170,8 @@ impl Flops {
     fn of_micro_batch(program: &Program, precision: Precision) -> Result<Flops> {
         let program = program.differentiate(Accumulation::Continue, precision.gradients())?;
         let mut flops = Flops { all: 0.0, linear: 0.0 };
-        for section in program.sections() {
-            let times = if section.name == "layer" { program.layer_count as f64 } else { 1.0 };
+        for (stage, s) in program.stages().iter().enumerate() {
+            let (section, times) = (program.section(stage), s.repeat as f64);
             for node in section.graph.nodes() {
                 let op = node.op.clone().map(|_, id| section.graph.tensor(id));
                 let one = times * op.matrix_flops() as f64;

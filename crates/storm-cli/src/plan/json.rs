@@ -3,7 +3,7 @@
 use super::request::{Answer, Request, StepSize};
 use super::words::{self, Shares, hidden_share};
 use serde_json::{Value, json};
-use storm_plan::{Prediction, Queue, Storage, TooSmall};
+use storm_plan::{Prediction, Queue, Storage, Streaming, TooSmall};
 
 pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
     let planned = &answer.planned;
@@ -118,7 +118,7 @@ fn tried(answer: &Answer) -> Vec<Value> {
 
 /// In how many layers each unit goes which way.
 fn saved_units(answer: &Answer) -> Vec<Value> {
-    let saved = &answer.planned.decisions.saved;
+    let saved = &words::layers(&answer.planned.decisions).saved;
     let unit = |(index, unit): (usize, &storm_plan::SavedUnit)| {
         let count = |wanted: Storage| saved.iter().filter(|s| s[index] == wanted).count();
         json!({
@@ -143,11 +143,14 @@ fn checkpoint(request: &Request, answer: &Answer) -> Value {
 
 fn placement(answer: &Answer) -> Value {
     let decisions = &answer.planned.decisions;
-    let layers = decisions.boundary.len();
+    let layers = words::layers(decisions);
+    let count = layers.inputs.len();
+    let states = Streaming { pinned: layers.states_pinned, ring: decisions.state_ring };
     json!({
-        "weights": words::placement(decisions.weights, layers),
-        "gradients": words::placement(decisions.gradients, layers),
-        "optimizer_state": words::placement(decisions.states, layers),
+        "weights": words::placement(layers.weights, count),
+        "gradients": words::placement(layers.gradients, count),
+        "optimizer_state": words::placement(states, count),
+        "rings": decisions.rings,
         "update": decisions.update,
     })
 }

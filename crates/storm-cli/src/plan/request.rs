@@ -142,7 +142,9 @@ impl Request {
         };
         let options = TrainOptions { batch, ..self.options.clone() };
         let task = training_task(&self.config, &options, accumulate)?;
-        let units = task.saved_units();
+        let most = |&stage: &usize| task.forward.stages()[stage].repeat;
+        let layers = (0..task.forward.stages().len()).max_by_key(most).unwrap_or(0);
+        let units = task.saved_units(layers);
         let planning_seconds = begun.elapsed().as_secs_f64();
         let policies = Vec::new();
         Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds })

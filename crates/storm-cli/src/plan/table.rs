@@ -151,8 +151,10 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
 /// What happens to one saved unit of the layers.
 fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
     let decisions = &answer.planned.decisions;
-    let [kept, offloaded, recomputed] = [Storage::Keep, Storage::Offload, Storage::Recompute]
-        .map(|wanted| decisions.saved.iter().filter(|saved| saved[index] == wanted).count());
+    let [kept, offloaded, recomputed] =
+        [Storage::Keep, Storage::Offload, Storage::Recompute].map(|wanted| {
+            words::layers(decisions).saved.iter().filter(|saved| saved[index] == wanted).count()
+        });
     let place =
         words::counted(&[(kept, "kept"), (offloaded, "offloaded"), (recomputed, "recomputed")]);
     let bytes = |layers: usize, times: usize| (layers * times * unit.size_bytes) as u64;

@@ -5,7 +5,8 @@ use super::saving;
 use crate::size::show;
 use storm_graph::DType;
 use storm_plan::{
-    Bottleneck, Decisions, Placement, Prediction, Queue, Storage, Streaming, TensorKind, UpdateTime,
+    Bottleneck, Decisions, Placement, Prediction, Queue, StageDecisions, Storage, Streaming,
+    TensorKind, UpdateTime,
 };
 
 /// How much of what layers save goes which way, as shares of its bytes.
@@ -19,7 +20,7 @@ pub(super) struct Shares {
 impl Shares {
     pub(super) fn of(answer: &Answer) -> Shares {
         let mut shares = Shares::default();
-        for saved in &answer.planned.decisions.saved {
+        for saved in &layers(&answer.planned.decisions).saved {
             for (unit, storage) in answer.units.iter().zip(saved) {
                 let bytes = unit.size_bytes as f64;
                 match storage {
@@ -127,7 +128,7 @@ pub(super) fn gemm_flops(request: &Request) -> f64 {
 }
 
 /// Why this device favours one over the other: a product's output costs its inner length in FLOP per byte
-/// of bf16 to make again.
+/// of bf16 to recompute.
 fn balance(request: &Request) -> String {
     let profile = &request.profile;
     let per_byte = gemm_flops(request) / profile.host_to_device_bandwidth;
@@ -138,7 +139,7 @@ fn balance(request: &Request) -> String {
         false => "a copy costs less than recomputing even where it is not hidden",
     };
     format!(
-        "It does {per_byte:.0} FLOP in the time of a byte between host and device; making a byte again \
+        "It does {per_byte:.0} FLOP in the time of a byte between host and device; recomputing a byte \
          costs about {again:.0}: {favour}."
     )
 }
@@ -151,25 +152,47 @@ fn least(answer: &Answer) -> String {
     )
 }
 
+/// The decisions about the layers: the stage with the most blocks.
+pub(super) fn layers(decisions: &Decisions) -> &StageDecisions {
+    let stages = decisions.stages.iter();
+    stages.max_by_key(|stage| stage.inputs.len()).expect("a program has a stage")
+}
+
 /// Where a kind of tensor lives.
 pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
-    let layers = decisions.boundary.len();
-    let streamed = |streaming: Streaming| match streaming.pinned {
-        pinned if pinned == layers => "device".to_owned(),
-        0 if streaming.ring == 1 => "host, 1 slot on the device".to_owned(),
-        0 => format!("host, {} slots on the device", streaming.ring),
-        pinned => format!("{pinned} layers device, {} host", layers - pinned),
+    let stage = layers(decisions);
+    let count = stage.inputs.len();
+    let streamed = |pinned: usize, ring: usize| match pinned {
+        pinned if pinned == count => "device".to_owned(),
+        0 if ring == 1 => "host, 1 slot on the device".to_owned(),
+        0 => format!("host, {ring} slots on the device"),
+        pinned => format!("{pinned} layers device, {} host", count - pinned),
+    };
+    // Stages that run once: embedding and head.
+    let edges = |is_pinned: fn(&StageDecisions) -> bool| {
+        let mut edges = decisions.stages.iter().filter(|edge| edge.inputs.len() < count);
+        match edges.all(is_pinned) {
+            true => "",
+            false => "; embedding and head host",
+        }
     };
     match kind {
-        TensorKind::Weights => streamed(decisions.weights),
-        TensorKind::Gradients => streamed(decisions.gradients),
-        TensorKind::OptimizerState => streamed(decisions.states),
-        TensorKind::EmbeddingAndHead if decisions.edge_states_resident => "device".to_owned(),
-        TensorKind::EmbeddingAndHead => "device; optimizer state host".to_owned(),
+        TensorKind::Weights => {
+            let place = streamed(stage.weights.pinned, stage.weights.ring);
+            place + edges(|edge| edge.weights.pinned > 0)
+        }
+        TensorKind::Gradients => {
+            let place = streamed(stage.gradients.pinned, stage.gradients.ring);
+            place + edges(|edge| edge.gradients.pinned > 0)
+        }
+        TensorKind::OptimizerState => {
+            let place = streamed(stage.states_pinned, decisions.state_ring);
+            place + edges(|edge| edge.states_pinned > 0)
+        }
         TensorKind::Activations => "of layers, as listed".to_owned(),
         TensorKind::LayerInputs => {
             let [kept, offloaded, again] = [Storage::Keep, Storage::Offload, Storage::Recompute]
-                .map(|wanted| decisions.boundary.iter().filter(|&&s| s == wanted).count());
+                .map(|wanted| stage.inputs.iter().filter(|&&s| s == wanted).count());
             counted(&[(kept, "kept"), (offloaded, "offloaded"), (again, "recomputed")])
         }
         TensorKind::WorkArea => "device".to_owned(),
@@ -183,35 +206,32 @@ pub(super) fn moves(
     decisions: &Decisions,
     groups: usize,
 ) -> Option<&'static str> {
-    let layers = decisions.boundary.len();
-    let is_streamed = |streaming: Streaming| streaming.pinned < layers;
+    let all = |f: fn(&StageDecisions) -> bool| decisions.stages.iter().all(f);
+    let stays = match kind {
+        TensorKind::Weights => all(|stage| stage.weights.pinned == stage.inputs.len()),
+        TensorKind::Gradients => all(|stage| stage.gradients.pinned == stage.inputs.len()),
+        TensorKind::OptimizerState => all(|stage| stage.states_pinned == stage.inputs.len()),
+        _ => false,
+    };
+    let stage = layers(decisions);
     match kind {
-        TensorKind::Weights if is_streamed(decisions.weights) => Some(match groups {
+        _ if stays => None,
+        TensorKind::Weights => Some(match groups {
             1 => "in before forward and backward; out when updated",
             _ => "in before forward and backward of each group; out when updated",
         }),
-        TensorKind::Gradients if is_streamed(decisions.gradients) => Some(match groups {
+        TensorKind::Gradients => Some(match groups {
             1 => "out after backward; in for the update",
             _ => "in and out around each group's backward; in for the update",
         }),
-        TensorKind::OptimizerState if is_streamed(decisions.states) => {
-            Some(match decisions.update {
-                UpdateTime::EndOfStep => "in and out with the update, at the end of the step",
-                UpdateTime::NextStep => {
-                    "in and out with the update, beside the next step's forward"
-                }
-            })
-        }
-        TensorKind::EmbeddingAndHead if !decisions.edge_states_resident => {
-            Some(match decisions.update {
-                UpdateTime::EndOfStep => "state in and out with the update, at the end of the step",
-                UpdateTime::NextStep => "state in and out beside the next step's forward",
-            })
-        }
-        TensorKind::Activations if decisions.saved.iter().flatten().any(is_offloaded) => {
+        TensorKind::OptimizerState => Some(match decisions.update {
+            UpdateTime::EndOfStep => "in and out with the update, at the end of the step",
+            UpdateTime::NextStep => "in and out with the update, beside the next step's forward",
+        }),
+        TensorKind::Activations if stage.saved.iter().flatten().any(is_offloaded) => {
             Some("out after the layer's forward; in before its backward")
         }
-        TensorKind::LayerInputs if decisions.boundary.iter().any(is_offloaded) => {
+        TensorKind::LayerInputs if stage.inputs.iter().any(is_offloaded) => {
             Some("out after the layer's forward; in before its backward")
         }
         _ => None,

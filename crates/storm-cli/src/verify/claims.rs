@@ -146,7 +146,9 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     let run = PlannedRun::new(&args, args.budget(vram_bytes)?)?;
     let measured: Measured<CudaPlanDevice> = run.run(None)?;
     let decisions = &measured.decisions;
-    let mut stored = decisions.saved.iter().flatten().chain(&decisions.boundary);
+    // The last stage runs backward at once and takes nothing that waits.
+    let waiting = &decisions.stages[1..decisions.stages.len() - 1];
+    let mut stored = waiting.iter().flat_map(|s| s.saved.iter().flatten().chain(&s.inputs));
     let is_away = !stored.any(|&storage| storage == Storage::Keep);
     let share = resident_seconds / measured.step_seconds;
     let summary = trace::summarize(measured.trainer.plan(), &measured.trace);

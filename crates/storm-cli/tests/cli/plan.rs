@@ -115,7 +115,10 @@ fn what_does_not_fit_says_what_would() {
 fn what_is_forced_is_done_or_refused() {
     let object = json("--batch 2 --vram 8GiB --activations offload --update end-of-step");
     assert_eq!(object["recompute_fraction"], 0.0);
-    plan("--batch 2 --accumulate 2 --vram 8GiB --group 2").failed(2, &["embedding and head share"]);
+    let object = json("--batch 2 --accumulate 2 --vram 8GiB --group 2");
+    assert_eq!(object["decisions"]["group"], 2);
+    plan("--batch 2 --accumulate 2 --vram 8GiB --group 3")
+        .failed(2, &["groups of 3", "2 micro-batches"]);
     plan("--batch 2 --vram 8GiB --activations sometimes").failed(2, &["sometimes"]);
     plan("--batch 2 --vram 8 parsecs").failed(2, &["parsecs"]);
     plan("--vram 8GiB").failed(2, &["--batch"]);

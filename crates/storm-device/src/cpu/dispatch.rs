@@ -109,6 +109,9 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Add { a, b } => with_float!(a.dtype, E => {
             elementwise::add::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),
+        Op::Accumulate { x, .. } => with_float!(x.dtype, E => {
+            elementwise::accumulate::<E>(access.get(x), access.out(&outputs[0]));
+        }),
         Op::Mul { a, b } => with_float!(a.dtype, E => {
             elementwise::mul::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),

@@ -6,6 +6,7 @@ use storm_graph::{ActivationFunction, Op};
 pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     let value = match *op {
         Op::Add { a, b } => a.zip(b, |a, b| a + b),
+        Op::Accumulate { sum, x } => sum.zip(x, |sum, x| sum + x),
         Op::Mul { a, b } => a.zip(b, |a, b| a * b),
         Op::Scale { x, factor } => x.map(|x| f64::from(factor) * x),
         Op::Activation { x, function } => x.map(match function {

@@ -60,6 +60,7 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     match op {
         Op::Embedding { .. } | Op::Linear { .. } | Op::ColumnSum { .. } => linear::evaluate(op),
         Op::Add { .. }
+        | Op::Accumulate { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
         | Op::Activation { .. }

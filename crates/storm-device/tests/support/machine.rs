@@ -46,7 +46,7 @@ impl<'g> Machine<'g> {
     pub(crate) fn run_dropping(&mut self, is_kept: impl Fn(TensorId) -> bool) {
         let nodes = self.graph.nodes();
         let forward = nodes.iter().take_while(|node| node.phase == Phase::Forward).count();
-        assert!(nodes[forward..].iter().all(|node| node.phase == Phase::Backward));
+        assert!(nodes[forward..].iter().all(|node| node.phase != Phase::Forward));
         for node in &nodes[..forward] {
             self.run_node(node);
         }

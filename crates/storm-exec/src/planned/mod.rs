@@ -46,9 +46,10 @@ pub struct Planned<D> {
     by_name: BTreeMap<String, usize>,
     /// What the host has to do with each run of a segment.
     segments: Vec<Exchange>,
-    /// What it has to do with a step as a whole, and with a flush.
+    /// What it has to do with a step, a flush and an evaluation as a whole.
     step: Exchange,
     flush: Exchange,
+    evaluation: Exchange,
     /// Results of micro-batches that were given out and not read, with the first micro-batch of
     /// their group.
     unread: Vec<(usize, usize)>,
@@ -73,6 +74,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(Planned {
             step: Exchange::of_whole(&plan, &step),
             flush: Exchange::of_whole(&plan, plan.flush.as_slice()),
+            evaluation: Exchange::of_whole(&plan, plan.evaluation.as_slice()),
             unread: Vec::with_capacity(unread),
             staging: vec![0; largest.unwrap_or(0)],
             device,
@@ -129,6 +131,28 @@ impl<D: PlanDevice> Planned<D> {
             read_result(&mut self.device, &plan, feed, result, None, &mut self.staging)?;
         }
         Ok(())
+    }
+
+    /// Micro-batches that one evaluation takes; none if the plan has no evaluation.
+    pub fn evaluated_micro_batches(&self) -> Option<usize> {
+        let segment = self.plan.evaluation?;
+        Some(self.segments[segment.0 as usize].micro_batches)
+    }
+
+    /// Runs the forward pass of the micro-batches `first` and following, as many as
+    /// [`Planned::evaluated_micro_batches`] says. Everything that lasts is as it was before.
+    ///
+    /// # Errors
+    /// From the device or the feed.
+    pub fn evaluate<F: Feed>(&mut self, feed: &mut F, first: usize) -> Result<(), F::Error> {
+        let plan = Arc::clone(&self.plan);
+        let Some(segment) = plan.evaluation else { return Ok(()) };
+        self.unread.clear();
+        for &input in &self.evaluation.inputs {
+            write_input(&mut self.device, &plan, feed, input, None)?;
+        }
+        self.segment(feed, segment, first)?;
+        self.read_unread(feed)
     }
 
     /// One run of a segment, whose micro-batches are `first` and following.

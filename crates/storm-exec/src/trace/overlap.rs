@@ -2,7 +2,7 @@ use super::busy::BusyTime;
 use super::stalls::{StallCause, stall_spans};
 use super::summary::largest_class;
 use storm_device::{Span, Trace};
-use storm_graph::{Op, Phase, TensorClass};
+use storm_graph::{Phase, TensorClass};
 use storm_plan::{Plan, Queue, Work};
 
 /// How well copies hide behind computing.
@@ -105,17 +105,10 @@ fn pass(plan: &Plan, span: &Span) -> Pass {
         unreachable!("a copy in the compute queue")
     };
     let node = &plan.graphs[compute.graph.0 as usize].nodes()[compute.node as usize];
-    match (&node.op, node.phase) {
-        (
-            Op::AdamW { .. }
-            | Op::Sgd { .. }
-            | Op::SumOfSquares { .. }
-            | Op::GlobalNorm { .. }
-            | Op::ClipScale { .. },
-            _,
-        ) => Pass::Update,
-        (_, Phase::Backward) => Pass::Backward,
-        (_, Phase::Forward) => Pass::Forward,
+    match node.phase {
+        _ if node.op.is_update() => Pass::Update,
+        Phase::Backward | Phase::Recompute => Pass::Backward,
+        Phase::Forward => Pass::Forward,
     }
 }
 

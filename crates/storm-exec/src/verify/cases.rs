@@ -26,6 +26,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "shape",
         "constant",
         "optimizer",
+        "accumulate",
         "sgd",
     ]
 }
@@ -181,6 +182,7 @@ impl Builder {
             "shape" => self.shape(),
             "constant" => self.constant(),
             "optimizer" => self.optimizer(),
+            "accumulate" => self.accumulate(),
             _ => self.sgd(),
         }
     }
@@ -392,6 +394,17 @@ impl Builder {
             first_element: self.first_element(),
         };
         self.apply("update", op).map(drop)
+    }
+
+    fn accumulate(&mut self) -> Result<(), GraphError> {
+        let shape = [self.random.extent(), self.random.extent()];
+        let gradient = |case: &mut Self, name: &str| {
+            let id = case.graph.source(name, shape, case.dtype, TensorClass::Gradient);
+            case.floats(id);
+            id
+        };
+        let (sum, x) = (gradient(self, "sum"), gradient(self, "x"));
+        self.apply("fold", Op::Accumulate { sum, x }).map(drop)
     }
 
     fn sgd(&mut self) -> Result<(), GraphError> {

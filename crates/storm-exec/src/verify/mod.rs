@@ -178,6 +178,7 @@ mod tests {
             "AttentionGrad",
             "HeadLoss",
             "HeadLossGrad",
+            "Accumulate",
             "Sum",
             "Broadcast",
             "Reshape",

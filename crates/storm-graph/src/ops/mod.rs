@@ -28,6 +28,7 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             linear::infer(op)
         }
         Op::Add { .. }
+        | Op::Accumulate { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
         | Op::Activation { .. }
@@ -79,6 +80,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::EmbeddingGrad { .. }
         | Op::LinearInputGrad { .. }
         | Op::LinearWeightGrad { .. }
+        | Op::Accumulate { .. }
         | Op::ActivationGrad { .. }
         | Op::SwiGluGrad { .. }
         | Op::NormGrad { .. }

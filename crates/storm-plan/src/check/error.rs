@@ -206,7 +206,7 @@ pub enum CheckError {
     /// A tensor that outlives the step is not where the next step expects it.
     #[error("after the {program}, {spot} of tensor `{tensor}` must rest, but {found} there")]
     NotAtRest {
-        /// `step` or `flush`.
+        /// `step`, `flush` or `evaluation`.
         program: &'static str,
         /// Whose.
         tensor: String,

@@ -91,9 +91,10 @@ pub fn verify(plan: &Plan, budget: MemoryBudget) -> Result<(), CheckError> {
     let host_work = HostWork::new(plan);
     let mut heard = Heard::new(plan);
     Walk::at_rest(plan, &host_work, &mut heard).program("step", &plan.step)?;
-    if let Some(segment) = plan.flush {
+    for (name, segment) in [("flush", plan.flush), ("evaluation", plan.evaluation)] {
+        let Some(segment) = segment else { continue };
         let runs = [Run { segment, times: 1 }];
-        Walk::at_rest(plan, &host_work, &mut heard).program("flush", &runs)?;
+        Walk::at_rest(plan, &host_work, &mut heard).program(name, &runs)?;
     }
     heard.check(plan)
 }

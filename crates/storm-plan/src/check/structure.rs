@@ -53,8 +53,10 @@ fn references(plan: &Plan) -> Result<(), CheckError> {
     for run in &plan.step {
         known("the step", "segment", run.segment.0 as usize, plan.segments.len())?;
     }
-    if let Some(flush) = plan.flush {
-        known("the flush", "segment", flush.0 as usize, plan.segments.len())?;
+    for (whom, segment) in [("the flush", plan.flush), ("the evaluation", plan.evaluation)] {
+        if let Some(segment) = segment {
+            known(whom, "segment", segment.0 as usize, plan.segments.len())?;
+        }
     }
     for lasting in &plan.lasting {
         for &piece in &lasting.pieces {
@@ -96,7 +98,8 @@ fn segments(plan: &Plan) -> Result<(), CheckError> {
         taken[start..end].fill(true);
         let is_this = |id: crate::plan::SegmentId| id.0 as usize == index;
         let runs = plan.step.iter().any(|run| is_this(run.segment) && run.times > 0);
-        if !runs && !plan.flush.is_some_and(is_this) {
+        let outside = [plan.flush, plan.evaluation].into_iter().flatten();
+        if !runs && !outside.into_iter().any(is_this) {
             return error("never runs".to_owned());
         }
     }

@@ -4,12 +4,13 @@
 use super::Lowering;
 use super::shared::Cut;
 use super::slab::{COPY_BYTES_MAX, Slab};
+use crate::decisions::{RingMemory, Streaming};
 use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::{Region, Tier};
-use crate::{Decisions, Storage};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::{Decisions, Storage, TensorKind};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use storm_graph::{Op, Tensor, TensorClass};
+use storm_graph::{Tensor, TensorClass, TensorId};
 
 /// One tier, filled from the bottom.
 #[derive(Clone, Debug)]
@@ -25,13 +26,16 @@ impl Arena {
     }
 
     /// Takes a named range; consecutive ranges of one name are one region.
-    fn take(&mut self, name: &str, bytes: usize) -> usize {
+    fn take(&mut self, kind: TensorKind, name: &str, bytes: usize) -> usize {
         let (start, bytes) = (self.size_bytes, aligned(bytes));
         self.size_bytes = start.saturating_add(bytes);
         match self.regions.last_mut() {
             Some(region) if region.name == name => region.bytes += bytes,
             _ if bytes == 0 => {}
-            _ => self.regions.push(Region { name: name.to_owned(), tier: self.tier, start, bytes }),
+            _ => {
+                let (name, tier) = (name.to_owned(), self.tier);
+                self.regions.push(Region { name, kind, tier, start, bytes });
+            }
         }
         start
     }
@@ -46,12 +50,12 @@ pub(crate) struct InputPlaces {
     pub(crate) places: Vec<(usize, usize)>,
 }
 
-/// The offloaded tensors of a layer: one slab entry per tensor, unit by unit.
+/// Saved tensors of a block: one slab entry per tensor, unit by unit.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ActivationSlab {
     pub(crate) slab: Slab,
-    /// Unit, tensor of the layer's graph, in slab order.
-    pub(crate) tensors: Vec<(usize, storm_graph::TensorId)>,
+    /// Unit, tensor of the template's graph, in slab order.
+    pub(crate) tensors: Vec<(usize, TensorId)>,
 }
 
 /// Where everything is.
@@ -62,47 +66,91 @@ pub(crate) struct Layout {
     pub(crate) inputs: Vec<InputPlaces>,
     /// The first of the scalars: norm, clip, and the sum of squares of each gradient.
     scalars: usize,
-    /// (device, host), one per micro-batch of a group.
-    pub(crate) losses: Vec<(usize, usize)>,
+    /// (device, host), by result and micro-batch of a group.
+    pub(crate) results: Vec<Vec<(usize, usize)>>,
     pub(crate) norm_host: usize,
     /// All parameters in pieces.
     pub(super) cut: Arc<Cut>,
-    pub(crate) edge_weights: usize,
-    pub(crate) edge_gradients: usize,
-    /// On the device if resident, in host memory otherwise.
-    pub(crate) edge_states: usize,
-    pub(crate) weights: ClassPlaces,
-    pub(crate) gradients: ClassPlaces,
-    pub(crate) states: ClassPlaces,
+    /// By stage.
+    pub(crate) weights: Vec<ClassPlaces>,
+    pub(crate) gradients: Vec<ClassPlaces>,
+    pub(crate) states: Vec<ClassPlaces>,
     /// Pieces of optimizer state on their way through.
     pub(crate) state_ring: Ring,
-    /// By layer and micro-batch.
-    pub(crate) kept: Vec<Vec<usize>>,
-    pub(crate) kept_slabs: Vec<ActivationSlab>,
-    pub(crate) prologue_kept: Vec<BTreeMap<storm_graph::TensorId, usize>>,
-    /// Offloaded tensors of each layer, and where they wait, by layer and micro-batch.
-    pub(crate) offloaded_slabs: Vec<ActivationSlab>,
-    pub(crate) offloaded_host: Vec<Vec<usize>>,
+    /// By block.
+    pub(crate) kept: Vec<GroupPlaces>,
+    pub(crate) kept_slabs: Vec<Arc<ActivationSlab>>,
+    /// Offloaded tensors of each block, and where they wait.
+    pub(crate) offloaded_slabs: Vec<Arc<ActivationSlab>>,
+    pub(crate) offloaded_host: Vec<GroupPlaces>,
     pub(crate) activation_ring: Ring,
-    /// Layer inputs: kept ones by layer and micro-batch, offloaded ones in host memory likewise.
-    pub(crate) boundary_kept: Vec<Vec<usize>>,
-    pub(crate) boundary_host: Vec<Vec<usize>>,
-    pub(crate) boundary_slab: Slab,
-    pub(crate) boundary_ring: Ring,
-    /// Layer inputs that are made again, by place in their stretch of layers and micro-batch.
+    /// Inputs of blocks: kept ones by block, offloaded ones in host memory likewise.
+    pub(crate) inputs_kept: Vec<GroupPlaces>,
+    pub(crate) inputs_host: Vec<GroupPlaces>,
+    pub(crate) input_ring: Ring,
+    /// Inputs of blocks that are recomputed, by place in their stretch of blocks and micro-batch.
     pub(crate) replayed: Ring,
-    /// Gradients of layer inputs.
+    /// Gradients of the inputs of blocks.
     pub(crate) carry_ring: Ring,
+    /// Tensors that go around blocks and their gradients, by skip and micro-batch.
+    pub(crate) skips: Vec<Vec<(usize, usize)>>,
     pub(crate) exports: Vec<BTreeMap<String, usize>>,
     pub(crate) work: usize,
 }
 
-/// Device slots and host places of a streamed class.
+/// Equal places for the micro-batches of a group, one after another.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GroupPlaces {
+    start: usize,
+    stride: usize,
+}
+
+impl GroupPlaces {
+    fn take(arena: &mut Arena, kind: TensorKind, name: &str, bytes: usize, group: usize) -> Self {
+        let stride = aligned(bytes);
+        GroupPlaces { start: arena.take(kind, name, stride.saturating_mul(group)), stride }
+    }
+
+    /// The place of a micro-batch.
+    pub(crate) fn of(&self, micro_batch: usize) -> usize {
+        self.start + micro_batch * self.stride
+    }
+}
+
+/// Device slots and host places of a class of a stage's tensors.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ClassPlaces {
-    pub(crate) device: usize,
-    pub(crate) host: usize,
+    pub(crate) streaming: Streaming,
+    /// Where the slots of pinned blocks begin.
+    pinned: usize,
+    /// Where the ring begins.
+    ring: usize,
+    host: usize,
     pub(crate) slot_bytes: usize,
+}
+
+impl ClassPlaces {
+    /// Where a slot begins on the device.
+    pub(crate) fn slot(&self, slot: usize) -> usize {
+        match slot.checked_sub(self.streaming.pinned) {
+            None => self.pinned + slot * self.slot_bytes,
+            Some(beyond) => self.ring + beyond * self.slot_bytes,
+        }
+    }
+
+    /// Where a block's tensors are on the device, while they are.
+    pub(crate) fn device(&self, index: usize) -> usize {
+        self.slot(self.streaming.slot(index))
+    }
+
+    /// Where the tensors of a block that is not pinned wait.
+    pub(crate) fn host(&self, index: usize) -> usize {
+        self.host + (index - self.streaming.pinned) * self.slot_bytes
+    }
+
+    fn ring_bytes(&self) -> usize {
+        self.streaming.ring * self.slot_bytes
+    }
 }
 
 /// Equal slots one after another.
@@ -114,146 +162,143 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    fn take(arena: &mut Arena, name: &str, slot_bytes: usize, slots: usize) -> Ring {
+    fn take(
+        arena: &mut Arena,
+        kind: TensorKind,
+        name: &str,
+        slot_bytes: usize,
+        slots: usize,
+    ) -> Ring {
         let slot_bytes = aligned(slot_bytes);
-        Ring { start: arena.take(name, slot_bytes * slots), slot_bytes, slots }
+        Ring { start: arena.take(kind, name, slot_bytes * slots), slot_bytes, slots }
     }
 
     pub(crate) fn slot(&self, index: usize) -> usize {
         self.start + index % self.slots.max(1) * self.slot_bytes
     }
+
+    /// The slot that a place belongs to.
+    pub(crate) fn slot_of(&self, place: usize) -> Option<usize> {
+        let end = self.start + self.slots * self.slot_bytes;
+        let is_inside = place >= self.start && place < end;
+        is_inside.then(|| (place - self.start) / self.slot_bytes)
+    }
 }
 
 impl Layout {
     pub(crate) fn new(lowering: &Lowering<'_>, decisions: &Decisions) -> Layout {
-        let (group, layers) = (decisions.group, lowering.task.layer_count());
+        let group = decisions.group;
         let mut device = Arena::new(Tier::Device);
         let mut host = Arena::new(Tier::Host);
         let cut = lowering.cut(decisions.piece_elements);
-        let Cut { layer, edge, .. } = &*cut;
 
         let inputs = place_inputs(lowering, group, &mut device, &mut host);
         let scalar_count = lowering.shared.scalars.len();
-        let scalars = device.take("inputs and scalars", ALIGNMENT * scalar_count);
-        let losses = (0..group)
-            .map(|_| (device.take("inputs and scalars", 4), host.take("inputs and results", 4)))
-            .collect();
-        let norm_host = host.take("inputs and results", 4);
+        let kind = TensorKind::Inputs;
+        let scalars = device.take(kind, "inputs and scalars", ALIGNMENT * scalar_count);
+        let mut place_result = |bytes: usize| {
+            let place = device.take(kind, "inputs and scalars", bytes);
+            (place, host.take(kind, "inputs and results", bytes))
+        };
+        let mut results = Vec::new();
+        for result in &lowering.shared.results {
+            let bytes = result.tensor.size_bytes();
+            results.push((0..group).map(|_| place_result(bytes)).collect());
+        }
+        let norm_host = host.take(kind, "inputs and results", 4);
 
-        let edge_weights = device.take("weights of embedding and head", edge.weights.size_bytes);
-        let edge_gradients =
-            device.take("gradients of embedding and head", edge.gradients.size_bytes);
-        let edge_states = match decisions.edge_states_resident {
-            true => device.take("optimizer state of embedding and head", edge.states.size_bytes),
-            false => host.take("optimizer state of embedding and head", edge.states.size_bytes),
-        };
-        let mut class = |name: &str, slab: &Slab, slots: usize, pinned: usize| ClassPlaces {
-            device: device.take(name, slab.size_bytes * slots),
-            host: host.take(name, slab.size_bytes * (layers - pinned)),
-            slot_bytes: slab.size_bytes,
-        };
-        let Decisions { weights, gradients, states, .. } = *decisions;
-        let weights = class("weights", &layer.weights, weights.slots(), weights.pinned);
-        let gradients = class("gradients", &layer.gradients, gradients.slots(), gradients.pinned);
-        let states = class("optimizer state", &layer.states, states.pinned, states.pinned);
-        let state_slot = if decisions.states.pinned == layers && decisions.edge_states_resident {
-            0
-        } else {
-            cut.state_slot_bytes
-        };
-        let state_ring = Ring::take(
-            &mut device,
-            "optimizer state in transit",
-            state_slot,
-            decisions.states.ring,
+        let Parameters { weights, gradients, states } =
+            place_parameters(lowering, decisions, &cut, &mut device, &mut host);
+        let kind = TensorKind::OptimizerState;
+        let (slots, slot) = (decisions.state_ring, cut.state_slot_bytes);
+        let slot = if lowering.needs_state_ring(decisions) { slot } else { 0 };
+        let state_ring = Ring::take(&mut device, kind, "optimizer state in transit", slot, slots);
+
+        let (kept_slabs, offloaded_slabs) = (
+            activation_slabs(lowering, decisions, Storage::Keep),
+            activation_slabs(lowering, decisions, Storage::Offload),
         );
-
-        let slabs = |wanted: Storage| -> Vec<ActivationSlab> {
-            decisions.saved.iter().map(|saved| activation_slab(lowering, saved, wanted)).collect()
-        };
-        let (kept_slabs, offloaded_slabs) = (slabs(Storage::Keep), slabs(Storage::Offload));
-        let places = |arena: &mut Arena, name: &str, slabs: &[ActivationSlab]| -> Vec<Vec<usize>> {
-            let place = |arena: &mut Arena, slab: &ActivationSlab| {
-                (0..group).map(|_| arena.take(name, slab.slab.size_bytes)).collect()
+        let kind = TensorKind::Activations;
+        let places = |arena: &mut Arena, name: &str, slabs: &[Arc<ActivationSlab>]| -> Vec<_> {
+            let place = |slab: &Arc<ActivationSlab>| {
+                GroupPlaces::take(arena, kind, name, slab.slab.size_bytes, group)
             };
-            slabs.iter().map(|slab| place(arena, slab)).collect()
+            slabs.iter().map(place).collect()
         };
         let kept = places(&mut device, "kept activations", &kept_slabs);
-        let prologue_kept = prologue_kept(lowering, group, &mut device);
         let offloaded_host = places(&mut host, "offloaded activations", &offloaded_slabs);
         let slot = offloaded_slabs.iter().map(|slab| slab.slab.size_bytes).max().unwrap_or(0);
         let ring = if slot == 0 { 0 } else { decisions.activation_ring };
-        let activation_ring = Ring::take(&mut device, "activations in transit", slot, ring);
+        let activation_ring = Ring::take(&mut device, kind, "activations in transit", slot, ring);
 
-        let carried = lowering.task.proceed.layer.carried_in[0];
-        let carried_bytes = lowering.task.proceed.layer.graph.tensor(carried).size_bytes();
-        let mut boundary_slab = Slab::default();
-        boundary_slab.push(carried_bytes, COPY_BYTES_MAX);
-        let boundary_places = |arena: &mut Arena, name: &str, wanted: Storage| {
-            let bytes = |storage: Storage| if storage == wanted { carried_bytes } else { 0 };
-            let layer = |arena: &mut Arena, storage: Storage| -> Vec<usize> {
-                (0..group).map(|_| arena.take(name, bytes(storage))).collect()
+        let kind = TensorKind::LayerInputs;
+        let blocks = &lowering.blocks;
+        let storages: Vec<Option<Storage>> =
+            (0..blocks.count()).map(|block| lowering.input_storage(decisions, block)).collect();
+        let input_places = |arena: &mut Arena, name: &str, wanted: Storage| {
+            let place = |(block, storage): (usize, &Option<Storage>)| {
+                let bytes = blocks.seams[block].slab.size_bytes;
+                let bytes = if *storage == Some(wanted) { bytes } else { 0 };
+                GroupPlaces::take(arena, kind, name, bytes, group)
             };
-            decisions.boundary.iter().map(|&storage| layer(arena, storage)).collect::<Vec<_>>()
+            storages.iter().enumerate().map(place).collect::<Vec<_>>()
         };
-        let boundary_kept = boundary_places(&mut device, "kept layer inputs", Storage::Keep);
-        let boundary_host = boundary_places(&mut host, "offloaded layer inputs", Storage::Offload);
-        // The last layer's result always goes through the ring, besides the inputs of a group.
-        let all_kept = decisions.boundary.iter().all(|&storage| storage == Storage::Keep);
-        let extra = if all_kept { 0 } else { decisions.boundary_ring };
-        let boundary_ring =
-            Ring::take(&mut device, "layer inputs in transit", carried_bytes, group + 1 + extra);
-        let stretch = longest_stretch(&decisions.boundary);
-        let replayed = Ring::take(&mut device, "layer inputs made again", carried_bytes, {
-            (stretch - 1) * group
-        });
-        let carry_ring =
-            Ring::take(&mut device, "gradients of layer inputs", carried_bytes, group + 1);
-        let exports = (0..group)
-            .map(|_| {
-                let section = &lowering.task.proceed.prologue;
-                let export = |(name, id): &(String, storm_graph::TensorId)| {
-                    let bytes = section.graph.tensor(*id).size_bytes();
-                    (name.clone(), device.take("tables", bytes))
-                };
-                section.exports.iter().map(export).collect()
+        let inputs_kept = input_places(&mut device, "kept layer inputs", Storage::Keep);
+        let inputs_host = input_places(&mut host, "offloaded layer inputs", Storage::Offload);
+        // Inputs that are not kept go through the ring, besides the inputs of a group; in an evaluation
+        // all do.
+        let comes_back = |block: usize| storages[block] == Some(Storage::Offload);
+        let any_comes_back = (0..blocks.count()).any(comes_back);
+        let extra = if any_comes_back { decisions.input_ring } else { 0 };
+        let slot = blocks.seam_bytes_max(|_| true);
+        let input_ring =
+            Ring::take(&mut device, kind, "layer inputs in transit", slot, group + 1 + extra);
+        let storages: Vec<Storage> = storages.iter().map(|s| s.unwrap_or(Storage::Keep)).collect();
+        let stretch = longest_stretch(&storages);
+        let slot = blocks.seam_bytes_max(|block| storages[block] == Storage::Recompute);
+        let slots = (stretch - 1) * group;
+        let replayed = Ring::take(&mut device, kind, "recomputed layer inputs", slot, slots);
+        let slot = blocks.seam_bytes_max(|block| blocks.is_reached(block));
+        let name = "gradients of layer inputs";
+        let carry_ring = Ring::take(&mut device, kind, name, slot, group + 1);
+        let skips = (blocks.skips.iter())
+            .map(|skip| {
+                let bytes = skip.tensor.size_bytes();
+                let gradient = if blocks.is_reached(skip.to.0) { bytes } else { 0 };
+                let mut take = |bytes| device.take(kind, "skip connections", bytes);
+                (0..group).map(|_| (take(bytes), take(gradient))).collect()
             })
             .collect();
-        let work = device.take("work area", work_bytes(lowering, decisions));
+        let exports = (0..group).map(|_| place_exports(lowering, &mut device)).collect();
+        let work = device.take(TensorKind::WorkArea, "work area", work_bytes(lowering, decisions));
         Layout {
             device,
             host,
             inputs,
             scalars,
-            losses,
+            results,
             norm_host,
             cut,
-            edge_weights,
-            edge_gradients,
-            edge_states,
             weights,
             gradients,
             states,
             state_ring,
             kept,
             kept_slabs,
-            prologue_kept,
             offloaded_slabs,
             offloaded_host,
             activation_ring,
-            boundary_kept,
-            boundary_host,
-            boundary_slab,
-            boundary_ring,
+            inputs_kept,
+            inputs_host,
+            input_ring,
             replayed,
             carry_ring,
+            skips,
             exports,
             work,
         }
     }
-}
 
-impl Layout {
     /// Where a scalar of the norm lies.
     pub(super) fn scalar(&self, lowering: &Lowering<'_>, name: &str) -> Option<usize> {
         let index = lowering.shared.scalars.get(name)?;
@@ -261,15 +306,75 @@ impl Layout {
     }
 }
 
-/// The most layers in a row of which only the first has its input at hand.
-pub(crate) fn longest_stretch(boundary: &[Storage]) -> usize {
+/// The most blocks in a row of which only the first has its input at hand.
+pub(crate) fn longest_stretch(inputs: &[Storage]) -> usize {
     let mut longest = 1;
     let mut length = 0;
-    for &storage in boundary {
+    for &storage in inputs {
         length = if storage == Storage::Recompute { length + 1 } else { 1 };
         longest = longest.max(length);
     }
     longest
+}
+
+/// Places of all parameters, their gradients and their state, by stage.
+struct Parameters {
+    weights: Vec<ClassPlaces>,
+    gradients: Vec<ClassPlaces>,
+    states: Vec<ClassPlaces>,
+}
+
+fn place_parameters(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    cut: &Cut,
+    device: &mut Arena,
+    host: &mut Arena,
+) -> Parameters {
+    let shares = decisions.rings == RingMemory::Shared;
+    let mut places = Parameters { weights: Vec::new(), gradients: Vec::new(), states: Vec::new() };
+    for (stage, s) in lowering.task.program().stages().iter().enumerate() {
+        let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
+        let mut class = |kind: TensorKind, slab: &Slab, streaming: Streaming, ring_apart: bool| {
+            let name = format!("{} of {}", kind.name(), s.name);
+            let slot_bytes = slab.size_bytes;
+            let pinned = device.take(kind, &name, slot_bytes * streaming.pinned);
+            let ring = match ring_apart {
+                true => 0,
+                false => device.take(kind, &name, slot_bytes * streaming.ring),
+            };
+            let host = host.take(kind, &name, slot_bytes * (s.repeat - streaming.pinned));
+            ClassPlaces { streaming, pinned, ring, host, slot_bytes }
+        };
+        let (kind, slab) = (TensorKind::Weights, &slabs.weights);
+        places.weights.push(class(kind, slab, decided.weights, shares));
+        let (kind, slab) = (TensorKind::Gradients, &slabs.gradients);
+        places.gradients.push(class(kind, slab, decided.gradients, shares));
+        let (kind, slab) = (TensorKind::OptimizerState, &slabs.states);
+        let streaming = Streaming { pinned: decided.states_pinned, ring: 0 };
+        places.states.push(class(kind, slab, streaming, true));
+    }
+    if shares {
+        // Rings lie over each other, except for those that a block needs at once: its weights, its
+        // gradients, and the weights of other stages that it reads.
+        let mut end = 0;
+        let base = device.size_bytes;
+        for stage in 0..places.weights.len() {
+            let others =
+                lowering.blocks.weight_owners[stage].iter().filter(|&&other| other != stage);
+            let taken = others.map(|&other| {
+                let owned = &places.weights[other];
+                if owned.streaming.ring > 0 { owned.ring + owned.ring_bytes() } else { base }
+            });
+            let start = taken.max().unwrap_or(base);
+            places.weights[stage].ring = start;
+            let gradients = start + places.weights[stage].ring_bytes();
+            places.gradients[stage].ring = gradients;
+            end = end.max(gradients + places.gradients[stage].ring_bytes() - base);
+        }
+        device.take(TensorKind::Weights, "shared rings of weights and gradients", end);
+    }
+    places
 }
 
 fn place_inputs(
@@ -278,12 +383,13 @@ fn place_inputs(
     device: &mut Arena,
     host: &mut Arena,
 ) -> Vec<InputPlaces> {
+    let kind = TensorKind::Inputs;
     let places = |(tensor, per_micro_batch): &(Tensor, bool)| {
         let copies = if *per_micro_batch { group } else { 1 };
         let bytes = tensor.size_bytes();
         let places = (0..copies).map(|_| {
-            let device = device.take("inputs and scalars", bytes);
-            (device, host.take("inputs and results", bytes))
+            let device = device.take(kind, "inputs and scalars", bytes);
+            (device, host.take(kind, "inputs and results", bytes))
         });
         InputPlaces {
             places: places.collect(),
@@ -294,14 +400,49 @@ fn place_inputs(
     lowering.shared.inputs.iter().map(places).collect()
 }
 
-fn activation_slab(lowering: &Lowering<'_>, saved: &[Storage], wanted: Storage) -> ActivationSlab {
-    let graph = &lowering.task.proceed.layer.graph;
+fn place_exports(lowering: &Lowering<'_>, device: &mut Arena) -> BTreeMap<String, usize> {
+    let mut places = BTreeMap::new();
+    for section in lowering.task.program().templates() {
+        for (name, id) in &section.exports {
+            let bytes = section.graph.tensor(*id).size_bytes();
+            places.insert(name.clone(), device.take(TensorKind::Inputs, "tables", bytes));
+        }
+    }
+    places
+}
+
+/// The tensors of each block that are stored in this way. Blocks that store the same share a slab.
+fn activation_slabs(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    wanted: Storage,
+) -> Vec<Arc<ActivationSlab>> {
+    let mut slabs: Vec<Arc<ActivationSlab>> = Vec::new();
+    let mut last = None;
+    for (stage, saved, _) in lowering.each_block(decisions) {
+        let slab = match slabs.last() {
+            Some(slab) if last == Some((stage, saved)) => Arc::clone(slab),
+            _ => Arc::new(activation_slab(lowering, stage, saved, wanted)),
+        };
+        slabs.push(slab);
+        last = Some((stage, saved));
+    }
+    slabs
+}
+
+fn activation_slab(
+    lowering: &Lowering<'_>,
+    stage: usize,
+    saved: &[Storage],
+    wanted: Storage,
+) -> ActivationSlab {
+    let graph = &lowering.task.program().section(stage).graph;
     let mut slab = ActivationSlab::default();
     for (unit, storage) in saved.iter().enumerate() {
         if *storage != wanted {
             continue;
         }
-        for &id in &lowering.units[unit].tensors {
+        for &id in &lowering.units[stage][unit].tensors {
             slab.slab.push(graph.tensor(id).size_bytes(), COPY_BYTES_MAX);
             slab.tensors.push((unit, id));
         }
@@ -309,53 +450,28 @@ fn activation_slab(lowering: &Lowering<'_>, saved: &[Storage], wanted: Storage) 
     slab
 }
 
-fn prologue_kept(
-    lowering: &Lowering<'_>,
-    group: usize,
-    device: &mut Arena,
-) -> Vec<BTreeMap<storm_graph::TensorId, usize>> {
-    let section = &lowering.task.proceed.prologue;
-    let elsewhere: Vec<storm_graph::TensorId> = section
-        .carried_out
-        .iter()
-        .copied()
-        .chain(section.exports.iter().map(|&(_, id)| id))
-        .collect();
-    (0..group)
-        .map(|_| {
-            let saved = section.graph.saved().into_iter().filter(|id| !elsewhere.contains(id));
-            saved
-                .map(|id| (id, device.take("tables", section.graph.tensor(id).size_bytes())))
-                .collect()
-        })
-        .collect()
-}
-
 /// The largest need of any pass for temporaries.
 fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
     let mut bytes = 0;
-    let edges = [&lowering.prologue, &lowering.epilogue].into_iter().flatten();
-    for variant in edges {
-        bytes = bytes.max(variant.forward.size_bytes).max(variant.backward.size_bytes);
+    let mut last = None;
+    for stage in 0..decisions.stages.len() {
+        let variant = lowering.forward_variant(stage);
+        bytes = bytes.max(variant.forward.size_bytes);
     }
-    let different: BTreeSet<&Vec<Storage>> = decisions.saved.iter().collect();
-    for saved in different {
-        for variant in lowering.layer(saved) {
+    for (stage, saved, _) in lowering.each_block(decisions) {
+        // Neighbors mostly store the same.
+        if lowering.task.training.is_none() || last == Some((stage, saved)) {
+            continue;
+        }
+        last = Some((stage, saved));
+        for variant in lowering.training_variants(stage, saved) {
             bytes = bytes.max(variant.forward.size_bytes).max(variant.backward.size_bytes);
         }
     }
-    if decisions.boundary.contains(&Storage::Recompute) {
-        let [_, replayed] = lowering.layer(&vec![Storage::Recompute; lowering.units.len()]);
-        bytes = bytes.max(replayed.forward.size_bytes);
-    }
-    let norm = &lowering.task.norm;
-    for node in norm.nodes() {
-        let scratch = node.outputs.iter().map(|&id| norm.tensor(id));
+    let Some(training) = &lowering.task.training else { return bytes };
+    for node in training.norm.nodes() {
+        let scratch = node.outputs.iter().map(|&id| training.norm.tensor(id));
         let scratch = scratch.filter(|tensor| tensor.class == TensorClass::Scratch);
-        debug_assert!(matches!(
-            node.op,
-            Op::SumOfSquares { .. } | Op::GlobalNorm { .. } | Op::ClipScale { .. }
-        ));
         bytes = bytes.max(scratch.map(|tensor| aligned(tensor.size_bytes())).sum());
     }
     bytes

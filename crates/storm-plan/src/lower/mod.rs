@@ -1,82 +1,93 @@
 //! From decisions to instructions: which node runs when, at which addresses, and what moves when.
 //!
-//! Nothing is decided here. The order of compute is fixed by the group size; copies are given out as
-//! early as the memory they go to is free; who waits for whom follows from the bytes they touch.
+//! Nothing is decided here. The order of compute is fixed by the group size; copies are issued as early
+//! as the memory they go to is free; waits follow from the bytes that instructions touch.
 
+mod activations;
+mod bind;
+mod blocks;
 mod emit;
 mod flow;
 mod layout;
+mod norm;
 mod parameters;
+mod persistent;
+mod residency;
 mod shared;
 mod slab;
+mod streams;
 mod update;
+mod values;
 mod variant;
 mod waits;
 
 use crate::plan::Plan;
 use crate::{Decisions, HardwareProfile, PlanError, SavedUnit, Storage, Task};
-use parameters::Parameters;
+use blocks::Blocks;
+use parameters::Set;
 use shared::{Cut, Shared};
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, PoisonError, RwLock};
-use storm_graph::{Section, TensorId, recompute};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use storm_graph::{Block, Graph, Op, Phase, Section, TensorId, recompute};
 use variant::Variant;
 
-/// A section for the first micro-batch of a step, and for the others.
+/// A block of the first micro-batch of a step, and of the others.
 type Pair = [Arc<Variant>; 2];
 
 /// The smallest pieces that a planner chooses by itself.
 const PIECE_ELEMENTS_MIN: usize = 1 << 16;
 
-/// Bytes of one layer, of one micro-batch's layer input, and of the ends.
+/// Bytes of one block of a stage, and of what it takes from the one before in one micro-batch.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
-    pub(crate) boundary: usize,
-    pub(crate) layer_weights: usize,
-    pub(crate) layer_gradients: usize,
-    pub(crate) layer_states: usize,
-    pub(crate) edge_states: usize,
+    pub(crate) input: usize,
+    pub(crate) weights: usize,
+    pub(crate) gradients: usize,
+    pub(crate) states: usize,
 }
 
 /// A task, with what all of its plans share.
 pub struct Lowering<'a> {
     pub(crate) task: &'a Task,
     pub(crate) profile: &'a HardwareProfile,
-    pub(crate) units: Vec<SavedUnit>,
-    parameters: Parameters,
+    pub(crate) blocks: Blocks,
+    /// By stage.
+    pub(crate) units: Vec<Vec<SavedUnit>>,
+    sets: Vec<Set>,
     shared: Shared,
+    /// Nodes of the norm graph, by the gradient whose squares they sum.
+    squares: HashMap<String, usize>,
     /// By elements of a piece.
     cuts: RwLock<BTreeMap<usize, Arc<Cut>>>,
-    prologue: Pair,
-    epilogue: Pair,
-    /// By which units the backward pass does not make again.
-    layers: RwLock<BTreeMap<Vec<bool>, Pair>>,
+    /// By stage, and by which units the backward pass need not recompute.
+    training_variants: RwLock<BTreeMap<(usize, Vec<bool>), Pair>>,
+    /// Seconds that a block of a stage recomputes, by the units that it has at hand.
+    recompute_times: RwLock<BTreeMap<(usize, Vec<bool>), f64>>,
+    /// By stage.
+    forward_variants: Vec<OnceLock<Arc<Variant>>>,
 }
 
 impl<'a> Lowering<'a> {
     /// Looks at the task once.
     ///
     /// # Errors
-    /// A program whose sections do not meet in the way that plans need.
+    /// A program whose blocks do not meet in the way that plans need.
     pub fn new(task: &'a Task, profile: &'a HardwareProfile) -> Result<Lowering<'a>, PlanError> {
         check_task(task)?;
-        let both = |pick: fn(&storm_graph::Program) -> &Section, joined: bool| -> Pair {
-            [&task.start, &task.proceed].map(|program| {
-                let section = pick(program).clone();
-                let elsewhere = places_of_their_own(&section, section.graph.saved());
-                let elsewhere = if joined { places_of_their_own(&section, []) } else { elsewhere };
-                Arc::new(Variant::new(section, joined, profile, |id| elsewhere.contains(&id)))
-            })
-        };
+        let blocks = Blocks::new(task)?;
+        let stages = task.program().stages().len();
         Ok(Lowering {
             task,
             profile,
-            units: task.saved_units(),
-            parameters: Parameters::new(task)?,
-            shared: Shared::new(task),
+            units: (0..stages).map(|stage| task.saved_units(stage)).collect(),
+            sets: Set::all(task)?,
+            shared: Shared::new(task, &blocks),
+            squares: task.training.as_ref().map(|t| squares(&t.norm)).unwrap_or_default(),
             cuts: RwLock::default(),
-            prologue: both(|program| &program.prologue, false),
-            epilogue: both(|program| &program.epilogue, true),
-            layers: RwLock::default(),
+            training_variants: RwLock::default(),
+            recompute_times: RwLock::default(),
+            forward_variants: vec![OnceLock::new(); stages],
+            blocks,
         })
     }
 
@@ -85,8 +96,25 @@ impl<'a> Lowering<'a> {
     /// # Errors
     /// Decisions that contradict each other.
     pub fn lower(&self, decisions: &Decisions) -> Result<Plan, PlanError> {
+        self.lowered(decisions, flow::Besides::Flush)
+    }
+
+    /// [`Lowering::lower`], with a segment that evaluates the model between steps.
+    ///
+    /// # Errors
+    /// As [`Lowering::lower`].
+    pub fn lower_with_evaluation(&self, decisions: &Decisions) -> Result<Plan, PlanError> {
+        self.lowered(decisions, flow::Besides::FlushAndEvaluation)
+    }
+
+    /// The step alone, to see how long it takes.
+    pub(crate) fn lower_step(&self, decisions: &Decisions) -> Result<Plan, PlanError> {
+        self.lowered(decisions, flow::Besides::Nothing)
+    }
+
+    fn lowered(&self, decisions: &Decisions, besides: flow::Besides) -> Result<Plan, PlanError> {
         self.check(decisions)?;
-        let mut plan = flow::emit(self, decisions);
+        let mut plan = flow::emit(self, decisions, besides);
         waits::add_waits(&mut plan);
         Ok(plan)
     }
@@ -101,99 +129,172 @@ impl<'a> Lowering<'a> {
         Ok((layout.device.size_bytes, layout.host.size_bytes))
     }
 
-    /// The layer for a choice of what its backward pass finds at hand.
-    pub(crate) fn layer(&self, storage: &[Storage]) -> Pair {
-        let at_hand: Vec<bool> = storage.iter().map(|&s| s != Storage::Recompute).collect();
-        // Nothing is left half-done in the map, whoever panicked.
-        let known = self.layers.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(pair) = known.get(&at_hand) {
-            return pair.clone();
-        }
-        drop(known);
-        let kept: BTreeSet<TensorId> = (self.units.iter().zip(&at_hand))
-            .filter(|&(_, &at_hand)| at_hand)
-            .flat_map(|(unit, _)| unit.tensors.iter().copied())
-            .collect();
-        let pair = [&self.task.start, &self.task.proceed].map(|program| {
-            let mut section = program.layer.clone();
-            let lasting = section.carried_out.clone();
-            recompute(&mut section.graph, |id| kept.contains(&id) || lasting.contains(&id));
-            let elsewhere = places_of_their_own(&section, kept.iter().copied());
-            Arc::new(Variant::new(section, false, self.profile, |id| elsewhere.contains(&id)))
-        });
-        // Two may have made it at the same time: plans tell variants apart by address.
-        let mut known = self.layers.write().unwrap_or_else(PoisonError::into_inner);
-        known.entry(at_hand).or_insert(pair).clone()
-    }
-
     /// What lies where under these decisions.
     pub(crate) fn regions(&self, decisions: &Decisions) -> Vec<crate::Region> {
         let layout = layout::Layout::new(self, decisions);
         layout.device.regions.into_iter().chain(layout.host.regions).collect()
     }
 
-    /// Sizes that all plans share.
-    pub(crate) fn sizes(&self) -> Sizes {
+    /// A block of a training step, for a choice of what its backward pass finds at hand. The forward and
+    /// backward pass of the last stage are one.
+    pub(crate) fn training_variants(&self, stage: usize, storage: &[Storage]) -> Pair {
+        let at_hand: Vec<bool> = storage.iter().map(|&s| s != Storage::Recompute).collect();
+        let key = (stage, at_hand);
+        // The map is whole even if a thread panicked while it held the lock.
+        let known = self.training_variants.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(pair) = known.get(&key) {
+            return pair.clone();
+        }
+        drop(known);
+        let kept = self.tensors_at_hand(stage, &key.1);
+        let training = self.training();
+        let is_last = stage + 1 == self.units.len();
+        let pair = [&training.start, &training.proceed].map(|program| {
+            let mut section = program.section(stage).clone();
+            if !is_last {
+                let lasting = lasting(&section);
+                recompute(&mut section.graph, |id| kept.contains(&id) || lasting.contains(&id));
+            }
+            let elsewhere = places_of_their_own(&section, kept.iter().copied());
+            let pass = if is_last { variant::Passes::Joined } else { variant::Passes::Apart };
+            Arc::new(Variant::new(section, pass, self.profile, |id| elsewhere.contains(&id)))
+        });
+        // Two threads may have made it at the same time: plans tell variants apart by address.
+        let mut known = self.training_variants.write().unwrap_or_else(PoisonError::into_inner);
+        known.entry(key).or_insert(pair).clone()
+    }
+
+    /// The forward pass of a block from which nothing is saved.
+    pub(crate) fn forward_variant(&self, stage: usize) -> Arc<Variant> {
+        let make = || {
+            let section = self.task.forward.section(stage).clone();
+            let elsewhere = places_of_their_own(&section, []);
+            let passes = variant::Passes::Apart;
+            Arc::new(Variant::new(section, passes, self.profile, |id| elsewhere.contains(&id)))
+        };
+        self.forward_variants[stage].get_or_init(make).clone()
+    }
+
+    fn tensors_at_hand(&self, stage: usize, at_hand: &[bool]) -> BTreeSet<TensorId> {
+        let units = self.units[stage].iter().zip(at_hand).filter(|&(_, &at_hand)| at_hand);
+        units.flat_map(|(unit, _)| unit.tensors.iter().copied()).collect()
+    }
+
+    /// Stage, saved units and input of each block.
+    pub(crate) fn each_block<'d>(
+        &'d self,
+        decisions: &'d Decisions,
+    ) -> impl Iterator<Item = (usize, &'d Vec<Storage>, Storage)> + 'd {
+        (0..self.blocks.count()).map(|block| {
+            let Block { stage, index } = self.blocks.get(block);
+            let decided = &decisions.stages[stage];
+            (stage, &decided.saved[index], decided.inputs[index])
+        })
+    }
+
+    /// What happens to a block's input between its forward and its backward pass; none if the two are
+    /// one or there is no backward pass.
+    pub(crate) fn input_storage(&self, decisions: &Decisions, block: usize) -> Option<Storage> {
+        let Block { stage, index } = self.blocks.get(block);
+        let is_stored = self.blocks.is_reached(block) && block != self.blocks.last();
+        is_stored.then(|| decisions.stages[stage].inputs[index])
+    }
+
+    /// The graphs of a training step.
+    fn training(&self) -> &'a crate::TrainingGraphs {
+        self.task.training.as_ref().expect("asked for by a training step")
+    }
+
+    /// The node of the norm that sums the squares of a gradient.
+    fn squares_node(&self, gradient: &str) -> usize {
+        let node = self.squares.get(gradient);
+        *node.unwrap_or_else(|| unreachable!("the norm misses `{gradient}`"))
+    }
+
+    /// Whether anything goes through the ring of optimizer state.
+    fn needs_state_ring(&self, decisions: &Decisions) -> bool {
+        let mut stages = self.task.program().stages().iter().zip(&decisions.stages).zip(&self.sets);
+        stages.any(|((stage, decided), set)| {
+            let folds = set.gradients.len() > set.trainable().count();
+            let streams = decided.states_pinned < stage.repeat && !set.kinds().is_empty();
+            streams || (folds && decided.gradients.pinned < stage.repeat)
+        })
+    }
+
+    /// Sizes of a stage's blocks that all plans share.
+    pub(crate) fn sizes(&self, stage: usize) -> Sizes {
         let cut = self.cut(crate::PIECE_ELEMENTS);
-        let Cut { layer, edge, .. } = &*cut;
-        let section = &self.task.proceed.layer;
+        let slabs = &cut.stages[stage];
+        let blocks = 0..self.task.program().stages()[stage].repeat;
+        let seams = blocks.map(|index| self.blocks.number(stage, index));
+        let input = seams.map(|block| self.blocks.seams[block].slab.size_bytes).max();
         Sizes {
-            boundary: section.graph.tensor(section.carried_in[0]).size_bytes(),
-            layer_weights: layer.weights.size_bytes,
-            layer_gradients: layer.gradients.size_bytes,
-            layer_states: layer.states.size_bytes,
-            edge_states: edge.states.size_bytes,
+            input: input.unwrap_or(0),
+            weights: slabs.weights.size_bytes,
+            gradients: slabs.gradients.size_bytes,
+            states: slabs.states.size_bytes,
         }
     }
 
-    /// A size of pieces that cuts a layer into several, so that copies and updates of a layer
-    /// overlap, and is not so small that copies are slow: a power of two.
+    /// A size of pieces that cuts a block of the largest repeated stage into several, so that copies and
+    /// updates of a block overlap, and is not so small that copies are slow: a power of two.
     pub(crate) fn piece_elements(&self) -> usize {
-        let layer = &self.parameters.layer.parameters;
-        let elements: usize = layer.iter().map(|p| p.tensor.shape.elements()).sum();
+        let stages = self.task.program().stages().iter().zip(&self.sets);
+        let elements =
+            |set: &Set| -> usize { set.parameters.iter().map(|p| p.tensor.shape.elements()).sum() };
+        let largest = stages.max_by_key(|(stage, set)| stage.repeat * elements(set));
+        let elements = largest.map_or(0, |(_, set)| elements(set));
         (elements / 8).next_power_of_two().clamp(PIECE_ELEMENTS_MIN, crate::PIECE_ELEMENTS)
     }
 
-    /// Prologue and epilogue of one micro-batch.
-    pub(crate) fn edge_seconds(&self) -> f64 {
-        let [_, prologue] = &self.prologue;
-        let [_, epilogue] = &self.epilogue;
-        prologue.forward.seconds + prologue.backward.seconds + epilogue.backward.seconds
-    }
-
-    /// Seconds and matrix arithmetic of what a step makes again.
-    pub(crate) fn made_again(&self, decisions: &Decisions) -> (f64, f64) {
+    /// Seconds and matrix arithmetic of what a step recomputes.
+    pub(crate) fn recomputed(&self, decisions: &Decisions) -> (f64, f64) {
         let (mut seconds, mut flops) = (0.0, 0.0);
+        if self.task.training.is_none() {
+            return (seconds, flops);
+        }
         let times = self.task.micro_batches as f64;
-        let mut end = decisions.boundary.len();
-        for (layer, saved) in decisions.saved.iter().enumerate().rev() {
-            let [_, variant] = self.layer(saved);
-            seconds += times * variant.backward.again_seconds;
-            flops += times * variant.backward.again_flops as f64;
-            if decisions.boundary[layer] != Storage::Recompute {
-                // All but the last layer of the stretch run again for the inputs of the next.
-                let again = (end - layer - 1) as f64 * times;
-                seconds += again * variant.forward.seconds;
-                flops += again * variant.forward.flops as f64;
-                end = layer;
+        let mut end = self.blocks.last();
+        for block in (0..self.blocks.last()).rev() {
+            let Block { stage, index } = self.blocks.get(block);
+            let [_, variant] = self.training_variants(stage, &decisions.stages[stage].saved[index]);
+            seconds += times * variant.backward.recompute_seconds;
+            flops += times * variant.backward.recompute_flops as f64;
+            if block + 1 < end {
+                // All but the last block of a stretch run again for the inputs of the next.
+                let forward = &self.forward_variant(stage).forward;
+                seconds += times * forward.seconds;
+                flops += times * forward.flops as f64;
+            }
+            if self.input_storage(decisions, block) != Some(Storage::Recompute) {
+                end = block;
             }
         }
         (seconds, flops)
     }
 
-    /// What a layer's backward pass makes again if only these units are at hand.
-    pub(crate) fn again_seconds(&self, at_hand: &[bool]) -> f64 {
-        let kept: BTreeSet<TensorId> = (self.units.iter().zip(at_hand))
-            .filter(|&(_, &at_hand)| at_hand)
-            .flat_map(|(unit, _)| unit.tensors.iter().copied())
-            .collect();
-        let mut graph = self.task.proceed.layer.graph.clone();
-        let nodes = graph.nodes().len();
-        recompute(&mut graph, |id| kept.contains(&id));
-        if graph.nodes().len() == nodes {
+    /// What the backward pass of a stage's block recomputes if only these units are at hand.
+    pub(crate) fn recompute_seconds(&self, stage: usize, at_hand: &[bool]) -> f64 {
+        let known = self.recompute_times.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&seconds) = known.get(&(stage, at_hand.to_vec())) {
+            return seconds;
+        }
+        drop(known);
+        let seconds = self.timed_recompute(stage, at_hand);
+        let mut known = self.recompute_times.write().unwrap_or_else(PoisonError::into_inner);
+        *known.entry((stage, at_hand.to_vec())).or_insert(seconds)
+    }
+
+    fn timed_recompute(&self, stage: usize, at_hand: &[bool]) -> f64 {
+        if self.units[stage].is_empty() {
             return 0.0;
         }
-        let again = graph.nodes().iter().filter(|node| node.name.ends_with(".again"));
+        let kept = self.tensors_at_hand(stage, at_hand);
+        let section = self.task.program().section(stage);
+        let lasting = lasting(section);
+        let mut graph = section.graph.clone();
+        recompute(&mut graph, |id| kept.contains(&id) || lasting.contains(&id));
+        let again = graph.nodes().iter().filter(|node| node.phase == Phase::Recompute);
         let seconds = |node: &storm_graph::Node| {
             let op = node.op.clone().map(|_, id| graph.tensor(id));
             let outputs: Vec<_> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
@@ -204,53 +305,81 @@ impl<'a> Lowering<'a> {
 
     fn check(&self, decisions: &Decisions) -> Result<(), PlanError> {
         let refuse = |problem: String| Err(PlanError::Decisions { problem });
-        let (layers, group) = (self.task.layer_count(), decisions.group);
+        let group = decisions.group;
         if group == 0 || !self.task.micro_batches.is_multiple_of(group) {
             return refuse(format!(
                 "groups of {group} do not divide {} micro-batches",
                 self.task.micro_batches
             ));
         }
-        if group > 1 && self.task.is_tied() {
-            return refuse(
-                "micro-batches cannot be grouped where embedding and head share a parameter: the \
-                 order of its gradient's sum would change"
-                    .to_owned(),
-            );
+        let stages = self.task.program().stages();
+        if decisions.stages.len() != stages.len() {
+            let count = decisions.stages.len();
+            return refuse(format!("{count} stages are decided, of {}", stages.len()));
         }
-        let units = self.units.len();
-        if decisions.saved.len() != layers
-            || decisions.boundary.len() != layers
-            || decisions.saved.iter().any(|saved| saved.len() != units)
-        {
-            return refuse(format!("{layers} layers of {units} saved tensors need one each"));
-        }
-        if decisions.boundary.first() == Some(&Storage::Recompute) {
-            return refuse("the input of the first layer cannot be made again".to_owned());
-        }
-        for (class, streaming) in
-            [("weights", decisions.weights), ("gradients", decisions.gradients)]
-        {
-            if streaming.pinned > layers || (streaming.pinned < layers && streaming.ring == 0) {
-                return refuse(format!("streamed {class} need a ring of at least one layer"));
+        for (number, (stage, decided)) in stages.iter().zip(&decisions.stages).enumerate() {
+            let (name, blocks, units) = (&stage.name, stage.repeat, self.units[number].len());
+            if decided.saved.len() != blocks
+                || decided.inputs.len() != blocks
+                || decided.saved.iter().any(|saved| saved.len() != units)
+            {
+                return refuse(format!(
+                    "the {blocks} blocks of `{name}` need an input and {units} saved tensors each"
+                ));
+            }
+            let classes = [("weights", decided.weights), ("gradients", decided.gradients)];
+            for (class, streaming) in classes {
+                if streaming.pinned > blocks || (streaming.pinned < blocks && streaming.ring == 0) {
+                    return refuse(format!(
+                        "streamed {class} of `{name}` need a ring of at least one block"
+                    ));
+                }
+            }
+            if decided.states_pinned > blocks {
+                return refuse(format!("`{name}` has only {blocks} blocks to keep state of"));
             }
         }
-        let states = decisions.states;
-        let all_pinned = states.pinned == layers && decisions.edge_states_resident;
-        if states.pinned > layers || (!all_pinned && states.ring == 0) {
+        if decisions.state_ring == 0 && self.needs_state_ring(decisions) {
             return refuse(
                 "streamed optimizer state needs a ring of at least one piece".to_owned(),
             );
         }
-        let offloads = |saved: &Vec<Storage>| saved.contains(&Storage::Offload);
-        if decisions.activation_ring == 0 && decisions.saved.iter().any(offloads) {
-            return refuse("offloaded activations need a ring of at least one layer".to_owned());
+        let saved = decisions.stages.iter().flat_map(|stage| stage.saved.iter().flatten());
+        if decisions.activation_ring == 0 && saved.copied().any(|s| s == Storage::Offload) {
+            return refuse("offloaded activations need a ring of at least one block".to_owned());
+        }
+        let reached = (0..self.blocks.count()).find(|&block| self.blocks.is_reached(block));
+        if let Some(first) = reached
+            && first > 0
+            && self.input_storage(decisions, first) == Some(Storage::Recompute)
+        {
+            return refuse("the input of the first block that learns must be stored".to_owned());
+        }
+        if self.input_storage(decisions, 0) == Some(Storage::Recompute) {
+            return refuse("the first block has no input to recompute".to_owned());
         }
         if !decisions.piece_elements.is_multiple_of(1024) || decisions.piece_elements == 0 {
             return refuse("pieces must be a multiple of 1024 elements".to_owned());
         }
         Ok(())
     }
+}
+
+/// The nodes that sum squares, by the name of what they sum.
+fn squares(norm: &Graph) -> HashMap<String, usize> {
+    let mut found = HashMap::new();
+    for (index, node) in norm.nodes().iter().enumerate() {
+        if let Op::SumOfSquares { x } = node.op {
+            found.insert(norm.tensor(x).name.clone(), index);
+        }
+    }
+    found
+}
+
+/// What a block makes that outlives it whatever is decided.
+fn lasting(section: &Section) -> Vec<TensorId> {
+    let carried = section.carried_out.iter().map(|carried| carried.tensor);
+    carried.chain(section.exports.iter().map(|&(_, id)| id)).collect()
 }
 
 /// Tensors of a section that are not temporaries: what comes from outside, what is handed on, and
@@ -262,11 +391,10 @@ fn places_of_their_own(
     let graph = &section.graph;
     let mut own: BTreeSet<TensorId> =
         graph.ids().filter(|&id| graph.producer(id).is_none()).collect();
-    own.extend(&section.carried_out);
-    own.extend(section.exports.iter().map(|&(_, id)| id));
+    own.extend(lasting(section));
     own.extend(section.results.iter().map(|&(_, id)| id));
     if let Some(backward) = &section.backward {
-        own.extend(&backward.carried_in_gradients);
+        own.extend(backward.carried_in_gradients.iter().flatten());
         own.extend(backward.parameters.iter().map(|p| p.gradient));
     }
     own.extend(kept);
@@ -279,29 +407,40 @@ fn check_task(task: &Task) -> Result<(), PlanError> {
     if task.micro_batches == 0 {
         return refuse("a step needs at least one micro-batch".to_owned());
     }
-    for program in [&task.start, &task.proceed] {
-        for section in program.sections() {
-            let Some(backward) = &section.backward else {
-                return refuse(format!("`{}` has no backward pass to plan", section.name));
-            };
+    let stages = task.forward.stages();
+    let exports = |stage: usize| !task.forward.section(stage).exports.is_empty();
+    if let Some(stage) = (0..stages.len()).find(|&s| stages[s].repeat > 1 && exports(s)) {
+        return refuse(format!("`{}` repeats, so it cannot export", stages[stage].name));
+    }
+    let Some(training) = &task.training else { return Ok(()) };
+    for program in [&training.start, &training.proceed] {
+        if program.stages().last().is_some_and(|stage| stage.repeat != 1) {
+            return refuse("the last stage makes the loss and must not repeat".to_owned());
+        }
+        for section in program.templates() {
+            let Some(backward) = &section.backward else { continue };
             let graph = &section.graph;
             let reads = |id: TensorId| {
                 graph.nodes().iter().any(|node| {
-                    node.phase == storm_graph::Phase::Backward
+                    node.phase != Phase::Forward
                         && node.op.operands().iter().any(|&(_, operand)| operand == id)
                 })
             };
-            if let Some(&id) = section.carried_out.iter().find(|&&id| reads(id)) {
-                let name = &graph.tensor(id).name;
-                return refuse(format!("`{}` reads what it handed on, `{name}`", section.name));
+            if let Some(carried) = section.carried_out.iter().find(|c| reads(c.tensor)) {
+                let (name, carried) = (&section.name, &carried.name);
+                return refuse(format!(
+                    "the backward pass of `{name}` reads `{carried}`, which it handed on"
+                ));
             }
-            let made = |id: &TensorId| graph.producer(*id).is_some();
-            if !backward.carried_in_gradients.iter().all(made) {
-                return refuse(format!("`{}` passes a gradient through unchanged", section.name));
+            let passed_through =
+                |id: &Option<TensorId>| id.is_some_and(|id| graph.producer(id).is_none());
+            let position = backward.carried_in_gradients.iter().position(passed_through);
+            if let Some(position) = position {
+                let (name, carried) = (&section.name, &section.carried_in[position].name);
+                return refuse(format!(
+                    "`{name}` passes the gradient of `{carried}` through unchanged"
+                ));
             }
-        }
-        if program.layer.carried_in.len() != 1 {
-            return refuse("layers must hand on exactly one tensor".to_owned());
         }
     }
     Ok(())

@@ -1,93 +1,108 @@
-//! Parameters of a program as plans see them: those of a layer, and those at both ends.
+//! The parameters of each stage as plans see them.
 
 use super::slab::Slab;
 use crate::{PlanError, Task, UpdateRule};
-use storm_graph::{DType, Graph, Op, Section, Shape, Tensor, TensorClass, TensorId, Training};
+use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, TensorId, Training};
 
-/// All parameters.
-#[derive(Clone, Debug)]
-pub(crate) struct Parameters {
-    /// Of the repeated layer.
-    pub(crate) layer: Set,
-    /// Of prologue and epilogue together, each once; those of the prologue first.
-    pub(crate) edge: Set,
-    /// How many of those in `edge` that learn the prologue uses.
-    pub(crate) prologue_trainable: usize,
-}
-
-/// Parameters that live and move together.
+/// What the blocks of one stage own, and what they add gradients to.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Set {
+    /// Parameters that the stage owns.
     pub(crate) parameters: Vec<Parameter>,
+    /// Gradients that its backward pass makes: first those of the own parameters that learn, in their
+    /// order, then those of parameters that another stage owns.
+    pub(crate) gradients: Vec<GradientUse>,
 }
 
 /// One parameter, and its update if it learns.
 #[derive(Clone, Debug)]
 pub(crate) struct Parameter {
     pub(crate) tensor: Tensor,
-    pub(crate) gradient: Option<DType>,
-    /// Position among the task's update rules.
+    /// Position among the task's update rules; none if it is frozen.
     pub(crate) rule: Option<usize>,
     /// Suffix and dtype of each tensor of optimizer state.
     pub(crate) state: Vec<(String, DType)>,
+}
+
+/// A gradient that a stage makes.
+#[derive(Clone, Debug)]
+pub(crate) struct GradientUse {
+    /// Of the parameter.
+    pub(crate) name: String,
+    pub(crate) shape: Shape,
+    pub(crate) dtype: DType,
+    /// The stage that owns the parameter.
+    pub(crate) owner: usize,
 }
 
 /// Slabs of a set, in pieces of the decided size.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SetSlabs {
     pub(crate) weights: Slab,
-    /// One entry per trainable parameter.
+    /// One entry per gradient.
     pub(crate) gradients: Slab,
     /// One slab per kind of state would scatter them: kinds one after another, in each one entry per
     /// trainable parameter.
     pub(crate) states: Slab,
 }
 
-impl Parameters {
-    pub(crate) fn new(task: &Task) -> Result<Parameters, PlanError> {
-        let program = &task.proceed;
-        let layer = Set::of(task, &[&program.layer], true)?;
-        let prologue = Set::of(task, &[&program.prologue], false)?;
-        let edge = Set::of(task, &[&program.prologue, &program.epilogue], false)?;
-        Ok(Parameters { layer, edge, prologue_trainable: prologue.trainable().count() })
-    }
-}
-
 impl Set {
-    fn of(task: &Task, sections: &[&Section], per_layer: bool) -> Result<Set, PlanError> {
-        let mut set = Set::default();
-        for section in sections {
-            for id in section.outside_tensors() {
-                let tensor = section.graph.tensor(id);
-                let TensorClass::Parameter(training) = tensor.class else { continue };
-                if set.position(&tensor.name).is_some() {
-                    continue;
-                }
-                let rule = task.updates.iter().position(|rule| {
-                    rule.parameter.per_layer == per_layer && rule.parameter.name == tensor.name
-                });
-                let problem = || format!("`{}` learns, but has no update", tensor.name);
-                if training == Training::Trainable && rule.is_none() {
-                    return Err(PlanError::Task { problem: problem() });
-                }
-                let rule = rule.filter(|_| training == Training::Trainable);
-                let described = rule.map(|index| &task.updates[index]);
-                set.parameters.push(Parameter {
+    /// One for each stage.
+    pub(crate) fn all(task: &Task) -> Result<Vec<Set>, PlanError> {
+        (0..task.program().stages().len()).map(|stage| Set::of(task, stage)).collect()
+    }
+
+    fn of(task: &Task, stage: usize) -> Result<Set, PlanError> {
+        let program = task.program();
+        let section = program.section(stage);
+        let updates = task.training.as_ref().map_or(&[][..], |training| &training.updates);
+        let rule_of = |owner: usize, name: &str| {
+            updates
+                .iter()
+                .position(|rule| rule.parameter.stage == owner && rule.parameter.name == name)
+        };
+        let (mut parameters, mut own, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
+        for id in section.outside_tensors() {
+            let tensor = section.graph.tensor(id);
+            let TensorClass::Parameter(training) = tensor.class else { continue };
+            let owner = program.owner(stage, &tensor.name);
+            let learns = training == Training::Trainable && task.training.is_some();
+            let rule = rule_of(owner, &tensor.name).filter(|_| learns);
+            if learns && rule.is_none() {
+                let problem = format!("`{}` learns, but has no update", tensor.name);
+                return Err(PlanError::Task { problem });
+            }
+            if let Some(rule) = rule {
+                let gradient = GradientUse {
+                    name: tensor.name.clone(),
+                    shape: tensor.shape.clone(),
+                    dtype: updates[rule].gradient_dtype(),
+                    owner,
+                };
+                if owner == stage { own.push(gradient) } else { foreign.push(gradient) }
+            }
+            if owner == stage {
+                parameters.push(Parameter {
                     tensor: tensor.clone(),
-                    gradient: described.map(|rule| rule.gradient_dtype()),
-                    state: described.map(UpdateRule::state).unwrap_or_default(),
+                    state: rule.map(|rule| updates[rule].state()).unwrap_or_default(),
                     rule,
                 });
             }
         }
-        Ok(set)
+        own.append(&mut foreign);
+        Ok(Set { parameters, gradients: own })
     }
 
     pub(crate) fn position(&self, name: &str) -> Option<usize> {
         self.parameters.iter().position(|parameter| parameter.tensor.name == name)
     }
 
-    /// Positions of those that learn.
+    /// The gradient of the parameter of that name.
+    pub(crate) fn gradient(&self, name: &str) -> Option<usize> {
+        self.gradients.iter().position(|gradient| gradient.name == name)
+    }
+
+    /// Positions of the own parameters that learn. The n-th of them has the n-th gradient.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.parameters.len()).filter(|&index| self.parameters[index].rule.is_some())
     }
@@ -105,18 +120,15 @@ impl Set {
 
     pub(crate) fn slabs(&self, piece_elements: usize) -> SetSlabs {
         let mut slabs = SetSlabs::default();
-        for parameter in &self.parameters {
-            let Tensor { shape, dtype, .. } = &parameter.tensor;
-            let push = |slab: &mut Slab, dtype: DType| {
-                slab.push(
-                    shape.elements() * dtype.size_bytes(),
-                    piece_elements * dtype.size_bytes(),
-                );
-            };
-            push(&mut slabs.weights, *dtype);
-            if let Some(gradient) = parameter.gradient {
-                push(&mut slabs.gradients, gradient);
-            }
+        let push = |slab: &mut Slab, shape: &Shape, dtype: DType| {
+            let size = dtype.size_bytes();
+            slab.push(shape.elements() * size, piece_elements * size);
+        };
+        for Parameter { tensor, .. } in &self.parameters {
+            push(&mut slabs.weights, &tensor.shape, tensor.dtype);
+        }
+        for gradient in &self.gradients {
+            push(&mut slabs.gradients, &gradient.shape, gradient.dtype);
         }
         for kind in self.kinds() {
             for index in self.trainable() {

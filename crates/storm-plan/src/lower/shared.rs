@@ -1,42 +1,57 @@
 //! What all plans of a task share, so that it is looked up once and not for every plan that is tried.
 
 use super::Lowering;
+use super::blocks::Blocks;
 use super::parameters::SetSlabs;
-use super::update::groups;
+use super::update::{UpdateGroup, groups};
 use crate::Task;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
-use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass};
+use storm_graph::{Block, DType, Graph, Shape, Tensor, TensorClass};
 
-/// Inputs and scalars of a step.
+/// Inputs, results and scalars of a step.
 pub(super) struct Shared {
     /// Each with whether every micro-batch has its own.
     pub(super) inputs: Vec<(Tensor, bool)>,
     /// What the norm graph makes, except for scratch: norm, clip, and the sum of squares of each
     /// gradient. By name, with its position.
     pub(super) scalars: BTreeMap<String, usize>,
-    /// The node of the norm graph that sums the squares of a gradient, by the gradient's name.
-    pub(super) squares: BTreeMap<String, usize>,
+    /// What each micro-batch yields for the host, with the block that makes it.
+    pub(super) results: Vec<BlockResult>,
+}
+
+/// A result of a block.
+#[derive(Clone, Debug)]
+pub(super) struct BlockResult {
+    pub(super) block: usize,
+    /// Position among the results of its section.
+    pub(super) position: usize,
+    /// Under its name in the whole program.
+    pub(super) tensor: Tensor,
 }
 
 /// All parameters, cut into pieces of one size.
 #[derive(Debug)]
 pub(super) struct Cut {
-    pub(super) layer: SetSlabs,
-    pub(super) edge: SetSlabs,
-    /// What a slot of the state ring must hold.
+    /// One for each stage.
+    pub(super) stages: Vec<SetSlabs>,
+    /// What is updated together, by stage.
+    pub(super) updates: Vec<Vec<UpdateGroup>>,
+    /// What a slot of the state ring must hold: the state of a group, or a piece of a gradient that is
+    /// added to another.
     pub(super) state_slot_bytes: usize,
 }
 
 impl Shared {
-    pub(super) fn new(task: &Task) -> Shared {
-        let scalars = scalars(&task.norm);
+    pub(super) fn new(task: &Task, blocks: &Blocks) -> Shared {
+        let training = task.training.as_ref();
+        let scalars = training.map(|training| scalars(&training.norm)).unwrap_or_default();
         let mut inputs: Vec<(Tensor, bool)> = Vec::new();
-        for tensor in task.proceed.inputs() {
+        for tensor in task.program().inputs() {
             let per_micro_batch = tensor.shape.rank() > 0;
             inputs.push((tensor, per_micro_batch));
         }
-        for rule in &task.updates {
+        for rule in training.map_or(&[][..], |training| &training.updates) {
             for id in rule.graph.ids().filter(|&id| rule.graph.producer(id).is_none()) {
                 let tensor = rule.graph.tensor(id);
                 let is_known = inputs.iter().any(|(known, _)| known.name == tensor.name)
@@ -46,18 +61,18 @@ impl Shared {
                 }
             }
         }
-        Shared { inputs, scalars, squares: squares(&task.norm) }
+        let mut results = Vec::new();
+        for block in 0..blocks.count() {
+            let Block { stage, index } = blocks.get(block);
+            let section = task.program().section(stage);
+            for (position, (name, id)) in section.results.iter().enumerate() {
+                let name = task.program().stages()[stage].full_name(index, name);
+                let tensor = Tensor { name, ..section.graph.tensor(*id).clone() };
+                results.push(BlockResult { block, position, tensor });
+            }
+        }
+        Shared { inputs, scalars, results }
     }
-}
-
-fn squares(norm: &Graph) -> BTreeMap<String, usize> {
-    let nodes = norm.nodes().iter().enumerate();
-    nodes
-        .filter_map(|(index, node)| match node.op {
-            Op::SumOfSquares { x } => Some((norm.tensor(x).name.clone(), index)),
-            _ => None,
-        })
-        .collect()
 }
 
 fn scalars(norm: &Graph) -> BTreeMap<String, usize> {
@@ -74,20 +89,27 @@ fn scalars(norm: &Graph) -> BTreeMap<String, usize> {
 impl Lowering<'_> {
     /// All parameters in pieces of that many elements.
     pub(super) fn cut(&self, piece_elements: usize) -> Arc<Cut> {
-        // Nothing is left half-done in the map, whoever panicked.
+        // The map is whole even if a thread panicked while it held the lock.
         let known = self.cuts.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(cut) = known.get(&piece_elements) {
             return cut.clone();
         }
         drop(known);
-        let [layer, edge] = [&self.parameters.layer, &self.parameters.edge];
-        let [layer_slabs, edge_slabs] = [layer, edge].map(|set| set.slabs(piece_elements));
-        let all = [(layer, &layer_slabs), (edge, &edge_slabs)];
-        let slots = all.into_iter().flat_map(|(set, slabs)| {
-            groups(set, slabs, piece_elements, |_| true).into_iter().map(|group| group.slot_bytes)
-        });
-        let state_slot_bytes = slots.max().unwrap_or(0);
-        let cut = Arc::new(Cut { layer: layer_slabs, edge: edge_slabs, state_slot_bytes });
+        let mut stages = Vec::new();
+        let mut updates = Vec::new();
+        let mut state_slot_bytes = 0;
+        for (stage, set) in self.sets.iter().enumerate() {
+            let slabs = set.slabs(piece_elements);
+            let groups = groups(set, &slabs, piece_elements);
+            let state = groups.iter().map(|group| group.slot_bytes).max().unwrap_or(0);
+            let foreign = set.gradients.iter().zip(&slabs.gradients.entries);
+            let foreign = foreign.filter(|(gradient, _)| gradient.owner != stage);
+            let partial = foreign.map(|(_, entry)| entry.pieces[0]).max().unwrap_or(0);
+            state_slot_bytes = state_slot_bytes.max(state).max(partial);
+            stages.push(slabs);
+            updates.push(groups);
+        }
+        let cut = Arc::new(Cut { stages, updates, state_slot_bytes });
         let mut known = self.cuts.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(piece_elements).or_insert(cut).clone()
     }

@@ -1,17 +1,20 @@
 //! The optimizer in pieces: gradient, parameter and state of a piece meet on the device.
 
-use super::emit::{Bound, Emit};
+use super::emit::{Bound, Emit, Ends, copy_values};
 use super::parameters::{Set, SetSlabs};
-use super::slab::{CopyRun, Slab};
+use super::residency::Class;
+use super::slab::CopyRun;
 use crate::pack::aligned;
 use crate::plan::GraphId;
 use std::collections::{BTreeMap, VecDeque};
+use storm_graph::Block;
 
-/// Whose parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Owner {
-    Layer(usize),
-    Edge,
+/// One group of a block's updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Update {
+    block: usize,
+    /// Position among the groups of its stage.
+    group: usize,
 }
 
 /// Pieces that are updated together, because their state comes in together.
@@ -27,7 +30,7 @@ pub(super) struct UpdateGroup {
 /// Updates that are due, spread over other work.
 #[derive(Default)]
 pub(super) struct Pace {
-    due: VecDeque<(Owner, usize)>,
+    due: VecDeque<Update>,
     count: usize,
     /// Seconds of the work they are spread over, and how much of it is done.
     total: f64,
@@ -35,12 +38,12 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub(super) fn over(due: Vec<(Owner, usize)>, total: f64) -> Pace {
+    pub(super) fn over(due: Vec<Update>, total: f64) -> Pace {
         Pace { count: due.len(), due: due.into(), total, done: 0.0 }
     }
 
     /// Counts work, and says which updates are due by now.
-    pub(super) fn advance(&mut self, seconds: f64) -> Vec<(Owner, usize)> {
+    pub(super) fn advance(&mut self, seconds: f64) -> Vec<Update> {
         self.done += seconds;
         let share = if self.total > 0.0 { self.done / self.total } else { 1.0 };
         // The first one is given time to arrive, the last one time to be used.
@@ -50,23 +53,17 @@ impl Pace {
         self.due.drain(..now).collect()
     }
 
-    pub(super) fn rest(&mut self) -> Vec<(Owner, usize)> {
+    pub(super) fn rest(&mut self) -> Vec<Update> {
         self.due.drain(..).collect()
     }
 }
 
-/// Cuts the trainable parameters of a set for which `wanted` holds, by their position among the
-/// trainable ones, into groups of about one piece's elements.
-pub(super) fn groups(
-    set: &Set,
-    slabs: &SetSlabs,
-    piece_elements: usize,
-    wanted: impl Fn(usize) -> bool,
-) -> Vec<UpdateGroup> {
+/// Cuts the trainable parameters of a set into groups of about one piece's elements.
+pub(super) fn groups(set: &Set, slabs: &SetSlabs, piece_elements: usize) -> Vec<UpdateGroup> {
     let trainable: Vec<usize> = set.trainable().collect();
     let mut groups: Vec<Vec<(usize, usize)>> = Vec::new();
     let mut elements_in_last = usize::MAX;
-    for (t, &parameter) in trainable.iter().enumerate().filter(|&(t, _)| wanted(t)) {
+    for (t, &parameter) in trainable.iter().enumerate() {
         let elements = set.parameters[parameter].tensor.shape.elements();
         for piece in 0..slabs.gradients.entries[t].pieces.len() {
             let size = piece_elements.min(elements - piece * piece_elements);
@@ -99,117 +96,104 @@ pub(super) fn groups(
 }
 
 impl Emit<'_> {
-    /// All update groups of a layer, or of prologue (`first` parameters) or epilogue (the rest).
-    pub(super) fn layer_updates(&self, layer: usize) -> Vec<(Owner, usize)> {
-        (0..self.layer_groups.len()).map(|group| (Owner::Layer(layer), group)).collect()
-    }
-
-    pub(super) fn prologue_updates(&self) -> Vec<(Owner, usize)> {
-        (0..self.prologue_groups).map(|group| (Owner::Edge, group)).collect()
-    }
-
-    pub(super) fn epilogue_updates(&self) -> Vec<(Owner, usize)> {
-        (self.prologue_groups..self.edge_groups.len()).map(|group| (Owner::Edge, group)).collect()
+    /// All updates of a block.
+    pub(super) fn updates(&self, block: usize) -> Vec<Update> {
+        let stage = self.lowering.blocks.get(block).stage;
+        let groups = 0..self.layout.cut.updates[stage].len();
+        groups.map(|group| Update { block, group }).collect()
     }
 
     /// Updates some pieces: state comes in unless it lives on the device, and goes back out; so does
     /// the parameter.
-    pub(super) fn update(&mut self, (owner, index): (Owner, usize)) {
-        let is_resident = match owner {
-            Owner::Layer(layer) => self.decisions.states.is_pinned(layer),
-            Owner::Edge => self.decisions.edge_states_resident,
-        };
-        let host = self.states_host(owner);
-        let slot = (!is_resident).then(|| self.state_ring.next());
-        let group = match owner {
-            Owner::Layer(layer) => {
-                let group = self.layer_groups[index].clone();
-                // No earlier than its state: parts that are due later must not hold up those that are
-                // due first.
-                let after = slot.map_or(0, |slot| self.state_ring.free_after(slot));
-                self.fetch_for_update(layer, &group.pieces, index, after);
-                group
-            }
-            Owner::Edge => self.edge_groups[index].clone(),
-        };
+    pub(super) fn update(&mut self, Update { block, group: number }: Update) {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        let states = self.layout.states[stage];
+        let slot = (!states.streaming.is_pinned(index)).then(|| self.state_turns.next());
+        let group = self.layout.cut.updates[stage][number].clone();
+        // No earlier than its state: parts that are due later must not hold up those that are due first.
+        let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
+        self.fetch_for_update(block, &group.pieces, number, after);
         // Where each piece of state is now, by entry and piece.
         let mut state_places: BTreeMap<(usize, usize), usize> = BTreeMap::new();
+        let slot = slot.map(|slot| (slot, self.layout.state_ring.slot(slot)));
         match slot {
             None => {
-                let (base, slab) = (self.states_device(owner), self.states_slab(owner));
-                for (run, _) in &group.runs {
-                    for &(entry, piece, _) in &run.pieces {
-                        state_places.insert((entry, piece), base + slab.piece_offset(entry, piece));
-                    }
+                let slab = &self.layout.cut.stages[stage].states;
+                for &(entry, piece, _) in group.runs.iter().flat_map(|(run, _)| &run.pieces) {
+                    let place = states.device(index) + slab.piece_offset(entry, piece);
+                    state_places.insert((entry, piece), place);
                 }
             }
-            Some(slot) => {
-                let start = self.layout.state_ring.slot(slot);
-                let after = self.state_ring.free_after(slot);
+            Some((_, start)) => {
                 for (run, place) in &group.runs {
                     for &(entry, piece, relative) in &run.pieces {
                         state_places.insert((entry, piece), start + place + relative);
                     }
-                    let values = |entry: usize, piece: usize| self.state_value(owner, entry, piece);
-                    let values = self.copy_values(run, values);
-                    self.copy_in(after, start + place, host + run.offset, run.size_bytes, values);
+                    let ends =
+                        Ends { device: start + place, host: states.host(index) + run.offset };
+                    let pieces = &self.values.states[block];
+                    let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
+                    self.copy_in(after, ends, run, values);
                 }
             }
         }
         for &(t, piece) in &group.pieces {
-            self.update_piece(owner, t, piece, &state_places);
+            self.update_piece(block, t, piece, &state_places);
         }
-        if let Some(slot) = slot {
-            let start = self.layout.state_ring.slot(slot);
+        if let Some((slot, start)) = slot {
             for (run, place) in &group.runs {
-                let values = |entry: usize, piece: usize| self.state_value(owner, entry, piece);
-                let values = self.copy_values(run, values);
-                self.copy_out(start + place, host + run.offset, run.size_bytes, values);
+                let ends = Ends { device: start + place, host: states.host(index) + run.offset };
+                let pieces = &self.values.states[block];
+                let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
+                self.copy_out(ends, run, values);
             }
             let now = self.position();
-            self.state_ring.touch(slot, now);
+            self.state_turns.touch(slot, now);
         }
-        if let Owner::Layer(layer) = owner {
-            self.touch_weights(layer);
-            self.touch_gradients(layer);
-            let set = &self.lowering.parameters.layer;
-            let trainable: Vec<usize> = set.trainable().collect();
-            let pieces: Vec<(usize, usize)> =
-                group.pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
-            self.write_back_weights(layer, &pieces);
+        for class in Class::ALL {
+            self.touch(class, block);
         }
+        let trainable: Vec<usize> = self.lowering.sets[stage].trainable().collect();
+        let pieces: Vec<(usize, usize)> =
+            group.pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
+        self.write_back_weights(block, &pieces);
     }
 
     fn update_piece(
         &mut self,
-        owner: Owner,
+        block: usize,
         t: usize,
         piece: usize,
         state_places: &BTreeMap<(usize, usize), usize>,
     ) {
-        let set = self.set(owner);
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        let set = &self.lowering.sets[stage];
         let trainable: Vec<usize> = set.trainable().collect();
-        let parameter = set.parameters[trainable[t]].clone();
         let kinds = set.kinds();
-        let graph_id = self.update_graph(owner, t, piece);
+        let graph_id = self.update_graph(stage, t, piece);
         let graph = self.plan.graphs[graph_id.0 as usize].clone();
-        let name = &parameter.tensor.name;
-        let (weights, gradients) = (self.weights_slab(owner), self.gradients_slab(owner));
-        let weight_offset = self.weights_place(owner) + weights.piece_offset(trainable[t], piece);
-        let gradient_offset = self.gradients_place(owner) + gradients.piece_offset(t, piece);
+        let name = &set.parameters[trainable[t]].tensor.name;
+        let slabs = &self.layout.cut.stages[stage];
+        let weight_offset =
+            self.place(Class::Weights, block) + slabs.weights.piece_offset(trainable[t], piece);
+        let gradient_offset =
+            self.place(Class::Gradients, block) + slabs.gradients.piece_offset(t, piece);
         let mut bound: Vec<Option<Bound>> = vec![None; graph.tensors().len()];
         for id in graph.ids().filter(|&id| graph.producer(id).is_none()) {
             let tensor = graph.tensor(id);
             let suffix = tensor.name.strip_prefix(name.as_str());
             bound[id.index()] = Some(match suffix {
                 Some("") => {
-                    Bound::one(weight_offset, self.weight_value(owner, trainable[t], piece))
+                    Bound::one(weight_offset, self.values.weights[block][trainable[t]].piece(piece))
                 }
-                Some(".grad") => Bound::one(gradient_offset, self.gradient_value(owner, t, piece)),
+                Some(".grad") => {
+                    Bound::one(gradient_offset, self.values.gradients[block][t].piece(piece))
+                }
                 Some(suffix) if kinds.iter().any(|kind| suffix[1..] == **kind) => {
                     let kind = kinds.iter().position(|kind| suffix[1..] == **kind);
                     let entry = kind.unwrap_or(0) * trainable.len() + t;
-                    Bound::one(state_places[&(entry, piece)], self.state_value(owner, entry, piece))
+                    let value = self.values.states[block][entry].piece(piece);
+                    Bound::one(state_places[&(entry, piece)], value)
                 }
                 _ => self.scalar(&tensor.name),
             });
@@ -219,71 +203,28 @@ impl Emit<'_> {
         for (operand, output) in node.op.in_place() {
             bound[node.outputs[output].index()] = bound[operand.index()];
         }
-        let layer = match owner {
-            Owner::Layer(layer) => layer as u16,
-            Owner::Edge => 0,
+        let all = |ids: &mut dyn Iterator<Item = storm_graph::TensorId>| -> Vec<Bound> {
+            ids.map(|id| bound[id.index()].expect("every source and output is bound")).collect()
         };
-        let operands: Vec<_> = node.op.operands().into_iter().map(|(_, id)| id).collect();
-        self.compute_bound(graph_id, 0, layer, &operands, &node.outputs, &bound);
+        let reads = all(&mut node.op.operands().into_iter().map(|(_, id)| id));
+        let writes = all(&mut node.outputs.iter().copied());
+        self.compute(graph_id, 0, index, &reads, &writes);
     }
 
-    fn update_graph(&mut self, owner: Owner, t: usize, piece: usize) -> GraphId {
-        let is_edge = owner == Owner::Edge;
-        if let Some(&id) = self.update_graphs.get(&(is_edge, t, piece)) {
+    fn update_graph(&mut self, stage: usize, t: usize, piece: usize) -> GraphId {
+        if let Some(&id) = self.update_graphs.get(&(stage, t, piece)) {
             return id;
         }
-        let set = self.set(owner);
+        let set = &self.lowering.sets[stage];
         let parameter = set.trainable().nth(t).expect("one of the trainable");
         let elements = set.parameters[parameter].tensor.shape.elements();
         let rule = set.parameters[parameter].rule.expect("trainable");
         let first = piece * self.decisions.piece_elements;
         let size = self.decisions.piece_elements.min(elements - first);
-        let graph = self.lowering.task.updates[rule].piece(first, size);
+        let graph = self.lowering.training().updates[rule].piece(first, size);
         let id = GraphId(self.plan.graphs.len() as u32);
         self.plan.graphs.push(graph.expect("checked when the lowering was made"));
-        self.update_graphs.insert((is_edge, t, piece), id);
+        self.update_graphs.insert((stage, t, piece), id);
         id
-    }
-
-    fn states_slab(&self, owner: Owner) -> &Slab {
-        match owner {
-            Owner::Layer(_) => &self.layout.cut.layer.states,
-            Owner::Edge => &self.layout.cut.edge.states,
-        }
-    }
-
-    fn weights_slab(&self, owner: Owner) -> &Slab {
-        match owner {
-            Owner::Layer(_) => &self.layout.cut.layer.weights,
-            Owner::Edge => &self.layout.cut.edge.weights,
-        }
-    }
-
-    fn gradients_slab(&self, owner: Owner) -> &Slab {
-        match owner {
-            Owner::Layer(_) => &self.layout.cut.layer.gradients,
-            Owner::Edge => &self.layout.cut.edge.gradients,
-        }
-    }
-
-    /// Where streamed state waits.
-    pub(super) fn states_host(&self, owner: Owner) -> usize {
-        match owner {
-            Owner::Layer(layer) => {
-                let beyond = layer.saturating_sub(self.decisions.states.pinned);
-                self.layout.states.host + beyond * self.layout.states.slot_bytes
-            }
-            Owner::Edge => self.layout.edge_states,
-        }
-    }
-
-    /// Where resident state lies.
-    pub(super) fn states_device(&self, owner: Owner) -> usize {
-        match owner {
-            Owner::Layer(layer) => {
-                self.layout.states.device + layer * self.layout.states.slot_bytes
-            }
-            Owner::Edge => self.layout.edge_states,
-        }
     }
 }

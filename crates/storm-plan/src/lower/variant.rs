@@ -23,9 +23,9 @@ pub(crate) struct Pass {
     pub(crate) size_bytes: usize,
     /// Of all nodes.
     pub(crate) seconds: f64,
-    /// Of the nodes that make again what was dropped, and their matrix arithmetic.
-    pub(crate) again_seconds: f64,
-    pub(crate) again_flops: u128,
+    /// Of the nodes that recompute, and their matrix arithmetic.
+    pub(crate) recompute_seconds: f64,
+    pub(crate) recompute_flops: u128,
     pub(crate) flops: u128,
 }
 
@@ -39,27 +39,36 @@ pub(crate) struct PassNode {
     pub(crate) seconds: f64,
 }
 
+/// How the forward and the backward pass of a section run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Passes {
+    /// With the passes of other blocks between them.
+    Apart,
+    /// The backward nodes right after the forward nodes, as one pass, which is then `backward`.
+    Joined,
+}
+
 impl Variant {
-    /// `lies_elsewhere` tells tensors that have a place of their own from temporaries. With `joined`
-    /// the forward nodes run right before the backward nodes, as one pass, and `forward` is empty.
+    /// `lies_elsewhere` tells tensors that have a place of their own from temporaries.
     pub(crate) fn new(
         section: Section,
-        joined: bool,
+        passes: Passes,
         profile: &HardwareProfile,
         lies_elsewhere: impl Fn(TensorId) -> bool,
     ) -> Variant {
         let graph = &section.graph;
         let storage: Vec<TensorId> = graph.ids().map(|id| storage_of(graph, id)).collect();
-        let pass = |wanted: &[Phase]| {
+        let pass = |wanted: &dyn Fn(Phase) -> bool| {
             let nodes: Vec<usize> = (0..graph.nodes().len())
-                .filter(|&index| wanted.contains(&graph.nodes()[index].phase))
+                .filter(|&index| wanted(graph.nodes()[index].phase))
                 .collect();
             Pass::new(graph, &nodes, &storage, profile, &lies_elsewhere)
         };
-        let (forward, backward) = if joined {
-            (Pass::default(), pass(&[Phase::Forward, Phase::Backward]))
-        } else {
-            (pass(&[Phase::Forward]), pass(&[Phase::Backward]))
+        let (forward, backward) = match passes {
+            Passes::Joined => (Pass::default(), pass(&|_| true)),
+            Passes::Apart => {
+                (pass(&|phase| phase == Phase::Forward), pass(&|phase| phase != Phase::Forward))
+            }
         };
         Variant { forward, backward, storage, section }
     }
@@ -98,9 +107,9 @@ impl Pass {
             let flops = op.matrix_flops();
             pass.seconds += seconds;
             pass.flops += flops;
-            if node.name.ends_with(".again") {
-                pass.again_seconds += seconds;
-                pass.again_flops += flops;
+            if node.phase == Phase::Recompute {
+                pass.recompute_seconds += seconds;
+                pass.recompute_flops += flops;
             }
             let (index, outputs) = (index as u32, node.outputs.clone());
             pass.nodes.push(PassNode { index, operands, outputs, seconds });

@@ -20,7 +20,7 @@ pub(crate) fn add_waits(plan: &mut Plan) {
     let step: Vec<Run> =
         plan.step.iter().map(|run| Run { times: run.times.min(2), ..*run }).collect();
     let walk = Walk::new(plan);
-    if let Some(segment) = plan.flush {
+    for segment in [plan.flush, plan.evaluation].into_iter().flatten() {
         walk.clone().run(&[Run { segment, times: 1 }], &mut waits);
     }
     walk.run(&step, &mut waits);

@@ -1,7 +1,7 @@
 //! The least memory that works.
 
 use super::Search;
-use crate::choice::Choice;
+use crate::choice::{Choice, StageChoice};
 use crate::request::Placement;
 use crate::{PlanError, Storage, Streaming};
 
@@ -31,8 +31,8 @@ impl Search<'_> {
                 problem: "what was asked for contradicts itself".to_owned(),
             }));
         };
-        // Making everything again takes room for it; in a model of few layers keeping takes less.
-        let layers = self.task().layer_count();
+        // Recomputing everything takes room for it; in a model of few blocks keeping takes less.
+        let blocks = self.blocks(self.main);
         let mut consider = |choice: Choice| {
             if let Ok(found) = self.relieved(choice)
                 && smallest.as_ref().is_none_or(|known| self.is_smaller(&found, known))
@@ -40,10 +40,10 @@ impl Search<'_> {
                 smallest = Some(found);
             }
         };
-        for saving in 1..self.savings.len() {
+        for saving in 1..self.savings[self.main].len() {
             for choice in [
-                Choice { offloaded: (saving, layers), ..best.clone() },
-                Choice { kept: (saving, layers), ..best.clone() },
+                self.with_units(&best, (0, 0), (saving, blocks)),
+                self.with_units(&best, (saving, blocks), (0, 0)),
             ] {
                 if self.obeys(&choice) {
                     consider(choice);
@@ -55,69 +55,84 @@ impl Search<'_> {
 
     /// Choices that take little.
     fn squeezed(&self) -> Vec<Choice> {
-        let layers = self.task().layer_count();
-        let all = self.savings.len() - 1;
-        let (kept, offloaded) = match self.forced.activations {
-            Some(Storage::Keep) => ((all, layers), (0, 0)),
-            Some(Storage::Offload) => ((0, 0), (all, layers)),
-            _ => ((0, 0), (0, 0)),
-        };
-        let squeeze = |streaming: Streaming| match streaming.pinned == layers {
-            true => streaming,
-            false => Streaming { pinned: 0, ring: 1 },
-        };
-        let root = (layers as f64).sqrt().ceil() as usize;
         let mut choices = Vec::new();
         for base in self.bases() {
             for inputs_resident in [false, true] {
-                for inputs_every in [1, root] {
-                    choices.push(Choice {
-                        weights: squeeze(base.weights),
-                        gradients: squeeze(base.gradients),
-                        states: squeeze(base.states),
+                for checkpoints in [Checkpoints::All, Checkpoints::SquareRoot] {
+                    let mut choice = Choice {
                         group: self.forced.group.unwrap_or(1),
-                        kept,
-                        offloaded,
-                        inputs_resident,
-                        inputs_every: self.forced.checkpoint_every.unwrap_or(inputs_every),
+                        state_ring: 1,
                         activation_ring: 1,
-                        boundary_ring: 0,
+                        input_ring: 0,
                         ..base.clone()
-                    });
+                    };
+                    for (stage, chosen) in choice.stages.iter_mut().enumerate() {
+                        self.squeeze(stage, chosen);
+                        chosen.inputs_resident = inputs_resident;
+                        if checkpoints == Checkpoints::SquareRoot
+                            && self.forced.checkpoint_every.is_none()
+                        {
+                            let root = (self.blocks(stage) as f64).sqrt().ceil();
+                            chosen.inputs_every = root as usize;
+                        }
+                    }
+                    choices.push(choice);
                 }
             }
         }
         choices
     }
 
-    /// The choice, with as many layers on the device as the host has no room for.
+    fn squeeze(&self, stage: usize, chosen: &mut StageChoice) {
+        let blocks = self.blocks(stage);
+        for class in [&mut chosen.weights, &mut chosen.gradients] {
+            if class.pinned < blocks {
+                *class = Streaming { pinned: 0, ring: 1 };
+            }
+        }
+        match self.forced.activations {
+            Some(Storage::Keep) => chosen.kept = self.everything(stage),
+            Some(Storage::Offload) => chosen.offloaded = self.everything(stage),
+            _ => {}
+        }
+    }
+
+    /// The choice, with as many blocks on the device as the host has no room for.
     fn relieved(&self, choice: Choice) -> Result<Smallest, PlanError> {
         let limit = self.limits.host_bytes;
         let found = self.measured(choice)?;
         if found.host_bytes <= limit {
             return Ok(found);
         }
-        let layers = self.task().layer_count();
-        let most = |placement: Option<Placement>| match placement {
-            Some(Placement::Streamed) => 0,
-            _ => layers,
-        };
-        let most = [self.forced.gradients, self.forced.weights, self.forced.states].map(most);
+        let placements = [self.forced.gradients, self.forced.weights, self.forced.states];
         let with = |count: usize| {
             let mut choice = found.choice.clone();
             let mut left = count;
-            let Choice { gradients, weights, states, .. } = &mut choice;
-            for (class, most) in [gradients, weights, states].into_iter().zip(most) {
-                let more = left.min(most.saturating_sub(class.pinned));
-                class.pinned += more;
-                left -= more;
+            for (class, placement) in placements.into_iter().enumerate() {
+                for (stage, chosen) in choice.stages.iter_mut().enumerate() {
+                    let blocks = self.blocks(stage);
+                    let may_stay = placement != Some(Placement::Streamed) || blocks == 1;
+                    let pinned = match class {
+                        0 => &mut chosen.gradients.pinned,
+                        1 => &mut chosen.weights.pinned,
+                        _ => &mut chosen.states,
+                    };
+                    let most = if may_stay { blocks } else { 0 };
+                    let more = left.min(most.saturating_sub(*pinned));
+                    *pinned += more;
+                    left -= more;
+                }
             }
-            for class in [&mut choice.gradients, &mut choice.weights] {
-                class.ring = if class.pinned == layers { 0 } else { class.ring };
+            for (stage, chosen) in choice.stages.iter_mut().enumerate() {
+                for class in [&mut chosen.gradients, &mut chosen.weights] {
+                    if class.pinned == self.blocks(stage) {
+                        class.ring = 0;
+                    }
+                }
             }
             choice
         };
-        let (mut too_few, mut enough) = (0, 3 * layers);
+        let (mut too_few, mut enough) = (0, 3 * self.lowering.blocks.count());
         while enough - too_few > 1 {
             let middle = too_few + (enough - too_few) / 2;
             match self.measured(with(middle))?.host_bytes <= limit {
@@ -140,4 +155,11 @@ impl Search<'_> {
         };
         rank(one) < rank(other)
     }
+}
+
+/// Which inputs of blocks are stored.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Checkpoints {
+    All,
+    SquareRoot,
 }

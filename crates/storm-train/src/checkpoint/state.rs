@@ -1,7 +1,6 @@
-use crate::optimizer::{self, ParameterInstance};
 use crate::{PlannedTrainer, Precision, TrainError, TrainOptions};
 use storm_device::{HostBuffer, PlanDevice};
-use storm_graph::{DType, Shape, Training};
+use storm_graph::{DType, ParameterInstance, Shape, Training};
 use storm_model::{Dtype, ModelConfig, build};
 
 /// Which file of a checkpoint a tensor is in.
@@ -86,7 +85,7 @@ pub(crate) fn state_tensors(
 /// A model that is not valid with these options.
 pub fn checkpoint_bytes(config: &ModelConfig, options: &TrainOptions) -> Result<u64, TrainError> {
     let program = build(config, &options.build_options())?;
-    let instances = optimizer::instances(&program.parameters(), program.layer_count);
+    let instances = program.parameter_instances();
     let tensors = state_tensors(&instances, options.precision);
     Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
 }

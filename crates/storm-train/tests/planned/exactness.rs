@@ -38,10 +38,11 @@ fn random_plans_are_exact(name: &str) {
         for seed in 0..plan_count() / 4 {
             let seed = seed * 4 + part as u64;
             let decisions: Decisions = random_decisions(&task, seed);
-            let plan = lowering.lower(&decisions).expect("decisions that work");
+            let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
             let budget =
                 MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
-            let plan = check(plan, budget).expect("a sound plan");
+            let plan = check(plan, budget)
+                .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
             let found = planned(&config, &options, plan, Some(seed));
             assert_eq!(found, expected, "{name} {precision:?} seed {seed}: {decisions:?}");
         }

@@ -15,11 +15,14 @@ fn a_failure_in_any_queue_is_named_and_stops_the_training() {
     let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
     // Everything moves.
     let mut decisions = storm_plan::Decisions::resident(&task);
-    decisions.saved.iter_mut().for_each(|saved| saved.fill(Storage::Offload));
-    decisions.boundary.fill(Storage::Offload);
-    decisions.weights = Streaming { pinned: 0, ring: 2 };
-    decisions.gradients = Streaming { pinned: 0, ring: 2 };
-    decisions.states = Streaming { pinned: 0, ring: 2 };
+    for stage in &mut decisions.stages {
+        stage.saved.iter_mut().for_each(|saved| saved.fill(Storage::Offload));
+        stage.inputs.fill(Storage::Offload);
+        stage.weights = Streaming { pinned: 0, ring: 2 };
+        stage.gradients = Streaming { pinned: 0, ring: 2 };
+        stage.states_pinned = 0;
+    }
+    decisions.state_ring = 2;
     decisions.activation_ring = 2;
     decisions.update = UpdateTime::NextStep;
     let plan = lowering.lower(&decisions).expect("decisions that work");

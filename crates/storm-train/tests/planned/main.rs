@@ -4,4 +4,5 @@ mod exactness;
 mod faults;
 mod programs;
 mod refused;
+mod stages;
 mod support;

@@ -3,7 +3,7 @@
 use crate::support::{BATCH, SEQUENCE, options};
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_graph::{ActivationFunction, DType, Program, SectionBuilder};
+use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
 use storm_model::{Initialization, SaveOptions};
 use storm_plan::{Budget, Forced, HardwareProfile, plan};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainError, TrainOptions, task_of_program};
@@ -13,16 +13,19 @@ const TARGETS: usize = 7;
 
 /// Knows other tokens than it predicts.
 fn program(batch: usize) -> Program {
-    let mut prologue = SectionBuilder::prologue(batch, SEQUENCE, DType::F32);
-    let hidden = prologue.embedding("tokens", TOKENS, 8).unwrap();
-    let prologue = prologue.hand_on(hidden);
-    let (mut layer, hidden) = SectionBuilder::layer(&prologue).unwrap();
+    let mut embedding = SectionBuilder::new("embedding", batch, SEQUENCE, DType::F32);
+    let hidden = embedding.embedding("tokens", TOKENS, 8).unwrap();
+    let embedding = embedding.hand_on(hidden);
+    let (mut layer, hidden) = SectionBuilder::after(&embedding, "layer").unwrap();
     let up = layer.linear("up", hidden, 16).unwrap();
     let active = layer.activation("gelu", up, ActivationFunction::GeluTanh).unwrap();
     let hidden = layer.linear_onto("down", active, hidden).unwrap();
     let layer = layer.hand_on(hidden);
-    let (epilogue, hidden) = SectionBuilder::epilogue(&layer).unwrap();
-    Program::new(prologue, layer, 4, epilogue.loss(hidden, TARGETS, 8).unwrap()).unwrap()
+    let (head, hidden) = SectionBuilder::after(&layer, "head").unwrap();
+    let head = head.loss(hidden, TARGETS, 8).unwrap();
+    let stages =
+        vec![Stage::once("embedding", 0), Stage::repeated("layers", 1, 4), Stage::once("head", 2)];
+    Program::new(vec![embedding, layer, head], stages).unwrap()
 }
 
 fn trainer(

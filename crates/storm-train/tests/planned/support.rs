@@ -125,7 +125,8 @@ pub(crate) fn resident(
     Fingerprint { steps, tensors }
 }
 
-/// The same under a plan. Now and then the pending update is applied early, as a checkpoint would.
+/// The same under a plan. Now and then the pending update is applied early, as a checkpoint would, and
+/// the model is evaluated.
 pub(crate) fn planned(
     config: &ModelConfig,
     options: &TrainOptions,
@@ -156,11 +157,18 @@ fn run<D: PlanDevice>(
     let count = trainer.micro_batches();
     (0..STEPS)
         .map(|step| {
+            let batches = batches(config, count, step);
+            let mut evaluated = None;
             if step == flush_at {
                 trainer.flush().expect("a flush");
             }
-            let batches = batches(config, count, step);
+            if step == flush_at / 2 {
+                evaluated = Some(trainer.evaluate(&batches).expect("an evaluation"));
+            }
             let report = trainer.step(&batches, learning_rate(step)).expect("a step");
+            if let Some(loss) = evaluated {
+                assert_eq!(loss.to_bits(), report.loss.to_bits(), "forward passes are the same");
+            }
             (report.loss.to_bits(), report.gradient_norm.to_bits())
         })
         .collect()

@@ -9,16 +9,17 @@ fn plans_do_not_grow_with_the_accumulation() {
     let sizes = [8, 512, 100_000].map(|micro_batches| {
         let task = tiny_task(&tiny("mistral-7b"), micro_batches);
         let streamed = Streaming { pinned: 0, ring: 2 };
-        let decisions = Decisions {
+        let mut decisions = Decisions {
             group: 2,
-            boundary: vec![Storage::Offload; task.layer_count()],
-            weights: streamed,
-            gradients: streamed,
-            states: streamed,
             update: UpdateTime::NextStep,
-            boundary_ring: 2,
+            state_ring: 2,
+            input_ring: 2,
             ..Decisions::resident(&task)
         };
+        let layers = &mut decisions.stages[1];
+        layers.inputs.fill(Storage::Offload);
+        (layers.weights, layers.gradients) = (streamed, streamed);
+        layers.states_pinned = 0;
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
         let plan = lowering.lower(&decisions).expect("decisions that work");
         (plan.instructions.len(), plan.values.len(), plan.device_bytes, plan.host_bytes)
@@ -34,8 +35,8 @@ fn the_planner_takes_any_accumulation() {
     for micro_batches in [4, 4096] {
         let task = real_task("qwen2.5-0.5b", 2, micro_batches);
         let planned = planned(&task, &profile, budget(gib(4), gib(32)));
-        // Prologue, body and epilogue, each a group through all layers and back.
-        let passes = 3 * 2 * task.layer_count() * planned.decisions.group;
+        // First, middle and last group, each through all blocks and back, and an evaluation.
+        let passes = 7 * task.forward.block_count() * planned.decisions.group;
         let length = planned.plan.instructions.len();
         assert!(length < 60 * passes, "{micro_batches} micro-batches: {length} instructions");
     }

@@ -3,7 +3,8 @@
 use crate::models::{budget, planned, small_card};
 use rayon::prelude::*;
 use storm_graph::{
-    ActivationFunction, DType, Graph, Op, Program, Section, Shape, TensorClass, TensorId, Training,
+    ActivationFunction, Carried, DType, Graph, Op, Program, Section, Shape, Stage, TensorClass,
+    TensorId, Training,
 };
 use storm_plan::{
     Decisions, Forced, HardwareProfile, Lowering, Storage, Streaming, Task, UpdateTime, plan,
@@ -34,8 +35,8 @@ fn toy_program() -> Program {
     let ids = graph.input("tokens", [BATCH, SEQUENCE], DType::I32);
     let table = parameter(&mut graph, "embedding.weight", [VOCABULARY, WIDTH]);
     let out = graph.apply_one("embedding", Op::Embedding { ids, table }).expect("fits");
-    let prologue =
-        Section { name: "prologue", graph, carried_out: vec![out], ..Section::default() };
+    let (name, carried_out) = ("embedding".to_owned(), vec![Carried::new("hidden", out)]);
+    let embedding = Section { name, graph, carried_out, ..Section::default() };
 
     let mut graph = Graph::new();
     let x = hidden(&mut graph);
@@ -47,8 +48,10 @@ fn toy_program() -> Program {
     let weight = parameter(&mut graph, "down.weight", [WIDTH, 4 * WIDTH]);
     let op = Op::Linear { x: active, weight, bias: None, addend: Some(x) };
     let out = graph.apply_one("down", op).expect("fits");
-    let (carried_in, carried_out) = (vec![x], vec![out]);
-    let layer = Section { name: "layer", graph, carried_in, carried_out, ..Section::default() };
+    let (carried_in, carried_out) =
+        (vec![Carried::new("hidden", x)], vec![Carried::new("hidden", out)]);
+    let name = "layer".to_owned();
+    let layer = Section { name, graph, carried_in, carried_out, ..Section::default() };
 
     let mut graph = Graph::new();
     let x = hidden(&mut graph);
@@ -59,9 +62,14 @@ fn toy_program() -> Program {
     let row_loss = graph.apply_one("row_loss", op).expect("fits");
     let loss = graph.apply_one("loss", Op::Sum { x: row_loss }).expect("fits");
     let results = vec![("loss".to_owned(), loss)];
-    let epilogue =
-        Section { name: "epilogue", graph, carried_in: vec![x], results, ..Section::default() };
-    Program::new(prologue, layer, LAYERS, epilogue).expect("sections that meet")
+    let (name, carried_in) = ("head".to_owned(), vec![Carried::new("hidden", x)]);
+    let head = Section { name, graph, carried_in, results, ..Section::default() };
+    let stages = vec![
+        Stage::once("embedding", 0),
+        Stage::repeated("layers", 1, LAYERS),
+        Stage::once("head", 2),
+    ];
+    Program::new(vec![embedding, layer, head], stages).expect("stages that meet")
 }
 
 fn toy_task(micro_batches: usize) -> Task {
@@ -87,7 +95,7 @@ fn all_saved(units: usize) -> Vec<Vec<Vec<Storage>>> {
 fn all_decisions(task: &Task, piece_elements: usize) -> Vec<Decisions> {
     let resident = Streaming::resident(LAYERS);
     let mut all = Vec::new();
-    for saved in all_saved(task.saved_units().len()) {
+    for saved in all_saved(task.saved_units(1).len()) {
         for first in [Storage::Keep, Storage::Offload] {
             for second in STORAGES {
                 for bits in 0..16 {
@@ -98,23 +106,30 @@ fn all_decisions(task: &Task, piece_elements: usize) -> Vec<Decisions> {
                             let streamed = Streaming { pinned: 0, ring };
                             let place =
                                 |bit: usize| if bits >> bit & 1 == 1 { streamed } else { resident };
-                            let states = place(2);
-                            all.push(Decisions {
+                            let mut decisions = Decisions {
                                 group,
-                                saved: saved.clone(),
-                                boundary: vec![first, second],
-                                weights: place(0),
-                                gradients: place(1),
-                                states,
-                                edge_states_resident: states == resident,
                                 update: match bits >> 3 {
                                     0 => UpdateTime::EndOfStep,
                                     _ => UpdateTime::NextStep,
                                 },
+                                state_ring: ring,
                                 activation_ring: ring,
-                                boundary_ring: ring,
+                                input_ring: ring,
                                 piece_elements,
-                            });
+                                ..Decisions::resident(task)
+                            };
+                            for (stage, decided) in decisions.stages.iter_mut().enumerate() {
+                                if place(2) == streamed {
+                                    decided.states_pinned = 0;
+                                }
+                                if stage == 1 {
+                                    decided.saved = saved.clone();
+                                    decided.inputs = vec![first, second];
+                                    decided.weights = place(0);
+                                    decided.gradients = place(1);
+                                }
+                            }
+                            all.push(decisions);
                         }
                     }
                 }
@@ -138,7 +153,7 @@ fn all_plans(task: &Task, profile: &HardwareProfile, piece_elements: usize) -> V
 
 fn close_to_the_best(name: &str, profile: &HardwareProfile, micro_batches: usize) {
     let task = toy_task(micro_batches);
-    assert_eq!(task.saved_units().len(), 2);
+    assert_eq!(task.saved_units(1).len(), 2);
     // The planner's own, so that the two differ in what they decide only.
     let piece_elements = planned(&task, profile, budget(1 << 30, 1 << 30)).decisions.piece_elements;
     let plans = all_plans(&task, profile, piece_elements);
@@ -160,7 +175,7 @@ fn close_to_the_best(name: &str, profile: &HardwareProfile, micro_batches: usize
     }
 }
 
-/// A byte costs 4,000 FLOP to move, and a few hundred to make again.
+/// A byte costs 4,000 FLOP to move, and a few hundred to recompute.
 #[test]
 fn where_recomputing_is_cheap() {
     close_to_the_best("slow bus", &small_card(1e12, 2.5e8), 2);

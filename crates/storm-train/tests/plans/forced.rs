@@ -2,7 +2,9 @@
 
 use crate::models::{budget, gib, profile, real_options};
 use storm_model::preset;
-use storm_plan::{Decisions, Forced, Placement, PlanError, Storage, Task, UpdateTime, plan};
+use storm_plan::{
+    Decisions, Forced, Placement, PlanError, StageDecisions, Storage, Task, UpdateTime, plan,
+};
 use storm_train::training_task;
 
 /// Six wide layers.
@@ -10,6 +12,11 @@ fn task(model: &str) -> Task {
     let mut config = preset(model).expect("a preset");
     config.layer_count = 6;
     training_task(&config, &real_options(1), 4).expect("a valid model")
+}
+
+#[track_caller]
+fn layers(decisions: Decisions) -> StageDecisions {
+    decisions.stages.into_iter().nth(1).expect("embedding, layers, head")
 }
 
 #[track_caller]
@@ -25,19 +32,19 @@ fn each_class_goes_where_it_is_told() {
         let forced = |change: fn(&mut Forced, Option<Placement>)| {
             let mut forced = Forced::default();
             change(&mut forced, Some(wanted));
-            decided(&forced)
+            layers(decided(&forced))
         };
-        let layers = forced(|_, _| {}).boundary.len();
-        let on_the_device = if is_resident { layers } else { 0 };
+        let count = forced(|_, _| {}).inputs.len();
+        let on_the_device = if is_resident { count } else { 0 };
         let weights = forced(|forced, wanted| forced.weights = wanted).weights;
         assert_eq!(weights.pinned, on_the_device);
         let gradients = forced(|forced, wanted| forced.gradients = wanted).gradients;
         assert_eq!(gradients.pinned, on_the_device);
-        let states = forced(|forced, wanted| forced.states = wanted).states;
-        assert_eq!(states.pinned, on_the_device);
-        let boundary = forced(|forced, wanted| forced.layer_inputs = wanted).boundary;
+        let states = forced(|forced, wanted| forced.states = wanted).states_pinned;
+        assert_eq!(states, on_the_device);
+        let inputs = forced(|forced, wanted| forced.layer_inputs = wanted).inputs;
         let other = if is_resident { Storage::Offload } else { Storage::Keep };
-        assert!(!boundary.contains(&other), "{boundary:?}");
+        assert!(!inputs.contains(&other), "{inputs:?}");
     }
 }
 
@@ -49,34 +56,35 @@ fn classes_go_their_own_ways() {
         (Placement::Streamed, Placement::Resident, Placement::Resident),
         (Placement::Streamed, Placement::Streamed, Placement::Resident),
     ] {
-        let decisions = decided(&Forced {
+        let decisions = layers(decided(&Forced {
             weights: Some(weights),
             gradients: Some(gradients),
             states: Some(states),
             ..Forced::default()
-        });
-        let layers = decisions.boundary.len();
-        assert_eq!(decisions.weights.pinned == layers, weights == Placement::Resident);
-        assert_eq!(decisions.gradients.pinned == layers, gradients == Placement::Resident);
-        assert_eq!(decisions.states.pinned, layers);
+        }));
+        let count = decisions.inputs.len();
+        assert_eq!(decisions.weights.pinned == count, weights == Placement::Resident);
+        assert_eq!(decisions.gradients.pinned == count, gradients == Placement::Resident);
+        assert_eq!(decisions.states_pinned, count);
     }
 }
 
 #[test]
 fn activations_are_treated_as_told() {
     for storage in [Storage::Keep, Storage::Recompute, Storage::Offload] {
-        let decisions = decided(&Forced { activations: Some(storage), ..Forced::default() });
+        let decisions =
+            layers(decided(&Forced { activations: Some(storage), ..Forced::default() }));
         let all = decisions.saved.iter().flatten().all(|&found| found == storage);
         assert!(all, "{storage:?}: {:?}", decisions.saved);
     }
-    let decisions = decided(&Forced { nothing_kept: true, ..Forced::default() });
+    let decisions = layers(decided(&Forced { nothing_kept: true, ..Forced::default() }));
     assert!(!decisions.saved.iter().flatten().any(|&found| found == Storage::Keep));
 }
 
 #[test]
 fn checkpoints_updates_and_groups() {
-    let decisions = decided(&Forced { checkpoint_every: Some(3), ..Forced::default() });
-    for (layer, storage) in decisions.boundary.iter().enumerate() {
+    let decisions = layers(decided(&Forced { checkpoint_every: Some(3), ..Forced::default() }));
+    for (layer, storage) in decisions.inputs.iter().enumerate() {
         assert_eq!(*storage == Storage::Recompute, layer % 3 != 0, "layer {layer}");
     }
     for update in [UpdateTime::EndOfStep, UpdateTime::NextStep] {
@@ -104,7 +112,6 @@ fn what_cannot_work_says_why() {
     let group = |group: usize| Forced { group: Some(group), ..Forced::default() };
     refused("llama-2-7b", &group(3), "groups of 3 do not divide 4 micro-batches");
     refused("llama-2-7b", &group(0), "groups of 0");
-    refused("qwen2.5-0.5b", &group(2), "embedding and head share a parameter");
     let every = |every: usize| Forced { checkpoint_every: Some(every), ..Forced::default() };
     refused("llama-2-7b", &every(7), "every 7 layers needs that many; there are 6");
     refused("llama-2-7b", &every(0), "every 0 layers");

@@ -22,20 +22,21 @@ fn task(layers: usize) -> Task {
 
 /// Nothing stays on the device for longer than it must.
 fn all_streamed(task: &Task) -> Decisions {
-    let layers = task.layer_count();
-    let streaming = Streaming { pinned: 0, ring: 2 };
-    Decisions {
-        saved: vec![vec![Storage::Offload; task.saved_units().len()]; layers],
-        boundary: vec![Storage::Offload; layers],
-        weights: streaming,
-        gradients: streaming,
-        states: streaming,
-        edge_states_resident: false,
+    let mut decisions = Decisions {
         update: UpdateTime::NextStep,
+        state_ring: 2,
         activation_ring: 2,
-        boundary_ring: 2,
+        input_ring: 2,
         ..Decisions::resident(task)
+    };
+    for stage in &mut decisions.stages {
+        stage.saved.iter_mut().for_each(|saved| saved.fill(Storage::Offload));
+        stage.inputs.fill(Storage::Offload);
+        stage.weights = Streaming { pinned: 0, ring: 2 };
+        stage.gradients = Streaming { pinned: 0, ring: 2 };
+        stage.states_pinned = 0;
     }
+    decisions
 }
 
 /// What each part of planning looks at.

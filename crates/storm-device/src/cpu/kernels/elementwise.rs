@@ -16,6 +16,12 @@ simd_dispatch! {
         }
     }
 
+    fn accumulate_chunk[E: Element](x: &[E], sum: &mut [E]) {
+        for (sum, x) in sum.iter_mut().zip(x) {
+            *sum = E::from_f32(sum.to_f32() + x.to_f32());
+        }
+    }
+
     fn mul_chunk[E: Element](a: &[E], b: &[E], out: &mut [E]) {
         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
             *out = E::from_f32(a.to_f32() * b.to_f32());
@@ -81,6 +87,11 @@ fn binary<E: Element>(a: &[E], b: &[E], out: &mut [E], f: impl Fn(&[E], &[E], &m
 /// `out = a + b`.
 pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
     binary(a, b, out, add_chunk);
+}
+
+/// `sum += x`.
+pub fn accumulate<E: Element>(x: &[E], sum: &mut [E]) {
+    unary(x, sum, accumulate_chunk);
 }
 
 /// `out = a · b`.

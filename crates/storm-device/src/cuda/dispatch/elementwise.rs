@@ -26,6 +26,7 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     match &planner.node.op {
         Op::Add { a, b } => flat(planner, "add", &[a, b], None),
+        Op::Accumulate { x, .. } => flat(planner, "accumulate", &[x], None),
         Op::Mul { a, b } => flat(planner, "mul", &[a, b], None),
         Op::Scale { x, factor } => flat(planner, "scale", &[x], Some(*factor)),
         Op::Activation { x, function } => {

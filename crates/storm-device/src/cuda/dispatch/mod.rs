@@ -38,6 +38,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             linear::plan(planner)
         }
         Op::Add { .. }
+        | Op::Accumulate { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
         | Op::Activation { .. }

@@ -79,10 +79,14 @@ __device__ inline float gelu_slope(float x) {
     return x * inner_slope * (e * d * d) + s;
 }
 
-// ---- kernels over all elements; gradients overwrite `x` ---------------------------------------
+// ---- kernels over all elements; gradients overwrite `x`, sums `sum` ---------------------------
 
 extern "C" __global__ void add(const E* a, const E* b, E* out, i64 elements) {
     binary(a, b, out, elements, [](float x, float y) { return x + y; });
+}
+
+extern "C" __global__ void accumulate(const E* x, E* sum, i64 elements) {
+    binary(x, sum, sum, elements, [](float x, float sum) { return sum + x; });
 }
 
 extern "C" __global__ void mul(const E* a, const E* b, E* out, i64 elements) {

@@ -1,6 +1,6 @@
 use crate::trace::StallCause;
 use crate::trace::summary::largest_class;
-use storm_graph::{Op, Phase, TensorClass};
+use storm_graph::{Phase, TensorClass};
 use storm_plan::{Compute, InstructionId, Plan, Work};
 
 /// What a stretch of time was used for; each has a colour.
@@ -113,18 +113,9 @@ impl Kind {
 
     fn of_kernel(plan: &Plan, compute: &Compute) -> Kind {
         let node = &plan.graphs[compute.graph.0 as usize].nodes()[compute.node as usize];
-        let is_update = matches!(
-            node.op,
-            Op::SumOfSquares { .. }
-                | Op::GlobalNorm { .. }
-                | Op::ClipScale { .. }
-                | Op::AdamW { .. }
-                | Op::Sgd { .. }
-        );
         match node.phase {
-            _ if is_update => Kind::Optimizer,
-            // Recomputation names what it makes so.
-            _ if node.name.ends_with(".again") => Kind::Recomputed,
+            _ if node.op.is_update() => Kind::Optimizer,
+            Phase::Recompute => Kind::Recomputed,
             Phase::Forward => Kind::Forward,
             Phase::Backward => Kind::Backward,
         }

@@ -1,0 +1,213 @@
+//! A template: the graph of one block of a model, and how it meets the blocks around it.
+
+use crate::autodiff::{GradientRequest, differentiate, find_wanted};
+use crate::graph::Phase;
+use crate::overwrite::copy_what_is_still_needed;
+use crate::{
+    Accumulation, DType, Graph, GraphError, Op, Shape, Tensor, TensorClass, TensorId, Training,
+};
+use std::collections::BTreeMap;
+
+/// The graph of a block, which a [`Program`](crate::Program) may repeat any number of times.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Section {
+    /// For messages: `embedding`, `layer`, `head`.
+    pub name: String,
+    /// Forward nodes and, once differentiated, backward nodes.
+    pub graph: Graph,
+    /// What blocks before it hand over. A gradient goes back the same way.
+    pub carried_in: Vec<Carried>,
+    /// What it hands on to blocks after it.
+    pub carried_out: Vec<Carried>,
+    /// Tensors that any later block may read by name, without a gradient: tables.
+    pub exports: Vec<(String, TensorId)>,
+    /// Results for the host: `loss`, `logits`.
+    pub results: Vec<(String, TensorId)>,
+    /// What [`Program::differentiate`](crate::Program::differentiate) added; none if no gradient
+    /// reaches the section.
+    pub backward: Option<SectionBackward>,
+}
+
+/// A tensor on its way from one block to another. A block takes what the last block before it handed on
+/// under the same name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// `hidden` for the residual stream; a skip connection has a name of its own.
+    pub name: String,
+    /// In the graph of the section.
+    pub tensor: TensorId,
+}
+
+impl Carried {
+    /// A tensor under a name.
+    pub fn new(name: impl Into<String>, tensor: TensorId) -> Carried {
+        Carried { name: name.into(), tensor }
+    }
+}
+
+/// How the backward nodes of a section meet the rest of the program.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SectionBackward {
+    /// The gradient of each of `carried_out`, handed over by the block that took it.
+    pub carried_out_gradients: Vec<TensorId>,
+    /// The gradient of each of `carried_in`, handed to the block that made it; none where no block
+    /// before learns.
+    pub carried_in_gradients: Vec<Option<TensorId>>,
+    /// One entry per trainable parameter of the section.
+    pub parameters: Vec<ParameterGradient>,
+}
+
+/// The gradient of one parameter in one section.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ParameterGradient {
+    /// The parameter.
+    pub parameter: TensorId,
+    /// The gradient so far, if the section adds to one. Shares memory with `gradient`.
+    pub accumulator: Option<TensorId>,
+    /// The gradient with this micro-batch's part.
+    pub gradient: TensorId,
+}
+
+/// What is asked of a section's backward pass.
+pub(crate) struct SectionRequest<'a> {
+    pub(crate) accumulation: Accumulation,
+    pub(crate) gradient_dtype: DType,
+    /// A result whose gradient is 1.
+    pub(crate) loss: Option<TensorId>,
+    /// For each of `carried_in`, whether its gradient is wanted.
+    pub(crate) wants_carried: &'a [bool],
+}
+
+impl Section {
+    /// Tensors that come from outside under their own name: inputs, exports, parameters, caches. Carried
+    /// tensors and gradients are not among them.
+    pub fn outside_tensors(&self) -> Vec<TensorId> {
+        self.graph
+            .ids()
+            .filter(|&id| self.graph.producer(id).is_none())
+            .filter(|&id| !self.carried_in.iter().any(|carried| carried.tensor == id))
+            .filter(|&id| {
+                matches!(
+                    self.graph.tensor(id).class,
+                    TensorClass::Input | TensorClass::Parameter(_) | TensorClass::Cache
+                )
+            })
+            .collect()
+    }
+
+    /// Whether it has a trainable parameter.
+    pub fn learns(&self) -> bool {
+        let trainable = TensorClass::Parameter(Training::Trainable);
+        self.graph.tensors().iter().any(|tensor| tensor.class == trainable)
+    }
+
+    /// Where a carried tensor of this name is taken.
+    pub fn taken(&self, name: &str) -> Option<usize> {
+        self.carried_in.iter().position(|carried| carried.name == name)
+    }
+
+    /// Where a carried tensor of this name is handed on.
+    pub fn handed_on(&self, name: &str) -> Option<usize> {
+        self.carried_out.iter().position(|carried| carried.name == name)
+    }
+
+    pub(crate) fn error<T>(&self, problem: String) -> Result<T, GraphError> {
+        Err(GraphError::Section { section: self.name.clone(), problem })
+    }
+
+    /// Names that must not repeat within a section.
+    pub(crate) fn check_names(&self) -> Result<(), GraphError> {
+        let outside = self.outside_tensors().into_iter().map(|id| &self.graph.tensor(id).name);
+        let sets: [(&str, Vec<&String>); 4] = [
+            ("outside tensors", outside.collect()),
+            ("carried tensors that it takes", self.carried_in.iter().map(|c| &c.name).collect()),
+            (
+                "carried tensors that it hands on",
+                self.carried_out.iter().map(|c| &c.name).collect(),
+            ),
+            ("results", self.results.iter().map(|(name, _)| name).collect()),
+        ];
+        for (kind, mut names) in sets {
+            names.sort();
+            if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+                return self.error(format!("two {kind} are named `{}`", pair[0]));
+            }
+        }
+        Ok(())
+    }
+
+    /// Later blocks read exports as inputs, through which no gradient comes back.
+    fn check_exports(&self) -> Result<(), GraphError> {
+        let carried: Vec<TensorId> = self.carried_in.iter().map(|carried| carried.tensor).collect();
+        let wanted = find_wanted(&self.graph, &carried);
+        match self.exports.iter().find(|(_, id)| wanted[id.index()]) {
+            None => Ok(()),
+            Some((name, _)) => self.error(format!(
+                "export `{name}` depends on a trainable parameter or a carried tensor, and exports have \
+                 no gradient: hand it on as a carried tensor"
+            )),
+        }
+    }
+
+    /// Adds the backward nodes.
+    pub(crate) fn differentiate(&mut self, request: &SectionRequest<'_>) -> Result<(), GraphError> {
+        let gradient_dtype = request.gradient_dtype;
+        self.check_exports()?;
+        let graph = &mut self.graph;
+        graph.set_phase(Phase::Backward);
+        let mut seeds = Vec::new();
+        for carried in &self.carried_out {
+            let Tensor { name, shape, dtype, .. } = graph.tensor(carried.tensor).clone();
+            let name = format!("{name}.grad_in");
+            let seed = graph.source(name, shape, dtype, TensorClass::Activation);
+            seeds.push((carried.tensor, seed));
+        }
+        let carried_out_gradients = seeds.iter().map(|&(_, seed)| seed).collect();
+        if let Some(loss) = request.loss {
+            let one = Op::Fill { shape: Shape::scalar(), dtype: DType::F32, value: 1.0 };
+            seeds.push((loss, graph.apply_one("loss.grad", one)?));
+        }
+
+        let mut accumulators = BTreeMap::new();
+        let parameters: Vec<TensorId> = graph
+            .ids()
+            .filter(|&id| graph.tensor(id).class == TensorClass::Parameter(Training::Trainable))
+            .collect();
+        if request.accumulation == Accumulation::Continue {
+            for &parameter in &parameters {
+                let Tensor { name, shape, .. } = graph.tensor(parameter).clone();
+                let name = format!("{name}.grad_so_far");
+                let so_far = graph.source(name, shape, gradient_dtype, TensorClass::Gradient);
+                accumulators.insert(parameter, so_far);
+            }
+        }
+
+        let wanted = self.carried_in.iter().zip(request.wants_carried);
+        let wanted: Vec<TensorId> =
+            wanted.filter(|&(_, &wants)| wants).map(|(carried, _)| carried.tensor).collect();
+        let gradient_request = GradientRequest { seeds, wanted, accumulators, gradient_dtype };
+        let gradients = differentiate(graph, &gradient_request)?;
+        let results: Vec<TensorId> = self.results.iter().map(|&(_, id)| id).collect();
+        copy_what_is_still_needed(graph, &results);
+        let mut carried_in_gradients = Vec::new();
+        for (carried, &wants) in self.carried_in.iter().zip(request.wants_carried) {
+            let gradient = gradients.get(&carried.tensor).copied();
+            if wants && gradient.is_none() {
+                let name = &carried.name;
+                return self.error(format!("nothing that it hands on depends on `{name}`"));
+            }
+            carried_in_gradients.push(gradient.filter(|_| wants));
+        }
+        let parameters = parameters
+            .into_iter()
+            .filter_map(|parameter| {
+                let accumulator = gradient_request.accumulators.get(&parameter).copied();
+                let gradient = *gradients.get(&parameter)?;
+                Some(ParameterGradient { parameter, accumulator, gradient })
+            })
+            .collect();
+        self.backward =
+            Some(SectionBackward { carried_out_gradients, carried_in_gradients, parameters });
+        Ok(())
+    }
+}

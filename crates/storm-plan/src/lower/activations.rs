@@ -1,0 +1,168 @@
+//! What waits between a block's forward and its backward pass: its input and its saved tensors.
+
+use super::emit::{Bound, Emit, Ends};
+use super::layout::ActivationSlab;
+use super::streams::all_runs;
+use super::variant::{PassNode, Variant};
+use crate::Storage;
+use std::ops::Range;
+use std::sync::Arc;
+
+impl Emit<'_> {
+    /// What happens to a block's input; none if it is not stored at all.
+    pub(super) fn input_storage(&self, block: usize) -> Option<Storage> {
+        self.lowering.input_storage(self.decisions, block)
+    }
+
+    /// Where the input of a block is to be written in the forward pass.
+    pub(super) fn next_input(&mut self, block: usize, m: usize) -> usize {
+        if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
+            return self.layout.input_ring.start;
+        }
+        match self.input_storage(block) {
+            Some(Storage::Keep) => self.layout.inputs_kept[block].of(m),
+            _ => {
+                let slot = self.input_turns.next();
+                self.layout.input_ring.slot(slot)
+            }
+        }
+    }
+
+    /// The same where nothing is stored.
+    pub(super) fn next_ring_input(&mut self, block: usize) -> usize {
+        if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
+            return self.layout.input_ring.start;
+        }
+        let slot = self.input_turns.next();
+        self.layout.input_ring.slot(slot)
+    }
+
+    /// Notes that a block's input has been made: sends it away if it is to wait in host memory.
+    pub(super) fn made_input(&mut self, block: usize, m: usize, place: usize) {
+        if self.input_storage(block) == Some(Storage::Offload) {
+            let runs = all_runs(&self.lowering.blocks.seams[block].slab);
+            let ends = Ends { device: place, host: self.layout.inputs_host[block].of(m) };
+            let pieces = self.values.seams[block][m].clone();
+            self.send_runs(&runs, &pieces, ends);
+        }
+    }
+
+    /// Where the input of a block is in the backward pass. `stretch` is the first block of those whose
+    /// inputs were recomputed together.
+    pub(super) fn backward_input(&mut self, block: usize, m: usize, stretch: usize) -> usize {
+        if block > stretch {
+            let slot = (block - stretch - 1) * self.decisions.group + m;
+            return self.layout.replayed.slot(slot);
+        }
+        match self.input_storage(block) {
+            Some(Storage::Offload) if self.lowering.blocks.seams[block].slab.size_bytes > 0 => {
+                let slot = self.input_turns.next();
+                let place = self.layout.input_ring.slot(slot);
+                let after = self.input_turns.free_after(slot);
+                let runs = all_runs(&self.lowering.blocks.seams[block].slab);
+                let ends = Ends { device: place, host: self.layout.inputs_host[block].of(m) };
+                let pieces = self.values.seams[block][m].clone();
+                self.bring_runs(after, &runs, &pieces, ends);
+                place
+            }
+            _ => self.layout.inputs_kept[block].of(m),
+        }
+    }
+
+    /// Notes that a slot of the ring of inputs was in use up to now, if the place is one.
+    pub(super) fn touch_input(&mut self, place: usize) {
+        if let Some(slot) = self.layout.input_ring.slot_of(place) {
+            let now = self.position();
+            self.input_turns.touch(slot, now);
+        }
+    }
+
+    pub(super) fn bind_kept(&self, bound: &mut [Option<Bound>], block: usize, m: usize) {
+        let slab = &self.layout.kept_slabs[block];
+        let start = self.layout.kept[block].of(m);
+        for (entry, &(_, id)) in slab.tensors.iter().enumerate() {
+            let place = start + slab.slab.entries[entry].offset;
+            bound[id.index()] = Some(self.values.kept[block][m][entry].at(place));
+        }
+    }
+
+    /// Takes the next slot of the ring for a block's offloaded units, if it has any.
+    pub(super) fn bind_offloaded(
+        &mut self,
+        bound: &mut [Option<Bound>],
+        block: usize,
+        m: usize,
+    ) -> Option<usize> {
+        let slab = &self.layout.offloaded_slabs[block];
+        if slab.tensors.is_empty() {
+            return None;
+        }
+        let slot = self.activation_turns.next();
+        let start = self.layout.activation_ring.slot(slot);
+        for (entry, &(_, id)) in slab.tensors.iter().enumerate() {
+            let place = start + slab.slab.entries[entry].offset;
+            bound[id.index()] = Some(self.values.offloaded[block][m][entry].at(place));
+        }
+        Some(slot)
+    }
+
+    /// Sends what a node has just made of the offloaded units, each unit as a whole.
+    pub(super) fn send_offloaded(
+        &mut self,
+        block: usize,
+        m: usize,
+        start: usize,
+        slab: &ActivationSlab,
+        node: &PassNode,
+    ) {
+        for entries in units(slab) {
+            if node.outputs.contains(&slab.tensors[entries.start].1) {
+                let runs = slab.slab.runs(entries);
+                let ends = Ends { device: start, host: self.layout.offloaded_host[block].of(m) };
+                let pieces = self.values.offloaded[block][m].clone();
+                self.send_runs(&runs, &pieces, ends);
+            }
+        }
+    }
+
+    /// Brings in the offloaded units of a block, in the order of their first use.
+    pub(super) fn fetch_offloaded(
+        &mut self,
+        block: usize,
+        m: usize,
+        slot: usize,
+        variant: &Arc<Variant>,
+    ) {
+        let slab = self.layout.offloaded_slabs[block].clone();
+        let device = self.layout.activation_ring.slot(slot);
+        let after = self.activation_turns.free_after(slot);
+        let ends = Ends { device, host: self.layout.offloaded_host[block].of(m) };
+        let pieces = self.values.offloaded[block][m].clone();
+        let nodes = &variant.backward.nodes;
+        let first_use = |entries: &Range<usize>| {
+            let uses = entries.clone().map(|entry| {
+                let id = slab.tensors[entry].1;
+                nodes.iter().position(|node| node.operands.contains(&id)).unwrap_or(usize::MAX)
+            });
+            uses.min().unwrap_or(usize::MAX)
+        };
+        let mut wanted = units(&slab);
+        wanted.sort_by_key(first_use);
+        for entries in wanted {
+            let runs = slab.slab.runs(entries);
+            self.bring_runs(after, &runs, &pieces, ends);
+        }
+    }
+}
+
+/// The entries of each unit of a slab.
+fn units(slab: &ActivationSlab) -> Vec<Range<usize>> {
+    let mut units: Vec<Range<usize>> = Vec::new();
+    for (entry, &(unit, _)) in slab.tensors.iter().enumerate() {
+        match units.last_mut() {
+            Some(range) if slab.tensors[range.start].0 == unit => range.end = entry + 1,
+            _ => units.push(entry..entry + 1),
+        }
+    }
+    units
+}

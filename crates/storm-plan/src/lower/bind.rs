@@ -1,0 +1,198 @@
+//! Where the tensors of a block are while one of its passes runs.
+
+use super::emit::{Bound, Emit};
+use super::residency::Class;
+use super::variant::Variant;
+use std::sync::Arc;
+use storm_graph::{Block, ParameterGradient, Section, TensorClass, TensorId};
+
+/// By tensor of the block's graph; none for temporaries.
+pub(super) type Bindings = Vec<Option<Bound>>;
+
+fn bind(bound: &mut [Option<Bound>], id: TensorId, to: Bound) {
+    bound[id.index()] = Some(to);
+}
+
+impl Emit<'_> {
+    /// Parameters, inputs, exports, results and parameter gradients of a block, and carried tensors that
+    /// go around blocks.
+    pub(super) fn bind_block(
+        &mut self,
+        variant: &Arc<Variant>,
+        block: usize,
+        m: usize,
+    ) -> Bindings {
+        let section = &variant.section;
+        let graph = &section.graph;
+        let mut bound: Bindings = vec![None; graph.tensors().len()];
+        for id in section.outside_tensors() {
+            let tensor = graph.tensor(id);
+            bound[id.index()] = match tensor.class {
+                TensorClass::Parameter(_) => Some(self.weight_bound(block, &tensor.name)),
+                _ => match self.values.exports[m].get(&tensor.name) {
+                    Some(&value) => Some(Bound::one(self.layout.exports[m][&tensor.name], value)),
+                    None => self.input(&tensor.name, m),
+                },
+            };
+        }
+        for (name, id) in &section.exports {
+            let place = self.layout.exports[m][name];
+            bind(&mut bound, *id, Bound::one(place, self.values.exports[m][name]));
+        }
+        for (number, result) in self.lowering.shared.results.iter().enumerate() {
+            if result.block == block {
+                let (place, _) = self.layout.results[number][m];
+                let value = self.values.results[number][m];
+                bind(&mut bound, section.results[result.position].1, Bound::one(place, value));
+            }
+        }
+        self.bind_gradients(section, &variant.storage, block, &mut bound);
+        self.bind_skips(section, block, m, &mut bound);
+        bound
+    }
+
+    /// What a block takes from the block before it, lying at `place`.
+    pub(super) fn bind_taken(
+        &self,
+        bound: &mut Bindings,
+        section: &Section,
+        block: usize,
+        m: usize,
+        place: usize,
+    ) {
+        let seam = &self.lowering.blocks.seams[block];
+        for (entry, &(input, _)) in seam.tensors.iter().enumerate() {
+            let offset = place + seam.slab.entries[entry].offset;
+            let to = self.values.seams[block][m][entry].at(offset);
+            bind(bound, section.carried_in[input].tensor, to);
+        }
+    }
+
+    /// What a block hands on to the block after it, to lie at `place`.
+    pub(super) fn bind_handed_on(
+        &self,
+        bound: &mut Bindings,
+        section: &Section,
+        block: usize,
+        m: usize,
+        place: usize,
+    ) {
+        let seam = &self.lowering.blocks.seams[block + 1];
+        for (entry, &(_, output)) in seam.tensors.iter().enumerate() {
+            let offset = place + seam.slab.entries[entry].offset;
+            let to = self.values.seams[block + 1][m][entry].at(offset);
+            bind(bound, section.carried_out[output].tensor, to);
+        }
+    }
+
+    /// Gradients of what a block takes from the block before and hands on to the block after.
+    pub(super) fn bind_carried_gradients(
+        &self,
+        bound: &mut Bindings,
+        section: &Section,
+        block: usize,
+        m: usize,
+    ) {
+        let Some(backward) = &section.backward else { return };
+        let seams = &self.lowering.blocks.seams;
+        for (entry, &(input, _)) in seams[block].tensors.iter().enumerate() {
+            if let Some(id) = backward.carried_in_gradients[input] {
+                bind(bound, id, self.carry(block, entry, m));
+            }
+        }
+        if let Some(seam) = seams.get(block + 1) {
+            for (entry, &(_, output)) in seam.tensors.iter().enumerate() {
+                let id = backward.carried_out_gradients[output];
+                bind(bound, id, self.carry(block + 1, entry, m));
+            }
+        }
+    }
+
+    /// The gradient of a block's input: written by that block, read by the one before.
+    fn carry(&self, block: usize, entry: usize, m: usize) -> Bound {
+        let from_the_end = self.lowering.blocks.last() - block;
+        let place = self.layout.carry_ring.slot(from_the_end * self.decisions.group + m);
+        let offset = self.lowering.blocks.seams[block].slab.entries[entry].offset;
+        Bound::one(place + offset, self.values.carries[block][m][entry])
+    }
+
+    fn bind_skips(&self, section: &Section, block: usize, m: usize, bound: &mut Bindings) {
+        for (number, skip) in self.lowering.blocks.skips.iter().enumerate() {
+            let (place, gradient_place) = self.layout.skips[number][m];
+            let (value, gradient) = self.values.skips[number][m];
+            let (value, gradient) =
+                (Bound::one(place, value), Bound::one(gradient_place, gradient));
+            if skip.from.block == block {
+                bind(bound, section.carried_out[skip.from.output].tensor, value);
+                if let Some(backward) = &section.backward {
+                    bind(bound, backward.carried_out_gradients[skip.from.output], gradient);
+                }
+            }
+            if skip.to.0 == block {
+                bind(bound, section.carried_in[skip.to.1].tensor, value);
+                let backward = section.backward.as_ref();
+                if let Some(id) = backward.and_then(|b| b.carried_in_gradients[skip.to.1]) {
+                    bind(bound, id, gradient);
+                }
+            }
+        }
+    }
+
+    /// A parameter that a block reads: its own or one that another stage owns.
+    fn weight_bound(&self, block: usize, name: &str) -> Bound {
+        let program = self.lowering.task.program();
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        let owner = program.owner(stage, name);
+        let index = if owner == stage { index } else { 0 };
+        let block = self.lowering.blocks.number(owner, index);
+        let position = self.lowering.sets[owner].position(name).expect("its owner has it");
+        let offset = self.layout.cut.stages[owner].weights.entries[position].offset;
+        let place = self.place(Class::Weights, block);
+        self.values.weights[block][position].at(place + offset)
+    }
+
+    /// A gradient that a block makes: by its position in the stage's set.
+    pub(super) fn gradient_bound(&self, block: usize, position: usize) -> Bound {
+        let stage = self.lowering.blocks.get(block).stage;
+        let offset = self.layout.cut.stages[stage].gradients.entries[position].offset;
+        let place = self.place(Class::Gradients, block);
+        self.values.gradients[block][position].at(place + offset)
+    }
+
+    /// A gradient, and every tensor that it is accumulated through.
+    fn bind_gradients(
+        &self,
+        section: &Section,
+        storage: &[TensorId],
+        block: usize,
+        bound: &mut Bindings,
+    ) {
+        let Some(backward) = &section.backward else { return };
+        let set = &self.lowering.sets[self.lowering.blocks.get(block).stage];
+        for &ParameterGradient { parameter, gradient, .. } in &backward.parameters {
+            let name = &section.graph.tensor(parameter).name;
+            let position = set.gradient(name).expect("collected from the sections");
+            let all = self.gradient_bound(block, position);
+            let root = storage[gradient.index()];
+            for id in section.graph.ids().filter(|id| storage[id.index()] == root) {
+                bound[id.index()] = Some(all);
+            }
+        }
+    }
+
+    /// A scalar of the step, or an input that a step has once.
+    pub(super) fn scalar(&self, name: &str) -> Bound {
+        if let Some(offset) = self.layout.scalar(self.lowering, name) {
+            return Bound::one(offset, self.values.scalars[name]);
+        }
+        self.input(name, 0).unwrap_or_else(|| unreachable!("no scalar `{name}`"))
+    }
+
+    /// An input of a micro-batch.
+    fn input(&self, name: &str, micro_batch: usize) -> Option<Bound> {
+        let index = self.layout.inputs.iter().position(|input| input.tensor.name == name)?;
+        let places = &self.layout.inputs[index].places;
+        let which = micro_batch.min(places.len() - 1);
+        Some(Bound::one(places[which].0, self.values.inputs[index][which]))
+    }
+}

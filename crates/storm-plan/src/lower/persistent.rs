@@ -1,0 +1,109 @@
+//! Where everything that outlives a step rests between steps.
+
+use super::emit::{Emit, Pieces};
+use super::norm::norm_names;
+use super::residency::Class;
+use crate::decisions::UpdateTime;
+use crate::plan::{Lasting, Place, Tier};
+use storm_graph::{Block, DType, Shape, Tensor, TensorClass};
+
+fn on_device(offset: usize) -> Place {
+    Place { tier: Tier::Device, offset }
+}
+
+fn on_host(offset: usize) -> Place {
+    Place { tier: Tier::Host, offset }
+}
+
+/// A tensor of a block, wherever it rests.
+fn lasting(tensor: Tensor, pieces: Pieces, starts: &[Place], offset: usize) -> Lasting {
+    let places =
+        starts.iter().map(|place| Place { offset: place.offset + offset, ..*place }).collect();
+    let pieces = (0..pieces.count as usize).map(|index| pieces.piece(index)).collect();
+    Lasting { tensor, pieces, places }
+}
+
+impl Emit<'_> {
+    /// Tells the plan what lasts. Called when the last group is emitted.
+    pub(super) fn declare_lasting(&mut self) {
+        let mut all = Vec::new();
+        for block in 0..self.lowering.blocks.count() {
+            self.declare_block(block, &mut all);
+        }
+        if self.decisions.update == UpdateTime::NextStep && self.lowering.task.training.is_some() {
+            let (_, clip) = norm_names(&self.lowering.training().norm);
+            let bound = self.scalar(&clip);
+            all.push(Lasting {
+                tensor: Tensor {
+                    name: clip,
+                    shape: Shape::scalar(),
+                    dtype: DType::F32,
+                    class: TensorClass::Activation,
+                },
+                pieces: vec![bound.first],
+                places: vec![on_device(bound.offset)],
+            });
+        }
+        self.plan.lasting = all;
+    }
+
+    fn declare_block(&self, number: usize, all: &mut Vec<Lasting>) {
+        let block = self.lowering.blocks.get(number);
+        let Block { stage, index } = block;
+        let program = self.lowering.task.program();
+        let (set, slabs) = (&self.lowering.sets[stage], &self.layout.cut.stages[stage]);
+        let full = |name: &str| program.stages()[stage].full_name(index, name);
+
+        let mut weights = Vec::new();
+        if !self.is_pinned(Class::Weights, number) {
+            weights.push(on_host(self.layout.weights[stage].host(index)));
+        }
+        if self.is_there(Class::Weights, number) {
+            weights.push(on_device(self.place(Class::Weights, number)));
+        }
+        for (position, parameter) in set.parameters.iter().enumerate() {
+            let tensor = Tensor { name: full(&parameter.tensor.name), ..parameter.tensor.clone() };
+            let offset = slabs.weights.entries[position].offset;
+            all.push(lasting(tensor, self.values.weights[number][position], &weights, offset));
+        }
+
+        let mut gradients = Vec::new();
+        if self.gradients_leave(number, true) {
+            gradients.push(on_host(self.layout.gradients[stage].host(index)));
+        }
+        if self.is_there(Class::Gradients, number) {
+            gradients.push(on_device(self.place(Class::Gradients, number)));
+        }
+        let states = &self.layout.states[stage];
+        let states = match states.streaming.is_pinned(index) {
+            true => on_device(states.device(index)),
+            false => on_host(states.host(index)),
+        };
+        let trainable: Vec<usize> = set.trainable().collect();
+        for (t, &position) in trainable.iter().enumerate() {
+            let parameter = &set.parameters[position];
+            let shape = &parameter.tensor.shape;
+            let named = |name: String, dtype: DType, class: TensorClass| Tensor {
+                name,
+                shape: shape.clone(),
+                dtype,
+                class,
+            };
+            if self.decisions.update == UpdateTime::NextStep {
+                let name = program.gradient_name(block, &parameter.tensor.name);
+                let tensor = named(name, set.gradients[t].dtype, TensorClass::Gradient);
+                let offset = slabs.gradients.entries[t].offset;
+                all.push(lasting(tensor, self.values.gradients[number][t], &gradients, offset));
+            }
+            for (kind, name) in set.kinds().iter().enumerate() {
+                let state = parameter.state.iter().find(|(known, _)| known == name);
+                let Some(&(_, dtype)) = state else { continue };
+                let name = full(&format!("{}.{name}", parameter.tensor.name));
+                let tensor = named(name, dtype, TensorClass::OptimizerState);
+                let entry = kind * trainable.len() + t;
+                let offset = slabs.states.entries[entry].offset;
+                all.push(lasting(tensor, self.values.states[number][entry], &[states], offset));
+            }
+        }
+    }
+}

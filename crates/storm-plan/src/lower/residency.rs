@@ -1,0 +1,211 @@
+//! Which blocks' weights and gradients are on the device, and until when their memory is in use.
+
+use super::layout::{ClassPlaces, Layout};
+use std::ops::Range;
+
+/// What streams through slots.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    Weights,
+    Gradients,
+}
+
+impl Class {
+    pub(super) const ALL: [Class; 2] = [Class::Weights, Class::Gradients];
+
+    /// Its places, by stage.
+    pub(super) fn places(self, layout: &Layout) -> &[ClassPlaces] {
+        match self {
+            Class::Weights => &layout.weights,
+            Class::Gradients => &layout.gradients,
+        }
+    }
+}
+
+/// Device memory of one block's weights or gradients, used by one block at a time.
+#[derive(Clone, Debug)]
+struct Slot {
+    bytes: Range<usize>,
+    is_pinned: bool,
+    /// The position in its stage of the block whose tensors are there.
+    contents: Option<usize>,
+    /// How many kernels of the segment precede its last use.
+    free_after: usize,
+    /// Other slots with memory in common.
+    overlaps: Vec<usize>,
+}
+
+/// All slots of all stages.
+#[derive(Clone, Debug)]
+pub(super) struct Residency {
+    slots: Vec<Slot>,
+    /// The first slot of each class and stage.
+    first: [Vec<usize>; 2],
+}
+
+impl Residency {
+    pub(super) fn new(layout: &Layout) -> Residency {
+        let mut slots: Vec<Slot> = Vec::new();
+        let first = Class::ALL.map(|class| {
+            let mut first = Vec::new();
+            for places in class.places(layout) {
+                first.push(slots.len());
+                for slot in 0..places.streaming.slots() {
+                    let start = places.slot(slot);
+                    let is_pinned = places.streaming.is_pinned(slot);
+                    slots.push(Slot {
+                        bytes: start..start + places.slot_bytes,
+                        is_pinned,
+                        contents: is_pinned.then_some(slot),
+                        free_after: 0,
+                        overlaps: Vec::new(),
+                    });
+                }
+            }
+            first
+        });
+        let in_ring = |&s: &usize| !slots[s].is_pinned && !slots[s].bytes.is_empty();
+        let in_rings: Vec<usize> = (0..slots.len()).filter(in_ring).collect();
+        for &one in &in_rings {
+            let meets = |&other: &usize| {
+                let (a, b) = (&slots[one].bytes, &slots[other].bytes);
+                other != one && a.start < b.end && b.start < a.end
+            };
+            slots[one].overlaps = in_rings.iter().copied().filter(meets).collect();
+        }
+        Residency { slots, first }
+    }
+
+    fn slot(&self, class: Class, stage: usize, places: &ClassPlaces, index: usize) -> usize {
+        self.first[class as usize][stage] + places.streaming.slot(index)
+    }
+
+    /// Gives a block its slot. After how many kernels its tensors may come in; none if they are there.
+    pub(super) fn enter(
+        &mut self,
+        layout: &Layout,
+        class: Class,
+        stage: usize,
+        index: usize,
+    ) -> Option<usize> {
+        let slot = self.slot(class, stage, &class.places(layout)[stage], index);
+        if self.slots[slot].contents == Some(index) {
+            return None;
+        }
+        let mut after = self.slots[slot].free_after;
+        for position in 0..self.slots[slot].overlaps.len() {
+            let other = self.slots[slot].overlaps[position];
+            self.slots[other].contents = None;
+            after = after.max(self.slots[other].free_after);
+        }
+        self.slots[slot].contents = Some(index);
+        Some(after)
+    }
+
+    /// Whether the tensors of a block are on the device.
+    pub(super) fn is_there(
+        &self,
+        layout: &Layout,
+        class: Class,
+        stage: usize,
+        index: usize,
+    ) -> bool {
+        let slot = self.slot(class, stage, &class.places(layout)[stage], index);
+        self.slots[slot].contents == Some(index)
+    }
+
+    /// Notes that a block's tensors are in use until the kernel at `position`.
+    pub(super) fn touch(
+        &mut self,
+        layout: &Layout,
+        class: Class,
+        stage: usize,
+        index: usize,
+        position: usize,
+    ) {
+        let slot = self.slot(class, stage, &class.places(layout)[stage], index);
+        self.slots[slot].free_after = position;
+    }
+
+    /// Whether other stages use the memory of a block's slot.
+    pub(super) fn is_shared(
+        &self,
+        layout: &Layout,
+        class: Class,
+        stage: usize,
+        index: usize,
+    ) -> bool {
+        let slot = self.slot(class, stage, &class.places(layout)[stage], index);
+        !self.slots[slot].overlaps.is_empty()
+    }
+
+    /// Whether two slots are one or have memory in common.
+    pub(super) fn meet(
+        &self,
+        layout: &Layout,
+        one: (Class, usize, usize),
+        other: (Class, usize, usize),
+    ) -> bool {
+        let [one, other] = [one, other].map(|(class, stage, index)| {
+            self.slot(class, stage, &class.places(layout)[stage], index)
+        });
+        one == other || self.slots[one].overlaps.contains(&other)
+    }
+
+    /// What is in the rings: class, stage and position in it.
+    pub(super) fn in_rings(&self) -> Vec<(Class, usize, usize)> {
+        let mut found = Vec::new();
+        for class in Class::ALL {
+            let first = &self.first[class as usize];
+            for (stage, &start) in first.iter().enumerate() {
+                let next = first.get(stage + 1).copied();
+                let end = next.unwrap_or(match class {
+                    Class::Weights => self.first[Class::Gradients as usize][0],
+                    Class::Gradients => self.slots.len(),
+                });
+                let slots = self.slots[start..end].iter().filter(|slot| !slot.is_pinned);
+                found.extend(slots.filter_map(|slot| Some((class, stage, slot.contents?))));
+            }
+        }
+        found
+    }
+
+    /// Positions are counted from the start of a segment.
+    pub(super) fn begin_segment(&mut self) {
+        for slot in &mut self.slots {
+            slot.free_after = 0;
+        }
+    }
+}
+
+/// Slots that are taken in turn.
+#[derive(Clone, Debug)]
+pub(super) struct Turns {
+    next: usize,
+    free_after: Vec<usize>,
+}
+
+impl Turns {
+    pub(super) fn new(slots: usize) -> Turns {
+        Turns { next: 0, free_after: vec![0; slots.max(1)] }
+    }
+
+    pub(super) fn next(&mut self) -> usize {
+        let slot = self.next % self.free_after.len();
+        self.next += 1;
+        slot
+    }
+
+    pub(super) fn free_after(&self, slot: usize) -> usize {
+        self.free_after[slot]
+    }
+
+    pub(super) fn touch(&mut self, slot: usize, position: usize) {
+        self.free_after[slot] = position;
+    }
+
+    pub(super) fn begin_segment(&mut self) {
+        self.free_after.fill(0);
+        self.next = 0;
+    }
+}

@@ -1,0 +1,194 @@
+//! Copies of weights and gradients that stream through rings.
+
+use super::emit::{Emit, Ends};
+use super::residency::Class;
+use super::slab::{CopyRun, Slab};
+use storm_graph::Block;
+
+pub(super) fn all_runs(slab: &Slab) -> Vec<CopyRun> {
+    slab.runs(0..slab.entries.len())
+}
+
+/// Which of a block's gradients.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Gradients {
+    /// Those of its own parameters: all that lasts beyond a step.
+    Own,
+    /// Its parts of the gradients of tied parameters, too.
+    All,
+}
+
+impl Emit<'_> {
+    pub(super) fn slab(&self, class: Class, stage: usize) -> &Slab {
+        match class {
+            Class::Weights => &self.layout.cut.stages[stage].weights,
+            Class::Gradients => &self.layout.cut.stages[stage].gradients,
+        }
+    }
+
+    /// Where a block's weights or gradients are on the device, while they are.
+    pub(super) fn place(&self, class: Class, block: usize) -> usize {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        class.places(&self.layout)[stage].device(index)
+    }
+
+    fn ends(&self, class: Class, block: usize) -> Ends {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        let places = &class.places(&self.layout)[stage];
+        Ends { device: places.device(index), host: places.host(index) }
+    }
+
+    fn pieces(&self, class: Class, block: usize) -> Vec<super::emit::Pieces> {
+        match class {
+            Class::Weights => self.values.weights[block].clone(),
+            Class::Gradients => self.values.gradients[block].clone(),
+        }
+    }
+
+    pub(super) fn is_pinned(&self, class: Class, block: usize) -> bool {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        class.places(&self.layout)[stage].streaming.is_pinned(index)
+    }
+
+    /// Gives a block its slot; after how many kernels its tensors may come in, or none if they are there.
+    pub(super) fn enter(&mut self, class: Class, block: usize) -> Option<usize> {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        self.residency.enter(&self.layout, class, stage, index)
+    }
+
+    /// Whether a block's tensors are on the device now.
+    pub(super) fn is_there(&self, class: Class, block: usize) -> bool {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        self.residency.is_there(&self.layout, class, stage, index)
+    }
+
+    /// Notes that a block's tensors were in use up to now.
+    pub(super) fn touch(&mut self, class: Class, block: usize) {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        let now = self.position();
+        self.residency.touch(&self.layout, class, stage, index, now);
+    }
+
+    /// Brings a block's own weights in unless they are there.
+    pub(super) fn fetch_own_weights(&mut self, block: usize) {
+        let class = Class::Weights;
+        if let Some(after) = self.enter(class, block) {
+            let runs = all_runs(self.slab(class, self.lowering.blocks.get(block).stage));
+            let (pieces, ends) = (self.pieces(class, block), self.ends(class, block));
+            self.bring_runs(after, &runs, &pieces, ends);
+        }
+    }
+
+    /// Blocks whose weights a block reads: its own, and those that own its tied parameters.
+    pub(super) fn weight_blocks(&self, block: usize) -> Vec<usize> {
+        let blocks = &self.lowering.blocks;
+        let Block { stage, index } = blocks.get(block);
+        let owner = |&owner: &usize| match owner == stage {
+            true => blocks.number(stage, index),
+            // Only stages that run once share their parameters.
+            false => blocks.number(owner, 0),
+        };
+        blocks.weight_owners[stage].iter().map(owner).collect()
+    }
+
+    /// Brings in all weights that a block reads.
+    pub(super) fn fetch_weights(&mut self, block: usize) {
+        for owner in self.weight_blocks(block) {
+            self.fetch_own_weights(owner);
+        }
+    }
+
+    /// Notes that a block has read its weights up to now.
+    pub(super) fn touch_weights(&mut self, block: usize) {
+        for owner in self.weight_blocks(block) {
+            self.touch(Class::Weights, owner);
+        }
+    }
+
+    /// Brings in what one group of a block's updates needs, unless it is there. All groups of a block are
+    /// updated in a row; each fetches its own part, so that the first need not wait for the last.
+    pub(super) fn fetch_for_update(
+        &mut self,
+        block: usize,
+        pieces: &[(usize, usize)],
+        group: usize,
+        not_before: usize,
+    ) {
+        if group == 0 {
+            self.arriving = Class::ALL.map(|class| self.enter(class, block));
+        }
+        let stage = self.lowering.blocks.get(block).stage;
+        let set = &self.lowering.sets[stage];
+        let trainable: Vec<usize> = set.trainable().collect();
+        if let Some(after) = self.arriving[Class::Weights as usize] {
+            let mut wanted: Vec<(usize, usize)> =
+                pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
+            if group == 0 {
+                // What is not updated comes with the first group.
+                let frozen = (0..set.parameters.len()).filter(|p| !trainable.contains(p));
+                let slab = self.slab(Class::Weights, stage);
+                let pieces_of = |p: usize| slab.entries[p].pieces.len();
+                wanted.extend(frozen.flat_map(|p| (0..pieces_of(p)).map(move |piece| (p, piece))));
+                wanted.sort_unstable();
+            }
+            self.bring_pieces(Class::Weights, block, wanted, after.max(not_before));
+        }
+        if let Some(after) = self.arriving[Class::Gradients as usize] {
+            let wanted = pieces.to_vec();
+            self.bring_pieces(Class::Gradients, block, wanted, after.max(not_before));
+        }
+    }
+
+    fn bring_pieces(
+        &mut self,
+        class: Class,
+        block: usize,
+        wanted: Vec<(usize, usize)>,
+        after: usize,
+    ) {
+        let stage = self.lowering.blocks.get(block).stage;
+        let runs = self.slab(class, stage).runs_of(wanted.into_iter());
+        let (pieces, ends) = (self.pieces(class, block), self.ends(class, block));
+        self.bring_runs(after, &runs, &pieces, ends);
+    }
+
+    /// Takes a block's gradients out.
+    pub(super) fn write_back_gradients(&mut self, block: usize, which: Gradients) {
+        let runs = self.gradient_runs(block, which);
+        let ends = self.ends(Class::Gradients, block);
+        let pieces = self.pieces(Class::Gradients, block);
+        self.send_runs(&runs, &pieces, ends);
+    }
+
+    /// Brings a block's gradients in unless they are there.
+    pub(super) fn fetch_gradients(&mut self, block: usize, which: Gradients) {
+        if let Some(after) = self.enter(Class::Gradients, block) {
+            let runs = self.gradient_runs(block, which);
+            let ends = self.ends(Class::Gradients, block);
+            let pieces = self.pieces(Class::Gradients, block);
+            self.bring_runs(after, &runs, &pieces, ends);
+        }
+    }
+
+    fn gradient_runs(&self, block: usize, which: Gradients) -> Vec<CopyRun> {
+        let stage = self.lowering.blocks.get(block).stage;
+        let set = &self.lowering.sets[stage];
+        let entries = match which {
+            Gradients::All => set.gradients.len(),
+            Gradients::Own => set.trainable().count(),
+        };
+        self.slab(Class::Gradients, stage).runs(0..entries)
+    }
+
+    /// Takes pieces of a block's weights out, unless they stay on the device.
+    pub(super) fn write_back_weights(&mut self, block: usize, pieces: &[(usize, usize)]) {
+        let class = Class::Weights;
+        if self.is_pinned(class, block) {
+            return;
+        }
+        let slab = self.slab(class, self.lowering.blocks.get(block).stage);
+        let runs = slab.runs_of(pieces.iter().copied());
+        let (values, ends) = (self.pieces(class, block), self.ends(class, block));
+        self.send_runs(&runs, &values, ends);
+    }
+}

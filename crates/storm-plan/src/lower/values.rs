@@ -1,0 +1,208 @@
+//! The values of everything that is not a temporary.
+
+use super::Lowering;
+use super::emit::Pieces;
+use super::layout::{ActivationSlab, Layout};
+use super::slab::Slab;
+use crate::Decisions;
+use crate::plan::{Plan, Value, ValueId};
+use std::collections::BTreeMap;
+use storm_graph::{Block, TensorClass};
+
+pub(super) struct Values {
+    /// By input and micro-batch.
+    pub(super) inputs: Vec<Vec<ValueId>>,
+    pub(super) scalars: BTreeMap<String, ValueId>,
+    /// By result and micro-batch.
+    pub(super) results: Vec<Vec<ValueId>>,
+    /// By block and slab entry.
+    pub(super) weights: Vec<Vec<Pieces>>,
+    pub(super) gradients: Vec<Vec<Pieces>>,
+    pub(super) states: Vec<Vec<Pieces>>,
+    /// By block, micro-batch and slab entry.
+    pub(super) kept: Vec<Vec<Vec<Pieces>>>,
+    pub(super) offloaded: Vec<Vec<Vec<Pieces>>>,
+    /// What blocks take from the block before, by block, micro-batch and slab entry.
+    pub(super) seams: Vec<Vec<Vec<Pieces>>>,
+    /// Their gradients.
+    pub(super) carries: Vec<Vec<Vec<ValueId>>>,
+    /// A tensor that goes around blocks and its gradient, by skip and micro-batch.
+    pub(super) skips: Vec<Vec<(ValueId, ValueId)>>,
+    pub(super) exports: Vec<BTreeMap<String, ValueId>>,
+}
+
+pub(super) fn push_value(
+    plan: &mut Plan,
+    name: String,
+    size_bytes: usize,
+    class: TensorClass,
+) -> ValueId {
+    plan.values.push(Value { name, size_bytes, class });
+    ValueId(plan.values.len() as u32 - 1)
+}
+
+fn push_pieces(plan: &mut Plan, name: &str, sizes: &[usize], class: TensorClass) -> Pieces {
+    let first = ValueId(plan.values.len() as u32);
+    for (index, &size) in sizes.iter().enumerate() {
+        let name =
+            if sizes.len() == 1 { name.to_owned() } else { format!("{name} (part {index})") };
+        push_value(plan, name, size, class);
+    }
+    Pieces { first, count: sizes.len() as u32 }
+}
+
+impl Values {
+    pub(super) fn new(
+        plan: &mut Plan,
+        lowering: &Lowering<'_>,
+        decisions: &Decisions,
+        layout: &Layout,
+    ) -> Values {
+        let group = decisions.group;
+        let f32_bytes = 4;
+        let activation = TensorClass::Activation;
+        let mut inputs = Vec::new();
+        for input in &layout.inputs {
+            let (bytes, name) = (input.tensor.size_bytes(), &input.tensor.name);
+            let value = |m| push_value(plan, numbered(name, m), bytes, TensorClass::Input);
+            inputs.push((0..input.places.len()).map(value).collect());
+        }
+        let scalars = (lowering.shared.scalars.keys())
+            .map(|name| (name.clone(), push_value(plan, name.clone(), f32_bytes, activation)))
+            .collect();
+        let mut results = Vec::new();
+        for result in &lowering.shared.results {
+            let (bytes, name) = (result.tensor.size_bytes(), &result.tensor.name);
+            let value = |m| push_value(plan, numbered(name, m), bytes, activation);
+            results.push((0..group).map(value).collect());
+        }
+        let mut values = Values {
+            inputs,
+            scalars,
+            results,
+            weights: Vec::new(),
+            gradients: Vec::new(),
+            states: Vec::new(),
+            kept: Vec::new(),
+            offloaded: Vec::new(),
+            seams: Vec::new(),
+            carries: Vec::new(),
+            skips: Vec::new(),
+            exports: Vec::new(),
+        };
+        for block in 0..lowering.blocks.count() {
+            values.push_parameters(plan, lowering, layout, block);
+        }
+        for block in 0..lowering.blocks.count() {
+            values.push_activations(plan, lowering, layout, block, group);
+        }
+        for skip in &lowering.blocks.skips {
+            let (bytes, name) = (skip.tensor.size_bytes(), &skip.tensor.name);
+            let mut value = |name: String| push_value(plan, name, bytes, activation);
+            let mut pair =
+                |m| (value(numbered(name, m)), value(numbered(&format!("{name}.grad"), m)));
+            values.skips.push((0..group).map(&mut pair).collect());
+        }
+        for m in 0..group {
+            let mut exports = BTreeMap::new();
+            for section in lowering.task.program().templates() {
+                for (name, id) in &section.exports {
+                    let bytes = section.graph.tensor(*id).size_bytes();
+                    let value = push_value(plan, numbered(name, m), bytes, activation);
+                    exports.insert(name.clone(), value);
+                }
+            }
+            values.exports.push(exports);
+        }
+        values
+    }
+
+    fn push_parameters(
+        &mut self,
+        plan: &mut Plan,
+        lowering: &Lowering<'_>,
+        layout: &Layout,
+        number: usize,
+    ) {
+        let block = lowering.blocks.get(number);
+        let program = lowering.task.program();
+        let full = |name: &str| program.stages()[block.stage].full_name(block.index, name);
+        let (set, slabs) = (&lowering.sets[block.stage], &layout.cut.stages[block.stage]);
+        let mut weights = Vec::new();
+        for (parameter, entry) in set.parameters.iter().zip(&slabs.weights.entries) {
+            let name = full(&parameter.tensor.name);
+            weights.push(push_pieces(plan, &name, &entry.pieces, parameter.tensor.class));
+        }
+        let mut gradients = Vec::new();
+        for (gradient, entry) in set.gradients.iter().zip(&slabs.gradients.entries) {
+            let name = program.gradient_name(block, &gradient.name);
+            gradients.push(push_pieces(plan, &name, &entry.pieces, TensorClass::Gradient));
+        }
+        let mut states = Vec::new();
+        let mut entries = slabs.states.entries.iter();
+        for kind in set.kinds() {
+            for (parameter, entry) in set.trainable().zip(&mut entries) {
+                let name = full(&set.parameters[parameter].tensor.name);
+                let name = format!("{name}.{kind}");
+                let class = TensorClass::OptimizerState;
+                states.push(push_pieces(plan, &name, &entry.pieces, class));
+            }
+        }
+        self.weights.push(weights);
+        self.gradients.push(gradients);
+        self.states.push(states);
+    }
+
+    fn push_activations(
+        &mut self,
+        plan: &mut Plan,
+        lowering: &Lowering<'_>,
+        layout: &Layout,
+        number: usize,
+        group: usize,
+    ) {
+        let Block { stage, index } = lowering.blocks.get(number);
+        let program = lowering.task.program();
+        let (section, s) = (program.section(stage), &program.stages()[stage]);
+        let class = TensorClass::Activation;
+        let mut slab_values = |slab: &ActivationSlab| -> Vec<Vec<Pieces>> {
+            let mut of_block = Vec::new();
+            for m in 0..group {
+                let mut pieces = Vec::new();
+                for (&(_, id), entry) in slab.tensors.iter().zip(&slab.slab.entries) {
+                    let name = s.full_name(index, &section.graph.tensor(id).name);
+                    pieces.push(push_pieces(plan, &numbered(&name, m), &entry.pieces, class));
+                }
+                of_block.push(pieces);
+            }
+            of_block
+        };
+        self.kept.push(slab_values(&layout.kept_slabs[number]));
+        self.offloaded.push(slab_values(&layout.offloaded_slabs[number]));
+        let seam = &lowering.blocks.seams[number];
+        let slab: &Slab = &seam.slab;
+        let name = |input: usize, m: usize, suffix: &str| {
+            let carried = &section.carried_in[input].name;
+            numbered(&s.full_name(index, &format!("input.{carried}{suffix}")), m)
+        };
+        let entries = || seam.tensors.iter().zip(&slab.entries);
+        let (mut seams, mut carries) = (Vec::new(), Vec::new());
+        for m in 0..group {
+            let pieces = |(&(input, _), entry): (&(usize, usize), &super::slab::Entry)| {
+                push_pieces(plan, &name(input, m, ""), &entry.pieces, class)
+            };
+            seams.push(entries().map(pieces).collect());
+            let carry = |(&(input, _), entry): (&(usize, usize), &super::slab::Entry)| {
+                push_value(plan, name(input, m, ".grad"), entry.size_bytes, class)
+            };
+            carries.push(entries().map(carry).collect());
+        }
+        self.seams.push(seams);
+        self.carries.push(carries);
+    }
+}
+
+/// `name` of a micro-batch of the group.
+fn numbered(name: &str, micro_batch: usize) -> String {
+    format!("{name}[{micro_batch}]")
+}
