@@ -1,7 +1,7 @@
 use crate::cuda::CudaError;
 use crate::placed::tensor_name;
 use storm_graph::DType;
-use storm_plan::{InstructionId, Plan};
+use storm_plan::{InstructionId, Plan, Tier};
 
 /// Why a device refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -14,6 +14,12 @@ pub enum DeviceError {
     OutOfMemory {
         /// What was asked for.
         bytes: usize,
+    },
+    /// A plan that takes memory of a tier which the device does not have.
+    #[error("this device has no {tier} memory: plan for its own memory and the host's")]
+    NoTier {
+        /// Which.
+        tier: Tier,
     },
     /// From the GPU, its driver or its libraries.
     #[error(transparent)]

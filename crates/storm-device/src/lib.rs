@@ -26,6 +26,6 @@ pub use error::DeviceError;
 pub use host_buffer::HostBuffer;
 pub use mapped::{Access, MapError, MappedFile};
 pub use null::{NullDevice, NullOptions};
-pub use plan_device::{MemoryTaken, PlanDevice};
+pub use plan_device::PlanDevice;
 pub use scalar::{Scalar, bytes_of, bytes_of_mut};
 pub use spans::{Span, Trace, WaitedFor};

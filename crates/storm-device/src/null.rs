@@ -3,11 +3,11 @@
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Span, Trace, WaitedFor};
-use crate::{DeviceError, MemoryTaken, PlanDevice};
+use crate::{DeviceError, PlanDevice};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{
-    CheckedPlan, HardwareProfile, InstructionId, Place, Plan, Queue, SegmentId, Tier,
+    CheckedPlan, HardwareProfile, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier,
     instruction_seconds,
 };
 
@@ -89,10 +89,7 @@ impl NullDevice {
 
     fn check_place(&self, place: Place, bytes: usize) -> Result<(), DeviceError> {
         let Place { tier, offset } = place;
-        let capacity = match tier {
-            Tier::Device => self.plan.device_bytes,
-            Tier::Host => self.plan.host_bytes,
-        };
+        let capacity = self.plan.bytes[tier];
         let end = offset.saturating_add(bytes);
         if end <= capacity {
             return Ok(());
@@ -180,14 +177,14 @@ impl PlanDevice for NullDevice {
         layer: u16,
     ) -> Result<(), DeviceError> {
         self.synchronize()?;
-        let capacity = self.plan.device_bytes;
+        let capacity = self.plan.bytes[Tier::DEVICE];
         PlacedNode::new(capacity, Self::ALIGNMENT, graph, node, place, layer)?;
         Ok(())
     }
 
     /// What the plan would take.
-    fn memory_taken(&self) -> MemoryTaken {
-        MemoryTaken { device_bytes: self.plan.device_bytes, host_bytes: self.plan.host_bytes }
+    fn memory_taken(&self) -> PerTier<usize> {
+        self.plan.bytes
     }
 
     fn identity(&self) -> String {

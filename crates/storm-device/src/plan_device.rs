@@ -1,7 +1,7 @@
 use crate::{DeviceError, HostBuffer, Trace};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{CheckedPlan, Place, SegmentId};
+use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 
 /// What runs a checked plan: memory in every tier of exactly the plan's size, and queues that run
 /// beside each other and beside the host.
@@ -110,15 +110,15 @@ pub trait PlanDevice: Sized {
         layer: u16,
     ) -> Result<(), DeviceError>;
 
-    /// What is taken in each tier; it does not change after [`PlanDevice::commit`].
-    fn memory_taken(&self) -> MemoryTaken;
+    /// Bytes that are held for the plan; that does not change after [`PlanDevice::commit`].
+    fn memory_taken(&self) -> PerTier<usize>;
 
     /// Device memory that the process holds now, as the driver counts it where there is one.
     ///
     /// # Errors
     /// From the driver.
     fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
-        Ok(self.memory_taken().device_bytes as u64)
+        Ok(self.memory_taken()[Tier::DEVICE] as u64)
     }
 
     /// Device memory that nobody holds; none if the device's memory is its own.
@@ -143,13 +143,4 @@ pub trait PlanDevice: Sized {
     /// # Errors
     /// Of anything that was given out.
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError>;
-}
-
-/// Bytes that a device holds for a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryTaken {
-    /// Of device memory.
-    pub device_bytes: usize,
-    /// Of host memory that the queues copy from and to.
-    pub host_bytes: usize,
 }

@@ -10,7 +10,7 @@ use storm_device::{
 };
 use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 use storm_plan::{
-    CheckedPlan, Direction, Instruction, InstructionId, MemoryBudget, Place, Plan, Queue, Run,
+    CheckedPlan, Direction, Instruction, InstructionId, PerTier, Place, Plan, Queue, Run,
     SegmentId, Tier, check,
 };
 use tiny_plan::{
@@ -206,7 +206,7 @@ fn check_fault(fault: Fault) {
     let mut values = vec![0.0f32; ELEMENTS];
     assert_eq!(device.write_input(X_INPUTS[0], bytes_of(&values)), again);
     assert_eq!(device.read_result(NORM_RESULT, bytes_of_mut(&mut values)), again);
-    let place = Place { tier: Tier::Host, offset: 0 };
+    let place = Place { tier: Tier::HOST, offset: 0 };
     assert_eq!(device.write(place, bytes_of(&values)), again);
     assert_eq!(device.read(place, bytes_of_mut(&mut values)), again);
     assert_eq!(device.trace().map(|_| ()), again);
@@ -229,7 +229,7 @@ fn a_panic_in_a_kernel_is_named() {
     let store = builder.copy(rows, Direction::ToHost, (2, 1), &[look_up]);
     let segment = builder.segment("all");
     builder.plan.step = vec![Run { segment, times: 1 }];
-    builder.lasting(table, &[(Tier::Device, 0)]);
+    builder.lasting(table, &[(Tier::DEVICE, 0)]);
     builder.input(ids, None, 0, &[fetch]);
     builder.result(rows, None, 1, &[store]);
 
@@ -237,7 +237,7 @@ fn a_panic_in_a_kernel_is_named() {
     let mut device = commit(builder.checked(3, 2), options);
     let mut result = vec![0.0f32; ELEMENTS];
     let mut ids: Vec<i32> = (0..ELEMENTS as i32).rev().collect();
-    device.write(Place { tier: Tier::Device, offset: 0 }, bytes_of(&numbers(1))).unwrap();
+    device.write(Place { tier: Tier::DEVICE, offset: 0 }, bytes_of(&numbers(1))).unwrap();
     device.write_input(0, bytes_of(&ids)).unwrap();
     device.issue(segment).unwrap();
     device.read_result(0, bytes_of_mut(&mut result)).unwrap();
@@ -292,7 +292,7 @@ fn sizes_and_places_are_checked() {
         error.to_string().contains("81920 bytes do not fit `norm`, which has 80000"),
         "{error}"
     );
-    for (tier, slots) in [(Tier::Device, 8), (Tier::Host, 10)] {
+    for (tier, slots) in [(Tier::DEVICE, 8), (Tier::HOST, 10)] {
         let last = Place { tier, offset: (slots - 1) * SLOT };
         device.write(last, &bytes).unwrap();
         let beyond = Place { tier, offset: last.offset + 1 };
@@ -301,14 +301,14 @@ fn sizes_and_places_are_checked() {
         assert!(refused(device.read(beyond, &mut bytes)));
     }
     let taken = device.memory_taken();
-    assert_eq!((taken.device_bytes, taken.host_bytes), (8 * SLOT, 10 * SLOT));
+    assert_eq!(taken, PerTier::new(8 * SLOT, 10 * SLOT));
 }
 
 #[test]
 fn memory_that_cannot_be_had_is_an_error() {
     let device_bytes = isize::MAX as usize - SLOT;
-    let plan = Plan { device_bytes, ..Plan::default() };
-    let plan = check(plan, MemoryBudget { device_bytes, host_bytes: 0 }).unwrap();
+    let bytes = PerTier::new(device_bytes, 0);
+    let plan = check(Plan { bytes, ..Plan::default() }, bytes).unwrap();
     let error = CpuPlanDevice::commit(Arc::new(plan), CpuPlanOptions::default()).unwrap_err();
     assert_eq!(error, DeviceError::OutOfMemory { bytes: device_bytes });
 }
@@ -325,16 +325,16 @@ fn nodes_run_alone() {
     let place = |id: TensorId| if id == x { 0 } else { 5 * SLOT };
     device.run_alone(&graph, &graph.nodes()[0], place, 0).unwrap();
     let mut halves = vec![0.0f32; ELEMENTS];
-    let at = Place { tier: Tier::Device, offset: 5 * SLOT };
+    let at = Place { tier: Tier::DEVICE, offset: 5 * SLOT };
     device.read(at, bytes_of_mut(&mut halves)).unwrap();
     assert_eq!(halves, numbers(3).iter().map(|x| x / 2.0).collect::<Vec<_>>());
 
     let (graph, place) = embedding();
-    device.write(Place { tier: Tier::Device, offset: SLOT }, bytes_of(&[99i32, 0])).unwrap();
+    device.write(Place { tier: Tier::DEVICE, offset: SLOT }, bytes_of(&[99i32, 0])).unwrap();
     let error = device.run_alone(&graph, &graph.nodes()[0], place, 0).unwrap_err();
     let text = error.to_string();
     assert!(text.starts_with("Embedding `rows` failed in the compute queue"), "{text}");
-    device.write(Place { tier: Tier::Device, offset: SLOT }, bytes_of(&[1i32, 0])).unwrap();
+    device.write(Place { tier: Tier::DEVICE, offset: SLOT }, bytes_of(&[1i32, 0])).unwrap();
     device.run_alone(&graph, &graph.nodes()[0], place, 0).unwrap();
 }
 

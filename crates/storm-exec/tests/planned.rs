@@ -12,7 +12,7 @@ use storm_exec::trace::{
 };
 use storm_exec::{ExecError, Feed, Planned};
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass};
-use storm_plan::{Direction, HardwareProfile, Instruction, Plan, Queue, Tier, simulate};
+use storm_plan::{Direction, HardwareProfile, Instruction, PerTier, Plan, Queue, Tier, simulate};
 use tiny_plan::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, SHIFT_INPUT, SLOT, StepResults, X_INPUTS,
     numbers, parameter, tiny_plan,
@@ -200,7 +200,7 @@ fn lasting_tensors_are_made_on_the_device() {
     planned.initialize("w", &sum("m", "three"), 0, &given).unwrap();
     let w = add(&read(&mut planned, "m"), &three);
     let places = planned.plan().lasting[0].places.clone();
-    assert_eq!(places.iter().map(|p| p.tier).collect::<Vec<_>>(), [Tier::Device, Tier::Host]);
+    assert_eq!(places.iter().map(|p| p.tier).collect::<Vec<_>>(), [Tier::DEVICE, Tier::HOST]);
     assert_eq!(read(&mut planned, "w"), w);
     let mut plain = Plain { w, m: read(&mut planned, "m") };
     assert_eq!(read(&mut planned, "gradient"), numbers(1));
@@ -282,9 +282,9 @@ fn a_summary_says_what_was_hidden_and_what_was_not() {
     assert_eq!(find(Direction::ToDevice, TensorClass::OptimizerState).hidden_share(), 1.0);
 
     // Two tensors that last and up to five at work, of eight slots.
-    assert!(summary.device_peak_bytes <= 7 * ELEMENTS * 4 && summary.device_peak_bytes > 0);
+    assert!((1..=7 * ELEMENTS * 4).contains(&summary.peak_bytes[Tier::DEVICE]));
     // Everything but one of the two tensors that go to the host and back.
-    assert_eq!(summary.host_peak_bytes, 9 * ELEMENTS * 4);
+    assert_eq!(summary.peak_bytes[Tier::HOST], 9 * ELEMENTS * 4);
     let resting = occupancy(plan, &trace)[0].bytes;
     assert_eq!(resting, 2 * ELEMENTS * 4);
     assert!(resting < SLOT * 8);
@@ -347,8 +347,10 @@ fn report(plan: &Plan, trace: &Trace, title: &str) -> (String, serde_json::Value
     let facts = ReportFacts {
         title: title.to_owned(),
         rows: vec![("speed".to_owned(), title.to_owned())],
-        device: TierLimits { budget_bytes: 10 << 20, beside_plan_bytes: 1 << 20 },
-        host: TierLimits { budget_bytes: 20 << 20, beside_plan_bytes: 0 },
+        limits: PerTier::new(
+            TierLimits { budget_bytes: 10 << 20, beside_plan_bytes: 1 << 20 },
+            TierLimits { budget_bytes: 20 << 20, beside_plan_bytes: 0 },
+        ),
     };
     let mut page = Vec::new();
     write_html(plan, trace, &facts, &mut page).unwrap();
@@ -380,7 +382,7 @@ fn a_report_shows_what_the_trace_holds() {
     assert_eq!(column(&data["stalls"], "length").sum::<i64>(), stalled as i64);
     assert_eq!(data["segments"]["name"].as_array().unwrap().len(), 2 + REPETITIONS);
     for (tier, peak_bytes) in
-        [summary.device_peak_bytes, summary.host_peak_bytes].iter().enumerate()
+        [Tier::DEVICE, Tier::HOST].map(|tier| summary.peak_bytes[tier]).iter().enumerate()
     {
         let in_use = column(&data["memory"][tier], "change").scan(0, |bytes, change| {
             *bytes += change;

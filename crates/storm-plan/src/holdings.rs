@@ -1,6 +1,7 @@
 //! What a plan holds where and what a step moves, by kind of tensor.
 
-use crate::plan::{Copy, Direction, Plan, Region, Tier, Work};
+use crate::plan::{Copy, Direction, Plan, Region, Work};
+use crate::tier::{PerTier, Tier};
 use serde::Serialize;
 
 /// Tensors that people think of as one thing.
@@ -49,15 +50,13 @@ impl TensorKind {
     }
 }
 
-/// Bytes of one kind in both tiers, and what a step moves of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// Bytes of one kind in every tier, and what a step moves of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Of what.
     pub kind: TensorKind,
-    /// On the device, all the time.
-    pub device_bytes: u64,
-    /// In host memory, all the time.
-    pub host_bytes: u64,
+    /// Where it lies, all the time.
+    pub bytes: PerTier<u64>,
     /// Into the device, per step.
     pub h2d_bytes: u64,
     /// Out of the device, per step.
@@ -70,19 +69,14 @@ impl Plan {
     pub fn holdings(&self) -> Vec<Holding> {
         let mut holdings = TensorKind::ALL.map(|kind| Holding {
             kind,
-            device_bytes: 0,
-            host_bytes: 0,
+            bytes: PerTier::default(),
             h2d_bytes: 0,
             d2h_bytes: 0,
         });
         for region in &self.regions {
-            let holding = &mut holdings[region.kind as usize];
-            match region.tier {
-                Tier::Device => holding.device_bytes += region.bytes as u64,
-                Tier::Host => holding.host_bytes += region.bytes as u64,
-            }
+            holdings[region.kind as usize].bytes[region.tier] += region.bytes as u64;
         }
-        let mut host: Vec<&Region> = self.regions.iter().filter(|r| r.tier == Tier::Host).collect();
+        let mut host: Vec<&Region> = self.regions.iter().filter(|r| r.tier == Tier::HOST).collect();
         host.sort_by_key(|region| region.start);
         for run in &self.step {
             let instructions = self.segment(run.segment).instructions.clone();

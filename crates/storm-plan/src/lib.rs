@@ -12,6 +12,7 @@ mod estimate;
 mod holdings;
 mod lower;
 mod pack;
+mod per;
 mod plan;
 mod profile;
 mod profiles;
@@ -21,10 +22,11 @@ pub mod saved;
 mod search;
 mod simulate;
 mod task;
+mod tier;
 mod too_small;
 
 pub use bottleneck::Bottleneck;
-pub use check::{Actor, CheckError, CheckedPlan, Found, MemoryBudget, Spot, check, verify};
+pub use check::{Actor, CheckError, CheckedPlan, Found, Spot, check, verify};
 pub use decisions::{
     Decisions, PIECE_ELEMENTS, RingMemory, StageDecisions, Storage, Streaming, UpdateTime,
 };
@@ -34,7 +36,7 @@ pub use lower::Lowering;
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
 pub use plan::{
     Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Place,
-    Plan, PlanResult, Queue, Region, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
+    Plan, PlanResult, Queue, Region, Run, Segment, SegmentId, Value, ValueId, Work,
 };
 pub use profile::{
     AttentionPoint, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile, ProfileError,
@@ -49,4 +51,5 @@ pub use simulate::{
     simulate_with_timeline,
 };
 pub use task::{SavedUnit, Task, TrainingGraphs, UpdateRule};
+pub use tier::{PerTier, Tier};
 pub use too_small::TooSmall;

@@ -8,6 +8,7 @@
 //! repeated: planning and checking do not grow with the accumulation count.
 
 use crate::TensorKind;
+use crate::tier::{PerTier, Tier};
 use serde::Serialize;
 use std::ops::Range;
 use storm_graph::{Graph, Tensor, TensorClass, work};
@@ -40,15 +41,6 @@ impl Queue {
             Queue::DeviceToHost => "device to host",
         }
     }
-}
-
-/// A kind of memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub enum Tier {
-    /// The device's own block.
-    Device,
-    /// Pinned memory of the host.
-    Host,
 }
 
 /// A position in [`Plan::values`].
@@ -104,7 +96,7 @@ impl InstructionId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct SegmentId(pub u32);
 
-/// One node of a graph over given addresses.
+/// One node of a graph over given addresses in the tier that kernels work in.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compute {
     /// The graph.
@@ -289,15 +281,20 @@ pub struct Plan {
     pub inputs: Vec<Input>,
     /// What the host reads.
     pub results: Vec<PlanResult>,
-    /// Size of the device block.
-    pub device_bytes: usize,
-    /// Size of the pinned host memory.
-    pub host_bytes: usize,
+    /// Size of the memory that it takes.
+    pub bytes: PerTier<usize>,
     /// What lies where.
     pub regions: Vec<Region>,
 }
 
 impl Plan {
+    /// What it takes memory of. Host and device are always among them.
+    pub fn tiers(&self) -> impl Iterator<Item = Tier> {
+        let always = [Tier::DEVICE, Tier::HOST];
+        let taken = self.bytes.iter().map(|(tier, &bytes)| (tier, bytes > 0));
+        taken.filter(move |(tier, taken)| *taken || always.contains(tier)).map(|(tier, _)| tier)
+    }
+
     /// One instruction.
     pub fn instruction(&self, id: InstructionId) -> &Instruction {
         work::count(1);

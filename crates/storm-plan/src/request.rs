@@ -1,10 +1,11 @@
 //! What a user asks of the planner, and what it answers.
 
-use crate::search::{Activations, Found, Limits, Search};
+use crate::search::{Activations, Found, Search};
+use crate::tier::{PerTier, Tier};
 use crate::too_small::TooSmall;
 use crate::{
-    Bottleneck, CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, MemoryBudget,
-    PlanError, Queue, Simulation, Storage, Task, Tier, UpdateTime, check,
+    Bottleneck, CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, PlanError, Queue,
+    Simulation, Storage, Task, UpdateTime, check,
 };
 use serde::Serialize;
 
@@ -42,14 +43,9 @@ pub struct Forced {
     pub group: Option<usize>,
 }
 
-/// Memory that a run may take, everything included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Budget {
-    /// Of the process on the device, as its driver counts it.
-    pub vram_bytes: u64,
-    /// Pinned host memory.
-    pub ram_bytes: u64,
-}
+/// Memory that a run may take of each tier, everything included: on the device what the driver counts
+/// for the process, in host memory what is pinned.
+pub type Budget = PerTier<u64>;
 
 /// How a plan compares.
 #[derive(Clone, Debug, Serialize)]
@@ -65,10 +61,9 @@ pub struct Policy {
 /// What a plan will do, as simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Peak of the process on the device: the plan's block and what the process holds besides.
-    pub vram_peak_bytes: u64,
-    /// Pinned host memory.
-    pub ram_peak_bytes: u64,
+    /// Most that the process holds of each tier: the plan's memory, and on the device what the process
+    /// holds besides.
+    pub peak_bytes: PerTier<u64>,
     /// One step.
     pub step_seconds: f64,
     /// Busy shares by queue, in the order of [`Queue::ALL`].
@@ -129,12 +124,18 @@ impl Forced {
     }
 }
 
-impl Budget {
-    fn limits(self, profile: &HardwareProfile) -> Limits {
-        let device = self.vram_bytes.saturating_sub(profile.overhead_bytes);
-        let size = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
-        Limits { device_bytes: size(device), host_bytes: size(self.ram_bytes) }
-    }
+/// What of a budget is left for the plan.
+fn limits(mut budget: Budget, profile: &HardwareProfile) -> PerTier<usize> {
+    let device = &mut budget[Tier::DEVICE];
+    *device = device.saturating_sub(profile.overhead_bytes);
+    budget.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
+}
+
+/// What the process takes for a plan of that size.
+fn with_overhead(bytes: PerTier<usize>, profile: &HardwareProfile) -> PerTier<u64> {
+    let mut bytes = bytes.map(|bytes| bytes as u64);
+    bytes[Tier::DEVICE] += profile.overhead_bytes;
+    bytes
 }
 
 /// Finds the fastest plan within the budget, and proves it safe.
@@ -149,35 +150,30 @@ pub fn plan(
 ) -> Result<Planned, PlanError> {
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
-    let limits = budget.limits(profile);
+    let limits = limits(budget, profile);
     let search = Search::new(&lowering, limits, forced);
     let smallest = search.smallest()?;
-    let vram_min_bytes = smallest.device_bytes as u64 + profile.overhead_bytes;
+    let min_bytes = with_overhead(smallest.bytes, profile);
     let too_small = || {
         let decisions = search.decisions(&smallest.choice);
         let regions = lowering.regions(&decisions).into_iter();
         let mut consumers: Vec<(String, u64)> = regions
-            .filter(|region| region.tier == Tier::Device)
+            .filter(|region| region.tier == Tier::DEVICE)
             .map(|region| (region.name, region.bytes as u64))
             .chain([("context and libraries".to_owned(), profile.overhead_bytes)])
             .collect();
         consumers.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
-        PlanError::TooSmall(Box::new(TooSmall {
-            budget,
-            vram_min_bytes,
-            ram_min_bytes: smallest.host_bytes as u64,
-            consumers,
-        }))
+        PlanError::TooSmall(Box::new(TooSmall { budget, min_bytes, consumers }))
     };
-    if smallest.device_bytes > limits.device_bytes || smallest.host_bytes > limits.host_bytes {
+    if !smallest.bytes.fits(&limits) {
         return Err(too_small());
     }
     let found = search.run(&smallest.choice).ok_or_else(too_small)?;
     let prediction = predict(&lowering, &found);
     let Found { decisions, plan, simulation } = found;
-    let memory = MemoryBudget { device_bytes: limits.device_bytes, host_bytes: limits.host_bytes };
     let plan =
-        check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+        check(plan, limits).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+    let vram_min_bytes = min_bytes[Tier::DEVICE];
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
 }
 
@@ -194,7 +190,7 @@ pub fn guess_step_seconds(
 ) -> Result<Option<f64>, PlanError> {
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
-    let search = Search::new(&lowering, budget.limits(profile), forced);
+    let search = Search::new(&lowering, limits(budget, profile), forced);
     Ok(search.guess().map(|simulation| simulation.step_seconds))
 }
 
@@ -213,12 +209,11 @@ pub fn plan_decided(
     let simulation = crate::simulate(&plan, profile);
     let found = Found { decisions, plan, simulation };
     let prediction = predict(&lowering, &found);
-    let limits = budget.limits(profile);
-    let vram_min_bytes = prediction.vram_peak_bytes;
+    let limits = limits(budget, profile);
+    let vram_min_bytes = prediction.peak_bytes[Tier::DEVICE];
     let Found { decisions, plan, simulation } = found;
-    let memory = MemoryBudget { device_bytes: limits.device_bytes, host_bytes: limits.host_bytes };
     let plan =
-        check(plan, memory).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+        check(plan, limits).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
 }
 
@@ -234,7 +229,7 @@ pub fn policies(
 ) -> Result<Vec<Policy>, PlanError> {
     let lowering = Lowering::new(task, profile)?;
     let forced = Forced::default();
-    let search = Search::new(&lowering, budget.limits(profile), &forced);
+    let search = Search::new(&lowering, limits(budget, profile), &forced);
     let known = [
         ("keep-all", "every activation stays in device memory", Activations::KeepAll),
         (
@@ -259,8 +254,7 @@ fn predict(lowering: &Lowering<'_>, found: &Found) -> Prediction {
     let (recompute_seconds, recompute_flops) = lowering.recomputed(decisions);
     let computing = simulation.busy_seconds[Queue::Compute.index()];
     Prediction {
-        vram_peak_bytes: plan.device_bytes as u64 + lowering.profile.overhead_bytes,
-        ram_peak_bytes: plan.host_bytes as u64,
+        peak_bytes: with_overhead(plan.bytes, lowering.profile),
         step_seconds: simulation.step_seconds,
         busy: Queue::ALL.map(|queue| simulation.busy_share(queue)),
         recompute_fraction: recompute_seconds / computing.max(f64::MIN_POSITIVE),

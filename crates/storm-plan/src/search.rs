@@ -9,6 +9,7 @@ use crate::decisions::RingMemory;
 use crate::estimate::Estimator;
 use crate::lower::Lowering;
 use crate::request::{Forced, Placement};
+use crate::tier::PerTier;
 use crate::{
     Decisions, HardwareProfile, Plan, Simulation, Storage, Streaming, Task, UpdateTime, simulate,
 };
@@ -39,13 +40,6 @@ const INSTRUCTIONS_PER_BLOCK: usize = 40_000;
 
 /// How many are simulated before the fastest of them is known to the next ones.
 const AT_A_TIME: usize = 6;
-
-/// Bytes that a plan may take: of the device beyond what the process holds anyway, and of the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
-    pub(crate) device_bytes: usize,
-    pub(crate) host_bytes: usize,
-}
 
 /// The best of a search.
 pub(crate) struct Found {
@@ -96,12 +90,17 @@ pub(crate) struct Search<'a> {
     savings: Vec<Vec<Saving>>,
     /// The stage whose blocks compute the most, of those that save anything.
     main: usize,
-    limits: Limits,
+    /// Bytes that a plan may take, of the device beyond what the process holds anyway.
+    limits: PerTier<usize>,
     forced: &'a Forced,
 }
 
 impl<'a> Search<'a> {
-    pub(crate) fn new(lowering: &'a Lowering<'a>, limits: Limits, forced: &'a Forced) -> Self {
+    pub(crate) fn new(
+        lowering: &'a Lowering<'a>,
+        limits: PerTier<usize>,
+        forced: &'a Forced,
+    ) -> Self {
         let program = lowering.task.program();
         let seconds = |&stage: &usize| {
             let saves = usize::from(!lowering.units[stage].is_empty());
@@ -252,8 +251,7 @@ impl<'a> Search<'a> {
     /// What a choice would do, and how long its plan is; none if it does not fit.
     fn simulate(&self, choice: &Choice) -> Option<(Simulation, usize)> {
         let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
-        let fits = plan.device_bytes <= self.limits.device_bytes
-            && plan.host_bytes <= self.limits.host_bytes;
+        let fits = plan.bytes.fits(&self.limits);
         fits.then(|| (simulate(&plan, self.profile()), plan.instructions.len()))
     }
 
@@ -271,9 +269,8 @@ impl<'a> Search<'a> {
     }
 
     fn fits(&self, choice: &Choice) -> bool {
-        self.lowering.memory(&self.decisions(choice)).is_ok_and(|(device, host)| {
-            device <= self.limits.device_bytes && host <= self.limits.host_bytes
-        })
+        let bytes = self.lowering.memory(&self.decisions(choice));
+        bytes.is_ok_and(|bytes| bytes.fits(&self.limits))
     }
 
     /// Those that look fastest at a glance, at most `count`.

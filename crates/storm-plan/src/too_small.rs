@@ -1,4 +1,4 @@
-use crate::Budget;
+use crate::{Budget, Tier};
 use std::fmt;
 
 /// There is no plan within the budget.
@@ -6,10 +6,8 @@ use std::fmt;
 pub struct TooSmall {
     /// What was given.
     pub budget: Budget,
-    /// The smallest that works, with this much host memory.
-    pub vram_min_bytes: u64,
-    /// What that takes of the host.
-    pub ram_min_bytes: u64,
+    /// The smallest plan that works with this much host memory: what it takes.
+    pub min_bytes: Budget,
     /// What the smallest plan holds on the device, by name, the largest first.
     pub consumers: Vec<(String, u64)>,
 }
@@ -19,9 +17,9 @@ const CONSUMERS: usize = 6;
 
 impl fmt::Display for TooSmall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [vram, ram] = [self.budget.vram_bytes, self.budget.ram_bytes].map(Size);
-        let [vram_min, ram_min] = [self.vram_min_bytes, self.ram_min_bytes].map(Size);
-        match self.ram_min_bytes > self.budget.ram_bytes {
+        let of = |bytes: &Budget| [bytes[Tier::DEVICE], bytes[Tier::HOST]].map(Size);
+        let ([vram, ram], [vram_min, ram_min]) = (of(&self.budget), of(&self.min_bytes));
+        match self.min_bytes[Tier::HOST] > self.budget[Tier::HOST] {
             true => write!(
                 f,
                 "with all layers on the device it still takes {ram_min} of host memory and \
@@ -61,9 +59,8 @@ mod tests {
     #[test]
     fn says_what_it_takes() {
         let mut problem = TooSmall {
-            budget: Budget { vram_bytes: 1 << 30, ram_bytes: 8 << 30 },
-            vram_min_bytes: 3 << 29,
-            ram_min_bytes: 4 << 30,
+            budget: Budget::new(1 << 30, 8 << 30),
+            min_bytes: Budget::new(3 << 29, 4 << 30),
             consumers: vec![("weights".to_owned(), 1 << 30), ("work area".to_owned(), 1 << 29)],
         };
         assert_eq!(
@@ -72,7 +69,7 @@ mod tests {
              1.00 GiB\nThe smallest plan holds on the device:\n      1.00 GiB  weights\n    \
              512.00 MiB  work area"
         );
-        problem.budget.ram_bytes = 1 << 30;
+        problem.budget[Tier::HOST] = 1 << 30;
         assert!(problem.to_string().contains("still takes 4.00 GiB of host memory"), "{problem}");
     }
 }

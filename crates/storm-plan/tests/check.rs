@@ -16,7 +16,7 @@ fn a_safe_plan_passes() {
     let plan = base();
     let budget = tight_budget(&plan);
     let checked = check(plan.clone(), budget).unwrap();
-    assert_eq!(checked.device_bytes, 3 * BLOCK);
+    assert_eq!(checked.bytes[Tier::DEVICE], 3 * BLOCK);
     assert_eq!(checked.into_plan(), plan);
 }
 
@@ -25,7 +25,7 @@ fn a_read_must_wait_for_its_write() {
     let error = damaged(|plan| plan.instructions[ADD].waits.clear());
     let CheckError::UnorderedRead { reader, spot, writer } = &error else { panic!("{error}") };
     assert!(is(reader, ADD) && is(writer, BRING_X));
-    assert_eq!((spot.value.as_deref(), spot.tier), (Some("x"), Tier::Device));
+    assert_eq!((spot.value.as_deref(), spot.tier), (Some("x"), Tier::DEVICE));
     assert_eq!(
         error.to_string(),
         "Add `add` of layer 0 (instruction 2) reads `x` at device bytes 0..256, but does not wait \
@@ -73,7 +73,7 @@ fn bytes_must_hold_the_right_value() {
         _ => panic!("{error}"),
     };
     let error = damaged(|plan| {
-        plan.host_bytes += BLOCK;
+        plan.bytes[Tier::HOST] += BLOCK;
         copy_of(plan, BRING_W).host = 3 * BLOCK;
     });
     assert_eq!(found(&error), Found::Nothing);
@@ -100,7 +100,7 @@ fn outdated_values_are_refused() {
     kernel(&mut plan, Kernel::Accumulate, &reads, &[(w, 0), (partials, 2)], &[back]);
     kernel(&mut plan, Kernel::Scale, &[(w, 1)], &[(y, 3)], &[]);
     segment(&mut plan, "body", 1);
-    lasting(&mut plan, w, &[(Tier::Device, 0)]);
+    lasting(&mut plan, w, &[(Tier::DEVICE, 0)]);
     let error = refused(&plan);
     let CheckError::WrongContent { reader, found: Found::Stale, .. } = &error else {
         panic!("{error}")
@@ -123,7 +123,7 @@ fn a_value_must_lie_at_its_own_bytes() {
     copy_of(&mut plan, 1).device = BLOCK / 2;
     kernel(&mut plan, Kernel::Scale, &[(w, 0)], &[(y, 2)], &[again]);
     segment(&mut plan, "body", 1);
-    lasting(&mut plan, w, &[(Tier::Host, 0)]);
+    lasting(&mut plan, w, &[(Tier::HOST, 0)]);
     let error = refused(&plan);
     let CheckError::WrongContent { spot, found: Found::Shifted, .. } = &error else {
         panic!("{error}")
@@ -158,8 +158,8 @@ fn what_lasts_must_be_at_rest_after_the_step() {
     let add =
         kernel(&mut plan, Kernel::Accumulate, &[(x, 0), (sum, 1)], &[(sum, 1), (partials, 2)], &[]);
     segment(&mut plan, "body", 1);
-    lasting(&mut plan, x, &[(Tier::Device, 0)]);
-    lasting(&mut plan, sum, &[(Tier::Device, 1), (Tier::Host, 0)]);
+    lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
+    lasting(&mut plan, sum, &[(Tier::DEVICE, 1), (Tier::HOST, 0)]);
     let error = refused(&plan);
     assert!(matches!(error, CheckError::NotAtRest { found: Found::Stale, .. }), "{error}");
     copy(&mut plan, Direction::ToHost, 1, 0, &[sum], &[add]);
@@ -200,8 +200,8 @@ fn repetitions_must_settle() {
     let mut plan = empty(6, 5);
     let [x, w, partials] =
         ["x", "w", "partials"].map(|name| value(&mut plan, name, TensorClass::Gradient));
-    lasting(&mut plan, x, &[(Tier::Device, 0)]);
-    lasting(&mut plan, w, &[(Tier::Device, 1)]);
+    lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
+    lasting(&mut plan, w, &[(Tier::DEVICE, 1)]);
     let out = |plan: &mut Plan, device: usize, host: usize, waits: &[InstructionId]| {
         copy(plan, Direction::ToHost, device, host, &[w], waits)
     };

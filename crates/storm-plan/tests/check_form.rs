@@ -4,21 +4,21 @@ mod support;
 
 use storm_graph::TensorClass;
 use storm_plan::{
-    CheckError, InstructionId, MemoryBudget, Operand, Plan, Segment, Tier, ValueId, check,
+    CheckError, InstructionId, Operand, PerTier, Plan, Segment, Tier, ValueId, check,
 };
 use support::base::{ADD, BRING_W, TAKE_Y, W, Y, base, compute, copy_of, damaged, refused};
 use support::small::{BLOCK, Kernel, empty, kernel, lasting, segment, value};
 
 #[test]
 fn tiers_have_an_end_and_a_budget() {
-    let error = damaged(|plan| plan.device_bytes -= 1);
-    assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::Device, size: 767, .. }));
-    let error = damaged(|plan| plan.host_bytes -= 1);
-    assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::Host, .. }));
+    let error = damaged(|plan| plan.bytes[Tier::DEVICE] -= 1);
+    assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::DEVICE, size: 767, .. }));
+    let error = damaged(|plan| plan.bytes[Tier::HOST] -= 1);
+    assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::HOST, .. }));
     let error = damaged(|plan| copy_of(plan, BRING_W).device = usize::MAX - 100);
-    assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::Device, .. }));
+    assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::DEVICE, .. }));
     let plan = base();
-    let budget = MemoryBudget { device_bytes: 767, host_bytes: 768 };
+    let budget = PerTier::new(767, 768);
     let error = check(plan, budget).unwrap_err();
     assert_eq!(error.to_string(), "the plan needs 768 device bytes, the budget is 767");
 }
@@ -26,7 +26,7 @@ fn tiers_have_an_end_and_a_budget() {
 #[test]
 fn places_must_be_aligned() {
     let error = damaged(|plan| {
-        plan.device_bytes += BLOCK;
+        plan.bytes[Tier::DEVICE] += BLOCK;
         let add = compute(plan);
         (add.places[2], add.writes[0].offset) = (2 * BLOCK + 64, 2 * BLOCK + 64);
     });
@@ -65,8 +65,8 @@ fn values_must_make_up_what_is_touched() {
     let long = |plan: &mut Plan| {
         plan.values[Y.index()].size_bytes += BLOCK;
         copy_of(plan, TAKE_Y).bytes += BLOCK;
-        plan.device_bytes += BLOCK;
-        plan.host_bytes += BLOCK;
+        plan.bytes[Tier::DEVICE] += BLOCK;
+        plan.bytes[Tier::HOST] += BLOCK;
     };
     assert_eq!(problem(&long), "its values go beyond output `add`");
     assert_eq!(problem(&|plan| copy_of(plan, BRING_W).bytes -= 1), "`w` goes beyond the 255 bytes");
@@ -90,8 +90,8 @@ fn a_kernel_may_overwrite_only_what_its_op_overwrites() {
         ["x", "sum", "partials"].map(|name| value(&mut plan, name, TensorClass::Gradient));
     kernel(&mut plan, Kernel::Accumulate, &[(x, 0), (sum, 1)], &[(sum, 2), (partials, 3)], &[]);
     segment(&mut plan, "body", 1);
-    lasting(&mut plan, x, &[(Tier::Device, 0)]);
-    lasting(&mut plan, sum, &[(Tier::Device, 1)]);
+    lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
+    lasting(&mut plan, sum, &[(Tier::DEVICE, 1)]);
     let error = refused(&plan);
     assert!(matches!(error, CheckError::Aliasing { must_share: true, .. }), "{error}");
 }

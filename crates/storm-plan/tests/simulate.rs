@@ -33,7 +33,7 @@ fn streaming(device_blocks: usize, weights: usize) -> (Plan, Vec<ValueId>, Vec<V
     let y = (0..weights).map(|i| value(&mut plan, &format!("y{i}"), TensorClass::Activation));
     let y: Vec<_> = y.collect();
     for (block, &w) in w.iter().enumerate() {
-        lasting(&mut plan, w, &[(Tier::Host, block)]);
+        lasting(&mut plan, w, &[(Tier::HOST, block)]);
     }
     (plan, w, y)
 }
@@ -102,7 +102,7 @@ fn time_is_laid_to_whoever_held_up_the_kernels() {
     let mut plan = empty(2, 2);
     let x = value(&mut plan, "x", TensorClass::Gradient);
     let y = value(&mut plan, "y", TensorClass::Activation);
-    lasting(&mut plan, x, &[(Tier::Device, 0)]);
+    lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
     let take = InstructionId(1);
     let make = kernel(&mut plan, Kernel::Scale, &[(x, 0)], &[(y, 1)], &[take]);
     copy(&mut plan, Direction::ToHost, 1, 0, &[y], &[make]);
@@ -126,7 +126,7 @@ fn a_slow_host_holds_up_everything() {
     let mut plan = empty(2, 0);
     let x = value(&mut plan, "x", TensorClass::Gradient);
     let y = value(&mut plan, "y", TensorClass::Activation);
-    lasting(&mut plan, x, &[(Tier::Device, 0)]);
+    lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
     kernel(&mut plan, Kernel::Scale, &[(x, 0)], &[(y, 1)], &[]);
     segment(&mut plan, "body", 4);
     let simulation = simulate(&plan, &HardwareProfile { launch_seconds: 15.0, ..slow() });
@@ -157,8 +157,8 @@ fn both_directions_share_the_connection() {
     let mut plan = empty(2, 2);
     let class = TensorClass::Gradient;
     let [x, y] = ["x", "y"].map(|name| value(&mut plan, name, class));
-    lasting(&mut plan, x, &[(Tier::Host, 0)]);
-    lasting(&mut plan, y, &[(Tier::Device, 1)]);
+    lasting(&mut plan, x, &[(Tier::HOST, 0)]);
+    lasting(&mut plan, y, &[(Tier::DEVICE, 1)]);
     copy(&mut plan, Direction::ToDevice, 0, 0, &[x], &[]);
     copy(&mut plan, Direction::ToHost, 1, 1, &[y], &[]);
     segment(&mut plan, "body", 1);
@@ -179,7 +179,7 @@ fn both_directions_share_the_connection() {
 fn a_queue_that_falls_behind_is_noticed() {
     let mut plan = empty(1 + 12, 12);
     let x = value(&mut plan, "x", TensorClass::Gradient);
-    lasting(&mut plan, x, &[(Tier::Device, 0)]);
+    lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
     // Twelve kernels of 10 s and twelve copies out of 11 s in a repetition: a slot is free again
     // long before it is needed, at first.
     for slot in 0..12 {

@@ -8,7 +8,7 @@ use storm_graph::{
     ActivationFunction, DType, GraphError, HeadLayout, Program, SectionBuilder, Stage,
 };
 use storm_model::Initialization;
-use storm_plan::{Budget, Forced, plan};
+use storm_plan::{Budget, Forced, Tier, plan};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, task_of_program};
 
 const BATCH: usize = 8;
@@ -47,11 +47,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     // With memory to spare the planner keeps everything; then it gets a third of what that took.
     let profile = probe_cpu(1 << 30, None)?;
-    let spare = Budget { vram_bytes: 1 << 30, ram_bytes: 1 << 30 };
-    let resident = plan(&task, &profile, spare, &Forced::default())?.prediction.vram_peak_bytes;
-    let budget = Budget { vram_bytes: resident / 3, ..spare };
+    let spare = Budget::new(1 << 30, 1 << 30);
+    let resident =
+        plan(&task, &profile, spare, &Forced::default())?.prediction.peak_bytes[Tier::DEVICE];
+    let budget = spare.with(Tier::DEVICE, resident / 3);
     let planned = plan(&task, &profile, budget, &Forced::default())?;
-    let peak = planned.prediction.vram_peak_bytes;
+    let peak = planned.prediction.peak_bytes[Tier::DEVICE];
     println!("{} KiB of device memory instead of {}", peak >> 10, resident >> 10);
 
     let start = |name: &str| match name.ends_with("norm.weight") {

@@ -6,12 +6,12 @@ use crate::trainer::{check_options, initial_graph};
 use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
 use std::sync::Arc;
-use storm_device::{HostBuffer, MemoryTaken, PlanDevice, Trace, bytes_of};
+use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
 use storm_exec::{Feed, Planned};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{DType, Graph, Op, ParameterInstance, Program, StepScalars, Tensor, Training};
 use storm_model::{HfDirectory, Initialization, ModelConfig, SaveOptions, build, initialization};
-use storm_plan::{CheckedPlan, Work};
+use storm_plan::{CheckedPlan, PerTier, Work};
 
 /// A model in training under a plan: what the plan does not keep on the device waits in host memory.
 ///
@@ -375,7 +375,7 @@ impl<D: PlanDevice> PlannedTrainer<D> {
     }
 
     /// What is taken in each tier.
-    pub fn memory_taken(&self) -> MemoryTaken {
+    pub fn memory_taken(&self) -> PerTier<usize> {
         self.planned.memory_taken()
     }
 

@@ -8,7 +8,7 @@ use storm_device::{DeviceError, PlanDevice};
 use storm_exec::ExecError;
 use storm_model::ModelConfig;
 use storm_plan::{
-    Bottleneck, Budget, Decisions, Forced, HardwareProfile, Planned, Prediction, plan,
+    Bottleneck, Budget, Decisions, Forced, HardwareProfile, Planned, Prediction, Tier, plan,
 };
 
 /// What is to be trained, and within what.
@@ -117,18 +117,18 @@ fn smaller(error: &TrainError, budget: Budget, planned: &Prediction) -> Option<B
                 HostLimit::Machine { available_bytes }
                 | HostLimit::ControlGroup { available_bytes, .. } => *available_bytes,
             };
-            let ram_bytes = less(planned.ram_peak_bytes.min(available), 0);
-            Some(Budget { ram_bytes, ..budget })
+            let ram_bytes = less(planned.peak_bytes[Tier::HOST].min(available), 0);
+            Some(budget.with(Tier::HOST, ram_bytes))
         }
         CudaError::OutOfMemory { wanted_bytes, free_bytes, .. } => {
             let missing = (*wanted_bytes as u64).saturating_sub(*free_bytes as u64);
-            let vram_bytes = less(planned.vram_peak_bytes, missing);
-            Some(Budget { vram_bytes, ..budget })
+            let vram_bytes = less(planned.peak_bytes[Tier::DEVICE], missing);
+            Some(budget.with(Tier::DEVICE, vram_bytes))
         }
         CudaError::OverBudget { in_use, budget_bytes, .. } => {
             let excess = in_use.bytes.saturating_sub(*budget_bytes);
-            let vram_bytes = less(planned.vram_peak_bytes, excess);
-            Some(Budget { vram_bytes, ..budget })
+            let vram_bytes = less(planned.peak_bytes[Tier::DEVICE], excess);
+            Some(budget.with(Tier::DEVICE, vram_bytes))
         }
         _ => None,
     }

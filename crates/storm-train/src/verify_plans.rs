@@ -5,7 +5,7 @@ use crate::{Batch, PlannedTrainer, Precision, Snapshot, TrainError, training_tas
 use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
 use storm_plan::{
-    Budget, CheckedPlan, Forced, HardwareProfile, Lowering, MemoryBudget, PlanError, check, plan,
+    Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
     random_decisions,
 };
 
@@ -72,19 +72,19 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         for index in 0..plans.div_ceil(families) {
             let seed = (number + families * index) as u64;
             let plan = lowering.lower(&random_decisions(&task, seed))?;
-            let budget =
-                MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
+            let budget = plan.bytes;
             let plan = check(plan, budget)
                 .map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
             candidates.push((format!("random decisions {seed}"), plan));
         }
-        let ample = Budget { vram_bytes: 1 << 40, ram_bytes: 1 << 40 };
+        let ample = Budget::new(1 << 40, 1 << 40);
         let forced = Forced::default();
         let everything = plan(&task, &profile, ample, &forced)?;
-        let (most, least) = (everything.prediction.vram_peak_bytes, everything.vram_min_bytes);
+        let (most, least) =
+            (everything.prediction.peak_bytes[Tier::DEVICE], everything.vram_min_bytes);
         for part in 0..BUDGETS {
             let vram_bytes = least + (most - least) * part / (BUDGETS - 1);
-            let chosen = plan(&task, &profile, Budget { vram_bytes, ..ample }, &forced)?;
+            let chosen = plan(&task, &profile, ample.with(Tier::DEVICE, vram_bytes), &forced)?;
             candidates.push((format!("budget of {vram_bytes} bytes"), chosen.plan));
         }
         let mut differing = Vec::new();

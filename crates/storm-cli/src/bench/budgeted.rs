@@ -8,7 +8,7 @@ use crate::size;
 use anyhow::Result;
 use storm_device::PlanDevice;
 use storm_exec::trace::{self, ReportFacts, TierLimits};
-use storm_plan::{Prediction, Queue};
+use storm_plan::{PerTier, Prediction, Queue, Tier};
 
 /// Trains under the budget, and shows what came of it.
 pub(super) fn run<D: Benched>(args: &TrainBenchArgs, vram_bytes: u64) -> Result<()> {
@@ -49,7 +49,7 @@ fn facts<D: Benched>(
     measured: &Measured<D>,
 ) -> ReportFacts {
     let row = |what: &str, value: &dyn ToString| (what.to_owned(), value.to_string());
-    let block_bytes = measured.trainer.plan().device_bytes as u64;
+    let block_bytes = measured.trainer.plan().bytes[Tier::DEVICE] as u64;
     let prediction = &measured.prediction;
     ReportFacts {
         title: format!("A training step of {} as it ran", args.run.model),
@@ -66,11 +66,13 @@ fn facts<D: Benched>(
             row("made again", &again(prediction)),
             row("storm", &env!("CARGO_PKG_VERSION")),
         ],
-        device: TierLimits {
-            budget_bytes: run.budget.vram_bytes,
-            beside_plan_bytes: measured.vram_bytes.saturating_sub(block_bytes),
-        },
-        host: TierLimits { budget_bytes: run.budget.ram_bytes, beside_plan_bytes: 0 },
+        limits: PerTier::new(
+            TierLimits {
+                budget_bytes: run.budget[Tier::DEVICE],
+                beside_plan_bytes: measured.vram_bytes.saturating_sub(block_bytes),
+            },
+            TierLimits { budget_bytes: run.budget[Tier::HOST], beside_plan_bytes: 0 },
+        ),
     }
 }
 
@@ -89,11 +91,11 @@ fn json<D: Benched>(
         "evaluation_seconds": measured.evaluation_seconds,
         "hardware": measured.profile.name,
         "limited_by": measured.bottleneck.name(),
-        "vram_budget_bytes": run.budget.vram_bytes,
+        "vram_budget_bytes": run.budget[Tier::DEVICE],
         "vram_peak_bytes": measured.vram_bytes,
-        "predicted_vram_peak_bytes": prediction.vram_peak_bytes,
-        "ram_peak_bytes": measured.trainer.memory_taken().host_bytes,
-        "predicted_ram_peak_bytes": prediction.ram_peak_bytes,
+        "predicted_vram_peak_bytes": prediction.peak_bytes[Tier::DEVICE],
+        "ram_peak_bytes": measured.trainer.memory_taken()[Tier::HOST],
+        "predicted_ram_peak_bytes": prediction.peak_bytes[Tier::HOST],
         "h2d_bytes": prediction.h2d_bytes,
         "d2h_bytes": prediction.d2h_bytes,
         "recompute_fraction": prediction.recompute_fraction,
@@ -118,10 +120,10 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
         prediction.step_seconds,
         off(*step_seconds, prediction.step_seconds)
     );
-    let ram_bytes = measured.trainer.memory_taken().host_bytes as u64;
+    let ram_bytes = measured.trainer.memory_taken()[Tier::HOST] as u64;
     for (name, predicted, measured) in [
-        ("device", prediction.vram_peak_bytes, *vram_bytes),
-        ("host", prediction.ram_peak_bytes, ram_bytes),
+        ("device", prediction.peak_bytes[Tier::DEVICE], *vram_bytes),
+        ("host", prediction.peak_bytes[Tier::HOST], ram_bytes),
     ] {
         println!(
             "{name:<11} {:>12} {:>12} {:>+7.1}%",
@@ -130,8 +132,8 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
             off(measured as f64, predicted.max(1) as f64)
         );
     }
-    let verdict = if *vram_bytes <= run.budget.vram_bytes { "within" } else { "OVER" };
-    println!("budget      {} of device memory: {verdict}", size::show(run.budget.vram_bytes));
+    let verdict = if *vram_bytes <= run.budget[Tier::DEVICE] { "within" } else { "OVER" };
+    println!("budget      {} of device memory: {verdict}", size::show(run.budget[Tier::DEVICE]));
     let shares = Queue::ALL
         .map(|queue| format!("{} {:.1}%", queue.name(), 100.0 * prediction.busy[queue.index()]));
     println!("predicted   busy: {}", shares.join(", "));

@@ -7,7 +7,7 @@ use clap::Args;
 use std::time::Instant;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_model::{ModelConfig, preset};
-use storm_plan::{Budget, Forced, plan};
+use storm_plan::{Budget, Forced, Tier, plan};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer, training_task};
 
 #[derive(Args)]
@@ -139,13 +139,13 @@ fn budgeted_trainer(
     ensure!(share > 0.0 && share.is_finite(), "--budget must be positive, such as 0.25");
     let options = TrainOptions::new(BATCH, SEQUENCE, Precision::F32);
     let vram_bytes = (resident_bytes as f64 * share) as u64;
-    let budget = Budget { vram_bytes, ram_bytes: 8 * resident_bytes as u64 };
+    let budget = Budget::new(vram_bytes, 8 * resident_bytes as u64);
     let task = training_task(config, &options, 1)?;
     let profile = probe_cpu(vram_bytes, None)?;
     let planned = plan(&task, &profile, budget, &Forced::default())?;
     let device = CpuPlanOptions::default();
     let trainer = PlannedTrainer::new(config, options, planned.plan.into(), device)?;
-    let bytes = trainer.memory_taken().device_bytes;
+    let bytes = trainer.memory_taken()[Tier::DEVICE];
     Ok((trainer, bytes))
 }
 

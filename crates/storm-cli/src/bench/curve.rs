@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
-use storm_plan::Budget;
+use storm_plan::Tier;
 
 #[derive(Args)]
 pub(crate) struct CurveArgs {
@@ -54,7 +54,7 @@ fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
     let budget = args.run.budget(0)?;
     let mut before: Option<D> = None;
     for vram_bytes in budgets {
-        let run = PlannedRun::new(&args.run, Budget { vram_bytes, ..budget })?;
+        let run = PlannedRun::new(&args.run, budget.with(Tier::DEVICE, vram_bytes))?;
         let measured = run.run(before.take())?;
         let tokens = args.run.tokens_per_step() as f64;
         let point = Point {
@@ -68,7 +68,7 @@ fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
                 "model": args.run.model,
                 "vram_budget_bytes": vram_bytes,
                 "vram_peak_bytes": measured.vram_bytes,
-                "ram_bytes": measured.prediction.ram_peak_bytes,
+                "ram_bytes": measured.prediction.peak_bytes[Tier::HOST],
                 "tokens_per_second": point.tokens_per_second,
                 "predicted_tokens_per_second": point.predicted_tokens_per_second,
                 "recompute_fraction": measured.prediction.recompute_fraction,
@@ -86,7 +86,7 @@ fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
                 "{:>12} {:>12} {:>12} {:>10.0} {:>10.0} {:>5.0} % {:>5.0} %  {}",
                 size::show(vram_bytes),
                 size::show(measured.vram_bytes),
-                size::show(measured.prediction.ram_peak_bytes),
+                size::show(measured.prediction.peak_bytes[Tier::HOST]),
                 point.tokens_per_second,
                 point.predicted_tokens_per_second,
                 100.0 * measured.prediction.busy[0],

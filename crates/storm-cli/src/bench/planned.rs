@@ -8,7 +8,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
 use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
-use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction};
+use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
 use storm_train::{
     Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, Trial, prepare, try_plan,
 };
@@ -62,7 +62,7 @@ impl Benched for CpuPlanDevice {
     }
 
     fn vram_bytes(&self) -> Result<u64> {
-        Ok(self.memory_taken().device_bytes as u64)
+        Ok(self.memory_taken()[Tier::DEVICE] as u64)
     }
 }
 
@@ -74,7 +74,7 @@ impl Benched for CudaPlanDevice {
         };
         CudaPlanOptions {
             trace: true,
-            vram_bytes: Some(run.budget.vram_bytes),
+            vram_bytes: Some(run.budget[Tier::DEVICE]),
             copy_slowdown: run.args.slow_copies,
             multiprocessors: run.args.multiprocessors,
             progress: Some(Box::new(show)),
@@ -95,7 +95,7 @@ impl<'a> PlannedRun<'a> {
         Ok(PlannedRun {
             options: args.options(),
             budget,
-            profile: args.profile(budget.vram_bytes)?,
+            profile: args.profile(budget[Tier::DEVICE])?,
             batches: args.batches(&config)?,
             threads: args.threads()?,
             args,
@@ -180,13 +180,13 @@ impl<'a> PlannedRun<'a> {
                     "planned for {}: {:.3} s a step in {} of device and {} of host memory",
                     profile.name,
                     prediction.step_seconds,
-                    size::show(prediction.vram_peak_bytes),
-                    size::show(prediction.ram_peak_bytes),
+                    size::show(prediction.peak_bytes[Tier::DEVICE]),
+                    size::show(prediction.peak_bytes[Tier::HOST]),
                 ),
                 Notice::Refused { reason, budget } => eprintln!(
                     "refused: {reason}\nplanning again within {} of device and {} of host memory",
-                    size::show(budget.vram_bytes),
-                    size::show(budget.ram_bytes),
+                    size::show(budget[Tier::DEVICE]),
+                    size::show(budget[Tier::HOST]),
                 ),
             }
         };

@@ -170,10 +170,7 @@ impl RunArgs {
     pub(crate) fn budget(&self, vram_bytes: u64) -> Result<Budget> {
         let ram_bytes = memory_limits::host(self.ram)?.bytes;
         let threads = self.threads()?.unwrap_or(0);
-        Ok(Budget {
-            vram_bytes,
-            ram_bytes: ram_bytes.saturating_sub(host_memory::of_threads(threads)),
-        })
+        Ok(Budget::new(vram_bytes, ram_bytes.saturating_sub(host_memory::of_threads(threads))))
     }
 
     /// Of the CPU device; none on a card.

@@ -5,7 +5,7 @@ use super::request::{Request, StepSize};
 use crate::size::show;
 use anyhow::Error;
 use std::fmt::Write;
-use storm_plan::{Forced, PlanError, TooSmall};
+use storm_plan::{Forced, PlanError, Tier, TooSmall};
 use storm_train::{TrainError, TrainOptions};
 
 /// The error as people need it. With `as_json`, what it takes is also printed as an object.
@@ -25,13 +25,13 @@ fn message(request: &Request, problem: &TooSmall) -> String {
         text.push_str("\n  ");
         text.push_str(&flags);
         if is_enough(request, &least) {
-            let _ = write!(text, " (takes {})", show(least.vram_min_bytes));
+            let _ = write!(text, " (takes {})", show(least.min_bytes[Tier::DEVICE]));
             continue;
         }
         let separator = if flags.is_empty() { "" } else { " " };
-        let _ = write!(text, "{separator}--vram {}", argument(least.vram_min_bytes));
-        if least.ram_min_bytes > problem.budget.ram_bytes {
-            let ram_bytes = least.ram_min_bytes + request.reserved_bytes();
+        let _ = write!(text, "{separator}--vram {}", argument(least.min_bytes[Tier::DEVICE]));
+        if least.min_bytes[Tier::HOST] > problem.budget[Tier::HOST] {
+            let ram_bytes = least.min_bytes[Tier::HOST] + request.reserved_bytes();
             let _ = write!(text, " --ram {}", argument(ram_bytes));
         }
     }
@@ -46,7 +46,8 @@ struct Change {
 }
 
 fn is_enough(request: &Request, least: &TooSmall) -> bool {
-    least.vram_min_bytes <= request.vram.bytes && least.ram_min_bytes <= request.budget().ram_bytes
+    least.min_bytes[Tier::DEVICE] <= request.vram.bytes
+        && least.min_bytes[Tier::HOST] <= request.budget()[Tier::HOST]
 }
 
 /// Rounded up, so that it works as written.
@@ -62,13 +63,14 @@ fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
     let mut changes = vec![Change { flags: String::new(), least: problem.clone() }];
     let mut add = |flags: String, least: Option<TooSmall>| {
         let worthwhile = |least: &TooSmall| {
-            is_enough(request, least) || least.vram_min_bytes < problem.vram_min_bytes / 10 * 9
+            is_enough(request, least)
+                || least.min_bytes[Tier::DEVICE] < problem.min_bytes[Tier::DEVICE] / 10 * 9
         };
         if let Some(least) = least.filter(worthwhile) {
             changes.push(Change { flags, least });
         }
     };
-    let ram = request.budget().ram_bytes;
+    let ram = request.budget()[Tier::HOST];
     let (options, forced) = (&request.options, &request.forced);
     if !request.forced_words.is_empty() {
         let least = request.least(options, &Forced::default(), ram);
@@ -77,10 +79,11 @@ fn changes(request: &Request, problem: &TooSmall) -> Vec<Change> {
     match enough_ram(request) {
         Some(ram_bytes) => {
             add(format!("--ram {}", argument(ram_bytes + request.reserved_bytes())), {
-                request.least(options, forced, ram_bytes).map(|least| TooSmall {
+                request.least(options, forced, ram_bytes).map(|mut least| {
                     // Named already.
-                    ram_min_bytes: least.ram_min_bytes.min(ram),
-                    ..least
+                    let host = &mut least.min_bytes[Tier::HOST];
+                    *host = ram.min(*host);
+                    least
                 })
             })
         }
@@ -115,12 +118,14 @@ fn enough_ram(request: &Request) -> Option<u64> {
     let least = |ram_bytes: u64| request.least(&request.options, &request.forced, ram_bytes);
     let works = |ram_bytes: u64| {
         least(ram_bytes).is_some_and(|least| {
-            least.vram_min_bytes <= request.vram.bytes && least.ram_min_bytes <= ram_bytes
+            least.min_bytes[Tier::DEVICE] <= request.vram.bytes
+                && least.min_bytes[Tier::HOST] <= ram_bytes
         })
     };
-    let most = least(u64::MAX).filter(|least| least.vram_min_bytes <= request.vram.bytes)?;
+    let most =
+        least(u64::MAX).filter(|least| least.min_bytes[Tier::DEVICE] <= request.vram.bytes)?;
     let (mut too_little, mut enough) =
-        (request.budget().ram_bytes / STEP, most.ram_min_bytes.div_ceil(STEP));
+        (request.budget()[Tier::HOST] / STEP, most.min_bytes[Tier::HOST].div_ceil(STEP));
     while enough > too_little + 1 {
         let middle = too_little + (enough - too_little) / 2;
         if works(middle * STEP) { enough = middle } else { too_little = middle }

@@ -3,7 +3,7 @@
 use super::request::{Answer, Request, StepSize};
 use super::words::{self, Shares, hidden_share};
 use serde_json::{Value, json};
-use storm_plan::{Prediction, Queue, Storage, Streaming, TooSmall};
+use storm_plan::{Holding, Prediction, Queue, Storage, Streaming, Tier, TooSmall};
 
 pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
     let planned = &answer.planned;
@@ -39,7 +39,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
                 "recomputed_fraction": shares.recomputed,
             },
             "saved_units": saved_units(answer),
-            "tensors": planned.plan.holdings(),
+            "tensors": tensors(answer),
             "instructions": planned.plan.instructions.len(),
             "decisions": planned.decisions,
             "placement": placement(answer),
@@ -56,8 +56,8 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
 pub(super) fn infeasible(request: &Request, problem: &TooSmall) -> Value {
     let mut object = json!({
         "feasible": false,
-        "vram_min_bytes": problem.vram_min_bytes,
-        "ram_min_bytes": problem.ram_min_bytes + request.reserved_bytes(),
+        "vram_min_bytes": problem.min_bytes[Tier::DEVICE],
+        "ram_min_bytes": problem.min_bytes[Tier::HOST] + request.reserved_bytes(),
         "largest_consumers": problem
             .consumers
             .iter()
@@ -91,8 +91,8 @@ fn figures(request: &Request, answer: &Answer, prediction: &Prediction) -> Value
     let [compute, into, out] = Queue::ALL.map(|queue| prediction.busy[queue.index()]);
     json!({
         "feasible": true,
-        "vram_peak_bytes": prediction.vram_peak_bytes,
-        "ram_peak_bytes": prediction.ram_peak_bytes,
+        "vram_peak_bytes": prediction.peak_bytes[Tier::DEVICE],
+        "ram_peak_bytes": prediction.peak_bytes[Tier::HOST],
         "step_seconds": prediction.step_seconds,
         "tokens_per_second": answer.tokens_per_second(request, prediction.step_seconds),
         "compute_busy": compute,
@@ -114,6 +114,20 @@ fn tried(answer: &Answer) -> Vec<Value> {
         })
     });
     tried.collect()
+}
+
+/// What lies and moves of each kind of tensor.
+fn tensors(answer: &Answer) -> Vec<Value> {
+    let holding = |holding: Holding| {
+        json!({
+            "kind": holding.kind,
+            "device_bytes": holding.bytes[Tier::DEVICE],
+            "host_bytes": holding.bytes[Tier::HOST],
+            "h2d_bytes": holding.h2d_bytes,
+            "d2h_bytes": holding.d2h_bytes,
+        })
+    };
+    answer.planned.plan.holdings().into_iter().map(holding).collect()
 }
 
 /// In how many layers each unit goes which way.

@@ -108,7 +108,7 @@ impl Request {
     /// What the planner may take.
     pub(crate) fn budget(&self) -> Budget {
         let ram_bytes = self.ram.bytes.saturating_sub(self.reserved_bytes());
-        Budget { vram_bytes: self.vram.bytes, ram_bytes }
+        Budget::new(self.vram.bytes, ram_bytes)
     }
 
     /// Plans, and compares with the fixed policies.
@@ -163,7 +163,7 @@ impl Request {
         };
         let task = training_task(&self.config, options, accumulate).ok()?;
         // With no device memory at all, the answer is what it would take.
-        match plan(&task, &self.profile, Budget { vram_bytes: 0, ram_bytes }, forced) {
+        match plan(&task, &self.profile, Budget::new(0, ram_bytes), forced) {
             Err(PlanError::TooSmall(least)) => Some(*least),
             _ => None,
         }

@@ -3,7 +3,7 @@
 use super::request::{Answer, Request};
 use crate::save_mode::SaveModeArg;
 use crate::size::show;
-use storm_plan::Prediction;
+use storm_plan::{Prediction, Tier};
 
 /// What device memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +37,12 @@ impl Request {
         }
         // A limit that was given is for the host's part alone; one that was found is for everything.
         let beside = match (self.device_memory, &self.ram.origin) {
-            (DeviceMemory::OfHost, Some(_)) => prediction.vram_peak_bytes,
+            (DeviceMemory::OfHost, Some(_)) => prediction.peak_bytes[Tier::DEVICE],
             _ => 0,
         };
-        let taken =
-            prediction.ram_peak_bytes.saturating_add(beside).saturating_add(self.beside_bytes);
+        let taken = prediction.peak_bytes[Tier::HOST]
+            .saturating_add(beside)
+            .saturating_add(self.beside_bytes);
         let left_bytes = self.ram.bytes.saturating_sub(taken);
         match left_bytes >= self.checkpoint_bytes {
             true => Saving::Background,
@@ -101,7 +102,7 @@ mod tests {
     use crate::memory_limits::Limit;
     use crate::plan::StepSize;
     use storm_model::preset;
-    use storm_plan::{Forced, HardwareProfile};
+    use storm_plan::{Budget, Forced, HardwareProfile};
     use storm_train::{Precision, TrainOptions};
 
     fn request(save_mode: SaveModeArg, ram: Limit, device_memory: DeviceMemory) -> Request {
@@ -125,8 +126,7 @@ mod tests {
     #[test]
     fn a_snapshot_takes_what_the_plan_leaves() {
         let prediction = |ram_peak_bytes| Prediction {
-            ram_peak_bytes,
-            vram_peak_bytes: 500,
+            peak_bytes: Budget::new(500, ram_peak_bytes),
             step_seconds: 1.0,
             busy: [0.0; 3],
             recompute_fraction: 0.0,
@@ -148,9 +148,9 @@ mod tests {
         let pause = request(SaveModeArg::Pause, given(900), DeviceMemory::Own);
         check(pause, 0, Saving::Asked);
         let forced = request(SaveModeArg::Background, given(50), DeviceMemory::Own);
-        assert_eq!((forced.reserved_bytes(), forced.budget().ram_bytes), (100, 0));
+        assert_eq!((forced.reserved_bytes(), forced.budget()[Tier::HOST]), (100, 0));
         let busy = Request { beside_bytes: 120, ..auto(given(300), DeviceMemory::OfHost) };
-        assert_eq!((busy.reserved_bytes(), busy.budget().ram_bytes), (120, 180));
+        assert_eq!((busy.reserved_bytes(), busy.budget()[Tier::HOST]), (120, 180));
         check(busy, 100, Saving::NoRoom { left_bytes: 80 });
         check(forced, 50, Saving::Background);
     }

@@ -6,7 +6,7 @@ use crate::hardware::bus;
 use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
-use storm_plan::{Holding, Prediction, Queue, SavedUnit, Storage, TensorKind};
+use storm_plan::{Holding, Prediction, Queue, SavedUnit, Storage, TensorKind, Tier};
 use storm_train::Precision;
 
 /// Of a line.
@@ -121,9 +121,9 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
     let planned = &answer.planned;
     let mut lines = vec![row("tensors", "where", ["device", "host", "in / step", "out / step"])];
     for holding in planned.plan.holdings() {
-        let Holding { kind, device_bytes, host_bytes, h2d_bytes, d2h_bytes } = holding;
+        let Holding { kind, bytes, h2d_bytes, d2h_bytes } = holding;
         let place = words::place(kind, &planned.decisions);
-        let sizes = [device_bytes, host_bytes, h2d_bytes, d2h_bytes];
+        let sizes = [bytes[Tier::DEVICE], bytes[Tier::HOST], h2d_bytes, d2h_bytes];
         lines.push(sizes_row(kind.name(), &place, sizes));
         if let Some(moves) = words::moves(kind, &planned.decisions, answer.groups()) {
             lines.push(format!("{:<19} {moves}", ""));
@@ -137,9 +137,12 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
         "device",
         [request.profile.overhead_bytes, 0, 0, 0],
     ));
-    let Prediction { vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes, .. } =
-        planned.prediction;
-    lines.push(sizes_row("peak", "", [vram_peak_bytes, ram_peak_bytes, h2d_bytes, d2h_bytes]));
+    let Prediction { peak_bytes, h2d_bytes, d2h_bytes, .. } = planned.prediction;
+    lines.push(sizes_row(
+        "peak",
+        "",
+        [peak_bytes[Tier::DEVICE], peak_bytes[Tier::HOST], h2d_bytes, d2h_bytes],
+    ));
     let snapshot = request.saving(&planned.prediction).snapshot_bytes(request);
     if snapshot > 0 {
         lines.push(sizes_row("snapshot", "host, for checkpoints", [0, snapshot, 0, 0]));
@@ -175,8 +178,8 @@ fn policies(request: &Request, answer: &Answer) -> Vec<String> {
             "{name:<14} {:>9} {:>8.3} {:>11} {:>11} {:>11} {compute:>8} {into:>5} {out:>5} {:>7}",
             grouped(speed.round() as u64),
             prediction.step_seconds,
-            show(prediction.vram_peak_bytes),
-            show(prediction.ram_peak_bytes),
+            show(prediction.peak_bytes[Tier::DEVICE]),
+            show(prediction.peak_bytes[Tier::HOST]),
             show(prediction.h2d_bytes + prediction.d2h_bytes),
             percent(prediction.recompute_fraction),
         )

@@ -7,7 +7,7 @@ use crate::plan::{Answer, StepSize};
 use crate::size;
 use anyhow::Result;
 use std::sync::Arc;
-use storm_plan::{PlanError, simulate};
+use storm_plan::{PlanError, Tier, simulate};
 use storm_train::{
     Alarm, Batch, BatchSource, Notice, OnAlarm, PlannedTrainer, Preparation, Prepared, TrainError,
     prepare, try_plan,
@@ -34,7 +34,7 @@ pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<PlannedTrainer<D>> {
 }
 
 fn note_peak(setup: &mut Setup) {
-    let planned = setup.answer.planned.prediction.vram_peak_bytes;
+    let planned = setup.answer.planned.prediction.peak_bytes[Tier::DEVICE];
     setup.vram_bytes_planned = setup.vram_bytes_planned.max(planned);
 }
 
@@ -60,8 +60,8 @@ fn committed<D: Trains>(
     let device = || D::options(setup, None);
     let Prepared { trainer, prediction, .. } = prepare(&preparation, device, |notice| {
         if let Notice::Refused { reason, budget } = notice {
-            let vram = size::show(budget.vram_bytes);
-            let ram = size::show(budget.ram_bytes);
+            let vram = size::show(budget[Tier::DEVICE]);
+            let ram = size::show(budget[Tier::HOST]);
             eprintln!("warning: {reason}; planning with {vram} of device and {ram} of host memory");
         }
     })?;
@@ -122,7 +122,7 @@ pub(super) fn within_less<D: Trains>(
 ) -> Result<(PlannedTrainer<D>, OnAlarm)> {
     let device = trainer.into_device();
     let before = setup.request.vram.bytes;
-    let planned = setup.answer.planned.prediction.vram_peak_bytes;
+    let planned = setup.answer.planned.prediction.peak_bytes[Tier::DEVICE];
     setup.request.vram.bytes = alarm.smaller_budget(planned, before);
     let on_alarm = match plan_anew(setup) {
         Ok(_) => {

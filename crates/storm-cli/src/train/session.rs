@@ -16,6 +16,7 @@ use storm_device::PlanDevice;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_model::{IfExists, SaveOptions, WeightDtype};
+use storm_plan::Tier;
 use storm_train::{
     BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, PlannedTrainer,
     Precision, Recorder, Run, Stop, StopReason, TensorBoardFile,
@@ -69,7 +70,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         saving::begin(setup, &mut run)?;
     };
     drop(recorder);
-    let host_bytes = run.trainer().memory_taken().host_bytes as u64;
+    let host_bytes = run.trainer().memory_taken()[Tier::HOST] as u64;
     let setup = &*setup;
 
     if measure.trace().is_none() && finished.reason != StopReason::Requested {
@@ -121,7 +122,7 @@ fn begin<D: Trains>(
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = folder::checkpoints(&setup.folder)?;
     let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
-    let planned_bytes = setup.answer.planned.prediction.vram_peak_bytes;
+    let planned_bytes = setup.answer.planned.prediction.peak_bytes[Tier::DEVICE];
     run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL), on_alarm);
     Ok(run)
 }

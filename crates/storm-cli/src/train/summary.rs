@@ -2,6 +2,7 @@
 
 use super::setup::Setup;
 use crate::size;
+use storm_plan::Tier;
 use storm_train::History;
 
 /// Predicted and measured, in lines.
@@ -27,7 +28,12 @@ pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<St
     let beside = setup.request.beside_bytes;
     for (name, predicted, measured, budget) in [
         ("device", setup.vram_bytes_planned, history.device_bytes_peak(), setup.vram_bytes_allowed),
-        ("host", prediction.ram_peak_bytes + beside, host_bytes + beside, setup.request.ram.bytes),
+        (
+            "host",
+            prediction.peak_bytes[Tier::HOST] + beside,
+            host_bytes + beside,
+            setup.request.ram.bytes,
+        ),
     ] {
         lines.push(format!(
             "{name:<10} {:>12} {:>12} {:>+7.1}% {:>12} {}",

@@ -8,7 +8,7 @@ use std::time::Instant;
 use storm_device::cuda::{CudaDevice, CudaPlanDevice};
 use storm_exec::trace;
 use storm_model::build;
-use storm_plan::{Queue, Storage};
+use storm_plan::{Queue, Storage, Tier};
 use storm_train::Trainer;
 
 /// The model of all claims.
@@ -69,13 +69,13 @@ fn budgeted(args: &RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     let measured: Measured<CudaPlanDevice> = run.run(None)?;
     let plan = measured.trainer.plan();
     let overlap = trace::overlap(plan, &measured.trace);
-    let stored = trace::summarize(plan, &measured.trace).host_peak_bytes;
-    let held = measured.trainer.memory_taken().host_bytes;
+    let stored = trace::summarize(plan, &measured.trace).peak_bytes[Tier::HOST];
+    let held = measured.trainer.memory_taken()[Tier::HOST];
     let percent = |share: f64| format!("{:.2} %", 100.0 * share);
     let ratio = held as f64 / stored.max(1) as f64;
     let prediction = &measured.prediction;
     let off = |measured: f64, predicted: f64| (measured - predicted) / predicted;
-    let memory_off = off(measured.vram_bytes as f64, prediction.vram_peak_bytes as f64);
+    let memory_off = off(measured.vram_bytes as f64, prediction.peak_bytes[Tier::DEVICE] as f64);
     let time_off = off(measured.step_seconds, prediction.step_seconds);
     let [in_use, budget] = [measured.vram_bytes, vram_bytes].map(size::show);
     Ok(vec![

@@ -55,7 +55,7 @@ impl<D: PlanDevice> Planned<D> {
         let (elements, end) = (lasting.tensor.shape.elements(), first.saturating_add(values.len()));
         let given = if end > elements { end } else { elements };
         check(&lasting.tensor, T::DTYPE, given)?;
-        let Place { tier, offset } = nearest(lasting, Tier::Host);
+        let Place { tier, offset } = nearest(lasting, Tier::HOST);
         let place = Place { tier, offset: offset + first * size_of::<T>() };
         Ok(self.device.read(place, bytes_of_mut(values))?)
     }
@@ -72,7 +72,7 @@ impl<D: PlanDevice> Planned<D> {
     ) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check_bytes(&lasting.tensor, first, bytes.len())?;
-        let Place { tier, offset } = nearest(lasting, Tier::Host);
+        let Place { tier, offset } = nearest(lasting, Tier::HOST);
         Ok(self.device.read(Place { tier, offset: offset + first }, bytes)?)
     }
 
@@ -92,7 +92,7 @@ impl<D: PlanDevice> Planned<D> {
                     given_bytes: bytes.len(),
                 }));
             }
-            places.push((nearest(lasting, Tier::Host), bytes));
+            places.push((nearest(lasting, Tier::HOST), bytes));
         }
         Ok(self.device.read_all(places)?)
     }
@@ -125,7 +125,7 @@ impl<D: PlanDevice> Planned<D> {
     /// From the device.
     pub fn read_scalar(&mut self, operand: Operand) -> Result<f32, ExecError> {
         let mut bytes = [0; size_of::<f32>()];
-        self.device.read(Place { tier: Tier::Device, offset: operand.offset }, &mut bytes)?;
+        self.device.read(Place { tier: Tier::DEVICE, offset: operand.offset }, &mut bytes)?;
         Ok(f32::from_ne_bytes(bytes))
     }
 
@@ -156,9 +156,9 @@ impl<D: PlanDevice> Planned<D> {
         for (_, id) in node.op.operands() {
             places.push((id, self.place_operand(graph.tensor(id), given, &mut room)?));
         }
-        let made = match nearest(target, Tier::Device) {
-            place @ Place { tier: Tier::Device, .. } => place,
-            _ => Place { tier: Tier::Device, offset: room.take(output)? },
+        let made = match nearest(target, Tier::DEVICE) {
+            place @ Place { tier: Tier::DEVICE, .. } => place,
+            _ => Place { tier: Tier::DEVICE, offset: room.take(output)? },
         };
         places.push((node.outputs[0], made.offset));
         for &id in &node.outputs[1..] {
@@ -182,7 +182,7 @@ impl<D: PlanDevice> Planned<D> {
         given: &[(&str, &[u8])],
         room: &mut Room,
     ) -> Result<usize, ExecError> {
-        let on_device = |offset| Place { tier: Tier::Device, offset };
+        let on_device = |offset| Place { tier: Tier::DEVICE, offset };
         if let Some((_, bytes)) = given.iter().find(|(name, _)| *name == operand.name) {
             if bytes.len() != operand.size_bytes() {
                 return Err(ExecError::Device(DeviceError::WrongSize {
@@ -197,8 +197,8 @@ impl<D: PlanDevice> Planned<D> {
         }
         let lasting = &self.plan.lasting[self.find(&operand.name)?];
         check(&lasting.tensor, operand.dtype, operand.shape.elements())?;
-        match nearest(lasting, Tier::Device) {
-            Place { tier: Tier::Device, offset } => Ok(offset),
+        match nearest(lasting, Tier::DEVICE) {
+            Place { tier: Tier::DEVICE, offset } => Ok(offset),
             from => {
                 let offset = room.take(operand)?;
                 self.copy(from, on_device(offset), operand.size_bytes())?;

@@ -8,9 +8,9 @@ use crate::ExecError;
 use exchange::Exchange;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use storm_device::{MemoryTaken, PlanDevice, Trace};
+use storm_device::{PlanDevice, Trace};
 use storm_graph::Tensor;
-use storm_plan::{CheckedPlan, Plan, Run, SegmentId};
+use storm_plan::{CheckedPlan, PerTier, Plan, Run, SegmentId};
 
 /// What a step takes from the host and hands back to it. `micro_batch` counts through the whole
 /// step; it is none for what a step has once.
@@ -223,7 +223,7 @@ impl<D: PlanDevice> Planned<D> {
     }
 
     /// What is taken in each tier.
-    pub fn memory_taken(&self) -> MemoryTaken {
+    pub fn memory_taken(&self) -> PerTier<usize> {
         self.device.memory_taken()
     }
 }

@@ -1,8 +1,7 @@
 use crate::ExecError;
 use std::ops::Range;
 use storm_graph::Tensor;
-use storm_plan::ALIGNMENT;
-use storm_plan::{Plan, Tier};
+use storm_plan::{ALIGNMENT, Plan, Tier};
 
 /// Device memory between steps: whatever no lasting tensor covers is free.
 pub(crate) struct Room {
@@ -13,14 +12,14 @@ impl Room {
     pub(crate) fn between_steps(plan: &Plan) -> Room {
         let mut taken: Vec<Range<usize>> = Vec::new();
         for lasting in &plan.lasting {
-            for place in lasting.places.iter().filter(|place| place.tier == Tier::Device) {
+            for place in lasting.places.iter().filter(|place| place.tier == Tier::DEVICE) {
                 taken.push(place.offset..place.offset + lasting.tensor.size_bytes());
             }
         }
         taken.sort_by_key(|range| range.start);
         let mut free = Vec::new();
         let mut start: usize = 0;
-        for range in taken.iter().chain([&(plan.device_bytes..plan.device_bytes)]) {
+        for range in taken.iter().chain([&(plan.bytes[Tier::DEVICE]..plan.bytes[Tier::DEVICE])]) {
             if start < range.start {
                 free.push(start..range.start);
             }
@@ -46,7 +45,7 @@ impl Room {
 mod tests {
     use super::*;
     use storm_graph::{DType, TensorClass};
-    use storm_plan::{Lasting, Place};
+    use storm_plan::{Lasting, PerTier, Place};
 
     fn tensor(bytes: usize) -> Tensor {
         let class = TensorClass::Gradient;
@@ -62,11 +61,11 @@ mod tests {
         };
         let plan = Plan {
             lasting: vec![
-                lasting(300, Tier::Device, 1024),
-                lasting(10, Tier::Device, 0),
-                lasting(4096, Tier::Host, 0),
+                lasting(300, Tier::DEVICE, 1024),
+                lasting(10, Tier::DEVICE, 0),
+                lasting(4096, Tier::HOST, 0),
             ],
-            device_bytes: 2048,
+            bytes: PerTier::new(2048, 0),
             ..Plan::default()
         };
         // Free are 256..1024 and 1536..2048.

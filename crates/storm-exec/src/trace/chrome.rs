@@ -4,7 +4,7 @@ use super::summary::largest_class;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use storm_device::{Span, Trace, WaitedFor};
-use storm_plan::{InstructionId, Plan, Queue, Tier, Work};
+use storm_plan::{InstructionId, Plan, Queue, Work};
 
 /// Writes a trace as Chrome and Perfetto read it: a thread per queue, arrows from what was waited
 /// for to who waited, and the bytes in use of each tier.
@@ -21,10 +21,7 @@ pub fn write_chrome(plan: &Plan, trace: &Trace, out: &mut impl Write) -> io::Res
     }
     events.arrows(plan, trace)?;
     for point in occupancy(plan, trace) {
-        let name = match point.tier {
-            Tier::Device => "device memory in use",
-            Tier::Host => "host memory in use",
-        };
+        let name = format!("{} memory in use", point.tier);
         let ts = events.microseconds(point.start_ns);
         let args = json!({"bytes": point.bytes});
         events.add(json!({"ph": "C", "pid": 1, "name": name, "ts": ts, "args": args}))?;

@@ -30,7 +30,7 @@ pub fn occupancy(plan: &Plan, trace: &Trace) -> Vec<Occupancy> {
     }
     let first_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let mut all = Vec::new();
-    for tier in [Tier::Device, Tier::Host] {
+    for tier in plan.tiers() {
         let mut bytes = always.bytes(tier) as isize;
         all.push(Occupancy { start_ns: first_ns, tier, bytes: bytes as usize });
         for (start_ns, change) in uses.changes(tier) {
@@ -56,7 +56,7 @@ fn touches(plan: &Plan, span: &Span) -> Vec<Touch> {
             let reads = compute.reads.iter().map(|operand| (operand, false));
             let writes = compute.writes.iter().map(|operand| (operand, true));
             let touch = |(operand, is_write): (&storm_plan::Operand, bool)| Touch {
-                tier: Tier::Device,
+                tier: Tier::DEVICE,
                 offset: operand.offset,
                 bytes: size(operand),
                 is_write,
@@ -64,10 +64,10 @@ fn touches(plan: &Plan, span: &Span) -> Vec<Touch> {
             reads.chain(writes).map(touch).collect()
         }
         Work::Copy(copy) => {
-            let ends = [(Tier::Device, copy.device), (Tier::Host, copy.host)];
+            let ends = [(Tier::DEVICE, copy.device), (Tier::HOST, copy.host)];
             let written = match copy.direction {
-                Direction::ToDevice => Tier::Device,
-                Direction::ToHost => Tier::Host,
+                Direction::ToDevice => Tier::DEVICE,
+                Direction::ToHost => Tier::HOST,
             };
             let touches = ends.into_iter().flat_map(|(tier, start)| {
                 copy.values.iter().map(move |operand| Touch {
@@ -94,8 +94,8 @@ impl Always {
             let bytes = lasting.tensor.size_bytes();
             lasting.places.iter().map(move |place| (place.tier, place.offset, bytes))
         });
-        let inputs = plan.inputs.iter().map(|i| (Tier::Host, i.host, i.tensor.size_bytes()));
-        let results = plan.results.iter().map(|r| (Tier::Host, r.host, r.tensor.size_bytes()));
+        let inputs = plan.inputs.iter().map(|i| (Tier::HOST, i.host, i.tensor.size_bytes()));
+        let results = plan.results.iter().map(|r| (Tier::HOST, r.host, r.tensor.size_bytes()));
         let all = lasting.chain(inputs).chain(results);
         let mut ranges: Vec<_> =
             all.map(|(tier, start, bytes)| (tier, start, start + bytes)).collect();

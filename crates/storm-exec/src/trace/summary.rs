@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use storm_device::{Span, Trace};
 use storm_graph::TensorClass;
-use storm_plan::{Copy, Direction, Plan, Queue, Tier, Work};
+use storm_plan::{Copy, Direction, PerTier, Plan, Queue, Tier, Work};
 
 /// A trace in numbers.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,10 +19,8 @@ pub struct Summary {
     pub transfers: Vec<TransferSummary>,
     /// Why the compute queue did not work all the time, longest first.
     pub stalls: Vec<Stall>,
-    /// Most bytes of device memory that held something needed at a time.
-    pub device_peak_bytes: usize,
-    /// The same of host memory.
-    pub host_peak_bytes: usize,
+    /// Most bytes that held something needed at a time.
+    pub peak_bytes: PerTier<usize>,
 }
 
 /// What a queue did.
@@ -101,8 +99,7 @@ pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
         queues: queues.to_vec(),
         transfers: transfers(plan, trace, &compute_busy),
         stalls: stalls(&stall_spans(plan, &compute, start_ns, end_ns)),
-        device_peak_bytes: peak(Tier::Device),
-        host_peak_bytes: peak(Tier::Host),
+        peak_bytes: PerTier::from_fn(peak),
     }
 }
 
@@ -168,7 +165,7 @@ impl fmt::Display for Summary {
             let busy = ms(*busy_ns);
             writeln!(f, "  {name:<16} {busy:>10.3} ms {share:>6.1} % {instructions:>8} runs")?;
         }
-        let (device, host) = (self.device_peak_bytes as f64, self.host_peak_bytes as f64);
+        let [device, host] = [Tier::DEVICE, Tier::HOST].map(|tier| self.peak_bytes[tier] as f64);
         writeln!(f, "in use at most: device {:.1} MB, host {:.1} MB", mb(device), mb(host))?;
         writeln!(f, "transfers")?;
         for transfer in &self.transfers {

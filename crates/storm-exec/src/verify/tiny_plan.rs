@@ -8,8 +8,8 @@ use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass, Training};
 use storm_plan::{
     CheckedPlan, Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting,
-    MemoryBudget, Operand, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId,
-    Work, check,
+    Operand, PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
+    check,
 };
 
 /// f32 values of every tensor: enough for kernels to use more than one thread, and for a race to
@@ -151,9 +151,9 @@ impl PlanBuilder {
 
     /// Checks the plan over this many slots.
     pub(crate) fn checked(mut self, device_slots: usize, host_slots: usize) -> Arc<CheckedPlan> {
-        let (device_bytes, host_bytes) = (device_slots * SLOT, host_slots * SLOT);
-        (self.plan.device_bytes, self.plan.host_bytes) = (device_bytes, host_bytes);
-        let checked = check(self.plan, MemoryBudget { device_bytes, host_bytes });
+        let bytes = PerTier::new(device_slots * SLOT, host_slots * SLOT);
+        self.plan.bytes = bytes;
+        let checked = check(self.plan, bytes);
         Arc::new(checked.unwrap_or_else(|error| panic!("{error}")))
     }
 }
@@ -305,9 +305,9 @@ pub(crate) fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
     let run = |segment, times| Run { segment, times };
     builder.plan.step = vec![run(first, 1), run(middle, repetitions), run(last, 1)];
     builder.plan.flush = Some(flush);
-    builder.lasting(w, &[(Tier::Device, device::W), (Tier::Host, host::W)]);
-    builder.lasting(values.gradient, &[(Tier::Device, device::GRADIENT)]);
-    builder.lasting(m, &[(Tier::Host, host::M)]);
+    builder.lasting(w, &[(Tier::DEVICE, device::W), (Tier::HOST, host::W)]);
+    builder.lasting(values.gradient, &[(Tier::DEVICE, device::GRADIENT)]);
+    builder.lasting(m, &[(Tier::HOST, host::M)]);
     for (index, copies) in [[first0, middle0], [first1, middle1]].into_iter().enumerate() {
         let in_group = Some(index as u16);
         let fetches = copies.map(|copy| copy.fetch_x);

@@ -3,7 +3,8 @@
 use super::error::{Actor, CheckError, Found, Spot};
 use super::memory::{Conflict, Content, Stamp};
 use super::walk::Walk;
-use crate::plan::{Tier, ValueId};
+use crate::plan::ValueId;
+use crate::tier::Tier;
 use std::ops::Range;
 
 impl Walk<'_> {

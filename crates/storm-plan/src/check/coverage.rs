@@ -2,7 +2,8 @@
 
 use super::error::{Actor, CheckError};
 use super::structure::{aligned, check_copy, within};
-use crate::plan::{Compute, InstructionId, Operand, Plan, Tier, Work};
+use crate::plan::{Compute, InstructionId, Operand, Plan, Work};
+use crate::tier::Tier;
 use storm_graph::Graph;
 
 /// What a node asks of its memory.
@@ -77,7 +78,7 @@ impl ComputeCheck<'_> {
         for (&place, (name, size)) in places.iter().zip(tensors) {
             let what = || format!("{name} of {}", self.actor());
             aligned(what, place)?;
-            within(self.plan, what, Tier::Device, place, *size)?;
+            within(self.plan, what, Tier::DEVICE, place, *size)?;
         }
         let outputs = self.needs.operand_count..tensors.len();
         self.covered(&self.compute.reads, 0..self.needs.operand_count)?;

@@ -1,6 +1,7 @@
 //! What the checker says.
 
-use crate::plan::{InstructionId, Plan, Tier, ValueId};
+use crate::plan::{InstructionId, Plan, ValueId};
+use crate::tier::Tier;
 use std::fmt;
 use std::ops::Range;
 
@@ -64,7 +65,7 @@ impl fmt::Display for Spot {
             None => f.write_str("padding")?,
         }
         let Range { start, end } = self.bytes;
-        write!(f, " at {} bytes {start}..{end}", tier_name(self.tier))
+        write!(f, " at {} bytes {start}..{end}", self.tier)
     }
 }
 
@@ -144,7 +145,7 @@ pub enum CheckError {
         awaited: Actor,
     },
     /// Bytes beyond the end of a tier.
-    #[error("{what} takes {} bytes {}..{} of {size}", tier_name(*tier), bytes.start, bytes.end)]
+    #[error("{what} takes {tier} bytes {}..{} of {size}", bytes.start, bytes.end)]
     OutOfBounds {
         /// Who takes them.
         what: String,
@@ -156,7 +157,7 @@ pub enum CheckError {
         size: usize,
     },
     /// A tier that is larger than allowed.
-    #[error("the plan needs {needed} {} bytes, the budget is {budget}", tier_name(*tier))]
+    #[error("the plan needs {needed} {tier} bytes, the budget is {budget}")]
     OverBudget {
         /// Which memory.
         tier: Tier,
@@ -253,11 +254,4 @@ pub enum CheckError {
         /// How many were looked at.
         times: usize,
     },
-}
-
-pub(super) fn tier_name(tier: Tier) -> &'static str {
-    match tier {
-        Tier::Device => "device",
-        Tier::Host => "host",
-    }
 }

@@ -2,7 +2,8 @@
 
 use super::error::{Actor, CheckError};
 use super::structure::{aligned, within};
-use crate::plan::{Direction, InstructionId, Plan, Run, SegmentId, Tier, ValueId, Work};
+use crate::plan::{Direction, InstructionId, Plan, Run, SegmentId, ValueId, Work};
+use crate::tier::Tier;
 use storm_graph::Tensor;
 
 /// What the host does around the segments.
@@ -127,7 +128,7 @@ fn areas(plan: &Plan) -> Result<Vec<Area<'_>>, CheckError> {
             return area.error(format!("its value `{value}` has {size} bytes"));
         }
         aligned(|| format!("`{}`", area.tensor.name), area.start)?;
-        within(plan, || format!("`{}`", area.tensor.name), Tier::Host, area.start, size)?;
+        within(plan, || format!("`{}`", area.tensor.name), Tier::HOST, area.start, size)?;
         area.end += size;
         if area.copies.is_empty() && area.direction == Direction::ToHost {
             return area.error("no copy brings the result".to_owned());

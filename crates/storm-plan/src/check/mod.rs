@@ -1,6 +1,6 @@
 //! Proves that a plan is safe to run.
 //!
-//! Every byte of both tiers is followed through a step: which value lies there, in which version,
+//! Every byte of every tier is followed through a step: which value lies there, in which version,
 //! who wrote it, who read it. A plan passes if
 //! - every read is ordered after the write of what it reads, and every write after all earlier
 //!   accesses of the same bytes, by queues and waits alone (happens-before, with vector clocks over
@@ -38,19 +38,11 @@ mod walk;
 pub use error::{Actor, CheckError, Found, Spot};
 
 use crate::plan::{Plan, Run};
+use crate::tier::PerTier;
 use heard::Heard;
 use host::HostWork;
 use std::ops::Deref;
 use walk::Walk;
-
-/// How much memory a plan may take in each tier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryBudget {
-    /// The device's own block.
-    pub device_bytes: usize,
-    /// Pinned memory of the host.
-    pub host_bytes: usize,
-}
 
 /// A plan that [`check`] found safe. Devices take nothing else: their memory safety rests on it.
 #[derive(Clone, Debug)]
@@ -73,11 +65,11 @@ impl Deref for CheckedPlan {
     }
 }
 
-/// Checks a plan and vouches for it.
+/// Checks a plan and vouches for it. It may take as much memory of each tier as `budget` says.
 ///
 /// # Errors
 /// The first problem: which instructions, which value, which bytes.
-pub fn check(plan: Plan, budget: MemoryBudget) -> Result<CheckedPlan, CheckError> {
+pub fn check(plan: Plan, budget: PerTier<usize>) -> Result<CheckedPlan, CheckError> {
     verify(&plan, budget)?;
     Ok(CheckedPlan { plan })
 }
@@ -86,7 +78,7 @@ pub fn check(plan: Plan, budget: MemoryBudget) -> Result<CheckedPlan, CheckError
 ///
 /// # Errors
 /// As [`check`].
-pub fn verify(plan: &Plan, budget: MemoryBudget) -> Result<(), CheckError> {
+pub fn verify(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckError> {
     structure::check(plan, budget)?;
     let host_work = HostWork::new(plan);
     let mut heard = Heard::new(plan);

@@ -1,19 +1,17 @@
 //! What can be checked without following the step: references, bounds, segments.
 
 use super::error::{Actor, CheckError};
-use super::{MemoryBudget, coverage, host};
+use super::{coverage, host};
 use crate::pack::ALIGNMENT;
-use crate::plan::{Copy, InstructionId, Lasting, Plan, Tier, ValueId, Work};
+use crate::plan::{Copy, InstructionId, Lasting, Plan, ValueId, Work};
+use crate::tier::{PerTier, Tier};
 use std::ops::Range;
 
 /// Everything that [`super::walk`] may take for granted.
-pub(super) fn check(plan: &Plan, budget: MemoryBudget) -> Result<(), CheckError> {
-    for (tier, needed, budget) in [
-        (Tier::Device, plan.device_bytes, budget.device_bytes),
-        (Tier::Host, plan.host_bytes, budget.host_bytes),
-    ] {
-        if needed > budget {
-            return Err(CheckError::OverBudget { tier, needed, budget });
+pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckError> {
+    for (tier, &needed) in plan.bytes.iter() {
+        if needed > budget[tier] {
+            return Err(CheckError::OverBudget { tier, needed, budget: budget[tier] });
         }
     }
     references(plan)?;
@@ -131,7 +129,7 @@ fn check_lasting(plan: &Plan, lasting: &Lasting) -> Result<(), CheckError> {
 }
 
 pub(super) fn check_copy(plan: &Plan, id: InstructionId, copy: &Copy) -> Result<(), CheckError> {
-    for (tier, offset) in [(Tier::Device, copy.device), (Tier::Host, copy.host)] {
+    for (tier, offset) in [(Tier::DEVICE, copy.device), (Tier::HOST, copy.host)] {
         within(plan, || Actor::instruction(plan, id).to_string(), tier, offset, copy.bytes)?;
     }
     let error = |problem: String| {
@@ -168,10 +166,7 @@ pub(super) fn within(
     offset: usize,
     bytes: usize,
 ) -> Result<(), CheckError> {
-    let size = match tier {
-        Tier::Device => plan.device_bytes,
-        Tier::Host => plan.host_bytes,
-    };
+    let size = plan.bytes[tier];
     let end = offset.saturating_add(bytes);
     match end <= size && end - offset == bytes {
         true => Ok(()),

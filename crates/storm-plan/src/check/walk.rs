@@ -9,20 +9,20 @@ use super::heard::Heard;
 use super::host::HostWork;
 use super::memory::{Clock, Content, HOST, Memory, Part, Stamp, THREADS, join};
 use crate::plan::{
-    Compute, Copy, Direction, InstructionId, Plan, Queue, Run, SegmentId, Tier, ValueId, Work,
+    Compute, Copy, Direction, InstructionId, Plan, Queue, Run, SegmentId, ValueId, Work,
 };
+use crate::tier::{PerTier, Tier};
 use std::ops::Range;
 
 /// Repetitions after which memory has to look the same as one repetition earlier.
 const REPETITIONS_MAX: usize = 4;
 
-/// The state of both tiers and of everybody's knowledge, from one barrier to the next.
+/// The state of all tiers and of everybody's knowledge, from one barrier to the next.
 pub(super) struct Walk<'a> {
     pub(super) plan: &'a Plan,
     host_work: &'a HostWork,
     heard: &'a mut Heard,
-    device: Memory,
-    host: Memory,
+    memory: PerTier<Memory>,
     /// By value: how many times it was written.
     versions: Vec<u32>,
     /// By thread: what is done when its next action starts.
@@ -46,8 +46,7 @@ impl<'a> Walk<'a> {
             plan,
             host_work,
             heard,
-            device: Memory::default(),
-            host: Memory::default(),
+            memory: PerTier::default(),
             versions: vec![0; plan.values.len()],
             known: [[0; THREADS]; THREADS],
             done: vec![None; plan.instructions.len()],
@@ -56,8 +55,7 @@ impl<'a> Walk<'a> {
         };
         for (_, spot) in resting(plan) {
             let content = Some(Content { value: spot.value, version: 0, position: 0 });
-            let memory = walk.memory(spot.tier);
-            memory
+            walk.memory[spot.tier]
                 .write(spot.bytes, Stamp::default(), &[0; THREADS], content)
                 .expect("nobody has touched anything yet");
         }
@@ -74,7 +72,7 @@ impl<'a> Walk<'a> {
         }
         for (tensor, spot) in resting(self.plan) {
             let version = self.versions[spot.value.index()];
-            for Part { bytes, content, .. } in self.memory(spot.tier).look(spot.bytes.clone()) {
+            for Part { bytes, content, .. } in self.memory[spot.tier].look(spot.bytes.clone()) {
                 let position = bytes.start - spot.bytes.start;
                 let wanted = Content { value: spot.value, version, position };
                 if content != Some(wanted) {
@@ -111,8 +109,7 @@ impl<'a> Walk<'a> {
 
     /// What lies where, and whether it is current: all that matters to a later reader.
     fn contents(&self) -> Vec<(Tier, Range<usize>, ValueId, usize, bool)> {
-        let tiers = [(Tier::Device, &self.device), (Tier::Host, &self.host)];
-        let all = tiers.into_iter().flat_map(|(tier, memory)| {
+        let all = self.memory.iter().flat_map(|(tier, memory)| {
             memory.contents().into_iter().map(move |(bytes, content)| (tier, bytes, content))
         });
         all.map(|(tier, bytes, content)| {
@@ -157,9 +154,9 @@ impl<'a> Walk<'a> {
         let version = self.versions[input.value.index()];
         let content = Content { value: input.value, version, position: 0 };
         let bytes = input.host..input.host + self.plan.value(input.value).size_bytes;
-        self.host.write(bytes.clone(), writer, &clock, Some(content)).map_err(|conflict| {
-            self.write_conflict(Actor::Host, Some(input.value), Tier::Host, conflict)
-        })
+        self.memory[Tier::HOST].write(bytes.clone(), writer, &clock, Some(content)).map_err(
+            |conflict| self.write_conflict(Actor::Host, Some(input.value), Tier::HOST, conflict),
+        )
     }
 
     /// The host reads a result some time after its copies are done and before they run again. Until
@@ -175,8 +172,8 @@ impl<'a> Walk<'a> {
         }
         let start = result.host;
         let end = start + self.plan.value(result.value).size_bytes;
-        for Part { bytes, content, written } in self.host.look(start..end) {
-            let spot = || Spot::new(self.plan, Some(result.value), Tier::Host, bytes.clone());
+        for Part { bytes, content, written } in self.memory[Tier::HOST].look(start..end) {
+            let spot = || Spot::new(self.plan, Some(result.value), Tier::HOST, bytes.clone());
             if written.count > clock[written.thread] {
                 let writer = self.actor(written);
                 return Err(CheckError::UnorderedRead {
@@ -230,15 +227,15 @@ impl<'a> Walk<'a> {
             let bytes = start..start + self.plan.value(value).size_bytes;
             let version = self.versions[value.index()];
             let mut wrong = None;
-            let read = self.device.read(bytes, stamp, clock, |bytes, content| {
+            let read = self.memory[Tier::DEVICE].read(bytes, stamp, clock, |bytes, content| {
                 let wanted = Content { value, version, position: bytes.start - start };
                 if content != Some(wanted) {
                     wrong.get_or_insert((bytes, wanted, content));
                 }
             });
-            read.map_err(|c| self.read_conflict(stamp, Some(value), Tier::Device, c))?;
+            read.map_err(|c| self.read_conflict(stamp, Some(value), Tier::DEVICE, c))?;
             if let Some((bytes, wanted, content)) = wrong {
-                return Err(self.wrong_content(stamp, Tier::Device, bytes, wanted, content));
+                return Err(self.wrong_content(stamp, Tier::DEVICE, bytes, wanted, content));
             }
         }
         for operand in &compute.writes {
@@ -247,17 +244,19 @@ impl<'a> Walk<'a> {
             self.versions[value.index()] += 1;
             let version = self.versions[value.index()];
             let content = Content { value, version, position: 0 };
-            self.device.write(bytes, stamp, clock, Some(content)).map_err(|conflict| {
-                self.write_conflict(self.actor(stamp), Some(value), Tier::Device, conflict)
-            })?;
+            self.memory[Tier::DEVICE].write(bytes, stamp, clock, Some(content)).map_err(
+                |conflict| {
+                    self.write_conflict(self.actor(stamp), Some(value), Tier::DEVICE, conflict)
+                },
+            )?;
         }
         Ok(())
     }
 
     fn copy(&mut self, copy: &Copy, stamp: Stamp, clock: &Clock) -> Result<(), CheckError> {
         let ((from, source), (to, destination)) = match copy.direction {
-            Direction::ToDevice => ((Tier::Host, copy.host), (Tier::Device, copy.device)),
-            Direction::ToHost => ((Tier::Device, copy.device), (Tier::Host, copy.host)),
+            Direction::ToDevice => ((Tier::HOST, copy.host), (Tier::DEVICE, copy.device)),
+            Direction::ToHost => ((Tier::DEVICE, copy.device), (Tier::HOST, copy.host)),
         };
         let mut carried = std::mem::take(&mut self.carried);
         carried.clear();
@@ -272,7 +271,7 @@ impl<'a> Walk<'a> {
         self.pick_up(None, (from, source), next..copy.bytes, stamp, clock, &mut carried)?;
         for (bytes, content) in &carried {
             let bytes = destination + bytes.start..destination + bytes.end;
-            self.memory(to).write(bytes, stamp, clock, *content).map_err(|conflict| {
+            self.memory[to].write(bytes, stamp, clock, *content).map_err(|conflict| {
                 let value = content.map(|content| content.value);
                 self.write_conflict(self.actor(stamp), value, to, conflict)
             })?;
@@ -294,7 +293,7 @@ impl<'a> Walk<'a> {
         let bytes = base + relative.start..base + relative.end;
         let start = bytes.start;
         let mut wrong = None;
-        let read = self.memory(tier).read(bytes, stamp, clock, |bytes, content| {
+        let read = self.memory[tier].read(bytes, stamp, clock, |bytes, content| {
             let mut taken = None;
             if let Some(value) = value {
                 let position = bytes.start - start;
@@ -315,13 +314,6 @@ impl<'a> Walk<'a> {
             Some((bytes, wanted, content)) => {
                 Err(self.wrong_content(stamp, tier, bytes, wanted, content))
             }
-        }
-    }
-
-    fn memory(&mut self, tier: Tier) -> &mut Memory {
-        match tier {
-            Tier::Device => &mut self.device,
-            Tier::Host => &mut self.host,
         }
     }
 }

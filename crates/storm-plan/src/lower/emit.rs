@@ -100,8 +100,7 @@ impl<'a> Emit<'a> {
     pub(super) fn new(lowering: &'a Lowering<'a>, decisions: &'a Decisions) -> Emit<'a> {
         let layout = Layout::new(lowering, decisions);
         let mut plan = Plan {
-            device_bytes: layout.device.size_bytes,
-            host_bytes: layout.host.size_bytes,
+            bytes: layout.bytes(),
             regions: layout.device.regions.iter().chain(&layout.host.regions).cloned().collect(),
             ..Plan::default()
         };

@@ -6,7 +6,8 @@ use super::shared::Cut;
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::decisions::{RingMemory, Streaming};
 use crate::pack::{ALIGNMENT, aligned};
-use crate::plan::{Region, Tier};
+use crate::plan::Region;
+use crate::tier::{PerTier, Tier};
 use crate::{Decisions, Storage, TensorKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -186,10 +187,15 @@ impl Ring {
 }
 
 impl Layout {
+    /// How much memory there is.
+    pub(crate) fn bytes(&self) -> PerTier<usize> {
+        PerTier::new(self.device.size_bytes, self.host.size_bytes)
+    }
+
     pub(crate) fn new(lowering: &Lowering<'_>, decisions: &Decisions) -> Layout {
         let group = decisions.group;
-        let mut device = Arena::new(Tier::Device);
-        let mut host = Arena::new(Tier::Host);
+        let mut device = Arena::new(Tier::DEVICE);
+        let mut host = Arena::new(Tier::HOST);
         let cut = lowering.cut(decisions.piece_elements);
 
         let inputs = place_inputs(lowering, group, &mut device, &mut host);

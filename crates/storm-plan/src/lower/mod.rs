@@ -22,7 +22,7 @@ mod variant;
 mod waits;
 
 use crate::plan::Plan;
-use crate::{Decisions, HardwareProfile, PlanError, SavedUnit, Storage, Task};
+use crate::{Decisions, HardwareProfile, PerTier, PlanError, SavedUnit, Storage, Task};
 use blocks::Blocks;
 use parameters::Set;
 use shared::{Cut, Shared};
@@ -119,14 +119,14 @@ impl<'a> Lowering<'a> {
         Ok(plan)
     }
 
-    /// Bytes of device and host memory that the plan of these decisions takes.
+    /// Bytes that the plan of these decisions takes.
     ///
     /// # Errors
     /// As [`Lowering::lower`].
-    pub fn memory(&self, decisions: &Decisions) -> Result<(usize, usize), PlanError> {
+    pub fn memory(&self, decisions: &Decisions) -> Result<PerTier<usize>, PlanError> {
         self.check(decisions)?;
         let layout = layout::Layout::new(self, decisions);
-        Ok((layout.device.size_bytes, layout.host.size_bytes))
+        Ok(layout.bytes())
     }
 
     /// What lies where under these decisions.

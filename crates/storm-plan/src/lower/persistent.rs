@@ -4,15 +4,16 @@ use super::emit::{Emit, Pieces};
 use super::norm::norm_names;
 use super::residency::Class;
 use crate::decisions::UpdateTime;
-use crate::plan::{Lasting, Place, Tier};
+use crate::plan::{Lasting, Place};
+use crate::tier::Tier;
 use storm_graph::{Block, DType, Shape, Tensor, TensorClass};
 
 fn on_device(offset: usize) -> Place {
-    Place { tier: Tier::Device, offset }
+    Place { tier: Tier::DEVICE, offset }
 }
 
 fn on_host(offset: usize) -> Place {
-    Place { tier: Tier::Host, offset }
+    Place { tier: Tier::HOST, offset }
 }
 
 /// A tensor of a block, wherever it rests.

@@ -3,13 +3,13 @@
 use super::Search;
 use crate::choice::{Choice, StageChoice};
 use crate::request::Placement;
+use crate::tier::{PerTier, Tier};
 use crate::{PlanError, Storage, Streaming};
 
 /// What takes the least device memory, whatever its speed.
 pub(crate) struct Smallest {
     pub(crate) choice: Choice,
-    pub(crate) device_bytes: usize,
-    pub(crate) host_bytes: usize,
+    pub(crate) bytes: PerTier<usize>,
 }
 
 impl Search<'_> {
@@ -99,9 +99,9 @@ impl Search<'_> {
 
     /// The choice, with as many blocks on the device as the host has no room for.
     fn relieved(&self, choice: Choice) -> Result<Smallest, PlanError> {
-        let limit = self.limits.host_bytes;
+        let limit = self.limits[Tier::HOST];
         let found = self.measured(choice)?;
-        if found.host_bytes <= limit {
+        if found.bytes[Tier::HOST] <= limit {
             return Ok(found);
         }
         let placements = [self.forced.gradients, self.forced.weights, self.forced.states];
@@ -135,7 +135,7 @@ impl Search<'_> {
         let (mut too_few, mut enough) = (0, 3 * self.lowering.blocks.count());
         while enough - too_few > 1 {
             let middle = too_few + (enough - too_few) / 2;
-            match self.measured(with(middle))?.host_bytes <= limit {
+            match self.measured(with(middle))?.bytes[Tier::HOST] <= limit {
                 true => enough = middle,
                 false => too_few = middle,
             }
@@ -145,13 +145,14 @@ impl Search<'_> {
 
     fn measured(&self, choice: Choice) -> Result<Smallest, PlanError> {
         let decisions = choice.decisions(self.lowering, &self.savings);
-        let (device_bytes, host_bytes) = self.lowering.memory(&decisions)?;
-        Ok(Smallest { choice, device_bytes, host_bytes })
+        let bytes = self.lowering.memory(&decisions)?;
+        Ok(Smallest { choice, bytes })
     }
 
     fn is_smaller(&self, one: &Smallest, other: &Smallest) -> bool {
         let rank = |found: &Smallest| {
-            (found.host_bytes.saturating_sub(self.limits.host_bytes), found.device_bytes)
+            let excess = found.bytes[Tier::HOST].saturating_sub(self.limits[Tier::HOST]);
+            (excess, found.bytes[Tier::DEVICE])
         };
         rank(one) < rank(other)
     }

@@ -30,7 +30,7 @@ pub(crate) fn accesses(plan: &Plan, instruction: &Instruction) -> Vec<Access> {
                 .chain(writes)
                 .map(|(operand, writes)| {
                     let end = operand.offset + plan.value(operand.value).size_bytes;
-                    Access { tier: Tier::Device, bytes: operand.offset..end, writes }
+                    Access { tier: Tier::DEVICE, bytes: operand.offset..end, writes }
                 })
                 .collect()
         }
@@ -39,8 +39,8 @@ pub(crate) fn accesses(plan: &Plan, instruction: &Instruction) -> Vec<Access> {
             let device = copy.device..copy.device + copy.bytes;
             let host = copy.host..copy.host + copy.bytes;
             vec![
-                Access { tier: Tier::Device, bytes: device, writes: into_device },
-                Access { tier: Tier::Host, bytes: host, writes: !into_device },
+                Access { tier: Tier::DEVICE, bytes: device, writes: into_device },
+                Access { tier: Tier::HOST, bytes: host, writes: !into_device },
             ]
         }
     }

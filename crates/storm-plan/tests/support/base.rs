@@ -29,7 +29,7 @@ pub(crate) fn base() -> Plan {
     kernel(&mut plan, Kernel::Add, &[(X, 0), (W, 1)], &[(Y, 2)], &[bring_w]);
     let take_y = copy(&mut plan, Direction::ToHost, 2, 2, &[Y], &[add]);
     segment(&mut plan, "body", 2);
-    lasting(&mut plan, W, &[(Tier::Host, 1)]);
+    lasting(&mut plan, W, &[(Tier::HOST, 1)]);
     input(&mut plan, X, 0, &[bring_x]);
     result(&mut plan, Y, 2, &[take_y]);
     plan

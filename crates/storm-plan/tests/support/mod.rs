@@ -17,9 +17,9 @@ pub(crate) mod small;
 pub(crate) mod toy;
 pub(crate) mod waits;
 
-use storm_plan::{MemoryBudget, Plan};
+use storm_plan::{PerTier, Plan};
 
 /// A budget that the plan just fits.
-pub(crate) fn tight_budget(plan: &Plan) -> MemoryBudget {
-    MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes }
+pub(crate) fn tight_budget(plan: &Plan) -> PerTier<usize> {
+    plan.bytes
 }

@@ -14,8 +14,7 @@ use world::{Order, World};
 pub(crate) fn judge(plan: &Plan) -> Result<(), String> {
     for instruction in &plan.instructions {
         for access in accesses(plan, instruction) {
-            let size =
-                if access.tier == Tier::Device { plan.device_bytes } else { plan.host_bytes };
+            let size = plan.bytes[access.tier];
             if access.bytes.end > size {
                 return Err(format!("{access:?} is out of bounds"));
             }
@@ -218,7 +217,7 @@ impl<'a> HistoryBuilder<'a> {
                 after.extend(result.copies.iter().filter_map(|copy| self.last_run.get(copy)));
                 self.unread.insert(index, history.events.len());
                 let end = result.host + plan.value(result.value).size_bytes;
-                let access = Access { tier: Tier::Host, bytes: result.host..end, writes: false };
+                let access = Access { tier: Tier::HOST, bytes: result.host..end, writes: false };
                 let (kind, accesses) = (Kind::ReadResult(index), vec![access]);
                 history.events.push(Event { kind, accesses, queue: None, after });
             }
@@ -231,7 +230,7 @@ impl<'a> HistoryBuilder<'a> {
         after.extend(input.copies.iter().filter_map(|copy| self.last_run.get(copy)));
         self.host_knows.push(history.events.len());
         let end = input.host + self.plan.value(input.value).size_bytes;
-        let access = Access { tier: Tier::Host, bytes: input.host..end, writes: true };
+        let access = Access { tier: Tier::HOST, bytes: input.host..end, writes: true };
         let (kind, accesses) = (Kind::WriteInput(index), vec![access]);
         history.events.push(Event { kind, accesses, queue: None, after });
     }

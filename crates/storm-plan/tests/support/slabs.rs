@@ -4,7 +4,7 @@ use super::random::Random;
 use storm_graph::{Graph, TensorClass};
 use storm_plan::{
     ALIGNMENT, Compute, Copy, Direction, GraphId, Instruction, InstructionId, Operand, Plan,
-    Segment, SegmentId, Value, ValueId, Work,
+    Segment, SegmentId, Tier, Value, ValueId, Work,
 };
 
 /// Where a slab lives.
@@ -79,14 +79,14 @@ impl Builder {
     }
 
     pub(crate) fn take_device(&mut self, size_bytes: usize) -> usize {
-        let offset = self.plan.device_bytes;
-        self.plan.device_bytes += size_bytes.next_multiple_of(ALIGNMENT);
+        let offset = self.plan.bytes[Tier::DEVICE];
+        self.plan.bytes[Tier::DEVICE] += size_bytes.next_multiple_of(ALIGNMENT);
         offset
     }
 
     pub(crate) fn take_host(&mut self, size_bytes: usize) -> usize {
-        let offset = self.plan.host_bytes;
-        self.plan.host_bytes += size_bytes.next_multiple_of(ALIGNMENT);
+        let offset = self.plan.bytes[Tier::HOST];
+        self.plan.bytes[Tier::HOST] += size_bytes.next_multiple_of(ALIGNMENT);
         offset
     }
 

@@ -2,8 +2,8 @@
 
 use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, Training};
 use storm_plan::{
-    Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Place,
-    Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
+    Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting, Operand,
+    PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
 };
 
 /// Size of every tensor and value.
@@ -36,8 +36,7 @@ pub(crate) fn empty(device_blocks: usize, host_blocks: usize) -> Plan {
     }
     Plan {
         graphs: vec![graph],
-        device_bytes: device_blocks * BLOCK,
-        host_bytes: host_blocks * BLOCK,
+        bytes: PerTier::new(device_blocks * BLOCK, host_blocks * BLOCK),
         ..Plan::default()
     }
 }

@@ -207,10 +207,10 @@ impl Toy {
         let plan = &mut self.builder.plan;
         let slab = &self.builder.slabs[slab];
         let home = match slab.home {
-            Home::Device(offset) => Place { tier: Tier::Device, offset },
-            Home::Host { offset, .. } => Place { tier: Tier::Host, offset },
+            Home::Device(offset) => Place { tier: Tier::DEVICE, offset },
+            Home::Host { offset, .. } => Place { tier: Tier::HOST, offset },
         };
-        let mirror = mirror.map(|offset| Place { tier: Tier::Host, offset });
+        let mirror = mirror.map(|offset| Place { tier: Tier::HOST, offset });
         for (part, shape) in slab.tensors.iter().zip([vec![width, width], vec![width]]) {
             let name = plan.value(part.pieces[0]).name.clone();
             let tensor = tensor(&name, &shape, class);

@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use storm_device::Trace;
 use storm_exec::trace::{Summary, summarize};
-use storm_plan::Queue;
+use storm_plan::{Queue, Tier};
 
 /// How often memory is asked for and queues are looked at: often enough for people, rarely enough to
 /// cost nothing.
@@ -80,7 +80,7 @@ impl Measure {
             seconds: step.seconds,
             tokens_per_second: step.step_tokens as f64 / step.seconds.max(1e-9),
             device_bytes: self.device_bytes,
-            host_bytes: observed.memory_taken().host_bytes as u64,
+            host_bytes: observed.memory_taken()[Tier::HOST] as u64,
             process_bytes: self.process_bytes,
             hidden_share: self.shares.map(|(hidden, _)| hidden),
             compute_share: self.shares.map(|(_, compute)| compute),

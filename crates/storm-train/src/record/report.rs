@@ -6,7 +6,7 @@ use super::{History, StepRecord};
 use std::io::{self, Write};
 use storm_device::Trace;
 use storm_exec::trace::{ReportFacts, TierLimits, write_html_after};
-use storm_plan::{Plan, Prediction};
+use storm_plan::{PerTier, Plan, Prediction, Tier};
 
 const STYLE: &str = "<style>
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(380px, 1fr)); gap: 14px; margin: 0 0 18px; }
@@ -61,12 +61,14 @@ pub fn write_report(
     before.push_str("</div>\n<h2>Predicted and measured</h2>\n");
     before.push_str(&measured(facts, history));
     let device_bytes = history.device_bytes_peak();
-    let beside_plan_bytes = device_bytes.saturating_sub(plan.device_bytes as u64);
+    let beside_plan_bytes = device_bytes.saturating_sub(plan.bytes[Tier::DEVICE] as u64);
     let page = ReportFacts {
         title: facts.title.clone(),
         rows: facts.rows.clone(),
-        device: TierLimits { budget_bytes: facts.device_budget, beside_plan_bytes },
-        host: TierLimits { budget_bytes: facts.host_budget, beside_plan_bytes: 0 },
+        limits: PerTier::new(
+            TierLimits { budget_bytes: facts.device_budget, beside_plan_bytes },
+            TierLimits { budget_bytes: facts.host_budget, beside_plan_bytes: 0 },
+        ),
     };
     write_html_after(plan, trace, &page, &before, out)
 }
@@ -174,11 +176,11 @@ fn measured(facts: &RunFacts, history: &History) -> String {
     for (name, predicted, measured, budget) in [
         (
             "device memory, peak",
-            prediction.vram_peak_bytes,
+            prediction.peak_bytes[Tier::DEVICE],
             history.device_bytes_peak(),
             facts.device_budget,
         ),
-        ("host memory of the plan", prediction.ram_peak_bytes, host, facts.host_budget),
+        ("host memory of the plan", prediction.peak_bytes[Tier::HOST], host, facts.host_budget),
     ] {
         row([
             name.to_owned(),

@@ -1,9 +1,9 @@
 use super::{Finished, RunError};
 use crate::{Alarm, PlannedTrainer, TrainError};
 use std::path::Path;
-use storm_device::{MemoryTaken, PlanDevice, Trace};
+use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
-use storm_plan::Plan;
+use storm_plan::{PerTier, Plan};
 
 /// A step that was made.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -114,7 +114,7 @@ pub trait Observed {
     fn plan(&self) -> &Plan;
 
     /// What is taken in each tier.
-    fn memory_taken(&self) -> MemoryTaken;
+    fn memory_taken(&self) -> PerTier<usize>;
 
     /// Device memory that the process holds, as the driver counts it where there is one.
     ///
@@ -138,7 +138,7 @@ impl<D: PlanDevice> Observed for PlannedTrainer<D> {
         PlannedTrainer::plan(self)
     }
 
-    fn memory_taken(&self) -> MemoryTaken {
+    fn memory_taken(&self) -> PerTier<usize> {
         PlannedTrainer::memory_taken(self)
     }
 

@@ -44,7 +44,7 @@ pub(crate) fn trainer_of(
         overhead_bytes: 0,
         ..HardwareProfile::builtin("reference").expect("built in")
     };
-    let budget = Budget { vram_bytes: 1 << 30, ram_bytes: 1 << 30 };
+    let budget = Budget::new(1 << 30, 1 << 30);
     let forced = Forced { update: Some(update), ..Forced::default() };
     let planned = plan(&task, &profile, budget, &forced).expect("a plan");
     let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };

@@ -3,8 +3,7 @@
 use crate::support::{options, planned, resident, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_plan::{
-    Budget, Decisions, Forced, HardwareProfile, Lowering, MemoryBudget, check, plan,
-    random_decisions,
+    Budget, Decisions, Forced, HardwareProfile, Lowering, Tier, check, plan, random_decisions,
 };
 use storm_train::{PlannedTrainer, Precision, training_task};
 
@@ -39,8 +38,7 @@ fn random_plans_are_exact(name: &str) {
             let seed = seed * 4 + part as u64;
             let decisions: Decisions = random_decisions(&task, seed);
             let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-            let budget =
-                MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
+            let budget = plan.bytes;
             let plan = check(plan, budget)
                 .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
             let found = planned(&config, &options, plan, Some(seed));
@@ -85,25 +83,25 @@ fn the_planners_choice_is_exact_at_every_budget() {
         let micro_batches = 2;
         let expected = resident(&config, &options, micro_batches);
         let task = training_task(&config, &options, micro_batches).expect("a valid model");
-        let ample = Budget { vram_bytes: 1 << 40, ram_bytes: 1 << 40 };
+        let ample = Budget::new(1 << 40, 1 << 40);
         let forced = Forced::default();
         let everything = plan(&task, &profile, ample, &forced).expect("a plan");
-        let most = everything.prediction.vram_peak_bytes;
+        let most = everything.prediction.peak_bytes[Tier::DEVICE];
         let least = everything.vram_min_bytes;
         assert!(least < most / 2, "{name}: {least} of {most} bytes");
         for part in 0..5 {
             let vram_bytes = least + (most - least) * part / 4;
-            let budget = Budget { vram_bytes, ..ample };
+            let budget = ample.with(Tier::DEVICE, vram_bytes);
             let chosen = plan(&task, &profile, budget, &forced).expect("a plan");
             let predicted = chosen.prediction.clone();
-            assert!(predicted.vram_peak_bytes <= vram_bytes, "{name} at {vram_bytes}");
+            assert!(predicted.peak_bytes[Tier::DEVICE] <= vram_bytes, "{name} at {vram_bytes}");
             let device = CpuPlanOptions::default();
             let trainer: PlannedTrainer<CpuPlanDevice> =
                 PlannedTrainer::new(&config, options.clone(), chosen.plan.clone().into(), device)
                     .expect("a trainer");
             let taken = trainer.memory_taken();
-            assert_eq!(taken.device_bytes as u64, predicted.vram_peak_bytes);
-            assert_eq!(taken.host_bytes as u64, predicted.ram_peak_bytes);
+            assert_eq!(taken[Tier::DEVICE] as u64, predicted.peak_bytes[Tier::DEVICE]);
+            assert_eq!(taken[Tier::HOST] as u64, predicted.peak_bytes[Tier::HOST]);
             drop(trainer);
             let found = planned(&config, &options, chosen.plan, Some(part));
             assert_eq!(found, expected, "{name} at {vram_bytes} bytes: {:?}", chosen.decisions);

@@ -2,9 +2,7 @@
 
 use crate::support::{batches, options, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
-use storm_plan::{
-    HardwareProfile, Lowering, MemoryBudget, Queue, Storage, Streaming, UpdateTime, check,
-};
+use storm_plan::{HardwareProfile, Lowering, Queue, Storage, Streaming, UpdateTime, check};
 use storm_train::{PlannedTrainer, Precision, training_task};
 
 #[test]
@@ -26,7 +24,7 @@ fn a_failure_in_any_queue_is_named_and_stops_the_training() {
     decisions.activation_ring = 2;
     decisions.update = UpdateTime::NextStep;
     let plan = lowering.lower(&decisions).expect("decisions that work");
-    let budget = MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
+    let budget = plan.bytes;
     let plan = std::sync::Arc::new(check(plan, budget).expect("a sound plan"));
     for queue in Queue::ALL {
         for kind in [FaultKind::Error, FaultKind::Panic] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
 use storm_model::{Initialization, SaveOptions};
-use storm_plan::{Budget, Forced, HardwareProfile, plan};
+use storm_plan::{Budget, Forced, HardwareProfile, Tier, plan};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainError, TrainOptions, task_of_program};
 
 const TOKENS: usize = 11;
@@ -36,9 +36,9 @@ fn trainer(
     let task = task_of_program(program, &options, 1)?;
     let mut profile = HardwareProfile::builtin("reference").unwrap();
     profile.overhead_bytes = 0;
-    let budget = Budget { vram_bytes, ram_bytes: 1 << 30 };
+    let budget = Budget::new(vram_bytes, 1 << 30);
     let planned = plan(&task, &profile, budget, &Forced::default())?;
-    assert!(planned.prediction.vram_peak_bytes <= vram_bytes);
+    assert!(planned.prediction.peak_bytes[Tier::DEVICE] <= vram_bytes);
     let start = |_: &str| Initialization::Normal { deviation: 0.2 };
     let (plan, device) = (Arc::new(planned.plan), CpuPlanOptions::default());
     PlannedTrainer::of_program(program, options, plan, device, start)
@@ -55,10 +55,10 @@ fn a_small_budget_changes_no_bit() {
     let task = task_of_program(&program, &options(Precision::F32), 1).unwrap();
     let profile =
         HardwareProfile { overhead_bytes: 0, ..HardwareProfile::builtin("reference").unwrap() };
-    let nothing = Budget { vram_bytes: 1 << 30, ram_bytes: 1 << 30 };
+    let nothing = Budget::new(1 << 30, 1 << 30);
     let least = plan(&task, &profile, nothing, &Forced::default()).unwrap().vram_min_bytes;
     let mut runs = [1 << 30, least].map(|vram_bytes| trainer(&program, vram_bytes).unwrap());
-    assert_ne!(runs[0].plan().device_bytes, runs[1].plan().device_bytes);
+    assert_ne!(runs[0].plan().bytes[Tier::DEVICE], runs[1].plan().bytes[Tier::DEVICE]);
     for step in 0..5 {
         let batches = [batch(step, step % TARGETS)];
         let [spare, small] = runs.each_mut().map(|run| run.step(&batches, 0.01).unwrap());

@@ -4,9 +4,11 @@ use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::cuda::{Counted, CudaError, HostLimit, MemoryInUse};
-use storm_device::{DeviceError, MemoryTaken, PlanDevice, Trace};
+use storm_device::{DeviceError, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile, Place, PlanError, SegmentId};
+use storm_plan::{
+    Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, SegmentId, Tier,
+};
 use storm_train::{Notice, Precision, Preparation, TrainError, Trainer, prepare};
 
 /// A CPU device with little memory to give.
@@ -40,7 +42,7 @@ enum Refuses {
 
 impl Has {
     fn refuse(&self, plan: &CheckedPlan) -> Option<CudaError> {
-        let wanted_bytes = plan.host_bytes;
+        let wanted_bytes = plan.bytes[Tier::HOST];
         let limit = match self.host {
             Some(Limit::Group(available_bytes)) if available_bytes < wanted_bytes as u64 => {
                 Some(HostLimit::ControlGroup { available_bytes, limit_bytes: available_bytes })
@@ -56,13 +58,13 @@ impl Has {
         if let Some(limit) = limit {
             return Some(CudaError::PinnedMemory { wanted_bytes, limit });
         }
-        let block_bytes = plan.device_bytes as u64;
+        let block_bytes = plan.bytes[Tier::DEVICE] as u64;
         if block_bytes <= self.device_bytes {
             return None;
         }
         Some(match self.refuses {
             Refuses::Allocation => CudaError::OutOfMemory {
-                wanted_bytes: plan.device_bytes,
+                wanted_bytes: plan.bytes[Tier::DEVICE],
                 free_bytes: self.device_bytes as usize,
                 total_bytes: 1 << 40,
                 holders: Vec::new(),
@@ -126,7 +128,7 @@ impl PlanDevice for Stingy {
         self.0.run_alone(graph, node, place, layer)
     }
 
-    fn memory_taken(&self) -> MemoryTaken {
+    fn memory_taken(&self) -> PerTier<usize> {
         self.0.memory_taken()
     }
 
@@ -143,7 +145,7 @@ const MICRO_BATCHES: usize = 4;
 
 /// Prepares with plenty of both, on a device that has less; how often it was refused, and the loss and
 /// memory of a step.
-fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, MemoryTaken), TrainError> {
+fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), TrainError> {
     let config = tiny("llama-3.2-1b");
     let profile = HardwareProfile {
         overhead_bytes: 0,
@@ -154,13 +156,13 @@ fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, MemoryTaken), Trai
         options: &options(Precision::Bf16Master),
         accumulate: MICRO_BATCHES,
         profile: &profile,
-        budget: Budget { vram_bytes, ram_bytes: 1 << 30 },
+        budget: Budget::new(vram_bytes, 1 << 30),
         forced: &Forced::default(),
     };
     let mut refused = 0;
     let tell = |notice: Notice<'_>| {
         if let Notice::Refused { reason, budget } = notice {
-            assert!(!reason.is_empty() && budget.ram_bytes > 0);
+            assert!(!reason.is_empty() && budget[Tier::HOST] > 0);
             refused += 1;
         }
     };
@@ -182,22 +184,22 @@ fn less_memory_is_planned_with() {
     let mut random = Random(3);
     for refuses in [Refuses::Allocation, Refuses::Budget] {
         // Not so little that nothing fits.
-        let device_bytes = (plenty.device_bytes * 3 / 4 + random.below(1000)) as u64;
+        let device_bytes = (plenty[Tier::DEVICE] * 3 / 4 + random.below(1000)) as u64;
         let has = Has { device_bytes, refuses, ..PLENTY };
         let (refused, loss, taken) = prepared(1 << 30, has).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
-        assert!(refused >= 1 && taken.device_bytes as u64 <= device_bytes, "{taken:?}");
+        assert!(refused >= 1 && taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");
     }
 
     // In little device memory much waits on the host.
-    let tight = (plenty.device_bytes * 2 / 3) as u64;
+    let tight = (plenty[Tier::DEVICE] * 2 / 3) as u64;
     let (_, _, taken) = prepared(tight, PLENTY).expect("it fits");
-    let bytes = taken.host_bytes as u64 * 19 / 20;
+    let bytes = taken[Tier::HOST] as u64 * 19 / 20;
     for host in [Limit::Group(bytes), Limit::Locked(bytes), Limit::Silent(bytes)] {
         let (refused, loss, taken) =
             prepared(tight, Has { host: Some(host), ..PLENTY }).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
-        assert!(refused >= 1 && taken.host_bytes as u64 <= bytes, "{taken:?}");
+        assert!(refused >= 1 && taken[Tier::HOST] as u64 <= bytes, "{taken:?}");
     }
 }
 
@@ -206,7 +208,7 @@ fn too_little_is_too_little() {
     let has = Has { device_bytes: 1000, ..PLENTY };
     match prepared(1 << 30, has) {
         Err(TrainError::Plan(PlanError::TooSmall(problem))) => {
-            assert!(problem.vram_min_bytes > 1000);
+            assert!(problem.min_bytes[Tier::DEVICE] > 1000);
         }
         other => panic!("{:?}", other.map(|(refused, ..)| refused)),
     }

@@ -9,7 +9,7 @@ use storm_graph::{
     Stage, TensorId,
 };
 use storm_model::{ModelConfig, initialization};
-use storm_plan::{HardwareProfile, Lowering, MemoryBudget, check, random_decisions};
+use storm_plan::{HardwareProfile, Lowering, check, random_decisions};
 use storm_train::{PlannedTrainer, Precision, TrainOptions, Trainer, task_of_program};
 
 const WIDTH: usize = 16;
@@ -193,8 +193,7 @@ fn random_programs_under_random_plans_are_exact() {
             let decisions = random_decisions(&task, 10 * seed + variant);
             let about = format!("program {seed}, plan {variant}: {decisions:?}");
             let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-            let budget =
-                MemoryBudget { device_bytes: plan.device_bytes, host_bytes: plan.host_bytes };
+            let budget = plan.bytes;
             let plan = check(plan, budget).unwrap_or_else(|error| panic!("{error}\n{about}"));
             let device = CpuPlanOptions {
                 threads: Some(1),

@@ -1,7 +1,7 @@
 //! A step of many micro-batches costs no more to plan than one of few.
 
 use crate::models::{budget, gib, planned, profile, real_task, tiny, tiny_task};
-use storm_plan::{Decisions, Lowering, Storage, Streaming, UpdateTime};
+use storm_plan::{Decisions, Lowering, Storage, Streaming, Tier, UpdateTime};
 
 #[test]
 fn plans_do_not_grow_with_the_accumulation() {
@@ -22,7 +22,12 @@ fn plans_do_not_grow_with_the_accumulation() {
         layers.states_pinned = 0;
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
         let plan = lowering.lower(&decisions).expect("decisions that work");
-        (plan.instructions.len(), plan.values.len(), plan.device_bytes, plan.host_bytes)
+        (
+            plan.instructions.len(),
+            plan.values.len(),
+            plan.bytes[Tier::DEVICE],
+            plan.bytes[Tier::HOST],
+        )
     });
     assert_eq!(sizes[0], sizes[1]);
     assert_eq!(sizes[0], sizes[2]);

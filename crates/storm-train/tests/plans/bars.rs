@@ -2,7 +2,7 @@
 
 use crate::models::{budget, gib, planned, profile, real_options, real_task};
 use storm_model::preset;
-use storm_plan::{Forced, HardwareProfile, Planned, TensorKind};
+use storm_plan::{Forced, HardwareProfile, Planned, TensorKind, Tier};
 use storm_train::choose_micro_batch;
 
 /// Plenty for everything here.
@@ -20,8 +20,8 @@ fn reaches(model: &str, vram_bytes: u64, tokens: usize, wanted: f64) {
     let speed = tokens as f64 / prediction.step_seconds;
     let about = format!("{model} with micro-batches of {}: {prediction:#?}", chosen.batch);
     assert_eq!(chosen.batch * chosen.accumulate * 1024, tokens, "{about}");
-    assert!(prediction.vram_peak_bytes <= vram_bytes, "{about}");
-    assert!(prediction.ram_peak_bytes <= RAM, "{about}");
+    assert!(prediction.peak_bytes[Tier::DEVICE] <= vram_bytes, "{about}");
+    assert!(prediction.peak_bytes[Tier::HOST] <= RAM, "{about}");
     assert!(speed >= wanted, "{speed:.0} tokens/s instead of {wanted}: {about}");
 }
 

@@ -7,7 +7,7 @@ use storm_graph::{
     TensorId, Training,
 };
 use storm_plan::{
-    Decisions, Forced, HardwareProfile, Lowering, Storage, Streaming, Task, UpdateTime, plan,
+    Decisions, Forced, HardwareProfile, Lowering, Storage, Streaming, Task, Tier, UpdateTime, plan,
     simulate,
 };
 use storm_train::{Precision, TrainOptions, task_of_program};
@@ -146,7 +146,7 @@ fn all_plans(task: &Task, profile: &HardwareProfile, piece_elements: usize) -> V
         .par_iter()
         .map(|decisions| {
             let plan = lowering.lower(decisions).expect("decisions that work");
-            (plan.device_bytes, simulate(&plan, profile).step_seconds)
+            (plan.bytes[Tier::DEVICE], simulate(&plan, profile).step_seconds)
         })
         .collect()
 }

@@ -5,14 +5,14 @@ use crate::models::{small_card, tiny, tiny_task};
 use rayon::ThreadPoolBuilder;
 use storm_graph::work::work_of;
 use storm_plan::{
-    Budget, Decisions, Forced, HardwareProfile, Lowering, MemoryBudget, PlanError, Storage,
-    Streaming, Task, UpdateTime, plan, simulate, verify,
+    Budget, Decisions, Forced, HardwareProfile, Lowering, PerTier, PlanError, Storage, Streaming,
+    Task, Tier, UpdateTime, plan, simulate, verify,
 };
 
 /// More plans than a search builds and simulates, however deep the model is.
 const PLANS_MAX: u64 = 250;
 
-const UNLIMITED: MemoryBudget = MemoryBudget { device_bytes: usize::MAX, host_bytes: usize::MAX };
+const UNLIMITED: PerTier<usize> = PerTier::of_each(usize::MAX);
 
 fn task(layers: usize) -> Task {
     let mut config = tiny("qwen2.5-0.5b");
@@ -96,12 +96,12 @@ fn a_search_tries_as_many_plans_however_deep_the_model_is() {
     for layers in [8, 32] {
         let task = task(layers);
         let search = |vram_bytes: u64| {
-            let budget = Budget { vram_bytes, ram_bytes: 1 << 40 };
+            let budget = Budget::new(vram_bytes, 1 << 40);
             pool.install(|| work_of(|| plan(&task, &card, budget, &Forced::default())))
         };
         let (refused, _) = search(0);
         let Err(PlanError::TooSmall(least)) = refused else { panic!("nothing fits into nothing") };
-        let (planned, searching) = search(least.vram_min_bytes + (layers << 10) as u64);
+        let (planned, searching) = search(least.min_bytes[Tier::DEVICE] + (layers << 10) as u64);
         let planned = planned.expect("it fits");
         let one = Work::of(&task, &card, &planned.decisions);
         let plans = searching / (one.lowering + one.simulating);

@@ -1,7 +1,7 @@
 //! What is reported of a plan adds up to the plan.
 
 use crate::models::{FAMILIES, profile, tiny, tiny_task};
-use storm_plan::{Direction, Lowering, TensorKind, random_decisions, simulate};
+use storm_plan::{Direction, Lowering, TensorKind, Tier, random_decisions, simulate};
 
 #[test]
 fn everything_is_held_and_moved_by_some_kind() {
@@ -16,8 +16,16 @@ fn everything_is_held_and_moved_by_some_kind() {
             assert!(holdings.iter().map(|holding| holding.kind).eq(TensorKind::ALL));
             let sum =
                 |field: fn(&storm_plan::Holding) -> u64| holdings.iter().map(field).sum::<u64>();
-            assert_eq!(sum(|h| h.device_bytes), plan.device_bytes as u64, "{name} {seed}");
-            assert_eq!(sum(|h| h.host_bytes), plan.host_bytes as u64, "{name} {seed}");
+            assert_eq!(
+                sum(|h| h.bytes[Tier::DEVICE]),
+                plan.bytes[Tier::DEVICE] as u64,
+                "{name} {seed}"
+            );
+            assert_eq!(
+                sum(|h| h.bytes[Tier::HOST]),
+                plan.bytes[Tier::HOST] as u64,
+                "{name} {seed}"
+            );
             assert_eq!(sum(|h| h.h2d_bytes), simulation.bytes(Direction::ToDevice));
             assert_eq!(sum(|h| h.d2h_bytes), simulation.bytes(Direction::ToHost));
         }

@@ -4,7 +4,7 @@ use crate::models::{
     budget, gib, least, profile, real_options, real_task, small_card, tiny, tiny_options,
 };
 use storm_model::preset;
-use storm_plan::{Forced, PlanError};
+use storm_plan::{Forced, PlanError, Tier};
 use storm_train::{MicroBatch, TrainError, choose_micro_batch};
 
 #[track_caller]
@@ -19,7 +19,7 @@ fn a_small_budget_takes_smaller_micro_batches() {
     let model = "qwen2.5-0.5b";
     let two = real_task(model, 2, 8);
     let enough_for_two = least(&two, &profile("reference"), gib(64), &Forced::default());
-    let [roomy, tight] = [gib(40), enough_for_two.vram_min_bytes]
+    let [roomy, tight] = [gib(40), enough_for_two.min_bytes[Tier::DEVICE]]
         .map(|vram| chosen(model, 16 * 1024, vram).expect("it fits"));
     assert!(tight.batch <= 2, "{}", tight.batch);
     assert!(tight.batch < roomy.batch, "{} and {}", tight.batch, roomy.batch);
@@ -39,8 +39,9 @@ fn what_cannot_be_chosen_is_refused() {
     assert!(matches!(error, TrainError::Option { .. }), "{error}");
     match chosen("qwen2.5-0.5b", 8 * 1024, gib(1)) {
         Err(TrainError::Plan(PlanError::TooSmall(least))) => {
-            assert!(least.vram_min_bytes > gib(1));
-            let fits = chosen("qwen2.5-0.5b", 8 * 1024, least.vram_min_bytes).expect("it fits");
+            assert!(least.min_bytes[Tier::DEVICE] > gib(1));
+            let fits =
+                chosen("qwen2.5-0.5b", 8 * 1024, least.min_bytes[Tier::DEVICE]).expect("it fits");
             assert_eq!(fits.batch, 1);
         }
         other => panic!("{:?}", other.map(|chosen| chosen.batch)),

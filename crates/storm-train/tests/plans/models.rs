@@ -68,7 +68,7 @@ pub(crate) fn real_task(name: &str, batch: usize, micro_batches: usize) -> Task 
 }
 
 pub(crate) fn budget(vram_bytes: u64, ram_bytes: u64) -> Budget {
-    Budget { vram_bytes, ram_bytes }
+    Budget::new(vram_bytes, ram_bytes)
 }
 
 pub(crate) fn gib(count: u64) -> u64 {

@@ -3,7 +3,7 @@
 use crate::models::{
     FAMILIES, budget, gib, least, planned, profile, real_task, small_card, tiny, tiny_task,
 };
-use storm_plan::{Budget, Forced, HardwareProfile, Task, policies};
+use storm_plan::{Budget, Forced, HardwareProfile, Task, Tier, policies};
 
 /// How many of the policies fit.
 #[track_caller]
@@ -15,8 +15,16 @@ fn never_slower(about: &str, task: &Task, profile: &HardwareProfile, budget: Bud
     for policy in policies {
         let Some(prediction) = policy.prediction else { continue };
         fitting += 1;
-        assert!(prediction.vram_peak_bytes <= budget.vram_bytes, "{about}: {}", policy.name);
-        assert!(prediction.ram_peak_bytes <= budget.ram_bytes, "{about}: {}", policy.name);
+        assert!(
+            prediction.peak_bytes[Tier::DEVICE] <= budget[Tier::DEVICE],
+            "{about}: {}",
+            policy.name
+        );
+        assert!(
+            prediction.peak_bytes[Tier::HOST] <= budget[Tier::HOST],
+            "{about}: {}",
+            policy.name
+        );
         assert!(
             // The simpler of two equal plans may be a few millionths slower.
             seconds <= prediction.step_seconds * 1.000_01,
@@ -35,7 +43,7 @@ fn tiny_models_at_all_budgets() {
         let profile = small_card(1e12, bus);
         for name in FAMILIES {
             let task = tiny_task(&tiny(name), 4);
-            let least = least(&task, &profile, 1 << 30, &Forced::default()).vram_min_bytes;
+            let least = least(&task, &profile, 1 << 30, &Forced::default()).min_bytes[Tier::DEVICE];
             for percent in [100, 130, 200, 600] {
                 let budget = budget(least * percent / 100, 1 << 30);
                 fitting +=

@@ -3,7 +3,7 @@
 use crate::models::{FAMILIES, profile, tiny, tiny_task};
 use rayon::prelude::*;
 use storm_model::ModelConfig;
-use storm_plan::{Lowering, MemoryBudget, random_decisions, simulate, verify};
+use storm_plan::{Lowering, random_decisions, simulate, verify};
 
 /// Every so many plans the checker looks at one; the rest of the tests do so at every chance.
 const CHECKED: u64 = 10;
@@ -20,16 +20,15 @@ fn try_out(config: &ModelConfig, micro_batches: usize, seeds: std::ops::Range<u6
             || format!("{family:?}, {micro_batches} micro-batches, seed {seed}: {decisions:?}");
         let plan = lowering.lower(&decisions).unwrap_or_else(|e| panic!("{e}\n{}", about()));
         let memory = lowering.memory(&decisions).expect("as for lowering");
-        assert_eq!((plan.device_bytes, plan.host_bytes), memory, "{}", about());
+        assert_eq!(plan.bytes, memory, "{}", about());
         let simulation = simulate(&plan, &profile);
         let step = simulation.step_seconds;
         assert!(step > 0.0 && step.is_finite(), "{step} s: {}", about());
         for busy in simulation.busy_seconds {
             assert!((0.0..=step * 1.000_001).contains(&busy), "{busy} of {step} s: {}", about());
         }
-        let (device_bytes, host_bytes) = memory;
         if seed % CHECKED == 0
-            && let Err(error) = verify(&plan, MemoryBudget { device_bytes, host_bytes })
+            && let Err(error) = verify(&plan, memory)
         {
             panic!("{error}\n{}", about());
         }

@@ -5,9 +5,9 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::{DeviceError, MemoryTaken, PlanDevice, Trace};
+use storm_device::{DeviceError, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{CheckedPlan, Place, SegmentId, UpdateTime};
+use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, UpdateTime};
 use storm_train::{Alarm, Guard, MemoryReading, OnAlarm, RunOptions, Stop, StopReason};
 use tempfile::TempDir;
 
@@ -70,7 +70,7 @@ impl PlanDevice for Pressured {
         self.inner.run_alone(graph, node, place, layer)
     }
 
-    fn memory_taken(&self) -> MemoryTaken {
+    fn memory_taken(&self) -> PerTier<usize> {
         self.inner.memory_taken()
     }
 

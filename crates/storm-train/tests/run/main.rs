@@ -47,7 +47,7 @@ fn trainer_on<D: PlanDevice>(update: UpdateTime, device: D::Options) -> PlannedT
     let options = TrainOptions { seed: 3, ..TrainOptions::new(2, SEQUENCE, Precision::F32) };
     let task = training_task(&tiny(), &options, 1).expect("a valid model");
     let profile = HardwareProfile::builtin("reference").expect("built in");
-    let budget = Budget { vram_bytes: 1 << 40, ram_bytes: 1 << 40 };
+    let budget = Budget::new(1 << 40, 1 << 40);
     let forced = Forced { update: Some(update), ..Forced::default() };
     let planned = plan(&task, &profile, budget, &forced).expect("a plan");
     PlannedTrainer::new(&tiny(), options, planned.plan.into(), device).expect("a trainer")

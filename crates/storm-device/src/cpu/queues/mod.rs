@@ -16,7 +16,7 @@ use crate::placed::check_size;
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Trace};
 use crate::tickets::Tickets;
-use crate::{Device, DeviceError, MemoryTaken, PlanDevice};
+use crate::{Device, DeviceError, PlanDevice};
 use board::Board;
 pub use options::{CpuPlanOptions, Fault, FaultKind};
 use program::Program;
@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{CheckedPlan, InstructionId, Place, Queue, SegmentId, Tier};
+use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Queue, SegmentId, Tier};
 use worker::Worker;
 
 /// A checked plan on the CPU. Kernels run in a rayon pool of their own, whose threads the compute
@@ -52,10 +52,7 @@ impl CpuPlanDevice {
     /// Memory of a tier, once nobody else uses it.
     fn quiet_memory(&mut self, tier: Tier) -> Result<&Memory, DeviceError> {
         self.synchronize()?;
-        Ok(match tier {
-            Tier::Device => &self.program.device,
-            Tier::Host => &self.program.host,
-        })
+        Ok(&self.program.memory[tier])
     }
 }
 
@@ -109,7 +106,8 @@ impl PlanDevice for CpuPlanDevice {
         let input = &self.program.plan.inputs[input];
         check_size(&input.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&input.copies))?;
-        let to = self.program.host.address(&input.tensor.name, input.host, bytes.len())?;
+        let to =
+            self.program.memory[Tier::HOST].address(&input.tensor.name, input.host, bytes.len())?;
         // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
         // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -120,7 +118,11 @@ impl PlanDevice for CpuPlanDevice {
         let result = &self.program.plan.results[result];
         check_size(&result.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&result.copies))?;
-        let from = self.program.host.address(&result.tensor.name, result.host, bytes.len())?;
+        let from = self.program.memory[Tier::HOST].address(
+            &result.tensor.name,
+            result.host,
+            bytes.len(),
+        )?;
         // SAFETY: as in `write_input`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -166,7 +168,7 @@ impl PlanDevice for CpuPlanDevice {
         place: impl Fn(TensorId) -> usize,
         layer: u16,
     ) -> Result<(), DeviceError> {
-        let memory = self.quiet_memory(Tier::Device)?;
+        let memory = self.quiet_memory(Tier::DEVICE)?;
         let instruction = Instruction::new(memory.capacity_bytes(), graph, node, place, layer)?;
         // SAFETY: no queue has anything to do while `self` is borrowed.
         let frame = unsafe { memory.shared_frame() };
@@ -180,11 +182,8 @@ impl PlanDevice for CpuPlanDevice {
         })
     }
 
-    fn memory_taken(&self) -> MemoryTaken {
-        MemoryTaken {
-            device_bytes: self.program.device.capacity_bytes(),
-            host_bytes: self.program.host.capacity_bytes(),
-        }
+    fn memory_taken(&self) -> PerTier<usize> {
+        PerTier::from_fn(|tier| self.program.memory[tier].capacity_bytes())
     }
 
     /// Neither threads nor instruction sets show in the bits.

@@ -6,14 +6,13 @@ use crate::cpu::memory::Memory;
 use crate::placed::{node_of, tensor_name};
 use std::sync::Arc;
 use std::time::Instant;
-use storm_plan::{CheckedPlan, Direction, InstructionId, Plan, Work};
+use storm_plan::{CheckedPlan, Direction, InstructionId, PerTier, Plan, Tier, Work};
 
 /// What the threads of all queues share: the plan, resolved, and the memory it runs on.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) plan: Arc<CheckedPlan>,
-    pub(super) device: Memory,
-    pub(super) host: Memory,
+    pub(super) memory: PerTier<Memory>,
     pub(super) board: Board,
     /// By instruction.
     work: Vec<Prepared>,
@@ -28,18 +27,25 @@ enum Prepared {
 
 impl Program {
     pub(super) fn new(plan: Arc<CheckedPlan>, board: Board) -> Result<Program, DeviceError> {
-        let device = Memory::new(plan.device_bytes)?;
-        let host = Memory::new(plan.host_bytes)?;
+        let memory = PerTier::try_from_fn(|tier| Memory::new(plan.bytes[tier]))?;
         let work = (0..plan.instructions.len())
-            .map(|index| prepare(&plan, &device, &host, InstructionId(index as u32)))
+            .map(|index| prepare(&plan, &memory, InstructionId(index as u32)))
             .collect::<Result<_, _>>()?;
         for input in &plan.inputs {
-            host.address(&input.tensor.name, input.host, input.tensor.size_bytes())?;
+            memory[Tier::HOST].address(
+                &input.tensor.name,
+                input.host,
+                input.tensor.size_bytes(),
+            )?;
         }
         for result in &plan.results {
-            host.address(&result.tensor.name, result.host, result.tensor.size_bytes())?;
+            memory[Tier::HOST].address(
+                &result.tensor.name,
+                result.host,
+                result.tensor.size_bytes(),
+            )?;
         }
-        Ok(Program { plan, device, host, board, work, origin: Instant::now() })
+        Ok(Program { plan, memory, board, work, origin: Instant::now() })
     }
 
     /// Runs an instruction to its end.
@@ -55,13 +61,13 @@ impl Program {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
                 // SAFETY: the caller's promise, and the plan's: nobody else is at these bytes.
-                let frame = unsafe { self.device.shared_frame() };
+                let frame = unsafe { self.memory[Tier::DEVICE].shared_frame() };
                 execute(instruction, &frame);
             }
             &Prepared::Copy { direction, device, host, bytes } => {
                 let checked = "checked when it was prepared";
-                let device = self.device.address("", device, bytes).expect(checked);
-                let host = self.host.address("", host, bytes).expect(checked);
+                let device = self.memory[Tier::DEVICE].address("", device, bytes).expect(checked);
+                let host = self.memory[Tier::HOST].address("", host, bytes).expect(checked);
                 let (from, to) = match direction {
                     Direction::ToDevice => (host, device),
                     Direction::ToHost => (device, host),
@@ -86,21 +92,20 @@ impl Program {
 
 fn prepare(
     plan: &Plan,
-    device: &Memory,
-    host: &Memory,
+    memory: &PerTier<Memory>,
     id: InstructionId,
 ) -> Result<Prepared, DeviceError> {
     match &plan.instruction(id).work {
         Work::Compute(compute) => {
             let (graph, node, place) = node_of(plan, compute);
-            let capacity = device.capacity_bytes();
+            let capacity = memory[Tier::DEVICE].capacity_bytes();
             let instruction = Instruction::new(capacity, graph, node, place, compute.layer)?;
             Ok(Prepared::Kernel(Box::new(instruction)))
         }
         work @ Work::Copy(copy) => {
             let name = tensor_name(plan, work);
-            device.address(&name, copy.device, copy.bytes)?;
-            host.address(&name, copy.host, copy.bytes)?;
+            memory[Tier::DEVICE].address(&name, copy.device, copy.bytes)?;
+            memory[Tier::HOST].address(&name, copy.host, copy.bytes)?;
             let &storm_plan::Copy { direction, device, host, bytes, .. } = copy;
             Ok(Prepared::Copy { direction, device, host, bytes })
         }

@@ -18,7 +18,7 @@ use crate::host_buffer::copy_all;
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
 use crate::spans::Trace;
-use crate::{Device, DeviceError, HostBuffer, MemoryTaken, PlanDevice};
+use crate::{Device, DeviceError, HostBuffer, PlanDevice};
 use cudarc::driver::result;
 use disturbance::Disturbance;
 pub use options::CudaPlanOptions;
@@ -27,7 +27,9 @@ use queues::Queues;
 use rayon::prelude::*;
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{CheckedPlan, Direction, InstructionId, Place, Plan, Queue, SegmentId, Tier};
+use storm_plan::{
+    CheckedPlan, Direction, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier,
+};
 use timeline::Timeline;
 
 /// A checked plan on a GPU.
@@ -159,7 +161,7 @@ impl CudaPlanDevice {
         offset: usize,
         bytes: usize,
     ) -> Result<*mut u8, DeviceError> {
-        transfer::check(what, offset, bytes, self.plan.host_bytes)?;
+        transfer::check(what, offset, bytes, self.plan.bytes[Tier::HOST])?;
         Ok(self.kept.host.address(offset))
     }
 
@@ -179,6 +181,9 @@ impl PlanDevice for CudaPlanDevice {
         plan: Arc<CheckedPlan>,
         mut options: CudaPlanOptions,
     ) -> Result<CudaPlanDevice, DeviceError> {
+        if let Some(tier) = plan.tiers().find(|tier| ![Tier::DEVICE, Tier::HOST].contains(tier)) {
+            return Err(DeviceError::NoTier { tier });
+        }
         // Locals are dropped last to first: on an error work ends first, and the context last.
         let (tools, kept_host) = match options.kept.take() {
             Some(CudaKept { host, tools }) => (tools, Some(host)),
@@ -280,13 +285,13 @@ impl PlanDevice for CudaPlanDevice {
         self.synchronize()?;
         let Place { tier, offset } = place;
         match tier {
-            Tier::Host => {
+            Tier::HOST => {
                 let to = self.host_address("host data", offset, bytes.len())?;
                 // SAFETY: in bounds, and no queue has anything to do while `self` is borrowed.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
                 Ok(())
             }
-            Tier::Device => {
+            Tier::DEVICE => {
                 let memory = self.program.memory();
                 transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                 let to = memory.start() + offset as u64;
@@ -297,6 +302,7 @@ impl PlanDevice for CudaPlanDevice {
                     .and_then(|()| stream.synchronize("copying to the GPU"))
                     .map_err(|error| self.fail(None, error.into()))
             }
+            tier => Err(DeviceError::NoTier { tier }),
         }
     }
 
@@ -304,13 +310,13 @@ impl PlanDevice for CudaPlanDevice {
         self.synchronize()?;
         let Place { tier, offset } = place;
         match tier {
-            Tier::Host => {
+            Tier::HOST => {
                 let from = self.host_address("host data", offset, bytes.len())?;
                 // SAFETY: as in `write`.
                 unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
                 Ok(())
             }
-            Tier::Device => {
+            Tier::DEVICE => {
                 let memory = self.program.memory();
                 transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                 let from = memory.start() + offset as u64;
@@ -321,6 +327,7 @@ impl PlanDevice for CudaPlanDevice {
                     .and_then(|()| stream.synchronize("copying from the GPU"))
                     .map_err(|error| self.fail(None, error.into()))
             }
+            tier => Err(DeviceError::NoTier { tier }),
         }
     }
 
@@ -330,17 +337,18 @@ impl PlanDevice for CudaPlanDevice {
         let (mut here, mut there) = (Vec::new(), Vec::new());
         for (Place { tier, offset }, bytes) in reads {
             match tier {
-                Tier::Host => {
+                Tier::HOST => {
                     let from = self.host_address("host data", offset, bytes.len())?;
                     // SAFETY: in bounds and initialized, and no queue writes until this returns.
                     let from =
                         unsafe { std::slice::from_raw_parts(from.cast_const(), bytes.len()) };
                     here.push((from, bytes));
                 }
-                Tier::Device => {
+                Tier::DEVICE => {
                     transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                     there.push((memory.start() + offset as u64, bytes));
                 }
+                tier => return Err(DeviceError::NoTier { tier }),
             }
         }
         let stream = self.queues.stream(Queue::DeviceToHost);
@@ -395,11 +403,8 @@ impl PlanDevice for CudaPlanDevice {
         if kernels.module_count() > modules { self.check_budget() } else { Ok(()) }
     }
 
-    fn memory_taken(&self) -> MemoryTaken {
-        MemoryTaken {
-            device_bytes: self.program.memory().bytes(),
-            host_bytes: self.kept.host.bytes(),
-        }
+    fn memory_taken(&self) -> PerTier<usize> {
+        PerTier::new(self.program.memory().bytes(), self.kept.host.bytes())
     }
 
     fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
@@ -449,7 +454,7 @@ fn host_memory(
     kept: Option<PinnedMemory>,
     progress: Option<Box<dyn FnMut(usize, usize)>>,
 ) -> Result<PinnedMemory, DeviceError> {
-    let wanted = plan.host_bytes;
+    let wanted = plan.bytes[Tier::HOST];
     if let Some(mut host) = kept.filter(|host| host.bytes() >= wanted) {
         host.as_mut_slice().par_chunks_mut(64 << 20).for_each(|part| part.fill(0));
         return Ok(host);
@@ -463,7 +468,7 @@ fn check_host_places(plan: &Plan) -> Result<(), DeviceError> {
     let inputs = plan.inputs.iter().map(|input| (&input.tensor, input.host));
     let results = plan.results.iter().map(|result| (&result.tensor, result.host));
     inputs.chain(results).try_for_each(|(tensor, offset)| {
-        transfer::check(&tensor.name, offset, tensor.size_bytes(), plan.host_bytes)
+        transfer::check(&tensor.name, offset, tensor.size_bytes(), plan.bytes[Tier::HOST])
     })
 }
 
@@ -474,7 +479,7 @@ fn warm_up_copies(
     program: &Program,
     host: &PinnedMemory,
 ) -> Result<(), DeviceError> {
-    let bytes = plan.host_bytes.min(plan.device_bytes).min(4096);
+    let bytes = plan.bytes[Tier::HOST].min(plan.bytes[Tier::DEVICE]).min(4096);
     let range = CopyRange { host_offset: 0, device_offset: 0, bytes };
     for (queue, direction) in
         [(Queue::HostToDevice, Direction::ToDevice), (Queue::DeviceToHost, Direction::ToHost)]

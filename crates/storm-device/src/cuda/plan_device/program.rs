@@ -10,7 +10,7 @@ use crate::placed::{PlacedNode, node_of, tensor_name};
 use crate::{DeviceError, PlanDevice};
 use std::collections::HashSet;
 use std::ops::Range;
-use storm_plan::{Compute, Direction, InstructionId, Plan, Work};
+use storm_plan::{Compute, Direction, InstructionId, Plan, Tier, Work};
 
 /// All launches, products and copies of a plan, with addresses, and the block that these are in.
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Program {
         tools: &Tools,
         copy_slowdown: f64,
     ) -> Result<Program, DeviceError> {
-        let memory = tools.context.allocate(plan.device_bytes)?;
+        let memory = tools.context.allocate(plan.bytes[Tier::DEVICE])?;
         let work = Vec::with_capacity(plan.instructions.len());
         let copy_slowdown = copy_slowdown.max(1.0);
         let mut program = Program { actions: Vec::new(), work, memory, copy_slowdown };
@@ -49,8 +49,8 @@ impl Program {
                         let tensor = tensor_name(plan, work);
                         transfer::check(&tensor, offset, copy.bytes, capacity)
                     };
-                    check(copy.device, plan.device_bytes)?;
-                    check(copy.host, plan.host_bytes)?;
+                    check(copy.device, plan.bytes[Tier::DEVICE])?;
+                    check(copy.host, plan.bytes[Tier::HOST])?;
                     let (device_offset, host_offset) = (copy.device, copy.host);
                     let range = CopyRange { host_offset, device_offset, bytes: copy.bytes };
                     Prepared::Copy(copy.direction, range)

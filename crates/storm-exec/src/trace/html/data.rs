@@ -25,17 +25,15 @@ pub(super) fn json(plan: &Plan, trace: &Trace, facts: &ReportFacts) -> Value {
     let compute = of_queue(plan, trace, Queue::Compute);
     let kinds = Kind::ALL.map(|kind| json!([kind.key(), kind.name()]));
     let points = occupancy(plan, trace);
-    let tiers = [
-        tier(Tier::Device, plan.device_bytes, facts.device, &points, start_ns),
-        tier(Tier::Host, plan.host_bytes, facts.host, &points, start_ns),
-    ];
+    let tiers =
+        plan.tiers().map(|of| tier(of, plan.bytes[of], facts.limits[of], &points, start_ns));
     json!({
         "total": end_ns - start_ns,
         "kinds": kinds,
         "lanes": lanes,
         "stalls": stalls(plan, &compute, start_ns, end_ns),
         "segments": segments(plan, &compute, start_ns),
-        "memory": tiers,
+        "memory": tiers.collect::<Vec<_>>(),
         "instructions": instructions.into_json(),
     })
 }
@@ -139,10 +137,6 @@ fn tier(
     points: &[Occupancy],
     start_ns: u64,
 ) -> Value {
-    let name = match tier {
-        Tier::Device => "device memory",
-        Tier::Host => "host memory",
-    };
     let (mut gap, mut change) = (Vec::new(), Vec::new());
     let (mut before_ns, mut before_bytes) = (start_ns, 0);
     for point in points.iter().filter(|point| point.tier == tier) {
@@ -151,7 +145,7 @@ fn tier(
         (before_ns, before_bytes) = (point.start_ns, point.bytes as i64);
     }
     json!({
-        "name": name,
+        "name": format!("{tier} memory"),
         "gap": gap,
         "change": change,
         "plan": plan_bytes,

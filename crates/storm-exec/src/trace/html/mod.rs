@@ -10,7 +10,7 @@ use kind::{Family, Kind};
 use std::fmt;
 use std::io::{self, Write};
 use storm_device::Trace;
-use storm_plan::{Plan, Queue};
+use storm_plan::{PerTier, Plan, Queue};
 use units::{show_ns, show_share};
 
 /// What a report says besides what the queues did.
@@ -20,14 +20,12 @@ pub struct ReportFacts {
     pub title: String,
     /// More about the run: what, and how much.
     pub rows: Vec<(String, String)>,
-    /// Of device memory.
-    pub device: TierLimits,
-    /// Of host memory.
-    pub host: TierLimits,
+    /// Of every tier.
+    pub limits: PerTier<TierLimits>,
 }
 
 /// How much of a tier a run may take, and what it takes besides the plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierLimits {
     /// All that the run may take.
     pub budget_bytes: u64,

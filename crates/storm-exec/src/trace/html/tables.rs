@@ -3,7 +3,7 @@ use super::{Escaped, ReportFacts};
 use crate::trace::class_name;
 use crate::trace::summary::Summary;
 use std::io::{self, Write};
-use storm_plan::{Direction, Plan};
+use storm_plan::{Direction, Plan, Tier};
 
 enum Cell {
     Text(String),
@@ -84,25 +84,22 @@ fn transfers(summary: &Summary) -> Table {
 }
 
 fn memory(plan: &Plan, summary: &Summary, facts: &ReportFacts) -> Table {
-    let tiers = [
-        ("device", summary.device_peak_bytes, plan.device_bytes, facts.device),
-        ("host", summary.host_peak_bytes, plan.host_bytes, facts.host),
-    ];
-    let row = |(name, peak_bytes, plan_bytes, limits): (&str, usize, usize, super::TierLimits)| {
+    let row = |tier: Tier| {
+        let (plan_bytes, limits) = (plan.bytes[tier], facts.limits[tier]);
         let taken_bytes = plan_bytes as u64 + limits.beside_plan_bytes;
         let cells = vec![
-            Cell::Text(show_bytes(peak_bytes as u64)),
+            Cell::Text(show_bytes(summary.peak_bytes[tier] as u64)),
             Cell::Text(show_bytes(plan_bytes as u64)),
             Cell::Text(show_bytes(limits.beside_plan_bytes)),
             Cell::Text(show_bytes(limits.budget_bytes)),
             Cell::Share(taken_bytes as f64 / limits.budget_bytes.max(1) as f64),
         ];
-        (name.to_owned(), cells)
+        (tier.to_string(), cells)
     };
     Table {
         caption: "Memory",
         columns: &["tier", "in use at most", "plan takes", "besides", "budget", "budget taken"],
-        rows: tiers.map(row).into(),
+        rows: plan.tiers().map(row).collect(),
     }
 }
 

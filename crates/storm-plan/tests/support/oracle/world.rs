@@ -56,13 +56,13 @@ impl<'a> World<'a> {
 
     fn put(&mut self, tier: Tier, bytes: Range<usize>, what: u64) {
         let start = bytes.start;
-        for (&at, content) in self.memory[tier as usize].range_mut(bytes) {
+        for (&at, content) in self.memory[tier.index()].range_mut(bytes) {
             *content = Some((what, at - start));
         }
     }
 
     fn expect(&self, tier: Tier, bytes: Range<usize>, what: u64) -> Result<(), String> {
-        for (&at, &content) in self.memory[tier as usize].range(bytes.clone()) {
+        for (&at, &content) in self.memory[tier.index()].range(bytes.clone()) {
             if content != Some((what, at - bytes.start)) {
                 return Err(format!("{what} was expected at {tier:?} {bytes:?}, not {content:?}"));
             }
@@ -124,12 +124,12 @@ impl<'a> World<'a> {
             [a, b] => [b, a],
             _ => unreachable!("a copy has two sides"),
         };
-        let taken: Vec<(usize, Content)> = self.memory[from.tier as usize]
+        let taken: Vec<(usize, Content)> = self.memory[from.tier.index()]
             .range(from.bytes.clone())
             .map(|(&at, &content)| (at - from.bytes.start, content))
             .collect();
         let mut next = 0;
-        for (&at, content) in self.memory[to.tier as usize].range_mut(to.bytes.clone()) {
+        for (&at, content) in self.memory[to.tier.index()].range_mut(to.bytes.clone()) {
             let relative = at - to.bytes.start;
             while next + 1 < taken.len() && taken[next + 1].0 <= relative {
                 next += 1;
@@ -145,8 +145,8 @@ impl<'a> World<'a> {
 fn cells(plan: &Plan) -> [BTreeMap<usize, Content>; 2] {
     let mut cells = [BTreeMap::new(), BTreeMap::new()];
     let mut cut = |tier: Tier, bytes: Range<usize>| {
-        cells[tier as usize].insert(bytes.start, None);
-        cells[tier as usize].insert(bytes.end, None);
+        cells[tier.index()].insert(bytes.start, None);
+        cells[tier.index()].insert(bytes.end, None);
     };
     for instruction in &plan.instructions {
         for access in accesses(plan, instruction) {
@@ -155,7 +155,7 @@ fn cells(plan: &Plan) -> [BTreeMap<usize, Content>; 2] {
         if let Work::Copy(copy) = &instruction.work {
             for operand in &copy.values {
                 let size = plan.value(operand.value).size_bytes;
-                for (tier, start) in [(Tier::Device, copy.device), (Tier::Host, copy.host)] {
+                for (tier, start) in [(Tier::DEVICE, copy.device), (Tier::HOST, copy.host)] {
                     let start = start + operand.offset;
                     cut(tier, start..start + size);
                 }
@@ -175,7 +175,7 @@ fn cells(plan: &Plan) -> [BTreeMap<usize, Content>; 2] {
     let inputs = plan.inputs.iter().map(|input| (input.host, input.value));
     let results = plan.results.iter().map(|result| (result.host, result.value));
     for (host, value) in inputs.chain(results) {
-        cut(Tier::Host, host..host + plan.value(value).size_bytes);
+        cut(Tier::HOST, host..host + plan.value(value).size_bytes);
     }
     cells
 }

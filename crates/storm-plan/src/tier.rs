@@ -1,0 +1,92 @@
+//! Kinds of memory, and one thing of each.
+
+use crate::per::per;
+use serde::Serialize;
+use std::fmt;
+
+/// A kind of memory, as a position in the list of tiers: the one that kernels work in comes first, and
+/// each further one lies behind the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Tier(u8);
+
+impl Tier {
+    /// The device's own block.
+    pub const DEVICE: Tier = Tier(0);
+    /// Pinned memory of the host.
+    pub const HOST: Tier = Tier(1);
+    /// How many there may be.
+    pub const COUNT_MAX: usize = 4;
+
+    /// The next one behind it; none behind the last.
+    pub fn behind(self) -> Option<Tier> {
+        (self.index() + 1 < Tier::COUNT_MAX).then_some(Tier(self.0 + 1))
+    }
+
+    /// As a position.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    const fn at(index: usize) -> Tier {
+        Tier(index as u8)
+    }
+}
+
+/// For people: `device`.
+impl fmt::Display for Tier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Tier::DEVICE => f.pad("device"),
+            Tier::HOST => f.pad("host"),
+            Tier(index) => f.pad(&format!("tier {index}")),
+        }
+    }
+}
+
+per! {
+    /// One thing of every tier. Bytes of a tier that a machine or a plan does not have are 0.
+    PerTier by Tier
+}
+
+impl<T: Default> PerTier<T> {
+    /// Of the device and of the host, and the default of all behind it.
+    pub fn new(device: T, host: T) -> PerTier<T> {
+        let mut all = PerTier::default();
+        all[Tier::DEVICE] = device;
+        all[Tier::HOST] = host;
+        all
+    }
+}
+
+impl<T: Copy + PartialOrd> PerTier<T> {
+    /// Whether no tier has more than in `limits`.
+    pub fn fits(&self, limits: &PerTier<T>) -> bool {
+        self.iter().all(|(tier, &bytes)| bytes <= limits[tier])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiers_lie_one_behind_the_other() {
+        assert_eq!(Tier::DEVICE.behind(), Some(Tier::HOST));
+        let third = Tier::HOST.behind().unwrap();
+        let names = [Tier::DEVICE, Tier::HOST, third].map(|tier| tier.to_string());
+        assert_eq!(names, ["device", "host", "tier 2"]);
+        let all: Vec<Tier> = PerTier::<u8>::default().iter().map(|(tier, _)| tier).collect();
+        assert_eq!(all.len(), Tier::COUNT_MAX);
+        assert_eq!(all.last().unwrap().behind(), None);
+    }
+
+    #[test]
+    fn every_tier_must_fit() {
+        let limits = PerTier::new(10, 20);
+        assert!(PerTier::new(10, 20).fits(&limits));
+        assert!(!PerTier::new(11, 0).fits(&limits) && !PerTier::new(0, 21).fits(&limits));
+        let third = Tier::HOST.behind().unwrap();
+        assert!(!limits.with(third, 1).fits(&limits));
+        assert!(limits.fits(&PerTier::of_each(20)));
+    }
+}
