@@ -89,7 +89,7 @@ pub enum DeviceError {
         /// What it was to do.
         instruction: String,
         /// Where.
-        queue: &'static str,
+        queue: String,
         /// What it was to make or move.
         tensor: String,
         /// What went wrong.
@@ -146,7 +146,7 @@ impl DeviceError {
         let instruction = plan.instruction(id);
         DeviceError::Instruction {
             instruction: plan.describe(id),
-            queue: instruction.queue().name(),
+            queue: plan.links.queue_name(plan.queue(id)),
             tensor: tensor_name(plan, &instruction.work),
             reason,
         }

@@ -7,7 +7,7 @@ use crate::{DeviceError, PlanDevice};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{
-    CheckedPlan, HardwareProfile, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier,
+    CheckedPlan, HardwareProfile, InstructionId, PerQueue, PerTier, Place, Plan, SegmentId, Tier,
     instruction_seconds,
 };
 
@@ -46,7 +46,7 @@ pub struct NullDevice {
     /// By instruction: when it was done last; 0 if it never ran.
     ends_ns: Vec<u64>,
     /// By queue: when it has done all it was given.
-    free_ns: [u64; Queue::ALL.len()],
+    free_ns: PerQueue<u64>,
     /// When the host is, waits included.
     host_ns: u64,
 }
@@ -60,8 +60,8 @@ impl NullDevice {
     fn give(&mut self, id: InstructionId) {
         self.host_ns += self.issue_ns;
         let instruction = self.plan.instruction(id);
-        let queue = instruction.queue();
-        let free_ns = &mut self.free_ns[queue.index()];
+        let queue = self.plan.queue(id);
+        let free_ns = &mut self.free_ns[queue];
         let (mut ready_ns, mut waited_for) = (*free_ns, WaitedFor::Nothing);
         if self.host_ns > ready_ns {
             (ready_ns, waited_for) = (self.host_ns, WaitedFor::Host);
@@ -111,7 +111,7 @@ impl PlanDevice for NullDevice {
         Ok(NullDevice {
             durations_ns: durations_ns.collect(),
             ends_ns: vec![0; plan.instructions.len()],
-            free_ns: [0; Queue::ALL.len()],
+            free_ns: PerQueue::default(),
             host_ns: 0,
             issue_ns: nanoseconds(options.issue_seconds),
             recorder: options.trace.then(|| Recorder::new(&plan)),
@@ -152,7 +152,7 @@ impl PlanDevice for NullDevice {
     }
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
-        self.host_ns = self.free_ns.into_iter().fold(self.host_ns, u64::max);
+        self.host_ns = self.free_ns.iter().map(|(_, &free)| free).fold(self.host_ns, u64::max);
         Ok(())
     }
 

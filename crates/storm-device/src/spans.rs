@@ -1,6 +1,6 @@
 //! What queues did when.
 
-use storm_plan::{InstructionId, Plan, Queue};
+use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// One instruction as it ran. Times are nanoseconds from an origin that is the device's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,17 +40,17 @@ pub struct Trace {
 /// Room for the spans of one step, taken beforehand.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    spans: [Vec<Span>; Queue::ALL.len()],
+    spans: PerQueue<Vec<Span>>,
     left_out: usize,
 }
 
 /// By queue: the instructions of a step of the plan, or of its flush or evaluation where those are more.
-pub(crate) fn longest(plan: &Plan) -> [usize; Queue::ALL.len()] {
+pub(crate) fn longest(plan: &Plan) -> PerQueue<usize> {
     let in_segment = |segment, queue| {
         let range = plan.segment(segment).instructions.clone();
-        plan.instructions[range].iter().filter(|i| i.queue() == queue).count()
+        range.filter(|&index| plan.queue(InstructionId(index as u32)) == queue).count()
     };
-    Queue::ALL.map(|queue| {
+    PerQueue::from_fn(|queue| {
         let runs = plan.step.iter();
         let step: usize = runs
             .map(|run| run.times.saturating_mul(in_segment(run.segment, queue)))
@@ -72,13 +72,13 @@ impl Recorder {
 
     /// Forgets the step before.
     pub(crate) fn begin(&mut self) {
-        self.spans.iter_mut().for_each(Vec::clear);
+        self.spans.iter_mut().for_each(|(_, spans)| spans.clear());
         self.left_out = 0;
     }
 
     /// Notes what a queue did.
     pub(crate) fn record(&mut self, queue: Queue, span: Span) {
-        let spans = &mut self.spans[queue.index()];
+        let spans = &mut self.spans[queue];
         if spans.len() < spans.capacity() {
             spans.push(span);
         } else {
@@ -88,6 +88,7 @@ impl Recorder {
 
     /// All that was noted.
     pub(crate) fn trace(&self) -> Trace {
-        Trace { spans: self.spans.concat(), left_out: self.left_out }
+        let spans = self.spans.iter().flat_map(|(_, spans)| spans).copied().collect();
+        Trace { spans, left_out: self.left_out }
     }
 }

@@ -1,4 +1,4 @@
-use storm_plan::{InstructionId, Plan, Queue};
+use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// A queue's progress that somebody waits for: `count` instructions done, none if 0. The last of
 /// them is `instruction`.
@@ -9,9 +9,9 @@ pub(crate) struct Target {
 }
 
 /// How far every queue must be.
-pub(crate) type Targets = [Target; Queue::ALL.len()];
+pub(crate) type Targets = PerQueue<Target>;
 
-const NOTHING: Targets = [Target { count: 0, instruction: InstructionId(0) }; Queue::ALL.len()];
+const NOTHING: Targets = PerQueue::of_each(Target { count: 0, instruction: InstructionId(0) });
 
 /// What a queue is given: an instruction, and how far the others must be before it starts.
 #[derive(Clone, Copy, Debug)]
@@ -28,22 +28,22 @@ pub(crate) struct Tickets {
     /// By instruction: how many its queue had been given, itself included, when it was given out
     /// last; 0 if it never was.
     last: Vec<u64>,
-    given: [u64; Queue::ALL.len()],
+    given: PerQueue<u64>,
 }
 
 impl Tickets {
     pub(crate) fn new(plan: &Plan) -> Tickets {
-        let queues: Vec<Queue> = plan.instructions.iter().map(|i| i.queue()).collect();
+        let queues: Vec<Queue> = plan.ids().map(|id| plan.queue(id)).collect();
         let last = vec![0; queues.len()];
-        Tickets { queues, last, given: [0; Queue::ALL.len()] }
+        Tickets { queues, last, given: PerQueue::default() }
     }
 
     /// Notes that an instruction is given out.
     pub(crate) fn give(&mut self, plan: &Plan, id: InstructionId) -> (Queue, Command) {
         let queue = self.queues[id.index()];
         let targets = self.targets(&plan.instruction(id).waits);
-        self.given[queue.index()] += 1;
-        self.last[id.index()] = self.given[queue.index()];
+        self.given[queue] += 1;
+        self.last[id.index()] = self.given[queue];
         (queue, Command { instruction: id, targets })
     }
 
@@ -52,7 +52,7 @@ impl Tickets {
         let mut targets = NOTHING;
         for &instruction in instructions {
             let (queue, count) = (self.queues[instruction.index()], self.last[instruction.index()]);
-            let target = &mut targets[queue.index()];
+            let target = &mut targets[queue];
             if count > target.count {
                 *target = Target { count, instruction };
             }
@@ -67,7 +67,7 @@ impl Tickets {
     }
 
     /// Instructions given to each queue so far.
-    pub(crate) fn given(&self) -> [u64; Queue::ALL.len()] {
+    pub(crate) fn given(&self) -> PerQueue<u64> {
         self.given
     }
 }

@@ -10,8 +10,7 @@ use storm_device::{
 };
 use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 use storm_plan::{
-    CheckedPlan, Direction, Instruction, InstructionId, PerTier, Place, Plan, Queue, Run,
-    SegmentId, Tier, check,
+    CheckedPlan, InstructionId, Link, PerTier, Place, Plan, Queue, Run, SegmentId, Tier, check,
 };
 use tiny_plan::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, PlanBuilder, SHIFT_INPUT, SLOT, StepResults,
@@ -156,9 +155,8 @@ fn waits_mean_the_last_run_before() {
                 }
             }
         }
-        for queue in Queue::ALL {
-            let spans =
-                trace.spans.iter().filter(|s| plan.instruction(s.instruction).queue() == queue);
+        for queue in plan.queues() {
+            let spans = trace.spans.iter().filter(|s| plan.queue(s.instruction) == queue);
             let spans: Vec<_> = spans.collect();
             assert!(spans.windows(2).all(|pair| pair[0].end_ns <= pair[1].start_ns));
         }
@@ -169,7 +167,7 @@ fn waits_mean_the_last_run_before() {
 /// after the step too; dropping the device ends its threads.
 #[test]
 fn faults_stop_all_queues() {
-    for queue in Queue::ALL {
+    for queue in [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST] {
         for kind in [FaultKind::Error, FaultKind::Panic] {
             for after in [0, 1, 5] {
                 check_fault(Fault { queue, after, kind });
@@ -186,13 +184,10 @@ fn check_fault(fault: Fault) {
     let DeviceError::Instruction { instruction, queue, tensor, reason } = &error else {
         panic!("{error}");
     };
-    let failed = (0..plan.instructions.len() as u32)
-        .map(InstructionId)
-        .filter(|&id| plan.instruction(id).queue() == fault.queue)
-        .nth(fault.after as usize)
-        .unwrap();
+    let failed =
+        plan.ids().filter(|&id| plan.queue(id) == fault.queue).nth(fault.after as usize).unwrap();
     assert_eq!(*instruction, plan.describe(failed));
-    assert_eq!(*queue, fault.queue.name());
+    assert_eq!(*queue, plan.links.queue_name(fault.queue));
     assert!(instruction.contains(tensor.as_str()), "{error}");
     let expected = match fault.kind {
         FaultKind::Error => "failed on purpose",
@@ -218,7 +213,7 @@ fn a_panic_in_a_kernel_is_named() {
     let mut builder = PlanBuilder::default();
     let [ids, rows] = ["ids", "layers.0.rows"].map(|name| builder.value(name, TensorClass::Input));
     let table = builder.value("table", tiny_plan::parameter());
-    let fetch = builder.copy(ids, Direction::ToDevice, (1, 0), &[]);
+    let fetch = builder.copy(ids, Link::HOST_TO_DEVICE, (1, 0), &[]);
     let mut graph = Graph::new();
     let op = Op::Embedding {
         ids: graph.input("ids", [ELEMENTS], DType::I32),
@@ -226,7 +221,7 @@ fn a_panic_in_a_kernel_is_named() {
     };
     graph.apply("rows", op).unwrap();
     let look_up = builder.compute(graph, &[(ids, 1), (table, 0)], (rows, 2), &[fetch]);
-    let store = builder.copy(rows, Direction::ToHost, (2, 1), &[look_up]);
+    let store = builder.copy(rows, Link::DEVICE_TO_HOST, (2, 1), &[look_up]);
     let segment = builder.segment("all");
     builder.plan.step = vec![Run { segment, times: 1 }];
     builder.lasting(table, &[(Tier::DEVICE, 0)]);
@@ -248,7 +243,7 @@ fn a_panic_in_a_kernel_is_named() {
     device.issue(segment).unwrap();
     let expected = DeviceError::Instruction {
         instruction: "Embedding `rows` of layer 0".to_owned(),
-        queue: "compute",
+        queue: "compute".to_owned(),
         tensor: "layers.0.rows".to_owned(),
         reason: "id -7 is not a row of an embedding table".to_owned(),
     };
@@ -352,13 +347,12 @@ const TO_DEVICE_NS: u64 = 30;
 const TO_HOST_NS: u64 = 40;
 
 fn null_device(plan: Arc<CheckedPlan>, issue_ns: u64) -> NullDevice {
-    let nanoseconds = |instruction: &Instruction| match instruction.queue() {
-        Queue::Compute => COMPUTE_NS,
-        Queue::HostToDevice => TO_DEVICE_NS,
-        Queue::DeviceToHost => TO_HOST_NS,
+    let nanoseconds = |id: InstructionId| match plan.queue(id) {
+        Queue::COMPUTE => COMPUTE_NS,
+        Queue::HOST_TO_DEVICE => TO_DEVICE_NS,
+        _ => TO_HOST_NS,
     };
-    let seconds = |instruction: &Instruction| nanoseconds(instruction) as f64 * 1e-9;
-    let instruction_seconds = plan.instructions.iter().map(seconds).collect();
+    let instruction_seconds = plan.ids().map(|id| nanoseconds(id) as f64 * 1e-9).collect();
     let issue_seconds = issue_ns as f64 * 1e-9;
     let options = NullOptions { instruction_seconds, issue_seconds, trace: true };
     NullDevice::commit(plan, options).unwrap()
@@ -414,10 +408,8 @@ fn the_null_device_has_a_host() {
     let results = step(&mut device, &micro_batches(0), &numbers(1)).unwrap();
     assert_eq!(results.norm, vec![0.0; ELEMENTS]);
     let trace = device.trace().unwrap().unwrap();
-    let kernels = trace
-        .spans
-        .iter()
-        .filter(|span| device.plan().instruction(span.instruction).queue() == Queue::Compute);
+    let kernels =
+        trace.spans.iter().filter(|span| device.plan().queue(span.instruction) == Queue::COMPUTE);
     assert!(kernels.clone().all(|span| span.waited_for != WaitedFor::Host));
     let stalled = kernels.filter(|span| span.waited_for != WaitedFor::Nothing);
     assert_eq!(stalled.count(), 1, "only the first kernel waits, for x");

@@ -12,7 +12,7 @@ use storm_exec::trace::{
 };
 use storm_exec::{ExecError, Feed, Planned};
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass};
-use storm_plan::{Direction, HardwareProfile, Instruction, PerTier, Plan, Queue, Tier, simulate};
+use storm_plan::{HardwareProfile, InstructionId, Link, PerTier, Plan, Queue, Tier, simulate};
 use tiny_plan::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, SHIFT_INPUT, SLOT, StepResults, X_INPUTS,
     numbers, parameter, tiny_plan,
@@ -131,7 +131,7 @@ fn steps_are_exact() {
 
 #[test]
 fn faults_are_reported_by_the_step() {
-    for queue in Queue::ALL {
+    for queue in [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST] {
         let fault = Fault { queue, after: 3, kind: FaultKind::Error };
         let mut planned =
             planned(CpuPlanOptions { fault: Some(fault), ..CpuPlanOptions::default() });
@@ -234,21 +234,21 @@ fn the_null_device_agrees_with_the_simulator() {
     }
     let trace = planned.trace().unwrap().unwrap();
     let summary = summarize(planned.plan(), &trace);
-    for queue in Queue::ALL {
+    for queue in planned.plan().queues() {
         let busy = summary.queues[queue.index()].busy_ns as f64 * 1e-9;
-        assert!((busy - predicted.busy_seconds[queue.index()]).abs() < 100e-9);
+        assert!((busy - predicted.busy_seconds[queue]).abs() < 100e-9);
     }
 }
 
 /// A null device on which kernels take 100 ns, and copies 30 to the device and 400 to the host.
 fn slow_to_host() -> Planned<NullDevice> {
     let plan = tiny_plan(REPETITIONS);
-    let seconds = |instruction: &Instruction| match instruction.queue() {
-        Queue::Compute => 100e-9,
-        Queue::HostToDevice => 30e-9,
-        Queue::DeviceToHost => 400e-9,
+    let seconds = |id: InstructionId| match plan.queue(id) {
+        Queue::COMPUTE => 100e-9,
+        Queue::HOST_TO_DEVICE => 30e-9,
+        _ => 400e-9,
     };
-    let instruction_seconds = plan.instructions.iter().map(seconds).collect();
+    let instruction_seconds = plan.ids().map(seconds).collect();
     let options = NullOptions { instruction_seconds, issue_seconds: 0.0, trace: true };
     Planned::commit(plan, options).unwrap()
 }
@@ -261,25 +261,25 @@ fn a_summary_says_what_was_hidden_and_what_was_not() {
     let plan = planned.plan();
     let summary = summarize(plan, &trace);
 
-    let kernels = summary.queues[Queue::Compute.index()];
+    let kernels = &summary.queues[Queue::COMPUTE.index()];
     assert_eq!(kernels.busy_ns, 100 * kernels.instructions as u64);
     let stalled: u64 = summary.stalls.iter().map(|stall| stall.ns).sum();
     assert_eq!(kernels.busy_ns + stalled, summary.total_ns);
     let worst = summary.stalls[0].cause;
-    assert_eq!(worst, StallCause::ToHost(TensorClass::Activation), "{summary}");
+    assert_eq!(worst, StallCause::Copy(Link::DEVICE_TO_HOST, TensorClass::Activation), "{summary}");
     assert!(summary.stalls.iter().any(|stall| stall.cause == StallCause::Drain));
 
-    let find = |direction, class| {
+    let find = |link, class| {
         let mut transfers = summary.transfers.iter();
-        *transfers.find(|t| t.direction == direction && t.class == class).unwrap()
+        *transfers.find(|t| t.link == link && t.class == class).unwrap()
     };
-    let activations = find(Direction::ToHost, TensorClass::Activation);
+    let activations = find(Link::DEVICE_TO_HOST, TensorClass::Activation);
     // Two tensors of each micro-batch, and the norm.
     assert_eq!(activations.bytes, ((2 * MICRO_BATCHES + 1) * ELEMENTS * 4) as u64);
     assert_eq!(activations.busy_ns, (2 * MICRO_BATCHES as u64 + 1) * 400);
     assert!(activations.hidden_share() > 0.1 && activations.hidden_share() < 0.9);
     // The moments come while the last group computes.
-    assert_eq!(find(Direction::ToDevice, TensorClass::OptimizerState).hidden_share(), 1.0);
+    assert_eq!(find(Link::HOST_TO_DEVICE, TensorClass::OptimizerState).hidden_share(), 1.0);
 
     // Two tensors that last and up to five at work, of eight slots.
     assert!((1..=7 * ELEMENTS * 4).contains(&summary.peak_bytes[Tier::DEVICE]));
@@ -316,7 +316,7 @@ fn a_trace_opens_in_chrome() {
     assert_eq!(copy["args"]["waited_for"], "Scale `a[0]` of layer 0");
     assert_eq!(copy["dur"], 0.4);
     let names = of_phase("M").into_iter().filter(|event| event["name"] == "thread_name");
-    assert_eq!(names.count(), Queue::ALL.len());
+    assert_eq!(names.count(), 3);
 
     // Every arrow ends where it says, and starts inside of what was waited for.
     let (starts, ends) = (of_phase("s"), of_phase("f"));
@@ -374,7 +374,7 @@ fn a_report_shows_what_the_trace_holds() {
     assert_eq!(data["total"], summary.total_ns);
     for queue in summary.queues {
         let lane = &data["lanes"][queue.queue.index()];
-        assert_eq!(lane["name"], queue.queue.name());
+        assert_eq!(lane["name"], queue.name);
         assert_eq!(column(lane, "gap").count(), queue.instructions);
         assert_eq!(column(lane, "length").sum::<i64>(), queue.busy_ns as i64);
     }
@@ -445,10 +445,9 @@ fn a_report_of_many_spans_is_small() {
     // The same step over and over, at times as long as those of real ones.
     let length_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap() * 10_000;
     let mut spans = Vec::new();
-    for queue in Queue::ALL {
+    for queue in plan.queues() {
         for repetition in 0..7_000_u64.div_ceil(trace.spans.len() as u64) {
-            let of_queue =
-                trace.spans.iter().filter(|s| plan.instruction(s.instruction).queue() == queue);
+            let of_queue = trace.spans.iter().filter(|s| plan.queue(s.instruction) == queue);
             let later = |ns: u64| ns * 9_999 + repetition * length_ns;
             spans.extend(of_queue.map(|&span| Span {
                 ready_ns: later(span.ready_ns),

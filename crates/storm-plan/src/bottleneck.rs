@@ -22,7 +22,7 @@ const AGAIN: f64 = 0.02;
 impl Bottleneck {
     /// Of a simulated step.
     pub fn of(prediction: &Prediction, simulation: &Simulation) -> Bottleneck {
-        if prediction.busy[Queue::Compute.index()] >= BUSY {
+        if prediction.busy[Queue::COMPUTE] >= BUSY {
             return match prediction.recompute_fraction > AGAIN {
                 true => Bottleneck::Memory,
                 false => Bottleneck::Compute,

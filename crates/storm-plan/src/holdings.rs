@@ -1,7 +1,8 @@
 //! What a plan holds where and what a step moves, by kind of tensor.
 
-use crate::plan::{Copy, Direction, Plan, Region, Work};
-use crate::tier::{PerTier, Tier};
+use crate::plan::{Copy, InstructionId, Plan, Region, Work};
+use crate::queue::PerQueue;
+use crate::tier::PerTier;
 use serde::Serialize;
 
 /// Tensors that people think of as one thing.
@@ -57,10 +58,8 @@ pub struct Holding {
     pub kind: TensorKind,
     /// Where it lies, all the time.
     pub bytes: PerTier<u64>,
-    /// Into the device, per step.
-    pub h2d_bytes: u64,
-    /// Out of the device, per step.
-    pub d2h_bytes: u64,
+    /// What each queue copies of it, per step.
+    pub copied_bytes: PerQueue<u64>,
 }
 
 impl Plan {
@@ -70,33 +69,29 @@ impl Plan {
         let mut holdings = TensorKind::ALL.map(|kind| Holding {
             kind,
             bytes: PerTier::default(),
-            h2d_bytes: 0,
-            d2h_bytes: 0,
+            copied_bytes: PerQueue::default(),
         });
         for region in &self.regions {
             holdings[region.kind as usize].bytes[region.tier] += region.bytes as u64;
         }
-        let mut host: Vec<&Region> = self.regions.iter().filter(|r| r.tier == Tier::HOST).collect();
-        host.sort_by_key(|region| region.start);
+        let mut regions: Vec<&Region> = self.regions.iter().collect();
+        regions.sort_by_key(|region| (region.tier, region.start));
         for run in &self.step {
-            let instructions = self.segment(run.segment).instructions.clone();
-            for instruction in &self.instructions[instructions] {
-                let Work::Copy(copy) = &instruction.work else { continue };
-                let Some(kind) = kind_of_copy(&host, copy) else { continue };
-                let bytes = (copy.bytes * run.times) as u64;
-                let holding = &mut holdings[kind as usize];
-                match copy.direction {
-                    Direction::ToDevice => holding.h2d_bytes += bytes,
-                    Direction::ToHost => holding.d2h_bytes += bytes,
-                }
+            for index in self.segment(run.segment).instructions.clone() {
+                let Work::Copy(copy) = &self.instructions[index].work else { continue };
+                let Some(kind) = kind_of_copy(&regions, copy) else { continue };
+                let queue = self.queue(InstructionId(index as u32));
+                holdings[kind as usize].copied_bytes[queue] += (copy.bytes * run.times) as u64;
             }
         }
         holdings.to_vec()
     }
 }
 
-/// Told by the host's side: on the device what moves goes through rings that several may share.
-fn kind_of_copy(host: &[&Region], copy: &Copy) -> Option<TensorKind> {
-    let after = host.partition_point(|region| region.start <= copy.host);
-    after.checked_sub(1).map(|region| host[region].kind)
+/// Told by the far side: on the near one what moves goes through rings that several may share.
+fn kind_of_copy(regions: &[&Region], copy: &Copy) -> Option<TensorKind> {
+    let far = copy.from.max(copy.to);
+    let after =
+        regions.partition_point(|region| (region.tier, region.start) <= (far.tier, far.offset));
+    after.checked_sub(1).map(|region| regions[region].kind)
 }

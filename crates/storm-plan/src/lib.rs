@@ -16,6 +16,7 @@ mod per;
 mod plan;
 mod profile;
 mod profiles;
+mod queue;
 mod random;
 mod request;
 pub mod saved;
@@ -35,12 +36,13 @@ pub use holdings::{Holding, TensorKind};
 pub use lower::Lowering;
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
 pub use plan::{
-    Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Place,
-    Plan, PlanResult, Queue, Region, Run, Segment, SegmentId, Value, ValueId, Work,
+    Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Place, Plan,
+    PlanResult, Region, Run, Segment, SegmentId, Value, ValueId, Work,
 };
 pub use profile::{
     AttentionPoint, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile, ProfileError,
 };
+pub use queue::{Link, Links, PerQueue, Queue};
 pub use random::random_decisions;
 pub use request::{
     Budget, Forced, Placement, Planned, Policy, Prediction, guess_step_seconds, plan, plan_decided,

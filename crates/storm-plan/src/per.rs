@@ -30,6 +30,11 @@ macro_rules! per {
                 self.0.iter().enumerate().map(|(index, entry)| ($key::at(index), entry))
             }
 
+            /// The same, to be changed.
+            pub fn iter_mut(&mut self) -> impl Iterator<Item = ($key, &mut T)> {
+                self.0.iter_mut().enumerate().map(|(index, entry)| ($key::at(index), entry))
+            }
+
             /// Each as something else.
             pub fn map<U>(self, each: impl FnMut(T) -> U) -> $name<U> {
                 $name(self.0.map(each))

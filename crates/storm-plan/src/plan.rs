@@ -8,40 +8,11 @@
 //! repeated: planning and checking do not grow with the accumulation count.
 
 use crate::TensorKind;
+use crate::queue::{Link, Links, Queue};
 use crate::tier::{PerTier, Tier};
 use serde::Serialize;
 use std::ops::Range;
 use storm_graph::{Graph, Tensor, TensorClass, work};
-
-/// An ordered list of work that runs beside the others.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-pub enum Queue {
-    /// Kernels.
-    Compute,
-    /// Copies into device memory.
-    HostToDevice,
-    /// Copies out of device memory.
-    DeviceToHost,
-}
-
-impl Queue {
-    /// All of them.
-    pub const ALL: [Queue; 3] = [Queue::Compute, Queue::HostToDevice, Queue::DeviceToHost];
-
-    /// Position in [`Queue::ALL`].
-    pub fn index(self) -> usize {
-        self as usize
-    }
-
-    /// For people.
-    pub fn name(self) -> &'static str {
-        match self {
-            Queue::Compute => "compute",
-            Queue::HostToDevice => "host to device",
-            Queue::DeviceToHost => "device to host",
-        }
-    }
-}
 
 /// A position in [`Plan::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
@@ -68,7 +39,7 @@ pub struct Value {
     pub class: TensorClass,
 }
 
-/// A value at an offset in device memory.
+/// A value at an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Operand {
     /// What is there.
@@ -105,7 +76,7 @@ pub struct Compute {
     pub node: u32,
     /// Which layer it belongs to, for random streams; 0 outside of layers.
     pub layer: u16,
-    /// Device offsets of the op's operands in their order, then of the node's outputs.
+    /// Offsets of the op's operands in their order, then of the node's outputs.
     pub places: Vec<usize>,
     /// Values that are read. An operand that lies in pieces is several.
     pub reads: Vec<Operand>,
@@ -113,28 +84,34 @@ pub struct Compute {
     pub writes: Vec<Operand>,
 }
 
-/// Which way a copy goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub enum Direction {
-    /// Into device memory.
-    ToDevice,
-    /// Into host memory.
-    ToHost,
+impl Compute {
+    /// The tier that kernels work in: all their offsets are in it.
+    pub const TIER: Tier = Tier::DEVICE;
 }
 
 /// A copy of values that lie one after another, in the same way in both tiers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Copy {
-    /// Which way.
-    pub direction: Direction,
-    /// First byte in device memory.
-    pub device: usize,
-    /// First byte in host memory.
-    pub host: usize,
+    /// First byte that is read.
+    pub from: Place,
+    /// First byte that is written, in another tier.
+    pub to: Place,
     /// How many.
     pub bytes: usize,
     /// What is copied, and where it lies relative to the first byte.
     pub values: Vec<Operand>,
+}
+
+impl Copy {
+    /// What it goes over.
+    pub fn link(&self) -> Link {
+        Link { from: self.from.tier, to: self.to.tier }
+    }
+
+    /// Both ends: where it reads, then where it writes.
+    pub fn ends(&self) -> [Place; 2] {
+        [self.from, self.to]
+    }
 }
 
 /// What an instruction does.
@@ -154,19 +131,6 @@ pub struct Instruction {
     /// Instructions of other queues that must be done before it starts: the last run of each that
     /// was given to its queue before this one. One that was never given out holds up nobody.
     pub waits: Vec<InstructionId>,
-}
-
-impl Instruction {
-    /// Where it runs.
-    pub fn queue(&self) -> Queue {
-        match &self.work {
-            Work::Compute(_) => Queue::Compute,
-            Work::Copy(copy) => match copy.direction {
-                Direction::ToDevice => Queue::HostToDevice,
-                Direction::ToHost => Queue::DeviceToHost,
-            },
-        }
-    }
 }
 
 /// A part of the instruction list that runs as a whole.
@@ -219,8 +183,8 @@ pub struct Input {
     pub value: ValueId,
     /// The micro-batch within the group that it belongs to; none for what a step has once.
     pub micro_batch: Option<u16>,
-    /// Where in host memory the host writes it.
-    pub host: usize,
+    /// Where the host writes it.
+    pub place: Place,
     /// The copies that read it there. The host writes it only when all that were given out are done.
     pub copies: Vec<InstructionId>,
 }
@@ -235,8 +199,8 @@ pub struct PlanResult {
     pub value: ValueId,
     /// The micro-batch within the group that it belongs to; none for what a step has once.
     pub micro_batch: Option<u16>,
-    /// Where in host memory it arrives.
-    pub host: usize,
+    /// Where the host finds it.
+    pub place: Place,
     /// The copies that bring it there. The host reads it when the last that was given out is done, and
     /// gives out no further segment that has one of them before it has read.
     pub copies: Vec<InstructionId>,
@@ -283,6 +247,8 @@ pub struct Plan {
     pub results: Vec<PlanResult>,
     /// Size of the memory that it takes.
     pub bytes: PerTier<usize>,
+    /// What copies go over. Each has a queue.
+    pub links: Links,
     /// What lies where.
     pub regions: Vec<Region>,
 }
@@ -299,6 +265,30 @@ impl Plan {
     pub fn instruction(&self, id: InstructionId) -> &Instruction {
         work::count(1);
         &self.instructions[id.index()]
+    }
+
+    /// All instructions, in order.
+    pub fn ids(&self) -> impl Iterator<Item = InstructionId> + use<> {
+        (0..self.instructions.len() as u32).map(InstructionId)
+    }
+
+    /// The queues, in order.
+    pub fn queues(&self) -> impl ExactSizeIterator<Item = Queue> + use<> {
+        self.links.queues()
+    }
+
+    /// Where an instruction runs.
+    ///
+    /// # Panics
+    /// If it is a copy over a link that the plan does not have.
+    pub fn queue(&self, id: InstructionId) -> Queue {
+        match &self.instructions[id.index()].work {
+            Work::Compute(_) => Queue::COMPUTE,
+            Work::Copy(copy) => {
+                let link = copy.link();
+                self.links.queue(link).unwrap_or_else(|| panic!("no link from {link}"))
+            }
+        }
     }
 
     /// One value.
@@ -323,11 +313,7 @@ impl Plan {
                 let names: Vec<&str> =
                     copy.values.iter().map(|o| self.value(o.value).name.as_str()).take(3).collect();
                 let more = if copy.values.len() > names.len() { ", …" } else { "" };
-                let way = match copy.direction {
-                    Direction::ToDevice => "to the device",
-                    Direction::ToHost => "to the host",
-                };
-                format!("copy of `{}`{more} {way}", names.join("`, `"))
+                format!("copy of `{}`{more} to the {}", names.join("`, `"), copy.to.tier)
             }
         }
     }

@@ -2,6 +2,7 @@
 
 mod refine;
 
+use crate::queue::Link;
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 
@@ -50,6 +51,17 @@ pub struct HardwareProfile {
     /// Measured kernels that move bytes rather than compute.
     #[serde(default)]
     pub elementwise: Vec<ElementwisePoint>,
+}
+
+/// What one link can do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LinkRates {
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Bytes per second of this link and the opposite one together, both busy.
+    pub duplex_bandwidth: f64,
+    /// From the end of one copy in a queue to the start of the next.
+    pub latency_seconds: f64,
 }
 
 /// The three products of a linear layer.
@@ -185,13 +197,27 @@ impl HardwareProfile {
         Ok(())
     }
 
-    /// Time of a copy in a queue of its own.
-    pub fn copy_seconds(&self, bytes: usize, to_device: bool) -> f64 {
-        let bandwidth = match to_device {
-            true => self.host_to_device_bandwidth,
-            false => self.device_to_host_bandwidth,
+    /// What a link can do.
+    ///
+    /// # Panics
+    /// If the machine does not have it.
+    pub fn link(&self, link: Link) -> LinkRates {
+        let bandwidth = match link {
+            Link::HOST_TO_DEVICE => self.host_to_device_bandwidth,
+            Link::DEVICE_TO_HOST => self.device_to_host_bandwidth,
+            link => panic!("hardware `{}` has no link from {link}", self.name),
         };
-        self.copy_latency_seconds + bytes as f64 / bandwidth
+        let duplex_bandwidth = self.duplex_bandwidth;
+        LinkRates { bandwidth, duplex_bandwidth, latency_seconds: self.copy_latency_seconds }
+    }
+
+    /// Time of a copy in a queue of its own.
+    ///
+    /// # Panics
+    /// If the machine does not have the link.
+    pub fn copy_seconds(&self, bytes: usize, link: Link) -> f64 {
+        let LinkRates { bandwidth, latency_seconds, .. } = self.link(link);
+        latency_seconds + bytes as f64 / bandwidth
     }
 
     /// Time of an op, given its operands and outputs.

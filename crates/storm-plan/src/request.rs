@@ -1,11 +1,12 @@
 //! What a user asks of the planner, and what it answers.
 
+use crate::queue::{PerQueue, Queue};
 use crate::search::{Activations, Found, Search};
 use crate::tier::{PerTier, Tier};
 use crate::too_small::TooSmall;
 use crate::{
-    Bottleneck, CheckedPlan, Decisions, Direction, HardwareProfile, Lowering, PlanError, Queue,
-    Simulation, Storage, Task, UpdateTime, check,
+    Bottleneck, CheckedPlan, Decisions, HardwareProfile, Lowering, PlanError, Simulation, Storage,
+    Task, UpdateTime, check,
 };
 use serde::Serialize;
 
@@ -66,16 +67,14 @@ pub struct Prediction {
     pub peak_bytes: PerTier<u64>,
     /// One step.
     pub step_seconds: f64,
-    /// Busy shares by queue, in the order of [`Queue::ALL`].
-    pub busy: [f64; 3],
+    /// The part of the step in which each queue works.
+    pub busy: PerQueue<f64>,
     /// Time spent on what is made again, as a share of all computing.
     pub recompute_fraction: f64,
     /// Matrix arithmetic that is made again, in a step.
     pub recompute_flops: f64,
-    /// Into the device, per step.
-    pub h2d_bytes: u64,
-    /// Out of the device, per step.
-    pub d2h_bytes: u64,
+    /// What each queue copies, per step.
+    pub copied_bytes: PerQueue<u64>,
 }
 
 /// A plan that fits, checked, with what is known about it.
@@ -252,14 +251,13 @@ pub fn policies(
 fn predict(lowering: &Lowering<'_>, found: &Found) -> Prediction {
     let Found { decisions, plan, simulation } = found;
     let (recompute_seconds, recompute_flops) = lowering.recomputed(decisions);
-    let computing = simulation.busy_seconds[Queue::Compute.index()];
+    let computing = simulation.busy_seconds[Queue::COMPUTE];
     Prediction {
         peak_bytes: with_overhead(plan.bytes, lowering.profile),
         step_seconds: simulation.step_seconds,
-        busy: Queue::ALL.map(|queue| simulation.busy_share(queue)),
+        busy: PerQueue::from_fn(|queue| simulation.busy_share(queue)),
         recompute_fraction: recompute_seconds / computing.max(f64::MIN_POSITIVE),
         recompute_flops,
-        h2d_bytes: simulation.bytes(Direction::ToDevice),
-        d2h_bytes: simulation.bytes(Direction::ToHost),
+        copied_bytes: PerQueue::from_fn(|queue| simulation.bytes(queue)),
     }
 }

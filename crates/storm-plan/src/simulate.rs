@@ -9,8 +9,9 @@ mod queues;
 mod repeat;
 
 use crate::check::host::HostWork;
-use crate::plan::{Direction, InstructionId, Plan, Queue, Run, SegmentId};
+use crate::plan::{InstructionId, Plan, Run, SegmentId};
 use crate::profile::HardwareProfile;
+use crate::queue::{PerQueue, Queue};
 pub use cost::instruction_seconds;
 use queues::Queues;
 use storm_graph::{TensorClass, Training};
@@ -27,9 +28,6 @@ const CLASSES: [TensorClass; 8] = [
     TensorClass::Scratch,
 ];
 
-/// Both ways, in the order of [`Simulation::transfers`].
-const DIRECTIONS: [Direction; 2] = [Direction::ToDevice, Direction::ToHost];
-
 /// What a plan would do on some hardware.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
@@ -39,11 +37,11 @@ pub struct Simulation {
     pub flush_seconds: Option<f64>,
     /// The same for the evaluation of a group of micro-batches, where the plan has one.
     pub evaluation_seconds: Option<f64>,
-    /// By queue, see [`Queue::index`]: how long it works in a step.
-    pub busy_seconds: [f64; Queue::ALL.len()],
+    /// How long each queue works in a step.
+    pub busy_seconds: PerQueue<f64>,
     /// Why the compute queue does not work all of the step.
     pub stalls: Stalls,
-    /// What moves in a step, by direction and class; only what does.
+    /// What moves in a step, by queue and class; only what does.
     pub transfers: Vec<Transfer>,
     /// In the order of [`Plan::step`]. These add up to the step.
     pub segments: Vec<SegmentTime>,
@@ -55,10 +53,8 @@ pub struct Simulation {
 /// Time in which the compute queue waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stalls {
-    /// For a copy to bring something.
-    pub host_to_device_seconds: f64,
-    /// For a copy to take something away, so that its bytes are free.
-    pub device_to_host_seconds: f64,
+    /// For copies of each queue: to bring something, or to take it away so that its bytes are free.
+    pub copy_seconds: PerQueue<f64>,
     /// For the host to give out the next kernel.
     pub launch_seconds: f64,
     /// At the end of the step, for the last copies.
@@ -68,20 +64,18 @@ pub struct Stalls {
 impl Stalls {
     /// All of it.
     pub fn total_seconds(&self) -> f64 {
-        self.host_to_device_seconds
-            + self.device_to_host_seconds
-            + self.launch_seconds
-            + self.drain_seconds
+        let copies: f64 = self.copy_seconds.iter().map(|(_, seconds)| seconds).sum();
+        copies + self.launch_seconds + self.drain_seconds
     }
 }
 
-/// What moves of one class in one direction.
+/// What moves of one class over one link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transfer {
     /// What kind of tensors.
     pub class: TensorClass,
-    /// Which way.
-    pub direction: Direction,
+    /// The link's queue.
+    pub queue: Queue,
     /// In a step.
     pub bytes: u64,
     /// How long that takes.
@@ -131,21 +125,22 @@ impl Simulation {
     /// The part of the step in which a queue works, 0 to 1.
     pub fn busy_share(&self, queue: Queue) -> f64 {
         match self.step_seconds > 0.0 {
-            true => self.busy_seconds[queue.index()] / self.step_seconds,
+            true => self.busy_seconds[queue] / self.step_seconds,
             false => 0.0,
         }
     }
 
-    /// What moves in a step in one direction.
-    pub fn bytes(&self, direction: Direction) -> u64 {
-        self.transfers.iter().filter(|t| t.direction == direction).map(|t| t.bytes).sum()
+    /// What a queue copies in a step.
+    pub fn bytes(&self, queue: Queue) -> u64 {
+        self.transfers.iter().filter(|t| t.queue == queue).map(|t| t.bytes).sum()
     }
 }
 
 /// Predicts a step of a plan that the checker accepts.
 ///
 /// # Panics
-/// If the plan refers to something that it does not have.
+/// If the plan refers to something that it does not have, or copies over a link that the profile
+/// does not have.
 pub fn simulate(plan: &Plan, profile: &HardwareProfile) -> Simulation {
     run(plan, profile, None)
 }
@@ -181,8 +176,7 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
     };
     let (flush_seconds, evaluation_seconds) = (plan.flush.map(alone), plan.evaluation.map(alone));
     let stalls = Stalls {
-        host_to_device_seconds: waited.exposed[0].iter().sum(),
-        device_to_host_seconds: waited.exposed[1].iter().sum(),
+        copy_seconds: waited.exposed.map(|by_class| by_class.iter().sum()),
         launch_seconds: waited.launch,
         drain_seconds,
     };

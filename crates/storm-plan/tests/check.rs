@@ -4,8 +4,7 @@ mod support;
 
 use storm_graph::TensorClass;
 use storm_plan::{
-    Actor, CheckError, Copy, Direction, Found, InstructionId, Plan, Queue, Tier, Work, check,
-    verify,
+    Actor, CheckError, Copy, Found, InstructionId, Link, Plan, Queue, Tier, Work, check, verify,
 };
 use support::base::{ADD, BRING_W, BRING_X, TAKE_Y, W, X, Y, base, copy_of, damaged, is, refused};
 use support::small::{BLOCK, Kernel, copy, empty, kernel, lasting, segment, value};
@@ -59,7 +58,7 @@ fn a_single_repetition_has_nobody_to_overtake() {
 #[test]
 fn two_writes_must_be_ordered() {
     let error = damaged(|plan| {
-        copy(plan, Direction::ToDevice, 2, 1, &[W], &[]);
+        copy(plan, Link::HOST_TO_DEVICE, 2, 1, &[W], &[]);
         plan.segments[0].instructions.end += 1;
     });
     let CheckError::UnorderedWrite { writer, earlier, .. } = &error else { panic!("{error}") };
@@ -74,12 +73,12 @@ fn bytes_must_hold_the_right_value() {
     };
     let error = damaged(|plan| {
         plan.bytes[Tier::HOST] += BLOCK;
-        copy_of(plan, BRING_W).host = 3 * BLOCK;
+        copy_of(plan, BRING_W).from.offset = 3 * BLOCK;
     });
     assert_eq!(found(&error), Found::Nothing);
     let error = damaged(|plan| {
-        copy_of(plan, BRING_X).device = BLOCK;
-        copy_of(plan, BRING_W).device = 0;
+        copy_of(plan, BRING_X).to.offset = BLOCK;
+        copy_of(plan, BRING_W).to.offset = 0;
     });
     assert_eq!(found(&error), Found::Other("w".to_owned()));
     assert_eq!(
@@ -94,8 +93,8 @@ fn outdated_values_are_refused() {
     let mut plan = empty(4, 1);
     let w = value(&mut plan, "w", TensorClass::Gradient);
     let [y, partials] = ["y", "partials"].map(|n| value(&mut plan, n, TensorClass::Scratch));
-    let away = copy(&mut plan, Direction::ToHost, 0, 0, &[w], &[]);
-    let back = copy(&mut plan, Direction::ToDevice, 1, 0, &[w], &[away]);
+    let away = copy(&mut plan, Link::DEVICE_TO_HOST, 0, 0, &[w], &[]);
+    let back = copy(&mut plan, Link::HOST_TO_DEVICE, 1, 0, &[w], &[away]);
     let reads = [(w, 1), (w, 0)];
     kernel(&mut plan, Kernel::Accumulate, &reads, &[(w, 0), (partials, 2)], &[back]);
     kernel(&mut plan, Kernel::Scale, &[(w, 1)], &[(y, 3)], &[]);
@@ -118,9 +117,9 @@ fn a_value_must_lie_at_its_own_bytes() {
     let mut plan = empty(3, 1);
     let w = value(&mut plan, "w", TensorClass::Gradient);
     let y = value(&mut plan, "y", TensorClass::Activation);
-    copy(&mut plan, Direction::ToDevice, 0, 0, &[w], &[]);
-    let again = copy(&mut plan, Direction::ToDevice, 0, 0, &[w], &[]);
-    copy_of(&mut plan, 1).device = BLOCK / 2;
+    copy(&mut plan, Link::HOST_TO_DEVICE, 0, 0, &[w], &[]);
+    let again = copy(&mut plan, Link::HOST_TO_DEVICE, 0, 0, &[w], &[]);
+    copy_of(&mut plan, 1).to.offset = BLOCK / 2;
     kernel(&mut plan, Kernel::Scale, &[(w, 0)], &[(y, 2)], &[again]);
     segment(&mut plan, "body", 1);
     lasting(&mut plan, w, &[(Tier::HOST, 0)]);
@@ -143,7 +142,7 @@ fn what_lasts_must_be_at_rest_after_the_step() {
     // The weight's home is overwritten.
     let error = damaged(|plan| {
         plan.results.clear();
-        copy_of(plan, TAKE_Y).host = BLOCK;
+        copy_of(plan, TAKE_Y).to.offset = BLOCK;
         plan.step[0].times = 1;
         plan.instructions[BRING_X].waits.clear();
     });
@@ -162,7 +161,7 @@ fn what_lasts_must_be_at_rest_after_the_step() {
     lasting(&mut plan, sum, &[(Tier::DEVICE, 1), (Tier::HOST, 0)]);
     let error = refused(&plan);
     assert!(matches!(error, CheckError::NotAtRest { found: Found::Stale, .. }), "{error}");
-    copy(&mut plan, Direction::ToHost, 1, 0, &[sum], &[add]);
+    copy(&mut plan, Link::DEVICE_TO_HOST, 1, 0, &[sum], &[add]);
     plan.segments[0].instructions.end += 1;
     verify(&plan, tight_budget(&plan)).unwrap();
 }
@@ -170,12 +169,13 @@ fn what_lasts_must_be_at_rest_after_the_step() {
 #[test]
 fn a_flush_starts_and_ends_at_rest() {
     let mut plan = base();
-    let flush = copy(&mut plan, Direction::ToDevice, 0, 1, &[W], &[]);
+    let flush = copy(&mut plan, Link::HOST_TO_DEVICE, 0, 1, &[W], &[]);
     plan.flush = Some(segment(&mut plan, "flush", 1));
     plan.step.pop();
     verify(&plan, tight_budget(&plan)).unwrap();
     // What the step left on the device is unknown to a flush.
-    let work = Work::Copy(Copy { direction: Direction::ToHost, ..copy_of(&mut plan, 4).clone() });
+    let into = copy_of(&mut plan, 4).clone();
+    let work = Work::Copy(Copy { from: into.to, to: into.from, ..into });
     plan.instructions[flush.index()].work = work;
     assert!(matches!(refused(&plan), CheckError::WrongContent { found: Found::Nothing, .. }));
 }
@@ -203,10 +203,10 @@ fn repetitions_must_settle() {
     lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
     lasting(&mut plan, w, &[(Tier::DEVICE, 1)]);
     let out = |plan: &mut Plan, device: usize, host: usize, waits: &[InstructionId]| {
-        copy(plan, Direction::ToHost, device, host, &[w], waits)
+        copy(plan, Link::DEVICE_TO_HOST, device, host, &[w], waits)
     };
     let back = |plan: &mut Plan, device: usize, host: usize, waits: &[InstructionId]| {
-        copy(plan, Direction::ToDevice, device, host, &[w], waits)
+        copy(plan, Link::HOST_TO_DEVICE, device, host, &[w], waits)
     };
     // Device 2 gets the old version; then host 0, device 3, host 1, device 4 and host 2 the new one.
     let mut last = out(&mut plan, 1, 3, &[]);
@@ -219,20 +219,20 @@ fn repetitions_must_settle() {
         last = out(&mut plan, 3 + place, place + 1, &[last]);
     }
     segment(&mut plan, "fill", 1);
-    let chain: [(Direction, usize, usize); 5] = [
-        (Direction::ToHost, 4, 2),
-        (Direction::ToDevice, 4, 1),
-        (Direction::ToHost, 3, 1),
-        (Direction::ToDevice, 3, 0),
-        (Direction::ToHost, 2, 0),
+    let chain: [(Link, usize, usize); 5] = [
+        (Link::DEVICE_TO_HOST, 4, 2),
+        (Link::HOST_TO_DEVICE, 4, 1),
+        (Link::DEVICE_TO_HOST, 3, 1),
+        (Link::HOST_TO_DEVICE, 3, 0),
+        (Link::DEVICE_TO_HOST, 2, 0),
     ];
-    for (direction, device, host) in chain {
+    for (link, device, host) in chain {
         let mut waits = vec![last];
         if plan.instructions.len() == plan.segments[0].instructions.end {
             // From one repetition to the next.
             waits.push(InstructionId(plan.instructions.len() as u32 + 4));
         }
-        last = copy(&mut plan, direction, device, host, &[w], &waits);
+        last = copy(&mut plan, link, device, host, &[w], &waits);
     }
     segment(&mut plan, "wander", 9);
     let error = refused(&plan);
@@ -247,6 +247,6 @@ fn repetitions_must_settle() {
 fn waits_within_a_queue_are_harmless() {
     let mut plan = base();
     plan.instructions[BRING_W].waits.push(InstructionId(BRING_X as u32));
-    assert_eq!(plan.instructions[BRING_W].queue(), Queue::HostToDevice);
+    assert_eq!(plan.queue(InstructionId(BRING_W as u32)), Queue::HOST_TO_DEVICE);
     verify(&plan, tight_budget(&plan)).unwrap();
 }

@@ -15,7 +15,7 @@ fn tiers_have_an_end_and_a_budget() {
     assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::DEVICE, size: 767, .. }));
     let error = damaged(|plan| plan.bytes[Tier::HOST] -= 1);
     assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::HOST, .. }));
-    let error = damaged(|plan| copy_of(plan, BRING_W).device = usize::MAX - 100);
+    let error = damaged(|plan| copy_of(plan, BRING_W).to.offset = usize::MAX - 100);
     assert!(matches!(error, CheckError::OutOfBounds { tier: Tier::DEVICE, .. }));
     let plan = base();
     let budget = PerTier::new(767, 768);

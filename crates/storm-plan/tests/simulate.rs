@@ -4,8 +4,8 @@ mod support;
 
 use storm_graph::{TensorClass, Training};
 use storm_plan::{
-    Direction, HardwareProfile, InstructionId, Plan, Queue, Run, Simulation, Tier, ValueId,
-    simulate, simulate_with_timeline, verify,
+    HardwareProfile, InstructionId, Link, Plan, Queue, Run, Simulation, Tier, ValueId, simulate,
+    simulate_with_timeline, verify,
 };
 use support::random::Random;
 use support::small::{BLOCK, Kernel, copy, empty, input, kernel, lasting, result, segment, value};
@@ -51,7 +51,7 @@ fn close(a: f64, b: f64) -> bool {
 fn copies_hide_behind_kernels() {
     let (mut plan, w, y) = streaming(4, 2);
     for i in 0..2 {
-        let bring = copy(&mut plan, Direction::ToDevice, i, i, &[w[i]], &[]);
+        let bring = copy(&mut plan, Link::HOST_TO_DEVICE, i, i, &[w[i]], &[]);
         kernel(&mut plan, Kernel::Scale, &[(w[i], i)], &[(y[i], 2 + i)], &[bring]);
     }
     segment(&mut plan, "only", 1);
@@ -61,16 +61,16 @@ fn copies_hide_behind_kernels() {
     assert_eq!(simulation.timeline[1].waited_for, Some(InstructionId(0)));
     assert_eq!(simulation.timeline[3].waited_for, None);
     assert_eq!(simulation.step_seconds, 24.0);
-    assert_eq!(simulation.busy_seconds, [20.0, 8.0, 0.0]);
-    assert_eq!(simulation.busy_share(Queue::HostToDevice), 8.0 / 24.0);
-    assert_eq!(simulation.stalls.host_to_device_seconds, 4.0);
+    assert_eq!(busy(&simulation), [20.0, 8.0, 0.0]);
+    assert_eq!(simulation.busy_share(Queue::HOST_TO_DEVICE), 8.0 / 24.0);
+    assert_eq!(simulation.stalls.copy_seconds[Queue::HOST_TO_DEVICE], 4.0);
     assert_eq!(simulation.stalls.total_seconds(), 4.0);
     let [transfer] = simulation.transfers[..] else { panic!("{:?}", simulation.transfers) };
     assert_eq!(transfer.class, TensorClass::Parameter(Training::Trainable));
     assert_eq!((transfer.bytes, transfer.exposed_seconds), (512, 4.0));
     assert_eq!(transfer.hidden_share(), 0.5);
-    assert_eq!(simulation.bytes(Direction::ToDevice), 512);
-    assert_eq!(simulation.bytes(Direction::ToHost), 0);
+    assert_eq!(simulation.bytes(Queue::HOST_TO_DEVICE), 512);
+    assert_eq!(simulation.bytes(Queue::DEVICE_TO_HOST), 0);
 }
 
 /// One slot only: the second copy has to wait until the first kernel is done with it, and holds up
@@ -78,10 +78,10 @@ fn copies_hide_behind_kernels() {
 #[test]
 fn a_waiting_copy_holds_up_its_queue() {
     let (mut plan, w, y) = streaming(5, 3);
-    let first = copy(&mut plan, Direction::ToDevice, 0, 0, &[w[0]], &[]);
+    let first = copy(&mut plan, Link::HOST_TO_DEVICE, 0, 0, &[w[0]], &[]);
     let use_first = kernel(&mut plan, Kernel::Scale, &[(w[0], 0)], &[(y[0], 2)], &[first]);
-    let second = copy(&mut plan, Direction::ToDevice, 0, 1, &[w[1]], &[use_first]);
-    let third = copy(&mut plan, Direction::ToDevice, 1, 2, &[w[2]], &[]);
+    let second = copy(&mut plan, Link::HOST_TO_DEVICE, 0, 1, &[w[1]], &[use_first]);
+    let third = copy(&mut plan, Link::HOST_TO_DEVICE, 1, 2, &[w[2]], &[]);
     kernel(&mut plan, Kernel::Scale, &[(w[2], 1)], &[(y[2], 3)], &[third]);
     kernel(&mut plan, Kernel::Scale, &[(w[1], 0)], &[(y[1], 4)], &[second]);
     segment(&mut plan, "only", 1);
@@ -93,7 +93,7 @@ fn a_waiting_copy_holds_up_its_queue() {
     assert_eq!(starts(&simulation), expected);
     assert_eq!(simulation.timeline[2].waited_for, Some(use_first));
     assert_eq!(simulation.timeline[3].waited_for, None);
-    assert_eq!(simulation.stalls.host_to_device_seconds, 4.0 + 8.0);
+    assert_eq!(simulation.stalls.copy_seconds[Queue::HOST_TO_DEVICE], 4.0 + 8.0);
 }
 
 /// A kernel that needs the bytes which a copy out still reads, and the last copy at the end.
@@ -105,16 +105,16 @@ fn time_is_laid_to_whoever_held_up_the_kernels() {
     lasting(&mut plan, x, &[(Tier::DEVICE, 0)]);
     let take = InstructionId(1);
     let make = kernel(&mut plan, Kernel::Scale, &[(x, 0)], &[(y, 1)], &[take]);
-    copy(&mut plan, Direction::ToHost, 1, 0, &[y], &[make]);
+    copy(&mut plan, Link::DEVICE_TO_HOST, 1, 0, &[y], &[make]);
     segment(&mut plan, "body", 3);
     verify(&plan, tight_budget(&plan)).unwrap();
     let simulation = simulate(&plan, &slow());
     assert_eq!(simulation.step_seconds, 3.0 * (10.0 + 8.0));
-    assert_eq!(simulation.stalls.device_to_host_seconds, 2.0 * 8.0);
+    assert_eq!(simulation.stalls.copy_seconds[Queue::DEVICE_TO_HOST], 2.0 * 8.0);
     assert_eq!(simulation.stalls.drain_seconds, 8.0);
     assert_eq!(simulation.stalls.total_seconds() + 30.0, simulation.step_seconds);
     let [transfer] = simulation.transfers[..] else { panic!("{:?}", simulation.transfers) };
-    assert_eq!((transfer.class, transfer.direction), (TensorClass::Activation, Direction::ToHost));
+    assert_eq!((transfer.class, transfer.queue), (TensorClass::Activation, Queue::DEVICE_TO_HOST));
     assert_eq!((transfer.exposed_seconds, transfer.hidden_share()), (24.0, 0.0));
     assert_eq!(simulation.segments[0].seconds, simulation.step_seconds);
     assert!(simulation.timeline.is_empty());
@@ -140,9 +140,9 @@ fn the_host_waits_for_results_and_inputs() {
     let mut plan = empty(2, 2);
     let x = value(&mut plan, "x", TensorClass::Input);
     let y = value(&mut plan, "y", TensorClass::Activation);
-    let bring = copy(&mut plan, Direction::ToDevice, 0, 0, &[x], &[]);
+    let bring = copy(&mut plan, Link::HOST_TO_DEVICE, 0, 0, &[x], &[]);
     let make = kernel(&mut plan, Kernel::Scale, &[(x, 0)], &[(y, 1)], &[bring]);
-    let take = copy(&mut plan, Direction::ToHost, 1, 1, &[y], &[make]);
+    let take = copy(&mut plan, Link::DEVICE_TO_HOST, 1, 1, &[y], &[make]);
     segment(&mut plan, "body", 5);
     input(&mut plan, x, 0, &[bring]);
     result(&mut plan, y, 1, &[take]);
@@ -159,18 +159,18 @@ fn both_directions_share_the_connection() {
     let [x, y] = ["x", "y"].map(|name| value(&mut plan, name, class));
     lasting(&mut plan, x, &[(Tier::HOST, 0)]);
     lasting(&mut plan, y, &[(Tier::DEVICE, 1)]);
-    copy(&mut plan, Direction::ToDevice, 0, 0, &[x], &[]);
-    copy(&mut plan, Direction::ToHost, 1, 1, &[y], &[]);
+    copy(&mut plan, Link::HOST_TO_DEVICE, 0, 0, &[x], &[]);
+    copy(&mut plan, Link::DEVICE_TO_HOST, 1, 1, &[y], &[]);
     segment(&mut plan, "body", 1);
     verify(&plan, tight_budget(&plan)).unwrap();
     let profile = slow();
     let half = HardwareProfile { duplex_bandwidth: profile.duplex_bandwidth / 2.0, ..profile };
     // 4 s in, 8 s out; at half speed while both go: all of the way in, and as long on the way out.
     let simulation = simulate(&plan, &half);
-    assert_eq!(simulation.busy_seconds, [0.0, 8.0, 12.0]);
+    assert_eq!(busy(&simulation), [0.0, 8.0, 12.0]);
     plan.instructions.pop();
     plan.segments[0].instructions.end = 1;
-    assert_eq!(simulate(&plan, &half).busy_seconds, [0.0, 4.0, 0.0]);
+    assert_eq!(busy(&simulate(&plan, &half)), [0.0, 4.0, 0.0]);
 }
 
 /// Copies out fall behind by a little in each repetition until the ring is full: what holds after
@@ -186,7 +186,7 @@ fn a_queue_that_falls_behind_is_noticed() {
         let y = value(&mut plan, &format!("y{slot}"), TensorClass::Activation);
         let take = InstructionId(2 * slot as u32 + 1);
         let make = kernel(&mut plan, Kernel::Scale, &[(x, 0)], &[(y, 1 + slot)], &[take]);
-        copy(&mut plan, Direction::ToHost, 1 + slot, slot, &[y], &[make]);
+        copy(&mut plan, Link::DEVICE_TO_HOST, 1 + slot, slot, &[y], &[make]);
     }
     segment(&mut plan, "body", 500);
     verify(&plan, tight_budget(&plan)).unwrap();
@@ -196,7 +196,7 @@ fn a_queue_that_falls_behind_is_noticed() {
     assert!(simulation.timeline.len() < 20 * plan.instructions.len(), "most are skipped");
     let followed = reference::run(&plan, &plan.step, &profile).unwrap();
     assert!(close(simulation.step_seconds, followed), "{} {followed}", simulation.step_seconds);
-    let busy = simulation.busy_seconds[0] + simulation.stalls.total_seconds();
+    let busy = simulation.busy_seconds[Queue::COMPUTE] + simulation.stalls.total_seconds();
     assert!(close(busy, simulation.step_seconds), "{busy} of {}", simulation.step_seconds);
 }
 
@@ -245,23 +245,27 @@ fn random_plans_run_to_their_end_as_predicted() {
     );
 }
 
+/// How long kernels and copies into the device and out of it take.
+fn busy(simulation: &Simulation) -> [f64; 3] {
+    [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST]
+        .map(|queue| simulation.busy_seconds[queue])
+}
+
 /// Whatever the compute queue does not work, somebody is blamed for.
 fn adds_up(simulation: &Simulation) {
-    let busy = simulation.busy_seconds[Queue::Compute.index()];
+    let busy = simulation.busy_seconds[Queue::COMPUTE];
     assert!(
         close(busy + simulation.stalls.total_seconds(), simulation.step_seconds),
         "{simulation:?}"
     );
     let segments: f64 = simulation.segments.iter().map(|segment| segment.seconds).sum();
     assert!(close(segments, simulation.step_seconds));
-    for queue in Queue::ALL {
+    for (queue, &seconds) in simulation.busy_seconds.iter() {
         assert!((0.0..=1.0 + 1e-9).contains(&simulation.busy_share(queue)));
-    }
-    for (direction, queue) in
-        [(Direction::ToDevice, Queue::HostToDevice), (Direction::ToHost, Queue::DeviceToHost)]
-    {
-        let transfers = simulation.transfers.iter().filter(|t| t.direction == direction);
-        let busy: f64 = transfers.map(|transfer| transfer.busy_seconds).sum();
-        assert!(close(busy, simulation.busy_seconds[queue.index()]));
+        if queue != Queue::COMPUTE {
+            let transfers = simulation.transfers.iter().filter(|t| t.queue == queue);
+            let busy: f64 = transfers.map(|transfer| transfer.busy_seconds).sum();
+            assert!(close(busy, seconds));
+        }
     }
 }

@@ -96,8 +96,8 @@ fn json<D: Benched>(
         "predicted_vram_peak_bytes": prediction.peak_bytes[Tier::DEVICE],
         "ram_peak_bytes": measured.trainer.memory_taken()[Tier::HOST],
         "predicted_ram_peak_bytes": prediction.peak_bytes[Tier::HOST],
-        "h2d_bytes": prediction.h2d_bytes,
-        "d2h_bytes": prediction.d2h_bytes,
+        "h2d_bytes": prediction.copied_bytes[Queue::HOST_TO_DEVICE],
+        "d2h_bytes": prediction.copied_bytes[Queue::DEVICE_TO_HOST],
         "recompute_fraction": prediction.recompute_fraction,
         "group": measured.decisions.group,
         "loss": measured.loss,
@@ -134,8 +134,11 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
     }
     let verdict = if *vram_bytes <= run.budget[Tier::DEVICE] { "within" } else { "OVER" };
     println!("budget      {} of device memory: {verdict}", size::show(run.budget[Tier::DEVICE]));
-    let shares = Queue::ALL
-        .map(|queue| format!("{} {:.1}%", queue.name(), 100.0 * prediction.busy[queue.index()]));
+    let plan = measured.trainer.plan();
+    let share = |queue: Queue| {
+        format!("{} {:.1}%", plan.links.queue_name(queue), 100.0 * prediction.busy[queue])
+    };
+    let shares: Vec<String> = plan.queues().map(share).collect();
     println!("predicted   busy: {}", shares.join(", "));
     println!("            again: {}; group of {}", again(prediction), measured.decisions.group);
     println!("            limited by {}", measured.bottleneck.name());

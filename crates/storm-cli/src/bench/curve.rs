@@ -11,7 +11,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
-use storm_plan::Tier;
+use storm_plan::{Queue, Tier};
 
 #[derive(Args)]
 pub(crate) struct CurveArgs {
@@ -89,7 +89,7 @@ fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
                 size::show(measured.prediction.peak_bytes[Tier::HOST]),
                 point.tokens_per_second,
                 point.predicted_tokens_per_second,
-                100.0 * measured.prediction.busy[0],
+                100.0 * measured.prediction.busy[Queue::COMPUTE],
                 100.0 * measured.prediction.recompute_fraction,
                 point.limited_by
             );

@@ -88,20 +88,20 @@ fn about(request: &Request) -> Value {
 
 /// What a plan or a policy does.
 fn figures(request: &Request, answer: &Answer, prediction: &Prediction) -> Value {
-    let [compute, into, out] = Queue::ALL.map(|queue| prediction.busy[queue.index()]);
+    let Prediction { busy, copied_bytes, .. } = prediction;
     json!({
         "feasible": true,
         "vram_peak_bytes": prediction.peak_bytes[Tier::DEVICE],
         "ram_peak_bytes": prediction.peak_bytes[Tier::HOST],
         "step_seconds": prediction.step_seconds,
         "tokens_per_second": answer.tokens_per_second(request, prediction.step_seconds),
-        "compute_busy": compute,
-        "h2d_busy": into,
-        "d2h_busy": out,
+        "compute_busy": busy[Queue::COMPUTE],
+        "h2d_busy": busy[Queue::HOST_TO_DEVICE],
+        "d2h_busy": busy[Queue::DEVICE_TO_HOST],
         "recompute_fraction": prediction.recompute_fraction,
         "recompute_flops": prediction.recompute_flops,
-        "h2d_bytes": prediction.h2d_bytes,
-        "d2h_bytes": prediction.d2h_bytes,
+        "h2d_bytes": copied_bytes[Queue::HOST_TO_DEVICE],
+        "d2h_bytes": copied_bytes[Queue::DEVICE_TO_HOST],
     })
 }
 
@@ -123,8 +123,8 @@ fn tensors(answer: &Answer) -> Vec<Value> {
             "kind": holding.kind,
             "device_bytes": holding.bytes[Tier::DEVICE],
             "host_bytes": holding.bytes[Tier::HOST],
-            "h2d_bytes": holding.h2d_bytes,
-            "d2h_bytes": holding.d2h_bytes,
+            "h2d_bytes": holding.copied_bytes[Queue::HOST_TO_DEVICE],
+            "d2h_bytes": holding.copied_bytes[Queue::DEVICE_TO_HOST],
         })
     };
     answer.planned.plan.holdings().into_iter().map(holding).collect()

@@ -102,7 +102,7 @@ mod tests {
     use crate::memory_limits::Limit;
     use crate::plan::StepSize;
     use storm_model::preset;
-    use storm_plan::{Budget, Forced, HardwareProfile};
+    use storm_plan::{Budget, Forced, HardwareProfile, PerQueue};
     use storm_train::{Precision, TrainOptions};
 
     fn request(save_mode: SaveModeArg, ram: Limit, device_memory: DeviceMemory) -> Request {
@@ -128,11 +128,10 @@ mod tests {
         let prediction = |ram_peak_bytes| Prediction {
             peak_bytes: Budget::new(500, ram_peak_bytes),
             step_seconds: 1.0,
-            busy: [0.0; 3],
+            busy: PerQueue::default(),
             recompute_fraction: 0.0,
             recompute_flops: 0.0,
-            h2d_bytes: 0,
-            d2h_bytes: 0,
+            copied_bytes: PerQueue::default(),
         };
         let given = |bytes| Limit { bytes, origin: None };
         let found = |bytes| Limit { bytes, origin: Some("found".to_owned()) };

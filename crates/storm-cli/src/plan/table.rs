@@ -6,7 +6,9 @@ use crate::hardware::bus;
 use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
-use storm_plan::{Holding, Prediction, Queue, SavedUnit, Storage, TensorKind, Tier};
+use storm_plan::{
+    Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind, Tier,
+};
 use storm_train::Precision;
 
 /// Of a line.
@@ -112,6 +114,12 @@ fn row(name: &str, place: &str, [device, host, into, out]: [&str; 4]) -> String 
     format!("{name:<19} {place:<32} {device:>11} {host:>11} {into:>11} {out:>11}")
 }
 
+/// As the columns have them.
+fn sizes(bytes: PerTier<u64>, copied: PerQueue<u64>) -> [u64; 4] {
+    let (into, out) = (copied[Queue::HOST_TO_DEVICE], copied[Queue::DEVICE_TO_HOST]);
+    [bytes[Tier::DEVICE], bytes[Tier::HOST], into, out]
+}
+
 fn sizes_row(name: &str, place: &str, sizes: [u64; 4]) -> String {
     let sizes = sizes.map(|bytes| if bytes == 0 { "-".to_owned() } else { show(bytes) });
     row(name, place, sizes.each_ref().map(String::as_str))
@@ -121,9 +129,9 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
     let planned = &answer.planned;
     let mut lines = vec![row("tensors", "where", ["device", "host", "in / step", "out / step"])];
     for holding in planned.plan.holdings() {
-        let Holding { kind, bytes, h2d_bytes, d2h_bytes } = holding;
+        let Holding { kind, bytes, copied_bytes } = holding;
         let place = words::place(kind, &planned.decisions);
-        let sizes = [bytes[Tier::DEVICE], bytes[Tier::HOST], h2d_bytes, d2h_bytes];
+        let sizes = sizes(bytes, copied_bytes);
         lines.push(sizes_row(kind.name(), &place, sizes));
         if let Some(moves) = words::moves(kind, &planned.decisions, answer.groups()) {
             lines.push(format!("{:<19} {moves}", ""));
@@ -137,12 +145,8 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
         "device",
         [request.profile.overhead_bytes, 0, 0, 0],
     ));
-    let Prediction { peak_bytes, h2d_bytes, d2h_bytes, .. } = planned.prediction;
-    lines.push(sizes_row(
-        "peak",
-        "",
-        [peak_bytes[Tier::DEVICE], peak_bytes[Tier::HOST], h2d_bytes, d2h_bytes],
-    ));
+    let Prediction { peak_bytes, copied_bytes, .. } = planned.prediction;
+    lines.push(sizes_row("peak", "", sizes(peak_bytes, copied_bytes)));
     let snapshot = request.saving(&planned.prediction).snapshot_bytes(request);
     if snapshot > 0 {
         lines.push(sizes_row("snapshot", "host, for checkpoints", [0, snapshot, 0, 0]));
@@ -172,7 +176,8 @@ fn policies(request: &Request, answer: &Answer) -> Vec<String> {
         "", "tokens/s", "step s", "device", "host", "moved", "compute", "in", "out", "again"
     )];
     let line = |name: &str, prediction: &Prediction| {
-        let [compute, into, out] = Queue::ALL.map(|queue| percent(prediction.busy[queue.index()]));
+        let [compute, into, out] = [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST]
+            .map(|queue| percent(prediction.busy[queue]));
         let speed = answer.tokens_per_second(request, prediction.step_seconds);
         format!(
             "{name:<14} {:>9} {:>8.3} {:>11} {:>11} {:>11} {compute:>8} {into:>5} {out:>5} {:>7}",
@@ -180,7 +185,7 @@ fn policies(request: &Request, answer: &Answer) -> Vec<String> {
             prediction.step_seconds,
             show(prediction.peak_bytes[Tier::DEVICE]),
             show(prediction.peak_bytes[Tier::HOST]),
-            show(prediction.h2d_bytes + prediction.d2h_bytes),
+            show(prediction.copied_bytes.iter().map(|(_, bytes)| bytes).sum()),
             percent(prediction.recompute_fraction),
         )
     };

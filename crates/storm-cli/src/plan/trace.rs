@@ -5,11 +5,11 @@ use std::path::Path;
 use storm_device::{Span, Trace, WaitedFor};
 use storm_exec::trace::write_chrome;
 use storm_files::{IfPresent, StagedFile};
-use storm_plan::{HardwareProfile, Plan, Queue, Simulation, simulate_with_timeline};
+use storm_plan::{HardwareProfile, Plan, Simulation, simulate_with_timeline};
 
 /// Writes what the simulator expects every queue to do when, for Chrome and Perfetto.
 pub(super) fn write(path: &Path, plan: &Plan, profile: &HardwareProfile) -> Result<()> {
-    let trace = trace_of(&simulate_with_timeline(plan, profile));
+    let trace = trace_of(plan, &simulate_with_timeline(plan, profile));
     let failed = || format!("cannot write {}", path.display());
     let mut out = StagedFile::create(path, IfPresent::Replace).with_context(failed)?;
     write_chrome(plan, &trace, &mut out).with_context(failed)?;
@@ -17,10 +17,10 @@ pub(super) fn write(path: &Path, plan: &Plan, profile: &HardwareProfile) -> Resu
 }
 
 /// Queue by queue, as devices trace their work.
-fn trace_of(simulation: &Simulation) -> Trace {
+fn trace_of(plan: &Plan, simulation: &Simulation) -> Trace {
     let nanoseconds = |seconds: f64| (seconds * 1e9).round() as u64;
     let mut trace = Trace::default();
-    for queue in Queue::ALL {
+    for queue in plan.queues() {
         let spans = simulation.timeline.iter().filter(|span| span.queue == queue);
         trace.spans.extend(spans.map(|span| Span {
             instruction: span.instruction,

@@ -64,7 +64,7 @@ pub(super) fn summary(request: &Request, answer: &Answer) -> Vec<String> {
 
 fn limit(answer: &Answer) -> String {
     let Prediction { busy, recompute_fraction, .. } = &answer.planned.prediction;
-    let compute = percent(busy[Queue::Compute.index()]);
+    let compute = percent(busy[Queue::COMPUTE]);
     let again = percent(*recompute_fraction);
     let stalls = &answer.planned.simulation.stalls;
     let step = answer.planned.prediction.step_seconds;
@@ -80,8 +80,8 @@ fn limit(answer: &Answer) -> String {
         ),
         Bottleneck::Bus => format!(
             "Limited by copies: the device waits {} of the step for copies in and {} for copies out.",
-            percent(stalls.host_to_device_seconds / step),
-            percent((stalls.device_to_host_seconds + stalls.drain_seconds) / step),
+            percent(stalls.copy_seconds[Queue::HOST_TO_DEVICE] / step),
+            percent((stalls.copy_seconds[Queue::DEVICE_TO_HOST] + stalls.drain_seconds) / step),
         ),
         Bottleneck::Launches => format!(
             "Limited by the host: the device waits {} of the step for kernels to be launched.",

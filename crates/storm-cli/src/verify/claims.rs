@@ -152,8 +152,8 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     let is_away = !stored.any(|&storage| storage == Storage::Keep);
     let share = resident_seconds / measured.step_seconds;
     let summary = trace::summarize(measured.trainer.plan(), &measured.trace);
-    let busy = summary.busy_share(Queue::Compute);
-    let moved = size::show(measured.prediction.d2h_bytes);
+    let busy = summary.busy_share(Queue::COMPUTE);
+    let moved = size::show(measured.prediction.copied_bytes[Queue::DEVICE_TO_HOST]);
     Ok(vec![
         Claim::new(
             "no activation stays on the device",

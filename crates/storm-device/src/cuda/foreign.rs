@@ -58,8 +58,8 @@ impl CudaCopies {
         let context = Context::open_for(ordinal, Purpose::Copies)?;
         let _entered = context.enter()?;
         Ok(CudaCopies {
-            out: Lane::new(&context, Queue::DeviceToHost, options)?,
-            back: Lane::new(&context, Queue::HostToDevice, options)?,
+            out: Lane::new(&context, Queue::DEVICE_TO_HOST, options)?,
+            back: Lane::new(&context, Queue::HOST_TO_DEVICE, options)?,
             events: Arc::new(Events { context: Arc::clone(&context), unused: Mutex::default() }),
             context,
         })

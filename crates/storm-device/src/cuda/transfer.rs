@@ -6,7 +6,6 @@ use super::event::Event;
 use super::pinned::PinnedMemory;
 use crate::DeviceError;
 use cudarc::driver::sys;
-use storm_plan::Direction;
 
 /// Which bytes to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +16,15 @@ pub(super) struct CopyRange {
     pub(super) device_offset: usize,
     /// How many.
     pub(super) bytes: usize,
+}
+
+/// Which of the driver's copies it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Into device memory.
+    ToDevice,
+    /// Into host memory.
+    ToHost,
 }
 
 /// Queues a copy in `stream`.

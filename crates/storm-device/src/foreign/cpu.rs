@@ -22,8 +22,8 @@ impl CpuCopies {
     pub(super) fn new(options: CopyOptions) -> Result<CpuCopies, DeviceError> {
         let chaos = |queue| options.chaos_seed.map(|seed| Chaos::new(seed, queue));
         Ok(CpuCopies {
-            out: Worker::new("storm-out", chaos(Queue::DeviceToHost))?,
-            back: Worker::new("storm-in", chaos(Queue::HostToDevice))?,
+            out: Worker::new("storm-out", chaos(Queue::DEVICE_TO_HOST))?,
+            back: Worker::new("storm-in", chaos(Queue::HOST_TO_DEVICE))?,
         })
     }
 

@@ -4,7 +4,7 @@ use super::summary::largest_class;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use storm_device::{Span, Trace, WaitedFor};
-use storm_plan::{InstructionId, Plan, Queue, Work};
+use storm_plan::{InstructionId, Plan, Work};
 
 /// Writes a trace as Chrome and Perfetto read it: a thread per queue, arrows from what was waited
 /// for to who waited, and the bytes in use of each tier.
@@ -15,7 +15,7 @@ pub fn write_chrome(plan: &Plan, trace: &Trace, out: &mut impl Write) -> io::Res
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let mut events = Events { out, start_ns, count: 0 };
     events.out.write_all(b"{\"displayTimeUnit\": \"ms\", \"traceEvents\": [")?;
-    events.name_threads()?;
+    events.name_threads(plan)?;
     for span in &trace.spans {
         events.span(plan, span)?;
     }
@@ -46,13 +46,13 @@ impl<W: Write> Events<'_, W> {
         (ns - self.start_ns) as f64 / 1000.0
     }
 
-    fn name_threads(&mut self) -> io::Result<()> {
+    fn name_threads(&mut self, plan: &Plan) -> io::Result<()> {
         let process = json!({"name": "storm"});
         self.add(json!({"ph": "M", "pid": 1, "name": "process_name", "args": process}))?;
-        for queue in Queue::ALL {
+        for queue in plan.queues() {
             let tid = queue.index();
-            let (name, order) = (json!({"name": queue.name()}), json!({"sort_index": tid}));
-            let about = [("thread_name", name), ("thread_sort_index", order)];
+            let (name, order) = (plan.links.queue_name(queue), json!({"sort_index": tid}));
+            let about = [("thread_name", json!({"name": name})), ("thread_sort_index", order)];
             for (kind, args) in about {
                 self.add(json!({"ph": "M", "pid": 1, "tid": tid, "name": kind, "args": args}))?;
             }
@@ -81,7 +81,7 @@ impl<W: Write> Events<'_, W> {
         self.add(json!({
             "ph": "X",
             "pid": 1,
-            "tid": instruction.queue().index(),
+            "tid": plan.queue(span.instruction).index(),
             "name": plan.describe(span.instruction),
             "cat": category,
             "ts": ts,
@@ -95,7 +95,7 @@ impl<W: Write> Events<'_, W> {
         for span in &trace.spans {
             runs[span.instruction.index()].push(span);
         }
-        let tid = |id: InstructionId| plan.instruction(id).queue().index();
+        let tid = |id: InstructionId| plan.queue(id).index();
         for (id, span) in trace.spans.iter().enumerate() {
             let WaitedFor::Instruction(awaited) = span.waited_for else { continue };
             let runs = &runs[awaited.index()];

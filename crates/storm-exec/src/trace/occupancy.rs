@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 use storm_device::{Span, Trace};
-use storm_plan::{Direction, Plan, Tier, Work};
+use storm_plan::{Compute, Plan, Tier, Work};
 
 /// Bytes in use from some moment on, in a tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ fn touches(plan: &Plan, span: &Span) -> Vec<Touch> {
             let reads = compute.reads.iter().map(|operand| (operand, false));
             let writes = compute.writes.iter().map(|operand| (operand, true));
             let touch = |(operand, is_write): (&storm_plan::Operand, bool)| Touch {
-                tier: Tier::DEVICE,
+                tier: Compute::TIER,
                 offset: operand.offset,
                 bytes: size(operand),
                 is_write,
@@ -64,17 +64,13 @@ fn touches(plan: &Plan, span: &Span) -> Vec<Touch> {
             reads.chain(writes).map(touch).collect()
         }
         Work::Copy(copy) => {
-            let ends = [(Tier::DEVICE, copy.device), (Tier::HOST, copy.host)];
-            let written = match copy.direction {
-                Direction::ToDevice => Tier::DEVICE,
-                Direction::ToHost => Tier::HOST,
-            };
-            let touches = ends.into_iter().flat_map(|(tier, start)| {
+            let ends = [(copy.from, false), (copy.to, true)];
+            let touches = ends.into_iter().flat_map(|(place, is_write)| {
                 copy.values.iter().map(move |operand| Touch {
-                    tier,
-                    offset: start + operand.offset,
+                    tier: place.tier,
+                    offset: place.offset + operand.offset,
                     bytes: size(operand),
-                    is_write: tier == written,
+                    is_write,
                 })
             });
             touches.collect()
@@ -94,9 +90,10 @@ impl Always {
             let bytes = lasting.tensor.size_bytes();
             lasting.places.iter().map(move |place| (place.tier, place.offset, bytes))
         });
-        let inputs = plan.inputs.iter().map(|i| (Tier::HOST, i.host, i.tensor.size_bytes()));
-        let results = plan.results.iter().map(|r| (Tier::HOST, r.host, r.tensor.size_bytes()));
-        let all = lasting.chain(inputs).chain(results);
+        let inputs = plan.inputs.iter().map(|input| (input.place, input.tensor.size_bytes()));
+        let results = plan.results.iter().map(|result| (result.place, result.tensor.size_bytes()));
+        let given = inputs.chain(results).map(|(place, bytes)| (place.tier, place.offset, bytes));
+        let all = lasting.chain(given);
         let mut ranges: Vec<_> =
             all.map(|(tier, start, bytes)| (tier, start, start + bytes)).collect();
         ranges.sort();

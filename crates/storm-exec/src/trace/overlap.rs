@@ -3,14 +3,14 @@ use super::stalls::{StallCause, stall_spans};
 use super::summary::largest_class;
 use storm_device::{Span, Trace};
 use storm_graph::{Phase, TensorClass};
-use storm_plan::{Plan, Queue, Work};
+use storm_plan::{Link, Plan, Queue, Work};
 
 /// How well copies hide behind computing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// From the first start to the last end.
     pub total_ns: u64,
-    /// Time in which all three queues work.
+    /// Time in which all queues work.
     pub all_queues_ns: u64,
     /// The forward passes: their kernels and what these wait for.
     pub forward_ns: u64,
@@ -34,7 +34,7 @@ impl Overlap {
         self.fetch_gap_ns as f64 / self.backward_ns.max(1) as f64
     }
 
-    /// The part of the time in which all three queues work.
+    /// The part of the time in which all queues work.
     pub fn all_queues(&self) -> f64 {
         self.all_queues_ns as f64 / self.total_ns.max(1) as f64
     }
@@ -53,14 +53,15 @@ enum Pass {
 pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
-    let of_queue = |queue: Queue| {
-        trace.spans.iter().filter(move |span| plan.instruction(span.instruction).queue() == queue)
-    };
-    let compute: Vec<&Span> = of_queue(Queue::Compute).collect();
+    let of_queue =
+        |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);
+    let compute: Vec<&Span> = of_queue(Queue::COMPUTE).collect();
     let passes: Vec<Pass> = compute.iter().map(|span| pass(plan, span)).collect();
     let mut overlap = Overlap {
         total_ns: end_ns - start_ns,
-        all_queues_ns: all_busy_ns(Queue::ALL.map(|queue| of_queue(queue).collect())),
+        all_queues_ns: all_busy_ns(
+            &plan.queues().map(|queue| of_queue(queue).collect()).collect::<Vec<_>>(),
+        ),
         ..Overlap::default()
     };
     for (span, pass) in compute.iter().zip(&passes) {
@@ -77,20 +78,20 @@ pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
             counts(largest_class(plan, copy))
         }))
     };
-    let out = copies_of(Queue::DeviceToHost, |class| class == TensorClass::Activation);
-    let into = copies_of(Queue::HostToDevice, |class| class != TensorClass::OptimizerState);
+    let out = copies_of(Queue::DEVICE_TO_HOST, |class| class == TensorClass::Activation);
+    let into = copies_of(Queue::HOST_TO_DEVICE, |class| class != TensorClass::OptimizerState);
     for stall in stall_spans(plan, &compute, start_ns, end_ns) {
         let ns = stall.end_ns - stall.start_ns;
         match (stall.before.map(|index| passes[index]), stall.cause) {
             (Some(Pass::Forward), cause) => {
                 overlap.forward_ns += ns;
-                if matches!(cause, StallCause::ToHost(_)) {
+                if matches!(cause, StallCause::Copy(Link::DEVICE_TO_HOST, _)) {
                     overlap.offload_gap_ns += out.between_ns(stall.start_ns, stall.end_ns);
                 }
             }
             (Some(Pass::Backward), cause) => {
                 overlap.backward_ns += ns;
-                if matches!(cause, StallCause::ToDevice(_)) {
+                if matches!(cause, StallCause::Copy(Link::HOST_TO_DEVICE, _)) {
                     overlap.fetch_gap_ns += into.between_ns(stall.start_ns, stall.end_ns);
                 }
             }
@@ -113,7 +114,7 @@ fn pass(plan: &Plan, span: &Span) -> Pass {
 }
 
 /// Time in which every one of the queues works. A queue's own spans do not overlap.
-fn all_busy_ns(queues: [Vec<&Span>; Queue::ALL.len()]) -> u64 {
+fn all_busy_ns(queues: &[Vec<&Span>]) -> u64 {
     let mut moments: Vec<(u64, i32)> = Vec::new();
     for span in queues.iter().flatten() {
         moments.extend([(span.start_ns, 1), (span.end_ns, -1)]);
@@ -122,7 +123,7 @@ fn all_busy_ns(queues: [Vec<&Span>; Queue::ALL.len()]) -> u64 {
     moments.sort_unstable();
     let (mut busy, mut since_ns, mut total_ns) = (0, 0, 0);
     for (moment_ns, change) in moments {
-        if busy == Queue::ALL.len() as i32 {
+        if busy == queues.len() as i32 {
             total_ns += moment_ns - since_ns;
         }
         busy += change;
@@ -149,7 +150,7 @@ mod tests {
         let out = [span(0, 6), span(6, 7), span(13, 30)];
         let queues = [spans.iter().collect(), into.iter().collect(), out.iter().collect()];
         // 5 to 7 and 13 to 15.
-        assert_eq!(all_busy_ns(queues), 4);
-        assert_eq!(all_busy_ns([Vec::new(), Vec::new(), Vec::new()]), 0);
+        assert_eq!(all_busy_ns(&queues), 4);
+        assert_eq!(all_busy_ns(&[Vec::new(), Vec::new(), Vec::new()]), 0);
     }
 }

@@ -3,15 +3,14 @@ use super::summary::largest_class;
 use std::fmt;
 use storm_device::{Span, WaitedFor};
 use storm_graph::TensorClass;
-use storm_plan::{Direction, InstructionId, Plan, Work};
+use storm_plan::{InstructionId, Link, Plan, Work};
 
 /// What the compute queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StallCause {
-    /// A copy to the device, which brings most bytes of this class.
-    ToDevice(TensorClass),
-    /// A copy to the host, which frees bytes that are to be overwritten.
-    ToHost(TensorClass),
+    /// A copy over a link, most bytes of it of this class: it brings something, or frees bytes that are
+    /// to be overwritten.
+    Copy(Link, TensorClass),
     /// The host, to give out a kernel.
     Host,
     /// Nothing: from one kernel to the next.
@@ -23,8 +22,9 @@ pub enum StallCause {
 impl fmt::Display for StallCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            StallCause::ToDevice(class) => write!(f, "{} to the device", class_name(*class)),
-            StallCause::ToHost(class) => write!(f, "{} to the host", class_name(*class)),
+            StallCause::Copy(link, class) => {
+                write!(f, "{} to the {}", class_name(*class), link.to)
+            }
             StallCause::Host => f.write_str("the host"),
             StallCause::Overhead => f.write_str("between kernels"),
             StallCause::Drain => f.write_str("the last copies"),
@@ -77,8 +77,5 @@ fn cause_of_wait(plan: &Plan, awaited: InstructionId) -> StallCause {
     let Work::Copy(copy) = &plan.instruction(awaited).work else {
         return StallCause::Overhead;
     };
-    match (copy.direction, largest_class(plan, copy)) {
-        (Direction::ToDevice, class) => StallCause::ToDevice(class),
-        (Direction::ToHost, class) => StallCause::ToHost(class),
-    }
+    StallCause::Copy(copy.link(), largest_class(plan, copy))
 }

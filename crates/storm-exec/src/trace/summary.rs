@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use std::fmt;
 use storm_device::{Span, Trace};
 use storm_graph::TensorClass;
-use storm_plan::{Copy, Direction, PerTier, Plan, Queue, Tier, Work};
+use storm_plan::{Copy, Link, PerTier, Plan, Queue, Tier, Work};
 
 /// A trace in numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// From the first start to the last end.
     pub total_ns: u64,
-    /// In the order of [`Queue::ALL`].
+    /// In the order of the plan's.
     pub queues: Vec<QueueSummary>,
-    /// What moved, by direction and class.
+    /// What moved, by link and class.
     pub transfers: Vec<TransferSummary>,
     /// Why the compute queue did not work all the time, longest first.
     pub stalls: Vec<Stall>,
@@ -24,21 +24,23 @@ pub struct Summary {
 }
 
 /// What a queue did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSummary {
     /// Which.
     pub queue: Queue,
+    /// For people.
+    pub name: String,
     /// Instructions that it ran.
     pub instructions: usize,
     /// How long it worked.
     pub busy_ns: u64,
 }
 
-/// What moved of a class in a direction. A copy of several values counts by their bytes.
+/// What moved of a class over a link. A copy of several values counts by their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferSummary {
     /// Which way.
-    pub direction: Direction,
+    pub link: Link,
     /// What kind of tensors.
     pub class: TensorClass,
     /// How much.
@@ -77,17 +79,17 @@ impl Summary {
 
 /// Adds up a trace.
 pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
-    let of_queue = |queue: Queue| {
-        trace.spans.iter().filter(move |span| plan.instruction(span.instruction).queue() == queue)
-    };
+    let of_queue =
+        |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
-    let queues = Queue::ALL.map(|queue| QueueSummary {
+    let queues = plan.queues().map(|queue| QueueSummary {
         queue,
+        name: plan.links.queue_name(queue),
         instructions: of_queue(queue).count(),
         busy_ns: of_queue(queue).map(|span| span.end_ns - span.start_ns).sum(),
     });
-    let compute: Vec<&Span> = of_queue(Queue::Compute).collect();
+    let compute: Vec<&Span> = of_queue(Queue::COMPUTE).collect();
     let compute_busy = BusyTime::new(compute.iter().copied());
     let occupancy = occupancy(plan, trace);
     let peak = |tier| {
@@ -96,7 +98,7 @@ pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
     };
     Summary {
         total_ns: end_ns - start_ns,
-        queues: queues.to_vec(),
+        queues: queues.collect(),
         transfers: transfers(plan, trace, &compute_busy),
         stalls: stalls(&stall_spans(plan, &compute, start_ns, end_ns)),
         peak_bytes: PerTier::from_fn(peak),
@@ -106,8 +108,8 @@ pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
 fn transfers(plan: &Plan, trace: &Trace, compute: &BusyTime) -> Vec<TransferSummary> {
     let mut totals: BTreeMap<(Queue, TensorClass), TransferSummary> = BTreeMap::new();
     for span in &trace.spans {
-        let instruction = plan.instruction(span.instruction);
-        let Work::Copy(copy) = &instruction.work else { continue };
+        let queue = plan.queue(span.instruction);
+        let Work::Copy(copy) = &plan.instruction(span.instruction).work else { continue };
         let busy_ns = span.end_ns - span.start_ns;
         let hidden_ns = compute.between_ns(span.start_ns, span.end_ns);
         let copied: usize = copy.values.iter().map(|o| plan.value(o.value).size_bytes).sum();
@@ -116,14 +118,13 @@ fn transfers(plan: &Plan, trace: &Trace, compute: &BusyTime) -> Vec<TransferSumm
             let share = |ns: u64| {
                 (u128::from(ns) * value.size_bytes as u128 / copied.max(1) as u128) as u64
             };
-            let total =
-                totals.entry((instruction.queue(), value.class)).or_insert(TransferSummary {
-                    direction: copy.direction,
-                    class: value.class,
-                    bytes: 0,
-                    busy_ns: 0,
-                    hidden_ns: 0,
-                });
+            let total = totals.entry((queue, value.class)).or_insert(TransferSummary {
+                link: copy.link(),
+                class: value.class,
+                bytes: 0,
+                busy_ns: 0,
+                hidden_ns: 0,
+            });
             total.bytes += value.size_bytes as u64;
             total.busy_ns += share(busy_ns);
             total.hidden_ns += share(hidden_ns);
@@ -160,8 +161,8 @@ impl fmt::Display for Summary {
         let ms = |ns: u64| ns as f64 / 1e6;
         let mb = |bytes: f64| bytes / 1e6;
         writeln!(f, "{:.3} ms", ms(self.total_ns))?;
-        for QueueSummary { queue, instructions, busy_ns } in &self.queues {
-            let (name, share) = (queue.name(), 100.0 * self.busy_share(*queue));
+        for QueueSummary { queue, name, instructions, busy_ns } in &self.queues {
+            let share = 100.0 * self.busy_share(*queue);
             let busy = ms(*busy_ns);
             writeln!(f, "  {name:<16} {busy:>10.3} ms {share:>6.1} % {instructions:>8} runs")?;
         }
@@ -169,11 +170,7 @@ impl fmt::Display for Summary {
         writeln!(f, "in use at most: device {:.1} MB, host {:.1} MB", mb(device), mb(host))?;
         writeln!(f, "transfers")?;
         for transfer in &self.transfers {
-            let way = match transfer.direction {
-                Direction::ToDevice => "to the device",
-                Direction::ToHost => "to the host",
-            };
-            let what = format!("{} {way}", class_name(transfer.class));
+            let what = format!("{} to the {}", class_name(transfer.class), transfer.link.to);
             let (size, busy) = (mb(transfer.bytes as f64), ms(transfer.busy_ns));
             let hidden = 100.0 * transfer.hidden_share();
             writeln!(f, "  {what:<34} {size:>10.1} MB {busy:>10.3} ms {hidden:>6.1} % hidden")?;

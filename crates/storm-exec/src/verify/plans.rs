@@ -8,7 +8,7 @@ use crate::{ExecError, Feed, Planned};
 use std::collections::BTreeMap;
 use storm_device::{PlanDevice, Span, Trace, bytes_of, bytes_of_mut};
 use storm_graph::Tensor;
-use storm_plan::{Plan, Queue};
+use storm_plan::{InstructionId, PerQueue, Plan};
 
 /// What was found of one plan with one seed of delays.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -124,21 +124,21 @@ fn check_trace(plan: &Plan, trace: &Trace) -> Result<(), String> {
         runs.entry(span.instruction.index()).or_default().push(*span);
     }
     let mut given: BTreeMap<usize, usize> = BTreeMap::new();
-    let mut ends_ns = [0; Queue::ALL.len()];
+    let mut ends_ns = PerQueue::of_each(0);
     let segments = plan.step.iter().flat_map(|run| std::iter::repeat_n(run.segment, run.times));
     for index in segments.flat_map(|segment| plan.segment(segment).instructions.clone()) {
-        let instruction = &plan.instructions[index];
+        let id = InstructionId(index as u32);
         let times = given.entry(index).or_default();
         let span = runs.get(&index).and_then(|runs| runs.get(*times)).copied();
         *times += 1;
-        let what = || plan.describe(storm_plan::InstructionId(index as u32));
+        let what = || plan.describe(id);
         let Some(span) = span else { return Err(format!("{} did not run", what())) };
-        let end_ns = &mut ends_ns[instruction.queue().index()];
+        let end_ns = &mut ends_ns[plan.queue(id)];
         if span.start_ns < *end_ns || span.end_ns < span.start_ns {
             return Err(format!("{} ran before the one before it was done", what()));
         }
         *end_ns = span.end_ns;
-        for awaited in &instruction.waits {
+        for awaited in &plan.instruction(id).waits {
             let times = given.get(&awaited.index()).copied().unwrap_or(0);
             let Some(last) = times.checked_sub(1) else { continue };
             let last = runs[&awaited.index()][last];

@@ -7,9 +7,8 @@
 use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass, Training};
 use storm_plan::{
-    CheckedPlan, Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting,
-    Operand, PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
-    check,
+    CheckedPlan, Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand,
+    PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work, check,
 };
 
 /// f32 values of every tensor: enough for kernels to use more than one thread, and for a race to
@@ -91,14 +90,17 @@ impl PlanBuilder {
     pub(crate) fn copy(
         &mut self,
         value: ValueId,
-        direction: Direction,
+        link: Link,
         (device, host): (usize, usize),
         waits: &[InstructionId],
     ) -> InstructionId {
+        let end = |tier: Tier| {
+            let slot = if tier == Tier::DEVICE { device } else { host };
+            Place { tier, offset: slot * SLOT }
+        };
         let copy = Copy {
-            direction,
-            device: device * SLOT,
-            host: host * SLOT,
+            from: end(link.from),
+            to: end(link.to),
             bytes: self.plan.value(value).size_bytes,
             values: vec![Operand { value, offset: 0 }],
         };
@@ -133,8 +135,8 @@ impl PlanBuilder {
         copies: &[InstructionId],
     ) {
         let tensor = self.tensor(value);
-        let (host, copies) = (slot * SLOT, copies.to_vec());
-        self.plan.inputs.push(Input { tensor, value, micro_batch, host, copies });
+        let (place, copies) = (Place { tier: Tier::HOST, offset: slot * SLOT }, copies.to_vec());
+        self.plan.inputs.push(Input { tensor, value, micro_batch, place, copies });
     }
 
     pub(crate) fn result(
@@ -145,8 +147,8 @@ impl PlanBuilder {
         copies: &[InstructionId],
     ) {
         let tensor = self.tensor(value);
-        let (host, copies) = (slot * SLOT, copies.to_vec());
-        self.plan.results.push(PlanResult { tensor, value, micro_batch, host, copies });
+        let (place, copies) = (Place { tier: Tier::HOST, offset: slot * SLOT }, copies.to_vec());
+        self.plan.results.push(PlanResult { tensor, value, micro_batch, place, copies });
     }
 
     /// Checks the plan over this many slots.
@@ -216,22 +218,23 @@ fn micro_batch(
     before: &[MicroBatch],
     is_first: bool,
 ) -> MicroBatch {
-    use Direction::{ToDevice, ToHost};
+    const TO_DEVICE: Link = Link::HOST_TO_DEVICE;
+    const TO_HOST: Link = Link::DEVICE_TO_HOST;
     let (x, a, loss) = (values.x[index], values.a[index], values.loss[index]);
     // The slot of x held the fetched `a` of the micro-batch before.
     let made: Vec<_> = before.iter().map(|micro_batch| micro_batch.make_loss).collect();
     let stored: Vec<_> = before.iter().map(|micro_batch| micro_batch.store_loss).collect();
-    let fetch_x = builder.copy(x, ToDevice, (device::X, host::X + index), &made);
+    let fetch_x = builder.copy(x, TO_DEVICE, (device::X, host::X + index), &made);
     let make_a = builder.scale(((x, device::X), 2.0), (a, device::A), &[fetch_x]);
-    let store_a = builder.copy(a, ToHost, (device::A, host::A + index), &[make_a]);
+    let store_a = builder.copy(a, TO_HOST, (device::A, host::A + index), &[make_a]);
     let (b, c, w) = (values.b, values.c, values.w);
     builder.sum([(a, device::A), (w, device::W)], (b, device::B), &[]);
     builder.scale(((b, device::B), 3.0), (c, device::A), &[store_a]);
-    let fetch_a = builder.copy(a, ToDevice, (device::X, host::A + index), &[store_a]);
+    let fetch_a = builder.copy(a, TO_DEVICE, (device::X, host::A + index), &[store_a]);
     let mut waits = stored;
     waits.push(fetch_a);
     let make_loss = builder.sum([(c, device::A), (a, device::X)], (loss, device::LOSS), &waits);
-    let store_loss = builder.copy(loss, ToHost, (device::LOSS, host::LOSS + index), &[make_loss]);
+    let store_loss = builder.copy(loss, TO_HOST, (device::LOSS, host::LOSS + index), &[make_loss]);
     let (gradient, sum) = (values.gradient, values.sum);
     if is_first {
         builder.scale(((loss, device::LOSS), 1.0), (gradient, device::GRADIENT), &[]);
@@ -246,7 +249,8 @@ fn micro_batch(
 /// The plan for `1 + repetitions` groups; the middle segment waits for itself, so there are at least
 /// two repetitions.
 pub(crate) fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
-    use Direction::{ToDevice, ToHost};
+    const TO_DEVICE: Link = Link::HOST_TO_DEVICE;
+    const TO_HOST: Link = Link::DEVICE_TO_HOST;
     let mut builder = PlanBuilder::default();
     let names = |builder: &mut PlanBuilder, name: &str, class| {
         [0, 1].map(|index| builder.value(&format!("{name}[{index}]"), class))
@@ -267,7 +271,7 @@ pub(crate) fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
         ["moved", "shifted", "norm"].map(|name| builder.value(name, TensorClass::Activation));
     let w = values.w;
 
-    let fetch_shift = builder.copy(shift, ToDevice, (device::SHIFT, host::SHIFT), &[]);
+    let fetch_shift = builder.copy(shift, TO_DEVICE, (device::SHIFT, host::SHIFT), &[]);
     let first0 = micro_batch(&mut builder, &values, 0, &[], true);
     let first1 = micro_batch(&mut builder, &values, 1, &[first0], false);
     let first = builder.segment("first group");
@@ -282,24 +286,24 @@ pub(crate) fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
         builder.plan.instructions[waiter.index()].waits.push(awaited);
     }
 
-    let fetch_m = builder.copy(m, ToDevice, (device::M, host::M), &[]);
+    let fetch_m = builder.copy(m, TO_DEVICE, (device::M, host::M), &[]);
     let parts = [(m, device::M), (values.gradient, device::GRADIENT)];
     let update_m = builder.sum(parts, (m, device::A), &[fetch_m]);
-    let store_m = builder.copy(m, ToHost, (device::A, host::M), &[update_m]);
+    let store_m = builder.copy(m, TO_HOST, (device::A, host::M), &[update_m]);
     builder.sum([(w, device::W), (m, device::A)], (moved, device::B), &[]);
     let parts = [(moved, device::B), (shift, device::SHIFT)];
     let waits = [fetch_shift, middle1.store_loss];
     builder.sum(parts, (shifted, device::LOSS), &waits);
     let update_w = builder.scale(((shifted, device::LOSS), 1.0), (w, device::W), &[]);
-    builder.copy(w, ToHost, (device::W, host::W), &[update_w]);
+    builder.copy(w, TO_HOST, (device::W, host::W), &[update_w]);
     let gradient = (values.gradient, device::GRADIENT);
     let make_norm = builder.scale((gradient, 1.0), (norm, device::A), &[store_m]);
-    let store_norm = builder.copy(norm, ToHost, (device::A, host::NORM), &[make_norm]);
+    let store_norm = builder.copy(norm, TO_HOST, (device::A, host::NORM), &[make_norm]);
     let last = builder.segment("update");
 
     builder.scale(((w, device::W), 2.0), (moved, device::B), &[]);
     let update_w = builder.scale(((moved, device::B), 1.0), (w, device::W), &[]);
-    builder.copy(w, ToHost, (device::W, host::W), &[update_w]);
+    builder.copy(w, TO_HOST, (device::W, host::W), &[update_w]);
     let flush = builder.segment("flush");
 
     let run = |segment, times| Run { segment, times };

@@ -9,9 +9,9 @@ use std::ops::Range;
 
 impl Walk<'_> {
     pub(super) fn actor(&self, stamp: Stamp) -> Actor {
-        match self.given_out.get(stamp.thread) {
+        match self.given_out.iter().nth(stamp.thread) {
             None => Actor::Host,
-            Some(queue) => Actor::instruction(self.plan, queue[stamp.count as usize - 1]),
+            Some((_, given)) => Actor::instruction(self.plan, given[stamp.count as usize - 1]),
         }
     }
 

@@ -2,8 +2,7 @@
 
 use super::error::{Actor, CheckError};
 use super::structure::{aligned, check_copy, within};
-use crate::plan::{Compute, InstructionId, Operand, Plan, Work};
-use crate::tier::Tier;
+use crate::plan::{Compute, InstructionId, Operand, Place, Plan, Work};
 use storm_graph::Graph;
 
 /// What a node asks of its memory.
@@ -77,8 +76,9 @@ impl ComputeCheck<'_> {
         }
         for (&place, (name, size)) in places.iter().zip(tensors) {
             let what = || format!("{name} of {}", self.actor());
+            let at = |offset| Place { tier: Compute::TIER, offset };
             aligned(what, place)?;
-            within(self.plan, what, Tier::DEVICE, place, *size)?;
+            within(self.plan, what, at(place), *size)?;
         }
         let outputs = self.needs.operand_count..tensors.len();
         self.covered(&self.compute.reads, 0..self.needs.operand_count)?;

@@ -1,6 +1,7 @@
 //! What the checker says.
 
 use crate::plan::{InstructionId, Plan, ValueId};
+use crate::queue::Link;
 use crate::tier::Tier;
 use std::fmt;
 use std::ops::Range;
@@ -166,6 +167,23 @@ pub enum CheckError {
         /// What it may take.
         budget: usize,
     },
+    /// A tier that nothing can be copied to or from.
+    #[error(
+        "the plan takes {tier} memory, which no link connects to another tier: add a link, or take \
+         no memory of it"
+    )]
+    NoLinkToTier {
+        /// Which memory.
+        tier: Tier,
+    },
+    /// A copy between tiers that have no link.
+    #[error("{whom} copies from {link}, and the plan has no such link")]
+    NoLink {
+        /// Which instruction.
+        whom: String,
+        /// What it would go over.
+        link: Link,
+    },
     /// An offset that a kernel or the host cannot use.
     #[error("{what} starts at byte {offset}, which is not a multiple of {alignment}")]
     Misaligned {
@@ -216,9 +234,11 @@ pub enum CheckError {
         /// What is there.
         found: Found,
     },
-    /// Host memory of an input or a result that the plan uses in another way.
-    #[error("host memory of `{tensor}`: {problem}")]
+    /// Memory of an input or a result that the plan uses in another way.
+    #[error("{tier} memory of `{tensor}`: {problem}")]
     HostMemory {
+        /// Which memory.
+        tier: Tier,
         /// The input or result.
         tensor: String,
         /// What is wrong.

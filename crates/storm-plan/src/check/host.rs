@@ -2,8 +2,7 @@
 
 use super::error::{Actor, CheckError};
 use super::structure::{aligned, within};
-use crate::plan::{Direction, InstructionId, Plan, Run, SegmentId, ValueId, Work};
-use crate::tier::Tier;
+use crate::plan::{Compute, Copy, InstructionId, Place, Plan, Run, SegmentId, ValueId, Work};
 use storm_graph::Tensor;
 
 /// What the host does around the segments.
@@ -64,19 +63,43 @@ impl HostWork {
     }
 }
 
-/// Host memory of an input or a result.
+/// What the host does with an area.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// It writes, and copies read.
+    Input,
+    /// Copies write, and it reads.
+    Result,
+}
+
+impl Use {
+    /// The end of a copy that is in the area.
+    fn end(self, copy: &Copy) -> Place {
+        match self {
+            Use::Input => copy.from,
+            Use::Result => copy.to,
+        }
+    }
+}
+
+/// Memory of an input or a result.
 struct Area<'a> {
     tensor: &'a Tensor,
     value: ValueId,
-    start: usize,
-    end: usize,
+    place: Place,
+    bytes: usize,
     copies: &'a [InstructionId],
-    direction: Direction,
+    used: Use,
 }
 
 impl Area<'_> {
     fn error<T>(&self, problem: String) -> Result<T, CheckError> {
-        Err(CheckError::HostMemory { tensor: self.tensor.name.clone(), problem })
+        let (tensor, tier) = (self.tensor.name.clone(), self.place.tier);
+        Err(CheckError::HostMemory { tensor, tier, problem })
+    }
+
+    fn end(&self) -> usize {
+        self.place.offset + self.bytes
     }
 }
 
@@ -84,19 +107,27 @@ impl Area<'_> {
 /// does not matter when exactly it writes and reads.
 pub(super) fn check(plan: &Plan) -> Result<(), CheckError> {
     let mut areas = areas(plan)?;
-    areas.sort_by_key(|area| area.start);
-    if let Some(pair) = areas.windows(2).find(|pair| pair[0].end > pair[1].start) {
+    areas.sort_by_key(|area| area.place);
+    let overlap = |pair: &[Area<'_>]| {
+        let (first, second) = (&pair[0], pair[1].place);
+        first.place.tier == second.tier && first.end() > second.offset
+    };
+    if let Some(pair) = areas.windows(2).find(|pair| overlap(pair)) {
         return pair[0].error(format!("it overlaps that of `{}`", pair[1].tensor.name));
     }
     for (index, instruction) in plan.instructions.iter().enumerate() {
         let Work::Copy(copy) = &instruction.work else { continue };
         let id = InstructionId(index as u32);
-        let end = copy.host + copy.bytes;
-        let from = areas.partition_point(|area| area.end <= copy.host);
-        for area in areas[from..].iter().take_while(|area| area.start < end) {
-            if !area.copies.contains(&id) {
-                let actor = Actor::instruction(plan, id);
-                return area.error(format!("{actor} uses it, but is not one of its copies"));
+        for start in copy.ends() {
+            let end = Place { offset: start.offset + copy.bytes, ..start };
+            let before =
+                |area: &Area<'_>| (area.place.tier, area.end()) <= (start.tier, start.offset);
+            let from = areas.partition_point(before);
+            for area in areas[from..].iter().take_while(|area| area.place < end) {
+                if !area.copies.contains(&id) {
+                    let actor = Actor::instruction(plan, id);
+                    return area.error(format!("{actor} uses it, but is not one of its copies"));
+                }
             }
         }
     }
@@ -107,40 +138,43 @@ fn areas(plan: &Plan) -> Result<Vec<Area<'_>>, CheckError> {
     let inputs = plan.inputs.iter().map(|input| Area {
         tensor: &input.tensor,
         value: input.value,
-        start: input.host,
-        end: input.host,
+        place: input.place,
+        bytes: input.tensor.size_bytes(),
         copies: &input.copies,
-        direction: Direction::ToDevice,
+        used: Use::Input,
     });
     let results = plan.results.iter().map(|result| Area {
         tensor: &result.tensor,
         value: result.value,
-        start: result.host,
-        end: result.host,
+        place: result.place,
+        bytes: result.tensor.size_bytes(),
         copies: &result.copies,
-        direction: Direction::ToHost,
+        used: Use::Result,
     });
     let mut areas = Vec::new();
-    for mut area in inputs.chain(results) {
+    for area in inputs.chain(results) {
         let size = plan.value(area.value).size_bytes;
-        if size != area.tensor.size_bytes() {
+        if size != area.bytes {
             let value = &plan.value(area.value).name;
             return area.error(format!("its value `{value}` has {size} bytes"));
         }
-        aligned(|| format!("`{}`", area.tensor.name), area.start)?;
-        within(plan, || format!("`{}`", area.tensor.name), Tier::HOST, area.start, size)?;
-        area.end += size;
-        if area.copies.is_empty() && area.direction == Direction::ToHost {
+        aligned(|| format!("`{}`", area.tensor.name), area.place.offset)?;
+        within(plan, || format!("`{}`", area.tensor.name), area.place, size)?;
+        if area.place.tier == Compute::TIER {
+            return area.error("kernels work there, where the host cannot".to_owned());
+        }
+        if area.copies.is_empty() && area.used == Use::Result {
             return area.error("no copy brings the result".to_owned());
         }
         for &id in area.copies {
             let moves_it = match &plan.instruction(id).work {
                 Work::Compute(_) => false,
                 Work::Copy(copy) => {
-                    copy.direction == area.direction
-                        && copy.values.iter().any(|operand| {
-                            operand.value == area.value && copy.host + operand.offset == area.start
-                        })
+                    let Place { tier, offset } = area.used.end(copy);
+                    copy.values.iter().any(|operand| {
+                        let place = Place { tier, offset: offset + operand.offset };
+                        operand.value == area.value && place == area.place
+                    })
                 }
             };
             if !moves_it {

@@ -1,12 +1,13 @@
 //! What lies at each byte of a tier, and who touched it.
 
-use crate::plan::{Queue, ValueId};
+use crate::plan::ValueId;
+use crate::queue::Queue;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use storm_graph::work;
 
 /// The host as a thread, behind the queues.
-pub(super) const HOST: usize = Queue::ALL.len();
+pub(super) const HOST: usize = Queue::COUNT_MAX;
 
 /// Queues and the host.
 pub(super) const THREADS: usize = HOST + 1;
@@ -228,6 +229,13 @@ mod tests {
         Some(Content { value: ValueId(value), version: 1, position })
     }
 
+    /// What is known of the first threads.
+    fn clock(known: [u32; 3]) -> Clock {
+        let mut clock = [0; THREADS];
+        clock[..3].copy_from_slice(&known);
+        clock
+    }
+
     fn by(thread: usize, count: u32) -> Stamp {
         Stamp { thread, count }
     }
@@ -255,16 +263,16 @@ mod tests {
         memory.read(10..20, by(1, 5), &EVERYTHING, |_, content| assert_eq!(content, None)).unwrap();
         let conflict = memory.write(0..15, by(0, 1), &[0; THREADS], None).unwrap_err();
         assert_eq!((conflict.bytes, conflict.with, conflict.was_write), (10..15, by(1, 5), false));
-        memory.write(0..15, by(0, 1), &[0, 5, 0, 0], None).unwrap();
+        memory.write(0..15, by(0, 1), &clock([0, 5, 0]), None).unwrap();
     }
 
     #[test]
     fn a_read_needs_the_write_before_it() {
         let mut memory = Memory::default();
         memory.write(0..10, by(2, 3), &[0; THREADS], content(1, 0)).unwrap();
-        let early = memory.read(5..10, by(0, 1), &[1, 0, 2, 0], |_, _| {}).unwrap_err();
+        let early = memory.read(5..10, by(0, 1), &clock([1, 0, 2]), |_, _| {}).unwrap_err();
         assert!(early.was_write && early.with == by(2, 3) && early.bytes == (5..10));
-        memory.read(5..10, by(0, 1), &[1, 0, 3, 0], |_, _| {}).unwrap();
+        memory.read(5..10, by(0, 1), &clock([1, 0, 3]), |_, _| {}).unwrap();
     }
 
     #[test]

@@ -3,8 +3,8 @@
 use super::error::{Actor, CheckError};
 use super::{coverage, host};
 use crate::pack::ALIGNMENT;
-use crate::plan::{Copy, InstructionId, Lasting, Plan, ValueId, Work};
-use crate::tier::{PerTier, Tier};
+use crate::plan::{Copy, InstructionId, Lasting, Place, Plan, ValueId, Work};
+use crate::tier::PerTier;
 use std::ops::Range;
 
 /// Everything that [`super::walk`] may take for granted.
@@ -12,6 +12,9 @@ pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckErro
     for (tier, &needed) in plan.bytes.iter() {
         if needed > budget[tier] {
             return Err(CheckError::OverBudget { tier, needed, budget: budget[tier] });
+        }
+        if needed > 0 && !plan.links.reach(tier) {
+            return Err(CheckError::NoLinkToTier { tier });
         }
     }
     references(plan)?;
@@ -42,6 +45,9 @@ fn references(plan: &Plan) -> Result<(), CheckError> {
                 }
             }
             Work::Copy(copy) => {
+                if plan.links.queue(copy.link()).is_none() {
+                    return Err(CheckError::NoLink { whom, link: copy.link() });
+                }
                 for operand in &copy.values {
                     value(&whom, operand.value)?;
                 }
@@ -123,14 +129,14 @@ fn check_lasting(plan: &Plan, lasting: &Lasting) -> Result<(), CheckError> {
     }
     for place in &lasting.places {
         aligned(|| format!("`{name}`"), place.offset)?;
-        within(plan, || format!("`{name}`"), place.tier, place.offset, size)?;
+        within(plan, || format!("`{name}`"), *place, size)?;
     }
     Ok(())
 }
 
 pub(super) fn check_copy(plan: &Plan, id: InstructionId, copy: &Copy) -> Result<(), CheckError> {
-    for (tier, offset) in [(Tier::DEVICE, copy.device), (Tier::HOST, copy.host)] {
-        within(plan, || Actor::instruction(plan, id).to_string(), tier, offset, copy.bytes)?;
+    for place in copy.ends() {
+        within(plan, || Actor::instruction(plan, id).to_string(), place, copy.bytes)?;
     }
     let error = |problem: String| {
         Err(CheckError::BadCoverage { instruction: Actor::instruction(plan, id), problem })
@@ -162,8 +168,7 @@ pub(super) fn aligned(what: impl Fn() -> String, offset: usize) -> Result<(), Ch
 pub(super) fn within(
     plan: &Plan,
     what: impl Fn() -> String,
-    tier: Tier,
-    offset: usize,
+    Place { tier, offset }: Place,
     bytes: usize,
 ) -> Result<(), CheckError> {
     let size = plan.bytes[tier];

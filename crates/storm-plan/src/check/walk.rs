@@ -8,9 +8,8 @@ use super::error::{Actor, CheckError, Spot};
 use super::heard::Heard;
 use super::host::HostWork;
 use super::memory::{Clock, Content, HOST, Memory, Part, Stamp, THREADS, join};
-use crate::plan::{
-    Compute, Copy, Direction, InstructionId, Plan, Queue, Run, SegmentId, ValueId, Work,
-};
+use crate::plan::{Compute, Copy, InstructionId, Place, Plan, Run, SegmentId, ValueId, Work};
+use crate::queue::PerQueue;
 use crate::tier::{PerTier, Tier};
 use std::ops::Range;
 
@@ -30,7 +29,7 @@ pub(super) struct Walk<'a> {
     /// By instruction: what is done when its last run is done; none before its first.
     done: Vec<Option<Clock>>,
     /// By queue: what was given out.
-    pub(super) given_out: [Vec<InstructionId>; Queue::ALL.len()],
+    pub(super) given_out: PerQueue<Vec<InstructionId>>,
     /// What the copy under way carries: bytes relative to its first, and the content of the first.
     carried: Vec<(Range<usize>, Option<Content>)>,
 }
@@ -153,10 +152,11 @@ impl<'a> Walk<'a> {
         self.versions[input.value.index()] += 1;
         let version = self.versions[input.value.index()];
         let content = Content { value: input.value, version, position: 0 };
-        let bytes = input.host..input.host + self.plan.value(input.value).size_bytes;
-        self.memory[Tier::HOST].write(bytes.clone(), writer, &clock, Some(content)).map_err(
-            |conflict| self.write_conflict(Actor::Host, Some(input.value), Tier::HOST, conflict),
-        )
+        let Place { tier, offset } = input.place;
+        let bytes = offset..offset + self.plan.value(input.value).size_bytes;
+        self.memory[tier]
+            .write(bytes, writer, &clock, Some(content))
+            .map_err(|conflict| self.write_conflict(Actor::Host, Some(input.value), tier, conflict))
     }
 
     /// The host reads a result some time after its copies are done and before they run again. Until
@@ -170,10 +170,10 @@ impl<'a> Walk<'a> {
                 join(&mut clock, &done);
             }
         }
-        let start = result.host;
+        let Place { tier, offset: start } = result.place;
         let end = start + self.plan.value(result.value).size_bytes;
-        for Part { bytes, content, written } in self.memory[Tier::HOST].look(start..end) {
-            let spot = || Spot::new(self.plan, Some(result.value), Tier::HOST, bytes.clone());
+        for Part { bytes, content, written } in self.memory[tier].look(start..end) {
+            let spot = || Spot::new(self.plan, Some(result.value), tier, bytes.clone());
             if written.count > clock[written.thread] {
                 let writer = self.actor(written);
                 return Err(CheckError::UnorderedRead {
@@ -195,7 +195,9 @@ impl<'a> Walk<'a> {
     fn give_out(&mut self, index: usize) -> Result<(), CheckError> {
         let plan = self.plan;
         let instruction = &plan.instructions[index];
-        let thread = instruction.queue().index();
+        let id = InstructionId(index as u32);
+        let queue = plan.queue(id);
+        let thread = queue.index();
         let mut clock = self.known[thread];
         join(&mut clock, &self.known[HOST]);
         for (wait, awaited) in instruction.waits.iter().enumerate() {
@@ -205,7 +207,7 @@ impl<'a> Walk<'a> {
             }
         }
         clock[thread] += 1;
-        self.given_out[thread].push(InstructionId(index as u32));
+        self.given_out[queue].push(id);
         let stamp = Stamp { thread, count: clock[thread] };
         match &instruction.work {
             Work::Compute(compute) => self.compute(compute, stamp, &clock)?,
@@ -227,15 +229,15 @@ impl<'a> Walk<'a> {
             let bytes = start..start + self.plan.value(value).size_bytes;
             let version = self.versions[value.index()];
             let mut wrong = None;
-            let read = self.memory[Tier::DEVICE].read(bytes, stamp, clock, |bytes, content| {
+            let read = self.memory[Compute::TIER].read(bytes, stamp, clock, |bytes, content| {
                 let wanted = Content { value, version, position: bytes.start - start };
                 if content != Some(wanted) {
                     wrong.get_or_insert((bytes, wanted, content));
                 }
             });
-            read.map_err(|c| self.read_conflict(stamp, Some(value), Tier::DEVICE, c))?;
+            read.map_err(|c| self.read_conflict(stamp, Some(value), Compute::TIER, c))?;
             if let Some((bytes, wanted, content)) = wrong {
-                return Err(self.wrong_content(stamp, Tier::DEVICE, bytes, wanted, content));
+                return Err(self.wrong_content(stamp, Compute::TIER, bytes, wanted, content));
             }
         }
         for operand in &compute.writes {
@@ -244,9 +246,9 @@ impl<'a> Walk<'a> {
             self.versions[value.index()] += 1;
             let version = self.versions[value.index()];
             let content = Content { value, version, position: 0 };
-            self.memory[Tier::DEVICE].write(bytes, stamp, clock, Some(content)).map_err(
+            self.memory[Compute::TIER].write(bytes, stamp, clock, Some(content)).map_err(
                 |conflict| {
-                    self.write_conflict(self.actor(stamp), Some(value), Tier::DEVICE, conflict)
+                    self.write_conflict(self.actor(stamp), Some(value), Compute::TIER, conflict)
                 },
             )?;
         }
@@ -254,26 +256,23 @@ impl<'a> Walk<'a> {
     }
 
     fn copy(&mut self, copy: &Copy, stamp: Stamp, clock: &Clock) -> Result<(), CheckError> {
-        let ((from, source), (to, destination)) = match copy.direction {
-            Direction::ToDevice => ((Tier::HOST, copy.host), (Tier::DEVICE, copy.device)),
-            Direction::ToHost => ((Tier::DEVICE, copy.device), (Tier::HOST, copy.host)),
-        };
+        let Copy { from, to, .. } = *copy;
         let mut carried = std::mem::take(&mut self.carried);
         carried.clear();
         let mut next = 0;
         for operand in &copy.values {
             // What lies between the values is copied as well, whatever it is.
-            self.pick_up(None, (from, source), next..operand.offset, stamp, clock, &mut carried)?;
+            self.pick_up(None, from, next..operand.offset, stamp, clock, &mut carried)?;
             next = operand.offset + self.plan.value(operand.value).size_bytes;
             let bytes = operand.offset..next;
-            self.pick_up(Some(operand.value), (from, source), bytes, stamp, clock, &mut carried)?;
+            self.pick_up(Some(operand.value), from, bytes, stamp, clock, &mut carried)?;
         }
-        self.pick_up(None, (from, source), next..copy.bytes, stamp, clock, &mut carried)?;
+        self.pick_up(None, from, next..copy.bytes, stamp, clock, &mut carried)?;
         for (bytes, content) in &carried {
-            let bytes = destination + bytes.start..destination + bytes.end;
-            self.memory[to].write(bytes, stamp, clock, *content).map_err(|conflict| {
+            let bytes = to.offset + bytes.start..to.offset + bytes.end;
+            self.memory[to.tier].write(bytes, stamp, clock, *content).map_err(|conflict| {
                 let value = content.map(|content| content.value);
-                self.write_conflict(self.actor(stamp), value, to, conflict)
+                self.write_conflict(self.actor(stamp), value, to.tier, conflict)
             })?;
         }
         self.carried = carried;
@@ -284,7 +283,7 @@ impl<'a> Walk<'a> {
     fn pick_up(
         &mut self,
         value: Option<ValueId>,
-        (tier, base): (Tier, usize),
+        Place { tier, offset: base }: Place,
         relative: Range<usize>,
         stamp: Stamp,
         clock: &Clock,

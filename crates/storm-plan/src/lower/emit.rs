@@ -8,9 +8,11 @@ use super::values::Values;
 use super::variant::{Pass, PassNode, Variant};
 use crate::Decisions;
 use crate::plan::{
-    Compute, Copy, Direction, GraphId, Instruction, InstructionId, Operand, Plan, Segment,
-    SegmentId, ValueId, Work,
+    Compute, Copy, GraphId, Instruction, InstructionId, Operand, Place, Plan, Segment, SegmentId,
+    ValueId, Work,
 };
+use crate::queue::Link;
+use crate::tier::Tier;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,6 +65,11 @@ pub(super) struct Ends {
 }
 
 impl Ends {
+    fn at(self, tier: Tier) -> Place {
+        let offset = if tier == Tier::DEVICE { self.device } else { self.host };
+        Place { tier, offset }
+    }
+
     pub(super) fn shifted(self, bytes: usize) -> Ends {
         Ends { device: self.device + bytes, host: self.host + bytes }
     }
@@ -276,7 +283,7 @@ impl<'a> Emit<'a> {
         values: Vec<Operand>,
     ) {
         let after = after.max(self.written_after(ends.host..ends.host + run.size_bytes));
-        self.copy(after, Direction::ToDevice, ends, run.size_bytes, values, Mark::None);
+        self.copy(after, Link::HOST_TO_DEVICE, ends, run.size_bytes, values, Mark::None);
     }
 
     /// After how many kernels of the segment host memory was last written.
@@ -292,20 +299,20 @@ impl<'a> Emit<'a> {
     pub(super) fn copy_out(&mut self, ends: Ends, run: &CopyRun, values: Vec<Operand>) {
         let after = self.position();
         self.host_written.insert(ends.host, (ends.host + run.size_bytes, after));
-        self.copy(after, Direction::ToHost, ends, run.size_bytes, values, Mark::None);
+        self.copy(after, Link::DEVICE_TO_HOST, ends, run.size_bytes, values, Mark::None);
     }
 
     pub(super) fn copy(
         &mut self,
         after: usize,
-        direction: Direction,
+        link: Link,
         ends: Ends,
         bytes: usize,
         values: Vec<Operand>,
         mark: Mark,
     ) {
-        let Ends { device, host } = ends;
-        let work = Work::Copy(Copy { direction, device, host, bytes, values });
+        let (from, to) = (ends.at(link.from), ends.at(link.to));
+        let work = Work::Copy(Copy { from, to, bytes, values });
         self.copies.push((after, Instruction { work, waits: Vec::new() }, mark));
     }
 

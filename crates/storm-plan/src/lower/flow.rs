@@ -9,7 +9,9 @@ use super::streams::Gradients;
 use super::update::Pace;
 use super::variant::Variant;
 use crate::decisions::UpdateTime;
-use crate::plan::{Direction, Input, Operand, Plan, PlanResult, Run, SegmentId};
+use crate::plan::{Input, Operand, Place, Plan, PlanResult, Run, SegmentId};
+use crate::queue::Link;
+use crate::tier::Tier;
 use crate::{Decisions, Storage};
 use std::ops::Range;
 use std::sync::Arc;
@@ -200,7 +202,7 @@ impl Emit<'_> {
                     tensor: input.tensor.clone(),
                     value: self.values.inputs[index][m],
                     micro_batch: input.per_micro_batch.then_some(m as u16),
-                    host,
+                    place: Place { tier: Tier::HOST, offset: host },
                     copies: Vec::new(),
                 });
             }
@@ -213,7 +215,7 @@ impl Emit<'_> {
                     tensor: result.tensor.clone(),
                     value: self.values.results[index][m],
                     micro_batch: Some(m as u16),
-                    host,
+                    place: Place { tier: Tier::HOST, offset: host },
                     copies: Vec::new(),
                 });
             }
@@ -229,7 +231,7 @@ impl Emit<'_> {
                     class: TensorClass::Activation,
                 },
                 micro_batch: None,
-                host: self.layout.norm_host,
+                place: Place { tier: Tier::HOST, offset: self.layout.norm_host },
                 copies: Vec::new(),
             });
         }
@@ -263,7 +265,7 @@ impl Emit<'_> {
                     let values = vec![Operand { value, offset: 0 }];
                     let (bytes, mark) = (input.tensor.size_bytes(), Mark::Input(number));
                     let ends = Ends { device, host };
-                    self.copy(0, Direction::ToDevice, ends, bytes, values, mark);
+                    self.copy(0, Link::HOST_TO_DEVICE, ends, bytes, values, mark);
                 }
                 number += 1;
             }
@@ -281,11 +283,11 @@ impl Emit<'_> {
     }
 
     fn send_result(&mut self, index: usize, device: usize) {
-        let PlanResult { value, host, ref tensor, .. } = self.plan.results[index];
+        let PlanResult { value, place, ref tensor, .. } = self.plan.results[index];
         let bytes = tensor.size_bytes();
         let values = vec![Operand { value, offset: 0 }];
-        let (after, ends) = (self.position(), Ends { device, host });
-        self.copy(after, Direction::ToHost, ends, bytes, values, Mark::Result(index));
+        let (after, ends) = (self.position(), Ends { device, host: place.offset });
+        self.copy(after, Link::DEVICE_TO_HOST, ends, bytes, values, Mark::Result(index));
     }
 
     // ---- forward ----------------------------------------------------------------------------------

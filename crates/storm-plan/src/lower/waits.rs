@@ -4,11 +4,13 @@
 //! least one of them writing, in different queues, need an order: the later one waits for the
 //! earlier one unless that follows already from other waits.
 
-use crate::plan::{Direction, Instruction, InstructionId, Operand, Plan, Queue, Run, Work};
+use crate::plan::{Compute, Instruction, InstructionId, Operand, Plan, Run, Work};
+use crate::queue::Queue;
+use crate::tier::PerTier;
 use std::ops::Range;
 use storm_graph::work;
 
-const QUEUES: usize = Queue::ALL.len();
+const QUEUES: usize = Queue::COUNT_MAX;
 
 /// How far along each queue something is: positions counted from 1 over the whole walk.
 type Clock = [u32; QUEUES];
@@ -56,17 +58,17 @@ impl Touched {
 
 /// A tier's bytes, cut wherever something that is touched starts or ends.
 #[derive(Clone)]
-struct Tier {
+struct Bytes {
     /// Where each part starts; it ends where the next one starts.
     starts: Vec<usize>,
     parts: Vec<Touched>,
 }
 
-impl Tier {
-    fn new(mut starts: Vec<usize>) -> Tier {
+impl Bytes {
+    fn new(mut starts: Vec<usize>) -> Bytes {
         starts.sort_unstable();
         starts.dedup();
-        Tier { parts: vec![Touched::default(); starts.len()], starts }
+        Bytes { parts: vec![Touched::default(); starts.len()], starts }
     }
 
     /// Notes an access, and raises `needed` to what it must come after.
@@ -92,10 +94,9 @@ impl Tier {
 #[derive(Clone)]
 struct Walk<'a> {
     plan: &'a Plan,
-    /// Device bytes that copies touch, merged and sorted: kernels alone are in order anyway.
+    /// Bytes of the kernels' tier that copies touch, merged and sorted: kernels alone are in order anyway.
     shared: Vec<Range<usize>>,
-    device: Tier,
-    host: Tier,
+    tiers: PerTier<Bytes>,
     /// What is known to be done when the next instruction of a queue starts.
     known: [Clock; QUEUES],
     /// By queue and position: the instruction, and what is done when it is done.
@@ -105,15 +106,8 @@ struct Walk<'a> {
 impl<'a> Walk<'a> {
     fn new(plan: &'a Plan) -> Walk<'a> {
         let shared = copied_ranges(plan);
-        let (device, host) = cuts(plan, &shared);
-        Walk {
-            plan,
-            shared,
-            device: Tier::new(device),
-            host: Tier::new(host),
-            known: [[0; QUEUES]; QUEUES],
-            done: Default::default(),
-        }
+        let tiers = cuts(plan, &shared).map(Bytes::new);
+        Walk { plan, shared, tiers, known: [[0; QUEUES]; QUEUES], done: Default::default() }
     }
 
     fn run(mut self, runs: &[Run], waits: &mut [Vec<InstructionId>]) {
@@ -128,7 +122,8 @@ impl<'a> Walk<'a> {
 
     fn visit(&mut self, index: usize, waits: &mut Vec<InstructionId>) {
         let instruction: &Instruction = &self.plan.instructions[index];
-        let queue = instruction.queue().index();
+        let id = InstructionId(index as u32);
+        let queue = self.plan.queue(id).index();
         let position = self.done[queue].len() as u32 + 1;
         let mut needed: Clock = [0; QUEUES];
         match &instruction.work {
@@ -136,18 +131,17 @@ impl<'a> Walk<'a> {
                 for (operands, writes) in [(&compute.reads, false), (&compute.writes, true)] {
                     for range in operands.iter().map(|operand| bytes_of(self.plan, operand)) {
                         if is_shared(&self.shared, &range) {
-                            self.device.touch(range, queue, position, writes, &mut needed);
+                            let tier = &mut self.tiers[Compute::TIER];
+                            tier.touch(range, queue, position, writes, &mut needed);
                         }
                     }
                 }
             }
             Work::Copy(copy) => {
-                let into_device = copy.direction == Direction::ToDevice;
-                let (device, host) = (copy.device, copy.host);
-                let device = device..device + copy.bytes;
-                let host = host..host + copy.bytes;
-                self.device.touch(device, queue, position, into_device, &mut needed);
-                self.host.touch(host, queue, position, !into_device, &mut needed);
+                for (place, writes) in [(copy.from, false), (copy.to, true)] {
+                    let range = place.offset..place.offset + copy.bytes;
+                    self.tiers[place.tier].touch(range, queue, position, writes, &mut needed);
+                }
             }
         }
         // Waiting for one queue may tell of another: take the queues in turn, and only what is news.
@@ -162,7 +156,7 @@ impl<'a> Walk<'a> {
         }
         self.known[queue][queue] = position;
         let clock = self.known[queue];
-        self.done[queue].push((InstructionId(index as u32), clock));
+        self.done[queue].push((id, clock));
     }
 }
 
@@ -172,26 +166,27 @@ fn join(clock: &mut Clock, other: &Clock) {
     }
 }
 
-/// Where accesses start and end, on the device and in host memory.
-fn cuts(plan: &Plan, shared: &[Range<usize>]) -> (Vec<usize>, Vec<usize>) {
-    let (mut device, mut host) = (Vec::new(), Vec::new());
+/// Where accesses start and end.
+fn cuts(plan: &Plan, shared: &[Range<usize>]) -> PerTier<Vec<usize>> {
+    let mut cuts = PerTier::<Vec<usize>>::default();
     for instruction in &plan.instructions {
         match &instruction.work {
             Work::Compute(compute) => {
                 for operand in compute.reads.iter().chain(&compute.writes) {
                     let range = bytes_of(plan, operand);
                     if is_shared(shared, &range) {
-                        device.extend([range.start, range.end]);
+                        cuts[Compute::TIER].extend([range.start, range.end]);
                     }
                 }
             }
             Work::Copy(copy) => {
-                device.extend([copy.device, copy.device + copy.bytes]);
-                host.extend([copy.host, copy.host + copy.bytes]);
+                for place in copy.ends() {
+                    cuts[place.tier].extend([place.offset, place.offset + copy.bytes]);
+                }
             }
         }
     }
-    (device, host)
+    cuts
 }
 
 fn bytes_of(plan: &Plan, operand: &Operand) -> Range<usize> {
@@ -202,9 +197,14 @@ fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = plan
         .instructions
         .iter()
-        .filter_map(|instruction| match &instruction.work {
-            Work::Copy(copy) => Some(copy.device..copy.device + copy.bytes),
-            Work::Compute(_) => None,
+        .flat_map(|instruction| {
+            let copy = match &instruction.work {
+                Work::Copy(copy) => Some(copy),
+                Work::Compute(_) => None,
+            };
+            let ends = copy.into_iter().flat_map(|copy| copy.ends().map(|end| (end, copy.bytes)));
+            let here = ends.filter(|(end, _)| end.tier == Compute::TIER);
+            here.map(|(end, bytes)| end.offset..end.offset + bytes)
         })
         .collect();
     ranges.sort_by_key(|range| range.start);

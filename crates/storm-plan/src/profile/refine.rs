@@ -1,7 +1,8 @@
 //! A profile, corrected by what a real step took.
 
 use super::{ElementwisePoint, GemmKind, HardwareProfile};
-use crate::plan::{Direction, InstructionId, Plan, Work};
+use crate::plan::{InstructionId, Plan, Work};
+use crate::queue::Link;
 use crate::simulate::instruction_seconds;
 use std::collections::BTreeMap;
 use storm_graph::{DType, Op, Tensor};
@@ -15,8 +16,8 @@ enum Part {
     AttentionBackward,
     /// Bytes that an op of this name moves.
     Moving(&'static str),
-    ToDevice,
-    ToHost,
+    /// Copies over a link.
+    Copies(Link),
 }
 
 /// No machine is further from its profile: a step that was disturbed must not spoil it.
@@ -80,11 +81,8 @@ impl HardwareProfile {
     fn part(&self, plan: &Plan, id: InstructionId, predicted: f64) -> Option<(Part, f64)> {
         let compute = match &plan.instruction(id).work {
             Work::Copy(copy) => {
-                let part = match copy.direction {
-                    Direction::ToDevice => Part::ToDevice,
-                    Direction::ToHost => Part::ToHost,
-                };
-                return Some((part, predicted - self.copy_latency_seconds));
+                let link = copy.link();
+                return Some((Part::Copies(link), predicted - self.link(link).latency_seconds));
             }
             Work::Compute(compute) => compute,
         };
@@ -141,13 +139,12 @@ impl HardwareProfile {
                     self.elementwise.push(ElementwisePoint { op: op.to_owned(), bandwidth });
                 }
             },
-            Part::ToDevice => {
+            Part::Copies(link) => {
                 self.duplex_bandwidth /= factor.sqrt();
-                self.host_to_device_bandwidth /= factor;
-            }
-            Part::ToHost => {
-                self.duplex_bandwidth /= factor.sqrt();
-                self.device_to_host_bandwidth /= factor;
+                match link {
+                    Link::HOST_TO_DEVICE => self.host_to_device_bandwidth /= factor,
+                    _ => self.device_to_host_bandwidth /= factor,
+                }
             }
         }
     }

@@ -1,31 +1,33 @@
 //! What does not depend on when things happen: durations, bytes, work per queue.
 
 use super::queues::Waited;
-use super::{CLASSES, DIRECTIONS, Transfer};
-use crate::plan::{Copy, Direction, Plan, Queue, Work};
+use super::{CLASSES, Transfer};
+use crate::plan::{Copy, InstructionId, Plan, Work};
 use crate::profile::HardwareProfile;
+use crate::queue::{Link, PerQueue, Queue};
 use storm_graph::{Graph, Tensor, TensorClass};
 
-/// By instruction: how long it takes on that hardware, copies slowed by those of the other direction
+/// By instruction: how long it takes on that hardware, copies slowed by those of the opposite link
 /// that they may meet in a step.
 ///
 /// # Panics
-/// If the plan refers to something that it does not have.
+/// If the plan refers to something that it does not have, or copies over a link that the profile
+/// does not have.
 pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
     let slowdown = duplex_slowdown(plan, profile);
     let mut known: Vec<Vec<Option<f64>>> =
         plan.graphs.iter().map(|graph| vec![None; graph.nodes().len()]).collect();
-    let seconds = plan.instructions.iter().map(|instruction| match &instruction.work {
+    let instructions = plan.instructions.iter().enumerate();
+    let seconds = instructions.map(|(index, instruction)| match &instruction.work {
         Work::Compute(compute) => {
             let (graph, node) = (compute.graph.0 as usize, compute.node as usize);
             *known[graph][node]
                 .get_or_insert_with(|| node_seconds(profile, &plan.graphs[graph], node))
         }
         Work::Copy(copy) => {
-            let to_device = copy.direction == Direction::ToDevice;
-            let latency = profile.copy_latency_seconds;
-            let moving = profile.copy_seconds(copy.bytes, to_device) - latency;
-            latency + moving * slowdown[direction_index(copy.direction)]
+            let (link, queue) = (copy.link(), plan.queue(InstructionId(index as u32)));
+            let latency = profile.link(link).latency_seconds;
+            latency + moving_seconds(profile, copy.bytes, link) * slowdown[queue]
         }
     });
     seconds.collect()
@@ -38,33 +40,41 @@ fn node_seconds(profile: &HardwareProfile, graph: &Graph, node: usize) -> f64 {
     profile.op_seconds(&op, &outputs)
 }
 
-/// By direction: how much longer copies take because the other direction shares the connection.
+/// Of a copy, without what it takes to begin.
+fn moving_seconds(profile: &HardwareProfile, bytes: usize, link: Link) -> f64 {
+    profile.copy_seconds(bytes, link) - profile.link(link).latency_seconds
+}
+
+/// By queue: how much longer copies take because those of the opposite link share the connection.
 ///
 /// Both ways at once are slower only where `duplex_bandwidth` is less than the two together, and only
 /// while both are busy. That time is not known before the simulation, so it is taken as large as it
-/// can be: all of the direction that moves less, and as much time of the other one.
-fn duplex_slowdown(plan: &Plan, profile: &HardwareProfile) -> [f64; 2] {
-    let mut alone = [0.0; 2];
-    for_each_copy(plan, |_, copy, times| {
-        let to_device = copy.direction == Direction::ToDevice;
-        let moving = profile.copy_seconds(copy.bytes, to_device) - profile.copy_latency_seconds;
-        alone[direction_index(copy.direction)] += times as f64 * moving;
+/// can be: all of the link that moves less, and as much time of the opposite one.
+fn duplex_slowdown(plan: &Plan, profile: &HardwareProfile) -> PerQueue<f64> {
+    let mut alone = PerQueue::of_each(0.0);
+    for_each_copy(plan, |queue, _, copy, times| {
+        alone[queue] += times as f64 * moving_seconds(profile, copy.bytes, copy.link());
     });
-    let together = profile.host_to_device_bandwidth + profile.device_to_host_bandwidth;
-    let shared = (together / profile.duplex_bandwidth).max(1.0);
-    let both = alone[0].min(alone[1]);
-    alone.map(|alone| match alone > 0.0 {
-        true => 1.0 + (shared - 1.0) * both / alone,
-        false => 1.0,
+    PerQueue::from_fn(|queue| {
+        let link = plan.links.link(queue);
+        let opposite = link.and_then(|link| plan.links.queue(link.reversed()));
+        let (Some(link), Some(opposite)) = (link, opposite) else { return 1.0 };
+        let both = alone[queue].min(alone[opposite]);
+        if both <= 0.0 {
+            return 1.0;
+        }
+        let [there, back] = [link, link.reversed()].map(|link| profile.link(link));
+        let shared = ((there.bandwidth + back.bandwidth) / there.duplex_bandwidth).max(1.0);
+        1.0 + (shared - 1.0) * both / alone[queue]
     })
 }
 
-/// By queue: how long it works in a step.
-pub(super) fn busy_seconds(plan: &Plan, seconds: &[f64]) -> [f64; Queue::ALL.len()] {
-    let mut busy = [0.0; Queue::ALL.len()];
+/// How long each queue works in a step.
+pub(super) fn busy_seconds(plan: &Plan, seconds: &[f64]) -> PerQueue<f64> {
+    let mut busy = PerQueue::default();
     for run in &plan.step {
         for index in plan.segment(run.segment).instructions.clone() {
-            busy[plan.instructions[index].queue().index()] += run.times as f64 * seconds[index];
+            busy[plan.queue(InstructionId(index as u32))] += run.times as f64 * seconds[index];
         }
     }
     busy
@@ -72,9 +82,9 @@ pub(super) fn busy_seconds(plan: &Plan, seconds: &[f64]) -> [f64; Queue::ALL.len
 
 /// What moves in a step. Bytes between the values of a copy go with the next of them.
 pub(super) fn transfers(plan: &Plan, seconds: &[f64], waited: &Waited) -> Vec<Transfer> {
-    let mut totals = [[(0u64, 0.0); CLASSES.len()]; 2];
-    for_each_copy(plan, |index, copy, times| {
-        let totals = &mut totals[direction_index(copy.direction)];
+    let mut totals = PerQueue::of_each([(0u64, 0.0); CLASSES.len()]);
+    for_each_copy(plan, |queue, index, copy, times| {
+        let totals = &mut totals[queue];
         let mut counted = 0;
         for (operand, (class, share)) in copy.values.iter().zip(class_shares(plan, copy)) {
             let end = operand.offset + plan.value(operand.value).size_bytes;
@@ -84,13 +94,12 @@ pub(super) fn transfers(plan: &Plan, seconds: &[f64], waited: &Waited) -> Vec<Tr
         }
     });
     let mut transfers = Vec::new();
-    for (way, direction) in DIRECTIONS.into_iter().enumerate() {
+    for queue in plan.queues() {
         for (index, class) in CLASSES.into_iter().enumerate() {
-            let (bytes, busy_seconds) = totals[way][index];
-            let exposed_seconds = waited.exposed[way][index];
+            let (bytes, busy_seconds) = totals[queue][index];
+            let exposed_seconds = waited.exposed[queue][index];
             if bytes > 0 {
-                let transfer = Transfer { class, direction, bytes, busy_seconds, exposed_seconds };
-                transfers.push(transfer);
+                transfers.push(Transfer { class, queue, bytes, busy_seconds, exposed_seconds });
             }
         }
     }
@@ -107,23 +116,16 @@ pub(super) fn class_shares(plan: &Plan, copy: &Copy) -> impl Iterator<Item = (us
     })
 }
 
-pub(super) fn direction_index(direction: Direction) -> usize {
-    match direction {
-        Direction::ToDevice => 0,
-        Direction::ToHost => 1,
-    }
-}
-
 fn class_index(class: TensorClass) -> usize {
     CLASSES.iter().position(|&known| known == class).expect("all classes are listed")
 }
 
-/// Every copy of a step: its position, and how often it runs.
-fn for_each_copy(plan: &Plan, mut visit: impl FnMut(usize, &Copy, usize)) {
+/// Every copy of a step: its queue and position, and how often it runs.
+fn for_each_copy(plan: &Plan, mut visit: impl FnMut(Queue, usize, &Copy, usize)) {
     for run in &plan.step {
         for index in plan.segment(run.segment).instructions.clone() {
             if let Work::Copy(copy) = &plan.instructions[index].work {
-                visit(index, copy, run.times);
+                visit(plan.queue(InstructionId(index as u32)), index, copy, run.times);
             }
         }
     }

@@ -1,16 +1,17 @@
 //! The pass over the instructions: when each starts and ends, and what held it up.
 
-use super::cost::{class_shares, direction_index};
+use super::cost::class_shares;
 use super::{CLASSES, Span};
 use crate::check::host::HostWork;
-use crate::plan::{InstructionId, Plan, Queue, SegmentId, Work};
+use crate::plan::{InstructionId, Plan, SegmentId, Work};
+use crate::queue::{PerQueue, Queue};
 use storm_graph::work;
 
 /// Time in which the compute queue waited.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Waited {
-    /// For copies, by direction and class.
-    pub(super) exposed: [[f64; CLASSES.len()]; 2],
+    /// For copies, by queue and class.
+    pub(super) exposed: PerQueue<[f64; CLASSES.len()]>,
     /// For the host.
     pub(super) launch: f64,
 }
@@ -21,12 +22,9 @@ impl Waited {
         all: [&Waited; N],
         each: impl Fn([f64; N]) -> f64,
     ) -> Waited {
-        let mut exposed = [[0.0; CLASSES.len()]; 2];
-        for (way, by_class) in exposed.iter_mut().enumerate() {
-            for (class, seconds) in by_class.iter_mut().enumerate() {
-                *seconds = each(all.map(|waited| waited.exposed[way][class]));
-            }
-        }
+        let exposed = PerQueue::from_fn(|queue| {
+            std::array::from_fn(|class| each(all.map(|waited| waited.exposed[queue][class])))
+        });
         Waited { exposed, launch: each(all.map(|waited| waited.launch)) }
     }
 }
@@ -37,7 +35,7 @@ pub(super) struct Moments {
     /// When the host goes on.
     pub(super) host: f64,
     /// By queue: when it has done all that it was given.
-    pub(super) free: [f64; Queue::ALL.len()],
+    pub(super) free: PerQueue<f64>,
     /// By instruction: when its last run ends; never given out is long ago.
     pub(super) ends: Vec<f64>,
 }
@@ -78,7 +76,7 @@ impl<'a> Queues<'a> {
             host_work,
             seconds,
             launch_seconds,
-            now: Moments { host: 0.0, free: [0.0; Queue::ALL.len()], ends },
+            now: Moments { host: 0.0, free: PerQueue::default(), ends },
             waited: Waited::default(),
             reasons: None,
             timeline,
@@ -87,12 +85,12 @@ impl<'a> Queues<'a> {
 
     /// When the compute queue has done all that it was given.
     pub(super) fn compute_end(&self) -> f64 {
-        self.now.free[Queue::Compute.index()]
+        self.now.free[Queue::COMPUTE]
     }
 
     /// When all is done.
     pub(super) fn end(&self) -> f64 {
-        self.now.free.into_iter().fold(self.now.host, f64::max)
+        self.now.free.iter().map(|(_, &free)| free).fold(self.now.host, f64::max)
     }
 
     pub(super) fn waited(&self) -> &Waited {
@@ -124,9 +122,9 @@ impl<'a> Queues<'a> {
         let plan = self.plan;
         let instruction = &plan.instructions[index];
         work::count(1 + instruction.waits.len());
-        let queue = instruction.queue();
+        let queue = plan.queue(InstructionId(index as u32));
         self.now.host += self.launch_seconds;
-        let free = self.now.free[queue.index()];
+        let free = self.now.free[queue];
         candidates.clear();
         candidates.extend([free, self.now.host]);
         let (mut start, mut waited_for) = (free.max(self.now.host), None);
@@ -138,12 +136,12 @@ impl<'a> Queues<'a> {
             }
         }
         self.note(candidates, start);
-        if queue == Queue::Compute && start > free {
+        if queue == Queue::COMPUTE && start > free {
             self.charge(waited_for, start - free);
         }
         let end = start + self.seconds[index];
         self.now.ends[index] = end;
-        self.now.free[queue.index()] = end;
+        self.now.free[queue] = end;
         if let Some(timeline) = &mut self.timeline {
             let instruction = InstructionId(index as u32);
             let (start_seconds, end_seconds) = (start, end);
@@ -161,14 +159,14 @@ impl<'a> Queues<'a> {
 
     /// Puts time of the idle compute queue down to whoever held it up last.
     fn charge(&mut self, to: Option<InstructionId>, seconds: f64) {
-        match to.map(|id| &self.plan.instruction(id).work) {
-            Some(Work::Copy(copy)) => {
-                let exposed = &mut self.waited.exposed[direction_index(copy.direction)];
+        match to.map(|id| (self.plan.queue(id), &self.plan.instruction(id).work)) {
+            Some((queue, Work::Copy(copy))) => {
+                let exposed = &mut self.waited.exposed[queue];
                 for (class, share) in class_shares(self.plan, copy) {
                     exposed[class] += seconds * share;
                 }
             }
-            Some(Work::Compute(_)) | None => self.waited.launch += seconds,
+            Some((_, Work::Compute(_))) | None => self.waited.launch += seconds,
         }
     }
 
@@ -176,15 +174,15 @@ impl<'a> Queues<'a> {
     /// queue that is done last.
     pub(super) fn drain(&mut self) -> f64 {
         let (kernels_end, all_end) = (self.compute_end(), self.end());
-        let copies = Queue::ALL.into_iter().skip(1);
-        let last =
-            copies.max_by(|a, b| self.now.free[a.index()].total_cmp(&self.now.free[b.index()]));
+        let copies = self.plan.queues().filter(|&queue| queue != Queue::COMPUTE);
+        let last = copies.max_by(|&a, &b| self.now.free[a].total_cmp(&self.now.free[b]));
         for (index, instruction) in self.plan.instructions.iter().enumerate() {
             let end = self.now.ends[index];
-            if Some(instruction.queue()) == last && end > kernels_end {
+            let queue = self.plan.queue(InstructionId(index as u32));
+            if Some(queue) == last && end > kernels_end {
                 let start = (end - self.seconds[index]).max(kernels_end);
                 if let Work::Copy(copy) = &instruction.work {
-                    let exposed = &mut self.waited.exposed[direction_index(copy.direction)];
+                    let exposed = &mut self.waited.exposed[queue];
                     for (class, share) in class_shares(self.plan, copy) {
                         exposed[class] += (end - start) * share;
                     }

@@ -97,8 +97,8 @@ impl Queues<'_> {
             }
         };
         move_on(&mut self.now.host, from.host, to.host);
-        for (queue, free) in self.now.free.iter_mut().enumerate() {
-            move_on(free, from.free[queue], to.free[queue]);
+        for queue in self.plan.queues() {
+            move_on(&mut self.now.free[queue], from.free[queue], to.free[queue]);
         }
         for (index, end) in self.now.ends.iter_mut().enumerate() {
             move_on(end, from.ends[index], to.ends[index]);

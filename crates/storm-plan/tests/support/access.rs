@@ -1,7 +1,7 @@
 //! Which bytes instructions touch.
 
 use std::ops::Range;
-use storm_plan::{Direction, Instruction, Plan, Tier, Work};
+use storm_plan::{Instruction, Place, Plan, Tier, Work};
 
 /// Bytes that somebody touches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +35,12 @@ pub(crate) fn accesses(plan: &Plan, instruction: &Instruction) -> Vec<Access> {
                 .collect()
         }
         Work::Copy(copy) => {
-            let into_device = copy.direction == Direction::ToDevice;
-            let device = copy.device..copy.device + copy.bytes;
-            let host = copy.host..copy.host + copy.bytes;
-            vec![
-                Access { tier: Tier::DEVICE, bytes: device, writes: into_device },
-                Access { tier: Tier::HOST, bytes: host, writes: !into_device },
-            ]
+            let access = |Place { tier, offset }, writes| Access {
+                tier,
+                bytes: offset..offset + copy.bytes,
+                writes,
+            };
+            vec![access(copy.from, false), access(copy.to, true)]
         }
     }
 }

@@ -4,7 +4,7 @@ use super::small::{Kernel, copy, empty, input, kernel, lasting, result, segment,
 use super::tight_budget;
 use storm_graph::{TensorClass, Training};
 use storm_plan::{
-    Actor, CheckError, Compute, Copy, Direction, InstructionId, Plan, Tier, ValueId, Work, verify,
+    Actor, CheckError, Compute, Copy, InstructionId, Link, Plan, Tier, ValueId, Work, verify,
 };
 
 pub(crate) const X: ValueId = ValueId(0);
@@ -24,10 +24,10 @@ pub(crate) fn base() -> Plan {
     value(&mut plan, "w", TensorClass::Parameter(Training::Trainable));
     value(&mut plan, "y", TensorClass::Activation);
     let add = InstructionId(ADD as u32);
-    let bring_x = copy(&mut plan, Direction::ToDevice, 0, 0, &[X], &[add]);
-    let bring_w = copy(&mut plan, Direction::ToDevice, 1, 1, &[W], &[]);
+    let bring_x = copy(&mut plan, Link::HOST_TO_DEVICE, 0, 0, &[X], &[add]);
+    let bring_w = copy(&mut plan, Link::HOST_TO_DEVICE, 1, 1, &[W], &[]);
     kernel(&mut plan, Kernel::Add, &[(X, 0), (W, 1)], &[(Y, 2)], &[bring_w]);
-    let take_y = copy(&mut plan, Direction::ToHost, 2, 2, &[Y], &[add]);
+    let take_y = copy(&mut plan, Link::DEVICE_TO_HOST, 2, 2, &[Y], &[add]);
     segment(&mut plan, "body", 2);
     lasting(&mut plan, W, &[(Tier::HOST, 1)]);
     input(&mut plan, X, 0, &[bring_x]);

@@ -3,7 +3,7 @@
 use super::access::accesses;
 use super::random::Random;
 use super::{oracle, tight_budget};
-use storm_plan::{ALIGNMENT, InstructionId, Plan, Work, verify};
+use storm_plan::{ALIGNMENT, Copy, InstructionId, Place, Plan, Tier, Work, verify};
 
 /// One change of a plan.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,11 +93,13 @@ pub(crate) fn mutant(plan: &Plan, mutation: &Mutation) -> Option<Plan> {
         }
         Mutation::ShiftDeviceSide { instruction, by } => {
             let copy = copy(&mut plan, instruction);
-            copy.device = copy.device.checked_add_signed(by)?;
+            let end = end(copy, Tier::DEVICE);
+            end.offset = end.offset.checked_add_signed(by)?;
         }
         Mutation::ShiftHostSide { instruction, by } => {
             let copy = copy(&mut plan, instruction);
-            copy.host = copy.host.checked_add_signed(by)?;
+            let end = end(copy, Tier::HOST);
+            end.offset = end.offset.checked_add_signed(by)?;
         }
         Mutation::Swap { instruction } => {
             plan.instructions.swap(instruction, instruction + 1);
@@ -112,6 +114,12 @@ pub(crate) fn mutant(plan: &Plan, mutation: &Mutation) -> Option<Plan> {
         }
     }
     Some(plan)
+}
+
+/// The end of a copy that is in a tier.
+fn end(copy: &mut Copy, tier: Tier) -> &mut Place {
+    let Copy { from, to, .. } = copy;
+    if from.tier == tier { from } else { to }
 }
 
 fn copy(plan: &mut Plan, instruction: usize) -> &mut storm_plan::Copy {

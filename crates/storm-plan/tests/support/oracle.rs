@@ -7,7 +7,7 @@ mod world;
 use super::access::{Access, accesses};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use storm_plan::{InstructionId, Plan, Queue, Run, Tier, Work};
+use storm_plan::{InstructionId, PerQueue, Place, Plan, Run, Work};
 use world::{Order, World};
 
 /// Why a plan is not safe; none if it is.
@@ -167,7 +167,7 @@ struct HistoryBuilder<'a> {
     plan: &'a Plan,
     /// By instruction: its last run.
     last_run: BTreeMap<InstructionId, usize>,
-    last_of_queue: [Option<usize>; Queue::ALL.len()],
+    last_of_queue: PerQueue<Option<usize>>,
     /// Everything that the host has done or waited for.
     host_knows: Vec<usize>,
     /// By result: when the host reads it next.
@@ -179,7 +179,7 @@ impl<'a> HistoryBuilder<'a> {
         HistoryBuilder {
             plan,
             last_run: BTreeMap::new(),
-            last_of_queue: [None; Queue::ALL.len()],
+            last_of_queue: PerQueue::default(),
             host_knows: Vec::new(),
             unread: BTreeMap::new(),
         }
@@ -200,7 +200,7 @@ impl<'a> HistoryBuilder<'a> {
         for index in plan.segment(run.segment).instructions.clone() {
             let id = InstructionId(index as u32);
             let instruction = plan.instruction(id);
-            let queue = instruction.queue().index();
+            let queue = plan.queue(id);
             let mut after = self.host_knows.clone();
             after.extend(self.last_of_queue[queue]);
             after.extend(instruction.waits.iter().filter_map(|wait| self.last_run.get(wait)));
@@ -209,15 +209,16 @@ impl<'a> HistoryBuilder<'a> {
             self.last_run.insert(id, position);
             let accesses = accesses(plan, instruction);
             let kind = Kind::Instruction(id);
-            history.events.push(Event { kind, accesses, queue: Some(queue), after });
+            history.events.push(Event { kind, accesses, queue: Some(queue.index()), after });
         }
         for (index, result) in plan.results.iter().enumerate() {
             if has_any(plan, run, &result.copies) {
                 let mut after = self.host_knows.clone();
                 after.extend(result.copies.iter().filter_map(|copy| self.last_run.get(copy)));
                 self.unread.insert(index, history.events.len());
-                let end = result.host + plan.value(result.value).size_bytes;
-                let access = Access { tier: Tier::HOST, bytes: result.host..end, writes: false };
+                let Place { tier, offset } = result.place;
+                let end = offset + plan.value(result.value).size_bytes;
+                let access = Access { tier, bytes: offset..end, writes: false };
                 let (kind, accesses) = (Kind::ReadResult(index), vec![access]);
                 history.events.push(Event { kind, accesses, queue: None, after });
             }
@@ -229,8 +230,9 @@ impl<'a> HistoryBuilder<'a> {
         let mut after = self.host_knows.clone();
         after.extend(input.copies.iter().filter_map(|copy| self.last_run.get(copy)));
         self.host_knows.push(history.events.len());
-        let end = input.host + self.plan.value(input.value).size_bytes;
-        let access = Access { tier: Tier::HOST, bytes: input.host..end, writes: true };
+        let Place { tier, offset } = input.place;
+        let end = offset + self.plan.value(input.value).size_bytes;
+        let access = Access { tier, bytes: offset..end, writes: true };
         let (kind, accesses) = (Kind::WriteInput(index), vec![access]);
         history.events.push(Event { kind, accesses, queue: None, after });
     }

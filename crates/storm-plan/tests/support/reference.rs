@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use storm_graph::Tensor;
-use storm_plan::{Direction, HardwareProfile, InstructionId, Plan, Queue, Run, Work};
+use storm_plan::{HardwareProfile, InstructionId, Plan, Run, Work};
 
 /// What the host does next.
 enum HostAction {
@@ -23,8 +23,8 @@ struct Event {
 pub(crate) fn run(plan: &Plan, runs: &[Run], profile: &HardwareProfile) -> Result<f64, String> {
     let (mut events, mut host) = expand(plan, runs);
     let mut host_time = 0.0f64;
-    let mut queues: [VecDeque<usize>; Queue::ALL.len()] = Default::default();
-    let mut free = [0.0f64; Queue::ALL.len()];
+    let mut queues: Vec<VecDeque<usize>> = plan.queues().map(|_| VecDeque::new()).collect();
+    let mut free = vec![0.0f64; queues.len()];
     loop {
         let mut moved = false;
         while let Some(action) = host.front() {
@@ -37,7 +37,7 @@ pub(crate) fn run(plan: &Plan, runs: &[Run], profile: &HardwareProfile) -> Resul
                 &HostAction::Give(run) => {
                     host_time += profile.launch_seconds;
                     events[run].given_out = host_time;
-                    queues[plan.instruction(events[run].id).queue().index()].push_back(run);
+                    queues[plan.queue(events[run].id).index()].push_back(run);
                 }
             }
             host.pop_front();
@@ -92,10 +92,10 @@ fn expand(plan: &Plan, runs: &[Run]) -> (Vec<Event>, VecDeque<HostAction>) {
     (events, host)
 }
 
-/// Duration of an instruction, with each direction of copies on its own.
+/// Duration of an instruction, with the copies of each link on their own.
 pub(crate) fn seconds(plan: &Plan, id: InstructionId, profile: &HardwareProfile) -> f64 {
     match &plan.instruction(id).work {
-        Work::Copy(copy) => profile.copy_seconds(copy.bytes, copy.direction == Direction::ToDevice),
+        Work::Copy(copy) => profile.copy_seconds(copy.bytes, copy.link()),
         Work::Compute(compute) => {
             let graph = &plan.graphs[compute.graph.0 as usize];
             let node = &graph.nodes()[compute.node as usize];

@@ -3,7 +3,7 @@
 use super::random::Random;
 use storm_graph::{Graph, TensorClass};
 use storm_plan::{
-    ALIGNMENT, Compute, Copy, Direction, GraphId, Instruction, InstructionId, Operand, Plan,
+    ALIGNMENT, Compute, Copy, GraphId, Instruction, InstructionId, Link, Operand, Place, Plan,
     Segment, SegmentId, Tier, Value, ValueId, Work,
 };
 
@@ -140,7 +140,7 @@ impl Builder {
         if place.holds != Some(slab) {
             let at = self.slabs[slab].home_at.max(place.touched_at);
             let at = self.random.between(at, self.now + 1.0);
-            self.copy(slab, Direction::ToDevice, device, offset, at, purpose);
+            self.copy(slab, Link::HOST_TO_DEVICE, device, offset, at, purpose);
             let place = &mut self.rings[ring][slot];
             (place.holds, place.touched_at) = (Some(slab), at);
         }
@@ -163,7 +163,7 @@ impl Builder {
         if let Home::Host { offset, ring, slot } = self.slabs[slab].home {
             let device = self.rings[ring][slot].offset;
             let at = self.random.between(self.now, self.now + 1.0);
-            self.copy(slab, Direction::ToHost, device, offset, at, None);
+            self.copy(slab, Link::DEVICE_TO_HOST, device, offset, at, None);
             self.rings[ring][slot].touched_at = at;
             self.slabs[slab].home_at = at;
         }
@@ -173,14 +173,14 @@ impl Builder {
     pub(crate) fn send_to(&mut self, slab: usize, host: usize, purpose: Option<Purpose>) {
         let device = self.room(slab);
         let at = self.random.between(self.now, self.now + 1.0);
-        self.copy(slab, Direction::ToHost, device, host, at, purpose);
+        self.copy(slab, Link::DEVICE_TO_HOST, device, host, at, purpose);
     }
 
     /// All of a slab at once, or each of its values by itself.
     fn copy(
         &mut self,
         slab: usize,
-        direction: Direction,
+        link: Link,
         device: usize,
         host: usize,
         at: f64,
@@ -195,7 +195,11 @@ impl Builder {
             }
         }
         let bytes = self.slabs[slab].size_bytes;
-        let whole = Copy { direction, device, host, bytes, values };
+        let end = |tier| match tier {
+            Tier::DEVICE => Place { tier, offset: device },
+            tier => Place { tier, offset: host },
+        };
+        let whole = Copy { from: end(link.from), to: end(link.to), bytes, values };
         let copies = match self.random.chance(70) || purpose.is_some() {
             true => vec![whole],
             false => whole.values.iter().map(|o| self.part(&whole, o)).collect(),
@@ -208,9 +212,8 @@ impl Builder {
 
     fn part(&self, whole: &Copy, operand: &Operand) -> Copy {
         Copy {
-            direction: whole.direction,
-            device: whole.device + operand.offset,
-            host: whole.host + operand.offset,
+            from: Place { offset: whole.from.offset + operand.offset, ..whole.from },
+            to: Place { offset: whole.to.offset + operand.offset, ..whole.to },
             bytes: self.plan.value(operand.value).size_bytes,
             values: vec![Operand { value: operand.value, offset: 0 }],
         }

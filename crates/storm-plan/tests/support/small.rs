@@ -2,8 +2,8 @@
 
 use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, Training};
 use storm_plan::{
-    Compute, Copy, Direction, GraphId, Input, Instruction, InstructionId, Lasting, Operand,
-    PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
+    Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand, PerTier,
+    Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
 };
 
 /// Size of every tensor and value.
@@ -47,20 +47,24 @@ pub(crate) fn value(plan: &mut Plan, name: &str, class: TensorClass) -> ValueId 
     ValueId(plan.values.len() as u32 - 1)
 }
 
-/// Adds a copy of values that lie in consecutive blocks.
+/// Adds a copy of values that lie in consecutive blocks. Of its two tiers the near one is that which
+/// is closer to the kernels.
 pub(crate) fn copy(
     plan: &mut Plan,
-    direction: Direction,
-    device_block: usize,
-    host_block: usize,
+    link: Link,
+    near_block: usize,
+    far_block: usize,
     values: &[ValueId],
     waits: &[InstructionId],
 ) -> InstructionId {
     let place = |(block, &value)| Operand { value, offset: block * BLOCK };
+    let end = |tier: Tier| {
+        let block = if tier == link.from.min(link.to) { near_block } else { far_block };
+        Place { tier, offset: block * BLOCK }
+    };
     let work = Work::Copy(Copy {
-        direction,
-        device: device_block * BLOCK,
-        host: host_block * BLOCK,
+        from: end(link.from),
+        to: end(link.to),
         bytes: values.len() * BLOCK,
         values: values.iter().enumerate().map(place).collect(),
     });
@@ -114,7 +118,7 @@ pub(crate) fn input(plan: &mut Plan, value: ValueId, host_block: usize, copies: 
         tensor: tensor(&plan.value(value).name, TensorClass::Input),
         value,
         micro_batch: Some(0),
-        host: host_block * BLOCK,
+        place: Place { tier: Tier::HOST, offset: host_block * BLOCK },
         copies: copies.to_vec(),
     });
 }
@@ -125,7 +129,7 @@ pub(crate) fn result(plan: &mut Plan, value: ValueId, host_block: usize, copies:
         tensor: tensor(&plan.value(value).name, TensorClass::Activation),
         value,
         micro_batch: Some(0),
-        host: host_block * BLOCK,
+        place: Place { tier: Tier::HOST, offset: host_block * BLOCK },
         copies: copies.to_vec(),
     });
 }

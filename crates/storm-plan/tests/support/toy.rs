@@ -232,7 +232,7 @@ impl Toy {
                 tensor: tensor(name, &shape, TensorClass::Input),
                 value: slab.tensors[0].pieces[0],
                 micro_batch,
-                host,
+                place: Place { tier: Tier::HOST, offset: host },
                 copies: Vec::new(),
             });
         }
@@ -245,7 +245,7 @@ impl Toy {
             tensor: tensor("loss", &[], TensorClass::Activation),
             value,
             micro_batch: Some(0),
-            host,
+            place: Place { tier: Tier::HOST, offset: host },
             copies: Vec::new(),
         });
     }
@@ -270,7 +270,7 @@ impl Toy {
         let loss = self.builder.room(self.loss);
         let loss = self.at(self.loss, loss);
         self.builder.compute(node::LOSS, &[&y[0]], &[&loss[0], &sum_partials]);
-        if let Some(host) = self.builder.plan.results.first().map(|result| result.host) {
+        if let Some(host) = self.builder.plan.results.first().map(|result| result.place.offset) {
             self.builder.send_to(self.loss, host, Some(Purpose::Result(0)));
         }
         self.builder.compute(node::LOSS_GRADIENT, &[&y[0]], &[&deltas[self.layers % 2]]);

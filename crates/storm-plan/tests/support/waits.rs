@@ -4,7 +4,7 @@ use super::access::{Access, accesses};
 use super::random::Random;
 use storm_plan::{InstructionId, Plan, Queue, Run};
 
-const QUEUES: usize = Queue::ALL.len();
+const QUEUES: usize = Queue::COUNT_MAX;
 
 /// Positions in the queues, counted from 1.
 type Clock = [usize; QUEUES];
@@ -45,7 +45,7 @@ fn walk(plan: &mut Plan, runs: &[Run]) {
         let instructions = plan.segment(run.segment).instructions.clone();
         for index in (0..run.times).flat_map(|_| instructions.clone()) {
             let id = InstructionId(index as u32);
-            let queue = plan.instruction(id).queue().index();
+            let queue = plan.queue(id).index();
             let accesses = accesses(plan, plan.instruction(id));
             for wait in plan.instruction(id).waits.clone() {
                 if let Some(clock) = last[wait.index()] {

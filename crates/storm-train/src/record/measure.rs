@@ -96,7 +96,7 @@ impl Measure {
         self.process_bytes = process_bytes();
         if let Some(trace) = observed.trace()? {
             let summary = summarize(observed.plan(), &trace);
-            self.shares = Some((hidden_share(&summary), summary.busy_share(Queue::Compute)));
+            self.shares = Some((hidden_share(&summary), summary.busy_share(Queue::COMPUTE)));
             self.trace = Some(trace);
         }
         self.looked = Some(Instant::now());

@@ -2,7 +2,7 @@
 
 use crate::models::{budget, gib, planned, profile, real_options, real_task};
 use storm_model::preset;
-use storm_plan::{Forced, HardwareProfile, Planned, TensorKind, Tier};
+use storm_plan::{Forced, HardwareProfile, Planned, Queue, TensorKind, Tier};
 use storm_train::choose_micro_batch;
 
 /// Plenty for everything here.
@@ -38,7 +38,7 @@ fn qwen_1_5b_in_9_gb() {
 fn offloaded_per_token(planned: &Planned, tokens: usize) -> f64 {
     let holdings = planned.plan.holdings();
     let activations = holdings.iter().find(|h| h.kind == TensorKind::Activations).expect("a kind");
-    activations.d2h_bytes as f64 / tokens as f64
+    activations.copied_bytes[Queue::DEVICE_TO_HOST] as f64 / tokens as f64
 }
 
 /// A card with a slow matrix unit behind the same kind of bus offloads where a fast one recomputes.

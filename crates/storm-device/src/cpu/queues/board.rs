@@ -3,9 +3,7 @@ use crate::spans::{Recorder, Span, Trace, WaitedFor};
 use crate::tickets::{Command, Targets};
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use storm_plan::{InstructionId, Queue};
-
-const QUEUES: usize = Queue::ALL.len();
+use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// What host and queues tell each other: commands one way, progress and failure the other.
 ///
@@ -16,7 +14,7 @@ const QUEUES: usize = Queue::ALL.len();
 pub(super) struct Board {
     state: Mutex<State>,
     /// One per queue: it has a command, what it waits for is done, or all must stop.
-    queue_news: [Condvar; QUEUES],
+    queue_news: PerQueue<Condvar>,
     /// What the host waits for has come.
     host_news: Condvar,
 }
@@ -24,12 +22,12 @@ pub(super) struct Board {
 #[derive(Debug)]
 struct State {
     /// Given out and not started, at most `room` of them.
-    commands: [VecDeque<Command>; QUEUES],
+    commands: PerQueue<VecDeque<Command>>,
     room: usize,
     /// Instructions done, by queue.
-    done: [u64; QUEUES],
+    done: PerQueue<u64>,
     /// What each waits for, so that only those are woken who can go on; none while they work.
-    queue_waits: [Option<QueueWait>; QUEUES],
+    queue_waits: PerQueue<Option<QueueWait>>,
     host_waits: Option<HostWait>,
     failure: Option<DeviceError>,
     stopping: bool,
@@ -39,7 +37,7 @@ struct State {
 /// A queue that has done some number of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Progress {
-    queue: usize,
+    queue: Queue,
     count: u64,
 }
 
@@ -51,7 +49,7 @@ enum QueueWait {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HostWait {
-    Room { queue: usize },
+    Room { queue: Queue },
     Done(Progress),
 }
 
@@ -63,14 +61,18 @@ pub(super) struct Taken {
 }
 
 impl Board {
-    /// Queues with room for this many commands each; `recorder` for who wants a trace.
-    pub(super) fn new(room: usize, recorder: Option<Recorder>) -> Board {
+    /// The queues of a plan, with room for this many commands each; `recorder` for who wants a trace.
+    pub(super) fn new(plan: &Plan, room: usize, recorder: Option<Recorder>) -> Board {
         let room = room.max(1);
+        let mut commands = PerQueue::<VecDeque<Command>>::default();
+        for queue in plan.queues() {
+            commands[queue].reserve(room);
+        }
         let state = State {
-            commands: Queue::ALL.map(|_| VecDeque::with_capacity(room)),
+            commands,
             room,
-            done: [0; QUEUES],
-            queue_waits: [None; QUEUES],
+            done: PerQueue::default(),
+            queue_waits: PerQueue::default(),
             host_waits: None,
             failure: None,
             stopping: false,
@@ -78,7 +80,7 @@ impl Board {
         };
         Board {
             state: Mutex::new(state),
-            queue_news: Queue::ALL.map(|_| Condvar::new()),
+            queue_news: PerQueue::default(),
             host_news: Condvar::new(),
         }
     }
@@ -92,7 +94,6 @@ impl Board {
 
     /// Gives a command to a queue, when there is room.
     pub(super) fn give(&self, queue: Queue, command: Command) -> Result<(), DeviceError> {
-        let queue = queue.index();
         let mut state = self.wait_as_host(HostWait::Room { queue })?;
         state.commands[queue].push_back(command);
         if state.queue_waits[queue] == Some(QueueWait::Command) {
@@ -102,8 +103,8 @@ impl Board {
     }
 
     /// Waits until the queues are that far.
-    pub(super) fn wait(&self, counts: [u64; QUEUES]) -> Result<(), DeviceError> {
-        for (queue, count) in counts.into_iter().enumerate() {
+    pub(super) fn wait(&self, counts: PerQueue<u64>) -> Result<(), DeviceError> {
+        for (queue, &count) in counts.iter() {
             drop(self.wait_as_host(HostWait::Done(Progress { queue, count }))?);
         }
         Ok(())
@@ -151,7 +152,6 @@ impl Board {
 
     /// Waits for the queue's next command and for what that waits for. None: stop.
     pub(super) fn take(&self, queue: Queue) -> Option<Taken> {
-        let queue = queue.index();
         let mut waited_for = WaitedFor::Nothing;
         let mut state = self.lock();
         loop {
@@ -183,15 +183,15 @@ impl Board {
     /// The queue has done what it took.
     pub(super) fn complete(&self, queue: Queue, span: Span) {
         let mut state = self.lock();
-        state.done[queue.index()] += 1;
+        state.done[queue] += 1;
         if let Some(recorder) = &mut state.recorder {
             recorder.record(queue, span);
         }
-        for (news, wait) in self.queue_news.iter().zip(&state.queue_waits) {
+        for (waiting, wait) in state.queue_waits.iter() {
             if let Some(QueueWait::Done(progress)) = wait
                 && state.is_done(*progress)
             {
-                news.notify_one();
+                self.queue_news[waiting].notify_one();
             }
         }
         self.wake_host(&state);
@@ -210,7 +210,8 @@ impl Board {
     }
 
     fn wake_all(&self) {
-        self.queue_news.iter().chain([&self.host_news]).for_each(Condvar::notify_all);
+        let queues = self.queue_news.iter().map(|(_, news)| news);
+        queues.chain([&self.host_news]).for_each(Condvar::notify_all);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -233,7 +234,7 @@ impl State {
 
     /// Something that a command still waits for.
     fn unmet(&self, command: &Command) -> Option<(Progress, InstructionId)> {
-        let targets = command.targets.into_iter().enumerate();
+        let targets = command.targets.iter();
         targets
             .map(|(queue, target)| (Progress { queue, count: target.count }, target.instruction))
             .find(|&(progress, _)| !self.is_done(progress))

@@ -1,5 +1,5 @@
-//! A plan on the CPU: a thread per queue, and copies between two blocks of host memory, one of
-//! which stands for the device's.
+//! A plan on the CPU: a thread per queue, and copies between blocks of host memory, one for each of
+//! the plan's tiers.
 
 mod board;
 mod options;
@@ -65,19 +65,24 @@ impl PlanDevice for CpuPlanDevice {
         let recorder = options.trace.then(|| Recorder::new(&plan));
         let tickets = Tickets::new(&plan);
         let sequence = Sequence::new(&plan);
-        let board = Board::new(options.commands_max, recorder);
+        let board = Board::new(&plan, options.commands_max, recorder);
         let program = Arc::new(Program::new(plan, board)?);
         let pool = threads::pool(options.threads)?;
         pool.install(kernels::warm_up);
+        let plan = Arc::clone(&program.plan);
         let worker = |queue| Worker::new(queue, Arc::clone(&program), &options);
-        let [compute, copies @ ..] = Queue::ALL.map(|queue| (queue, worker(queue)));
+        let workers = plan.queues().map(|queue| (queue, worker(queue))).collect::<Vec<_>>();
 
         let threads = Vec::new();
         let mut device = CpuPlanDevice { program, tickets, sequence, threads };
         // From here on dropping the device ends the threads that were started.
-        device.start(compute.0.name(), move || pool.install(|| compute.1.run()))?;
-        for (queue, worker) in copies {
-            device.start(queue.name(), move || worker.run())?;
+        let mut pool = Some(pool);
+        for (queue, worker) in workers {
+            let name = plan.links.queue_name(queue);
+            match pool.take().filter(|_| queue == Queue::COMPUTE) {
+                Some(pool) => device.start(&name, move || pool.install(|| worker.run()))?,
+                None => device.start(&name, move || worker.run())?,
+            }
         }
         Ok(device)
     }
@@ -106,8 +111,7 @@ impl PlanDevice for CpuPlanDevice {
         let input = &self.program.plan.inputs[input];
         check_size(&input.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&input.copies))?;
-        let to =
-            self.program.memory[Tier::HOST].address(&input.tensor.name, input.host, bytes.len())?;
+        let to = self.program.address(&input.tensor.name, input.place, bytes.len())?;
         // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
         // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -118,11 +122,7 @@ impl PlanDevice for CpuPlanDevice {
         let result = &self.program.plan.results[result];
         check_size(&result.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&result.copies))?;
-        let from = self.program.memory[Tier::HOST].address(
-            &result.tensor.name,
-            result.host,
-            bytes.len(),
-        )?;
+        let from = self.program.address(&result.tensor.name, result.place, bytes.len())?;
         // SAFETY: as in `write_input`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -175,7 +175,7 @@ impl PlanDevice for CpuPlanDevice {
         catch_unwind(AssertUnwindSafe(|| super::execute(&instruction, &frame))).map_err(|panic| {
             DeviceError::Instruction {
                 instruction: format!("{} `{}`", node.op.name(), node.name),
-                queue: Queue::Compute.name(),
+                queue: self.program.plan.links.queue_name(Queue::COMPUTE),
                 tensor: graph.tensor(node.outputs[0]).name.clone(),
                 reason: worker::message(&*panic),
             }

@@ -6,7 +6,7 @@ use crate::cpu::memory::Memory;
 use crate::placed::{node_of, tensor_name};
 use std::sync::Arc;
 use std::time::Instant;
-use storm_plan::{CheckedPlan, Direction, InstructionId, PerTier, Plan, Tier, Work};
+use storm_plan::{CheckedPlan, Compute, InstructionId, PerTier, Place, Plan, Work};
 
 /// What the threads of all queues share: the plan, resolved, and the memory it runs on.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Program {
 #[derive(Debug)]
 enum Prepared {
     Kernel(Box<Instruction>),
-    Copy { direction: Direction, device: usize, host: usize, bytes: usize },
+    Copy { from: Place, to: Place, bytes: usize },
 }
 
 impl Program {
@@ -31,21 +31,13 @@ impl Program {
         let work = (0..plan.instructions.len())
             .map(|index| prepare(&plan, &memory, InstructionId(index as u32)))
             .collect::<Result<_, _>>()?;
-        for input in &plan.inputs {
-            memory[Tier::HOST].address(
-                &input.tensor.name,
-                input.host,
-                input.tensor.size_bytes(),
-            )?;
+        let program = Program { plan, memory, board, work, origin: Instant::now() };
+        let inputs = program.plan.inputs.iter().map(|input| (&input.tensor, input.place));
+        let results = program.plan.results.iter().map(|result| (&result.tensor, result.place));
+        for (tensor, place) in inputs.chain(results) {
+            program.address(&tensor.name, place, tensor.size_bytes())?;
         }
-        for result in &plan.results {
-            memory[Tier::HOST].address(
-                &result.tensor.name,
-                result.host,
-                result.tensor.size_bytes(),
-            )?;
-        }
-        Ok(Program { plan, memory, board, work, origin: Instant::now() })
+        Ok(program)
     }
 
     /// Runs an instruction to its end.
@@ -61,22 +53,28 @@ impl Program {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
                 // SAFETY: the caller's promise, and the plan's: nobody else is at these bytes.
-                let frame = unsafe { self.memory[Tier::DEVICE].shared_frame() };
+                let frame = unsafe { self.memory[Compute::TIER].shared_frame() };
                 execute(instruction, &frame);
             }
-            &Prepared::Copy { direction, device, host, bytes } => {
-                let checked = "checked when it was prepared";
-                let device = self.memory[Tier::DEVICE].address("", device, bytes).expect(checked);
-                let host = self.memory[Tier::HOST].address("", host, bytes).expect(checked);
-                let (from, to) = match direction {
-                    Direction::ToDevice => (host, device),
-                    Direction::ToHost => (device, host),
-                };
-                // SAFETY: in bounds of two blocks that do not overlap; nobody else writes the source
-                // or touches the destination, by the caller's promise and the plan's.
+            &Prepared::Copy { from, to, bytes } => {
+                let [from, to] = [from, to].map(|place| {
+                    self.address("", place, bytes).expect("checked when it was prepared")
+                });
+                // SAFETY: in bounds of two blocks that do not overlap: a link has two tiers. Nobody else
+                // writes the source or touches the destination, by the caller's promise and the plan's.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
             }
         }
+    }
+
+    /// Where some bytes of a tier are.
+    pub(super) fn address(
+        &self,
+        tensor: &str,
+        place: Place,
+        bytes: usize,
+    ) -> Result<*mut u8, DeviceError> {
+        self.memory[place.tier].address(tensor, place.offset, bytes)
     }
 
     /// Nanoseconds since the program was made.
@@ -98,16 +96,17 @@ fn prepare(
     match &plan.instruction(id).work {
         Work::Compute(compute) => {
             let (graph, node, place) = node_of(plan, compute);
-            let capacity = memory[Tier::DEVICE].capacity_bytes();
+            let capacity = memory[Compute::TIER].capacity_bytes();
             let instruction = Instruction::new(capacity, graph, node, place, compute.layer)?;
             Ok(Prepared::Kernel(Box::new(instruction)))
         }
         work @ Work::Copy(copy) => {
             let name = tensor_name(plan, work);
-            memory[Tier::DEVICE].address(&name, copy.device, copy.bytes)?;
-            memory[Tier::HOST].address(&name, copy.host, copy.bytes)?;
-            let &storm_plan::Copy { direction, device, host, bytes, .. } = copy;
-            Ok(Prepared::Copy { direction, device, host, bytes })
+            for Place { tier, offset } in copy.ends() {
+                memory[tier].address(&name, offset, copy.bytes)?;
+            }
+            let &storm_plan::Copy { from, to, bytes, .. } = copy;
+            Ok(Prepared::Copy { from, to, bytes })
         }
     }
 }

@@ -4,12 +4,12 @@ use super::super::modules::Kernels;
 use super::CudaPlanOptions;
 use crate::DeviceError;
 use crate::chaos::Chaos;
-use storm_plan::Queue;
+use storm_plan::{PerQueue, Queue};
 
 /// What is done to the queues on purpose: delays that must change nothing, and a failure.
 #[derive(Debug)]
 pub(super) struct Disturbance {
-    chaos: Option<(Delay, [Chaos; Queue::ALL.len()])>,
+    chaos: Option<(Delay, PerQueue<Chaos>)>,
     /// The failure, and how many instructions of the compute queue come before it.
     fault: Option<(Trap, u64)>,
 }
@@ -21,7 +21,7 @@ impl Disturbance {
     ) -> Result<Disturbance, DeviceError> {
         let chaos = match options.chaos_seed {
             Some(seed) => {
-                Some((Delay::new(kernels)?, Queue::ALL.map(|queue| Chaos::new(seed, queue))))
+                Some((Delay::new(kernels)?, PerQueue::from_fn(|queue| Chaos::new(seed, queue))))
             }
             None => None,
         };
@@ -40,11 +40,11 @@ impl Disturbance {
     /// Disturbs the next instruction of a queue.
     pub(super) fn precede(&mut self, queue: Queue, stream: &Stream) -> Result<(), DeviceError> {
         if let Some((delay, chaos)) = &mut self.chaos {
-            delay.queue(stream, chaos[queue.index()].delay_ns())?;
+            delay.queue(stream, chaos[queue].delay_ns())?;
         }
         match &mut self.fault {
-            Some((trap, 0)) if queue == Queue::Compute => trap.queue(stream),
-            Some((_, count)) if queue == Queue::Compute => {
+            Some((trap, 0)) if queue == Queue::COMPUTE => trap.queue(stream),
+            Some((_, count)) if queue == Queue::COMPUTE => {
                 *count -= 1;
                 Ok(())
             }

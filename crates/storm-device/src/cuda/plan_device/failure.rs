@@ -20,7 +20,7 @@ pub(super) fn of_instruction(plan: &Plan, id: InstructionId, error: &DeviceError
 /// first: copies of memory that is there do not fail.
 pub(super) fn of_something(plan: &Plan, queues: &Queues, error: CudaError) -> DeviceError {
     let unfinished = |queue: Queue| queues.unfinished(queue).map(|unfinished| (queue, unfinished));
-    let Some((queue, suspects)) = Queue::ALL.into_iter().find_map(unfinished) else {
+    let Some((queue, suspects)) = plan.queues().find_map(unfinished) else {
         return error.into();
     };
     let reason = match &error {
@@ -39,7 +39,7 @@ pub(super) fn of_something(plan: &Plan, queues: &Queues, error: CudaError) -> De
         instruction: format!("one of {count} instructions {after}, the last of them {},", {
             plan.describe(last)
         }),
-        queue: queue.name(),
+        queue: plan.links.queue_name(queue),
         tensor: tensor_name(plan, &plan.instruction(last).work),
         reason: format!("{reason}; run again with STORM_CUDA_SYNC=1 to find which"),
     }

@@ -12,7 +12,7 @@ use super::gemm::Gemm;
 use super::memory::MemoryInUse;
 use super::modules::Kernels;
 use super::pinned::PinnedMemory;
-use super::transfer::{self, CopyRange, queue_copy};
+use super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::{CudaDevice, CudaError};
 use crate::host_buffer::copy_all;
 use crate::placed::{PlacedNode, check_size};
@@ -27,9 +27,7 @@ use queues::Queues;
 use rayon::prelude::*;
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{
-    CheckedPlan, Direction, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier,
-};
+use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier};
 use timeline::Timeline;
 
 /// A checked plan on a GPU.
@@ -114,7 +112,7 @@ impl CudaPlanDevice {
     /// Remembers an error that ends everything, under the name of who is to blame: `id` if that was
     /// being given out, unless the card reports a failure of something before it.
     fn fail(&mut self, id: Option<InstructionId>, error: DeviceError) -> DeviceError {
-        let card = self.queues.stream(Queue::Compute).check();
+        let card = self.queues.stream(Queue::COMPUTE).check();
         let failure = match (id, card) {
             (None, Err(error)) => failure::of_something(&self.plan, &self.queues, error),
             (Some(_), Err(error)) if !self.synchronous => {
@@ -193,7 +191,7 @@ impl PlanDevice for CudaPlanDevice {
         let program = Program::new(&plan, &tools, options.copy_slowdown)?;
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
         let queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
-        let compute = queues.stream(Queue::Compute);
+        let compute = queues.stream(Queue::COMPUTE);
         program.memory().clear(compute)?;
         program.warm_up(compute, &tools.gemm)?;
         for stream in queues.streams() {
@@ -258,7 +256,7 @@ impl PlanDevice for CudaPlanDevice {
         let input = &plan.inputs[input];
         check_size(&input.tensor, bytes.len())?;
         self.wait_for(&input.copies)?;
-        let to = self.host_address(&input.tensor.name, input.host, bytes.len())?;
+        let to = self.host_address(&input.tensor.name, input.place.offset, bytes.len())?;
         // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
         // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -270,7 +268,7 @@ impl PlanDevice for CudaPlanDevice {
         let result = &plan.results[result];
         check_size(&result.tensor, bytes.len())?;
         self.wait_for(&result.copies)?;
-        let from = self.host_address(&result.tensor.name, result.host, bytes.len())?;
+        let from = self.host_address(&result.tensor.name, result.place.offset, bytes.len())?;
         // SAFETY: as in `write_input`.
         unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
@@ -295,7 +293,7 @@ impl PlanDevice for CudaPlanDevice {
                 let memory = self.program.memory();
                 transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                 let to = memory.start() + offset as u64;
-                let stream = self.queues.stream(Queue::HostToDevice);
+                let stream = self.queues.stream(Queue::HOST_TO_DEVICE);
                 // SAFETY: in bounds, the queues are empty, and `bytes` stay borrowed until the wait.
                 unsafe { result::memcpy_htod_async(to, bytes, stream.handle()) }
                     .map_err(CudaError::driver("copying to the GPU"))
@@ -320,7 +318,7 @@ impl PlanDevice for CudaPlanDevice {
                 let memory = self.program.memory();
                 transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                 let from = memory.start() + offset as u64;
-                let stream = self.queues.stream(Queue::DeviceToHost);
+                let stream = self.queues.stream(Queue::DEVICE_TO_HOST);
                 // SAFETY: as in `write`; any bits are bytes.
                 unsafe { result::memcpy_dtoh_async(bytes, from, stream.handle()) }
                     .map_err(CudaError::driver("copying from the GPU"))
@@ -351,7 +349,7 @@ impl PlanDevice for CudaPlanDevice {
                 tier => return Err(DeviceError::NoTier { tier }),
             }
         }
-        let stream = self.queues.stream(Queue::DeviceToHost);
+        let stream = self.queues.stream(Queue::DEVICE_TO_HOST);
         let queued = there.iter_mut().try_for_each(|(from, bytes)| {
             // SAFETY: in bounds, the queues are empty, and `bytes` stay borrowed until the wait below,
             // which comes whatever else happens; any bits are bytes.
@@ -382,7 +380,7 @@ impl PlanDevice for CudaPlanDevice {
         let placed = PlacedNode::new(capacity, Self::ALIGNMENT, graph, node, place, layer)?;
         let modules = kernels.module_count();
         let actions = self.program.resolve(&placed, &self.kept.tools)?;
-        let stream = self.queues.stream(Queue::Compute);
+        let stream = self.queues.stream(Queue::COMPUTE);
         let what = || format!("{} `{}`", node.op.name(), node.name);
         let queued = actions.iter().try_for_each(|action| {
             // SAFETY: in the block by `PlacedNode`; the queues are empty while `self` is borrowed.
@@ -392,7 +390,7 @@ impl PlanDevice for CudaPlanDevice {
         if let Err(error) = done {
             let failure = DeviceError::Instruction {
                 instruction: what(),
-                queue: Queue::Compute.name(),
+                queue: self.plan.links.queue_name(Queue::COMPUTE),
                 tensor: graph.tensor(node.outputs[0]).name.clone(),
                 reason: error.to_string(),
             };
@@ -465,10 +463,11 @@ fn host_memory(
 }
 
 fn check_host_places(plan: &Plan) -> Result<(), DeviceError> {
-    let inputs = plan.inputs.iter().map(|input| (&input.tensor, input.host));
-    let results = plan.results.iter().map(|result| (&result.tensor, result.host));
-    inputs.chain(results).try_for_each(|(tensor, offset)| {
-        transfer::check(&tensor.name, offset, tensor.size_bytes(), plan.bytes[Tier::HOST])
+    let inputs = plan.inputs.iter().map(|input| (&input.tensor, input.place));
+    let results = plan.results.iter().map(|result| (&result.tensor, result.place));
+    inputs.chain(results).try_for_each(|(tensor, Place { tier, offset })| match tier {
+        Tier::HOST => transfer::check(&tensor.name, offset, tensor.size_bytes(), plan.bytes[tier]),
+        tier => Err(DeviceError::NoTier { tier }),
     })
 }
 
@@ -482,7 +481,7 @@ fn warm_up_copies(
     let bytes = plan.bytes[Tier::HOST].min(plan.bytes[Tier::DEVICE]).min(4096);
     let range = CopyRange { host_offset: 0, device_offset: 0, bytes };
     for (queue, direction) in
-        [(Queue::HostToDevice, Direction::ToDevice), (Queue::DeviceToHost, Direction::ToHost)]
+        [(Queue::HOST_TO_DEVICE, Direction::ToDevice), (Queue::DEVICE_TO_HOST, Direction::ToHost)]
     {
         let stream = queues.stream(queue);
         // SAFETY: nobody else uses either memory, which both outlive the wait.

@@ -4,13 +4,13 @@ use super::super::context::{Allocation, Kernel, Stream};
 use super::super::gemm::Gemm;
 use super::super::pinned::PinnedMemory;
 use super::super::plan::{Action, Planner};
-use super::super::transfer::{self, CopyRange, queue_copy};
+use super::super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::Tools;
 use crate::placed::{PlacedNode, node_of, tensor_name};
 use crate::{DeviceError, PlanDevice};
 use std::collections::HashSet;
 use std::ops::Range;
-use storm_plan::{Compute, Direction, InstructionId, Plan, Tier, Work};
+use storm_plan::{Compute, InstructionId, Link, Plan, Tier, Work};
 
 /// All launches, products and copies of a plan, with addresses, and the block that these are in.
 #[derive(Debug)]
@@ -49,11 +49,16 @@ impl Program {
                         let tensor = tensor_name(plan, work);
                         transfer::check(&tensor, offset, copy.bytes, capacity)
                     };
-                    check(copy.device, plan.bytes[Tier::DEVICE])?;
-                    check(copy.host, plan.bytes[Tier::HOST])?;
-                    let (device_offset, host_offset) = (copy.device, copy.host);
+                    let (from, to) = (copy.from.offset, copy.to.offset);
+                    let (direction, host_offset, device_offset) = match copy.link() {
+                        Link::HOST_TO_DEVICE => (Direction::ToDevice, from, to),
+                        Link::DEVICE_TO_HOST => (Direction::ToHost, to, from),
+                        link => return Err(DeviceError::NoTier { tier: link.from.max(link.to) }),
+                    };
+                    check(device_offset, plan.bytes[Tier::DEVICE])?;
+                    check(host_offset, plan.bytes[Tier::HOST])?;
                     let range = CopyRange { host_offset, device_offset, bytes: copy.bytes };
-                    Prepared::Copy(copy.direction, range)
+                    Prepared::Copy(direction, range)
                 }
             };
             program.work.push(prepared);

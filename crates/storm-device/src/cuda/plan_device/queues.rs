@@ -6,9 +6,7 @@ use super::super::event::Event;
 use crate::tickets::{Command, Targets, Tickets};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use storm_plan::{InstructionId, Plan, Queue};
-
-const QUEUES: usize = Queue::ALL.len();
+use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// A queue has a mark at least so often, so that the host knows how far it is.
 const MARK_EVERY: usize = 32;
@@ -20,14 +18,16 @@ const PENDING_MAX: usize = 4096;
 /// A stream for each queue, and marks in them that others wait for.
 #[derive(Debug)]
 pub(super) struct Queues {
-    streams: [Stream; QUEUES],
+    /// By queue.
+    streams: Vec<Stream>,
     /// By instruction: the mark behind it, where somebody asks for it. Recorded anew each time that
     /// the instruction is given out; who has waited for it before is not concerned.
     marks: Vec<Option<Event>>,
     tickets: Tickets,
     /// By waiting queue and awaited queue: how far the first has already waited for the second.
-    waited: [[u64; QUEUES]; QUEUES],
-    progress: [Progress; QUEUES],
+    waited: PerQueue<PerQueue<u64>>,
+    /// By queue.
+    progress: Vec<Progress>,
 }
 
 /// What the host knows of a queue.
@@ -60,9 +60,10 @@ impl Queues {
         context: &Arc<Context>,
         multiprocessors: Option<usize>,
     ) -> Result<Queues, CudaError> {
-        let mut streams = [Stream::new(context)?, Stream::new(context)?, Stream::new(context)?];
+        let streams = plan.queues().map(|_| Stream::new(context));
+        let mut streams = streams.collect::<Result<Vec<_>, _>>()?;
         if let Some(multiprocessors) = multiprocessors {
-            streams[Queue::Compute.index()] = Stream::on_part(context, multiprocessors)?;
+            streams[Queue::COMPUTE.index()] = Stream::on_part(context, multiprocessors)?;
         }
         let marks = is_marked(plan)
             .into_iter()
@@ -78,8 +79,8 @@ impl Queues {
             streams,
             marks,
             tickets: Tickets::new(plan),
-            waited: [[0; QUEUES]; QUEUES],
-            progress: Queue::ALL.map(|_| progress()),
+            waited: PerQueue::default(),
+            progress: plan.queues().map(|_| progress()).collect(),
         })
     }
 
@@ -87,12 +88,12 @@ impl Queues {
         &self.streams[queue.index()]
     }
 
-    pub(super) fn streams(&self) -> &[Stream; QUEUES] {
+    pub(super) fn streams(&self) -> &[Stream] {
         &self.streams
     }
 
     /// Instructions given to each queue so far.
-    pub(super) fn given(&self) -> [u64; QUEUES] {
+    pub(super) fn given(&self) -> PerQueue<u64> {
         self.tickets.given()
     }
 
@@ -104,11 +105,11 @@ impl Queues {
     ) -> Result<(Queue, Command), CudaError> {
         let (queue, command) = self.tickets.give(plan, id);
         self.progress[queue.index()].given_last = Some(id);
-        let waited = &mut self.waited[queue.index()];
-        for (other, target) in command.targets.iter().enumerate() {
+        let waited = &mut self.waited[queue];
+        for (other, target) in command.targets.iter() {
             // A stream works in order: who has waited for more has waited for this, and so has who
             // knows it to be done.
-            if target.count > waited[other] && target.count > self.progress[other].done {
+            if target.count > waited[other] && target.count > self.progress[other.index()].done {
                 let mark = self.marks[target.instruction.index()].as_ref();
                 mark.expect("awaited instructions have marks")
                     .hold(&self.streams[queue.index()])?;
@@ -144,12 +145,13 @@ impl Queues {
 
     /// Looks at the marks of all queues rather than to wait for one: after an error the driver does not
     /// say any more which were done.
-    fn wait(&mut self, counts: [u64; QUEUES]) -> Result<(), CudaError> {
-        for (queue, count) in counts.into_iter().enumerate() {
+    fn wait(&mut self, counts: PerQueue<u64>) -> Result<(), CudaError> {
+        let counts = counts.iter().map(|(_, &count)| count);
+        for (queue, count) in (0..self.progress.len()).zip(counts) {
             while self.progress[queue].done < count {
                 let has_mark = !self.progress[queue].pending.is_empty();
                 assert!(has_mark, "whoever the host waits for has a mark");
-                (0..QUEUES).try_for_each(|queue| self.look(queue))?;
+                (0..self.progress.len()).try_for_each(|queue| self.look(queue))?;
                 std::thread::yield_now();
             }
         }
@@ -176,7 +178,7 @@ impl Queues {
     /// Where a queue is, if it is not done with all it was given.
     pub(super) fn unfinished(&self, queue: Queue) -> Option<Unfinished> {
         let progress = &self.progress[queue.index()];
-        let count = self.tickets.given()[queue.index()] - progress.done;
+        let count = self.tickets.given()[queue] - progress.done;
         let (after, last) = (progress.done_last, progress.given_last?);
         (count > 0).then_some(Unfinished { after, last, count })
     }
@@ -203,11 +205,11 @@ fn is_marked(plan: &Plan) -> Vec<bool> {
         is_marked[awaited.index()] = true;
     }
     for segment in &plan.segments {
-        for queue in Queue::ALL {
+        for queue in plan.queues() {
             let range = segment.instructions.clone();
             let mut last = None;
             for (position, index) in
-                range.filter(|&index| plan.instructions[index].queue() == queue).enumerate()
+                range.filter(|&index| plan.queue(InstructionId(index as u32)) == queue).enumerate()
             {
                 is_marked[index] |= position % MARK_EVERY == MARK_EVERY - 1;
                 last = Some(index);

@@ -7,9 +7,7 @@ use crate::spans::{Span, Trace, WaitedFor, longest};
 use crate::tickets::Command;
 use std::sync::Arc;
 use std::time::Instant;
-use storm_plan::{InstructionId, Plan, Queue};
-
-const QUEUES: usize = Queue::ALL.len();
+use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// Most instructions of a queue that are timed in a step: each takes two events.
 const SPANS_MAX: usize = 1 << 17;
@@ -21,9 +19,9 @@ pub(super) struct Timeline {
     base: Event,
     /// When that was, by the host's clock.
     origin: Instant,
-    queues: [Times; QUEUES],
+    queues: PerQueue<Times>,
     /// Instructions given to each queue before the step.
-    given_before: [u64; QUEUES],
+    given_before: PerQueue<u64>,
     left_out: usize,
 }
 
@@ -41,7 +39,7 @@ struct Run {
     instruction: InstructionId,
     given_ns: u64,
     /// By queue: how far it must be, counted as the tickets do.
-    targets: [u64; QUEUES],
+    targets: PerQueue<u64>,
 }
 
 /// A run that has been started and not ended, as a position among the queue's.
@@ -58,12 +56,12 @@ impl Timeline {
                 .collect::<Result<_, CudaError>>()?;
             Ok(Times { events, runs: Vec::with_capacity(count) })
         };
-        let [compute, to_device, to_host] = longest(plan);
+        let longest = longest(plan);
         Ok(Timeline {
             base: Event::new(context)?,
             origin: Instant::now(),
-            queues: [times(compute)?, times(to_device)?, times(to_host)?],
-            given_before: [0; QUEUES],
+            queues: PerQueue::try_from_fn(|queue| times(longest[queue]))?,
+            given_before: PerQueue::default(),
             left_out: 0,
         })
     }
@@ -71,8 +69,8 @@ impl Timeline {
     /// Begins a step on empty streams, to which so many instructions were given before.
     pub(super) fn begin(
         &mut self,
-        streams: &[Stream; QUEUES],
-        given_before: [u64; QUEUES],
+        streams: &[Stream],
+        given_before: PerQueue<u64>,
     ) -> Result<(), CudaError> {
         let before = Instant::now();
         self.base.record(&streams[0])?;
@@ -82,7 +80,7 @@ impl Timeline {
         self.base.synchronize()?;
         // The card was there at some time in between.
         self.origin = before + before.elapsed() / 2;
-        self.queues.iter_mut().for_each(|times| times.runs.clear());
+        self.queues.iter_mut().for_each(|(_, times)| times.runs.clear());
         (self.given_before, self.left_out) = (given_before, 0);
         Ok(())
     }
@@ -94,7 +92,7 @@ impl Timeline {
         command: &Command,
         stream: &Stream,
     ) -> Result<Option<Started>, CudaError> {
-        let Times { events, runs } = &mut self.queues[queue.index()];
+        let Times { events, runs } = &mut self.queues[queue];
         let index = runs.len();
         let Some([start, _]) = events.get(index) else {
             self.left_out += 1;
@@ -116,24 +114,22 @@ impl Timeline {
         started: Started,
         stream: &Stream,
     ) -> Result<(), CudaError> {
-        self.queues[queue.index()].events[started.0][1].record(stream)
+        self.queues[queue].events[started.0][1].record(stream)
     }
 
     /// The step, once it is done.
     pub(super) fn trace(&self) -> Result<Trace, CudaError> {
-        let mut times: [Vec<[u64; 2]>; QUEUES] = Default::default();
-        for (times, queue) in times.iter_mut().zip(&self.queues) {
-            *times = queue.times(&self.base)?;
-        }
-        let mut spans = Vec::with_capacity(times.iter().map(Vec::len).sum());
-        for (queue, own) in self.queues.iter().zip(&times) {
+        let times = PerQueue::try_from_fn(|queue| self.queues[queue].times(&self.base))?;
+        let mut spans = Vec::with_capacity(times.iter().map(|(_, own)| own.len()).sum());
+        for (of, own) in times.iter() {
+            let queue = &self.queues[of];
             let mut before_ns = 0;
             for (run, &[start_ns, end_ns]) in queue.runs.iter().zip(own) {
                 let (mut ready_ns, mut waited_for) = (before_ns, WaitedFor::Nothing);
                 if run.given_ns > ready_ns {
                     (ready_ns, waited_for) = (run.given_ns, WaitedFor::Host);
                 }
-                for other in 0..QUEUES {
+                for (other, _) in times.iter() {
                     let Some((instruction, awaited_ns)) = self.awaited(run, other, &times) else {
                         continue;
                     };
@@ -156,8 +152,8 @@ impl Timeline {
     fn awaited(
         &self,
         run: &Run,
-        other: usize,
-        times: &[Vec<[u64; 2]>; QUEUES],
+        other: Queue,
+        times: &PerQueue<Vec<[u64; 2]>>,
     ) -> Option<(InstructionId, u64)> {
         let position = run.targets[other].checked_sub(self.given_before[other] + 1)? as usize;
         let awaited = self.queues[other].runs.get(position)?;

@@ -3,10 +3,9 @@
 use super::super::context::Stream;
 use super::super::event::Event;
 use super::super::pinned::PinnedMemory;
-use super::super::transfer::{CopyRange, Transfer};
+use super::super::transfer::{CopyRange, Direction, Transfer};
 use super::super::{CudaDevice, CudaError};
 use crate::DeviceError;
-use storm_plan::Direction;
 
 /// Bandwidth of copies of one size, one after another.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -18,11 +18,12 @@ pub(super) fn json(plan: &Plan, trace: &Trace, facts: &ReportFacts) -> Value {
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
     let mut instructions = Instructions::new(plan);
-    let lanes = Queue::ALL.map(|queue| {
+    let lanes = plan.queues().map(|queue| {
         let spans = of_queue(plan, trace, queue);
-        lane(queue, &spans, start_ns, &mut instructions)
+        lane(plan.links.queue_name(queue), &spans, start_ns, &mut instructions)
     });
-    let compute = of_queue(plan, trace, Queue::Compute);
+    let lanes: Vec<Value> = lanes.collect();
+    let compute = of_queue(plan, trace, Queue::COMPUTE);
     let kinds = Kind::ALL.map(|kind| json!([kind.key(), kind.name()]));
     let points = occupancy(plan, trace);
     let tiers =
@@ -40,7 +41,7 @@ pub(super) fn json(plan: &Plan, trace: &Trace, facts: &ReportFacts) -> Value {
 
 fn of_queue<'a>(plan: &Plan, trace: &'a Trace, queue: Queue) -> Vec<&'a Span> {
     let spans = trace.spans.iter();
-    spans.filter(|span| plan.instruction(span.instruction).queue() == queue).collect()
+    spans.filter(|span| plan.queue(span.instruction) == queue).collect()
 }
 
 /// Starts as distances from the end before, and lengths.
@@ -64,7 +65,7 @@ impl Times {
 }
 
 fn lane(
-    queue: Queue,
+    name: String,
     spans: &[&Span],
     start_ns: u64,
     instructions: &mut Instructions<'_>,
@@ -83,7 +84,7 @@ fn lane(
         times.add(span.start_ns, span.end_ns);
     }
     json!({
-        "name": queue.name(),
+        "name": name,
         "gap": times.gap,
         "length": times.length,
         "instruction": ran,

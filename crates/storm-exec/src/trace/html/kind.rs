@@ -124,10 +124,7 @@ impl Kind {
     pub(super) fn of_stall(cause: StallCause) -> Kind {
         match cause {
             StallCause::Overhead => Kind::BetweenKernels,
-            StallCause::ToDevice(_)
-            | StallCause::ToHost(_)
-            | StallCause::Host
-            | StallCause::Drain => Kind::Waiting,
+            StallCause::Copy(..) | StallCause::Host | StallCause::Drain => Kind::Waiting,
         }
     }
 }

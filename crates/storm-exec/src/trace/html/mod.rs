@@ -99,7 +99,7 @@ pub fn write_html_after(
 /// What most want to know, in a sentence or two.
 fn lead(summary: &Summary) -> String {
     let total = show_ns(summary.total_ns);
-    let busy = show_share(summary.busy_share(Queue::Compute));
+    let busy = show_share(summary.busy_share(Queue::COMPUTE));
     let stalled_ns: u64 = summary.stalls.iter().map(|stall| stall.ns).sum();
     let waited = match summary.stalls.first() {
         None => String::new(),

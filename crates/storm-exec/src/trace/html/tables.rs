@@ -3,7 +3,7 @@ use super::{Escaped, ReportFacts};
 use crate::trace::class_name;
 use crate::trace::summary::Summary;
 use std::io::{self, Write};
-use storm_plan::{Direction, Plan, Tier};
+use storm_plan::{Plan, Tier};
 
 enum Cell {
     Text(String),
@@ -42,7 +42,7 @@ fn queues(summary: &Summary) -> Table {
             Cell::Text(busy),
             Cell::Share(summary.busy_share(queue.queue)),
         ];
-        (queue.queue.name().to_owned(), cells)
+        (queue.name.clone(), cells)
     };
     Table {
         caption: "Queues",
@@ -65,16 +65,12 @@ fn stalls(summary: &Summary) -> Table {
 
 fn transfers(summary: &Summary) -> Table {
     let row = |transfer: &crate::trace::TransferSummary| {
-        let way = match transfer.direction {
-            Direction::ToDevice => "to the device",
-            Direction::ToHost => "to the host",
-        };
         let cells = vec![
             Cell::Text(show_bytes(transfer.bytes)),
             Cell::Text(show_ns(transfer.busy_ns)),
             Cell::Share(transfer.hidden_share()),
         ];
-        (format!("{} {way}", class_name(transfer.class)), cells)
+        (format!("{} to the {}", class_name(transfer.class), transfer.link.to), cells)
     };
     Table {
         caption: "Transfers, and how much of their time the compute queue worked",

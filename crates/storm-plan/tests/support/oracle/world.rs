@@ -5,14 +5,14 @@ use crate::support::access::accesses;
 use crate::support::random::Random;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use storm_plan::{Plan, Queue, Tier, ValueId, Work};
+use storm_plan::{PerTier, Place, Plan, Queue, Tier, ValueId, Work};
 
 /// In which order events happen that are in no order.
 #[derive(Clone, Copy)]
 pub(super) enum Order {
     GivenOut,
-    /// The first of these queues that can.
-    Queues([usize; Queue::ALL.len()]),
+    /// The first of these queues that can: kernels, and copies into the device and out of it.
+    Queues([usize; 3]),
     Random,
 }
 
@@ -23,7 +23,7 @@ type Content = Option<(u64, usize)>;
 pub(super) struct World<'a> {
     plan: &'a Plan,
     /// By tier: where ranges begin, and what lies there.
-    memory: [BTreeMap<usize, Content>; 2],
+    memory: PerTier<BTreeMap<usize, Content>>,
     meaning: Vec<u64>,
     written: u64,
 }
@@ -56,13 +56,13 @@ impl<'a> World<'a> {
 
     fn put(&mut self, tier: Tier, bytes: Range<usize>, what: u64) {
         let start = bytes.start;
-        for (&at, content) in self.memory[tier.index()].range_mut(bytes) {
+        for (&at, content) in self.memory[tier].range_mut(bytes) {
             *content = Some((what, at - start));
         }
     }
 
     fn expect(&self, tier: Tier, bytes: Range<usize>, what: u64) -> Result<(), String> {
-        for (&at, &content) in self.memory[tier.index()].range(bytes.clone()) {
+        for (&at, &content) in self.memory[tier].range(bytes.clone()) {
             if content != Some((what, at - bytes.start)) {
                 return Err(format!("{what} was expected at {tier:?} {bytes:?}, not {content:?}"));
             }
@@ -124,12 +124,12 @@ impl<'a> World<'a> {
             [a, b] => [b, a],
             _ => unreachable!("a copy has two sides"),
         };
-        let taken: Vec<(usize, Content)> = self.memory[from.tier.index()]
+        let taken: Vec<(usize, Content)> = self.memory[from.tier]
             .range(from.bytes.clone())
             .map(|(&at, &content)| (at - from.bytes.start, content))
             .collect();
         let mut next = 0;
-        for (&at, content) in self.memory[to.tier.index()].range_mut(to.bytes.clone()) {
+        for (&at, content) in self.memory[to.tier].range_mut(to.bytes.clone()) {
             let relative = at - to.bytes.start;
             while next + 1 < taken.len() && taken[next + 1].0 <= relative {
                 next += 1;
@@ -142,11 +142,11 @@ impl<'a> World<'a> {
 }
 
 /// Both tiers cut wherever anything begins or ends, on either side of a copy.
-fn cells(plan: &Plan) -> [BTreeMap<usize, Content>; 2] {
-    let mut cells = [BTreeMap::new(), BTreeMap::new()];
+fn cells(plan: &Plan) -> PerTier<BTreeMap<usize, Content>> {
+    let mut cells = PerTier::<BTreeMap<usize, Content>>::default();
     let mut cut = |tier: Tier, bytes: Range<usize>| {
-        cells[tier.index()].insert(bytes.start, None);
-        cells[tier.index()].insert(bytes.end, None);
+        cells[tier].insert(bytes.start, None);
+        cells[tier].insert(bytes.end, None);
     };
     for instruction in &plan.instructions {
         for access in accesses(plan, instruction) {
@@ -155,8 +155,8 @@ fn cells(plan: &Plan) -> [BTreeMap<usize, Content>; 2] {
         if let Work::Copy(copy) = &instruction.work {
             for operand in &copy.values {
                 let size = plan.value(operand.value).size_bytes;
-                for (tier, start) in [(Tier::DEVICE, copy.device), (Tier::HOST, copy.host)] {
-                    let start = start + operand.offset;
+                for Place { tier, offset } in copy.ends() {
+                    let start = offset + operand.offset;
                     cut(tier, start..start + size);
                 }
             }
@@ -172,10 +172,10 @@ fn cells(plan: &Plan) -> [BTreeMap<usize, Content>; 2] {
             }
         }
     }
-    let inputs = plan.inputs.iter().map(|input| (input.host, input.value));
-    let results = plan.results.iter().map(|result| (result.host, result.value));
-    for (host, value) in inputs.chain(results) {
-        cut(Tier::HOST, host..host + plan.value(value).size_bytes);
+    let inputs = plan.inputs.iter().map(|input| (input.place, input.value));
+    let results = plan.results.iter().map(|result| (result.place, result.value));
+    for (Place { tier, offset }, value) in inputs.chain(results) {
+        cut(tier, offset..offset + plan.value(value).size_bytes);
     }
     cells
 }
@@ -187,9 +187,9 @@ fn linear(history: &History<'_>, order: Order) -> Vec<usize> {
         return (0..count).collect();
     }
     // The queues, then the host.
-    let mut threads: [VecDeque<usize>; Queue::ALL.len() + 1] = Default::default();
+    let mut threads: [VecDeque<usize>; Queue::COUNT_MAX + 1] = Default::default();
     for (event, Event { queue, .. }) in history.events.iter().enumerate() {
-        threads[queue.unwrap_or(Queue::ALL.len())].push_back(event);
+        threads[queue.unwrap_or(Queue::COUNT_MAX)].push_back(event);
     }
     let mut random = Random(count as u64);
     let mut done = vec![false; count];

@@ -1,0 +1,157 @@
+//! What runs beside what: kernels, and copies over the links between tiers.
+
+use crate::per::per;
+use crate::tier::Tier;
+use serde::Serialize;
+use std::fmt;
+
+/// A way from one tier to another. Copies over different links run beside each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Link {
+    /// Where copies read.
+    pub from: Tier,
+    /// Where they write.
+    pub to: Tier,
+}
+
+impl Link {
+    /// Into device memory.
+    pub const HOST_TO_DEVICE: Link = Link { from: Tier::HOST, to: Tier::DEVICE };
+    /// Out of device memory.
+    pub const DEVICE_TO_HOST: Link = Link { from: Tier::DEVICE, to: Tier::HOST };
+
+    /// The way back.
+    #[must_use]
+    pub fn reversed(self) -> Link {
+        Link { from: self.to, to: self.from }
+    }
+}
+
+/// For people: `host to device`.
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} to {}", self.from, self.to)
+    }
+}
+
+/// An ordered list of work that runs beside the others: one of kernels, and one of copies for each of
+/// a plan's [`Links`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct Queue(u8);
+
+impl Queue {
+    /// Kernels.
+    pub const COMPUTE: Queue = Queue(0);
+    /// Copies over [`Link::HOST_TO_DEVICE`], which every plan has.
+    pub const HOST_TO_DEVICE: Queue = Queue(1);
+    /// Copies over [`Link::DEVICE_TO_HOST`], which every plan has.
+    pub const DEVICE_TO_HOST: Queue = Queue(2);
+    /// How many a plan may have.
+    pub const COUNT_MAX: usize = 1 + Links::COUNT_MAX;
+
+    /// As a position.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+
+    const fn at(index: usize) -> Queue {
+        Queue(index as u8)
+    }
+}
+
+per! {
+    /// One thing of every queue; the default of those that a plan does not have.
+    PerQueue by Queue
+}
+
+/// The links of a plan, in the order of their queues. Host and device are always linked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Links(Vec<Link>);
+
+impl Links {
+    /// How many there may be: all between three tiers.
+    pub const COUNT_MAX: usize = 6;
+
+    /// With two more links: from one tier to another and back.
+    ///
+    /// # Panics
+    /// If they are linked already, are one and the same, or if that makes too many links.
+    #[must_use]
+    pub fn and_between(mut self, near: Tier, far: Tier) -> Links {
+        let link = Link { from: far, to: near };
+        for link in [link, link.reversed()] {
+            assert!(near != far, "a link needs two tiers: {link}");
+            assert!(!self.0.contains(&link), "{link} is linked already");
+            self.0.push(link);
+        }
+        assert!(self.0.len() <= Links::COUNT_MAX, "too many links: {}", self.0.len());
+        self
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = Link> {
+        self.0.iter().copied()
+    }
+
+    /// Whether copies can reach or leave the tier.
+    pub fn reach(&self, tier: Tier) -> bool {
+        self.iter().any(|link| link.from == tier || link.to == tier)
+    }
+
+    /// The queue of kernels, then those of the links.
+    pub fn queues(&self) -> impl ExactSizeIterator<Item = Queue> + use<> {
+        (0..1 + self.0.len()).map(Queue::at)
+    }
+
+    /// The queue of a link; none if there is no such link.
+    pub fn queue(&self, link: Link) -> Option<Queue> {
+        self.0.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
+    }
+
+    /// The link of a queue; none of the queue of kernels.
+    pub fn link(&self, queue: Queue) -> Option<Link> {
+        queue.index().checked_sub(1).and_then(|index| self.0.get(index)).copied()
+    }
+
+    /// For people: `compute`, `host to device`.
+    pub fn queue_name(&self, queue: Queue) -> String {
+        self.link(queue).map_or_else(|| "compute".to_owned(), |link| link.to_string())
+    }
+}
+
+/// Between host and device.
+impl Default for Links {
+    fn default() -> Links {
+        Links(vec![Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_follow_the_links() {
+        let third = Tier::HOST.behind().unwrap();
+        let links = Links::default().and_between(Tier::HOST, third);
+        let names: Vec<String> = links.queues().map(|queue| links.queue_name(queue)).collect();
+        let wanted = ["compute", "host to device", "device to host", "tier 2 to host"];
+        assert_eq!(names[..4], wanted);
+        assert_eq!(links.queue(Link::HOST_TO_DEVICE), Some(Queue::HOST_TO_DEVICE));
+        assert_eq!(links.queue(Link::DEVICE_TO_HOST), Some(Queue::DEVICE_TO_HOST));
+        let out = Link { from: Tier::HOST, to: third };
+        let queue = links.queue(out).unwrap();
+        assert_eq!((queue.index(), links.link(queue)), (4, Some(out)));
+        assert_eq!(links.queue(Link { from: Tier::DEVICE, to: third }), None);
+        assert!(links.reach(third) && !Links::default().reach(third));
+    }
+
+    #[test]
+    fn three_tiers_may_all_be_linked() {
+        let third = Tier::HOST.behind().unwrap();
+        let links =
+            Links::default().and_between(Tier::HOST, third).and_between(Tier::DEVICE, third);
+        assert_eq!(links.iter().count(), Links::COUNT_MAX);
+        assert_eq!(links.queues().len(), Queue::COUNT_MAX);
+    }
+}
