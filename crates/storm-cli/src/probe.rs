@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use storm_device::cuda::{Probe, ProbeEffort, probe};
 use storm_files::{IfPresent, StagedFile};
-use storm_plan::{GemmKind, HardwareProfile};
+use storm_plan::{GemmKind, HardwareProfile, Link};
 
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
@@ -105,11 +105,12 @@ fn print(found: &Probe) {
         profile.kernel_seconds * 1e6,
         profile.launch_seconds * 1e6
     );
+    let bus = profile.link(Link::HOST_TO_DEVICE);
     println!("pinning     {:.3} s/GiB", profile.pinned_seconds_per_gib);
     println!(
         "both ways   {:.1} GB/s together; {:.1} µs between copies",
-        profile.duplex_bandwidth / 1e9,
-        profile.copy_latency_seconds * 1e6
+        bus.duplex_bandwidth / 1e9,
+        bus.latency_seconds * 1e6
     );
 
     println!("\n{:<10} {:>12} {:>12}", "copies", "to the card", "to the host");

@@ -7,6 +7,14 @@ pub enum PlanError {
         /// What is in the way.
         problem: String,
     },
+    /// Hardware without a link that every plan needs.
+    #[error("cannot plan for hardware `{hardware}`: it has no link from {link}")]
+    NoLink {
+        /// The profile's name.
+        hardware: String,
+        /// What is missing.
+        link: crate::Link,
+    },
     /// Nothing fits the budget.
     #[error("no plan fits the budget: {0}")]
     TooSmall(Box<crate::TooSmall>),

@@ -4,6 +4,7 @@
 use crate::choice::{Choice, Saving, StageChoice};
 use crate::decisions::RingMemory;
 use crate::lower::{Lowering, Sizes};
+use crate::queue::Link;
 use crate::{Storage, Streaming, UpdateTime};
 
 /// Times and sizes of a task that all guesses share.
@@ -77,8 +78,8 @@ impl<'a> Estimator<'a> {
         }
         let profile = self.lowering.profile;
         compute
-            .max(groups * weights_in / profile.host_to_device_bandwidth)
-            .max(groups * gradients_out / profile.device_to_host_bandwidth)
+            .max(groups * weights_in / profile.link(Link::HOST_TO_DEVICE).bandwidth)
+            .max(groups * gradients_out / profile.link(Link::DEVICE_TO_HOST).bandwidth)
     }
 
     /// What is recomputed, in one micro-batch.
@@ -152,8 +153,8 @@ impl<'a> Estimator<'a> {
         let groups = self.lowering.task.micro_batches as f64 / group;
         let profile = self.lowering.profile;
         let pass = |compute: f64, into: f64, out: f64| {
-            let into = into / profile.host_to_device_bandwidth;
-            let out = out / profile.device_to_host_bandwidth;
+            let into = into / profile.link(Link::HOST_TO_DEVICE).bandwidth;
+            let out = out / profile.link(Link::DEVICE_TO_HOST).bandwidth;
             compute.max(into).max(out)
         };
         let traffic = self.traffic(choice);
@@ -201,14 +202,15 @@ impl<'a> Estimator<'a> {
         };
         let mut alone = 0.0;
         if any_has_one_slot(|chosen| chosen.weights) {
-            alone += groups * traffic.weights / profile.host_to_device_bandwidth;
+            alone += groups * traffic.weights / profile.link(Link::HOST_TO_DEVICE).bandwidth;
         }
         if any_has_one_slot(|chosen| chosen.gradients) {
-            alone += groups * traffic.gradients / profile.device_to_host_bandwidth / 2.0;
+            alone +=
+                groups * traffic.gradients / profile.link(Link::DEVICE_TO_HOST).bandwidth / 2.0;
         }
         if choice.activation_ring < 2 {
             let activations = traffic.inputs_out + traffic.activations_out;
-            alone += groups * activations / profile.host_to_device_bandwidth / 2.0;
+            alone += groups * activations / profile.link(Link::HOST_TO_DEVICE).bandwidth / 2.0;
         }
         alone
     }

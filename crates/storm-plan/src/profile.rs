@@ -1,14 +1,18 @@
 //! What a machine can do, as numbers: measured by `storm probe` or taken from published figures.
 
+mod file;
+mod link;
 mod refine;
 
 use crate::queue::Link;
+use crate::tier::Tier;
+use file::ProfileFile;
+pub use link::{LinkProfile, LinkRates};
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 
 /// A card and its connection to the host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct HardwareProfile {
     /// Short: `h200`.
     pub name: String,
@@ -28,14 +32,8 @@ pub struct HardwareProfile {
     pub attention_backward_flops: f64,
     /// Bytes per second that elementwise kernels move, reads and writes together.
     pub memory_bandwidth: f64,
-    /// Pinned host memory to the card, bytes per second.
-    pub host_to_device_bandwidth: f64,
-    /// The card to pinned host memory, bytes per second.
-    pub device_to_host_bandwidth: f64,
-    /// Both ways at once, bytes per second of the two together.
-    pub duplex_bandwidth: f64,
-    /// From the end of one copy in a queue to the start of the next.
-    pub copy_latency_seconds: f64,
+    /// Which tiers copies can go between, and how fast. Host and device are always linked.
+    pub links: Vec<LinkProfile>,
     /// The least that a kernel takes, from its start to the next one's.
     pub kernel_seconds: f64,
     /// What giving out one instruction costs the host.
@@ -43,25 +41,11 @@ pub struct HardwareProfile {
     /// Allocation of pinned host memory.
     pub pinned_seconds_per_gib: f64,
     /// Measured matrix products.
-    #[serde(default)]
     pub gemm: Vec<GemmPoint>,
     /// Measured attention.
-    #[serde(default)]
     pub attention: Vec<AttentionPoint>,
     /// Measured kernels that move bytes rather than compute.
-    #[serde(default)]
     pub elementwise: Vec<ElementwisePoint>,
-}
-
-/// What one link can do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct LinkRates {
-    /// Bytes per second.
-    pub bandwidth: f64,
-    /// Bytes per second of this link and the opposite one together, both busy.
-    pub duplex_bandwidth: f64,
-    /// From the end of one copy in a queue to the start of the next.
-    pub latency_seconds: f64,
 }
 
 /// The three products of a linear layer.
@@ -132,6 +116,16 @@ pub enum ProfileError {
         /// What it was.
         value: f64,
     },
+    /// A list of links that makes no sense.
+    #[error(
+        "`links` joins {near} and {far}: `near` must be a tier before `far`, and no two links may be alike"
+    )]
+    Link {
+        /// The tier that is said to be closer to the kernels.
+        near: Tier,
+        /// The other.
+        far: Tier,
+    },
     /// No built-in profile of that name.
     #[error(
         "unknown hardware `{name}`: built in are {known}; or give the path of a profile that `storm probe` wrote"
@@ -150,51 +144,22 @@ impl HardwareProfile {
     /// # Errors
     /// Not a profile, or a number that makes no sense.
     pub fn from_json(text: &str) -> Result<HardwareProfile, ProfileError> {
-        let profile: HardwareProfile = serde_json::from_str(text)?;
-        profile.check()?;
-        Ok(profile)
+        serde_json::from_str::<ProfileFile>(text)?.into_profile()
     }
 
     /// The profile as `storm probe` writes it.
+    ///
+    /// # Panics
+    /// If host and device have no link.
     pub fn to_json(&self) -> String {
-        let mut text = serde_json::to_string_pretty(self).expect("plain data");
+        let mut text = serde_json::to_string_pretty(&ProfileFile::new(self)).expect("plain data");
         text.push('\n');
         text
     }
 
-    fn check(&self) -> Result<(), ProfileError> {
-        let positive = [
-            ("memory_bytes", self.memory_bytes as f64),
-            ("gemm_flops", self.gemm_flops),
-            ("gemm_f32_flops", self.gemm_f32_flops),
-            ("attention_forward_flops", self.attention_forward_flops),
-            ("attention_backward_flops", self.attention_backward_flops),
-            ("memory_bandwidth", self.memory_bandwidth),
-            ("host_to_device_bandwidth", self.host_to_device_bandwidth),
-            ("device_to_host_bandwidth", self.device_to_host_bandwidth),
-            ("duplex_bandwidth", self.duplex_bandwidth),
-        ];
-        let points = (self.gemm.iter().map(|p| ("gemm.flops", p.flops)))
-            .chain(self.attention.iter().map(|p| ("attention.forward_flops", p.forward_flops)))
-            .chain(self.attention.iter().map(|p| ("attention.backward_flops", p.backward_flops)))
-            .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)));
-        for (field, value) in positive.into_iter().chain(points) {
-            if !(value > 0.0 && value.is_finite()) {
-                return Err(ProfileError::Number { field, value });
-            }
-        }
-        let times = [
-            ("copy_latency_seconds", self.copy_latency_seconds),
-            ("kernel_seconds", self.kernel_seconds),
-            ("launch_seconds", self.launch_seconds),
-            ("pinned_seconds_per_gib", self.pinned_seconds_per_gib),
-        ];
-        for (field, value) in times {
-            if !(value >= 0.0 && value.is_finite()) {
-                return Err(ProfileError::Number { field, value });
-            }
-        }
-        Ok(())
+    /// What a link can do; none if the machine does not have it.
+    pub fn find_link(&self, link: Link) -> Option<LinkRates> {
+        self.links.iter().find(|known| known.has(link)).map(|known| known.rates(link))
     }
 
     /// What a link can do.
@@ -202,13 +167,8 @@ impl HardwareProfile {
     /// # Panics
     /// If the machine does not have it.
     pub fn link(&self, link: Link) -> LinkRates {
-        let bandwidth = match link {
-            Link::HOST_TO_DEVICE => self.host_to_device_bandwidth,
-            Link::DEVICE_TO_HOST => self.device_to_host_bandwidth,
-            link => panic!("hardware `{}` has no link from {link}", self.name),
-        };
-        let duplex_bandwidth = self.duplex_bandwidth;
-        LinkRates { bandwidth, duplex_bandwidth, latency_seconds: self.copy_latency_seconds }
+        let found = self.find_link(link);
+        found.unwrap_or_else(|| panic!("hardware `{}` has no link from {link}", self.name))
     }
 
     /// Time of a copy in a queue of its own.

@@ -35,6 +35,7 @@ impl HardwareProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::Link;
 
     #[test]
     fn all_profiles_parse_under_their_own_name() {
@@ -43,8 +44,11 @@ mod tests {
             assert_eq!(profile.name, name);
             assert!(profile.source.len() > 40, "{name} does not say where it comes from");
             assert!(profile.overhead_bytes < profile.memory_bytes);
-            let one_way = profile.host_to_device_bandwidth.max(profile.device_to_host_bandwidth);
-            assert!(profile.duplex_bandwidth >= one_way);
+            let one_way = profile
+                .link(Link::HOST_TO_DEVICE)
+                .bandwidth
+                .max(profile.link(Link::DEVICE_TO_HOST).bandwidth);
+            assert!(profile.link(Link::HOST_TO_DEVICE).duplex_bandwidth >= one_way);
         }
     }
 
@@ -66,7 +70,7 @@ mod tests {
     fn small_cards_favour_offloading() {
         let balance = |name: &str| {
             let profile = HardwareProfile::builtin(name).unwrap();
-            profile.gemm_flops / profile.host_to_device_bandwidth
+            profile.gemm_flops / profile.link(Link::HOST_TO_DEVICE).bandwidth
         };
         assert!(balance("rtx-3060-12gb") < balance("rtx-5060-ti-16gb"));
         assert!(balance("rtx-5060-ti-16gb") < balance("rtx-4090") / 3.0);

@@ -8,6 +8,7 @@ use crate::choice::{
 use crate::decisions::RingMemory;
 use crate::estimate::Estimator;
 use crate::lower::Lowering;
+use crate::queue::Link;
 use crate::request::{Forced, Placement};
 use crate::tier::PerTier;
 use crate::{
@@ -570,7 +571,7 @@ impl<'a> Search<'a> {
     /// Savings of the main stage whose units can leave while their block computes; the first is nothing.
     fn hidden_savings(&self) -> Vec<usize> {
         let forward = self.lowering.forward_variant(self.main).forward.seconds;
-        let bandwidth = self.profile().device_to_host_bandwidth;
+        let bandwidth = self.profile().link(Link::DEVICE_TO_HOST).bandwidth;
         let is_hidden = |saving: &&Saving| saving.bytes as f64 / bandwidth <= 1.2 * forward;
         let savings = &self.savings[self.main];
         let count = savings.iter().take_while(is_hidden).count().max(1);

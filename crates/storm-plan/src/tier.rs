@@ -1,12 +1,13 @@
 //! Kinds of memory, and one thing of each.
 
 use crate::per::per;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// A kind of memory, as a position in the list of tiers: the one that kernels work in comes first, and
 /// each further one lies behind the one before it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "u8")]
 pub struct Tier(u8);
 
 impl Tier {
@@ -29,6 +30,17 @@ impl Tier {
 
     const fn at(index: usize) -> Tier {
         Tier(index as u8)
+    }
+}
+
+impl TryFrom<u8> for Tier {
+    type Error = String;
+
+    fn try_from(index: u8) -> Result<Tier, String> {
+        match usize::from(index) < Tier::COUNT_MAX {
+            true => Ok(Tier(index)),
+            false => Err(format!("there is no tier {index}: the last is {}", Tier::COUNT_MAX - 1)),
+        }
     }
 }
 

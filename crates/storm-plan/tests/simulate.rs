@@ -4,8 +4,8 @@ mod support;
 
 use storm_graph::{TensorClass, Training};
 use storm_plan::{
-    HardwareProfile, InstructionId, Link, Plan, Queue, Run, Simulation, Tier, ValueId, simulate,
-    simulate_with_timeline, verify,
+    HardwareProfile, InstructionId, Link, LinkProfile, Plan, Queue, Run, Simulation, Tier, ValueId,
+    simulate, simulate_with_timeline, verify,
 };
 use support::random::Random;
 use support::small::{BLOCK, Kernel, copy, empty, input, kernel, lasting, result, segment, value};
@@ -17,10 +17,14 @@ fn slow() -> HardwareProfile {
     HardwareProfile {
         kernel_seconds: 10.0,
         launch_seconds: 0.0,
-        copy_latency_seconds: 0.0,
-        host_to_device_bandwidth: BLOCK as f64 / 4.0,
-        device_to_host_bandwidth: BLOCK as f64 / 8.0,
-        duplex_bandwidth: BLOCK as f64 * (1.0 / 4.0 + 1.0 / 8.0),
+        links: vec![LinkProfile {
+            near: Tier::DEVICE,
+            far: Tier::HOST,
+            to_near_bandwidth: BLOCK as f64 / 4.0,
+            to_far_bandwidth: BLOCK as f64 / 8.0,
+            duplex_bandwidth: BLOCK as f64 * (1.0 / 4.0 + 1.0 / 8.0),
+            latency_seconds: 0.0,
+        }],
         ..HardwareProfile::builtin("reference").unwrap()
     }
 }
@@ -163,8 +167,8 @@ fn both_directions_share_the_connection() {
     copy(&mut plan, Link::DEVICE_TO_HOST, 1, 1, &[y], &[]);
     segment(&mut plan, "body", 1);
     verify(&plan, tight_budget(&plan)).unwrap();
-    let profile = slow();
-    let half = HardwareProfile { duplex_bandwidth: profile.duplex_bandwidth / 2.0, ..profile };
+    let mut half = slow();
+    half.links[0].duplex_bandwidth /= 2.0;
     // 4 s in, 8 s out; at half speed while both go: all of the way in, and as long on the way out.
     let simulation = simulate(&plan, &half);
     assert_eq!(busy(&simulation), [0.0, 8.0, 12.0]);
@@ -190,8 +194,9 @@ fn a_queue_that_falls_behind_is_noticed() {
     }
     segment(&mut plan, "body", 500);
     verify(&plan, tight_budget(&plan)).unwrap();
-    let device_to_host_bandwidth = BLOCK as f64 / 11.0;
-    let profile = HardwareProfile { device_to_host_bandwidth, duplex_bandwidth: 1e9, ..slow() };
+    let mut profile = slow();
+    profile.links[0].to_far_bandwidth = BLOCK as f64 / 11.0;
+    profile.links[0].duplex_bandwidth = 1e9;
     let simulation = simulate_with_timeline(&plan, &profile);
     assert!(simulation.timeline.len() < 20 * plan.instructions.len(), "most are skipped");
     let followed = reference::run(&plan, &plan.step, &profile).unwrap();
@@ -208,10 +213,14 @@ fn random_profile(random: &mut Random) -> HardwareProfile {
     HardwareProfile {
         kernel_seconds: 3e-6 * factor(),
         launch_seconds: 1e-6 * factor(),
-        copy_latency_seconds: 3e-6 * factor(),
-        host_to_device_bandwidth: inward,
-        device_to_host_bandwidth: outward,
-        duplex_bandwidth: inward + outward,
+        links: vec![LinkProfile {
+            near: Tier::DEVICE,
+            far: Tier::HOST,
+            to_near_bandwidth: inward,
+            to_far_bandwidth: outward,
+            duplex_bandwidth: inward + outward,
+            latency_seconds: 3e-6 * factor(),
+        }],
         ..base
     }
 }

@@ -159,9 +159,11 @@ impl RunArgs {
         }
         if self.slow_copies > 1.0 {
             profile.name = format!("{}, copies {} times slower", profile.name, self.slow_copies);
-            profile.host_to_device_bandwidth /= self.slow_copies;
-            profile.device_to_host_bandwidth /= self.slow_copies;
-            profile.duplex_bandwidth /= self.slow_copies;
+            for link in &mut profile.links {
+                link.to_near_bandwidth /= self.slow_copies;
+                link.to_far_bandwidth /= self.slow_copies;
+                link.duplex_bandwidth /= self.slow_copies;
+            }
         }
         Ok(profile)
     }

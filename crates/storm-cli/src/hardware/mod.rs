@@ -8,7 +8,7 @@ pub(crate) use card::keep;
 use std::io::Read;
 use std::path::Path;
 use storm_files::open_plain;
-use storm_plan::{HardwareProfile, ProfileError};
+use storm_plan::{HardwareProfile, Link, ProfileError};
 
 /// A profile with thousands of measured points is far smaller.
 const PROFILE_BYTES_MAX: u64 = 4 << 20;
@@ -98,6 +98,9 @@ pub(crate) fn list() -> Result<()> {
 
 /// `50 + 50`: into the card and out of it.
 pub(crate) fn bus(profile: &HardwareProfile) -> String {
-    let [into, out] = [profile.host_to_device_bandwidth, profile.device_to_host_bandwidth];
+    let [into, out] = [
+        profile.link(Link::HOST_TO_DEVICE).bandwidth,
+        profile.link(Link::DEVICE_TO_HOST).bandwidth,
+    ];
     format!("{:.0} + {:.0}", into / 1e9, out / 1e9)
 }

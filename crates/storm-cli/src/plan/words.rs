@@ -5,7 +5,7 @@ use super::saving;
 use crate::size::show;
 use storm_graph::DType;
 use storm_plan::{
-    Bottleneck, Decisions, Placement, Prediction, Queue, StageDecisions, Storage, Streaming,
+    Bottleneck, Decisions, Link, Placement, Prediction, Queue, StageDecisions, Storage, Streaming,
     TensorKind, UpdateTime,
 };
 
@@ -131,7 +131,7 @@ pub(super) fn gemm_flops(request: &Request) -> f64 {
 /// of bf16 to recompute.
 fn balance(request: &Request) -> String {
     let profile = &request.profile;
-    let per_byte = gemm_flops(request) / profile.host_to_device_bandwidth;
+    let per_byte = gemm_flops(request) / profile.link(Link::HOST_TO_DEVICE).bandwidth;
     let again = request.config.hidden_size as f64 * 2.0
         / request.options.precision.compute().size_bytes() as f64;
     let favour = match per_byte > again {

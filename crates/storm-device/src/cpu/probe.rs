@@ -6,7 +6,7 @@ use super::threads;
 use crate::{Device, DeviceError};
 use std::time::{Duration, Instant};
 use storm_graph::{DType, Graph, HeadLayout, Mask, Op, Tensor, TensorId};
-use storm_plan::HardwareProfile;
+use storm_plan::{HardwareProfile, LinkProfile, Tier};
 
 /// How long each figure is measured.
 const FIGURE: Duration = Duration::from_millis(60);
@@ -44,11 +44,15 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         attention_forward_flops,
         attention_backward_flops,
         memory_bandwidth,
-        host_to_device_bandwidth: copy_bandwidth,
-        device_to_host_bandwidth: copy_bandwidth,
-        // Both ways go over the same memory bus.
-        duplex_bandwidth: copy_bandwidth,
-        copy_latency_seconds: 5e-6,
+        links: vec![LinkProfile {
+            near: Tier::DEVICE,
+            far: Tier::HOST,
+            to_near_bandwidth: copy_bandwidth,
+            to_far_bandwidth: copy_bandwidth,
+            // Both ways go over the same memory bus.
+            duplex_bandwidth: copy_bandwidth,
+            latency_seconds: 5e-6,
+        }],
         kernel_seconds: 5e-6,
         launch_seconds: 1e-6,
         pinned_seconds_per_gib: 0.0,

@@ -22,7 +22,7 @@ mod variant;
 mod waits;
 
 use crate::plan::Plan;
-use crate::{Decisions, HardwareProfile, PerTier, PlanError, SavedUnit, Storage, Task};
+use crate::{Decisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage, Task};
 use blocks::Blocks;
 use parameters::Set;
 use shared::{Cut, Shared};
@@ -71,9 +71,15 @@ impl<'a> Lowering<'a> {
     /// Looks at the task once.
     ///
     /// # Errors
-    /// A program whose blocks do not meet in the way that plans need.
+    /// A program whose blocks do not meet in the way that plans need, or hardware without a link between
+    /// host and device.
     pub fn new(task: &'a Task, profile: &'a HardwareProfile) -> Result<Lowering<'a>, PlanError> {
         check_task(task)?;
+        for link in Links::default().iter() {
+            if profile.find_link(link).is_none() {
+                return Err(PlanError::NoLink { hardware: profile.name.clone(), link });
+            }
+        }
         let blocks = Blocks::new(task)?;
         let stages = task.program().stages().len();
         Ok(Lowering {

@@ -2,7 +2,7 @@
 
 use super::{ElementwisePoint, GemmKind, HardwareProfile};
 use crate::plan::{InstructionId, Plan, Work};
-use crate::queue::Link;
+use crate::queue::Queue;
 use crate::simulate::instruction_seconds;
 use std::collections::BTreeMap;
 use storm_graph::{DType, Op, Tensor};
@@ -16,8 +16,7 @@ enum Part {
     AttentionBackward,
     /// Bytes that an op of this name moves.
     Moving(&'static str),
-    /// Copies over a link.
-    Copies(Link),
+    Copies(Queue),
 }
 
 /// No machine is further from its profile: a step that was disturbed must not spoil it.
@@ -72,7 +71,7 @@ impl HardwareProfile {
             }
         }
         for (part, seconds) in parts {
-            self.slow(part, seconds.factor());
+            self.slow(plan, part, seconds.factor());
         }
     }
 
@@ -81,8 +80,8 @@ impl HardwareProfile {
     fn part(&self, plan: &Plan, id: InstructionId, predicted: f64) -> Option<(Part, f64)> {
         let compute = match &plan.instruction(id).work {
             Work::Copy(copy) => {
-                let link = copy.link();
-                return Some((Part::Copies(link), predicted - self.link(link).latency_seconds));
+                let latency = self.link(copy.link()).latency_seconds;
+                return Some((Part::Copies(plan.queue(id)), predicted - latency));
             }
             Work::Compute(compute) => compute,
         };
@@ -110,7 +109,7 @@ impl HardwareProfile {
     }
 
     /// Makes a part take `factor` times as long.
-    fn slow(&mut self, part: Part, factor: f64) {
+    fn slow(&mut self, plan: &Plan, part: Part, factor: f64) {
         match part {
             Part::Gemm(kind, bf16) => {
                 let points = self.gemm.iter_mut();
@@ -139,12 +138,10 @@ impl HardwareProfile {
                     self.elementwise.push(ElementwisePoint { op: op.to_owned(), bandwidth });
                 }
             },
-            Part::Copies(link) => {
-                self.duplex_bandwidth /= factor.sqrt();
-                match link {
-                    Link::HOST_TO_DEVICE => self.host_to_device_bandwidth /= factor,
-                    _ => self.device_to_host_bandwidth /= factor,
-                }
+            Part::Copies(queue) => {
+                let link = plan.links.link(queue).expect("copies go over a link");
+                let known = self.links.iter_mut().find(|known| known.has(link));
+                known.expect("it was predicted with").slow(link, factor);
             }
         }
     }

@@ -1,7 +1,9 @@
 //! Tasks that the tests share.
 
 use storm_model::{ModelConfig, Packing, preset};
-use storm_plan::{Budget, Forced, HardwareProfile, PlanError, Planned, Task, TooSmall, plan};
+use storm_plan::{
+    Budget, Forced, HardwareProfile, LinkProfile, PlanError, Planned, Task, Tier, TooSmall, plan,
+};
 use storm_train::{Precision, TrainOptions, training_task};
 
 /// One preset per family, tied and not.
@@ -22,10 +24,14 @@ pub(crate) fn small_card(flops: f64, bus: f64) -> HardwareProfile {
         attention_forward_flops: flops / 2.0,
         attention_backward_flops: flops / 2.0,
         memory_bandwidth: flops / 100.0,
-        host_to_device_bandwidth: bus,
-        device_to_host_bandwidth: bus,
-        duplex_bandwidth: 2.0 * bus,
-        copy_latency_seconds: 0.0,
+        links: vec![LinkProfile {
+            near: Tier::DEVICE,
+            far: Tier::HOST,
+            to_near_bandwidth: bus,
+            to_far_bandwidth: bus,
+            duplex_bandwidth: 2.0 * bus,
+            latency_seconds: 0.0,
+        }],
         kernel_seconds: 0.0,
         launch_seconds: 0.0,
         ..profile("reference")

@@ -1,7 +1,9 @@
 //! A profile that is off is corrected by a step as it ran.
 
 use crate::models::{budget, gib, planned, profile, real_task};
-use storm_plan::{HardwareProfile, InstructionId, Plan, instruction_seconds, simulate};
+use storm_plan::{
+    HardwareProfile, InstructionId, LinkProfile, Plan, instruction_seconds, simulate,
+};
 
 /// What a step of the plan would take on that machine, instruction by instruction.
 fn measured(plan: &Plan, machine: &HardwareProfile) -> Vec<(InstructionId, f64)> {
@@ -18,14 +20,18 @@ fn a_step_corrects_the_profile() {
     let reference = profile("reference");
     let task = real_task("qwen2.5-0.5b", 4, 4);
     let plan = planned(&task, &reference, budget(gib(3), gib(64))).plan;
+    let bus = reference.links[0];
     let machine = HardwareProfile {
         gemm_flops: reference.gemm_flops * 0.6,
         attention_forward_flops: reference.attention_forward_flops * 1.3,
         attention_backward_flops: reference.attention_backward_flops * 0.5,
         memory_bandwidth: reference.memory_bandwidth * 0.7,
-        host_to_device_bandwidth: reference.host_to_device_bandwidth * 0.4,
-        device_to_host_bandwidth: reference.device_to_host_bandwidth * 0.5,
-        duplex_bandwidth: reference.duplex_bandwidth * 0.45,
+        links: vec![LinkProfile {
+            to_near_bandwidth: bus.to_near_bandwidth * 0.4,
+            to_far_bandwidth: bus.to_far_bandwidth * 0.5,
+            duplex_bandwidth: bus.duplex_bandwidth * 0.45,
+            ..bus
+        }],
         ..reference.clone()
     };
     let real = simulate(&plan, &machine).step_seconds;
@@ -50,6 +56,5 @@ fn a_disturbed_step_is_bounded() {
     steps.iter_mut().for_each(|(_, seconds)| *seconds *= 1e6);
     let refined = reference.refined(&plan, &steps);
     assert!(refined.gemm_flops > reference.gemm_flops / 200.0);
-    let json = serde_json::to_string(&refined).expect("plain data");
-    assert!(HardwareProfile::from_json(&json).is_ok());
+    assert!(HardwareProfile::from_json(&refined.to_json()).is_ok());
 }

@@ -3,7 +3,7 @@
 use super::cases::{Case, Pass, Subject};
 use crate::cuda::Card;
 use storm_graph::{DType, Op, Tensor};
-use storm_plan::{AttentionPoint, ElementwisePoint, GemmPoint, HardwareProfile};
+use storm_plan::{AttentionPoint, ElementwisePoint, GemmPoint, HardwareProfile, LinkProfile, Tier};
 
 /// What was measured besides the cases.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,10 +34,14 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         attention_forward_flops: f64::INFINITY,
         attention_backward_flops: f64::INFINITY,
         memory_bandwidth: f64::INFINITY,
-        host_to_device_bandwidth: figure(rates.to_device),
-        device_to_host_bandwidth: figure(rates.to_host),
-        duplex_bandwidth: figure(rates.duplex),
-        copy_latency_seconds: figure(rates.copy_latency_seconds),
+        links: vec![LinkProfile {
+            near: Tier::DEVICE,
+            far: Tier::HOST,
+            to_near_bandwidth: figure(rates.to_device),
+            to_far_bandwidth: figure(rates.to_host),
+            duplex_bandwidth: figure(rates.duplex),
+            latency_seconds: figure(rates.copy_latency_seconds),
+        }],
         kernel_seconds: 0.0,
         launch_seconds: figure(rates.launch_seconds),
         pinned_seconds_per_gib: figure(rates.pinned_seconds_per_gib),
@@ -118,10 +122,7 @@ fn moved_bytes(case: &Case) -> f64 {
         attention_forward_flops: f64::INFINITY,
         attention_backward_flops: f64::INFINITY,
         memory_bandwidth: 1.0,
-        host_to_device_bandwidth: f64::INFINITY,
-        device_to_host_bandwidth: f64::INFINITY,
-        duplex_bandwidth: f64::INFINITY,
-        copy_latency_seconds: 0.0,
+        links: Vec::new(),
         kernel_seconds: 0.0,
         launch_seconds: 0.0,
         pinned_seconds_per_gib: 0.0,

@@ -1,0 +1,205 @@
+//! A profile as its file has it: the connection of host and device in fields of its own, and a list of
+//! whatever other links there are.
+
+use super::{
+    AttentionPoint, ElementwisePoint, GemmPoint, HardwareProfile, LinkProfile, ProfileError,
+};
+use crate::tier::Tier;
+use serde::{Deserialize, Serialize};
+
+/// See [`HardwareProfile`] for what the fields are.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ProfileFile {
+    name: String,
+    source: String,
+    memory_bytes: u64,
+    overhead_bytes: u64,
+    gemm_flops: f64,
+    gemm_f32_flops: f64,
+    attention_forward_flops: f64,
+    attention_backward_flops: f64,
+    memory_bandwidth: f64,
+    host_to_device_bandwidth: f64,
+    device_to_host_bandwidth: f64,
+    duplex_bandwidth: f64,
+    copy_latency_seconds: f64,
+    kernel_seconds: f64,
+    launch_seconds: f64,
+    pinned_seconds_per_gib: f64,
+    #[serde(default)]
+    gemm: Vec<GemmPoint>,
+    #[serde(default)]
+    attention: Vec<AttentionPoint>,
+    #[serde(default)]
+    elementwise: Vec<ElementwisePoint>,
+    /// Other than between host and device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    links: Vec<LinkProfile>,
+}
+
+fn joins_host_and_device(link: &LinkProfile) -> bool {
+    (link.near, link.far) == (Tier::DEVICE, Tier::HOST)
+}
+
+impl ProfileFile {
+    /// # Panics
+    /// If host and device have no link.
+    pub(super) fn new(profile: &HardwareProfile) -> ProfileFile {
+        let profile = profile.clone();
+        let (host, links): (Vec<_>, Vec<_>) =
+            profile.links.into_iter().partition(joins_host_and_device);
+        let host = host.first().expect("every machine links host and device");
+        ProfileFile {
+            name: profile.name,
+            source: profile.source,
+            memory_bytes: profile.memory_bytes,
+            overhead_bytes: profile.overhead_bytes,
+            gemm_flops: profile.gemm_flops,
+            gemm_f32_flops: profile.gemm_f32_flops,
+            attention_forward_flops: profile.attention_forward_flops,
+            attention_backward_flops: profile.attention_backward_flops,
+            memory_bandwidth: profile.memory_bandwidth,
+            host_to_device_bandwidth: host.to_near_bandwidth,
+            device_to_host_bandwidth: host.to_far_bandwidth,
+            duplex_bandwidth: host.duplex_bandwidth,
+            copy_latency_seconds: host.latency_seconds,
+            kernel_seconds: profile.kernel_seconds,
+            launch_seconds: profile.launch_seconds,
+            pinned_seconds_per_gib: profile.pinned_seconds_per_gib,
+            gemm: profile.gemm,
+            attention: profile.attention,
+            elementwise: profile.elementwise,
+            links,
+        }
+    }
+
+    /// The profile, if all of its numbers make sense.
+    pub(super) fn into_profile(self) -> Result<HardwareProfile, ProfileError> {
+        self.check_numbers()?;
+        let host = LinkProfile {
+            near: Tier::DEVICE,
+            far: Tier::HOST,
+            to_near_bandwidth: self.host_to_device_bandwidth,
+            to_far_bandwidth: self.device_to_host_bandwidth,
+            duplex_bandwidth: self.duplex_bandwidth,
+            latency_seconds: self.copy_latency_seconds,
+        };
+        let mut links = vec![host];
+        for link in self.links {
+            let LinkProfile { near, far, .. } = link;
+            if near >= far || links.iter().any(|known| (known.near, known.far) == (near, far)) {
+                return Err(ProfileError::Link { near, far });
+            }
+            links.push(link);
+        }
+        Ok(HardwareProfile {
+            name: self.name,
+            source: self.source,
+            memory_bytes: self.memory_bytes,
+            overhead_bytes: self.overhead_bytes,
+            gemm_flops: self.gemm_flops,
+            gemm_f32_flops: self.gemm_f32_flops,
+            attention_forward_flops: self.attention_forward_flops,
+            attention_backward_flops: self.attention_backward_flops,
+            memory_bandwidth: self.memory_bandwidth,
+            links,
+            kernel_seconds: self.kernel_seconds,
+            launch_seconds: self.launch_seconds,
+            pinned_seconds_per_gib: self.pinned_seconds_per_gib,
+            gemm: self.gemm,
+            attention: self.attention,
+            elementwise: self.elementwise,
+        })
+    }
+
+    fn check_numbers(&self) -> Result<(), ProfileError> {
+        let positive = [
+            ("memory_bytes", self.memory_bytes as f64),
+            ("gemm_flops", self.gemm_flops),
+            ("gemm_f32_flops", self.gemm_f32_flops),
+            ("attention_forward_flops", self.attention_forward_flops),
+            ("attention_backward_flops", self.attention_backward_flops),
+            ("memory_bandwidth", self.memory_bandwidth),
+            ("host_to_device_bandwidth", self.host_to_device_bandwidth),
+            ("device_to_host_bandwidth", self.device_to_host_bandwidth),
+            ("duplex_bandwidth", self.duplex_bandwidth),
+        ];
+        let points = (self.gemm.iter().map(|p| ("gemm.flops", p.flops)))
+            .chain(self.attention.iter().map(|p| ("attention.forward_flops", p.forward_flops)))
+            .chain(self.attention.iter().map(|p| ("attention.backward_flops", p.backward_flops)))
+            .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)))
+            .chain(self.links.iter().flat_map(|link| link.figures().0));
+        for (field, value) in positive.into_iter().chain(points) {
+            if !(value > 0.0 && value.is_finite()) {
+                return Err(ProfileError::Number { field, value });
+            }
+        }
+        let times = [
+            ("copy_latency_seconds", self.copy_latency_seconds),
+            ("kernel_seconds", self.kernel_seconds),
+            ("launch_seconds", self.launch_seconds),
+            ("pinned_seconds_per_gib", self.pinned_seconds_per_gib),
+        ];
+        for (field, value) in times.into_iter().chain(self.links.iter().map(|l| l.figures().1)) {
+            if !(value >= 0.0 && value.is_finite()) {
+                return Err(ProfileError::Number { field, value });
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::queue::Link;
+
+    fn with_a_third_tier() -> HardwareProfile {
+        let mut profile = HardwareProfile::builtin("reference").unwrap();
+        let far = Tier::HOST.behind().unwrap();
+        let rates =
+            LinkProfile { near: Tier::HOST, far, to_far_bandwidth: 2e9, ..profile.links[0] };
+        profile.links.push(rates);
+        profile
+    }
+
+    #[test]
+    fn all_links_survive_a_file() {
+        let profile = with_a_third_tier();
+        let read = HardwareProfile::from_json(&profile.to_json()).unwrap();
+        assert_eq!(read, profile);
+        let third = Tier::HOST.behind().unwrap();
+        assert_eq!(read.link(Link { from: Tier::HOST, to: third }).bandwidth, 2e9);
+        assert_eq!(read.find_link(Link { from: Tier::DEVICE, to: third }), None);
+    }
+
+    /// Files of machines with two tiers have no list of links.
+    #[test]
+    fn the_host_s_link_is_in_fields_of_its_own() {
+        let profile = HardwareProfile::builtin("h200").unwrap();
+        let text = profile.to_json();
+        assert!(text.contains("\"host_to_device_bandwidth\"") && !text.contains("\"links\""));
+        assert_eq!(HardwareProfile::from_json(&text).unwrap(), profile);
+        let rates = profile.link(Link::DEVICE_TO_HOST);
+        assert!(text.contains(&format!("\"device_to_host_bandwidth\": {:?}", rates.bandwidth)));
+    }
+
+    #[test]
+    fn links_that_make_no_sense_are_refused() {
+        let refused = |change: &dyn Fn(&mut LinkProfile)| {
+            let mut profile = with_a_third_tier();
+            change(&mut profile.links[1]);
+            HardwareProfile::from_json(&profile.to_json()).unwrap_err().to_string()
+        };
+        let error = refused(&|link| link.far = Tier::HOST);
+        assert!(error.contains("host and host"), "{error}");
+        let error = refused(&|link| link.duplex_bandwidth = 0.0);
+        assert!(error.contains("links.duplex_bandwidth"), "{error}");
+        let error = refused(&|link| link.latency_seconds = -1.0);
+        assert!(error.contains("links.latency_seconds"), "{error}");
+        let text = with_a_third_tier().to_json().replace("\"far\": 2", "\"far\": 9");
+        let error = HardwareProfile::from_json(&text).unwrap_err().to_string();
+        assert!(error.contains("no tier 9"), "{error}");
+    }
+}
