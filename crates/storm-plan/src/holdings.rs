@@ -93,5 +93,6 @@ fn kind_of_copy(regions: &[&Region], copy: &Copy) -> Option<TensorKind> {
     let far = copy.from.max(copy.to);
     let after =
         regions.partition_point(|region| (region.tier, region.start) <= (far.tier, far.offset));
-    after.checked_sub(1).map(|region| regions[region].kind)
+    let last = after.checked_sub(1).map(|index| regions[index]);
+    last.filter(|region| region.tier == far.tier).map(|region| region.kind)
 }

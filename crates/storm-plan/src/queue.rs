@@ -64,7 +64,8 @@ per! {
     PerQueue by Queue
 }
 
-/// The links of a plan, in the order of their queues. Host and device are always linked.
+/// The links of a plan, in the order of their queues: two different tiers each, no two alike. Host and
+/// device are always linked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Links(Vec<Link>);
 
@@ -79,9 +80,9 @@ impl Links {
     #[must_use]
     pub fn and_between(mut self, near: Tier, far: Tier) -> Links {
         let link = Link { from: far, to: near };
+        assert!(near != far, "a link has two ends: {link}");
         for link in [link, link.reversed()] {
-            assert!(near != far, "a link needs two tiers: {link}");
-            assert!(!self.0.contains(&link), "{link} is linked already");
+            assert!(!self.0.contains(&link), "there is a link from {link} already");
             self.0.push(link);
         }
         assert!(self.0.len() <= Links::COUNT_MAX, "too many links: {}", self.0.len());

@@ -161,7 +161,8 @@ fn areas(plan: &Plan) -> Result<Vec<Area<'_>>, CheckError> {
         aligned(|| format!("`{}`", area.tensor.name), area.place.offset)?;
         within(plan, || format!("`{}`", area.tensor.name), area.place, size)?;
         if area.place.tier == Compute::TIER {
-            return area.error("kernels work there, where the host cannot".to_owned());
+            return area
+                .error("it is in the tier of the kernels, which the host does not use".to_owned());
         }
         if area.copies.is_empty() && area.used == Use::Result {
             return area.error("no copy brings the result".to_owned());

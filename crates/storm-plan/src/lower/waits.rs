@@ -94,7 +94,7 @@ impl Bytes {
 #[derive(Clone)]
 struct Walk<'a> {
     plan: &'a Plan,
-    /// Bytes of the kernels' tier that copies touch, merged and sorted: kernels alone are in order anyway.
+    /// What copies touch of the tier that kernels work in: kernels alone are in order anyway.
     shared: Vec<Range<usize>>,
     tiers: PerTier<Bytes>,
     /// What is known to be done when the next instruction of a queue starts.
@@ -193,20 +193,16 @@ fn bytes_of(plan: &Plan, operand: &Operand) -> Range<usize> {
     operand.offset..operand.offset + plan.value(operand.value).size_bytes
 }
 
+/// Merged and sorted.
 fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
-    let mut ranges: Vec<Range<usize>> = plan
-        .instructions
-        .iter()
-        .flat_map(|instruction| {
-            let copy = match &instruction.work {
-                Work::Copy(copy) => Some(copy),
-                Work::Compute(_) => None,
-            };
-            let ends = copy.into_iter().flat_map(|copy| copy.ends().map(|end| (end, copy.bytes)));
-            let here = ends.filter(|(end, _)| end.tier == Compute::TIER);
-            here.map(|(end, bytes)| end.offset..end.offset + bytes)
-        })
-        .collect();
+    let copies = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
+        Work::Copy(copy) => Some(copy),
+        Work::Compute(_) => None,
+    });
+    let ends = copies.flat_map(|copy| copy.ends().map(|end| (end, copy.bytes)));
+    let here = ends.filter(|(end, _)| end.tier == Compute::TIER);
+    let mut ranges: Vec<Range<usize>> =
+        here.map(|(end, bytes)| end.offset..end.offset + bytes).collect();
     ranges.sort_by_key(|range| range.start);
     let mut merged: Vec<Range<usize>> = Vec::new();
     for range in ranges {

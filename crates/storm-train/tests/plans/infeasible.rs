@@ -2,7 +2,7 @@
 
 use crate::models::{FAMILIES, budget, gib, least, profile, real_task, tiny, tiny_task};
 use storm_plan::{
-    Forced, HardwareProfile, Lowering, Placement, PlanError, Storage, Task, Tier, plan,
+    Forced, HardwareProfile, Link, Lowering, Placement, PlanError, Storage, Task, Tier, plan,
     random_decisions,
 };
 
@@ -105,4 +105,18 @@ fn no_host_memory() {
     assert!(report.min_bytes[Tier::HOST] > 1, "batches come from the host");
     assert!(report.min_bytes[Tier::HOST] < MIB, "and nothing else has to: {report:?}");
     assert!(plan(&task, &profile, budget(gib(100), 1), &Forced::default()).is_err());
+}
+
+/// A machine whose host has no way to its device is named, with the link that it lacks.
+#[test]
+fn hardware_without_a_link() {
+    let machine = HardwareProfile { links: Vec::new(), ..profile("reference") };
+    let task = tiny_task(&tiny(FAMILIES[0]), 2);
+    let error = plan(&task, &machine, budget(gib(1), gib(1)), &Forced::default()).unwrap_err();
+    let (hardware, link) = ("reference".to_owned(), Link::HOST_TO_DEVICE);
+    assert_eq!(error, PlanError::NoLink { hardware, link });
+    assert!(
+        error.to_string().contains("`reference`: it has no link from host to device"),
+        "{error}"
+    );
 }

@@ -71,7 +71,7 @@ impl PlanDevice for CpuPlanDevice {
         pool.install(kernels::warm_up);
         let plan = Arc::clone(&program.plan);
         let worker = |queue| Worker::new(queue, Arc::clone(&program), &options);
-        let workers = plan.queues().map(|queue| (queue, worker(queue))).collect::<Vec<_>>();
+        let workers: Vec<_> = plan.queues().map(|queue| (queue, worker(queue))).collect();
 
         let threads = Vec::new();
         let mut device = CpuPlanDevice { program, tickets, sequence, threads };
