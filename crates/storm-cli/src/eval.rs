@@ -1,5 +1,6 @@
 //! `storm eval`: how well a model predicts a dataset.
 
+use crate::model_tokenizer::{OtherTokenizer, Weights};
 use crate::precision::DtypeArg;
 use crate::progress;
 use crate::size::positive;
@@ -40,6 +41,9 @@ pub(crate) struct EvalArgs {
     /// Arithmetic.
     #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
     dtype: DtypeArg,
+    /// Evaluate on data that another tokenizer made than the one in the model's directory.
+    #[arg(long)]
+    other_tokenizer: bool,
     /// One object of JSON.
     #[arg(long)]
     json: bool,
@@ -73,6 +77,8 @@ fn evaluate<D: Device>(
     let directory = HfDirectory::open(&args.model)
         .with_context(|| format!("cannot use {}", args.model.display()))?;
     let dataset = Arc::new(Dataset::open(&args.data)?);
+    let weights = Weights { directory: &args.model, vocabulary: directory.model().vocab_size };
+    weights.check_dataset(&dataset, OtherTokenizer::of_switch(args.other_tokenizer))?;
     let packing = match dataset.manifest().kind {
         Kind::Text => Packing::Single,
         Kind::Samples => Packing::Segments,

@@ -14,6 +14,7 @@ mod hardware;
 mod host_memory;
 mod memory_limits;
 mod model;
+mod model_tokenizer;
 mod option_table;
 mod plan;
 mod precision;

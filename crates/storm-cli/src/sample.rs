@@ -2,7 +2,7 @@
 
 use crate::precision::DtypeArg;
 use crate::size::positive;
-use crate::{UsageError, data, streams};
+use crate::{UsageError, data, model_tokenizer, streams};
 use anyhow::{Context, Result};
 use clap::Args;
 use std::io;
@@ -49,9 +49,6 @@ pub(crate) struct SampleArgs {
     #[arg(long)]
     timing: bool,
 }
-
-/// The bytes and an end of text.
-const BYTE_VOCABULARY: usize = 257;
 
 /// The longest text that the model looks back on unless asked otherwise.
 const WINDOW_DEFAULT_MAX: usize = 4096;
@@ -133,18 +130,9 @@ pub(crate) fn write(
 }
 
 fn tokenizer(args: &SampleArgs, vocabulary: usize) -> Result<Tokenizer> {
-    let beside = args.model.join("tokenizer.json");
     let source = match &args.tokenizer {
         Some(text) => TokenizerSource::parse(text),
-        None if beside.is_file() => TokenizerSource::File(beside),
-        None if vocabulary == BYTE_VOCABULARY => TokenizerSource::Bytes,
-        None => {
-            let problem = format!(
-                "{} has no tokenizer.json: give --tokenizer, the path of one",
-                args.model.display()
-            );
-            return Err(UsageError(problem).into());
-        }
+        None => model_tokenizer::needed(&args.model, vocabulary)?,
     };
     Ok(Tokenizer::open(&source, None, &data::worker()?)?)
 }

@@ -65,6 +65,9 @@ struct Shown {
 }
 
 fn first_samples(dataset: &Dataset, count: u64) -> Result<Vec<Shown>> {
+    if dataset.manifest().tokenizer.is_unknown() {
+        return Ok(Vec::new());
+    }
     let tokenizer = Tokenizer::of_dataset(dataset, &super::worker()?)?;
     let count = count.min(dataset.manifest().counts.samples);
     Ok((0..count).map(|number| show(dataset, &tokenizer, number)).collect::<Result<_, _>>()?)
@@ -141,9 +144,14 @@ fn print(dataset: &Dataset, samples: &[Shown], verified: bool) {
 
 fn tokenizer_words(dataset: &Dataset) -> String {
     let info = &dataset.manifest().tokenizer;
-    let kind = match info.kind {
-        TokenizerKind::Bytes => "bytes",
-        TokenizerKind::HuggingFace => "tokenizer.json",
+    let kind = match (info.kind, &info.sha256) {
+        (TokenizerKind::Bytes, _) => "bytes".to_owned(),
+        (TokenizerKind::HuggingFace, Some(sha256)) => {
+            format!("tokenizer.json with SHA-256 {}…", sha256.chars().take(12).collect::<String>())
+        }
+        (TokenizerKind::HuggingFace, None) => {
+            "unknown: the dataset does not say which tokenizer.json made it".to_owned()
+        }
     };
     let mut words = format!("{kind}, vocabulary {}", grouped(u64::from(info.vocabulary)));
     for (name, id) in [("begin", info.begin_of_text), ("end", info.end_of_text)] {

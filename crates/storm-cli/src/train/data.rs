@@ -1,9 +1,11 @@
 //! What a run learns from.
 
 use super::folder::Start;
-use super::options::Settings;
+use super::model::Model;
+use super::options::{Given, Settings};
 use super::output::Style;
 use crate::UsageError;
+use crate::model_tokenizer::{self, OtherTokenizer};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,37 +19,75 @@ use storm_train::LoaderSource;
 /// A folder with this file is a dataset.
 const MANIFEST: &str = "dataset.json";
 
-/// Opens the dataset. Text is packed into the run's folder when the run begins, and is taken from
-/// there when it goes on.
-pub(super) fn open(
-    settings: &Settings,
-    run: &Path,
-    start: Start,
-    style: Style,
-) -> Result<Arc<Dataset>> {
-    let Some(data) = &settings.data else {
-        let problem = "give data: a dataset that `storm data pack` made, or text";
-        return Err(UsageError(problem.to_owned()).into());
-    };
-    let dataset = match data.join(MANIFEST).exists() {
-        true => data.clone(),
-        false => {
-            let packed = run.join("data");
-            if start != Start::Resume || !packed.join(MANIFEST).exists() {
-                pack_text(settings, data, &packed, style)?;
-            }
-            packed
-        }
-    };
-    Ok(Arc::new(Dataset::open(&dataset)?))
+/// Where a run's dataset comes from.
+pub(super) struct Source<'a> {
+    pub(super) model: &'a Model,
+    /// The run's folder.
+    pub(super) run: &'a Path,
+    pub(super) start: Start,
+    pub(super) other: OtherTokenizer,
+    pub(super) style: Style,
 }
 
-fn pack_text(settings: &Settings, data: &Path, out: &Path, style: Style) -> Result<()> {
+impl Source<'_> {
+    /// Opens the dataset. Text is packed into the run's folder when the run begins, and is taken from
+    /// there when it goes on. A tokenizer that is chosen here is written to `given`.
+    pub(super) fn open(&self, given: &mut Given) -> Result<Arc<Dataset>> {
+        let settings = given.clone().resolve();
+        let Some(data) = settings.data.clone() else {
+            let problem = "give data: a dataset that `storm data pack` made, or text";
+            return Err(UsageError(problem.to_owned()).into());
+        };
+        let dataset = match data.join(MANIFEST).exists() {
+            true => data,
+            false => {
+                let packed = self.run.join("data");
+                if self.start != Start::Resume || !packed.join(MANIFEST).exists() {
+                    let tokenizer = self.tokenizer(&settings)?;
+                    given.tokenizer = Some(tokenizer.to_string());
+                    pack_text(&settings, &data, tokenizer, &packed, self.style)?;
+                }
+                packed
+            }
+        };
+        let dataset = Arc::new(Dataset::open(&dataset)?);
+        if let Some(weights) = self.model.of_tokenizer() {
+            weights.check_dataset(&dataset, self.other)?;
+        }
+        Ok(dataset)
+    }
+
+    /// The tokenizer for text: as given, else the model's own.
+    fn tokenizer(&self, settings: &Settings) -> Result<TokenizerSource> {
+        let weights = self.model.of_tokenizer();
+        let (source, why) = match (&settings.tokenizer, &weights) {
+            (Some(text), _) => (TokenizerSource::parse(text), "as given"),
+            (None, Some(weights)) => {
+                let own = model_tokenizer::needed(weights.directory, weights.vocabulary)?;
+                (own, "the model's own")
+            }
+            (None, None) => (TokenizerSource::Bytes, "a preset has none of its own"),
+        };
+        if let Some(weights) = &weights {
+            weights.check_source(&source, self.other)?;
+        }
+        self.style.say(&format!("tokenizer {source}, {why}"));
+        Ok(source)
+    }
+}
+
+fn pack_text(
+    settings: &Settings,
+    data: &Path,
+    tokenizer: TokenizerSource,
+    out: &Path,
+    style: Style,
+) -> Result<()> {
     style.say(&format!("packing {} …", data.display()));
     let options = PackOptions {
         inputs: files(data).with_context(|| format!("cannot read {}", data.display()))?,
         format: InputFormat::ByName,
-        tokenizer: TokenizerSource::parse(&settings.tokenizer),
+        tokenizer,
         end_of_text: None,
         worker: crate::data::worker()?,
         out: out.to_owned(),

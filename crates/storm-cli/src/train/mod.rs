@@ -23,6 +23,7 @@ mod summary;
 mod values;
 
 use crate::UsageError;
+use crate::model_tokenizer::OtherTokenizer;
 use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
@@ -47,6 +48,9 @@ pub(crate) struct TrainArgs {
     /// step 1.
     #[arg(long, conflicts_with = "resume")]
     begin_anew: bool,
+    /// Train on data that another tokenizer made than the one in the model's directory.
+    #[arg(long)]
+    other_tokenizer: bool,
     /// Print nothing but errors and where the results are.
     #[arg(long, conflicts_with = "json")]
     quiet: bool,
@@ -58,7 +62,7 @@ pub(crate) struct TrainArgs {
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
-    let TrainArgs { config, resume, begin_anew, quiet, json, options } = args;
+    let TrainArgs { config, resume, begin_anew, other_tokenizer, quiet, json, options } = args;
     let file = match &config {
         Some(path) => config::read(path)?,
         None => Given::default(),
@@ -83,5 +87,6 @@ pub(crate) fn run(args: TrainArgs) -> Result<()> {
         (_, true) => Start::Anew,
         _ => Start::Fresh,
     };
-    session::run(Setup::new(given, start, style)?)
+    let other = OtherTokenizer::of_switch(other_tokenizer);
+    session::run(Setup::new(given, start, other, style)?)
 }

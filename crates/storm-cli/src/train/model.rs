@@ -2,6 +2,7 @@
 
 use super::options::Settings;
 use crate::UsageError;
+use crate::model_tokenizer::Weights;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use storm_model::{HfDirectory, ModelConfig, preset};
@@ -15,23 +16,19 @@ pub(super) struct Model {
 }
 
 impl Model {
-    /// `vocabulary` is that of the data.
-    pub(super) fn new(settings: &Settings, vocabulary: usize) -> Result<Model> {
+    /// The model as it is named, before the vocabulary of the data is known.
+    pub(super) fn new(settings: &Settings) -> Result<Model> {
         let Some(name) = settings.model.clone() else {
             let problem = "give a model: a preset (see `storm model list`) or a directory";
             return Err(UsageError(problem.to_owned()).into());
         };
         match Path::new(&name).is_dir() {
-            true => Model::of_directory(settings, name, vocabulary),
-            false => {
-                let config = fresh(settings, preset(&name)?, vocabulary);
-                config.validate()?;
-                Ok(Model { name, config, weights: None })
-            }
+            true => Model::of_directory(settings, name),
+            false => Ok(Model { config: preset(&name)?, name, weights: None }),
         }
     }
 
-    fn of_directory(settings: &Settings, name: String, vocabulary: usize) -> Result<Model> {
+    fn of_directory(settings: &Settings, name: String) -> Result<Model> {
         let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
         if [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some()) {
             let problem = "layers, width, heads, kv-heads and mlp-width are for presets; weights from a \
@@ -41,6 +38,17 @@ impl Model {
         let directory =
             HfDirectory::open(Path::new(&name)).with_context(|| format!("cannot use {name}"))?;
         let config = directory.model().clone();
+        Ok(Model { name, config, weights: Some(directory) })
+    }
+
+    /// The model for data of this vocabulary: fresh weights have as many tokens, those of a directory at least.
+    pub(super) fn for_vocabulary(self, settings: &Settings, vocabulary: usize) -> Result<Model> {
+        let Model { name, config, weights } = self;
+        if weights.is_none() {
+            let config = fresh(settings, config, vocabulary);
+            config.validate()?;
+            return Ok(Model { name, config, weights });
+        }
         if vocabulary > config.vocab_size {
             let problem = format!(
                 "the data has {vocabulary} different tokens, and {name} knows {}; pack the data with \
@@ -49,7 +57,13 @@ impl Model {
             );
             return Err(UsageError(problem).into());
         }
-        Ok(Model { name, config, weights: Some(directory) })
+        Ok(Model { name, config, weights })
+    }
+
+    /// What ties the model to a tokenizer: none for fresh weights.
+    pub(super) fn of_tokenizer(&self) -> Option<Weights<'_>> {
+        let vocabulary = self.config.vocab_size;
+        self.weights.as_ref().map(|_| Weights { directory: Path::new(&self.name), vocabulary })
     }
 
     /// The directory that the weights come from.

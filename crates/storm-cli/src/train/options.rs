@@ -44,8 +44,9 @@ options! {
     "Data" {
         /// What to learn: a dataset that `storm data pack` made, or text to pack on first use.
         data: PathBuf;
-        /// For text that is packed on first use: `bytes`, or the path of a tokenizer.json.
-        tokenizer: String = "bytes".to_owned();
+        /// For text that is packed on first use: `bytes`, or the path of a tokenizer.json. If not given, the one in
+        /// the model's directory; for a preset, `bytes`.
+        tokenizer: String;
         /// Share of that text that is held out for evaluation.
         held_out: f64 = 0.05;
         /// Tokens per sequence.

@@ -98,6 +98,6 @@ mod tests {
         let mut command = with_defaults(command);
         let train = command.find_subcommand_mut("train").expect("there");
         let help = train.render_help().to_string();
-        assert!(help.contains("[default: bytes]") && help.contains("[default: cosine]"), "{help}");
+        assert!(help.contains("[default: runs]") && help.contains("[default: cosine]"), "{help}");
     }
 }

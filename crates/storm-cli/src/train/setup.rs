@@ -8,6 +8,7 @@ use super::model::Model;
 use super::options::{Given, Settings};
 use super::output::Style;
 use crate::forced::ForcedArgs;
+use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{Answer, DeviceMemory, Request, StepSize, explained};
 use crate::{UsageError, host_memory};
 use anyhow::Result;
@@ -85,7 +86,12 @@ pub(super) struct Setup {
 }
 
 impl Setup {
-    pub(super) fn new(mut given: Given, start: Start, style: Style) -> Result<Setup> {
+    pub(super) fn new(
+        mut given: Given,
+        start: Start,
+        other: OtherTokenizer,
+        style: Style,
+    ) -> Result<Setup> {
         let name = given.name.clone().unwrap_or_default();
         let is_plain = !name.is_empty()
             && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
@@ -99,10 +105,14 @@ impl Setup {
         if let Some(before) = &before {
             take_over(&mut given, before);
         }
+        let model = Model::new(&given.clone().resolve())?;
+        // A run that goes on was checked when it began.
+        let other = if before.is_some() { OtherTokenizer::Allowed } else { other };
+        let source = data::Source { model: &model, run: &folder, start, other, style };
+        let dataset = source.open(&mut given)?;
         let settings = given.clone().resolve();
-        let dataset = data::open(&settings, &folder, start, style)?;
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
-        let model = Model::new(&settings, vocabulary)?;
+        let model = model.for_vocabulary(&settings, vocabulary)?;
         let machine = Machine::new(&settings)?;
         let mut train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
@@ -190,13 +200,14 @@ impl Setup {
     }
 }
 
-/// Sizes of micro-batches are chosen once: a run that goes on keeps them.
+/// Sizes of micro-batches and the tokenizer are chosen once: a run that goes on keeps them.
 fn take_over(given: &mut Given, before: &Progress) {
     let saved = |key: &str| before.settings.get(key)?.parse::<NonZeroUsize>().ok();
     if given.tokens_per_step.is_some() && given.batch.is_none() && given.accumulate.is_none() {
         given.batch = saved("batch");
         given.accumulate = saved("accumulate");
     }
+    given.tokenizer = given.tokenizer.take().or_else(|| before.settings.get("tokenizer").cloned());
 }
 
 fn train_options(settings: &Settings, dataset: &Dataset) -> TrainOptions {

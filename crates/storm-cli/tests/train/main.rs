@@ -7,3 +7,4 @@ mod non_finite;
 mod numbers;
 mod runs;
 mod support;
+mod tokenizers;

@@ -1,4 +1,7 @@
+use crate::DataError;
+use crate::manifest::{TOKENIZER_BYTES_MAX, read_file, sha256_hex};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// A larger vocabulary is a mistake: its embedding alone would not fit a GPU.
@@ -38,11 +41,16 @@ pub struct TokenizerInfo {
     pub begin_of_text: Option<u32>,
     /// For chats, where the tokenizer has them.
     pub chat: Option<ChatTokens>,
-    /// Of `tokenizer.json`.
+    /// Of `tokenizer.json`. Without it, such a tokenizer is unknown.
     pub sha256: Option<String>,
 }
 
 impl TokenizerInfo {
+    /// Whether nothing says which `tokenizer.json` it was.
+    pub fn is_unknown(&self) -> bool {
+        self.kind == TokenizerKind::HuggingFace && self.sha256.is_none()
+    }
+
     /// Whether its special tokens are in its vocabulary, and that is not larger than any model's.
     pub(crate) fn is_sound(&self) -> bool {
         let chat = self.chat.iter().flat_map(|chat| [chat.start, chat.end]);
@@ -68,6 +76,29 @@ impl TokenizerSource {
             "bytes" => TokenizerSource::Bytes,
             _ if path.is_dir() => TokenizerSource::File(path.join("tokenizer.json")),
             _ => TokenizerSource::File(path.to_owned()),
+        }
+    }
+
+    /// Identifies a `tokenizer.json` by its bytes, as datasets do; none for bytes.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn sha256(&self) -> Result<Option<String>, DataError> {
+        match self {
+            TokenizerSource::Bytes => Ok(None),
+            TokenizerSource::File(path) => {
+                Ok(Some(sha256_hex(&read_file(path, TOKENIZER_BYTES_MAX)?)))
+            }
+        }
+    }
+}
+
+/// As [`TokenizerSource::parse`] takes it.
+impl fmt::Display for TokenizerSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TokenizerSource::Bytes => f.write_str("bytes"),
+            TokenizerSource::File(path) => path.display().fmt(f),
         }
     }
 }

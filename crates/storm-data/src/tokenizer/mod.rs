@@ -67,8 +67,12 @@ impl Tokenizer {
     /// # Errors
     /// If the copy is damaged or cannot be used.
     pub fn of_dataset(dataset: &Dataset, worker: &WorkerCommand) -> Result<Tokenizer, DataError> {
-        let Some(json) = dataset.tokenizer_json()? else { return Ok(Tokenizer::bytes()) };
         let path = dataset.dir().join(TOKENIZER);
+        if dataset.manifest().tokenizer.is_unknown() {
+            let problem = "the dataset does not say which one made it".to_owned();
+            return Err(DataError::Tokenizer { path, problem });
+        }
+        let Some(json) = dataset.tokenizer_json()? else { return Ok(Tokenizer::bytes()) };
         let mut tokenizer = Tokenizer::from_json(&path, &json, None, worker)?;
         // The end of text may have been chosen by name.
         tokenizer.info.clone_from(&dataset.manifest().tokenizer);
