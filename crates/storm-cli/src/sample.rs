@@ -8,7 +8,7 @@ use clap::Args;
 use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
-use storm_data::{Tokenizer, TokenizerSource};
+use storm_data::{DecodeStream, Tokenizer, TokenizerSource};
 use storm_model::{DecodeOptions, HfDirectory, ModelConfig};
 use storm_train::{Decoder, Generator, Sampling};
 
@@ -16,9 +16,13 @@ use storm_train::{Decoder, Generator, Sampling};
 pub(crate) struct SampleArgs {
     /// Hugging Face directory, such as the `model` of a run.
     model: PathBuf,
-    /// What to go on with.
+    /// What to go on with. Special tokens that are written out in it are tokens, and the tokenizer puts its own
+    /// before it, as `transformers` has it.
     #[arg(long, default_value = "")]
     prompt: String,
+    /// Take the prompt for text alone: special tokens in it are text, and none is put before it.
+    #[arg(long)]
+    plain_text: bool,
     /// `bytes` or the path of a tokenizer.json. If not given, the one in the model's directory; without
     /// one, bytes for a model of 257 tokens.
     #[arg(long)]
@@ -58,7 +62,10 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
         .with_context(|| format!("cannot use {}", args.model.display()))?;
     let config = directory.model();
     let tokenizer = tokenizer(args, config.vocab_size)?;
-    let mut prompt = tokenizer.encode(&args.prompt)?;
+    let mut prompt = match args.plain_text {
+        true => tokenizer.encode(&args.prompt)?,
+        false => tokenizer.encode_prompt(&args.prompt)?,
+    };
     if prompt.is_empty() {
         let Some(end_of_text) = tokenizer.info().end_of_text else {
             let problem = "give a --prompt: the tokenizer has no token that texts begin with";
@@ -76,12 +83,13 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
         top_p: args.top_p,
         seed: args.seed,
     };
+    let text = tokenizer.stream_after(&prompt);
     let mut generator = Generator::new(&mut model, prompt, sampling)?;
     show(&args.prompt)?;
     let begun = Instant::now();
     let mut first = None;
     let ends = ends(&directory, &tokenizer);
-    let written = write(&mut generator, &tokenizer, &ends, args.tokens, |text| {
+    let written = write(&mut generator, text, &ends, args.tokens, |text| {
         first.get_or_insert_with(Instant::now);
         show(text)
     })?;
@@ -110,12 +118,11 @@ pub(crate) fn ends(directory: &HfDirectory, tokenizer: &Tokenizer) -> Vec<u32> {
 /// Shows up to `tokens` tokens as they come, until one of `ends`; returns how many there were.
 pub(crate) fn write(
     generator: &mut Generator<'_>,
-    tokenizer: &Tokenizer,
+    mut text: DecodeStream<'_>,
     ends: &[u32],
     tokens: usize,
     mut show: impl FnMut(&str) -> Result<()>,
 ) -> Result<usize> {
-    let mut text = tokenizer.stream();
     let mut written = 0;
     while written < tokens {
         let token = generator.next_token()?;

@@ -8,8 +8,8 @@
 //! ```
 //! use std::sync::Arc;
 //! use storm_data::{
-//!     Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions, Passes, Samples,
-//!     SHARD_TOKENS_DEFAULT, Split, TokenizerSource, WorkerCommand, pack,
+//!     ChatTemplate, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions, Passes,
+//!     SHARD_TOKENS_DEFAULT, Samples, SpecialTokens, Split, TokenizerSource, WorkerCommand, pack,
 //! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -21,6 +21,8 @@
 //!     format: InputFormat::ByName,
 //!     tokenizer: TokenizerSource::Bytes,
 //!     end_of_text: None,
+//!     chat_template: ChatTemplate::OfTokenizer,
+//!     special_tokens: SpecialTokens::Parsed,
 //!     worker: WorkerCommand::this_program(["data", "tokenize-worker"])?,
 //!     out: folder.path().join("dataset"),
 //!     if_exists: IfExists::Refuse,
@@ -66,6 +68,6 @@ pub use pack::{
 };
 pub use tokenizer::worker::tokenize_worker;
 pub use tokenizer::{
-    ChatTokens, DecodeStream, Tokenizer, TokenizerInfo, TokenizerKind, TokenizerSource,
-    WorkerCommand,
+    ChatTemplate, ChatTokens, DecodeStream, SpecialTokens, Tokenizer, TokenizerInfo, TokenizerKind,
+    TokenizerSource, WorkerCommand,
 };

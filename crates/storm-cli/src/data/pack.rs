@@ -8,15 +8,15 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::thread::available_parallelism;
 use storm_data::{
-    IfExists, InputFormat, Kind, PackOptions, PackSummary, SHARD_TOKENS_DEFAULT, TokenizerSource,
-    pack,
+    ChatTemplate, IfExists, InputFormat, Kind, PackOptions, PackSummary, SHARD_TOKENS_DEFAULT,
+    SpecialTokens, TokenizerSource, pack,
 };
 
 #[derive(Args)]
 #[command(after_long_help = "\
 JSONL has an object in each line, with one of these; other fields are passed over:
   {\"text\": \"…\"}                                          a document
-  {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}  a chat; roles system, user, assistant
+  {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}  a chat, with or without \"tools\": […]
   {\"prompt\": \"…\", \"completion\": \"…\"}                   an instruction
 Of chats what the assistant says is learned, of instructions the completion.
 
@@ -40,6 +40,13 @@ pub(crate) struct PackArgs {
     /// Token that ends a document, by its name in the tokenizer; found by itself for the usual ones.
     #[arg(long, value_name = "TOKEN")]
     end_of_text: Option<String>,
+    /// How chats become text: `model`, the template that came with the tokenizer (chat_template.jinja, or in
+    /// tokenizer_config.json); `chatml`; `plain`, a line of `role: message` each; or the path of a Jinja template.
+    #[arg(long, default_value = "model", value_name = "TEMPLATE")]
+    chat_template: String,
+    /// Take special tokens that are written out in prompts and completions for text. In documents they always are.
+    #[arg(long)]
+    plain_text: bool,
     /// Replace the output directory if it is a dataset.
     #[arg(long)]
     overwrite: bool,
@@ -71,6 +78,8 @@ pub(crate) fn run(args: &PackArgs) -> Result<()> {
         },
         tokenizer: TokenizerSource::parse(&args.tokenizer),
         end_of_text: args.end_of_text.clone(),
+        chat_template: ChatTemplate::parse(&args.chat_template),
+        special_tokens: if args.plain_text { SpecialTokens::AsText } else { SpecialTokens::Parsed },
         worker: super::worker()?,
         out: args.out.clone(),
         if_exists: if args.overwrite { IfExists::Replace } else { IfExists::Refuse },

@@ -10,8 +10,8 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_data::{
-    Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order, PackOptions, Passes,
-    SHARD_TOKENS_DEFAULT, Split, Tokenizer, TokenizerSource, pack,
+    ChatTemplate, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order, PackOptions, Passes,
+    SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource, pack,
 };
 use storm_model::Packing;
 use storm_train::LoaderSource;
@@ -89,6 +89,8 @@ fn pack_text(
         format: InputFormat::ByName,
         tokenizer,
         end_of_text: None,
+        chat_template: ChatTemplate::parse(settings.chat_template.as_deref().unwrap_or("model")),
+        special_tokens: SpecialTokens::Parsed,
         worker: crate::data::worker()?,
         out: out.to_owned(),
         if_exists: IfExists::Replace,

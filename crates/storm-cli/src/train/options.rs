@@ -47,6 +47,9 @@ options! {
         /// For text that is packed on first use: `bytes`, or the path of a tokenizer.json. If not given, the one in
         /// the model's directory; for a preset, `bytes`.
         tokenizer: String;
+        /// For chats that are packed on first use: `model`, the template that came with the tokenizer; `chatml`;
+        /// `plain`, a line of `role: message` each; or the path of a Jinja template. If not given, `model`.
+        chat_template: String;
         /// Share of that text that is held out for evaluation.
         held_out: f64 = 0.05;
         /// Tokens per sequence.

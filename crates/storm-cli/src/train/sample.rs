@@ -27,16 +27,17 @@ pub(super) fn write(
     let directory = HfDirectory::open(directory)?;
     let decode = DecodeOptions { window: options.sequence, dtype: DType::F32 };
     let mut model = Decoder::load(directory.model(), &decode, &directory)?;
-    let mut prompt = tokenizer.encode(options.prompt)?;
+    let mut prompt = tokenizer.encode_prompt(options.prompt)?;
     if prompt.is_empty() {
         prompt.push(tokenizer.info().end_of_text.unwrap_or(0));
     }
     let sampling =
         Sampling { temperature: options.temperature, seed: options.seed, ..Sampling::default() };
+    let text = tokenizer.stream_after(&prompt);
     let mut generator = Generator::new(&mut model, prompt, sampling)?;
     let mut written = options.prompt.to_owned();
     let ends = sample::ends(&directory, tokenizer);
-    sample::write(&mut generator, tokenizer, &ends, options.tokens, |text| {
+    sample::write(&mut generator, text, &ends, options.tokens, |text| {
         written.push_str(text);
         Ok(())
     })?;

@@ -26,7 +26,7 @@ use storm_train::{
 };
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 14] = [
+const FIXED: [&str; 15] = [
     "model",
     "layers",
     "width",
@@ -34,6 +34,7 @@ const FIXED: [&str; 14] = [
     "kv-heads",
     "mlp-width",
     "tokenizer",
+    "chat-template",
     "seq",
     "batch",
     "accumulate",

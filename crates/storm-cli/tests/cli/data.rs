@@ -77,7 +77,10 @@ fn chats_are_packed_and_shown() {
         "{\"prompt\": \"2+2=\", \"completion\": \"4\"}\n\
          {\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n",
     );
-    let report = folder.data("pack @chat.jsonl --tokenizer bytes --out @chat").succeeded();
+    let pack = "pack @chat.jsonl --tokenizer bytes --out @chat";
+    let words = ["chat.jsonl, line 2", "comes without one", "--chat-template: chatml, plain"];
+    folder.data(pack).failed(4, &words);
+    let report = folder.data(&format!("{pack} --chat-template plain")).succeeded();
     assert!(report.contains("left out 1 samples that had nothing to learn"), "{report}");
     let shown = folder.data("inspect @chat").succeeded();
     assert!(shown.contains("2+2=«4»") && shown.contains("«…» is learned"), "{shown}");

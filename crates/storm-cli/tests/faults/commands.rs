@@ -36,7 +36,11 @@ const BASES: &[Base] = &[
         weight: 10,
     },
     Base { line: "data pack text.txt --tokenizer bytes --out out", weight: 12 },
-    Base { line: "data pack chat.jsonl --tokenizer tokenizer.json --out out", weight: 4 },
+    Base {
+        line: "data pack chat.jsonl --tokenizer tokenizer.json --chat-template plain --out out",
+        weight: 4,
+    },
+    Base { line: "data pack chat.jsonl --tokenizer templated --out out", weight: 4 },
     Base { line: "data inspect data", weight: 5 },
     Base {
         line: "data batches data --seq 8 --batch 2 --count 3 --out batches.safetensors",
@@ -164,7 +168,7 @@ const SIZES: [&str; 16] = [
 
 /// Names in the folder of a case, and some that are nowhere. No absolute path of a real device or folder:
 /// a command that replaces what it should not may only harm its own case.
-const PATHS: [&str; 24] = [
+const PATHS: [&str; 26] = [
     "",
     ".",
     "..",
@@ -173,6 +177,8 @@ const PATHS: [&str; 24] = [
     "chat.jsonl",
     "tiny.toml",
     "tokenizer.json",
+    "templated",
+    "templated/chat_template.jinja",
     "profile.json",
     "data",
     "model",
@@ -434,6 +440,7 @@ fn check(stock: &Stock, call: &Call) -> Result<Verdict, String> {
         "chat.jsonl",
         "tiny.toml",
         "tokenizer.json",
+        "templated",
         "profile.json",
         "data",
         "model",

@@ -159,9 +159,30 @@ const KINDS: [Kind; 16] = [
     Kind {
         name: "jsonl",
         file: "chat.jsonl",
-        needs: &["chat.jsonl", "tokenizer.json"],
+        needs: &["chat.jsonl", "templated"],
+        readers: &[
+            (
+                "data pack chat.jsonl --tokenizer bytes --chat-template plain --threads 2 --out out/new",
+                Same::Nothing,
+            ),
+            ("data pack chat.jsonl --tokenizer templated --threads 2 --out out/new", Same::Nothing),
+        ],
+    },
+    Kind {
+        name: "chat-template",
+        file: "templated/chat_template.jinja",
+        needs: &["chat.jsonl", "templated"],
         readers: &[(
-            "data pack chat.jsonl --tokenizer bytes --threads 2 --out out/new",
+            "data pack chat.jsonl --tokenizer templated --threads 2 --out out/new",
+            Same::Nothing,
+        )],
+    },
+    Kind {
+        name: "tokenizer-config",
+        file: "templated/tokenizer_config.json",
+        needs: &["chat.jsonl", "templated"],
+        readers: &[(
+            "data pack chat.jsonl --tokenizer templated --threads 2 --out out/new",
             Same::Nothing,
         )],
     },

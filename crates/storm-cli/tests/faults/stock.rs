@@ -48,6 +48,10 @@ impl Stock {
         write("chat.jsonl", &chat());
         write("tiny.toml", CONFIG);
         write("tokenizer.json", &tokenizer().to_string());
+        fs::create_dir(stock.folder.path().join("templated")).expect("a folder");
+        write("templated/tokenizer.json", &tokenizer().to_string());
+        write("templated/tokenizer_config.json", &tokenizer_config().to_string());
+        write("templated/chat_template.jinja", TEMPLATE);
         write("profile.json", &HardwareProfile::builtin("rtx-4090").expect("built in").to_json());
         for line in [
             "data pack text.txt --tokenizer bytes --held-out 0.2 --shard-tokens 1024 --out data",
@@ -70,6 +74,19 @@ impl Stock {
         }
         folder
     }
+}
+
+/// With a loop, a condition, a filter, a method and a special token.
+const TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'user' %}; {% endif %}\
+    {{ message['content'].strip() | trim }}{{ eos_token }}{% endfor %}\n";
+
+/// What comes beside a tokenizer.
+fn tokenizer_config() -> Value {
+    json!({
+        "add_bos_token": false,
+        "eos_token": {"content": "<|endoftext|>", "special": true},
+        "chat_template": [{"name": "default", "template": TEMPLATE}],
+    })
 }
 
 /// Some chats and instructions.

@@ -122,6 +122,27 @@ fn data_of_another_tokenizer_are_refused() {
     assert!(!place.run_folder("text").join("data").exists());
 }
 
+/// Without a word for what it does not know: text that is not in the vocabulary is an error, a special token is not.
+#[test]
+fn prompts_have_special_tokens_unless_they_are_text() {
+    let place = with_model();
+    let mut tokenizer = words(100);
+    tokenizer["model"]["vocab"].as_object_mut().unwrap().remove("?");
+    tokenizer["added_tokens"] = json!([{
+        "id": 200, "content": "<turn>", "single_word": false, "lstrip": false, "rstrip": false,
+        "normalized": false, "special": true,
+    }]);
+    fs::write(place.path().join("model/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let sample =
+        |more: &str| storm(&place, &format!("sample model --tokens 2 --prompt <turn>7 {more}"));
+    let (code, out, err) = sample("");
+    assert_eq!(code, Some(0), "{err}");
+    assert!(out.starts_with("<turn>7"), "{out}");
+    let (code, _, err) = sample("--plain-text");
+    assert_eq!(code, Some(4), "{err}");
+    assert!(err.contains("tokenizer.json"), "{err}");
+}
+
 /// A dataset that does not say which tokenizer.json made it can be read, and says so.
 #[test]
 fn an_unknown_tokenizer_is_said() {

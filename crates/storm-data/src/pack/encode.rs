@@ -1,10 +1,9 @@
 //! From what was read to tokens.
 
-use super::chat::{Learned, Part, PartContent, render};
 use super::cut::{PIECE_BYTES, pieces};
 use super::input::{Content, Inputs, Job, Piece};
-use super::record::Record;
-use crate::tokenizer::Tokenizer;
+use super::record::{Chat, Instruction, Record};
+use crate::tokenizer::{EncodedChat, SpecialTokens, Tokenizer};
 use crate::{DataError, Kind};
 use std::mem;
 use std::sync::Mutex;
@@ -27,17 +26,30 @@ pub(super) struct Chunk {
     pub(super) ends: bool,
 }
 
+/// How samples are encoded.
+pub(super) struct Rules {
+    pub(super) special_tokens: SpecialTokens,
+    /// Why chats cannot be rendered, if they cannot.
+    pub(super) no_template: Option<String>,
+}
+
 /// What the encoding threads share.
 pub(super) struct Encoder<'a, O> {
     inputs: &'a Inputs,
+    rules: &'a Rules,
     /// For the first thread that asks.
     opened: Mutex<Option<Tokenizer>>,
     open: &'a O,
 }
 
 impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
-    pub(super) fn new(inputs: &'a Inputs, opened: Tokenizer, open: &'a O) -> Encoder<'a, O> {
-        Encoder { inputs, opened: Mutex::new(Some(opened)), open }
+    pub(super) fn new(
+        inputs: &'a Inputs,
+        rules: &'a Rules,
+        opened: Tokenizer,
+        open: &'a O,
+    ) -> Encoder<'a, O> {
+        Encoder { inputs, rules, opened: Mutex::new(Some(opened)), open }
     }
 
     /// A tokenizer for a thread.
@@ -47,7 +59,7 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
     }
 
     pub(super) fn encode(&self, tokenizer: &Tokenizer, job: Job) -> Result<Encoded, DataError> {
-        let mut batch = Batch::new(tokenizer);
+        let mut batch = Batch::new(tokenizer, self.rules.special_tokens);
         match job.content {
             Content::Text(pieces) => pieces.into_iter().try_for_each(|piece| batch.piece(piece))?,
             Content::Lines { file, lines } => {
@@ -55,11 +67,43 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
                 for (number, line) in lines {
                     let record = self.parse(file, number, &line)?;
                     drop(line);
-                    batch.record(record)?;
+                    match record {
+                        Record::Chat(chat) => {
+                            batch.encode()?;
+                            batch.chunks.push(self.chat(tokenizer, file, number, &chat)?);
+                        }
+                        Record::Text(text) => {
+                            batch.piece(Piece { text, begins: true, ends: true })?;
+                        }
+                        Record::Instruction(instruction) => {
+                            batch.push(Waiting::Instruction(instruction))?;
+                        }
+                    }
                 }
             }
         }
         Ok(Encoded { chunks: batch.finish()?, input_bytes: job.input_bytes })
+    }
+
+    /// A chat, rendered and encoded by the tokenizer's process.
+    fn chat(
+        &self,
+        tokenizer: &Tokenizer,
+        file: usize,
+        line: u64,
+        chat: &Chat,
+    ) -> Result<Chunk, DataError> {
+        let bad = |problem: String| DataError::Record {
+            path: self.inputs.path(file).to_owned(),
+            line,
+            problem,
+        };
+        if let Some(problem) = &self.rules.no_template {
+            return Err(bad(problem.clone()));
+        }
+        let json = serde_json::to_vec(chat).map_err(|error| bad(error.to_string()))?;
+        let EncodedChat { tokens, learned } = tokenizer.chat(&json)?.map_err(bad)?;
+        Ok(Chunk { tokens, learned, begins: true, ends: true })
     }
 
     fn parse(&self, file: usize, line: u64, json: &str) -> Result<Record, DataError> {
@@ -80,6 +124,8 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
 /// Documents and samples that are encoded together, about a megabyte at a time.
 struct Batch<'a> {
     tokenizer: &'a Tokenizer,
+    /// In instructions.
+    special_tokens: SpecialTokens,
     chunks: Vec<Chunk>,
     waiting: Vec<Waiting>,
     /// Of what waits.
@@ -90,29 +136,23 @@ struct Batch<'a> {
 /// Something to encode.
 enum Waiting {
     Piece(Piece),
-    Sample(Vec<Part>),
+    Instruction(Instruction),
 }
 
 impl Waiting {
     fn texts(&self) -> impl Iterator<Item = &str> {
-        let (piece, sample) = match self {
-            Waiting::Piece(piece) => (Some(piece.text.as_str()), [].iter()),
-            Waiting::Sample(parts) => (None, parts.iter()),
+        let (first, second) = match self {
+            Waiting::Piece(piece) => (&piece.text, None),
+            Waiting::Instruction(sample) => (&sample.prompt, Some(&sample.completion)),
         };
-        piece.into_iter().chain(sample.filter_map(Part::text))
+        [Some(first), second].into_iter().flatten().map(String::as_str)
     }
 }
 
 impl<'a> Batch<'a> {
-    fn new(tokenizer: &'a Tokenizer) -> Batch<'a> {
-        Batch { tokenizer, chunks: Vec::new(), waiting: Vec::new(), text_bytes: 0, parts: 0 }
-    }
-
-    fn record(&mut self, record: Record) -> Result<(), DataError> {
-        match record {
-            Record::Text(text) => self.piece(Piece { text, begins: true, ends: true }),
-            sample => self.push(Waiting::Sample(render(sample, self.tokenizer.info()))),
-        }
+    fn new(tokenizer: &'a Tokenizer, special_tokens: SpecialTokens) -> Batch<'a> {
+        let (chunks, waiting) = (Vec::new(), Vec::new());
+        Batch { tokenizer, special_tokens, chunks, waiting, text_bytes: 0, parts: 0 }
     }
 
     fn piece(&mut self, piece: Piece) -> Result<(), DataError> {
@@ -134,7 +174,13 @@ impl<'a> Batch<'a> {
     fn encode(&mut self) -> Result<(), DataError> {
         (self.text_bytes, self.parts) = (0, 0);
         let waiting = mem::take(&mut self.waiting);
-        let mut texts = Texts::new(self.tokenizer, waiting.iter().flat_map(Waiting::texts));
+        // Documents and samples do not come together.
+        let special_tokens = match waiting.first() {
+            Some(Waiting::Instruction(_)) => self.special_tokens,
+            _ => SpecialTokens::AsText,
+        };
+        let all = waiting.iter().flat_map(Waiting::texts);
+        let mut texts = Texts::new(self.tokenizer, special_tokens, all);
         for waiting in &waiting {
             let chunk = match waiting {
                 Waiting::Piece(piece) => {
@@ -142,7 +188,7 @@ impl<'a> Batch<'a> {
                     texts.next_into(&mut tokens)?;
                     document(self.tokenizer, tokens, piece)
                 }
-                Waiting::Sample(parts) => sample(parts, &mut texts)?,
+                Waiting::Instruction(_) => sample(self.tokenizer, &mut texts)?,
             };
             self.chunks.push(chunk);
         }
@@ -168,25 +214,31 @@ fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     Chunk { tokens, learned: Vec::new(), begins, ends }
 }
 
+/// An instruction with the marks around it, unless they are written out in it.
 fn sample<'t>(
-    parts: &[Part],
+    tokenizer: &Tokenizer,
     texts: &mut Texts<'_, 't, impl Iterator<Item = &'t str>>,
 ) -> Result<Chunk, DataError> {
-    let mut chunk = Chunk { tokens: Vec::new(), learned: Vec::new(), begins: true, ends: true };
-    for part in parts {
-        match part.content {
-            PartContent::Text(_) => texts.next_into(&mut chunk.tokens)?,
-            PartContent::Token(id) => chunk.tokens.push(id),
-        }
-        chunk.learned.resize(chunk.tokens.len(), part.learned == Learned::Yes);
+    let info = tokenizer.info();
+    let mut tokens = Vec::new();
+    texts.next_into(&mut tokens)?;
+    if let Some(id) = info.begin_of_text.filter(|id| tokens.first() != Some(id)) {
+        tokens.insert(0, id);
     }
-    Ok(chunk)
+    let mut learned = vec![false; tokens.len()];
+    texts.next_into(&mut tokens)?;
+    let end =
+        info.end_of_text.filter(|id| tokens.len() == learned.len() || tokens.last() != Some(id));
+    tokens.extend(end);
+    learned.resize(tokens.len(), true);
+    Ok(Chunk { tokens, learned, begins: true, ends: true })
 }
 
 /// Encodes texts one after another, long ones in pieces, and asks the tokenizer for about a megabyte at a
 /// time.
 struct Texts<'a, 't, I> {
     tokenizer: &'a Tokenizer,
+    special_tokens: SpecialTokens,
     texts: I,
     /// Encoded pieces, and whether each is the last of its text, in reverse.
     encoded: Vec<(Vec<u32>, bool)>,
@@ -195,8 +247,8 @@ struct Texts<'a, 't, I> {
 }
 
 impl<'a, 't, I: Iterator<Item = &'t str>> Texts<'a, 't, I> {
-    fn new(tokenizer: &'a Tokenizer, texts: I) -> Texts<'a, 't, I> {
-        Texts { tokenizer, texts, encoded: Vec::new(), cut: Vec::new() }
+    fn new(tokenizer: &'a Tokenizer, special_tokens: SpecialTokens, texts: I) -> Texts<'a, 't, I> {
+        Texts { tokenizer, special_tokens, texts, encoded: Vec::new(), cut: Vec::new() }
     }
 
     /// Adds the tokens of the next text to `tokens`.
@@ -237,7 +289,7 @@ impl<'a, 't, I: Iterator<Item = &'t str>> Texts<'a, 't, I> {
         }
         let mut encoded = match request.is_empty() {
             true => Vec::new().into_iter(),
-            false => self.tokenizer.encode_all(&request)?.into_iter(),
+            false => self.tokenizer.encode_all(&request, self.special_tokens)?.into_iter(),
         };
         let mut ids = |asked: bool| asked.then(|| encoded.next()).flatten().unwrap_or_default();
         self.encoded = slots.into_iter().map(|(asked, last)| (ids(asked), last)).collect();

@@ -3,7 +3,6 @@
 //! One thread reads, some encode, and the one that called writes, all in the order of the input: the same
 //! input and options give the same bytes, whatever the number of threads.
 
-mod chat;
 mod cut;
 mod encode;
 mod held_out;
@@ -17,12 +16,14 @@ mod under_way;
 pub use replace::IfExists;
 
 use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, write_file};
-use crate::tokenizer::{Tokenizer, TokenizerInfo, TokenizerSource, WorkerCommand};
+use crate::tokenizer::{
+    ChatTemplate, Served, SpecialTokens, Tokenizer, TokenizerInfo, TokenizerSource, WorkerCommand,
+};
 use crate::{Counts, DataError, Dataset, HeldOut, Kind};
-use encode::Encoder;
+use encode::{Encoder, Rules};
 use input::Inputs;
 use output::Output;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_files::StagedDirectory;
 use under_way::UnderWay;
@@ -52,6 +53,10 @@ pub struct PackOptions {
     pub tokenizer: TokenizerSource,
     /// The name of the token between documents, if it is not one of the usual.
     pub end_of_text: Option<String>,
+    /// How chats become text.
+    pub chat_template: ChatTemplate,
+    /// What special tokens are in the prompts, completions and messages of samples. In documents they are text.
+    pub special_tokens: SpecialTokens,
     /// What runs the tokenizer's code.
     pub worker: WorkerCommand,
     /// The directory to make.
@@ -113,11 +118,26 @@ pub fn pack(
         TokenizerSource::Bytes => None,
         TokenizerSource::File(path) => Some(read_file(path, TOKENIZER_BYTES_MAX)?),
     };
-    let open = || match (&options.tokenizer, &json) {
-        (TokenizerSource::File(path), Some(json)) => {
-            Tokenizer::from_json(path, json, options.end_of_text.as_deref(), &options.worker)
+    // Without a template, the first chat says so.
+    let chat = match inputs.kind() {
+        Kind::Text => None,
+        Kind::Samples => {
+            Some(options.chat_template.read(&options.tokenizer, options.special_tokens))
         }
-        (source, _) => Tokenizer::open(source, options.end_of_text.as_deref(), &options.worker),
+    };
+    let setup = chat.as_ref().and_then(|chat| chat.as_ref().ok());
+    let end_of_text = options.end_of_text.as_deref();
+    let open = || {
+        let path = match &options.tokenizer {
+            // Text alone needs no process.
+            TokenizerSource::Bytes if setup.is_none() || end_of_text.is_some() => {
+                return Tokenizer::open(&TokenizerSource::Bytes, end_of_text, &options.worker);
+            }
+            TokenizerSource::Bytes => Path::new("bytes"),
+            TokenizerSource::File(path) => path,
+        };
+        let served = Served { path, json: json.as_deref(), end_of_text, chat: setup };
+        Tokenizer::served(&served, &options.worker)
     };
     let tokenizer = open()?;
     let info = tokenizer.info().clone();
@@ -128,13 +148,15 @@ pub fn pack(
     let kind = inputs.kind();
     let mut output = Output::new(staged.path(), kind, info.vocabulary, options.shard_tokens);
     let inputs = Arc::new(inputs);
+    let no_template = chat.as_ref().and_then(|chat| chat.as_ref().err()).map(ToString::to_string);
+    let rules = Rules { special_tokens: options.special_tokens, no_template };
     let mut bytes_done = 0;
     pipeline::run(
         options.threads,
         &UnderWay::new(under_way::bytes_max(options.threads)),
         |emit| inputs.read(emit),
         // The first thread takes the tokenizer that is open, the others open their own.
-        Encoder::new(&inputs, tokenizer, &open),
+        Encoder::new(&inputs, &rules, tokenizer, &open),
         |encoded| {
             bytes_done += encoded.input_bytes;
             output.push(encoded)?;

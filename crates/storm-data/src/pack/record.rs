@@ -1,94 +1,40 @@
 //! A line of JSONL.
 
 use crate::{DataError, Kind};
-use serde::de::{SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use std::fmt;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 use std::path::Path;
-
-/// Messages in a record.
-const MESSAGES_MAX: usize = 1 << 16;
 
 /// What a record may be.
 pub(super) enum Record {
     /// `{"text": …}`
     Text(String),
     /// `{"messages": [{"role": …, "content": …}, …]}`
-    Chat(Vec<Message>),
+    Chat(Chat),
     /// `{"prompt": …, "completion": …}`
-    Instruction { prompt: String, completion: String },
+    Instruction(Instruction),
 }
 
-#[derive(Deserialize)]
-pub(super) struct Message {
-    pub(super) role: Role,
-    pub(super) content: String,
+/// A chat as it was written. Only the process that renders it takes it apart: messages take far more memory than
+/// their text.
+#[derive(Serialize)]
+pub(super) struct Chat {
+    messages: Box<RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<Box<RawValue>>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub(super) enum Role {
-    System,
-    User,
-    Assistant,
-}
-
-impl Role {
-    /// Its name on a line of its own.
-    pub(super) fn line(self) -> &'static str {
-        match self {
-            Role::System => "system\n",
-            Role::User => "user\n",
-            Role::Assistant => "assistant\n",
-        }
-    }
-
-    /// Its name before what it says.
-    pub(super) fn label(self) -> &'static str {
-        match self {
-            Role::System => "system:",
-            Role::User => "user:",
-            Role::Assistant => "assistant:",
-        }
-    }
-}
-
-/// At most [`MESSAGES_MAX`]: a message takes far more memory than its text.
-struct Messages(Vec<Message>);
-
-impl<'de> Deserialize<'de> for Messages {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Messages, D::Error> {
-        deserializer.deserialize_seq(Counting).map(Messages)
-    }
-}
-
-struct Counting;
-
-impl<'de> Visitor<'de> for Counting {
-    type Value = Vec<Message>;
-
-    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str("a list of messages")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<Message>, A::Error> {
-        let mut messages = Vec::new();
-        while let Some(message) = list.next_element()? {
-            if messages.len() == MESSAGES_MAX {
-                let problem = format!("more than {MESSAGES_MAX} messages in a record; split it");
-                return Err(serde::de::Error::custom(problem));
-            }
-            messages.push(message);
-        }
-        Ok(messages)
-    }
+pub(super) struct Instruction {
+    pub(super) prompt: String,
+    pub(super) completion: String,
 }
 
 /// All fields that mean something; others are passed over.
 #[derive(Deserialize)]
 struct Fields {
     text: Option<String>,
-    messages: Option<Messages>,
+    messages: Option<Box<RawValue>>,
+    tools: Option<Box<RawValue>>,
     prompt: Option<String>,
     completion: Option<String>,
 }
@@ -99,9 +45,11 @@ impl Record {
         let bad = |problem: String| DataError::Record { path: path.to_owned(), line, problem };
         let fields: Fields = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
         match fields {
-            Fields { messages: Some(messages), .. } => Ok(Record::Chat(messages.0)),
+            Fields { messages: Some(messages), tools, .. } => {
+                Ok(Record::Chat(Chat { messages, tools }))
+            }
             Fields { prompt: Some(prompt), completion: Some(completion), .. } => {
-                Ok(Record::Instruction { prompt, completion })
+                Ok(Record::Instruction(Instruction { prompt, completion }))
             }
             Fields { text: Some(text), .. } => Ok(Record::Text(text)),
             _ => Err(bad(
@@ -113,7 +61,7 @@ impl Record {
     pub(super) fn kind(&self) -> Kind {
         match self {
             Record::Text(_) => Kind::Text,
-            Record::Chat(_) | Record::Instruction { .. } => Kind::Samples,
+            Record::Chat(_) | Record::Instruction(_) => Kind::Samples,
         }
     }
 }

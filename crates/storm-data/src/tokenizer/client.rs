@@ -1,7 +1,9 @@
 //! The other end of a tokenizer's process.
 
-use super::protocol::{Ask, DONE, Open, Opened, put, read_frame, take, write_frame};
-use super::{TokenizerInfo, TokenizerKind};
+use super::protocol::{
+    Ask, DONE, LEARNED, Open, Opened, REFUSED, put, read_frame, take, write_frame,
+};
+use super::{Served, TokenizerInfo, TokenizerKind};
 use crate::DataError;
 use crate::manifest::sha256_hex;
 use std::ffi::OsString;
@@ -45,6 +47,20 @@ impl WorkerCommand {
     }
 }
 
+/// A chat as tokens, and whether each is learned.
+#[derive(Debug, Default)]
+pub(crate) struct EncodedChat {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) learned: Vec<bool>,
+}
+
+/// What a process says to a request.
+enum Reply {
+    Done(Vec<u8>),
+    /// What was sent cannot be used, and why.
+    Refused(String),
+}
+
 /// What the process wrote; none at its end.
 type Frame = io::Result<Option<Vec<u8>>>;
 
@@ -63,18 +79,24 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn start(
-        path: &Path,
-        json: &[u8],
-        end_of_text: Option<&str>,
+        served: &Served<'_>,
         command: &WorkerCommand,
     ) -> Result<(Worker, TokenizerInfo), DataError> {
+        let path = served.path;
         let problem = |problem: String| DataError::Tokenizer { path: path.to_owned(), problem };
         let no_start = |error| problem(format!("cannot start its process: {error}"));
         let (child, input, replies) = spawn(command).map_err(no_start)?;
         let (path, reply_time_max) = (path.to_owned(), command.reply_time_max);
         let mut worker = Worker { child, input, replies, reply_time_max, path, broken: None };
+        let kind = match served.json {
+            Some(_) => TokenizerKind::HuggingFace,
+            None => TokenizerKind::Bytes,
+        };
+        let json = served.json.unwrap_or_default();
         let open = Open {
-            end_of_text: end_of_text.map(str::to_owned),
+            kind,
+            chat: served.chat.cloned(),
+            end_of_text: served.end_of_text.map(str::to_owned),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
             // So that the wait for a reply, which says more, ends first.
             request_seconds_max: reply_time_max.as_secs().saturating_add(2),
@@ -84,12 +106,12 @@ impl Worker {
         let reply = worker.ask(&[&length, &open, json])?;
         let opened: Opened = serde_json::from_slice(&reply).map_err(|_| worker.nonsense())?;
         let info = TokenizerInfo {
-            kind: TokenizerKind::HuggingFace,
+            kind,
             vocabulary: opened.vocabulary,
             end_of_text: opened.end_of_text,
             begin_of_text: opened.begin_of_text,
             chat: opened.chat,
-            sha256: Some(sha256_hex(json)),
+            sha256: served.json.map(sha256_hex),
         };
         match info.is_sound() {
             true => Ok((worker, info)),
@@ -99,10 +121,11 @@ impl Worker {
 
     pub(super) fn encode(
         &mut self,
+        ask: Ask,
         texts: &[&str],
         vocabulary: u32,
     ) -> Result<Vec<Vec<u32>>, DataError> {
-        let mut request = vec![Ask::Encode as u8];
+        let mut request = vec![ask as u8];
         put(&mut request, [texts.len() as u32]);
         for text in texts {
             put(&mut request, [text.len() as u32]);
@@ -128,8 +151,41 @@ impl Worker {
         String::from_utf8(reply).map_err(|_| self.nonsense())
     }
 
+    /// The tokens of a chat, or what is wrong with it.
+    pub(super) fn chat(
+        &mut self,
+        json: &[u8],
+        vocabulary: u32,
+    ) -> Result<Result<EncodedChat, String>, DataError> {
+        let reply = match self.reply(&[&[Ask::Chat as u8], json])? {
+            Reply::Done(reply) => reply,
+            Reply::Refused(problem) => return Ok(Err(problem)),
+        };
+        let mut rest = &reply[..];
+        let mut chat = EncodedChat::default();
+        while let Some(marked) = take(&mut rest) {
+            let id = marked & !LEARNED;
+            if id >= vocabulary {
+                return Err(self.nonsense());
+            }
+            chat.tokens.push(id);
+            chat.learned.push(marked & LEARNED != 0);
+        }
+        match rest.is_empty() {
+            true => Ok(Ok(chat)),
+            false => Err(self.nonsense()),
+        }
+    }
+
     /// Sends a request and waits for what it yields.
     fn ask(&mut self, request: &[&[u8]]) -> Result<Vec<u8>, DataError> {
+        match self.reply(request)? {
+            Reply::Done(reply) => Ok(reply),
+            Reply::Refused(problem) => Err(self.problem(problem)),
+        }
+    }
+
+    fn reply(&mut self, request: &[&[u8]]) -> Result<Reply, DataError> {
         if let Some(problem) = &self.broken {
             return Err(self.problem(problem.clone()));
         }
@@ -151,8 +207,9 @@ impl Worker {
         match reply.first().copied() {
             Some(DONE) => {
                 reply.remove(0);
-                Ok(reply)
+                Ok(Reply::Done(reply))
             }
+            Some(REFUSED) => Ok(Reply::Refused(String::from_utf8_lossy(&reply[1..]).into_owned())),
             Some(_) => Err(self.problem(String::from_utf8_lossy(&reply[1..]).into_owned())),
             None => Err(self.nonsense()),
         }

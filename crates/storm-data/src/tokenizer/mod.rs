@@ -5,21 +5,46 @@
 //! caught in the process itself, so it runs in one of its own with a limit on memory: see [`worker`].
 
 mod bytes;
+pub(crate) mod chat;
 mod client;
 mod info;
 mod protocol;
 mod stream;
 pub(crate) mod worker;
 
+pub use chat::ChatTemplate;
 pub use client::WorkerCommand;
 pub use info::{ChatTokens, TokenizerInfo, TokenizerKind, TokenizerSource};
 pub use stream::DecodeStream;
 
 use crate::manifest::{TOKENIZER, TOKENIZER_BYTES_MAX, read_file};
 use crate::{DataError, Dataset};
+use chat::ChatSetup;
+pub(crate) use client::EncodedChat;
 use client::Worker;
+use protocol::Ask;
+use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Mutex;
+
+/// What special tokens are that are written out in a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum SpecialTokens {
+    /// Tokens, as `transformers` has them.
+    Parsed,
+    /// Text like any other.
+    AsText,
+}
+
+/// What a process is to serve.
+pub(crate) struct Served<'a> {
+    /// For messages.
+    pub(crate) path: &'a Path,
+    /// A `tokenizer.json`; none for bytes.
+    pub(crate) json: Option<&'a [u8]>,
+    pub(crate) end_of_text: Option<&'a str>,
+    pub(crate) chat: Option<&'a ChatSetup>,
+}
 
 /// Encodes and decodes.
 #[derive(Debug)]
@@ -85,7 +110,16 @@ impl Tokenizer {
         end_of_text: Option<&str>,
         worker: &WorkerCommand,
     ) -> Result<Tokenizer, DataError> {
-        let (worker, info) = Worker::start(path, json, end_of_text, worker)?;
+        let served = Served { path, json: Some(json), end_of_text, chat: None };
+        Tokenizer::served(&served, worker)
+    }
+
+    /// A tokenizer in a process of its own, which may render chats too.
+    pub(crate) fn served(
+        served: &Served<'_>,
+        worker: &WorkerCommand,
+    ) -> Result<Tokenizer, DataError> {
+        let (worker, info) = Worker::start(served, worker)?;
         Ok(Tokenizer { info, backend: Backend::Worker(Mutex::new(worker)) })
     }
 
@@ -99,17 +133,46 @@ impl Tokenizer {
     /// # Errors
     /// If the tokenizer fails on it.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
-        Ok(self.encode_all(&[text])?.pop().unwrap_or_default())
+        Ok(self.encode_all(&[text], SpecialTokens::AsText)?.pop().unwrap_or_default())
     }
 
-    /// Encodes texts, each on its own.
+    /// Encodes texts, each on its own. Nothing is put around them.
     ///
     /// # Errors
     /// If the tokenizer fails on one of them.
-    pub fn encode_all(&self, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
+    pub fn encode_all(
+        &self,
+        texts: &[&str],
+        special_tokens: SpecialTokens,
+    ) -> Result<Vec<Vec<u32>>, DataError> {
+        let ask = match special_tokens {
+            SpecialTokens::Parsed => Ask::EncodeParsed,
+            SpecialTokens::AsText => Ask::EncodeText,
+        };
+        self.encode_as(ask, texts)
+    }
+
+    /// Encodes a text as `transformers` does if nothing else is said: special tokens that are written out in it are
+    /// tokens, and the tokenizer puts its own around it.
+    ///
+    /// # Errors
+    /// If the tokenizer fails on it.
+    pub fn encode_prompt(&self, text: &str) -> Result<Vec<u32>, DataError> {
+        Ok(self.encode_as(Ask::EncodePrompt, &[text])?.pop().unwrap_or_default())
+    }
+
+    fn encode_as(&self, ask: Ask, texts: &[&str]) -> Result<Vec<Vec<u32>>, DataError> {
         match &self.backend {
             Backend::Bytes => Ok(texts.iter().map(|text| bytes::encode(text)).collect()),
-            Backend::Worker(worker) => lock(worker).encode(texts, self.info.vocabulary),
+            Backend::Worker(worker) => lock(worker).encode(ask, texts, self.info.vocabulary),
+        }
+    }
+
+    /// Renders and encodes the JSON of a chat; the inner error is the chat's.
+    pub(crate) fn chat(&self, json: &[u8]) -> Result<Result<EncodedChat, String>, DataError> {
+        match &self.backend {
+            Backend::Bytes => Ok(Err("no process was started that renders chats".to_owned())),
+            Backend::Worker(worker) => lock(worker).chat(json, self.info.vocabulary),
         }
     }
 
@@ -126,7 +189,12 @@ impl Tokenizer {
 
     /// Decodes ids one after another.
     pub fn stream(&self) -> DecodeStream<'_> {
-        DecodeStream::new(self)
+        DecodeStream::new(self, &[])
+    }
+
+    /// Decodes ids one after another that go on with these: a space between them is not lost.
+    pub fn stream_after(&self, before: &[u32]) -> DecodeStream<'_> {
+        DecodeStream::new(self, before)
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a process and its tokenizer say to each other: frames of a length and so many bytes.
 
-use super::ChatTokens;
+use super::chat::ChatSetup;
+use super::{ChatTokens, TokenizerKind};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
 
@@ -10,17 +11,31 @@ pub(super) const FRAME_BYTES_MAX: u32 = 512 << 20;
 /// What is asked; the first byte of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    Encode = 1,
+    /// Special tokens that are written out are text.
+    EncodeText = 1,
     Decode = 2,
+    /// They are tokens.
+    EncodeParsed = 3,
+    /// They are, and the tokenizer puts its own around the text.
+    EncodePrompt = 4,
+    Chat = 5,
 }
 
 /// The first byte of a reply.
 pub(super) const DONE: u8 = 0;
 pub(super) const FAILED: u8 = 1;
+/// It is what was sent that cannot be used.
+pub(super) const REFUSED: u8 = 2;
+
+/// Set in the ids of a chat that are learned. No id has it: vocabularies are smaller.
+pub(super) const LEARNED: u32 = 1 << 31;
 
 /// The first request, before the bytes of `tokenizer.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Open {
+    pub(super) kind: TokenizerKind,
+    /// How chats become text, if there are any.
+    pub(super) chat: Option<ChatSetup>,
     /// The name of the end of text, if it was chosen.
     pub(super) end_of_text: Option<String>,
     /// The process that asks: without it there is nobody to work for.

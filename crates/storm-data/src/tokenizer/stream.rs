@@ -18,8 +18,10 @@ pub struct DecodeStream<'a> {
 }
 
 impl<'a> DecodeStream<'a> {
-    pub(super) fn new(tokenizer: &'a Tokenizer) -> DecodeStream<'a> {
-        DecodeStream { tokenizer, ids: Vec::new(), given: 0 }
+    /// A stream that goes on with what was given out before it.
+    pub(super) fn new(tokenizer: &'a Tokenizer, before: &[u32]) -> DecodeStream<'a> {
+        let ids = before[before.len().saturating_sub(INCOMPLETE_MAX)..].to_vec();
+        DecodeStream { tokenizer, given: ids.len(), ids }
     }
 
     /// Takes a token; returns the text that is complete with it, which may be none.
@@ -52,6 +54,9 @@ impl<'a> DecodeStream<'a> {
     fn pending(&self) -> Result<String, DataError> {
         let before = self.tokenizer.decode(&self.ids[..self.given])?;
         let all = self.tokenizer.decode(&self.ids)?;
-        Ok(all.strip_prefix(&before).unwrap_or(&all).to_owned())
+        // Decoders that join words may change the end of what was given out; that is not said again.
+        let same = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
+        let same: usize = same.map(|(character, _)| character.len_utf8()).sum();
+        Ok(all[same..].to_owned())
     }
 }

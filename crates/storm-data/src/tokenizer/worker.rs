@@ -3,11 +3,13 @@
 //! It reads requests from standard input and writes replies to standard output, and ends when there are no
 //! more. Whatever happens to it, the process that started it lives on and says so.
 
-use super::ChatTokens;
+use super::chat::{ChatSetup, Chats, Frame, KnownTokens, Rendered};
 use super::info::VOCABULARY_MAX;
 use super::protocol::{
-    Ask, DONE, FAILED, Open, Opened, put, read_frame, take, take_bytes, write_frame,
+    Ask, DONE, FAILED, LEARNED, Open, Opened, REFUSED, put, read_frame, take, take_bytes,
+    write_frame,
 };
+use super::{ChatTokens, TokenizerInfo, TokenizerKind, bytes};
 use rustix::process::{
     Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
 };
@@ -53,18 +55,19 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
         return Err(io::ErrorKind::BrokenPipe.into());
     }
     limit_processor_time(asked.request_seconds_max)?;
-    let tokenizer = match guarded(|| open(&asked, json)) {
-        Ok((tokenizer, opened)) => {
+    let mut served = match guarded(|| Serving::open(&asked, json)) {
+        Ok((served, opened)) => {
             let reply = serde_json::to_vec(&opened)?;
             write_frame(output, &[&[DONE], &reply])?;
-            tokenizer
+            served
         }
         Err(problem) => return write_frame(output, &[&[FAILED], problem.as_bytes()]),
     };
     while let Some(request) = read_frame(input)? {
         limit_processor_time(asked.request_seconds_max)?;
-        match guarded(|| answer(&tokenizer, &request)) {
-            Ok(reply) => write_frame(output, &[&[DONE], &reply])?,
+        match guarded(|| served.answer(&request)) {
+            Ok(Ok(reply)) => write_frame(output, &[&[DONE], &reply])?,
+            Ok(Err(problem)) => write_frame(output, &[&[REFUSED], problem.as_bytes()])?,
             Err(problem) => write_frame(output, &[&[FAILED], problem.as_bytes()])?,
         }
     }
@@ -96,8 +99,6 @@ fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
     // Nothing may be cut off or filled up.
     tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
     tokenizer.with_padding(None);
-    // Text is text: only we put special tokens between.
-    tokenizer.set_encode_special_tokens(true);
     let largest = tokenizer.get_vocab(true).into_values().max();
     let vocabulary = largest.and_then(|id| id.checked_add(1)).ok_or("its vocabulary is empty")?;
     if vocabulary > VOCABULARY_MAX {
@@ -133,29 +134,159 @@ fn begin_of_text(tokenizer: &Tokenizer) -> Result<Option<u32>, String> {
     })
 }
 
-fn answer(tokenizer: &Tokenizer, request: &[u8]) -> Result<Vec<u8>, String> {
-    let (&ask, mut rest) = request.split_first().ok_or("an empty request")?;
-    let broken = || "a broken request".to_owned();
-    let mut reply = Vec::new();
-    if ask == Ask::Encode as u8 {
+/// What this process serves.
+struct Serving {
+    encoder: Encoder,
+    opened: Opened,
+    setup: Option<ChatSetup>,
+    /// Made from `setup` when the first chat comes.
+    chats: Option<Chats>,
+}
+
+enum Encoder {
+    Bytes,
+    HuggingFace(Box<Tokenizer>),
+}
+
+impl Serving {
+    fn open(asked: &Open, json: &[u8]) -> Result<(Serving, Opened), String> {
+        let (encoder, opened) = match asked.kind {
+            TokenizerKind::Bytes => {
+                let info = bytes::info();
+                let TokenizerInfo { vocabulary, end_of_text, begin_of_text, chat, .. } = info;
+                (Encoder::Bytes, Opened { vocabulary, end_of_text, begin_of_text, chat })
+            }
+            TokenizerKind::HuggingFace => {
+                let (tokenizer, opened) = open(asked, json)?;
+                (Encoder::HuggingFace(Box::new(tokenizer)), opened)
+            }
+        };
+        let setup = asked.chat.clone();
+        let serving = Serving { encoder, opened: opened.clone(), setup, chats: None };
+        Ok((serving, opened))
+    }
+
+    /// The reply to a request; the inner error is that of what was sent.
+    fn answer(&mut self, request: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
+        let (&ask, rest) = request.split_first().ok_or("an empty request")?;
+        let asks = [Ask::EncodeText, Ask::EncodeParsed, Ask::EncodePrompt, Ask::Decode, Ask::Chat];
+        let ask = asks.into_iter().find(|known| *known as u8 == ask).ok_or("an unknown request")?;
+        match ask {
+            Ask::Decode => self.decode(rest).map(Ok),
+            Ask::Chat => self.chat(rest),
+            _ => self.encode_all(ask, rest).map(Ok),
+        }
+    }
+
+    fn encode_all(&mut self, ask: Ask, mut rest: &[u8]) -> Result<Vec<u8>, String> {
+        let broken = || "a broken request".to_owned();
+        let mut reply = Vec::new();
         let count = take(&mut rest).ok_or_else(broken)?;
         for _ in 0..count {
             let length = take(&mut rest).ok_or_else(broken)?;
             let text = take_bytes(&mut rest, length as usize).ok_or_else(broken)?;
             let text = std::str::from_utf8(text).map_err(|error| error.to_string())?;
-            let encoding = tokenizer.encode_fast(text, false).map_err(|error| error.to_string())?;
-            let ids = encoding.get_ids();
-            if ids.len() / TOKENS_PER_BYTE_MAX > text.len() {
-                let (bytes, count) = (text.len(), ids.len());
-                return Err(format!("it makes {count} tokens of {bytes} bytes of text"));
-            }
+            let ids = self.encode(ask, text)?;
             put(&mut reply, [ids.len() as u32]);
-            put(&mut reply, ids.iter().copied());
+            put(&mut reply, ids);
         }
-    } else {
-        let ids: Vec<u32> = std::iter::from_fn(|| take(&mut rest)).collect();
-        let text = tokenizer.decode(&ids, false).map_err(|error| error.to_string())?;
-        reply.extend(text.into_bytes());
+        Ok(reply)
     }
-    Ok(reply)
+
+    fn encode(&mut self, ask: Ask, text: &str) -> Result<Vec<u32>, String> {
+        let tokenizer = match &mut self.encoder {
+            Encoder::Bytes => return Ok(bytes::encode(text)),
+            Encoder::HuggingFace(tokenizer) => tokenizer,
+        };
+        tokenizer.set_encode_special_tokens(ask == Ask::EncodeText);
+        let encoding = tokenizer.encode_fast(text, ask == Ask::EncodePrompt);
+        let encoding = encoding.map_err(|error| error.to_string())?;
+        let ids = encoding.get_ids();
+        check_count(ids.len(), text)?;
+        Ok(ids.to_vec())
+    }
+
+    fn decode(&self, mut rest: &[u8]) -> Result<Vec<u8>, String> {
+        let ids: Vec<u32> = std::iter::from_fn(|| take(&mut rest)).collect();
+        let text = match &self.encoder {
+            Encoder::Bytes => bytes::decode(&ids),
+            Encoder::HuggingFace(tokenizer) => {
+                tokenizer.decode(&ids, false).map_err(|error| error.to_string())?
+            }
+        };
+        Ok(text.into_bytes())
+    }
+
+    fn chat(&mut self, json: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
+        let Some(setup) = &self.setup else { return Err("chats were not asked for".to_owned()) };
+        let chats = match &self.chats {
+            Some(chats) => chats,
+            None => match Chats::new(setup, self.encoder.known_tokens()) {
+                Ok(chats) => self.chats.insert(chats),
+                Err(problem) => return Ok(Err(problem)),
+            },
+        };
+        let rendered = match chats.render(json) {
+            Ok(rendered) => rendered,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let mut marked = self.encoder.encode_chat(&rendered)?;
+        if setup.frame == Frame::Document && !rendered.text.is_empty() {
+            let end = self.opened.end_of_text;
+            let learned = if rendered.ends_with_answer { LEARNED } else { 0 };
+            marked.extend(end.map(|id| id | learned));
+            marked.splice(0..0, self.opened.begin_of_text);
+        }
+        let mut reply = Vec::with_capacity(4 * marked.len());
+        put(&mut reply, marked);
+        Ok(Ok(reply))
+    }
+}
+
+impl Encoder {
+    fn known_tokens(&self) -> KnownTokens {
+        let mut known = KnownTokens::default();
+        let Encoder::HuggingFace(tokenizer) = self else { return known };
+        for token in tokenizer.get_added_tokens_decoder().into_values() {
+            match token.special {
+                true => known.special.push(token.content),
+                false => known.other.push(token.content),
+            }
+        }
+        known
+    }
+
+    /// The ids of a rendered chat, with a mark on those that are learned: all that hold some of a learned text.
+    fn encode_chat(&mut self, rendered: &Rendered) -> Result<Vec<u32>, String> {
+        let (mut ids, offsets): (Vec<u32>, Vec<(usize, usize)>) = match self {
+            Encoder::Bytes => {
+                let ids = bytes::encode(&rendered.text);
+                let offsets = (0..ids.len()).map(|at| (at, at + 1)).collect();
+                (ids, offsets)
+            }
+            Encoder::HuggingFace(tokenizer) => {
+                tokenizer.set_encode_special_tokens(false);
+                let encoding = tokenizer.encode(rendered.text.as_str(), false);
+                let encoding = encoding.map_err(|error| error.to_string())?;
+                check_count(encoding.len(), &rendered.text)?;
+                (encoding.get_ids().to_vec(), encoding.get_offsets().to_vec())
+            }
+        };
+        for span in &rendered.learned {
+            let first = offsets.partition_point(|&(_, end)| end <= span.start);
+            let end = offsets.partition_point(|&(start, _)| start < span.end);
+            if let Some(learned) = ids.get_mut(first..end) {
+                learned.iter_mut().for_each(|id| *id |= LEARNED);
+            }
+        }
+        Ok(ids)
+    }
+}
+
+fn check_count(tokens: usize, text: &str) -> Result<(), String> {
+    // Special tokens around a text come on top.
+    match tokens / TOKENS_PER_BYTE_MAX > text.len() {
+        true => Err(format!("it makes {tokens} tokens of {} bytes of text", text.len())),
+        false => Ok(()),
+    }
 }

@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 use storm_data::{
-    DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, PackOptions, PackSummary,
-    Samples, TokenizerSource, WorkerCommand, pack,
+    ChatTemplate, DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, PackOptions,
+    PackSummary, Samples, SpecialTokens, TokenizerSource, WorkerCommand, pack,
 };
 use tempfile::TempDir;
 
@@ -51,6 +51,8 @@ impl Folder {
             format: InputFormat::ByName,
             tokenizer: TokenizerSource::Bytes,
             end_of_text: None,
+            chat_template: ChatTemplate::Plain,
+            special_tokens: SpecialTokens::Parsed,
             worker: worker(),
             out: self.path("out"),
             if_exists: IfExists::Refuse,

@@ -1,5 +1,6 @@
 //! Packing and loading.
 
+mod chats;
 mod helpers;
 mod hostile;
 mod loading;

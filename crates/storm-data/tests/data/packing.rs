@@ -165,7 +165,7 @@ fn bad_input_is_named() {
     check("a.jsonl", b"{\"text\": \"\xff\"}", "line 1: is not UTF-8");
     check("a.jsonl", &[b'['; 100_000], "line 1");
     let chat = br#"{"messages": [{"role": "alien", "content": "x"}]}"#;
-    check("a.jsonl", chat, "unknown variant `alien`, expected one of `system`, `user`");
+    check("a.jsonl", chat, "line 1: message 1: role `alien` is unknown; roles are system");
     let many = vec![r#"{"role":"user","content":""}"#; (1 << 16) + 1].join(",");
     let chat = r#"{"messages": [{"role": "user", "content": "x"}]}"#;
     let many = format!("{chat}\n{{\"messages\": [{many}]}}");

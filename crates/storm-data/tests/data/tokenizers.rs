@@ -5,7 +5,8 @@ use serde_json::{Value, json};
 use std::ffi::OsString;
 use std::time::Duration;
 use storm_data::{
-    Dataset, IfExists, PackOptions, Tokenizer, TokenizerKind, TokenizerSource, WorkerCommand,
+    ChatTemplate, Dataset, IfExists, PackOptions, SpecialTokens, Tokenizer, TokenizerKind,
+    TokenizerSource, WorkerCommand,
 };
 
 /// A byte-level BPE of 256 bytes, a few merges and these special tokens.
@@ -70,6 +71,16 @@ fn open_with(json: &Value, worker: &WorkerCommand) -> Result<Tokenizer, String> 
     Tokenizer::open(&source, None, worker).map_err(|error| error.to_string())
 }
 
+/// Puts `<s>`, token 260, before every text.
+fn begins_with_s() -> Value {
+    json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [260], "tokens": ["<s>"]}},
+    })
+}
+
 #[test]
 fn texts_become_ids_and_back() {
     let tokenizer = open(&tokenizer_json(&["<|endoftext|>"])).unwrap();
@@ -78,7 +89,7 @@ fn texts_become_ids_and_back() {
     assert_eq!((info.end_of_text, info.begin_of_text, info.chat), (Some(260), None, None));
     assert_eq!(tokenizer.encode("hello w").unwrap(), [258, u32::from(b'o'), 259]);
     let texts = ["", "hello world", "naïve 🦀\n\n", "<|endoftext|>"];
-    let all = tokenizer.encode_all(&texts).unwrap();
+    let all = tokenizer.encode_all(&texts, SpecialTokens::AsText).unwrap();
     for (text, ids) in texts.iter().zip(&all) {
         assert_eq!(tokenizer.decode(ids).unwrap(), *text);
         // A special token that is written out is text.
@@ -103,13 +114,88 @@ fn special_tokens_are_found() {
     assert_eq!((chat.start, chat.end), (261, 260));
     // What the tokenizer itself puts before a text.
     let mut json = tokenizer_json(&["<s>", "</s>"]);
-    json["post_processor"] = json!({
-        "type": "TemplateProcessing",
-        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {"<s>": {"id": "<s>", "ids": [260], "tokens": ["<s>"]}},
-    });
+    json["post_processor"] = begins_with_s();
     assert_eq!(open(&json).unwrap().info().begin_of_text, Some(260));
+}
+
+/// Prompts are encoded as `transformers` does: special tokens are found, and the tokenizer adds its own.
+#[test]
+fn prompts_have_special_tokens() {
+    let mut json = tokenizer_json(&["<s>", "</s>", "[INST]"]);
+    json["post_processor"] = begins_with_s();
+    let tokenizer = open(&json).unwrap();
+    let o = u32::from(b'o');
+    assert_eq!(tokenizer.encode("[INST]o").unwrap(), b"[INST]o".map(u32::from));
+    assert_eq!(tokenizer.encode_prompt("[INST]o").unwrap(), [260, 262, o]);
+    assert_eq!(tokenizer.encode_prompt("").unwrap(), [260]);
+    let parsed = tokenizer.encode_all(&["[INST]o", "</s>"], SpecialTokens::Parsed).unwrap();
+    assert_eq!(parsed, [vec![262, o], vec![261]]);
+    // One way does not change the other.
+    assert_eq!(tokenizer.encode("</s>").unwrap(), b"</s>".map(u32::from));
+}
+
+/// Decoders like that of SentencePiece drop the space before the first word: behind a prompt it must stay.
+#[test]
+fn text_behind_a_prompt_keeps_its_space() {
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true});
+    let json = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": metaspace,
+        "post_processor": null, "decoder": metaspace,
+        "model": {"type": "WordLevel", "vocab": {"▁one": 0, "▁two": 1, "s": 2, "?": 3}, "unk_token": "?"},
+    });
+    let tokenizer = open(&json).unwrap();
+    let prompt = tokenizer.encode_prompt("one").unwrap();
+    assert_eq!(prompt, [0]);
+    let mut stream = tokenizer.stream_after(&prompt);
+    let parts: Vec<String> = [1, 2, 1].iter().map(|&id| stream.step(id).unwrap()).collect();
+    assert_eq!(parts, [" two", "s", " two"]);
+    let long = [0; 20];
+    assert_eq!(tokenizer.stream_after(&long).step(1).unwrap(), " two");
+    assert_eq!(tokenizer.stream().step(1).unwrap(), "two");
+}
+
+/// A template can be written by hand into prompts and completions.
+#[test]
+fn instructions_have_special_tokens() {
+    let folder = Folder::new();
+    let mut json = tokenizer_json(&["<s>", "</s>", "[INST]"]);
+    json["post_processor"] = begins_with_s();
+    folder.write("tokenizer.json", json.to_string());
+    let input = folder.write(
+        "a.jsonl",
+        "{\"prompt\": \"[INST]q\", \"completion\": \"a\"}\n\
+         {\"prompt\": \"<s>[INST]q\", \"completion\": \"a</s>\"}\n\
+         {\"prompt\": \"q</s>\", \"completion\": \"\"}\n",
+    );
+    let options = PackOptions {
+        tokenizer: TokenizerSource::File(folder.path("tokenizer.json")),
+        ..folder.options(&[&input])
+    };
+    let tokens = |options: &PackOptions| {
+        packed(options).unwrap();
+        let dataset = Dataset::open(&options.out).unwrap();
+        let sample = |number| {
+            let range = dataset.sample(number).unwrap();
+            let mut ids = vec![0; (range.end - range.start) as usize];
+            dataset.read_tokens(range.start, &mut ids, &mut Vec::new()).unwrap();
+            ids
+        };
+        [sample(0), sample(1), sample(2)]
+    };
+    let (q, a) = (i32::from(b'q'), i32::from(b'a'));
+    let whole = vec![260, 262, q, a, 261];
+    // The marks that are there are not put there again.
+    assert_eq!(tokens(&options), [whole.clone(), whole, vec![260, q, 261, 261]]);
+    let plain = PackOptions {
+        special_tokens: SpecialTokens::AsText,
+        out: folder.path("plain"),
+        ..options.clone()
+    };
+    let [first, second, _] = tokens(&plain);
+    let text: Vec<i32> = b"[INST]qa".iter().map(|&byte| i32::from(byte)).collect();
+    assert_eq!(first, [&[260], &text[..], &[261]].concat());
+    assert_eq!(second.len(), 1 + "<s>[INST]qa</s>".len() + 1);
 }
 
 /// Long text is encoded in pieces that end behind line breaks: it must make no difference.
@@ -144,7 +230,8 @@ fn pieces_have_the_tokens_of_the_whole() {
         let whole = tokenizer.encode(text).unwrap();
         assert_eq!(tokenizer.decode(&whole).unwrap(), text);
         for &end in &ends {
-            let pieces = tokenizer.encode_all(&[&text[..end], &text[end..]]).unwrap();
+            let pieces =
+                tokenizer.encode_all(&[&text[..end], &text[end..]], SpecialTokens::AsText).unwrap();
             assert_eq!(pieces.concat(), whole, "{pattern}: cut before {:?}", &text[end..]);
         }
     }
@@ -162,6 +249,7 @@ fn datasets_keep_their_tokenizer() {
     let options = PackOptions {
         tokenizer: TokenizerSource::parse(folder.path("").to_str().unwrap()),
         end_of_text: Some("<stop>".into()),
+        chat_template: ChatTemplate::ChatMl,
         ..folder.options(&[&chat])
     };
     packed(&options).unwrap();
@@ -178,12 +266,20 @@ fn datasets_keep_their_tokenizer() {
     let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
     let text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<|im_end|><|im_end|>\n";
     assert_eq!(tokenizer.decode(&ids).unwrap(), text);
-    // Two messages have four marks; a fifth that is written out is text, and learned.
-    assert_eq!(ids.iter().filter(|&&id| id == 260 || id == 261).count(), 4);
+    // Two messages have four marks; a fifth that is written out is a mark too, as `transformers` has it.
+    assert_eq!(ids.iter().filter(|&&id| id == 260 || id == 261).count(), 5);
     let answer: Vec<u32> =
         ids.iter().zip(&learned).filter_map(|(&id, &learned)| learned.then_some(id)).collect();
     assert_eq!(answer.last(), Some(&261));
     assert_eq!(tokenizer.decode(&answer).unwrap(), "<|im_end|><|im_end|>");
+    // It cannot be text: the chat is encoded as a whole.
+    let plain = PackOptions {
+        special_tokens: SpecialTokens::AsText,
+        out: folder.path("plain"),
+        ..options.clone()
+    };
+    let error = packed(&plain).unwrap_err().to_string();
+    assert!(error.contains("line 1: a message holds `<|im_end|>`"), "{error}");
     // A copy that was changed is not used.
     folder.write("out/tokenizer.json", "{}");
     let error = Tokenizer::of_dataset(&dataset, &worker()).unwrap_err().to_string();

@@ -133,7 +133,8 @@ impl ByHand {
         let child = command.spawn().unwrap();
         let mut worker = ByHand(child);
         let open = json!({
-            "end_of_text": null, "parent": parent, "request_seconds_max": request_seconds_max,
+            "kind": "hugging_face", "end_of_text": null, "parent": parent,
+            "request_seconds_max": request_seconds_max,
         });
         let open = open.to_string();
         let length = (open.len() as u32).to_le_bytes();

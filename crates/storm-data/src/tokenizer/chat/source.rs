@@ -1,0 +1,250 @@
+//! Where a chat template comes from.
+
+use crate::DataError;
+use crate::manifest::read_file;
+use crate::tokenizer::{SpecialTokens, TokenizerSource};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The longest templates in use have some tens of kilobytes.
+const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
+/// `tokenizer_config.json` lists every added token.
+const CONFIG_BYTES_MAX: u64 = 32 << 20;
+
+const CHATML: &str = "\
+{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}{% else %}\
+{{ message.content }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}\
+{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+
+// The space goes with what follows it, as tokenizers see words.
+const PLAIN: &str = "\
+{% for message in messages %}{{ message.role }}:{% if message.role == 'assistant' %}{% generation %} \
+{{ message.content }}{{ '\\n' }}{% endgeneration %}{% else %} {{ message.content }}{{ '\\n' }}{% endif %}{% endfor %}\
+{% if add_generation_prompt %}assistant:{% endif %}";
+
+/// How messages become text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ChatTemplate {
+    /// The one that came with the tokenizer: `chat_template.jinja` beside it, or in `tokenizer_config.json`.
+    OfTokenizer,
+    /// `<|im_start|>role`, the message, `<|im_end|>`.
+    ChatMl,
+    /// `role: message`, a line each, between the marks of a document.
+    Plain,
+    /// A Jinja template.
+    File(PathBuf),
+}
+
+impl ChatTemplate {
+    /// `model`, `chatml`, `plain`, or the path of a template.
+    pub fn parse(text: &str) -> ChatTemplate {
+        match text {
+            "model" => ChatTemplate::OfTokenizer,
+            "chatml" => ChatTemplate::ChatMl,
+            "plain" => ChatTemplate::Plain,
+            path => ChatTemplate::File(path.into()),
+        }
+    }
+
+    /// Reads what renders chats.
+    pub(crate) fn read(
+        &self,
+        tokenizer: &TokenizerSource,
+        special_in_text: SpecialTokens,
+    ) -> Result<ChatSetup, DataError> {
+        let config = match tokenizer {
+            TokenizerSource::File(path) => TokenizerConfig::beside(path)?,
+            TokenizerSource::Bytes => TokenizerConfig::default(),
+        };
+        let (template, tool_template) = match self {
+            ChatTemplate::OfTokenizer => match config.templates {
+                Templates::None => return Err(missing(tokenizer)),
+                Templates::One(template) => (template, None),
+                Templates::Named(mut named) => {
+                    let mut take = |name: &str| {
+                        let at = named.iter().position(|template| template.name == name)?;
+                        Some(named.swap_remove(at).template)
+                    };
+                    let tool_template = take("tool_use");
+                    (take("default").ok_or_else(|| missing(tokenizer))?, tool_template)
+                }
+            },
+            ChatTemplate::ChatMl => (CHATML.to_owned(), None),
+            ChatTemplate::Plain => (PLAIN.to_owned(), None),
+            ChatTemplate::File(path) => (read_text(path)?, None),
+        };
+        let frame = match self {
+            ChatTemplate::Plain => Frame::Document,
+            _ => Frame::AsRendered,
+        };
+        let special = config.special;
+        let now_seconds = now_seconds();
+        Ok(ChatSetup { template, tool_template, special, special_in_text, now_seconds, frame })
+    }
+}
+
+/// As [`ChatTemplate::parse`] takes it.
+impl fmt::Display for ChatTemplate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ChatTemplate::OfTokenizer => f.write_str("model"),
+            ChatTemplate::ChatMl => f.write_str("chatml"),
+            ChatTemplate::Plain => f.write_str("plain"),
+            ChatTemplate::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+fn missing(tokenizer: &TokenizerSource) -> DataError {
+    DataError::Option {
+        option: "chat template",
+        problem: format!(
+            "the tokenizer ({tokenizer}) comes without one; choose with --chat-template: chatml, plain, or the \
+             path of a Jinja template"
+        ),
+    }
+}
+
+/// What a process needs to render chats.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ChatSetup {
+    pub(crate) template: String,
+    /// For chats with tools, where there is another one.
+    pub(crate) tool_template: Option<String>,
+    /// Special tokens by their name in a template, such as `bos_token`.
+    pub(crate) special: BTreeMap<String, String>,
+    /// What special tokens are in messages.
+    pub(crate) special_in_text: SpecialTokens,
+    /// The moment that templates see.
+    pub(crate) now_seconds: i64,
+    pub(crate) frame: Frame,
+}
+
+/// What is put around a rendered chat.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Frame {
+    /// Nothing: a template has all of it.
+    AsRendered,
+    /// The marks of a document.
+    Document,
+}
+
+/// What matters here of the files beside a `tokenizer.json`.
+#[derive(Default)]
+struct TokenizerConfig {
+    templates: Templates,
+    special: BTreeMap<String, String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    #[default]
+    None,
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+/// A special token as it is written, or with how it is found.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum SpecialToken {
+    Text(String),
+    Added { content: String },
+    Other(serde::de::IgnoredAny),
+}
+
+impl TokenizerConfig {
+    fn beside(tokenizer: &Path) -> Result<TokenizerConfig, DataError> {
+        let folder = tokenizer.parent().unwrap_or(Path::new(""));
+        let mut config = TokenizerConfig::default();
+        // The config comes last: it holds what was changed last.
+        for name in ["special_tokens_map.json", "tokenizer_config.json"] {
+            let path = folder.join(name);
+            if !path.exists() {
+                continue;
+            }
+            let bytes = read_file(&path, CONFIG_BYTES_MAX)?;
+            let bad = |error: serde_json::Error| DataError::input(&path, error.to_string());
+            let special: Fields = serde_json::from_slice(&bytes).map_err(bad)?;
+            config.special.extend(special.tokens);
+            if let Some(templates) = special.templates {
+                config.templates = templates;
+            }
+        }
+        let path = folder.join("chat_template.jinja");
+        if path.exists() {
+            config.templates = Templates::One(read_text(&path)?);
+        }
+        Ok(config)
+    }
+}
+
+/// The special tokens and templates of a file; other fields are passed over.
+#[derive(Default)]
+struct Fields {
+    tokens: BTreeMap<String, String>,
+    templates: Option<Templates>,
+}
+
+impl<'de> Deserialize<'de> for Fields {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Fields, D::Error> {
+        struct Visitor;
+
+        impl<'de> serde::de::Visitor<'de> for Visitor {
+            type Value = Fields;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> Result<Fields, A::Error> {
+                let mut fields = Fields::default();
+                while let Some(key) = map.next_key::<String>()? {
+                    if key == "chat_template" {
+                        fields.templates = map.next_value()?;
+                    } else if key.ends_with("_token") {
+                        match map.next_value()? {
+                            SpecialToken::Text(text) | SpecialToken::Added { content: text } => {
+                                fields.tokens.insert(key, text);
+                            }
+                            SpecialToken::Other(_) => {}
+                        }
+                    } else {
+                        map.next_value::<serde::de::IgnoredAny>()?;
+                    }
+                }
+                Ok(fields)
+            }
+        }
+
+        deserializer.deserialize_map(Visitor)
+    }
+}
+
+fn read_text(path: &Path) -> Result<String, DataError> {
+    let bytes = read_file(path, TEMPLATE_BYTES_MAX)?;
+    String::from_utf8(bytes).map_err(|_| DataError::input(path, "is not UTF-8 text"))
+}
+
+/// Now, or what `SOURCE_DATE_EPOCH` says, so that packing can be repeated.
+fn now_seconds() -> i64 {
+    let said = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse().ok());
+    said.unwrap_or_else(|| {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH);
+        since.map_or(0, |since| since.as_secs() as i64)
+    })
+}
