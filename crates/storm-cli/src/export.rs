@@ -1,7 +1,7 @@
 //! `storm export`: a Hugging Face directory, checked and written anew.
 
 use crate::{size, streams};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -33,8 +33,7 @@ enum DtypeArg {
 }
 
 pub(crate) fn run(args: &ExportArgs) -> Result<()> {
-    let directory = HfDirectory::open(&args.input)
-        .with_context(|| format!("cannot use {}", args.input.display()))?;
+    let directory = crate::model::open(&args.input)?;
     let options = SaveOptions {
         dtype: match args.dtype {
             DtypeArg::F32 => WeightDtype::F32,

@@ -45,8 +45,7 @@ fn list() -> Result<()> {
 /// A preset or, if there is one of that name, a directory with its weights checked.
 fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
     if Path::new(model).is_dir() {
-        let directory =
-            HfDirectory::open(Path::new(model)).with_context(|| format!("cannot use {model}"))?;
+        let directory = open(Path::new(model))?;
         return Ok((directory.model().clone(), "directory; all tensors present and well-shaped"));
     }
     Ok((preset(model)?, "preset"))
@@ -85,6 +84,22 @@ fn show(model: &str) -> Result<()> {
         println!("  {name:<40} {:>12}", size::show(count * bytes));
     }
     Ok(())
+}
+
+/// Opens a model's directory, and says what of its config is passed over.
+pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
+    let opened = HfDirectory::open(directory)
+        .with_context(|| format!("cannot use {}", directory.display()))?;
+    let fields = opened.config().left_behind();
+    if !fields.is_empty() {
+        let fields: Vec<String> = fields.iter().map(|field| format!("`{field}`")).collect();
+        eprintln!(
+            "warning: {}: {} change nothing in this model and are passed over",
+            directory.join("config.json").display(),
+            fields.join(", ")
+        );
+    }
+    Ok(opened)
 }
 
 /// 1,234,567

@@ -2,8 +2,8 @@
 
 use crate::precision::DtypeArg;
 use crate::size::positive;
-use crate::{UsageError, data, model_tokenizer, streams};
-use anyhow::{Context, Result};
+use crate::{UsageError, data, model, model_tokenizer, streams};
+use anyhow::Result;
 use clap::Args;
 use std::io;
 use std::path::PathBuf;
@@ -58,8 +58,7 @@ pub(crate) struct SampleArgs {
 const WINDOW_DEFAULT_MAX: usize = 4096;
 
 pub(crate) fn run(args: &SampleArgs) -> Result<()> {
-    let directory = HfDirectory::open(&args.model)
-        .with_context(|| format!("cannot use {}", args.model.display()))?;
+    let directory = model::open(&args.model)?;
     let config = directory.model();
     let tokenizer = tokenizer(args, config.vocab_size)?;
     let mut prompt = match args.plain_text {
@@ -75,6 +74,11 @@ pub(crate) fn run(args: &SampleArgs) -> Result<()> {
     }
     let all = prompt.len().saturating_add(args.tokens);
     let window = args.seq.unwrap_or_else(|| window(config, all));
+    if window > config.max_positions {
+        let problem =
+            format!("--seq is {window}, and the model has {} positions", config.max_positions);
+        return Err(UsageError(problem).into());
+    }
     let options = DecodeOptions { window, dtype: args.dtype.into() };
     let mut model = Decoder::load(config, &options, &directory)?;
     let sampling = Sampling {

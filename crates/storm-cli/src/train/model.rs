@@ -1,9 +1,9 @@
 //! Which model a run trains.
 
 use super::options::Settings;
-use crate::UsageError;
 use crate::model_tokenizer::Weights;
-use anyhow::{Context, Result};
+use crate::{UsageError, model};
+use anyhow::Result;
 use std::path::{Path, PathBuf};
 use storm_model::{HfDirectory, ModelConfig, preset};
 
@@ -35,8 +35,16 @@ impl Model {
                            directory have their own shape";
             return Err(UsageError(problem.to_owned()).into());
         }
-        let directory =
-            HfDirectory::open(Path::new(&name)).with_context(|| format!("cannot use {name}"))?;
+        let directory = model::open(Path::new(&name))?;
+        let dropout = directory.config().dropout();
+        if !dropout.is_empty() {
+            let fields: Vec<String> =
+                dropout.iter().map(|(field, share)| format!("{field} = {share}")).collect();
+            eprintln!(
+                "warning: {name} asks for dropout ({}); STORM trains without",
+                fields.join(", ")
+            );
+        }
         let config = directory.model().clone();
         Ok(Model { name, config, weights: Some(directory) })
     }

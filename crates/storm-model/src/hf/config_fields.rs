@@ -31,6 +31,33 @@ const HARMLESS: &[&str] = &[
     "unsloth_version", "use_bfloat16", "use_cache",
 ];
 
+/// Fields that published files have and that no supported family reads: what earlier versions of `transformers`, other
+/// programs or other models left behind. They are passed over with a warning.
+#[rustfmt::skip]
+const LEFT_BEHIND: &[&str] = &[
+    "_diffusers_version", "_from_model_config", "_num_labels", "_remove_final_layer_norm",
+    "activation_dropout", "attention_probs_dropout_prob", "bos_token", "classifier_dropout", "dropout",
+    "embedding_dropout", "eos_token", "hidden_dropout", "hidden_dropout_prob", "is_llama_config",
+    "keys_to_ignore_at_inference", "language", "layerdrop", "license", "max_new_tokens", "model_name",
+    "n_special", "num_special_tokens", "output_past", "pad_token", "predict_special_tokens",
+    "residual_dropout", "tokenizer_name", "transformers.js_config", "unk_token_id",
+];
+
+/// Fields by which a config asks for dropout, of the families that have it.
+const DROPOUT: &[&str] = &["attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop"];
+
+/// Those of [`LEFT_BEHIND`] that say something.
+pub(super) fn left_behind(map: &Map<String, Value>) -> Vec<&str> {
+    let says = |(key, value): (&'static &'static str, &Value)| (!value.is_null()).then_some(*key);
+    LEFT_BEHIND.iter().filter_map(|key| says((key, map.get(*key)?))).collect()
+}
+
+/// Dropout that is asked for: field and share.
+pub(super) fn dropout(map: &Map<String, Value>) -> Vec<(&'static str, f64)> {
+    let share = |key: &&'static str| Some((*key, map.get(*key)?.as_f64()?));
+    DROPOUT.iter().filter_map(share).filter(|(_, share)| *share != 0.0).collect()
+}
+
 /// The fields of one JSON object.
 pub(super) struct Fields<'a> {
     map: &'a Map<String, Value>,
@@ -137,7 +164,9 @@ impl<'a> Fields<'a> {
     pub(super) fn refuse_unknown(&self) -> Result<(), ModelError> {
         let known = self.known.borrow();
         let harmless: &[&str] = if self.prefix.is_empty() { HARMLESS } else { &[] };
-        let is_known = |key: &str| known.contains(key) || harmless.contains(&key);
+        let is_left_behind = |key: &str| self.prefix.is_empty() && LEFT_BEHIND.contains(&key);
+        let is_known =
+            |key: &str| known.contains(key) || harmless.contains(&key) || is_left_behind(key);
         let unknown: Vec<String> = self
             .map
             .iter()

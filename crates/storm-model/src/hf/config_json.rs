@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::config_fields::{Fields, show};
+use super::config_fields::{Fields, dropout, left_behind, show};
 use super::strict_json::{parse, read_capped};
 use crate::error::clip;
 use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling};
@@ -27,6 +27,16 @@ impl HfConfig {
         let bytes = read_capped(path, "config.json", CONFIG_BYTES_MAX)?;
         let original: Map<String, Value> = parse(path, &bytes)?;
         Ok(Self { model: model_config(&original)?, original })
+    }
+
+    /// Fields that change nothing in any supported model, and that a user may have put there to change something.
+    pub fn left_behind(&self) -> Vec<&str> {
+        left_behind(&self.original)
+    }
+
+    /// Dropout that the config asks for, field and share. STORM trains without.
+    pub fn dropout(&self) -> Vec<(&'static str, f64)> {
+        dropout(&self.original)
     }
 
     /// The tokens that end a text, by `eos_token_id`: one or several, or none. What is no token of the
