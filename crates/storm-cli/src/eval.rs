@@ -4,6 +4,8 @@ use crate::model_tokenizer::{OtherTokenizer, Weights};
 use crate::precision::DtypeArg;
 use crate::progress;
 use crate::size::positive;
+use crate::train::OverlongArg;
+use crate::{lengths, model};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
@@ -13,7 +15,7 @@ use storm_data::{Dataset, Kind, LoaderOptions, Order, Passes, Split};
 use storm_device::cpu::CpuDevice;
 use storm_device::cuda::CudaDevice;
 use storm_device::{Device, DeviceError};
-use storm_model::{BuildOptions, HfDirectory, Packing};
+use storm_model::{BuildOptions, Packing};
 use storm_train::{Batch, BatchSource, Evaluation, LoaderSource};
 
 #[derive(Args)]
@@ -29,6 +31,9 @@ pub(crate) struct EvalArgs {
     /// Tokens per sequence.
     #[arg(long, default_value_t = 1024, value_parser = positive)]
     seq: usize,
+    /// What becomes of samples that are longer than that.
+    #[arg(long, value_enum, default_value_t = OverlongArg::Drop)]
+    overlong: OverlongArg,
     /// Sequences at a time.
     #[arg(long, default_value_t = 4, value_parser = positive)]
     batch: usize,
@@ -74,8 +79,7 @@ fn evaluate<D: Device>(
     args: &EvalArgs,
     open: impl FnOnce(usize) -> Result<D, DeviceError>,
 ) -> Result<()> {
-    let directory = HfDirectory::open(&args.model)
-        .with_context(|| format!("cannot use {}", args.model.display()))?;
+    let directory = model::open(&args.model)?;
     let dataset = Arc::new(Dataset::open(&args.data)?);
     let weights = Weights { directory: &args.model, vocabulary: directory.model().vocab_size };
     weights.check_dataset(&dataset, OtherTokenizer::of_switch(args.other_tokenizer))?;
@@ -95,8 +99,10 @@ fn evaluate<D: Device>(
         split,
         order: Order::Sequential,
         passes: Passes::One,
+        overlong: args.overlong.into(),
     };
     let mut source = LoaderSource::new(dataset, options)?;
+    lengths::check(source.loader(), split, args.overlong, directory.model().max_positions)?;
     let batches = source.loader().rows_per_epoch().div_ceil(args.batch as u64);
     let batches = batches.min(args.batches.unwrap_or(usize::MAX) as u64);
     let build = BuildOptions { packing, ..BuildOptions::training(args.batch, args.seq, dtype) };

@@ -12,6 +12,7 @@ mod export;
 mod forced;
 mod hardware;
 mod host_memory;
+mod lengths;
 mod memory_limits;
 mod model;
 mod model_tokenizer;

@@ -75,7 +75,24 @@ pub enum DataError {
         /// Which part.
         split: &'static str,
         /// What to do.
-        hint: &'static str,
+        hint: String,
+    },
+    /// Samples that are longer than a row, where that is an error.
+    #[error(
+        "{count} samples of the {split} part of {path} are longer than a row of {sequence} tokens: a sequence of \
+         {longest} would hold all, or let them be left out, truncated or split (overlong)"
+    )]
+    Overlong {
+        /// The dataset.
+        path: PathBuf,
+        /// Which part.
+        split: &'static str,
+        /// How many.
+        count: u64,
+        /// Tokens in a row.
+        sequence: usize,
+        /// The sequence length that would hold all.
+        longest: u64,
     },
     /// A position of another run.
     #[error("cannot go on from this position: {problem}")]

@@ -60,7 +60,8 @@ mod tokenizer;
 pub use dataset::{Dataset, VerifyProgress};
 pub use error::DataError;
 pub use loader::{
-    Loader, LoaderOptions, LoaderReport, Order, Passes, Position, Samples, Split, write_batches,
+    Loader, LoaderOptions, LoaderReport, Order, Overlong, Passes, Position, Samples, Split,
+    write_batches,
 };
 pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo};
 pub use pack::{

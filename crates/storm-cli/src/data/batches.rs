@@ -1,5 +1,6 @@
 //! `storm data batches`: what training sees, as a file.
 
+use crate::train::OverlongArg;
 use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
@@ -17,6 +18,9 @@ pub(crate) struct BatchesArgs {
     /// Tokens per sequence.
     #[arg(long)]
     seq: usize,
+    /// What becomes of samples that are longer than that, as `storm train` is given it.
+    #[arg(long, value_enum, default_value_t = OverlongArg::Drop)]
+    overlong: OverlongArg,
     /// Sequences per batch.
     #[arg(long)]
     batch: usize,
@@ -33,6 +37,8 @@ pub(crate) struct BatchesArgs {
 
 pub(crate) fn run(args: &BatchesArgs) -> Result<()> {
     let dataset = Arc::new(Dataset::open(&args.dir)?);
-    let options = LoaderOptions::training(args.batch, args.seq, args.seed);
+    let overlong = args.overlong.into();
+    let options =
+        LoaderOptions { overlong, ..LoaderOptions::training(args.batch, args.seq, args.seed) };
     Ok(write_batches(&dataset, options, args.count, &args.out)?)
 }

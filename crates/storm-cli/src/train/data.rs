@@ -5,6 +5,7 @@ use super::model::Model;
 use super::options::{Given, Settings};
 use super::output::Style;
 use crate::UsageError;
+use crate::lengths;
 use crate::model_tokenizer::{self, OtherTokenizer};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -140,13 +141,32 @@ pub(super) fn packing(dataset: &Dataset) -> Packing {
     }
 }
 
+/// Says how many samples are longer than a row and what becomes of them, and refuses more positions than the model has.
+pub(super) fn check_lengths(
+    settings: &Settings,
+    dataset: &Arc<Dataset>,
+    max_positions: usize,
+) -> Result<()> {
+    let (train, held) = sources(settings, dataset, 1)?;
+    let parts = [(Some(&train), Split::Train), (held.as_ref(), Split::Held)];
+    for (source, split) in parts {
+        let Some(source) = source else { continue };
+        lengths::check(source.loader(), split, settings.overlong, max_positions)?;
+    }
+    Ok(())
+}
+
 /// Micro-batches to learn from, and to evaluate on if anything is held out.
 pub(super) fn sources(
     settings: &Settings,
     dataset: &Arc<Dataset>,
     batch: usize,
 ) -> Result<(LoaderSource, Option<LoaderSource>)> {
-    let options = LoaderOptions::training(batch, settings.seq.get(), settings.seed.0);
+    let overlong = settings.overlong.into();
+    let options = LoaderOptions {
+        overlong,
+        ..LoaderOptions::training(batch, settings.seq.get(), settings.seed.0)
+    };
     let train = LoaderSource::new(Arc::clone(dataset), options)?;
     let held = dataset.token_range(Split::Held);
     // A token without one behind it has no target.

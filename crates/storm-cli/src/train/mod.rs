@@ -32,6 +32,7 @@ use options::Given;
 pub(crate) use reference::with_defaults;
 use setup::Setup;
 use std::path::PathBuf;
+pub(crate) use values::OverlongArg;
 
 #[derive(Args)]
 #[command(

@@ -1,6 +1,6 @@
 //! Every option of a training run.
 
-use super::values::{DecayArg, DecayTargetsArg, DeviceArg, Seed, Size};
+use super::values::{DecayArg, DecayTargetsArg, DeviceArg, OverlongArg, Seed, Size};
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
@@ -54,6 +54,8 @@ options! {
         held_out: f64 = 0.05;
         /// Tokens per sequence.
         seq: NonZeroUsize = count!(256);
+        /// What becomes of samples that are longer than that.
+        overlong: OverlongArg = OverlongArg::Drop;
     }
     "Step" {
         /// Sequences per micro-batch; 1 if neither this nor tokens-per-step is given.

@@ -7,6 +7,7 @@ use super::folder::{self, Claimed, Start};
 use super::model::Model;
 use super::options::{Given, Settings};
 use super::output::Style;
+use super::values::OverlongArg;
 use crate::forced::ForcedArgs;
 use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{Answer, DeviceMemory, Request, StepSize, explained};
@@ -114,6 +115,7 @@ impl Setup {
         let settings = given.clone().resolve();
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         let model = model.for_vocabulary(&settings, vocabulary)?;
+        data::check_lengths(&settings, &dataset, model.config.max_positions)?;
         let machine = Machine::new(&settings)?;
         let mut train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
@@ -207,6 +209,10 @@ fn take_over(given: &mut Given, before: &Progress) {
     if given.tokens_per_step.is_some() && given.batch.is_none() && given.accumulate.is_none() {
         given.batch = saved("batch");
         given.accumulate = saved("accumulate");
+    }
+    // Runs that do not say had the ends of long samples cut off.
+    if given.overlong.is_none() && !before.settings.contains_key("overlong") {
+        given.overlong = Some(OverlongArg::Truncate);
     }
     given.tokenizer = given.tokenizer.take().or_else(|| before.settings.get("tokenizer").cloned());
 }

@@ -4,6 +4,7 @@ use crate::size;
 use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::str::FromStr;
+use storm_data::Overlong;
 use storm_train::{Decay, DecayTargets};
 
 /// A number of bytes: `16GiB`, or a plain number.
@@ -87,6 +88,31 @@ pub(crate) enum DeviceArg {
     Cpu,
     /// On the first NVIDIA GPU.
     Cuda,
+}
+
+/// What becomes of samples that are longer than a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OverlongArg {
+    /// They are left out, with a warning.
+    Drop,
+    /// They lose their end.
+    Truncate,
+    /// They are cut into pieces, each a sample of its own.
+    Split,
+    /// The run does not begin.
+    Error,
+}
+
+impl From<OverlongArg> for Overlong {
+    fn from(overlong: OverlongArg) -> Overlong {
+        match overlong {
+            OverlongArg::Drop => Overlong::Drop,
+            OverlongArg::Truncate => Overlong::Truncate,
+            OverlongArg::Split => Overlong::Split,
+            OverlongArg::Error => Overlong::Error,
+        }
+    }
 }
 
 /// How the learning rate falls after the warm-up.

@@ -51,7 +51,7 @@ const DATASET: &[(&str, Same)] = &[
 
 const RUN: &[&str] = &["tiny.toml", "data", "runs"];
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 18] = [
     Kind {
         name: "config-toml",
         file: "tiny.toml",

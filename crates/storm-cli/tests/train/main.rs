@@ -2,6 +2,7 @@
 
 mod afterwards;
 mod folder;
+mod lengths;
 mod no_threads;
 mod non_finite;
 mod numbers;

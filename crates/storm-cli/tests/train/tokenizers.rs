@@ -127,7 +127,9 @@ fn data_of_another_tokenizer_are_refused() {
 fn prompts_have_special_tokens_unless_they_are_text() {
     let place = with_model();
     let mut tokenizer = words(100);
-    tokenizer["model"]["vocab"].as_object_mut().unwrap().remove("?");
+    let vocabulary = tokenizer["model"]["vocab"].as_object_mut().unwrap();
+    vocabulary.remove("?");
+    vocabulary.insert("a".to_owned(), json!(0));
     tokenizer["added_tokens"] = json!([{
         "id": 200, "content": "<turn>", "single_word": false, "lstrip": false, "rstrip": false,
         "normalized": false, "special": true,

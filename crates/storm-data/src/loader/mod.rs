@@ -51,6 +51,20 @@ pub enum Passes {
     One,
 }
 
+/// What becomes of samples that are longer than a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Overlong {
+    /// They are left out.
+    Drop,
+    /// They lose their end, and are left out if nothing that is learned is left of them.
+    Truncate,
+    /// They are cut into pieces as long as a row, each a sample of its own.
+    Split,
+    /// They are an error.
+    Error,
+}
+
 /// What to load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
@@ -66,13 +80,15 @@ pub struct LoaderOptions {
     pub order: Order,
     /// How often.
     pub passes: Passes,
+    /// What becomes of samples that are longer than a row. Text has none.
+    pub overlong: Overlong,
 }
 
 impl LoaderOptions {
-    /// What training sees: shuffled rows without end.
+    /// What training sees: shuffled rows without end, of samples that fit one.
     pub fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
         let (split, order, passes) = (Split::Train, Order::Shuffled, Passes::Endless);
-        LoaderOptions { batch, sequence, seed, split, order, passes }
+        LoaderOptions { batch, sequence, seed, split, order, passes, overlong: Overlong::Drop }
     }
 }
 
@@ -105,6 +121,13 @@ pub struct Position {
     pub epoch: u64,
     /// Rows of this pass that were handed out.
     pub row: u64,
+    /// What became of samples longer than a row: otherwise, rows are others. Positions that do not say lost their end.
+    #[serde(default = "lost_their_end")]
+    pub overlong: Overlong,
+}
+
+fn lost_their_end() -> Overlong {
+    Overlong::Truncate
 }
 
 /// What a loader found when it cut the data into rows.
@@ -112,18 +135,20 @@ pub struct Position {
 pub struct LoaderReport {
     /// Rows in an epoch.
     pub rows: u64,
-    /// Samples in an epoch; for text, rows.
+    /// Samples in an epoch, pieces counted on their own; for text, rows.
     pub samples: u64,
-    /// Samples longer than a row, whose end is cut off.
-    pub truncated_samples: u64,
-    /// Samples left out because all that is learned of them was cut off.
+    /// Samples longer than a row.
+    pub overlong_samples: u64,
+    /// Samples left out: longer than a row, or with nothing that is learned.
     pub dropped_samples: u64,
+    /// The sequence length that would hold every sample whole; for text, that of the rows.
+    pub longest_sample: u64,
     /// Places in rows that hold no token of any sample.
     pub padding_tokens: u64,
 }
 
 /// Draws batches from a dataset. Text: rows are consecutive windows, the last one padded. Samples: rows
-/// are packed with whole samples; one that is longer than a row loses its end.
+/// are packed with whole samples; [`Overlong`] says what becomes of longer ones.
 #[derive(Debug)]
 pub struct Loader {
     dataset: Arc<Dataset>,
@@ -146,11 +171,16 @@ impl Loader {
                 return Err(DataError::Option { option, problem });
             }
         }
-        let rows = Rows::new(&dataset, options.split, options.sequence)?;
+        let rows = Rows::new(&dataset, &options)?;
         if rows.count() == 0 {
+            let report = rows.report();
             let hint = match options.split {
-                Split::Train => "pack more data, or hold less of it out",
-                Split::Held => "pack with a larger --held-out share",
+                _ if report.overlong_samples > 0 => format!(
+                    "its {} samples are longer than a row; a sequence of {} would hold all",
+                    report.overlong_samples, report.longest_sample
+                ),
+                Split::Train => "pack more data, or hold less of it out".to_owned(),
+                Split::Held => "pack with a larger --held-out share".to_owned(),
             };
             let (path, split) = (dataset.dir().to_owned(), options.split.name());
             return Err(DataError::Empty { path, split, hint });
@@ -236,7 +266,12 @@ impl Loader {
     pub fn position(&self) -> Position {
         let LoaderOptions { sequence, seed, split, order, .. } = self.options;
         let (dataset, epoch, row) = (self.dataset.id().to_owned(), self.epoch, self.row);
-        Position { dataset, split, sequence, order, seed, epoch, row }
+        // Text has no samples: what would become of them makes no other rows.
+        let overlong = match self.rows.has_segments() {
+            true => self.options.overlong,
+            false => lost_their_end(),
+        };
+        Position { dataset, split, sequence, order, seed, epoch, row, overlong }
     }
 
     /// Goes on from a position of a loader with the same data, split, sequence, order and seed. The batch
@@ -259,6 +294,7 @@ impl Loader {
             ("the sequence length", own.sequence.to_string(), position.sequence.to_string()),
             ("the order", format!("{:?}", own.order), format!("{:?}", position.order)),
             ("the seed", own.seed.to_string(), position.seed.to_string()),
+            ("overlong", format!("{:?}", own.overlong), format!("{:?}", position.overlong)),
         ];
         for (what, ours, theirs) in pairs {
             if ours != theirs {

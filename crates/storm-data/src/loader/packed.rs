@@ -2,9 +2,10 @@
 //!
 //! Samples are taken in groups of [`GROUP`] in the order in which they lie on disk. In a group the
 //! longest come first, each into the fullest row that still has room. So rows are nearly full, and
-//! neighbours stay near each other on disk. Costs four bytes of memory for each sample and row.
+//! neighbours stay near each other on disk. Costs four bytes of memory for each sample and row, and four more
+//! where samples are split.
 
-use super::{LoaderReport, Split};
+use super::{LoaderReport, Overlong, Split};
 use crate::{DataError, Dataset};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,6 +17,8 @@ pub(super) struct PackedRows {
     sequence: usize,
     /// Samples, row after row.
     samples: Vec<u32>,
+    /// Which piece of its sample each is; none where samples are not split.
+    pieces: Vec<u32>,
     /// Where in `samples` each row begins, and the end of all.
     starts: Vec<u32>,
     report: LoaderReport,
@@ -26,15 +29,16 @@ impl PackedRows {
         dataset: &Dataset,
         split: Split,
         sequence: usize,
+        overlong: Overlong,
     ) -> Result<PackedRows, DataError> {
         let all = dataset.sample_range(split);
         if u32::try_from(all.end).is_err() {
-            let problem = format!("{} samples are more than a loader can pack into rows", all.end);
-            return Err(DataError::damaged(dataset.dir(), problem));
+            return Err(too_many(dataset, all.end));
         }
         let mut rows = PackedRows {
             sequence,
             samples: Vec::new(),
+            pieces: Vec::new(),
             starts: vec![0],
             report: LoaderReport::default(),
         };
@@ -47,29 +51,46 @@ impl PackedRows {
             group.clear();
             for (sample, pair) in (first as u32..).zip(starts[..=count].windows(2)) {
                 // The index was checked, but a file may change at any time.
-                let tokens = pair[1].saturating_sub(pair[0]);
-                let fits = tokens <= sequence as u64 + 1;
-                let truncated = pair[0]..pair[0] + sequence as u64 + 1;
-                // One token has nothing behind it to learn.
-                if tokens < 2 || !(fits || mask.learns(dataset, truncated)?) {
-                    rows.report.dropped_samples += 1;
-                    continue;
+                let places = pair[1].saturating_sub(pair[0]).saturating_sub(1);
+                rows.report.longest_sample = rows.report.longest_sample.max(places);
+                let fits = places <= sequence as u64;
+                rows.report.overlong_samples += u64::from(!fits);
+                let pieces = match overlong {
+                    // One token has nothing behind it to learn.
+                    _ if places == 0 => 0,
+                    _ if fits => 1,
+                    Overlong::Drop | Overlong::Error => 0,
+                    Overlong::Truncate => 1,
+                    Overlong::Split => places.div_ceil(sequence as u64),
+                };
+                let pieces = u32::try_from(pieces).map_err(|_| too_many(dataset, pieces))?;
+                let before = group.len();
+                for piece in 0..pieces {
+                    let tokens = piece_of(&(pair[0]..pair[1]), sequence, piece);
+                    let places = (tokens.end - tokens.start - 1) as usize;
+                    if fits || mask.learns(dataset, tokens)? {
+                        group.push((places, Part { sample, piece }));
+                    }
                 }
-                rows.report.truncated_samples += u64::from(!fits);
-                group.push((places(tokens, sequence), sample));
+                rows.report.dropped_samples += u64::from(group.len() == before);
             }
-            rows.pack(&mut group);
+            rows.pack(&mut group, overlong);
+        }
+        let LoaderReport { overlong_samples: count, longest_sample: longest, .. } = rows.report;
+        if overlong == Overlong::Error && count > 0 {
+            let (path, split) = (dataset.dir().to_owned(), split.name());
+            return Err(DataError::Overlong { path, split, count, sequence, longest });
         }
         Ok(rows)
     }
 
-    /// Adds the rows of a group of (places taken, sample).
-    fn pack(&mut self, group: &mut [(usize, u32)]) {
-        group.sort_unstable_by_key(|&(places, sample)| (std::cmp::Reverse(places), sample));
-        let mut rows: Vec<Vec<u32>> = Vec::new();
+    /// Adds the rows of a group of (places taken, part).
+    fn pack(&mut self, group: &mut [(usize, Part)], overlong: Overlong) {
+        group.sort_unstable_by_key(|&(places, part)| (std::cmp::Reverse(places), part));
+        let mut rows: Vec<Vec<Part>> = Vec::new();
         // Rows with room: (places left, row).
         let mut open: BTreeSet<(usize, usize)> = BTreeSet::new();
-        for &(places, sample) in group.iter() {
+        for &(places, part) in group.iter() {
             let (left, row) = match open.range((places, 0)..).next().copied() {
                 Some(found) => {
                     open.remove(&found);
@@ -80,7 +101,7 @@ impl PackedRows {
                     (self.sequence, rows.len() - 1)
                 }
             };
-            rows[row].push(sample);
+            rows[row].push(part);
             open.insert((left - places, row));
         }
         self.report.padding_tokens += open.iter().map(|&(left, _)| left as u64).sum::<u64>();
@@ -88,7 +109,10 @@ impl PackedRows {
         self.report.samples += group.len() as u64;
         for mut row in rows {
             row.sort_unstable();
-            self.samples.extend(row);
+            self.samples.extend(row.iter().map(|part| part.sample));
+            if overlong == Overlong::Split {
+                self.pieces.extend(row.iter().map(|part| part.piece));
+            }
             self.starts.push(self.samples.len() as u32);
         }
     }
@@ -101,32 +125,48 @@ impl PackedRows {
         self.report
     }
 
-    /// The samples of a row.
-    pub(super) fn samples(&self, row: u64) -> &[u32] {
+    /// What is in a row.
+    pub(super) fn parts(&self, row: u64) -> impl Iterator<Item = Part> {
         let row = row as usize;
-        &self.samples[self.starts[row] as usize..self.starts[row + 1] as usize]
+        let places = self.starts[row] as usize..self.starts[row + 1] as usize;
+        places.map(|at| Part {
+            sample: self.samples[at],
+            piece: self.pieces.get(at).copied().unwrap_or(0),
+        })
     }
 
-    /// The tokens of a sample that go into its row: one more than places, the last is a target only.
-    pub(super) fn range(&self, dataset: &Dataset, sample: u32) -> Result<Range<u64>, DataError> {
-        let range = dataset.sample(u64::from(sample))?;
-        let kept = (range.end - range.start).min(self.sequence as u64 + 1);
-        Ok(range.start..range.start + kept)
+    /// The tokens of a part that go into its row: one more than places, the last is a target only.
+    pub(super) fn range(&self, dataset: &Dataset, part: Part) -> Result<Range<u64>, DataError> {
+        let range = dataset.sample(u64::from(part.sample))?;
+        Ok(piece_of(&range, self.sequence, part.piece))
     }
 
     pub(super) fn will_need(&self, dataset: &Dataset, row: u64) {
-        for &sample in self.samples(row) {
+        for part in self.parts(row) {
             // A hint only: if the index cannot be read, loading the row will say so.
-            if let Ok(range) = self.range(dataset, sample) {
+            if let Ok(range) = self.range(dataset, part) {
                 dataset.will_need(range.start, (range.end - range.start) as usize);
             }
         }
     }
 }
 
-/// Places in a row that a sample takes.
-fn places(tokens: u64, sequence: usize) -> usize {
-    (tokens - 1).min(sequence as u64) as usize
+/// A sample, or a piece of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Part {
+    sample: u32,
+    piece: u32,
+}
+
+/// The tokens of a piece as long as a row. The first token of a piece is the last target of the one before.
+fn piece_of(sample: &Range<u64>, sequence: usize, piece: u32) -> Range<u64> {
+    let start = sample.start.saturating_add(u64::from(piece) * sequence as u64).min(sample.end);
+    start..sample.end.min(start + sequence as u64 + 1)
+}
+
+fn too_many(dataset: &Dataset, count: u64) -> DataError {
+    let problem = format!("{count} samples are more than a loader can pack into rows");
+    DataError::damaged(dataset.dir(), problem)
 }
 
 /// Reads masks, in buffers that are used again.

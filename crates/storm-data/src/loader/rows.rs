@@ -1,7 +1,7 @@
 //! From the number of a row to its tokens, targets and segments.
 
 use super::packed::PackedRows;
-use super::{LoaderReport, Split};
+use super::{LoaderOptions, LoaderReport};
 use crate::{DataError, Dataset, Kind};
 use std::ops::Range;
 use storm_graph::IGNORE_INDEX;
@@ -43,13 +43,14 @@ impl RowBuffers {
 }
 
 impl Rows {
-    pub(super) fn new(dataset: &Dataset, split: Split, sequence: usize) -> Result<Rows, DataError> {
+    pub(super) fn new(dataset: &Dataset, options: &LoaderOptions) -> Result<Rows, DataError> {
+        let LoaderOptions { split, sequence, overlong, .. } = *options;
         let tokenizer = &dataset.manifest().tokenizer;
         let padding = tokenizer.end_of_text.unwrap_or(0) as i32;
         Ok(match dataset.manifest().kind {
             Kind::Text => Rows::Windows { tokens: dataset.token_range(split), sequence, padding },
             Kind::Samples => {
-                Rows::Packed { rows: PackedRows::new(dataset, split, sequence)?, padding }
+                Rows::Packed { rows: PackedRows::new(dataset, split, sequence, overlong)?, padding }
             }
         })
     }
@@ -80,7 +81,13 @@ impl Rows {
             Rows::Windows { tokens, sequence, .. } => {
                 let (rows, targets) = (self.count(), (tokens.end - tokens.start).saturating_sub(1));
                 let padding_tokens = rows * *sequence as u64 - targets;
-                LoaderReport { rows, samples: rows, padding_tokens, ..LoaderReport::default() }
+                LoaderReport {
+                    rows,
+                    samples: rows,
+                    padding_tokens,
+                    longest_sample: *sequence as u64,
+                    ..LoaderReport::default()
+                }
             }
             Rows::Packed { rows, .. } => rows.report(),
         }
@@ -139,8 +146,8 @@ fn fill_packed(
 ) -> Result<(), DataError> {
     let mut at = 0;
     let mut segment = 0;
-    for &sample in rows.samples(row) {
-        let range = rows.range(dataset, sample)?;
+    for part in rows.parts(row) {
+        let range = rows.range(dataset, part)?;
         let count = (range.end - range.start) as usize;
         // What was packed into the row fits it, unless the index changed meanwhile.
         if count < 2 || at + count - 1 > dest.tokens.len() {

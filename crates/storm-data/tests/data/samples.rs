@@ -4,7 +4,10 @@ use crate::helpers::{Folder, batches, packed, seeded, training};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use storm_data::{Dataset, Loader, LoaderOptions, Order, PackOptions, Passes, Samples, Tokenizer};
+use storm_data::{
+    Dataset, Loader, LoaderOptions, Order, Overlong, PackOptions, Passes, Position, Samples,
+    Tokenizer,
+};
 use storm_graph::IGNORE_INDEX;
 
 /// The dataset of these records, and what became of them.
@@ -106,15 +109,65 @@ fn rows_hold_whole_samples() {
     assert_eq!((report.rows, report.samples, report.padding_tokens), (2, 3, 2));
 }
 
+/// With records of 3, 12, 25 and 52 places and rows of 10.
+#[test]
+fn long_samples_are_left_out_cut_or_refused() {
+    let folder = Folder::new();
+    let learned = |count: usize| "x".repeat(count);
+    let records = [
+        instruction("a", "bc"),
+        instruction("d", &learned(11)),
+        instruction(&"?".repeat(15), &learned(10)),
+        instruction(&"!".repeat(42), &learned(10)),
+    ];
+    let dataset = dataset(&folder, &records);
+    let load = |overlong| {
+        let options = LoaderOptions { overlong, order: Order::Sequential, ..training(1, 10, 0) };
+        Loader::new(Arc::clone(&dataset), options)
+    };
+    let tokens = |overlong| {
+        let mut loader = load(overlong).unwrap();
+        let rows = loader.rows_per_epoch() as usize;
+        let report = loader.report();
+        assert_eq!((report.overlong_samples, report.longest_sample), (3, 52));
+        let batches = batches(&mut loader, rows);
+        let all = batches.iter().flat_map(|batch| &batch.targets);
+        let targets = all.filter(|&&target| target != IGNORE_INDEX).count();
+        (rows, report.dropped_samples, targets)
+    };
+    // What is learned: two and the end; eleven and the end, of which ten fit; ten and the end twice.
+    assert_eq!(tokens(Overlong::Drop), (1, 3, 3));
+    assert_eq!(tokens(Overlong::Truncate), (2, 2, 3 + 10));
+    let (_, dropped, targets) = tokens(Overlong::Split);
+    assert_eq!((dropped, targets), (0, 3 + 12 + 11 + 11));
+    let error = load(Overlong::Error).unwrap_err().to_string();
+    for part in ["3 samples of the training part", "a row of 10 tokens", "a sequence of 52"] {
+        assert!(error.contains(part), "{error}");
+    }
+    // Rows are others: a position of one is none of the other.
+    let position = load(Overlong::Truncate).unwrap().position();
+    let error = load(Overlong::Drop).unwrap().resume(&position).unwrap_err().to_string();
+    assert!(error.contains("overlong was Truncate and is Drop now"), "{error}");
+    // One that does not say is of a time when they lost their end.
+    let mut written = serde_json::to_value(&position).unwrap();
+    written.as_object_mut().unwrap().remove("overlong").unwrap();
+    assert_eq!(serde_json::from_value::<Position>(written).unwrap(), position);
+    // Nothing is left.
+    let options = LoaderOptions { overlong: Overlong::Drop, ..training(1, 2, 0) };
+    let error = Loader::new(Arc::clone(&dataset), options).unwrap_err().to_string();
+    assert!(error.contains("its 4 samples are longer than a row; a sequence of 52"), "{error}");
+}
+
 #[test]
 fn long_samples_lose_their_end() {
     let folder = Folder::new();
     let long = "x".repeat(50);
     let records = [instruction("p", &long), instruction(&long, "nothing of it is left")];
     let dataset = dataset(&folder, &records);
-    let mut loader = Loader::new(dataset, training(1, 10, 0)).unwrap();
+    let options = LoaderOptions { overlong: Overlong::Truncate, ..training(1, 10, 0) };
+    let mut loader = Loader::new(dataset, options).unwrap();
     let report = loader.report();
-    assert_eq!((report.truncated_samples, report.dropped_samples, report.rows), (1, 1, 1));
+    assert_eq!((report.overlong_samples, report.dropped_samples, report.rows), (2, 1, 1));
     let batch = &batches(&mut loader, 1)[0];
     assert_eq!(batch.targets, [i32::from(b'x'); 10]);
     assert_eq!(batch.segments, Some(vec![0; 10]));
