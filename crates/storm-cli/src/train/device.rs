@@ -1,11 +1,13 @@
 //! Where a run computes, what that can do, and how much memory it may take.
 
 use super::options::Settings;
+use super::output::Style;
 use super::setup::Setup;
 use super::values::DeviceArg;
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
-use crate::{host_memory, size};
+use crate::model::grouped;
+use crate::{UsageError, host_memory, size};
 use anyhow::Result;
 use std::num::NonZeroUsize;
 use storm_device::PlanDevice;
@@ -30,16 +32,41 @@ pub(super) struct Machine {
     pub(super) threads: usize,
 }
 
+/// A model with more parameters trains on the CPU only if that is asked for: a step would take minutes.
+const CPU_PARAMETERS_MAX: u64 = 500_000_000;
+
+/// The device that is asked for; else the GPU if it can be used. Says which, and why.
+fn kind(settings: &Settings, parameters: u64, style: Style) -> Result<DeviceKind> {
+    match settings.device {
+        DeviceArg::Cpu => return Ok(DeviceKind::Cpu),
+        DeviceArg::Cuda => return Ok(DeviceKind::Cuda),
+        DeviceArg::Auto => {}
+    }
+    let problem = match CudaDevice::new(0, 1 << 20) {
+        Ok(_) => {
+            style.say("device cuda: there is a GPU that can be used");
+            return Ok(DeviceKind::Cuda);
+        }
+        Err(problem) => problem,
+    };
+    if parameters > CPU_PARAMETERS_MAX {
+        return Err(UsageError(format!(
+            "no GPU can be used ({problem}), and {} parameters are too many for a CPU; `storm doctor` says what is \
+             missing, and --device cpu trains on the CPU all the same",
+            grouped(parameters)
+        ))
+        .into());
+    }
+    eprintln!(
+        "warning: the run is on the CPU, since no GPU can be used: {problem}. `storm doctor` says what is missing; \
+         --device cpu takes the CPU without a warning"
+    );
+    Ok(DeviceKind::Cpu)
+}
+
 impl Machine {
-    pub(super) fn new(settings: &Settings) -> Result<Machine> {
-        let kind = match settings.device {
-            DeviceArg::Cpu => DeviceKind::Cpu,
-            DeviceArg::Cuda => DeviceKind::Cuda,
-            DeviceArg::Auto => match CudaDevice::new(0, 1 << 20) {
-                Ok(_) => DeviceKind::Cuda,
-                Err(_) => DeviceKind::Cpu,
-            },
-        };
+    pub(super) fn new(settings: &Settings, parameters: u64, style: Style) -> Result<Machine> {
+        let kind = kind(settings, parameters, style)?;
         let ram = memory_limits::host(settings.ram.map(|size| size.0))?;
         let vram = settings.vram.map(|size| size.0);
         if kind == DeviceKind::Cuda {

@@ -116,7 +116,7 @@ impl Setup {
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         let model = model.for_vocabulary(&settings, vocabulary)?;
         data::check_lengths(&settings, &dataset, model.config.max_positions)?;
-        let machine = Machine::new(&settings)?;
+        let machine = Machine::new(&settings, model.config.parameter_count(), style)?;
         let mut train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
         let (machine_kind, threads) = (machine.kind, machine.threads);
