@@ -46,6 +46,40 @@ fn without(family: Family, field: &str) -> Result<ModelConfig, ModelError> {
     read(Value::Object(map).to_string().as_bytes())
 }
 
+/// What published files have that no model reads.
+#[test]
+fn fields_that_change_nothing_are_passed_over() {
+    let left = json!({
+        "n_special": 0, "predict_special_tokens": true, "_num_labels": 2, "is_llama_config": true,
+        "output_past": true, "transformers.js_config": {"dtype": "q4"}, "license": null,
+        "attention_dropout": 0.1, "resid_pdrop": 0.0,
+    });
+    for family in Family::ALL {
+        assert_eq!(with(family, left.clone()).unwrap(), with(family, json!({})).unwrap());
+    }
+    let mut map = base(Family::Gpt2);
+    map.extend(left.as_object().unwrap().clone());
+    map.remove("attn_pdrop");
+    map.remove("embd_pdrop");
+    let model = with(Family::Gpt2, json!({})).unwrap();
+    let config = storm_model::HfConfig { model, original: map };
+    assert_eq!(
+        config.left_behind(),
+        [
+            "_num_labels",
+            "is_llama_config",
+            "n_special",
+            "output_past",
+            "predict_special_tokens",
+            "transformers.js_config",
+        ]
+    );
+    assert_eq!(config.dropout(), [("attention_dropout", 0.1)]);
+    // Inside of another object nothing is known to be harmless.
+    let inner = json!({"rope_scaling": {"rope_type": "default", "n_special": 1}});
+    with(Family::Llama, inner).unwrap_err();
+}
+
 #[test]
 fn every_family_is_read() {
     for family in Family::ALL {
