@@ -28,6 +28,7 @@ Usage: cargo xtask <command> [options]
 Commands:
   test          Run every test: Rust, doc tests, examples, comparisons with PyTorch.
                 The first run makes its own Python environment (a large download).
+      --quick       only Rust tests that are quick, without the Python environment
 
   check         Format, clippy, rustdoc (warnings are errors), the repository's own rules, and the
                 dependencies: vulnerabilities and licences, where cargo-deny is installed.

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test there is, in one command.
+//! `cargo xtask test`: every test there is, in one command; `--quick` leaves out what takes long.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,9 +14,41 @@ use crate::workspace::{crate_dirs, entries, examples_dir, release_dir, root};
 /// The packages whose release binaries the Python comparisons call, found through `STORM_BIN_DIR`.
 const BINARY_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
 
-pub(crate) fn run(args: Args) -> Result<()> {
-    args.finish()?;
+/// Test targets that take most of the time. `--quick` leaves them out.
+const SLOW_TARGETS: [&str; 4] = ["faults", "planned", "plans", "train"];
 
+pub(crate) fn run(mut args: Args) -> Result<()> {
+    let is_quick = args.flag("--quick");
+    args.finish()?;
+    match is_quick {
+        true => run_all(vec![Stage::new("quick rust tests", run_quick)]),
+        false => run_everything(),
+    }
+}
+
+/// Unit tests and the quick test targets. Needs no Python environment.
+fn run_quick() -> Result<()> {
+    let mut command = cargo();
+    command.args(["test", "--workspace", "--lib", "--bins"]);
+    for target in quick_targets(&crate_dirs()?)? {
+        command.args(["--test", &target]);
+    }
+    run_command(&mut command)
+}
+
+/// The names of all test targets that are not slow, each once.
+fn quick_targets(crate_dirs: &[PathBuf]) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for dir in crate_dirs {
+        names.extend(targets(&dir.join("tests"))?);
+    }
+    names.sort();
+    names.dedup();
+    names.retain(|name| !SLOW_TARGETS.contains(&name.as_str()));
+    Ok(names)
+}
+
+fn run_everything() -> Result<()> {
     run_all(vec![
         Stage::new("python set-up", || Environment::new().ensure()),
         Stage::new("rust tests", || {
@@ -41,7 +73,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
 fn run_examples() -> Result<()> {
     run_command(cargo().args(["build", "--workspace", "--examples"]))?;
     for dir in crate_dirs()? {
-        for example in examples(&dir)? {
+        for example in targets(&dir.join("examples"))? {
             let mut command = Command::new(examples_dir().join(example));
             run_command(command.current_dir(root()))?;
         }
@@ -49,13 +81,13 @@ fn run_examples() -> Result<()> {
     Ok(())
 }
 
-/// The examples of a crate: `examples/NAME.rs` and `examples/NAME/main.rs`.
-fn examples(crate_dir: &Path) -> Result<Vec<String>> {
-    let is_example = |path: &PathBuf| {
+/// The targets in a folder of examples or tests: `NAME.rs` and `NAME/main.rs`.
+fn targets(folder: &Path) -> Result<Vec<String>> {
+    let is_target = |path: &PathBuf| {
         path.extension().is_some_and(|ext| ext == "rs") || path.join("main.rs").is_file()
     };
-    let paths = entries(&crate_dir.join("examples"))?.into_iter();
-    let stems = paths.filter(is_example).filter_map(|path| {
+    let paths = entries(folder)?.into_iter();
+    let stems = paths.filter(is_target).filter_map(|path| {
         let stem = path.file_stem()?.to_str()?;
         Some(stem.to_owned())
     });
@@ -80,15 +112,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_both_forms_of_examples() {
+    fn finds_both_forms_of_targets() {
         let dir = std::env::temp_dir().join(format!("storm-xtask-{}", std::process::id()));
-        std::fs::create_dir_all(dir.join("examples/big")).unwrap();
-        std::fs::create_dir_all(dir.join("examples/data")).unwrap();
-        std::fs::write(dir.join("examples/big/main.rs"), "").unwrap();
-        std::fs::write(dir.join("examples/small.rs"), "").unwrap();
-        let found = examples(&dir);
+        std::fs::create_dir_all(dir.join("tests/big")).unwrap();
+        std::fs::create_dir_all(dir.join("tests/plans")).unwrap();
+        std::fs::create_dir_all(dir.join("tests/data")).unwrap();
+        std::fs::write(dir.join("tests/big/main.rs"), "").unwrap();
+        std::fs::write(dir.join("tests/plans/main.rs"), "").unwrap();
+        std::fs::write(dir.join("tests/small.rs"), "").unwrap();
+        let (found, quick) =
+            (targets(&dir.join("tests")), quick_targets(std::slice::from_ref(&dir)));
         std::fs::remove_dir_all(&dir).unwrap();
-        assert_eq!(found.unwrap(), ["big", "small"]);
-        assert!(examples(&dir).unwrap().is_empty());
+        assert_eq!(found.unwrap(), ["big", "plans", "small"]);
+        assert_eq!(quick.unwrap(), ["big", "small"]);
+        assert!(targets(&dir).unwrap().is_empty());
+    }
+
+    /// A slow target that was renamed would silently become a quick one.
+    #[test]
+    fn slow_targets_exist() {
+        let mut names = Vec::new();
+        for dir in crate_dirs().unwrap() {
+            names.extend(targets(&dir.join("tests")).unwrap());
+        }
+        for slow in SLOW_TARGETS {
+            assert!(names.iter().any(|name| name == slow), "no test target is named `{slow}`");
+        }
     }
 }
