@@ -160,7 +160,7 @@ fn tokenizer_words(dataset: &Dataset) -> String {
         }
     }
     if info.chat.is_some() {
-        words += ", ChatML";
+        words += ", has the marks of ChatML";
     }
     words
 }
