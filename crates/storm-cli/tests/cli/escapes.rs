@@ -38,7 +38,9 @@ fn what_files_hold_is_shown_without_control_characters() {
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let record = serde_json::json!({"messages": [{"role": HOSTILE, "content": "x"}]});
     fs::write(path("a.jsonl"), record.to_string()).unwrap();
-    check(&["data", "pack", &path("a.jsonl"), "--tokenizer", "bytes", "--out", &path("out")]);
+    let (input, out) = (path("a.jsonl"), path("out"));
+    let pack = ["data", "pack", &input, "--tokenizer", "bytes", "--chat-template", "plain"];
+    check(&[&pack[..], &["--out", &out]].concat());
     fs::write(path("config.toml"), format!("\"{HOSTILE}\" = 1\n")).unwrap();
     check(&["train", &path("config.toml")]);
     fs::write(path("keys.toml"), r#""x\u001b]0;title\u0007-marked" = 1"#).unwrap();
