@@ -82,12 +82,13 @@ fn gradients(setup: &Setup<'_>, micro_batches: &[TokenBatch], output: &Path) -> 
     let directory = open(setup.model)?;
     let mut trainer = setup.trainer(&directory, micro_batches.first(), |_| {})?;
     let loss = trainer.accumulate(&to_batches(micro_batches)?)?;
+    // The gradients of the uses of a tied parameter are summed with the norm.
+    let gradient_norm = trainer.update(0.0)?;
     let mut gradients = Vec::new();
     for spec in parameters(directory.model()) {
         gradients.extend(tensors::to_hf(&spec, &trainer.read(&format!("{}.grad", spec.name))?));
     }
     tensors::write(output, gradients)?;
-    let gradient_norm = trainer.update(0.0)?;
     Ok(json!({ "loss": loss, "gradient_norm": gradient_norm }))
 }
 
