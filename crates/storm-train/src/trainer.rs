@@ -219,7 +219,8 @@ impl<D: Device> Trainer<D> {
     }
 
     /// Forward and backward of all micro-batches; afterwards the gradients of the step are in their
-    /// slots. Returns the loss.
+    /// slots. Each use of a tied parameter has one of its own until [`Trainer::update`] sums them.
+    /// Returns the loss.
     ///
     /// # Errors
     /// A batch that does not fit; nothing was changed.
