@@ -8,8 +8,8 @@
 //! ```
 //! use std::sync::Arc;
 //! use storm_data::{
-//!     ChatTemplate, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, PackOptions, Passes,
-//!     SHARD_TOKENS_DEFAULT, Samples, SpecialTokens, Split, TokenizerSource, WorkerCommand, pack,
+//!     ChatTemplate, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, Overlong, PackOptions,
+//!     Passes, SHARD_TOKENS_DEFAULT, Samples, SpecialTokens, Split, TokenizerSource, WorkerCommand, pack,
 //! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -40,6 +40,7 @@
 //!     split: Split::Train,
 //!     order: Order::Shuffled,
 //!     passes: Passes::Endless,
+//!     overlong: Overlong::Drop,
 //! };
 //! let mut loader = Loader::new(dataset, options)?;
 //! let mut samples = Samples::default();
