@@ -18,7 +18,7 @@ pub struct DecodeStream<'a> {
 }
 
 impl<'a> DecodeStream<'a> {
-    /// A stream that goes on with what was given out before it.
+    /// A stream that continues after text that was already decoded.
     pub(super) fn new(tokenizer: &'a Tokenizer, before: &[u32]) -> DecodeStream<'a> {
         let ids = before[before.len().saturating_sub(INCOMPLETE_MAX)..].to_vec();
         DecodeStream { tokenizer, given: ids.len(), ids }
@@ -54,7 +54,7 @@ impl<'a> DecodeStream<'a> {
     fn pending(&self) -> Result<String, DataError> {
         let before = self.tokenizer.decode(&self.ids[..self.given])?;
         let all = self.tokenizer.decode(&self.ids)?;
-        // Decoders that join words may change the end of what was given out; that is not said again.
+        // Decoders that join words may change the end of text that was already emitted; it is not emitted twice.
         let same = before.chars().zip(all.chars()).take_while(|(before, all)| before == all);
         let same: usize = same.map(|(character, _)| character.len_utf8()).sum();
         Ok(all[same..].to_owned())

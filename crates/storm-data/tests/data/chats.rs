@@ -77,8 +77,8 @@ fn learned_text(folder: &Folder, (ids, learned): &(Vec<i32>, Vec<bool>)) -> Stri
     tokenizer.decode(&ids).unwrap()
 }
 
-/// What is refused although `transformers` renders it, and why: the text would not hold all of the chat, or hold
-/// what nobody wrote.
+/// What is refused although `transformers` renders it, and why: the text would miss part of the chat, or contain
+/// text that is not in it.
 const REFUSED: [(&str, &str, &str); 7] = [
     ("gemma", "parts", "message 1: the chat template does not know content parts"),
     ("llama3", "parts", "message 1: the chat template does not know content parts"),

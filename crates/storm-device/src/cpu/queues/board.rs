@@ -61,7 +61,7 @@ pub(super) struct Taken {
 }
 
 impl Board {
-    /// The queues of a plan, with room for this many commands each; `recorder` for who wants a trace.
+    /// The queues of a plan, with room for this many commands each; `recorder` if a trace is wanted.
     pub(super) fn new(plan: &Plan, room: usize, recorder: Option<Recorder>) -> Board {
         let room = room.max(1);
         let mut commands = PerQueue::<VecDeque<Command>>::default();

@@ -60,8 +60,9 @@ impl Program {
                 let [from, to] = [from, to].map(|place| {
                     self.address("", place, bytes).expect("checked when it was prepared")
                 });
-                // SAFETY: in bounds of two blocks that do not overlap: a link has two tiers. Nobody else
-                // writes the source or touches the destination, by the caller's promise and the plan's.
+                // SAFETY: in bounds of two blocks that do not overlap: a link has two tiers. The
+                // caller and the checked plan guarantee that no other instruction writes the source or
+                // accesses the destination meanwhile.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
             }
         }
