@@ -1,7 +1,7 @@
 //! Decisions in few numbers, for a search: blocks of a stage are treated alike except for where they
 //! stand.
 
-use crate::decisions::{RingMemory, StageDecisions};
+use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::lower::Lowering;
 use crate::{Decisions, Storage, Streaming, UpdateTime};
 
@@ -24,7 +24,10 @@ pub(crate) const INPUT_RING: usize = 2;
 /// A point of the search space.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Choice {
+    /// Micro-batches in a group.
     pub(crate) group: usize,
+    /// The first group of a step, if it is unlike the others.
+    pub(crate) first: Option<FirstGroup>,
     /// One for each stage.
     pub(crate) stages: Vec<StageChoice>,
     pub(crate) rings: RingMemory,
@@ -35,9 +38,28 @@ pub(crate) struct Choice {
     pub(crate) piece_elements: usize,
 }
 
+/// A first group of another size than the others: a larger one gives the copies of a deferred update more
+/// time, a smaller one after it leaves each micro-batch more memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct FirstGroup {
+    pub(crate) group: usize,
+    /// One for each stage.
+    pub(crate) stages: Vec<ActivationChoice>,
+}
+
 /// What is chosen for the blocks of a stage.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct StageChoice {
+    pub(crate) activations: ActivationChoice,
+    pub(crate) weights: Streaming,
+    pub(crate) gradients: Streaming,
+    /// Blocks whose optimizer state stays on the device.
+    pub(crate) states: usize,
+}
+
+/// What is chosen for the activations of a stage's blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ActivationChoice {
     /// The last `kept.1` blocks keep the units of saving `kept.0`.
     pub(crate) kept: (usize, usize),
     /// The `offloaded.1` blocks before those offload the units of saving `offloaded.0`.
@@ -50,14 +72,10 @@ pub(crate) struct StageChoice {
     pub(crate) inputs_every: usize,
     /// Whether inputs that are stored, and not among the last ones, stay on the device as well.
     pub(crate) inputs_resident: bool,
-    pub(crate) weights: Streaming,
-    pub(crate) gradients: Streaming,
-    /// Blocks whose optimizer state stays on the device.
-    pub(crate) states: usize,
 }
 
-impl StageChoice {
-    fn decisions(&self, blocks: usize, units: usize, savings: &[Saving]) -> StageDecisions {
+impl ActivationChoice {
+    fn decisions(&self, blocks: usize, units: usize, savings: &[Saving]) -> ActivationDecisions {
         let kept_from = blocks - self.kept.1.min(blocks);
         let offloaded_from = kept_from - self.offloaded.1.min(kept_from);
         let mut saved = vec![vec![Storage::Recompute; units]; blocks];
@@ -89,13 +107,7 @@ impl StageChoice {
                 }
             })
             .collect();
-        StageDecisions {
-            saved,
-            inputs,
-            weights: self.weights,
-            gradients: self.gradients,
-            states_pinned: self.states,
-        }
+        ActivationDecisions { saved, inputs }
     }
 
     /// Units at hand in blocks that keep some.
@@ -105,32 +117,50 @@ impl StageChoice {
         let both = kept.iter().zip(beside).map(|(&k, &o)| k || (self.offloads_beside && o));
         both.collect()
     }
+
+    /// The same with the least said.
+    fn normalize(&mut self, blocks: usize) {
+        self.kept.1 = self.kept.1.min(blocks);
+        if self.kept.0 == 0 || self.kept.1 == 0 {
+            self.kept = (0, 0);
+            self.offloads_beside = false;
+        }
+        self.offloaded.1 = self.offloaded.1.min(blocks - self.kept.1);
+        if self.offloaded.0 == 0 || (self.offloaded.1 == 0 && !self.offloads_beside) {
+            self.offloaded = (0, 0);
+            self.offloads_beside = false;
+        }
+        self.inputs_kept = self.inputs_kept.min(blocks);
+        if self.inputs_resident && self.inputs_every == 1 {
+            self.inputs_kept = 0;
+        }
+    }
 }
 
 impl Choice {
     /// The same decisions with the least said: what has no effect is as if it were not chosen, so that equal
     /// choices are recognized.
     pub(crate) fn normalized(mut self, repeats: &[usize]) -> Choice {
-        let (mut streams_state, mut offloads, mut offloads_inputs) = (false, false, false);
+        let mut streams_state = false;
         for (chosen, &blocks) in self.stages.iter_mut().zip(repeats) {
-            chosen.kept.1 = chosen.kept.1.min(blocks);
-            if chosen.kept.0 == 0 || chosen.kept.1 == 0 {
-                chosen.kept = (0, 0);
-                chosen.offloads_beside = false;
-            }
-            chosen.offloaded.1 = chosen.offloaded.1.min(blocks - chosen.kept.1);
-            if chosen.offloaded.0 == 0 || (chosen.offloaded.1 == 0 && !chosen.offloads_beside) {
-                chosen.offloaded = (0, 0);
-                chosen.offloads_beside = false;
-            }
-            chosen.inputs_kept = chosen.inputs_kept.min(blocks);
-            if chosen.inputs_resident && chosen.inputs_every == 1 {
-                chosen.inputs_kept = 0;
-            }
+            chosen.activations.normalize(blocks);
             streams_state |= chosen.states < blocks || chosen.gradients.pinned < blocks;
-            offloads |= chosen.offloaded.0 > 0;
-            offloads_inputs |= !chosen.inputs_resident;
         }
+        if let Some(first) = &mut self.first {
+            for (chosen, &blocks) in first.stages.iter_mut().zip(repeats) {
+                chosen.normalize(blocks);
+            }
+            let usual = self.stages.iter().map(|chosen| &chosen.activations);
+            if first.group == self.group && first.stages.iter().eq(usual) {
+                self.first = None;
+            }
+        }
+        let any = |test: fn(&ActivationChoice) -> bool| {
+            let first = self.first.iter().flat_map(|first| &first.stages);
+            self.stages.iter().map(|chosen| &chosen.activations).chain(first).any(test)
+        };
+        let offloads = any(|chosen| chosen.offloaded.0 > 0);
+        let offloads_inputs = any(|chosen| !chosen.inputs_resident);
         self.state_ring = if streams_state { self.state_ring } else { STATE_RING };
         self.activation_ring = if offloads { self.activation_ring } else { ACTIVATION_RING };
         self.input_ring = if offloads_inputs { self.input_ring } else { INPUT_RING };
@@ -144,21 +174,65 @@ impl Choice {
         self.stages.iter().map(pinned).eq(other.stages.iter().map(pinned))
     }
 
+    /// Whether groups are cut alike, too.
+    pub(crate) fn is_of_a_kind_with(&self, other: &Choice) -> bool {
+        let first = |choice: &Choice| choice.first.as_ref().map(|first| first.group);
+        self.group == other.group && first(self) == first(other) && self.places_alike(other)
+    }
+
+    /// Activations of the groups after the first.
+    pub(crate) fn usual_activations(&self) -> Vec<ActivationChoice> {
+        self.stages.iter().map(|chosen| chosen.activations).collect()
+    }
+
+    /// How many groups follow the first.
+    pub(crate) fn groups_after_first(&self, micro_batches: usize) -> usize {
+        let first = self.first.as_ref().map_or(self.group, |first| first.group);
+        micro_batches.saturating_sub(first) / self.group.max(1)
+    }
+
     pub(crate) fn decisions(&self, lowering: &Lowering<'_>, savings: &[Vec<Saving>]) -> Decisions {
-        let stages = lowering.task.program().stages().iter().enumerate();
+        let program = lowering.task.program();
+        let group = |micro_batches: usize, times: usize, chosen: &[ActivationChoice]| {
+            let stages = chosen.iter().zip(program.stages()).enumerate();
+            let stages = stages.map(|(stage, (chosen, s))| {
+                chosen.decisions(s.repeat, lowering.units[stage].len(), &savings[stage])
+            });
+            GroupDecisions {
+                micro_batches,
+                times,
+                stages: stages.collect(),
+                activation_ring: self.activation_ring,
+                input_ring: self.input_ring,
+            }
+        };
+        let micro_batches = lowering.task.micro_batches;
+        let usual = self.usual_activations();
+        let groups = match &self.first {
+            None => {
+                let times = micro_batches / self.group.max(1);
+                vec![group(self.group, times, &usual)]
+            }
+            Some(first) => {
+                let mut groups = vec![group(first.group, 1, &first.stages)];
+                match self.groups_after_first(micro_batches) {
+                    0 => {}
+                    times => groups.push(group(self.group, times, &usual)),
+                }
+                groups
+            }
+        };
+        let stages = self.stages.iter().map(|chosen| StageDecisions {
+            weights: chosen.weights,
+            gradients: chosen.gradients,
+            states_pinned: chosen.states,
+        });
         Decisions {
-            group: self.group,
-            stages: stages
-                .map(|(stage, s)| {
-                    let units = lowering.units[stage].len();
-                    self.stages[stage].decisions(s.repeat, units, &savings[stage])
-                })
-                .collect(),
+            groups,
+            stages: stages.collect(),
             rings: self.rings,
             update: self.update,
             state_ring: self.state_ring,
-            activation_ring: self.activation_ring,
-            input_ring: self.input_ring,
             piece_elements: self.piece_elements,
         }
     }

@@ -75,8 +75,9 @@ pub enum RingMemory {
 /// All decisions of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Decisions {
-    /// Micro-batches that go through a block together: streamed weights move once for all of them.
-    pub group: usize,
+    /// The groups of micro-batches of a step, in order. The first one differs where it pays: it applies a
+    /// deferred update beside its forward pass, which takes time to hide and leaves less memory.
+    pub groups: Vec<GroupDecisions>,
     /// One for each stage of the program.
     pub stages: Vec<StageDecisions>,
     /// How rings share memory.
@@ -85,23 +86,39 @@ pub struct Decisions {
     pub update: UpdateTime,
     /// Pieces of optimizer state that have memory on the device at a time, where any is streamed.
     pub state_ring: usize,
+    /// Parameters are updated and copied in pieces of this many elements.
+    pub piece_elements: usize,
+}
+
+/// Groups of micro-batches in a row that are treated alike.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct GroupDecisions {
+    /// Micro-batches that go through a block together: streamed weights move once for all of them.
+    pub micro_batches: usize,
+    /// How many such groups follow each other.
+    pub times: usize,
+    /// One for each stage of the program.
+    pub stages: Vec<ActivationDecisions>,
     /// How many blocks' offloaded tensors have memory on the device at a time.
     pub activation_ring: usize,
     /// How many offloaded inputs of blocks have memory on the device at a time, beyond what a group
     /// needs.
     pub input_ring: usize,
-    /// Parameters are updated and copied in pieces of this many elements.
-    pub piece_elements: usize,
 }
 
-/// Decisions about the blocks of one stage.
+/// What the blocks of one stage do with what their backward pass reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct StageDecisions {
+pub struct ActivationDecisions {
     /// Per block and saved unit (see [`Task::saved_units`]).
     pub saved: Vec<Vec<Storage>>,
     /// Per block, what it takes from the block before. [`Storage::Recompute`] runs the blocks since the
     /// last one whose input is stored. Without meaning for the last stage, which runs backward at once.
     pub inputs: Vec<Storage>,
+}
+
+/// Where the parameters of one stage live, and what belongs to them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct StageDecisions {
     /// Parameters.
     pub weights: Streaming,
     /// Their gradients.
@@ -116,24 +133,69 @@ pub const PIECE_ELEMENTS: usize = 16 << 20;
 impl Decisions {
     /// Everything in device memory, one micro-batch after another.
     pub fn resident(task: &Task) -> Decisions {
-        let stages = task.program().stages().iter().enumerate();
+        let stages = task.program().stages();
+        let activations = stages.iter().enumerate().map(|(stage, s)| ActivationDecisions {
+            saved: vec![vec![Storage::Keep; task.saved_units(stage).len()]; s.repeat],
+            inputs: vec![Storage::Keep; s.repeat],
+        });
+        let parameters = stages.iter().map(|s| StageDecisions {
+            weights: Streaming::resident(s.repeat),
+            gradients: Streaming::resident(s.repeat),
+            states_pinned: s.repeat,
+        });
         Decisions {
-            group: 1,
-            stages: stages
-                .map(|(stage, s)| StageDecisions {
-                    saved: vec![vec![Storage::Keep; task.saved_units(stage).len()]; s.repeat],
-                    inputs: vec![Storage::Keep; s.repeat],
-                    weights: Streaming::resident(s.repeat),
-                    gradients: Streaming::resident(s.repeat),
-                    states_pinned: s.repeat,
-                })
-                .collect(),
+            groups: vec![GroupDecisions {
+                micro_batches: 1,
+                times: task.micro_batches,
+                stages: activations.collect(),
+                activation_ring: 0,
+                input_ring: 0,
+            }],
+            stages: parameters.collect(),
             rings: RingMemory::Separate,
             update: UpdateTime::EndOfStep,
             state_ring: 0,
-            activation_ring: 0,
-            input_ring: 0,
             piece_elements: PIECE_ELEMENTS,
         }
+    }
+
+    /// Nothing stays on the device for longer than it must, with rings of two.
+    pub fn streamed(task: &Task) -> Decisions {
+        let mut decisions =
+            Decisions { update: UpdateTime::NextStep, state_ring: 2, ..Decisions::resident(task) };
+        for group in &mut decisions.groups {
+            (group.activation_ring, group.input_ring) = (2, 2);
+            for stage in &mut group.stages {
+                stage.saved.iter_mut().for_each(|saved| saved.fill(Storage::Offload));
+                stage.inputs.fill(Storage::Offload);
+            }
+        }
+        for stage in &mut decisions.stages {
+            stage.weights = Streaming { pinned: 0, ring: 2 };
+            stage.gradients = Streaming { pinned: 0, ring: 2 };
+            stage.states_pinned = 0;
+        }
+        decisions
+    }
+
+    /// The most micro-batches that go through a block together.
+    pub fn group_max(&self) -> usize {
+        self.groups.iter().map(|group| group.micro_batches).max().unwrap_or(0)
+    }
+
+    /// For people: `8`, or `2, then 1`.
+    pub fn group_sizes(&self) -> String {
+        let sizes: Vec<String> =
+            self.groups.iter().map(|group| group.micro_batches.to_string()).collect();
+        sizes.join(", then ")
+    }
+
+    /// The groups that most micro-batches of a step are in.
+    ///
+    /// # Panics
+    /// If there are no groups.
+    pub fn usual_group(&self) -> &GroupDecisions {
+        let count = |group: &&GroupDecisions| group.micro_batches * group.times;
+        self.groups.iter().max_by_key(count).expect("a step has groups")
     }
 }

@@ -1,11 +1,14 @@
 //! A quick guess of a plan's step time, to decide which plans are worth building: each pass takes as
 //! long as the busiest of compute and the two copy queues.
 
-use crate::choice::{Choice, Saving, StageChoice};
+use crate::choice::{ActivationChoice, Choice, Saving, StageChoice};
 use crate::decisions::RingMemory;
 use crate::lower::{Lowering, Sizes};
 use crate::queue::Link;
 use crate::{Storage, Streaming, UpdateTime};
+
+/// A queue of copies is not busy all the time even where it is the busiest: it waits for slots.
+const COPIES_WAIT: f64 = 1.1;
 
 /// Times and sizes of a task that all guesses share.
 pub(crate) struct Estimator<'a> {
@@ -25,16 +28,23 @@ struct Times {
     passes: f64,
 }
 
-/// Bytes of a step, or of one of its passes.
+/// Bytes that parameters, gradients and state move in a pass of a group, or with the update.
 #[derive(Clone, Copy, Default)]
-struct Traffic {
+struct ParameterTraffic {
     weights: f64,
     gradients: f64,
-    inputs_out: f64,
-    activations_out: f64,
     states: f64,
     update_gradients: f64,
     updated_weights: f64,
+}
+
+/// A group of micro-batches: what it takes besides its parameters.
+struct GroupTimes {
+    forward: f64,
+    /// With what is recomputed.
+    backward: f64,
+    /// Bytes that leave in the forward pass, and return in the backward pass.
+    offloaded: f64,
 }
 
 impl<'a> Estimator<'a> {
@@ -65,30 +75,51 @@ impl<'a> Estimator<'a> {
 
     /// Less than any plan of this choice takes: one queue without a pause.
     pub(crate) fn least_seconds(&self, choice: &Choice) -> f64 {
-        let micro_batches = self.lowering.task.micro_batches as f64;
-        let computed: f64 = self.stages.iter().map(|t| t.blocks * (t.forward + t.backward)).sum();
+        let micro_batches = self.lowering.task.micro_batches;
+        let after_first = choice.groups_after_first(micro_batches) as f64;
+        let [first, usual] = self.groups(choice);
         // The first micro-batch adds to no gradient, which is a little quicker.
-        let compute = 0.999 * micro_batches * (computed + self.recompute_seconds(choice));
-        let groups = micro_batches / choice.group as f64;
+        let compute = |group: &GroupTimes| 0.999 * (group.forward + group.backward);
+        let compute = compute(&first) + after_first * compute(&usual);
         let (mut weights_in, mut gradients_out) = (0.0, 0.0);
         for (times, chosen) in self.stages.iter().zip(&choice.stages) {
             let beyond = |streaming: Streaming| (times.blocks - streaming.slots() as f64).max(0.0);
             weights_in += times.passes * beyond(chosen.weights) * times.sizes.weights as f64;
             gradients_out += beyond(chosen.gradients) * times.sizes.gradients as f64;
         }
-        let profile = self.lowering.profile;
+        let (profile, groups) = (self.lowering.profile, 1.0 + after_first);
         compute
             .max(groups * weights_in / profile.link(Link::HOST_TO_DEVICE).bandwidth)
             .max(groups * gradients_out / profile.link(Link::DEVICE_TO_HOST).bandwidth)
     }
 
-    /// What is recomputed, in one micro-batch.
-    fn recompute_seconds(&self, choice: &Choice) -> f64 {
-        let stages = choice.stages.iter().enumerate();
-        stages.map(|(stage, chosen)| self.stage_recompute_seconds(stage, chosen)).sum()
+    /// The first group of a choice, and those after it.
+    fn groups(&self, choice: &Choice) -> [GroupTimes; 2] {
+        let usual = self.group(choice.group, &choice.usual_activations());
+        let first = match &choice.first {
+            Some(first) => self.group(first.group, &first.stages),
+            None => GroupTimes { ..usual },
+        };
+        [first, usual]
     }
 
-    fn stage_recompute_seconds(&self, stage: usize, chosen: &StageChoice) -> f64 {
+    fn group(&self, micro_batches: usize, chosen: &[ActivationChoice]) -> GroupTimes {
+        let (mut forward, mut backward, mut offloaded) = (0.0, 0.0, 0.0);
+        for (stage, (times, chosen)) in self.stages.iter().zip(chosen).enumerate() {
+            forward += times.blocks * times.forward;
+            backward += times.blocks * times.backward + self.recompute_seconds(stage, chosen);
+            offloaded += self.offloaded_bytes(stage, chosen);
+        }
+        let count = micro_batches as f64;
+        GroupTimes {
+            forward: count * forward,
+            backward: count * backward,
+            offloaded: count * offloaded,
+        }
+    }
+
+    /// What a stage recomputes in one micro-batch.
+    fn recompute_seconds(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
         let (times, savings) = (&self.stages[stage], &self.savings[stage]);
         let kept = (chosen.kept.1 as f64).min(times.blocks);
         let offloaded = (chosen.offloaded.1 as f64).min(times.blocks - kept);
@@ -105,12 +136,44 @@ impl<'a> Estimator<'a> {
             + replayed * times.forward
     }
 
-    /// What a group moves.
-    fn traffic(&self, choice: &Choice) -> Traffic {
-        let mut traffic = Traffic::default();
+    /// What a stage offloads in one micro-batch.
+    fn offloaded_bytes(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
+        let (times, savings) = (&self.stages[stage], &self.savings[stage]);
+        if times.passes < 2.0 {
+            return 0.0;
+        }
+        let kept = (chosen.kept.1 as f64).min(times.blocks);
+        let offloaded = (chosen.offloaded.1 as f64).min(times.blocks - kept);
+        let bytes = savings[chosen.offloaded.0].bytes as f64;
+        let beside = match chosen.offloads_beside {
+            true => self.bytes_beside(stage, chosen),
+            false => 0.0,
+        };
+        let inputs = match chosen.inputs_resident {
+            true => 0.0,
+            false => {
+                let every = chosen.inputs_every.max(1) as f64;
+                let stored = (times.blocks - chosen.inputs_kept as f64).max(0.0) / every;
+                stored * times.sizes.input as f64
+            }
+        };
+        offloaded * bytes + kept * beside + inputs
+    }
+
+    /// What a block offloads that keeps some units.
+    fn bytes_beside(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
+        let savings = &self.savings[stage];
+        let (kept, away) = (&savings[chosen.kept.0].mask, &savings[chosen.offloaded.0].mask);
+        let units = self.lowering.units[stage].iter().zip(kept.iter().zip(away));
+        let leaves = units.filter(|(_, (kept, away))| **away && !**kept);
+        leaves.map(|(unit, _)| unit.size_bytes as f64).sum()
+    }
+
+    /// What parameters and what belongs to them move.
+    fn traffic(&self, choice: &Choice) -> ParameterTraffic {
+        let mut traffic = ParameterTraffic::default();
         let shared = choice.rings == RingMemory::Shared;
-        let group = choice.group as f64;
-        for (stage, (times, chosen)) in self.stages.iter().zip(&choice.stages).enumerate() {
+        for (times, chosen) in self.stages.iter().zip(&choice.stages) {
             let beyond = |streaming: Streaming| times.blocks - streaming.pinned as f64;
             let misses = |streaming: Streaming| match shared {
                 true => beyond(streaming),
@@ -126,72 +189,69 @@ impl<'a> Estimator<'a> {
             traffic.update_gradients += misses(chosen.gradients) * sizes.gradients as f64;
             traffic.updated_weights += beyond(chosen.weights) * sizes.weights as f64;
             traffic.states += (times.blocks - chosen.states as f64) * sizes.states as f64;
-            if times.passes < 2.0 {
-                continue;
-            }
-            let kept = (chosen.kept.1 as f64).min(times.blocks);
-            let offloaded = (chosen.offloaded.1 as f64).min(times.blocks - kept);
-            let savings = &self.savings[stage];
-            let bytes = savings[chosen.offloaded.0].bytes as f64;
-            let beside = match chosen.offloads_beside {
-                true => (bytes - savings[chosen.kept.0].bytes as f64).max(0.0),
-                false => 0.0,
-            };
-            traffic.activations_out += group * (offloaded * bytes + kept * beside);
-            if !chosen.inputs_resident {
-                let every = chosen.inputs_every.max(1) as f64;
-                let stored = (times.blocks - chosen.inputs_kept as f64).max(0.0) / every;
-                traffic.inputs_out += group * stored * sizes.input as f64;
-            }
         }
         traffic
     }
 
+    /// The time of a pass: its busiest queue's.
+    fn pass(&self, compute: f64, into: f64, out: f64) -> f64 {
+        let profile = self.lowering.profile;
+        let into = into / profile.link(Link::HOST_TO_DEVICE).bandwidth;
+        let out = out / profile.link(Link::DEVICE_TO_HOST).bandwidth;
+        compute.max(COPIES_WAIT * into).max(COPIES_WAIT * out)
+    }
+
     /// Seconds of a step.
     pub(crate) fn step_seconds(&self, choice: &Choice) -> f64 {
-        let group = choice.group as f64;
-        let groups = self.lowering.task.micro_batches as f64 / group;
-        let profile = self.lowering.profile;
-        let pass = |compute: f64, into: f64, out: f64| {
-            let into = into / profile.link(Link::HOST_TO_DEVICE).bandwidth;
-            let out = out / profile.link(Link::DEVICE_TO_HOST).bandwidth;
-            compute.max(into).max(out)
-        };
+        let after_first = choice.groups_after_first(self.lowering.task.micro_batches) as f64;
         let traffic = self.traffic(choice);
-        let forward: f64 = self.stages.iter().map(|t| group * t.blocks * t.forward).sum();
-        let plain_forward =
-            pass(forward, traffic.weights, traffic.inputs_out + traffic.activations_out);
+        let [first, usual] = self.groups(choice);
         if self.lowering.task.training.is_none() {
-            return groups * pass(forward, traffic.weights, 0.0);
+            return self.pass(first.forward, traffic.weights, 0.0)
+                + after_first * self.pass(usual.forward, traffic.weights, 0.0);
         }
-        let backward: f64 = self.stages.iter().map(|t| t.blocks * t.backward).sum();
-        let backward = group * (backward + self.recompute_seconds(choice));
-        let activations = traffic.inputs_out + traffic.activations_out;
         let gradients = traffic.gradients;
-        let first_backward = pass(backward, traffic.weights + activations, gradients);
-        let later_backward = pass(backward, traffic.weights + activations + gradients, gradients);
-        let mut seconds = first_backward + (groups - 1.0) * later_backward;
-        seconds += (groups - 1.0) * plain_forward;
+        let into = |group: &GroupTimes| traffic.weights + group.offloaded;
+        let seconds = self.usual_group_seconds(&usual, &traffic) * after_first
+            + self.pass(first.backward, into(&first), gradients);
         let update_in = traffic.states + traffic.update_gradients;
         let update_out = traffic.states + traffic.updated_weights;
-        seconds += match choice.update {
+        let first_forward = match choice.update {
             UpdateTime::NextStep => {
-                pass(forward, traffic.weights + update_in, activations + update_out)
+                self.pass(first.forward, traffic.weights + update_in, first.offloaded + update_out)
             }
             UpdateTime::EndOfStep => {
                 let stages = self.stages.iter().map(|t| (t.blocks, &t.sizes));
                 let all: f64 = stages
                     .map(|(blocks, s)| blocks * (2 * s.weights + s.gradients + 2 * s.states) as f64)
                     .sum();
-                plain_forward
-                    + pass(all / profile.memory_bandwidth, update_in + traffic.weights, update_out)
+                let update = all / self.lowering.profile.memory_bandwidth;
+                self.pass(first.forward, traffic.weights, first.offloaded)
+                    + self.pass(update, update_in + traffic.weights, update_out)
             }
         };
-        seconds + self.exposed_seconds(choice, groups, &traffic)
+        seconds + first_forward + self.exposed_seconds(choice, after_first, &traffic)
+    }
+
+    /// Seconds of a group that applies no update and starts no gradients.
+    pub(crate) fn later_group_seconds(&self, choice: &Choice) -> f64 {
+        let [_, usual] = self.groups(choice);
+        self.usual_group_seconds(&usual, &self.traffic(choice))
+    }
+
+    fn usual_group_seconds(&self, group: &GroupTimes, traffic: &ParameterTraffic) -> f64 {
+        let (weights, gradients) = (traffic.weights, traffic.gradients);
+        self.pass(group.forward, weights, group.offloaded)
+            + self.pass(group.backward, weights + group.offloaded + gradients, gradients)
     }
 
     /// With a single slot, what comes in waits for what it replaces: about half is not hidden.
-    fn exposed_seconds(&self, choice: &Choice, groups: f64, traffic: &Traffic) -> f64 {
+    fn exposed_seconds(
+        &self,
+        choice: &Choice,
+        after_first: f64,
+        traffic: &ParameterTraffic,
+    ) -> f64 {
         let profile = self.lowering.profile;
         let any_has_one_slot = |class: fn(&StageChoice) -> Streaming| {
             let mut stages = self.stages.iter().zip(&choice.stages);
@@ -200,17 +260,19 @@ impl<'a> Estimator<'a> {
                 times.blocks > 1.0 && (streaming.pinned as f64) < times.blocks && streaming.ring < 2
             })
         };
+        let into = profile.link(Link::HOST_TO_DEVICE).bandwidth;
+        let out = profile.link(Link::DEVICE_TO_HOST).bandwidth;
+        let groups = 1.0 + after_first;
         let mut alone = 0.0;
         if any_has_one_slot(|chosen| chosen.weights) {
-            alone += groups * traffic.weights / profile.link(Link::HOST_TO_DEVICE).bandwidth;
+            alone += groups * traffic.weights / into;
         }
         if any_has_one_slot(|chosen| chosen.gradients) {
-            alone +=
-                groups * traffic.gradients / profile.link(Link::DEVICE_TO_HOST).bandwidth / 2.0;
+            alone += groups * traffic.gradients / out / 2.0;
         }
         if choice.activation_ring < 2 {
-            let activations = traffic.inputs_out + traffic.activations_out;
-            alone += groups * activations / profile.link(Link::HOST_TO_DEVICE).bandwidth / 2.0;
+            let [first, usual] = self.groups(choice);
+            alone += (first.offloaded + after_first * usual.offloaded) / into / 2.0;
         }
         alone
     }

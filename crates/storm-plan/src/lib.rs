@@ -29,7 +29,8 @@ mod too_small;
 pub use bottleneck::Bottleneck;
 pub use check::{Actor, CheckError, CheckedPlan, Found, Spot, check, verify};
 pub use decisions::{
-    Decisions, PIECE_ELEMENTS, RingMemory, StageDecisions, Storage, Streaming, UpdateTime,
+    ActivationDecisions, Decisions, GroupDecisions, PIECE_ELEMENTS, RingMemory, StageDecisions,
+    Storage, Streaming, UpdateTime,
 };
 pub use error::PlanError;
 pub use holdings::{Holding, TensorKind};

@@ -1,39 +1,36 @@
 //! Random decisions that can work, for proofs that no decision changes a bit.
 
-use crate::decisions::{RingMemory, StageDecisions};
+use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
 
 /// Decisions drawn from all that can work, the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = SplitMix(seed);
-    let divisors: Vec<usize> =
-        (1..=task.micro_batches).filter(|g| task.micro_batches.is_multiple_of(*g)).collect();
-    let group = divisors[random.below(divisors.len())];
-    let storage = |random: &mut SplitMix| match random.below(3) {
-        0 => Storage::Keep,
-        1 => Storage::Recompute,
-        _ => Storage::Offload,
-    };
-    let program = task.program();
-    let first_reached = (0..program.stages().len()).find(|&stage| program.is_reached(stage));
+    // A first group of any size, then groups of a size that divides the rest.
+    let first = 1 + random.below(task.micro_batches);
+    let mut sizes = vec![(first, 1)];
+    let rest = task.micro_batches - first;
+    let divisors: Vec<usize> = (1..=rest).filter(|g| rest.is_multiple_of(*g)).collect();
+    if !divisors.is_empty() {
+        let group = divisors[random.below(divisors.len())];
+        sizes.push((group, rest / group));
+    }
+    let groups = sizes.into_iter().map(|(micro_batches, times)| GroupDecisions {
+        micro_batches,
+        times,
+        stages: random_activations(task, &mut random),
+        activation_ring: 1 + random.below(3),
+        input_ring: random.below(3),
+    });
+    let groups = groups.collect();
     let mut stages = Vec::new();
-    for (stage, s) in program.stages().iter().enumerate() {
-        let (blocks, units) = (s.repeat, task.saved_units(stage).len());
-        let mut inputs: Vec<Storage> = (0..blocks).map(|_| storage(&mut random)).collect();
-        // What nothing before it can recompute must be stored.
-        let must_store = stage == 0 || Some(stage) == first_reached;
-        if must_store && inputs[0] == Storage::Recompute {
-            inputs[0] = if random.below(2) == 0 { Storage::Keep } else { Storage::Offload };
-        }
-        let saved =
-            (0..blocks).map(|_| (0..units).map(|_| storage(&mut random)).collect()).collect();
+    for s in task.program().stages() {
+        let blocks = s.repeat;
         let streaming = |random: &mut SplitMix| Streaming {
             pinned: random.below(blocks + 1),
             ring: 1 + random.below(blocks),
         };
         stages.push(StageDecisions {
-            saved,
-            inputs,
             weights: streaming(&mut random),
             gradients: streaming(&mut random),
             states_pinned: random.below(blocks + 1),
@@ -48,15 +45,36 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         _ => UpdateTime::NextStep,
     };
     Decisions {
-        group,
+        groups,
         stages,
         rings,
         update,
         state_ring: 1 + random.below(6),
-        activation_ring: 1 + random.below(3),
-        input_ring: random.below(3),
         piece_elements: 1024 << random.below(6),
     }
+}
+
+fn random_activations(task: &Task, random: &mut SplitMix) -> Vec<ActivationDecisions> {
+    let storage = |random: &mut SplitMix| match random.below(3) {
+        0 => Storage::Keep,
+        1 => Storage::Recompute,
+        _ => Storage::Offload,
+    };
+    let program = task.program();
+    let first_reached = (0..program.stages().len()).find(|&stage| program.is_reached(stage));
+    let mut stages = Vec::new();
+    for (stage, s) in program.stages().iter().enumerate() {
+        let (blocks, units) = (s.repeat, task.saved_units(stage).len());
+        let mut inputs: Vec<Storage> = (0..blocks).map(|_| storage(random)).collect();
+        // What nothing before it can recompute must be stored.
+        let must_store = stage == 0 || Some(stage) == first_reached;
+        if must_store && inputs[0] == Storage::Recompute {
+            inputs[0] = if random.below(2) == 0 { Storage::Keep } else { Storage::Offload };
+        }
+        let saved = (0..blocks).map(|_| (0..units).map(|_| storage(random)).collect()).collect();
+        stages.push(ActivationDecisions { saved, inputs });
+    }
+    stages
 }
 
 /// A small generator, good enough to draw choices.

@@ -113,6 +113,14 @@ impl Forced {
                  {GROUP_MAX} go together"
             ));
         }
+        if let Some(group) = self.group
+            && (group == 0 || !task.micro_batches.is_multiple_of(group))
+        {
+            return refuse(format!(
+                "groups of {group} do not divide {} micro-batches",
+                task.micro_batches
+            ));
+        }
         match self.checkpoint_every {
             Some(0) => refuse("a checkpoint every 0 layers is none at all".to_owned()),
             Some(every) if every > layers => refuse(format!(

@@ -1,19 +1,15 @@
 //! The planner: looks for the decisions whose simulated step is the fastest within the budget.
 
+mod candidates;
+mod near;
 mod smallest;
 
-use crate::choice::{
-    ACTIVATION_RING, Choice, INPUT_RING, STATE_RING, Saving, StageChoice, savings,
-};
-use crate::decisions::RingMemory;
+use crate::choice::{Choice, Saving, StageChoice, savings};
 use crate::estimate::Estimator;
 use crate::lower::Lowering;
-use crate::queue::Link;
 use crate::request::{Forced, Placement};
 use crate::tier::PerTier;
-use crate::{
-    Decisions, HardwareProfile, Plan, Simulation, Storage, Streaming, Task, UpdateTime, simulate,
-};
+use crate::{Decisions, HardwareProfile, Plan, Simulation, Storage, Task, UpdateTime, simulate};
 use rayon::prelude::*;
 use std::collections::HashSet;
 
@@ -21,10 +17,10 @@ use std::collections::HashSet;
 const FIRST_ROUND: usize = 24;
 
 /// How many are tried near each of the best.
-const NEAR_THE_BEST: [usize; 3] = [90, 40, 30];
+const NEAR_THE_BEST: [usize; 3] = [90, 60, 30];
 
 /// How many of them before the next best is known.
-const NEIGHBOURS: usize = 24;
+const NEIGHBOURS: usize = 8;
 
 /// Larger groups are not tried: plans grow with the group.
 const GROUP_MAX: usize = 64;
@@ -144,6 +140,14 @@ impl<'a> Search<'a> {
         }
         let mut starts = std::mem::take(&mut progress.starts);
         starts.sort_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds));
+        // The second is the fastest whose first group is what that of the fastest is not: unlike the others,
+        // or like them. No single move leads from one to the other and is faster at once.
+        let is_first_unlike = |start: &(Choice, Simulation)| start.0.first.is_some();
+        let other =
+            starts.iter().position(|start| is_first_unlike(start) != is_first_unlike(&starts[0]));
+        if let Some(other) = other.filter(|&other| other > 1) {
+            starts[1..=other].rotate_right(1);
+        }
         let mut tried: Vec<Choice> = Vec::new();
         for (start, count) in starts.into_iter().zip(NEAR_THE_BEST) {
             let mut near = Progress { best: Some(start), ..Progress::default() };
@@ -162,9 +166,13 @@ impl<'a> Search<'a> {
         self.stages().zip(&choice.stages).all(|(stage, chosen)| {
             let blocks = self.blocks(stage);
             let pinned = [chosen.weights.pinned, chosen.gradients.pinned, chosen.states];
-            let keeps = chosen.kept.1 * usize::from(chosen.kept.0 + 1 == self.savings[stage].len());
+            let keeps = chosen.activations.kept.1
+                * usize::from(chosen.activations.kept.0 + 1 == self.savings[stage].len());
             let keeps_all = self.savings[stage].len() == 1 || keeps == blocks;
-            pinned == [blocks; 3] && keeps_all && chosen.inputs_resident && chosen.inputs_every == 1
+            pinned == [blocks; 3]
+                && keeps_all
+                && chosen.activations.inputs_resident
+                && chosen.activations.inputs_every == 1
         })
     }
 
@@ -235,7 +243,7 @@ impl<'a> Search<'a> {
             let gain = (best.step_seconds - simulation.step_seconds) / best.step_seconds;
             gain > 1e-4 || (gain > -1e-6 && simpler(choice, known))
         };
-        match progress.starts.iter_mut().find(|(known, _)| known.places_alike(choice)) {
+        match progress.starts.iter_mut().find(|(known, _)| known.is_of_a_kind_with(choice)) {
             Some(known) if is_better(known) => *known = (choice.clone(), simulation.clone()),
             Some(_) => {}
             None => progress.starts.push((choice.clone(), simulation.clone())),
@@ -276,7 +284,7 @@ impl<'a> Search<'a> {
 
     /// Those that look fastest at a glance, at most `count`.
     fn most_promising(&self, choices: Vec<Choice>, count: usize) -> Vec<Choice> {
-        let mut sorted = self.by_estimate(choices);
+        let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         sorted.truncate(count);
         sorted
     }
@@ -284,7 +292,7 @@ impl<'a> Search<'a> {
     /// Those that look fastest, and the one that looks fastest of every way to place parameters: a glance
     /// compares plans that place them alike better than others.
     fn first_round(&self, choices: Vec<Choice>) -> Vec<Choice> {
-        let mut sorted = self.by_estimate(choices);
+        let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         let others = sorted.split_off(sorted.len().min(FIRST_ROUND));
         for choice in others {
             if !sorted.iter().any(|known| known.places_alike(&choice)) {
@@ -292,15 +300,6 @@ impl<'a> Search<'a> {
             }
         }
         sorted
-    }
-
-    /// The fastest at a glance comes first.
-    fn by_estimate(&self, choices: Vec<Choice>) -> Vec<Choice> {
-        let estimator = Estimator::new(self.lowering, &self.savings);
-        let mut guessed: Vec<(f64, Choice)> =
-            choices.into_iter().map(|choice| (estimator.step_seconds(&choice), choice)).collect();
-        guessed.sort_by(|a, b| a.0.total_cmp(&b.0));
-        guessed.into_iter().map(|(_, choice)| choice).collect()
     }
 
     /// Group sizes worth trying.
@@ -322,88 +321,6 @@ impl<'a> Search<'a> {
         0..self.task().program().stages().len()
     }
 
-    /// Where parameters, gradients and state may live, from all resident to all streamed.
-    fn bases(&self) -> Vec<Choice> {
-        use Placement::{Resident, Streamed};
-        let mut bases = Vec::new();
-        // Weights, gradients and state of repeated stages; of the others all but their state stays, or
-        // nothing does and rings share memory.
-        for (weights, gradients, states, edges) in [
-            (Resident, Resident, Resident, Edges::Resident),
-            (Resident, Resident, Streamed, Edges::Resident),
-            (Resident, Resident, Streamed, Edges::StateStreamed),
-            (Resident, Streamed, Resident, Edges::Resident),
-            (Resident, Streamed, Streamed, Edges::StateStreamed),
-            (Streamed, Resident, Resident, Edges::Resident),
-            (Streamed, Resident, Streamed, Edges::StateStreamed),
-            (Streamed, Streamed, Resident, Edges::Resident),
-            (Streamed, Streamed, Streamed, Edges::Resident),
-            (Streamed, Streamed, Streamed, Edges::StateStreamed),
-            (Resident, Resident, Streamed, Edges::Streamed),
-            (Resident, Streamed, Streamed, Edges::Streamed),
-            (Streamed, Streamed, Streamed, Edges::Streamed),
-        ] {
-            let weights = self.forced.weights.unwrap_or(weights);
-            let gradients = self.forced.gradients.unwrap_or(gradients);
-            let states = self.forced.states.unwrap_or(states);
-            let stage = |stage: usize| {
-                let blocks = self.blocks(stage);
-                let class = |placement: Placement| match placement {
-                    Resident => Streaming::resident(blocks),
-                    Streamed => Streaming { pinned: 0, ring: 2.min(blocks) },
-                };
-                let repeats = blocks > 1;
-                let forced = |wanted: Option<Placement>| wanted == Some(Resident);
-                let edge = |streams: bool, wanted: Option<Placement>| match streams {
-                    true if !forced(wanted) => Streamed,
-                    _ => Resident,
-                };
-                let all = edges == Edges::Streamed;
-                let (weights, gradients, states) = match repeats {
-                    true => (weights, gradients, states),
-                    false => (
-                        edge(all, self.forced.weights),
-                        edge(all, self.forced.gradients),
-                        edge(edges != Edges::Resident, self.forced.states),
-                    ),
-                };
-                StageChoice {
-                    kept: (0, 0),
-                    offloaded: (0, 0),
-                    offloads_beside: false,
-                    inputs_kept: 0,
-                    inputs_every: match repeats {
-                        true => self.forced.checkpoint_every.unwrap_or(1),
-                        false => 1,
-                    },
-                    inputs_resident: true,
-                    weights: class(weights),
-                    gradients: class(gradients),
-                    states: if states == Resident { blocks } else { 0 },
-                }
-            };
-            let mut base = Choice {
-                group: 1,
-                stages: self.stages().map(stage).collect(),
-                rings: match edges {
-                    Edges::Streamed => RingMemory::Shared,
-                    _ => RingMemory::Separate,
-                },
-                update: UpdateTime::EndOfStep,
-                state_ring: STATE_RING,
-                activation_ring: ACTIVATION_RING,
-                input_ring: INPUT_RING,
-                piece_elements: self.lowering.piece_elements(),
-            };
-            self.set_update(&mut base);
-            // What is forced makes some of them the same.
-            if !bases.contains(&base) {
-                bases.push(base);
-            }
-        }
-        bases
-    }
-
     /// Updates wait for the next step where anything that they need streams.
     fn set_update(&self, choice: &mut Choice) {
         let is_resident = |(stage, chosen): (usize, &StageChoice)| {
@@ -421,177 +338,6 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn candidates(&self, activations: Activations) -> Vec<Choice> {
-        let groups = self.groups();
-        let with_groups = |base: Choice| {
-            groups.iter().map(move |&group| Choice { group, ..base.clone() }).collect::<Vec<_>>()
-        };
-        let bases: Vec<Choice> = self.bases().into_iter().flat_map(with_groups).collect();
-        let candidates =
-            bases.into_par_iter().flat_map_iter(|base| self.treated(base, activations));
-        let obeying = candidates.filter(|choice| self.obeys(choice));
-        let fitting: Vec<Choice> = obeying.filter_map(|choice| self.fitted(choice)).collect();
-        self.different(fitting)
-    }
-
-    /// A base with activations treated in a fixed way, or in all ways that look good.
-    fn treated(&self, base: Choice, activations: Activations) -> Vec<Choice> {
-        let each = |change: &dyn Fn(usize, &mut StageChoice)| {
-            let mut choice = base.clone();
-            for (stage, chosen) in choice.stages.iter_mut().enumerate() {
-                change(stage, chosen);
-            }
-            vec![choice]
-        };
-        match activations {
-            Activations::KeepAll => each(&|stage, chosen| chosen.kept = self.everything(stage)),
-            Activations::RecomputeAll => vec![base],
-            Activations::OffloadAll => each(&|stage, chosen| {
-                chosen.offloaded = self.everything(stage);
-                chosen.inputs_resident = false;
-            }),
-            Activations::SquareRoot => each(&|stage, chosen| {
-                chosen.inputs_every = (self.blocks(stage) as f64).sqrt().ceil() as usize;
-            }),
-            Activations::Free => {
-                let mut filled = self.filled(base.clone());
-                let mut offloading = base;
-                for chosen in &mut offloading.stages {
-                    chosen.inputs_resident = false;
-                }
-                filled.extend(self.filled(offloading));
-                filled
-            }
-        }
-    }
-
-    /// All units of all blocks of a stage.
-    fn everything(&self, stage: usize) -> (usize, usize) {
-        (self.savings[stage].len() - 1, self.blocks(stage))
-    }
-
-    /// What corresponds in a stage to a saving of some blocks of the main stage.
-    fn alike(&self, stage: usize, (saving, blocks): (usize, usize)) -> (usize, usize) {
-        if stage == self.main {
-            return (saving, blocks);
-        }
-        let (last, last_main) = (self.savings[stage].len() - 1, self.savings[self.main].len() - 1);
-        let scaled = (saving * last).checked_div(last_main).unwrap_or(0);
-        (scaled, (blocks * self.blocks(stage)).div_ceil(self.blocks(self.main)))
-    }
-
-    /// The choice with units kept and offloaded in the main stage, and in the others alike.
-    fn with_units(&self, base: &Choice, kept: (usize, usize), offloaded: (usize, usize)) -> Choice {
-        let mut choice = base.clone();
-        for (stage, chosen) in choice.stages.iter_mut().enumerate() {
-            chosen.kept = self.alike(stage, kept);
-            chosen.offloaded = self.alike(stage, offloaded);
-        }
-        choice
-    }
-
-    /// The choice, with rings as short as need be; none if it does not fit even so.
-    fn fitted(&self, choice: Choice) -> Option<Choice> {
-        if self.fits(&choice) {
-            return Some(choice);
-        }
-        let tight = |state_ring: usize, input_ring: usize| {
-            let mut tight = choice.clone();
-            for chosen in &mut tight.stages {
-                chosen.weights.ring = chosen.weights.ring.min(1);
-                chosen.gradients.ring = chosen.gradients.ring.min(1);
-            }
-            tight.state_ring = tight.state_ring.min(state_ring);
-            tight.activation_ring = 1;
-            tight.input_ring = input_ring;
-            tight
-        };
-        [tight(2, 1), tight(1, 0)].into_iter().find(|choice| self.fits(choice))
-    }
-
-    /// A base, and ways to use the memory it leaves: activations kept in the last blocks, others
-    /// offloaded.
-    fn filled(&self, base: Choice) -> Vec<Choice> {
-        let (blocks, savings) = (self.blocks(self.main), &self.savings[self.main]);
-        // Rings come first: what is kept at their cost is paid for by waiting.
-        let Some(base) = self.fitted(base) else { return Vec::new() };
-        let mut filled = vec![base.clone()];
-        for saving in 1..savings.len() {
-            for share in [blocks * 3 / 4, blocks / 2, blocks / 4] {
-                let kept = (saving, usize::from(!self.forced.nothing_kept));
-                filled.push(self.with_units(&base, kept, (saving, share)));
-            }
-        }
-        for offloaded in self.hidden_savings() {
-            let offloads = (offloaded, blocks);
-            filled.push(self.with_units(&base, (0, 0), offloads));
-            if self.forced.nothing_kept {
-                continue;
-            }
-            for (saving, kept) in savings.iter().enumerate().skip(1) {
-                // Only what is worth more than waiting in host memory.
-                if kept.recompute_seconds >= savings[offloaded].recompute_seconds {
-                    continue;
-                }
-                let choice = |count| self.with_units(&base, (saving, count), offloads);
-                let most = self.most(blocks, choice);
-                if most > 0 {
-                    filled.push(choice(most));
-                }
-            }
-            if offloaded > 0 {
-                self.fill_beside(&base, offloaded, &mut filled);
-            }
-        }
-        filled
-    }
-
-    /// Blocks that keep some units and offload others.
-    fn fill_beside(&self, base: &Choice, offloaded: usize, filled: &mut Vec<Choice>) {
-        let (blocks, savings) = (self.blocks(self.main), &self.savings[self.main]);
-        for saving in 1..savings.len() {
-            let adds = savings[saving].mask.iter().zip(&savings[offloaded].mask);
-            if !adds.clone().any(|(&kept, &away)| kept && !away) {
-                continue;
-            }
-            let choice = |count| {
-                let mut choice = self.with_units(base, (saving, count), (offloaded, blocks));
-                for chosen in &mut choice.stages {
-                    chosen.offloads_beside = true;
-                }
-                choice
-            };
-            let most = self.most(blocks, choice);
-            if most > 0 {
-                filled.push(choice(most));
-            }
-        }
-    }
-
-    /// Savings of the main stage whose units can leave while their block computes; the first is nothing.
-    fn hidden_savings(&self) -> Vec<usize> {
-        let forward = self.lowering.forward_variant(self.main).forward.seconds;
-        let bandwidth = self.profile().link(Link::DEVICE_TO_HOST).bandwidth;
-        let is_hidden = |saving: &&Saving| saving.bytes as f64 / bandwidth <= 1.2 * forward;
-        let savings = &self.savings[self.main];
-        let count = savings.iter().take_while(is_hidden).count().max(1);
-        // Few of them: the largest are the ones that pay.
-        std::iter::once(0).chain(count.saturating_sub(4).max(1)..count).collect()
-    }
-
-    /// The largest count up to `most` for which the choice fits.
-    fn most(&self, most: usize, choice: impl Fn(usize) -> Choice) -> usize {
-        let (mut fits, mut too_many) = (0, most + 1);
-        while too_many - fits > 1 {
-            let middle = fits + (too_many - fits) / 2;
-            match self.fits(&choice(middle)) {
-                true => fits = middle,
-                false => too_many = middle,
-            }
-        }
-        fits
-    }
-
     /// Whether a choice respects what the user insists on.
     fn obeys(&self, choice: &Choice) -> bool {
         let decisions = self.decisions(choice);
@@ -604,8 +350,11 @@ impl<'a> Search<'a> {
                 Some(Placement::Streamed) => pinned == 0 || blocks == 1,
                 None => true,
             };
+            let first = choice.first.as_ref().map(|first| &first.stages[stage]);
             let every = |every: usize| {
-                blocks == 1 || (every == chosen.inputs_every && chosen.inputs_kept == 0)
+                let mut groups = std::iter::once(&chosen.activations).chain(first);
+                blocks == 1
+                    || groups.all(|group| group.inputs_every == every && group.inputs_kept == 0)
             };
             if !placed(forced.weights, chosen.weights.pinned)
                 || !placed(forced.gradients, chosen.gradients.pinned)
@@ -615,11 +364,14 @@ impl<'a> Search<'a> {
                 return false;
             }
         }
-        let saved = || decisions.stages.iter().flat_map(|stage| stage.saved.iter().flatten());
+        let stages = || decisions.groups.iter().flat_map(|group| &group.stages);
+        let saved = || stages().flat_map(|stage| stage.saved.iter().flatten());
         let inputs = || {
-            (0..self.lowering.blocks.count()).filter_map(|block| {
-                let has_input = self.lowering.blocks.seams[block].slab.size_bytes > 0;
-                self.lowering.input_storage(&decisions, block).filter(|_| has_input)
+            decisions.groups.iter().flat_map(|group| {
+                (0..self.lowering.blocks.count()).filter_map(move |block| {
+                    let has_input = self.lowering.blocks.seams[block].slab.size_bytes > 0;
+                    self.lowering.input_storage(group, block).filter(|_| has_input)
+                })
             })
         };
         let keeps = |storage: Storage| storage == Storage::Keep;
@@ -637,56 +389,6 @@ impl<'a> Search<'a> {
             && obeys_inputs
     }
 
-    /// Choices that differ in one respect.
-    fn neighbours(&self, center: &Choice) -> Vec<Choice> {
-        let mut near = Vec::new();
-        for stage in self.stages() {
-            self.stage_neighbours(center, stage, &mut near);
-        }
-        let mut add = |change: &dyn Fn(&mut Choice)| {
-            let mut choice = center.clone();
-            change(&mut choice);
-            if choice != *center {
-                near.push(choice);
-            }
-        };
-        for rings in [RingMemory::Separate, RingMemory::Shared] {
-            add(&|choice| choice.rings = rings);
-        }
-        // Stages that run once go together: half of a move may gain nothing.
-        let blocks: Vec<usize> = self.stages().map(|stage| self.blocks(stage)).collect();
-        let edges = |choice: &mut Choice, change: &dyn Fn(&mut StageChoice)| {
-            for (chosen, &blocks) in choice.stages.iter_mut().zip(&blocks) {
-                if blocks == 1 {
-                    change(chosen);
-                }
-            }
-        };
-        for pinned in [0, 1] {
-            let streaming = Streaming { pinned, ring: 1 - pinned };
-            add(&|choice| edges(choice, &|chosen| chosen.states = pinned));
-            add(&|choice| edges(choice, &|chosen| chosen.gradients = streaming));
-            add(&|choice| edges(choice, &|chosen| chosen.weights = streaming));
-        }
-        for ring in [3, 4, 6, 8, 12, 16] {
-            add(&|choice| choice.state_ring = ring);
-        }
-        for ring in [1, 2, 3, 4] {
-            add(&|choice| choice.activation_ring = ring);
-            add(&|choice| choice.input_ring = ring);
-        }
-        for group in self.groups() {
-            add(&|choice| choice.group = group);
-        }
-        for choice in &mut near {
-            self.set_update(choice);
-        }
-        near.retain(|choice| self.obeys(choice));
-        near = self.different(near);
-        near.retain(|choice| choice != center);
-        near
-    }
-
     /// Each choice once.
     fn different(&self, choices: Vec<Choice>) -> Vec<Choice> {
         let repeats: Vec<usize> = self.stages().map(|stage| self.blocks(stage)).collect();
@@ -694,92 +396,14 @@ impl<'a> Search<'a> {
         let normalized = choices.into_iter().map(|choice| choice.normalized(&repeats));
         normalized.filter(|choice| seen.insert(choice.clone())).collect()
     }
-
-    /// Choices that differ in one respect of one stage.
-    fn stage_neighbours(&self, center: &Choice, stage: usize, near: &mut Vec<Choice>) {
-        let blocks = self.blocks(stage);
-        let chosen = &center.stages[stage];
-        let mut add = |change: &dyn Fn(&mut StageChoice)| {
-            let mut choice = center.clone();
-            change(&mut choice.stages[stage]);
-            if choice != *center {
-                near.push(choice);
-            }
-        };
-        let around = |count: usize| -> Vec<usize> {
-            let steps = [1, 2, 4, 8];
-            let more = steps.iter().map(|step| (count + step).min(blocks));
-            let fewer = steps.iter().map(|step| count.saturating_sub(*step));
-            let mut all: Vec<usize> = more.chain(fewer).collect();
-            all.sort_unstable();
-            all.dedup();
-            all
-        };
-        if !self.lowering.units[stage].is_empty() {
-            for saving in 0..self.savings[stage].len() {
-                add(&|chosen| chosen.kept.0 = saving);
-                add(&|chosen| chosen.offloaded.0 = saving);
-                if chosen.kept.1 == 0 {
-                    add(&|chosen| chosen.kept = (saving, 2.min(blocks)));
-                }
-                if chosen.offloaded.1 == 0 {
-                    add(&|chosen| chosen.offloaded = (saving, blocks / 2));
-                }
-            }
-            add(&|chosen| chosen.offloads_beside = !chosen.offloads_beside);
-            for count in around(chosen.kept.1) {
-                add(&|chosen| chosen.kept.1 = count);
-                add(&|chosen| chosen.inputs_kept = count);
-                // What is kept may wait in host memory instead, and the other way round.
-                add(&|chosen| {
-                    chosen.kept.1 = count;
-                    chosen.offloaded = (chosen.kept.0, blocks);
-                });
-            }
-            for count in around(chosen.offloaded.1) {
-                add(&|chosen| chosen.offloaded.1 = count);
-            }
-        }
-        if self.lowering.sizes(stage).input > 0 && stage + 1 < self.stages().end {
-            for count in around(chosen.inputs_kept) {
-                add(&|chosen| chosen.inputs_kept = count);
-            }
-            add(&|chosen| chosen.inputs_resident = !chosen.inputs_resident);
-            if chosen.inputs_every != 1 && self.forced.checkpoint_every.is_none() {
-                add(&|chosen| chosen.inputs_every = 1);
-            }
-        }
-        let classes: [fn(&mut StageChoice) -> &mut Streaming; 2] =
-            [|chosen| &mut chosen.weights, |chosen| &mut chosen.gradients];
-        for class in classes {
-            let current = *class(&mut chosen.clone());
-            for pinned in around(current.pinned) {
-                add(&|chosen| {
-                    let class = class(chosen);
-                    class.pinned = pinned;
-                    class.ring = if pinned == blocks { 0 } else { class.ring.max(2.min(blocks)) };
-                });
-            }
-            for ring in [2, 3, 4] {
-                add(&|chosen| {
-                    let class = class(chosen);
-                    class.ring = if class.pinned == blocks { 0 } else { ring.min(blocks) };
-                });
-            }
-        }
-        for pinned in around(chosen.states) {
-            add(&|chosen| chosen.states = pinned);
-        }
-    }
 }
 
-/// What stays of the stages that run once.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Edges {
-    Resident,
-    /// All but their optimizer state stays.
-    StateStreamed,
-    Streamed,
+/// The fastest at a glance comes first.
+fn by_estimate(estimator: &Estimator<'_>, choices: Vec<Choice>) -> Vec<Choice> {
+    let mut guessed: Vec<(f64, Choice)> =
+        choices.into_iter().map(|choice| (estimator.step_seconds(&choice), choice)).collect();
+    guessed.sort_by(|a, b| a.0.total_cmp(&b.0));
+    guessed.into_iter().map(|(_, choice)| choice).collect()
 }
 
 /// Fewer things move.
@@ -788,8 +412,10 @@ fn simpler(a: &Choice, b: &Choice) -> bool {
         let sum = |f: fn(&StageChoice) -> usize| choice.stages.iter().map(f).sum::<usize>();
         let pinned = sum(|chosen| chosen.weights.pinned + chosen.gradients.pinned + chosen.states);
         (
-            sum(|chosen| chosen.offloaded.1 + usize::from(chosen.offloads_beside)),
-            sum(|chosen| usize::from(!chosen.inputs_resident)),
+            sum(|chosen| {
+                chosen.activations.offloaded.1 + usize::from(chosen.activations.offloads_beside)
+            }),
+            sum(|chosen| usize::from(!chosen.activations.inputs_resident)),
             usize::MAX - pinned,
             choice.group,
         )

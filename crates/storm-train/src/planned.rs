@@ -186,15 +186,14 @@ impl<D: PlanDevice> PlannedTrainer<D> {
     /// those after the last step. The plan has a segment for it, within the memory of a step.
     ///
     /// # Errors
-    /// As [`PlannedTrainer::step`]; the number of batches must be a multiple of the plan's group.
+    /// As [`PlannedTrainer::step`], but with any number of batches; also if the plan has no such segment.
     pub fn evaluate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
-        let group = self.planned.evaluated_micro_batches().unwrap_or(0);
-        if group == 0 || !batches.len().is_multiple_of(group) {
-            let count = batches.len();
-            let problem =
-                format!("the plan evaluates {group} micro-batches at a time, not {count}");
-            return Err(TrainError::Batch { problem });
-        }
+        let Some(group) = self.planned.evaluated_micro_batches() else {
+            return Err(TrainError::Option {
+                option: "plan",
+                problem: "has no segment that evaluates".to_owned(),
+            });
+        };
         let denominator = self.size.check(batches)? as f32;
         self.flush()?;
         let mut feed = StepFeed {
@@ -488,7 +487,10 @@ impl Feed for StepFeed<'_> {
     ) -> Result<&[u8], TrainError> {
         Ok(match self.sources[index] {
             Source::Column(column) => {
-                let batch = &self.batches[micro_batch.unwrap_or(0)];
+                // The last group of an evaluation may be larger than what is left: it is filled up with
+                // the last batch, whose results do not count again.
+                let last = self.batches.len() - 1;
+                let batch = &self.batches[micro_batch.unwrap_or(0).min(last)];
                 bytes_of(column.entries(batch, self.staging))
             }
             Source::Denominator => bytes_of(&self.denominator),
@@ -497,7 +499,10 @@ impl Feed for StepFeed<'_> {
         })
     }
 
-    fn result(&mut self, _: usize, tensor: &Tensor, _: Option<usize>, bytes: &[u8]) {
+    fn result(&mut self, _: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
+        if micro_batch.is_some_and(|micro_batch| micro_batch >= self.batches.len()) {
+            return;
+        }
         let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         match tensor.name.as_str() {
             // In the order of the micro-batches, as the sum over them is.

@@ -62,7 +62,7 @@ fn facts<D: Benched>(
             row("step, predicted", &format!("{:.3} s", prediction.step_seconds)),
             row("limited by", &measured.bottleneck.name()),
             row("hardware", &measured.profile.name),
-            row("micro-batches in a group", &measured.decisions.group),
+            row("micro-batches in a group", &measured.decisions.group_sizes()),
             row("made again", &again(prediction)),
             row("storm", &env!("CARGO_PKG_VERSION")),
         ],
@@ -99,7 +99,8 @@ fn json<D: Benched>(
         "h2d_bytes": prediction.copied_bytes[Queue::HOST_TO_DEVICE],
         "d2h_bytes": prediction.copied_bytes[Queue::DEVICE_TO_HOST],
         "recompute_fraction": prediction.recompute_fraction,
-        "group": measured.decisions.group,
+        "group": measured.decisions.usual_group().micro_batches,
+        "first_group": measured.decisions.groups[0].micro_batches,
         "loss": measured.loss,
     })
 }
@@ -140,7 +141,11 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
     };
     let shares: Vec<String> = plan.queues().map(share).collect();
     println!("predicted   busy: {}", shares.join(", "));
-    println!("            again: {}; group of {}", again(prediction), measured.decisions.group);
+    println!(
+        "            again: {}; group of {}",
+        again(prediction),
+        measured.decisions.group_sizes()
+    );
     println!("            limited by {}", measured.bottleneck.name());
 }
 

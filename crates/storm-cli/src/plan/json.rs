@@ -29,7 +29,8 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "vram_min_bytes": planned.vram_min_bytes,
             "batch": answer.batch,
             "accumulate": answer.accumulate,
-            "group": planned.decisions.group,
+            "group": planned.decisions.usual_group().micro_batches,
+            "first_group": planned.decisions.groups[0].micro_batches,
             "tokens_per_step": answer.tokens_per_step(request),
             "micro_batches_tried": tried(answer),
             "hidden_fraction": hidden_share(answer),
@@ -132,7 +133,8 @@ fn tensors(answer: &Answer) -> Vec<Value> {
 
 /// In how many layers each unit goes which way.
 fn saved_units(answer: &Answer) -> Vec<Value> {
-    let saved = &words::layers(&answer.planned.decisions).saved;
+    let decisions = &answer.planned.decisions;
+    let saved = &decisions.usual_group().stages[words::layers(decisions)].saved;
     let unit = |(index, unit): (usize, &storm_plan::SavedUnit)| {
         let count = |wanted: Storage| saved.iter().filter(|s| s[index] == wanted).count();
         json!({
@@ -157,8 +159,8 @@ fn checkpoint(request: &Request, answer: &Answer) -> Value {
 
 fn placement(answer: &Answer) -> Value {
     let decisions = &answer.planned.decisions;
-    let layers = words::layers(decisions);
-    let count = layers.inputs.len();
+    let (layers, count) =
+        (&decisions.stages[words::layers(decisions)], words::layer_count(decisions));
     let states = Streaming { pinned: layers.states_pinned, ring: decisions.state_ring };
     json!({
         "weights": words::placement(layers.weights, count),

@@ -177,7 +177,7 @@ impl Answer {
 
     /// How often a step goes through the layers.
     pub(super) fn groups(&self) -> usize {
-        self.accumulate / self.planned.decisions.group
+        self.planned.decisions.groups.iter().map(|group| group.times).sum()
     }
 
     pub(super) fn tokens_per_second(&self, request: &Request, step_seconds: f64) -> f64 {

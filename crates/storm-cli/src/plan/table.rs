@@ -7,7 +7,8 @@ use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
 use storm_plan::{
-    Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind, Tier,
+    GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
+    Tier,
 };
 use storm_train::Precision;
 
@@ -55,9 +56,9 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         Precision::Bf16Master => "bf16 with f32 master weights",
         Precision::Bf16Stochastic => "bf16, stochastic rounding",
     };
-    let together = match planned.decisions.group {
+    let together = match planned.decisions.group_max() {
         1 => String::new(),
-        group => format!(", {group} at a time through each layer"),
+        _ => format!(", {} at a time through each layer", planned.decisions.group_sizes()),
     };
     let mut lines = vec![
         format!(
@@ -158,15 +159,21 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
 /// What happens to one saved unit of the layers.
 fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
     let decisions = &answer.planned.decisions;
-    let [kept, offloaded, recomputed] =
-        [Storage::Keep, Storage::Offload, Storage::Recompute].map(|wanted| {
-            words::layers(decisions).saved.iter().filter(|saved| saved[index] == wanted).count()
-        });
+    let stage = words::layers(decisions);
+    let count = |group: &GroupDecisions, wanted: Storage| {
+        group.stages[stage].saved.iter().filter(|saved| saved[index] == wanted).count()
+    };
+    let [kept, offloaded, recomputed] = [Storage::Keep, Storage::Offload, Storage::Recompute]
+        .map(|wanted| count(decisions.usual_group(), wanted));
     let place =
         words::counted(&[(kept, "kept"), (offloaded, "offloaded"), (recomputed, "recomputed")]);
-    let bytes = |layers: usize, times: usize| (layers * times * unit.size_bytes) as u64;
-    let moved = bytes(offloaded, answer.accumulate);
-    let sizes = [bytes(kept, decisions.group), bytes(offloaded, decisions.group), moved, moved];
+    let groups = || decisions.groups.iter();
+    let bytes = |group: &GroupDecisions, wanted: Storage| {
+        (count(group, wanted) * group.micro_batches * unit.size_bytes) as u64
+    };
+    let most = |wanted: Storage| groups().map(|group| bytes(group, wanted)).max().unwrap_or(0);
+    let moved = groups().map(|group| group.times as u64 * bytes(group, Storage::Offload)).sum();
+    let sizes = [most(Storage::Keep), most(Storage::Offload), moved, moved];
     sizes_row(&format!("  {}", unit.name), &place, sizes)
 }
 

@@ -20,9 +20,16 @@ pub(super) struct Shares {
 impl Shares {
     pub(super) fn of(answer: &Answer) -> Shares {
         let mut shares = Shares::default();
-        for saved in &layers(&answer.planned.decisions).saved {
+        let decisions = &answer.planned.decisions;
+        let stage = layers(decisions);
+        let groups = decisions.groups.iter();
+        let all = groups.flat_map(|group| {
+            let count = (group.micro_batches * group.times) as f64;
+            group.stages[stage].saved.iter().map(move |saved| (count, saved))
+        });
+        for (count, saved) in all {
             for (unit, storage) in answer.units.iter().zip(saved) {
-                let bytes = unit.size_bytes as f64;
+                let bytes = count * unit.size_bytes as f64;
                 match storage {
                     Storage::Keep => shares.kept += bytes,
                     Storage::Offload => shares.offloaded += bytes,
@@ -152,16 +159,22 @@ fn least(answer: &Answer) -> String {
     )
 }
 
-/// The decisions about the layers: the stage with the most blocks.
-pub(super) fn layers(decisions: &Decisions) -> &StageDecisions {
-    let stages = decisions.stages.iter();
-    stages.max_by_key(|stage| stage.inputs.len()).expect("a program has a stage")
+/// The layers: the stage with the most blocks.
+pub(super) fn layers(decisions: &Decisions) -> usize {
+    let stages = decisions.usual_group().stages.iter().enumerate();
+    let most = stages.max_by_key(|(_, stage)| stage.inputs.len());
+    most.expect("a program has a stage").0
+}
+
+/// How many there are.
+pub(super) fn layer_count(decisions: &Decisions) -> usize {
+    decisions.usual_group().stages[layers(decisions)].inputs.len()
 }
 
 /// Where a kind of tensor lives.
 pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
-    let stage = layers(decisions);
-    let count = stage.inputs.len();
+    let number = layers(decisions);
+    let (stage, count) = (&decisions.stages[number], layer_count(decisions));
     let streamed = |pinned: usize, ring: usize| match pinned {
         pinned if pinned == count => "device".to_owned(),
         0 if ring == 1 => "host, 1 slot on the device".to_owned(),
@@ -170,8 +183,9 @@ pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
     };
     // Stages that run once: embedding and head.
     let edges = |is_pinned: fn(&StageDecisions) -> bool| {
-        let mut edges = decisions.stages.iter().filter(|edge| edge.inputs.len() < count);
-        match edges.all(is_pinned) {
+        let blocks = decisions.usual_group().stages.iter().map(|edge| edge.inputs.len());
+        let edges = decisions.stages.iter().zip(blocks).filter(|(_, blocks)| *blocks < count);
+        match edges.map(|(edge, _)| edge).all(is_pinned) {
             true => "",
             false => "; embedding and head host",
         }
@@ -191,8 +205,9 @@ pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
         }
         TensorKind::Activations => "of layers, as listed".to_owned(),
         TensorKind::LayerInputs => {
+            let inputs = &decisions.usual_group().stages[number].inputs;
             let [kept, offloaded, again] = [Storage::Keep, Storage::Offload, Storage::Recompute]
-                .map(|wanted| stage.inputs.iter().filter(|&&s| s == wanted).count());
+                .map(|wanted| inputs.iter().filter(|&&s| s == wanted).count());
             counted(&[(kept, "kept"), (offloaded, "offloaded"), (again, "recomputed")])
         }
         TensorKind::WorkArea => "device".to_owned(),
@@ -206,14 +221,18 @@ pub(super) fn moves(
     decisions: &Decisions,
     groups: usize,
 ) -> Option<&'static str> {
-    let all = |f: fn(&StageDecisions) -> bool| decisions.stages.iter().all(f);
+    let all = |pinned: fn(&StageDecisions) -> usize| {
+        let blocks = decisions.usual_group().stages.iter().map(|stage| stage.inputs.len());
+        decisions.stages.iter().map(pinned).eq(blocks)
+    };
     let stays = match kind {
-        TensorKind::Weights => all(|stage| stage.weights.pinned == stage.inputs.len()),
-        TensorKind::Gradients => all(|stage| stage.gradients.pinned == stage.inputs.len()),
-        TensorKind::OptimizerState => all(|stage| stage.states_pinned == stage.inputs.len()),
+        TensorKind::Weights => all(|stage| stage.weights.pinned),
+        TensorKind::Gradients => all(|stage| stage.gradients.pinned),
+        TensorKind::OptimizerState => all(|stage| stage.states_pinned),
         _ => false,
     };
-    let stage = layers(decisions);
+    let number = layers(decisions);
+    let stages = || decisions.groups.iter().map(|group| &group.stages[number]);
     match kind {
         _ if stays => None,
         TensorKind::Weights => Some(match groups {
@@ -228,10 +247,12 @@ pub(super) fn moves(
             UpdateTime::EndOfStep => "in and out with the update, at the end of the step",
             UpdateTime::NextStep => "in and out with the update, beside the next step's forward",
         }),
-        TensorKind::Activations if stage.saved.iter().flatten().any(is_offloaded) => {
+        TensorKind::Activations
+            if stages().any(|stage| stage.saved.iter().flatten().any(is_offloaded)) =>
+        {
             Some("out after the layer's forward; in before its backward")
         }
-        TensorKind::LayerInputs if stage.inputs.iter().any(is_offloaded) => {
+        TensorKind::LayerInputs if stages().any(|stage| stage.inputs.iter().any(is_offloaded)) => {
             Some("out after the layer's forward; in before its backward")
         }
         _ => None,

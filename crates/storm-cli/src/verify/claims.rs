@@ -147,8 +147,9 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     let measured: Measured<CudaPlanDevice> = run.run(None)?;
     let decisions = &measured.decisions;
     // The last stage runs backward at once and takes nothing that waits.
-    let waiting = &decisions.stages[1..decisions.stages.len() - 1];
-    let mut stored = waiting.iter().flat_map(|s| s.saved.iter().flatten().chain(&s.inputs));
+    let groups = decisions.groups.iter();
+    let waiting = groups.flat_map(|group| &group.stages[1..group.stages.len() - 1]);
+    let mut stored = waiting.flat_map(|s| s.saved.iter().flatten().chain(&s.inputs));
     let is_away = !stored.any(|&storage| storage == Storage::Keep);
     let share = resident_seconds / measured.step_seconds;
     let summary = trace::summarize(measured.trainer.plan(), &measured.trace);

@@ -11,19 +11,19 @@ use std::sync::Arc;
 impl Emit<'_> {
     /// What happens to a block's input; none if it is not stored at all.
     pub(super) fn input_storage(&self, block: usize) -> Option<Storage> {
-        self.lowering.input_storage(self.decisions, block)
+        self.lowering.input_storage(self.decided(), block)
     }
 
     /// Where the input of a block is to be written in the forward pass.
     pub(super) fn next_input(&mut self, block: usize, m: usize) -> usize {
         if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
-            return self.layout.input_ring.start;
+            return self.places().input_ring.start;
         }
         match self.input_storage(block) {
-            Some(Storage::Keep) => self.layout.inputs_kept[block].of(m),
+            Some(Storage::Keep) => self.places().inputs_kept[block].of(m),
             _ => {
                 let slot = self.input_turns.next();
-                self.layout.input_ring.slot(slot)
+                self.places().input_ring.slot(slot)
             }
         }
     }
@@ -31,17 +31,17 @@ impl Emit<'_> {
     /// The same where nothing is stored.
     pub(super) fn next_ring_input(&mut self, block: usize) -> usize {
         if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
-            return self.layout.input_ring.start;
+            return self.places().input_ring.start;
         }
         let slot = self.input_turns.next();
-        self.layout.input_ring.slot(slot)
+        self.places().input_ring.slot(slot)
     }
 
     /// Notes that a block's input has been made: sends it away if it is to wait in host memory.
     pub(super) fn made_input(&mut self, block: usize, m: usize, place: usize) {
         if self.input_storage(block) == Some(Storage::Offload) {
             let runs = all_runs(&self.lowering.blocks.seams[block].slab);
-            let ends = Ends { device: place, host: self.layout.inputs_host[block].of(m) };
+            let ends = Ends { device: place, host: self.places().inputs_host[block].of(m) };
             let pieces = self.values.seams[block][m].clone();
             self.send_runs(&runs, &pieces, ends);
         }
@@ -51,38 +51,38 @@ impl Emit<'_> {
     /// inputs were recomputed together.
     pub(super) fn backward_input(&mut self, block: usize, m: usize, stretch: usize) -> usize {
         if block > stretch {
-            let slot = (block - stretch - 1) * self.decisions.group + m;
-            return self.layout.replayed.slot(slot);
+            let slot = (block - stretch - 1) * self.group_size() + m;
+            return self.places().replayed.slot(slot);
         }
         match self.input_storage(block) {
             Some(Storage::Offload) if self.lowering.blocks.seams[block].slab.size_bytes > 0 => {
                 let slot = self.input_turns.next();
-                let place = self.layout.input_ring.slot(slot);
+                let place = self.places().input_ring.slot(slot);
                 let after = self.input_turns.free_after(slot);
                 let runs = all_runs(&self.lowering.blocks.seams[block].slab);
-                let ends = Ends { device: place, host: self.layout.inputs_host[block].of(m) };
+                let ends = Ends { device: place, host: self.places().inputs_host[block].of(m) };
                 let pieces = self.values.seams[block][m].clone();
                 self.bring_runs(after, &runs, &pieces, ends);
                 place
             }
-            _ => self.layout.inputs_kept[block].of(m),
+            _ => self.places().inputs_kept[block].of(m),
         }
     }
 
     /// Notes that a slot of the ring of inputs was in use up to now, if the place is one.
     pub(super) fn touch_input(&mut self, place: usize) {
-        if let Some(slot) = self.layout.input_ring.slot_of(place) {
+        if let Some(slot) = self.places().input_ring.slot_of(place) {
             let now = self.position();
             self.input_turns.touch(slot, now);
         }
     }
 
     pub(super) fn bind_kept(&self, bound: &mut [Option<Bound>], block: usize, m: usize) {
-        let slab = &self.layout.kept_slabs[block];
-        let start = self.layout.kept[block].of(m);
+        let slab = &self.places().kept_slabs[block];
+        let start = self.places().kept[block].of(m);
         for (entry, &(_, id)) in slab.tensors.iter().enumerate() {
             let place = start + slab.slab.entries[entry].offset;
-            bound[id.index()] = Some(self.values.kept[block][m][entry].at(place));
+            bound[id.index()] = Some(self.saved_values().kept[block][m][entry].at(place));
         }
     }
 
@@ -93,15 +93,15 @@ impl Emit<'_> {
         block: usize,
         m: usize,
     ) -> Option<usize> {
-        let slab = &self.layout.offloaded_slabs[block];
+        let slab = Arc::clone(&self.places().offloaded_slabs[block]);
         if slab.tensors.is_empty() {
             return None;
         }
         let slot = self.activation_turns.next();
-        let start = self.layout.activation_ring.slot(slot);
+        let start = self.places().activation_ring.slot(slot);
         for (entry, &(_, id)) in slab.tensors.iter().enumerate() {
             let place = start + slab.slab.entries[entry].offset;
-            bound[id.index()] = Some(self.values.offloaded[block][m][entry].at(place));
+            bound[id.index()] = Some(self.saved_values().offloaded[block][m][entry].at(place));
         }
         Some(slot)
     }
@@ -118,8 +118,8 @@ impl Emit<'_> {
         for entries in units(slab) {
             if node.outputs.contains(&slab.tensors[entries.start].1) {
                 let runs = slab.slab.runs(entries);
-                let ends = Ends { device: start, host: self.layout.offloaded_host[block].of(m) };
-                let pieces = self.values.offloaded[block][m].clone();
+                let ends = Ends { device: start, host: self.places().offloaded_host[block].of(m) };
+                let pieces = self.saved_values().offloaded[block][m].clone();
                 self.send_runs(&runs, &pieces, ends);
             }
         }
@@ -133,11 +133,11 @@ impl Emit<'_> {
         slot: usize,
         variant: &Arc<Variant>,
     ) {
-        let slab = self.layout.offloaded_slabs[block].clone();
-        let device = self.layout.activation_ring.slot(slot);
+        let slab = self.places().offloaded_slabs[block].clone();
+        let device = self.places().activation_ring.slot(slot);
         let after = self.activation_turns.free_after(slot);
-        let ends = Ends { device, host: self.layout.offloaded_host[block].of(m) };
-        let pieces = self.values.offloaded[block][m].clone();
+        let ends = Ends { device, host: self.places().offloaded_host[block].of(m) };
+        let pieces = self.saved_values().offloaded[block][m].clone();
         let nodes = &variant.backward.nodes;
         let first_use = |entries: &Range<usize>| {
             let uses = entries.clone().map(|entry| {

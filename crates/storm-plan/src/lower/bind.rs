@@ -30,13 +30,13 @@ impl Emit<'_> {
             bound[id.index()] = match tensor.class {
                 TensorClass::Parameter(_) => Some(self.weight_bound(block, &tensor.name)),
                 _ => match self.values.exports[m].get(&tensor.name) {
-                    Some(&value) => Some(Bound::one(self.layout.exports[m][&tensor.name], value)),
+                    Some(&value) => Some(Bound::one(self.places().exports[m][&tensor.name], value)),
                     None => self.input(&tensor.name, m),
                 },
             };
         }
         for (name, id) in &section.exports {
-            let place = self.layout.exports[m][name];
+            let place = self.places().exports[m][name];
             bind(&mut bound, *id, Bound::one(place, self.values.exports[m][name]));
         }
         for (number, result) in self.lowering.shared.results.iter().enumerate() {
@@ -111,14 +111,14 @@ impl Emit<'_> {
     /// The gradient of a block's input: written by that block, read by the one before.
     fn carry(&self, block: usize, entry: usize, m: usize) -> Bound {
         let from_the_end = self.lowering.blocks.last() - block;
-        let place = self.layout.carry_ring.slot(from_the_end * self.decisions.group + m);
+        let place = self.places().carry_ring.slot(from_the_end * self.group_size() + m);
         let offset = self.lowering.blocks.seams[block].slab.entries[entry].offset;
         Bound::one(place + offset, self.values.carries[block][m][entry])
     }
 
     fn bind_skips(&self, section: &Section, block: usize, m: usize, bound: &mut Bindings) {
         for (number, skip) in self.lowering.blocks.skips.iter().enumerate() {
-            let (place, gradient_place) = self.layout.skips[number][m];
+            let (place, gradient_place) = self.places().skips[number][m];
             let (value, gradient) = self.values.skips[number][m];
             let (value, gradient) =
                 (Bound::one(place, value), Bound::one(gradient_place, gradient));

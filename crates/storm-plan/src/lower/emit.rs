@@ -1,18 +1,18 @@
 //! The plan under construction: the instructions of the current segment, and the state of the rings.
 
 use super::Lowering;
-use super::layout::Layout;
+use super::layout::{GroupLayout, Layout};
 use super::residency::{Residency, Turns};
 use super::slab::{COPY_BYTES_MAX, CopyRun};
-use super::values::Values;
+use super::values::{SavedValues, Values};
 use super::variant::{Pass, PassNode, Variant};
-use crate::Decisions;
 use crate::plan::{
     Compute, Copy, GraphId, Instruction, InstructionId, Operand, Place, Plan, Segment, SegmentId,
     ValueId, Work,
 };
 use crate::queue::Link;
 use crate::tier::Tier;
+use crate::{Decisions, GroupDecisions};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,6 +79,8 @@ pub(super) struct Emit<'a> {
     pub(super) lowering: &'a Lowering<'a>,
     pub(super) decisions: &'a Decisions,
     pub(super) layout: Layout,
+    /// Which of the decided groups is being emitted.
+    kind: usize,
     pub(super) plan: Plan,
     pub(super) values: Values,
     /// Graphs of updates, by stage, gradient and piece.
@@ -120,9 +122,10 @@ impl<'a> Emit<'a> {
             decisions,
             residency: Residency::new(&layout),
             state_turns: Turns::new(layout.state_ring.slots),
-            activation_turns: Turns::new(layout.activation_ring.slots),
-            input_turns: Turns::new(layout.input_ring.slots),
+            activation_turns: Turns::new(0),
+            input_turns: Turns::new(0),
             layout,
+            kind: 0,
             plan,
             values,
             update_graphs: BTreeMap::new(),
@@ -135,6 +138,36 @@ impl<'a> Emit<'a> {
             copies: Vec::new(),
             host_written: BTreeMap::new(),
         }
+    }
+
+    // ---- groups -------------------------------------------------------------------------------
+
+    /// What follows is about groups of this kind.
+    pub(super) fn begin_group(&mut self, kind: usize) {
+        self.kind = kind;
+        let places = &self.layout.groups[kind];
+        self.activation_turns = Turns::new(places.activation_ring.slots);
+        self.input_turns = Turns::new(places.input_ring.slots);
+    }
+
+    /// Decisions about the groups that are being emitted.
+    pub(super) fn decided(&self) -> &'a GroupDecisions {
+        &self.decisions.groups[self.kind]
+    }
+
+    /// How many micro-batches such a group has.
+    pub(super) fn group_size(&self) -> usize {
+        self.decided().micro_batches
+    }
+
+    /// Where everything of such a group is.
+    pub(super) fn places(&self) -> &GroupLayout {
+        &self.layout.groups[self.kind]
+    }
+
+    /// Its saved tensors.
+    pub(super) fn saved_values(&self) -> &SavedValues {
+        &self.values.saved[self.kind]
     }
 
     // ---- segments -----------------------------------------------------------------------------

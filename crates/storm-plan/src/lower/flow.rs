@@ -48,34 +48,30 @@ pub(super) fn emit(lowering: &Lowering<'_>, decisions: &Decisions, besides: Besi
     let mut emit = Emit::new(lowering, decisions);
     emit.settle();
     emit.declare_host_tensors();
-    let groups = lowering.task.micro_batches / decisions.group;
-    let once = |segment: SegmentId| Run { segment, times: 1 };
     let forward = Group { is_first: true, is_last: true, pass: Pass::ForwardOnly };
+    for kind in 0..decisions.groups.len() {
+        emit.begin_group(kind);
+        match lowering.task.training.is_none() {
+            true => {
+                let segment = emit.group(forward, "group");
+                let times = decisions.groups[kind].times;
+                emit.plan.step.push(Run { segment, times });
+            }
+            false => emit.training_groups(kind),
+        }
+    }
+    emit.declare_lasting();
     if lowering.task.training.is_none() {
-        let segment = emit.group(forward, "group");
-        emit.plan.step = vec![Run { segment, times: groups }];
-        emit.declare_lasting();
         return emit.plan;
     }
-    let middle = Group { is_first: false, is_last: false, pass: Pass::Training };
-    let mut step = Vec::new();
-    if groups == 1 {
-        let whole = Group { is_first: true, is_last: true, ..middle };
-        step.push(once(emit.group(whole, "whole step")));
-    } else {
-        step.push(once(emit.group(Group { is_first: true, ..middle }, "first group")));
-        if groups > 2 {
-            let segment = emit.group(middle, "middle group");
-            step.push(Run { segment, times: groups - 2 });
-        }
-        step.push(once(emit.group(Group { is_last: true, ..middle }, "last group")));
-    }
-    emit.plan.step = step;
-    emit.declare_lasting();
     if decisions.update == UpdateTime::NextStep && besides >= Besides::Flush {
         emit.plan.flush = Some(emit.flush());
     }
     if besides == Besides::FlushAndEvaluation {
+        // As many micro-batches as a block can take at once: streamed weights move least.
+        let kinds = 0..decisions.groups.len();
+        let largest = kinds.max_by_key(|&kind| decisions.groups[kind].micro_batches);
+        emit.begin_group(largest.expect("a step has groups"));
         emit.plan.evaluation = Some(emit.restoring("evaluation", |emit| {
             emit.copy_forward_inputs();
             emit.forward(forward);
@@ -87,6 +83,36 @@ pub(super) fn emit(lowering: &Lowering<'_>, decisions: &Decisions, besides: Besi
 impl Emit<'_> {
     fn count(&self) -> usize {
         self.lowering.blocks.count()
+    }
+
+    /// All groups of a kind: the first and the last of the step are segments of their own.
+    fn training_groups(&mut self, kind: usize) {
+        let is_first = kind == 0;
+        let is_last = kind + 1 == self.decisions.groups.len();
+        let mut left = self.decisions.groups[kind].times;
+        let middle = Group { is_first: false, is_last: false, pass: Pass::Training };
+        if is_first && is_last && left == 1 {
+            let whole = Group { is_first, is_last, ..middle };
+            self.run(whole, "whole step", 1);
+            return;
+        }
+        if is_first {
+            self.run(Group { is_first, ..middle }, "first group", 1);
+            left -= 1;
+        }
+        let before_last = left - usize::from(is_last);
+        if before_last > 0 {
+            self.run(middle, "middle group", before_last);
+        }
+        if is_last {
+            self.run(Group { is_last, ..middle }, "last group", 1);
+        }
+    }
+
+    /// Adds a group to the step, that many times.
+    fn run(&mut self, group: Group, name: &'static str, times: usize) {
+        let segment = self.group(group, name);
+        self.plan.step.push(Run { segment, times });
     }
 
     /// One group of micro-batches.
@@ -143,6 +169,7 @@ impl Emit<'_> {
     /// Puts into the rings what a step leaves there: every slot is used in a step, so what was there
     /// before makes no difference.
     fn settle(&mut self) {
+        self.begin_group(self.decisions.groups.len() - 1);
         let last = self.lowering.blocks.last();
         let weights = |emit: &mut Self, block: usize| {
             for owner in emit.weight_blocks(block) {
@@ -151,7 +178,7 @@ impl Emit<'_> {
         };
         // The last group is the one that counts. If it is the first, too, it applies deferred updates.
         let trains = self.lowering.task.training.is_some();
-        let is_only_group = self.lowering.task.micro_batches == self.decisions.group;
+        let is_only_group = self.lowering.task.micro_batches == self.group_size();
         let updates = trains && is_only_group && self.decisions.update == UpdateTime::NextStep;
         for block in 0..=last {
             if updates && !self.updates_beside(block) {
@@ -260,7 +287,7 @@ impl Emit<'_> {
         for index in 0..self.layout.inputs.len() {
             let input = self.layout.inputs[index].clone();
             for (m, &(device, host)) in input.places.iter().enumerate() {
-                if is_wanted(&input) {
+                if is_wanted(&input) && m < self.group_size() {
                     let value = self.values.inputs[index][m];
                     let values = vec![Operand { value, offset: 0 }];
                     let (bytes, mark) = (input.tensor.size_bytes(), Mark::Input(number));
@@ -277,7 +304,7 @@ impl Emit<'_> {
         for index in 0..self.lowering.shared.results.len() {
             if self.lowering.shared.results[index].block == block {
                 let (device, _) = self.layout.results[index][m];
-                self.send_result(index * self.decisions.group + m, device);
+                self.send_result(index * self.decisions.group_max() + m, device);
             }
         }
     }
@@ -297,7 +324,7 @@ impl Emit<'_> {
             && group.is_first
             && self.decisions.update == UpdateTime::NextStep;
         let last = self.lowering.blocks.last();
-        let mut places = vec![self.layout.input_ring.start; self.decisions.group];
+        let mut places = vec![self.places().input_ring.start; self.group_size()];
         for block in 0..=last {
             if updates && !self.updates_beside(block) {
                 for update in self.updates(block) {
@@ -314,7 +341,7 @@ impl Emit<'_> {
                 false => Vec::new(),
             };
             let variant = self.forward_of(block, group);
-            let total = variant.forward.seconds * self.decisions.group as f64;
+            let total = variant.forward.seconds * self.group_size() as f64;
             let mut pace = Pace::over(due, total);
             for (m, place) in places.iter_mut().enumerate() {
                 *place = self.block_forward(block, m, *place, group, &mut pace);
@@ -348,7 +375,7 @@ impl Emit<'_> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         match group.pass == Pass::Training && self.lowering.blocks.is_reached(block) {
             true => {
-                let saved = &self.decisions.stages[stage].saved[index];
+                let saved = &self.decided().stages[stage].saved[index];
                 self.lowering.training_variants(stage, saved)[1].clone()
             }
             false => self.lowering.forward_variant(stage),
@@ -369,7 +396,7 @@ impl Emit<'_> {
         let mut bound = self.bind_block(&variant, block, m);
         let section = &variant.section;
         self.bind_taken(&mut bound, section, block, m, input);
-        let mut output = self.layout.input_ring.start;
+        let mut output = self.places().input_ring.start;
         if block < self.lowering.blocks.last() {
             output = match group.pass {
                 Pass::Training => self.next_input(block + 1, m),
@@ -382,8 +409,8 @@ impl Emit<'_> {
             self.bind_kept(&mut bound, block, m);
             slot = self.bind_offloaded(&mut bound, block, m);
         }
-        let slab = self.layout.offloaded_slabs[block].clone();
-        let start = slot.map(|slot| self.layout.activation_ring.slot(slot));
+        let slab = self.places().offloaded_slabs[block].clone();
+        let start = slot.map(|slot| self.places().activation_ring.slot(slot));
         let index = self.lowering.blocks.get(block).index;
         self.run_pass(&variant, &variant.forward, index, &bound, |emit, node| {
             if let Some(start) = start {
@@ -412,7 +439,7 @@ impl Emit<'_> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         self.begin_gradients(group, block);
         let pair =
-            self.lowering.training_variants(stage, &self.decisions.stages[stage].saved[index]);
+            self.lowering.training_variants(stage, &self.decided().stages[stage].saved[index]);
         for (m, &input) in inputs.iter().enumerate() {
             let variant = pair[usize::from(!(group.is_first && m == 0))].clone();
             let mut bound = self.bind_block(&variant, block, m);
@@ -456,14 +483,14 @@ impl Emit<'_> {
 
     /// Runs blocks forward again, for the inputs of those after the first.
     fn replay(&mut self, stretch: Range<usize>) {
-        let group = self.decisions.group;
+        let group = self.group_size();
         for block in stretch.start..stretch.end - 1 {
             self.fetch_weights(block);
             let Block { stage, index } = self.lowering.blocks.get(block);
             let variant = self.lowering.forward_variant(stage);
             for m in 0..group {
                 let input = self.backward_input(block, m, stretch.start);
-                let output = self.layout.replayed.slot((block - stretch.start) * group + m);
+                let output = self.places().replayed.slot((block - stretch.start) * group + m);
                 let mut bound = self.bind_block(&variant, block, m);
                 let section = &variant.section;
                 self.bind_taken(&mut bound, section, block, m, input);
@@ -480,8 +507,8 @@ impl Emit<'_> {
         self.fetch_weights(block);
         self.begin_gradients(group, block);
         let pair =
-            self.lowering.training_variants(stage, &self.decisions.stages[stage].saved[index]);
-        for m in 0..self.decisions.group {
+            self.lowering.training_variants(stage, &self.decided().stages[stage].saved[index]);
+        for m in 0..self.group_size() {
             let variant = pair[usize::from(!(group.is_first && m == 0))].clone();
             let input = self.backward_input(block, m, stretch);
             let mut bound = self.bind_block(&variant, block, m);

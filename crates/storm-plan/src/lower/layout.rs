@@ -8,7 +8,7 @@ use crate::decisions::{RingMemory, Streaming};
 use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::Region;
 use crate::tier::{PerTier, Tier};
-use crate::{Decisions, Storage, TensorKind};
+use crate::{Decisions, GroupDecisions, Storage, TensorKind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use storm_graph::{Tensor, TensorClass, TensorId};
@@ -78,6 +78,14 @@ pub(crate) struct Layout {
     pub(crate) states: Vec<ClassPlaces>,
     /// Pieces of optimizer state on their way through.
     pub(crate) state_ring: Ring,
+    /// One for each of the decided groups. They take turns, so they lie over each other.
+    pub(crate) groups: Vec<GroupLayout>,
+    pub(crate) work: usize,
+}
+
+/// What a group of micro-batches makes and takes.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupLayout {
     /// By block.
     pub(crate) kept: Vec<GroupPlaces>,
     pub(crate) kept_slabs: Vec<Arc<ActivationSlab>>,
@@ -96,7 +104,6 @@ pub(crate) struct Layout {
     /// Tensors that go around blocks and their gradients, by skip and micro-batch.
     pub(crate) skips: Vec<Vec<(usize, usize)>>,
     pub(crate) exports: Vec<BTreeMap<String, usize>>,
-    pub(crate) work: usize,
 }
 
 /// Equal places for the micro-batches of a group, one after another.
@@ -193,7 +200,7 @@ impl Layout {
     }
 
     pub(crate) fn new(lowering: &Lowering<'_>, decisions: &Decisions) -> Layout {
-        let group = decisions.group;
+        let group = decisions.group_max();
         let mut device = Arena::new(Tier::DEVICE);
         let mut host = Arena::new(Tier::HOST);
         let cut = lowering.cut(decisions.piece_elements);
@@ -220,66 +227,21 @@ impl Layout {
         let slot = if lowering.needs_state_ring(decisions) { slot } else { 0 };
         let state_ring = Ring::take(&mut device, kind, "optimizer state in transit", slot, slots);
 
-        let (kept_slabs, offloaded_slabs) = (
-            activation_slabs(lowering, decisions, Storage::Keep),
-            activation_slabs(lowering, decisions, Storage::Offload),
-        );
-        let kind = TensorKind::Activations;
-        let places = |arena: &mut Arena, name: &str, slabs: &[Arc<ActivationSlab>]| -> Vec<_> {
-            let place = |slab: &Arc<ActivationSlab>| {
-                GroupPlaces::take(arena, kind, name, slab.slab.size_bytes, group)
-            };
-            slabs.iter().map(place).collect()
-        };
-        let kept = places(&mut device, "kept activations", &kept_slabs);
-        let offloaded_host = places(&mut host, "offloaded activations", &offloaded_slabs);
-        let slot = offloaded_slabs.iter().map(|slab| slab.slab.size_bytes).max().unwrap_or(0);
-        let ring = if slot == 0 { 0 } else { decisions.activation_ring };
-        let activation_ring = Ring::take(&mut device, kind, "activations in transit", slot, ring);
-
-        let kind = TensorKind::LayerInputs;
-        let blocks = &lowering.blocks;
-        let storages: Vec<Option<Storage>> =
-            (0..blocks.count()).map(|block| lowering.input_storage(decisions, block)).collect();
-        let input_places = |arena: &mut Arena, name: &str, wanted: Storage| {
-            let place = |(block, storage): (usize, &Option<Storage>)| {
-                let bytes = blocks.seams[block].slab.size_bytes;
-                let bytes = if *storage == Some(wanted) { bytes } else { 0 };
-                GroupPlaces::take(arena, kind, name, bytes, group)
-            };
-            storages.iter().enumerate().map(place).collect::<Vec<_>>()
-        };
-        let inputs_kept = input_places(&mut device, "kept layer inputs", Storage::Keep);
-        let inputs_host = input_places(&mut host, "offloaded layer inputs", Storage::Offload);
-        // Inputs that are not kept go through the ring, besides the inputs of a group; in an evaluation
-        // all do.
-        let comes_back = |block: usize| storages[block] == Some(Storage::Offload);
-        let any_comes_back = (0..blocks.count()).any(comes_back);
-        let extra = if any_comes_back { decisions.input_ring } else { 0 };
-        let slot = blocks.seam_bytes_max(|_| true);
-        let input_ring =
-            Ring::take(&mut device, kind, "layer inputs in transit", slot, group + 1 + extra);
-        let storages: Vec<Storage> = storages.iter().map(|s| s.unwrap_or(Storage::Keep)).collect();
-        let stretch = longest_stretch(&storages);
-        let slot = blocks.seam_bytes_max(|block| storages[block] == Storage::Recompute);
-        let slots = (stretch - 1) * group;
-        let replayed = Ring::take(&mut device, kind, "recomputed layer inputs", slot, slots);
-        let slot = blocks.seam_bytes_max(|block| blocks.is_reached(block));
-        let name = "gradients of layer inputs";
-        let carry_ring = Ring::take(&mut device, kind, name, slot, group + 1);
-        let skips = (blocks.skips.iter())
-            .map(|skip| {
-                let bytes = skip.tensor.size_bytes();
-                let gradient = if blocks.is_reached(skip.to.0) { bytes } else { 0 };
-                let mut take = |bytes| device.take(kind, "skip connections", bytes);
-                (0..group).map(|_| (take(bytes), take(gradient))).collect()
-            })
-            .collect();
-        let exports = (0..group).map(|_| place_exports(lowering, &mut device)).collect();
         let work = device.take(TensorKind::WorkArea, "work area", work_bytes(lowering, decisions));
+        let mut groups = Vec::new();
+        let [mut device_most, mut host_most] = [device.clone(), host.clone()];
+        for group in &decisions.groups {
+            let [mut device, mut host] = [device.clone(), host.clone()];
+            groups.push(GroupLayout::new(lowering, group, &mut device, &mut host));
+            for (most, arena) in [(&mut device_most, device), (&mut host_most, host)] {
+                if arena.size_bytes > most.size_bytes {
+                    *most = arena;
+                }
+            }
+        }
         Layout {
-            device,
-            host,
+            device: device_most,
+            host: host_most,
             inputs,
             scalars,
             results,
@@ -289,6 +251,83 @@ impl Layout {
             gradients,
             states,
             state_ring,
+            groups,
+            work,
+        }
+    }
+
+    /// Where a scalar of the norm lies.
+    pub(super) fn scalar(&self, lowering: &Lowering<'_>, name: &str) -> Option<usize> {
+        let index = lowering.shared.scalars.get(name)?;
+        Some(self.scalars + index * ALIGNMENT)
+    }
+}
+
+impl GroupLayout {
+    fn new(
+        lowering: &Lowering<'_>,
+        decided: &GroupDecisions,
+        device: &mut Arena,
+        host: &mut Arena,
+    ) -> GroupLayout {
+        let group = decided.micro_batches;
+        let (kept_slabs, offloaded_slabs) = (
+            activation_slabs(lowering, decided, Storage::Keep),
+            activation_slabs(lowering, decided, Storage::Offload),
+        );
+        let kind = TensorKind::Activations;
+        let places = |arena: &mut Arena, name: &str, slabs: &[Arc<ActivationSlab>]| -> Vec<_> {
+            let place = |slab: &Arc<ActivationSlab>| {
+                GroupPlaces::take(arena, kind, name, slab.slab.size_bytes, group)
+            };
+            slabs.iter().map(place).collect()
+        };
+        let kept = places(device, "kept activations", &kept_slabs);
+        let offloaded_host = places(host, "offloaded activations", &offloaded_slabs);
+        let slot = offloaded_slabs.iter().map(|slab| slab.slab.size_bytes).max().unwrap_or(0);
+        let ring = if slot == 0 { 0 } else { decided.activation_ring };
+        let activation_ring = Ring::take(device, kind, "activations in transit", slot, ring);
+
+        let kind = TensorKind::LayerInputs;
+        let blocks = &lowering.blocks;
+        let storages: Vec<Option<Storage>> =
+            (0..blocks.count()).map(|block| lowering.input_storage(decided, block)).collect();
+        let input_places = |arena: &mut Arena, name: &str, wanted: Storage| {
+            let place = |(block, storage): (usize, &Option<Storage>)| {
+                let bytes = blocks.seams[block].slab.size_bytes;
+                let bytes = if *storage == Some(wanted) { bytes } else { 0 };
+                GroupPlaces::take(arena, kind, name, bytes, group)
+            };
+            storages.iter().enumerate().map(place).collect::<Vec<_>>()
+        };
+        let inputs_kept = input_places(device, "kept layer inputs", Storage::Keep);
+        let inputs_host = input_places(host, "offloaded layer inputs", Storage::Offload);
+        // Inputs that are not kept go through the ring, besides the inputs of a group; in an evaluation
+        // all do.
+        let comes_back = |block: usize| storages[block] == Some(Storage::Offload);
+        let any_comes_back = (0..blocks.count()).any(comes_back);
+        let extra = if any_comes_back { decided.input_ring } else { 0 };
+        let slot = blocks.seam_bytes_max(|_| true);
+        let input_ring =
+            Ring::take(device, kind, "layer inputs in transit", slot, group + 1 + extra);
+        let storages: Vec<Storage> = storages.iter().map(|s| s.unwrap_or(Storage::Keep)).collect();
+        let stretch = longest_stretch(&storages);
+        let slot = blocks.seam_bytes_max(|block| storages[block] == Storage::Recompute);
+        let slots = (stretch - 1) * group;
+        let replayed = Ring::take(device, kind, "recomputed layer inputs", slot, slots);
+        let slot = blocks.seam_bytes_max(|block| blocks.is_reached(block));
+        let name = "gradients of layer inputs";
+        let carry_ring = Ring::take(device, kind, name, slot, group + 1);
+        let skips = (blocks.skips.iter())
+            .map(|skip| {
+                let bytes = skip.tensor.size_bytes();
+                let gradient = if blocks.is_reached(skip.to.0) { bytes } else { 0 };
+                let mut take = |bytes| device.take(kind, "skip connections", bytes);
+                (0..group).map(|_| (take(bytes), take(gradient))).collect()
+            })
+            .collect();
+        let exports = (0..group).map(|_| place_exports(lowering, device)).collect();
+        GroupLayout {
             kept,
             kept_slabs,
             offloaded_slabs,
@@ -301,14 +340,7 @@ impl Layout {
             carry_ring,
             skips,
             exports,
-            work,
         }
-    }
-
-    /// Where a scalar of the norm lies.
-    pub(super) fn scalar(&self, lowering: &Lowering<'_>, name: &str) -> Option<usize> {
-        let index = lowering.shared.scalars.get(name)?;
-        Some(self.scalars + index * ALIGNMENT)
     }
 }
 
@@ -420,12 +452,12 @@ fn place_exports(lowering: &Lowering<'_>, device: &mut Arena) -> BTreeMap<String
 /// The tensors of each block that are stored in this way. Blocks that store the same share a slab.
 fn activation_slabs(
     lowering: &Lowering<'_>,
-    decisions: &Decisions,
+    group: &GroupDecisions,
     wanted: Storage,
 ) -> Vec<Arc<ActivationSlab>> {
     let mut slabs: Vec<Arc<ActivationSlab>> = Vec::new();
     let mut last = None;
-    for (stage, saved, _) in lowering.each_block(decisions) {
+    for (stage, saved) in lowering.each_block(group) {
         let slab = match slabs.last() {
             Some(slab) if last == Some((stage, saved)) => Arc::clone(slab),
             _ => Arc::new(activation_slab(lowering, stage, saved, wanted)),
@@ -464,7 +496,7 @@ fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
         let variant = lowering.forward_variant(stage);
         bytes = bytes.max(variant.forward.size_bytes);
     }
-    for (stage, saved, _) in lowering.each_block(decisions) {
+    for (stage, saved) in decisions.groups.iter().flat_map(|group| lowering.each_block(group)) {
         // Neighbors mostly store the same.
         if lowering.task.training.is_none() || last == Some((stage, saved)) {
             continue;

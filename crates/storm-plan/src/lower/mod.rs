@@ -22,7 +22,9 @@ mod variant;
 mod waits;
 
 use crate::plan::Plan;
-use crate::{Decisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage, Task};
+use crate::{
+    Decisions, GroupDecisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage, Task,
+};
 use blocks::Blocks;
 use parameters::Set;
 use shared::{Cut, Shared};
@@ -186,24 +188,23 @@ impl<'a> Lowering<'a> {
         units.flat_map(|(unit, _)| unit.tensors.iter().copied()).collect()
     }
 
-    /// Stage, saved units and input of each block.
+    /// Stage and saved units of each block.
     pub(crate) fn each_block<'d>(
         &'d self,
-        decisions: &'d Decisions,
-    ) -> impl Iterator<Item = (usize, &'d Vec<Storage>, Storage)> + 'd {
+        group: &'d GroupDecisions,
+    ) -> impl Iterator<Item = (usize, &'d Vec<Storage>)> + 'd {
         (0..self.blocks.count()).map(|block| {
             let Block { stage, index } = self.blocks.get(block);
-            let decided = &decisions.stages[stage];
-            (stage, &decided.saved[index], decided.inputs[index])
+            (stage, &group.stages[stage].saved[index])
         })
     }
 
     /// What happens to a block's input between its forward and its backward pass; none if the two are
     /// one or there is no backward pass.
-    pub(crate) fn input_storage(&self, decisions: &Decisions, block: usize) -> Option<Storage> {
+    pub(crate) fn input_storage(&self, group: &GroupDecisions, block: usize) -> Option<Storage> {
         let Block { stage, index } = self.blocks.get(block);
         let is_stored = self.blocks.is_reached(block) && block != self.blocks.last();
-        is_stored.then(|| decisions.stages[stage].inputs[index])
+        is_stored.then(|| group.stages[stage].inputs[index])
     }
 
     /// The graphs of a training step.
@@ -259,21 +260,23 @@ impl<'a> Lowering<'a> {
         if self.task.training.is_none() {
             return (seconds, flops);
         }
-        let times = self.task.micro_batches as f64;
-        let mut end = self.blocks.last();
-        for block in (0..self.blocks.last()).rev() {
-            let Block { stage, index } = self.blocks.get(block);
-            let [_, variant] = self.training_variants(stage, &decisions.stages[stage].saved[index]);
-            seconds += times * variant.backward.recompute_seconds;
-            flops += times * variant.backward.recompute_flops as f64;
-            if block + 1 < end {
-                // All but the last block of a stretch run again for the inputs of the next.
-                let forward = &self.forward_variant(stage).forward;
-                seconds += times * forward.seconds;
-                flops += times * forward.flops as f64;
-            }
-            if self.input_storage(decisions, block) != Some(Storage::Recompute) {
-                end = block;
+        for group in &decisions.groups {
+            let times = (group.micro_batches * group.times) as f64;
+            let mut end = self.blocks.last();
+            for block in (0..self.blocks.last()).rev() {
+                let Block { stage, index } = self.blocks.get(block);
+                let [_, variant] = self.training_variants(stage, &group.stages[stage].saved[index]);
+                seconds += times * variant.backward.recompute_seconds;
+                flops += times * variant.backward.recompute_flops as f64;
+                if block + 1 < end {
+                    // All but the last block of a stretch run again for the inputs of the next.
+                    let forward = &self.forward_variant(stage).forward;
+                    seconds += times * forward.seconds;
+                    flops += times * forward.flops as f64;
+                }
+                if self.input_storage(group, block) != Some(Storage::Recompute) {
+                    end = block;
+                }
             }
         }
         (seconds, flops)
@@ -311,10 +314,17 @@ impl<'a> Lowering<'a> {
 
     fn check(&self, decisions: &Decisions) -> Result<(), PlanError> {
         let refuse = |problem: String| Err(PlanError::Decisions { problem });
-        let group = decisions.group;
-        if group == 0 || !self.task.micro_batches.is_multiple_of(group) {
+        let mut micro_batches = 0usize;
+        for group in &decisions.groups {
+            if group.micro_batches == 0 || group.times == 0 {
+                return refuse("a group needs at least one micro-batch".to_owned());
+            }
+            let some = group.micro_batches.saturating_mul(group.times);
+            micro_batches = micro_batches.saturating_add(some);
+        }
+        if micro_batches != self.task.micro_batches {
             return refuse(format!(
-                "groups of {group} do not divide {} micro-batches",
+                "the groups have {micro_batches} micro-batches, the step has {}",
                 self.task.micro_batches
             ));
         }
@@ -323,16 +333,8 @@ impl<'a> Lowering<'a> {
             let count = decisions.stages.len();
             return refuse(format!("{count} stages are decided, of {}", stages.len()));
         }
-        for (number, (stage, decided)) in stages.iter().zip(&decisions.stages).enumerate() {
-            let (name, blocks, units) = (&stage.name, stage.repeat, self.units[number].len());
-            if decided.saved.len() != blocks
-                || decided.inputs.len() != blocks
-                || decided.saved.iter().any(|saved| saved.len() != units)
-            {
-                return refuse(format!(
-                    "the {blocks} blocks of `{name}` need an input and {units} saved tensors each"
-                ));
-            }
+        for (stage, decided) in stages.iter().zip(&decisions.stages) {
+            let (name, blocks) = (&stage.name, stage.repeat);
             let classes = [("weights", decided.weights), ("gradients", decided.gradients)];
             for (class, streaming) in classes {
                 if streaming.pinned > blocks || (streaming.pinned < blocks && streaming.ring == 0) {
@@ -350,22 +352,44 @@ impl<'a> Lowering<'a> {
                 "streamed optimizer state needs a ring of at least one piece".to_owned(),
             );
         }
-        let saved = decisions.stages.iter().flat_map(|stage| stage.saved.iter().flatten());
-        if decisions.activation_ring == 0 && saved.copied().any(|s| s == Storage::Offload) {
+        decisions.groups.iter().try_for_each(|group| self.check_group(group))?;
+        if !decisions.piece_elements.is_multiple_of(1024) || decisions.piece_elements == 0 {
+            return refuse("pieces must be a multiple of 1024 elements".to_owned());
+        }
+        Ok(())
+    }
+
+    fn check_group(&self, group: &GroupDecisions) -> Result<(), PlanError> {
+        let refuse = |problem: String| Err(PlanError::Decisions { problem });
+        let stages = self.task.program().stages();
+        if group.stages.len() != stages.len() {
+            let count = group.stages.len();
+            return refuse(format!("a group decides {count} stages, of {}", stages.len()));
+        }
+        for (number, (stage, decided)) in stages.iter().zip(&group.stages).enumerate() {
+            let (name, blocks, units) = (&stage.name, stage.repeat, self.units[number].len());
+            if decided.saved.len() != blocks
+                || decided.inputs.len() != blocks
+                || decided.saved.iter().any(|saved| saved.len() != units)
+            {
+                return refuse(format!(
+                    "the {blocks} blocks of `{name}` need an input and {units} saved tensors each"
+                ));
+            }
+        }
+        let saved = group.stages.iter().flat_map(|stage| stage.saved.iter().flatten());
+        if group.activation_ring == 0 && saved.copied().any(|s| s == Storage::Offload) {
             return refuse("offloaded activations need a ring of at least one block".to_owned());
         }
         let reached = (0..self.blocks.count()).find(|&block| self.blocks.is_reached(block));
         if let Some(first) = reached
             && first > 0
-            && self.input_storage(decisions, first) == Some(Storage::Recompute)
+            && self.input_storage(group, first) == Some(Storage::Recompute)
         {
             return refuse("the input of the first block that learns must be stored".to_owned());
         }
-        if self.input_storage(decisions, 0) == Some(Storage::Recompute) {
+        if self.input_storage(group, 0) == Some(Storage::Recompute) {
             return refuse("the first block has no input to recompute".to_owned());
-        }
-        if !decisions.piece_elements.is_multiple_of(1024) || decisions.piece_elements == 0 {
-            return refuse("pieces must be a multiple of 1024 elements".to_owned());
         }
         Ok(())
     }

@@ -7,6 +7,7 @@ use super::slab::Slab;
 use crate::Decisions;
 use crate::plan::{Plan, Value, ValueId};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use storm_graph::{Block, TensorClass};
 
 pub(super) struct Values {
@@ -19,9 +20,8 @@ pub(super) struct Values {
     pub(super) weights: Vec<Vec<Pieces>>,
     pub(super) gradients: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
-    /// By block, micro-batch and slab entry.
-    pub(super) kept: Vec<Vec<Vec<Pieces>>>,
-    pub(super) offloaded: Vec<Vec<Vec<Pieces>>>,
+    /// By decided group.
+    pub(super) saved: Vec<SavedValues>,
     /// What blocks take from the block before, by block, micro-batch and slab entry.
     pub(super) seams: Vec<Vec<Vec<Pieces>>>,
     /// Their gradients.
@@ -29,6 +29,12 @@ pub(super) struct Values {
     /// A tensor that goes around blocks and its gradient, by skip and micro-batch.
     pub(super) skips: Vec<Vec<(ValueId, ValueId)>>,
     pub(super) exports: Vec<BTreeMap<String, ValueId>>,
+}
+
+/// Saved tensors of a group, by block, micro-batch and slab entry.
+pub(super) struct SavedValues {
+    pub(super) kept: Vec<Vec<Vec<Pieces>>>,
+    pub(super) offloaded: Vec<Vec<Vec<Pieces>>>,
 }
 
 pub(super) fn push_value(
@@ -58,7 +64,7 @@ impl Values {
         decisions: &Decisions,
         layout: &Layout,
     ) -> Values {
-        let group = decisions.group;
+        let group = decisions.group_max();
         let f32_bytes = 4;
         let activation = TensorClass::Activation;
         let mut inputs = Vec::new();
@@ -83,8 +89,7 @@ impl Values {
             weights: Vec::new(),
             gradients: Vec::new(),
             states: Vec::new(),
-            kept: Vec::new(),
-            offloaded: Vec::new(),
+            saved: Vec::new(),
             seams: Vec::new(),
             carries: Vec::new(),
             skips: Vec::new(),
@@ -94,7 +99,21 @@ impl Values {
             values.push_parameters(plan, lowering, layout, block);
         }
         for block in 0..lowering.blocks.count() {
-            values.push_activations(plan, lowering, layout, block, group);
+            values.push_seams(plan, lowering, block, group);
+        }
+        for (decided, places) in decisions.groups.iter().zip(&layout.groups) {
+            let mut of_slabs = |slabs: &[Arc<ActivationSlab>]| -> Vec<_> {
+                let blocks = slabs.iter().enumerate();
+                blocks
+                    .map(|(block, slab)| {
+                        saved_values(plan, lowering, block, slab, decided.micro_batches)
+                    })
+                    .collect()
+            };
+            values.saved.push(SavedValues {
+                kept: of_slabs(&places.kept_slabs),
+                offloaded: of_slabs(&places.offloaded_slabs),
+            });
         }
         for skip in &lowering.blocks.skips {
             let (bytes, name) = (skip.tensor.size_bytes(), &skip.tensor.name);
@@ -153,11 +172,10 @@ impl Values {
         self.states.push(states);
     }
 
-    fn push_activations(
+    fn push_seams(
         &mut self,
         plan: &mut Plan,
         lowering: &Lowering<'_>,
-        layout: &Layout,
         number: usize,
         group: usize,
     ) {
@@ -165,20 +183,6 @@ impl Values {
         let program = lowering.task.program();
         let (section, s) = (program.section(stage), &program.stages()[stage]);
         let class = TensorClass::Activation;
-        let mut slab_values = |slab: &ActivationSlab| -> Vec<Vec<Pieces>> {
-            let mut of_block = Vec::new();
-            for m in 0..group {
-                let mut pieces = Vec::new();
-                for (&(_, id), entry) in slab.tensors.iter().zip(&slab.slab.entries) {
-                    let name = s.full_name(index, &section.graph.tensor(id).name);
-                    pieces.push(push_pieces(plan, &numbered(&name, m), &entry.pieces, class));
-                }
-                of_block.push(pieces);
-            }
-            of_block
-        };
-        self.kept.push(slab_values(&layout.kept_slabs[number]));
-        self.offloaded.push(slab_values(&layout.offloaded_slabs[number]));
         let seam = &lowering.blocks.seams[number];
         let slab: &Slab = &seam.slab;
         let name = |input: usize, m: usize, suffix: &str| {
@@ -200,6 +204,28 @@ impl Values {
         self.seams.push(seams);
         self.carries.push(carries);
     }
+}
+
+/// The tensors of a block's slab, by micro-batch.
+fn saved_values(
+    plan: &mut Plan,
+    lowering: &Lowering<'_>,
+    number: usize,
+    slab: &ActivationSlab,
+    group: usize,
+) -> Vec<Vec<Pieces>> {
+    let Block { stage, index } = lowering.blocks.get(number);
+    let program = lowering.task.program();
+    let (section, s) = (program.section(stage), &program.stages()[stage]);
+    let of_micro_batch = |m| {
+        let mut pieces = Vec::new();
+        for (&(_, id), entry) in slab.tensors.iter().zip(&slab.slab.entries) {
+            let name = numbered(&s.full_name(index, &section.graph.tensor(id).name), m);
+            pieces.push(push_pieces(plan, &name, &entry.pieces, TensorClass::Activation));
+        }
+        pieces
+    };
+    (0..group).map(of_micro_batch).collect()
 }
 
 /// `name` of a micro-batch of the group.

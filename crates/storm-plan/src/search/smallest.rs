@@ -68,12 +68,12 @@ impl Search<'_> {
                     };
                     for (stage, chosen) in choice.stages.iter_mut().enumerate() {
                         self.squeeze(stage, chosen);
-                        chosen.inputs_resident = inputs_resident;
+                        chosen.activations.inputs_resident = inputs_resident;
                         if checkpoints == Checkpoints::SquareRoot
                             && self.forced.checkpoint_every.is_none()
                         {
                             let root = (self.blocks(stage) as f64).sqrt().ceil();
-                            chosen.inputs_every = root as usize;
+                            chosen.activations.inputs_every = root as usize;
                         }
                     }
                     choices.push(choice);
@@ -91,8 +91,8 @@ impl Search<'_> {
             }
         }
         match self.forced.activations {
-            Some(Storage::Keep) => chosen.kept = self.everything(stage),
-            Some(Storage::Offload) => chosen.offloaded = self.everything(stage),
+            Some(Storage::Keep) => chosen.activations.kept = self.everything(stage),
+            Some(Storage::Offload) => chosen.activations.offloaded = self.everything(stage),
             _ => {}
         }
     }

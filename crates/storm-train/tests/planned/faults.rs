@@ -2,7 +2,7 @@
 
 use crate::support::{batches, options, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
-use storm_plan::{HardwareProfile, Lowering, Queue, Storage, Streaming, UpdateTime, check};
+use storm_plan::{Decisions, HardwareProfile, Lowering, Queue, check};
 use storm_train::{PlannedTrainer, Precision, training_task};
 
 #[test]
@@ -12,18 +12,7 @@ fn a_failure_in_any_queue_is_named_and_stops_the_training() {
     let task = training_task(&config, &options, 2).expect("a valid model");
     let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
     // Everything moves.
-    let mut decisions = storm_plan::Decisions::resident(&task);
-    for stage in &mut decisions.stages {
-        stage.saved.iter_mut().for_each(|saved| saved.fill(Storage::Offload));
-        stage.inputs.fill(Storage::Offload);
-        stage.weights = Streaming { pinned: 0, ring: 2 };
-        stage.gradients = Streaming { pinned: 0, ring: 2 };
-        stage.states_pinned = 0;
-    }
-    decisions.state_ring = 2;
-    decisions.activation_ring = 2;
-    decisions.update = UpdateTime::NextStep;
-    let plan = lowering.lower(&decisions).expect("decisions that work");
+    let plan = lowering.lower(&Decisions::streamed(&task)).expect("decisions that work");
     let budget = plan.bytes;
     let plan = std::sync::Arc::new(check(plan, budget).expect("a sound plan"));
     for queue in [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST] {

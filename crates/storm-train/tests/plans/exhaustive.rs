@@ -107,24 +107,25 @@ fn all_decisions(task: &Task, piece_elements: usize) -> Vec<Decisions> {
                             let place =
                                 |bit: usize| if bits >> bit & 1 == 1 { streamed } else { resident };
                             let mut decisions = Decisions {
-                                group,
                                 update: match bits >> 3 {
                                     0 => UpdateTime::EndOfStep,
                                     _ => UpdateTime::NextStep,
                                 },
                                 state_ring: ring,
-                                activation_ring: ring,
-                                input_ring: ring,
                                 piece_elements,
                                 ..Decisions::resident(task)
                             };
+                            let groups = &mut decisions.groups[0];
+                            groups.micro_batches = group;
+                            groups.times = task.micro_batches / group;
+                            (groups.activation_ring, groups.input_ring) = (ring, ring);
+                            groups.stages[1].saved = saved.clone();
+                            groups.stages[1].inputs = vec![first, second];
                             for (stage, decided) in decisions.stages.iter_mut().enumerate() {
                                 if place(2) == streamed {
                                     decided.states_pinned = 0;
                                 }
                                 if stage == 1 {
-                                    decided.saved = saved.clone();
-                                    decided.inputs = vec![first, second];
                                     decided.weights = place(0);
                                     decided.gradients = place(1);
                                 }

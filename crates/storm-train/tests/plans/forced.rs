@@ -3,20 +3,29 @@
 use crate::models::{budget, gib, profile, real_options};
 use storm_model::preset;
 use storm_plan::{
-    Decisions, Forced, Placement, PlanError, StageDecisions, Storage, Task, UpdateTime, plan,
+    ActivationDecisions, Decisions, Forced, Placement, PlanError, StageDecisions, Storage, Task,
+    UpdateTime, plan,
 };
 use storm_train::training_task;
 
-/// Six wide layers.
+const LAYERS: usize = 6;
+
+/// Some wide layers.
 fn task(model: &str) -> Task {
     let mut config = preset(model).expect("a preset");
-    config.layer_count = 6;
+    config.layer_count = LAYERS;
     training_task(&config, &real_options(1), 4).expect("a valid model")
 }
 
+/// Of the layers, between embedding and head.
 #[track_caller]
 fn layers(decisions: Decisions) -> StageDecisions {
     decisions.stages.into_iter().nth(1).expect("embedding, layers, head")
+}
+
+/// What all groups do with the activations of the layers.
+fn activations(decisions: Decisions) -> Vec<ActivationDecisions> {
+    decisions.groups.into_iter().map(|mut group| group.stages.remove(1)).collect()
 }
 
 #[track_caller]
@@ -29,22 +38,23 @@ fn decided(forced: &Forced) -> Decisions {
 #[test]
 fn each_class_goes_where_it_is_told() {
     for (wanted, is_resident) in [(Placement::Resident, true), (Placement::Streamed, false)] {
-        let forced = |change: fn(&mut Forced, Option<Placement>)| {
+        let decided = |change: fn(&mut Forced, Option<Placement>)| {
             let mut forced = Forced::default();
             change(&mut forced, Some(wanted));
-            layers(decided(&forced))
+            decided(&forced)
         };
-        let count = forced(|_, _| {}).inputs.len();
-        let on_the_device = if is_resident { count } else { 0 };
+        let forced = |change| layers(decided(change));
+        let on_the_device = if is_resident { LAYERS } else { 0 };
         let weights = forced(|forced, wanted| forced.weights = wanted).weights;
         assert_eq!(weights.pinned, on_the_device);
         let gradients = forced(|forced, wanted| forced.gradients = wanted).gradients;
         assert_eq!(gradients.pinned, on_the_device);
         let states = forced(|forced, wanted| forced.states = wanted).states_pinned;
         assert_eq!(states, on_the_device);
-        let inputs = forced(|forced, wanted| forced.layer_inputs = wanted).inputs;
         let other = if is_resident { Storage::Offload } else { Storage::Keep };
-        assert!(!inputs.contains(&other), "{inputs:?}");
+        for stage in activations(decided(|forced, wanted| forced.layer_inputs = wanted)) {
+            assert!(!stage.inputs.contains(&other), "{:?}", stage.inputs);
+        }
     }
 }
 
@@ -62,7 +72,7 @@ fn classes_go_their_own_ways() {
             states: Some(states),
             ..Forced::default()
         }));
-        let count = decisions.inputs.len();
+        let count = LAYERS;
         assert_eq!(decisions.weights.pinned == count, weights == Placement::Resident);
         assert_eq!(decisions.gradients.pinned == count, gradients == Placement::Resident);
         assert_eq!(decisions.states_pinned, count);
@@ -72,27 +82,31 @@ fn classes_go_their_own_ways() {
 #[test]
 fn activations_are_treated_as_told() {
     for storage in [Storage::Keep, Storage::Recompute, Storage::Offload] {
-        let decisions =
-            layers(decided(&Forced { activations: Some(storage), ..Forced::default() }));
-        let all = decisions.saved.iter().flatten().all(|&found| found == storage);
-        assert!(all, "{storage:?}: {:?}", decisions.saved);
+        let forced = Forced { activations: Some(storage), ..Forced::default() };
+        for stage in activations(decided(&forced)) {
+            let all = stage.saved.iter().flatten().all(|&found| found == storage);
+            assert!(all, "{storage:?}: {:?}", stage.saved);
+        }
     }
-    let decisions = layers(decided(&Forced { nothing_kept: true, ..Forced::default() }));
-    assert!(!decisions.saved.iter().flatten().any(|&found| found == Storage::Keep));
+    for stage in activations(decided(&Forced { nothing_kept: true, ..Forced::default() })) {
+        assert!(!stage.saved.iter().flatten().any(|&found| found == Storage::Keep));
+    }
 }
 
 #[test]
 fn checkpoints_updates_and_groups() {
-    let decisions = layers(decided(&Forced { checkpoint_every: Some(3), ..Forced::default() }));
-    for (layer, storage) in decisions.inputs.iter().enumerate() {
-        assert_eq!(*storage == Storage::Recompute, layer % 3 != 0, "layer {layer}");
+    for stage in activations(decided(&Forced { checkpoint_every: Some(3), ..Forced::default() })) {
+        for (layer, storage) in stage.inputs.iter().enumerate() {
+            assert_eq!(*storage == Storage::Recompute, layer % 3 != 0, "layer {layer}");
+        }
     }
     for update in [UpdateTime::EndOfStep, UpdateTime::NextStep] {
         let decisions = decided(&Forced { update: Some(update), ..Forced::default() });
         assert_eq!(decisions.update, update);
     }
     for group in [1, 2, 4] {
-        assert_eq!(decided(&Forced { group: Some(group), ..Forced::default() }).group, group);
+        let decisions = decided(&Forced { group: Some(group), ..Forced::default() });
+        assert_eq!(decisions.group_sizes(), group.to_string());
     }
 }
 

@@ -5,8 +5,8 @@ use crate::models::{small_card, tiny, tiny_task};
 use rayon::ThreadPoolBuilder;
 use storm_graph::work::work_of;
 use storm_plan::{
-    Budget, Decisions, Forced, HardwareProfile, Lowering, PerTier, PlanError, Storage, Streaming,
-    Task, Tier, UpdateTime, plan, simulate, verify,
+    Budget, Decisions, Forced, HardwareProfile, Lowering, PerTier, PlanError, Task, Tier, plan,
+    simulate, verify,
 };
 
 /// More plans than a search builds and simulates, however deep the model is.
@@ -18,25 +18,6 @@ fn task(layers: usize) -> Task {
     let mut config = tiny("qwen2.5-0.5b");
     config.layer_count = layers;
     tiny_task(&config, 4)
-}
-
-/// Nothing stays on the device for longer than it must.
-fn all_streamed(task: &Task) -> Decisions {
-    let mut decisions = Decisions {
-        update: UpdateTime::NextStep,
-        state_ring: 2,
-        activation_ring: 2,
-        input_ring: 2,
-        ..Decisions::resident(task)
-    };
-    for stage in &mut decisions.stages {
-        stage.saved.iter_mut().for_each(|saved| saved.fill(Storage::Offload));
-        stage.inputs.fill(Storage::Offload);
-        stage.weights = Streaming { pinned: 0, ring: 2 };
-        stage.gradients = Streaming { pinned: 0, ring: 2 };
-        stage.states_pinned = 0;
-    }
-    decisions
 }
 
 /// What each part of planning looks at.
@@ -72,7 +53,7 @@ fn a_plan_takes_work_in_proportion_to_its_layers() {
     let card = small_card(1e9, 1e6);
     let [small, large] = [few, many].map(|layers| {
         let task = task(layers);
-        [Decisions::resident(&task), all_streamed(&task)]
+        [Decisions::resident(&task), Decisions::streamed(&task)]
             .map(|decisions| Work::of(&task, &card, &decisions))
     });
     for (small, large) in small.iter().zip(&large) {

@@ -73,6 +73,6 @@ fn a_forced_group_chooses_the_size() {
     let budget = budget(64 << 20, 1 << 30);
     let chosen =
         choose_micro_batch(&config, &options, tokens, &profile, budget, &forced).expect("it fits");
-    assert_eq!(chosen.planned.decisions.group, 3);
+    assert_eq!(chosen.planned.decisions.group_sizes(), "3");
     assert!(chosen.accumulate.is_multiple_of(3));
 }
