@@ -6,7 +6,8 @@ mod tiny_plan;
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_device::{
-    DeviceError, NullDevice, NullOptions, PlanDevice, Span, WaitedFor, bytes_of, bytes_of_mut,
+    DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Span, WaitedFor, bytes_of,
+    bytes_of_mut,
 };
 use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 use storm_plan::{
@@ -301,11 +302,16 @@ fn sizes_and_places_are_checked() {
 
 #[test]
 fn memory_that_cannot_be_had_is_an_error() {
-    let device_bytes = isize::MAX as usize - SLOT;
-    let bytes = PerTier::new(device_bytes, 0);
-    let plan = check(Plan { bytes, ..Plan::default() }, bytes).unwrap();
-    let error = CpuPlanDevice::commit(Arc::new(plan), CpuPlanOptions::default()).unwrap_err();
-    assert_eq!(error, DeviceError::OutOfMemory { bytes: device_bytes });
+    let too_many = isize::MAX as usize - SLOT;
+    for refused in [Tier::DEVICE, Tier::HOST] {
+        let bytes = PerTier::default().with(refused, too_many);
+        let plan = check(Plan { bytes, ..Plan::default() }, bytes).unwrap();
+        let error = CpuPlanDevice::commit(Arc::new(plan), CpuPlanOptions::default()).unwrap_err();
+        let DeviceError::Memory(MemoryRefused { tier, wanted_bytes, .. }) = error else {
+            panic!("{error}")
+        };
+        assert_eq!((tier, wanted_bytes), (refused, too_many as u64));
+    }
 }
 
 /// A node that is not in the plan runs on its memory; one that fails leaves the device as it was.

@@ -5,11 +5,11 @@
 #[path = "../src/verify/tiny_plan.rs"]
 mod tiny_plan;
 
-use storm_device::allocation::{AllocationMeter, count_of_all_threads};
 use storm_device::bytes_of;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_exec::{ExecError, Feed, Planned};
 use storm_graph::Tensor;
+use storm_host::allocation::{AllocationMeter, count_of_all_threads};
 use tiny_plan::{numbers, tiny_plan};
 
 #[global_allocator]

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use storm_device::allocation::AllocationMeter;
-pub(crate) use storm_device::allocation::peak_bytes;
+use storm_host::allocation::AllocationMeter;
+pub(crate) use storm_host::allocation::peak_bytes;
 use storm_model::{
     Family, ModelConfig, ParameterSpec, Rotary, RotaryScaling, SaveOptions, WeightDtype,
     parameters, save,

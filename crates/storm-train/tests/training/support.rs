@@ -1,7 +1,7 @@
 //! Tiny models of every family, seeded batches, and a fingerprint of a training run.
 
-use storm_device::allocation::AllocationMeter;
 use storm_graph::{IGNORE_INDEX, Program};
+use storm_host::allocation::AllocationMeter;
 use storm_model::{ModelConfig, Packing, build, preset};
 use storm_train::{Batch, Precision, TrainOptions, Trainer};
 

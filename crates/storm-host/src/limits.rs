@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What stands against taking host memory for copies.
+/// What stands against taking host memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostLimit {
     /// The machine has less.
@@ -32,13 +32,15 @@ pub enum HostLimit {
         /// RLIMIT_MEMLOCK.
         limit_bytes: u64,
     },
-    /// It was not allowed by who asks.
-    #[error("{limit_bytes} bytes were allowed in all")]
+    /// The caller set a limit of its own.
+    #[error("{limit_bytes} bytes were allowed in all, and {available_bytes} are left")]
     Given {
+        /// What is left.
+        available_bytes: u64,
         /// What was allowed.
         limit_bytes: u64,
     },
-    /// The system or the driver refused for another reason.
+    /// The system or a driver refused for another reason.
     #[error("{reason}")]
     System {
         /// In its words.
@@ -58,20 +60,20 @@ pub fn host_memory() -> Option<HostLimit> {
 }
 
 impl HostLimit {
-    /// How much can be taken; none if that is not what the limit is about.
+    /// How much can be taken; none if who refused did not say.
     pub fn available_bytes(&self) -> Option<u64> {
         match *self {
             HostLimit::Machine { available_bytes }
-            | HostLimit::ControlGroup { available_bytes, .. } => Some(available_bytes),
-            HostLimit::LockedMemory { .. } | HostLimit::Given { .. } | HostLimit::System { .. } => {
-                None
-            }
+            | HostLimit::ControlGroup { available_bytes, .. }
+            | HostLimit::Given { available_bytes, .. } => Some(available_bytes),
+            HostLimit::LockedMemory { limit_bytes } => Some(limit_bytes),
+            HostLimit::System { .. } => None,
         }
     }
 }
 
 /// Whether `bytes` more can be taken.
-pub(super) fn check(bytes: usize) -> Result<(), HostLimit> {
+pub(crate) fn check(bytes: usize) -> Result<(), HostLimit> {
     let wanted = bytes as u64;
     if let Some(available_bytes) = machine_available().filter(|&available| available < wanted) {
         return Err(HostLimit::Machine { available_bytes });
@@ -83,12 +85,6 @@ pub(super) fn check(bytes: usize) -> Result<(), HostLimit> {
         }),
         _ => Ok(()),
     }
-}
-
-/// The limit on locked memory, if `bytes` exceed it.
-pub(super) fn locked_memory(bytes: usize) -> Option<HostLimit> {
-    let limit_bytes = locked_memory_limit()?;
-    (limit_bytes < bytes as u64).then_some(HostLimit::LockedMemory { limit_bytes })
 }
 
 /// The most memory that this process may lock; none if there is no limit.

@@ -1,6 +1,6 @@
 //! Host memory by the page: exactly as much as asked for, present before it is used.
 
-use super::host_limits::{self, HostLimit};
+use crate::{HostLimit, HostMemoryRefused, limits};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -16,22 +16,26 @@ const PAGE_BYTES: usize = 4096;
 
 /// Zeroed anonymous memory, in huge pages where the system has them, all of it present.
 #[derive(Debug)]
-pub(crate) struct HostPages {
+pub struct HostPages {
     map: MmapRaw,
 }
 
 impl HostPages {
-    /// Takes `bytes` and makes them present with all cores; `progress` hears how many are.
-    pub(crate) fn new(
+    /// Takes `bytes`, at least one, and makes them present with all cores; `progress` hears how many are.
+    ///
+    /// # Errors
+    /// The machine or its control group has less.
+    pub fn new(
         bytes: usize,
         mut progress: impl FnMut(usize),
-    ) -> Result<HostPages, HostLimit> {
+    ) -> Result<HostPages, HostMemoryRefused> {
+        let refused = |limit| HostMemoryRefused { wanted_bytes: bytes, limit };
         // Pages that the system cannot give end the process later: look before.
-        host_limits::check(bytes)?;
+        limits::check(bytes).map_err(refused)?;
         let map = MmapOptions::new()
             .len(bytes.max(1))
             .map_anon()
-            .map_err(|error| HostLimit::System { reason: error.to_string() })?;
+            .map_err(|error| refused(HostLimit::System { reason: error.to_string() }))?;
         // Advice only: without huge pages it is slower, and works.
         let _ = map.advise(Advice::HugePage);
         let pages = HostPages { map: map.into() };
@@ -88,23 +92,25 @@ impl HostPages {
         end - start
     }
 
-    pub(crate) fn bytes(&self) -> usize {
+    /// How many there are.
+    pub fn bytes(&self) -> usize {
         self.map.len()
     }
 
-    pub(crate) fn start(&self) -> *mut u8 {
+    /// Where they begin, for a driver or for threads that copy. Who writes there does so while nobody has a slice.
+    pub fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
     /// The memory, where the host alone uses it.
-    pub(crate) fn as_slice(&self) -> &[u8] {
+    pub fn as_slice(&self) -> &[u8] {
         // SAFETY: mapped and initialized as long as `self`; whoever writes through `start` does so
         // while nobody has this.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes()) }
     }
 
     /// As [`HostPages::as_slice`], to be filled.
-    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed for this alone.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes()) }
     }
@@ -140,7 +146,10 @@ mod tests {
 
     #[test]
     fn more_than_the_machine_has_is_refused_beforehand() {
-        let refusal = HostPages::new(1 << 50, |_| panic!("nothing is taken")).map(drop);
-        assert!(matches!(refusal, Err(HostLimit::Machine { .. } | HostLimit::ControlGroup { .. })));
+        let refusal =
+            HostPages::new(1 << 50, |_| panic!("nothing is taken")).expect_err("too much");
+        assert_eq!(refusal.wanted_bytes, 1 << 50);
+        let limit = refusal.limit;
+        assert!(matches!(limit, HostLimit::Machine { .. } | HostLimit::ControlGroup { .. }));
     }
 }

@@ -4,7 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use storm_device::{Access, MapError, MappedFile};
+use storm_host::{Access, MapError, MappedFile};
 
 const PAGE: usize = 4096;
 

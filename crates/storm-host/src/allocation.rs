@@ -1,6 +1,6 @@
 //! A global allocator that counts, for tests of "allocates nothing" and "allocates little".
 //!
-//! It is here because a global allocator needs `unsafe`, and this is the crate that may have it.
+//! It is here because a global allocator needs `unsafe`, which few crates may have.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The system's allocator, metered. A test binary installs it:
 ///
 /// ```
-/// use storm_device::allocation::{AllocationMeter, count, peak_bytes};
+/// use storm_host::allocation::{AllocationMeter, count, peak_bytes};
 ///
 /// #[global_allocator]
 /// static METER: AllocationMeter = AllocationMeter;
