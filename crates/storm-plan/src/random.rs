@@ -2,14 +2,15 @@
 
 use crate::decisions::{RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
+use storm_graph::random::Random;
 
 /// Decisions drawn from all that can work, the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
-    let mut random = SplitMix(seed);
+    let mut random = Random(seed);
     let divisors: Vec<usize> =
         (1..=task.micro_batches).filter(|g| task.micro_batches.is_multiple_of(*g)).collect();
     let group = divisors[random.below(divisors.len())];
-    let storage = |random: &mut SplitMix| match random.below(3) {
+    let storage = |random: &mut Random| match random.below(3) {
         0 => Storage::Keep,
         1 => Storage::Recompute,
         _ => Storage::Offload,
@@ -27,7 +28,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         }
         let saved =
             (0..blocks).map(|_| (0..units).map(|_| storage(&mut random)).collect()).collect();
-        let streaming = |random: &mut SplitMix| Streaming {
+        let streaming = |random: &mut Random| Streaming {
             pinned: random.below(blocks + 1),
             ring: 1 + random.below(blocks),
         };
@@ -56,18 +57,5 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         activation_ring: 1 + random.below(3),
         input_ring: random.below(3),
         piece_elements: 1024 << random.below(6),
-    }
-}
-
-/// A small generator, good enough to draw choices.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % limit as u64) as usize
     }
 }

@@ -4,6 +4,7 @@ use crate::{Batch, Precision, TrainError, TrainOptions, Trainer};
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_graph::IGNORE_INDEX;
+use storm_graph::random::Random;
 use storm_model::{ModelConfig, Packing, build, preset};
 
 /// What was found of one family at one precision.
@@ -120,13 +121,8 @@ fn trainer<D: Device>(
 
 /// Seeded tokens in segments; every seventh target is ignored.
 pub(crate) fn batch(config: &ModelConfig, seed: u64) -> Batch {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut token = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % config.vocab_size as u64) as i32
-    };
+    let mut random = Random(seed);
+    let mut token = || random.below(config.vocab_size) as i32;
     let rows = BATCH * SEQUENCE;
     let tokens = (0..rows).map(|_| token()).collect();
     let targets = (0..rows).map(|i| if i % 7 == 0 { IGNORE_INDEX } else { token() }).collect();

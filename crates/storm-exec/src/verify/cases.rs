@@ -4,7 +4,7 @@ use crate::ExecError;
 use half::bf16;
 use std::collections::BTreeMap;
 use storm_device::{Device, DeviceError};
-use storm_graph::random::{SEED_WORDS, Seed};
+use storm_graph::random::{Random, SEED_WORDS, Seed};
 use storm_graph::*;
 use storm_plan::ALIGNMENT;
 
@@ -48,37 +48,21 @@ enum Data {
     Integers(Vec<i32>),
 }
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
-
-    fn pick<T: Copy>(&mut self, values: &[T]) -> T {
-        values[self.below(values.len())]
-    }
-
-    fn flip(&mut self) -> bool {
-        self.below(2) == 0
-    }
-
+/// What cases draw.
+trait Draw {
     /// Roughly normal.
+    fn value(&mut self) -> f32;
+
+    /// Rows and widths, ones and non-multiples of any tile among them.
+    fn extent(&mut self) -> usize;
+}
+
+impl Draw for Random {
     fn value(&mut self) -> f32 {
-        let sum: f64 = (0..4).map(|_| self.next() as f64 / u64::MAX as f64 - 0.5).sum();
+        let sum: f64 = (0..4).map(|_| self.bits() as f64 / u64::MAX as f64 - 0.5).sum();
         (sum * 1.7) as f32
     }
 
-    /// Rows and widths, ones and non-multiples of any tile among them.
     fn extent(&mut self) -> usize {
         self.pick(&[1, 2, 3, 7, 8, 16, 33, 64, 100, 128, 129, 200])
     }
@@ -118,7 +102,7 @@ impl Builder {
     }
 
     fn maybe_parameter(&mut self, name: &str, shape: &[usize]) -> Option<TensorId> {
-        self.random.flip().then(|| self.parameter(name, shape))
+        self.random.coin().then(|| self.parameter(name, shape))
     }
 
     fn scalar(&mut self, name: &str, value: f32) -> TensorId {
@@ -152,7 +136,7 @@ impl Builder {
 
     fn row_shape(&mut self, width: usize) -> Vec<usize> {
         let rows = self.random.extent();
-        if self.random.flip() { vec![rows, width] } else { vec![2, rows.div_ceil(2), width] }
+        if self.random.coin() { vec![rows, width] } else { vec![2, rows.div_ceil(2), width] }
     }
 
     fn build(&mut self, family: &str) -> Result<(), GraphError> {
@@ -201,7 +185,7 @@ impl Builder {
         let x = self.input("x", &shape);
         let weight = self.parameter("weight", &[outputs, inputs]);
         let bias = self.maybe_parameter("bias", &[outputs]);
-        let addend = self.random.flip().then(|| {
+        let addend = self.random.coin().then(|| {
             let mut shape = shape.clone();
             *shape.last_mut().expect("a width") = outputs;
             self.input("addend", &shape)
@@ -229,7 +213,7 @@ impl Builder {
         let width = self.random.pick(&[7, 33, 64, 100, 384, 1024, 1536, 3584]);
         let shape = self.row_shape(width);
         let x = self.input("x", &shape);
-        let delta = self.random.flip().then(|| self.input("delta", &shape));
+        let delta = self.random.coin().then(|| self.input("delta", &shape));
         let weight = self.parameter("weight", &[width]);
         let kind = self.random.pick(&[NormKind::Layer, NormKind::Rms]);
         let bias = match kind {
@@ -266,7 +250,7 @@ impl Builder {
             "rotary" => {
                 let positions = self
                     .integers("positions", &[batch, time], |random, _| random.below(5000) as i32);
-                let scaling = match self.random.flip() {
+                let scaling = match self.random.coin() {
                     true => RotaryScaling::Plain,
                     false => RotaryScaling::Llama3 {
                         factor: 8.0,
@@ -282,7 +266,7 @@ impl Builder {
                 self.result("y", Op::Rotary { qkv, table, heads, direction }).map(drop)
             }
             _ => {
-                let segments = self.random.flip().then(|| {
+                let segments = self.random.coin().then(|| {
                     self.integers("segments", &[batch, time], |_, i| (i % time / 23) as i32)
                 });
                 let mask = self.random.pick(&[Mask::Causal, Mask::Full]);
@@ -329,7 +313,7 @@ impl Builder {
     }
 
     fn seed(&mut self) -> TensorId {
-        let words = Seed { seed: self.random.next(), step: 7 }.to_words();
+        let words = Seed { seed: self.random.bits(), step: 7 }.to_words();
         self.integers("random", &[SEED_WORDS], |_, i| words[i])
     }
 
@@ -368,7 +352,7 @@ impl Builder {
         if let Some((_, Data::Floats(values))) = self.data.last_mut() {
             values.iter_mut().for_each(|value| *value = value.abs());
         }
-        let has_master = self.dtype == DType::BF16 && self.random.flip();
+        let has_master = self.dtype == DType::BF16 && self.random.coin();
         let master = has_master.then(|| {
             let id = self.graph.source("master", shape, DType::F32, class);
             self.floats(id)
@@ -446,7 +430,7 @@ impl Builder {
             seeds.push((result, self.floats(seed)));
         }
         let mut accumulators = BTreeMap::new();
-        if self.random.flip() {
+        if self.random.coin() {
             let trainable = TensorClass::Parameter(Training::Trainable);
             let parameters: Vec<TensorId> =
                 self.graph.ids().filter(|&id| self.graph.tensor(id).class == trainable).collect();

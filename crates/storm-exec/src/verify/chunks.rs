@@ -3,6 +3,7 @@
 use crate::ExecError;
 use half::bf16;
 use storm_device::{Device, DeviceError};
+use storm_graph::random::Random;
 use storm_graph::{DType, Graph, Op, TensorId, Training};
 use storm_plan::ALIGNMENT;
 
@@ -73,13 +74,8 @@ impl Product {
     }
 
     fn write(&self, device: &mut impl Device) -> Result<(), DeviceError> {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut value = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            bf16::from_f32((state >> 40) as f32 / (1 << 23) as f32 - 1.0)
-        };
+        let mut random = Random(1);
+        let mut value = || bf16::from_f32(2.0 * random.unit() as f32 - 1.0);
         let [x, weight, _] = self.offsets();
         let values: Vec<bf16> = (0..ROWS * self.widths.0).map(|_| value()).collect();
         device.write(x, &values)?;
