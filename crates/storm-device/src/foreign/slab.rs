@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use storm_host::{HostLimit, HostMemoryRefused, HostPages, host_memory, show_bytes};
 use storm_plan::Tier;
-use storm_plan::saved::HOST_ALIGNMENT;
+
+/// What host addresses of slots are multiples of.
+pub const HOST_ALIGNMENT: usize = 512;
 
 /// What is taken at least when more is needed than was planned for: page-locking has a price per call.
 const GROWTH_BYTES: usize = 64 << 20;

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use std::rc::Rc;
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Copies, CopyOptions, HostMemory};
-use storm_exec::saved::{
+use storm_graph::random::{Purpose, Seed, Stream, words};
+use storm_saved::plan::Allowance;
+use storm_saved::{
     Framework, MemoryUse, Peak, PieceName, SavedOptions, SavedReport, Session, Source, Use,
 };
-use storm_graph::random::{Purpose, Seed, Stream, words};
-use storm_plan::saved::Allowance;
 
 const HERE: ComputeStream = ComputeStream::CALLING_THREAD;
 

@@ -7,11 +7,9 @@ use std::collections::VecDeque;
 use std::rc::{Rc, Weak};
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Copies, CopyOptions, HostMemory};
-use storm_exec::saved::{
-    Framework, MemoryUse, Peak, SavedOptions, SavedReport, Session, Source, Use,
-};
 use storm_graph::random::{Purpose, Seed, Stream, words};
-use storm_plan::saved::Allowance;
+use storm_saved::plan::Allowance;
+use storm_saved::{Framework, MemoryUse, Peak, SavedOptions, SavedReport, Session, Source, Use};
 
 const HERE: ComputeStream = ComputeStream::CALLING_THREAD;
 

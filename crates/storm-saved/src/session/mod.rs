@@ -1,17 +1,25 @@
 //! The session: takes what is saved, hands out what is needed, learns and plans.
 
-use super::Framework;
-use super::mover::Mover;
-use super::piece::{Expected, Piece, Place};
-use super::recorder::{Peak, Recorder};
-use super::recordings::Recordings;
-use super::report::SavedReport;
-use super::step::{Mode, Step};
+mod mover;
+mod piece;
+mod recorder;
+mod recordings;
+mod report;
+mod step;
+
+use crate::Framework;
+use crate::plan::{Allowance, Fate};
+use mover::Mover;
+use piece::{Expected, Piece, Place};
+use recorder::Recorder;
+pub use recorder::{MemoryUse, Peak};
+use recordings::Recordings;
+pub use report::SavedReport;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
+use step::{Mode, Step};
 use storm_device::foreign::{ComputeStream, Copies, Foreign};
-use storm_plan::saved::{Allowance, Fate};
 
 /// Steps in a row without a plan that are recorded; after that, steps seem to differ always.
 const RECORDED_IN_A_ROW_MAX: u64 = 4;

@@ -10,9 +10,7 @@
 mod range_max;
 
 use range_max::RangeMax;
-
-/// What host addresses of pieces are multiples of.
-pub const HOST_ALIGNMENT: usize = 512;
+use storm_device::foreign::HOST_ALIGNMENT;
 
 /// What one step did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,13 +1,13 @@
 //! One step: what was saved in it, in order, and what is on its way.
 
 use super::Framework;
+use super::Source;
 use super::piece::{Piece, Place};
 use super::recorder::{Peak, Recorder};
-use super::session::Source;
+use crate::plan::{Fate, Recording, SavedPlan};
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
-use storm_plan::saved::{Fate, Recording, SavedPlan};
 
 /// How a step decides.
 pub(super) enum Mode {

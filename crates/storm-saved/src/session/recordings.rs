@@ -1,7 +1,7 @@
 //! What earlier steps did, and the plans made from that.
 
+use crate::plan::{Allowance, Recording, SavedPlan, plan_saved};
 use std::sync::Arc;
-use storm_plan::saved::{Allowance, Recording, SavedPlan, plan_saved};
 
 /// Different steps that are remembered: training, a smaller last batch, a second model.
 const RECORDINGS_MAX: usize = 8;
@@ -85,7 +85,7 @@ impl Recordings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use storm_plan::saved::RecordedPiece;
+    use crate::plan::RecordedPiece;
 
     fn recording(sizes: &[usize]) -> Recording {
         let piece = |(index, &bytes): (usize, &usize)| RecordedPiece {

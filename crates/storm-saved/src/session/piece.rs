@@ -1,8 +1,8 @@
 //! One piece of saved memory, and where it is.
 
 use super::Framework;
+use crate::plan::RecordedPiece;
 use storm_device::foreign::{Coming, Leaving, Slot};
-use storm_plan::saved::RecordedPiece;
 
 pub(super) struct Piece<W: Framework> {
     pub(super) bytes: usize,
