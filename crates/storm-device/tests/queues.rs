@@ -1,8 +1,5 @@
 //! Plans on queues: the CPU and the null device.
 
-#[path = "../../storm-exec/src/verify/tiny_plan.rs"]
-mod tiny_plan;
-
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_device::{
@@ -13,9 +10,9 @@ use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 use storm_plan::{
     CheckedPlan, InstructionId, Link, PerTier, Place, Plan, Queue, Run, SegmentId, Tier, check,
 };
-use tiny_plan::{
+use storm_testing::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, PlanBuilder, SHIFT_INPUT, SLOT, StepResults,
-    X_INPUTS, numbers, tiny_plan,
+    X_INPUTS, numbers, parameter, tiny_plan,
 };
 
 const FIRST: SegmentId = SegmentId(0);
@@ -213,7 +210,7 @@ fn check_fault(fault: Fault) {
 fn a_panic_in_a_kernel_is_named() {
     let mut builder = PlanBuilder::default();
     let [ids, rows] = ["ids", "layers.0.rows"].map(|name| builder.value(name, TensorClass::Input));
-    let table = builder.value("table", tiny_plan::parameter());
+    let table = builder.value("table", parameter());
     let fetch = builder.copy(ids, Link::HOST_TO_DEVICE, (1, 0), &[]);
     let mut graph = Graph::new();
     let op = Op::Embedding {

@@ -14,14 +14,9 @@ mod resident;
 mod schedule;
 mod slots;
 pub mod trace;
-mod verify;
 
 pub use error::ExecError;
 pub use planned::{Feed, Planned};
 pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};
-pub use verify::{
-    ChunkReport, OpReport, PlanReport, failure_of_plan, verify_ops, verify_plan_device,
-    verify_row_chunks,
-};

@@ -3,8 +3,9 @@
 use anyhow::Result;
 use storm_device::DeviceError;
 use storm_device::cuda::{CudaPlanDevice, CudaPlanOptions};
-use storm_exec::{ExecError, failure_of_plan, verify_plan_device};
+use storm_exec::ExecError;
 use storm_plan::Tier;
+use storm_verify::{failure_of_plan, verify_plan_device};
 
 /// One line.
 pub(super) struct Check {

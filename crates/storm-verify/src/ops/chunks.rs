@@ -1,8 +1,8 @@
 //! Products by chunks of rows must give the bits of the whole: plans are free to chunk.
 
-use crate::ExecError;
 use half::bf16;
 use storm_device::{Device, DeviceError};
+use storm_exec::ExecError;
 use storm_graph::random::Random;
 use storm_graph::{DType, Graph, Op, TensorId, Training};
 use storm_plan::ALIGNMENT;

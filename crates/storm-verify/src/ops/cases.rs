@@ -1,9 +1,9 @@
 //! Random graphs, one family per kind of op, with data and places.
 
-use crate::ExecError;
 use half::bf16;
 use std::collections::BTreeMap;
 use storm_device::{Device, DeviceError};
+use storm_exec::ExecError;
 use storm_graph::random::{Random, SEED_WORDS, Seed};
 use storm_graph::*;
 use storm_plan::ALIGNMENT;

@@ -1,13 +1,13 @@
 //! Checks that no plan changes a bit, on any device.
 
-use crate::verify::{LEARNING_RATE, batch, configs, options, run_batches};
-use crate::{Batch, PlannedTrainer, Precision, Snapshot, TrainError, training_task};
+use crate::models::{LEARNING_RATE, batch, configs, options, run_batches};
 use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
 use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
     random_decisions,
 };
+use storm_train::{Batch, PlannedTrainer, Precision, Snapshot, TrainError, training_task};
 
 /// What was found of one family.
 #[derive(Clone, Debug, PartialEq)]

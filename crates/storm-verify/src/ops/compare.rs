@@ -1,9 +1,9 @@
 //! How far two results may be apart.
 
 use super::cases::Case;
-use crate::ExecError;
 use half::bf16;
 use storm_device::Device;
+use storm_exec::ExecError;
 use storm_graph::{DType, Node, Op, Tensor, TensorClass, TensorId};
 
 /// A tensor and its largest error as a share of what is allowed.

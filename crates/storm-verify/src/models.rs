@@ -1,11 +1,11 @@
 //! Checks training on a device against training on the CPU device.
 
-use crate::{Batch, Precision, TrainError, TrainOptions, Trainer};
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_graph::IGNORE_INDEX;
 use storm_graph::random::Random;
 use storm_model::{ModelConfig, Packing, build, preset};
+use storm_train::{Batch, Precision, TrainError, TrainOptions, Trainer};
 
 /// What was found of one family at one precision.
 #[derive(Clone, Debug, PartialEq)]

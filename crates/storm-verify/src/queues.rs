@@ -1,18 +1,18 @@
 //! Checks the queues of a device: small plans with delays, against plain arithmetic.
 
-use super::tiny_plan::{
+use std::collections::BTreeMap;
+use storm_device::{PlanDevice, Span, Trace, bytes_of, bytes_of_mut};
+use storm_exec::{ExecError, Feed, Planned};
+use storm_graph::Tensor;
+use storm_plan::{InstructionId, PerQueue, Plan};
+use storm_testing::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, SHIFT_INPUT, StepResults, X_INPUTS, numbers,
     tiny_plan,
 };
-use crate::{ExecError, Feed, Planned};
-use std::collections::BTreeMap;
-use storm_device::{PlanDevice, Span, Trace, bytes_of, bytes_of_mut};
-use storm_graph::Tensor;
-use storm_plan::{InstructionId, PerQueue, Plan};
 
 /// What was found of one plan with one seed of delays.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlanReport {
+pub struct QueueReport {
     /// Groups of micro-batches in a step.
     pub groups: usize,
     /// Of the delays; none without them.
@@ -23,7 +23,7 @@ pub struct PlanReport {
     pub problem: Option<String>,
 }
 
-impl PlanReport {
+impl QueueReport {
     /// Whether all results were right to the last bit, and all was in order.
     pub fn passed(&self) -> bool {
         self.problem.is_none()
@@ -47,7 +47,7 @@ const CLOCK_NS_MAX: u64 = 2_000;
 pub fn verify_plan_device<D: PlanDevice>(
     seeds: u64,
     mut options: impl FnMut(Option<u64>, Option<D>) -> D::Options,
-) -> Result<Vec<PlanReport>, ExecError> {
+) -> Result<Vec<QueueReport>, ExecError> {
     let mut before = None;
     let mut reports = Vec::new();
     for chaos_seed in std::iter::once(None).chain((0..seeds).map(Some)) {
@@ -58,7 +58,7 @@ pub fn verify_plan_device<D: PlanDevice>(
             Ok(spans) => (spans, None),
             Err(problem) => (0, Some(problem)),
         };
-        reports.push(PlanReport { groups: 1 + repetitions, chaos_seed, spans, problem });
+        reports.push(QueueReport { groups: 1 + repetitions, chaos_seed, spans, problem });
         before = Some(planned.into_device());
     }
     Ok(reports)
@@ -272,7 +272,7 @@ mod tests {
     fn without_a_gpu_there_is_a_reason() {
         let options = |chaos_seed, _| CudaPlanOptions { chaos_seed, ..CudaPlanOptions::default() };
         match verify_plan_device::<CudaPlanDevice>(0, options) {
-            Ok(reports) => assert!(reports.iter().all(PlanReport::passed), "{reports:?}"),
+            Ok(reports) => assert!(reports.iter().all(QueueReport::passed), "{reports:?}"),
             Err(ExecError::Device(DeviceError::Cuda(error))) => {
                 let is_known = matches!(error, CudaError::NoDriver | CudaError::NoDevice { .. });
                 assert!(is_known, "{error}");

@@ -7,18 +7,15 @@
 mod cases;
 mod chunks;
 mod compare;
-mod plans;
-mod tiny_plan;
 
-use crate::ExecError;
 use cases::Case;
 use cases::families;
 pub use chunks::{ChunkReport, verify_row_chunks};
 use compare::{Difference, compare};
-pub use plans::{PlanReport, failure_of_plan, verify_plan_device};
 use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
+use storm_exec::ExecError;
 use storm_graph::DType;
 use storm_plan::ALIGNMENT;
 

@@ -13,24 +13,28 @@ use storm_plan::{
 
 /// f32 values of every tensor: enough for kernels to use more than one thread, and for a race to
 /// show.
-pub(crate) const ELEMENTS: usize = 20_000;
+pub const ELEMENTS: usize = 20_000;
 /// Bytes from one tensor to the next.
-pub(crate) const SLOT: usize = 80 << 10;
-pub(crate) const GROUP: usize = 2;
+pub const SLOT: usize = 80 << 10;
+/// Micro-batches that go through together.
+pub const GROUP: usize = 2;
 
-pub(crate) fn parameter() -> TensorClass {
+/// The class of a tensor that learns.
+pub fn parameter() -> TensorClass {
     TensorClass::Parameter(Training::Trainable)
 }
 
 /// A list of instructions on its way to a plan.
 #[derive(Default)]
-pub(crate) struct PlanBuilder {
-    pub(crate) plan: Plan,
+pub struct PlanBuilder {
+    /// What there is of it so far.
+    pub plan: Plan,
     segment_start: usize,
 }
 
 impl PlanBuilder {
-    pub(crate) fn value(&mut self, name: &str, class: TensorClass) -> ValueId {
+    /// A new value, of [`ELEMENTS`].
+    pub fn value(&mut self, name: &str, class: TensorClass) -> ValueId {
         let size_bytes = ELEMENTS * 4;
         self.plan.values.push(Value { name: name.to_owned(), size_bytes, class });
         ValueId(self.plan.values.len() as u32 - 1)
@@ -42,7 +46,7 @@ impl PlanBuilder {
     }
 
     /// The first node of a graph, over operands and an output in slots of device memory.
-    pub(crate) fn compute(
+    pub fn compute(
         &mut self,
         graph: Graph,
         reads: &[(ValueId, usize)],
@@ -60,7 +64,7 @@ impl PlanBuilder {
     }
 
     /// `factor` times a value in a slot of device memory, into another slot.
-    pub(crate) fn scale(
+    pub fn scale(
         &mut self,
         (from, factor): ((ValueId, usize), f32),
         to: (ValueId, usize),
@@ -73,7 +77,8 @@ impl PlanBuilder {
         self.compute(graph, &[from], to, waits)
     }
 
-    pub(crate) fn sum(
+    /// The sum of two values in slots of device memory, into another slot.
+    pub fn sum(
         &mut self,
         parts: [(ValueId, usize); 2],
         to: (ValueId, usize),
@@ -87,7 +92,7 @@ impl PlanBuilder {
     }
 
     /// A copy between a slot of device memory and one of host memory.
-    pub(crate) fn copy(
+    pub fn copy(
         &mut self,
         value: ValueId,
         link: Link,
@@ -108,7 +113,7 @@ impl PlanBuilder {
     }
 
     /// Ends a segment.
-    pub(crate) fn segment(&mut self, name: &'static str) -> SegmentId {
+    pub fn segment(&mut self, name: &'static str) -> SegmentId {
         let instructions = self.segment_start..self.plan.instructions.len();
         self.segment_start = instructions.end;
         self.plan.segments.push(Segment { name, instructions });
@@ -120,14 +125,16 @@ impl PlanBuilder {
         Tensor { name, shape: [ELEMENTS].into(), dtype: DType::F32, class }
     }
 
-    pub(crate) fn lasting(&mut self, value: ValueId, places: &[(Tier, usize)]) {
+    /// A value that lasts from step to step, and its slots.
+    pub fn lasting(&mut self, value: ValueId, places: &[(Tier, usize)]) {
         let place = |&(tier, slot): &(Tier, usize)| Place { tier, offset: slot * SLOT };
         let places = places.iter().map(place).collect();
         let tensor = self.tensor(value);
         self.plan.lasting.push(Lasting { tensor, pieces: vec![value], places });
     }
 
-    pub(crate) fn input(
+    /// What the host gives before a step, or before a micro-batch.
+    pub fn input(
         &mut self,
         value: ValueId,
         micro_batch: Option<u16>,
@@ -139,7 +146,8 @@ impl PlanBuilder {
         self.plan.inputs.push(Input { tensor, value, micro_batch, place, copies });
     }
 
-    pub(crate) fn result(
+    /// What the host gets of a step, or of a micro-batch.
+    pub fn result(
         &mut self,
         value: ValueId,
         micro_batch: Option<u16>,
@@ -152,7 +160,7 @@ impl PlanBuilder {
     }
 
     /// Checks the plan over this many slots.
-    pub(crate) fn checked(mut self, device_slots: usize, host_slots: usize) -> Arc<CheckedPlan> {
+    pub fn checked(mut self, device_slots: usize, host_slots: usize) -> Arc<CheckedPlan> {
         let bytes = PerTier::new(device_slots * SLOT, host_slots * SLOT);
         self.plan.bytes = bytes;
         let checked = check(self.plan, bytes);
@@ -185,11 +193,14 @@ mod host {
     pub(super) const COUNT: usize = 10;
 }
 
-/// Positions in the plan's inputs and results.
-pub(crate) const X_INPUTS: [usize; GROUP] = [0, 1];
-pub(crate) const SHIFT_INPUT: usize = 2;
-pub(crate) const LOSS_RESULTS: [usize; GROUP] = [0, 1];
-pub(crate) const NORM_RESULT: usize = 2;
+/// Positions among the plan's inputs: one `x` for each micro-batch of a group.
+pub const X_INPUTS: [usize; GROUP] = [0, 1];
+/// Position among the plan's inputs: the shift of the update.
+pub const SHIFT_INPUT: usize = 2;
+/// Positions among the plan's results: the losses of a group.
+pub const LOSS_RESULTS: [usize; GROUP] = [0, 1];
+/// Position among the plan's results: the norm.
+pub const NORM_RESULT: usize = 2;
 
 struct Values {
     x: [ValueId; GROUP],
@@ -248,7 +259,7 @@ fn micro_batch(
 
 /// The plan for `1 + repetitions` groups; the middle segment waits for itself, so there are at least
 /// two repetitions.
-pub(crate) fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
+pub fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
     const TO_DEVICE: Link = Link::HOST_TO_DEVICE;
     const TO_HOST: Link = Link::DEVICE_TO_HOST;
     let mut builder = PlanBuilder::default();
@@ -326,24 +337,30 @@ pub(crate) fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
 
 /// The same without plan, queues or device.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Plain {
-    pub(crate) w: Vec<f32>,
-    pub(crate) m: Vec<f32>,
+pub struct Plain {
+    /// The weights.
+    pub w: Vec<f32>,
+    /// The state of their update.
+    pub m: Vec<f32>,
 }
 
 /// What the host gets of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct StepResults {
-    pub(crate) losses: Vec<Vec<f32>>,
-    pub(crate) norm: Vec<f32>,
+pub struct StepResults {
+    /// Of each micro-batch.
+    pub losses: Vec<Vec<f32>>,
+    /// Of the step.
+    pub norm: Vec<f32>,
 }
 
 impl Plain {
-    pub(crate) fn new(w: Vec<f32>) -> Plain {
+    /// With these weights.
+    pub fn new(w: Vec<f32>) -> Plain {
         Plain { w, m: vec![0.0; ELEMENTS] }
     }
 
-    pub(crate) fn step(&mut self, x: &[Vec<f32>], shift: &[f32]) -> StepResults {
+    /// A step over these micro-batches.
+    pub fn step(&mut self, x: &[Vec<f32>], shift: &[f32]) -> StepResults {
         let mut losses = Vec::new();
         let mut gradient: Option<Vec<f32>> = None;
         for x in x {
@@ -358,7 +375,8 @@ impl Plain {
         StepResults { losses, norm }
     }
 
-    pub(crate) fn flush(&mut self) {
+    /// What the flush does.
+    pub fn flush(&mut self) {
         self.w = map(&self.w, |w| 2.0 * w);
     }
 }
@@ -372,6 +390,6 @@ fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
 }
 
 /// Small fractions, another for each seed.
-pub(crate) fn numbers(seed: usize) -> Vec<f32> {
+pub fn numbers(seed: usize) -> Vec<f32> {
     (0..ELEMENTS).map(|i| ((i * 37 + seed * 101) % 211) as f32 / 64.0 - 1.5).collect()
 }
