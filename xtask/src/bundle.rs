@@ -21,8 +21,15 @@ const BINARY_PACKAGES: [&str; 2] = ["storm-cli", "storm-parity"];
 
 /// Packages whose test binaries go into `tests/`, those that matter most on a GPU first. What no
 /// longer fits is left out and named.
-const TEST_PACKAGES: [&str; 5] =
-    ["storm-device", "storm-exec", "storm-graph", "storm-model", "storm-train"];
+const TEST_PACKAGES: [&str; 7] = [
+    "storm-device",
+    "storm-saved",
+    "storm-verify",
+    "storm-exec",
+    "storm-graph",
+    "storm-model",
+    "storm-train",
+];
 
 /// Folders of the repository that go along as they are.
 const FOLDERS: [&str; 2] = ["python", "corpus"];

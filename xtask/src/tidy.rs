@@ -14,19 +14,25 @@ use crate::workspace::{crate_dirs, entries, name, root};
 /// The longest source file, in lines. A file is one thought.
 const LINES_MAX: usize = 900;
 
-/// Where `unsafe` code may be: the devices, and the one file where PyTorch's word is taken for its memory.
-const UNSAFE_PLACES: [&str; 2] = ["crates/storm-device/", "crates/storm-py/src/torch.rs"];
+/// Where `unsafe` code may be: host memory, the devices, and the one file where PyTorch's word is taken for its
+/// memory.
+const UNSAFE_PLACES: [&str; 3] =
+    ["crates/storm-host/", "crates/storm-device/", "crates/storm-py/src/torch.rs"];
 
 /// The crates in the order data flows. Each may depend only on those in earlier rows.
-const CRATE_ORDER: [&[&str]; 9] = [
+const CRATE_ORDER: [&[&str]; 13] = [
     &["storm-files"],
+    &["storm-host"],
     &["storm-graph"],
     &["storm-plan"],
+    &["storm-testing"],
     &["storm-device"],
+    &["storm-saved"],
     &["storm-exec"],
     &["storm-model"],
     &["storm-data"],
     &["storm-train"],
+    &["storm-verify"],
     &["storm-cli", "storm-py", "storm-parity"],
 ];
 
@@ -309,6 +315,7 @@ mod tests {
             &["crates/storm-exec/src/a.rs:2: `unsafe`"],
         );
         check(check_rust("crates/storm-device/src/a.rs", code), &[]);
+        check(check_rust("crates/storm-host/src/a.rs", code), &[]);
         check(check_rust("a.rs", "#![forbid(unsafe_code)] // unsafe"), &[]);
     }
 

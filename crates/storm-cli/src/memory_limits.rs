@@ -2,7 +2,7 @@
 
 use crate::size;
 use anyhow::{Result, bail};
-use storm_device::cuda::{HostLimit, host_memory};
+use storm_host::{HostLimit, host_memory};
 use storm_plan::HardwareProfile;
 
 /// Bytes, and where the figure comes from if the user did not give it.

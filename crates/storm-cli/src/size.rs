@@ -1,6 +1,7 @@
 //! Byte counts and other sizes, as people write and read them.
 
 use storm_device::cpu::THREADS_MAX;
+pub(crate) use storm_host::show_bytes as show;
 
 /// Parses `5GiB`, `500MB`, `1048576`.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
@@ -22,18 +23,6 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         return Err(format!("`{text}` is out of range"));
     }
     Ok(bytes as u64)
-}
-
-/// `1.5 GiB`, with a unit that leaves one to three digits before the point.
-pub(crate) fn show(bytes: u64) -> String {
-    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < units.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.2} {}", units[unit]) }
 }
 
 /// Sizes that no run has are refused before they are multiplied with each other.

@@ -1,7 +1,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
-use storm_device::MapError;
 use storm_files::StageError;
+use storm_host::MapError;
 
 /// Why data cannot be packed or loaded.
 #[derive(Debug, thiserror::Error)]

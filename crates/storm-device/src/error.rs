@@ -1,29 +1,25 @@
+use crate::MemoryRefused;
 use crate::cuda::CudaError;
 use crate::placed::tensor_name;
 use storm_graph::DType;
+use storm_host::HostMemoryRefused;
 use storm_plan::{InstructionId, Plan, Tier};
 
 /// Why a device refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DeviceError {
-    /// The memory block could not be had.
-    #[error(
-        "cannot allocate {bytes} bytes of device memory: the machine does not have them free; \
-         choose a smaller model, batch or budget"
-    )]
-    OutOfMemory {
-        /// What was asked for.
-        bytes: usize,
-    },
+    /// Memory of a tier could not be had, of the device or of the host.
+    #[error(transparent)]
+    Memory(#[from] MemoryRefused),
     /// A plan that takes memory of a tier which the device does not have.
     #[error("this device has no {tier} memory: plan for its own memory and the host's")]
     NoTier {
         /// Which.
         tier: Tier,
     },
-    /// From the GPU, its driver or its libraries.
+    /// From the GPU, its driver or its libraries; refused memory is [`DeviceError::Memory`].
     #[error(transparent)]
-    Cuda(#[from] CudaError),
+    Cuda(CudaError),
     /// A tensor lies outside the block.
     #[error("`{tensor}` at {offset}..{end} does not fit a block of {capacity} bytes")]
     OutOfBounds {
@@ -138,6 +134,21 @@ pub enum DeviceError {
         /// What was given.
         given_dtype: DType,
     },
+}
+
+impl From<CudaError> for DeviceError {
+    fn from(error: CudaError) -> DeviceError {
+        match error {
+            CudaError::Memory(refused) => DeviceError::Memory(refused),
+            error => DeviceError::Cuda(error),
+        }
+    }
+}
+
+impl From<HostMemoryRefused> for DeviceError {
+    fn from(refused: HostMemoryRefused) -> DeviceError {
+        DeviceError::Memory(refused.into())
+    }
 }
 
 impl DeviceError {

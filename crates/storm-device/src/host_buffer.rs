@@ -1,8 +1,9 @@
 //! Host memory for what is fetched from a device as a whole.
 
 use crate::DeviceError;
-use crate::cuda::{CudaError, HostPages, PinnedMemory};
+use crate::cuda::PinnedMemory;
 use rayon::prelude::*;
+use storm_host::HostPages;
 
 /// What a core copies at a time.
 const PIECE_BYTES: usize = 4 << 20;
@@ -23,8 +24,7 @@ impl HostBuffer {
     /// # Errors
     /// The machine or its control group has less.
     pub fn new(bytes: usize) -> Result<HostBuffer, DeviceError> {
-        let refused = |limit| CudaError::PinnedMemory { wanted_bytes: bytes, limit };
-        Ok(HostBuffer(Memory::Pages(HostPages::new(bytes, |_| {}).map_err(refused)?)))
+        Ok(HostBuffer(Memory::Pages(HostPages::new(bytes, |_| {})?)))
     }
 
     pub(crate) fn pinned(memory: PinnedMemory) -> HostBuffer {
@@ -75,6 +75,6 @@ mod tests {
     #[test]
     fn more_than_there_is_is_refused() {
         let error = HostBuffer::new(1 << 50).expect_err("too much").to_string();
-        assert!(error.contains("cannot be had"), "{error}");
+        assert!(error.contains("1024.00 TiB of host memory are needed, and "), "{error}");
     }
 }

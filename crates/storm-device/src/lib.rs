@@ -1,10 +1,9 @@
 //! Devices that run STORM's ops.
 //!
-//! The only crate with `unsafe` code. [`cpu`] is the reference that every other device is checked
+//! [`cpu`] is the reference that every other device is checked
 //! against, and a fast device of its own. A [`Device`] runs one instruction after another; a
 //! [`PlanDevice`] runs a checked plan on queues beside each other.
 
-pub mod allocation;
 mod chaos;
 pub mod cpu;
 pub mod cuda;
@@ -12,10 +11,10 @@ mod device;
 mod error;
 pub mod foreign;
 mod host_buffer;
-mod mapped;
 mod null;
 mod placed;
 mod plan_device;
+mod refused;
 mod scalar;
 mod sequence;
 mod spans;
@@ -24,8 +23,8 @@ mod tickets;
 pub use device::Device;
 pub use error::DeviceError;
 pub use host_buffer::HostBuffer;
-pub use mapped::{Access, MapError, MappedFile};
 pub use null::{NullDevice, NullOptions};
 pub use plan_device::PlanDevice;
+pub use refused::MemoryRefused;
 pub use scalar::{Scalar, bytes_of, bytes_of_mut};
 pub use spans::{Span, Trace, WaitedFor};

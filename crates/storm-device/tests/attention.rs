@@ -5,15 +5,12 @@ use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
 use storm_device::cpu::kernels::element::Element;
 use storm_device::cpu::kernels::simd::{Isa, force_isa};
 use storm_graph::Mask;
+use storm_graph::random::Random;
 
-/// Values in [-1, 1), from a small generator.
+/// Values in [-1, 1].
 fn values<T: Element>(n: usize, seed: u64) -> Vec<T> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-    };
-    (0..n).map(|_| T::from_f32(next())).collect()
+    let mut random = Random(seed);
+    (0..n).map(|_| T::from_f32(2.0 * random.unit() as f32 - 1.0)).collect()
 }
 
 /// Everything that a forward and a backward pass make.

@@ -6,24 +6,11 @@ use storm_device::cpu::kernels::gemm::{
     Accumulate, Bias, BlockA, Epilogue, Matrix, MatrixMut, block_gemm, gemm,
 };
 use storm_device::cpu::kernels::simd::{Isa, force_isa};
+use storm_graph::random::Random;
 
-/// A small generator: the tests need arbitrary values, not good randomness.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-
-    fn below(&mut self, n: usize) -> usize {
-        self.next() as usize % n
-    }
-
-    fn values<T: Element>(&mut self, n: usize) -> Vec<T> {
-        let value = |r: u64| (r % 20001) as f32 / 10000.0 - 1.0;
-        (0..n).map(|_| T::from_f32(value(self.next()))).collect()
-    }
+fn values<T: Element>(random: &mut Random, n: usize) -> Vec<T> {
+    let value = |r: usize| r as f32 / 10000.0 - 1.0;
+    (0..n).map(|_| T::from_f32(value(random.below(20001)))).collect()
 }
 
 /// How an operand lies in memory.
@@ -68,12 +55,12 @@ fn check<A: Element, B: Element, C: Element>(case: Case) {
     let mut random = Random(case.seed);
     let (a_row, a_col, a_len) = strides(case.a_order, m, k, gap);
     let (b_row, b_col, b_len) = strides(case.b_order, k, n, gap);
-    let a: Vec<A> = random.values(a_len);
-    let b: Vec<B> = random.values(b_len);
-    let bias: Vec<bf16> = random.values(n);
-    let bias_f32: Vec<f32> = random.values(n);
-    let addend: Vec<C> = random.values(m * (n + 2 * gap));
-    let before: Vec<C> = random.values(m * (n + gap));
+    let a: Vec<A> = values(&mut random, a_len);
+    let b: Vec<B> = values(&mut random, b_len);
+    let bias: Vec<bf16> = values(&mut random, n);
+    let bias_f32: Vec<f32> = values(&mut random, n);
+    let addend: Vec<C> = values(&mut random, m * (n + 2 * gap));
+    let before: Vec<C> = values(&mut random, m * (n + gap));
     let narrow_bias = case.seed.is_multiple_of(2);
 
     let mut expected = before.clone();
@@ -126,7 +113,7 @@ fn random_case(random: &mut Random, dim_max: usize) -> Case {
         bias: random.below(2) == 0,
         addend: random.below(2) == 0,
         accumulate: if random.below(2) == 0 { Accumulate::Replace } else { Accumulate::Add },
-        seed: random.next(),
+        seed: random.bits(),
     }
 }
 
@@ -227,7 +214,7 @@ fn thread_count_does_not_matter() {
 fn rows_in_chunks_equal_rows_at_once() {
     let (m, n, k) = (150, 70, 90);
     let mut random = Random(5);
-    let (a, b): (Vec<f32>, Vec<f32>) = (random.values(m * k), random.values(k * n));
+    let (a, b): (Vec<f32>, Vec<f32>) = (values(&mut random, m * k), values(&mut random, k * n));
     let run = |chunk: usize| {
         let mut c = vec![0.0f32; m * n];
         for (a, c) in a.chunks(chunk * k).zip(c.chunks_mut(chunk * n)) {
@@ -269,13 +256,13 @@ fn empty_shapes() {
 fn block_gemm_follows_the_same_chain() {
     let (rows, cols, k) = (45, 64, 37);
     let mut random = Random(9);
-    let a: Vec<f32> = random.values(rows * k);
-    let b: Vec<f32> = random.values(k * cols);
+    let a: Vec<f32> = values(&mut random, rows * k);
+    let b: Vec<f32> = values(&mut random, k * cols);
     for isa in available_isas() {
         force_isa(isa);
         // A as it is, and stored transposed.
         for (row_stride, k_stride) in [(k, 1), (1, rows)] {
-            let before: Vec<f32> = random.values(rows * cols);
+            let before: Vec<f32> = values(&mut random, rows * cols);
             let mut c = before.clone();
             let a = BlockA { data: &a, row_stride, k_stride };
             block_gemm((rows, cols, k), a, &b, cols, &mut c, cols, true);

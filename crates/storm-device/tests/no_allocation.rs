@@ -1,34 +1,14 @@
 //! After a warm-up, GEMM and attention never touch the heap. A binary of its own, because it counts
 //! the allocations of the whole process.
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
-
 use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
 use storm_device::cpu::kernels::gemm::{Epilogue, Matrix, MatrixMut, gemm};
 use storm_device::cpu::kernels::warm_up;
 use storm_graph::Mask;
-
-struct Counting;
-
-static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: hands everything to the system allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise is passed on.
-        unsafe { System.dealloc(pointer, layout) }
-    }
-}
+use storm_host::allocation::{AllocationMeter, count_of_all_threads};
 
 #[global_allocator]
-static ALLOCATOR: Counting = Counting;
+static METER: AllocationMeter = AllocationMeter;
 
 #[test]
 fn kernels_do_not_allocate() {
@@ -55,11 +35,11 @@ fn kernels_do_not_allocate() {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
     let allocations = pool.install(|| {
         warm_up();
-        let before = ALLOCATIONS.load(Ordering::Relaxed);
+        let before = count_of_all_threads();
         for _ in 0..20 {
             step();
         }
-        ALLOCATIONS.load(Ordering::Relaxed) - before
+        count_of_all_threads() - before
     });
     assert_eq!(allocations, 0);
 }

@@ -1,20 +1,18 @@
 //! Plans on queues: the CPU and the null device.
 
-#[path = "../../storm-exec/src/verify/tiny_plan.rs"]
-mod tiny_plan;
-
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_device::{
-    DeviceError, NullDevice, NullOptions, PlanDevice, Span, WaitedFor, bytes_of, bytes_of_mut,
+    DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Span, WaitedFor, bytes_of,
+    bytes_of_mut,
 };
 use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 use storm_plan::{
     CheckedPlan, InstructionId, Link, PerTier, Place, Plan, Queue, Run, SegmentId, Tier, check,
 };
-use tiny_plan::{
+use storm_testing::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, PlanBuilder, SHIFT_INPUT, SLOT, StepResults,
-    X_INPUTS, numbers, tiny_plan,
+    X_INPUTS, numbers, parameter, tiny_plan,
 };
 
 const FIRST: SegmentId = SegmentId(0);
@@ -212,7 +210,7 @@ fn check_fault(fault: Fault) {
 fn a_panic_in_a_kernel_is_named() {
     let mut builder = PlanBuilder::default();
     let [ids, rows] = ["ids", "layers.0.rows"].map(|name| builder.value(name, TensorClass::Input));
-    let table = builder.value("table", tiny_plan::parameter());
+    let table = builder.value("table", parameter());
     let fetch = builder.copy(ids, Link::HOST_TO_DEVICE, (1, 0), &[]);
     let mut graph = Graph::new();
     let op = Op::Embedding {
@@ -301,11 +299,16 @@ fn sizes_and_places_are_checked() {
 
 #[test]
 fn memory_that_cannot_be_had_is_an_error() {
-    let device_bytes = isize::MAX as usize - SLOT;
-    let bytes = PerTier::new(device_bytes, 0);
-    let plan = check(Plan { bytes, ..Plan::default() }, bytes).unwrap();
-    let error = CpuPlanDevice::commit(Arc::new(plan), CpuPlanOptions::default()).unwrap_err();
-    assert_eq!(error, DeviceError::OutOfMemory { bytes: device_bytes });
+    let too_many = isize::MAX as usize - SLOT;
+    for refused in [Tier::DEVICE, Tier::HOST] {
+        let bytes = PerTier::default().with(refused, too_many);
+        let plan = check(Plan { bytes, ..Plan::default() }, bytes).unwrap();
+        let error = CpuPlanDevice::commit(Arc::new(plan), CpuPlanOptions::default()).unwrap_err();
+        let DeviceError::Memory(MemoryRefused { tier, wanted_bytes, .. }) = error else {
+            panic!("{error}")
+        };
+        assert_eq!((tier, wanted_bytes), (refused, too_many as u64));
+    }
 }
 
 /// A node that is not in the plan runs on its memory; one that fails leaves the device as it was.

@@ -5,25 +5,18 @@
 //! their lifetimes. Nothing is allocated, decided or looked up while a schedule runs.
 //!
 //! [`Planned`] runs a checked plan, which says when what moves between device and host; [`trace`]
-//! shows what its queues did. [`saved`] does for another framework's saved tensors what a plan does for
-//! ours.
+//! shows what its queues did.
 
 mod error;
 mod layout;
 mod planned;
 mod resident;
-pub mod saved;
 mod schedule;
 mod slots;
 pub mod trace;
-mod verify;
 
 pub use error::ExecError;
 pub use planned::{Feed, Planned};
 pub use resident::Resident;
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};
-pub use verify::{
-    ChunkReport, OpReport, PlanReport, failure_of_plan, verify_ops, verify_plan_device,
-    verify_row_chunks,
-};

@@ -1,8 +1,5 @@
 //! Whole steps of a plan, fed and traced.
 
-#[path = "../src/verify/tiny_plan.rs"]
-mod tiny_plan;
-
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_device::{
     DeviceError, NullDevice, NullOptions, PlanDevice, Span, Trace, bytes_of, bytes_of_mut,
@@ -13,7 +10,7 @@ use storm_exec::trace::{
 use storm_exec::{ExecError, Feed, Planned};
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass};
 use storm_plan::{HardwareProfile, InstructionId, Link, PerTier, Plan, Queue, Tier, simulate};
-use tiny_plan::{
+use storm_testing::{
     ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, SHIFT_INPUT, SLOT, StepResults, X_INPUTS,
     numbers, parameter, tiny_plan,
 };

@@ -1,16 +1,12 @@
 //! After a plan is committed, no thread allocates in a step. A binary of its own, because it counts
 //! the allocations of the whole process.
 
-#[allow(dead_code)] // the plan without what it is compared with
-#[path = "../src/verify/tiny_plan.rs"]
-mod tiny_plan;
-
-use storm_device::allocation::{AllocationMeter, count_of_all_threads};
 use storm_device::bytes_of;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_exec::{ExecError, Feed, Planned};
 use storm_graph::Tensor;
-use tiny_plan::{numbers, tiny_plan};
+use storm_host::allocation::{AllocationMeter, count_of_all_threads};
+use storm_testing::{numbers, tiny_plan};
 
 #[global_allocator]
 static METER: AllocationMeter = AllocationMeter;

@@ -1,7 +1,12 @@
-//! Counter-based random bits: a pure function of (seed, step, tensor, element).
+//! Random bits: those of weights and of rounding, and sequences of choices.
 //!
-//! Nothing here has state, so the bits do not depend on launch geometry, thread count, call order
-//! or plan. The function is Philox 4x32 with ten rounds (Salmon et al., 2011).
+//! Those of weights and of rounding are a pure function of (seed, step, tensor, element) without state, so they
+//! do not depend on launch geometry, thread count, call order or plan. The function is Philox 4x32 with
+//! ten rounds (Salmon et al., 2011). [`Random`] is for everything that is drawn one after another.
+
+mod sequence;
+
+pub use sequence::Random;
 
 /// Words of the device tensor that carries seed and step: low seed, high seed, step.
 pub const SEED_WORDS: usize = 3;

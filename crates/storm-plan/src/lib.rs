@@ -19,7 +19,6 @@ mod profiles;
 mod queue;
 mod random;
 mod request;
-pub mod saved;
 mod search;
 mod simulate;
 mod task;

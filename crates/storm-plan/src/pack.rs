@@ -124,15 +124,13 @@ fn give_back(gaps: &mut Vec<Gap>, start: usize, size: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use storm_graph::random::Random;
 
     /// What lives at the same time never shares a byte, for many seeded random lifetimes.
     #[test]
     fn living_values_do_not_overlap() {
-        let mut state = 1u64;
-        let mut random = |below: usize| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            ((state >> 33) as usize) % below
-        };
+        let mut random = Random(1);
+        let mut random = |limit| random.below(limit);
         for _ in 0..200 {
             let lifetimes: Vec<Lifetime> = (0..30)
                 .map(|_| {

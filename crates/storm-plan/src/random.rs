@@ -2,10 +2,11 @@
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
+use storm_graph::random::Random;
 
 /// Decisions drawn from all that can work, the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
-    let mut random = SplitMix(seed);
+    let mut random = Random(seed);
     // A first group of any size, then groups of a size that divides the rest.
     let first = 1 + random.below(task.micro_batches);
     let mut sizes = vec![(first, 1)];
@@ -26,7 +27,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut stages = Vec::new();
     for s in task.program().stages() {
         let blocks = s.repeat;
-        let streaming = |random: &mut SplitMix| Streaming {
+        let streaming = |random: &mut Random| Streaming {
             pinned: random.below(blocks + 1),
             ring: 1 + random.below(blocks),
         };
@@ -54,8 +55,8 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     }
 }
 
-fn random_activations(task: &Task, random: &mut SplitMix) -> Vec<ActivationDecisions> {
-    let storage = |random: &mut SplitMix| match random.below(3) {
+fn random_activations(task: &Task, random: &mut Random) -> Vec<ActivationDecisions> {
+    let storage = |random: &mut Random| match random.below(3) {
         0 => Storage::Keep,
         1 => Storage::Recompute,
         _ => Storage::Offload,
@@ -75,17 +76,4 @@ fn random_activations(task: &Task, random: &mut SplitMix) -> Vec<ActivationDecis
         stages.push(ActivationDecisions { saved, inputs });
     }
     stages
-}
-
-/// A small generator, good enough to draw choices.
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % limit as u64) as usize
-    }
 }

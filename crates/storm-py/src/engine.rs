@@ -8,8 +8,8 @@ use pyo3::sync::MutexExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use storm_device::foreign::{Copies, CopyOptions, Foreign};
-use storm_exec::saved::{PieceName, SavedOptions, Session, Source, Use};
-use storm_plan::saved::Allowance;
+use storm_saved::plan::Allowance;
+use storm_saved::{PieceName, SavedOptions, Session, Source, Use};
 
 /// A session that hooks of any thread use. Whoever waits for it lets other threads run Python
 /// meanwhile: its owner may need that to go on.

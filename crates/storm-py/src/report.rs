@@ -1,7 +1,7 @@
 //! A session's numbers, for Python.
 
 use pyo3::prelude::*;
-use storm_exec::saved::SavedReport;
+use storm_saved::SavedReport;
 
 /// What an engine did: sums over all steps, and the last step's pieces.
 #[pyclass(frozen, get_all, module = "storm._native")]

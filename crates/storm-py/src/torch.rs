@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use std::sync::Arc;
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Foreign};
-use storm_exec::saved::{Framework, MemoryUse, Peak};
+use storm_saved::{Framework, MemoryUse, Peak};
 
 /// A storage, kept alive.
 pub(crate) struct Storage {

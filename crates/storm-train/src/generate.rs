@@ -2,6 +2,7 @@
 
 use crate::{Decoder, TrainError};
 use std::cmp::Ordering;
+use storm_graph::random::Random;
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -134,20 +135,6 @@ fn visit_in_order(
         (rest, count) = (later, 4 * count);
     }
     None
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    /// From 0 to less than 1.
-    fn unit(&mut self) -> f64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
 }
 
 #[cfg(test)]

@@ -37,8 +37,6 @@ mod schedule;
 mod task;
 mod trainer;
 mod trial;
-mod verify;
-mod verify_plans;
 mod weights;
 
 pub use batch::Batch;
@@ -70,5 +68,3 @@ pub use schedule::{Decay, Schedule};
 pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
 pub use trainer::{StepReport, TrainOptions, Trainer};
 pub use trial::{Trial, try_plan};
-pub use verify::{ModelReport, verify_models};
-pub use verify_plans::{PlanReport, verify_plans};

@@ -3,12 +3,11 @@
 
 use crate::{PlannedTrainer, TrainError, TrainOptions, training_task};
 use std::sync::Arc;
-use storm_device::cuda::{CudaError, HostLimit};
 use storm_device::{DeviceError, PlanDevice};
 use storm_exec::ExecError;
 use storm_model::ModelConfig;
 use storm_plan::{
-    Bottleneck, Budget, Decisions, Forced, HardwareProfile, Planned, Prediction, Tier, plan,
+    Bottleneck, Budget, Decisions, Forced, HardwareProfile, Planned, Prediction, plan,
 };
 
 /// What is to be trained, and within what.
@@ -100,36 +99,10 @@ pub fn prepare<D: PlanDevice>(
 
 /// What to plan with after an error; none if less memory would not help.
 fn smaller(error: &TrainError, budget: Budget, planned: &Prediction) -> Option<Budget> {
-    let TrainError::Exec(ExecError::Device(DeviceError::Cuda(error))) = error else { return None };
-    let less = |bytes: u64, excess: u64| {
-        let slack = (bytes / SLACK).min(SLACK_BYTES_MAX);
-        bytes.saturating_sub(excess).saturating_sub(slack)
+    let TrainError::Exec(ExecError::Device(DeviceError::Memory(refused))) = error else {
+        return None;
     };
-    match error {
-        CudaError::PinnedMemory { wanted_bytes, limit } => {
-            let wanted = *wanted_bytes as u64;
-            let available = match limit {
-                HostLimit::LockedMemory { limit_bytes } | HostLimit::Given { limit_bytes } => {
-                    *limit_bytes
-                }
-                // It did not say how much it would give.
-                HostLimit::System { .. } => wanted / 8 * 7,
-                HostLimit::Machine { available_bytes }
-                | HostLimit::ControlGroup { available_bytes, .. } => *available_bytes,
-            };
-            let ram_bytes = less(planned.peak_bytes[Tier::HOST].min(available), 0);
-            Some(budget.with(Tier::HOST, ram_bytes))
-        }
-        CudaError::OutOfMemory { wanted_bytes, free_bytes, .. } => {
-            let missing = (*wanted_bytes as u64).saturating_sub(*free_bytes as u64);
-            let vram_bytes = less(planned.peak_bytes[Tier::DEVICE], missing);
-            Some(budget.with(Tier::DEVICE, vram_bytes))
-        }
-        CudaError::OverBudget { in_use, budget_bytes, .. } => {
-            let excess = in_use.bytes.saturating_sub(*budget_bytes);
-            let vram_bytes = less(planned.peak_bytes[Tier::DEVICE], excess);
-            Some(budget.with(Tier::DEVICE, vram_bytes))
-        }
-        _ => None,
-    }
+    let left = planned.peak_bytes[refused.tier].saturating_sub(refused.missing_bytes());
+    let slack = (left / SLACK).min(SLACK_BYTES_MAX);
+    Some(budget.with(refused.tier, left - slack))
 }

@@ -4,7 +4,7 @@ use super::Finding;
 use crate::memory_limits;
 use crate::size;
 use std::thread::available_parallelism;
-use storm_device::cuda::locked_memory_limit;
+use storm_host::locked_memory_limit;
 
 /// What the smallest training takes.
 const MEMORY_BYTES_MIN: u64 = 1 << 30;

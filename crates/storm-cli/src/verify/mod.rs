@@ -8,8 +8,7 @@ use anyhow::{Result, bail};
 use claims::{Claim, Verdict};
 use clap::{Args, ValueEnum};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
-use storm_exec::{verify_ops, verify_row_chunks};
-use storm_train::{verify_models, verify_plans};
+use storm_verify::{verify_models, verify_ops, verify_plans, verify_row_chunks};
 
 #[derive(Args)]
 pub(crate) struct VerifyArgs {

@@ -1,5 +1,7 @@
 //! A shuffle that takes no memory: a keyed one-to-one function on the numbers below `count`.
 
+use storm_graph::random::Random;
+
 /// Rounds of mixing; four make a permutation that no efficient test tells from a random one if the
 /// mixing function is ideal, so some more.
 const ROUNDS: u64 = 8;
@@ -49,12 +51,8 @@ impl Shuffle {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The finalizer of SplitMix64.
 fn mix(value: u64) -> u64 {
-    let value = value.wrapping_add(GOLDEN);
-    let value = (value ^ value >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let value = (value ^ value >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-    value ^ value >> 31
+    Random(value).bits()
 }
 
 #[cfg(test)]

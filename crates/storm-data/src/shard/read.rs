@@ -4,7 +4,7 @@ use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, Layout, TokenWidth};
 use crate::{DataError, Kind, ShardInfo};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use storm_device::{Access, MappedFile};
+use storm_host::{Access, MappedFile};
 
 /// Index entries that are read at a time.
 const INDEX_CHUNK: usize = 8192;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_data::{DataError, Dataset, Loader, PackOptions, Samples};
-use storm_device::allocation::peak_bytes;
+use storm_host::allocation::peak_bytes;
 
 const HEADER_BYTES: usize = 4096;
 /// What opening a small dataset may take.

@@ -11,7 +11,7 @@ mod samples;
 mod tokenizers;
 mod workers;
 
-use storm_device::allocation::AllocationMeter;
+use storm_host::allocation::AllocationMeter;
 
 #[global_allocator]
 static METER: AllocationMeter = AllocationMeter;

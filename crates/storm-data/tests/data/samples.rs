@@ -272,11 +272,11 @@ fn loading_takes_no_memory() {
         let mut loader = Loader::new(dataset, training(4, 64, 0)).unwrap();
         let mut samples = Samples::default();
         loader.next_batch(&mut samples).unwrap();
-        let before = storm_device::allocation::count();
+        let before = storm_host::allocation::count();
         for _ in 0..50 {
             loader.next_batch(&mut samples).unwrap();
         }
-        assert_eq!(storm_device::allocation::count(), before);
+        assert_eq!(storm_host::allocation::count(), before);
     }
 }
 

@@ -1,8 +1,9 @@
 use crate::placed::View;
-use crate::{DeviceError, Scalar};
+use crate::{DeviceError, MemoryRefused, Scalar};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use storm_plan::Tier;
 
 /// One zeroed block, aligned for huge pages' sake to 2 MiB where it is that large.
 #[derive(Debug)]
@@ -21,8 +22,15 @@ const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Memory {
-    pub(super) fn new(capacity_bytes: usize) -> Result<Memory, DeviceError> {
-        let out_of_memory = DeviceError::OutOfMemory { bytes: capacity_bytes };
+    /// Takes a block that stands for this tier.
+    pub(super) fn new(tier: Tier, capacity_bytes: usize) -> Result<Memory, DeviceError> {
+        let out_of_memory = MemoryRefused {
+            tier,
+            wanted_bytes: capacity_bytes as u64,
+            available_bytes: None,
+            reason: "the machine does not have it free; choose a smaller model, batch or budget"
+                .to_owned(),
+        };
         let alignment = if capacity_bytes >= HUGE_PAGE { HUGE_PAGE } else { PAGE };
         let layout = Layout::from_size_align(capacity_bytes.max(1), alignment)
             .map_err(|_| out_of_memory.clone())?;

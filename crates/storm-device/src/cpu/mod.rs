@@ -16,6 +16,7 @@ use memory::Memory;
 pub use probe::probe_cpu;
 pub use queues::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_graph::{Graph, Node, TensorId};
+use storm_plan::Tier;
 pub use threads::{THREAD_BYTES, THREADS_MAX};
 
 /// A device whose memory is one block of host memory, separate from everything else.
@@ -52,7 +53,7 @@ impl CpuDevice {
     /// The memory cannot be had.
     pub fn new(capacity_bytes: usize) -> Result<CpuDevice, DeviceError> {
         kernels::warm_up();
-        Ok(CpuDevice { memory: Memory::new(capacity_bytes)? })
+        Ok(CpuDevice { memory: Memory::new(Tier::DEVICE, capacity_bytes)? })
     }
 }
 

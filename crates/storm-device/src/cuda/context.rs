@@ -2,6 +2,7 @@
 
 use super::memory::{Counted, MemoryInUse, MemoryMeter};
 use super::part::Part;
+use super::refused::out_of_memory;
 use super::{CudaError, libraries};
 use crate::DeviceError;
 use cudarc::driver::{result, sys};
@@ -72,12 +73,11 @@ impl Context {
         // SAFETY: the device is valid; released in `drop`.
         let handle =
             unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
-                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => CudaError::OutOfMemory {
-                    wanted_bytes: CONTEXT_BYTES,
-                    free_bytes: meter.card_free().unwrap_or(0) as usize,
-                    total_bytes: card.memory_bytes,
-                    holders: meter.other_holders(),
-                },
+                sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                    let free_bytes = meter.card_free().unwrap_or(0) as usize;
+                    let holders = meter.other_holders();
+                    out_of_memory(CONTEXT_BYTES, free_bytes, card.memory_bytes, &holders).into()
+                }
                 code => CudaError::Driver { what: "making a context".into(), code },
             })?;
         let context = Arc::new(Context { device, handle, card, meter });
@@ -129,12 +129,7 @@ impl Context {
             Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 let (free_bytes, total_bytes) = self.memory_info()?;
                 let holders = self.meter.other_holders();
-                Err(CudaError::OutOfMemory {
-                    wanted_bytes: bytes,
-                    free_bytes,
-                    total_bytes,
-                    holders,
-                })
+                Err(out_of_memory(bytes, free_bytes, total_bytes, &holders).into())
             }
             Err(error) => Err(CudaError::driver("allocating")(error)),
         }

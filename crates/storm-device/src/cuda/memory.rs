@@ -6,6 +6,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::struct_wrappers::device::MemoryInfo;
 use std::ffi::{CStr, OsStr};
 use std::fmt;
+use storm_host::show_bytes;
 
 /// Memory of the card that is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,15 +57,10 @@ impl fmt::Display for MemoryHolder {
             write!(f, " ({program})")?;
         }
         match self.bytes {
-            Some(bytes) => write!(f, " holds {}", gibibytes(bytes)),
+            Some(bytes) => write!(f, " holds {}", show_bytes(bytes)),
             None => f.write_str(" holds some"),
         }
     }
-}
-
-/// `1.50 GiB`.
-pub(super) fn gibibytes(bytes: u64) -> String {
-    format!("{:.2} GiB", bytes as f64 / (1u64 << 30) as f64)
 }
 
 /// Reads the memory of one card.

@@ -2,11 +2,11 @@
 
 use super::CudaError;
 use super::context::Context;
-use super::host_limits::{self, HostLimit};
-use super::host_pages::HostPages;
+use crate::MemoryRefused;
 use cudarc::driver::sys;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use storm_host::{HostMemoryRefused, HostPages};
 
 /// Page-locked host memory of exactly the size asked for: the driver's own allocator rounds up, in
 /// one thread. Zeroed at first.
@@ -28,17 +28,15 @@ impl PinnedMemory {
         bytes: usize,
         progress: impl FnMut(usize),
     ) -> Result<PinnedMemory, CudaError> {
-        let refused = |limit| CudaError::PinnedMemory { wanted_bytes: bytes, limit };
-        let pages = HostPages::new(bytes, progress).map_err(refused)?;
+        let pages = HostPages::new(bytes, progress).map_err(MemoryRefused::from)?;
         context.make_current()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
         // SAFETY: the pages are mapped, and stay so until they are unregistered in `drop`.
         unsafe { sys::cuMemHostRegister_v2(pages.start().cast(), pages.bytes(), flags) }
             .result()
             .map_err(|error| {
-            refused(host_limits::locked_memory(bytes).unwrap_or_else(|| HostLimit::System {
-                reason: format!("the driver cannot lock it: {:?}", error.0),
-            }))
+            let reason = format!("the driver cannot lock it: {:?}", error.0);
+            MemoryRefused::from(HostMemoryRefused::to_lock(bytes, reason))
         })?;
         let context = Arc::clone(context);
         Ok(PinnedMemory { context, pages, in_flight: AtomicUsize::new(0) })

@@ -4,11 +4,11 @@ use super::slab::{Slab, SlabMemory};
 use super::{CopyOptions, Mark, RawCopy};
 use crate::DeviceError;
 use crate::chaos::Chaos;
-use crate::cuda::{CudaError, HostPages};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use storm_host::HostPages;
 use storm_plan::Queue;
 
 /// A thread for each direction.
@@ -28,9 +28,7 @@ impl CpuCopies {
     }
 
     pub(super) fn slab(bytes: usize) -> Result<SlabMemory, DeviceError> {
-        let pages = HostPages::new(bytes, |_| {})
-            .map_err(|limit| CudaError::PinnedMemory { wanted_bytes: bytes, limit })?;
-        Ok(SlabMemory::Pages(pages))
+        Ok(SlabMemory::Pages(HostPages::new(bytes, |_| {})?))
     }
 
     /// # Safety

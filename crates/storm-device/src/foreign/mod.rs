@@ -17,7 +17,7 @@ pub use guard::{Coming, Leaving};
 pub use host_memory::HostMemory;
 use slab::Slab;
 pub(crate) use slab::SlabMemory;
-pub use slab::{SlabPool, Slot};
+pub use slab::{HOST_ALIGNMENT, SlabPool, Slot};
 use std::sync::Arc;
 
 /// Memory of another allocator.

@@ -1,11 +1,15 @@
 //! Host memory for pieces: exact in size, taken rarely, reused always.
 
 use super::{Copies, Mark};
-use crate::DeviceError;
-use crate::cuda::{CudaError, CudaSlab, HostLimit, HostPages, host_memory};
+use crate::cuda::CudaSlab;
+use crate::{DeviceError, MemoryRefused};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use storm_plan::saved::HOST_ALIGNMENT;
+use storm_host::{HostLimit, HostMemoryRefused, HostPages, host_memory, show_bytes};
+use storm_plan::Tier;
+
+/// What host addresses of slots are multiples of.
+pub const HOST_ALIGNMENT: usize = 512;
 
 /// What is taken at least when more is needed than was planned for: page-locking has a price per call.
 const GROWTH_BYTES: usize = 64 << 20;
@@ -48,12 +52,14 @@ impl SlabPool {
         Ok(())
     }
 
-    fn check_limit(&self, wanted_bytes: usize) -> Result<(), CudaError> {
+    fn check_limit(&self, wanted_bytes: usize) -> Result<(), HostMemoryRefused> {
         let limit_bytes = self.limit_bytes;
-        if (self.held_bytes() + wanted_bytes) as u64 <= limit_bytes {
+        let available_bytes = limit_bytes.saturating_sub(self.held_bytes() as u64);
+        if wanted_bytes as u64 <= available_bytes {
             return Ok(());
         }
-        Err(CudaError::PinnedMemory { wanted_bytes, limit: HostLimit::Given { limit_bytes } })
+        let limit = HostLimit::Given { available_bytes, limit_bytes };
+        Err(HostMemoryRefused { wanted_bytes, limit })
     }
 
     /// A slot at a fixed place of the first block, if it is free there.
@@ -73,16 +79,23 @@ impl SlabPool {
         let growth_bytes = left_bytes.min(GROWTH_BYTES as u64) as usize;
         let wanted_bytes = bytes.next_multiple_of(HOST_ALIGNMENT).max(growth_bytes);
         self.check_limit(wanted_bytes)?;
-        if let Some(limit) = host_memory()
-            && limit.available_bytes().is_some_and(|free| free < wanted_bytes as u64 + SPARED_BYTES)
-        {
-            return Err(CudaError::PinnedMemory { wanted_bytes, limit }.into());
-        }
+        check_growth(wanted_bytes as u64, host_memory())?;
         let slab = self.copies.slab(wanted_bytes)?;
         let slot = Slab::take(&slab, bytes).expect("it is large enough and empty");
         self.slabs.push(slab);
         Ok(slot)
     }
+}
+
+/// Refuses what would leave too little to everybody else.
+fn check_growth(wanted_bytes: u64, limit: Option<HostLimit>) -> Result<(), MemoryRefused> {
+    let Some(limit) = limit else { return Ok(()) };
+    let available_bytes = limit.available_bytes().map(|free| free.saturating_sub(SPARED_BYTES));
+    if available_bytes.is_none_or(|available| wanted_bytes <= available) {
+        return Ok(());
+    }
+    let reason = format!("{limit}, and {} are left to other programs", show_bytes(SPARED_BYTES));
+    Err(MemoryRefused { tier: Tier::HOST, wanted_bytes, available_bytes, reason })
 }
 
 /// A block of host memory.
@@ -239,5 +252,20 @@ impl Drop for Slot {
         let mut reads = std::mem::take(&mut self.reads);
         reads.append(&mut self.waits);
         self.slab.give_back(self.offset, self.room, reads);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growing_leaves_some_to_others() {
+        let machine = |available_bytes| Some(HostLimit::Machine { available_bytes });
+        let free_bytes = SPARED_BYTES + 1000;
+        check_growth(1000, machine(free_bytes)).expect("just enough");
+        check_growth(u64::MAX, None).expect("nobody says how much there is");
+        let refused = check_growth(1001, machine(free_bytes)).expect_err("one too many");
+        assert_eq!((refused.available_bytes, refused.missing_bytes()), (Some(1000), 1));
     }
 }

@@ -1,45 +1,37 @@
-//! Random numbers that a seed replays (SplitMix64).
+//! Random numbers that a seed replays.
+
+use std::ops::{Deref, DerefMut};
+use storm_graph::random::Random;
 
 /// Extents that are small, and those that fill no tile.
 const EXTENTS: [usize; 12] = [1, 2, 3, 5, 7, 13, 17, 33, 65, 129, 257, 600];
 
-pub(crate) struct Rng(u64);
+/// The generator, with what these tests draw from it.
+pub(crate) struct Rng(Random);
+
+impl Deref for Rng {
+    type Target = Random;
+
+    fn deref(&self) -> &Random {
+        &self.0
+    }
+}
+
+impl DerefMut for Rng {
+    fn deref_mut(&mut self) -> &mut Random {
+        &mut self.0
+    }
+}
 
 impl Rng {
+    /// Neighbouring seeds begin far apart.
     pub(crate) fn new(seed: u64) -> Rng {
-        let mut rng = Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66_D1CE_4E5B);
-        rng.bits();
-        rng
-    }
-
-    pub(crate) fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        (self.bits() % end as u64) as usize
-    }
-
-    pub(crate) fn coin(&mut self) -> bool {
-        self.below(2) == 0
-    }
-
-    pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
-        choices[self.below(choices.len())]
-    }
-
-    /// In [0, 1).
-    pub(crate) fn uniform(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64
+        Rng(Random(Random(seed).bits()))
     }
 
     pub(crate) fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * (1.0 - self.uniform()).ln()).sqrt();
-        radius * (2.0 * std::f64::consts::PI * self.uniform()).cos()
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        radius * (2.0 * std::f64::consts::PI * self.unit()).cos()
     }
 
     pub(crate) fn extent(&mut self, max: usize) -> usize {

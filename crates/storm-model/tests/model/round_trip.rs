@@ -23,7 +23,7 @@ fn random_bits(config: &ModelConfig) -> HashMap<String, Vec<f32>> {
         .map(|spec| {
             (
                 spec.name.clone(),
-                (0..spec.element_count()).map(|_| f32::from_bits(random.next() as u32)).collect(),
+                (0..spec.element_count()).map(|_| f32::from_bits(random.bits() as u32)).collect(),
             )
         })
         .collect()
@@ -72,7 +72,7 @@ fn bitwise_in_bf16_single_and_sharded() {
                     (
                         spec.name.clone(),
                         (0..spec.element_count())
-                            .map(|_| bf16::from_bits(random.next() as u16))
+                            .map(|_| bf16::from_bits(random.bits() as u16))
                             .collect(),
                     )
                 })

@@ -290,7 +290,7 @@ fn mutated_files_never_panic() {
         for _ in 0..=random.below(6) {
             let place = random.below(header_end);
             bytes[place] = match random.below(3) {
-                0 => random.next() as u8,
+                0 => random.bits() as u8,
                 1 => bytes[place] ^ (1 << random.below(8)),
                 _ => b"0123456789-.{}[],:\""[random.below(19)],
             };

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use storm_device::allocation::AllocationMeter;
-pub(crate) use storm_device::allocation::peak_bytes;
+pub(crate) use storm_graph::random::Random;
+use storm_host::allocation::AllocationMeter;
+pub(crate) use storm_host::allocation::peak_bytes;
 use storm_model::{
     Family, ModelConfig, ParameterSpec, Rotary, RotaryScaling, SaveOptions, WeightDtype,
     parameters, save,
@@ -21,23 +22,6 @@ pub(crate) fn frugal<T>(run: impl FnOnce() -> T) -> T {
     let (result, peak) = peak_bytes(run);
     assert!(peak < BAD_INPUT_BYTES_MAX, "allocated {peak} bytes");
     result
-}
-
-/// A small random generator (SplitMix64), so that failures repeat.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        (self.next() % limit as u64) as usize
-    }
 }
 
 /// A small model of each family, sizes odd where they may be.

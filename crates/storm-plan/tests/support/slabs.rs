@@ -1,6 +1,6 @@
 //! Building blocks of hand-made plans: tensors side by side that live in one tier and visit another.
 
-use super::random::Random;
+use super::random::{Random, between};
 use storm_graph::{Graph, TensorClass};
 use storm_plan::{
     ALIGNMENT, Compute, Copy, GraphId, Instruction, InstructionId, Link, Operand, Place, Plan,
@@ -139,7 +139,7 @@ impl Builder {
         let device = place.offset;
         if place.holds != Some(slab) {
             let at = self.slabs[slab].home_at.max(place.touched_at);
-            let at = self.random.between(at, self.now + 1.0);
+            let at = between(&mut self.random, at, self.now + 1.0);
             self.copy(slab, Link::HOST_TO_DEVICE, device, offset, at, purpose);
             let place = &mut self.rings[ring][slot];
             (place.holds, place.touched_at) = (Some(slab), at);
@@ -162,7 +162,7 @@ impl Builder {
     pub(crate) fn send_home(&mut self, slab: usize) {
         if let Home::Host { offset, ring, slot } = self.slabs[slab].home {
             let device = self.rings[ring][slot].offset;
-            let at = self.random.between(self.now, self.now + 1.0);
+            let at = between(&mut self.random, self.now, self.now + 1.0);
             self.copy(slab, Link::DEVICE_TO_HOST, device, offset, at, None);
             self.rings[ring][slot].touched_at = at;
             self.slabs[slab].home_at = at;
@@ -172,7 +172,7 @@ impl Builder {
     /// After the last kernel: copies a slab that lies on the device to some host memory.
     pub(crate) fn send_to(&mut self, slab: usize, host: usize, purpose: Option<Purpose>) {
         let device = self.room(slab);
-        let at = self.random.between(self.now, self.now + 1.0);
+        let at = between(&mut self.random, self.now, self.now + 1.0);
         self.copy(slab, Link::DEVICE_TO_HOST, device, host, at, purpose);
     }
 

@@ -38,7 +38,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// From the device.
-    pub(crate) fn take(&mut self, state: &mut impl TrainingState) -> Result<(), TrainError> {
+    pub fn take(&mut self, state: &mut impl TrainingState) -> Result<(), TrainError> {
         let mut reads = Vec::with_capacity(self.tensors.len());
         let (mut rest, mut offset) = (self.memory.as_mut_slice(), 0);
         for (tensor, range) in self.tensors.iter().zip(&self.ranges) {
@@ -53,7 +53,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// From the device.
-    pub(crate) fn is_of(&self, state: &mut impl TrainingState) -> Result<bool, TrainError> {
+    pub fn is_of(&self, state: &mut impl TrainingState) -> Result<bool, TrainError> {
         for (index, tensor) in self.tensors.iter().enumerate() {
             let mut bytes = vec![0; tensor.size_bytes()];
             state.read(&tensor.name, 0, &mut bytes)?;

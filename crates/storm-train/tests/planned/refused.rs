@@ -3,9 +3,9 @@
 use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::cuda::{Counted, CudaError, HostLimit, MemoryInUse};
-use storm_device::{DeviceError, PlanDevice, Trace};
+use storm_device::{DeviceError, MemoryRefused, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
+use storm_host::{HostLimit, HostMemoryRefused};
 use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, SegmentId, Tier,
 };
@@ -20,7 +20,9 @@ struct Has {
     /// How it refuses host memory.
     host: Option<Limit>,
     device_bytes: u64,
-    refuses: Refuses,
+    /// What the process holds of the device beside its plan: the context of a driver, code. It counts in what is
+    /// wanted and in what is available.
+    beside_bytes: u64,
 }
 
 #[derive(Clone, Copy)]
@@ -31,17 +33,8 @@ enum Limit {
     Silent(u64),
 }
 
-/// How it refuses device memory.
-#[derive(Clone, Copy)]
-enum Refuses {
-    /// Another process has the rest.
-    Allocation,
-    /// The process holds more than the profile says.
-    Budget,
-}
-
 impl Has {
-    fn refuse(&self, plan: &CheckedPlan) -> Option<CudaError> {
+    fn refuse(&self, plan: &CheckedPlan) -> Option<MemoryRefused> {
         let wanted_bytes = plan.bytes[Tier::HOST];
         let limit = match self.host {
             Some(Limit::Group(available_bytes)) if available_bytes < wanted_bytes as u64 => {
@@ -56,24 +49,15 @@ impl Has {
             _ => None,
         };
         if let Some(limit) = limit {
-            return Some(CudaError::PinnedMemory { wanted_bytes, limit });
+            return Some(HostMemoryRefused { wanted_bytes, limit }.into());
         }
-        let block_bytes = plan.bytes[Tier::DEVICE] as u64;
-        if block_bytes <= self.device_bytes {
-            return None;
-        }
-        Some(match self.refuses {
-            Refuses::Allocation => CudaError::OutOfMemory {
-                wanted_bytes: plan.bytes[Tier::DEVICE],
-                free_bytes: self.device_bytes as usize,
-                total_bytes: 1 << 40,
-                holders: Vec::new(),
-            },
-            Refuses::Budget => CudaError::OverBudget {
-                in_use: MemoryInUse { bytes: block_bytes, counted: Counted::Process },
-                budget_bytes: self.device_bytes,
-                block_bytes,
-            },
+        let wanted_bytes = plan.bytes[Tier::DEVICE] as u64 + self.beside_bytes;
+        let available_bytes = self.device_bytes.saturating_add(self.beside_bytes);
+        (wanted_bytes > available_bytes).then(|| MemoryRefused {
+            tier: Tier::DEVICE,
+            wanted_bytes,
+            available_bytes: Some(available_bytes),
+            reason: "the budget allows no more".to_owned(),
         })
     }
 }
@@ -171,7 +155,7 @@ fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), T
     Ok((refused, loss, trainer.memory_taken()))
 }
 
-const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, refuses: Refuses::Allocation };
+const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, beside_bytes: 0 };
 
 #[test]
 fn less_memory_is_planned_with() {
@@ -182,10 +166,11 @@ fn less_memory_is_planned_with() {
     assert_eq!((refused, loss.to_bits()), (0, report.loss.to_bits()));
 
     let mut random = Random(3);
-    for refuses in [Refuses::Allocation, Refuses::Budget] {
+    // An allocation that fails counts the plan's block alone, a budget all that is in use.
+    for beside_bytes in [0, 500 << 20] {
         // Not so little that nothing fits.
         let device_bytes = (plenty[Tier::DEVICE] * 3 / 4 + random.below(1000)) as u64;
-        let has = Has { device_bytes, refuses, ..PLENTY };
+        let has = Has { device_bytes, beside_bytes, ..PLENTY };
         let (refused, loss, taken) = prepared(1 << 30, has).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
         assert!(refused >= 1 && taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");

@@ -3,6 +3,7 @@
 use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::IGNORE_INDEX;
+pub(crate) use storm_graph::random::Random;
 use storm_model::{ModelConfig, Packing, preset};
 use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer};
 
@@ -23,19 +24,6 @@ pub(crate) fn tiny(name: &str) -> ModelConfig {
     config.max_positions = 40;
     config.initializer_range = 0.2;
     config
-}
-
-/// A small seeded generator (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % limit as u64) as usize
-    }
 }
 
 /// The micro-batches of a step; about one target in five is ignored.

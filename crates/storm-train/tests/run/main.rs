@@ -8,8 +8,8 @@ mod trial;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use storm_device::PlanDevice;
-use storm_device::allocation::AllocationMeter;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_host::allocation::AllocationMeter;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{

@@ -3,7 +3,7 @@
 use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
-use storm_device::allocation::peak_bytes;
+use storm_host::allocation::peak_bytes;
 use storm_train::{Event, History, MetricsFile, RunError, Sink, StepRecord};
 use tempfile::TempDir;
 

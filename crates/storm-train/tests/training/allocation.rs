@@ -1,7 +1,7 @@
 //! A step allocates nothing once the trainer stands.
 
 use crate::support::{batch, families, options};
-use storm_device::allocation::count;
+use storm_host::allocation::count;
 use storm_model::Packing;
 use storm_train::{Precision, Trainer};
 

@@ -1,7 +1,8 @@
 //! Tiny models of every family, seeded batches, and a fingerprint of a training run.
 
-use storm_device::allocation::AllocationMeter;
+pub(crate) use storm_graph::random::Random;
 use storm_graph::{IGNORE_INDEX, Program};
+use storm_host::allocation::AllocationMeter;
 use storm_model::{ModelConfig, Packing, build, preset};
 use storm_train::{Batch, Precision, TrainOptions, Trainer};
 
@@ -31,19 +32,6 @@ pub(crate) fn tiny(name: &str) -> ModelConfig {
     }
     config.initializer_range = 0.2;
     config
-}
-
-/// A small seeded generator (SplitMix64).
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn below(&mut self, limit: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % limit as u64) as usize
-    }
 }
 
 /// Random tokens; about one target in five is ignored.

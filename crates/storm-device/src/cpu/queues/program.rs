@@ -27,7 +27,7 @@ enum Prepared {
 
 impl Program {
     pub(super) fn new(plan: Arc<CheckedPlan>, board: Board) -> Result<Program, DeviceError> {
-        let memory = PerTier::try_from_fn(|tier| Memory::new(plan.bytes[tier]))?;
+        let memory = PerTier::try_from_fn(|tier| Memory::new(tier, plan.bytes[tier]))?;
         let work = (0..plan.instructions.len())
             .map(|index| prepare(&plan, &memory, InstructionId(index as u32)))
             .collect::<Result<_, _>>()?;

@@ -12,6 +12,7 @@ use super::gemm::Gemm;
 use super::memory::MemoryInUse;
 use super::modules::Kernels;
 use super::pinned::PinnedMemory;
+use super::refused::over_budget;
 use super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::{CudaDevice, CudaError};
 use crate::host_buffer::copy_all;
@@ -442,7 +443,7 @@ fn check_budget(
         return Ok(());
     }
     let block_bytes = program.memory().bytes() as u64;
-    Err(CudaError::OverBudget { in_use, budget_bytes, block_bytes }.into())
+    Err(over_budget(in_use, budget_bytes, block_bytes).into())
 }
 
 /// Host memory for a plan, zeroed: what was kept if that is enough.

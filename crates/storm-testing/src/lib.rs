@@ -1,0 +1,11 @@
+//! What the tests of several crates share, and `storm verify` with them: a training step in miniature as a plan
+//! ([`tiny_plan`]) and as plain arithmetic ([`Plain`]).
+//!
+//! The seeded generator of all tests is [`storm_graph::random::Random`].
+
+mod tiny_plan;
+
+pub use tiny_plan::{
+    ELEMENTS, GROUP, LOSS_RESULTS, NORM_RESULT, Plain, PlanBuilder, SHIFT_INPUT, SLOT, StepResults,
+    X_INPUTS, numbers, parameter, tiny_plan,
+};

@@ -1,0 +1,16 @@
+//! Checks any device against the CPU device, for `storm verify` and for tests.
+//!
+//! From small to large: [`verify_ops`] compares every op, node by node, and [`verify_row_chunks`] matrix products
+//! by chunks of rows; [`verify_plan_device`] checks that queues keep to the order of a plan;
+//! [`verify_models`] compares gradients and repeated runs of whole models; [`verify_plans`] checks that no
+//! plan changes a bit.
+
+mod models;
+mod ops;
+mod plans;
+mod queues;
+
+pub use models::{ModelReport, verify_models};
+pub use ops::{ChunkReport, OpReport, verify_ops, verify_row_chunks};
+pub use plans::{PlanReport, verify_plans};
+pub use queues::{QueueReport, failure_of_plan, verify_plan_device};

@@ -1,0 +1,205 @@
+//! Checks training on a device against training on the CPU device.
+
+use storm_device::cpu::CpuDevice;
+use storm_device::{Device, DeviceError};
+use storm_graph::IGNORE_INDEX;
+use storm_graph::random::Random;
+use storm_model::{ModelConfig, Packing, build, preset};
+use storm_train::{Batch, Precision, TrainError, TrainOptions, Trainer};
+
+/// What was found of one family at one precision.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelReport {
+    /// `qwen3` and the like.
+    pub family: &'static str,
+    /// How it was trained.
+    pub precision: Precision,
+    /// Largest relative error of a gradient tensor, as ‖difference‖ / ‖gradient‖.
+    pub gradient_error: f64,
+    /// The tensor it is in.
+    pub worst_tensor: String,
+    /// What is allowed.
+    pub gradient_tolerance: f64,
+    /// Runs of the same steps gave the same bits.
+    pub repeatable: bool,
+    /// How many runs of how many steps.
+    pub runs: (usize, usize),
+}
+
+impl ModelReport {
+    /// Whether gradients are right and runs repeatable.
+    pub fn passed(&self) -> bool {
+        self.gradient_error <= self.gradient_tolerance && self.repeatable
+    }
+}
+
+/// Of every step.
+pub(crate) const LEARNING_RATE: f32 = 1e-3;
+
+const BATCH: usize = 2;
+const SEQUENCE: usize = 70;
+
+/// Small models of every family, with heads that the fast attention kernels take.
+pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
+    let names = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
+    names
+        .into_iter()
+        .map(|name| {
+            let mut config = preset(name)?;
+            config.vocab_size = 331;
+            config.hidden_size = 256;
+            config.layer_count = 2;
+            config.query_heads = 4;
+            config.kv_heads = if name == "gpt2" { 4 } else { 2 };
+            config.head_dim = if config.family.has_query_key_norm() { 128 } else { 64 };
+            config.intermediate_size = 320;
+            config.max_positions = SEQUENCE;
+            config.initializer_range = 0.08;
+            Ok(config)
+        })
+        .collect()
+}
+
+/// Compares gradients of every family with the CPU device's, and checks that `runs` runs of `steps`
+/// steps give the same bits. `progress` is told what begins.
+///
+/// # Errors
+/// The device failed.
+pub fn verify_models<D: Device>(
+    runs: usize,
+    steps: usize,
+    open: impl Fn(usize) -> Result<D, DeviceError>,
+    mut progress: impl FnMut(&str),
+) -> Result<Vec<ModelReport>, TrainError> {
+    let mut reports = Vec::new();
+    for config in configs()? {
+        for precision in [Precision::F32, Precision::Bf16Master, Precision::Bf16Stochastic] {
+            let family = config.family.model_type();
+            progress(&format!("{family} {precision:?}"));
+            let (gradient_error, worst_tensor) = compare_gradients(&config, precision, &open)?;
+            let first = run_steps(&config, precision, steps, &open)?;
+            let mut repeatable = true;
+            for _ in 1..runs {
+                repeatable &= run_steps(&config, precision, steps, &open)? == first;
+            }
+            let gradient_tolerance = match precision {
+                Precision::F32 => 1e-4,
+                Precision::Bf16Master | Precision::Bf16Stochastic => 5e-2,
+            };
+            reports.push(ModelReport {
+                family,
+                precision,
+                gradient_error,
+                worst_tensor,
+                gradient_tolerance,
+                repeatable,
+                runs: (runs, steps),
+            });
+        }
+    }
+    Ok(reports)
+}
+
+pub(crate) fn options(precision: Precision) -> TrainOptions {
+    TrainOptions {
+        packing: Packing::Segments,
+        chunk_rows: 64,
+        seed: 3,
+        ..TrainOptions::new(BATCH, SEQUENCE, precision)
+    }
+}
+
+fn trainer<D: Device>(
+    config: &ModelConfig,
+    precision: Precision,
+    open: impl FnOnce(usize) -> Result<D, DeviceError>,
+) -> Result<Trainer<D>, TrainError> {
+    let options = options(precision);
+    let program = build(config, &options.build_options())?;
+    Trainer::on_device(config, options, program, |_| {}, open)
+}
+
+/// Seeded tokens in segments; every seventh target is ignored.
+pub(crate) fn batch(config: &ModelConfig, seed: u64) -> Batch {
+    let mut random = Random(seed);
+    let mut token = || random.below(config.vocab_size) as i32;
+    let rows = BATCH * SEQUENCE;
+    let tokens = (0..rows).map(|_| token()).collect();
+    let targets = (0..rows).map(|i| if i % 7 == 0 { IGNORE_INDEX } else { token() }).collect();
+    let segments = (0..rows).map(|i| (i % SEQUENCE / 29) as i32).collect();
+    Batch::packed(tokens, targets, segments, SEQUENCE)
+}
+
+/// The largest relative error of a gradient tensor after two micro-batches, from the same weights.
+fn compare_gradients<D: Device>(
+    config: &ModelConfig,
+    precision: Precision,
+    open: &impl Fn(usize) -> Result<D, DeviceError>,
+) -> Result<(f64, String), TrainError> {
+    let mut cpu = trainer(config, precision, CpuDevice::new)?;
+    let mut other = trainer(config, precision, open)?;
+    let names: Vec<String> = cpu.parameter_names().map(str::to_owned).collect();
+    for name in &names {
+        other.write(name, &cpu.read(name)?)?;
+    }
+    let batches = [batch(config, 1), batch(config, 2)];
+    let losses = (f64::from(cpu.accumulate(&batches)?), f64::from(other.accumulate(&batches)?));
+    let mut worst = ((losses.0 - losses.1).abs() / losses.0.abs(), "loss".to_owned());
+    for name in names {
+        let gradient = format!("{name}.grad");
+        let (want, got) = (cpu.read(&gradient)?, other.read(&gradient)?);
+        let norm =
+            |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+        let size = norm(&mut want.iter().map(|&x| f64::from(x)));
+        let apart = norm(&mut want.iter().zip(&got).map(|(&a, &b)| f64::from(a) - f64::from(b)));
+        let error = if apart == 0.0 { 0.0 } else { apart / size };
+        if error > worst.0 || error.is_nan() {
+            worst = (if error.is_nan() { f64::INFINITY } else { error }, gradient);
+        }
+    }
+    Ok(worst)
+}
+
+/// All losses, norms and final parameters of a run.
+fn run_steps<D: Device>(
+    config: &ModelConfig,
+    precision: Precision,
+    steps: usize,
+    open: &impl Fn(usize) -> Result<D, DeviceError>,
+) -> Result<Vec<u32>, TrainError> {
+    run_batches(config, precision, steps, &[batch(config, 5), batch(config, 6)], open)
+}
+
+pub(crate) fn run_batches<D: Device>(
+    config: &ModelConfig,
+    precision: Precision,
+    steps: usize,
+    batches: &[Batch],
+    open: &impl Fn(usize) -> Result<D, DeviceError>,
+) -> Result<Vec<u32>, TrainError> {
+    let mut trainer = trainer(config, precision, open)?;
+    let mut bits = Vec::new();
+    for _ in 0..steps {
+        let report = trainer.step(batches, LEARNING_RATE)?;
+        bits.extend([report.loss.to_bits(), report.gradient_norm.to_bits()]);
+    }
+    let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
+    for name in names {
+        bits.extend(trainer.read(&name)?.into_iter().map(f32::to_bits));
+    }
+    Ok(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cpu_agrees_with_itself() {
+        let reports = verify_models(2, 2, CpuDevice::new, |_| {}).expect("it runs");
+        assert_eq!(reports.len(), 15);
+        for report in reports {
+            assert!(report.passed() && report.gradient_error == 0.0, "{report:?}");
+        }
+    }
+}

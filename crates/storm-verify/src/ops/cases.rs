@@ -1,0 +1,571 @@
+//! Random graphs, one family per kind of op, with data and places.
+
+use half::bf16;
+use std::collections::BTreeMap;
+use storm_device::{Device, DeviceError};
+use storm_exec::ExecError;
+use storm_graph::random::{Random, SEED_WORDS, Seed};
+use storm_graph::*;
+use storm_plan::ALIGNMENT;
+
+/// Names of the families.
+pub(super) fn families() -> &'static [&'static str] {
+    &[
+        "embedding",
+        "linear",
+        "elementwise",
+        "swiglu",
+        "norm",
+        "qk_norm",
+        "rotary",
+        "attention",
+        "attention64",
+        "attention128",
+        "loss",
+        "reduce",
+        "shape",
+        "constant",
+        "optimizer",
+        "accumulate",
+        "sgd",
+    ]
+}
+
+/// A graph, its sources' data, and where everything lies.
+pub(super) struct Case {
+    pub(super) family: &'static str,
+    pub(super) dtype: DType,
+    pub(super) seed: u64,
+    pub(super) layer: u16,
+    pub(super) graph: Graph,
+    data: Vec<(TensorId, Data)>,
+    offsets: Vec<usize>,
+    size_bytes: usize,
+}
+
+enum Data {
+    Floats(Vec<f32>),
+    Integers(Vec<i32>),
+}
+
+/// What cases draw.
+trait Draw {
+    /// Roughly normal.
+    fn value(&mut self) -> f32;
+
+    /// Rows and widths, ones and non-multiples of any tile among them.
+    fn extent(&mut self) -> usize;
+}
+
+impl Draw for Random {
+    fn value(&mut self) -> f32 {
+        let sum: f64 = (0..4).map(|_| self.bits() as f64 / u64::MAX as f64 - 0.5).sum();
+        (sum * 1.7) as f32
+    }
+
+    fn extent(&mut self) -> usize {
+        self.pick(&[1, 2, 3, 7, 8, 16, 33, 64, 100, 128, 129, 200])
+    }
+}
+
+struct Builder {
+    graph: Graph,
+    random: Random,
+    dtype: DType,
+    data: Vec<(TensorId, Data)>,
+    /// Results to be given a random gradient.
+    results: Vec<TensorId>,
+    /// Inputs whose gradient is wanted.
+    wanted: Vec<TensorId>,
+}
+
+impl Builder {
+    fn floats(&mut self, id: TensorId) -> TensorId {
+        let count = self.graph.tensor(id).shape.elements();
+        let values = (0..count).map(|_| self.random.value()).collect();
+        self.data.push((id, Data::Floats(values)));
+        id
+    }
+
+    /// An activation from outside.
+    fn input(&mut self, name: &str, shape: &[usize]) -> TensorId {
+        let id = self.graph.source(name, shape, self.dtype, TensorClass::Activation);
+        self.wanted.push(id);
+        self.floats(id)
+    }
+
+    fn parameter(&mut self, name: &str, shape: &[usize]) -> TensorId {
+        let training =
+            if self.random.below(6) == 0 { Training::Frozen } else { Training::Trainable };
+        let id = self.graph.parameter(name, shape, self.dtype, training);
+        self.floats(id)
+    }
+
+    fn maybe_parameter(&mut self, name: &str, shape: &[usize]) -> Option<TensorId> {
+        self.random.coin().then(|| self.parameter(name, shape))
+    }
+
+    fn scalar(&mut self, name: &str, value: f32) -> TensorId {
+        let id = self.graph.input(name, Shape::scalar(), DType::F32);
+        self.data.push((id, Data::Floats(vec![value])));
+        id
+    }
+
+    fn integers(
+        &mut self,
+        name: &str,
+        shape: &[usize],
+        mut value: impl FnMut(&mut Random, usize) -> i32,
+    ) -> TensorId {
+        let id = self.graph.input(name, shape, DType::I32);
+        let count = self.graph.tensor(id).shape.elements();
+        let values = (0..count).map(|i| value(&mut self.random, i)).collect();
+        self.data.push((id, Data::Integers(values)));
+        id
+    }
+
+    fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+        self.graph.apply(name, op)
+    }
+
+    fn result(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+        let outputs = self.apply(name, op)?;
+        self.results.push(outputs[0]);
+        Ok(outputs)
+    }
+
+    fn row_shape(&mut self, width: usize) -> Vec<usize> {
+        let rows = self.random.extent();
+        if self.random.coin() { vec![rows, width] } else { vec![2, rows.div_ceil(2), width] }
+    }
+
+    fn build(&mut self, family: &str) -> Result<(), GraphError> {
+        match family {
+            "embedding" => self.embedding(),
+            "linear" => self.linear(),
+            "elementwise" => self.elementwise(),
+            "swiglu" => {
+                let width = 2 * self.random.extent();
+                let shape = self.row_shape(width);
+                let gate_up = self.input("gate_up", &shape);
+                self.result("y", Op::SwiGlu { gate_up }).map(drop)
+            }
+            "norm" => self.norm(),
+            "qk_norm" | "rotary" | "attention" | "attention64" | "attention128" => {
+                self.heads(family)
+            }
+            "loss" => self.loss(),
+            "reduce" => {
+                let width = self.random.pick(&[1, 100, 300, 1000]);
+                let shape = self.row_shape(width);
+                let x = self.input("x", &shape);
+                let sum = self.result("sum", Op::Sum { x })?[0];
+                let (shape, dtype) = (Shape::from([3, 5]), self.dtype);
+                self.result("broadcast", Op::Broadcast { x: sum, shape, dtype }).map(drop)
+            }
+            "shape" => self.shape(),
+            "constant" => self.constant(),
+            "optimizer" => self.optimizer(),
+            "accumulate" => self.accumulate(),
+            _ => self.sgd(),
+        }
+    }
+
+    fn embedding(&mut self) -> Result<(), GraphError> {
+        let (rows, width) = (self.random.extent(), self.random.extent());
+        let count = self.random.pick(&[1, 5, 64, 300]);
+        let ids = self.integers("ids", &[count], |random, _| random.below(rows) as i32);
+        let table = self.parameter("table", &[rows, width]);
+        self.result("y", Op::Embedding { ids, table }).map(drop)
+    }
+
+    fn linear(&mut self) -> Result<(), GraphError> {
+        let (inputs, outputs) = (self.random.extent(), self.random.extent());
+        let shape = self.row_shape(inputs);
+        let x = self.input("x", &shape);
+        let weight = self.parameter("weight", &[outputs, inputs]);
+        let bias = self.maybe_parameter("bias", &[outputs]);
+        let addend = self.random.coin().then(|| {
+            let mut shape = shape.clone();
+            *shape.last_mut().expect("a width") = outputs;
+            self.input("addend", &shape)
+        });
+        self.result("y", Op::Linear { x, weight, bias, addend })?;
+        // A second use: gradients of x and of the weight add up.
+        self.result("z", Op::Linear { x, weight, bias: None, addend: None }).map(drop)
+    }
+
+    fn elementwise(&mut self) -> Result<(), GraphError> {
+        let width = self.random.extent();
+        let shape = self.row_shape(width);
+        let (a, b) = (self.input("a", &shape), self.input("b", &shape));
+        let sum = self.apply("sum", Op::Add { a, b })?[0];
+        let product = self.apply("product", Op::Mul { a: sum, b })?[0];
+        let scaled = self.apply("scaled", Op::Scale { x: product, factor: 1.7 })?[0];
+        let function = ActivationFunction::GeluTanh;
+        self.result("gelu", Op::Activation { x: scaled, function })?;
+        let function = ActivationFunction::Silu;
+        self.result("silu", Op::Activation { x: a, function }).map(drop)
+    }
+
+    fn norm(&mut self) -> Result<(), GraphError> {
+        // Not one or two: the gradient of a norm over so few is all cancellation.
+        let width = self.random.pick(&[7, 33, 64, 100, 384, 1024, 1536, 3584]);
+        let shape = self.row_shape(width);
+        let x = self.input("x", &shape);
+        let delta = self.random.coin().then(|| self.input("delta", &shape));
+        let weight = self.parameter("weight", &[width]);
+        let kind = self.random.pick(&[NormKind::Layer, NormKind::Rms]);
+        let bias = match kind {
+            NormKind::Layer => self.maybe_parameter("bias", &[width]),
+            NormKind::Rms => None,
+        };
+        let op = Op::Norm { x, delta, weight, bias, kind, epsilon: 1e-5 };
+        let outputs = self.result("y", op)?;
+        if delta.is_some() {
+            self.results.push(outputs[outputs.len() - 1]);
+        }
+        Ok(())
+    }
+
+    fn heads(&mut self, family: &str) -> Result<(), GraphError> {
+        let key_value_heads = self.random.pick(&[1, 2, 3]);
+        let query_heads = key_value_heads * self.random.pick(&[1, 2, 6]);
+        let head_dim = match family {
+            "attention64" => 64,
+            "attention128" => 128,
+            _ => self.random.pick(&[2, 6, 16, 24, 80]),
+        };
+        let heads = HeadLayout { query_heads, key_value_heads, head_dim };
+        let (batch, time) =
+            (self.random.pick(&[1, 2]), self.random.pick(&[1, 7, 64, 65, 127, 200]));
+        let qkv = self.input("qkv", &[batch, time, heads.qkv_width()]);
+        match family {
+            "qk_norm" => {
+                let query_weight = self.parameter("query_weight", &[head_dim]);
+                let key_weight = self.parameter("key_weight", &[head_dim]);
+                let op = Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon: 1e-6 };
+                self.result("y", op).map(drop)
+            }
+            "rotary" => {
+                let positions = self
+                    .integers("positions", &[batch, time], |random, _| random.below(5000) as i32);
+                let scaling = match self.random.coin() {
+                    true => RotaryScaling::Plain,
+                    false => RotaryScaling::Llama3 {
+                        factor: 8.0,
+                        low_frequency_factor: 1.0,
+                        high_frequency_factor: 4.0,
+                        original_positions: 8192,
+                    },
+                };
+                let frequencies = RotaryFrequencies { theta: 10_000.0, scaling };
+                let table = Op::RotaryTable { positions, head_dim, frequencies };
+                let table = self.apply("table", table)?[0];
+                let direction = RotaryDirection::Forward;
+                self.result("y", Op::Rotary { qkv, table, heads, direction }).map(drop)
+            }
+            _ => {
+                let segments = self.random.coin().then(|| {
+                    self.integers("segments", &[batch, time], |_, i| (i % time / 23) as i32)
+                });
+                let mask = self.random.pick(&[Mask::Causal, Mask::Full]);
+                let scale = 1.0 / (head_dim as f32).sqrt();
+                self.result("y", Op::Attention { qkv, segments, heads, mask, scale }).map(drop)
+            }
+        }
+    }
+
+    fn loss(&mut self) -> Result<(), GraphError> {
+        let vocabulary = self.random.pick(&[2, 53, 256, 1000, 5003]);
+        let width = self.random.pick(&[8, 33, 64]);
+        let rows = self.random.pick(&[1, 7, 64, 100]);
+        let hidden = self.input("hidden", &[rows, width]);
+        let weight = self.parameter("weight", &[vocabulary, width]);
+        let targets = self.integers("targets", &[rows], |random, _| match random.below(4) {
+            0 => IGNORE_INDEX,
+            _ => random.below(vocabulary) as i32,
+        });
+        let denominator = self.scalar("denominator", 17.0);
+        let chunk_rows = self.random.pick(&[3, 32, 1000]);
+        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
+        // Once for its gradient, which takes its place, and once as it is.
+        self.result("loss", op.clone())?;
+        self.apply("forward only", op).map(drop)
+    }
+
+    fn shape(&mut self) -> Result<(), GraphError> {
+        let [a, b, c] = [5, 12, 33].map(|limit| 1 + self.random.below(limit));
+        let x = self.input("x", &[a, b, c]);
+        self.result("reshape", Op::Reshape { x, shape: Shape::from([b, a * c]) })?;
+        let axes = self.random.pick(&[[0, 2, 1], [2, 1, 0], [1, 0, 2], [2, 0, 1]]).to_vec();
+        self.result("transpose", Op::Transpose { x, axes })?;
+        let dtype = self.random.pick(&[DType::F32, DType::BF16]);
+        self.result("convert", Op::Convert { x, dtype }).map(drop)
+    }
+
+    fn constant(&mut self) -> Result<(), GraphError> {
+        let shape = Shape::from([self.random.extent(), self.random.extent()]);
+        let (random, dtype) = (self.seed(), self.dtype);
+        self.apply("fill", Op::Fill { shape: shape.clone(), dtype, value: 0.3 })?;
+        let op = Op::RandomNormal { random, shape, dtype, deviation: 0.5, stream: 3 };
+        self.apply("normal", op).map(drop)
+    }
+
+    fn seed(&mut self) -> TensorId {
+        let words = Seed { seed: self.random.bits(), step: 7 }.to_words();
+        self.integers("random", &[SEED_WORDS], |_, i| words[i])
+    }
+
+    fn step_scalars(&mut self) -> TensorId {
+        let id = self.graph.input("scalars", [StepScalars::LEN], DType::F32);
+        self.data.push((id, Data::Floats(vec![1e-2, 0.1, 0.05])));
+        id
+    }
+
+    /// Where in its parameter a piece begins, beyond 32 bits as well.
+    fn first_element(&mut self) -> usize {
+        PIECE_ALIGNMENT * self.random.pick(&[0, 1, 5, 1 << 22, (1 << 23) + 3])
+    }
+
+    /// Gradients of two parameters, their norm, the clip scale, and the update of one.
+    fn optimizer(&mut self) -> Result<(), GraphError> {
+        let shape = [self.random.extent(), self.random.extent()];
+        let gradient_dtype = self.random.pick(&[DType::F32, self.dtype]);
+        let gradient = self.graph.source("gradient", shape, gradient_dtype, TensorClass::Gradient);
+        self.floats(gradient);
+        let mut parts = vec![self.apply("squares", Op::SumOfSquares { x: gradient })?[0]];
+        for other in 0..self.random.pick(&[0, 1, 40]) {
+            let value = self.random.value().abs();
+            parts.push(self.scalar(&format!("part {other}"), value));
+        }
+        let norm = self.apply("norm", Op::GlobalNorm { parts })?[0];
+        let clip = self.apply("clip", Op::ClipScale { norm, max_norm: 1.0 })?[0];
+        let parameter = self.graph.parameter("p", shape, self.dtype, Training::Trainable);
+        self.floats(parameter);
+        let moment_dtype = self.random.pick(&[DType::F32, self.dtype]);
+        let class = TensorClass::OptimizerState;
+        let first_moment = self.graph.source("m", shape, moment_dtype, class);
+        self.floats(first_moment);
+        let second_moment = self.graph.source("v", shape, moment_dtype, class);
+        self.floats(second_moment);
+        if let Some((_, Data::Floats(values))) = self.data.last_mut() {
+            values.iter_mut().for_each(|value| *value = value.abs());
+        }
+        let has_master = self.dtype == DType::BF16 && self.random.coin();
+        let master = has_master.then(|| {
+            let id = self.graph.source("master", shape, DType::F32, class);
+            self.floats(id)
+        });
+        let stochastic = |dtype, allowed: bool| match dtype {
+            DType::BF16 if allowed => Rounding::Stochastic,
+            _ => Rounding::Nearest,
+        };
+        let (scalars, random) = (self.step_scalars(), self.seed());
+        let op = Op::AdamW {
+            parameter,
+            gradient,
+            first_moment,
+            second_moment,
+            master,
+            scalars,
+            clip: Some(clip),
+            random: Some(random),
+            hyper: AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+            rounding: stochastic(self.dtype, !has_master),
+            moment_rounding: stochastic(moment_dtype, true),
+            stream: 5,
+            first_element: self.first_element(),
+        };
+        self.apply("update", op).map(drop)
+    }
+
+    fn accumulate(&mut self) -> Result<(), GraphError> {
+        let shape = [self.random.extent(), self.random.extent()];
+        let gradient = |case: &mut Self, name: &str| {
+            let id = case.graph.source(name, shape, case.dtype, TensorClass::Gradient);
+            case.floats(id);
+            id
+        };
+        let (sum, x) = (gradient(self, "sum"), gradient(self, "x"));
+        self.apply("fold", Op::Accumulate { sum, x }).map(drop)
+    }
+
+    fn sgd(&mut self) -> Result<(), GraphError> {
+        let shape = [self.random.extent(), self.random.extent()];
+        let gradient = self.graph.source("gradient", shape, DType::F32, TensorClass::Gradient);
+        self.floats(gradient);
+        let parameter = self.graph.parameter("p", shape, self.dtype, Training::Trainable);
+        self.floats(parameter);
+        let (scalars, random) = (self.step_scalars(), Some(self.seed()));
+        let rounding = match self.dtype {
+            DType::BF16 => Rounding::Stochastic,
+            _ => Rounding::Nearest,
+        };
+        let op = Op::Sgd {
+            parameter,
+            gradient,
+            scalars,
+            clip: None,
+            random,
+            weight_decay: 0.1,
+            rounding,
+            stream: 4,
+            first_element: self.first_element(),
+        };
+        self.apply("update", op).map(drop)
+    }
+
+    /// Adds the backward pass: random gradients of the results, half of the time accumulating.
+    fn differentiate(&mut self) -> Result<(), GraphError> {
+        if self.results.is_empty() {
+            return Ok(());
+        }
+        let gradient_dtype = self.random.pick(&[DType::F32, self.dtype]);
+        let mut seeds = Vec::new();
+        for result in self.results.clone() {
+            let Tensor { name, shape, dtype, .. } = self.graph.tensor(result).clone();
+            let name = format!("{name} seed");
+            let seed = self.graph.source(name, shape, dtype, TensorClass::Activation);
+            seeds.push((result, self.floats(seed)));
+        }
+        let mut accumulators = BTreeMap::new();
+        if self.random.coin() {
+            let trainable = TensorClass::Parameter(Training::Trainable);
+            let parameters: Vec<TensorId> =
+                self.graph.ids().filter(|&id| self.graph.tensor(id).class == trainable).collect();
+            for parameter in parameters {
+                let Tensor { name, shape, .. } = self.graph.tensor(parameter).clone();
+                let name = format!("{name} so far");
+                let so_far = self.graph.source(name, shape, gradient_dtype, TensorClass::Gradient);
+                accumulators.insert(parameter, self.floats(so_far));
+            }
+        }
+        let wanted = self.wanted.clone();
+        let request = GradientRequest { seeds, wanted, accumulators, gradient_dtype };
+        differentiate(&mut self.graph, &request)?;
+        // The sorted order of ids, which the backward pass of an embedding asks for.
+        let orders: Vec<(TensorId, Vec<i32>)> = self
+            .graph
+            .ids()
+            .filter(|&id| self.graph.tensor(id).name == order_name("ids"))
+            .filter_map(|id| {
+                let ids = self.data.iter().find_map(|(known, data)| match data {
+                    Data::Integers(ids) if self.graph.tensor(*known).name == "ids" => Some(ids),
+                    _ => None,
+                })?;
+                let mut order: Vec<i32> = (0..ids.len() as i32).collect();
+                order.sort_by_key(|&row| (ids[row as usize], row));
+                Some((id, order))
+            })
+            .collect();
+        for (id, order) in orders {
+            self.data.push((id, Data::Integers(order)));
+        }
+        Ok(())
+    }
+}
+
+impl Case {
+    pub(super) fn build(family: &'static str, dtype: DType, seed: u64) -> Result<Case, ExecError> {
+        let salt = family.bytes().fold(seed, |hash, byte| hash.wrapping_mul(131) + u64::from(byte));
+        let mut builder = Builder {
+            graph: Graph::new(),
+            random: Random(salt),
+            dtype,
+            data: Vec::new(),
+            results: Vec::new(),
+            wanted: Vec::new(),
+        };
+        builder.build(family)?;
+        builder.differentiate()?;
+        let Builder { graph, data, .. } = builder;
+
+        let (mut offsets, mut size_bytes) = (vec![0; graph.tensors().len()], 0);
+        let under = |id| graph.producer(id).and_then(|node| overwritten(&graph.nodes()[node], id));
+        for id in graph.ids().filter(|&id| under(id).is_none()) {
+            offsets[id.index()] = size_bytes;
+            size_bytes += graph.tensor(id).size_bytes().max(1).next_multiple_of(ALIGNMENT);
+        }
+        for id in graph.ids() {
+            let mut root = id;
+            while let Some(operand) = under(root) {
+                root = operand;
+            }
+            offsets[id.index()] = offsets[root.index()];
+        }
+        let layer = (seed % 7) as u16;
+        Ok(Case { family, dtype, seed, layer, graph, data, offsets, size_bytes })
+    }
+
+    pub(super) fn size_bytes(&self) -> usize {
+        self.size_bytes
+    }
+
+    pub(super) fn offset(&self, id: TensorId) -> usize {
+        self.offsets[id.index()]
+    }
+
+    pub(super) fn is_in_place(&self, node: &Node, output: TensorId) -> bool {
+        overwritten(node, output).is_some()
+    }
+
+    pub(super) fn write_sources(&self, device: &mut impl Device) -> Result<(), DeviceError> {
+        for (id, data) in &self.data {
+            match (data, self.graph.tensor(*id).dtype) {
+                (Data::Integers(values), _) => device.write(self.offset(*id), values)?,
+                (Data::Floats(values), DType::BF16) => {
+                    let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
+                    device.write(self.offset(*id), &values)?;
+                }
+                (Data::Floats(values), _) => device.write(self.offset(*id), values)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a tensor with NaN, so that what is not written shows.
+    pub(super) fn poison(&self, device: &mut impl Device, id: TensorId) -> Result<(), DeviceError> {
+        let bytes = vec![0xffu8; self.graph.tensor(id).size_bytes()];
+        device.write(self.offset(id), &bytes)
+    }
+
+    pub(super) fn copy(
+        &self,
+        from: &impl Device,
+        to: &mut impl Device,
+        ids: &[TensorId],
+    ) -> Result<(), DeviceError> {
+        let bytes = self.snapshot(from, ids)?;
+        self.restore(to, ids, &bytes)
+    }
+
+    pub(super) fn snapshot(
+        &self,
+        device: &impl Device,
+        ids: &[TensorId],
+    ) -> Result<Vec<Vec<u8>>, DeviceError> {
+        ids.iter()
+            .map(|&id| {
+                let mut bytes = vec![0u8; self.graph.tensor(id).size_bytes()];
+                device.read(self.offset(id), &mut bytes)?;
+                Ok(bytes)
+            })
+            .collect()
+    }
+
+    pub(super) fn restore(
+        &self,
+        device: &mut impl Device,
+        ids: &[TensorId],
+        bytes: &[Vec<u8>],
+    ) -> Result<(), DeviceError> {
+        ids.iter().zip(bytes).try_for_each(|(&id, bytes)| device.write(self.offset(id), bytes))
+    }
+}
+
+/// The operand whose memory an output takes over.
+fn overwritten(node: &Node, output: TensorId) -> Option<TensorId> {
+    let place = node.outputs.iter().position(|&id| id == output)?;
+    node.op.in_place().into_iter().find(|&(_, index)| index == place).map(|(operand, _)| operand)
+}

@@ -1,0 +1,126 @@
+//! How far two results may be apart.
+
+use super::cases::Case;
+use half::bf16;
+use storm_device::Device;
+use storm_exec::ExecError;
+use storm_graph::{DType, Node, Op, Tensor, TensorClass, TensorId};
+
+/// A tensor and its largest error as a share of what is allowed.
+pub(super) struct Difference {
+    pub(super) tensor: String,
+    pub(super) share: f64,
+}
+
+/// One rounding of bf16, with room for a second.
+const BF16_TOLERANCE: f64 = 1.6e-2;
+/// Updates are the same to the bit: a wrong random bit changes the last place only.
+const EXACT: f64 = 1e-12;
+/// A few roundings of f32 per term.
+const F32_TOLERANCE: f64 = 1.3e-6;
+
+/// Compares every output of a node but its scratch.
+pub(super) fn compare<D: Device>(
+    case: &Case,
+    node: &Node,
+    cpu: &impl Device,
+    other: &D,
+) -> Result<Vec<Difference>, ExecError> {
+    let mut differences = Vec::new();
+    for &output in &node.outputs {
+        let tensor = case.graph.tensor(output);
+        if tensor.class == TensorClass::Scratch {
+            continue;
+        }
+        let want = read(cpu, case.offset(output), tensor)?;
+        let got = read(other, case.offset(output), tensor)?;
+        let tolerance = tolerance(case, node, output);
+        // Relative to the value, or to the tensor's typical value where the value is small.
+        let typical = (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
+        let share = want.iter().zip(&got).fold(0.0f64, |worst, (want, got)| {
+            let share = if want.to_bits() == got.to_bits() || want == got {
+                0.0
+            } else {
+                (want - got).abs() / (tolerance * want.abs().max(typical).max(1e-30))
+            };
+            if share.is_nan() || worst.is_nan() { f64::NAN } else { worst.max(share) }
+        });
+        differences.push(Difference { tensor: tensor.to_string(), share });
+    }
+    Ok(differences)
+}
+
+/// What rounding allows: by the storage of the result and of the operands, and for f32 by the number
+/// of terms in a sum.
+fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
+    if matches!(node.op, Op::AdamW { .. } | Op::Sgd { .. }) {
+        return EXACT;
+    }
+    let operands_are_bf16 = node
+        .op
+        .operands()
+        .iter()
+        .any(|(_, operand)| case.graph.tensor(*operand).dtype == DType::BF16);
+    // On tensor cores, probabilities and their gradients are rounded to bf16 on the way.
+    if operands_are_bf16 && matches!(node.op, Op::AttentionGrad { .. }) {
+        return 2.0 * BF16_TOLERANCE;
+    }
+    if operands_are_bf16 && matches!(node.op, Op::Attention { .. }) {
+        return BF16_TOLERANCE;
+    }
+    if case.graph.tensor(output).dtype == DType::BF16 {
+        return BF16_TOLERANCE;
+    }
+    // Logits are stored as bf16 before the loss sees them.
+    if operands_are_bf16 && matches!(node.op, Op::HeadLoss { .. } | Op::HeadLossGrad { .. }) {
+        return BF16_TOLERANCE;
+    }
+    F32_TOLERANCE * (terms(case, node) as f64).sqrt().max(1.0) * 4.0
+}
+
+/// Terms of the longest sum that an element of the result depends on.
+fn terms(case: &Case, node: &Node) -> usize {
+    let shape = |id: &TensorId| &case.graph.tensor(*id).shape;
+    match &node.op {
+        Op::Linear { x, .. } => shape(x).width(),
+        Op::LinearInputGrad { dy, .. } => shape(dy).width(),
+        Op::LinearWeightGrad { dy, .. } => shape(dy).rows(),
+        Op::ColumnSum { x, .. } => shape(x).rows(),
+        Op::Norm { x, .. } => shape(x).width(),
+        Op::NormGrad { x, .. } => shape(x).width().max(shape(x).rows()),
+        Op::QkNormGrad { qkv, .. } => shape(qkv).rows() * shape(qkv).width(),
+        Op::EmbeddingGrad { dy, .. } => shape(dy).rows(),
+        Op::Attention { qkv, .. } | Op::AttentionGrad { qkv, .. } => shape(qkv).elements(),
+        Op::HeadLoss { weight, .. } | Op::HeadLossGrad { weight, .. } => shape(weight).elements(),
+        Op::Sum { x } | Op::SumOfSquares { x } => shape(x).elements(),
+        // Box–Muller through different libraries.
+        Op::RandomNormal { .. } => 10_000,
+        _ => 16,
+    }
+}
+
+fn read(device: &impl Device, offset: usize, tensor: &Tensor) -> Result<Vec<f64>, ExecError> {
+    let elements = tensor.shape.elements();
+    Ok(match tensor.dtype {
+        DType::BF16 => {
+            let mut values = vec![bf16::ZERO; elements];
+            device.read(offset, &mut values)?;
+            values.into_iter().map(f64::from).collect()
+        }
+        DType::F32 => {
+            let mut values = vec![0.0f32; elements];
+            device.read(offset, &mut values)?;
+            values.into_iter().map(f64::from).collect()
+        }
+        DType::I32 => {
+            let mut values = vec![0i32; elements];
+            device.read(offset, &mut values)?;
+            values.into_iter().map(f64::from).collect()
+        }
+        DType::I8 | DType::U8 => {
+            let mut values = vec![0u8; elements];
+            device.read(offset, &mut values)?;
+            values.into_iter().map(f64::from).collect()
+        }
+    })
+}

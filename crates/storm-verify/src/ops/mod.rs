@@ -1,0 +1,195 @@
+//! Checks a device against the CPU device, op by op.
+//!
+//! Each case is a small graph with its backward pass over random shapes and data. Both devices run
+//! it node by node; before every node the other device gets the CPU's operands, so that an error
+//! shows where it is made and nowhere else.
+
+mod cases;
+mod chunks;
+mod compare;
+
+use cases::Case;
+use cases::families;
+pub use chunks::{ChunkReport, verify_row_chunks};
+use compare::{Difference, compare};
+use std::collections::BTreeMap;
+use storm_device::cpu::CpuDevice;
+use storm_device::{Device, DeviceError};
+use storm_exec::ExecError;
+use storm_graph::DType;
+use storm_plan::ALIGNMENT;
+
+/// What was found of one op at one dtype.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OpReport {
+    /// The op.
+    pub op: &'static str,
+    /// Storage of its floats.
+    pub dtype: DType,
+    /// Nodes that were compared.
+    pub nodes: usize,
+    /// The largest error, as a share of what is allowed; 1 or less passes.
+    pub worst: f64,
+    /// Where the largest error is: family, seed, tensor.
+    pub place: String,
+    /// A second run of some node gave other bits.
+    pub unstable: Option<String>,
+}
+
+impl OpReport {
+    /// Whether the op is right and repeatable.
+    pub fn passed(&self) -> bool {
+        self.worst <= 1.0 && self.unstable.is_none()
+    }
+}
+
+/// Runs every family of cases with `seeds` seeds at f32 and bf16, each on a device that `open` makes.
+///
+/// # Errors
+/// The device failed: no kernel, an error inside one, no memory.
+pub fn verify_ops<D: Device>(
+    seeds: u64,
+    open: impl Fn(usize) -> Result<D, DeviceError>,
+) -> Result<Vec<OpReport>, ExecError> {
+    let mut reports: BTreeMap<(&'static str, DType), OpReport> = BTreeMap::new();
+    let mut pair: Option<Pair<D>> = None;
+    for family in families() {
+        for dtype in [DType::F32, DType::BF16] {
+            for seed in 0..seeds {
+                let case = Case::build(family, dtype, seed)?;
+                // One pair of devices serves all cases that fit; opening a GPU is slow.
+                let enough = pair.as_ref().is_some_and(|pair| pair.capacity >= case.size_bytes());
+                if !enough {
+                    drop(pair.take());
+                    let capacity = case.size_bytes().max(64 << 20).next_multiple_of(ALIGNMENT);
+                    let (cpu, other) = (CpuDevice::new(capacity)?, open(capacity)?);
+                    pair = Some(Pair { cpu, other, capacity });
+                }
+                let pair = pair.as_mut().expect("opened above");
+                pair.check(&case, &mut reports)?;
+            }
+        }
+    }
+    Ok(reports.into_values().collect())
+}
+
+struct Pair<D> {
+    cpu: CpuDevice,
+    other: D,
+    capacity: usize,
+}
+
+impl<D: Device> Pair<D> {
+    fn check(
+        &mut self,
+        case: &Case,
+        reports: &mut BTreeMap<(&'static str, DType), OpReport>,
+    ) -> Result<(), ExecError> {
+        case.write_sources(&mut self.cpu)?;
+        for node in case.graph.nodes() {
+            // Both start from the same memory, outputs poisoned.
+            for &output in &node.outputs {
+                if !case.is_in_place(node, output) {
+                    case.poison(&mut self.cpu, output)?;
+                }
+            }
+            let touched: Vec<_> = node
+                .op
+                .operands()
+                .into_iter()
+                .map(|(_, id)| id)
+                .chain(node.outputs.clone())
+                .collect();
+            case.copy(&self.cpu, &mut self.other, &touched)?;
+            let before = case.snapshot(&self.cpu, &touched)?;
+            let instruction =
+                self.cpu.prepare(&case.graph, node, |id| case.offset(id), case.layer)?;
+            self.cpu.run(&instruction)?;
+            let instruction =
+                self.other.prepare(&case.graph, node, |id| case.offset(id), case.layer)?;
+            self.other.run(&instruction)?;
+            self.other.synchronize()?;
+            let first = case.snapshot(&self.other, &node.outputs)?;
+
+            let key = (node.op.name(), case.dtype);
+            let report = reports.entry(key).or_insert_with(|| OpReport {
+                op: node.op.name(),
+                dtype: case.dtype,
+                nodes: 0,
+                worst: 0.0,
+                place: String::new(),
+                unstable: None,
+            });
+            report.nodes += 1;
+            for Difference { tensor, share } in compare(case, node, &self.cpu, &self.other)? {
+                if share > report.worst || share.is_nan() {
+                    report.worst = if share.is_nan() { f64::INFINITY } else { share };
+                    report.place = format!("{} seed {}: {tensor}", case.family, case.seed);
+                }
+            }
+
+            case.restore(&mut self.other, &touched, &before)?;
+            self.other.run(&instruction)?;
+            if case.snapshot(&self.other, &node.outputs)? != first {
+                report.unstable = Some(format!("{} seed {}", case.family, case.seed));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The CPU against itself: no error at all, every op covered.
+    #[test]
+    fn the_cpu_agrees_with_itself() {
+        let reports = verify_ops(8, CpuDevice::new).expect("it runs");
+        for report in &reports {
+            assert!(report.passed() && report.worst == 0.0, "{report:?}");
+        }
+        let ops: std::collections::BTreeSet<&str> =
+            reports.iter().map(|report| report.op).collect();
+        for op in [
+            "Embedding",
+            "EmbeddingGrad",
+            "Linear",
+            "LinearInputGrad",
+            "LinearWeightGrad",
+            "ColumnSum",
+            "Add",
+            "Mul",
+            "Scale",
+            "Activation",
+            "ActivationGrad",
+            "SwiGlu",
+            "SwiGluGrad",
+            "Norm",
+            "NormGrad",
+            "QkNorm",
+            "QkNormGrad",
+            "RotaryTable",
+            "Rotary",
+            "Attention",
+            "AttentionGrad",
+            "HeadLoss",
+            "HeadLossGrad",
+            "Accumulate",
+            "Sum",
+            "Broadcast",
+            "Reshape",
+            "Transpose",
+            "Convert",
+            "Fill",
+            "RandomNormal",
+            "SumOfSquares",
+            "GlobalNorm",
+            "ClipScale",
+            "AdamW",
+            "Sgd",
+        ] {
+            assert!(ops.contains(op), "{op} is not verified");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Checks that no plan changes a bit, on any device.
+
+use crate::models::{LEARNING_RATE, batch, configs, options, run_batches};
+use std::sync::Arc;
+use storm_device::{Device, DeviceError, PlanDevice};
+use storm_plan::{
+    Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
+    random_decisions,
+};
+use storm_train::{Batch, PlannedTrainer, Precision, Snapshot, TrainError, training_task};
+
+/// What was found of one family.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanReport {
+    /// `qwen3` and the like.
+    pub family: &'static str,
+    /// How it was trained.
+    pub precision: Precision,
+    /// Plans that were tried.
+    pub plans: usize,
+    /// Steps of each.
+    pub steps: usize,
+    /// Plans that gave other bits than everything resident, or a snapshot that is not of their state: a
+    /// random one's seed, or a budget.
+    pub differing: Vec<String>,
+}
+
+impl PlanReport {
+    /// Whether every plan gave the same bits.
+    pub fn passed(&self) -> bool {
+        self.differing.is_empty()
+    }
+}
+
+const MICRO_BATCHES: usize = 4;
+
+/// How many budgets the planner's own choice is tried at.
+const BUDGETS: u64 = 3;
+
+/// Trains small models of every family under `plans` random plans and the planner's choice at three
+/// budgets, and compares losses, norms and final parameters bit by bit with everything resident, and
+/// snapshots of the final state with that state.
+/// `device` makes the options of a device that delays its work at random, from a seed.
+///
+/// # Errors
+/// A device failed, or a plan could not be made.
+pub fn verify_plans<R: Device, P: PlanDevice>(
+    plans: usize,
+    steps: usize,
+    profile: &HardwareProfile,
+    open: impl Fn(usize) -> Result<R, DeviceError>,
+    device: impl Fn(u64) -> P::Options,
+    mut progress: impl FnMut(&str),
+) -> Result<Vec<PlanReport>, TrainError> {
+    let mut reports = Vec::new();
+    let configs = configs()?;
+    let families = configs.len();
+    // What the process holds besides is not the subject here.
+    let profile = HardwareProfile { overhead_bytes: 0, ..profile.clone() };
+    for (number, config) in configs.iter().enumerate() {
+        let precision = match number % 2 {
+            0 => Precision::Bf16Stochastic,
+            _ => Precision::Bf16Master,
+        };
+        let family = config.family.model_type();
+        let batches: Vec<Batch> =
+            (0..MICRO_BATCHES).map(|m| batch(config, 20 + m as u64)).collect();
+        let expected = run_batches(config, precision, steps, &batches, &open)?;
+        let task = training_task(config, &options(precision), MICRO_BATCHES)?;
+        let lowering = Lowering::new(&task, &profile)?;
+        let mut candidates: Vec<(String, CheckedPlan)> = Vec::new();
+        for index in 0..plans.div_ceil(families) {
+            let seed = (number + families * index) as u64;
+            let plan = lowering.lower(&random_decisions(&task, seed))?;
+            let budget = plan.bytes;
+            let plan = check(plan, budget)
+                .map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
+            candidates.push((format!("random decisions {seed}"), plan));
+        }
+        let ample = Budget::new(1 << 40, 1 << 40);
+        let forced = Forced::default();
+        let everything = plan(&task, &profile, ample, &forced)?;
+        let (most, least) =
+            (everything.prediction.peak_bytes[Tier::DEVICE], everything.vram_min_bytes);
+        for part in 0..BUDGETS {
+            let vram_bytes = least + (most - least) * part / (BUDGETS - 1);
+            let chosen = plan(&task, &profile, ample.with(Tier::DEVICE, vram_bytes), &forced)?;
+            candidates.push((format!("budget of {vram_bytes} bytes"), chosen.plan));
+        }
+        let mut differing = Vec::new();
+        let count = candidates.len();
+        for (index, (what, plan)) in candidates.into_iter().enumerate() {
+            progress(&format!("{family} {precision:?}, plan {} of {count}", index + 1));
+            let (plan, device) = (Arc::new(plan), device(index as u64));
+            let mut trainer = PlannedTrainer::<P>::new(config, options(precision), plan, device)?;
+            let found = run_planned(&mut trainer, steps, &batches)?;
+            if found != expected {
+                differing.push(what.clone());
+            }
+            if !is_snapshot_exact(&mut trainer, &batches)? {
+                differing.push(format!("{what}, its snapshot"));
+            }
+        }
+        reports.push(PlanReport { family, precision, plans: count, steps, differing });
+    }
+    Ok(reports)
+}
+
+/// All losses, norms and final parameters of a run under a plan.
+fn run_planned<P: PlanDevice>(
+    trainer: &mut PlannedTrainer<P>,
+    steps: usize,
+    batches: &[Batch],
+) -> Result<Vec<u32>, TrainError> {
+    let mut bits = Vec::new();
+    for _ in 0..steps {
+        let report = trainer.step(batches, LEARNING_RATE)?;
+        bits.extend([report.loss.to_bits(), report.gradient_norm.to_bits()]);
+    }
+    let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
+    for name in names {
+        bits.extend(trainer.read(&name)?.into_iter().map(f32::to_bits));
+    }
+    Ok(bits)
+}
+
+/// Whether a snapshot right after a step is that of the state, twice in the same memory.
+fn is_snapshot_exact<P: PlanDevice>(
+    trainer: &mut PlannedTrainer<P>,
+    batches: &[Batch],
+) -> Result<bool, TrainError> {
+    let mut snapshot = Snapshot::new(trainer)?;
+    for _ in 0..2 {
+        trainer.step(batches, LEARNING_RATE)?;
+        snapshot.take(trainer)?;
+        if !snapshot.is_of(trainer)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_device::cpu::{CpuDevice, CpuPlanDevice, CpuPlanOptions};
+
+    #[test]
+    fn plans_on_the_cpu_are_exact() {
+        let profile = HardwareProfile::builtin("reference").expect("built in");
+        let device = |seed| CpuPlanOptions { chaos_seed: Some(seed), ..CpuPlanOptions::default() };
+        let reports =
+            verify_plans::<_, CpuPlanDevice>(5, 1, &profile, CpuDevice::new, device, |_| {})
+                .expect("it runs");
+        assert_eq!(reports.len(), 5);
+        for report in reports {
+            assert!(report.passed() && report.plans == 4, "{report:?}");
+        }
+    }
+}
