@@ -1,7 +1,7 @@
 //! From a budget to a trainer that is ready: plans, puts the plan on a device, and plans anew where
 //! the machine has less than was hoped for.
 
-use crate::{PlannedTrainer, TrainError, TrainOptions, training_task};
+use crate::{TrainError, TrainOptions, Trainer, training_task};
 use std::sync::Arc;
 use storm_device::cuda::{CudaError, HostLimit};
 use storm_device::{DeviceError, PlanDevice};
@@ -31,7 +31,7 @@ pub struct Preparation<'a> {
 /// A trainer that is ready for its first step.
 pub struct Prepared<D: PlanDevice> {
     /// The trainer, with parameters as they start.
-    pub trainer: PlannedTrainer<D>,
+    pub trainer: Trainer<D>,
     /// What was decided.
     pub decisions: Decisions,
     /// What it will do.
@@ -85,7 +85,7 @@ pub fn prepare<D: PlanDevice>(
         let Planned { plan, decisions, prediction, .. } = planned;
         tell(Notice::Planned(&prediction));
         let plan = Arc::new(plan);
-        let error = match PlannedTrainer::new(config, options.clone(), plan, device()) {
+        let error = match Trainer::new(config, options.clone(), plan, device()) {
             Ok(trainer) => return Ok(Prepared { trainer, decisions, prediction, bottleneck }),
             Err(error) => error,
         };

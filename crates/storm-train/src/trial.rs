@@ -1,6 +1,6 @@
 //! Some steps under a plan before anybody counts on it: do they take as long as predicted?
 
-use crate::{Batch, PlannedTrainer, TrainError};
+use crate::{Batch, TrainError, Trainer};
 use std::time::Instant;
 use storm_device::{PlanDevice, Span};
 use storm_plan::HardwareProfile;
@@ -27,9 +27,9 @@ pub struct Trial {
 /// The trainer is not where it was afterwards: its parameters have moved.
 ///
 /// # Errors
-/// As [`PlannedTrainer::step`].
+/// As [`Trainer::step`].
 pub fn try_plan<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
+    trainer: &mut Trainer<D>,
     batches: &[Batch],
     warm_up_steps: u32,
     profile: &HardwareProfile,
@@ -55,10 +55,7 @@ pub fn try_plan<D: PlanDevice>(
 }
 
 /// One step; how long it took.
-fn step<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
-    batches: &[Batch],
-) -> Result<f64, TrainError> {
+fn step<D: PlanDevice>(trainer: &mut Trainer<D>, batches: &[Batch]) -> Result<f64, TrainError> {
     let start = Instant::now();
     // Small enough to change little, large enough not to be skipped.
     trainer.step(batches, 1e-6)?;
@@ -69,7 +66,7 @@ fn step<D: PlanDevice>(
 /// The profile as a recorded step corrects it, where one that is not recorded takes `step_seconds`; none if
 /// the device does not record.
 fn corrected<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
+    trainer: &mut Trainer<D>,
     batches: &[Batch],
     profile: &HardwareProfile,
     step_seconds: f64,

@@ -1,6 +1,6 @@
 //! Checks training on a device against training on the CPU device.
 
-use crate::{Batch, Precision, TrainError, TrainOptions, Trainer};
+use crate::{Batch, Precision, ReferenceTrainer, TrainError, TrainOptions};
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_graph::IGNORE_INDEX;
@@ -112,10 +112,10 @@ fn trainer<D: Device>(
     config: &ModelConfig,
     precision: Precision,
     open: impl FnOnce(usize) -> Result<D, DeviceError>,
-) -> Result<Trainer<D>, TrainError> {
+) -> Result<ReferenceTrainer<D>, TrainError> {
     let options = options(precision);
     let program = build(config, &options.build_options())?;
-    Trainer::on_device(config, options, program, |_| {}, open)
+    ReferenceTrainer::on_device(config, options, program, |_| {}, open)
 }
 
 /// Seeded tokens in segments; every seventh target is ignored.

@@ -10,7 +10,7 @@ use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
 use storm_train::{
-    Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, Trial, prepare, try_plan,
+    Batch, Notice, Preparation, Prepared, TrainOptions, Trainer, Trial, prepare, try_plan,
 };
 
 /// How many are timed.
@@ -30,7 +30,7 @@ pub(crate) struct PlannedRun<'a> {
 
 /// What came of it.
 pub(crate) struct Measured<D: PlanDevice> {
-    pub(crate) trainer: PlannedTrainer<D>,
+    pub(crate) trainer: Trainer<D>,
     /// The profile that the plan was made with: refined if it was off.
     pub(crate) profile: HardwareProfile,
     pub(crate) decisions: Decisions,
@@ -145,7 +145,7 @@ impl<'a> PlannedRun<'a> {
     }
 
     /// A trainer that has made its first steps.
-    pub(super) fn warm<D: Benched>(&self) -> Result<PlannedTrainer<D>> {
+    pub(super) fn warm<D: Benched>(&self) -> Result<Trainer<D>> {
         let mut trainer = self.prepared(&self.profile, None)?.trainer;
         for _ in 0..self.args.warmup {
             self.step(&mut trainer)?;
@@ -154,7 +154,7 @@ impl<'a> PlannedRun<'a> {
     }
 
     /// One step, to its end.
-    pub(super) fn step<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<()> {
+    pub(super) fn step<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<()> {
         trainer.step(&self.batches, 1e-5)?;
         Ok(trainer.synchronize()?)
     }
@@ -203,7 +203,7 @@ impl<'a> PlannedRun<'a> {
     /// Some steps that do not count, and what they show; none if none were asked for.
     fn tried<D: PlanDevice>(
         &self,
-        trainer: &mut PlannedTrainer<D>,
+        trainer: &mut Trainer<D>,
         profile: &HardwareProfile,
         predicted_seconds: f64,
     ) -> Result<Option<Trial>> {
@@ -213,7 +213,7 @@ impl<'a> PlannedRun<'a> {
     }
 
     /// How long the loss of a step's batches takes by forward passes alone.
-    fn evaluation_seconds<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<f64> {
+    fn evaluation_seconds<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<f64> {
         // The first applies the update that the last step left.
         trainer.evaluate(&self.batches)?;
         let mut times = Vec::new();
@@ -228,7 +228,7 @@ impl<'a> PlannedRun<'a> {
     }
 
     /// One more step, as the queues ran it.
-    fn recorded<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<Trace> {
+    fn recorded<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<Trace> {
         trainer.set_recording(true);
         trainer.step(&self.batches, 1e-5)?;
         let trace = trainer.trace()?.context("the device records nothing")?;

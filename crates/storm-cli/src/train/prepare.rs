@@ -9,7 +9,7 @@ use anyhow::Result;
 use std::sync::Arc;
 use storm_plan::{PlanError, Tier, simulate};
 use storm_train::{
-    Alarm, Batch, BatchSource, Notice, OnAlarm, PlannedTrainer, Preparation, Prepared, TrainError,
+    Alarm, Batch, BatchSource, Notice, OnAlarm, Preparation, Prepared, TrainError, Trainer,
     prepare, try_plan,
 };
 
@@ -24,7 +24,7 @@ const TRIAL_STEPS: f64 = 4.0;
 
 /// A trainer under the plan that was shown; or under a better one, if some steps show that the device is
 /// not what its profile says.
-pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<PlannedTrainer<D>> {
+pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     let mut trainer = committed::<D>(setup, None)?;
     if setup.settings.steps.get() >= TRIED_FROM_STEPS {
         trainer = tried(setup, trainer)?;
@@ -42,10 +42,10 @@ fn note_peak(setup: &mut Setup) {
 fn committed<D: Trains>(
     setup: &mut Setup,
     mut before: Option<D>,
-) -> Result<PlannedTrainer<D>, TrainError> {
+) -> Result<Trainer<D>, TrainError> {
     let plan = Arc::new(setup.answer.planned.plan.clone());
     let device = D::options(setup, before.take());
-    match PlannedTrainer::new(&setup.model.config, setup.train_options.clone(), plan, device) {
+    match Trainer::new(&setup.model.config, setup.train_options.clone(), plan, device) {
         Err(TrainError::Exec(error)) => eprintln!("warning: {error}; planning anew"),
         trainer => return trainer,
     }
@@ -71,10 +71,7 @@ fn committed<D: Trains>(
 
 /// Makes some steps to see whether the prediction holds. They are not part of the run: it gets a trainer
 /// that has made none.
-fn tried<D: Trains>(
-    setup: &mut Setup,
-    mut trainer: PlannedTrainer<D>,
-) -> Result<PlannedTrainer<D>> {
+fn tried<D: Trains>(setup: &mut Setup, mut trainer: Trainer<D>) -> Result<Trainer<D>> {
     let predicted = setup.answer.planned.prediction.step_seconds;
     if predicted * TRIAL_STEPS > ANNOUNCED_SECONDS {
         setup.style.say("trying the plan with some steps …");
@@ -117,9 +114,9 @@ fn tried<D: Trains>(
 /// is one. Says what the run should do when it gets short again.
 pub(super) fn within_less<D: Trains>(
     setup: &mut Setup,
-    trainer: PlannedTrainer<D>,
+    trainer: Trainer<D>,
     alarm: Alarm,
-) -> Result<(PlannedTrainer<D>, OnAlarm)> {
+) -> Result<(Trainer<D>, OnAlarm)> {
     let device = trainer.into_device();
     let before = setup.request.vram.bytes;
     let planned = setup.answer.planned.prediction.peak_bytes[Tier::DEVICE];

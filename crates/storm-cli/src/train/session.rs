@@ -18,8 +18,8 @@ use storm_device::cuda::CudaPlanDevice;
 use storm_model::{IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
-    BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, PlannedTrainer,
-    Precision, Recorder, Run, Stop, StopReason, TensorBoardFile,
+    BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision, Recorder, Run,
+    Stop, StopReason, TensorBoardFile, Trainer,
 };
 
 /// How often device memory is looked at.
@@ -109,11 +109,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 }
 
 /// A run at its beginning, from the model that it starts with.
-fn begin<D: Trains>(
-    setup: &Setup,
-    mut trainer: PlannedTrainer<D>,
-    on_alarm: OnAlarm,
-) -> Result<Run<D>> {
+fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
     if let Some(weights) = &setup.model.weights {
         trainer.load(weights)?;
     }

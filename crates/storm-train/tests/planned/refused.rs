@@ -9,7 +9,7 @@ use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, SegmentId, Tier,
 };
-use storm_train::{Notice, Precision, Preparation, TrainError, Trainer, prepare};
+use storm_train::{Notice, Precision, Preparation, ReferenceTrainer, TrainError, prepare};
 
 /// A CPU device with little memory to give.
 struct Stingy(CpuPlanDevice);
@@ -176,7 +176,8 @@ const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, refuses: Refuses::
 #[test]
 fn less_memory_is_planned_with() {
     let config = tiny("llama-3.2-1b");
-    let mut resident = Trainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
+    let mut resident =
+        ReferenceTrainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
     let report = resident.step(&batches(&config, MICRO_BATCHES, 0), 1e-3).expect("a step");
     let (refused, loss, plenty) = prepared(1 << 30, PLENTY).expect("it fits");
     assert_eq!((refused, loss.to_bits()), (0, report.loss.to_bits()));

@@ -3,7 +3,7 @@
 use storm_device::allocation::AllocationMeter;
 use storm_graph::{IGNORE_INDEX, Program};
 use storm_model::{ModelConfig, Packing, build, preset};
-use storm_train::{Batch, Precision, TrainOptions, Trainer};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions};
 
 #[global_allocator]
 static METER: AllocationMeter = AllocationMeter;
@@ -84,7 +84,7 @@ pub(crate) fn fingerprint(
 ) -> Vec<u32> {
     let program = build(config, &options.build_options()).expect("a valid model");
     let mut trainer =
-        Trainer::with_passes(config, options.clone(), program, change).expect("a trainer");
+        ReferenceTrainer::with_passes(config, options.clone(), program, change).expect("a trainer");
     let mut bits = Vec::new();
     for step in 0..3 {
         let batches = [
