@@ -26,17 +26,15 @@ mod forward;
 mod generate;
 mod guard;
 mod inference;
-mod micro_batch;
+mod launch;
 mod optimizer;
 mod precision;
-mod prepare;
 mod record;
 mod reference;
 mod run;
 mod schedule;
 mod task;
 mod trainer;
-mod trial;
 mod verify;
 mod verify_plans;
 mod weights;
@@ -53,10 +51,12 @@ pub use evaluation::Evaluation;
 pub use generate::{Generator, Sampling};
 pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;
-pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};
+pub use launch::{
+    Correction, GuessedSplit, Launch, LaunchRequest, LaunchSite, Launched, Notice, Replanned,
+    Shrunk, StepPlan, StepSize, Trial, TrialOptions, try_plan,
+};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
-pub use prepare::{Notice, Preparation, Prepared, prepare};
 pub use record::{
     History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
     write_report,
@@ -69,6 +69,5 @@ pub use run::{
 pub use schedule::{Decay, Schedule};
 pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
 pub use trainer::Trainer;
-pub use trial::{Trial, try_plan};
 pub use verify::{ModelReport, verify_models};
 pub use verify_plans::{PlanReport, verify_plans};

@@ -1,6 +1,6 @@
 //! A plan as tables, at most 100 columns wide.
 
-use super::request::{Answer, Request, StepSize};
+use super::request::{Answer, Request};
 use super::words::{self, percent};
 use crate::hardware::bus;
 use crate::memory_limits::Limit;
@@ -9,7 +9,7 @@ use crate::size::show;
 use storm_plan::{
     Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind, Tier,
 };
-use storm_train::Precision;
+use storm_train::{Precision, StepSize};
 
 /// Of a line.
 const WIDTH: usize = 100;
