@@ -1,10 +1,9 @@
 //! Host memory that a run takes beside its plan: for threads of the CPU device, and for the tokens of a step.
 
-use crate::plan::StepSize;
 use crate::{OverBudget, UsageError, memory_limits, size};
 use anyhow::Result;
 use storm_device::cpu::{THREAD_BYTES, THREADS_MAX};
-use storm_train::TrainOptions;
+use storm_train::{StepSize, TrainOptions};
 
 /// The share of host memory that threads may take if their number is not given.
 const THREADS_SHARE: u64 = 4;

@@ -5,6 +5,7 @@ use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Span, Trace, WaitedFor};
 use crate::{DeviceError, PlanDevice};
 use std::sync::Arc;
+use std::time::Duration;
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{
     CheckedPlan, HardwareProfile, InstructionId, PerQueue, PerTier, Place, Plan, SegmentId, Tier,
@@ -52,11 +53,6 @@ pub struct NullDevice {
 }
 
 impl NullDevice {
-    /// How far the host is, in virtual time.
-    pub fn now_ns(&self) -> u64 {
-        self.host_ns
-    }
-
     fn give(&mut self, id: InstructionId) {
         self.host_ns += self.issue_ns;
         let instruction = self.plan.instruction(id);
@@ -185,6 +181,10 @@ impl PlanDevice for NullDevice {
     /// What the plan would take.
     fn memory_taken(&self) -> PerTier<usize> {
         self.plan.bytes
+    }
+
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.host_ns)
     }
 
     fn identity(&self) -> String {

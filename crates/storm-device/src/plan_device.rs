@@ -1,5 +1,6 @@
 use crate::{DeviceError, HostBuffer, Trace};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 
@@ -132,6 +133,13 @@ pub trait PlanDevice: Sized {
     /// What computes: the card and the library that chooses its matrix products. On what has the same
     /// identity a plan gives the same bits.
     fn identity(&self) -> String;
+
+    /// The clock that steps are timed by: that of the host, except on a device whose time is virtual. Only
+    /// differences mean anything.
+    fn now(&self) -> Duration {
+        static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+        START.elapsed()
+    }
 
     /// Whether steps from now on are recorded, for a device that was asked to record and does so until
     /// told otherwise. One on which recording costs nothing worth mentioning goes on with it.

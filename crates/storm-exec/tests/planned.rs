@@ -221,10 +221,10 @@ fn the_null_device_agrees_with_the_simulator() {
     let options = NullOptions::of_profile(&plan, &profile);
     let mut planned: Planned<NullDevice> = Planned::commit(plan, options).unwrap();
     for step in 0..2 {
-        let start_ns = planned.device().now_ns();
+        let start = planned.device().now();
         planned.step(&mut Numbers::of_step(step)).unwrap();
         planned.synchronize().unwrap();
-        let seconds = (planned.device().now_ns() - start_ns) as f64 * 1e-9;
+        let seconds = (planned.device().now() - start).as_secs_f64();
         // Durations are rounded to nanoseconds.
         let rounding = 100e-9;
         assert!((seconds - predicted.step_seconds).abs() < rounding, "{seconds} {predicted:?}");

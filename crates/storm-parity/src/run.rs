@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::path::Path;
 use storm_graph::DType;
 use storm_model::{BuildOptions, HfDirectory, ParameterSpec, load_parameter, parameters};
-use storm_train::{Batch, Inference, TrainOptions, Trainer};
+use storm_train::{Batch, Inference, ReferenceTrainer, TrainOptions};
 
 /// Runs a job; the value is for stdout.
 pub(crate) fn run(job: &Job) -> Result<Value> {
@@ -59,7 +59,7 @@ impl Setup<'_> {
         directory: &HfDirectory,
         first: Option<&TokenBatch>,
         change: impl FnOnce(&mut TrainOptions),
-    ) -> Result<Trainer> {
+    ) -> Result<ReferenceTrainer> {
         let first = first.context("the job has no micro-batch")?;
         let (batch, sequence) = first.size();
         let mut options = TrainOptions {
@@ -68,7 +68,7 @@ impl Setup<'_> {
             ..TrainOptions::new(batch, sequence, self.precision.into())
         };
         change(&mut options);
-        let mut trainer = Trainer::new(directory.model(), options)?;
+        let mut trainer = ReferenceTrainer::new(directory.model(), options)?;
         trainer.load(directory)?;
         Ok(trainer)
     }

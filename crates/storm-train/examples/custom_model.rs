@@ -9,7 +9,7 @@ use storm_graph::{
 };
 use storm_model::Initialization;
 use storm_plan::{Budget, Forced, Tier, plan};
-use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, task_of_program};
+use storm_train::{Batch, Precision, TrainOptions, Trainer, task_of_program};
 
 const BATCH: usize = 8;
 const SEQUENCE: usize = 32;
@@ -60,8 +60,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         false => Initialization::Normal { deviation: 0.05 },
     };
     let (plan, device) = (Arc::new(planned.plan), CpuPlanOptions::default());
-    let mut trainer =
-        PlannedTrainer::<CpuPlanDevice>::of_program(&program, options, plan, device, start)?;
+    let mut trainer = Trainer::<CpuPlanDevice>::of_program(&program, options, plan, device, start)?;
 
     // Each row counts up by a stride of its own: two tokens say what comes next.
     let rows = |ahead: usize| -> Vec<i32> {

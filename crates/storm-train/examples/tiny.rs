@@ -1,7 +1,7 @@
 //! Trains a two-layer model on a repeating sequence and shows the loss fall.
 
 use storm_model::preset;
-use storm_train::{Batch, Precision, TrainOptions, Trainer};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut config = preset("qwen3-0.6b")?;
@@ -18,7 +18,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let targets: Vec<i32> = (1..=2 * sequence).map(|i| (i * i % 31) as i32).collect();
     let batch = Batch::new(tokens, targets, sequence);
 
-    let mut trainer = Trainer::new(&config, TrainOptions::new(2, sequence, Precision::F32))?;
+    let mut trainer =
+        ReferenceTrainer::new(&config, TrainOptions::new(2, sequence, Precision::F32))?;
     let mut losses = Vec::new();
     for step in 0..40 {
         let report = trainer.step(std::slice::from_ref(&batch), 3e-3)?;

@@ -1,15 +1,15 @@
 //! The training step: batches in, losses out, parameters updated.
 //!
-//! [`Trainer`] puts a model's program, its gradients and its optimizer on a device and runs steps of
-//! one or more micro-batches. The loss of a step is normalized by the valid tokens of the whole
-//! step, so that micro-batches of unequal length weigh as they should. [`PlannedTrainer`] does the same
-//! under a plan, within a memory budget, and gives bitwise the same; [`Run`] is the loop around it, with
-//! schedules, evaluation and checkpoints.
+//! [`Trainer`] runs steps of one or more micro-batches under a plan, within a memory budget. The loss of
+//! a step is normalized by the valid tokens of the whole step, so that micro-batches of unequal length
+//! weigh as they should. [`Run`] is the loop around it, with schedules, evaluation and checkpoints.
+//! [`ReferenceTrainer`] keeps everything in device memory and needs no plan: tests, `storm verify` and
+//! comparisons check the trainer against it, bit by bit.
 //!
 //! # A model of one's own
 //!
-//! Models come from a config ([`training_task`], [`PlannedTrainer::new`]) or are built layer by layer
-//! ([`task_of_program`], [`PlannedTrainer::of_program`]):
+//! Models come from a config ([`training_task`], [`Trainer::new`]) or are built layer by layer
+//! ([`task_of_program`], [`Trainer::of_program`]):
 //!
 //! ```
 #![doc = include_str!("../examples/custom_model.rs")]
@@ -26,17 +26,15 @@ mod forward;
 mod generate;
 mod guard;
 mod inference;
-mod micro_batch;
+mod launch;
 mod optimizer;
-mod planned;
 mod precision;
-mod prepare;
 mod record;
+mod reference;
 mod run;
 mod schedule;
 mod task;
 mod trainer;
-mod trial;
 mod weights;
 
 pub use batch::Batch;
@@ -51,20 +49,21 @@ pub use evaluation::Evaluation;
 pub use generate::{Generator, Sampling};
 pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;
-pub use micro_batch::{MicroBatch, TriedBatch, choose_micro_batch};
+pub use launch::{
+    Correction, GuessedSplit, Launch, LaunchRequest, LaunchSite, Launched, Notice, Replanned,
+    Shrunk, StepPlan, StepSize, Trial, TrialOptions, try_plan,
+};
 pub use optimizer::{DecayTargets, OptimizerOptions};
-pub use planned::PlannedTrainer;
 pub use precision::Precision;
-pub use prepare::{Notice, Preparation, Prepared, prepare};
 pub use record::{
     History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
     write_report,
 };
+pub use reference::{ReferenceTrainer, StepReport, TrainOptions};
 pub use run::{
     BatchSource, Event, Finished, Observed, Observer, OnAlarm, Run, RunError, RunOptions,
     StepEvent, Stop, StopReason,
 };
 pub use schedule::{Decay, Schedule};
 pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
-pub use trainer::{StepReport, TrainOptions, Trainer};
-pub use trial::{Trial, try_plan};
+pub use trainer::Trainer;

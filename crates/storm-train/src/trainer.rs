@@ -1,300 +1,335 @@
 use crate::batch::BatchSize;
+use crate::checkpoint::{StateTensor, state_tensors};
 use crate::column::Column;
-use crate::optimizer::{self, names};
-use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
+use crate::optimizer::names;
+use crate::reference::{check_options, initial_graph};
+use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
-use storm_device::cpu::CpuDevice;
-use storm_device::{Device, DeviceError};
-use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
+use std::sync::Arc;
+use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
+use storm_exec::{Feed, Planned};
 use storm_graph::random::{SEED_WORDS, Seed};
-use storm_graph::{
-    Accumulation, AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter,
-    StepScalars, Tensor, TensorClass,
-};
-use storm_model::{
-    BuildOptions, HfDirectory, Initialization, ModelConfig, ModelOutput, Packing, SaveOptions,
-    build, initialization,
-};
+use storm_graph::{DType, Graph, Op, ParameterInstance, Program, StepScalars, Tensor, Training};
+use storm_model::{HfDirectory, Initialization, ModelConfig, SaveOptions, build, initialization};
+use storm_plan::{CheckedPlan, PerTier, Work};
 
-/// How a model is trained.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TrainOptions {
-    /// B: sequences per micro-batch.
-    pub batch: usize,
-    /// T: tokens per sequence.
-    pub sequence: usize,
-    /// Storage of parameters, gradients and state.
-    pub precision: Precision,
-    /// Whether batches carry segments.
-    pub packing: Packing,
-    /// Rows of logits that exist at a time.
-    pub chunk_rows: usize,
-    /// How parameters are updated.
-    pub optimizer: OptimizerOptions,
-    /// Of initialization and stochastic rounding.
-    pub seed: u64,
-}
-
-impl TrainOptions {
-    /// Defaults for a batch size.
-    pub fn new(batch: usize, sequence: usize, precision: Precision) -> TrainOptions {
-        TrainOptions {
-            batch,
-            sequence,
-            precision,
-            packing: Packing::Single,
-            chunk_rows: storm_model::DEFAULT_CHUNK_ROWS,
-            optimizer: OptimizerOptions::default(),
-            seed: 0,
-        }
-    }
-
-    /// How the trainer builds the model.
-    pub fn build_options(&self) -> BuildOptions {
-        BuildOptions {
-            packing: self.packing,
-            output: ModelOutput::Loss { chunk_rows: self.chunk_rows },
-            ..BuildOptions::training(self.batch, self.sequence, self.precision.compute())
-        }
-    }
-}
-
-/// What a step did.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct StepReport {
-    /// Mean cross-entropy over the valid tokens of the step, before the update.
-    pub loss: f32,
-    /// Norm of all gradients before clipping. If it is not finite, nothing was updated.
-    pub gradient_norm: f32,
-}
-
-/// A model in training, all of it in the memory of a device.
-pub struct Trainer<D: Device = CpuDevice> {
-    resident: Resident<D>,
-    config: ModelConfig,
+/// A model in training under a plan: what the plan does not keep on the device waits in host memory.
+///
+/// Gives bitwise the same as a [`ReferenceTrainer`](crate::ReferenceTrainer) of the same options on the same kind of
+/// device, whatever the plan.
+pub struct Trainer<D: PlanDevice> {
+    planned: Planned<D>,
+    /// None for a program that the caller has built.
+    config: Option<ModelConfig>,
     options: TrainOptions,
+    size: BatchSize,
     instances: Vec<ParameterInstance>,
-    schedules: Schedules,
-    inputs: Inputs,
-    /// Updates made so far.
-    updates: u32,
-}
-
-struct Schedules {
-    initialize: ScheduleId,
-    start: ScheduleId,
-    proceed: ScheduleId,
-    norm: ScheduleId,
-    update: ScheduleId,
-    fill_masters: Option<ScheduleId>,
-}
-
-/// Slots that the host fills.
-struct Inputs {
-    /// Batch column and slot; columns that the program does not read are absent.
-    columns: Vec<(Column, SlotId)>,
+    /// What fills each input of the plan.
+    sources: Vec<Source>,
     /// Room for a sorted order.
     staging: Vec<i32>,
-    denominator: SlotId,
-    scalars: SlotId,
-    random: SlotId,
-    norm: SlotId,
+    /// Updates made or pending.
+    updates: u32,
+    /// The scalars of an update that the next step or flush applies.
+    pending: Option<StepScalars>,
+    /// Results of the program other than its loss, as they came last.
+    others: Vec<(String, Vec<u8>)>,
 }
 
-impl Trainer<CpuDevice> {
-    /// Puts the model and its training on the CPU device. Parameters are initialized from the seed.
-    ///
-    /// # Errors
-    /// The model is not valid for these sizes, or the memory cannot be had.
-    pub fn new(config: &ModelConfig, options: TrainOptions) -> Result<Trainer, TrainError> {
-        let program = build(config, &options.build_options())?;
-        Trainer::of_program(config, options, program)
-    }
+/// The result that is learned.
+const LOSS: &str = "loss";
 
-    /// [`Trainer::new`] over a program that the caller has built or changed, for the same config.
-    ///
-    /// # Errors
-    /// As [`Trainer::new`].
-    pub fn of_program(
-        config: &ModelConfig,
-        options: TrainOptions,
-        program: Program,
-    ) -> Result<Trainer, TrainError> {
-        Trainer::with_passes(config, options, program, |_| {})
-    }
-
-    /// [`Trainer::of_program`] with a change to the differentiated program, such as a choice of
-    /// what to recompute.
-    ///
-    /// # Errors
-    /// As [`Trainer::new`].
-    pub fn with_passes(
-        config: &ModelConfig,
-        options: TrainOptions,
-        program: Program,
-        change: impl Fn(&mut Program),
-    ) -> Result<Trainer, TrainError> {
-        Trainer::on_device(config, options, program, change, CpuDevice::new)
-    }
+/// Where the data of an input comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Column(Column),
+    Denominator,
+    Scalars,
+    Random,
 }
 
-impl<D: Device> Trainer<D> {
-    /// [`Trainer::with_passes`] on the device that `open` makes, given the bytes it must have.
+impl<D: PlanDevice> Trainer<D> {
+    /// Puts a plan of [`training_task`](crate::training_task) with the same config and options on a
+    /// device. Parameters are initialized from the seed.
     ///
     /// # Errors
-    /// As [`Trainer::new`].
-    pub fn on_device(
+    /// The plan is of something else, or the memory cannot be had.
+    pub fn new(
         config: &ModelConfig,
         options: TrainOptions,
-        program: Program,
-        change: impl Fn(&mut Program),
-        open: impl FnOnce(usize) -> Result<D, DeviceError>,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
     ) -> Result<Trainer<D>, TrainError> {
-        check_options(&options)?;
-        let precision = options.precision;
-        let differentiated = |accumulation| -> Result<Program, TrainError> {
-            let mut program = program.differentiate(accumulation, precision.gradients())?;
-            change(&mut program);
-            Ok(program)
-        };
-        let start = differentiated(Accumulation::Start)?;
-        let proceed = differentiated(Accumulation::Continue)?;
-
-        let instances = program.parameter_instances();
-        let mut slots = Slots::new();
-        for ParameterInstance { name, parameter, .. } in &instances {
-            let ProgramParameter { shape, dtype, training, .. } = parameter.clone();
-            let class = TensorClass::Parameter(training);
-            slots.declare(Tensor { name: name.clone(), shape, dtype, class })?;
-        }
-        optimizer::declare(&mut slots, &program, &instances, precision)?;
-        for input in start.inputs() {
-            slots.declare(input)?;
-        }
-
-        let mut schedules = vec![
-            initialize_schedule(&slots, config, &instances)?,
-            Schedule::of_program(&start, &slots)?,
-            Schedule::of_program(&proceed, &slots)?,
-            optimizer::norm_schedule(&slots, &program, &instances, precision, &options.optimizer)?,
-            optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
-        ];
-        if precision.has_master() {
-            schedules.push(optimizer::master_schedule(&slots, &instances)?);
-        }
-        let inputs = Inputs::find(&slots, options.batch * options.sequence)?;
-        let resident = Resident::new(slots, schedules, open)?;
-        let schedules = Schedules {
-            initialize: resident.schedule(0),
-            start: resident.schedule(1),
-            proceed: resident.schedule(2),
-            norm: resident.schedule(3),
-            update: resident.schedule(4),
-            fill_masters: precision.has_master().then(|| resident.schedule(5)),
-        };
-        let config = config.clone();
-        let mut trainer =
-            Trainer { resident, config, options, instances, schedules, inputs, updates: 0 };
-        trainer.write_random(0)?;
-        trainer.resident.run(trainer.schedules.initialize)?;
-        if let Some(fill_masters) = trainer.schedules.fill_masters {
-            trainer.resident.run(fill_masters)?;
-        }
+        let program = build(config, &options.build_options())?;
+        let start = |name: &str| initialization(config, name);
+        let mut trainer = Trainer::of_program(&program, options, plan, device, start)?;
+        trainer.config = Some(config.clone());
         Ok(trainer)
     }
 
-    /// One optimizer step over all micro-batches: gradients are summed, normalized by the valid
-    /// tokens of the step, clipped, and applied.
+    /// [`Trainer::new`] for a program that the caller has built, under a plan of
+    /// [`task_of_program`](crate::task_of_program) with the same program and options. `start` says by
+    /// the name of a parameter in its section what it is filled with.
+    ///
+    /// A program reads a [`Batch`] by the names of its inputs: `tokens`, `targets`, `positions`,
+    /// `segments`, each (B, T) of i32, and the scalar `denominator`, the number of targets in the step
+    /// that count. Its result `loss` is what is learned.
     ///
     /// # Errors
-    /// A batch that does not fit; nothing was changed.
+    /// The plan is of something else, the program reads something else, or the memory cannot be had.
+    pub fn of_program(
+        program: &Program,
+        options: TrainOptions,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
+        start: impl Fn(&str) -> Initialization,
+    ) -> Result<Trainer<D>, TrainError> {
+        check_options(&options)?;
+        let instances = program.parameter_instances();
+        let TrainOptions { batch, sequence, packing, .. } = options;
+        let size = BatchSize::of_program(program, batch, sequence, packing);
+        let mut sources = Vec::new();
+        for input in &plan.inputs {
+            let name = input.tensor.name.as_str();
+            let entries = input.tensor.shape.elements();
+            if Column::named(name).is_some() && entries != batch * sequence {
+                let problem = format!("has {entries} entries there, not batch × sequence");
+                return Err(foreign(format!("`{name}` {problem}")));
+            }
+            sources.push(match (name, Column::named(name)) {
+                (_, Some(column)) => Source::Column(column),
+                ("denominator", _) => Source::Denominator,
+                (names::SCALARS, _) => Source::Scalars,
+                (names::RANDOM, _) => Source::Random,
+                _ => return Err(foreign(format!("it has an input `{name}`, which no batch has"))),
+            });
+        }
+        let mut others: Vec<(String, Vec<u8>)> = Vec::new();
+        let is_known = |name: &str| name == LOSS || name == names::NORM;
+        for result in plan.results.iter().filter(|result| !is_known(&result.tensor.name)) {
+            if others.iter().all(|(known, _)| *known != result.tensor.name) {
+                others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
+            }
+        }
+        let planned = Planned::commit(plan, device)?;
+        for ParameterInstance { name, parameter, .. } in &instances {
+            let Tensor { shape, dtype, .. } = planned.tensor(name)?;
+            if *shape != parameter.shape || *dtype != parameter.dtype {
+                return Err(foreign(format!("`{name}` is {dtype} {shape} there")));
+            }
+        }
+        let staging = vec![0; batch * sequence];
+        let mut trainer = Trainer {
+            planned,
+            config: None,
+            options,
+            size,
+            instances,
+            sources,
+            staging,
+            updates: 0,
+            pending: None,
+            others,
+        };
+        trainer.initialize(start)?;
+        Ok(trainer)
+    }
+
+    fn initialize(&mut self, start: impl Fn(&str) -> Initialization) -> Result<(), TrainError> {
+        let random = self.random_words(0);
+        let given = [(names::RANDOM, bytes_of(&random))];
+        for instance in &self.instances {
+            let graph = initial_graph(start(&instance.parameter.name), instance)?;
+            self.planned.initialize(&instance.name, &graph, instance.index, &given)?;
+            let learns = instance.parameter.training == Training::Trainable;
+            if learns && self.options.precision.has_master() {
+                let graph = widening_graph(instance)?;
+                let master = format!("{}.master", instance.name);
+                self.planned.initialize(&master, &graph, instance.index, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Micro-batches that a step takes.
+    pub fn micro_batches(&self) -> usize {
+        self.planned.micro_batches()
+    }
+
+    /// One optimizer step: gradients over all micro-batches are normalized by the valid tokens of the
+    /// step, clipped, and applied; by a plan that defers it, at the start of the next step.
+    ///
+    /// # Errors
+    /// Batches that do not fit, another number of them than the plan has, or from the device. A
+    /// batch that is refused changes nothing.
     pub fn step(
         &mut self,
         batches: &[Batch],
         learning_rate: f32,
     ) -> Result<StepReport, TrainError> {
-        let loss = self.accumulate(batches)?;
-        let gradient_norm = self.update(learning_rate)?;
-        Ok(StepReport { loss, gradient_norm })
-    }
-
-    /// Forward and backward of all micro-batches; afterwards the gradients of the step are in their
-    /// slots. Each use of a tied parameter has one of its own until [`Trainer::update`] sums them.
-    /// Returns the loss.
-    ///
-    /// # Errors
-    /// A batch that does not fit; nothing was changed.
-    pub fn accumulate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
-        let valid = self.size().check(batches)?;
-        self.resident.write(self.inputs.denominator, &[valid as f32])?;
-        let mut loss = 0.0;
-        for (index, batch) in batches.iter().enumerate() {
-            self.write_batch(batch)?;
-            let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
-            self.resident.run(schedule)?;
-            let mut part = [0.0];
-            self.resident.result(schedule, "loss", &mut part)?;
-            loss += part[0];
-        }
-        Ok(loss)
-    }
-
-    /// Applies the gradients in the slots and returns their norm. A norm that is not finite leaves
-    /// parameters and state as they are.
-    ///
-    /// # Errors
-    /// From the device.
-    pub fn update(&mut self, learning_rate: f32) -> Result<f32, TrainError> {
         if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
             let problem = format!("must be a number that is not negative, not {learning_rate}");
             return Err(TrainError::Option { option: "learning_rate", problem });
         }
         let update = self.updates + 1;
         let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
-        self.resident.write(self.inputs.scalars, &scalars.to_array())?;
-        self.write_random(update)?;
-        self.resident.run(self.schedules.norm)?;
-        let mut norm = [0.0];
-        self.resident.read(self.inputs.norm, &mut norm)?;
-        if norm[0].is_finite() {
-            self.resident.run(self.schedules.update)?;
+        let report = self.run_step(batches, scalars)?;
+        // A norm that is not finite makes the clip scale zero, which cancels the update.
+        if report.gradient_norm.is_finite() {
             self.updates = update;
+            self.pending = self.defers().then_some(scalars);
         }
-        Ok(norm[0])
+        Ok(report)
+    }
+
+    /// The mean loss over these batches, by forward passes alone: parameters and state afterwards are
+    /// those after the last step. The plan has a segment for it, within the memory of a step.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`], but with any number of batches; also if the plan has no such segment.
+    pub fn evaluate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
+        let Some(group) = self.planned.evaluated_micro_batches() else {
+            return Err(TrainError::Option {
+                option: "plan",
+                problem: "has no segment that evaluates".to_owned(),
+            });
+        };
+        let denominator = self.size.check(batches)? as f32;
+        self.flush()?;
+        let mut feed = StepFeed {
+            batches,
+            sources: &self.sources,
+            staging: &mut self.staging,
+            denominator: [denominator],
+            scalars: StepScalars::NONE.to_array(),
+            random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+            others: &mut self.others,
+        };
+        for first in (0..batches.len()).step_by(group) {
+            self.planned.evaluate(&mut feed, first)?;
+        }
+        Ok(feed.loss)
+    }
+
+    /// The bytes of a result of the program other than its loss, of the last micro-batch that ran; none if
+    /// there is no such result.
+    pub fn result(&self, name: &str) -> Option<&[u8]> {
+        let result = self.others.iter().find(|(known, _)| known == name);
+        result.map(|(_, bytes)| bytes.as_slice())
+    }
+
+    /// Whether the plan applies the gradients of a step in the next one.
+    fn defers(&self) -> bool {
+        self.planned.plan().flush.is_some()
+    }
+
+    /// A step whose gradients are applied with `own` scalars.
+    fn run_step(&mut self, batches: &[Batch], own: StepScalars) -> Result<StepReport, TrainError> {
+        let wanted = self.micro_batches();
+        if batches.len() != wanted {
+            let problem =
+                format!("the plan's step has {wanted} micro-batches, not {}", batches.len());
+            return Err(TrainError::Batch { problem });
+        }
+        let denominator = self.size.check(batches)? as f32;
+        // A plan that defers updates applies what the step before left; one that does not, its own.
+        let (applied, number) = match self.defers() {
+            true => (self.pending.take(), self.updates),
+            false => (Some(own), self.updates + 1),
+        };
+        let mut feed = StepFeed {
+            batches,
+            sources: &self.sources,
+            staging: &mut self.staging,
+            denominator: [denominator],
+            scalars: applied.unwrap_or(StepScalars::NONE).to_array(),
+            random: Seed { seed: self.options.seed, step: number }.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+            others: &mut self.others,
+        };
+        self.planned.step(&mut feed)?;
+        let StepFeed { loss, gradient_norm, .. } = feed;
+        Ok(StepReport { loss, gradient_norm })
+    }
+
+    /// Applies a pending update, so that parameters are those after the last step.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn flush(&mut self) -> Result<(), TrainError> {
+        let Some(pending) = self.pending.take() else { return Ok(()) };
+        let mut feed = StepFeed {
+            batches: &[],
+            sources: &self.sources,
+            staging: &mut self.staging,
+            denominator: [1.0],
+            scalars: pending.to_array(),
+            random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+            others: &mut self.others,
+        };
+        // The gradients are still there, but nothing is pending: the next step does not apply them.
+        self.planned.flush(&mut feed)
     }
 
     /// Loads all parameters from a Hugging Face directory of the same config.
     ///
     /// # Errors
-    /// A tensor is missing, has another shape, or cannot be read.
+    /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
+    /// config.
     pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
-        weights::load(&mut self.resident, &self.config, directory)
+        self.flush()?;
+        let config = self.config.as_ref().ok_or_else(no_config)?;
+        weights::load(&mut self.planned, config, directory)
     }
 
     /// Saves all parameters as a Hugging Face directory.
     ///
     /// # Errors
-    /// From the file system; an existing directory is left as it was.
-    pub fn save(&self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
-        weights::save(&mut &self.resident, &self.config, output, options)
+    /// From the device or the file system; an existing directory is left as it was. Or the model is a
+    /// program without a config.
+    pub fn save(&mut self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
+        self.flush()?;
+        let config = self.config.as_ref().ok_or_else(no_config)?;
+        weights::save(&mut self.planned, config, output, options)
     }
 
-    /// A parameter (`layers.0.attention.qkv.weight`), its gradient (`NAME.grad`) or its state
-    /// (`NAME.first_moment`, …), widened to f32.
+    /// A parameter or its state after the last step, widened to f32; see
+    /// [`ReferenceTrainer::read`](crate::ReferenceTrainer::read).
     ///
     /// # Errors
-    /// There is no such tensor.
-    pub fn read(&self, name: &str) -> Result<Vec<f32>, TrainError> {
-        weights::read(&mut &self.resident, name)
+    /// There is no such tensor: gradients of a step are kept only by plans that defer updates.
+    pub fn read(&mut self, name: &str) -> Result<Vec<f32>, TrainError> {
+        self.flush()?;
+        weights::read(&mut self.planned, name)
     }
 
-    /// Sets a tensor that [`Trainer::read`] knows, rounded to its dtype; a parameter's f32 master, where
-    /// it has one, gets the values as they are.
+    /// Sets a parameter or its state; see [`ReferenceTrainer::write`](crate::ReferenceTrainer::write).
     ///
     /// # Errors
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
-        weights::write(&mut self.resident, name, values)
+        self.flush()?;
+        weights::write(&mut self.planned, name, values)
+    }
+
+    /// Updates made so far.
+    pub fn updates(&self) -> u32 {
+        self.updates
+    }
+
+    /// How the model is trained.
+    pub fn options(&self) -> &TrainOptions {
+        &self.options
+    }
+
+    /// What the model looks like; none for a program that the caller has built.
+    pub fn config(&self) -> Option<&ModelConfig> {
+        self.config.as_ref()
     }
 
     /// Names of all parameters, layer by layer.
@@ -302,123 +337,183 @@ impl<D: Device> Trainer<D> {
         self.instances.iter().map(|instance| instance.name.as_str())
     }
 
-    /// The device memory in use, and how much of it holds the activations of a step.
-    pub fn memory_bytes(&self) -> (usize, usize) {
-        self.resident.memory_bytes(self.schedules.start)
-    }
-
-    /// Forward and backward of one micro-batch with `observe` called before each instruction: its
-    /// op's name, and none after the last.
-    ///
-    /// # Errors
-    /// A batch that does not fit.
-    pub fn profile(
-        &mut self,
-        batch: &Batch,
-        observe: impl FnMut(Option<&'static str>),
-    ) -> Result<(), TrainError> {
-        let valid = self.size().check(std::slice::from_ref(batch))?;
-        self.resident.write(self.inputs.denominator, &[valid as f32])?;
-        self.write_batch(batch)?;
-        Ok(self.resident.run_observed(self.schedules.start, observe)?)
-    }
-
     /// Waits until everything is done, for those who measure time.
     ///
     /// # Errors
     /// Of anything that ran before.
     pub fn synchronize(&mut self) -> Result<(), TrainError> {
-        Ok(self.resident.synchronize()?)
+        Ok(self.planned.synchronize()?)
+    }
+
+    /// Whether steps from now on are recorded, on a device that was asked to record.
+    pub fn set_recording(&mut self, recording: bool) {
+        self.planned.set_recording(recording);
+    }
+
+    /// What the queues did in the last step or flush that was recorded; none if the device does not record it.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn trace(&mut self) -> Result<Option<Trace>, TrainError> {
+        Ok(self.planned.trace()?)
+    }
+
+    /// The plan.
+    pub fn plan(&self) -> &Arc<CheckedPlan> {
+        self.planned.plan()
     }
 
     /// The device.
     pub fn device(&self) -> &D {
-        self.resident.device()
+        self.planned.device()
     }
 
-    fn size(&self) -> BatchSize {
-        let TrainOptions { batch, sequence, packing, .. } = self.options;
-        BatchSize::new(&self.config, batch, sequence, packing)
+    /// Ends training, and leaves the device, which may have something for the next.
+    pub fn into_device(self) -> D {
+        self.planned.into_device()
     }
 
-    fn write_random(&mut self, step: u32) -> Result<(), TrainError> {
-        let words: [i32; SEED_WORDS] = Seed { seed: self.options.seed, step }.to_words();
-        Ok(self.resident.write(self.inputs.random, &words)?)
+    /// What is taken in each tier.
+    pub fn memory_taken(&self) -> PerTier<usize> {
+        self.planned.memory_taken()
     }
 
-    fn write_batch(&mut self, batch: &Batch) -> Result<(), TrainError> {
-        for &(column, slot) in &self.inputs.columns {
-            let entries = column.entries(batch, &mut self.inputs.staging);
-            self.resident.write(slot, entries)?;
+    /// The name and the sum of squares of each gradient of the last step, in the order in which the
+    /// backward pass made them.
+    pub(crate) fn gradient_squares(&mut self) -> Result<Vec<(String, f32)>, TrainError> {
+        let plan = Arc::clone(self.planned.plan());
+        let mut found = Vec::new();
+        for instruction in &plan.instructions {
+            let Work::Compute(compute) = &instruction.work else { continue };
+            for &operand in &compute.writes {
+                let name = &plan.value(operand.value).name;
+                if let Some(gradient) = name.strip_suffix(names::SQUARES_SUFFIX) {
+                    found.push((gradient.to_owned(), self.planned.read_scalar(operand)?));
+                }
+            }
         }
-        Ok(())
+        Ok(found)
+    }
+
+    /// Every tensor that training goes on from, in a fixed order.
+    pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
+        state_tensors(&self.instances, self.options.precision)
+    }
+
+    /// All of some state tensors after the last step.
+    pub(crate) fn read_states(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
+        self.flush()?;
+        Ok(self.planned.read_all(reads)?)
+    }
+
+    /// Host memory that the device can fill the fastest.
+    pub(crate) fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError> {
+        Ok(self.planned.host_buffer(bytes)?)
+    }
+
+    /// Bytes of a state tensor after the last step, `first` and following.
+    pub(crate) fn read_state(
+        &mut self,
+        name: &str,
+        first: usize,
+        bytes: &mut [u8],
+    ) -> Result<(), TrainError> {
+        self.flush()?;
+        Ok(self.planned.read_bytes(name, first, bytes)?)
+    }
+
+    /// Sets bytes of a state tensor.
+    pub(crate) fn write_state(
+        &mut self,
+        name: &str,
+        first: usize,
+        bytes: &[u8],
+    ) -> Result<(), TrainError> {
+        self.flush()?;
+        Ok(self.planned.write_bytes(name, first, bytes)?)
+    }
+
+    /// Goes on as if this many updates had been made.
+    pub(crate) fn set_updates(&mut self, updates: u32) {
+        self.updates = updates;
+    }
+
+    fn random_words(&self, step: u32) -> [i32; SEED_WORDS] {
+        Seed { seed: self.options.seed, step }.to_words()
     }
 }
 
-impl Inputs {
-    fn find(slots: &Slots, rows: usize) -> Result<Inputs, TrainError> {
-        Ok(Inputs {
-            staging: vec![0; rows],
-            columns: Column::find_all(slots),
-            denominator: slots.get("denominator")?,
-            scalars: slots.get(names::SCALARS)?,
-            random: slots.get(names::RANDOM)?,
-            norm: slots.get(names::NORM)?,
+fn no_config() -> TrainError {
+    let problem = "is a program without a config, which has no Hugging Face form: read and write its \
+                   parameters by name, or use checkpoints";
+    TrainError::Option { option: "model", problem: problem.to_owned() }
+}
+
+fn foreign(problem: String) -> TrainError {
+    TrainError::Option { option: "plan", problem: format!("was made for another model: {problem}") }
+}
+
+/// One node that makes a parameter's master.
+fn widening_graph(instance: &ParameterInstance) -> Result<Graph, TrainError> {
+    let mut graph = Graph::new();
+    let parameter = &instance.parameter;
+    let (shape, dtype) = (parameter.shape.clone(), parameter.dtype);
+    let x = graph.parameter(&instance.name, shape, dtype, Training::Trainable);
+    graph.apply(&format!("{}.master", instance.name), Op::Convert { x, dtype: DType::F32 })?;
+    Ok(graph)
+}
+
+/// The data of one step.
+struct StepFeed<'a> {
+    batches: &'a [Batch],
+    sources: &'a [Source],
+    staging: &'a mut [i32],
+    denominator: [f32; 1],
+    scalars: [f32; StepScalars::LEN],
+    random: [i32; SEED_WORDS],
+    loss: f32,
+    gradient_norm: f32,
+    others: &'a mut [(String, Vec<u8>)],
+}
+
+impl Feed for StepFeed<'_> {
+    type Error = TrainError;
+
+    fn input(
+        &mut self,
+        index: usize,
+        _: &Tensor,
+        micro_batch: Option<usize>,
+    ) -> Result<&[u8], TrainError> {
+        Ok(match self.sources[index] {
+            Source::Column(column) => {
+                // The last group of an evaluation may be larger than what is left: it is filled up with
+                // the last batch, whose results do not count again.
+                let last = self.batches.len() - 1;
+                let batch = &self.batches[micro_batch.unwrap_or(0).min(last)];
+                bytes_of(column.entries(batch, self.staging))
+            }
+            Source::Denominator => bytes_of(&self.denominator),
+            Source::Scalars => bytes_of(&self.scalars),
+            Source::Random => bytes_of(&self.random),
         })
     }
-}
 
-pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
-    let refuse =
-        |option, problem: &str| Err(TrainError::Option { option, problem: problem.to_owned() });
-    let AdamWParameters { beta1, beta2, epsilon, weight_decay } = options.optimizer.adamw;
-    if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
-        return refuse("betas", "must be at least 0 and less than 1");
-    }
-    if !(epsilon > 0.0 && epsilon.is_finite()) {
-        return refuse("epsilon", "must be positive");
-    }
-    if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
-        return refuse("weight_decay", "must not be negative");
-    }
-    match options.optimizer.max_norm {
-        Some(max_norm) if max_norm.is_nan() || max_norm <= 0.0 => {
-            refuse("max_norm", "must be positive; leave it out to turn clipping off")
+    fn result(&mut self, _: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
+        if micro_batch.is_some_and(|micro_batch| micro_batch >= self.batches.len()) {
+            return;
         }
-        _ => Ok(()),
-    }
-}
-
-/// Fresh values for every parameter.
-fn initialize_schedule(
-    slots: &Slots,
-    config: &ModelConfig,
-    instances: &[ParameterInstance],
-) -> Result<Schedule, TrainError> {
-    let mut schedule = Schedule::default();
-    for instance in instances {
-        let start = initialization(config, &instance.parameter.name);
-        let graph = initial_graph(start, instance)?;
-        schedule.add_graph(graph, instance.index, |tensor| slots.find(&tensor.name))?;
-    }
-    Ok(schedule)
-}
-
-/// One node that makes a parameter as it starts.
-pub(crate) fn initial_graph(
-    start: Initialization,
-    instance: &ParameterInstance,
-) -> Result<Graph, TrainError> {
-    let ParameterInstance { name, parameter, .. } = instance;
-    let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
-    let mut graph = Graph::new();
-    let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
-    let op = match start {
-        Initialization::Constant(value) => Op::Fill { shape, dtype, value },
-        Initialization::Normal { deviation } => {
-            Op::RandomNormal { random, shape, dtype, deviation, stream: number }
+        let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        match tensor.name.as_str() {
+            // In the order of the micro-batches, as the sum over them is.
+            LOSS => self.loss += value(),
+            names::NORM => self.gradient_norm = value(),
+            name => {
+                let known = self.others.iter_mut().find(|(known, _)| known == name);
+                if let Some((_, stored)) = known {
+                    stored.copy_from_slice(bytes);
+                }
+            }
         }
-    };
-    graph.apply(name, op)?;
-    Ok(graph)
+    }
 }

@@ -5,7 +5,7 @@ use storm_device::{Device, DeviceError};
 use storm_graph::IGNORE_INDEX;
 use storm_graph::random::Random;
 use storm_model::{ModelConfig, Packing, build, preset};
-use storm_train::{Batch, Precision, TrainError, TrainOptions, Trainer};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainError, TrainOptions};
 
 /// What was found of one family at one precision.
 #[derive(Clone, Debug, PartialEq)]
@@ -113,10 +113,10 @@ fn trainer<D: Device>(
     config: &ModelConfig,
     precision: Precision,
     open: impl FnOnce(usize) -> Result<D, DeviceError>,
-) -> Result<Trainer<D>, TrainError> {
+) -> Result<ReferenceTrainer<D>, TrainError> {
     let options = options(precision);
     let program = build(config, &options.build_options())?;
-    Trainer::on_device(config, options, program, |_| {}, open)
+    ReferenceTrainer::on_device(config, options, program, |_| {}, open)
 }
 
 /// Seeded tokens in segments; every seventh target is ignored.

@@ -7,7 +7,7 @@ use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
     random_decisions,
 };
-use storm_train::{Batch, PlannedTrainer, Precision, Snapshot, TrainError, training_task};
+use storm_train::{Batch, Precision, Snapshot, TrainError, Trainer, training_task};
 
 /// What was found of one family.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,7 +92,7 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         for (index, (what, plan)) in candidates.into_iter().enumerate() {
             progress(&format!("{family} {precision:?}, plan {} of {count}", index + 1));
             let (plan, device) = (Arc::new(plan), device(index as u64));
-            let mut trainer = PlannedTrainer::<P>::new(config, options(precision), plan, device)?;
+            let mut trainer = Trainer::<P>::new(config, options(precision), plan, device)?;
             let found = run_planned(&mut trainer, steps, &batches)?;
             if found != expected {
                 differing.push(what.clone());
@@ -108,7 +108,7 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
 
 /// All losses, norms and final parameters of a run under a plan.
 fn run_planned<P: PlanDevice>(
-    trainer: &mut PlannedTrainer<P>,
+    trainer: &mut Trainer<P>,
     steps: usize,
     batches: &[Batch],
 ) -> Result<Vec<u32>, TrainError> {
@@ -126,7 +126,7 @@ fn run_planned<P: PlanDevice>(
 
 /// Whether a snapshot right after a step is that of the state, twice in the same memory.
 fn is_snapshot_exact<P: PlanDevice>(
-    trainer: &mut PlannedTrainer<P>,
+    trainer: &mut Trainer<P>,
     batches: &[Batch],
 ) -> Result<bool, TrainError> {
     let mut snapshot = Snapshot::new(trainer)?;

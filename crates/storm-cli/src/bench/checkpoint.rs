@@ -12,7 +12,7 @@ use std::time::Instant;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_train::{
-    Begun, Checkpoints, Disk, Keep, PlannedTrainer, Progress, Retention, Saved, Saver, Snapshot,
+    Begun, Checkpoints, Disk, Keep, Progress, Retention, Saved, Saver, Snapshot, Trainer,
     checkpoint_bytes,
 };
 
@@ -138,13 +138,13 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn begin_save<D: Benched>(&mut self, trainer: &mut PlannedTrainer<D>) -> Result<Begun> {
+    fn begin_save<D: Benched>(&mut self, trainer: &mut Trainer<D>) -> Result<Begun> {
         self.progress.step += 1;
         let keep = Keep { retention: Retention { last: 1, every: None }, best: None };
         Ok(self.saver.save(trainer, &self.progress, keep)?)
     }
 
-    fn round_without<D: Benched>(&mut self, trainer: &mut PlannedTrainer<D>) -> Result<f64> {
+    fn round_without<D: Benched>(&mut self, trainer: &mut Trainer<D>) -> Result<f64> {
         let start = Instant::now();
         for _ in 0..self.steps {
             self.run.step(trainer)?;
@@ -153,7 +153,7 @@ impl Bench<'_> {
     }
 
     /// As long as the checkpoint is not on the disk, the next one would have to wait: so does the round.
-    fn round_with<D: Benched>(&mut self, trainer: &mut PlannedTrainer<D>) -> Result<Round> {
+    fn round_with<D: Benched>(&mut self, trainer: &mut Trainer<D>) -> Result<Round> {
         let start = Instant::now();
         trainer.flush()?;
         trainer.synchronize()?;

@@ -8,7 +8,7 @@ use std::time::Instant;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, Tier, plan};
-use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer, training_task};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions, Trainer, training_task};
 
 #[derive(Args)]
 pub(crate) struct CpuArgs {
@@ -60,7 +60,8 @@ fn small_gpt() -> Result<ModelConfig> {
 
 fn cpu(args: &CpuArgs) -> Result<()> {
     let config = small_gpt()?;
-    let mut trainer = Trainer::new(&config, TrainOptions::new(BATCH, SEQUENCE, Precision::F32))?;
+    let mut trainer =
+        ReferenceTrainer::new(&config, TrainOptions::new(BATCH, SEQUENCE, Precision::F32))?;
     let batches = [random_batch(config.vocab_size)];
     let (memory, activations) = trainer.memory_bytes();
     let mut budgeted = match args.budget {
@@ -135,7 +136,7 @@ fn budgeted_trainer(
     config: &ModelConfig,
     resident_bytes: usize,
     share: f64,
-) -> Result<(PlannedTrainer<CpuPlanDevice>, usize)> {
+) -> Result<(Trainer<CpuPlanDevice>, usize)> {
     ensure!(share > 0.0 && share.is_finite(), "--budget must be positive, such as 0.25");
     let options = TrainOptions::new(BATCH, SEQUENCE, Precision::F32);
     let vram_bytes = (resident_bytes as f64 * share) as u64;
@@ -144,7 +145,7 @@ fn budgeted_trainer(
     let profile = probe_cpu(vram_bytes, None)?;
     let planned = plan(&task, &profile, budget, &Forced::default())?;
     let device = CpuPlanOptions::default();
-    let trainer = PlannedTrainer::new(config, options, planned.plan.into(), device)?;
+    let trainer = Trainer::new(config, options, planned.plan.into(), device)?;
     let bytes = trainer.memory_taken()[Tier::DEVICE];
     Ok((trainer, bytes))
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use storm_device::Device;
-use storm_train::{Batch, Trainer};
+use storm_train::{Batch, ReferenceTrainer};
 
 /// Time and calls of each op over forward and backward of one micro-batch, each call waited for.
 pub(crate) struct OpTimes {
@@ -12,7 +12,10 @@ pub(crate) struct OpTimes {
 }
 
 impl OpTimes {
-    pub(crate) fn measure<D: Device>(trainer: &mut Trainer<D>, batch: &Batch) -> Result<OpTimes> {
+    pub(crate) fn measure<D: Device>(
+        trainer: &mut ReferenceTrainer<D>,
+        batch: &Batch,
+    ) -> Result<OpTimes> {
         let mut by_op: BTreeMap<&'static str, (Duration, u32)> = BTreeMap::new();
         let mut running: Option<(&'static str, Instant)> = None;
         trainer.profile(batch, |next| {

@@ -10,7 +10,8 @@ use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
 use storm_train::{
-    Batch, Notice, PlannedTrainer, Preparation, Prepared, TrainOptions, Trial, prepare, try_plan,
+    Batch, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError, StepSize, TrainOptions,
+    Trainer, TrialOptions,
 };
 
 /// How many are timed.
@@ -30,7 +31,7 @@ pub(crate) struct PlannedRun<'a> {
 
 /// What came of it.
 pub(crate) struct Measured<D: PlanDevice> {
-    pub(crate) trainer: PlannedTrainer<D>,
+    pub(crate) trainer: Trainer<D>,
     /// The profile that the plan was made with: refined if it was off.
     pub(crate) profile: HardwareProfile,
     pub(crate) decisions: Decisions,
@@ -89,6 +90,54 @@ impl Benched for CudaPlanDevice {
     }
 }
 
+/// What a launch needs of a benchmark, and what is said of it.
+struct Site<'a> {
+    run: &'a PlannedRun<'a>,
+    /// When it began with what it does now.
+    begun: Instant,
+}
+
+impl<D: Benched> LaunchSite<D> for Site<'_> {
+    fn device(&mut self, _: Budget, before: Option<D>) -> D::Options {
+        D::options(self.run, before)
+    }
+
+    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<Batch>, RunError> {
+        Ok(self.run.batches.clone())
+    }
+
+    fn notice(&mut self, notice: Notice<'_>) {
+        progress::show("");
+        match notice {
+            Notice::Committing(plan) => {
+                let prediction = &plan.planned.prediction;
+                eprintln!(
+                    "planned: {:.3} s a step in {} of device and {} of host memory",
+                    prediction.step_seconds,
+                    size::show(prediction.peak_bytes[Tier::DEVICE]),
+                    size::show(prediction.peak_bytes[Tier::HOST]),
+                );
+            }
+            Notice::Committed(_) => {
+                eprintln!("ready after {:.1} s", self.begun.elapsed().as_secs_f64());
+            }
+            Notice::Refused { reason, budget } => eprintln!(
+                "refused: {reason}\nplanning again within {} of device and {} of host memory",
+                size::show(budget[Tier::DEVICE]),
+                size::show(budget[Tier::HOST]),
+            ),
+            Notice::Trying(_) => {}
+            Notice::Corrected(correction) => eprintln!(
+                "a step takes {:.3} s, not {:.3}: planned with a corrected profile for {:.3}",
+                correction.measured_seconds,
+                correction.predicted_seconds,
+                correction.corrected_seconds
+            ),
+        }
+        self.begun = Instant::now();
+    }
+}
+
 impl<'a> PlannedRun<'a> {
     pub(crate) fn new(args: &'a RunArgs, budget: Budget) -> Result<PlannedRun<'a>> {
         let config = args.config()?;
@@ -103,23 +152,14 @@ impl<'a> PlannedRun<'a> {
         })
     }
 
-    /// Plans, trains, and compares. If the first steps are not as predicted, it measures each
-    /// instruction and plans once more.
+    /// Plans, trains, and compares.
     pub(crate) fn run<D: Benched>(&self, before: Option<D>) -> Result<Measured<D>> {
-        let mut profile = self.profile.clone();
-        let mut prepared = self.prepared(&profile, before)?;
-        let predicted = prepared.prediction.step_seconds;
-        if let Some(Trial { step_seconds, corrected: Some(corrected) }) =
-            self.tried(&mut prepared.trainer, &profile, predicted)?
-        {
-            eprintln!(
-                "a step takes {step_seconds:.3} s, not {predicted:.3}: planning with a corrected profile"
-            );
-            profile = corrected;
-            prepared = self.prepared(&profile, Some(prepared.trainer.into_device()))?;
-            self.tried(&mut prepared.trainer, &profile, prepared.prediction.step_seconds)?;
+        // The last step before the clock starts shows whether the profile is right.
+        let trial = self.args.warmup.checked_sub(1).map(|warm_up| TrialOptions { warm_up });
+        let (launch, mut trainer) = self.launched(trial, before)?;
+        for _ in 0..self.args.warmup {
+            self.step(&mut trainer)?;
         }
-        let Prepared { mut trainer, decisions, prediction, bottleneck } = prepared;
         let mut times = Vec::new();
         let mut loss = f32::NAN;
         for _ in 0..self.args.steps {
@@ -129,6 +169,7 @@ impl<'a> PlannedRun<'a> {
             times.push(start.elapsed().as_secs_f64());
         }
         times.sort_by(f64::total_cmp);
+        let planned = &launch.plan().planned;
         Ok(Measured {
             trace: self.recorded(&mut trainer)?,
             evaluation_seconds: self.evaluation_seconds(&mut trainer)?,
@@ -136,17 +177,17 @@ impl<'a> PlannedRun<'a> {
             step_seconds: times[times.len() / 2],
             fastest_seconds: times[0],
             trainer,
-            profile,
-            decisions,
-            prediction,
-            bottleneck,
+            profile: launch.profile().clone(),
+            decisions: planned.decisions.clone(),
+            prediction: planned.prediction.clone(),
+            bottleneck: planned.bottleneck(),
             loss,
         })
     }
 
     /// A trainer that has made its first steps.
-    pub(super) fn warm<D: Benched>(&self) -> Result<PlannedTrainer<D>> {
-        let mut trainer = self.prepared(&self.profile, None)?.trainer;
+    pub(super) fn warm<D: Benched>(&self) -> Result<Trainer<D>> {
+        let (_, mut trainer) = self.launched(None, None)?;
         for _ in 0..self.args.warmup {
             self.step(&mut trainer)?;
         }
@@ -154,66 +195,42 @@ impl<'a> PlannedRun<'a> {
     }
 
     /// One step, to its end.
-    pub(super) fn step<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<()> {
+    pub(super) fn step<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<()> {
         trainer.step(&self.batches, 1e-5)?;
         Ok(trainer.synchronize()?)
     }
 
-    fn prepared<D: Benched>(
+    fn launched<D: Benched>(
         &self,
-        profile: &HardwareProfile,
-        mut before: Option<D>,
-    ) -> Result<Prepared<D>> {
-        let begun = Instant::now();
-        let preparation = Preparation {
-            config: &self.config,
-            options: &self.options,
-            accumulate: self.args.accumulate,
-            profile,
+        trial: Option<TrialOptions>,
+        before: Option<D>,
+    ) -> Result<(Launch, Trainer<D>)> {
+        let request = LaunchRequest {
+            config: self.config.clone(),
+            options: self.options.clone(),
+            step: StepSize::MicroBatches(self.args.accumulate),
+            profile: self.profile.clone(),
             budget: self.budget,
-            forced: &self.args.forced.forced(),
+            forced: self.args.forced.forced(),
+            trial,
         };
-        let tell = |notice: Notice<'_>| {
-            progress::show("");
-            match notice {
-                Notice::Planned(prediction) => eprintln!(
-                    "planned for {}: {:.3} s a step in {} of device and {} of host memory",
-                    profile.name,
-                    prediction.step_seconds,
-                    size::show(prediction.peak_bytes[Tier::DEVICE]),
-                    size::show(prediction.peak_bytes[Tier::HOST]),
-                ),
-                Notice::Refused { reason, budget } => eprintln!(
-                    "refused: {reason}\nplanning again within {} of device and {} of host memory",
-                    size::show(budget[Tier::DEVICE]),
-                    size::show(budget[Tier::HOST]),
-                ),
-            }
+        let mut site = Site { run: self, begun: Instant::now() };
+        let start = || -> Result<(Launch, Launched<D>), RunError> {
+            let mut launch = Launch::new(request)?;
+            let launched = launch.start(&mut site, before)?;
+            Ok((launch, launched))
         };
-        let device = || D::options(self, before.take());
-        let prepared = prepare(&preparation, device, tell);
+        let launched = start();
         progress::show("");
-        let mut prepared = prepared.with_context(|| format!("cannot train {}", self.args.model))?;
+        let (launch, Launched { mut trainer, .. }) =
+            launched.with_context(|| format!("cannot train {}", self.args.model))?;
         // It costs about a hundredth of a step's time on a GPU.
-        prepared.trainer.set_recording(false);
-        eprintln!("ready after {:.1} s", begun.elapsed().as_secs_f64());
-        Ok(prepared)
-    }
-
-    /// Some steps that do not count, and what they show; none if none were asked for.
-    fn tried<D: PlanDevice>(
-        &self,
-        trainer: &mut PlannedTrainer<D>,
-        profile: &HardwareProfile,
-        predicted_seconds: f64,
-    ) -> Result<Option<Trial>> {
-        let Some(before_timed) = self.args.warmup.checked_sub(1) else { return Ok(None) };
-        let batches = &self.batches;
-        Ok(Some(try_plan(trainer, batches, before_timed, profile, predicted_seconds)?))
+        trainer.set_recording(false);
+        Ok((launch, trainer))
     }
 
     /// How long the loss of a step's batches takes by forward passes alone.
-    fn evaluation_seconds<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<f64> {
+    fn evaluation_seconds<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<f64> {
         // The first applies the update that the last step left.
         trainer.evaluate(&self.batches)?;
         let mut times = Vec::new();
@@ -228,7 +245,7 @@ impl<'a> PlannedRun<'a> {
     }
 
     /// One more step, as the queues ran it.
-    fn recorded<D: PlanDevice>(&self, trainer: &mut PlannedTrainer<D>) -> Result<Trace> {
+    fn recorded<D: PlanDevice>(&self, trainer: &mut Trainer<D>) -> Result<Trace> {
         trainer.set_recording(true);
         trainer.step(&self.batches, 1e-5)?;
         let trace = trainer.trace()?.context("the device records nothing")?;

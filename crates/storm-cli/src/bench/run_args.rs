@@ -1,7 +1,6 @@
 //! What benchmarks of real models have in common.
 
 use crate::forced::ForcedArgs;
-use crate::plan::StepSize;
 use crate::precision::PrecisionArg;
 use crate::size::{self, positive};
 use crate::{UsageError, hardware, host_memory, memory_limits};
@@ -10,7 +9,7 @@ use clap::{Args, ValueEnum};
 use storm_device::cpu::probe_cpu;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, HardwareProfile};
-use storm_train::{Batch, TrainOptions};
+use storm_train::{Batch, StepSize, TrainOptions};
 
 /// Larger than a trainer's default: benchmarks are for speed.
 const CHUNK_ROWS: usize = 2048;

@@ -15,7 +15,7 @@ use storm_device::cpu::{CpuDevice, CpuPlanDevice};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, MemoryInUse};
 use storm_graph::{Accumulation, Program};
 use storm_model::{ModelConfig, build};
-use storm_train::{Precision, Trainer};
+use storm_train::{Precision, ReferenceTrainer};
 
 #[derive(Args)]
 pub(crate) struct TrainBenchArgs {
@@ -63,7 +63,7 @@ fn bench<D: Device>(
     let flops = Flops::of_micro_batch(&program, precision)?;
     eprintln!("preparing {} …", args.run.model);
     let open = |bytes| open(bytes).map(Clocked::new);
-    let mut trainer = Trainer::on_device(config, options, program, |_| {}, open)
+    let mut trainer = ReferenceTrainer::on_device(config, options, program, |_| {}, open)
         .with_context(|| format!("cannot train {}", args.run.model))?;
     let batches = args.run.batches(config)?;
     eprintln!("{} warm-up steps, then {} …", args.run.warmup, args.run.steps);

@@ -1,12 +1,12 @@
 //! Why nothing fits, and what would.
 
 use super::json;
-use super::request::{Request, StepSize};
+use super::request::Request;
 use crate::size::show;
 use anyhow::Error;
 use std::fmt::Write;
 use storm_plan::{Forced, PlanError, Tier, TooSmall};
-use storm_train::{TrainError, TrainOptions};
+use storm_train::{StepSize, TrainError, TrainOptions};
 
 /// The error as people need it. With `as_json`, what it takes is also printed as an object.
 pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {

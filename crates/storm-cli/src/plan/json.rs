@@ -1,9 +1,10 @@
 //! A plan as one object of JSON.
 
-use super::request::{Answer, Request, StepSize};
+use super::request::{Answer, Request};
 use super::words::{self, Shares, hidden_share};
 use serde_json::{Value, json};
 use storm_plan::{Holding, Prediction, Queue, Storage, Streaming, Tier, TooSmall};
+use storm_train::StepSize;
 
 pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
     let planned = &answer.planned;

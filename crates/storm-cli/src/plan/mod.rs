@@ -13,7 +13,7 @@ use crate::hardware;
 use anyhow::Result;
 pub(crate) use args::PlanArgs;
 pub(crate) use infeasible::explained;
-pub(crate) use request::{Answer, Request, StepSize};
+pub(crate) use request::{Answer, Request};
 pub(crate) use saving::{DeviceMemory, Saving};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {

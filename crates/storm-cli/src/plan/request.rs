@@ -14,8 +14,8 @@ use storm_plan::{
     policies,
 };
 use storm_train::{
-    MicroBatch, TrainError, TrainOptions, TriedBatch, checkpoint_bytes, choose_micro_batch,
-    training_task,
+    GuessedSplit, LaunchRequest, StepPlan, StepSize, TrainError, TrainOptions, TrialOptions,
+    checkpoint_bytes, training_task,
 };
 
 pub(crate) struct Request {
@@ -39,15 +39,6 @@ pub(crate) struct Request {
     pub(crate) beside_bytes: u64,
 }
 
-/// How large a step is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum StepSize {
-    /// In micro-batches of `options.batch` sequences.
-    MicroBatches(usize),
-    /// In tokens.
-    Tokens(usize),
-}
-
 pub(crate) struct Answer {
     pub(crate) batch: usize,
     pub(crate) accumulate: usize,
@@ -56,7 +47,7 @@ pub(crate) struct Answer {
     pub(crate) policies: Vec<Policy>,
     pub(crate) units: Vec<SavedUnit>,
     /// Sizes that were compared, where the planner chose.
-    pub(crate) tried: Vec<TriedBatch>,
+    pub(crate) tried: Vec<GuessedSplit>,
     /// What planning took.
     pub(crate) planning_seconds: f64,
 }
@@ -111,43 +102,28 @@ impl Request {
         Budget::new(self.vram.bytes, ram_bytes)
     }
 
+    /// What is to be launched.
+    pub(crate) fn launch(&self, trial: Option<TrialOptions>) -> LaunchRequest {
+        LaunchRequest {
+            config: self.config.clone(),
+            options: self.options.clone(),
+            step: self.step,
+            profile: self.profile.clone(),
+            budget: self.budget(),
+            forced: self.forced.clone(),
+            trial,
+        }
+    }
+
     /// Plans, and compares with the fixed policies.
     pub(super) fn answer(&self) -> Result<Answer, TrainError> {
         let begun = Instant::now();
-        let mut answer = self.plan()?;
-        let options = TrainOptions { batch: answer.batch, ..self.options.clone() };
-        let task = training_task(&self.config, &options, answer.accumulate)?;
+        let launch = self.launch(None);
+        let mut answer = Answer::new(self, launch.plan()?)?;
+        let task = launch.task(answer.batch, answer.accumulate)?;
         answer.policies = policies(&task, &self.profile, self.budget())?;
         answer.planning_seconds = begun.elapsed().as_secs_f64();
         Ok(answer)
-    }
-
-    /// Plans.
-    pub(crate) fn plan(&self) -> Result<Answer, TrainError> {
-        let begun = Instant::now();
-        let (profile, budget) = (&self.profile, self.budget());
-        let (batch, accumulate, planned, tried) = match self.step {
-            StepSize::MicroBatches(accumulate) => {
-                let task = training_task(&self.config, &self.options, accumulate)?;
-                let planned = plan(&task, profile, budget, &self.forced)?;
-                (self.options.batch, accumulate, planned, Vec::new())
-            }
-            StepSize::Tokens(tokens) => {
-                let (config, options) = (&self.config, &self.options);
-                let chosen =
-                    choose_micro_batch(config, options, tokens, profile, budget, &self.forced)?;
-                let MicroBatch { batch, accumulate, planned, tried } = chosen;
-                (batch, accumulate, planned, tried)
-            }
-        };
-        let options = TrainOptions { batch, ..self.options.clone() };
-        let task = training_task(&self.config, &options, accumulate)?;
-        let most = |&stage: &usize| task.forward.stages()[stage].repeat;
-        let layers = (0..task.forward.stages().len()).max_by_key(most).unwrap_or(0);
-        let units = task.saved_units(layers);
-        let planning_seconds = begun.elapsed().as_secs_f64();
-        let policies = Vec::new();
-        Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds })
     }
 
     /// The least memory that works for micro-batches of this size, with this much host memory.
@@ -171,6 +147,17 @@ impl Request {
 }
 
 impl Answer {
+    /// A plan, with what its layers save. How long planning took is for the caller to say.
+    pub(crate) fn new(request: &Request, plan: StepPlan) -> Result<Answer, TrainError> {
+        let StepPlan { batch, accumulate, planned, guesses } = plan;
+        let task = request.launch(None).task(batch, accumulate)?;
+        let most = |&stage: &usize| task.forward.stages()[stage].repeat;
+        let layers = (0..task.forward.stages().len()).max_by_key(most).unwrap_or(0);
+        let units = task.saved_units(layers);
+        let (policies, tried) = (Vec::new(), guesses);
+        Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds: 0.0 })
+    }
+
     pub(super) fn tokens_per_step(&self, request: &Request) -> usize {
         self.batch * self.accumulate * request.options.sequence
     }

@@ -100,10 +100,9 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
 mod tests {
     use super::*;
     use crate::memory_limits::Limit;
-    use crate::plan::StepSize;
     use storm_model::preset;
     use storm_plan::{Budget, Forced, HardwareProfile, PerQueue};
-    use storm_train::{Precision, TrainOptions};
+    use storm_train::{Precision, StepSize, TrainOptions};
 
     fn request(save_mode: SaveModeArg, ram: Limit, device_memory: DeviceMemory) -> Request {
         Request {

@@ -1,6 +1,6 @@
 //! A plan as tables, at most 100 columns wide.
 
-use super::request::{Answer, Request, StepSize};
+use super::request::{Answer, Request};
 use super::words::{self, percent};
 use crate::hardware::bus;
 use crate::memory_limits::Limit;
@@ -10,7 +10,7 @@ use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
     Tier,
 };
-use storm_train::Precision;
+use storm_train::{Precision, StepSize};
 
 /// Of a line.
 const WIDTH: usize = 100;

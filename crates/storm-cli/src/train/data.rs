@@ -15,7 +15,7 @@ use storm_data::{
     SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource, pack,
 };
 use storm_model::Packing;
-use storm_train::LoaderSource;
+use storm_train::{LoaderSource, RunError};
 
 /// A folder with this file is a dataset.
 const MANIFEST: &str = "dataset.json";
@@ -161,7 +161,7 @@ pub(super) fn sources(
     settings: &Settings,
     dataset: &Arc<Dataset>,
     batch: usize,
-) -> Result<(LoaderSource, Option<LoaderSource>)> {
+) -> Result<(LoaderSource, Option<LoaderSource>), RunError> {
     let overlong = settings.overlong.into();
     let options = LoaderOptions {
         overlong,

@@ -2,7 +2,6 @@
 
 use super::options::Settings;
 use super::output::Style;
-use super::setup::Setup;
 use super::values::DeviceArg;
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
@@ -13,7 +12,7 @@ use std::num::NonZeroUsize;
 use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
-use storm_plan::HardwareProfile;
+use storm_plan::{Budget, HardwareProfile, Tier};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,21 +92,22 @@ impl Machine {
 
 /// A device that runs train on.
 pub(super) trait Trains: PlanDevice {
-    /// Options for a run. A device that ran before may have something to keep.
-    fn options(setup: &Setup, before: Option<Self>) -> Self::Options;
+    /// Options for a device within a budget, with this many threads if it is the CPU. A device that ran before may
+    /// have something to keep.
+    fn options(threads: usize, budget: Budget, before: Option<Self>) -> Self::Options;
 }
 
 impl Trains for CpuPlanDevice {
-    fn options(setup: &Setup, _: Option<Self>) -> CpuPlanOptions {
-        CpuPlanOptions { threads: Some(setup.threads), trace: true, ..CpuPlanOptions::default() }
+    fn options(threads: usize, _: Budget, _: Option<Self>) -> CpuPlanOptions {
+        CpuPlanOptions { threads: Some(threads), trace: true, ..CpuPlanOptions::default() }
     }
 }
 
 impl Trains for CudaPlanDevice {
-    fn options(setup: &Setup, before: Option<Self>) -> CudaPlanOptions {
+    fn options(_: usize, budget: Budget, before: Option<Self>) -> CudaPlanOptions {
         CudaPlanOptions {
             trace: true,
-            vram_bytes: Some(setup.request.vram.bytes),
+            vram_bytes: Some(budget[Tier::DEVICE]),
             // Host memory is slow to get. After an error of the card there is nothing to keep.
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()

@@ -26,15 +26,15 @@ pub(super) fn write(
 }
 
 fn facts(setup: &Setup, history: &History) -> RunFacts {
-    let (answer, options) = (&setup.answer, &setup.train_options);
+    let (plan, options) = (setup.launch.plan(), setup.launch.options());
     let row = |what: &str, value: String| (what.to_owned(), value);
-    let shape = format!("{} × {} of {} tokens", answer.batch, answer.accumulate, options.sequence);
+    let shape = format!("{} × {} of {} tokens", plan.batch, plan.accumulate, options.sequence);
     let mut rows = vec![
         row("model", setup.model.name.clone()),
         row("parameters", grouped(setup.model.config.parameter_count())),
         row("layers", setup.model.config.layer_count.to_string()),
         row("step", shape),
-        row("hardware", setup.request.profile.name.clone()),
+        row("hardware", setup.launch.profile().name.clone()),
     ];
     if let Some(last) = history.last() {
         rows.push(row("steps", grouped(last.step)));
@@ -48,7 +48,7 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
         rows,
         device_budget: setup.vram_bytes_allowed,
         host_budget: setup.request.ram.bytes,
-        prediction: answer.planned.prediction.clone(),
+        prediction: plan.planned.prediction.clone(),
     }
 }
 

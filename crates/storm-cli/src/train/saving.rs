@@ -14,7 +14,7 @@ use storm_train::Run;
 /// Takes the memory that saving needs, and says what it takes of memory, disk and time.
 pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()> {
     let request = &setup.request;
-    let mut saving = request.saving(&setup.answer.planned.prediction);
+    let mut saving = request.saving(&setup.launch.plan().planned.prediction);
     if saving == Saving::Background
         && let Err(error) = run.save_in_background()
     {

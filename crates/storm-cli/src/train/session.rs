@@ -7,8 +7,7 @@ use super::output::{Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::Setup;
-use super::{prepare, report, saving, signals, summary};
-use crate::plan;
+use super::{launch, report, saving, signals, summary};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Duration;
@@ -18,15 +17,15 @@ use storm_device::cuda::CudaPlanDevice;
 use storm_model::{IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
-    BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, PlannedTrainer,
-    Precision, Recorder, Run, Stop, StopReason, TensorBoardFile,
+    BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision, Recorder, Run,
+    Stop, StopReason, TensorBoardFile, Trainer,
 };
 
 /// How often device memory is looked at.
 const GUARD_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut setup: Setup) -> Result<()> {
-    setup.style.say(&plan::shown(&setup.request, &setup.answer));
+    setup.style.say(&setup.shown()?);
     match setup.machine_kind {
         DeviceKind::Cpu => run_on::<CpuPlanDevice>(&mut setup),
         DeviceKind::Cuda => run_on::<CudaPlanDevice>(&mut setup),
@@ -35,7 +34,7 @@ pub(super) fn run(mut setup: Setup) -> Result<()> {
 
 fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let trainer =
-        prepare::first::<D>(setup).with_context(|| format!("cannot train {}", setup.model.name))?;
+        launch::first::<D>(setup).with_context(|| format!("cannot train {}", setup.model.name))?;
     let mut run = begin(setup, trainer, OnAlarm::Stop)?;
 
     let (vram, ram) = (setup.request.vram.bytes, setup.request.ram.bytes);
@@ -64,7 +63,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let finished = loop {
         let finished = run.train(&stop, &mut recorder)?;
         let StopReason::MemoryShort(alarm) = finished.reason else { break finished };
-        let (trainer, on_alarm) = prepare::within_less(setup, run.into_trainer(), alarm)?;
+        let (trainer, on_alarm) = launch::within_less(setup, run.into_trainer(), alarm)?;
         run = begin(setup, trainer, on_alarm)?;
         run.resume(&mut recorder)?.context("the checkpoint that was just saved is gone")?;
         saving::begin(setup, &mut run)?;
@@ -109,21 +108,19 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 }
 
 /// A run at its beginning, from the model that it starts with.
-fn begin<D: Trains>(
-    setup: &Setup,
-    mut trainer: PlannedTrainer<D>,
-    on_alarm: OnAlarm,
-) -> Result<Run<D>> {
+fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
     if let Some(weights) = &setup.model.weights {
         trainer.load(weights)?;
     }
-    let (train, held_out) = data::sources(&setup.settings, &setup.dataset, setup.answer.batch)?;
+    let plan = setup.launch.plan();
+    let (train, held_out) = data::sources(&setup.settings, &setup.dataset, plan.batch)?;
     let held_out = held_out.map(|source| Box::new(source) as Box<dyn BatchSource>);
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = folder::checkpoints(&setup.folder)?;
     let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
-    let planned_bytes = setup.answer.planned.prediction.peak_bytes[Tier::DEVICE];
-    run.watch(Guard::new(planned_bytes, setup.request.vram.bytes, GUARD_INTERVAL), on_alarm);
+    let planned_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
+    let budget_bytes = setup.launch.budget()[Tier::DEVICE];
+    run.watch(Guard::new(planned_bytes, budget_bytes, GUARD_INTERVAL), on_alarm);
     Ok(run)
 }
 
@@ -149,7 +146,7 @@ fn save_best<D: PlanDevice>(
 /// Saves the model as it is for others to load.
 fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> Result<()> {
     let source = setup.model.source();
-    let dtype = match setup.train_options.precision {
+    let dtype = match setup.request.options.precision {
         Precision::F32 => WeightDtype::F32,
         Precision::Bf16Master | Precision::Bf16Stochastic => WeightDtype::Bf16,
     };

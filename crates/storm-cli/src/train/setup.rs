@@ -10,7 +10,7 @@ use super::output::Style;
 use super::values::OverlongArg;
 use crate::forced::ForcedArgs;
 use crate::model_tokenizer::OtherTokenizer;
-use crate::plan::{Answer, DeviceMemory, Request, StepSize, explained};
+use crate::plan::{self, Answer, DeviceMemory, Request, explained};
 use crate::{UsageError, host_memory};
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -18,12 +18,14 @@ use std::io::Write;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 use storm_data::Dataset;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::AdamWParameters;
+use storm_plan::Tier;
 use storm_train::{
-    OptimizerOptions, Progress, Retention, RunError, RunOptions, Schedule, TrainOptions,
-    checkpoint_bytes,
+    Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, Schedule, StepSize,
+    TrainOptions, TrialOptions, checkpoint_bytes,
 };
 
 /// Options that a run cannot change on its way: with another value it would be another run.
@@ -69,22 +71,21 @@ pub(super) struct Setup {
     pub(super) folder: PathBuf,
     /// No other process writes there while this is held.
     _lock: Option<FolderLock>,
-    /// All options as they hold, as a config file.
-    config: String,
+    /// What was given, and what was chosen for what was not.
+    given: Given,
     pub(super) dataset: Arc<Dataset>,
     pub(super) model: Model,
     pub(super) machine_kind: DeviceKind,
     /// Of the CPU device; none on a card.
     pub(super) threads: usize,
     pub(super) request: Request,
-    pub(super) answer: Answer,
+    /// The plan, and how it got there.
+    pub(super) launch: Launch,
+    planning_seconds: f64,
     /// What the user allows, whatever is planned with when others take memory.
     pub(super) vram_bytes_allowed: u64,
     /// The most that any plan of the run takes.
     pub(super) vram_bytes_planned: u64,
-    pub(super) train_options: TrainOptions,
-    /// Every option as it holds.
-    pub(super) record: BTreeMap<String, String>,
 }
 
 impl Setup {
@@ -117,7 +118,7 @@ impl Setup {
         let model = model.for_vocabulary(&settings, vocabulary)?;
         data::check_lengths(&settings, &dataset, model.config.max_positions)?;
         let machine = Machine::new(&settings, model.config.parameter_count(), style)?;
-        let mut train_options = train_options(&settings, &dataset);
+        let train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
         let (machine_kind, threads) = (machine.kind, machine.threads);
         let step = step_size(&settings)?;
@@ -127,7 +128,7 @@ impl Setup {
         let request = Request {
             model: model.name.clone(),
             config: model.config.clone(),
-            options: train_options.clone(),
+            options: train_options,
             step,
             profile: machine.profile,
             vram: machine.vram,
@@ -142,18 +143,13 @@ impl Setup {
             checkpoint_bytes,
             beside_bytes: step_bytes.saturating_add(host_memory::of_threads(threads)),
         };
-        let answer = request.plan().map_err(|error| explained(&request, error, false))?;
-        train_options.batch = answer.batch;
-        given.batch = NonZeroUsize::new(answer.batch);
-        given.accumulate = NonZeroUsize::new(answer.accumulate);
-        let all = given.or(Given::defaults());
-        let record = record(&all);
-        if let Some(before) = &before {
-            compare(&before.settings, &record)?;
-        }
-        Ok(Setup {
+        let begun = Instant::now();
+        let trial = TrialOptions::of_run(settings.steps.get());
+        let launch = Launch::new(request.launch(trial))
+            .map_err(|error| explained(&request, error, false))?;
+        let mut setup = Setup {
             _lock: lock,
-            config: config::write(&all),
+            given,
             settings,
             style,
             start,
@@ -165,10 +161,35 @@ impl Setup {
             vram_bytes_allowed: request.vram.bytes,
             vram_bytes_planned: 0,
             request,
-            answer,
-            train_options,
-            record,
-        })
+            launch,
+            planning_seconds: begun.elapsed().as_secs_f64(),
+        };
+        setup.settle();
+        if let Some(before) = &before {
+            compare(&before.settings, &setup.record())?;
+        }
+        Ok(setup)
+    }
+
+    /// Takes down what the launch has chosen. A run that goes on keeps it.
+    pub(super) fn settle(&mut self) {
+        let plan = self.launch.plan();
+        self.given.batch = NonZeroUsize::new(plan.batch);
+        self.given.accumulate = NonZeroUsize::new(plan.accumulate);
+        let peak_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
+        self.vram_bytes_planned = self.vram_bytes_planned.max(peak_bytes);
+    }
+
+    /// The plan, for people.
+    pub(super) fn shown(&self) -> Result<String> {
+        let mut answer = Answer::new(&self.request, self.launch.plan().clone())?;
+        answer.planning_seconds = self.planning_seconds;
+        Ok(plan::shown(&self.request, &answer))
+    }
+
+    /// Every option that has a value, as text.
+    fn record(&self) -> BTreeMap<String, String> {
+        record(&self.given.clone().or(Given::defaults()))
     }
 
     /// Makes the folder that of this run, once nothing keeps it from going on: deletes what a killed process left
@@ -176,7 +197,8 @@ impl Setup {
     pub(super) fn write_down(&self) -> Result<()> {
         folder::checkpoints(&self.folder)?.remove_unfinished()?;
         let path = self.folder.join("config.toml");
-        let written = replace_file(&path, |out| out.write_all(self.config.as_bytes()));
+        let config = config::write(&self.given.clone().or(Given::defaults()));
+        let written = replace_file(&path, |out| out.write_all(config.as_bytes()));
         Ok(written.map_err(RunError::write(&path))?)
     }
 
@@ -197,7 +219,7 @@ impl Setup {
                 every: settings.keep_every.map(Into::into),
             },
             keep_best: settings.keep_best,
-            settings: self.record.clone(),
+            settings: self.record(),
             device,
         })
     }

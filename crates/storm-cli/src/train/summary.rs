@@ -7,7 +7,8 @@ use storm_train::History;
 
 /// Predicted and measured, in lines.
 pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<String> {
-    let prediction = &setup.answer.planned.prediction;
+    let plan = setup.launch.plan();
+    let prediction = &plan.planned.prediction;
     let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted.max(1e-12);
     let mut lines = vec![format!(
         "{:<10} {:>12} {:>12} {:>8} {:>12}",
@@ -20,7 +21,7 @@ pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<St
             "step",
             off(median, predicted)
         ));
-        let tokens = setup.answer.batch * setup.answer.accumulate * setup.train_options.sequence;
+        let tokens = plan.batch * plan.accumulate * setup.launch.options().sequence;
         let speed = |seconds: f64| format!("{:.0}/s", tokens as f64 / seconds);
         lines.push(format!("{:<10} {:>12} {:>12}", "tokens", speed(predicted), speed(median)));
     }

@@ -9,7 +9,7 @@ use storm_device::cuda::{CudaDevice, CudaPlanDevice};
 use storm_exec::trace;
 use storm_model::build;
 use storm_plan::{Queue, Storage, Tier};
-use storm_train::Trainer;
+use storm_train::ReferenceTrainer;
 
 /// The model of all claims.
 const MODEL: &str = "qwen2.5-1.5b";
@@ -190,7 +190,7 @@ fn resident_step(args: &RunArgs) -> Result<f64> {
     let options = args.options();
     let program = build(&config, &options.build_options())?;
     let open = |bytes| CudaDevice::new(0, bytes);
-    let mut trainer = Trainer::on_device(&config, options, program, |_| {}, open)?;
+    let mut trainer = ReferenceTrainer::on_device(&config, options, program, |_| {}, open)?;
     let batches = args.batches(&config)?;
     let mut seconds = f64::MAX;
     // The first step warms up.

@@ -1,4 +1,4 @@
-use crate::{PlannedTrainer, Precision, TrainError, TrainOptions};
+use crate::{Precision, TrainError, TrainOptions, Trainer};
 use storm_device::{HostBuffer, PlanDevice};
 use storm_graph::{DType, ParameterInstance, Shape, Training};
 use storm_model::{Dtype, ModelConfig, build};
@@ -126,13 +126,13 @@ pub trait TrainingState {
     fn set_updates(&mut self, updates: u32);
 }
 
-impl<D: PlanDevice> TrainingState for PlannedTrainer<D> {
+impl<D: PlanDevice> TrainingState for Trainer<D> {
     fn tensors(&self) -> Vec<StateTensor> {
         self.state_tensors()
     }
 
     fn updates(&self) -> u32 {
-        PlannedTrainer::updates(self)
+        Trainer::updates(self)
     }
 
     fn read(&mut self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), TrainError> {
@@ -144,7 +144,7 @@ impl<D: PlanDevice> TrainingState for PlannedTrainer<D> {
     }
 
     fn host_buffer(&self, bytes: usize) -> Result<HostBuffer, TrainError> {
-        PlannedTrainer::host_buffer(self, bytes)
+        Trainer::host_buffer(self, bytes)
     }
 
     fn write(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), TrainError> {
@@ -152,6 +152,6 @@ impl<D: PlanDevice> TrainingState for PlannedTrainer<D> {
     }
 
     fn set_updates(&mut self, updates: u32) {
-        PlannedTrainer::set_updates(self, updates);
+        Trainer::set_updates(self, updates);
     }
 }

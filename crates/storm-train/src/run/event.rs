@@ -1,5 +1,5 @@
 use super::{Finished, RunError};
-use crate::{Alarm, PlannedTrainer, TrainError};
+use crate::{Alarm, TrainError, Trainer};
 use std::path::Path;
 use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
@@ -133,13 +133,13 @@ pub trait Observed {
     fn trace(&mut self) -> Result<Option<Trace>, RunError>;
 }
 
-impl<D: PlanDevice> Observed for PlannedTrainer<D> {
+impl<D: PlanDevice> Observed for Trainer<D> {
     fn plan(&self) -> &Plan {
-        PlannedTrainer::plan(self)
+        Trainer::plan(self)
     }
 
     fn memory_taken(&self) -> PerTier<usize> {
-        PlannedTrainer::memory_taken(self)
+        Trainer::memory_taken(self)
     }
 
     fn device_bytes_in_use(&self) -> Result<u64, RunError> {
@@ -148,11 +148,11 @@ impl<D: PlanDevice> Observed for PlannedTrainer<D> {
     }
 
     fn set_recording(&mut self, recording: bool) {
-        PlannedTrainer::set_recording(self, recording);
+        Trainer::set_recording(self, recording);
     }
 
     fn trace(&mut self) -> Result<Option<Trace>, RunError> {
-        Ok(PlannedTrainer::trace(self)?)
+        Ok(Trainer::trace(self)?)
     }
 }
 

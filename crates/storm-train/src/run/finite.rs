@@ -1,12 +1,12 @@
 //! Who is to blame for a number that is none.
 
-use crate::{PlannedTrainer, StepReport, TrainError};
+use crate::{StepReport, TrainError, Trainer};
 use storm_device::PlanDevice;
 
 /// The first bad tensor, in words: a parameter in the order of the forward pass, or else a gradient in
 /// the order in which the backward pass made them.
 pub(super) fn first_bad<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
+    trainer: &mut Trainer<D>,
     report: StepReport,
 ) -> Result<String, TrainError> {
     // Before anything is flushed: these are of the step that failed.

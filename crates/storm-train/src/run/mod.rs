@@ -19,8 +19,8 @@ pub use source::BatchSource;
 pub use stop::Stop;
 
 use crate::{
-    Batch, Best, Checkpoints, Disk, Guard, PlannedTrainer, Progress, Retention, Saver, Schedule,
-    Storage, TrainingState, Verified,
+    Batch, Best, Checkpoints, Disk, Guard, Progress, Retention, Saver, Schedule, Storage, Trainer,
+    TrainingState, Verified,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -54,7 +54,7 @@ pub struct RunOptions {
 
 /// A model in training, with all that belongs to its run.
 pub struct Run<D: PlanDevice, S: Storage = Disk> {
-    trainer: PlannedTrainer<D>,
+    trainer: Trainer<D>,
     data: Box<dyn BatchSource>,
     held_out: Option<Box<dyn BatchSource>>,
     saver: Saver<S>,
@@ -97,7 +97,7 @@ pub struct Finished {
 impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// A run at its beginning. Of `data` the first micro-batch is next; `held_out` is at its start.
     pub fn new(
-        trainer: PlannedTrainer<D>,
+        trainer: Trainer<D>,
         data: Box<dyn BatchSource>,
         held_out: Option<Box<dyn BatchSource>>,
         checkpoints: Checkpoints<S>,
@@ -297,12 +297,12 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     }
 
     /// The model.
-    pub fn trainer(&mut self) -> &mut PlannedTrainer<D> {
+    pub fn trainer(&mut self) -> &mut Trainer<D> {
         &mut self.trainer
     }
 
     /// Ends the run, and leaves the model.
-    pub fn into_trainer(self) -> PlannedTrainer<D> {
+    pub fn into_trainer(self) -> Trainer<D> {
         self.trainer
     }
 

@@ -6,11 +6,11 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    Batch, Checkpoints, PlannedTrainer, Precision, Progress, Storage, TrainError, TrainOptions,
+    Batch, Checkpoints, Precision, Progress, Storage, TrainError, TrainOptions, Trainer,
     TrainingState, training_task,
 };
 
-pub(crate) type CpuTrainer = PlannedTrainer<CpuPlanDevice>;
+pub(crate) type CpuTrainer = Trainer<CpuPlanDevice>;
 
 const SEQUENCE: usize = 6;
 const MICRO_BATCHES: usize = 2;
@@ -48,7 +48,7 @@ pub(crate) fn trainer_of(
     let forced = Forced { update: Some(update), ..Forced::default() };
     let planned = plan(&task, &profile, budget, &forced).expect("a plan");
     let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
-    PlannedTrainer::new(config, options, planned.plan.into(), device).expect("a trainer")
+    Trainer::new(config, options, planned.plan.into(), device).expect("a trainer")
 }
 
 /// The batches of a step: a function of its number.

@@ -5,7 +5,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_plan::{
     Budget, Decisions, Forced, HardwareProfile, Lowering, Tier, check, plan, random_decisions,
 };
-use storm_train::{PlannedTrainer, Precision, training_task};
+use storm_train::{Precision, Trainer, training_task};
 
 const FAMILIES: [&str; 5] = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
 
@@ -96,8 +96,8 @@ fn the_planners_choice_is_exact_at_every_budget() {
             let predicted = chosen.prediction.clone();
             assert!(predicted.peak_bytes[Tier::DEVICE] <= vram_bytes, "{name} at {vram_bytes}");
             let device = CpuPlanOptions::default();
-            let trainer: PlannedTrainer<CpuPlanDevice> =
-                PlannedTrainer::new(&config, options.clone(), chosen.plan.clone().into(), device)
+            let trainer: Trainer<CpuPlanDevice> =
+                Trainer::new(&config, options.clone(), chosen.plan.clone().into(), device)
                     .expect("a trainer");
             let taken = trainer.memory_taken();
             assert_eq!(taken[Tier::DEVICE] as u64, predicted.peak_bytes[Tier::DEVICE]);

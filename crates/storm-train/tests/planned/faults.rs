@@ -3,7 +3,7 @@
 use crate::support::{batches, options, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
 use storm_plan::{Decisions, HardwareProfile, Lowering, Queue, check};
-use storm_train::{PlannedTrainer, Precision, training_task};
+use storm_train::{Precision, Trainer, training_task};
 
 #[test]
 fn a_failure_in_any_queue_is_named_and_stops_the_training() {
@@ -20,8 +20,8 @@ fn a_failure_in_any_queue_is_named_and_stops_the_training() {
             for after in [0, 7, 60] {
                 let fault = Some(Fault { queue, after, kind });
                 let device = CpuPlanOptions { fault, ..CpuPlanOptions::default() };
-                let mut trainer: PlannedTrainer<CpuPlanDevice> =
-                    PlannedTrainer::new(&config, options.clone(), plan.clone(), device)
+                let mut trainer: Trainer<CpuPlanDevice> =
+                    Trainer::new(&config, options.clone(), plan.clone(), device)
                         .expect("a trainer");
                 let outcome = (0..3).try_for_each(|step| {
                     trainer.step(&batches(&config, 2, step), 1e-3).map(|_| ())

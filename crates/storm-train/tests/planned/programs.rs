@@ -6,7 +6,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
 use storm_model::{Initialization, SaveOptions};
 use storm_plan::{Budget, Forced, HardwareProfile, Tier, plan};
-use storm_train::{Batch, PlannedTrainer, Precision, TrainError, TrainOptions, task_of_program};
+use storm_train::{Batch, Precision, TrainError, TrainOptions, Trainer, task_of_program};
 
 const TOKENS: usize = 11;
 const TARGETS: usize = 7;
@@ -28,10 +28,7 @@ fn program(batch: usize) -> Program {
     Program::new(vec![embedding, layer, head], stages).unwrap()
 }
 
-fn trainer(
-    program: &Program,
-    vram_bytes: u64,
-) -> Result<PlannedTrainer<CpuPlanDevice>, TrainError> {
+fn trainer(program: &Program, vram_bytes: u64) -> Result<Trainer<CpuPlanDevice>, TrainError> {
     let options: TrainOptions = options(Precision::F32);
     let task = task_of_program(program, &options, 1)?;
     let mut profile = HardwareProfile::builtin("reference").unwrap();
@@ -41,7 +38,7 @@ fn trainer(
     assert!(planned.prediction.peak_bytes[Tier::DEVICE] <= vram_bytes);
     let start = |_: &str| Initialization::Normal { deviation: 0.2 };
     let (plan, device) = (Arc::new(planned.plan), CpuPlanOptions::default());
-    PlannedTrainer::of_program(program, options, plan, device, start)
+    Trainer::of_program(program, options, plan, device, start)
 }
 
 fn batch(token: usize, target: usize) -> Batch {

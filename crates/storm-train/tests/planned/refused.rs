@@ -9,7 +9,10 @@ use storm_host::{HostLimit, HostMemoryRefused};
 use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, SegmentId, Tier,
 };
-use storm_train::{Notice, Precision, Preparation, TrainError, Trainer, prepare};
+use storm_train::{
+    Batch, Launch, LaunchRequest, LaunchSite, Notice, Precision, ReferenceTrainer, RunError,
+    StepPlan, StepSize, TrainError,
+};
 
 /// A CPU device with little memory to give.
 struct Stingy(CpuPlanDevice);
@@ -127,32 +130,55 @@ impl PlanDevice for Stingy {
 
 const MICRO_BATCHES: usize = 4;
 
-/// Prepares with plenty of both, on a device that has less; how often it was refused, and the loss and
-/// memory of a step.
-fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), TrainError> {
-    let config = tiny("llama-3.2-1b");
-    let profile = HardwareProfile {
-        overhead_bytes: 0,
-        ..HardwareProfile::builtin("reference").expect("built in")
-    };
-    let preparation = Preparation {
-        config: &config,
-        options: &options(Precision::Bf16Master),
-        accumulate: MICRO_BATCHES,
-        profile: &profile,
-        budget: Budget::new(vram_bytes, 1 << 30),
-        forced: &Forced::default(),
-    };
-    let mut refused = 0;
-    let tell = |notice: Notice<'_>| {
+struct Site {
+    has: Has,
+    refused: usize,
+}
+
+impl LaunchSite<Stingy> for Site {
+    fn device(&mut self, _: Budget, _: Option<Stingy>) -> Has {
+        self.has
+    }
+
+    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<Batch>, RunError> {
+        unreachable!("nothing is tried")
+    }
+
+    fn notice(&mut self, notice: Notice<'_>) {
         if let Notice::Refused { reason, budget } = notice {
             assert!(!reason.is_empty() && budget[Tier::HOST] > 0);
-            refused += 1;
+            self.refused += 1;
         }
-    };
-    let mut trainer = prepare::<Stingy>(&preparation, || has, tell)?.trainer;
+    }
+}
+
+fn request(vram_bytes: u64) -> LaunchRequest {
+    LaunchRequest {
+        config: tiny("llama-3.2-1b"),
+        options: options(Precision::Bf16Master),
+        step: StepSize::MicroBatches(MICRO_BATCHES),
+        profile: HardwareProfile {
+            overhead_bytes: 0,
+            ..HardwareProfile::builtin("reference").expect("built in")
+        },
+        budget: Budget::new(vram_bytes, 1 << 30),
+        forced: Forced::default(),
+        trial: None,
+    }
+}
+
+/// Launches with plenty of both, on a device that has less; how often it was refused, and the loss and
+/// memory of a step.
+fn launched(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), RunError> {
+    let request = request(vram_bytes);
+    let config = request.config.clone();
+    let mut launch = Launch::new(request)?;
+    let mut site = Site { has, refused: 0 };
+    let mut trainer = launch.start(&mut site, None)?.trainer;
+    assert_eq!(launch.budget()[Tier::DEVICE], vram_bytes, "what was refused changes no limit");
+    assert_eq!(***trainer.plan(), *launch.plan().planned.plan, "the plan is the one that runs");
     let loss = trainer.step(&batches(&config, MICRO_BATCHES, 0), 1e-3)?.loss;
-    Ok((refused, loss, trainer.memory_taken()))
+    Ok((site.refused, loss, trainer.memory_taken()))
 }
 
 const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, beside_bytes: 0 };
@@ -160,9 +186,10 @@ const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, beside_bytes: 0 };
 #[test]
 fn less_memory_is_planned_with() {
     let config = tiny("llama-3.2-1b");
-    let mut resident = Trainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
+    let mut resident =
+        ReferenceTrainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
     let report = resident.step(&batches(&config, MICRO_BATCHES, 0), 1e-3).expect("a step");
-    let (refused, loss, plenty) = prepared(1 << 30, PLENTY).expect("it fits");
+    let (refused, loss, plenty) = launched(1 << 30, PLENTY).expect("it fits");
     assert_eq!((refused, loss.to_bits()), (0, report.loss.to_bits()));
 
     let mut random = Random(3);
@@ -171,18 +198,18 @@ fn less_memory_is_planned_with() {
         // Not so little that nothing fits.
         let device_bytes = (plenty[Tier::DEVICE] * 3 / 4 + random.below(1000)) as u64;
         let has = Has { device_bytes, beside_bytes, ..PLENTY };
-        let (refused, loss, taken) = prepared(1 << 30, has).expect("it fits");
+        let (refused, loss, taken) = launched(1 << 30, has).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
         assert!(refused >= 1 && taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");
     }
 
     // In little device memory much waits on the host.
     let tight = (plenty[Tier::DEVICE] * 2 / 3) as u64;
-    let (_, _, taken) = prepared(tight, PLENTY).expect("it fits");
+    let (_, _, taken) = launched(tight, PLENTY).expect("it fits");
     let bytes = taken[Tier::HOST] as u64 * 19 / 20;
     for host in [Limit::Group(bytes), Limit::Locked(bytes), Limit::Silent(bytes)] {
         let (refused, loss, taken) =
-            prepared(tight, Has { host: Some(host), ..PLENTY }).expect("it fits");
+            launched(tight, Has { host: Some(host), ..PLENTY }).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
         assert!(refused >= 1 && taken[Tier::HOST] as u64 <= bytes, "{taken:?}");
     }
@@ -191,10 +218,29 @@ fn less_memory_is_planned_with() {
 #[test]
 fn too_little_is_too_little() {
     let has = Has { device_bytes: 1000, ..PLENTY };
-    match prepared(1 << 30, has) {
-        Err(TrainError::Plan(PlanError::TooSmall(problem))) => {
+    match launched(1 << 30, has) {
+        Err(RunError::Train(TrainError::Plan(PlanError::TooSmall(problem)))) => {
             assert!(problem.min_bytes[Tier::DEVICE] > 1000);
         }
         other => panic!("{:?}", other.map(|(refused, ..)| refused)),
     }
+}
+
+/// Where only the tokens of a step are given, less memory may mean smaller micro-batches.
+#[test]
+fn less_memory_may_mean_smaller_micro_batches() {
+    let start = |has: Has| {
+        let mut request = request(1 << 30);
+        request.step = StepSize::Tokens(16 * request.options.sequence);
+        let mut launch = Launch::new(request).expect("a plan");
+        let before = launch.plan().batch;
+        let launched = launch.start(&mut Site { has, refused: 0 }, None).expect("it fits");
+        let StepPlan { batch, accumulate, .. } = *launch.plan();
+        assert_eq!((batch * accumulate, launched.trainer.options().batch), (16, batch));
+        (before, batch, launched.trainer.memory_taken()[Tier::DEVICE] as u64)
+    };
+    let (before, roomy, taken) = start(PLENTY);
+    assert_eq!(before, roomy);
+    let (before, tight, _) = start(Has { device_bytes: taken / 2, ..PLENTY });
+    assert!(before == roomy && tight < roomy, "{before}, {tight} and {roomy}");
 }

@@ -10,7 +10,7 @@ use storm_graph::{
 };
 use storm_model::{ModelConfig, initialization};
 use storm_plan::{HardwareProfile, Lowering, check, random_decisions};
-use storm_train::{PlannedTrainer, Precision, TrainOptions, Trainer, task_of_program};
+use storm_train::{Precision, ReferenceTrainer, TrainOptions, Trainer, task_of_program};
 
 const WIDTH: usize = 16;
 const HEADS: HeadLayout = HeadLayout { query_heads: 4, key_value_heads: 2, head_dim: 4 };
@@ -179,8 +179,8 @@ fn random_programs_under_random_plans_are_exact() {
         let program = random_program(&config, &options, precision.compute(), seed);
         let micro_batches = 1 + seed as usize % 4;
 
-        let mut resident =
-            Trainer::of_program(&config, options.clone(), program.clone()).expect("a trainer");
+        let mut resident = ReferenceTrainer::of_program(&config, options.clone(), program.clone())
+            .expect("a trainer");
         let mut expected = Vec::new();
         for step in 0..STEPS {
             let report = resident.step(&batches(&config, micro_batches, step), 0.01).unwrap();
@@ -201,14 +201,9 @@ fn random_programs_under_random_plans_are_exact() {
                 ..CpuPlanOptions::default()
             };
             let start = |name: &str| initialization(&config, name);
-            let mut trainer: PlannedTrainer<CpuPlanDevice> = PlannedTrainer::of_program(
-                &program,
-                options.clone(),
-                Arc::new(plan),
-                device,
-                start,
-            )
-            .expect("a trainer");
+            let mut trainer: Trainer<CpuPlanDevice> =
+                Trainer::of_program(&program, options.clone(), Arc::new(plan), device, start)
+                    .expect("a trainer");
             for (step, &bits) in expected.iter().enumerate() {
                 let batches = batches(&config, micro_batches, step);
                 let evaluated = (step == 2).then(|| trainer.evaluate(&batches).unwrap());

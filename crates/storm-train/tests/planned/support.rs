@@ -5,7 +5,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::IGNORE_INDEX;
 pub(crate) use storm_graph::random::Random;
 use storm_model::{ModelConfig, Packing, preset};
-use storm_train::{Batch, PlannedTrainer, Precision, TrainOptions, Trainer};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions, Trainer};
 
 pub(crate) const SEQUENCE: usize = 9;
 pub(crate) const BATCH: usize = 2;
@@ -95,7 +95,7 @@ pub(crate) fn resident(
     options: &TrainOptions,
     micro_batches: usize,
 ) -> Fingerprint {
-    let mut trainer = Trainer::new(config, options.clone()).expect("a valid model");
+    let mut trainer = ReferenceTrainer::new(config, options.clone()).expect("a valid model");
     let mut steps = Vec::new();
     for step in 0..STEPS {
         let batches = batches(config, micro_batches, step);
@@ -122,8 +122,8 @@ pub(crate) fn planned(
     chaos_seed: Option<u64>,
 ) -> Fingerprint {
     let device = CpuPlanOptions { threads: Some(1), chaos_seed, ..CpuPlanOptions::default() };
-    let mut trainer: PlannedTrainer<CpuPlanDevice> =
-        PlannedTrainer::new(config, options.clone(), plan.into(), device).expect("a trainer");
+    let mut trainer: Trainer<CpuPlanDevice> =
+        Trainer::new(config, options.clone(), plan.into(), device).expect("a trainer");
     let flush_at = chaos_seed.unwrap_or(0) as usize % (2 * STEPS);
     let steps = run(&mut trainer, config, flush_at);
     let names = tensor_names(trainer.parameter_names(), options.precision);
@@ -138,7 +138,7 @@ pub(crate) fn planned(
 }
 
 fn run<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
+    trainer: &mut Trainer<D>,
     config: &ModelConfig,
     flush_at: usize,
 ) -> Vec<(u32, u32)> {

@@ -5,13 +5,35 @@ use crate::models::{
 };
 use storm_model::preset;
 use storm_plan::{Forced, PlanError, Tier};
-use storm_train::{MicroBatch, TrainError, choose_micro_batch};
+use storm_train::{LaunchRequest, StepPlan, StepSize, TrainError};
 
 #[track_caller]
-fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<MicroBatch, TrainError> {
-    let config = preset(model).expect("a preset");
-    let (profile, budget) = (profile("reference"), budget(vram_bytes, gib(64)));
-    choose_micro_batch(&config, &real_options(1), tokens, &profile, budget, &Forced::default())
+fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, TrainError> {
+    let request = LaunchRequest {
+        config: preset(model).expect("a preset"),
+        options: real_options(1),
+        step: StepSize::Tokens(tokens),
+        profile: profile("reference"),
+        budget: budget(vram_bytes, gib(64)),
+        forced: Forced::default(),
+        trial: None,
+    };
+    request.plan()
+}
+
+/// Of a tiny model on a small card.
+fn chosen_tiny(model: &str, sequences: usize, forced: Forced) -> StepPlan {
+    let options = tiny_options();
+    let request = LaunchRequest {
+        config: tiny(model),
+        step: StepSize::Tokens(sequences * options.sequence),
+        options,
+        profile: small_card(1e12, 1e10),
+        budget: budget(64 << 20, 1 << 30),
+        forced,
+        trial: None,
+    };
+    request.plan().expect("it fits")
 }
 
 #[test]
@@ -25,9 +47,9 @@ fn a_small_budget_takes_smaller_micro_batches() {
     assert!(tight.batch < roomy.batch, "{} and {}", tight.batch, roomy.batch);
     for chosen in [roomy, tight] {
         assert_eq!(chosen.batch * chosen.accumulate, 16);
-        assert!(chosen.tried.iter().any(|tried| tried.batch == chosen.batch));
-        assert!(chosen.tried.is_sorted_by_key(|tried| std::cmp::Reverse(tried.batch)));
-        for tried in &chosen.tried {
+        assert!(chosen.guesses.iter().any(|tried| tried.batch == chosen.batch));
+        assert!(chosen.guesses.is_sorted_by_key(|tried| std::cmp::Reverse(tried.batch)));
+        for tried in &chosen.guesses {
             assert_eq!(tried.batch * tried.accumulate, 16);
         }
     }
@@ -51,15 +73,8 @@ fn what_cannot_be_chosen_is_refused() {
 /// Steps of a prime number of sequences, of one, and of more than any micro-batch.
 #[test]
 fn steps_of_any_size() {
-    let profile = small_card(1e12, 1e10);
-    let config = tiny("qwen3-0.6b");
-    let options = tiny_options();
     for sequences in [1, 7, 48] {
-        let tokens = sequences * options.sequence;
-        let budget = budget(64 << 20, 1 << 30);
-        let chosen =
-            choose_micro_batch(&config, &options, tokens, &profile, budget, &Forced::default())
-                .expect("it fits");
+        let chosen = chosen_tiny("qwen3-0.6b", sequences, Forced::default());
         assert_eq!(chosen.batch * chosen.accumulate, sequences);
     }
 }
@@ -67,12 +82,8 @@ fn steps_of_any_size() {
 /// A group that divides the micro-batches of some sizes only.
 #[test]
 fn a_forced_group_chooses_the_size() {
-    let (profile, config, options) = (small_card(1e12, 1e10), tiny("mistral-7b"), tiny_options());
     let forced = Forced { group: Some(3), ..Forced::default() };
-    let tokens = 6 * options.sequence;
-    let budget = budget(64 << 20, 1 << 30);
-    let chosen =
-        choose_micro_batch(&config, &options, tokens, &profile, budget, &forced).expect("it fits");
+    let chosen = chosen_tiny("mistral-7b", 6, forced);
     assert_eq!(chosen.planned.decisions.group_sizes(), "3");
     assert!(chosen.accumulate.is_multiple_of(3));
 }

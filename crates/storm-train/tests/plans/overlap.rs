@@ -6,7 +6,7 @@ use storm_device::{NullDevice, NullOptions};
 use storm_exec::trace::{Overlap, overlap};
 use storm_model::preset;
 use storm_plan::{Forced, Storage, plan};
-use storm_train::{Batch, PlannedTrainer};
+use storm_train::{Batch, Trainer};
 
 fn simulated(vram_bytes: u64, forced: &Forced) -> Overlap {
     let (model, batch, micro_batches) = ("qwen2.5-1.5b", 16, 8);
@@ -16,9 +16,8 @@ fn simulated(vram_bytes: u64, forced: &Forced) -> Overlap {
     let plan = Arc::new(planned.plan);
     let device = NullOptions::of_profile(&plan, &profile);
     let config = preset(model).expect("a preset");
-    let mut trainer: PlannedTrainer<NullDevice> =
-        PlannedTrainer::new(&config, real_options(batch), plan, device)
-            .expect("no memory is taken");
+    let mut trainer: Trainer<NullDevice> =
+        Trainer::new(&config, real_options(batch), plan, device).expect("no memory is taken");
     let tokens = vec![1; batch * 1024];
     let batches = vec![Batch::new(tokens.clone(), tokens, 1024); micro_batches];
     trainer.step(&batches, 1e-3).expect("a step");

@@ -13,9 +13,9 @@ use storm_host::allocation::AllocationMeter;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    Alarm, Batch, BatchSource, Checkpoints, Decay, Disk, Event, Observed, Observer, PlannedTrainer,
-    Precision, Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop, StopReason,
-    TrainOptions, training_task,
+    Alarm, Batch, BatchSource, Checkpoints, Decay, Disk, Event, Observed, Observer, Precision,
+    Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop, StopReason, TrainOptions,
+    Trainer, training_task,
 };
 use tempfile::TempDir;
 
@@ -38,19 +38,19 @@ fn tiny() -> ModelConfig {
     config
 }
 
-fn trainer(update: UpdateTime) -> PlannedTrainer<CpuPlanDevice> {
+fn trainer(update: UpdateTime) -> Trainer<CpuPlanDevice> {
     let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
     trainer_on(update, device)
 }
 
-fn trainer_on<D: PlanDevice>(update: UpdateTime, device: D::Options) -> PlannedTrainer<D> {
+fn trainer_on<D: PlanDevice>(update: UpdateTime, device: D::Options) -> Trainer<D> {
     let options = TrainOptions { seed: 3, ..TrainOptions::new(2, SEQUENCE, Precision::F32) };
     let task = training_task(&tiny(), &options, 1).expect("a valid model");
     let profile = HardwareProfile::builtin("reference").expect("built in");
     let budget = Budget::new(1 << 40, 1 << 40);
     let forced = Forced { update: Some(update), ..Forced::default() };
     let planned = plan(&task, &profile, budget, &forced).expect("a plan");
-    PlannedTrainer::new(&tiny(), options, planned.plan.into(), device).expect("a trainer")
+    Trainer::new(&tiny(), options, planned.plan.into(), device).expect("a trainer")
 }
 
 /// Batches that are a function of their number; ends after some, if it does.
@@ -126,7 +126,7 @@ fn options(steps: u64, rate: f64) -> RunOptions {
     }
 }
 
-fn run<D: PlanDevice>(folder: &TempDir, trainer: PlannedTrainer<D>, options: RunOptions) -> Run<D> {
+fn run<D: PlanDevice>(folder: &TempDir, trainer: Trainer<D>, options: RunOptions) -> Run<D> {
     let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
     let held_out = Box::new(Made { next: 1000, end: Some(1003) });
     Run::new(trainer, Box::new(Made { next: 0, end: None }), Some(held_out), checkpoints, options)

@@ -3,7 +3,7 @@
 use crate::support::{batch, families, options};
 use storm_host::allocation::count;
 use storm_model::Packing;
-use storm_train::{Precision, Trainer};
+use storm_train::{Precision, ReferenceTrainer};
 
 #[test]
 fn a_step_does_not_allocate() {
@@ -13,7 +13,8 @@ fn a_step_does_not_allocate() {
         for precision in [Precision::F32, Precision::Bf16Master, Precision::Bf16Stochastic] {
             let options = options(precision, Packing::Segments);
             let batches = [0, 1].map(|seed| batch(&config, Packing::Segments, seed));
-            let mut trainer = pool.install(|| Trainer::new(&config, options).expect("a trainer"));
+            let mut trainer =
+                pool.install(|| ReferenceTrainer::new(&config, options).expect("a trainer"));
             let mut step = || {
                 let before = allocations();
                 pool.install(|| trainer.step(&batches, 1e-3).expect("a step"));

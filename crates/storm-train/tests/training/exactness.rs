@@ -74,13 +74,14 @@ fn another_seed_gives_other_bits() {
 fn recomputing_everything_takes_less_memory() {
     use crate::support::{BATCH, SEQUENCE};
     use storm_model::{BuildOptions, build};
-    use storm_train::Trainer;
+    use storm_train::ReferenceTrainer;
     let config = &families()[1];
     let options = options(Precision::F32, Packing::Single);
     let build_options = BuildOptions::training(BATCH, SEQUENCE, options.precision.compute());
     let program = build(config, &build_options).expect("a valid model");
     let work = |change: &dyn Fn(&mut storm_graph::Program)| {
-        let trainer = Trainer::with_passes(config, options.clone(), program.clone(), change);
+        let trainer =
+            ReferenceTrainer::with_passes(config, options.clone(), program.clone(), change);
         trainer.expect("a trainer").memory_bytes().1
     };
     let all = work(&|_| {});

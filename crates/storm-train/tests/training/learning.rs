@@ -3,10 +3,10 @@
 use crate::support::{BATCH, SEQUENCE, batch, families, options, tiny};
 use storm_graph::IGNORE_INDEX;
 use storm_model::{BuildOptions, Packing, Trainable, build};
-use storm_train::{Batch, Precision, TrainError, Trainer};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainError};
 
-fn trainer(name: &str, precision: Precision) -> Trainer {
-    Trainer::new(&tiny(name), options(precision, Packing::Single)).expect("a trainer")
+fn trainer(name: &str, precision: Precision) -> ReferenceTrainer {
+    ReferenceTrainer::new(&tiny(name), options(precision, Packing::Single)).expect("a trainer")
 }
 
 #[test]
@@ -14,7 +14,7 @@ fn the_loss_of_a_repeated_batch_falls() {
     for config in families() {
         for precision in [Precision::F32, Precision::Bf16Master, Precision::Bf16Stochastic] {
             let options = options(precision, Packing::Single);
-            let mut trainer = Trainer::new(&config, options).expect("a trainer");
+            let mut trainer = ReferenceTrainer::new(&config, options).expect("a trainer");
             let batches = [batch(&config, Packing::Single, 1)];
             let first = trainer.step(&batches, 1e-2).expect("a step").loss;
             let mut last = first;
@@ -55,7 +55,7 @@ fn frozen_parameters_have_no_gradient_and_do_not_move() {
         ..BuildOptions::training(BATCH, SEQUENCE, options.precision.compute())
     };
     let program = build(&config, &build_options).expect("a valid model");
-    let mut trainer = Trainer::of_program(&config, options, program).expect("a trainer");
+    let mut trainer = ReferenceTrainer::of_program(&config, options, program).expect("a trainer");
     let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
     let before: Vec<Vec<f32>> =
         names.iter().map(|name| trainer.read(name).expect("read")).collect();
@@ -111,7 +111,7 @@ fn batches_that_do_not_fit_are_refused() {
 fn options_that_make_no_sense_are_refused() {
     let mut options = options(Precision::F32, Packing::Single);
     options.optimizer.max_norm = Some(0.0);
-    let error = Trainer::new(&tiny("gpt2"), options).err().expect("refused").to_string();
+    let error = ReferenceTrainer::new(&tiny("gpt2"), options).err().expect("refused").to_string();
     assert_eq!(error, "max_norm: must be positive; leave it out to turn clipping off");
 }
 

@@ -4,7 +4,7 @@ pub(crate) use storm_graph::random::Random;
 use storm_graph::{IGNORE_INDEX, Program};
 use storm_host::allocation::AllocationMeter;
 use storm_model::{ModelConfig, Packing, build, preset};
-use storm_train::{Batch, Precision, TrainOptions, Trainer};
+use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions};
 
 #[global_allocator]
 static METER: AllocationMeter = AllocationMeter;
@@ -72,7 +72,7 @@ pub(crate) fn fingerprint(
 ) -> Vec<u32> {
     let program = build(config, &options.build_options()).expect("a valid model");
     let mut trainer =
-        Trainer::with_passes(config, options.clone(), program, change).expect("a trainer");
+        ReferenceTrainer::with_passes(config, options.clone(), program, change).expect("a trainer");
     let mut bits = Vec::new();
     for step in 0..3 {
         let batches = [

@@ -6,7 +6,7 @@ use storm_model::{
     BuildOptions, DecodeOptions, HfDirectory, ModelConfig, SaveOptions, WeightDtype,
 };
 use storm_train::{
-    Batch, Decoder, Generator, Inference, Precision, Sampling, TrainOptions, Trainer,
+    Batch, Decoder, Generator, Inference, Precision, ReferenceTrainer, Sampling, TrainOptions,
 };
 use tempfile::TempDir;
 
@@ -22,7 +22,7 @@ struct Model {
 impl Model {
     fn new(config: &ModelConfig) -> Model {
         let options = TrainOptions { seed: 5, ..TrainOptions::new(1, 8, Precision::F32) };
-        let mut trainer = Trainer::new(config, options).expect("a trainer");
+        let mut trainer = ReferenceTrainer::new(config, options).expect("a trainer");
         let mut random = Random(3);
         let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
         for name in names {

@@ -1,7 +1,6 @@
 //! Some steps under a plan before anybody counts on it: do they take as long as predicted?
 
-use crate::{Batch, PlannedTrainer, TrainError};
-use std::time::Instant;
+use crate::{Batch, TrainError, Trainer};
 use storm_device::{PlanDevice, Span};
 use storm_plan::HardwareProfile;
 
@@ -11,6 +10,23 @@ const OFF_MAX: f64 = 0.10;
 /// Short steps vary: so many of them are timed, but not for longer than this.
 const TIMED_STEPS_MAX: usize = 5;
 const TIMED_SECONDS_MAX: f64 = 1.0;
+
+/// A run of fewer steps is over before a trial pays.
+const TRIED_FROM_STEPS: u64 = 50;
+
+/// How a plan is tried.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TrialOptions {
+    /// Steps before the timed ones.
+    pub warm_up: u32,
+}
+
+impl TrialOptions {
+    /// For a run of so many steps; none if it is too short.
+    pub fn of_run(steps: u64) -> Option<TrialOptions> {
+        (steps >= TRIED_FROM_STEPS).then_some(TrialOptions { warm_up: 1 })
+    }
+}
 
 /// What some steps showed.
 #[derive(Clone, Debug)]
@@ -27,9 +43,9 @@ pub struct Trial {
 /// The trainer is not where it was afterwards: its parameters have moved.
 ///
 /// # Errors
-/// As [`PlannedTrainer::step`].
+/// As [`Trainer::step`].
 pub fn try_plan<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
+    trainer: &mut Trainer<D>,
     batches: &[Batch],
     warm_up_steps: u32,
     profile: &HardwareProfile,
@@ -39,9 +55,8 @@ pub fn try_plan<D: PlanDevice>(
     for _ in 0..warm_up_steps {
         step(trainer, batches)?;
     }
-    let begun = Instant::now();
     let mut times = vec![step(trainer, batches)?];
-    while times.len() < TIMED_STEPS_MAX && begun.elapsed().as_secs_f64() < TIMED_SECONDS_MAX {
+    while times.len() < TIMED_STEPS_MAX && times.iter().sum::<f64>() < TIMED_SECONDS_MAX {
         times.push(step(trainer, batches)?);
     }
     times.sort_by(f64::total_cmp);
@@ -54,22 +69,19 @@ pub fn try_plan<D: PlanDevice>(
     Ok(Trial { step_seconds, corrected })
 }
 
-/// One step; how long it took.
-fn step<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
-    batches: &[Batch],
-) -> Result<f64, TrainError> {
-    let start = Instant::now();
+/// One step; how long it took on the device's clock.
+fn step<D: PlanDevice>(trainer: &mut Trainer<D>, batches: &[Batch]) -> Result<f64, TrainError> {
+    let start = trainer.device().now();
     // Small enough to change little, large enough not to be skipped.
     trainer.step(batches, 1e-6)?;
     trainer.synchronize()?;
-    Ok(start.elapsed().as_secs_f64())
+    Ok(trainer.device().now().saturating_sub(start).as_secs_f64())
 }
 
 /// The profile as a recorded step corrects it, where one that is not recorded takes `step_seconds`; none if
 /// the device does not record.
 fn corrected<D: PlanDevice>(
-    trainer: &mut PlannedTrainer<D>,
+    trainer: &mut Trainer<D>,
     batches: &[Batch],
     profile: &HardwareProfile,
     step_seconds: f64,

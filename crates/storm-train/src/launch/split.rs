@@ -1,8 +1,8 @@
 //! How large micro-batches are, where only the tokens of a step are given.
 
-use crate::{TrainError, TrainOptions, training_task};
-use storm_model::ModelConfig;
-use storm_plan::{Budget, Forced, HardwareProfile, PlanError, Planned, guess_step_seconds, plan};
+use super::{LaunchRequest, StepPlan};
+use crate::TrainError;
+use storm_plan::{PlanError, Planned, guess_step_seconds};
 
 /// Micro-batches of more tokens are not tried: kernels do not get faster any more, and all of a
 /// layer's temporaries must be on the device at a time.
@@ -17,23 +17,9 @@ const PLANNED: usize = 2;
 /// Sizes that are guessed to be slower than the best by more than this are not planned in full.
 const WORTH_PLANNING: f64 = 1.03;
 
-/// A size of micro-batches, with the plan that made it the choice. The size is part of the semantics of
-/// a run: it is chosen once, recorded, and then stays.
-#[derive(Clone, Debug)]
-pub struct MicroBatch {
-    /// Sequences per micro-batch.
-    pub batch: usize,
-    /// Micro-batches per step.
-    pub accumulate: usize,
-    /// The plan with these.
-    pub planned: Planned,
-    /// All sizes that were looked at, largest first.
-    pub tried: Vec<TriedBatch>,
-}
-
 /// A size of micro-batches that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TriedBatch {
+pub struct GuessedSplit {
     /// Sequences per micro-batch.
     pub batch: usize,
     /// Micro-batches per step.
@@ -42,56 +28,44 @@ pub struct TriedBatch {
     pub guessed_seconds: Option<f64>,
 }
 
-/// Finds the size of micro-batches whose step of `tokens_per_step` tokens is the fastest within the
-/// budget. The batch of `options` does not matter.
-///
-/// # Errors
-/// Tokens that are no whole number of sequences, a model that is not valid for these sizes, or, if
-/// nothing fits, [`PlanError::TooSmall`] for micro-batches of one sequence.
-pub fn choose_micro_batch(
-    config: &ModelConfig,
-    options: &TrainOptions,
+/// Finds the size of micro-batches whose step of `tokens_per_step` tokens is the fastest within the budget.
+pub(super) fn choose(
+    request: &LaunchRequest,
     tokens_per_step: usize,
-    profile: &HardwareProfile,
-    budget: Budget,
-    forced: &Forced,
-) -> Result<MicroBatch, TrainError> {
+) -> Result<StepPlan, TrainError> {
+    let LaunchRequest { options, profile, budget, forced, .. } = request;
     let sequences = sequences(tokens_per_step, options.sequence)?;
-    let task_of = |batch: usize| {
-        let options = TrainOptions { batch, ..options.clone() };
-        training_task(config, &options, sequences / batch)
-    };
-    let mut tried: Vec<TriedBatch> = Vec::new();
+    let mut guesses: Vec<GuessedSplit> = Vec::new();
     let mut slower = 0;
     for batch in sizes(sequences, options.sequence) {
-        let task = task_of(batch)?;
-        let guessed_seconds = match guess_step_seconds(&task, profile, budget, forced) {
+        let task = request.task(batch, sequences / batch)?;
+        let guessed_seconds = match guess_step_seconds(&task, profile, *budget, forced) {
             Ok(seconds) => seconds,
             // A group that does not divide this number of micro-batches may divide another.
             Err(PlanError::Decisions { .. }) => None,
             Err(error) => return Err(error.into()),
         };
-        let fastest = tried.iter().filter_map(|t| t.guessed_seconds).fold(f64::MAX, f64::min);
+        let fastest = guesses.iter().filter_map(|t| t.guessed_seconds).fold(f64::MAX, f64::min);
         slower = match guessed_seconds {
             Some(seconds) if seconds >= fastest => slower + 1,
             Some(_) => 0,
             None => slower,
         };
-        tried.push(TriedBatch { batch, accumulate: sequences / batch, guessed_seconds });
+        guesses.push(GuessedSplit { batch, accumulate: sequences / batch, guessed_seconds });
         if slower >= SLOWER_MAX {
             break;
         }
     }
     let mut best: Option<(usize, Planned)> = None;
-    for batch in worth_planning(&tried) {
-        let planned = plan(&task_of(batch)?, profile, budget, forced)?;
+    for batch in worth_planning(&guesses) {
+        let planned = request.plan_split(batch, sequences / batch)?;
         let seconds = |planned: &Planned| planned.prediction.step_seconds;
         if best.as_ref().is_none_or(|(_, known)| seconds(&planned) < seconds(known)) {
             best = Some((batch, planned));
         }
     }
     let (batch, planned) = best.expect("at least one size is planned");
-    Ok(MicroBatch { batch, accumulate: sequences / batch, planned, tried })
+    Ok(StepPlan { batch, accumulate: sequences / batch, planned, guesses })
 }
 
 fn sequences(tokens_per_step: usize, sequence: usize) -> Result<usize, TrainError> {
@@ -123,7 +97,7 @@ fn sizes(sequences: usize, sequence: usize) -> Vec<usize> {
 
 /// The sizes with the best guesses, best first; if none was found to fit, the smallest, whose plan will
 /// say why.
-fn worth_planning(tried: &[TriedBatch]) -> Vec<usize> {
+fn worth_planning(tried: &[GuessedSplit]) -> Vec<usize> {
     let mut known: Vec<(f64, usize)> =
         tried.iter().filter_map(|t| Some((t.guessed_seconds?, t.batch))).collect();
     known.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -162,8 +136,8 @@ mod tests {
 
     #[test]
     fn the_best_guesses_are_planned() {
-        let tried = |guesses: &[Option<f64>]| -> Vec<TriedBatch> {
-            let size = |(i, &guessed_seconds): (usize, &Option<f64>)| TriedBatch {
+        let tried = |guesses: &[Option<f64>]| -> Vec<GuessedSplit> {
+            let size = |(i, &guessed_seconds): (usize, &Option<f64>)| GuessedSplit {
                 batch: 8 >> i,
                 accumulate: 1 << i,
                 guessed_seconds,

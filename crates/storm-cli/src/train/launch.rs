@@ -1,0 +1,104 @@
+//! What a launch needs of `storm train`, and what is said of it.
+
+use super::data;
+use super::device::Trains;
+use super::options::Settings;
+use super::output::Style;
+use super::setup::Setup;
+use crate::size;
+use anyhow::Result;
+use std::sync::Arc;
+use storm_data::Dataset;
+use storm_plan::{Budget, Tier};
+use storm_train::{
+    Alarm, Batch, BatchSource, Correction, LaunchSite, Launched, Notice, OnAlarm, Replanned,
+    RunError, Shrunk, Trainer,
+};
+
+/// A trial that takes longer is announced.
+const ANNOUNCED_SECONDS: f64 = 2.0;
+
+/// Steps of a trial, about: it is announced by them.
+const TRIAL_STEPS: f64 = 4.0;
+
+/// A trainer under the plan that was shown, or under a better one.
+pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
+    let Setup { launch, settings, dataset, style, threads, .. } = setup;
+    let mut site = Site { settings, dataset, style: *style, threads: *threads };
+    let Launched { trainer, .. } = launch.start::<D>(&mut site, None)?;
+    setup.settle();
+    Ok(trainer)
+}
+
+/// A trainer for a run that was saved because device memory got short. Says what the run should do when it gets
+/// short again.
+pub(super) fn within_less<D: Trains>(
+    setup: &mut Setup,
+    trainer: Trainer<D>,
+    alarm: Alarm,
+) -> Result<(Trainer<D>, OnAlarm)> {
+    let Setup { launch, settings, dataset, style, threads, .. } = setup;
+    let mut site = Site { settings, dataset, style: *style, threads: *threads };
+    let Shrunk { trainer, is_smaller } = launch.shrink::<D>(&mut site, trainer, alarm)?;
+    if is_smaller {
+        let bytes = size::show(launch.budget()[Tier::DEVICE]);
+        style.say(&format!("{alarm}: planned again for {bytes} of device memory"));
+        return Ok((trainer, OnAlarm::Stop));
+    }
+    eprintln!("warning: {alarm}, and the run cannot do with less: it continues as it is");
+    Ok((trainer, OnAlarm::GoOn))
+}
+
+struct Site<'a> {
+    settings: &'a Settings,
+    dataset: &'a Arc<Dataset>,
+    style: Style,
+    threads: usize,
+}
+
+impl<D: Trains> LaunchSite<D> for Site<'_> {
+    fn device(&mut self, budget: Budget, before: Option<D>) -> D::Options {
+        D::options(self.threads, budget, before)
+    }
+
+    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<Batch>, RunError> {
+        let (mut source, _) = data::sources(self.settings, self.dataset, batch)?;
+        let mut batches = vec![Batch::new(Vec::new(), Vec::new(), 1); accumulate];
+        for batch in &mut batches {
+            source.next_batch(batch)?;
+        }
+        Ok(batches)
+    }
+
+    fn notice(&mut self, notice: Notice<'_>) {
+        match notice {
+            Notice::Committing(_) | Notice::Committed(_) => {}
+            Notice::Refused { reason, budget } => {
+                let vram = size::show(budget[Tier::DEVICE]);
+                let ram = size::show(budget[Tier::HOST]);
+                eprintln!(
+                    "warning: {reason}; planning with {vram} of device and {ram} of host memory"
+                );
+            }
+            Notice::Trying(plan) => {
+                if plan.predicted_seconds() * TRIAL_STEPS > ANNOUNCED_SECONDS {
+                    self.style.say("trying the plan with some steps …");
+                }
+            }
+            Notice::Corrected(correction) => self.style.say(&corrected(correction)),
+        }
+    }
+}
+
+fn corrected(correction: &Correction) -> String {
+    let Correction { measured_seconds, predicted_seconds, corrected_seconds, outcome } = correction;
+    let plan = match outcome {
+        Replanned::Same => "the plan stays the same",
+        Replanned::Other => "another plan is faster",
+        Replanned::Kept => "another plan was slower, so this one stays",
+    };
+    format!(
+        "a step took {measured_seconds:.3} s, not {predicted_seconds:.3} s as predicted. With a profile corrected by \
+         the measurement, {corrected_seconds:.3} s are predicted; {plan}"
+    )
+}

@@ -1,0 +1,57 @@
+//! Puts a plan on a device, and plans again where the machine has less memory than was hoped for.
+
+use super::{Launch, LaunchSite, Notice};
+use crate::{TrainError, Trainer};
+use std::sync::Arc;
+use storm_device::{DeviceError, PlanDevice};
+use storm_exec::ExecError;
+use storm_plan::{Budget, Prediction};
+
+/// Other processes may take memory at the same time as this one, but not for ever.
+const ATTEMPTS_MAX: usize = 4;
+
+/// The share of memory that is kept clear of a limit just learned, and the most of it: the limit may
+/// move a little.
+const SLACK: u64 = 64;
+const SLACK_BYTES_MAX: u64 = 64 << 20;
+
+impl Launch {
+    /// Takes all memory for the plan and initializes the model. Where host or device memory is refused, or the
+    /// process holds more of the device than the profile says, plans again with what there is.
+    pub(super) fn commit<D: PlanDevice>(
+        &mut self,
+        site: &mut impl LaunchSite<D>,
+        mut before: Option<D>,
+    ) -> Result<Trainer<D>, TrainError> {
+        for attempt in 1.. {
+            site.notice(Notice::Committing(&self.plan));
+            let plan = Arc::new(self.plan.planned.plan.clone());
+            let device = site.device(self.request.budget, before.take());
+            let error = match Trainer::new(&self.request.config, self.options(), plan, device) {
+                Ok(trainer) => {
+                    site.notice(Notice::Committed(&self.plan));
+                    return Ok(trainer);
+                }
+                Err(error) => error,
+            };
+            match smaller(&error, self.available, &self.plan.planned.prediction) {
+                Some(less) if attempt < ATTEMPTS_MAX => self.available = less,
+                _ => return Err(error),
+            }
+            let reason = error.to_string();
+            site.notice(Notice::Refused { reason: &reason, budget: self.available });
+            self.plan = self.planned_again()?;
+        }
+        unreachable!("attempts end")
+    }
+}
+
+/// What to plan with after an error; none if less memory would not help.
+fn smaller(error: &TrainError, budget: Budget, planned: &Prediction) -> Option<Budget> {
+    let TrainError::Exec(ExecError::Device(DeviceError::Memory(refused))) = error else {
+        return None;
+    };
+    let left = planned.peak_bytes[refused.tier].saturating_sub(refused.missing_bytes());
+    let slack = (left / SLACK).min(SLACK_BYTES_MAX);
+    Some(budget.with(refused.tier, left - slack))
+}

@@ -1,0 +1,435 @@
+use crate::batch::BatchSize;
+use crate::column::Column;
+use crate::optimizer::{self, names};
+use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
+use std::path::Path;
+use storm_device::cpu::CpuDevice;
+use storm_device::{Device, DeviceError};
+use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
+use storm_graph::random::{SEED_WORDS, Seed};
+use storm_graph::{
+    Accumulation, AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter,
+    StepScalars, Tensor, TensorClass,
+};
+use storm_model::{
+    BuildOptions, HfDirectory, Initialization, ModelConfig, ModelOutput, Packing, SaveOptions,
+    build, initialization,
+};
+
+/// How a model is trained.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TrainOptions {
+    /// B: sequences per micro-batch.
+    pub batch: usize,
+    /// T: tokens per sequence.
+    pub sequence: usize,
+    /// Storage of parameters, gradients and state.
+    pub precision: Precision,
+    /// Whether batches carry segments.
+    pub packing: Packing,
+    /// Rows of logits that exist at a time.
+    pub chunk_rows: usize,
+    /// How parameters are updated.
+    pub optimizer: OptimizerOptions,
+    /// Of initialization and stochastic rounding.
+    pub seed: u64,
+}
+
+impl TrainOptions {
+    /// Defaults for a batch size.
+    pub fn new(batch: usize, sequence: usize, precision: Precision) -> TrainOptions {
+        TrainOptions {
+            batch,
+            sequence,
+            precision,
+            packing: Packing::Single,
+            chunk_rows: storm_model::DEFAULT_CHUNK_ROWS,
+            optimizer: OptimizerOptions::default(),
+            seed: 0,
+        }
+    }
+
+    /// How the trainer builds the model.
+    pub fn build_options(&self) -> BuildOptions {
+        BuildOptions {
+            packing: self.packing,
+            output: ModelOutput::Loss { chunk_rows: self.chunk_rows },
+            ..BuildOptions::training(self.batch, self.sequence, self.precision.compute())
+        }
+    }
+}
+
+/// What a step did.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct StepReport {
+    /// Mean cross-entropy over the valid tokens of the step, before the update.
+    pub loss: f32,
+    /// Norm of all gradients before clipping. If it is not finite, nothing was updated.
+    pub gradient_norm: f32,
+}
+
+/// A model in training, all of it in the memory of a device and without a plan: the reference that a
+/// [`Trainer`](crate::Trainer) must match bit by bit. For tests, verification and comparisons only.
+pub struct ReferenceTrainer<D: Device = CpuDevice> {
+    resident: Resident<D>,
+    config: ModelConfig,
+    options: TrainOptions,
+    instances: Vec<ParameterInstance>,
+    schedules: Schedules,
+    inputs: Inputs,
+    /// Updates made so far.
+    updates: u32,
+}
+
+struct Schedules {
+    initialize: ScheduleId,
+    start: ScheduleId,
+    proceed: ScheduleId,
+    norm: ScheduleId,
+    update: ScheduleId,
+    fill_masters: Option<ScheduleId>,
+}
+
+/// Slots that the host fills.
+struct Inputs {
+    /// Batch column and slot; columns that the program does not read are absent.
+    columns: Vec<(Column, SlotId)>,
+    /// Room for a sorted order.
+    staging: Vec<i32>,
+    denominator: SlotId,
+    scalars: SlotId,
+    random: SlotId,
+    norm: SlotId,
+}
+
+impl ReferenceTrainer<CpuDevice> {
+    /// Puts the model and its training on the CPU device. Parameters are initialized from the seed.
+    ///
+    /// # Errors
+    /// The model is not valid for these sizes, or the memory cannot be had.
+    pub fn new(
+        config: &ModelConfig,
+        options: TrainOptions,
+    ) -> Result<ReferenceTrainer, TrainError> {
+        let program = build(config, &options.build_options())?;
+        ReferenceTrainer::of_program(config, options, program)
+    }
+
+    /// [`ReferenceTrainer::new`] over a program that the caller has built or changed, for the same config.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::new`].
+    pub fn of_program(
+        config: &ModelConfig,
+        options: TrainOptions,
+        program: Program,
+    ) -> Result<ReferenceTrainer, TrainError> {
+        ReferenceTrainer::with_passes(config, options, program, |_| {})
+    }
+
+    /// [`ReferenceTrainer::of_program`] with a change to the differentiated program, such as a choice of
+    /// what to recompute.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::new`].
+    pub fn with_passes(
+        config: &ModelConfig,
+        options: TrainOptions,
+        program: Program,
+        change: impl Fn(&mut Program),
+    ) -> Result<ReferenceTrainer, TrainError> {
+        ReferenceTrainer::on_device(config, options, program, change, CpuDevice::new)
+    }
+}
+
+impl<D: Device> ReferenceTrainer<D> {
+    /// [`ReferenceTrainer::with_passes`] on the device that `open` makes, given the bytes it must have.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::new`].
+    pub fn on_device(
+        config: &ModelConfig,
+        options: TrainOptions,
+        program: Program,
+        change: impl Fn(&mut Program),
+        open: impl FnOnce(usize) -> Result<D, DeviceError>,
+    ) -> Result<ReferenceTrainer<D>, TrainError> {
+        check_options(&options)?;
+        let precision = options.precision;
+        let differentiated = |accumulation| -> Result<Program, TrainError> {
+            let mut program = program.differentiate(accumulation, precision.gradients())?;
+            change(&mut program);
+            Ok(program)
+        };
+        let start = differentiated(Accumulation::Start)?;
+        let proceed = differentiated(Accumulation::Continue)?;
+
+        let instances = program.parameter_instances();
+        let mut slots = Slots::new();
+        for ParameterInstance { name, parameter, .. } in &instances {
+            let ProgramParameter { shape, dtype, training, .. } = parameter.clone();
+            let class = TensorClass::Parameter(training);
+            slots.declare(Tensor { name: name.clone(), shape, dtype, class })?;
+        }
+        optimizer::declare(&mut slots, &program, &instances, precision)?;
+        for input in start.inputs() {
+            slots.declare(input)?;
+        }
+
+        let mut schedules = vec![
+            initialize_schedule(&slots, config, &instances)?,
+            Schedule::of_program(&start, &slots)?,
+            Schedule::of_program(&proceed, &slots)?,
+            optimizer::norm_schedule(&slots, &program, &instances, precision, &options.optimizer)?,
+            optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
+        ];
+        if precision.has_master() {
+            schedules.push(optimizer::master_schedule(&slots, &instances)?);
+        }
+        let inputs = Inputs::find(&slots, options.batch * options.sequence)?;
+        let resident = Resident::new(slots, schedules, open)?;
+        let schedules = Schedules {
+            initialize: resident.schedule(0),
+            start: resident.schedule(1),
+            proceed: resident.schedule(2),
+            norm: resident.schedule(3),
+            update: resident.schedule(4),
+            fill_masters: precision.has_master().then(|| resident.schedule(5)),
+        };
+        let config = config.clone();
+        let mut trainer = ReferenceTrainer {
+            resident,
+            config,
+            options,
+            instances,
+            schedules,
+            inputs,
+            updates: 0,
+        };
+        trainer.write_random(0)?;
+        trainer.resident.run(trainer.schedules.initialize)?;
+        if let Some(fill_masters) = trainer.schedules.fill_masters {
+            trainer.resident.run(fill_masters)?;
+        }
+        Ok(trainer)
+    }
+
+    /// One optimizer step over all micro-batches: gradients are summed, normalized by the valid
+    /// tokens of the step, clipped, and applied.
+    ///
+    /// # Errors
+    /// A batch that does not fit; nothing was changed.
+    pub fn step(
+        &mut self,
+        batches: &[Batch],
+        learning_rate: f32,
+    ) -> Result<StepReport, TrainError> {
+        let loss = self.accumulate(batches)?;
+        let gradient_norm = self.update(learning_rate)?;
+        Ok(StepReport { loss, gradient_norm })
+    }
+
+    /// Forward and backward of all micro-batches; afterwards the gradients of the step are in their
+    /// slots. Each use of a tied parameter has one of its own until [`ReferenceTrainer::update`] sums them.
+    /// Returns the loss.
+    ///
+    /// # Errors
+    /// A batch that does not fit; nothing was changed.
+    pub fn accumulate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
+        let valid = self.size().check(batches)?;
+        self.resident.write(self.inputs.denominator, &[valid as f32])?;
+        let mut loss = 0.0;
+        for (index, batch) in batches.iter().enumerate() {
+            self.write_batch(batch)?;
+            let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
+            self.resident.run(schedule)?;
+            let mut part = [0.0];
+            self.resident.result(schedule, "loss", &mut part)?;
+            loss += part[0];
+        }
+        Ok(loss)
+    }
+
+    /// Applies the gradients in the slots and returns their norm. A norm that is not finite leaves
+    /// parameters and state as they are.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn update(&mut self, learning_rate: f32) -> Result<f32, TrainError> {
+        if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
+            let problem = format!("must be a number that is not negative, not {learning_rate}");
+            return Err(TrainError::Option { option: "learning_rate", problem });
+        }
+        let update = self.updates + 1;
+        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        self.resident.write(self.inputs.scalars, &scalars.to_array())?;
+        self.write_random(update)?;
+        self.resident.run(self.schedules.norm)?;
+        let mut norm = [0.0];
+        self.resident.read(self.inputs.norm, &mut norm)?;
+        if norm[0].is_finite() {
+            self.resident.run(self.schedules.update)?;
+            self.updates = update;
+        }
+        Ok(norm[0])
+    }
+
+    /// Loads all parameters from a Hugging Face directory of the same config.
+    ///
+    /// # Errors
+    /// A tensor is missing, has another shape, or cannot be read.
+    pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
+        weights::load(&mut self.resident, &self.config, directory)
+    }
+
+    /// Saves all parameters as a Hugging Face directory.
+    ///
+    /// # Errors
+    /// From the file system; an existing directory is left as it was.
+    pub fn save(&self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
+        weights::save(&mut &self.resident, &self.config, output, options)
+    }
+
+    /// A parameter (`layers.0.attention.qkv.weight`), its gradient (`NAME.grad`) or its state
+    /// (`NAME.first_moment`, …), widened to f32.
+    ///
+    /// # Errors
+    /// There is no such tensor.
+    pub fn read(&self, name: &str) -> Result<Vec<f32>, TrainError> {
+        weights::read(&mut &self.resident, name)
+    }
+
+    /// Sets a tensor that [`ReferenceTrainer::read`] knows, rounded to its dtype; a parameter's f32 master, where
+    /// it has one, gets the values as they are.
+    ///
+    /// # Errors
+    /// There is no such tensor, or it has another number of elements.
+    pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
+        weights::write(&mut self.resident, name, values)
+    }
+
+    /// Names of all parameters, layer by layer.
+    pub fn parameter_names(&self) -> impl Iterator<Item = &str> {
+        self.instances.iter().map(|instance| instance.name.as_str())
+    }
+
+    /// The device memory in use, and how much of it holds the activations of a step.
+    pub fn memory_bytes(&self) -> (usize, usize) {
+        self.resident.memory_bytes(self.schedules.start)
+    }
+
+    /// Forward and backward of one micro-batch with `observe` called before each instruction: its
+    /// op's name, and none after the last.
+    ///
+    /// # Errors
+    /// A batch that does not fit.
+    pub fn profile(
+        &mut self,
+        batch: &Batch,
+        observe: impl FnMut(Option<&'static str>),
+    ) -> Result<(), TrainError> {
+        let valid = self.size().check(std::slice::from_ref(batch))?;
+        self.resident.write(self.inputs.denominator, &[valid as f32])?;
+        self.write_batch(batch)?;
+        Ok(self.resident.run_observed(self.schedules.start, observe)?)
+    }
+
+    /// Waits until everything is done, for those who measure time.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn synchronize(&mut self) -> Result<(), TrainError> {
+        Ok(self.resident.synchronize()?)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &D {
+        self.resident.device()
+    }
+
+    fn size(&self) -> BatchSize {
+        let TrainOptions { batch, sequence, packing, .. } = self.options;
+        BatchSize::new(&self.config, batch, sequence, packing)
+    }
+
+    fn write_random(&mut self, step: u32) -> Result<(), TrainError> {
+        let words: [i32; SEED_WORDS] = Seed { seed: self.options.seed, step }.to_words();
+        Ok(self.resident.write(self.inputs.random, &words)?)
+    }
+
+    fn write_batch(&mut self, batch: &Batch) -> Result<(), TrainError> {
+        for &(column, slot) in &self.inputs.columns {
+            let entries = column.entries(batch, &mut self.inputs.staging);
+            self.resident.write(slot, entries)?;
+        }
+        Ok(())
+    }
+}
+
+impl Inputs {
+    fn find(slots: &Slots, rows: usize) -> Result<Inputs, TrainError> {
+        Ok(Inputs {
+            staging: vec![0; rows],
+            columns: Column::find_all(slots),
+            denominator: slots.get("denominator")?,
+            scalars: slots.get(names::SCALARS)?,
+            random: slots.get(names::RANDOM)?,
+            norm: slots.get(names::NORM)?,
+        })
+    }
+}
+
+pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
+    let refuse =
+        |option, problem: &str| Err(TrainError::Option { option, problem: problem.to_owned() });
+    let AdamWParameters { beta1, beta2, epsilon, weight_decay } = options.optimizer.adamw;
+    if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
+        return refuse("betas", "must be at least 0 and less than 1");
+    }
+    if !(epsilon > 0.0 && epsilon.is_finite()) {
+        return refuse("epsilon", "must be positive");
+    }
+    if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
+        return refuse("weight_decay", "must not be negative");
+    }
+    match options.optimizer.max_norm {
+        Some(max_norm) if max_norm.is_nan() || max_norm <= 0.0 => {
+            refuse("max_norm", "must be positive; leave it out to turn clipping off")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Fresh values for every parameter.
+fn initialize_schedule(
+    slots: &Slots,
+    config: &ModelConfig,
+    instances: &[ParameterInstance],
+) -> Result<Schedule, TrainError> {
+    let mut schedule = Schedule::default();
+    for instance in instances {
+        let start = initialization(config, &instance.parameter.name);
+        let graph = initial_graph(start, instance)?;
+        schedule.add_graph(graph, instance.index, |tensor| slots.find(&tensor.name))?;
+    }
+    Ok(schedule)
+}
+
+/// One node that makes a parameter as it starts.
+pub(crate) fn initial_graph(
+    start: Initialization,
+    instance: &ParameterInstance,
+) -> Result<Graph, TrainError> {
+    let ParameterInstance { name, parameter, .. } = instance;
+    let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
+    let mut graph = Graph::new();
+    let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
+    let op = match start {
+        Initialization::Constant(value) => Op::Fill { shape, dtype, value },
+        Initialization::Normal { deviation } => {
+            Op::RandomNormal { random, shape, dtype, deviation, stream: number }
+        }
+    };
+    graph.apply(name, op)?;
+    Ok(graph)
+}

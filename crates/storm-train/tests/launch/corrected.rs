@@ -1,0 +1,122 @@
+//! Plans whose steps do not take as long as predicted.
+
+use crate::virtual_device::{Site, Truth, VirtualDevice};
+use std::rc::Rc;
+use storm_model::preset;
+use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile};
+use storm_train::{
+    Launch, LaunchRequest, Launched, Precision, Replanned, StepSize, TrainOptions, TrialOptions,
+};
+
+const SEQUENCE: usize = 1024;
+
+fn request(trial: Option<TrialOptions>) -> LaunchRequest {
+    LaunchRequest {
+        config: preset("qwen2.5-0.5b").expect("a preset"),
+        options: TrainOptions::new(8, SEQUENCE, Precision::Bf16Stochastic),
+        step: StepSize::MicroBatches(2),
+        profile: HardwareProfile::builtin("reference").expect("built in"),
+        budget: Budget::new(4 << 30, 64 << 30),
+        forced: Forced::default(),
+        trial,
+    }
+}
+
+/// Copies take so many times as long as the profile says.
+fn slow_copies(times: f64) -> HardwareProfile {
+    let mut profile = request(None).profile;
+    for link in &mut profile.links {
+        link.to_near_bandwidth /= times;
+        link.to_far_bandwidth /= times;
+        link.duplex_bandwidth /= times;
+    }
+    profile
+}
+
+struct Outcome {
+    launch: Launch,
+    launched: Launched<VirtualDevice>,
+    site: Site,
+}
+
+fn start(
+    trial: Option<TrialOptions>,
+    profile: HardwareProfile,
+    factor: impl Fn(&CheckedPlan) -> f64 + 'static,
+) -> Outcome {
+    let mut launch = Launch::new(request(trial)).expect("a plan");
+    let mut site = Site::new(Truth { profile, factor: Rc::new(factor) }, SEQUENCE);
+    let launched = launch.start(&mut site, None).expect("a trainer");
+    assert_eq!(
+        launched.trainer.plan().bytes,
+        launch.plan().planned.plan.bytes,
+        "the plan is the one that runs"
+    );
+    Outcome { launch, launched, site }
+}
+
+const TRIAL: Option<TrialOptions> = Some(TrialOptions { warm_up: 1 });
+
+#[test]
+fn a_prediction_that_holds_changes_nothing() {
+    let before = Launch::new(request(TRIAL)).expect("a plan");
+    let Outcome { launch, launched, site } = start(TRIAL, request(None).profile, |_| 1.0);
+    assert_eq!(launched.correction, None);
+    assert_eq!(*launch.profile(), request(None).profile);
+    assert_eq!(launch.plan().planned.decisions, before.plan().planned.decisions);
+    // The trainer of the run is not the one that was tried.
+    assert_eq!(site.committed.len(), 2);
+    assert_eq!(launched.trainer.device().now().as_nanos(), 0);
+}
+
+#[test]
+fn without_a_trial_nothing_is_tried() {
+    let Outcome { launched, site, .. } = start(None, slow_copies(8.0), |_| 1.0);
+    assert_eq!((launched.correction, site.committed.len()), (None, 1));
+    assert_eq!(TrialOptions::of_run(49), None);
+    assert!(TrialOptions::of_run(50).is_some());
+}
+
+#[test]
+fn slow_copies_lead_to_another_plan() {
+    let before = Launch::new(request(TRIAL)).expect("a plan");
+    let Outcome { launch, launched, site } = start(TRIAL, slow_copies(8.0), |_| 1.0);
+    let correction = launched.correction.expect("copies are not as thought");
+    assert_eq!(site.corrections, [correction]);
+    assert_eq!(correction.outcome, Replanned::Other);
+    assert_ne!(launch.plan().planned.decisions, before.plan().planned.decisions);
+    assert!(correction.measured_seconds > 1.1 * correction.predicted_seconds, "{correction:?}");
+    // The new plan is faster than the first was, and takes as long as predicted.
+    assert!(correction.corrected_seconds < correction.measured_seconds, "{correction:?}");
+    let alone = start(TRIAL, slow_copies(8.0), |_| 1.0);
+    assert_eq!(alone.launched.correction, Some(correction), "virtual time repeats itself");
+}
+
+#[test]
+fn everything_slower_by_the_same_keeps_the_plan() {
+    let before = Launch::new(request(TRIAL)).expect("a plan");
+    let Outcome { launch, launched, .. } = start(TRIAL, request(None).profile, |_| 1.5);
+    let correction = launched.correction.expect("nothing is as thought");
+    let kept = launch.plan().planned.decisions == before.plan().planned.decisions;
+    assert_eq!(correction.outcome == Replanned::Other, !kept, "{correction:?}");
+    // What is predicted now is what was measured.
+    let off = correction.corrected_seconds / correction.measured_seconds - 1.0;
+    assert!(off.abs() < 0.02, "{correction:?}");
+}
+
+#[test]
+fn a_second_plan_that_is_slower_is_not_taken() {
+    let before = Launch::new(request(TRIAL)).expect("a plan");
+    let first = before.plan().planned.plan.bytes;
+    // Any other plan meets something that no profile knows of.
+    let factor = move |plan: &CheckedPlan| if plan.bytes == first { 1.0 } else { 20.0 };
+    let Outcome { launch, launched, site } = start(TRIAL, slow_copies(8.0), factor);
+    let correction = launched.correction.expect("copies are not as thought");
+    assert_eq!(correction.outcome, Replanned::Kept);
+    assert_eq!(launch.plan().planned.decisions, before.plan().planned.decisions);
+    assert_eq!(site.committed.len(), 3);
+    assert_eq!(site.committed.first(), site.committed.last());
+    // It is predicted by the corrected profile, not by the one that was wrong.
+    let off = correction.corrected_seconds / correction.measured_seconds - 1.0;
+    assert!(off.abs() < 0.1, "{correction:?}");
+}

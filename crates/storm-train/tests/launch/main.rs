@@ -1,0 +1,4 @@
+//! Launches on a device whose clock is virtual: it differs from its profile as a test wants it to.
+
+mod corrected;
+mod virtual_device;

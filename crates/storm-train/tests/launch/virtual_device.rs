@@ -1,0 +1,122 @@
+//! A device that takes as long as a test says.
+
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use storm_device::{DeviceError, NullDevice, NullOptions, PlanDevice, Trace};
+use storm_graph::{Graph, Node, TensorId};
+use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
+use storm_train::{Batch, Correction, LaunchSite, Notice, RunError};
+
+/// What a step takes, whatever a plan was made with.
+#[derive(Clone)]
+pub(crate) struct Truth {
+    pub(crate) profile: HardwareProfile,
+    /// How many times as long everything of a plan takes.
+    pub(crate) factor: Rc<dyn Fn(&CheckedPlan) -> f64>,
+}
+
+pub(crate) struct VirtualDevice(NullDevice);
+
+impl PlanDevice for VirtualDevice {
+    type Options = Truth;
+
+    const ALIGNMENT: usize = NullDevice::ALIGNMENT;
+
+    fn commit(plan: Arc<CheckedPlan>, truth: Truth) -> Result<VirtualDevice, DeviceError> {
+        let mut options = NullOptions::of_profile(&plan, &truth.profile);
+        let factor = (truth.factor)(&plan);
+        options.instruction_seconds.iter_mut().for_each(|seconds| *seconds *= factor);
+        NullDevice::commit(plan, options).map(VirtualDevice)
+    }
+
+    fn plan(&self) -> &Arc<CheckedPlan> {
+        self.0.plan()
+    }
+
+    fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
+        self.0.issue(segment)
+    }
+
+    fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.0.write_input(input, bytes)
+    }
+
+    fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read_result(result, bytes)
+    }
+
+    fn synchronize(&mut self) -> Result<(), DeviceError> {
+        self.0.synchronize()
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.0.write(place, bytes)
+    }
+
+    fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.0.read(place, bytes)
+    }
+
+    fn run_alone(
+        &mut self,
+        graph: &Graph,
+        node: &Node,
+        place: impl Fn(TensorId) -> usize,
+        layer: u16,
+    ) -> Result<(), DeviceError> {
+        self.0.run_alone(graph, node, place, layer)
+    }
+
+    fn memory_taken(&self) -> PerTier<usize> {
+        self.0.memory_taken()
+    }
+
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn identity(&self) -> String {
+        self.0.identity()
+    }
+
+    fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
+        self.0.trace()
+    }
+}
+
+/// A launch on such a device, and what was said of it.
+pub(crate) struct Site {
+    pub(crate) truth: Truth,
+    pub(crate) sequence: usize,
+    /// Bytes of device memory of each plan that was put on the device.
+    pub(crate) committed: Vec<usize>,
+    pub(crate) corrections: Vec<Correction>,
+}
+
+impl Site {
+    pub(crate) fn new(truth: Truth, sequence: usize) -> Site {
+        Site { truth, sequence, committed: Vec::new(), corrections: Vec::new() }
+    }
+}
+
+impl LaunchSite<VirtualDevice> for Site {
+    fn device(&mut self, _: Budget, _: Option<VirtualDevice>) -> Truth {
+        self.truth.clone()
+    }
+
+    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<Batch>, RunError> {
+        let tokens = vec![1; batch * self.sequence];
+        Ok(vec![Batch::new(tokens.clone(), tokens, self.sequence); accumulate])
+    }
+
+    fn notice(&mut self, notice: Notice<'_>) {
+        match notice {
+            Notice::Committed(plan) => {
+                self.committed.push(plan.planned.plan.bytes[Tier::DEVICE]);
+            }
+            Notice::Corrected(correction) => self.corrections.push(*correction),
+            _ => {}
+        }
+    }
+}
