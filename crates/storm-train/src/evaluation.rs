@@ -1,54 +1,99 @@
-use crate::forward::Forward;
-use crate::{Batch, TrainError};
-use storm_device::{Device, DeviceError};
-use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput};
+//! The losses of a model under a forward-only plan: no gradients, no state, and of the weights only what fits.
 
-/// A model whose losses are looked at: no gradients, no updates.
-pub struct Evaluation<D: Device> {
-    forward: Forward<D>,
+use crate::batch::BatchSize;
+use crate::feed::Exchange;
+use crate::{Batch, TrainError, weights};
+use std::sync::Arc;
+use storm_device::PlanDevice;
+use storm_exec::Planned;
+use storm_graph::StepScalars;
+use storm_graph::random::Seed;
+use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput, Trainable, build};
+use storm_plan::{CheckedPlan, PerTier, Task};
+
+/// A model whose losses are looked at. The plan may be for less memory than the model has.
+pub struct Evaluation<D: PlanDevice> {
+    planned: Planned<D>,
+    exchange: Exchange,
+    size: BatchSize,
     loss_sum: f64,
     targets: u64,
 }
 
-impl<D: Device> Evaluation<D> {
-    /// Loads a model for batches of this size.
+/// The forward pass of some micro-batches of a model, before any decision about memory.
+///
+/// # Errors
+/// The model is not valid for these sizes.
+pub fn evaluation_task(
+    config: &ModelConfig,
+    options: &BuildOptions,
+    micro_batches: usize,
+) -> Result<Task, TrainError> {
+    let forward = build(config, &frozen(options))?;
+    Ok(Task { forward, training: None, micro_batches })
+}
+
+/// Nothing learns, and the result is the loss.
+fn frozen(options: &BuildOptions) -> BuildOptions {
+    let output = match options.output {
+        ModelOutput::Logits => ModelOutput::Loss { chunk_rows: storm_model::DEFAULT_CHUNK_ROWS },
+        loss => loss,
+    };
+    BuildOptions { output, trainable: Trainable::Where(|_| false), ..options.clone() }
+}
+
+impl<D: PlanDevice> Evaluation<D> {
+    /// Puts a plan of [`evaluation_task`] with the same config and options on a device, and loads the model.
     ///
     /// # Errors
-    /// The sizes do not fit the model, the files do not hold it, or the memory cannot be had.
+    /// The plan is of something else, the files do not hold the model, or the memory cannot be had.
     pub fn load(
         config: &ModelConfig,
         options: &BuildOptions,
         directory: &HfDirectory,
-        open: impl FnOnce(usize) -> Result<D, DeviceError>,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
     ) -> Result<Evaluation<D>, TrainError> {
-        let output = match options.output {
-            ModelOutput::Logits => {
-                ModelOutput::Loss { chunk_rows: storm_model::DEFAULT_CHUNK_ROWS }
-            }
-            loss => loss,
-        };
-        let options = BuildOptions { output, ..options.clone() };
-        let forward = Forward::load(config, options, directory, open)?;
-        Ok(Evaluation { forward, loss_sum: 0.0, targets: 0 })
+        let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
+        let exchange = Exchange::new(&plan, options.batch * options.sequence)?;
+        let mut planned = Planned::commit(plan, device)?;
+        weights::load(&mut planned, config, directory)?;
+        Ok(Evaluation { planned, exchange, size, loss_sum: 0.0, targets: 0 })
     }
 
-    /// Counts a batch in. One in which no target counts changes nothing.
+    /// Batches that go together: their loss is one sum, divided once.
+    pub fn micro_batches(&self) -> usize {
+        self.planned.micro_batches()
+    }
+
+    /// What is taken in each tier.
+    pub fn memory_taken(&self) -> PerTier<usize> {
+        self.planned.memory_taken()
+    }
+
+    /// Counts batches in, at most as many as go together. Some in which no target counts change nothing.
     ///
     /// # Errors
-    /// The batch does not fit, a loss is not finite, or from the device.
-    pub fn add(&mut self, batch: &Batch) -> Result<(), TrainError> {
-        self.forward.size.check_inputs(batch)?;
-        let valid = batch.valid_tokens();
+    /// A batch does not fit, there are too many, a loss is not finite, or from the device.
+    pub fn add(&mut self, batches: &[Batch]) -> Result<(), TrainError> {
+        let most = self.micro_batches();
+        if batches.len() > most {
+            let problem = format!("{} go together, of {most} at most", batches.len());
+            return Err(TrainError::Batch { problem });
+        }
+        batches.iter().try_for_each(|batch| self.size.check_inputs(batch))?;
+        let valid: usize = batches.iter().map(Batch::valid_tokens).sum();
         if valid == 0 {
             return Ok(());
         }
-        self.forward.run(batch, valid as f32)?;
-        let mut loss = [0.0f32];
-        self.forward.result("loss", &mut loss)?;
-        if !loss[0].is_finite() {
-            return Err(TrainError::NonFiniteResult { what: "loss", value: loss[0] });
+        let seed = Seed { seed: 0, step: 0 };
+        let mut feed = self.exchange.feed(batches, valid as f32, StepScalars::NONE, seed);
+        self.planned.step(&mut feed)?;
+        let loss = feed.loss;
+        if !loss.is_finite() {
+            return Err(TrainError::NonFiniteResult { what: "loss", value: loss });
         }
-        self.loss_sum += f64::from(loss[0]) * valid as f64;
+        self.loss_sum += f64::from(loss) * valid as f64;
         self.targets += valid as u64;
         Ok(())
     }

@@ -13,7 +13,6 @@ pub(crate) struct Forward<D: Device> {
     resident: Resident<D>,
     schedule: ScheduleId,
     columns: Vec<(Column, SlotId)>,
-    denominator: Option<SlotId>,
     pub(crate) size: BatchSize,
 }
 
@@ -37,22 +36,18 @@ impl<D: Device> Forward<D> {
         }
         let schedule = Schedule::of_program(&program, &slots)?;
         let columns = Column::find_all(&slots);
-        let denominator = slots.find("denominator");
         let mut resident = Resident::new(slots, vec![schedule], open)?;
         weights::load(&mut resident, config, directory)?;
         let schedule = resident.schedule(0);
         let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
-        Ok(Forward { resident, schedule, columns, denominator, size })
+        Ok(Forward { resident, schedule, columns, size })
     }
 
-    /// Runs a batch that was checked. A loss is divided by `denominator`.
-    pub(crate) fn run(&mut self, batch: &Batch, denominator: f32) -> Result<(), TrainError> {
+    /// Runs a batch that was checked.
+    pub(crate) fn run(&mut self, batch: &Batch) -> Result<(), TrainError> {
         for &(column, slot) in &self.columns {
             // A program without gradients asks for no sorted order.
             self.resident.write(slot, column.entries(batch, &mut []))?;
-        }
-        if let Some(slot) = self.denominator {
-            self.resident.write(slot, &[denominator])?;
         }
         Ok(self.resident.run(self.schedule)?)
     }

@@ -44,7 +44,7 @@ impl Inference {
     /// The batch does not fit.
     pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, TrainError> {
         self.forward.size.check_inputs(batch)?;
-        self.forward.run(batch, 1.0)?;
+        self.forward.run(batch)?;
         let size = &self.forward.size;
         let elements = size.batch * size.sequence * self.vocabulary;
         Ok(match self.dtype {

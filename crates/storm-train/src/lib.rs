@@ -22,6 +22,7 @@ mod data;
 mod decode;
 mod error;
 mod evaluation;
+mod feed;
 mod forward;
 mod generate;
 mod guard;
@@ -45,7 +46,7 @@ pub use checkpoint::{
 pub use data::LoaderSource;
 pub use decode::Decoder;
 pub use error::TrainError;
-pub use evaluation::Evaluation;
+pub use evaluation::{Evaluation, evaluation_task};
 pub use generate::{Generator, Sampling};
 pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;

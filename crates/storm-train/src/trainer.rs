@@ -1,13 +1,13 @@
 use crate::batch::BatchSize;
 use crate::checkpoint::{StateTensor, state_tensors};
-use crate::column::Column;
+use crate::feed::{Exchange, StepFeed, foreign};
 use crate::optimizer::names;
 use crate::reference::{check_options, initial_graph};
 use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
 use std::sync::Arc;
 use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
-use storm_exec::{Feed, Planned};
+use storm_exec::Planned;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{DType, Graph, Op, ParameterInstance, Program, StepScalars, Tensor, Training};
 use storm_model::{HfDirectory, Initialization, ModelConfig, SaveOptions, build, initialization};
@@ -24,28 +24,11 @@ pub struct Trainer<D: PlanDevice> {
     options: TrainOptions,
     size: BatchSize,
     instances: Vec<ParameterInstance>,
-    /// What fills each input of the plan.
-    sources: Vec<Source>,
-    /// Room for a sorted order.
-    staging: Vec<i32>,
+    exchange: Exchange,
     /// Updates made or pending.
     updates: u32,
     /// The scalars of an update that the next step or flush applies.
     pending: Option<StepScalars>,
-    /// Results of the program other than its loss, as they came last.
-    others: Vec<(String, Vec<u8>)>,
-}
-
-/// The result that is learned.
-const LOSS: &str = "loss";
-
-/// Where the data of an input comes from.
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    Column(Column),
-    Denominator,
-    Scalars,
-    Random,
 }
 
 impl<D: PlanDevice> Trainer<D> {
@@ -88,29 +71,7 @@ impl<D: PlanDevice> Trainer<D> {
         let instances = program.parameter_instances();
         let TrainOptions { batch, sequence, packing, .. } = options;
         let size = BatchSize::of_program(program, batch, sequence, packing);
-        let mut sources = Vec::new();
-        for input in &plan.inputs {
-            let name = input.tensor.name.as_str();
-            let entries = input.tensor.shape.elements();
-            if Column::named(name).is_some() && entries != batch * sequence {
-                let problem = format!("has {entries} entries there, not batch × sequence");
-                return Err(foreign(format!("`{name}` {problem}")));
-            }
-            sources.push(match (name, Column::named(name)) {
-                (_, Some(column)) => Source::Column(column),
-                ("denominator", _) => Source::Denominator,
-                (names::SCALARS, _) => Source::Scalars,
-                (names::RANDOM, _) => Source::Random,
-                _ => return Err(foreign(format!("it has an input `{name}`, which no batch has"))),
-            });
-        }
-        let mut others: Vec<(String, Vec<u8>)> = Vec::new();
-        let is_known = |name: &str| name == LOSS || name == names::NORM;
-        for result in plan.results.iter().filter(|result| !is_known(&result.tensor.name)) {
-            if others.iter().all(|(known, _)| *known != result.tensor.name) {
-                others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
-            }
-        }
+        let exchange = Exchange::new(&plan, batch * sequence)?;
         let planned = Planned::commit(plan, device)?;
         for ParameterInstance { name, parameter, .. } in &instances {
             let Tensor { shape, dtype, .. } = planned.tensor(name)?;
@@ -118,18 +79,15 @@ impl<D: PlanDevice> Trainer<D> {
                 return Err(foreign(format!("`{name}` is {dtype} {shape} there")));
             }
         }
-        let staging = vec![0; batch * sequence];
         let mut trainer = Trainer {
             planned,
             config: None,
             options,
             size,
             instances,
-            sources,
-            staging,
+            exchange,
             updates: 0,
             pending: None,
-            others,
         };
         trainer.initialize(start)?;
         Ok(trainer)
@@ -196,17 +154,8 @@ impl<D: PlanDevice> Trainer<D> {
         };
         let denominator = self.size.check(batches)? as f32;
         self.flush()?;
-        let mut feed = StepFeed {
-            batches,
-            sources: &self.sources,
-            staging: &mut self.staging,
-            denominator: [denominator],
-            scalars: StepScalars::NONE.to_array(),
-            random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
-            loss: 0.0,
-            gradient_norm: f32::NAN,
-            others: &mut self.others,
-        };
+        let seed = Seed { seed: self.options.seed, step: self.updates };
+        let mut feed = self.exchange.feed(batches, denominator, StepScalars::NONE, seed);
         for first in (0..batches.len()).step_by(group) {
             self.planned.evaluate(&mut feed, first)?;
         }
@@ -216,8 +165,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// The bytes of a result of the program other than its loss, of the last micro-batch that ran; none if
     /// there is no such result.
     pub fn result(&self, name: &str) -> Option<&[u8]> {
-        let result = self.others.iter().find(|(known, _)| known == name);
-        result.map(|(_, bytes)| bytes.as_slice())
+        self.exchange.result(name)
     }
 
     /// Whether the plan applies the gradients of a step in the next one.
@@ -239,17 +187,9 @@ impl<D: PlanDevice> Trainer<D> {
             true => (self.pending.take(), self.updates),
             false => (Some(own), self.updates + 1),
         };
-        let mut feed = StepFeed {
-            batches,
-            sources: &self.sources,
-            staging: &mut self.staging,
-            denominator: [denominator],
-            scalars: applied.unwrap_or(StepScalars::NONE).to_array(),
-            random: Seed { seed: self.options.seed, step: number }.to_words(),
-            loss: 0.0,
-            gradient_norm: f32::NAN,
-            others: &mut self.others,
-        };
+        let seed = Seed { seed: self.options.seed, step: number };
+        let scalars = applied.unwrap_or(StepScalars::NONE);
+        let mut feed = self.exchange.feed(batches, denominator, scalars, seed);
         self.planned.step(&mut feed)?;
         let StepFeed { loss, gradient_norm, .. } = feed;
         Ok(StepReport { loss, gradient_norm })
@@ -261,17 +201,8 @@ impl<D: PlanDevice> Trainer<D> {
     /// From the device.
     pub fn flush(&mut self) -> Result<(), TrainError> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
-        let mut feed = StepFeed {
-            batches: &[],
-            sources: &self.sources,
-            staging: &mut self.staging,
-            denominator: [1.0],
-            scalars: pending.to_array(),
-            random: Seed { seed: self.options.seed, step: self.updates }.to_words(),
-            loss: 0.0,
-            gradient_norm: f32::NAN,
-            others: &mut self.others,
-        };
+        let seed = Seed { seed: self.options.seed, step: self.updates };
+        let mut feed = self.exchange.feed(&[], 1.0, pending, seed);
         // The gradients are still there, but nothing is pending: the next step does not apply them.
         self.planned.flush(&mut feed)
     }
@@ -449,10 +380,6 @@ fn no_config() -> TrainError {
     TrainError::Option { option: "model", problem: problem.to_owned() }
 }
 
-fn foreign(problem: String) -> TrainError {
-    TrainError::Option { option: "plan", problem: format!("was made for another model: {problem}") }
-}
-
 /// One node that makes a parameter's master.
 fn widening_graph(instance: &ParameterInstance) -> Result<Graph, TrainError> {
     let mut graph = Graph::new();
@@ -461,59 +388,4 @@ fn widening_graph(instance: &ParameterInstance) -> Result<Graph, TrainError> {
     let x = graph.parameter(&instance.name, shape, dtype, Training::Trainable);
     graph.apply(&format!("{}.master", instance.name), Op::Convert { x, dtype: DType::F32 })?;
     Ok(graph)
-}
-
-/// The data of one step.
-struct StepFeed<'a> {
-    batches: &'a [Batch],
-    sources: &'a [Source],
-    staging: &'a mut [i32],
-    denominator: [f32; 1],
-    scalars: [f32; StepScalars::LEN],
-    random: [i32; SEED_WORDS],
-    loss: f32,
-    gradient_norm: f32,
-    others: &'a mut [(String, Vec<u8>)],
-}
-
-impl Feed for StepFeed<'_> {
-    type Error = TrainError;
-
-    fn input(
-        &mut self,
-        index: usize,
-        _: &Tensor,
-        micro_batch: Option<usize>,
-    ) -> Result<&[u8], TrainError> {
-        Ok(match self.sources[index] {
-            Source::Column(column) => {
-                // The last group of an evaluation may be larger than what is left: it is filled up with
-                // the last batch, whose results do not count again.
-                let last = self.batches.len() - 1;
-                let batch = &self.batches[micro_batch.unwrap_or(0).min(last)];
-                bytes_of(column.entries(batch, self.staging))
-            }
-            Source::Denominator => bytes_of(&self.denominator),
-            Source::Scalars => bytes_of(&self.scalars),
-            Source::Random => bytes_of(&self.random),
-        })
-    }
-
-    fn result(&mut self, _: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
-        if micro_batch.is_some_and(|micro_batch| micro_batch >= self.batches.len()) {
-            return;
-        }
-        let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-        match tensor.name.as_str() {
-            // In the order of the micro-batches, as the sum over them is.
-            LOSS => self.loss += value(),
-            names::NORM => self.gradient_norm = value(),
-            name => {
-                let known = self.others.iter_mut().find(|(known, _)| known == name);
-                if let Some((_, stored)) = known {
-                    stored.copy_from_slice(bytes);
-                }
-            }
-        }
-    }
 }

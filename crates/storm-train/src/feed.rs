@@ -1,0 +1,147 @@
+//! What a plan's inputs are filled with, and where its results go.
+
+use crate::column::Column;
+use crate::optimizer::names;
+use crate::{Batch, TrainError};
+use storm_device::bytes_of;
+use storm_exec::Feed;
+use storm_graph::random::{SEED_WORDS, Seed};
+use storm_graph::{StepScalars, Tensor};
+use storm_plan::CheckedPlan;
+
+/// The result that is learned.
+const LOSS: &str = "loss";
+
+/// Where the data of an input comes from.
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Column(Column),
+    Denominator,
+    Scalars,
+    Random,
+}
+
+/// What fills each input of a plan, and its results other than loss and norm.
+pub(crate) struct Exchange {
+    sources: Vec<Source>,
+    /// Room for a sorted order.
+    staging: Vec<i32>,
+    /// As they came last.
+    others: Vec<(String, Vec<u8>)>,
+}
+
+impl Exchange {
+    /// For batches of `rows` tokens.
+    ///
+    /// # Errors
+    /// The plan has an input that no batch has, or another size of batches.
+    pub(crate) fn new(plan: &CheckedPlan, rows: usize) -> Result<Exchange, TrainError> {
+        let mut sources = Vec::new();
+        for input in &plan.inputs {
+            let name = input.tensor.name.as_str();
+            let entries = input.tensor.shape.elements();
+            if Column::named(name).is_some() && entries != rows {
+                let problem = format!("has {entries} entries there, not batch × sequence");
+                return Err(foreign(format!("`{name}` {problem}")));
+            }
+            sources.push(match (name, Column::named(name)) {
+                (_, Some(column)) => Source::Column(column),
+                ("denominator", _) => Source::Denominator,
+                (names::SCALARS, _) => Source::Scalars,
+                (names::RANDOM, _) => Source::Random,
+                _ => return Err(foreign(format!("it has an input `{name}`, which no batch has"))),
+            });
+        }
+        let mut others: Vec<(String, Vec<u8>)> = Vec::new();
+        let is_known = |name: &str| name == LOSS || name == names::NORM;
+        for result in plan.results.iter().filter(|result| !is_known(&result.tensor.name)) {
+            if others.iter().all(|(known, _)| *known != result.tensor.name) {
+                others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
+            }
+        }
+        Ok(Exchange { sources, staging: vec![0; rows], others })
+    }
+
+    /// The data of a step or an evaluation over these batches, whose loss is divided by `denominator`.
+    pub(crate) fn feed<'a>(
+        &'a mut self,
+        batches: &'a [Batch],
+        denominator: f32,
+        scalars: StepScalars,
+        seed: Seed,
+    ) -> StepFeed<'a> {
+        StepFeed {
+            batches,
+            exchange: self,
+            denominator: [denominator],
+            scalars: scalars.to_array(),
+            random: seed.to_words(),
+            loss: 0.0,
+            gradient_norm: f32::NAN,
+        }
+    }
+
+    /// The bytes of a result other than loss and norm, of the last micro-batch that ran.
+    pub(crate) fn result(&self, name: &str) -> Option<&[u8]> {
+        let result = self.others.iter().find(|(known, _)| known == name);
+        result.map(|(_, bytes)| bytes.as_slice())
+    }
+}
+
+/// A plan that does not belong to the model.
+pub(crate) fn foreign(problem: String) -> TrainError {
+    TrainError::Option { option: "plan", problem: format!("was made for another model: {problem}") }
+}
+
+/// The data of one step, and what came of it.
+pub(crate) struct StepFeed<'a> {
+    batches: &'a [Batch],
+    exchange: &'a mut Exchange,
+    denominator: [f32; 1],
+    scalars: [f32; StepScalars::LEN],
+    random: [i32; SEED_WORDS],
+    pub(crate) loss: f32,
+    pub(crate) gradient_norm: f32,
+}
+
+impl Feed for StepFeed<'_> {
+    type Error = TrainError;
+
+    fn input(
+        &mut self,
+        index: usize,
+        _: &Tensor,
+        micro_batch: Option<usize>,
+    ) -> Result<&[u8], TrainError> {
+        Ok(match self.exchange.sources[index] {
+            Source::Column(column) => {
+                // The last group of an evaluation may be larger than what is left: it is filled up with
+                // the last batch, whose results do not count again.
+                let last = self.batches.len() - 1;
+                let batch = &self.batches[micro_batch.unwrap_or(0).min(last)];
+                bytes_of(column.entries(batch, &mut self.exchange.staging))
+            }
+            Source::Denominator => bytes_of(&self.denominator),
+            Source::Scalars => bytes_of(&self.scalars),
+            Source::Random => bytes_of(&self.random),
+        })
+    }
+
+    fn result(&mut self, _: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
+        if micro_batch.is_some_and(|micro_batch| micro_batch >= self.batches.len()) {
+            return;
+        }
+        let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        match tensor.name.as_str() {
+            // In the order of the micro-batches, as the sum over them is.
+            LOSS => self.loss += value(),
+            names::NORM => self.gradient_norm = value(),
+            name => {
+                let known = self.exchange.others.iter_mut().find(|(known, _)| known == name);
+                if let Some((_, stored)) = known {
+                    stored.copy_from_slice(bytes);
+                }
+            }
+        }
+    }
+}
