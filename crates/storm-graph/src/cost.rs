@@ -1,6 +1,6 @@
 //! What ops cost in arithmetic.
 
-use crate::{Mask, Op, ParameterGradients, Tensor};
+use crate::{Cost, Mask, Op, ParameterGradients, Tensor};
 
 impl Op<&Tensor> {
     /// Floating-point operations of the matrix products in the op, a multiply and an add counted as
@@ -34,7 +34,31 @@ impl Op<&Tensor> {
             Op::AttentionGrad { qkv, heads, mask, .. } => {
                 5 * attention_product(qkv, heads.query_width(), *mask)
             }
-            _ => 0,
+            _ => {
+                // Only an op that is declared without products may be missing above.
+                debug_assert!(!matches!(self.cost(), Cost::Product | Cost::Logits));
+                0
+            }
+        }
+    }
+
+    /// Bytes that the op moves besides what hides behind its arithmetic.
+    pub fn moved_bytes(&self, outputs: &[&Tensor]) -> usize {
+        let written: usize = outputs.iter().map(|tensor| tensor.size_bytes()).sum();
+        let operands = || self.operands().into_iter().map(|(_, tensor)| tensor.size_bytes());
+        match self.cost() {
+            Cost::Product | Cost::View => 0,
+            Cost::Logits => match self {
+                // Logits of all rows: written, read, and read and written by the softmax.
+                Op::HeadLoss { hidden, weight, .. } | Op::HeadLossGrad { hidden, weight, .. } => {
+                    4 * hidden.shape.rows() * weight.shape.rows() * hidden.dtype.size_bytes()
+                }
+                _ => unreachable!("`{}` has no logits", self.name()),
+            },
+            Cost::TableRows => 2 * written,
+            // The first operand is the gradient.
+            Cost::GradientRows => 3 * operands().next().unwrap_or(0),
+            Cost::Bytes => operands().sum::<usize>() + written,
         }
     }
 }

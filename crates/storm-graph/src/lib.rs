@@ -45,7 +45,7 @@ pub use autodiff::{GradientRequest, differentiate, order_name};
 pub use dtype::DType;
 pub use error::{GraphError, OperandList};
 pub use graph::{Graph, Node, Phase};
-pub use op::Op;
+pub use op::{Cost, Family, Op};
 pub use ops::{PIECE_ALIGNMENT, ROWS_PER_PARTIAL, SUM_BLOCK};
 pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, Program, ProgramParameter, Stage,

@@ -1,7 +1,8 @@
 //! The op set: what a node can compute.
 //!
 //! An op is generic over what stands for its operands: `Op<TensorId>` in a graph, `Op<&Tensor>` in
-//! a shape rule, `Op<View>` on a device. All of them read operands by name.
+//! a shape rule, `Op<View>` on a device. All of them read operands by name. Each op is declared with its family and
+//! with what its time follows from: the table below is all that planner and profile know of it.
 
 use crate::attributes::*;
 use crate::{DType, Shape};
@@ -12,6 +13,46 @@ type One<T> = T;
 type Maybe<T> = Option<T>;
 /// Any number of operands.
 type Many<T> = Vec<T>;
+
+/// Ops whose rules are in one file of `ops/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// Lookups in tables.
+    Embedding,
+    /// Matrix products.
+    Linear,
+    /// Element by element.
+    Elementwise,
+    /// Norms of rows and of heads.
+    Norm,
+    /// Attention and positions.
+    Attention,
+    /// The head and its loss.
+    Loss,
+    /// Sums.
+    Reduce,
+    /// Other shapes, other dtypes, constants.
+    Reshape,
+    /// What follows the last backward pass of a step: tied gradients, norm, update.
+    Optimizer,
+}
+
+/// What the time of an op follows from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// The arithmetic of matrix products; reads and writes hide behind it.
+    Product,
+    /// Products whose result, a chunk of logits at a time, goes through memory several times.
+    Logits,
+    /// Rows of a table that are read, and written once.
+    TableRows,
+    /// Rows of a gradient that are read, and added to rows of a table.
+    GradientRows,
+    /// Nothing moves.
+    View,
+    /// Every operand is read and every output is written once.
+    Bytes,
+}
 
 macro_rules! map_slot {
     (One, $operand:ident, $f:ident) => {
@@ -28,7 +69,9 @@ macro_rules! map_slot {
 macro_rules! define_ops {
     ($(
         $(#[$doc:meta])*
-        $name:ident { $($operand:ident: $kind:ident),*; $($attribute:ident: $ty:ty),* }
+        $name:ident [$family:ident, $cost:ident] {
+            $($operand:ident: $kind:ident),*; $($attribute:ident: $ty:ty),*
+        }
     )*) => {
         /// One computation: operands first, attributes after them. Each variant says what it
         /// yields, in order. `(.., C)` is any number of rows of width `C`.
@@ -42,6 +85,16 @@ macro_rules! define_ops {
             /// The op's name, as messages and traces print it.
             pub fn name(&self) -> &'static str {
                 match self { $( Op::$name { .. } => stringify!($name), )* }
+            }
+
+            /// Which file of `ops/` has its rules.
+            pub fn family(&self) -> Family {
+                match self { $( Op::$name { .. } => Family::$family, )* }
+            }
+
+            /// What its time follows from.
+            pub fn cost(&self) -> Cost {
+                match self { $( Op::$name { .. } => Cost::$cost, )* }
             }
 
             /// The same op over other operands: `f` gets each operand's name and what stood there.
@@ -60,59 +113,59 @@ macro_rules! define_ops {
 define_ops! {
     // ---- tables and projections -------------------------------------------------------------
     /// Rows of `table` (V, C) picked by `ids` (..): yields (.., C).
-    Embedding { ids: One, table: One; }
+    Embedding [Embedding, TableRows] { ids: One, table: One; }
     /// Gradient of `table`: rows of `dy` summed by id. `order` lists the rows of `ids` sorted by
     /// (id, row), so that each table row is one segment, reduced in order. Yields (V, C) in
     /// `dtype`; `accumulator`, where given, is added to and overwritten.
-    EmbeddingGrad { dy: One, ids: One, order: One, accumulator: Maybe; table_rows: usize, dtype: DType }
+    EmbeddingGrad [Embedding, GradientRows] { dy: One, ids: One, order: One, accumulator: Maybe; table_rows: usize, dtype: DType }
     /// `x · weightᵀ + bias + addend`: x (.., K), weight (N, K), bias (N), addend (.., N).
     /// Yields (.., N), rounded once.
-    Linear { x: One, weight: One, bias: Maybe, addend: Maybe; }
+    Linear [Linear, Product] { x: One, weight: One, bias: Maybe, addend: Maybe; }
     /// `dy · weight + addend`: yields (.., K).
-    LinearInputGrad { dy: One, weight: One, addend: Maybe; }
+    LinearInputGrad [Linear, Product] { dy: One, weight: One, addend: Maybe; }
     /// `dyᵀ · x` over all rows, added to `accumulator` in the same rounding. Yields (N, K) in `dtype`.
-    LinearWeightGrad { dy: One, x: One, accumulator: Maybe; dtype: DType }
+    LinearWeightGrad [Linear, Product] { dy: One, x: One, accumulator: Maybe; dtype: DType }
     /// Sum over rows, added to `accumulator`. Yields (C) in `dtype`, and partial sums as scratch.
-    ColumnSum { x: One, accumulator: Maybe; dtype: DType }
+    ColumnSum [Reduce, Bytes] { x: One, accumulator: Maybe; dtype: DType }
 
     // ---- elementwise ------------------------------------------------------------------------
     /// `a + b`, same shape.
-    Add { a: One, b: One; }
+    Add [Elementwise, Bytes] { a: One, b: One; }
     /// `sum + x`, same shape and dtype, over `sum`. Has no gradient.
-    Accumulate { sum: One, x: One; }
+    Accumulate [Optimizer, Bytes] { sum: One, x: One; }
     /// `a · b`, same shape.
-    Mul { a: One, b: One; }
+    Mul [Elementwise, Bytes] { a: One, b: One; }
     /// `factor · x`.
-    Scale { x: One; factor: f32 }
+    Scale [Elementwise, Bytes] { x: One; factor: f32 }
     /// GELU (tanh form) or SiLU.
-    Activation { x: One; function: ActivationFunction }
+    Activation [Elementwise, Bytes] { x: One; function: ActivationFunction }
     /// `dy · f'(x)`, over `x`.
-    ActivationGrad { dy: One, x: One; function: ActivationFunction }
+    ActivationGrad [Elementwise, Bytes] { dy: One, x: One; function: ActivationFunction }
     /// `silu(gate) · up`, where `gate_up` (.., 2F) holds the gate in its first half: yields (.., F).
-    SwiGlu { gate_up: One; }
+    SwiGlu [Elementwise, Bytes] { gate_up: One; }
     /// Gradient of `gate_up` (.., 2F) from `dy` (.., F), over `gate_up`: the largest activation of a
     /// layer is needed once.
-    SwiGluGrad { dy: One, gate_up: One; }
+    SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; }
 
     // ---- norms ------------------------------------------------------------------------------
     /// Layer norm or RMS norm of `x + delta` over the width. Yields y (.., C), rstd (..) f32, then
     /// mean (..) f32 for a layer norm, then the sum `x + delta` where `delta` is given. The norm is
     /// of the sum as stored, so that it can be recomputed from it.
-    Norm { x: One, delta: Maybe, weight: One, bias: Maybe; kind: NormKind, epsilon: f32 }
+    Norm [Norm, Bytes] { x: One, delta: Maybe, weight: One, bias: Maybe; kind: NormKind, epsilon: f32 }
     /// Backward of [`Op::Norm`]; `x` is what was normalized (the sum). Yields dx + addend (.., C);
     /// with `parameters: Compute` also d_weight (C), d_bias (C) where there is a bias (both in
     /// `dtype`, added to their accumulators), and partial sums as scratch.
-    NormGrad {
+    NormGrad [Norm, Bytes] {
         dy: One, x: One, weight: One, bias: Maybe, rstd: One, mean: Maybe, addend: Maybe,
         weight_accumulator: Maybe, bias_accumulator: Maybe;
         kind: NormKind, parameters: ParameterGradients, dtype: DType
     }
     /// RMS norm of each query and key head of `qkv` (B, T, (Q+2K)·D), values copied; weights (D).
     /// Yields the same shape, and rstd (B, T, Q+K) f32.
-    QkNorm { qkv: One, query_weight: One, key_weight: One; heads: HeadLayout, epsilon: f32 }
+    QkNorm [Norm, Bytes] { qkv: One, query_weight: One, key_weight: One; heads: HeadLayout, epsilon: f32 }
     /// Backward of [`Op::QkNorm`]: yields d_qkv; with `parameters: Compute` also the gradients of
     /// both weights (D) in `dtype`, and partial sums as scratch.
-    QkNormGrad {
+    QkNormGrad [Norm, Bytes] {
         dy: One, qkv: One, query_weight: One, key_weight: One, rstd: One,
         query_accumulator: Maybe, key_accumulator: Maybe;
         heads: HeadLayout, parameters: ParameterGradients, dtype: DType
@@ -120,16 +173,16 @@ define_ops! {
 
     // ---- attention --------------------------------------------------------------------------
     /// Cosines and sines for `positions` (B, T): yields (B, T, D/2, 2) f32.
-    RotaryTable { positions: One; head_dim: usize, frequencies: RotaryFrequencies }
+    RotaryTable [Attention, Bytes] { positions: One; head_dim: usize, frequencies: RotaryFrequencies }
     /// Rotates the query and key heads of `qkv` (B, T, (Q+2K)·D); values are copied. Element i
     /// pairs with i + D/2, as in Llama.
-    Rotary { qkv: One, table: One; heads: HeadLayout, direction: RotaryDirection }
+    Rotary [Attention, Bytes] { qkv: One, table: One; heads: HeadLayout, direction: RotaryDirection }
     /// `softmax(scale · q kᵀ) v` per head, in blocks: no (T, T) tensor. `segments` (B, T) keeps
     /// packed samples apart: a query sees keys of its own segment only. Yields (B, T, Q·D) and the
     /// log-sum-exp (B, Q, T) f32.
-    Attention { qkv: One, segments: Maybe; heads: HeadLayout, mask: Mask, scale: f32 }
+    Attention [Attention, Product] { qkv: One, segments: Maybe; heads: HeadLayout, mask: Mask, scale: f32 }
     /// Backward of [`Op::Attention`]: yields d_qkv, and `Σ dy·y` per query (B, Q, T) f32 as scratch.
-    AttentionGrad {
+    AttentionGrad [Attention, Product] {
         dy: One, qkv: One, y: One, log_sum_exp: One, segments: Maybe;
         heads: HeadLayout, mask: Mask, scale: f32
     }
@@ -138,17 +191,17 @@ define_ops! {
     /// in their sequence, each elsewhere and below W; `cache` (B, W, 2K·D) holds keys, then values, of
     /// the positions so far. The new ones are put there, over `cache`; a query sees positions up to
     /// its own. Yields (B, T, Q·D) and the cache. Has no gradient.
-    CachedAttention { qkv: One, cache: One, positions: One; heads: HeadLayout, scale: f32 }
+    CachedAttention [Attention, Bytes] { qkv: One, cache: One, positions: One; heads: HeadLayout, scale: f32 }
 
     // ---- loss -------------------------------------------------------------------------------
     /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator`
     /// (scalar f32); a target of [`IGNORE_INDEX`] costs nothing. Logits exist `chunk_rows` rows at a
     /// time. Yields the loss of each row (..) f32, and the chunk of logits as scratch.
-    HeadLoss { hidden: One, weight: One, targets: One, denominator: One; chunk_rows: usize }
+    HeadLoss [Loss, Logits] { hidden: One, weight: One, targets: One, denominator: One; chunk_rows: usize }
     /// Backward of [`Op::HeadLoss`], which also yields the loss, so that training computes the
     /// logits once: row losses (..) f32, d_hidden, the chunk as scratch, and with
     /// `weight_gradient: Compute` d_weight in `dtype`.
-    HeadLossGrad {
+    HeadLossGrad [Loss, Logits] {
         hidden: One, weight: One, targets: One, denominator: One, d_row_loss: One,
         accumulator: Maybe;
         chunk_rows: usize, weight_gradient: ParameterGradients, dtype: DType
@@ -156,30 +209,30 @@ define_ops! {
 
     // ---- reductions, shapes, constants ------------------------------------------------------
     /// Sum of all elements: a scalar f32, and partial sums as scratch.
-    Sum { x: One; }
+    Sum [Reduce, Bytes] { x: One; }
     /// A scalar repeated into `shape` as `dtype`.
-    Broadcast { x: One; shape: Shape, dtype: DType }
+    Broadcast [Reduce, Bytes] { x: One; shape: Shape, dtype: DType }
     /// The same elements under another shape.
-    Reshape { x: One; shape: Shape }
+    Reshape [Reshape, View] { x: One; shape: Shape }
     /// Axes in another order: axis `i` of the result is axis `axes[i]` of `x`.
-    Transpose { x: One; axes: Vec<usize> }
+    Transpose [Reshape, Bytes] { x: One; axes: Vec<usize> }
     /// The same values stored as `dtype`, rounded to nearest.
-    Convert { x: One; dtype: DType }
+    Convert [Reshape, Bytes] { x: One; dtype: DType }
     /// Every element is `value`.
-    Fill { ; shape: Shape, dtype: DType, value: f32 }
+    Fill [Reshape, Bytes] { ; shape: Shape, dtype: DType, value: f32 }
     /// Normal values with mean 0; the random bits depend on `random` (seed), `stream` and the
     /// element alone.
-    RandomNormal { random: One; shape: Shape, dtype: DType, deviation: f32, stream: u16 }
+    RandomNormal [Reshape, Bytes] { random: One; shape: Shape, dtype: DType, deviation: f32, stream: u16 }
 
     // ---- optimizer --------------------------------------------------------------------------
     /// Sum of squares: a scalar f32, and partial sums as scratch.
-    SumOfSquares { x: One; }
+    SumOfSquares [Optimizer, Bytes] { x: One; }
     /// Square root of the sum of `parts` (scalars), in order: a scalar f32, and 8 bytes of scratch
     /// for the sum on its way.
-    GlobalNorm { parts: Many; }
+    GlobalNorm [Optimizer, Bytes] { parts: Many; }
     /// `min(1, max_norm / norm)`: a scalar f32. A norm that is not finite gives 0, which cancels the
     /// update.
-    ClipScale { norm: One; max_norm: f32 }
+    ClipScale [Optimizer, Bytes] { norm: One; max_norm: f32 }
     /// One AdamW update in place. `scalars` (f32, see [`StepScalars`]) has the learning rate and the
     /// bias corrections; `clip` multiplies the gradient. A `clip` of 0 (see [`Op::ClipScale`]) or
     /// scalars of no update ([`StepScalars::NONE`]) leave everything as it is. With `master` (f32) the update is made
@@ -188,7 +241,7 @@ define_ops! {
     /// updated in pieces: `first_element`, a multiple of [`PIECE_ALIGNMENT`](crate::PIECE_ALIGNMENT),
     /// is where the piece begins in it, so that random bits are those of the whole. Yields the
     /// parameter, both moments, and the master where there is one, each over its operand.
-    AdamW {
+    AdamW [Optimizer, Bytes] {
         parameter: One, gradient: One, first_moment: One, second_moment: One, master: Maybe,
         scalars: One, clip: Maybe, random: Maybe;
         hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16,
@@ -196,7 +249,7 @@ define_ops! {
     }
     /// One step of stochastic gradient descent with weight decay in place: yields the parameter. A
     /// `clip` of 0 leaves it as it is. `first_element` is as in [`Op::AdamW`].
-    Sgd {
+    Sgd [Optimizer, Bytes] {
         parameter: One, gradient: One, scalars: One, clip: Maybe, random: Maybe;
         weight_decay: f32, rounding: Rounding, stream: u16, first_element: usize
     }
@@ -205,15 +258,7 @@ define_ops! {
 impl<T> Op<T> {
     /// Whether it belongs to what follows the last backward pass of a step: tied gradients, norm, update.
     pub fn is_update(&self) -> bool {
-        matches!(
-            self,
-            Op::Accumulate { .. }
-                | Op::SumOfSquares { .. }
-                | Op::GlobalNorm { .. }
-                | Op::ClipScale { .. }
-                | Op::AdamW { .. }
-                | Op::Sgd { .. }
-        )
+        self.family() == Family::Optimizer
     }
 }
 
@@ -250,7 +295,31 @@ impl<T: Clone> Op<T> {
             Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
             Op::Accumulate { sum, .. } => vec![(Some(sum), 0)],
             Op::CachedAttention { cache, .. } => vec![(Some(cache), 1)],
-            _ => Vec::new(),
+            Op::Embedding { .. }
+            | Op::Linear { .. }
+            | Op::LinearInputGrad { .. }
+            | Op::Add { .. }
+            | Op::Mul { .. }
+            | Op::Scale { .. }
+            | Op::Activation { .. }
+            | Op::SwiGlu { .. }
+            | Op::Norm { .. }
+            | Op::QkNorm { .. }
+            | Op::RotaryTable { .. }
+            | Op::Rotary { .. }
+            | Op::Attention { .. }
+            | Op::AttentionGrad { .. }
+            | Op::HeadLoss { .. }
+            | Op::Sum { .. }
+            | Op::Broadcast { .. }
+            | Op::Reshape { .. }
+            | Op::Transpose { .. }
+            | Op::Convert { .. }
+            | Op::Fill { .. }
+            | Op::RandomNormal { .. }
+            | Op::SumOfSquares { .. }
+            | Op::GlobalNorm { .. }
+            | Op::ClipScale { .. } => Vec::new(),
         };
         pairs.into_iter().filter_map(|(operand, output)| Some((operand?.clone(), output))).collect()
     }

@@ -267,30 +267,12 @@ impl HardwareProfile {
         })
     }
 
-    /// What an op's kernels move besides what hides behind its arithmetic. Products read and write
-    /// while they compute; chunks of logits go through memory on their own.
+    /// What an op's kernels move besides what hides behind its arithmetic.
     fn moving_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
-        let bytes: usize = match op {
-            Op::Linear { .. }
-            | Op::LinearInputGrad { .. }
-            | Op::LinearWeightGrad { .. }
-            | Op::Attention { .. }
-            | Op::AttentionGrad { .. } => return 0.0,
-            Op::HeadLoss { hidden, weight, .. } | Op::HeadLossGrad { hidden, weight, .. } => {
-                // Logits of all rows: written, read, and read and written by the softmax.
-                let width = hidden.dtype.size_bytes();
-                4 * hidden.shape.rows() * weight.shape.rows() * width
-            }
-            Op::Reshape { .. } => 0,
-            // Rows of the table, not all of it.
-            Op::Embedding { .. } => 2 * outputs.iter().map(|t| t.size_bytes()).sum::<usize>(),
-            Op::EmbeddingGrad { dy, .. } => 3 * dy.size_bytes(),
-            _ => {
-                let operands =
-                    op.operands().into_iter().map(|(_, t)| t.size_bytes()).sum::<usize>();
-                operands + outputs.iter().map(|t| t.size_bytes()).sum::<usize>()
-            }
-        };
+        let bytes = op.moved_bytes(outputs);
+        if bytes == 0 {
+            return 0.0;
+        }
         let bandwidth = self
             .elementwise
             .iter()

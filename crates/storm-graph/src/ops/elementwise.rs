@@ -12,12 +12,6 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::like("b", b, "a", a)?;
             Ok(vec![Output::activation("", a.shape.clone(), a.dtype)])
         }
-        Op::Accumulate { sum, x } => {
-            rules::float("sum", sum)?;
-            rules::like("x", x, "sum", sum)?;
-            let (shape, dtype, class) = (sum.shape.clone(), sum.dtype, sum.class);
-            Ok(vec![Output { suffix: "", shape, dtype, class }])
-        }
         Op::Scale { x, .. } | Op::Activation { x, .. } => {
             rules::float("x", x)?;
             Ok(vec![Output::activation("", x.shape.clone(), x.dtype)])

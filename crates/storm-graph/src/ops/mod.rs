@@ -15,46 +15,23 @@ mod rules;
 
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{GraphError, Op, Tensor, TensorId};
+use crate::{Family, GraphError, Op, Tensor, TensorId};
 
 pub use optimizer::PIECE_ALIGNMENT;
 pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
 
 /// What an op makes of its operands, or why it refuses them.
 pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
-    match op {
-        Op::Embedding { .. } | Op::EmbeddingGrad { .. } => embedding::infer(op),
-        Op::Linear { .. } | Op::LinearInputGrad { .. } | Op::LinearWeightGrad { .. } => {
-            linear::infer(op)
-        }
-        Op::Add { .. }
-        | Op::Accumulate { .. }
-        | Op::Mul { .. }
-        | Op::Scale { .. }
-        | Op::Activation { .. }
-        | Op::ActivationGrad { .. }
-        | Op::SwiGlu { .. }
-        | Op::SwiGluGrad { .. } => elementwise::infer(op),
-        Op::Norm { .. } | Op::NormGrad { .. } | Op::QkNorm { .. } | Op::QkNormGrad { .. } => {
-            norm::infer(op)
-        }
-        Op::RotaryTable { .. }
-        | Op::Rotary { .. }
-        | Op::Attention { .. }
-        | Op::AttentionGrad { .. }
-        | Op::CachedAttention { .. } => attention::infer(op),
-        Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::infer(op),
-        Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::infer(op),
-        Op::Reshape { .. }
-        | Op::Transpose { .. }
-        | Op::Convert { .. }
-        | Op::Fill { .. }
-        | Op::RandomNormal { .. } => reshape::infer(op),
-        Op::SumOfSquares { .. }
-        | Op::GlobalNorm { .. }
-        | Op::ClipScale { .. }
-        | Op::AdamW { .. }
-        | Op::Sgd { .. } => optimizer::infer(op),
+    match op.family() {
+        Family::Embedding => embedding::infer(op),
+        Family::Linear => linear::infer(op),
+        Family::Elementwise => elementwise::infer(op),
+        Family::Norm => norm::infer(op),
+        Family::Attention => attention::infer(op),
+        Family::Loss => loss::infer(op),
+        Family::Reduce => reduce::infer(op),
+        Family::Reshape => reshape::infer(op),
+        Family::Optimizer => optimizer::infer(op),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Norms of gradients and the updates of parameters. Updates overwrite their operands.
+//! Sums and norms of gradients, and the updates of parameters. Updates overwrite their operands.
 
 use super::reduce::block_partials;
 use super::rules;
@@ -11,6 +11,12 @@ pub const PIECE_ALIGNMENT: usize = 1024;
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
+        Op::Accumulate { sum, x } => {
+            rules::float("sum", sum)?;
+            rules::like("x", x, "sum", sum)?;
+            let (shape, dtype, class) = (sum.shape.clone(), sum.dtype, sum.class);
+            Ok(vec![Output { suffix: "", shape, dtype, class }])
+        }
         Op::SumOfSquares { x } => {
             rules::float("x", x)?;
             Ok(vec![Output::activation("", Shape::scalar(), DType::F32), block_partials(x)])
