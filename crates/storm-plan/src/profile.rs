@@ -2,12 +2,14 @@
 
 mod file;
 mod link;
+mod product;
 mod refine;
 
 use crate::queue::Link;
 use crate::tier::Tier;
 use file::ProfileFile;
 pub use link::{LinkProfile, LinkRates};
+use product::{Multiprocessors, Product};
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 
@@ -22,6 +24,9 @@ pub struct HardwareProfile {
     pub memory_bytes: u64,
     /// What the process holds on the card before the plan's own block: context, code, workspaces.
     pub overhead_bytes: u64,
+    /// Where it is known, what small kernels lose is priced: idle multiprocessors, short sums, and that a kernel
+    /// must start. Where it is not, a kernel is taken to do as well with few rows as with many.
+    pub multiprocessors: Option<u32>,
     /// Dense bf16 matrix products, floating-point operations per second, where no point is closer.
     pub gemm_flops: f64,
     /// Dense f32 matrix products.
@@ -47,6 +52,9 @@ pub struct HardwareProfile {
     /// Measured kernels that move bytes rather than compute.
     pub elementwise: Vec<ElementwisePoint>,
 }
+
+/// What a product of usual size loses, which rates that are given for all of them include.
+const USUAL_WASTE: f64 = 1.1;
 
 /// The three products of a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -76,6 +84,13 @@ pub struct GemmPoint {
     pub bf16: bool,
     /// Floating-point operations per second.
     pub flops: f64,
+}
+
+impl GemmPoint {
+    fn product(&self) -> Product {
+        let GemmPoint { kind, rows, columns, inner, .. } = *self;
+        Product { kind, rows, columns, inner }
+    }
 }
 
 /// Causal attention of one shape under sustained load.
@@ -182,7 +197,13 @@ impl HardwareProfile {
 
     /// Time of an op, given its operands and outputs.
     pub fn op_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
-        self.kernel_seconds.max(self.matrix_seconds(op) + self.moving_seconds(op, outputs))
+        let work_seconds = self.matrix_seconds(op) + self.moving_seconds(op, outputs);
+        self.kernel_seconds.max(work_seconds + self.start_seconds())
+    }
+
+    /// What every kernel takes beside its work.
+    fn start_seconds(&self) -> f64 {
+        self.multiprocessors.map_or(0.0, |_| self.kernel_seconds)
     }
 
     fn matrix_seconds(&self, op: &Op<&Tensor>) -> f64 {
@@ -227,27 +248,33 @@ impl HardwareProfile {
         flops / rate
     }
 
-    /// The rate of the closest measured product: same kind and dtype, and every extent within a
-    /// factor of four.
-    fn gemm_rate(&self, kind: GemmKind, extents: [usize; 3], dtype: DType) -> f64 {
+    /// The rate of the closest measured product of the same kind and dtype. What a smaller product loses against
+    /// it is priced if the number of multiprocessors is known; otherwise every extent must be within a factor of
+    /// four.
+    fn gemm_rate(&self, kind: GemmKind, [rows, columns, inner]: [usize; 3], dtype: DType) -> f64 {
         let bf16 = dtype == DType::BF16;
-        let distance = |point: &GemmPoint| {
-            let pairs = [point.rows, point.columns, point.inner].into_iter().zip(extents);
-            pairs
-                .map(|(known, wanted)| (known.max(1) as f64 / wanted.max(1) as f64).ln().abs())
-                .fold((0.0, 0.0f64), |(sum, most), d| (sum + d, most.max(d)))
-        };
+        let wanted =
+            Product { kind, rows: rows as u64, columns: columns as u64, inner: inner as u64 };
         let closest = self
             .gemm
             .iter()
             .filter(|point| point.kind == kind && point.bf16 == bf16)
-            .map(|point| (distance(point), point))
-            .filter(|((_, most), _)| *most <= 4f64.ln())
+            .map(|point| (point.product().distance(&wanted), point))
+            .filter(|((_, most), _)| self.multiprocessors.is_some() || *most <= 4f64.ln())
             .min_by(|((a, _), _), ((b, _), _)| a.total_cmp(b));
+        let flops = if bf16 { self.gemm_flops } else { self.gemm_f32_flops };
+        let Some(count) = self.multiprocessors else {
+            return closest.map_or(flops, |(_, point)| point.flops);
+        };
+        let on = Multiprocessors {
+            count: u64::from(count.max(1)),
+            flops,
+            bandwidth: self.memory_bandwidth,
+            element_bytes: dtype.size_bytes() as f64,
+        };
         match closest {
-            Some((_, point)) => point.flops,
-            None if bf16 => self.gemm_flops,
-            None => self.gemm_f32_flops,
+            Some((_, point)) => point.flops * point.product().waste(&on) / wanted.waste(&on),
+            None => flops / (wanted.waste(&on) / USUAL_WASTE).max(1.0),
         }
     }
 

@@ -52,7 +52,7 @@ pub use guard::{Alarm, Guard, MemoryReading};
 pub use inference::Inference;
 pub use launch::{
     Correction, GuessedSplit, Launch, LaunchRequest, LaunchSite, Launched, Notice, Replanned,
-    Shrunk, StepPlan, StepSize, Trial, TrialOptions, try_plan,
+    Shrunk, StepPlan, StepSize, TimedSplit, Trial, TrialOptions, try_plan,
 };
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;

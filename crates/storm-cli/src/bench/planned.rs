@@ -126,7 +126,7 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
                 size::show(budget[Tier::DEVICE]),
                 size::show(budget[Tier::HOST]),
             ),
-            Notice::Trying(_) => {}
+            Notice::Trying(_) | Notice::NotTried { .. } => {}
             Notice::Corrected(correction) => eprintln!(
                 "a step takes {:.3} s, not {:.3}: planned with a corrected profile for {:.3}",
                 correction.measured_seconds,
@@ -155,7 +155,8 @@ impl<'a> PlannedRun<'a> {
     /// Plans, trains, and compares.
     pub(crate) fn run<D: Benched>(&self, before: Option<D>) -> Result<Measured<D>> {
         // The last step before the clock starts shows whether the profile is right.
-        let trial = self.args.warmup.checked_sub(1).map(|warm_up| TrialOptions { warm_up });
+        let trial =
+            self.args.warmup.checked_sub(1).map(|warm_up| TrialOptions { warm_up, splits: 1 });
         let (launch, mut trainer) = self.launched(trial, before)?;
         for _ in 0..self.args.warmup {
             self.step(&mut trainer)?;

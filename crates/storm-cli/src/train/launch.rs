@@ -1,18 +1,19 @@
 //! What a launch needs of `storm train`, and what is said of it.
 
 use super::data;
-use super::device::Trains;
+use super::device::{DeviceKind, Trains};
 use super::options::Settings;
-use super::output::Style;
+use super::output::{Style, print};
 use super::setup::Setup;
 use crate::size;
 use anyhow::Result;
+use serde_json::json;
 use std::sync::Arc;
 use storm_data::Dataset;
 use storm_plan::{Budget, Tier};
 use storm_train::{
-    Alarm, Batch, BatchSource, Correction, LaunchSite, Launched, Notice, OnAlarm, Replanned,
-    RunError, Shrunk, Trainer,
+    Alarm, Batch, BatchSource, Correction, GuessedSplit, LaunchSite, Launched, Notice, OnAlarm,
+    Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
 };
 
 /// A trial that takes longer is announced.
@@ -25,9 +26,51 @@ const TRIAL_STEPS: f64 = 4.0;
 pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     let Setup { launch, settings, dataset, style, threads, .. } = setup;
     let mut site = Site { settings, dataset, style: *style, threads: *threads };
-    let Launched { trainer, .. } = launch.start::<D>(&mut site, None)?;
+    let Launched { trainer, splits, .. } = launch.start::<D>(&mut site, None)?;
+    setup.splits = splits;
     setup.settle();
+    say_split(setup);
     Ok(trainer)
+}
+
+/// Says which micro-batches were chosen, and by what, where that was open.
+fn say_split(setup: &Setup) {
+    let Setup { request, launch, splits, style, machine_kind, .. } = setup;
+    if !matches!(request.step, StepSize::Tokens(_)) {
+        return;
+    }
+    let StepPlan { batch, accumulate, .. } = launch.plan();
+    let why = match (splits.len(), machine_kind) {
+        (2.., _) => format!("the fastest of those tried: {}", shown(splits)),
+        (_, DeviceKind::Cpu) => "by prediction: on the CPU no others are tried".to_owned(),
+        (1, DeviceKind::Cuda) => "by prediction: no other size comes close to it".to_owned(),
+        (_, DeviceKind::Cuda) => "by prediction: the run is too short to try others".to_owned(),
+    };
+    style.say(&format!("{accumulate} micro-batches of {batch} sequences, {why}"));
+    if *style == Style::Json {
+        let split = |split: &TimedSplit| {
+            json!({
+                "batch": split.batch, "accumulate": split.accumulate,
+                "predicted_seconds": split.predicted_seconds, "step_seconds": split.step_seconds,
+            })
+        };
+        let tried: Vec<_> = splits.iter().map(split).collect();
+        let object = json!({
+            "event": "micro_batches", "batch": batch, "accumulate": accumulate, "tried": tried,
+        });
+        print(&object.to_string());
+    }
+}
+
+/// Sizes of micro-batches with their times.
+pub(super) fn shown(splits: &[TimedSplit]) -> String {
+    let split = |split: &TimedSplit| {
+        let TimedSplit { batch, accumulate, predicted_seconds, step_seconds } = split;
+        format!(
+            "{accumulate} of {batch} took {step_seconds:.3} s (predicted {predicted_seconds:.3})"
+        )
+    };
+    splits.iter().map(split).collect::<Vec<_>>().join(", ")
 }
 
 /// A trainer for a run that was saved because device memory got short. Says what the run should do when it gets
@@ -82,8 +125,16 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
             }
             Notice::Trying(plan) => {
                 if plan.predicted_seconds() * TRIAL_STEPS > ANNOUNCED_SECONDS {
-                    self.style.say("trying the plan with some steps …");
+                    let StepPlan { batch, accumulate, .. } = plan;
+                    self.style
+                        .say(&format!("trying some steps of {accumulate} × {batch} sequences …"));
                 }
+            }
+            Notice::NotTried { split, reason } => {
+                let GuessedSplit { batch, accumulate, .. } = split;
+                eprintln!(
+                    "warning: steps of {accumulate} × {batch} sequences cannot be tried: {reason}"
+                );
             }
             Notice::Corrected(correction) => self.style.say(&corrected(correction)),
         }

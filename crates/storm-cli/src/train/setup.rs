@@ -25,7 +25,7 @@ use storm_graph::AdamWParameters;
 use storm_plan::Tier;
 use storm_train::{
     Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, Schedule, StepSize,
-    TrainOptions, TrialOptions, checkpoint_bytes,
+    TimedSplit, TrainOptions, TrialOptions, checkpoint_bytes,
 };
 
 /// Options that a run cannot change on its way: with another value it would be another run.
@@ -82,6 +82,8 @@ pub(super) struct Setup {
     /// The plan, and how it got there.
     pub(super) launch: Launch,
     planning_seconds: f64,
+    /// Sizes of micro-batches that were tried.
+    pub(super) splits: Vec<TimedSplit>,
     /// What the user allows, whatever is planned with when others take memory.
     pub(super) vram_bytes_allowed: u64,
     /// The most that any plan of the run takes.
@@ -144,7 +146,11 @@ impl Setup {
             beside_bytes: step_bytes.saturating_add(host_memory::of_threads(threads)),
         };
         let begun = Instant::now();
-        let trial = TrialOptions::of_run(settings.steps.get());
+        let mut trial = TrialOptions::of_run(settings.steps.get());
+        if let (DeviceKind::Cpu, Some(trial)) = (machine_kind, &mut trial) {
+            // A step on the CPU takes long, and depends little on the size of micro-batches.
+            trial.splits = 1;
+        }
         let launch = Launch::new(request.launch(trial))
             .map_err(|error| explained(&request, error, false))?;
         let mut setup = Setup {
@@ -158,6 +164,7 @@ impl Setup {
             model,
             machine_kind,
             threads,
+            splits: Vec::new(),
             vram_bytes_allowed: request.vram.bytes,
             vram_bytes_planned: 0,
             request,

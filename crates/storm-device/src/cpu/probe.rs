@@ -39,6 +39,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         memory_bytes,
         // Everything that the CPU device holds is in its block; its threads take host memory.
         overhead_bytes: 0,
+        multiprocessors: None,
         gemm_flops,
         gemm_f32_flops,
         attention_forward_flops,

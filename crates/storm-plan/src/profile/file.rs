@@ -15,6 +15,8 @@ pub(super) struct ProfileFile {
     source: String,
     memory_bytes: u64,
     overhead_bytes: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    multiprocessors: Option<u32>,
     gemm_flops: f64,
     gemm_f32_flops: f64,
     attention_forward_flops: f64,
@@ -55,6 +57,7 @@ impl ProfileFile {
             source: profile.source,
             memory_bytes: profile.memory_bytes,
             overhead_bytes: profile.overhead_bytes,
+            multiprocessors: profile.multiprocessors,
             gemm_flops: profile.gemm_flops,
             gemm_f32_flops: profile.gemm_f32_flops,
             attention_forward_flops: profile.attention_forward_flops,
@@ -98,6 +101,7 @@ impl ProfileFile {
             source: self.source,
             memory_bytes: self.memory_bytes,
             overhead_bytes: self.overhead_bytes,
+            multiprocessors: self.multiprocessors,
             gemm_flops: self.gemm_flops,
             gemm_f32_flops: self.gemm_f32_flops,
             attention_forward_flops: self.attention_forward_flops,
@@ -124,6 +128,7 @@ impl ProfileFile {
             ("host_to_device_bandwidth", self.host_to_device_bandwidth),
             ("device_to_host_bandwidth", self.device_to_host_bandwidth),
             ("duplex_bandwidth", self.duplex_bandwidth),
+            ("multiprocessors", self.multiprocessors.map_or(1.0, f64::from)),
         ];
         let points = (self.gemm.iter().map(|p| ("gemm.flops", p.flops)))
             .chain(self.attention.iter().map(|p| ("attention.forward_flops", p.forward_flops)))

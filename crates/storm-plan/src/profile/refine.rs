@@ -85,7 +85,8 @@ impl HardwareProfile {
             }
             Work::Compute(compute) => compute,
         };
-        if predicted <= self.kernel_seconds {
+        let work_seconds = predicted - self.start_seconds();
+        if work_seconds <= self.kernel_seconds {
             return None;
         }
         let graph = &plan.graphs[compute.graph.0 as usize];
@@ -105,7 +106,7 @@ impl HardwareProfile {
             Op::AttentionGrad { .. } => Part::AttentionBackward,
             _ => return Some((Part::Moving(op.name()), self.moving_seconds(&op, &outputs))),
         };
-        Some((part, predicted))
+        Some((part, work_seconds))
     }
 
     /// Makes a part take `factor` times as long.

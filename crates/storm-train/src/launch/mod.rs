@@ -12,7 +12,7 @@ mod trial;
 
 pub use notice::{Correction, Notice, Replanned};
 pub use request::{LaunchRequest, StepPlan, StepSize};
-pub use split::GuessedSplit;
+pub use split::{GuessedSplit, TimedSplit};
 pub use trial::{Trial, TrialOptions, try_plan};
 
 use crate::{Alarm, Batch, RunError, TrainError, TrainOptions, Trainer};
@@ -49,6 +49,8 @@ pub struct Launch {
 pub struct Launched<D: PlanDevice> {
     /// With parameters as they start.
     pub trainer: Trainer<D>,
+    /// The sizes of micro-batches that were tried, in that order; none without a trial.
+    pub splits: Vec<TimedSplit>,
     /// How the profile was corrected; none if steps took as long as predicted, or were not tried.
     pub correction: Option<Correction>,
 }
@@ -103,37 +105,101 @@ impl Launch {
         before: Option<D>,
     ) -> Result<Launched<D>, RunError> {
         let trainer = self.commit(site, before)?;
-        // From here on the size of micro-batches is that of the plan.
-        self.request.step = StepSize::MicroBatches(self.plan.accumulate);
-        self.request.options.batch = self.plan.batch;
+        self.keep_split();
         match self.request.trial {
             Some(trial) => self.try_out(site, trainer, trial),
-            None => Ok(Launched { trainer, correction: None }),
+            None => Ok(Launched { trainer, splits: Vec::new(), correction: None }),
         }
     }
 
-    /// Makes some steps to see whether the prediction holds; corrects the profile and plans again if it does not.
-    /// Of two plans the one that was faster stays.
+    /// From here on micro-batches have the size that the plan has.
+    fn keep_split(&mut self) {
+        self.request.step = StepSize::MicroBatches(self.plan.accumulate);
+        self.request.options.batch = self.plan.batch;
+    }
+
+    /// Makes some steps to see whether the prediction holds, with other sizes of micro-batches too if the request
+    /// leaves them open. If it does not hold for the fastest, corrects the profile and plans again.
     fn try_out<D: PlanDevice>(
         &mut self,
         site: &mut impl LaunchSite<D>,
         mut trainer: Trainer<D>,
-        trial: TrialOptions,
+        options: TrialOptions,
     ) -> Result<Launched<D>, RunError> {
-        let first = self.time(site, &mut trainer, trial)?;
-        let device = trainer.into_device();
+        let trial = self.time(site, &mut trainer, options)?;
+        let mut splits = vec![self.timed(&trial)];
+        let mut device = Some(trainer.into_device());
+        let trial = self.try_splits(site, trial, &mut splits, &mut device, options)?;
+        let (trainer, correction) = self.correct(site, trial, device, options)?;
+        Ok(Launched { trainer, splits, correction })
+    }
+
+    /// Tries other sizes of micro-batches, and takes the fastest.
+    fn try_splits<D: PlanDevice>(
+        &mut self,
+        site: &mut impl LaunchSite<D>,
+        first: Trial,
+        splits: &mut Vec<TimedSplit>,
+        device: &mut Option<D>,
+        options: TrialOptions,
+    ) -> Result<Trial, RunError> {
+        let mut fastest = (self.plan.clone(), first);
+        let guesses = self.plan.guesses.clone();
+        let mut seen = vec![self.plan.batch];
+        while splits.len() < options.splits
+            && let Some(guess) = split::next(&guesses, &seen, fastest.1.step_seconds)
+        {
+            seen.push(guess.batch);
+            let available = self.available;
+            (self.plan.batch, self.plan.accumulate) = (guess.batch, guess.accumulate);
+            self.keep_split();
+            let committed = self.planned_again().and_then(|plan| {
+                self.plan = plan;
+                self.commit(site, device.take())
+            });
+            let mut trainer = match committed {
+                Ok(trainer) => trainer,
+                Err(error) => {
+                    // There is a size that works.
+                    self.available = available;
+                    site.notice(Notice::NotTried { split: &guess, reason: &error.to_string() });
+                    continue;
+                }
+            };
+            let trial = self.time(site, &mut trainer, options)?;
+            *device = Some(trainer.into_device());
+            splits.push(self.timed(&trial));
+            if trial.step_seconds < fastest.1.step_seconds {
+                fastest = (self.plan.clone(), trial);
+            }
+        }
+        self.plan = fastest.0;
+        self.plan.guesses = guesses;
+        self.keep_split();
+        Ok(fastest.1)
+    }
+
+    /// A trainer that has made no step, under the plan that was tried; or, if that was not as predicted, under one
+    /// by a corrected profile. Of the two the one that was faster stays.
+    fn correct<D: PlanDevice>(
+        &mut self,
+        site: &mut impl LaunchSite<D>,
+        first: Trial,
+        device: Option<D>,
+        options: TrialOptions,
+    ) -> Result<(Trainer<D>, Option<Correction>), RunError> {
         let Some(corrected) = first.corrected else {
-            return Ok(Launched { trainer: self.commit(site, Some(device))?, correction: None });
+            return Ok((self.commit(site, device)?, None));
         };
         let predicted_seconds = self.plan.predicted_seconds();
         self.request.profile = corrected;
         let again = self.planned_again()?;
         let before = std::mem::replace(&mut self.plan, again);
-        let mut trainer = self.commit(site, Some(device))?;
+        let mut trainer = self.commit(site, device)?;
         let mut outcome = Replanned::Same;
         if self.plan.planned.decisions != before.planned.decisions {
             outcome = Replanned::Other;
-            let second = self.time(site, &mut trainer, trial)?;
+            let second = self.time(site, &mut trainer, options)?;
             if second.step_seconds > first.step_seconds {
                 // Something that no profile knows of makes the difference.
                 outcome = Replanned::Kept;
@@ -150,7 +216,17 @@ impl Launch {
             outcome,
         };
         site.notice(Notice::Corrected(&correction));
-        Ok(Launched { trainer, correction: Some(correction) })
+        Ok((trainer, Some(correction)))
+    }
+
+    /// What a trial of the plan showed of its size of micro-batches.
+    fn timed(&self, trial: &Trial) -> TimedSplit {
+        TimedSplit {
+            batch: self.plan.batch,
+            accumulate: self.plan.accumulate,
+            predicted_seconds: self.plan.predicted_seconds(),
+            step_seconds: trial.step_seconds,
+        }
     }
 
     fn time<D: PlanDevice>(

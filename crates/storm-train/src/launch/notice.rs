@@ -1,4 +1,4 @@
-use super::StepPlan;
+use super::{GuessedSplit, StepPlan};
 use storm_plan::Budget;
 
 /// What happens while a launch goes on, for people.
@@ -17,6 +17,13 @@ pub enum Notice<'a> {
     },
     /// Some steps are about to be made to see how long they take.
     Trying(&'a StepPlan),
+    /// A size of micro-batches could not be tried: the launch goes on with others.
+    NotTried {
+        /// Which.
+        split: &'a GuessedSplit,
+        /// Why not.
+        reason: &'a str,
+    },
     /// Steps did not take as long as predicted: the profile was corrected.
     Corrected(&'a Correction),
 }

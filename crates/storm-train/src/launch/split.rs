@@ -17,6 +17,25 @@ const PLANNED: usize = 2;
 /// Sizes that are guessed to be slower than the best by more than this are not planned in full.
 const WORTH_PLANNING: f64 = 1.03;
 
+/// Predictions are off by so much: a size that is guessed to be slower than a measured one by more is not tried.
+const WORTH_TRYING: f64 = 1.10;
+
+/// Sizes that differ by a smaller factor take about as long.
+const FAR: usize = 4;
+
+/// A size of micro-batches that was tried.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TimedSplit {
+    /// Sequences per micro-batch.
+    pub batch: usize,
+    /// Micro-batches per step.
+    pub accumulate: usize,
+    /// What a step was predicted to take.
+    pub predicted_seconds: f64,
+    /// What it took.
+    pub step_seconds: f64,
+}
+
 /// A size of micro-batches that was looked at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GuessedSplit {
@@ -66,6 +85,28 @@ pub(super) fn choose(
     }
     let (batch, planned) = best.expect("at least one size is planned");
     Ok(StepPlan { batch, accumulate: sequences / batch, planned, guesses })
+}
+
+/// The size to try next, after the sizes in `tried`, the fastest of which took `fastest_seconds` a step: the best guess
+/// among sizes far from all of these, since the profile errs for neighbours alike; otherwise the best guess.
+pub(super) fn next(
+    guesses: &[GuessedSplit],
+    tried: &[usize],
+    fastest_seconds: f64,
+) -> Option<GuessedSplit> {
+    let is_far =
+        |batch: usize| tried.iter().all(|&known| batch >= FAR * known || known >= FAR * batch);
+    guesses
+        .iter()
+        .filter_map(|guess| Some((guess.guessed_seconds?, guess)))
+        .filter(|(seconds, guess)| {
+            *seconds <= WORTH_TRYING * fastest_seconds && !tried.contains(&guess.batch)
+        })
+        .min_by(|(a, first), (b, second)| {
+            let near = |guess: &GuessedSplit| !is_far(guess.batch);
+            near(first).cmp(&near(second)).then(a.total_cmp(b))
+        })
+        .map(|(_, guess)| *guess)
 }
 
 fn sequences(tokens_per_step: usize, sequence: usize) -> Result<usize, TrainError> {
@@ -132,6 +173,26 @@ mod tests {
             let error = sequences(tokens, sequence).expect_err("not whole").to_string();
             assert!(error.contains(&tokens.to_string()), "{error}");
         }
+    }
+
+    #[test]
+    fn sizes_far_from_those_tried_come_first() {
+        let guesses: Vec<GuessedSplit> =
+            [(16, 0.746), (8, 0.72), (4, 0.705), (2, 0.701), (1, 0.700)]
+                .map(|(batch, seconds)| GuessedSplit {
+                    batch,
+                    accumulate: 16 / batch,
+                    guessed_seconds: Some(seconds),
+                })
+                .into();
+        let next = |tried: &[usize], fastest| next(&guesses, tried, fastest).map(|next| next.batch);
+        // The profile is far too fast for the smallest.
+        assert_eq!(next(&[1], 1.05), Some(4));
+        assert_eq!(next(&[1, 4], 0.708), Some(16));
+        assert_eq!(next(&[1, 4, 16], 0.708), Some(2));
+        // Nothing is as fast as what was measured.
+        assert_eq!(next(&[1], 0.6), None);
+        assert_eq!(next(&[1, 2, 4, 8, 16], 1.0), None);
     }
 
     #[test]

@@ -14,17 +14,23 @@ const TIMED_SECONDS_MAX: f64 = 1.0;
 /// A run of fewer steps is over before a trial pays.
 const TRIED_FROM_STEPS: u64 = 50;
 
+/// From so many steps on, one more size of micro-batches is tried.
+const MORE_SPLITS_FROM_STEPS: u64 = 200;
+
 /// How a plan is tried.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrialOptions {
     /// Steps before the timed ones.
     pub warm_up: u32,
+    /// How many sizes of micro-batches are tried at most, where the step is given in tokens.
+    pub splits: usize,
 }
 
 impl TrialOptions {
     /// For a run of so many steps; none if it is too short.
     pub fn of_run(steps: u64) -> Option<TrialOptions> {
-        (steps >= TRIED_FROM_STEPS).then_some(TrialOptions { warm_up: 1 })
+        let splits = if steps < MORE_SPLITS_FROM_STEPS { 2 } else { 3 };
+        (steps >= TRIED_FROM_STEPS).then_some(TrialOptions { warm_up: 1, splits })
     }
 }
 

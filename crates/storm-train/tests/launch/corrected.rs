@@ -1,7 +1,8 @@
 //! Plans whose steps do not take as long as predicted.
 
 use crate::virtual_device::{Site, Truth, VirtualDevice};
-use std::rc::Rc;
+use std::sync::LazyLock;
+use storm_device::PlanDevice;
 use storm_model::preset;
 use storm_plan::{Budget, CheckedPlan, Forced, HardwareProfile};
 use storm_train::{
@@ -39,13 +40,19 @@ struct Outcome {
     site: Site,
 }
 
+/// Planned, to be tried.
+fn launch() -> Launch {
+    static LAUNCH: LazyLock<Launch> =
+        LazyLock::new(|| Launch::new(request(TRIAL)).expect("a plan"));
+    LAUNCH.clone()
+}
+
 fn start(
-    trial: Option<TrialOptions>,
+    mut launch: Launch,
     profile: HardwareProfile,
     factor: impl Fn(&CheckedPlan) -> f64 + 'static,
 ) -> Outcome {
-    let mut launch = Launch::new(request(trial)).expect("a plan");
-    let mut site = Site::new(Truth { profile, factor: Rc::new(factor) }, SEQUENCE);
+    let mut site = Site::new(Truth::new(profile, factor), SEQUENCE);
     let launched = launch.start(&mut site, None).expect("a trainer");
     assert_eq!(
         launched.trainer.plan().bytes,
@@ -55,12 +62,12 @@ fn start(
     Outcome { launch, launched, site }
 }
 
-const TRIAL: Option<TrialOptions> = Some(TrialOptions { warm_up: 1 });
+const TRIAL: Option<TrialOptions> = Some(TrialOptions { warm_up: 1, splits: 1 });
 
 #[test]
 fn a_prediction_that_holds_changes_nothing() {
-    let before = Launch::new(request(TRIAL)).expect("a plan");
-    let Outcome { launch, launched, site } = start(TRIAL, request(None).profile, |_| 1.0);
+    let before = launch();
+    let Outcome { launch, launched, site } = start(launch(), request(None).profile, |_| 1.0);
     assert_eq!(launched.correction, None);
     assert_eq!(*launch.profile(), request(None).profile);
     assert_eq!(launch.plan().planned.decisions, before.plan().planned.decisions);
@@ -71,16 +78,18 @@ fn a_prediction_that_holds_changes_nothing() {
 
 #[test]
 fn without_a_trial_nothing_is_tried() {
-    let Outcome { launched, site, .. } = start(None, slow_copies(8.0), |_| 1.0);
+    let untried = Launch::new(request(None)).expect("a plan");
+    let Outcome { launched, site, .. } = start(untried, slow_copies(8.0), |_| 1.0);
     assert_eq!((launched.correction, site.committed.len()), (None, 1));
     assert_eq!(TrialOptions::of_run(49), None);
-    assert!(TrialOptions::of_run(50).is_some());
+    let splits = |steps| TrialOptions::of_run(steps).map(|trial| trial.splits);
+    assert_eq!((splits(50), splits(199), splits(200)), (Some(2), Some(2), Some(3)));
 }
 
 #[test]
 fn slow_copies_lead_to_another_plan() {
-    let before = Launch::new(request(TRIAL)).expect("a plan");
-    let Outcome { launch, launched, site } = start(TRIAL, slow_copies(8.0), |_| 1.0);
+    let before = launch();
+    let Outcome { launch, launched, site } = start(launch(), slow_copies(8.0), |_| 1.0);
     let correction = launched.correction.expect("copies are not as thought");
     assert_eq!(site.corrections, [correction]);
     assert_eq!(correction.outcome, Replanned::Other);
@@ -88,14 +97,12 @@ fn slow_copies_lead_to_another_plan() {
     assert!(correction.measured_seconds > 1.1 * correction.predicted_seconds, "{correction:?}");
     // The new plan is faster than the first was, and takes as long as predicted.
     assert!(correction.corrected_seconds < correction.measured_seconds, "{correction:?}");
-    let alone = start(TRIAL, slow_copies(8.0), |_| 1.0);
-    assert_eq!(alone.launched.correction, Some(correction), "virtual time repeats itself");
 }
 
 #[test]
 fn everything_slower_by_the_same_keeps_the_plan() {
-    let before = Launch::new(request(TRIAL)).expect("a plan");
-    let Outcome { launch, launched, .. } = start(TRIAL, request(None).profile, |_| 1.5);
+    let before = launch();
+    let Outcome { launch, launched, .. } = start(launch(), request(None).profile, |_| 1.5);
     let correction = launched.correction.expect("nothing is as thought");
     let kept = launch.plan().planned.decisions == before.plan().planned.decisions;
     assert_eq!(correction.outcome == Replanned::Other, !kept, "{correction:?}");
@@ -106,11 +113,11 @@ fn everything_slower_by_the_same_keeps_the_plan() {
 
 #[test]
 fn a_second_plan_that_is_slower_is_not_taken() {
-    let before = Launch::new(request(TRIAL)).expect("a plan");
+    let before = launch();
     let first = before.plan().planned.plan.bytes;
     // Any other plan meets something that no profile knows of.
     let factor = move |plan: &CheckedPlan| if plan.bytes == first { 1.0 } else { 20.0 };
-    let Outcome { launch, launched, site } = start(TRIAL, slow_copies(8.0), factor);
+    let Outcome { launch, launched, site } = start(launch(), slow_copies(8.0), factor);
     let correction = launched.correction.expect("copies are not as thought");
     assert_eq!(correction.outcome, Replanned::Kept);
     assert_eq!(launch.plan().planned.decisions, before.plan().planned.decisions);

@@ -11,9 +11,20 @@ use storm_train::{Batch, Correction, LaunchSite, Notice, RunError};
 /// What a step takes, whatever a plan was made with.
 #[derive(Clone)]
 pub(crate) struct Truth {
+    /// Whether there is no memory for a plan.
+    pub(crate) refuses: Rc<dyn Fn(&CheckedPlan) -> bool>,
     pub(crate) profile: HardwareProfile,
     /// How many times as long everything of a plan takes.
     pub(crate) factor: Rc<dyn Fn(&CheckedPlan) -> f64>,
+}
+
+impl Truth {
+    pub(crate) fn new(
+        profile: HardwareProfile,
+        factor: impl Fn(&CheckedPlan) -> f64 + 'static,
+    ) -> Truth {
+        Truth { profile, factor: Rc::new(factor), refuses: Rc::new(|_| false) }
+    }
 }
 
 pub(crate) struct VirtualDevice(NullDevice);
@@ -24,6 +35,9 @@ impl PlanDevice for VirtualDevice {
     const ALIGNMENT: usize = NullDevice::ALIGNMENT;
 
     fn commit(plan: Arc<CheckedPlan>, truth: Truth) -> Result<VirtualDevice, DeviceError> {
+        if (truth.refuses)(&plan) {
+            return Err(DeviceError::OutOfMemory { bytes: plan.bytes[Tier::DEVICE] });
+        }
         let mut options = NullOptions::of_profile(&plan, &truth.profile);
         let factor = (truth.factor)(&plan);
         options.instruction_seconds.iter_mut().for_each(|seconds| *seconds *= factor);
@@ -92,11 +106,19 @@ pub(crate) struct Site {
     /// Bytes of device memory of each plan that was put on the device.
     pub(crate) committed: Vec<usize>,
     pub(crate) corrections: Vec<Correction>,
+    /// Sizes of micro-batches that could not be tried.
+    pub(crate) not_tried: Vec<usize>,
 }
 
 impl Site {
     pub(crate) fn new(truth: Truth, sequence: usize) -> Site {
-        Site { truth, sequence, committed: Vec::new(), corrections: Vec::new() }
+        Site {
+            truth,
+            sequence,
+            committed: Vec::new(),
+            corrections: Vec::new(),
+            not_tried: Vec::new(),
+        }
     }
 }
 
@@ -114,6 +136,10 @@ impl LaunchSite<VirtualDevice> for Site {
         match notice {
             Notice::Committed(plan) => {
                 self.committed.push(plan.planned.plan.bytes[Tier::DEVICE]);
+            }
+            Notice::NotTried { split, reason } => {
+                assert!(reason.contains("memory"), "{reason}");
+                self.not_tried.push(split.batch);
             }
             Notice::Corrected(correction) => self.corrections.push(*correction),
             _ => {}

@@ -176,7 +176,7 @@ fn launched(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), R
     let mut site = Site { has, refused: 0 };
     let mut trainer = launch.start(&mut site, None)?.trainer;
     assert_eq!(launch.budget()[Tier::DEVICE], vram_bytes, "what was refused changes no limit");
-    assert_eq!(***trainer.plan(), *launch.plan().planned.plan, "the plan is the one that runs");
+    assert_eq!(trainer.plan().bytes, launch.plan().planned.plan.bytes, "the plan that runs");
     let loss = trainer.step(&batches(&config, MICRO_BATCHES, 0), 1e-3)?.loss;
     Ok((site.refused, loss, trainer.memory_taken()))
 }
@@ -239,8 +239,15 @@ fn less_memory_may_mean_smaller_micro_batches() {
         assert_eq!((batch * accumulate, launched.trainer.options().batch), (16, batch));
         (before, batch, launched.trainer.memory_taken()[Tier::DEVICE] as u64)
     };
-    let (before, roomy, taken) = start(PLENTY);
+    let (before, roomy, _) = start(PLENTY);
     assert_eq!(before, roomy);
-    let (before, tight, _) = start(Has { device_bytes: taken / 2, ..PLENTY });
-    assert!(before == roomy && tight < roomy, "{before}, {tight} and {roomy}");
+    // Not enough for micro-batches of that size, however they are planned.
+    let mut given = request(0);
+    (given.options.batch, given.step) = (roomy, StepSize::MicroBatches(16 / roomy));
+    let Err(TrainError::Plan(PlanError::TooSmall(least))) = given.plan() else {
+        panic!("no memory at all is too little")
+    };
+    let device_bytes = least.min_bytes[Tier::DEVICE] - 1;
+    let (before, tight, taken) = start(Has { device_bytes, ..PLENTY });
+    assert!(before == roomy && tight < roomy && taken <= device_bytes, "{tight} and {roomy}");
 }

@@ -3,19 +3,23 @@
 use crate::models::{budget, gib, planned, profile, real_options, real_task};
 use storm_model::preset;
 use storm_plan::{Forced, HardwareProfile, Planned, Queue, TensorKind, Tier};
-use storm_train::choose_micro_batch;
+use storm_train::{LaunchRequest, StepSize};
 
 /// Plenty for everything here.
 const RAM: u64 = 110 << 30;
 
 #[track_caller]
 fn reaches(model: &str, vram_bytes: u64, tokens: usize, wanted: f64) {
-    let config = preset(model).expect("a preset");
-    let profile = profile("reference");
-    let budget = budget(vram_bytes, RAM);
-    let forced = Forced::default();
-    let chosen =
-        choose_micro_batch(&config, &real_options(1), tokens, &profile, budget, &forced).unwrap();
+    let request = LaunchRequest {
+        config: preset(model).expect("a preset"),
+        options: real_options(1),
+        step: StepSize::Tokens(tokens),
+        profile: profile("reference"),
+        budget: budget(vram_bytes, RAM),
+        forced: Forced::default(),
+        trial: None,
+    };
+    let chosen = request.plan().unwrap();
     let prediction = &chosen.planned.prediction;
     let speed = tokens as f64 / prediction.step_seconds;
     let about = format!("{model} with micro-batches of {}: {prediction:#?}", chosen.batch);

@@ -433,7 +433,7 @@ mod tests {
     /// What a training step is made of has a case, and all of it fits a card of 8 GB.
     #[test]
     fn cases_cover_a_training_step() {
-        let sizes = Sizes { rows: &[8192, 16384, 32768], tokens: 16384, shrink: 1 };
+        let sizes = Sizes { rows: &[1024, 4096, 8192, 16384, 32768], tokens: 16384, shrink: 1 };
         let cases = all(sizes).expect("they fit");
         assert!(cases.iter().all(|case| case.size_bytes < 8 << 30));
         let timed: BTreeSet<&str> =

@@ -28,6 +28,8 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         source: String::new(),
         memory_bytes: card.memory_bytes as u64,
         overhead_bytes: rates.overhead_bytes,
+        // Until rates are known.
+        multiprocessors: None,
         // Until they are known: products and moves take no time.
         gemm_flops: f64::INFINITY,
         gemm_f32_flops: f64::INFINITY,
@@ -49,7 +51,9 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         attention: Vec::new(),
         elementwise: Vec::new(),
     };
-    for &(case, seconds) in times {
+    // Each case starts a kernel, which the profile adds.
+    let work = |seconds: f64| (seconds - rates.kernel_seconds).max(0.5 * seconds);
+    for (case, seconds) in times.iter().map(|&(case, seconds)| (case, work(seconds))) {
         let flops = figure(timed_op(case).0.matrix_flops() as f64 / seconds);
         match case.subject {
             Subject::Gemm { kind, rows, columns, inner, dtype } => profile.gemm.push(GemmPoint {
@@ -88,7 +92,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
 
     // What the products of an op do not take, its bytes do.
     let mut bandwidths = Vec::new();
-    for &(case, seconds) in times {
+    for (case, seconds) in times.iter().map(|&(case, seconds)| (case, work(seconds))) {
         let bandwidth = figure(moved_bytes(case) / (seconds - predicted(&profile, case)));
         match case.subject {
             Subject::Moving if bandwidth.is_finite() && bandwidth > 0.0 => {
@@ -101,6 +105,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
     }
     profile.elementwise = bandwidths;
     profile.kernel_seconds = figure(rates.kernel_seconds);
+    profile.multiprocessors = u32::try_from(card.multiprocessors).ok();
     profile
 }
 
@@ -117,6 +122,7 @@ fn moved_bytes(case: &Case) -> f64 {
         source: String::new(),
         memory_bytes: 0,
         overhead_bytes: 0,
+        multiprocessors: None,
         gemm_flops: f64::INFINITY,
         gemm_f32_flops: f64::INFINITY,
         attention_forward_flops: f64::INFINITY,

@@ -52,8 +52,8 @@ impl ProbeEffort {
 
     fn sizes(self) -> Sizes {
         let rows: &[usize] = match self {
-            ProbeEffort::Quick => &[16384],
-            ProbeEffort::Full => &[8192, 16384, 32768],
+            ProbeEffort::Quick => &[1024, 16384],
+            ProbeEffort::Full => &[1024, 4096, 8192, 16384, 32768],
         };
         Sizes { rows, tokens: 16384, shrink: 1 }
     }
