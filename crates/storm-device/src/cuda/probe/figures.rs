@@ -26,6 +26,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
     let mut profile = HardwareProfile {
         name: short_name(&card.name),
         source: String::new(),
+        uncertainty: None,
         memory_bytes: card.memory_bytes as u64,
         overhead_bytes: rates.overhead_bytes,
         // Until they are known: products and moves take no time.
@@ -115,6 +116,7 @@ fn moved_bytes(case: &Case) -> f64 {
     let unit = HardwareProfile {
         name: String::new(),
         source: String::new(),
+        uncertainty: None,
         memory_bytes: 0,
         overhead_bytes: 0,
         gemm_flops: f64::INFINITY,
