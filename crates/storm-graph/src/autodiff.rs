@@ -169,7 +169,7 @@ impl Backward<'_> {
         if self.is_parameter(id) { None } else { self.state.gradients[id.index()].take() }
     }
 
-    /// Adds a contribution to an operand's gradient; ignored if nobody wants it.
+    /// Adds a contribution to an operand's gradient; ignored if that gradient is not needed.
     pub(crate) fn add_gradient(
         &mut self,
         id: TensorId,

@@ -159,7 +159,7 @@ impl Graph {
         }
     }
 
-    /// [`Graph::apply`] for those who want the first output only.
+    /// [`Graph::apply`], returning only the first output.
     ///
     /// # Errors
     /// As [`Graph::apply`].

@@ -8,7 +8,7 @@ use crate::{Graph, Op, TensorId};
 /// which `is_kept` holds; the others it makes again, from the nearest kept ones, just before their
 /// first use. The same ops on the same operands give the same bits.
 ///
-/// Tensors from outside (parameters, inputs, what earlier sections hand over) are always at hand.
+/// Tensors from outside (parameters, inputs, what earlier sections pass on) are always available.
 /// Where the sum of a fused residual norm is kept, the norm is redone from the sum.
 pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
     let nodes = graph.nodes().to_vec();
@@ -27,7 +27,7 @@ pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
         rewritten.push(Node { op, ..node.clone() });
     }
     graph.replace_nodes(rewritten);
-    // What is made again may be read where the backward pass has overwritten it.
+    // Recomputed tensors may be read where the backward pass has overwritten the original.
     copy_what_is_still_needed(graph, &[]);
 }
 
@@ -37,7 +37,7 @@ struct Again {
 }
 
 impl Again {
-    /// Emits whatever is needed for `wanted` to be at hand in the backward pass.
+    /// Emits whatever is needed to make `wanted` available in the backward pass.
     fn ensure(
         &mut self,
         graph: &mut Graph,

@@ -15,9 +15,9 @@ pub struct Section {
     pub name: String,
     /// Forward nodes and, once differentiated, backward nodes.
     pub graph: Graph,
-    /// What blocks before it hand over. A gradient goes back the same way.
+    /// What blocks before it pass on. A gradient goes back the same way.
     pub carried_in: Vec<Carried>,
-    /// What it hands on to blocks after it.
+    /// What it passes on to blocks after it.
     pub carried_out: Vec<Carried>,
     /// Tensors that any later block may read by name, without a gradient: tables.
     pub exports: Vec<(String, TensorId)>,
@@ -28,7 +28,7 @@ pub struct Section {
     pub backward: Option<SectionBackward>,
 }
 
-/// A tensor on its way from one block to another. A block takes what the last block before it handed on
+/// A tensor that one block passes to another. A block takes what the last block before it passed on
 /// under the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
@@ -106,7 +106,7 @@ impl Section {
         self.carried_in.iter().position(|carried| carried.name == name)
     }
 
-    /// Where a carried tensor of this name is handed on.
+    /// Where a carried tensor of this name is passed on.
     pub fn handed_on(&self, name: &str) -> Option<usize> {
         self.carried_out.iter().position(|carried| carried.name == name)
     }
@@ -122,7 +122,7 @@ impl Section {
             ("outside tensors", outside.collect()),
             ("carried tensors that it takes", self.carried_in.iter().map(|c| &c.name).collect()),
             (
-                "carried tensors that it hands on",
+                "carried tensors that it passes on",
                 self.carried_out.iter().map(|c| &c.name).collect(),
             ),
             ("results", self.results.iter().map(|(name, _)| name).collect()),
@@ -136,7 +136,7 @@ impl Section {
         Ok(())
     }
 
-    /// Later blocks read exports as inputs, through which no gradient comes back.
+    /// Later blocks read exports as inputs; no gradient flows back through them.
     fn check_exports(&self) -> Result<(), GraphError> {
         let carried: Vec<TensorId> = self.carried_in.iter().map(|carried| carried.tensor).collect();
         let wanted = find_wanted(&self.graph, &carried);
@@ -194,7 +194,7 @@ impl Section {
             let gradient = gradients.get(&carried.tensor).copied();
             if wants && gradient.is_none() {
                 let name = &carried.name;
-                return self.error(format!("nothing that it hands on depends on `{name}`"));
+                return self.error(format!("nothing that it passes on depends on `{name}`"));
             }
             carried_in_gradients.push(gradient.filter(|_| wants));
         }

@@ -33,7 +33,7 @@ pub enum TensorClass {
     Cache,
     /// Made by a node and read by others, activation gradients included.
     Activation,
-    /// Working memory of the one node that lists it as an output; nobody reads it.
+    /// Working memory of the one node that lists it as an output; no node reads it.
     Scratch,
 }
 
