@@ -1,10 +1,10 @@
-//! What another framework saves between forward and backward, kept, moved out and fetched back.
+//! Tensors that another framework saves between forward and backward: kept, offloaded and fetched back.
 //!
-//! The framework calls [`Session::save`] where it would keep memory, [`Session::need`] where it wants it
-//! back and [`Session::release`] when it never will again. The first step is recorded: everything
-//! leaves, one piece at a time, and the memory that the rest takes is seen. From then on a
+//! The framework calls [`Session::save`] where it would keep memory, [`Session::need`] where it reads it
+//! and [`Session::release`] when it no longer needs it. The first step is recorded: everything
+//! is offloaded, one piece at a time, which shows how much memory the rest uses. From then on a
 //! [`SavedPlan`](storm_plan::saved::SavedPlan) says what stays, and when the rest is fetched. A step that
-//! does not do what was recorded is carried on without a plan, and the next like it is recorded.
+//! differs from the recording completes without a plan, and the next one like it is recorded.
 
 mod mover;
 mod piece;
@@ -21,7 +21,7 @@ pub use session::{PieceName, SavedOptions, Session, Source, Use};
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Foreign};
 
-/// The framework whose memory it is.
+/// The framework that owns the memory.
 pub trait Framework {
     /// Memory that lives as long as the value.
     type Memory: Foreign;
@@ -33,15 +33,15 @@ pub trait Framework {
     /// New memory, first used in `stream`.
     ///
     /// # Errors
-    /// There is none.
+    /// No memory is available.
     fn allocate(&self, bytes: usize, stream: ComputeStream) -> Result<Self::Memory, Self::Error>;
 
-    /// Whether somebody still holds the memory.
+    /// Whether the memory is still alive.
     fn is_alive(&self, origin: &Self::Origin) -> bool;
 
-    /// The memory, if somebody still holds it.
+    /// The memory, if it is still alive.
     fn upgrade(&self, origin: &Self::Origin) -> Option<Self::Memory>;
 
-    /// How much memory is in use; none where nobody counts it.
+    /// How much memory is in use; none if the framework does not count it.
     fn memory_use(&self, peak: Peak) -> Option<MemoryUse>;
 }
