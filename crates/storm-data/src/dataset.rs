@@ -160,7 +160,7 @@ impl Dataset {
     /// Copies token ids, from token `start` on. `bytes` is room for them as they are stored.
     ///
     /// # Errors
-    /// If there are not so many, or a shard is damaged.
+    /// If there are fewer, or a shard is damaged.
     pub fn read_tokens(
         &self,
         start: u64,
@@ -181,7 +181,7 @@ impl Dataset {
     /// Copies the loss masks of tokens, from token `start` on: whether each is learned. All of text is.
     ///
     /// # Errors
-    /// If there are not so many, or a shard is damaged.
+    /// If there are fewer, or a shard is damaged.
     pub fn read_mask(
         &self,
         start: u64,

@@ -95,7 +95,7 @@ pub enum DataError {
         longest: u64,
     },
     /// A position of another run.
-    #[error("cannot go on from this position: {problem}")]
+    #[error("cannot resume from this position: {problem}")]
     Position {
         /// What does not match.
         problem: String,

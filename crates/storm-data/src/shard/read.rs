@@ -190,7 +190,7 @@ impl Shard {
         self.layout.table_at - HEADER_BYTES
     }
 
-    /// Reads blocks of the whole shard and checks them; `done` is told the bytes of each.
+    /// Reads all blocks of the shard and checks them; calls `done` with the bytes of each.
     pub(crate) fn verify(&self, done: &(dyn Fn(u64) + Sync)) -> Result<(), DataError> {
         use rayon::prelude::*;
         (0..self.blocks.len()).into_par_iter().try_for_each(|block| {

@@ -13,10 +13,10 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// What a tokenizer may take for one request, a batch of about a megabyte of text, if nothing else is said.
+/// Default time limit of a tokenizer for one request, a batch of about a megabyte of text.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`], in the very process that
+/// The program that runs third-party tokenizer code: it must call [`crate::tokenize_worker`], in the process that
 /// is started. A wrapper has to `exec` it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
@@ -73,7 +73,7 @@ pub(super) struct Worker {
     reply_time_max: Duration,
     /// Of the tokenizer, for messages.
     path: PathBuf,
-    /// Why it can no longer be used: a late reply would be taken for that to another request.
+    /// Why it can no longer be used: a late reply would be mistaken for the reply to another request.
     broken: Option<String>,
 }
 
@@ -199,7 +199,7 @@ impl Worker {
                 Ok(Ok(Some(reply))) => reply,
                 Err(RecvTimeoutError::Timeout) => {
                     let time = self.reply_time_max;
-                    return Err(self.give_up(format!("it did not come back within {time:?}")));
+                    return Err(self.give_up(format!("it did not answer within {time:?}")));
                 }
                 _ => return Err(self.ended()),
             },

@@ -1,8 +1,8 @@
 //! From text to token ids and back.
 //!
 //! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter panics on some
-//! files, and others make it take all memory, overflow its stack or never come back. None of these can be
-//! caught in the process itself, so it runs in one of its own with a limit on memory: see [`worker`].
+//! files, and others make it use all memory, overflow its stack or loop forever. None of these can be
+//! caught in the process itself, so it runs in a separate one with a limit on memory: see [`worker`].
 
 mod bytes;
 pub(crate) mod chat;
@@ -114,7 +114,7 @@ impl Tokenizer {
         Tokenizer::served(&served, worker)
     }
 
-    /// A tokenizer in a process of its own, which may render chats too.
+    /// A tokenizer in a separate process, which may also render chats.
     pub(crate) fn served(
         served: &Served<'_>,
         worker: &WorkerCommand,
@@ -152,8 +152,8 @@ impl Tokenizer {
         self.encode_as(ask, texts)
     }
 
-    /// Encodes a text as `transformers` does if nothing else is said: special tokens that are written out in it are
-    /// tokens, and the tokenizer puts its own around it.
+    /// Encodes a text as `transformers` does by default: special tokens that are spelled out in it are
+    /// tokens, and the tokenizer adds its own around it.
     ///
     /// # Errors
     /// If the tokenizer fails on it.
@@ -192,7 +192,7 @@ impl Tokenizer {
         DecodeStream::new(self, &[])
     }
 
-    /// Decodes ids one after another that go on with these: a space between them is not lost.
+    /// Decodes ids one after another that continue these: a space between them is not lost.
     pub fn stream_after(&self, before: &[u32]) -> DecodeStream<'_> {
         DecodeStream::new(self, before)
     }

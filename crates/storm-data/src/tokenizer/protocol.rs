@@ -1,4 +1,4 @@
-//! What a process and its tokenizer say to each other: frames of a length and so many bytes.
+//! The protocol between a process and its tokenizer: frames of a length and that many bytes.
 
 use super::chat::ChatSetup;
 use super::{ChatTokens, TokenizerKind};
@@ -38,7 +38,7 @@ pub(super) struct Open {
     pub(super) chat: Option<ChatSetup>,
     /// The name of the end of text, if it was chosen.
     pub(super) end_of_text: Option<String>,
-    /// The process that asks: without it there is nobody to work for.
+    /// The requesting process: the worker ends with it.
     pub(super) parent: i32,
     /// Processor time for a request.
     pub(super) request_seconds_max: u64,
@@ -94,7 +94,7 @@ pub(super) fn take(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*number))
 }
 
-/// Takes so many bytes from the front.
+/// Takes this many bytes from the front.
 pub(super) fn take_bytes<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (taken, rest) = bytes.split_at_checked(count)?;
     *bytes = rest;

@@ -28,15 +28,15 @@ const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eo
 const TOKENS_PER_BYTE_MAX: usize = 16;
 
 /// Serves requests until there are no more. For a program that does nothing else: it limits memory and processor
-/// time of the process, and has it killed when the thread that started it ends.
+/// time of the process, and the system kills it when the thread that started it ends.
 ///
 /// # Errors
-/// If the process that asks is gone.
+/// If the requesting process is gone.
 pub fn tokenize_worker() -> io::Result<()> {
-    // A regular expression without end would go on without anybody to read its reply.
+    // An endless regular expression would continue to run although nothing reads its reply.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
-        // Whoever set a lower limit meant it.
+        // A lower limit that is already set stays.
         let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
         setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
     }
@@ -74,7 +74,7 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the process run for so many more seconds. The next request renews it, so that packing may take as long
+/// Lets the process run for this many more seconds. The next request renews it, so that packing may take as long
 /// as it needs.
 fn limit_processor_time(seconds: u64) -> io::Result<()> {
     let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
@@ -121,7 +121,7 @@ fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
     Ok((tokenizer, opened))
 }
 
-/// The one token that the tokenizer puts before a text of its own accord, if it does.
+/// The one token that the tokenizer adds before every text, if it does.
 fn begin_of_text(tokenizer: &Tokenizer) -> Result<Option<u32>, String> {
     let encode = |special: bool| {
         let encoding = tokenizer.encode_fast("a", special).map_err(|error| error.to_string())?;

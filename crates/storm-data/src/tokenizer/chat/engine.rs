@@ -42,7 +42,7 @@ impl Engine {
             None => Ok(write!(out, "{value}")?),
         });
         environment.add_filter("tojson", json::tojson);
-        // None is no empty list, as it is in Python.
+        // Unlike an empty list, None cannot be iterated, as in Python.
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && (value.kind() == ValueKind::String || value.try_iter().is_ok())
         });
@@ -100,7 +100,7 @@ pub(super) enum Then {
     Answer,
 }
 
-/// Renders one chat, in whole and in parts.
+/// Renders one chat, all of it or parts.
 pub(super) struct Render<'a> {
     engine: &'a Engine,
     fuel: Cell<u64>,

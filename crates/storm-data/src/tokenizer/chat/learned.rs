@@ -1,7 +1,7 @@
 //! What the assistant says, where a template does not mark it.
 //!
 //! The chat up to an answer, with what answers begin with, is rendered once more, and the chat with the answer. Where
-//! the whole chat begins with the former, the answer begins behind it; it ends where the latter does.
+//! the whole chat begins with the former, the answer begins after it; it ends where the latter does.
 
 use super::engine::{Render, Then};
 use super::{Chat, KnownTokens, PROBE, field, role, with_field};
@@ -78,7 +78,7 @@ impl Answers<'_> {
         let until = until.strip_prefix(&self.text[..start]).unwrap_or(&until);
         let ended = until.trim_end();
         let token = self.known.special.iter().find(|token| ended.ends_with(token.as_str()));
-        // Some templates end every text with a token of its own.
+        // Some templates end every text with an extra token.
         let bare = token.map_or(until, |token| &ended[..ended.len() - token.len()]);
         let rest = &self.text[start..];
         let length = overlap(until, rest).max(overlap(bare, rest));

@@ -119,7 +119,7 @@ impl Chats {
 }
 
 impl Chats {
-    /// A rendered chat is encoded as a whole: what the template writes and what a message says look the same.
+    /// A rendered chat is encoded as a whole: text of the template and text of a message cannot be distinguished.
     fn refuse_special(&self, chat: &Chat) -> Result<(), String> {
         let found = self.known.special.iter().find(|token| {
             let has = |text: &str| text.contains(token.as_str());
