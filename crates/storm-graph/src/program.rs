@@ -444,9 +444,9 @@ impl Program {
             }
             let is_last = self.stages[last].template == template;
             if is_last && users.len() > 1 {
-                return self
-                    .section(last)
-                    .error("computes the loss, so no other block may have its template".to_owned());
+                return self.section(last).error(
+                    "computes the loss, so no other block may have its template".to_owned(),
+                );
             }
             let carried = 0..self.templates[template].carried_in.len();
             let wants = |input: usize| {
