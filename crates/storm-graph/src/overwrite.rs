@@ -1,4 +1,4 @@
-//! Gradients that take over the memory of what they are a gradient of.
+//! Gradients that overwrite the tensor that they are a gradient of.
 
 use crate::graph::{Node, Phase};
 use crate::{Graph, Op, TensorId};

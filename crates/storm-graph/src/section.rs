@@ -1,4 +1,4 @@
-//! A template: the graph of one block of a model, and how it meets the blocks around it.
+//! A template: the graph of one block of a model, and how it connects to the blocks around it.
 
 use crate::autodiff::{GradientRequest, differentiate, find_wanted};
 use crate::graph::Phase;
@@ -15,7 +15,7 @@ pub struct Section {
     pub name: String,
     /// Forward nodes and, once differentiated, backward nodes.
     pub graph: Graph,
-    /// What blocks before it pass on. A gradient goes back the same way.
+    /// What it takes from blocks before it. Gradients flow back the same way.
     pub carried_in: Vec<Carried>,
     /// What it passes on to blocks after it.
     pub carried_out: Vec<Carried>,
@@ -32,7 +32,7 @@ pub struct Section {
 /// under the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// `hidden` for the residual stream; a skip connection has a name of its own.
+    /// `hidden` for the residual stream; a skip connection has its own name.
     pub name: String,
     /// In the graph of the section.
     pub tensor: TensorId,
@@ -45,13 +45,13 @@ impl Carried {
     }
 }
 
-/// How the backward nodes of a section meet the rest of the program.
+/// How the backward nodes of a section connect to the rest of the program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SectionBackward {
-    /// The gradient of each of `carried_out`, handed over by the block that took it.
+    /// The gradient of each of `carried_out`, from the block that took it.
     pub carried_out_gradients: Vec<TensorId>,
-    /// The gradient of each of `carried_in`, handed to the block that made it; none where no block
-    /// before learns.
+    /// The gradient of each of `carried_in`, for the block that produced it; none where no earlier block
+    /// learns.
     pub carried_in_gradients: Vec<Option<TensorId>>,
     /// One entry per trainable parameter of the section.
     pub parameters: Vec<ParameterGradient>,
@@ -68,13 +68,13 @@ pub struct ParameterGradient {
     pub gradient: TensorId,
 }
 
-/// What is asked of a section's backward pass.
+/// What a section's backward pass must compute.
 pub(crate) struct SectionRequest<'a> {
     pub(crate) accumulation: Accumulation,
     pub(crate) gradient_dtype: DType,
     /// A result whose gradient is 1.
     pub(crate) loss: Option<TensorId>,
-    /// For each of `carried_in`, whether its gradient is wanted.
+    /// For each of `carried_in`, whether its gradient is needed.
     pub(crate) wants_carried: &'a [bool],
 }
 

@@ -1,4 +1,4 @@
-//! Sections of one's own models, layer by layer.
+//! Builds the sections of custom models, layer by layer.
 
 use crate::{
     ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Section,
@@ -8,10 +8,10 @@ use crate::{
 /// The name under which sections pass on the residual stream.
 const HIDDEN: &str = "hidden";
 
-/// Builds the sections of a language model: makes parameters as it goes and knows the sizes of a batch.
+/// Builds the sections of a language model: creates parameters on the fly and knows the sizes of a batch.
 ///
-/// What it has no method for is an [`Op`] away, by [`SectionBuilder::apply`]. Parameters are named by the
-/// caller, each name once in a section. Stages that run once and use the same name share the parameter.
+/// For anything without a method, use an [`Op`] with [`SectionBuilder::apply`]. The caller names the
+/// parameters, each name once in a section. Stages that run once and use the same name share the parameter.
 ///
 /// ```
 /// use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
@@ -91,7 +91,7 @@ impl SectionBuilder {
         self.graph.input(name, [self.batch, self.sequence], DType::I32)
     }
 
-    /// Parameters made from here on do not learn.
+    /// Parameters created from here on are frozen.
     pub fn freeze(&mut self) {
         self.training = Training::Frozen;
     }
@@ -137,7 +137,7 @@ impl SectionBuilder {
         self.project(name, x, width, None)
     }
 
-    /// [`SectionBuilder::linear`] to the width of `addend`, which is added: how a branch goes back into
+    /// [`SectionBuilder::linear`] to the width of `addend`, which is added: how a branch joins
     /// the residual stream.
     ///
     /// # Errors
