@@ -27,16 +27,16 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// What special tokens are that are written out in a text.
+/// How special tokens that are spelled out in a text are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpecialTokens {
-    /// Tokens, as `transformers` has them.
+    /// As tokens, like `transformers`.
     Parsed,
-    /// Text like any other.
+    /// As text.
     AsText,
 }
 
-/// What a process is to serve.
+/// What a process serves.
 pub(crate) struct Served<'a> {
     /// For messages.
     pub(crate) path: &'a Path,
@@ -60,7 +60,7 @@ enum Backend {
 }
 
 impl Tokenizer {
-    /// The 256 bytes, and an end of text behind them.
+    /// The 256 bytes, followed by an end of text.
     pub fn bytes() -> Tokenizer {
         Tokenizer { info: bytes::info(), backend: Backend::Bytes }
     }
@@ -123,7 +123,7 @@ impl Tokenizer {
         Ok(Tokenizer { info, backend: Backend::Worker(Mutex::new(worker)) })
     }
 
-    /// What is known of it.
+    /// What is known about it.
     pub fn info(&self) -> &TokenizerInfo {
         &self.info
     }
@@ -136,7 +136,7 @@ impl Tokenizer {
         Ok(self.encode_all(&[text], SpecialTokens::AsText)?.pop().unwrap_or_default())
     }
 
-    /// Encodes texts, each on its own. Nothing is put around them.
+    /// Encodes texts, each on its own, without special tokens around them.
     ///
     /// # Errors
     /// If the tokenizer fails on one of them.

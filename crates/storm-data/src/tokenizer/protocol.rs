@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 /// The longest frame: the largest tokenizer, or the ids of a batch of texts.
 pub(super) const FRAME_BYTES_MAX: u32 = 512 << 20;
 
-/// What is asked; the first byte of a request.
+/// The kind of a request; its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// Special tokens that are written out are text.
@@ -24,7 +24,7 @@ pub(super) enum Ask {
 /// The first byte of a reply.
 pub(super) const DONE: u8 = 0;
 pub(super) const FAILED: u8 = 1;
-/// It is what was sent that cannot be used.
+/// The request itself was invalid.
 pub(super) const REFUSED: u8 = 2;
 
 /// Set in the ids of a chat that are learned. No id has it: vocabularies are smaller.
@@ -73,7 +73,7 @@ pub(super) fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     if length > FRAME_BYTES_MAX {
         return Err(io::Error::other("a message that is too long"));
     }
-    // Memory is taken as bytes come, not as they are promised.
+    // Memory is allocated as bytes arrive, not as they are announced.
     let mut bytes = Vec::new();
     input.take(u64::from(length)).read_to_end(&mut bytes)?;
     match bytes.len() == length as usize {
