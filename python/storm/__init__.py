@@ -1,4 +1,4 @@
-"""STORM for PyTorch: what autograd saves waits in host memory and is back just in time.
+"""STORM for PyTorch: offloads what autograd saves to host memory and fetches it back just in time.
 
 >>> import storm
 >>> with storm.offload(vram="24GiB") as s:
@@ -7,7 +7,7 @@
 >>> print(s.report())
 
 or, for every forward pass of a model, ``model = storm.wrap(model, vram="24GiB")``.
-Gradients are those of the loop without STORM, bit by bit.
+Gradients equal those of the loop without STORM, bit by bit.
 """
 
 from ._native import __version__

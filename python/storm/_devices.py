@@ -22,7 +22,7 @@ class DeviceState:
         self.device = device
         self.is_cuda = device.type == "cuda"
         self._peak_bytes = 0
-        # The first stream seen: memory is allocated in it, others must be made known to the allocator.
+        # The first stream seen: memory is allocated in it; use in other streams must be recorded with the allocator.
         self.stream: Optional[int] = None
         self.engine = _native.Engine(
             device.index if self.is_cuda else None,
@@ -62,7 +62,7 @@ class DeviceState:
             return None
         allocated = torch.cuda.memory_stats_as_nested_dict(self.device)["allocated_bytes"]["all"]
         if forget_peak:
-            # What a step takes in between is seen only if PyTorch forgets what was before.
+            # The peak of a part of a step is visible only if PyTorch resets its record first.
             self._peak_bytes = max(self._peak_bytes, allocated["peak"])
             torch.cuda.reset_peak_memory_stats(self.device)
         return allocated["current"], allocated["allocated"], allocated["peak"]
@@ -85,7 +85,7 @@ def default_vram(device: torch.device) -> Optional[int]:
 
 def warn_over_budget(device: torch.device, least: str, allowed: str) -> None:
     warnings.warn(
-        f"storm: a step on {device} needs at least {least} with all offloaded that host memory has room "
-        f"for, and vram allows {allowed}: use a smaller batch or gradient checkpointing",
+        f"storm: a step on {device} needs at least {least} with everything offloaded that fits in host memory, "
+        f"but vram allows {allowed}: use a smaller batch or gradient checkpointing",
         stacklevel=6,
     )

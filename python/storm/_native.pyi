@@ -31,7 +31,7 @@ class Engine:
     def give_back_host_memory(self) -> None: ...
 
 class Saved:
-    """A piece of a storage. As long as it lives, its bytes can be had back."""
+    """A piece of a storage. As long as it lives, its bytes can be fetched."""
 
     def fetch(self, stream: int) -> Tuple[torch.UntypedStorage, int]: ...
 

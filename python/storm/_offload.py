@@ -1,7 +1,7 @@
 """Hooks for saved tensors: what stays, and what goes through the engine.
 
-Only facts are gathered here; the engine decides and moves. A saved tensor becomes a tuple that PyTorch
-keeps: either the tensor itself and its version, or the piece of its storage, with all that is needed to make
+This file only gathers facts; the engine decides and copies. A saved tensor becomes a tuple that PyTorch
+keeps: either the tensor itself and its version, or the piece of its storage, with all that is needed to build
 the same view again, at the same version.
 """
 
@@ -24,7 +24,7 @@ Module = TypeVar("Module", bound=nn.Module)
 #: Storages and views of these types are plain memory. Parameters are not among them: they stay.
 _PLAIN = torch.Tensor
 
-#: Keeps a version counter alive without the memory that it counts for.
+#: Keeps a version counter alive without its memory.
 _NOTHING = torch.empty(0)
 
 #: Both allocators align to this or more; kernels may depend on how a pointer is aligned.
@@ -36,22 +36,22 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
 _is_functional = torch._is_functional_tensor
 _in_backward = torch._C._current_graph_task_id
 
-#: For what ``torch.compile`` must not trace: a graph ends before the call, and the next begins after it. As
+#: For what ``torch.compile`` must not trace: the call is a graph break. Like
 #: ``torch.compiler.disable``, but the compiler is not imported before the first call.
 _not_compiled = torch._disable_dynamo
 
 
 class Offload:
-    """A ``with`` block, used again for every step, whose saved tensors the engine keeps.
+    """A reusable ``with`` block for training steps: the engine manages the tensors saved inside it.
 
     Args:
         vram: The most memory that PyTorch may allocate on a GPU, as ``torch.cuda.max_memory_allocated``
-            counts it, for example ``"24GiB"``. On the CPU, the most that saved tensors may take. As much
-            stays as fits. Default: nine tenths of the card.
-        policy: ``"auto"`` keeps what fits into ``vram``; ``"all"`` offloads everything that moving can help,
+            counts it, for example ``"24GiB"``. On the CPU, the most that saved tensors may use. As many
+            tensors stay as fit. Default: nine tenths of the card.
+        policy: ``"auto"`` keeps what fits into ``vram``; ``"all"`` offloads everything that helps,
             except for a tail of ``window`` bytes, whatever ``vram`` would allow.
-        ram: The most host memory to take for each GPU; what does not fit there stays. Default: what there is.
-        window: Bytes beyond the least possible that ``"all"`` may use, and that are on their way at a time
+        ram: The most host memory to use for each GPU; what does not fit there stays. Default: all of it.
+        window: Bytes beyond the least possible that ``"all"`` may use, and that are in flight at a time
             while there is no plan.
         keep_below: Tensors smaller than this stay.
         device: ``"cuda"`` or ``"cpu"``: tensors on other devices stay. Default: GPUs where there are any.
@@ -126,7 +126,7 @@ class Offload:
 
     @_not_compiled
     def close(self) -> None:
-        """Gives host memory that is not in use back to the system; all of it, after a backward pass."""
+        """Returns unused host memory to the system; all of it, after a backward pass."""
         for state in self._states.values():
             state.engine.give_back_host_memory()
 
@@ -143,7 +143,7 @@ class Offload:
     def _pack(self, tensor: Tensor) -> Tuple[Any, ...]:
         version = tensor._version
         if tensor.is_leaf and tensor.requires_grad:
-            # The user holds it, and may give it other data before the backward pass: PyTorch would see that.
+            # The user holds it, and may replace its data before the backward pass: PyTorch would read the new data.
             return tensor, version
         if tensor.__class__ is not _PLAIN or self._stays(tensor):
             return tensor.detach(), version
@@ -158,8 +158,8 @@ class Offload:
         start, end = offset * itemsize, (offset + extent) * itemsize
         if end - start < self._keep_below_bytes or extent == 0:
             return tensor.detach(), version
-        # Views of one storage often overlap without one being part of another, as of packed queries and
-        # keys. Only a small part of a large storage, as of a data set, moves alone.
+        # Views of one storage often overlap without one containing the other, for example packed queries and
+        # keys. Only a small part of a large storage, for example of a dataset, moves alone.
         if 2 * (end - start) >= storage_bytes:
             start, end = 0, storage_bytes
         else:
@@ -179,7 +179,7 @@ class Offload:
         base = tensor._base
         if base is not None and base.is_leaf and base.requires_grad:
             return True
-        # Saved in a backward pass, as by checkpoints: needed at once.
+        # Saved in a backward pass, for example by checkpoints: needed at once.
         if _in_backward() != -1:
             return True
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
@@ -200,8 +200,8 @@ class Offload:
         storage, start = piece.fetch(stream)
         view = torch.empty(0, dtype=dtype, device=state.device)
         view.set_(storage, offset - start // itemsize, size, stride)
-        # With the version counter of what was saved. Others may be handed the same memory: if a backward pass
-        # writes it, they are refused, as without STORM.
+        # With the version counter of the saved tensor. Other saves may get the same memory: if a backward pass
+        # writes to it, they are refused, as without STORM.
         unpacked = tensor.detach()
         unpacked.data = state.hand_over(view, stream)
         return unpacked
@@ -228,7 +228,7 @@ def _changed(tensor: Tensor, version: int, packed: Tuple[Any, ...]) -> RuntimeEr
 
 
 def _place_of_call() -> Tuple[CodeType, int]:
-    """Where the user's program calls, past the functions of PyTorch in between."""
+    """The call in the user's program, skipping functions of PyTorch in between."""
     frame = sys._getframe(2)
     while frame.f_globals.get("__name__", "").startswith("torch.") and frame.f_back is not None:
         frame = frame.f_back
@@ -239,7 +239,7 @@ def _make(settings: Dict[str, Any]) -> Offload:
     return Offload(**settings)
 
 
-# Blocks made anew in every iteration of a loop are the same block: what it learned is not lost.
+# Blocks created in every iteration of a loop are the same block, so recordings are not lost.
 _known: "weakref.WeakValueDictionary[Tuple[Any, ...], Offload]" = weakref.WeakValueDictionary()
 _latest: Optional[Offload] = None
 
@@ -257,7 +257,7 @@ def offload(
 ) -> Offload:
     """A block in which what autograd saves is offloaded; see :class:`Offload` for the arguments.
 
-    The same call in the same place gives the same block, so that it may stand inside a training loop.
+    The same call in the same place returns the same block, so it may be inside a training loop.
     """
     global _latest
     key = (_place_of_call(), vram, policy, ram, window, keep_below, device, chaos_seed)

@@ -35,14 +35,14 @@ class Report:
     host_used_bytes: int
     #: PyTorch's own figure (``torch.cuda.max_memory_allocated``); None on the CPU.
     peak_bytes: Optional[int]
-    #: By the plan in use: its peak, the least that moving could reach, and what is allowed; or 0.
+    #: Of the plan in use: its peak, the least peak with everything offloaded, and the budget; or 0.
     planned_peak_bytes: int
     least_peak_bytes: int
     allowed_bytes: int
 
     @property
     def hidden_share(self) -> float:
-        """The part of the copying that nothing waited for; 1 if nothing was copied."""
+        """The share of copying time that the GPU did not wait for; 1 if nothing was copied."""
         if self.copy_seconds <= 0:
             return 1.0
         return max(0.0, 1.0 - self.stall_seconds / self.copy_seconds)

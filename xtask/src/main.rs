@@ -8,6 +8,7 @@ mod audit;
 mod bench;
 mod bundle;
 mod check;
+mod guide;
 mod lexer;
 mod process;
 mod python;
@@ -44,6 +45,11 @@ Commands:
   gpu-bundle    Put stripped release binaries, test binaries and scripts into target/gpu-bundle,
                 a folder that runs on a GPU machine without a Rust toolchain.
 
+  guide         Plan every card and model in the tables of docs/guide.md and README.md, and write the
+                tables again.
+      --check       write nothing; fail if a table differs
+      --storm PATH  use this binary instead of a release build
+
   help          This text.
 
 Start with `cargo xtask test`. Run `cargo xtask check` before a commit: it is quick.
@@ -61,6 +67,7 @@ fn main() -> ExitCode {
         Some("check") => check::run(args),
         Some("bench") => bench::run(args),
         Some("gpu-bundle") => bundle::run(args),
+        Some("guide") => guide::run(args),
         None | Some("help") => {
             print!("{HELP}");
             return ExitCode::SUCCESS;

@@ -16,7 +16,7 @@ pub struct VerifyProgress {
     pub bytes_total: u64,
 }
 
-/// A directory that [`crate::pack`] made. Shards are mapped: memory is taken only for what is read.
+/// A directory that [`crate::pack`] wrote. Shards are mapped: only what is read uses memory.
 #[derive(Debug)]
 pub struct Dataset {
     dir: PathBuf,
@@ -34,7 +34,7 @@ impl Dataset {
     /// of their bytes.
     ///
     /// # Errors
-    /// Says which file is at fault and why.
+    /// Names the file and what is wrong with it.
     pub fn open(dir: &Path) -> Result<Dataset, DataError> {
         let (manifest, id) = Manifest::read(dir)?;
         let dataset = Dataset::with_manifest(dir, manifest, id)?;
@@ -78,7 +78,7 @@ impl Dataset {
         Ok(Dataset { dir, manifest, id, shards, tokens_before, samples_before })
     }
 
-    /// The part for evaluation begins where its sample does, or inside of a document.
+    /// The held-out part begins where its sample does, or inside a document.
     fn check_held_out(&self) -> Result<(), DataError> {
         let held_out = &self.manifest.held_out;
         let counts = &self.manifest.counts;
@@ -94,7 +94,7 @@ impl Dataset {
         }
     }
 
-    /// What it says of itself.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -160,7 +160,7 @@ impl Dataset {
     /// Copies token ids, from token `start` on. `bytes` is room for them as they are stored.
     ///
     /// # Errors
-    /// If there are not so many, or a shard is damaged.
+    /// If there are fewer, or a shard is damaged.
     pub fn read_tokens(
         &self,
         start: u64,
@@ -181,7 +181,7 @@ impl Dataset {
     /// Copies the loss masks of tokens, from token `start` on: whether each is learned. All of text is.
     ///
     /// # Errors
-    /// If there are not so many, or a shard is damaged.
+    /// If there are fewer, or a shard is damaged.
     pub fn read_mask(
         &self,
         start: u64,
@@ -203,7 +203,7 @@ impl Dataset {
         Ok(())
     }
 
-    /// Asks the system to read tokens in soon.
+    /// Asks the system to prefetch tokens.
     pub(crate) fn will_need(&self, start: u64, count: usize) {
         let (mut start, mut left) = (start, count);
         while left > 0 && start < self.manifest.counts.tokens {
@@ -232,14 +232,14 @@ impl Dataset {
         }
     }
 
-    /// Where a document or sample begins; the end of all for the one behind the last.
+    /// Where a document or sample begins; after the last one, the end of the data.
     pub(crate) fn sample_start(&self, number: u64) -> Result<u64, DataError> {
         let mut start = [0];
         self.sample_starts(number, &mut start)?;
         Ok(start[0])
     }
 
-    /// Where documents or samples begin, from the `first` on; behind the last, the end of all.
+    /// Where documents or samples begin, from the `first` on; after the last one, the end of the data.
     pub(crate) fn sample_starts(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
         let (mut first, mut dest) = (first, dest);
         while !dest.is_empty() {

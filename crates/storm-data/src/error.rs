@@ -11,7 +11,7 @@ pub enum DataError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// In the system's words.
+        /// The system's error.
         source: io::Error,
     },
     /// A mapped file cannot be read.
@@ -95,7 +95,7 @@ pub enum DataError {
         longest: u64,
     },
     /// A position of another run.
-    #[error("cannot go on from this position: {problem}")]
+    #[error("cannot resume from this position: {problem}")]
     Position {
         /// What does not match.
         problem: String,
@@ -116,7 +116,7 @@ impl DataError {
         move |source| DataError::Io { path: path.to_owned(), source }
     }
 
-    /// For `map_err`: an output that could not be put in its place.
+    /// For `map_err`: an output that could not be moved to its place.
     pub(crate) fn stage(output: &Path) -> impl Fn(StageError) -> DataError + '_ {
         move |error| match error {
             StageError::Refused { problem } => {

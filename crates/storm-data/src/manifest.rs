@@ -158,7 +158,7 @@ pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Reads a plain file of at most so many bytes.
+/// Reads a plain file with a limit on its bytes.
 pub(crate) fn read_file(path: &Path, bytes_max: u64) -> Result<Vec<u8>, DataError> {
     let io = DataError::io(path);
     let file = open_plain(path).map_err(|error| match error.kind() {

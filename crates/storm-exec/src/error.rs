@@ -1,7 +1,7 @@
 use storm_device::DeviceError;
 use storm_graph::Tensor;
 
-/// Why a program could not be put on a device or fed.
+/// Why a program could not be committed to a device or fed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ExecError {
     /// The device refused.
@@ -20,7 +20,7 @@ pub enum ExecError {
         /// Name of the tensor.
         tensor: String,
     },
-    /// Two slots of one name that are not alike.
+    /// Two slots of one name that differ.
     #[error("slot `{name}` is {known}, and cannot also be {wanted}")]
     SlotMismatch {
         /// Name of the slot.
@@ -30,7 +30,7 @@ pub enum ExecError {
         /// What was asked for.
         wanted: Box<Tensor>,
     },
-    /// A tensor that rests on the host is to be made, and the device has no room for it.
+    /// A tensor of the host is to be computed, and the device has no room for it.
     #[error(
         "`{tensor}` is to be made in {bytes} bytes of device memory, of which {largest_bytes} are \
          free in one piece; make it on the host and write it"
@@ -38,12 +38,12 @@ pub enum ExecError {
     NoRoom {
         /// Name of the tensor.
         tensor: String,
-        /// What it takes.
+        /// Bytes that it needs.
         bytes: usize,
-        /// The largest range that no lasting tensor covers.
+        /// The largest range that no persistent tensor covers.
         largest_bytes: usize,
     },
-    /// A name that nobody declared.
+    /// An undeclared name.
     #[error("there is no `{name}`; there are: {known}")]
     UnknownName {
         /// What was asked for.

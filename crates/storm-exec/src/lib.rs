@@ -4,7 +4,7 @@
 //! slots that last, and all activations of a step in a work area that is laid out beforehand from
 //! their lifetimes. Nothing is allocated, decided or looked up while a schedule runs.
 //!
-//! [`Planned`] runs a checked plan, which says when what moves between device and host; [`trace`]
+//! [`Planned`] runs a checked plan, which says what moves between device and host and when; [`trace`]
 //! shows what its queues did.
 
 mod error;

@@ -24,12 +24,12 @@ struct Committed<I> {
 }
 
 impl<D: Device> Resident<D> {
-    /// Lays out slots and schedules, takes that much memory by `open`, and resolves every
-    /// instruction. The schedules share one work area: what one leaves there is gone when another
-    /// runs.
+    /// Lays out slots and schedules, allocates that much memory with `open`, and resolves every
+    /// instruction. The schedules share one work area: running one overwrites what another left
+    /// there.
     ///
     /// # Errors
-    /// The memory cannot be had, or an instruction does not fit the device.
+    /// The memory is not available, or an instruction does not fit the device.
     pub fn new(
         slots: Slots,
         schedules: Vec<Schedule>,
@@ -122,7 +122,7 @@ impl<D: Device> Resident<D> {
         &self.device
     }
 
-    /// The lasting tensors.
+    /// The persistent tensors.
     pub fn slots(&self) -> &Slots {
         &self.slots
     }

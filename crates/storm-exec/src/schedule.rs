@@ -71,8 +71,8 @@ impl Schedule {
             .unroll()
     }
 
-    /// Appends a graph by itself. `slot_of` binds tensors to slots: all from outside, and whatever
-    /// the graph makes that is to last. In-place results stay with what they overwrite.
+    /// Appends a single graph. `slot_of` binds tensors to slots: all from outside, and those that
+    /// the graph computes and that persist. In-place results share the value that they overwrite.
     ///
     /// # Errors
     /// A tensor from outside has no slot.
@@ -217,7 +217,7 @@ impl<'a> Unrolling<'a> {
                 let Some(gradient) = backward.carried_in_gradients[input] else { continue };
                 let value = instances[number].known(gradient);
                 let maker = &mut instances[origin.block];
-                // A block that nothing reaches has no use for the gradient of what it made.
+                // A block that no gradient reaches does not need the gradient of its outputs.
                 if let Some(backward) = &maker.section.backward {
                     let id = backward.carried_out_gradients[origin.output];
                     maker.values[id.index()] = Some(value);
@@ -314,7 +314,7 @@ fn no_slot(section: &Section, tensor: &str) -> ExecError {
     ExecError::NoSlot { section: section.name.clone(), tensor: tensor.to_owned() }
 }
 
-/// The tensor whose memory `id` takes over, if it is made in place.
+/// The tensor whose memory `id` reuses, if it is computed in place.
 fn overwritten_by(graph: &Graph, id: TensorId) -> Option<TensorId> {
     let node = &graph.nodes()[graph.producer(id)?];
     let place = node.outputs.iter().position(|&output| output == id)?;

@@ -13,7 +13,7 @@ struct Slot {
     offset: usize,
 }
 
-/// All lasting tensors by name, one after another from offset 0.
+/// All persistent tensors by name, one after another from offset 0.
 #[derive(Clone, Debug, Default)]
 pub struct Slots {
     slots: Vec<Slot>,
@@ -27,7 +27,7 @@ impl Slots {
         Slots::default()
     }
 
-    /// The slot of that name, made if it is new.
+    /// The slot of that name, created if it is new.
     ///
     /// # Errors
     /// There is one of another shape or dtype.

@@ -1,4 +1,4 @@
-//! Temporary names beside an output, and removing those that a killed process left.
+//! Temporary names next to an output, and removing those that a killed process left.
 //!
 //! A process holds a lock for as long as it uses a temporary name. A name whose lock is free is a leftover.
 
@@ -10,10 +10,10 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Of the output's name in temporary names: those must not be longer than file systems allow.
+/// Bytes of the output's name in temporary names, which must not be longer than file systems allow.
 const NAME_BYTES_MAX: usize = 100;
 
-/// How often a temporary name is tried: another process may take it for a leftover before it is locked.
+/// How often a temporary name is tried: another process may remove it as a leftover before it is locked.
 pub(crate) const ATTEMPTS: usize = 16;
 
 /// What temporary names of this output begin with. An unpredictable part follows.
@@ -44,7 +44,7 @@ pub(crate) fn lock(file: &File) -> io::Result<bool> {
     Ok(file.metadata()?.nlink() > 0)
 }
 
-/// Opens the lock of a possible leftover; special files and links are none.
+/// Opens the lock of a possible leftover; special files and links are not leftovers.
 pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     let flags = (OFlags::NONBLOCK | OFlags::NOFOLLOW).bits();
     // Network file systems lock only files that are open for writing.
@@ -55,7 +55,7 @@ pub(crate) fn open_lock(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Whether nobody holds the file locked. Keeps the lock for as long as the file is open.
+/// Whether the file was not locked. Keeps the lock for as long as the file is open.
 pub(crate) fn is_free(file: &File) -> bool {
     file.try_lock().is_ok()
 }

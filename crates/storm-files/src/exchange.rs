@@ -12,7 +12,7 @@ pub(crate) enum Exchange {
     Unsupported,
 }
 
-/// Swaps what two names stand for, in one operation.
+/// Swaps two names in one atomic operation.
 pub(crate) fn exchange(one: &Path, other: &Path) -> io::Result<Exchange> {
     match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
         Ok(()) => Ok(Exchange::Done),

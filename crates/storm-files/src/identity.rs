@@ -1,4 +1,4 @@
-//! Which file or directory something is, whatever its name.
+//! The identity of a file or directory, independent of its name.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;

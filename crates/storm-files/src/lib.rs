@@ -3,7 +3,7 @@
 //! Every file that a user names may be a pipe, a device, or something that another process created a moment
 //! ago. These functions never block on a special file and never replace what the caller has not seen.
 //! Errors are plain [`std::io::Error`]s without the path: callers add it in their own error types. Outputs
-//! that appear whole or not at all have a type of their own, [`StageError`].
+//! that appear complete or not at all have their own type, [`StageError`].
 
 mod claim;
 mod exchange;

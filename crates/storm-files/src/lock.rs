@@ -17,8 +17,8 @@ const TEXT_BYTES_MAX: u64 = 1024;
 
 /// The right to change a folder, until it is dropped.
 ///
-/// The operating system holds the lock and gives it up when the process ends, however it ends. The file that
-/// it is on says who holds it and is removed with the lock; one that a killed process left is not locked.
+/// The operating system holds the lock and releases it when the process ends, however it ends. The lock file
+/// names the holder and is removed with the lock; a file that a killed process left is not locked.
 #[derive(Debug)]
 pub struct FolderLock {
     path: PathBuf,
@@ -27,7 +27,7 @@ pub struct FolderLock {
     _file: File,
 }
 
-/// The process that holds a lock, by its own account.
+/// The process that holds a lock, as it recorded itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     /// Its id.
@@ -41,7 +41,7 @@ pub struct Holder {
 /// Why a lock could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has it; who, if it has said so yet.
+    /// Another process holds it; which one, if it has recorded itself yet.
     #[error("in use by {}", .0.as_ref().map_or("another process".to_owned(), Holder::to_string))]
     Held(Option<Holder>),
     /// The file system has no locks.
@@ -56,7 +56,7 @@ impl FolderLock {
     /// The file that the lock is on.
     pub const FILE_NAME: &str = "storm.lock";
 
-    /// Locks a folder, which must be there. Changes nothing if it is locked.
+    /// Locks a folder, which must exist. Changes nothing if it is already locked.
     ///
     /// # Errors
     /// Another process holds it, or from the file system.
@@ -74,22 +74,22 @@ impl FolderLock {
                     return Err(refused(error));
                 }
             }
-            // Who held it may have removed the file after it was opened here. Then the lock is on a file
-            // that nobody else can find.
+            // The previous holder may have removed the file after it was opened here. Then the lock is on a file
+            // that no other process can find.
             if !is_at(&file, &path)? {
                 continue;
             }
             let here = Holder::here();
             let left_by = Holder::read(&file).filter(|left| left.host != here.host);
-            // The lock holds without the text, and a disk that is full must not keep a run from
-            // removing what fills it.
+            // The lock holds without the text, and a full disk must not prevent a run from
+            // freeing space.
             let _ = here.write(&mut file);
             return Ok(FolderLock { path, left_by, _file: file });
         }
     }
 
-    /// The process of another machine that left its lock behind. It was killed there, or it still runs and its
-    /// locks are not seen from here.
+    /// The process on another machine that left its lock file behind. It was killed there, or it still runs and its
+    /// locks are not visible here.
     pub fn left_by(&self) -> Option<&Holder> {
         self.left_by.as_ref()
     }
@@ -97,7 +97,7 @@ impl FolderLock {
 
 impl Drop for FolderLock {
     fn drop(&mut self) {
-        // What stays is an unlocked file, which the next process takes over.
+        // If that fails, an unlocked file stays, which the next process takes over.
         claim::delete(|| fs::remove_file(&self.path));
     }
 }
@@ -203,12 +203,12 @@ mod tests {
         let file = folder.path().join(FolderLock::FILE_NAME);
         let lock = FolderLock::acquire(folder.path()).unwrap();
         let text = fs::read(&file).unwrap();
-        let holder = held(folder.path()).expect("it says who holds it");
+        let holder = held(folder.path()).expect("it names its holder");
         assert_eq!(holder, Holder { since: holder.since, ..Holder::here() });
         let words = format!("in use by process {} on {}, for", holder.process, holder.host);
         let error = FolderLock::acquire(folder.path()).unwrap_err().to_string();
         assert!(error.starts_with(&words), "{error}");
-        assert_eq!(fs::read(&file).unwrap(), text, "who is refused changes nothing");
+        assert_eq!(fs::read(&file).unwrap(), text, "a refused process changes nothing");
         drop(lock);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         FolderLock::acquire(folder.path()).unwrap();

@@ -9,9 +9,9 @@ use std::path::Path;
 /// Opens a plain file for reading. Returns at once on a FIFO or a device, with an error that says what it is.
 ///
 /// # Errors
-/// The path cannot be opened, or what is there is not a plain file.
+/// The path cannot be opened, or is not a plain file.
 pub fn open_plain(path: &Path) -> io::Result<File> {
-    // Opening a FIFO for reading blocks until a writer comes, unless it is opened as nonblocking. Plain
+    // Opening a FIFO for reading blocks until there is a writer, unless it is opened as nonblocking. Plain
     // files ignore the flag.
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(path)?;

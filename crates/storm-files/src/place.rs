@@ -1,4 +1,4 @@
-//! Putting files and directories in their final place.
+//! Moving files and directories to their final place.
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;

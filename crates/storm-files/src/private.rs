@@ -1,4 +1,4 @@
-//! Files of one user that nobody else can write: caches whose content is trusted.
+//! Files that only one user can write: caches whose content is trusted.
 
 use crate::open_plain;
 use rustix::process::geteuid;
@@ -7,18 +7,18 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::Path;
 
-/// Nobody but the owner reads, writes or enters.
+/// Only the owner reads, writes or enters.
 const PRIVATE: u32 = 0o700;
 
-/// The permissions with which somebody else could change a file.
+/// The permissions with which another user could change a file.
 const WRITABLE_BY_OTHERS: u32 = 0o022;
 
-/// Reads a plain file of at most `bytes_max` bytes that belongs to this user and that nobody else can write.
+/// Reads a plain file of at most `bytes_max` bytes that belongs to this user and that no other user can write.
 ///
 /// The check is on the opened file, not on its path: another process cannot exchange the file in between.
 ///
 /// # Errors
-/// The file cannot be read, is larger, or somebody else could have written it.
+/// The file cannot be read, is larger, or another user could have written it.
 pub fn read_private(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     let file = open_plain(path)?;
     let metadata = file.metadata()?;
@@ -37,14 +37,14 @@ pub fn read_private(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Writes a file of this user's own, whole or not at all, in a folder that only this user can enter. A missing
+/// Writes a private file, completely or not at all, in a folder that only this user can enter. A missing
 /// folder is created; one that was open to others is closed to them.
 ///
 /// The file is written under a name that cannot be guessed and renamed, so that processes that write the same
 /// file at the same time do not mix their bytes.
 ///
 /// # Errors
-/// The folder belongs to somebody else, or the file system refuses.
+/// The folder belongs to another user, or the file system refuses.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.ok_or_else(|| refused("has no folder"))?;

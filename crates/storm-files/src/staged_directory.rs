@@ -1,16 +1,16 @@
-//! A directory that appears whole or not at all.
+//! A directory that appears complete or not at all.
 //!
-//! It is written in a folder beside its place, `.name.purpose-…`, which holds:
+//! It is written in a folder next to its place, `.name.purpose-…`, which holds:
 //!
 //! | name | what |
 //! |---|---|
 //! | `lock` | held locked for as long as the folder is in use |
-//! | `new` | the directory that is written; after an exchange, the one that was replaced |
+//! | `new` | the directory being written; after an exchange, the one that was replaced |
 //! | `old` | the one that was replaced, where the file system cannot exchange names |
 //! | `exchanging` | which directory was written and which one it may replace, from before the exchange on |
 //!
-//! A folder that a killed process left is removed once it holds nothing but what was written or what was
-//! checked: the check is run again on a directory that was exchanged.
+//! A folder that a killed process left is removed if it holds nothing but what was written or what was
+//! checked. A directory that was exchanged is checked again.
 
 use crate::claim;
 use crate::exchange::{Exchange, exchange};
@@ -25,13 +25,13 @@ const NEW: &str = "new";
 const OLD: &str = "old";
 const EXCHANGING: &str = "exchanging";
 
-/// Why an output was not put in its place.
+/// Why an output was not moved to its place.
 #[derive(Debug, thiserror::Error)]
 pub enum StageError {
-    /// What is there is kept.
+    /// The existing entry is kept.
     #[error("{problem}")]
     Refused {
-        /// Why, and what to do. Reads on behind the path.
+        /// Why, and what to do. Follows the path in the message.
         problem: String,
     },
     /// The system refused.
@@ -41,7 +41,7 @@ pub enum StageError {
         doing: &'static str,
         /// With which file or directory.
         path: PathBuf,
-        /// In the system's words.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -52,7 +52,7 @@ impl StageError {
         move |source| StageError::Io { doing, path: path.clone(), source }
     }
 
-    /// For callers whose errors are plain ones.
+    /// For callers that use [`io::Error`].
     pub fn into_io(self) -> io::Error {
         let kind = match &self {
             StageError::Refused { .. } => ErrorKind::InvalidInput,
@@ -69,11 +69,11 @@ impl StageError {
 /// Decides whether a directory that is not empty may be replaced; if not, says why and what to do.
 type MayReplace = Box<dyn Fn(&Path) -> Result<(), String> + Send>;
 
-/// A directory that is written beside its place. Dropped before it is finished, it is gone.
+/// A directory that is written next to its place. Dropping it before it is finished removes it.
 pub struct StagedDirectory {
-    /// The folder beside the target.
+    /// The folder next to the target.
     folder: PathBuf,
-    /// The directory that is written.
+    /// The directory being written.
     new: PathBuf,
     target: PathBuf,
     found: Found,
@@ -99,10 +99,10 @@ impl std::fmt::Debug for StagedDirectory {
 }
 
 impl StagedDirectory {
-    /// Checks that `target` may be written and makes a directory beside it, with the folders above it.
-    /// `purpose` is a word for its hidden name. Removes what killed processes left there.
+    /// Checks that `target` may be written and creates a directory next to it, with the folders above it.
+    /// `purpose` is a word for its hidden name. Removes leftovers of killed processes there.
     ///
-    /// A directory that is not empty is replaced only if `may_replace` says so, now and once more when it was
+    /// A directory that is not empty is replaced only if `may_replace` allows it, now and again after it was
     /// swapped out.
     ///
     /// # Errors
@@ -145,11 +145,11 @@ impl StagedDirectory {
         &self.new
     }
 
-    /// Puts the directory in its place. Whoever writes files in it flushes them to disk before.
+    /// Moves the directory to its place. The caller has flushed the files in it to disk.
     ///
     /// # Errors
-    /// [`StageError::Refused`] if something else is at the target by now. It is kept, and what was written is
-    /// gone.
+    /// [`StageError::Refused`] if something else has appeared at the target. It is kept, and the new directory is
+    /// removed.
     pub fn finish(self) -> Result<(), StageError> {
         self.finish_with(exchange)
     }
@@ -199,7 +199,7 @@ impl StagedDirectory {
             Ok(Exchange::Done) => {
                 let problem = self.is_as_checked(&self.new, checked);
                 if problem.is_err() {
-                    // Whatever this brings out of the target instead is kept by `remove_folder`.
+                    // If this takes something else out of the target, `remove_folder` keeps it.
                     exchange(&self.new, &self.target).map_err(&failed)?;
                 }
                 problem
@@ -215,7 +215,7 @@ impl StagedDirectory {
         replaced
     }
 
-    /// For file systems that cannot exchange names: there is an instant without either.
+    /// For file systems that cannot exchange names: for an instant neither directory is at the target.
     fn replace_in_steps(&self, checked: Identity) -> Result<(), StageError> {
         let old = self.folder.join(OLD);
         rename_new(&self.target, &old).map_err(StageError::io("move aside", &self.target))?;
@@ -256,13 +256,13 @@ impl Mark {
         format!("{}\n{}\n", self.written.to_text(), self.checked.to_text())
     }
 
-    /// None if the file is missing or not whole: it is flushed to disk before the exchange, so that has not begun.
+    /// None if the file is missing or incomplete: it is flushed to disk before the exchange, so the exchange has not begun.
     fn read(path: &Path) -> io::Result<Option<Mark>> {
         let read = || match fs::read_to_string(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(String::new()),
             text => text,
         };
-        // As with deletions, a failure that does not last must not leave a folder behind.
+        // As with deletions, a transient failure must not leave a folder behind.
         let text = read().or_else(|_| read())?;
         let mut lines = text.strip_suffix('\n').into_iter().flat_map(|text| text.split('\n'));
         let (written, checked) = (lines.next(), lines.next());
@@ -275,7 +275,7 @@ impl Mark {
 
 fn changed(how: &str) -> StageError {
     StageError::refused(format!(
-        "changed while it was being written ({how}); what is there is kept, run it again"
+        "changed while it was being written ({how}); its content was kept; run the command again"
     ))
 }
 
@@ -302,7 +302,7 @@ fn look(target: &Path, may_replace: &MayReplace) -> Result<(PathBuf, Found), Sta
     Ok((path, Found::Directory(identity)))
 }
 
-/// Creates the lock of a new folder. None if another process took the folder for a leftover.
+/// Creates the lock of a new folder. None if another process removed the folder as a leftover.
 fn lock_new(folder: &Path) -> Result<Option<File>, StageError> {
     let path = folder.join(LOCK);
     let failed = StageError::io("create", &path);
@@ -328,14 +328,14 @@ fn remove_leftovers(target: &Path, prefix: &[u8], may_replace: &MayReplace) {
             // The lock is held until the folder is gone.
             Ok(lock) if claim::is_free(&lock) => remove_folder(&folder, target, may_replace),
             Ok(_) => {}
-            // Killed before it made its lock, or about to: empty either way.
+            // Killed before it created its lock, or about to create it: empty either way.
             Err(_) => drop(fs::remove_dir(&folder)),
         }
     }
 }
 
-/// Removes a folder beside a target, unless a directory is in it that must stay. Failures leave a leftover for
-/// the next one.
+/// Removes a folder next to a target, unless it contains a directory that must stay. After a failure, the next
+/// process removes the leftover.
 fn remove_folder(folder: &Path, target: &Path, may_replace: &MayReplace) {
     let (new, old, mark) = (folder.join(NEW), folder.join(OLD), folder.join(EXCHANGING));
     match Mark::read(&mark) {
@@ -442,7 +442,7 @@ mod tests {
         Ok(())
     }
 
-    /// Replaced, unless somebody put a file into it.
+    /// Replaced, unless a file was added to it.
     fn unless_extended(path: &Path) -> Result<(), String> {
         match path.join("thesis").exists() {
             true => Err("it holds a thesis".to_owned()),

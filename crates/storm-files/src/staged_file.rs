@@ -1,4 +1,4 @@
-//! A file that appears whole or not at all.
+//! A file that appears complete or not at all.
 
 use crate::claim;
 use crate::exchange::{Exchange, exchange};
@@ -19,7 +19,7 @@ pub enum IfPresent {
     Replace,
 }
 
-/// A file that is written under a hidden name beside its place. Dropped before it is finished, it is gone.
+/// A file that is written under a hidden name next to its place. Dropping it before it is finished removes it.
 #[derive(Debug)]
 pub struct StagedFile {
     hidden: PathBuf,
@@ -31,7 +31,7 @@ pub struct StagedFile {
 }
 
 impl StagedFile {
-    /// Checks that `target` may be written and creates a file beside it. Removes what killed processes left
+    /// Checks that `target` may be written and creates a file next to it. Removes leftovers of killed processes
     /// there.
     ///
     /// # Errors
@@ -61,10 +61,10 @@ impl StagedFile {
         Err(StageError::io("create a file in", parent)(source))
     }
 
-    /// Flushes the file to disk and puts it in its place.
+    /// Flushes the file to disk and moves it to its place.
     ///
     /// # Errors
-    /// [`StageError::Refused`] if something else is at the target by now. It is kept.
+    /// [`StageError::Refused`] if something else has appeared at the target. It is kept.
     pub fn finish(self) -> Result<(), StageError> {
         self.finish_with(exchange)
     }
@@ -125,13 +125,13 @@ impl Write for StagedFile {
 
 impl Drop for StagedFile {
     fn drop(&mut self) {
-        // Gone already where it was renamed. A plain file only: nothing else was ever ours.
+        // Already gone if it was renamed. Only a plain file can be ours.
         claim::delete(|| fs::remove_file(&self.hidden));
     }
 }
 
 fn changed() -> StageError {
-    let problem = "changed while it was being written; what is there is kept, run it again";
+    let problem = "changed while it was being written; its content was kept; run the command again";
     StageError::refused(problem)
 }
 

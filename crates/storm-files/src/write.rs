@@ -1,4 +1,4 @@
-//! Writing plain files so that a reader never finds half of one.
+//! Writing plain files so that a reader never sees half of one.
 
 use crate::open::check_plain;
 use crate::{IfPresent, StageError, StagedFile};
@@ -8,11 +8,11 @@ use std::io;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Writes a file under another name, waits until it is on the disk, and puts it in the place of `path`. After
-/// an error, or a crash at any moment, `path` is what it was.
+/// Writes a file under another name, flushes it to the disk, and renames it to `path`. After
+/// an error, or a crash at any moment, `path` is unchanged.
 ///
 /// # Errors
-/// From `fill` or the file system, or what is at `path` is not a plain file.
+/// From `fill` or the file system, or `path` is not a plain file.
 pub fn replace_file(
     path: &Path,
     fill: impl FnOnce(&mut StagedFile) -> io::Result<()>,
@@ -22,12 +22,12 @@ pub fn replace_file(
     out.finish().map_err(StageError::into_io)
 }
 
-/// Opens a plain file to write at its end; makes it if it is not there.
+/// Opens a plain file for appending; creates it if it does not exist.
 ///
 /// # Errors
-/// From the file system, or what is at `path` is not a plain file.
+/// From the file system, or `path` is not a plain file.
 pub fn append_plain(path: &Path) -> io::Result<File> {
-    // Without the flag, opening a FIFO would block until a reader comes.
+    // Without the flag, opening a FIFO would block until there is a reader.
     let flags = (OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let file =
         OpenOptions::new().append(true).create(true).custom_flags(flags as i32).open(path)?;

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 pub struct GradientRequest {
     /// Results whose gradients are given: (result, gradient). A gradient is like its result.
     pub seeds: Vec<(TensorId, TensorId)>,
-    /// Tensors, besides trainable parameters, whose gradients are wanted.
+    /// Tensors, besides trainable parameters, whose gradients are needed.
     pub wanted: Vec<TensorId>,
     /// For a parameter, the tensor that its gradient is added to, in place.
     pub accumulators: BTreeMap<TensorId, TensorId>,
@@ -28,7 +28,7 @@ pub struct GradientRequest {
 /// Nothing is computed for frozen parameters or for anything that only they depend on.
 ///
 /// # Errors
-/// A gradient is needed through an op that has none, or a seed is unlike its result.
+/// A gradient is needed through an op that has none, or a seed does not match its result.
 pub fn differentiate(
     graph: &mut Graph,
     request: &GradientRequest,
@@ -115,13 +115,13 @@ struct State {
     gradients: Vec<Option<TensorId>>,
 }
 
-/// Where a backward rule stands: one forward node, and the gradients that have reached it.
+/// The context of a backward rule: one forward node, and the gradients that have reached it.
 pub(crate) struct Backward<'a> {
     graph: &'a mut Graph,
     name: &'a str,
     op: &'a Op<TensorId>,
     outputs: &'a [TensorId],
-    /// Outputs whose gradient the rule has asked for, a bit each.
+    /// Outputs whose gradient the rule has read, a bit each.
     consulted: Cell<u32>,
     state: &'a mut State,
 }
@@ -149,7 +149,7 @@ impl Backward<'_> {
         self.state.gradients[self.outputs[output].index()]
     }
 
-    /// Whether anybody needs the gradient of this operand.
+    /// Whether the gradient of this operand is needed.
     pub(crate) fn wants(&self, id: TensorId) -> bool {
         self.state.wants[id.index()]
     }
@@ -159,17 +159,17 @@ impl Backward<'_> {
         suffix: &str,
         op: Op<TensorId>,
     ) -> Result<Vec<TensorId>, GraphError> {
-        // What the nodes overwrite is sorted out when all are there.
+        // Overwritten operands are resolved when all nodes exist.
         self.graph.append(&format!("{}.{suffix}", self.name), op)
     }
 
-    /// The gradient summed so far, handed over: the rule adds it inside its own kernel and passes
+    /// Takes the gradient summed so far: the rule adds it inside its own kernel and passes
     /// the result to [`Backward::add_gradient`].
     pub(crate) fn take_gradient(&mut self, id: TensorId) -> Option<TensorId> {
         if self.is_parameter(id) { None } else { self.state.gradients[id.index()].take() }
     }
 
-    /// Adds a contribution to an operand's gradient; ignored if nobody wants it.
+    /// Adds a contribution to an operand's gradient; ignored if that gradient is not needed.
     pub(crate) fn add_gradient(
         &mut self,
         id: TensorId,
@@ -191,7 +191,7 @@ impl Backward<'_> {
     }
 
     /// Where a rule that sums into a weight's gradient puts it. For anything but a parameter it is
-    /// a fresh tensor: only a parameter's gradient has memory that is its own.
+    /// a fresh tensor: only a parameter's gradient has its own memory.
     pub(crate) fn parameter_accumulator(&self, id: TensorId) -> (Option<TensorId>, DType) {
         if !self.is_parameter(id) {
             return (None, self.tensor(id).dtype);
@@ -201,7 +201,7 @@ impl Backward<'_> {
         (accumulator, self.state.gradient_dtype)
     }
 
-    /// [`Backward::parameter_accumulator`] for an op that makes several such gradients at once,
+    /// [`Backward::parameter_accumulator`] for an op that computes several such gradients at once,
     /// all or none of them.
     pub(crate) fn parameter_accumulators<const N: usize>(
         &self,
@@ -224,7 +224,7 @@ impl Backward<'_> {
         Ok((gradients, slots))
     }
 
-    /// Stores what a rule made from [`Backward::parameter_accumulator`].
+    /// Stores what a rule computed with [`Backward::parameter_accumulator`].
     pub(crate) fn set_parameter_gradient(
         &mut self,
         id: TensorId,
@@ -298,9 +298,9 @@ pub fn order_name(ids: &str) -> String {
     format!("{ids}.order")
 }
 
-/// Lets the loss of a training step come from [`Op::HeadLossGrad`], which makes the logits anyway:
-/// the forward [`Op::HeadLoss`] is dropped and what depends on it moves behind the gradient, whose
-/// node now makes the tensor of row losses.
+/// Takes the loss of a training step from [`Op::HeadLossGrad`], which computes the logits anyway:
+/// the forward [`Op::HeadLoss`] is dropped and what depends on it moves after the gradient, whose
+/// node now produces the tensor of row losses.
 fn share_logits(graph: &mut Graph) {
     let pairs: Vec<(TensorId, TensorId)> = graph
         .nodes()

@@ -15,7 +15,7 @@ pub enum GraphError {
         /// What it was given.
         operands: OperandList,
     },
-    /// A gradient was asked for through an op that has none.
+    /// A gradient is needed through an op that has none.
     #[error(
         "{op} `{name}` cannot be differentiated: gradients of `{wanted}` were asked for through it; \
          mark the parameters before it as frozen, or leave the op out of the differentiated graph"

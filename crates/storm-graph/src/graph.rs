@@ -16,17 +16,17 @@ pub enum Phase {
 /// One computation of a graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// For people.
+    /// For messages.
     pub name: String,
     /// What it computes, over which tensors.
     pub op: Op<TensorId>,
-    /// What it makes, in the order that the op documents.
+    /// Its outputs, in the order that the op documents.
     pub outputs: Vec<TensorId>,
     /// When it runs.
     pub phase: Phase,
 }
 
-/// A typed program in single-assignment form: nodes in execution order, each making new tensors.
+/// A typed program in single-assignment form: nodes in execution order, each with new output tensors.
 ///
 /// A graph is only ever built through [`Graph::apply`], which checks shapes and dtypes, so a graph
 /// that exists is well-typed. Forward and backward live in the same graph: a tensor that the
@@ -35,9 +35,9 @@ pub struct Node {
 pub struct Graph {
     tensors: Vec<Tensor>,
     nodes: Vec<Node>,
-    /// The node that makes a tensor; none for those from outside.
+    /// The node that produces a tensor; none for those from outside.
     producers: Vec<Option<usize>>,
-    /// The node whose output took over a tensor's memory.
+    /// The node whose output overwrites a tensor.
     overwriters: Vec<Option<usize>>,
     phase: Option<Phase>,
 }
@@ -101,7 +101,7 @@ impl Graph {
         self.source(name, shape, dtype, TensorClass::Parameter(training))
     }
 
-    /// Adds a node after checking its operands, and returns what it makes.
+    /// Adds a node after checking its operands, and returns its outputs.
     ///
     /// # Errors
     /// Operands whose shapes or dtypes the op refuses, or that another node has overwritten (see
@@ -120,7 +120,7 @@ impl Graph {
         self.append(name, op)
     }
 
-    /// [`Graph::apply`] for a caller that sees to overwritten operands once all nodes are there.
+    /// [`Graph::apply`] for a caller that handles overwritten operands once all nodes exist.
     pub(crate) fn append(
         &mut self,
         name: &str,
@@ -159,7 +159,7 @@ impl Graph {
         }
     }
 
-    /// [`Graph::apply`] for those who want the first output only.
+    /// [`Graph::apply`], returning only the first output.
     ///
     /// # Errors
     /// As [`Graph::apply`].
@@ -188,18 +188,18 @@ impl Graph {
         &self.nodes
     }
 
-    /// The node that makes `id`, as a position in [`Graph::nodes`]; none for outside tensors.
+    /// The node that produces `id`, as a position in [`Graph::nodes`]; none for outside tensors.
     pub fn producer(&self, id: TensorId) -> Option<usize> {
         self.producers[id.index()]
     }
 
-    /// Made by a forward node.
+    /// Whether a forward node produces it.
     pub fn is_made_forward(&self, id: TensorId) -> bool {
         self.producer(id).is_some_and(|node| self.nodes[node].phase == Phase::Forward)
     }
 
-    /// Tensors made by the forward pass that the backward pass reads, in the order they are made.
-    /// These are what memory planning is about.
+    /// Tensors that the forward pass computes and the backward pass reads, in the order of computation.
+    /// Memory planning is mostly about these.
     pub fn saved(&self) -> Vec<TensorId> {
         let mut read = vec![false; self.tensors.len()];
         for node in self.nodes.iter().filter(|n| n.phase != Phase::Forward) {

@@ -1,8 +1,8 @@
 //! Tensors, ops, shape rules, automatic differentiation and recomputation.
 //!
 //! This crate is pure: no I/O, no devices, no clock. A [`Graph`] is a typed program in
-//! single-assignment form; [`Program`] makes a model of some of them, each repeated any number of times; autodiff and recomputation
-//! turn graphs into graphs.
+//! single-assignment form; a [`Program`] is a model of several graphs, each repeated any number of times; autodiff and
+//! recomputation turn graphs into graphs.
 //!
 //! ```
 //! use storm_graph::{DType, Graph, Op, Shape, TensorClass, Training};

@@ -1,8 +1,8 @@
 //! The op set: what a node can compute.
 //!
-//! An op is generic over what stands for its operands: `Op<TensorId>` in a graph, `Op<&Tensor>` in
+//! An op is generic over how its operands are represented: `Op<TensorId>` in a graph, `Op<&Tensor>` in
 //! a shape rule, `Op<View>` on a device. All of them read operands by name. Each op is declared with its family and
-//! with what its time follows from: the table below is all that planner and profile know of it.
+//! with what its time follows from: planner and profile know no more of it.
 
 use crate::attributes::*;
 use crate::{DType, Shape};
@@ -186,10 +186,10 @@ define_ops! {
         dy: One, qkv: One, y: One, log_sum_exp: One, segments: Maybe;
         heads: HeadLayout, mask: Mask, scale: f32
     }
-    /// Attention of new tokens to themselves and to those before them, for text that is written token
+    /// Attention of new tokens to themselves and to those before them, for text that is generated token
     /// by token. `qkv` (B, T, (Q+2K)·D) is of the new tokens, `positions` (B, T) says where they stand
-    /// in their sequence, each elsewhere and below W; `cache` (B, W, 2K·D) holds keys, then values, of
-    /// the positions so far. The new ones are put there, over `cache`; a query sees positions up to
+    /// in their sequence, all different and below W; `cache` (B, W, 2K·D) holds keys, then values, of
+    /// the positions so far. The new ones are added in place; a query sees positions up to
     /// its own. Yields (B, T, Q·D) and the cache. Has no gradient.
     CachedAttention [Attention, Bytes] { qkv: One, cache: One, positions: One; heads: HeadLayout, scale: f32 }
 
@@ -228,9 +228,9 @@ define_ops! {
     /// Sum of squares: a scalar f32, and partial sums as scratch.
     SumOfSquares [Optimizer, Bytes] { x: One; }
     /// Square root of the sum of `parts` (scalars), in order: a scalar f32, and 8 bytes of scratch
-    /// for the sum on its way.
+    /// for the partial sum.
     GlobalNorm [Optimizer, Bytes] { parts: Many; }
-    /// `min(1, max_norm / norm)`: a scalar f32. A norm that is not finite gives 0, which cancels the
+    /// `min(1, max_norm / norm)`: a scalar f32. A non-finite norm gives 0, which cancels the
     /// update.
     ClipScale [Optimizer, Bytes] { norm: One; max_norm: f32 }
     /// One AdamW update in place. `scalars` (f32, see [`StepScalars`]) has the learning rate and the
@@ -270,7 +270,7 @@ impl<T: Clone> Op<T> {
         operands
     }
 
-    /// Which outputs overwrite which operand: (operand, output index). Memory of the two is one.
+    /// Which outputs overwrite which operand: (operand, output index). The two share memory.
     pub fn in_place(&self) -> Vec<(T, usize)> {
         let pairs: Vec<(Option<&T>, usize)> = match self {
             Op::EmbeddingGrad { accumulator, .. }

@@ -1,11 +1,11 @@
-//! Gradients that take over the memory of what they are a gradient of.
+//! Gradients that overwrite the tensor that they are a gradient of.
 
 use crate::graph::{Node, Phase};
 use crate::{Graph, Op, TensorId};
 
-/// Puts a copy in front of each backward node that would overwrite a tensor which somebody still
-/// needs: a later node, the node itself in another role, whoever owns a tensor from outside, or
-/// the reader of one of `results`. In a transformer there is none.
+/// Inserts a copy before each backward node that would overwrite a tensor which is still
+/// needed: by a later node, by the node itself in another role, by the owner of a tensor from outside, or
+/// as one of `results`. A transformer has no such node.
 pub(crate) fn copy_what_is_still_needed(graph: &mut Graph, results: &[TensorId]) {
     let nodes = graph.nodes().to_vec();
     let mut last_read = vec![0; graph.tensors().len()];
@@ -48,7 +48,7 @@ pub(crate) fn copy_what_is_still_needed(graph: &mut Graph, results: &[TensorId])
     }
 }
 
-/// The operand, with its name, that an op overwrites because nobody needs it any more, rather than
+/// The operand, with its name, that an op overwrites because it is no longer needed, rather than
 /// to update it.
 fn taken_over(op: &Op<TensorId>) -> Option<(&'static str, TensorId)> {
     match *op {

@@ -1,8 +1,8 @@
 //! A model as stages: templates, each repeated some number of times.
 //!
 //! Planning does not grow with the depth: a model of any number of equal layers has one graph for them.
-//! Stages run in order. A *block* is one run of a stage's template. Blocks meet in *carried* tensors, in
-//! *exports* that every later block may read, and in parameters and inputs of the same name.
+//! Stages run in order. A *block* is one run of a stage's template. Blocks share *carried* tensors,
+//! *exports* that every later block may read, and parameters and inputs of the same name.
 
 use crate::section::SectionRequest;
 use crate::{
@@ -56,7 +56,7 @@ impl Stage {
         Stage { name: name.into(), template, repeat, numbering: Numbering::Numbered }
     }
 
-    /// The name in the whole program of what block `index` of the stage calls `name`.
+    /// The program-wide name of what block `index` of the stage calls `name`.
     pub fn full_name(&self, index: usize, name: &str) -> String {
         match self.numbering {
             Numbering::Plain => name.to_owned(),
@@ -79,7 +79,7 @@ pub struct Block {
 pub struct Origin {
     /// Position of the block that made it, among all blocks.
     pub block: usize,
-    /// Position among what that block hands on.
+    /// Position among what that block passes on.
     pub output: usize,
 }
 
@@ -112,7 +112,7 @@ pub struct ProgramParameter {
 /// One parameter in one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ParameterInstance {
-    /// In the whole program: `layers.3.attention.qkv.weight`.
+    /// Program-wide name: `layers.3.attention.qkv.weight`.
     pub name: String,
     /// Position of the block in its stage.
     pub index: u16,
@@ -128,7 +128,7 @@ pub struct TiedUse {
     pub parameter: String,
     /// The stage that owns it.
     pub owner: usize,
-    /// The stage that uses it, too.
+    /// The stage that also uses it.
     pub user: usize,
 }
 
@@ -136,7 +136,7 @@ impl Program {
     /// Checks that the stages fit together.
     ///
     /// # Errors
-    /// A carried tensor that no block makes or takes or that changes its form on the way, a repeated
+    /// A carried tensor that no block produces or takes or whose form does not match, a repeated
     /// name, a stage without blocks or without a template.
     pub fn new(templates: Vec<Section>, stages: Vec<Stage>) -> Result<Program, GraphError> {
         let program = Program { templates, stages, reached: Vec::new() };
@@ -183,9 +183,9 @@ impl Program {
     /// Where each block gets what it takes, in the order of its template's `carried_in`.
     ///
     /// # Errors
-    /// Carried tensors that do not meet; never for a program that exists.
+    /// Carried tensors without a match; never for a program that exists.
     pub fn origins(&self) -> Result<Vec<Vec<Origin>>, GraphError> {
-        // What was handed on and not taken yet, by name.
+        // What was passed on and not taken yet, by name.
         let mut open: BTreeMap<&str, Origin> = BTreeMap::new();
         let mut origins = Vec::new();
         let blocks: Vec<Block> = self.blocks().collect();
@@ -197,7 +197,7 @@ impl Program {
                 let Some(origin) = open.remove(name) else {
                     let stage = &self.stages[block.stage].name;
                     return section.error(format!(
-                        "takes `{name}` in stage `{stage}`, which no block before it hands on, or \
+                        "takes `{name}` in stage `{stage}`, which no block before it passes on, or \
                          another block has taken"
                     ));
                 };
@@ -206,7 +206,7 @@ impl Program {
                 let wanted = section.graph.tensor(carried.tensor);
                 if (&made.shape, made.dtype) != (&wanted.shape, wanted.dtype) {
                     return section.error(format!(
-                        "takes `{name}` as {} {}, but `{}` hands on {} {}",
+                        "takes `{name}` as {} {}, but `{}` passes on {} {}",
                         wanted.dtype, wanted.shape, maker.name, made.dtype, made.shape
                     ));
                 }
@@ -218,7 +218,7 @@ impl Program {
                 if open.insert(&carried.name, origin).is_some() {
                     let name = &carried.name;
                     return section.error(format!(
-                        "hands on `{name}` before the one that was handed on earlier is taken"
+                        "passes on `{name}` before the one that was passed on earlier is taken"
                     ));
                 }
             }
@@ -227,7 +227,7 @@ impl Program {
             None => Ok(origins),
             Some((name, origin)) => self
                 .section(blocks[origin.block].stage)
-                .error(format!("hands on `{name}`, which no later block takes")),
+                .error(format!("passes on `{name}`, which no later block takes")),
         }
     }
 
@@ -260,7 +260,7 @@ impl Program {
         Ok(())
     }
 
-    /// Tied parameters are alike wherever they are used; results have one maker.
+    /// Checks that tied parameters have one form wherever they are used, and that each result has one producer.
     fn check_parameters(&self) -> Result<(), GraphError> {
         if self.parameters().len() > usize::from(u16::MAX) {
             return self.section(0).error("the program has more than 65535 parameters".to_owned());
@@ -444,9 +444,9 @@ impl Program {
             }
             let is_last = self.stages[last].template == template;
             if is_last && users.len() > 1 {
-                return self
-                    .section(last)
-                    .error("makes the loss, so no other block may have its template".to_owned());
+                return self.section(last).error(
+                    "computes the loss, so no other block may have its template".to_owned(),
+                );
             }
             let carried = 0..self.templates[template].carried_in.len();
             let wants = |input: usize| {
@@ -483,7 +483,7 @@ impl Program {
     pub fn recompute(&mut self, is_kept: impl Fn(&Section, &Tensor) -> bool) {
         for section in &mut self.templates {
             let before = section.clone();
-            // Carried and exported tensors outlive the block: they are at hand in any case.
+            // Carried and exported tensors outlive the block, so they are available in any case.
             let lasting: BTreeSet<TensorId> = before
                 .carried_out
                 .iter()

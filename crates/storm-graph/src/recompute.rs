@@ -5,11 +5,11 @@ use crate::overwrite::copy_what_is_still_needed;
 use crate::{Graph, Op, TensorId};
 
 /// Rewrites a differentiated graph so that the backward pass reads only those saved tensors for
-/// which `is_kept` holds; the others it makes again, from the nearest kept ones, just before their
+/// which `is_kept` holds; the others it recomputes, from the nearest kept ones, just before their
 /// first use. The same ops on the same operands give the same bits.
 ///
-/// Tensors from outside (parameters, inputs, what earlier sections hand over) are always at hand.
-/// Where the sum of a fused residual norm is kept, the norm is redone from the sum.
+/// Tensors from outside (parameters, inputs, what earlier sections pass on) are always available.
+/// Where the sum of a fused residual norm is kept, the norm is recomputed from the sum.
 pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
     let nodes = graph.nodes().to_vec();
     let mut again = Again { replacement: vec![None; graph.tensors().len()] };
@@ -27,7 +27,7 @@ pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
         rewritten.push(Node { op, ..node.clone() });
     }
     graph.replace_nodes(rewritten);
-    // What is made again may be read where the backward pass has overwritten it.
+    // Recomputed tensors may be read where the backward pass has overwritten the original.
     copy_what_is_still_needed(graph, &[]);
 }
 
@@ -37,7 +37,7 @@ struct Again {
 }
 
 impl Again {
-    /// Emits whatever is needed for `wanted` to be at hand in the backward pass.
+    /// Emits whatever is needed to make `wanted` available in the backward pass.
     fn ensure(
         &mut self,
         graph: &mut Graph,
@@ -96,8 +96,8 @@ impl Again {
     }
 }
 
-/// The op that makes a node's outputs again, and how many of them it makes: the node's own op, or a
-/// plain norm of the kept sum, which makes all but the sum (the last).
+/// The op that recomputes a node's outputs, and how many of them: the node's own op, or a
+/// plain norm of the kept sum, which yields all but the sum (the last).
 fn redo(node: &Node, is_kept: &impl Fn(TensorId) -> bool) -> (Op<TensorId>, usize) {
     let outputs = node.outputs.len();
     if let Op::Norm { delta: Some(_), weight, bias, kind, epsilon, .. } = node.op {

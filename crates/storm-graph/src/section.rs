@@ -1,4 +1,4 @@
-//! A template: the graph of one block of a model, and how it meets the blocks around it.
+//! A template: the graph of one block of a model, and how it connects to the blocks around it.
 
 use crate::autodiff::{GradientRequest, differentiate, find_wanted};
 use crate::graph::Phase;
@@ -15,9 +15,9 @@ pub struct Section {
     pub name: String,
     /// Forward nodes and, once differentiated, backward nodes.
     pub graph: Graph,
-    /// What blocks before it hand over. A gradient goes back the same way.
+    /// What it takes from blocks before it. Gradients flow back the same way.
     pub carried_in: Vec<Carried>,
-    /// What it hands on to blocks after it.
+    /// What it passes on to blocks after it.
     pub carried_out: Vec<Carried>,
     /// Tensors that any later block may read by name, without a gradient: tables.
     pub exports: Vec<(String, TensorId)>,
@@ -28,11 +28,11 @@ pub struct Section {
     pub backward: Option<SectionBackward>,
 }
 
-/// A tensor on its way from one block to another. A block takes what the last block before it handed on
+/// A tensor that one block passes to another. A block takes what the last block before it passed on
 /// under the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// `hidden` for the residual stream; a skip connection has a name of its own.
+    /// `hidden` for the residual stream; a skip connection has its own name.
     pub name: String,
     /// In the graph of the section.
     pub tensor: TensorId,
@@ -45,13 +45,13 @@ impl Carried {
     }
 }
 
-/// How the backward nodes of a section meet the rest of the program.
+/// How the backward nodes of a section connect to the rest of the program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SectionBackward {
-    /// The gradient of each of `carried_out`, handed over by the block that took it.
+    /// The gradient of each of `carried_out`, from the block that took it.
     pub carried_out_gradients: Vec<TensorId>,
-    /// The gradient of each of `carried_in`, handed to the block that made it; none where no block
-    /// before learns.
+    /// The gradient of each of `carried_in`, for the block that produced it; none where no earlier block
+    /// learns.
     pub carried_in_gradients: Vec<Option<TensorId>>,
     /// One entry per trainable parameter of the section.
     pub parameters: Vec<ParameterGradient>,
@@ -68,13 +68,13 @@ pub struct ParameterGradient {
     pub gradient: TensorId,
 }
 
-/// What is asked of a section's backward pass.
+/// What a section's backward pass must compute.
 pub(crate) struct SectionRequest<'a> {
     pub(crate) accumulation: Accumulation,
     pub(crate) gradient_dtype: DType,
     /// A result whose gradient is 1.
     pub(crate) loss: Option<TensorId>,
-    /// For each of `carried_in`, whether its gradient is wanted.
+    /// For each of `carried_in`, whether its gradient is needed.
     pub(crate) wants_carried: &'a [bool],
 }
 
@@ -106,7 +106,7 @@ impl Section {
         self.carried_in.iter().position(|carried| carried.name == name)
     }
 
-    /// Where a carried tensor of this name is handed on.
+    /// Where a carried tensor of this name is passed on.
     pub fn handed_on(&self, name: &str) -> Option<usize> {
         self.carried_out.iter().position(|carried| carried.name == name)
     }
@@ -122,7 +122,7 @@ impl Section {
             ("outside tensors", outside.collect()),
             ("carried tensors that it takes", self.carried_in.iter().map(|c| &c.name).collect()),
             (
-                "carried tensors that it hands on",
+                "carried tensors that it passes on",
                 self.carried_out.iter().map(|c| &c.name).collect(),
             ),
             ("results", self.results.iter().map(|(name, _)| name).collect()),
@@ -136,7 +136,7 @@ impl Section {
         Ok(())
     }
 
-    /// Later blocks read exports as inputs, through which no gradient comes back.
+    /// Later blocks read exports as inputs; no gradient flows back through them.
     fn check_exports(&self) -> Result<(), GraphError> {
         let carried: Vec<TensorId> = self.carried_in.iter().map(|carried| carried.tensor).collect();
         let wanted = find_wanted(&self.graph, &carried);
@@ -194,7 +194,7 @@ impl Section {
             let gradient = gradients.get(&carried.tensor).copied();
             if wants && gradient.is_none() {
                 let name = &carried.name;
-                return self.error(format!("nothing that it hands on depends on `{name}`"));
+                return self.error(format!("nothing that it passes on depends on `{name}`"));
             }
             carried_in_gradients.push(gradient.filter(|_| wants));
         }

@@ -1,17 +1,17 @@
-//! Sections of one's own models, layer by layer.
+//! Builds the sections of custom models, layer by layer.
 
 use crate::{
     ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Section,
     Shape, TensorClass, TensorId, Training,
 };
 
-/// The name under which sections hand on the residual stream.
+/// The name under which sections pass on the residual stream.
 const HIDDEN: &str = "hidden";
 
-/// Builds the sections of a language model: makes parameters as it goes and knows the sizes of a batch.
+/// Builds the sections of a language model: creates parameters on the fly and knows the sizes of a batch.
 ///
-/// What it has no method for is an [`Op`] away, by [`SectionBuilder::apply`]. Parameters are named by the
-/// caller, each name once in a section. Stages that run once and use the same name share the parameter.
+/// For anything without a method, use an [`Op`] with [`SectionBuilder::apply`]. The caller names the
+/// parameters, each name once in a section. Stages that run once and use the same name share the parameter.
 ///
 /// ```
 /// use storm_graph::{ActivationFunction, DType, Program, SectionBuilder, Stage};
@@ -59,27 +59,27 @@ impl SectionBuilder {
         SectionBuilder { name, graph, carried_in, batch, sequence, dtype, training }
     }
 
-    /// A section that takes what `before` hands on as `hidden`: the residual stream (B, T, C).
+    /// A section that takes what `before` passes on as `hidden`: the residual stream (B, T, C).
     ///
     /// # Errors
-    /// The section before does not hand on a tensor of that name and form.
+    /// The section before does not pass on a tensor of that name and form.
     pub fn after(
         before: &Section,
         name: impl Into<String>,
     ) -> Result<(SectionBuilder, TensorId), GraphError> {
         let Some(output) = before.handed_on(HIDDEN) else {
-            return before.error(format!("does not hand on `{HIDDEN}`"));
+            return before.error(format!("does not pass on `{HIDDEN}`"));
         };
         let tensor = before.graph.tensor(before.carried_out[output].tensor);
         let &[batch, sequence, _] = tensor.shape.axes() else {
-            return before.error(format!("hands on {}, not (B, T, C)", tensor.shape));
+            return before.error(format!("passes on {}, not (B, T, C)", tensor.shape));
         };
         let mut builder = SectionBuilder::new(name, batch, sequence, tensor.dtype);
         let hidden = builder.take(HIDDEN, tensor.shape.clone()); // (B, T, C)
         Ok((builder, hidden))
     }
 
-    /// Takes a tensor that a block before hands on under this name.
+    /// Takes a tensor that a block before passes on under this name.
     pub fn take(&mut self, name: &str, shape: impl Into<Shape>) -> TensorId {
         let tensor = self.graph.source(name, shape, self.dtype, TensorClass::Activation);
         self.carried_in.push(Carried::new(name, tensor));
@@ -91,7 +91,7 @@ impl SectionBuilder {
         self.graph.input(name, [self.batch, self.sequence], DType::I32)
     }
 
-    /// Parameters made from here on do not learn.
+    /// Parameters created from here on are frozen.
     pub fn freeze(&mut self) {
         self.training = Training::Frozen;
     }
@@ -112,7 +112,7 @@ impl SectionBuilder {
     /// Rows of the parameter `INPUT.weight` (rows, width) picked by a column of the batch: (B, T, width).
     ///
     /// # Errors
-    /// Sizes that are none.
+    /// Sizes of zero.
     pub fn embedding(
         &mut self,
         input: &str,
@@ -137,7 +137,7 @@ impl SectionBuilder {
         self.project(name, x, width, None)
     }
 
-    /// [`SectionBuilder::linear`] to the width of `addend`, which is added: how a branch goes back into
+    /// [`SectionBuilder::linear`] to the width of `addend`, which is added: how a branch joins
     /// the residual stream.
     ///
     /// # Errors
@@ -208,19 +208,19 @@ impl SectionBuilder {
         self.apply(name, Op::Attention { qkv, segments: None, heads, mask: Mask::Causal, scale })
     }
 
-    /// The section, which hands on `hidden` under that name.
+    /// The section, which passes on `hidden` under that name.
     pub fn hand_on(self, hidden: TensorId) -> Section {
         self.hand_on_all(vec![Carried::new(HIDDEN, hidden)])
     }
 
-    /// The section, which hands on several tensors.
+    /// The section, which passes on several tensors.
     pub fn hand_on_all(self, carried_out: Vec<Carried>) -> Section {
         let SectionBuilder { name, graph, carried_in, .. } = self;
         Section { name, graph, carried_in, carried_out, ..Section::default() }
     }
 
     /// The section, whose result is the cross-entropy of `hidden` times the parameter `head.weight`
-    /// (vocabulary, C) against the targets. Of the logits `chunk_rows` rows exist at a time.
+    /// (vocabulary, C) against the targets. `chunk_rows` rows of logits exist at a time.
     ///
     /// # Errors
     /// Operands that do not fit.

@@ -3,7 +3,7 @@ use std::fmt;
 /// The extent of a tensor along each axis, row-major. A scalar has no axes.
 ///
 /// The number of elements, at 8 bytes each, always fits a `usize`: [`Shape::checked`] refuses what does
-/// not, and everything else that makes a shape panics.
+/// not, and every other constructor panics.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape(Vec<usize>);
 

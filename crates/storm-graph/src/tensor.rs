@@ -31,9 +31,9 @@ pub enum TensorClass {
     OptimizerState,
     /// What a layer keeps from one run of its program to the next: keys and values of a text so far.
     Cache,
-    /// Made by a node and read by others, activation gradients included.
+    /// Computed by a node and read by others, activation gradients included.
     Activation,
-    /// Working memory of the one node that lists it as an output; nobody reads it.
+    /// Working memory of the one node that lists it as an output; no node reads it.
     Scratch,
 }
 
@@ -49,7 +49,7 @@ pub enum Training {
 /// A tensor's description; its data lives on a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// For people: errors, traces and plans speak of tensors by name.
+    /// Used in errors, traces and plans.
     pub name: String,
     /// Extents, row-major.
     pub shape: Shape,

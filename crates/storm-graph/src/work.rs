@@ -1,7 +1,7 @@
-//! Counting work, for tests of how the cost of planning grows with a model: what is looked at is counted, not
-//! how long that takes. Without the feature `count-work` nothing is counted.
+//! Counting work, for tests of how the cost of planning grows with a model: they count visited items, not
+//! seconds. Without the feature `count-work` nothing is counted.
 
-/// Counts things that were looked at.
+/// Counts visited items.
 #[inline(always)]
 pub fn count(things: usize) {
     #[cfg(feature = "count-work")]
@@ -25,7 +25,7 @@ mod counter {
         WORK.set(WORK.get() + things);
     }
 
-    /// What this thread looks at in a call.
+    /// How many items this thread visits in a call.
     pub fn work_of<R>(call: impl FnOnce() -> R) -> (R, u64) {
         let before = WORK.get();
         let result = call();

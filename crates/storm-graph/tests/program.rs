@@ -74,7 +74,7 @@ fn stages_that_do_not_meet_are_refused() {
     let mut deaf = all();
     deaf[2].carried_in.clear();
     let error = refusal(deaf, stages(2));
-    assert!(error.contains("`layer`: hands on `hidden`, which no later block takes"), "{error}");
+    assert!(error.contains("`layer`: passes on `hidden`, which no later block takes"), "{error}");
 
     let mut mute = all();
     mute[0].carried_out.clear();
@@ -86,7 +86,7 @@ fn stages_that_do_not_meet_are_refused() {
     other_form[0].carried_out[0].tensor = id;
     let error = refusal(other_form, stages(2));
     assert!(
-        error.contains("takes `hidden` as f32 (3, 4), but `embedding` hands on f32 (3, 5)"),
+        error.contains("takes `hidden` as f32 (3, 4), but `embedding` passes on f32 (3, 5)"),
         "{error}"
     );
 

@@ -26,12 +26,12 @@ pub struct BuildOptions {
     pub trainable: Trainable,
 }
 
-/// How samples lie in a row of tokens.
+/// How samples are placed in a row of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {
     /// One sample per row.
     Single,
-    /// Several, told apart by an input `segments` (B, T).
+    /// Several, distinguished by an input `segments` (B, T).
     Segments,
 }
 
@@ -77,7 +77,7 @@ impl BuildOptions {
 /// loss `targets` and `denominator`.
 ///
 /// # Errors
-/// The config is not valid, or the sequence is longer than the model can take.
+/// The config is not valid, or the sequence is longer than the model allows.
 pub fn build(config: &ModelConfig, options: &BuildOptions) -> Result<Program, ModelError> {
     config.validate()?;
     check_size(config, options)?;
@@ -115,9 +115,9 @@ pub(crate) fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result
 /// What a query can see.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
-    /// The tokens of its own sequence, which is all there.
+    /// The tokens of its own sequence, which is complete.
     Sequence,
-    /// Those of earlier runs, too.
+    /// Also those of earlier runs.
     Cache {
         /// Positions that there are.
         window: usize,

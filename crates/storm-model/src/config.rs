@@ -1,4 +1,4 @@
-//! What a language model looks like: one plain struct for every family.
+//! The description of a language model: one plain struct for every family.
 
 use crate::ModelError;
 
@@ -119,7 +119,7 @@ pub struct ModelConfig {
     pub initializer_range: f64,
 }
 
-/// Firm limits, a power of two or so above anything that exists.
+/// Hard limits, about a power of two above anything that exists.
 mod limit {
     pub(super) const LAYERS: usize = 65_535;
     pub(super) const HIDDEN: usize = 1 << 20;
@@ -132,7 +132,7 @@ mod limit {
 }
 
 impl ModelConfig {
-    /// Checks every number against firm limits and the rules of the family.
+    /// Checks every number against hard limits and the rules of the family.
     pub fn validate(&self) -> Result<(), ModelError> {
         within("layer_count", self.layer_count, limit::LAYERS)?;
         within("hidden_size", self.hidden_size, limit::HIDDEN)?;
@@ -190,7 +190,7 @@ impl ModelConfig {
             return Ok(());
         };
         check(self.head_dim.is_multiple_of(2), "head_dim", self.head_dim, || {
-            "even, since rotary positions turn pairs".into()
+            "even, since rotary positions rotate pairs".into()
         })?;
         positive("rotary theta", rotary.theta, 1e30)?;
         let RotaryScaling::Llama3 {
@@ -215,7 +215,7 @@ impl ModelConfig {
         within("rotary original_max_positions", original_max_positions, limit::POSITIONS)
     }
 
-    /// What transformers fixes for each family. A config outside of this could not be saved.
+    /// What transformers fixes for each family. Any other config could not be saved.
     fn validate_family(&self) -> Result<(), ModelError> {
         let family = self.family;
         let fixed = |field, value: bool, wanted: bool| {

@@ -1,17 +1,17 @@
-//! Programs that write text token by token, with the keys and values of all before it at hand.
+//! Programs that generate text token by token, with a cache of the keys and values so far.
 
 use crate::build::{Builder, Reach, check_size};
 use crate::{BuildOptions, ModelConfig, ModelError, ModelOutput, Trainable};
 use storm_graph::{DType, Program};
 
-/// Tokens of a prompt that are read at a time: enough for matrix products to pay, few enough that
-/// filling up the last piece costs little.
+/// Tokens of a prompt that are read at a time: enough for efficient matrix products, few enough that
+/// padding the last piece costs little.
 const PROMPT_TOKENS_MAX: usize = 32;
 
-/// How a model is to write.
+/// How a model generates text.
 #[derive(Clone, Copy, Debug)]
 pub struct DecodeOptions {
-    /// W: positions that there are.
+    /// W: number of positions.
     pub window: usize,
     /// Storage of parameters, activations and caches.
     pub dtype: DType,
@@ -32,7 +32,7 @@ pub struct DecodePrograms {
 /// Builds the programs. Each layer has a cache `attention.cache` (1, W, 2K·D).
 ///
 /// # Errors
-/// The config is not valid, or the window is longer than the model can take.
+/// The config is not valid, or the window is longer than the model allows.
 pub fn build_decoder(
     config: &ModelConfig,
     options: &DecodeOptions,

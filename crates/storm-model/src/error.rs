@@ -23,7 +23,7 @@ pub enum ModelError {
     #[error(transparent)]
     Graph(#[from] storm_graph::GraphError),
 
-    /// A number of the model lies outside what STORM accepts.
+    /// A number of the model is outside the range that STORM accepts.
     #[error("model config: {field} is {value}; it must be {rule}")]
     InvalidConfig {
         /// The field of [`crate::ModelConfig`].
@@ -77,7 +77,7 @@ pub enum ModelError {
         supported: String,
     },
 
-    /// The model wants Python code of its repository to be run.
+    /// The model needs Python code of its repository.
     #[error(
         "config.json: `auto_map` asks for code from the model repository to be run, which STORM never does; \
          use a model whose architecture is built in ({supported}), or remove `auto_map` if it is one of these"
@@ -98,7 +98,7 @@ pub enum ModelError {
     },
 
     /// A JSON file does not parse.
-    #[error("{path}: not the JSON that was expected: {problem}", path = .path.display())]
+    #[error("{path}: unexpected JSON: {problem}", path = .path.display())]
     Json {
         /// The file.
         path: PathBuf,
@@ -106,7 +106,7 @@ pub enum ModelError {
         problem: String,
     },
 
-    /// A file, or a part of it, is larger than any honest one.
+    /// A file, or a part of it, is larger than any genuine one.
     #[error("{path}: {what} is {bytes} bytes; the limit is {limit}", path = .path.display())]
     TooLarge {
         /// The file.
@@ -193,7 +193,7 @@ pub enum ModelError {
         path: PathBuf,
     },
 
-    /// A tensor was asked for that is not there.
+    /// A requested tensor does not exist.
     #[error("{path}: no tensor is named {name}", path = .path.display())]
     NoSuchTensor {
         /// The model directory or file.
@@ -224,7 +224,7 @@ pub enum ModelError {
         expected: usize,
     },
 
-    /// The place to save to is taken.
+    /// The place to save to is occupied.
     #[error("{path} {problem}", path = .path.display())]
     Output {
         /// Where the model was to be saved.
@@ -336,7 +336,7 @@ impl fmt::Display for TensorReport {
     }
 }
 
-/// Text from a file, made fit for a terminal: escaped and not longer than a line.
+/// Text from a file, made safe for a terminal: escaped and not longer than a line.
 pub(crate) fn clip(text: &str) -> String {
     const CHARS_MAX: usize = 100;
     let mut clipped: String = text.chars().take(CHARS_MAX).flat_map(char::escape_debug).collect();

@@ -1,11 +1,11 @@
-//! Language models: what they look like, and how they come from and go to Hugging Face directories.
+//! Language models: their description, and reading and writing Hugging Face directories.
 //!
 //! - [`ModelConfig`] describes every supported family in one plain struct; [`preset`] makes one by name.
-//! - [`build`] makes a config into a program, [`build_decoder`] into programs that write text.
+//! - [`build`] turns a config into a program, [`build_decoder`] into programs that generate text.
 //! - [`ParameterLayout`] lists the parameters of a model and where Hugging Face keeps each.
 //! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, [`save`] writes one.
 //!
-//! Nothing here trusts a file: sizes are capped before memory is taken, offsets are checked before a
+//! Nothing here trusts a file: sizes are capped before memory is allocated, offsets are checked before a
 //! read, and formats that can run code are refused.
 
 mod build;

@@ -62,7 +62,7 @@ const ROWS: &[Row] = &[
     row("mistral-7b",    Kind::Mistral, 4_096, 32, 32,  8, 14_336,  32_768,  32_768),
 ];
 
-#[allow(clippy::too_many_arguments)] // A table row; the names stand in the table's head.
+#[allow(clippy::too_many_arguments)] // A table row; the table's head has the names.
 const fn row(
     name: &'static str,
     kind: Kind,
@@ -161,7 +161,7 @@ impl Row {
 }
 
 fn unknown(name: &str) -> ModelError {
-    // A name longer than this is nobody's typing error; comparing it would only cost time.
+    // A name longer than this is no typing error; comparing it would only cost time.
     const NAME_CHARS_MAX: usize = 64;
     let short: String = name.chars().take(NAME_CHARS_MAX).flat_map(char::to_lowercase).collect();
     let closest = preset_names()

@@ -20,6 +20,9 @@ pub struct HardwareProfile {
     pub name: String,
     /// Where the figures come from: a command and a date, or the publications.
     pub source: String,
+    /// How far predicted step times may be off, as a share, if the figures are from a data sheet; none if
+    /// they were measured.
+    pub uncertainty: Option<f64>,
     /// All memory of the card.
     pub memory_bytes: u64,
     /// What the process holds on the card before the plan's own block: context, code, workspaces.

@@ -2,7 +2,7 @@ use crate::{MemoryUse, Peak};
 use storm_device::DeviceError;
 use storm_device::foreign::{ComputeStream, Foreign};
 
-/// The framework whose memory it is.
+/// The framework that owns the memory.
 pub trait Framework {
     /// Memory that lives as long as the value.
     type Memory: Foreign;
@@ -14,15 +14,15 @@ pub trait Framework {
     /// New memory, first used in `stream`.
     ///
     /// # Errors
-    /// There is none.
+    /// No memory is available.
     fn allocate(&self, bytes: usize, stream: ComputeStream) -> Result<Self::Memory, Self::Error>;
 
-    /// Whether somebody still holds the memory.
+    /// Whether the memory is still alive.
     fn is_alive(&self, origin: &Self::Origin) -> bool;
 
-    /// The memory, if somebody still holds it.
+    /// The memory, if it is still alive.
     fn upgrade(&self, origin: &Self::Origin) -> Option<Self::Memory>;
 
-    /// How much memory is in use; none where nobody counts it.
+    /// How much memory is in use; none if the framework does not count it.
     fn memory_use(&self, peak: Peak) -> Option<MemoryUse>;
 }

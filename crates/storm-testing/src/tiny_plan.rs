@@ -1,5 +1,5 @@
 //! A training step in miniature, written out by hand: a group of two micro-batches that is repeated,
-//! with an activation that goes to the host and back, and an update whose state rests there.
+//! with an activation that goes to the host and back, and an update whose state stays there.
 //!
 //! For each micro-batch: a = 2 x; b = a + w; c = 3 b; loss = c + a; gradient += loss.
 //! At the end: m += gradient; w += m + shift; norm = gradient. The flush doubles w.
@@ -24,7 +24,7 @@ pub fn parameter() -> TensorClass {
     TensorClass::Parameter(Training::Trainable)
 }
 
-/// A list of instructions on its way to a plan.
+/// A list of instructions that becomes a plan.
 #[derive(Default)]
 pub struct PlanBuilder {
     /// What there is of it so far.
@@ -287,7 +287,7 @@ pub fn tiny_plan(repetitions: usize) -> Arc<CheckedPlan> {
     let first1 = micro_batch(&mut builder, &values, 1, &[first0], false);
     let first = builder.segment("first group");
 
-    // The last of the repetition before is given out later in the list: its waits are set below.
+    // The last of the repetition before is later in the list: its waits are set below.
     let middle0 = micro_batch(&mut builder, &values, 0, &[first1], false);
     let middle1 = micro_batch(&mut builder, &values, 1, &[middle0], false);
     let middle = builder.segment("middle group");

@@ -34,13 +34,13 @@ impl QueueReport {
 const STEPS: usize = 4;
 /// The step that a flush follows.
 const FLUSHED: usize = 1;
-/// Clocks of different queues may be so far apart.
+/// Clocks of different queues may differ by this much.
 const CLOCK_NS_MAX: u64 = 2_000;
 
 /// Runs small plans on a device: a group that is repeated, tensors that go to the host and back, an
-/// update whose state rests there. Without delays and with `seeds` seeds of them. `options` gets
-/// the seed, and the device before, which may have something to keep; with recorded times, these are
-/// checked too.
+/// update whose state stays there. Without delays and with `seeds` seeds of them. `options` gets
+/// the seed, and the previous device, which may keep something for the next; recorded times are also
+/// checked.
 ///
 /// # Errors
 /// The device failed.
@@ -116,8 +116,8 @@ fn difference(results: &StepResults, expected: &StepResults) -> String {
     format!("the norm differs in {} of {ELEMENTS} elements", wrong(&results.norm, &expected.norm))
 }
 
-/// Every instruction of a step ran as often as it was given out, after the one before it in its queue,
-/// and after the runs that it waits for: those given out last before it.
+/// Every instruction of a step ran as often as it was issued, after the one before it in its queue,
+/// and after the runs that it waits for: those issued last before it.
 fn check_trace(plan: &Plan, trace: &Trace) -> Result<(), String> {
     let mut runs: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
     for span in &trace.spans {
@@ -135,7 +135,7 @@ fn check_trace(plan: &Plan, trace: &Trace) -> Result<(), String> {
         let Some(span) = span else { return Err(format!("{} did not run", what())) };
         let end_ns = &mut ends_ns[plan.queue(id)];
         if span.start_ns < *end_ns || span.end_ns < span.start_ns {
-            return Err(format!("{} ran before the one before it was done", what()));
+            return Err(format!("{} ran before the previous one was done", what()));
         }
         *end_ns = span.end_ns;
         for awaited in &plan.instruction(id).waits {
@@ -151,11 +151,11 @@ fn check_trace(plan: &Plan, trace: &Trace) -> Result<(), String> {
     }
     match trace.spans.len() == given.values().sum::<usize>() {
         true => Ok(()),
-        false => Err("something ran that was not given out".to_owned()),
+        false => Err("something ran that was not issued".to_owned()),
     }
 }
 
-/// Feeds numbers and notes what comes back.
+/// Feeds numbers and records the results.
 struct Numbers {
     x: Vec<Vec<f32>>,
     shift: Vec<f32>,
@@ -227,7 +227,7 @@ mod tests {
         }
     }
 
-    /// What only keeps time is found out by its results.
+    /// A device that only keeps time is detected by its results.
     #[test]
     fn a_device_that_computes_nothing_does_not() {
         let seconds = vec![1e-6; tiny_plan(2).instructions.len()];
@@ -241,7 +241,7 @@ mod tests {
         assert!(problem.is_some_and(|text| text.contains("step 0: loss 0 differs")), "{problem:?}");
     }
 
-    /// Times that the plan does not allow are found.
+    /// Times that the plan does not allow are detected.
     #[test]
     fn a_trace_out_of_order_does_not() {
         let plan = tiny_plan(2);

@@ -141,7 +141,7 @@ def describe(args: argparse.Namespace, result: Dict[str, Any]) -> Optional[str]:
 
 
 def give_back_memory() -> None:
-    """So that no row runs in what the one before has left: PyTorch holds on to page-locked memory, too."""
+    """Frees what the previous row left, so that it does not affect the next: PyTorch also caches page-locked memory."""
     gc.collect()
     torch.cuda.empty_cache()
     empty_host_cache = getattr(torch._C, "_host_emptyCache", None)

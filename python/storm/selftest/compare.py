@@ -23,7 +23,7 @@ SETTINGS: List[Dict[str, Any]] = [
 
 
 def make_block(device: str, seed: int, **settings: Any) -> Offload:
-    """A block for tiny tensors, with copies held up at random."""
+    """A block for tiny tensors, with random delays of copies."""
     return Offload(**{"keep_below": 0, "device": device, "chaos_seed": seed, **settings})
 
 

@@ -44,7 +44,7 @@ class Mixed(nn.Module):
 
 
 class Checkpointed(Mixed):
-    """Every layer is made again in the backward pass."""
+    """Every layer is recomputed in the backward pass."""
 
     reentrant = False
 
@@ -53,7 +53,7 @@ class Checkpointed(Mixed):
 
 
 class CheckpointedReentrant(Checkpointed):
-    """The same in PyTorch's older way."""
+    """The same with PyTorch's older, reentrant checkpoints."""
 
     reentrant = True
 
@@ -72,7 +72,7 @@ class Fails(Mixed):
 
 
 class Branches(nn.Module):
-    """Takes another way from call to call, after a common beginning."""
+    """Takes a different branch from call to call, after a common beginning."""
 
     def __init__(self):
         super().__init__()

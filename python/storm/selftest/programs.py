@@ -84,7 +84,7 @@ class Run:
 
     def __init__(self, parts: Parts, random: Random, values: List[Tensor]):
         self.parts, self.random, self.values = parts, random, values
-        # Results that nobody uses: what was saved for them is never needed.
+        # Unused results: what was saved for them is never needed.
         self.unused: List[Tensor] = []
 
     def value(self) -> Tensor:
@@ -156,7 +156,7 @@ def product(run: Run) -> Tensor:
 
 
 def several_readers(run: Run) -> Tensor:
-    """One value, saved several times, as by the projections of attention."""
+    """One value, saved several times, as in the projections of attention."""
     x = run.value()
     return torch.tanh(x * run.scale()) + (x @ run.parts.square) * x + x.detach() * run.scale()
 

@@ -25,9 +25,22 @@ pub(super) fn profile() -> Result<Option<HardwareProfile>> {
 
 /// Keeps a profile that was measured: it is used from now on if none is named.
 pub(crate) fn keep(card: &Card, profile: &HardwareProfile) -> Result<Option<PathBuf>> {
-    let Some(path) = cache_folder().map(|folder| kept_at(&folder, card)) else { return Ok(None) };
+    let Some(path) = cache_folder().map(|folder| kept_for(&folder, card)) else { return Ok(None) };
     write(&path, profile)?;
     Ok(Some(path))
+}
+
+/// A measurement that this machine keeps of the card that a built-in profile has the data sheet of.
+pub(super) fn kept(builtin: &str) -> Option<HardwareProfile> {
+    kept_in(&cache_folder()?, builtin)
+}
+
+fn kept_in(folder: &Path, builtin: &str) -> Option<HardwareProfile> {
+    HardwareProfile::builtin_cards(builtin).find_map(|(name, memory_bytes)| {
+        // The driver holds some of the memory back, up to a tenth.
+        let gib = memory_bytes >> 30;
+        (gib - gib / 10 - 1..=gib).rev().find_map(|gib| read(&kept_at(folder, name, gib)))
+    })
 }
 
 fn profile_of(
@@ -35,7 +48,7 @@ fn profile_of(
     folder: Option<&Path>,
     measure: impl FnOnce() -> Result<HardwareProfile>,
 ) -> Result<HardwareProfile> {
-    let path = folder.map(|folder| kept_at(folder, card));
+    let path = folder.map(|folder| kept_for(folder, card));
     // What was kept on this machine is nearer than what is built in. One that cannot be read is of another
     // version, or damaged.
     if let Some(kept) = path.as_deref().and_then(read) {
@@ -62,11 +75,14 @@ fn measure(card: &Card) -> Result<HardwareProfile> {
     Ok(found.profile)
 }
 
+fn kept_for(folder: &Path, card: &Card) -> PathBuf {
+    kept_at(folder, &card.name, (card.memory_bytes >> 30) as u64)
+}
+
 /// One file for each kind of card.
-fn kept_at(folder: &Path, card: &Card) -> PathBuf {
+fn kept_at(folder: &Path, name: &str, gib: u64) -> PathBuf {
     let plain = |c: char| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' };
-    let name: String = card.name.chars().map(plain).collect();
-    let gib = card.memory_bytes >> 30;
+    let name: String = name.chars().map(plain).collect();
     folder.join("profiles").join(format!("{name}-{gib}gib.json"))
 }
 
@@ -116,8 +132,24 @@ mod tests {
         assert_eq!(builtin.name, "h200");
         let mut better = builtin;
         better.gemm_flops *= 1.1;
-        write(&kept_at(folder.path(), &known), &better).unwrap();
+        write(&kept_for(folder.path(), &known), &better).unwrap();
         assert_eq!(profile_of(&known, Some(folder.path()), || unreachable!()).unwrap(), better);
+    }
+
+    /// The file of a 3060 with 12 GB is not taken for the one with 8, nor for another card.
+    #[test]
+    fn a_measurement_wins_over_the_data_sheet() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(kept_in(folder.path(), "rtx-3060-12gb"), None);
+        let small = Card { memory_bytes: 8 << 30, ..card("NVIDIA GeForce RTX 3060") };
+        let mut measured = HardwareProfile::builtin("rtx-3060-12gb").unwrap();
+        measured.uncertainty = None;
+        write(&kept_for(folder.path(), &small), &measured).unwrap();
+        assert_eq!(kept_in(folder.path(), "rtx-3060-12gb"), None);
+        write(&kept_for(folder.path(), &card("NVIDIA GeForce RTX 3060")), &measured).unwrap();
+        assert_eq!(kept_in(folder.path(), "rtx-3060-12gb"), Some(measured));
+        assert_eq!(kept_in(folder.path(), "rtx-4070"), None);
+        assert_eq!(kept_in(folder.path(), "h200"), None);
     }
 
     #[test]

@@ -39,11 +39,15 @@ pub(crate) fn named_or_found(hardware: Option<&str>) -> Result<HardwareProfile> 
     }
 }
 
-/// A built-in profile, or the file of one.
+/// A built-in profile, or the file of one. A measurement of the card named, kept on this machine, wins over its
+/// data sheet.
 fn resolve(hardware: &str) -> Result<HardwareProfile> {
     let unknown = match HardwareProfile::builtin(hardware) {
         Err(unknown @ ProfileError::Unknown { .. }) => unknown,
-        known => return Ok(known?),
+        known => {
+            let known = known?;
+            return Ok(card::kept(hardware).unwrap_or(known));
+        }
     };
     let path = Path::new(hardware);
     // A name that is neither built in nor a file is taken for a name.
@@ -76,24 +80,55 @@ fn read(path: &Path) -> Result<HardwareProfile> {
 /// `storm plan --hardware list`.
 pub(crate) fn list() -> Result<()> {
     println!(
-        "{:<18} {:>11} {:>15} {:>10} {:>16}",
+        "{:<18} {:>11} {:>13} {:>6} {:>11}  figures",
         "hardware", "memory", "bf16 TFLOP/s", "TB/s", "PCIe GB/s"
     );
     for name in HardwareProfile::builtin_names() {
-        let profile = HardwareProfile::builtin(name)?;
+        let profile = resolve(name)?;
         println!(
-            "{name:<18} {:>11} {:>15.0} {:>10.2} {:>16}",
+            "{name:<18} {:>11} {:>13.0} {:>6.2} {:>11}  {}",
             size::show(profile.memory_bytes),
             profile.gemm_flops / 1e12,
             profile.memory_bandwidth / 1e12,
             bus(&profile),
+            origin(name, &profile),
         );
     }
     println!(
-        "\nOr a file that `storm probe` wrote. If none is named: the card in this machine, measured on \
-         first use;\nwithout a card, {WITHOUT_CARD}."
+        "\nRates are what training is expected to reach, not the peak. `storm plan --json` prints the source of a \
+         profile.\nA file that `storm probe` wrote works, too, and a measurement of a card that is kept on this \
+         machine replaces\nits data sheet. If no hardware is named: the card in this machine, measured on first use; \
+         without a card,\n{WITHOUT_CARD}."
     );
     Ok(())
+}
+
+/// In one or two words.
+fn origin(name: &str, profile: &HardwareProfile) -> String {
+    match profile.uncertainty {
+        Some(share) => format!("data sheet, ±{:.0} %", share * 100.0),
+        None if name == "reference" => "for tests".to_owned(),
+        None => "measured".to_owned(),
+    }
+}
+
+/// What to expect of a profile that nobody measured.
+pub(crate) fn caution(profile: &HardwareProfile) -> Option<String> {
+    let share = profile.uncertainty?;
+    Some(format!(
+        "from data sheet, not measured: expect step times within ±{:.0} %; `storm probe` measures the card",
+        share * 100.0
+    ))
+}
+
+/// Help of `--hardware`, with every name.
+pub(crate) fn help() -> String {
+    let names: Vec<&str> = HardwareProfile::builtin_names().collect();
+    format!(
+        "A built-in card, the file of a profile that `storm probe` wrote, or `list`. If not given, the card in this \
+         machine; without one, {WITHOUT_CARD}. Built in: {}",
+        names.join(", ")
+    )
 }
 
 /// `50 + 50`: into the card and out of it.

@@ -1,6 +1,7 @@
 //! What `storm plan` is called with.
 
 use crate::forced::ForcedArgs;
+use crate::hardware;
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
 use crate::size::{self, positive};
@@ -39,9 +40,7 @@ pub(crate) struct PlanArgs {
     /// control group has available less a little.
     #[arg(long, value_parser = size::parse)]
     pub(super) ram: Option<u64>,
-    /// A built-in card, the file of a profile that `storm probe` wrote, or `list`. If not given, h200
-    /// where it is built in, else reference.
-    #[arg(long)]
+    #[arg(long, value_name = "NAME|FILE", help = hardware::help())]
     pub(super) hardware: Option<String>,
     /// What steps do while a checkpoint is written.
     #[arg(long, value_enum, default_value_t = SaveModeArg::Auto)]

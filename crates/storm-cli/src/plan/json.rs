@@ -83,6 +83,8 @@ fn about(request: &Request) -> Value {
         "parameters": request.config.parameter_count(),
         "sequence": request.options.sequence,
         "hardware": request.profile.name,
+        "hardware_source": request.profile.source,
+        "hardware_uncertainty": request.profile.uncertainty,
         "vram_bytes": request.vram.bytes,
         "ram_bytes": request.ram.bytes,
     })

@@ -2,7 +2,7 @@
 
 use super::request::{Answer, Request};
 use super::words::{self, percent};
-use crate::hardware::bus;
+use crate::hardware::{bus, caution};
 use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
@@ -84,6 +84,9 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         words::arithmetic(words::gemm_flops(request)),
         bus(profile),
     ));
+    if let Some(caution) = caution(profile) {
+        lines.extend(wrapped("          ", &caution));
+    }
     let limit = |limit: &Limit, what: &str| {
         let origin = limit.origin.as_ref().map_or_else(String::new, |origin| format!(": {origin}"));
         format!("{} of {what} memory{origin}", show(limit.bytes))

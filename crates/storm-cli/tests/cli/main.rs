@@ -3,6 +3,7 @@
 mod broken_pipe;
 mod data;
 mod escapes;
+mod guide;
 mod outputs;
 mod plan;
 

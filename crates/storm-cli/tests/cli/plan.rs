@@ -3,6 +3,7 @@
 use crate::{Done, Tiny, storm, words};
 use serde_json::Value;
 use std::fs;
+use storm_plan::HardwareProfile;
 use tempfile::TempDir;
 
 /// A model that is planned in no time.
@@ -127,11 +128,16 @@ fn what_is_forced_is_done_or_refused() {
 #[test]
 fn hardware_by_name_or_file() {
     let list = words("plan --hardware list").succeeded();
-    for card in ["h200", "rtx-4090", "rtx-5060-ti-16gb", "rtx-3060-12gb", "reference"] {
+    for card in HardwareProfile::builtin_names() {
         assert!(list.contains(card), "{card} is not in:\n{list}");
     }
+    assert!(list.contains("data sheet, ±30 %") && list.contains("measured"), "{list}");
     let start = "plan --model qwen2.5-0.5b --batch 1 --seq 128 --vram 4GiB --ram 8GiB";
-    words(&format!("{start} --hardware h201")).failed(4, &["h201", "h200"]);
+    words(&format!("{start} --hardware h201")).failed(4, &["h201", "h200", "rtx-5090", "l40s"]);
+    let caution = "from data sheet, not measured: expect step times within ±30 %";
+    let shown = |card: &str| words(&format!("{start} --hardware {card}")).succeeded();
+    assert!(shown("rtx-4070").contains(caution) && !shown("h200").contains(caution));
+    assert!(words("plan --help").succeeded().contains("rtx-4060-ti-16gb"));
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("card.json");
     fs::write(&path, "{\"name\": 7}").expect("a file");

@@ -55,11 +55,11 @@ pub enum Passes {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlong {
-    /// They are left out.
+    /// They are dropped.
     Drop,
-    /// They lose their end, and are left out if nothing that is learned is left of them.
+    /// Their end is cut off; they are dropped if no learned text is left.
     Truncate,
-    /// They are cut into pieces as long as a row, each a sample of its own.
+    /// They are cut into pieces as long as a row, each a separate sample.
     Split,
     /// They are an error.
     Error,
@@ -119,9 +119,9 @@ pub struct Position {
     pub seed: u64,
     /// Passes finished.
     pub epoch: u64,
-    /// Rows of this pass that were handed out.
+    /// Rows of this pass that were returned.
     pub row: u64,
-    /// What became of samples longer than a row: otherwise, rows are others. Positions that do not say lost their end.
+    /// What happened to samples longer than a row: it changes the rows. In positions that do not say, they lost their end.
     #[serde(default = "lost_their_end")]
     pub overlong: Overlong,
 }
@@ -139,16 +139,16 @@ pub struct LoaderReport {
     pub samples: u64,
     /// Samples longer than a row.
     pub overlong_samples: u64,
-    /// Samples left out: longer than a row, or with nothing that is learned.
+    /// Samples dropped: longer than a row, or without learned text.
     pub dropped_samples: u64,
-    /// The sequence length that would hold every sample whole; for text, that of the rows.
+    /// The sequence length that would hold every sample completely; for text, that of the rows.
     pub longest_sample: u64,
     /// Places in rows that hold no token of any sample.
     pub padding_tokens: u64,
 }
 
 /// Draws batches from a dataset. Text: rows are consecutive windows, the last one padded. Samples: rows
-/// are packed with whole samples; [`Overlong`] says what becomes of longer ones.
+/// are packed with whole samples; [`Overlong`] says what happens to longer ones.
 #[derive(Debug)]
 pub struct Loader {
     dataset: Arc<Dataset>,
@@ -195,7 +195,7 @@ impl Loader {
     /// for the last batch of [`Passes::One`], and none after that. Other rows have no targets.
     ///
     /// # Errors
-    /// If the dataset on disk was damaged meanwhile. The loader then stays where it was.
+    /// If the dataset on disk was damaged in the meantime. The loader then stays where it was.
     pub fn next_batch(&mut self, samples: &mut Samples) -> Result<usize, DataError> {
         let LoaderOptions { batch, sequence, .. } = self.options;
         self.size(samples);
@@ -262,11 +262,11 @@ impl Loader {
         }
     }
 
-    /// Where it is: what [`Loader::resume`] goes on from.
+    /// The current position, from which [`Loader::resume`] continues.
     pub fn position(&self) -> Position {
         let LoaderOptions { sequence, seed, split, order, .. } = self.options;
         let (dataset, epoch, row) = (self.dataset.id().to_owned(), self.epoch, self.row);
-        // Text has no samples: what would become of them makes no other rows.
+        // Text has no samples, so the option does not change its rows.
         let overlong = match self.rows.has_segments() {
             true => self.options.overlong,
             false => lost_their_end(),
@@ -274,8 +274,8 @@ impl Loader {
         Position { dataset, split, sequence, order, seed, epoch, row, overlong }
     }
 
-    /// Goes on from a position of a loader with the same data, split, sequence, order and seed. The batch
-    /// may be another.
+    /// Resumes from a position of a loader with the same data, split, sequence, order and seed. The batch
+    /// may differ.
     ///
     /// # Errors
     /// Says what does not match; the loader then stays where it was.

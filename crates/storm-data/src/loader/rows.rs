@@ -69,7 +69,7 @@ impl Rows {
         matches!(self, Rows::Packed { .. })
     }
 
-    /// The token where there is none.
+    /// The token of padding.
     pub(super) fn padding(&self) -> i32 {
         match self {
             Rows::Windows { padding, .. } | Rows::Packed { padding, .. } => *padding,
@@ -149,7 +149,7 @@ fn fill_packed(
     for part in rows.parts(row) {
         let range = rows.range(dataset, part)?;
         let count = (range.end - range.start) as usize;
-        // What was packed into the row fits it, unless the index changed meanwhile.
+        // What was packed into the row fits it, unless the index changed in the meantime.
         if count < 2 || at + count - 1 > dest.tokens.len() {
             let problem = "an index changed while it was in use";
             return Err(DataError::damaged(dataset.dir(), problem));
@@ -172,7 +172,7 @@ fn fill_packed(
     }
     dest.tokens[at..].fill(padding);
     dest.targets[at..].fill(IGNORE_INDEX);
-    // Padding is a sample of its own, so that nothing attends to it.
+    // Padding is a separate sample, so that nothing attends to it.
     if let Some(segments) = dest.segments {
         segments[at..].fill(segment);
     }

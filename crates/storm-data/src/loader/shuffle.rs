@@ -27,7 +27,7 @@ impl Shuffle {
     pub(crate) fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.count);
         let mut value = place;
-        // The network permutes a range that is somewhat larger. Following it until it comes back into
+        // The network permutes a range that is somewhat larger. Following it until it returns into
         // ours is a permutation of ours; four turns are the mean at most.
         loop {
             value = self.permute(value);

@@ -17,8 +17,8 @@ const ALIGNMENT_BYTES: usize = 8;
 /// A column of a batch.
 type Column = fn(&Samples) -> &[i32];
 
-/// Writes the first `count` batches of a loader with these options to a file, which is whole or not
-/// there. A plain file of that name is replaced. Takes the memory of one batch.
+/// Writes the first `count` batches of a loader with these options to a file, which appears complete or not
+/// at all. A plain file of that name is replaced. Needs the memory of one batch.
 ///
 /// # Errors
 /// There is nothing to load, the numbers are too large, or the file cannot be written.

@@ -1,19 +1,19 @@
 //! Cutting long text into pieces that are encoded on their own.
 //!
-//! A piece ends behind a line break that has no other white space beside it. The tokenizers in use never
-//! join what is before such a place with what is behind it, nor does it matter to them that the text ends
-//! there, so pieces have the tokens of the whole. Text without such a place is cut at a worse one.
+//! A piece ends after a line break that has no other white space next to it. Common tokenizers never
+//! merge across such a place, and an end of text there changes nothing for them,
+//! so pieces have the same tokens as the whole. Text without such a place is cut at a worse one.
 
 use std::ops::Range;
 
-/// A piece is about so long.
+/// The approximate length of a piece.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Text without a line break is cut anywhere between two characters when it is so long.
+/// Text of this length without a line break is cut between any two characters.
 pub(super) const PIECE_BYTES_MAX: usize = 4 * PIECE_BYTES;
 
-/// Where a piece at the front of `text` may end; none if it should be read on. The first `searched` bytes were
-/// searched before, when there was no more text, and are not gone through again.
+/// Where a piece at the front of `text` may end; none if more should be read. The first `searched` bytes were
+/// already searched, when there was no more text, and are not searched again.
 pub(super) fn piece_end(text: &str, searched: usize) -> Option<usize> {
     let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
     // What follows the last of the bytes searched was not known.

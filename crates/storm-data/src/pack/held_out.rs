@@ -3,7 +3,7 @@
 use crate::{DataError, Dataset, HeldOut, Kind};
 
 /// Holds out the last samples, or the end of a text. A text is cut between two documents if there is such
-/// a place near by: one that changes the part's size by no more than a quarter.
+/// a nearby place: one that changes the part's size by no more than a quarter.
 pub(super) fn cut(dataset: &Dataset, share: f64) -> Result<HeldOut, DataError> {
     let counts = &dataset.manifest().counts;
     let held = |total: u64| ((total as f64 * share).round() as u64).min(total);

@@ -92,7 +92,7 @@ impl Inputs {
         &self.files[file].path
     }
 
-    /// Reads everything; stops early when `emit` says that nobody wants more.
+    /// Reads everything; stops early when `emit` says that no more is needed.
     pub(super) fn read(&self, emit: &mut dyn FnMut(Job) -> bool) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
             let wanted = match file.format {
@@ -126,7 +126,7 @@ fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
 /// Reads a file of documents.
 fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, DataError> {
     let mut file = open_plain(path).map_err(DataError::io(path))?;
-    // Read, but not given out yet.
+    // Read, but not emitted yet.
     let mut buffer: Vec<u8> = Vec::new();
     let mut offset = 0;
     let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };

@@ -103,7 +103,7 @@ pub struct PackSummary {
     pub bytes: u64,
 }
 
-/// Packs files into a dataset. It is written beside its place and renamed when it is whole: whatever
+/// Packs files into a dataset. It is written next to its place and renamed when it is complete: whatever
 /// happens, `out` is never half a dataset.
 ///
 /// # Errors

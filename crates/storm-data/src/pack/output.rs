@@ -77,7 +77,7 @@ impl Output {
             self.counts.empty_samples += 1;
             return Ok(());
         }
-        // The first token is nobody's target.
+        // The first token is never a target.
         let learned = chunk.learned[1..].iter().filter(|&&learned| learned).count() as u64;
         if learned == 0 {
             self.counts.unlearned_samples += 1;
@@ -93,7 +93,7 @@ impl Output {
         Ok(())
     }
 
-    /// The current shard, or a new one if it has no room for so many tokens or for another sample.
+    /// The current shard, or a new one if it has no room for this many tokens or for another sample.
     fn shard_with_room(&mut self, tokens: u64) -> Result<&mut ShardWriter, DataError> {
         let full = |shard: &mut ShardWriter| {
             shard.token_count() + tokens > self.shard_tokens

@@ -1,4 +1,4 @@
-//! Threads that read, encode and write at once, in order and with a bound on what is under way.
+//! Threads that read, encode and write at once, in order and with a bound on what is in flight.
 
 use super::encode::{Encoded, Encoder};
 use super::input::Job;
@@ -56,7 +56,7 @@ where
     })
 }
 
-/// Tells the reader that nobody writes any more.
+/// Tells the reader that the writer has ended.
 struct Closing<'a>(&'a UnderWay);
 
 impl Drop for Closing<'_> {
@@ -89,7 +89,7 @@ fn read_all(
     };
     if let Err(error) = read(&mut emit) {
         let (sender, receiver) = channel();
-        // If nobody listens, there was a failure before this one.
+        // If the channel is closed, there was a failure before this one.
         sender.send(Err(error)).ok();
         order.send(receiver).ok();
     }
@@ -115,7 +115,7 @@ where
             tokenizer = Some(opened);
             result
         });
-        // Nobody waits for it after a failure.
+        // After a failure, nothing waits for it.
         reply.send(result).ok();
     }
 }

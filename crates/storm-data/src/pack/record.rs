@@ -29,7 +29,7 @@ pub(super) struct Instruction {
     pub(super) completion: String,
 }
 
-/// All fields that mean something; others are passed over.
+/// All fields that have a meaning; others are ignored.
 #[derive(Deserialize)]
 struct Fields {
     text: Option<String>,

@@ -1,4 +1,4 @@
-//! What a new dataset may take the place of.
+//! What a new dataset may replace.
 
 use crate::manifest::{CHECKSUMS, MANIFEST, TOKENIZER};
 use crate::shard::is_shard_name;

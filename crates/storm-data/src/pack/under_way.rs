@@ -2,7 +2,7 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Input under way at once: the longest line, or two pieces for every thread if that is more.
+/// Input in flight at once: the longest line, or two pieces for every thread if that is more.
 pub(super) fn bytes_max(threads: usize) -> u64 {
     let for_threads = 2 * super::cut::PIECE_BYTES as u64 * threads as u64;
     for_threads.max(super::input::LINE_BYTES_MAX)
@@ -11,7 +11,7 @@ pub(super) fn bytes_max(threads: usize) -> u64 {
 /// Bytes of input between its reader and its writer.
 pub(super) struct UnderWay {
     state: Mutex<State>,
-    /// Bytes were written, or nobody writes any more.
+    /// Bytes were written, or the writer has ended.
     changed: Condvar,
     bytes_max: u64,
 }
@@ -27,8 +27,8 @@ impl UnderWay {
         UnderWay { state: Mutex::default(), changed: Condvar::new(), bytes_max }
     }
 
-    /// Waits until there is room for so many bytes, or nothing else is under way. False if nobody writes any
-    /// more.
+    /// Waits until there is room for this many bytes, or nothing else is in flight. False if the writer has
+    /// ended.
     pub(super) fn enter(&self, bytes: u64) -> bool {
         let is_full = |state: &mut State| {
             !state.closed && state.bytes > 0 && state.bytes + bytes > self.bytes_max
@@ -39,13 +39,13 @@ impl UnderWay {
         !state.closed
     }
 
-    /// So many bytes are written.
+    /// This many bytes were written.
     pub(super) fn leave(&self, bytes: u64) {
         self.lock().bytes -= bytes;
         self.changed.notify_one();
     }
 
-    /// Nobody writes any more.
+    /// The writer has ended.
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_one();

@@ -1,4 +1,4 @@
-//! What is where in a shard.
+//! The layout of a shard.
 //!
 //! A header of [`HEADER_BYTES`], then, each padded with zeros to a multiple of eight bytes: the token
 //! ids; the index, a `u64` for each document or sample that begins in this shard, the place of its first
@@ -11,7 +11,7 @@ use crate::Kind;
 pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
-/// The longest shard. Bounds the memory that its table of checksums takes.
+/// The longest shard. Bounds the memory of its table of checksums.
 const SHARD_BYTES_MAX: u64 = 1 << 40;
 
 const MAGIC: [u8; 8] = *b"STORMSHD";
@@ -104,7 +104,7 @@ impl Header {
         Ok(Header { kind, width, vocabulary, token_count, sample_count })
     }
 
-    /// Where things are; none if the counts are beyond any file.
+    /// The offsets; none if the counts exceed any file.
     pub(crate) fn layout(&self) -> Option<Layout> {
         let padded = |bytes: u64| bytes.checked_next_multiple_of(8);
         let tokens = padded(self.token_count.checked_mul(self.width.bytes())?)?;

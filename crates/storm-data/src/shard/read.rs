@@ -1,4 +1,4 @@
-//! Reading a shard, which may have any bytes in it.
+//! Reading a shard, whose bytes are untrusted.
 
 use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, Layout, TokenWidth};
 use crate::{DataError, Kind, ShardInfo};
@@ -12,7 +12,7 @@ const INDEX_CHUNK: usize = 8192;
 /// Bytes of a block that are read and hashed at a time.
 const CHECK_CHUNK: usize = 16 << 10;
 
-/// A shard whose header, sizes and index have been checked. Other bytes are when they are first read.
+/// A shard whose header, sizes and index have been checked. Other bytes are checked when they are first read.
 #[derive(Debug)]
 pub(crate) struct Shard {
     file: MappedFile,
@@ -128,7 +128,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Asks the system to read tokens in soon.
+    /// Asks the system to prefetch tokens.
     pub(crate) fn will_need(&self, start: u64, count: u64) {
         let width = self.header.width.bytes();
         self.file.will_need(HEADER_BYTES + start * width, count * width);
@@ -147,7 +147,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Every document begins behind the one before it and inside of the shard.
+    /// Checks that every document begins after the one before it and inside the shard.
     fn check_index(&self) -> Result<(), DataError> {
         let damaged = |problem: &str| DataError::damaged(self.file.path(), problem);
         let mut starts = vec![0; INDEX_CHUNK.min(self.header.sample_count as usize)];
@@ -162,7 +162,7 @@ impl Shard {
                 }
                 last = Some(start);
             }
-            // Samples lie in one shard each.
+            // A sample never crosses shards.
             if first == 0 && self.header.kind == Kind::Samples && starts[0] != 0 {
                 return Err(damaged("its index does not begin at the first token"));
             }
@@ -190,7 +190,7 @@ impl Shard {
         self.layout.table_at - HEADER_BYTES
     }
 
-    /// Reads blocks of the whole shard and checks them; `done` is told the bytes of each.
+    /// Reads all blocks of the shard and checks them; calls `done` with the bytes of each.
     pub(crate) fn verify(&self, done: &(dyn Fn(u64) + Sync)) -> Result<(), DataError> {
         use rayon::prelude::*;
         (0..self.blocks.len()).into_par_iter().try_for_each(|block| {
@@ -217,7 +217,7 @@ impl Shard {
     fn check_block(&self, block: usize) -> Result<u64, DataError> {
         let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
         let end = (start + BLOCK_BYTES).min(self.layout.table_at);
-        // On the stack: loading takes no memory.
+        // On the stack: loading does not allocate.
         let mut bytes = [0; CHECK_CHUNK];
         let mut hasher = crc32fast::Hasher::new();
         for at in (start..end).step_by(CHECK_CHUNK) {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Numbers that are turned into bytes at a time.
 const NUMBERS_AT_ONCE: usize = 1 << 16;
 
-/// A shard that is being written. Tokens go to disk as they come; index and mask follow at the end.
+/// A shard that is being written. Tokens go to disk as they arrive; index and mask follow at the end.
 pub(crate) struct ShardWriter {
     path: PathBuf,
     file: Checksummed<BufWriter<File>>,

@@ -1,4 +1,4 @@
-//! The other end of a tokenizer's process.
+//! The client of a tokenizer's process.
 
 use super::protocol::{
     Ask, DONE, LEARNED, Open, Opened, REFUSED, put, read_frame, take, write_frame,
@@ -13,23 +13,23 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// What a tokenizer may take for one request, a batch of about a megabyte of text, if nothing else is said.
+/// Default time limit of a tokenizer for one request, a batch of about a megabyte of text.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The program that runs foreign tokenizer code: it must call [`crate::tokenize_worker`], in the very process that
+/// The program that runs third-party tokenizer code: it must call [`crate::tokenize_worker`], in the process that
 /// is started. A wrapper has to `exec` it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// Its path.
     pub program: PathBuf,
-    /// What to call it with.
+    /// Its arguments.
     pub arguments: Vec<OsString>,
     /// The longest that it may take for one request: a batch of about a megabyte of text.
     pub reply_time_max: Duration,
 }
 
 impl WorkerCommand {
-    /// This very program, called with these arguments.
+    /// The running program, called with these arguments.
     ///
     /// # Errors
     /// If the system does not say where the program is.
@@ -54,7 +54,7 @@ pub(crate) struct EncodedChat {
     pub(crate) learned: Vec<bool>,
 }
 
-/// What a process says to a request.
+/// The reply to a request.
 enum Reply {
     Done(Vec<u8>),
     /// What was sent cannot be used, and why.
@@ -73,7 +73,7 @@ pub(super) struct Worker {
     reply_time_max: Duration,
     /// Of the tokenizer, for messages.
     path: PathBuf,
-    /// Why it can no longer be used: a late reply would be taken for that to another request.
+    /// Why it can no longer be used: a late reply would be mistaken for the reply to another request.
     broken: Option<String>,
 }
 
@@ -98,7 +98,7 @@ impl Worker {
             chat: served.chat.cloned(),
             end_of_text: served.end_of_text.map(str::to_owned),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
-            // So that the wait for a reply, which says more, ends first.
+            // So that the wait for a reply, whose error says more, ends first.
             request_seconds_max: reply_time_max.as_secs().saturating_add(2),
         };
         let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;
@@ -191,7 +191,7 @@ impl Worker {
         }
         let sent = write_frame(&mut self.input, request);
         let mut reply = match sent {
-            // A process that is gone may have said why before.
+            // A process that is gone may have sent the reason before.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 return Err(self.give_up(format!("its process takes no requests: {error}")));
             }
@@ -199,7 +199,7 @@ impl Worker {
                 Ok(Ok(Some(reply))) => reply,
                 Err(RecvTimeoutError::Timeout) => {
                     let time = self.reply_time_max;
-                    return Err(self.give_up(format!("it did not come back within {time:?}")));
+                    return Err(self.give_up(format!("it did not answer within {time:?}")));
                 }
                 _ => return Err(self.ended()),
             },
@@ -215,7 +215,7 @@ impl Worker {
         }
     }
 
-    /// Ends the process, and says why from now on.
+    /// Ends the process; later requests fail with this reason.
     fn give_up(&mut self, problem: String) -> DataError {
         self.child.kill().ok();
         self.broken = Some(problem.clone());
@@ -230,7 +230,7 @@ impl Worker {
         self.problem("its process answered what makes no sense".to_owned())
     }
 
-    /// The process is gone: says how.
+    /// The process is gone: describes how it ended.
     fn ended(&mut self) -> DataError {
         self.child.kill().ok();
         let how = match self.child.wait() {
@@ -246,8 +246,8 @@ impl Worker {
 
 /// Starts the process, and a thread that reads its replies so that we can stop waiting for one.
 ///
-/// That thread also starts the process: the system ends a process whose parent has died when the *thread* ends
-/// that started it, and this one lives as long as there can be a reply.
+/// That thread also starts the process: the system kills the process when the *thread* that started it ends,
+/// and this one lives as long as there can be a reply.
 fn spawn(command: &WorkerCommand) -> io::Result<(Child, ChildStdin, Receiver<Frame>)> {
     let mut process = Command::new(&command.program);
     process.args(&command.arguments);

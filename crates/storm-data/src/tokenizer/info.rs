@@ -27,7 +27,7 @@ pub struct ChatTokens {
     pub end: u32,
 }
 
-/// What is known of a tokenizer; kept with the data that it made.
+/// What is known about a tokenizer; stored with the data that it encoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenizerInfo {
@@ -37,9 +37,9 @@ pub struct TokenizerInfo {
     pub vocabulary: u32,
     /// Between documents.
     pub end_of_text: Option<u32>,
-    /// Before each document, where the tokenizer wants one.
+    /// Before each document, if the tokenizer uses one.
     pub begin_of_text: Option<u32>,
-    /// For chats, where the tokenizer has them.
+    /// For chats, if the tokenizer has them.
     pub chat: Option<ChatTokens>,
     /// Of `tokenizer.json`. Without it, such a tokenizer is unknown.
     pub sha256: Option<String>,
@@ -51,7 +51,7 @@ impl TokenizerInfo {
         self.kind == TokenizerKind::HuggingFace && self.sha256.is_none()
     }
 
-    /// Whether its special tokens are in its vocabulary, and that is not larger than any model's.
+    /// Whether its special tokens are in its vocabulary, and the vocabulary has a plausible size.
     pub(crate) fn is_sound(&self) -> bool {
         let chat = self.chat.iter().flat_map(|chat| [chat.start, chat.end]);
         let mut special = self.end_of_text.into_iter().chain(self.begin_of_text).chain(chat);

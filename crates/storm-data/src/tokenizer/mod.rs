@@ -1,8 +1,8 @@
 //! From text to token ids and back.
 //!
 //! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter panics on some
-//! files, and others make it take all memory, overflow its stack or never come back. None of these can be
-//! caught in the process itself, so it runs in one of its own with a limit on memory: see [`worker`].
+//! files, and others make it use all memory, overflow its stack or loop forever. None of these can be
+//! caught in the process itself, so it runs in a separate one with a limit on memory: see [`worker`].
 
 mod bytes;
 pub(crate) mod chat;
@@ -27,16 +27,16 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::sync::Mutex;
 
-/// What special tokens are that are written out in a text.
+/// How special tokens that are spelled out in a text are treated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SpecialTokens {
-    /// Tokens, as `transformers` has them.
+    /// As tokens, like `transformers`.
     Parsed,
-    /// Text like any other.
+    /// As text.
     AsText,
 }
 
-/// What a process is to serve.
+/// What a process serves.
 pub(crate) struct Served<'a> {
     /// For messages.
     pub(crate) path: &'a Path,
@@ -60,7 +60,7 @@ enum Backend {
 }
 
 impl Tokenizer {
-    /// The 256 bytes, and an end of text behind them.
+    /// The 256 bytes, followed by an end of text.
     pub fn bytes() -> Tokenizer {
         Tokenizer { info: bytes::info(), backend: Backend::Bytes }
     }
@@ -114,7 +114,7 @@ impl Tokenizer {
         Tokenizer::served(&served, worker)
     }
 
-    /// A tokenizer in a process of its own, which may render chats too.
+    /// A tokenizer in a separate process, which may also render chats.
     pub(crate) fn served(
         served: &Served<'_>,
         worker: &WorkerCommand,
@@ -123,7 +123,7 @@ impl Tokenizer {
         Ok(Tokenizer { info, backend: Backend::Worker(Mutex::new(worker)) })
     }
 
-    /// What is known of it.
+    /// What is known about it.
     pub fn info(&self) -> &TokenizerInfo {
         &self.info
     }
@@ -136,7 +136,7 @@ impl Tokenizer {
         Ok(self.encode_all(&[text], SpecialTokens::AsText)?.pop().unwrap_or_default())
     }
 
-    /// Encodes texts, each on its own. Nothing is put around them.
+    /// Encodes texts, each on its own, without special tokens around them.
     ///
     /// # Errors
     /// If the tokenizer fails on one of them.
@@ -152,8 +152,8 @@ impl Tokenizer {
         self.encode_as(ask, texts)
     }
 
-    /// Encodes a text as `transformers` does if nothing else is said: special tokens that are written out in it are
-    /// tokens, and the tokenizer puts its own around it.
+    /// Encodes a text as `transformers` does by default: special tokens that are spelled out in it are
+    /// tokens, and the tokenizer adds its own around it.
     ///
     /// # Errors
     /// If the tokenizer fails on it.
@@ -192,7 +192,7 @@ impl Tokenizer {
         DecodeStream::new(self, &[])
     }
 
-    /// Decodes ids one after another that go on with these: a space between them is not lost.
+    /// Decodes ids one after another that continue these: a space between them is not lost.
     pub fn stream_after(&self, before: &[u32]) -> DecodeStream<'_> {
         DecodeStream::new(self, before)
     }

@@ -1,4 +1,4 @@
-//! What a process and its tokenizer say to each other: frames of a length and so many bytes.
+//! The protocol between a process and its tokenizer: frames of a length and that many bytes.
 
 use super::chat::ChatSetup;
 use super::{ChatTokens, TokenizerKind};
@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 /// The longest frame: the largest tokenizer, or the ids of a batch of texts.
 pub(super) const FRAME_BYTES_MAX: u32 = 512 << 20;
 
-/// What is asked; the first byte of a request.
+/// The kind of a request; its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// Special tokens that are written out are text.
@@ -24,7 +24,7 @@ pub(super) enum Ask {
 /// The first byte of a reply.
 pub(super) const DONE: u8 = 0;
 pub(super) const FAILED: u8 = 1;
-/// It is what was sent that cannot be used.
+/// The request itself was invalid.
 pub(super) const REFUSED: u8 = 2;
 
 /// Set in the ids of a chat that are learned. No id has it: vocabularies are smaller.
@@ -38,7 +38,7 @@ pub(super) struct Open {
     pub(super) chat: Option<ChatSetup>,
     /// The name of the end of text, if it was chosen.
     pub(super) end_of_text: Option<String>,
-    /// The process that asks: without it there is nobody to work for.
+    /// The requesting process: the worker ends with it.
     pub(super) parent: i32,
     /// Processor time for a request.
     pub(super) request_seconds_max: u64,
@@ -73,7 +73,7 @@ pub(super) fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     if length > FRAME_BYTES_MAX {
         return Err(io::Error::other("a message that is too long"));
     }
-    // Memory is taken as bytes come, not as they are promised.
+    // Memory is allocated as bytes arrive, not as they are announced.
     let mut bytes = Vec::new();
     input.take(u64::from(length)).read_to_end(&mut bytes)?;
     match bytes.len() == length as usize {
@@ -94,7 +94,7 @@ pub(super) fn take(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*number))
 }
 
-/// Takes so many bytes from the front.
+/// Takes this many bytes from the front.
 pub(super) fn take_bytes<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (taken, rest) = bytes.split_at_checked(count)?;
     *bytes = rest;

@@ -3,17 +3,17 @@
 use super::Tokenizer;
 use crate::DataError;
 
-/// Tokens after which text is given out though it ends in the middle of a character: no character takes
-/// so many, so there is none.
+/// Tokens after which text is emitted although it seems to end in the middle of a character: no character needs
+/// this many tokens.
 const INCOMPLETE_MAX: usize = 8;
 
-/// Turns ids into text as they come. A character that takes several tokens comes with its last one.
+/// Turns ids into text as they arrive. A character of several tokens is emitted with its last one.
 #[derive(Debug)]
 pub struct DecodeStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// The tokens given out last, which decide on spaces between words, and those not given out yet.
+    /// The tokens emitted last, which decide about spaces between words, and those not emitted yet.
     ids: Vec<u32>,
-    /// How many of those were given out.
+    /// How many of those were emitted.
     given: usize,
 }
 
@@ -40,7 +40,7 @@ impl<'a> DecodeStream<'a> {
         Ok(text)
     }
 
-    /// What is left at the end: a character that never became whole.
+    /// What is left at the end: an incomplete character.
     ///
     /// # Errors
     /// If the tokenizer fails.
@@ -50,7 +50,7 @@ impl<'a> DecodeStream<'a> {
         Ok(text)
     }
 
-    /// The text of the tokens not given out, as it reads behind those that were.
+    /// The text of the tokens not emitted yet, as it reads after those that were.
     fn pending(&self) -> Result<String, DataError> {
         let before = self.tokenizer.decode(&self.ids[..self.given])?;
         let all = self.tokenizer.decode(&self.ids)?;

@@ -1,7 +1,7 @@
-//! The process that runs foreign tokenizer code.
+//! The process that runs third-party tokenizer code.
 //!
 //! It reads requests from standard input and writes replies to standard output, and ends when there are no
-//! more. Whatever happens to it, the process that started it lives on and says so.
+//! more. If it fails, the process that started it survives and reports that.
 
 use super::chat::{ChatSetup, Chats, Frame, KnownTokens, Rendered};
 use super::info::VOCABULARY_MAX;
@@ -18,29 +18,29 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::Tokenizer;
 
-/// Address space of the process. The largest tokenizers in use take some hundred megabytes.
+/// Address space of the process. The largest common tokenizers need some hundred megabytes.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 
-/// What the end of a document is called, in the order of preference.
+/// Names of the end of a document, in order of preference.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 
-/// Tokens for a byte of text. Normalization makes some characters longer, but none so much.
+/// Tokens for a byte of text. Normalization makes some characters longer, but none this much.
 const TOKENS_PER_BYTE_MAX: usize = 16;
 
 /// Serves requests until there are no more. For a program that does nothing else: it limits memory and processor
-/// time of the process, and has it killed when the thread that started it ends.
+/// time of the process, and the system kills it when the thread that started it ends.
 ///
 /// # Errors
-/// If the process that asks is gone.
+/// If the requesting process is gone.
 pub fn tokenize_worker() -> io::Result<()> {
-    // A regular expression without end would go on without anybody to read its reply.
+    // An endless regular expression would continue to run although nothing reads its reply.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
-        // Whoever set a lower limit meant it.
+        // A lower limit that is already set stays.
         let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
         setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
     }
-    // What a panic says goes into the reply.
+    // The message of a panic goes into the reply.
     std::panic::set_hook(Box::new(|_| {}));
     serve(&mut BufReader::new(io::stdin()), &mut BufWriter::new(io::stdout()))
 }
@@ -50,7 +50,7 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     let mut json = &request[..];
     let asked = take(&mut json).and_then(|length| take_bytes(&mut json, length as usize));
     let asked: Open = serde_json::from_slice(asked.unwrap_or_default())?;
-    // It may have died before it could be told to take us with it.
+    // The parent may have died before the system was asked to kill this process with it.
     if Pid::as_raw(getppid()) != asked.parent {
         return Err(io::ErrorKind::BrokenPipe.into());
     }
@@ -74,7 +74,7 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// Lets the process run for so many more seconds. The next request renews it, so that packing may take as long
+/// Lets the process run for this many more seconds. The next request renews it, so that packing may take as long
 /// as it needs.
 fn limit_processor_time(seconds: u64) -> io::Result<()> {
     let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
@@ -96,7 +96,7 @@ fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
 
 fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
     let mut tokenizer = Tokenizer::from_bytes(json).map_err(|error| error.to_string())?;
-    // Nothing may be cut off or filled up.
+    // No truncation and no padding.
     tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
     tokenizer.with_padding(None);
     let largest = tokenizer.get_vocab(true).into_values().max();
@@ -121,7 +121,7 @@ fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {
     Ok((tokenizer, opened))
 }
 
-/// The one token that the tokenizer puts before a text of its own accord, if it does.
+/// The one token that the tokenizer adds before every text, if it does.
 fn begin_of_text(tokenizer: &Tokenizer) -> Result<Option<u32>, String> {
     let encode = |special: bool| {
         let encoding = tokenizer.encode_fast("a", special).map_err(|error| error.to_string())?;
@@ -139,7 +139,7 @@ struct Serving {
     encoder: Encoder,
     opened: Opened,
     setup: Option<ChatSetup>,
-    /// Made from `setup` when the first chat comes.
+    /// Created from `setup` for the first chat.
     chats: Option<Chats>,
 }
 
@@ -284,7 +284,7 @@ impl Encoder {
 }
 
 fn check_count(tokens: usize, text: &str) -> Result<(), String> {
-    // Special tokens around a text come on top.
+    // Plus the special tokens around a text.
     match tokens / TOKENS_PER_BYTE_MAX > text.len() {
         true => Err(format!("it makes {tokens} tokens of {} bytes of text", text.len())),
         false => Ok(()),

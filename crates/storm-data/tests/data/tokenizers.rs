@@ -380,7 +380,7 @@ fn a_tokenizer_that_never_comes_back_is_an_error() {
     // Takes every request and answers none.
     let silent = WorkerCommand { reply_time_max, ..shell("cat > /dev/null") };
     let error = open_with(&tokenizer_json(&[]), &silent).unwrap_err();
-    assert!(error.contains("did not come back within 100ms"), "{error}");
+    assert!(error.contains("did not answer within 100ms"), "{error}");
     // Opens, and then is silent.
     let script = r#"printf '\112\0\0\0\0{"vocabulary":300,"end_of_text":null,"begin_of_text":null,"chat":null}   '; cat > /dev/null"#;
     // Long enough for a busy machine to start it.

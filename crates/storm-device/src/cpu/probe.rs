@@ -36,6 +36,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
     Ok(HardwareProfile {
         name: "cpu".to_owned(),
         source: format!("measured on {} threads", rayon::current_num_threads()),
+        uncertainty: None,
         memory_bytes,
         // Everything that the CPU device holds is in its block; its threads take host memory.
         overhead_bytes: 0,

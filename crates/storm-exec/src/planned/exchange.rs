@@ -1,6 +1,6 @@
 use storm_plan::{InstructionId, Plan, SegmentId};
 
-/// What the host has to do with a run of a segment, or with a step or a flush as a whole: positions
+/// What the host exchanges with a run of a segment, or with a step or a flush as a whole: positions
 /// in the plan's inputs, which it writes before, and results, which it reads after.
 #[derive(Debug)]
 pub(super) struct Exchange {
@@ -12,12 +12,12 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// What comes and goes with each run of a segment: what belongs to micro-batches.
+    /// Inputs and results of each run of a segment: those of micro-batches.
     pub(super) fn of_run(plan: &Plan, segment: SegmentId) -> Exchange {
         Exchange::new(plan, &[segment], |micro_batch| micro_batch.is_some())
     }
 
-    /// What comes and goes once with all of these segments together.
+    /// Inputs and results that occur once for all of these segments together.
     pub(super) fn of_whole(plan: &Plan, segments: &[SegmentId]) -> Exchange {
         Exchange::new(plan, segments, |micro_batch| micro_batch.is_none())
     }

@@ -1,4 +1,4 @@
-//! Tensors that outlive a step: set, fetched and made while the queues are empty.
+//! Persistent tensors: set, fetched and computed while the queues are empty.
 
 use super::Planned;
 use super::room::Room;
@@ -10,15 +10,15 @@ use storm_graph::{Graph, Tensor, TensorId};
 use storm_plan::{Lasting, Operand, Place, Tier};
 
 impl<D: PlanDevice> Planned<D> {
-    /// The lasting tensor of that name.
+    /// The persistent tensor of that name.
     ///
     /// # Errors
-    /// There is none.
+    /// There is no such tensor.
     pub fn tensor(&self, name: &str) -> Result<&Tensor, ExecError> {
         Ok(&self.plan.lasting[self.find(name)?].tensor)
     }
 
-    /// Sets a lasting tensor, wherever it lies.
+    /// Sets a persistent tensor, in whatever tier it is.
     ///
     /// # Errors
     /// No such tensor, the wrong dtype or element count, or from the device.
@@ -31,7 +31,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Fetches a lasting tensor.
+    /// Fetches a persistent tensor.
     ///
     /// # Errors
     /// No such tensor, the wrong dtype or element count, or from the device.
@@ -41,7 +41,7 @@ impl<D: PlanDevice> Planned<D> {
         self.read_part(name, 0, values)
     }
 
-    /// Fetches some elements of a lasting tensor, `first` and following.
+    /// Fetches some elements of a persistent tensor, `first` and following.
     ///
     /// # Errors
     /// No such tensor, the wrong dtype, more elements than there are, or from the device.
@@ -60,7 +60,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.read(place, bytes_of_mut(values))?)
     }
 
-    /// Fetches bytes of a lasting tensor as it is stored, `first` and following.
+    /// Fetches bytes of a persistent tensor as it is stored, `first` and following.
     ///
     /// # Errors
     /// No such tensor, more bytes than it has, or from the device.
@@ -76,7 +76,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.read(Place { tier, offset: offset + first }, bytes)?)
     }
 
-    /// Fetches lasting tensors as they are stored, as fast as the device can.
+    /// Fetches persistent tensors as they are stored, as fast as the device can.
     ///
     /// # Errors
     /// No such tensor, another number of bytes than it has, or from the device.
@@ -97,7 +97,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.read_all(places)?)
     }
 
-    /// Host memory that the device can fill the fastest.
+    /// Host memory that the device fills fastest.
     ///
     /// # Errors
     /// The machine or a limit does not allow it.
@@ -105,7 +105,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.host_buffer(bytes)?)
     }
 
-    /// Sets bytes of a lasting tensor as it is stored, `first` and following, wherever it lies.
+    /// Sets bytes of a persistent tensor as it is stored, `first` and following, in whatever tier it is.
     ///
     /// # Errors
     /// No such tensor, more bytes than it has, or from the device.
@@ -129,12 +129,12 @@ impl<D: PlanDevice> Planned<D> {
         Ok(f32::from_ne_bytes(bytes))
     }
 
-    /// Makes a lasting tensor by the one node of `graph`, whose first output it is. Operands are
-    /// lasting tensors, or those in `given`, by name. What needs room on the device beyond where it
-    /// rests gets such as is free between steps.
+    /// Computes a persistent tensor with the one node of `graph`, whose first output it is. Operands are
+    /// persistent tensors, or those in `given`, by name. Tensors that are not on the device use memory there
+    /// that is free between steps.
     ///
     /// # Errors
-    /// A name that nobody knows, another shape or dtype, no room on the device, or from the device.
+    /// An unknown name, another shape or dtype, no room on the device, or from the device.
     ///
     /// # Panics
     /// If the graph has no node.
@@ -175,7 +175,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Sees to it that an operand is in device memory, and says where.
+    /// Makes sure that an operand is in device memory, and returns its place.
     fn place_operand(
         &mut self,
         operand: &Tensor,
@@ -238,7 +238,7 @@ fn check_bytes(tensor: &Tensor, first: usize, count: usize) -> Result<(), ExecEr
     }))
 }
 
-/// Where a tensor lies, in that tier if it can be.
+/// The place of a tensor, in that tier if it has one there.
 fn nearest(lasting: &Lasting, tier: Tier) -> Place {
     let found = lasting.places.iter().find(|place| place.tier == tier);
     *found.unwrap_or(&lasting.places[0])

@@ -12,16 +12,16 @@ use storm_device::{PlanDevice, Trace};
 use storm_graph::Tensor;
 use storm_plan::{CheckedPlan, PerTier, Plan, Run, SegmentId};
 
-/// What a step takes from the host and hands back to it. `micro_batch` counts through the whole
-/// step; it is none for what a step has once.
+/// The inputs of a step from the host and its results. `micro_batch` counts through the whole
+/// step; it is none for what occurs once per step.
 pub trait Feed {
-    /// Why data cannot be had, or the step failed.
+    /// Why data is not available, or the step failed.
     type Error: From<ExecError>;
 
     /// The data of an input, a position in the plan's inputs.
     ///
     /// # Errors
-    /// There is none. The step ends where it is, and there cannot be another.
+    /// There is no data. The step ends where it is, and no other step can follow.
     fn input(
         &mut self,
         index: usize,
@@ -29,7 +29,7 @@ pub trait Feed {
         micro_batch: Option<usize>,
     ) -> Result<&[u8], Self::Error>;
 
-    /// A result has come, a position in the plan's results. Those of micro-batches come in their
+    /// A result has arrived, a position in the plan's results. Those of micro-batches arrive in their
     /// order, before those of the step.
     fn result(&mut self, index: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]);
 }
@@ -42,15 +42,15 @@ pub trait Feed {
 pub struct Planned<D> {
     device: D,
     plan: Arc<CheckedPlan>,
-    /// Positions of the lasting tensors.
+    /// Positions of the persistent tensors.
     by_name: BTreeMap<String, usize>,
-    /// What the host has to do with each run of a segment.
+    /// What the host exchanges with each run of a segment.
     segments: Vec<Exchange>,
-    /// What it has to do with a step, a flush and an evaluation as a whole.
+    /// What it exchanges with a step, a flush and an evaluation as a whole.
     step: Exchange,
     flush: Exchange,
     evaluation: Exchange,
-    /// Results of micro-batches that were given out and not read, with the first micro-batch of
+    /// Results of micro-batches that were issued and not read yet, with the first micro-batch of
     /// their group.
     unread: Vec<(usize, usize)>,
     /// Room for the largest result.
@@ -58,10 +58,10 @@ pub struct Planned<D> {
 }
 
 impl<D: PlanDevice> Planned<D> {
-    /// Puts a plan on a device: takes all memory and prepares everything.
+    /// Commits a plan to a device: allocates all memory and prepares everything.
     ///
     /// # Errors
-    /// The memory cannot be had, or an instruction does not fit the device.
+    /// The memory is not available, or an instruction does not fit the device.
     pub fn commit(plan: Arc<CheckedPlan>, options: D::Options) -> Result<Planned<D>, ExecError> {
         let device = D::commit(Arc::clone(&plan), options)?;
         let names = plan.lasting.iter().map(|lasting| lasting.tensor.name.clone());
@@ -90,14 +90,14 @@ impl<D: PlanDevice> Planned<D> {
         self.plan.step.iter().map(of_run).sum()
     }
 
-    /// Runs a step. All results have come when it returns, but queues may still be at work on what
-    /// nobody reads before the next step: an error there is reported by a later call.
+    /// Runs a step. All results have arrived when it returns, but queues may still work on what
+    /// is not read before the next step: an error there is reported by a later call.
     ///
     /// # Errors
     /// From the device or the feed.
     pub fn step<F: Feed>(&mut self, feed: &mut F) -> Result<(), F::Error> {
         let plan = Arc::clone(&self.plan);
-        // Of a step that was broken off.
+        // Left over from a step that failed.
         self.unread.clear();
         for &input in &self.step.inputs {
             write_input(&mut self.device, &plan, feed, input, None)?;
@@ -140,7 +140,7 @@ impl<D: PlanDevice> Planned<D> {
     }
 
     /// Runs the forward pass of the micro-batches `first` and following, as many as
-    /// [`Planned::evaluated_micro_batches`] says. Everything that lasts is as it was before.
+    /// [`Planned::evaluated_micro_batches`] says. Persistent tensors do not change.
     ///
     /// # Errors
     /// From the device or the feed.
@@ -162,7 +162,7 @@ impl<D: PlanDevice> Planned<D> {
         segment: SegmentId,
         first: usize,
     ) -> Result<(), F::Error> {
-        // Inputs first: their copies are done earlier than those of results.
+        // Inputs first: their copies complete earlier than those of results.
         let index = segment.0 as usize;
         for &input in &self.segments[index].inputs {
             let offset = self.plan.inputs[input].micro_batch.map_or(0, usize::from);
@@ -217,12 +217,12 @@ impl<D: PlanDevice> Planned<D> {
         &self.device
     }
 
-    /// Ends here, and leaves the device, which may have something for the next.
+    /// Ends the plan and returns the device, which may keep something for the next one.
     pub fn into_device(self) -> D {
         self.device
     }
 
-    /// What is taken in each tier.
+    /// Bytes allocated in each tier.
     pub fn memory_taken(&self) -> PerTier<usize> {
         self.device.memory_taken()
     }

@@ -3,7 +3,7 @@ use std::ops::Range;
 use storm_graph::Tensor;
 use storm_plan::{ALIGNMENT, Plan, Tier};
 
-/// Device memory between steps: whatever no lasting tensor covers is free.
+/// Device memory between steps: whatever no persistent tensor covers is free.
 pub(crate) struct Room {
     free: Vec<Range<usize>>,
 }

@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use storm_device::{Span, Trace, WaitedFor};
 use storm_plan::{InstructionId, Plan, Work};
 
-/// Writes a trace as Chrome and Perfetto read it: a thread per queue, arrows from what was waited
-/// for to who waited, and the bytes in use of each tier.
+/// Writes a trace as Chrome and Perfetto read it: a thread per queue, arrows to an instruction from those
+/// that it waited for, and the bytes in use of each tier.
 ///
 /// # Errors
 /// From `out`.

@@ -135,7 +135,7 @@ impl Uses {
             let (from_ns, until_ns) = (span.start_ns, span.end_ns);
             let written = Use { bytes: touch.bytes, from_ns, until_ns };
             if let Some(mut before) = self.current.insert(key, written) {
-                // An op that overwrites what it reads has one of the two at a time.
+                // An op that overwrites its operand needs only one of the two at any moment.
                 before.until_ns = before.until_ns.min(from_ns).max(before.from_ns);
                 self.over.push((touch.tier, before));
             }

@@ -14,12 +14,12 @@ pub struct Overlap {
     pub all_queues_ns: u64,
     /// The forward passes: their kernels and what these wait for.
     pub forward_ns: u64,
-    /// Of it, waiting for copies to the host while activations are copied there. Where the optimizer's
-    /// copies are in front of them, it is the optimizer that is waited for.
+    /// The part spent waiting for copies to the host while activations are copied there. If copies of the optimizer
+    /// are queued before them, the wait counts for the optimizer.
     pub offload_gap_ns: u64,
     /// The backward passes.
     pub backward_ns: u64,
-    /// Of it, waiting for copies from the host while anything but the optimizer's is copied.
+    /// The part spent waiting for copies from the host while anything but optimizer state is copied.
     pub fetch_gap_ns: u64,
 }
 
@@ -45,11 +45,11 @@ impl Overlap {
 enum Pass {
     Forward,
     Backward,
-    /// The optimizer, which runs beside either.
+    /// The optimizer, which runs during either.
     Update,
 }
 
-/// Looks at who waited in which pass.
+/// Attributes waits to passes.
 pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);

@@ -8,10 +8,10 @@ use storm_plan::{InstructionId, Link, Plan, Work};
 /// What the compute queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum StallCause {
-    /// A copy over a link, most bytes of it of this class: it brings something, or frees bytes that are
+    /// A copy over a link, mostly of this class: it delivers an operand, or frees bytes that are
     /// to be overwritten.
     Copy(Link, TensorClass),
-    /// The host, to give out a kernel.
+    /// The host, to issue a kernel.
     Host,
     /// Nothing: from one kernel to the next.
     Overhead,
@@ -38,7 +38,7 @@ pub(super) struct StallSpan {
     pub(super) cause: StallCause,
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
-    /// Position among the queue's spans of the kernel that was held up; none after the last.
+    /// Position among the queue's spans of the kernel that was delayed; none after the last.
     pub(super) before: Option<usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Ops that treat each element, or each pair of gate and up, by itself.
+//! Ops on each element, or on each pair of gate and up, separately.
 
 use super::rules;
 use crate::autodiff::Backward;

@@ -1,4 +1,4 @@
-//! Per op family: the shape rule and the backward rule, side by side.
+//! For each op family, the shape rule and the backward rule.
 //!
 //! A new op is declared in [`Op`], gets its two rules in a file here, and a kernel per device.
 
@@ -20,7 +20,7 @@ use crate::{Family, GraphError, Op, Tensor, TensorId};
 pub use optimizer::PIECE_ALIGNMENT;
 pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
 
-/// What an op makes of its operands, or why it refuses them.
+/// The outputs of an op for its operands, or why it refuses them.
 pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op.family() {
         Family::Embedding => embedding::infer(op),
@@ -52,7 +52,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::Reshape { .. } | Op::Transpose { .. } | Op::Convert { .. } => {
             reshape::backward(op, ctx)
         }
-        // Gradients of gradients, of updates and of text being written are not offered; constants have
+        // Gradients of gradients, of updates and of text generation are not supported; constants have
         // no operands that could need one.
         Op::EmbeddingGrad { .. }
         | Op::LinearInputGrad { .. }

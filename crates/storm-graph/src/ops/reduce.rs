@@ -64,7 +64,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             let gradient = ctx.apply("grad", Op::Sum { x: dy })?;
             ctx.add_gradient(x, gradient[0])
         }
-        // A column sum is made by backward rules only.
+        // Only backward rules use a column sum.
         Op::ColumnSum { .. } => Err(ctx.not_differentiable()),
         _ => unreachable!("not a reduction"),
     }

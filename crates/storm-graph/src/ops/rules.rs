@@ -1,4 +1,4 @@
-//! Checks that shape rules share. Each returns the sentence that the error will carry.
+//! Checks that shape rules share. Each returns the text of the error.
 
 use crate::{DType, HeadLayout, Shape, Tensor};
 

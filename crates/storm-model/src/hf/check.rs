@@ -1,4 +1,4 @@
-//! Whether the tensors of a directory are those of the model: one report of all that is wrong.
+//! Whether the tensors of a directory are those of the model: one report of all problems.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -32,7 +32,7 @@ pub(super) fn check_tensors(
                 check_entry(&head, entry, &mut report);
                 needed.insert(head.hf_name);
             }
-            // What is not there cannot be left over: keeps a hostile layer count from filling memory.
+            // Absent tensors cannot be left over: this keeps a hostile layer count from filling memory.
             if tensors.contains_key(&piece.hf_name) {
                 needed.insert(piece.hf_name);
             }

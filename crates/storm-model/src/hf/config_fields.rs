@@ -32,7 +32,7 @@ const HARMLESS: &[&str] = &[
 ];
 
 /// Fields that published files have and that no supported family reads: what earlier versions of `transformers`, other
-/// programs or other models left behind. They are passed over with a warning.
+/// programs or other models left behind. They are ignored with a warning.
 #[rustfmt::skip]
 const LEFT_BEHIND: &[&str] = &[
     "_diffusers_version", "_from_model_config", "_num_labels", "_remove_final_layer_norm",

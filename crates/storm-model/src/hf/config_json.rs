@@ -332,7 +332,7 @@ fn rotary(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<R
         return Err(fields.refuse(
             "partial_rotary_factor",
             value,
-            "STORM turns whole heads: 1.0 only",
+            "STORM rotates whole heads: 1.0 only",
         ));
     }
     let outer_theta = fields.number("rope_theta")?.unwrap_or(10_000.0);

@@ -6,11 +6,11 @@ use super::config_json::model_config;
 use super::dtype::WeightDtype;
 use crate::{Family, ModelConfig, RotaryScaling};
 
-/// Fields that [`fresh`] writes under another name, so that they must not stay beside them.
+/// Fields that [`fresh`] writes under another name; the old names must be removed.
 const ALIASES: &[&str] =
     &["rope_parameters", "layer_types", "dtype", "n_ctx", "partial_rotary_factor"];
 
-/// The config.json of a model to be saved: the original one where there is one, brought up to date.
+/// The config.json of a model to be saved: the original one if there is one, updated.
 pub(super) fn config_json(
     model: &ModelConfig,
     original: Option<&Map<String, Value>>,

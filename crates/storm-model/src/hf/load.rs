@@ -7,7 +7,7 @@ use super::safetensors_file::{CHUNK_BYTES, SafetensorsFile, TensorEntry};
 use crate::ModelError;
 
 /// Reads a parameter as `f32` or `bf16`: pieces stacked, GPT-2's matrices transposed. `dest` holds
-/// exactly the parameter's elements. Takes a few megabytes beside it, whatever its size.
+/// exactly the parameter's elements. Needs a few more megabytes, whatever its size.
 pub fn load_parameter<E: Element>(
     directory: &HfDirectory,
     spec: &ParameterSpec,

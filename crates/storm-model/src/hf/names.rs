@@ -97,7 +97,7 @@ pub fn parameters(config: &ModelConfig) -> Vec<ParameterSpec> {
     ParameterLayout::new(config).iter().collect()
 }
 
-/// The prefix of all tensors but the head's, and how their names go on after it. Files of bare
+/// The prefix of all tensors but the head's, and how their names continue after it. Files of bare
 /// models, among them the published GPT-2, lack the prefix.
 pub(super) fn hf_prefix(family: Family) -> (&'static str, &'static [&'static str]) {
     match family {
@@ -227,7 +227,7 @@ fn head(config: &ModelConfig) -> Option<ParameterSpec> {
     (!config.tied_embeddings).then(|| whole("head.weight", HF_HEAD, &shape))
 }
 
-/// A parameter that is one Hugging Face tensor, as it is.
+/// A parameter that is exactly one Hugging Face tensor.
 fn whole(name: &str, hf_name: &str, shape: &[usize]) -> ParameterSpec {
     ParameterSpec {
         name: name.into(),

@@ -30,8 +30,8 @@ pub(super) const CHUNK_BYTES: usize = 4 << 20;
 
 const RANK_MAX: usize = 8;
 
-/// What the headers of a model may still take. A model has up to thousands of files, and what is
-/// harmless in one of them is not in all.
+/// How many bytes the headers of a model may still have. A model has up to thousands of files, and a size that
+/// is harmless in one of them is not in all.
 pub(super) struct HeaderBudget {
     bytes: u64,
     entries: usize,
@@ -47,7 +47,7 @@ impl HeaderBudget {
         self.bytes = self.bytes.checked_sub(header_bytes).ok_or_else(|| ModelError::TooLarge {
             path: path.to_owned(),
             what: match before {
-                0 => "the header, by the file's own account,",
+                0 => "the header, as the file states it,",
                 _ => "the header, with those of the shards before it,",
             },
             bytes: header_bytes.saturating_add(before),
@@ -216,7 +216,7 @@ fn check_entries(
             }
         }
     }
-    // Without a second list beside this one: there may be many entries.
+    // Without a second list: there may be many entries.
     entries.retain(|(name, _)| name != METADATA);
     entries.sort_unstable_by_key(|(_, entry)| match entry {
         HeaderEntry::Tensor(entry) => (entry.range.start, entry.range.end),

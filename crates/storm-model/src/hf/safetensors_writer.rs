@@ -50,7 +50,7 @@ impl SafetensorsWriter {
         Ok(())
     }
 
-    /// Ends the file and waits until it is on the disk.
+    /// Ends the file and flushes it to the disk.
     pub(super) fn finish(self) -> Result<(), ModelError> {
         assert_eq!(self.bytes_left, 0, "every tensor of the header is written");
         self.file.sync_all().map_err(ModelError::io("flush the file to disk", &self.path))

@@ -81,7 +81,7 @@ impl Default for SaveOptions<'_> {
 /// elements of a parameter, counted from its first; ranges are whole rows of at most a few
 /// megabytes, asked for in order (several times over for large transposed matrices).
 ///
-/// Everything is written beside `output`, flushed to disk, and renamed: `output` is never half a
+/// Everything is written next to `output`, flushed to disk, and renamed: `output` is never half a
 /// model, and nothing is replaced that was not there when the saving began. What a saving that was killed
 /// left is removed by the next one to the same place.
 pub fn save<E, P>(

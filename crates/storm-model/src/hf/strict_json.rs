@@ -1,4 +1,4 @@
-//! JSON from files nobody vouches for: capped in size, in the length of each text and in the number of
+//! JSON from untrusted files: capped in size, in the length of each text and in the number of
 //! entries, without duplicate keys.
 
 use std::fmt;
@@ -52,7 +52,7 @@ pub(super) fn parse<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Res
     })
 }
 
-/// Parses JSON as it is read, so that what is skipped takes no memory.
+/// Parses JSON as it is read, so that skipped parts need no memory.
 pub(super) fn parse_stream<T>(
     reader: impl Read,
     seed: impl for<'de> DeserializeSeed<'de, Value = T>,
@@ -64,8 +64,8 @@ pub(super) fn parse_stream<T>(
     Ok(value)
 }
 
-/// The parser collects a text or a number whole before anyone sees it, so no one may be longer than
-/// this. Metadata has long texts.
+/// The parser collects a whole string or number before it can be checked, so none may be longer than
+/// this. Metadata has long strings.
 const TOKEN_BYTES_MAX: usize = 1 << 20;
 
 /// Fails on JSON with a text or a number longer than [`TOKEN_BYTES_MAX`].
@@ -79,7 +79,7 @@ struct TokenLimit<R> {
 enum Place {
     Outside,
     InText,
-    /// In a text, behind a backslash.
+    /// In a string, after a backslash.
     Escaped,
 }
 
@@ -139,11 +139,11 @@ impl Visitor<'_> for NameVisitor {
     }
 }
 
-/// More tensors than this, in all files together, are no model that STORM knows.
+/// No model that STORM supports has more tensors than this, in all files together.
 pub(super) const ENTRIES_MAX: usize = 1 << 17;
 
 /// A JSON object in file order whose keys are unique; serde's maps would keep the last of two
-/// without a word, and which one another reader keeps is anybody's guess.
+/// silently, and other readers may keep the first.
 #[derive(Debug)]
 pub(super) struct UniqueMap<V>(pub(super) Vec<(String, V)>);
 
@@ -153,7 +153,7 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     }
 }
 
-/// Reads a [`UniqueMap`] of at most so many entries.
+/// Reads a [`UniqueMap`] with a limit on its entries.
 pub(super) struct UniqueMapSeed<V> {
     entries_max: usize,
     values: PhantomData<V>,

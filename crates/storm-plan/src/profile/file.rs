@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 pub(super) struct ProfileFile {
     name: String,
     source: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uncertainty: Option<f64>,
     memory_bytes: u64,
     overhead_bytes: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,6 +57,7 @@ impl ProfileFile {
         ProfileFile {
             name: profile.name,
             source: profile.source,
+            uncertainty: profile.uncertainty,
             memory_bytes: profile.memory_bytes,
             overhead_bytes: profile.overhead_bytes,
             multiprocessors: profile.multiprocessors,
@@ -99,6 +102,7 @@ impl ProfileFile {
         Ok(HardwareProfile {
             name: self.name,
             source: self.source,
+            uncertainty: self.uncertainty,
             memory_bytes: self.memory_bytes,
             overhead_bytes: self.overhead_bytes,
             multiprocessors: self.multiprocessors,
@@ -134,7 +138,8 @@ impl ProfileFile {
             .chain(self.attention.iter().map(|p| ("attention.forward_flops", p.forward_flops)))
             .chain(self.attention.iter().map(|p| ("attention.backward_flops", p.backward_flops)))
             .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)))
-            .chain(self.links.iter().flat_map(|link| link.figures().0));
+            .chain(self.links.iter().flat_map(|link| link.figures().0))
+            .chain(self.uncertainty.map(|share| ("uncertainty", share)));
         for (field, value) in positive.into_iter().chain(points) {
             if !(value > 0.0 && value.is_finite()) {
                 return Err(ProfileError::Number { field, value });

@@ -46,6 +46,7 @@ impl HardwareProfile {
         let mut refined = self.clone();
         refined.name = format!("{}, refined", self.name);
         refined.source = format!("{}; corrected by a measured step", self.source);
+        refined.uncertainty = None;
         // What ops move beside their products is known when products are.
         refined.correct(plan, measured, |part| !matches!(part, Part::Moving(_)));
         refined.correct(plan, measured, |part| matches!(part, Part::Moving(_)));

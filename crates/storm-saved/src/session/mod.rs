@@ -1,4 +1,4 @@
-//! The session: takes what is saved, hands out what is needed, learns and plans.
+//! The session: accepts what is saved, returns what is needed, records and plans.
 
 mod mover;
 mod piece;
@@ -21,10 +21,10 @@ use std::sync::Arc;
 use step::{Mode, Step};
 use storm_device::foreign::{ComputeStream, Copies, Foreign};
 
-/// Steps in a row without a plan that are recorded; after that, steps seem to differ always.
+/// Steps in a row without a plan that are recorded; after that, every step is assumed to differ.
 const RECORDED_IN_A_ROW_MAX: u64 = 4;
 
-/// How often a recording is tried again when steps differ always.
+/// How often a recording is tried again when every step differs.
 const RECORDED_EVERY: u64 = 32;
 
 /// What a session may do.
@@ -34,14 +34,14 @@ pub struct SavedOptions {
     pub allowance: Allowance,
     /// How much host memory.
     pub host_bytes_max: u64,
-    /// Without a plan: how many bytes may be on their way at a time, in each direction.
+    /// Without a plan: how many bytes may be in flight at a time, in each direction.
     pub window_bytes: u64,
 }
 
 /// What is saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// Tells memory that is alive apart from all other such memory, for as long as its origin exists.
+    /// Identifies live memory uniquely, for as long as its origin exists.
     pub memory: usize,
     /// How often it was changed.
     pub version: u64,
@@ -91,13 +91,13 @@ impl<W: Framework> Session<W> {
         }
     }
 
-    /// Saves a range of `memory`. What `stream` was given so far has written it.
+    /// Saves a range of `memory`. Work issued to `stream` so far has written it.
     ///
     /// # Errors
     /// From the device or the framework.
     ///
     /// # Panics
-    /// The range is outside of the memory.
+    /// The range is outside the memory.
     pub fn save(
         &mut self,
         source: Source,
@@ -139,7 +139,7 @@ impl<W: Framework> Session<W> {
             && expected.saves <= 1
             && let Err(error) = self.mover.send(step, index, Some(host_offset), stream)
         {
-            // Nobody has its name.
+            // Its name was not returned to the caller.
             step.pieces[index].holders = 0;
             self.mover.forget(step, index);
             return Err(error);
@@ -149,8 +149,8 @@ impl<W: Framework> Session<W> {
         Ok(PieceName { step: number, piece: index })
     }
 
-    /// A piece is saved once more. Its memory may have been written since, by a tensor with a version of its
-    /// own: it leaves after the last save, and what has left is copied again.
+    /// A piece is saved once more. A tensor with a separate version counter may have written its memory since:
+    /// it is offloaded after the last save, and if it already was, it is copied again.
     fn save_again(
         &mut self,
         number: u64,
@@ -177,7 +177,7 @@ impl<W: Framework> Session<W> {
         self.limit_leaving(number, stream)
     }
 
-    /// Hands out a piece, with the byte of the original that its memory begins at.
+    /// Returns a piece, with the byte of the original at which its memory begins.
     ///
     /// # Errors
     /// From the device or the framework.
@@ -220,10 +220,10 @@ impl<W: Framework> Session<W> {
         Ok(result)
     }
 
-    /// Gives up a name, which was used or not.
+    /// Releases a name, used or not.
     ///
     /// # Panics
-    /// It was given up before.
+    /// It was already released.
     pub fn release(&mut self, name: PieceName, usage: Option<Use>) {
         let step = self.steps.get_mut(&name.step).expect("a step lives as long as its names");
         if let Mode::Recorded(recorder) = &mut step.mode {
@@ -242,7 +242,7 @@ impl<W: Framework> Session<W> {
         }
     }
 
-    /// Host memory that is not in use goes back to the system.
+    /// Returns unused host memory to the system.
     ///
     /// # Errors
     /// From the device.
@@ -293,12 +293,12 @@ impl<W: Framework> Session<W> {
         Ok(())
     }
 
-    /// The step that runs has ended: what is there to learn from it?
+    /// Ends the current step and keeps what it recorded.
     fn conclude_step(&mut self, stream: ComputeStream) -> Result<(), W::Error> {
         let Some(step) = self.steps.get_mut(&self.current) else { return Ok(()) };
         self.mover.limit_leaving(step, 0, |_| true, stream)?;
         if !step.is_backward() {
-            // A forward pass whose graph was dropped, an evaluation, tells nothing.
+            // A forward pass whose graph was dropped, such as an evaluation, records nothing useful.
             self.steps.remove(&self.current);
             return Ok(());
         }
@@ -335,7 +335,7 @@ impl<W: Framework> Session<W> {
         Ok(Mode::Planned { recording, plan, next_fetch: 0, surprises: 0 })
     }
 
-    /// Checks that the next piece is the one that was recorded; another recording takes over, or none.
+    /// Checks that the next piece is the recorded one; otherwise switches to another recording, or to none.
     fn follow(&mut self, number: u64, bytes: usize, stream: ComputeStream) -> Result<(), W::Error> {
         let step = &self.steps[&number];
         let Mode::Planned { recording, .. } = step.mode else { return Ok(()) };
@@ -350,7 +350,7 @@ impl<W: Framework> Session<W> {
         self.leave_plan(number, other, stream)
     }
 
-    /// Goes on with another recording's plan, or without any: what that does not keep leaves now.
+    /// Continues with another recording's plan, or without one: what it does not keep is offloaded now.
     fn leave_plan(
         &mut self,
         number: u64,
@@ -379,7 +379,7 @@ impl<W: Framework> Session<W> {
         Ok(())
     }
 
-    /// A piece is needed for the first time in its step: what comes next starts now.
+    /// A piece is needed for the first time in its step: the next fetches start now.
     fn advance(
         &mut self,
         name: PieceName,
@@ -444,7 +444,7 @@ impl<W: Framework> Session<W> {
         Ok(())
     }
 
-    /// Holds what is on its way out to what the position allows.
+    /// Limits the bytes being offloaded to what the position allows.
     fn limit_leaving(&mut self, number: u64, stream: ComputeStream) -> Result<(), W::Error> {
         let step = self.steps.get_mut(&number).expect("it runs");
         if step.leaving.is_empty() {

@@ -12,7 +12,7 @@ pub(super) struct Mover<W: Framework> {
     pub(super) framework: W,
     copies: Arc<Copies>,
     pub(super) pool: SlabPool,
-    /// Memory that nobody needs any more but a copy.
+    /// Memory that only a copy still needs.
     abandoned: Vec<Abandoned<W>>,
     pub(super) clock: Clock,
     pub(super) report: SavedReport,
@@ -31,7 +31,7 @@ impl<W: Framework> Mover<W> {
         Mover { framework, copies, pool, abandoned: Vec::new(), clock, report, host_used_bytes: 0 }
     }
 
-    /// Sends a piece that is here out, to this place in the slab if it is free. It stays if there is no
+    /// Offloads a piece that is on the device, to this place in the slab if it is free. It stays if there is no
     /// host memory for it.
     pub(super) fn send(
         &mut self,
@@ -59,7 +59,7 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Copies a piece that was sent out once more, to the same place, from the memory that it came from.
+    /// Copies an offloaded piece once more, to the same place, from its original memory.
     pub(super) fn send_again(
         &mut self,
         step: &mut Step<W>,
@@ -89,7 +89,7 @@ impl<W: Framework> Mover<W> {
         self.report.copies += 1;
     }
 
-    /// Starts to fetch a piece unless it is here, or on its way.
+    /// Starts to fetch a piece unless it is on the device or in flight.
     pub(super) fn fetch(
         &mut self,
         step: &mut Step<W>,
@@ -98,7 +98,7 @@ impl<W: Framework> Mover<W> {
     ) -> Result<(), W::Error> {
         let piece = &mut step.pieces[index];
         if let Place::Leaving(_) = piece.place {
-            // It is still here, and is not to go any more.
+            // It is still on the device; cancel its release.
             step.leaving.retain(|&leaving| leaving != index);
         }
         let (Place::Away, Some(slot)) = (&piece.place, &mut piece.slot) else { return Ok(()) };
@@ -114,7 +114,7 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Makes sure that a piece is here for what `stream` is given from now on.
+    /// Makes sure that a piece is on the device for everything issued to `stream` from now on.
     pub(super) fn bring(
         &mut self,
         step: &mut Step<W>,
@@ -142,8 +142,8 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Lets the oldest pieces on their way out go, at the price of a wait, until no more than `limit`
-    /// bytes of them are left that only the copies hold.
+    /// Frees the oldest pieces being offloaded, at the cost of a wait, until no more than `limit`
+    /// bytes are held by copies alone.
     pub(super) fn limit_leaving(
         &mut self,
         step: &mut Step<W>,
@@ -156,7 +156,7 @@ impl<W: Framework> Mover<W> {
             let piece = &mut step.pieces[index];
             let done = match &piece.place {
                 Place::Leaving(leaving) => leaving.is_done()?,
-                // It was brought back, or is of no use any more.
+                // It was fetched back, or is no longer needed.
                 _ => {
                     step.leaving.pop_front();
                     continue;
@@ -180,7 +180,7 @@ impl<W: Framework> Mover<W> {
         Ok(())
     }
 
-    /// Gives up what the framework does not need any more of a piece, but for its host copy.
+    /// Releases the device memory of a piece that the framework no longer needs; its host copy stays.
     pub(super) fn let_go(&mut self, step: &mut Step<W>, index: usize) {
         match std::mem::replace(&mut step.pieces[index].place, Place::Away) {
             Place::Leaving(leaving) => self.abandoned.push(Abandoned::Leaving(leaving)),
@@ -189,7 +189,7 @@ impl<W: Framework> Mover<W> {
         }
     }
 
-    /// Gives up a piece.
+    /// Releases a piece.
     pub(super) fn forget(&mut self, step: &mut Step<W>, index: usize) {
         self.let_go(step, index);
         if step.pieces[index].slot.take().is_some() {
@@ -197,7 +197,7 @@ impl<W: Framework> Mover<W> {
         }
     }
 
-    /// Frees what copies are done with.
+    /// Frees memory of completed copies.
     pub(super) fn free_abandoned(&mut self) -> Result<(), DeviceError> {
         let mut kept = Vec::new();
         for abandoned in self.abandoned.drain(..) {

@@ -12,23 +12,23 @@ pub(super) struct Piece<W: Framework> {
     pub(super) place: Place<W>,
     /// Where it is in host memory, once it was moved.
     pub(super) slot: Option<Slot>,
-    /// It was moved, whatever became of it.
+    /// Whether it was ever offloaded.
     pub(super) moved: bool,
-    /// How often it was saved. What it holds is as old as the last time, or newer.
+    /// How often it was saved. Its bytes are at least as new as the last save.
     pub(super) saves: u32,
-    /// After how many it may leave.
+    /// After how many saves it may be offloaded.
     pub(super) saves_expected: u32,
-    /// How many names of it are out.
+    /// How many names of it are held.
     pub(super) holders: u32,
-    /// How many names of it were given out, without those that were given up unused.
+    /// How many names of it were issued, not counting those released unused.
     pub(super) names: u32,
     /// How many of these were used.
     pub(super) used: u32,
-    /// After how many it is not needed any more, as far as is known.
+    /// After how many uses it is no longer needed, as far as is known.
     pub(super) uses_expected: Option<u32>,
     pub(super) given_up: Option<usize>,
     pub(super) needed: Option<(usize, usize)>,
-    /// Others hold it too, or it could not be moved: it counts with what is not ours to move.
+    /// Something else also holds it, or it could not be moved: it counts as memory that cannot be moved.
     pub(super) fixed: bool,
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// It leaves at once, and stays in host memory until its last name is used.
+    /// It is offloaded at once, and stays in host memory until its last name is used.
     pub(super) const NOTHING: Expected = Expected { saves: 1, uses: None };
 }
 

@@ -5,18 +5,18 @@
 pub struct MemoryUse {
     /// In use now.
     pub in_use_bytes: u64,
-    /// Taken since the start, whatever was given back meanwhile.
+    /// Allocated since the start, regardless of what was freed in between.
     pub taken_bytes: u64,
-    /// The most that was in use since the peak was last forgotten.
+    /// The most that was in use since the peak was last reset.
     pub peak_bytes: u64,
 }
 
-/// What becomes of the framework's own record of its peak.
+/// What happens to the framework's own record of its peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peak {
-    /// It goes on.
+    /// It continues.
     Keep,
-    /// It begins anew, from what is in use now.
+    /// It is reset to what is in use now.
     Forget,
 }
 
@@ -30,17 +30,17 @@ pub(super) struct Recorder {
 struct Position {
     start: MemoryUse,
     peak_bytes: u64,
-    /// Taken when it was last looked at.
+    /// Allocated when it was last read.
     taken_bytes: u64,
     /// What the session holds while it lasts.
     held_bytes: u64,
-    /// Pieces that were given up while it lasted.
+    /// Pieces that were released while it lasted.
     given_up_bytes: u64,
 }
 
 impl Position {
-    /// The most in use without the session's part, had the pieces that were given up meanwhile stayed. When
-    /// in the position they went is not known, but neither of two bounds can be passed.
+    /// The most in use without the session's part, if the pieces released in this position had stayed. It is
+    /// not known when in the position they were released, but two bounds hold.
     fn other_bytes(&self) -> u64 {
         let taken = self.taken_bytes.saturating_sub(self.start.taken_bytes);
         let nothing_given_back = self.start.in_use_bytes + taken;
@@ -51,7 +51,7 @@ impl Position {
 }
 
 impl Recorder {
-    /// A position begins, with so much held by the session; in the one before, so much was given up.
+    /// A position begins with this much held by the session; this much was released in the one before.
     pub(super) fn begin(&mut self, now: Option<MemoryUse>, held_bytes: u64, given_up_bytes: u64) {
         self.look(now);
         if let Some(before) = self.positions.last_mut() {
@@ -67,7 +67,7 @@ impl Recorder {
         });
     }
 
-    /// The position goes on.
+    /// The position continues.
     pub(super) fn look(&mut self, now: Option<MemoryUse>) {
         if let (Some(now), Some(position)) = (now, self.positions.last_mut()) {
             position.peak_bytes = position.peak_bytes.max(now.peak_bytes);
@@ -75,7 +75,7 @@ impl Recorder {
         }
     }
 
-    /// The session took memory itself.
+    /// The session itself allocated memory.
     pub(super) fn took(&mut self, bytes: u64) {
         if let Some(position) = self.positions.last_mut() {
             position.held_bytes += bytes;

@@ -6,10 +6,10 @@ use std::sync::Arc;
 /// Different steps that are remembered: training, a smaller last batch, a second model.
 const RECORDINGS_MAX: usize = 8;
 
-/// A plan still holds if a step begins with so much more memory in use than it was made for.
+/// A plan is still valid if a step begins with at most this much more memory in use than planned.
 const TOLERANCE_BYTES: i64 = 4 << 20;
 
-/// With so much less memory in use, steps are worth a new plan.
+/// With at least this much less memory in use, a new plan pays.
 const WORTHWHILE_BYTES: i64 = 64 << 20;
 
 /// Recordings, the one used last in front.
@@ -33,7 +33,7 @@ impl Recordings {
         self.known.iter().find(|known| known.number == number).map(|known| &known.recording)
     }
 
-    /// Takes a recording in place of one of the same pieces.
+    /// Adds a recording and replaces one of the same pieces.
     pub(super) fn add(&mut self, recording: Recording) {
         let sizes = |recording: &Recording| -> Vec<usize> {
             recording.pieces.iter().map(|piece| piece.bytes).collect()
@@ -57,7 +57,7 @@ impl Recordings {
         Some(number)
     }
 
-    /// Its plan for a step that begins with so much memory in use.
+    /// Its plan for a step that begins with this much memory in use.
     pub(super) fn plan(
         &mut self,
         number: u64,
@@ -69,7 +69,7 @@ impl Recordings {
         if let Some(plan) = &known.plan {
             let low = shift < plan.baseline_shift - WORTHWHILE_BYTES;
             known.low_steps = if low { known.low_steps + 1 } else { 0 };
-            // With accumulation, steps with and without gradients in memory take turns.
+            // With accumulation, steps with and without gradients in memory alternate.
             let high = shift > plan.baseline_shift + TOLERANCE_BYTES;
             if !high && known.low_steps < 2 {
                 return Some(Arc::clone(plan));

@@ -22,13 +22,13 @@ pub struct SavedReport {
     pub copy_seconds: f64,
     /// How long the compute stream waited for copies.
     pub stall_seconds: f64,
-    /// Waits of the compute stream that were not over at once.
+    /// Waits of the compute stream that took time.
     pub stalls: u64,
     /// Last step: pieces and bytes that stayed.
     pub kept: (u64, u64),
     /// Last step: pieces and bytes that were moved.
     pub moved: (u64, u64),
-    /// Last step: saved again while already saved, with the bytes that this would have taken.
+    /// Last step: saved again while already saved, with the bytes that this avoided.
     pub shared: (u64, u64),
     /// Host memory held now.
     pub host_bytes: u64,
@@ -36,7 +36,7 @@ pub struct SavedReport {
     pub host_used_bytes: u64,
     /// Predicted by the plan in use; 0 without one.
     pub planned_peak_bytes: u64,
-    /// The least that moving could reach, by the plan in use; 0 without one.
+    /// The least peak with everything offloaded, by the plan in use; 0 without one.
     pub least_peak_bytes: u64,
     /// What is allowed, by the plan in use; 0 without one.
     pub allowed_bytes: u64,
@@ -49,7 +49,7 @@ pub(super) struct Clock {
     stalls: Vec<Stall>,
 }
 
-/// A wait shorter than this is the price of two marks.
+/// A wait shorter than this is the overhead of two events.
 const STALL_SECONDS_MIN: f64 = 20e-6;
 
 impl Clock {
@@ -61,7 +61,7 @@ impl Clock {
         self.stalls.push(stall);
     }
 
-    /// Adds what is known by now.
+    /// Adds the times that are known so far.
     pub(super) fn read(&mut self, report: &mut SavedReport) -> Result<(), DeviceError> {
         let mut unread = Vec::new();
         for time in self.copies.drain(..) {

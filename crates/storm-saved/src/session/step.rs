@@ -1,4 +1,4 @@
-//! One step: what was saved in it, in order, and what is on its way.
+//! One step: what was saved in it, in order, and what is in flight.
 
 use super::Framework;
 use super::Source;
@@ -11,11 +11,11 @@ use std::sync::Arc;
 
 /// How a step decides.
 pub(super) enum Mode {
-    /// Everything leaves, one piece at a time, so that memory shows what it takes without.
+    /// Everything is offloaded, one piece at a time, so that memory use shows the rest of the step.
     Recorded(Recorder),
-    /// As a recording and its plan say.
+    /// Follows a recording and its plan.
     Planned { recording: u64, plan: Arc<SavedPlan>, next_fetch: usize, surprises: u32 },
-    /// Everything leaves, a window of bytes at a time, and is fetched in reverse.
+    /// Everything is offloaded, a window of bytes at a time, and fetched in reverse.
     Unplanned,
 }
 
@@ -30,13 +30,13 @@ pub(super) struct Step<W: Framework> {
     pub(super) pieces: Vec<Piece<W>>,
     /// By memory and version: the pieces of it, with their ranges.
     index: HashMap<MemoryVersion, Vec<HeldRange>>,
-    /// Pieces on their way out, oldest first.
+    /// Pieces being offloaded, oldest first.
     pub(super) leaving: VecDeque<usize>,
-    /// Pieces that others still held when last looked at.
+    /// Pieces that something else still held at the last check.
     watched: Vec<usize>,
     /// How many pieces were needed.
     pub(super) needs: usize,
-    /// Names that are out.
+    /// Names that are held.
     pub(super) holders: u64,
 }
 
@@ -53,7 +53,7 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// The position that lasts now, by what was saved and needed so far.
+    /// The current position, counted by saves and needs so far.
     pub(super) fn position(&self) -> usize {
         (self.pieces.len() + self.needs).saturating_sub(1)
     }
@@ -62,7 +62,7 @@ impl<W: Framework> Step<W> {
         self.needs > 0
     }
 
-    /// The piece of these bytes of a memory with so many: what it holds may be older than what is there now.
+    /// The piece of these bytes of a memory of this size: its copy may be older than the memory is now.
     pub(super) fn find(&self, source: &Source, memory_bytes: usize) -> Option<usize> {
         let found = self.index.get(&(source.memory, source.version))?;
         let range = &source.range;
@@ -101,7 +101,7 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Whether all that the plan moves has left.
+    /// Whether everything that the plan moves is offloaded.
     pub(super) fn all_sent(&self) -> bool {
         let mut held = (0..self.pieces.len()).filter(|&index| self.pieces[index].holders > 0);
         held.all(|index| self.unsent(index).is_none())
@@ -119,7 +119,7 @@ impl<W: Framework> Step<W> {
         }
     }
 
-    /// Notes which pieces were given up before `position`, and how many bytes of them only moving freed.
+    /// Records which pieces were released before `position`, and how many of their bytes only offloading freed.
     fn watch(&mut self, framework: &W, position: usize) -> u64 {
         let pieces = &mut self.pieces;
         let mut given_up_bytes = 0;
@@ -128,7 +128,7 @@ impl<W: Framework> Step<W> {
             let alive = framework.is_alive(&piece.origin);
             if !alive {
                 piece.given_up = Some(position);
-                // What was held here all the time has gone because nobody needs it any more, and will again.
+                // A piece that stayed on the device is gone because it is no longer needed; the same will happen again.
                 if !piece.fixed {
                     given_up_bytes += piece.bytes as u64;
                 }
@@ -138,7 +138,7 @@ impl<W: Framework> Step<W> {
         given_up_bytes
     }
 
-    /// Bytes on their way out, those aside that the forward pass holds anyway.
+    /// Bytes being offloaded, without those that the forward pass holds anyway.
     pub(super) fn leaving_bytes(&self, given_up: impl Fn(usize) -> bool) -> u64 {
         let counted = self.leaving.iter().filter(|&&index| given_up(index));
         counted.map(|&index| self.pieces[index].bytes as u64).sum()
@@ -170,13 +170,13 @@ impl<W: Framework> Step<W> {
         sums
     }
 
-    /// Whether nobody can ask for anything of it any more.
+    /// Whether nothing of it can be needed any more.
     pub(super) fn is_over(&self) -> bool {
         self.holders == 0
     }
 
-    /// Whether what is saved next belongs to it: its backward pass has not begun, and its graph is not
-    /// gone altogether.
+    /// Whether the next save belongs to it: its backward pass has not begun, and some of its graph
+    /// is alive.
     pub(super) fn goes_on(&self) -> bool {
         !self.is_backward() && (self.holders > 0 || self.pieces.is_empty())
     }

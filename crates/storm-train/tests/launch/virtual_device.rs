@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use storm_device::{DeviceError, NullDevice, NullOptions, PlanDevice, Trace};
+use storm_device::{DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
 use storm_train::{Batch, Correction, LaunchSite, Notice, RunError};
@@ -36,7 +36,13 @@ impl PlanDevice for VirtualDevice {
 
     fn commit(plan: Arc<CheckedPlan>, truth: Truth) -> Result<VirtualDevice, DeviceError> {
         if (truth.refuses)(&plan) {
-            return Err(DeviceError::OutOfMemory { bytes: plan.bytes[Tier::DEVICE] });
+            let refused = MemoryRefused {
+                tier: Tier::DEVICE,
+                wanted_bytes: plan.bytes[Tier::DEVICE] as u64,
+                available_bytes: None,
+                reason: "the test refuses it".to_owned(),
+            };
+            return Err(DeviceError::Memory(refused));
         }
         let mut options = NullOptions::of_profile(&plan, &truth.profile);
         let factor = (truth.factor)(&plan);

@@ -3,6 +3,7 @@
 
 mod accumulation;
 mod bars;
+mod cards;
 mod exhaustive;
 mod forced;
 mod growth;

@@ -289,7 +289,7 @@ impl Builder {
         let denominator = self.scalar("denominator", 17.0);
         let chunk_rows = self.random.pick(&[3, 32, 1000]);
         let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
-        // Once for its gradient, which takes its place, and once as it is.
+        // Once for its gradient, which overwrites it, and once as it is.
         self.result("loss", op.clone())?;
         self.apply("forward only", op).map(drop)
     }
@@ -524,7 +524,7 @@ impl Case {
         Ok(())
     }
 
-    /// Fills a tensor with NaN, so that what is not written shows.
+    /// Fills a tensor with NaN, so that elements that are not written are detected.
     pub(super) fn poison(&self, device: &mut impl Device, id: TensorId) -> Result<(), DeviceError> {
         let bytes = vec![0xffu8; self.graph.tensor(id).size_bytes()];
         device.write(self.offset(id), &bytes)
@@ -564,7 +564,7 @@ impl Case {
     }
 }
 
-/// The operand whose memory an output takes over.
+/// The operand whose memory an output reuses.
 fn overwritten(node: &Node, output: TensorId) -> Option<TensorId> {
     let place = node.outputs.iter().position(|&id| id == output)?;
     node.op.in_place().into_iter().find(|&(_, index)| index == place).map(|(operand, _)| operand)

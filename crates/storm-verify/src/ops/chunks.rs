@@ -1,4 +1,4 @@
-//! Products by chunks of rows must give the bits of the whole: plans are free to chunk.
+//! Products by chunks of rows must give the same bits as the whole product: plans are free to chunk.
 
 use half::bf16;
 use storm_device::{Device, DeviceError};

@@ -1,4 +1,4 @@
-//! How far two results may be apart.
+//! How far two results may differ.
 
 use super::cases::Case;
 use half::bf16;

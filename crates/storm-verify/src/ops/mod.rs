@@ -2,7 +2,7 @@
 //!
 //! Each case is a small graph with its backward pass over random shapes and data. Both devices run
 //! it node by node; before every node the other device gets the CPU's operands, so that an error
-//! shows where it is made and nowhere else.
+//! appears only where it originates.
 
 mod cases;
 mod chunks;

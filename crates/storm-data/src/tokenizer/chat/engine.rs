@@ -16,7 +16,7 @@ const CHAT_FUEL: u64 = 200_000_000;
 const NAME: &str = "chat template";
 const TOOL_NAME: &str = "chat template for tools";
 
-/// Stands for `{% generation %}`, a tag that is not Jinja's: a filter over the same block.
+/// Replaces `{% generation %}`, a tag that Jinja does not have: a filter over the same block.
 const GENERATION_FILTER: &str = "storm_generation";
 
 /// A compiled template.
@@ -25,7 +25,7 @@ pub(super) struct Engine {
     special: Vec<(String, String)>,
     has_tool_template: bool,
     marks_answers: bool,
-    /// What a template gave to `raise_exception`.
+    /// The message that a template passed to `raise_exception`.
     raised: Arc<Mutex<Option<String>>>,
 }
 
@@ -42,7 +42,7 @@ impl Engine {
             None => Ok(write!(out, "{value}")?),
         });
         environment.add_filter("tojson", json::tojson);
-        // None is no empty list, as it is in Python.
+        // Unlike an empty list, None cannot be iterated, as in Python.
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && (value.kind() == ValueKind::String || value.try_iter().is_ok())
         });
@@ -81,7 +81,7 @@ impl Engine {
         Ok(Engine { environment, special, has_tool_template, marks_answers, raised })
     }
 
-    /// Whether the template says itself what the assistant writes.
+    /// Whether the template itself marks what the assistant writes.
     pub(super) fn marks_answers(&self) -> bool {
         self.marks_answers
     }
@@ -100,7 +100,7 @@ pub(super) enum Then {
     Answer,
 }
 
-/// Renders one chat, in whole and in parts.
+/// Renders one chat, all of it or parts.
 pub(super) struct Render<'a> {
     engine: &'a Engine,
     fuel: Cell<u64>,

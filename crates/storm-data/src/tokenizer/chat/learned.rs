@@ -1,7 +1,7 @@
-//! What the assistant says, where a template does not mark it.
+//! Finds what the assistant says if a template does not mark it.
 //!
-//! The chat up to an answer, with what answers begin with, is rendered once more, and the chat with the answer. Where
-//! the whole chat begins with the former, the answer begins behind it; it ends where the latter does.
+//! The chat up to an answer is rendered once more, with the prompt for an answer, and then with the answer. Where
+//! the whole chat begins with the former, the answer begins after it; it ends where the latter does.
 
 use super::engine::{Render, Then};
 use super::{Chat, KnownTokens, PROBE, field, role, with_field};
@@ -43,7 +43,7 @@ impl Answers<'_> {
             false => self.end(number, start)?,
         };
         let span = &self.text[start..end];
-        // A line break behind the end of a turn belongs to the next one.
+        // A line break after the end of a turn belongs to the next one.
         let trimmed = span.trim_end();
         let ends = self.known.special.iter().any(|token| trimmed.ends_with(token.as_str()));
         Ok(start..if ends { start + trimmed.len() } else { end })
@@ -56,7 +56,7 @@ impl Answers<'_> {
         if let (Ok(prompt), Ok(bare)) = (prompt, bare)
             && self.text.starts_with(bare.as_str())
         {
-            // Some templates begin an answer with thoughts that they leave out of older ones.
+            // Some templates begin an answer with thoughts, which they omit from older answers.
             let begun = self.known.before(&prompt, common_prefix(&prompt, self.text));
             return Ok(begun.max(bare.len()));
         }
@@ -74,11 +74,11 @@ impl Answers<'_> {
     /// The end of an answer that begins at `start`: the longest text there that the chat up to it ends with.
     fn end(&self, number: usize, start: usize) -> Result<usize, String> {
         let until = self.render.text(&self.chat.until(number + 1), Then::Nothing)?;
-        // What was said before takes no part in it.
+        // Earlier messages do not matter for it.
         let until = until.strip_prefix(&self.text[..start]).unwrap_or(&until);
         let ended = until.trim_end();
         let token = self.known.special.iter().find(|token| ended.ends_with(token.as_str()));
-        // Some templates end every text with a token of its own.
+        // Some templates end every text with an extra token.
         let bare = token.map_or(until, |token| &ended[..ended.len() - token.len()]);
         let rest = &self.text[start..];
         let length = overlap(until, rest).max(overlap(bare, rest));

@@ -1,7 +1,7 @@
-//! Chats as text: a model's own template, rendered, and what of the text is learned.
+//! Chats as text: renders a model's own template and finds the learned part of the text.
 //!
 //! Runs in the tokenizer's process: a template is a program that came with a model. `transformers` renders the same
-//! templates with Jinja2, and the text here is the text there.
+//! templates with Jinja2 to the same text.
 
 mod engine;
 mod json;
@@ -22,7 +22,7 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::ops::Range;
 
-/// Messages in a chat: each takes far more memory than its text.
+/// Messages in a chat: each needs far more memory than its text.
 const MESSAGES_MAX: usize = 1 << 16;
 
 /// Bytes of a rendered chat. It is encoded as a whole.
@@ -30,7 +30,7 @@ const TEXT_BYTES_MAX: usize = 16 << 20;
 
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
 
-/// Noncharacters, which no text holds: around what a template marks as generated, and to see what changes.
+/// Noncharacters, which no text contains: they enclose what a template marks as generated, and reveal changes.
 pub(super) const MARK_BEGIN: char = '\u{fdd0}';
 pub(super) const MARK_END: char = '\u{fdd1}';
 pub(super) const PROBE: char = '\u{fdd2}';
@@ -119,7 +119,7 @@ impl Chats {
 }
 
 impl Chats {
-    /// A rendered chat is encoded as a whole: what the template writes and what a message says look the same.
+    /// A rendered chat is encoded as a whole: text of the template and text of a message cannot be distinguished.
     fn refuse_special(&self, chat: &Chat) -> Result<(), String> {
         let found = self.known.special.iter().find(|token| {
             let has = |text: &str| text.contains(token.as_str());
@@ -144,7 +144,7 @@ pub(super) struct Chat {
 }
 
 impl Chat {
-    /// Refuses what no template takes, and names thoughts as all templates do.
+    /// Refuses what no template accepts, and names thoughts as templates expect them.
     fn checked(self) -> Result<Chat, String> {
         let Chat { messages, tools } = self;
         let message = |(number, message): (usize, Value)| {

@@ -1,11 +1,11 @@
-//! Whether a template shows all of a chat. Many pass over what they do not know: a role, a tool, a part.
+//! Whether a template shows all of a chat. Many ignore what they do not know: a role, a tool, a part.
 
 use super::engine::{Render, Then};
 use super::{Chat, PROBE, field, role, with_field};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// Refuses a chat of which the template leaves something out.
+/// Refuses a chat if the template omits a part of it.
 pub(super) fn check(render: &Render<'_>, chat: &Chat, text: &str) -> Result<(), String> {
     for (number, message) in chat.messages.iter().enumerate() {
         let refuse =

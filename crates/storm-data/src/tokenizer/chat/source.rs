@@ -29,7 +29,7 @@ const PLAIN: &str = "\
 /// How messages become text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatTemplate {
-    /// The one that came with the tokenizer: `chat_template.jinja` beside it, or in `tokenizer_config.json`.
+    /// The one that came with the tokenizer: `chat_template.jinja` next to it, or in `tokenizer_config.json`.
     OfTokenizer,
     /// `<|im_start|>role`, the message, `<|im_end|>`.
     ChatMl,
@@ -133,7 +133,7 @@ pub(crate) enum Frame {
     Document,
 }
 
-/// What matters here of the files beside a `tokenizer.json`.
+/// The relevant parts of the files next to a `tokenizer.json`.
 #[derive(Default)]
 struct TokenizerConfig {
     templates: Templates,
@@ -190,7 +190,7 @@ impl TokenizerConfig {
     }
 }
 
-/// The special tokens and templates of a file; other fields are passed over.
+/// The special tokens and templates of a file; other fields are ignored.
 #[derive(Default)]
 struct Fields {
     tokens: BTreeMap<String, String>,

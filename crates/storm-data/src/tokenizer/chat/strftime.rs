@@ -76,7 +76,7 @@ fn days_before(year: i64) -> i64 {
         - 477
 }
 
-/// Year, month and day of so many days since 1970.
+/// Year, month and day from a number of days since 1970.
 fn civil(days: i64) -> (i64, i64, i64) {
     let mut year = 1970 + days.div_euclid(366);
     while days_before(year + 1) <= days {

@@ -26,6 +26,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
     let mut profile = HardwareProfile {
         name: short_name(&card.name),
         source: String::new(),
+        uncertainty: None,
         memory_bytes: card.memory_bytes as u64,
         overhead_bytes: rates.overhead_bytes,
         // Until rates are known.
@@ -120,6 +121,7 @@ fn moved_bytes(case: &Case) -> f64 {
     let unit = HardwareProfile {
         name: String::new(),
         source: String::new(),
+        uncertainty: None,
         memory_bytes: 0,
         overhead_bytes: 0,
         multiprocessors: None,

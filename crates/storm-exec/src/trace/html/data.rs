@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use storm_device::{Span, Trace, WaitedFor};
 use storm_plan::{InstructionId, Plan, Queue, Tier, Work};
 
-/// What a span that nothing held up waited for.
+/// For a span that waited for nothing.
 const NOTHING: i64 = -1;
-/// What a span waited for that the host had not given out.
+/// For a span that the host had not issued yet.
 const HOST: i64 = -2;
 
-/// What the script draws, in columns of small numbers: names are said once, instructions that run
-/// again once, and times are differences.
+/// What the script draws, in columns of small numbers: each name appears once, each repeated instruction
+/// once, and times are differences.
 pub(super) fn json(plan: &Plan, trace: &Trace, facts: &ReportFacts) -> Value {
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);

@@ -33,7 +33,7 @@ pub struct TierLimits {
     pub beside_plan_bytes: u64,
 }
 
-/// The page may show what is in it, and fetch nothing, whatever it contains.
+/// The page may show its own content and fetch nothing, whatever it contains.
 const CONTENT_POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
@@ -96,7 +96,7 @@ pub fn write_html_after(
     )
 }
 
-/// What most want to know, in a sentence or two.
+/// The main result in a sentence or two.
 fn lead(summary: &Summary) -> String {
     let total = show_ns(summary.total_ns);
     let busy = show_share(summary.busy_share(Queue::COMPUTE));
@@ -172,7 +172,7 @@ impl fmt::Display for Escaped<'_> {
     }
 }
 
-/// JSON that means the same and cannot end the script element that it stands in.
+/// Equivalent JSON that cannot end the script element around it.
 fn for_script(json: &str) -> String {
     // These are in strings only, where JSON allows them in another form.
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")

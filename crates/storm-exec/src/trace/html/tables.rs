@@ -7,7 +7,7 @@ use storm_plan::{Plan, Tier};
 
 enum Cell {
     Text(String),
-    /// Of the whole, 0 to 1; shown as a bar too.
+    /// Share of the total, 0 to 1; also shown as a bar.
     Share(f64),
 }
 
