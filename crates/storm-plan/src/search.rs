@@ -29,7 +29,7 @@ const GROUP_MAX: usize = 64;
 const FIXED: usize = 4;
 
 /// How many are simulated for a guess.
-const GUESSED: usize = 3;
+const GUESSED: usize = 6;
 
 /// Instructions of all plans that are built, per block of the model: large plans take longer, so fewer of
 /// them are tried.
