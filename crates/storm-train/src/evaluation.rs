@@ -1,7 +1,7 @@
 use crate::forward::Forward;
 use crate::{Batch, TrainError};
 use storm_device::{Device, DeviceError};
-use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput};
+use storm_model::{BuildOptions, ModelConfig, ModelOutput, ParameterSource};
 
 /// A model whose losses are looked at: no gradients, no updates.
 pub struct Evaluation<D: Device> {
@@ -18,7 +18,7 @@ impl<D: Device> Evaluation<D> {
     pub fn load(
         config: &ModelConfig,
         options: &BuildOptions,
-        directory: &HfDirectory,
+        source: &impl ParameterSource,
         open: impl FnOnce(usize) -> Result<D, DeviceError>,
     ) -> Result<Evaluation<D>, TrainError> {
         let output = match options.output {
@@ -28,7 +28,7 @@ impl<D: Device> Evaluation<D> {
             loss => loss,
         };
         let options = BuildOptions { output, ..options.clone() };
-        let forward = Forward::load(config, options, directory, open)?;
+        let forward = Forward::load(config, options, source, open)?;
         Ok(Evaluation { forward, loss_sum: 0.0, targets: 0 })
     }
 
