@@ -1,17 +1,17 @@
-//! `storm export`: a Hugging Face directory, checked and written anew.
+//! `storm export`: a model, checked and written as a Hugging Face directory.
 
+use crate::source::{ModelSource, Weights, Which};
 use crate::{size, streams};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::ops::Range;
 use std::path::PathBuf;
-use storm_model::{
-    HfDirectory, IfExists, ParameterSpec, SaveOptions, WeightDtype, load_parameter, save,
-};
+use storm_model::{IfExists, ParameterSource, ParameterSpec, SaveOptions, WeightDtype, save};
 
 #[derive(Args)]
 pub(crate) struct ExportArgs {
-    /// Hugging Face directory to read: config.json and safetensors.
+    /// What to read: a Hugging Face directory, the folder of a run (its newest checkpoint), that of a checkpoint, or the
+    /// name of a model on the hub, `OWNER/MODEL`.
     input: PathBuf,
     /// Directory to write. It must not exist, unless --replace is given.
     output: PathBuf,
@@ -24,6 +24,8 @@ pub(crate) struct ExportArgs {
     /// Replace the output directory if it is a model directory.
     #[arg(long)]
     replace: bool,
+    #[command(flatten)]
+    which: Which,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -33,20 +35,20 @@ enum DtypeArg {
 }
 
 pub(crate) fn run(args: &ExportArgs) -> Result<()> {
-    let directory = crate::model::open(&args.input)?;
+    let source = ModelSource::open(&args.input, args.which)?;
     let options = SaveOptions {
         dtype: match args.dtype {
             DtypeArg::F32 => WeightDtype::F32,
             DtypeArg::Bf16 => WeightDtype::Bf16,
         },
         shard_bytes: args.shard_size,
-        source: Some(&args.input),
+        source: source.files.as_deref(),
         if_exists: if args.replace { IfExists::Replace } else { IfExists::Refuse },
     };
-    let total = directory.model().parameter_count();
+    let total = source.config.parameter_count();
     let mut current = Loaded::new(total);
-    save(&args.output, directory.model(), &options, |spec, range, dest: &mut [f32]| {
-        current.provide(&directory, spec, range, dest)?;
+    save(&args.output, &source.config, &options, |spec, range, dest: &mut [f32]| {
+        current.provide(&source.weights, spec, range, dest)?;
         Ok(())
     })?;
     current.progress.finish();
@@ -68,14 +70,14 @@ impl Loaded {
 
     fn provide(
         &mut self,
-        directory: &HfDirectory,
+        weights: &Weights,
         spec: &ParameterSpec,
         range: Range<usize>,
         dest: &mut [f32],
     ) -> Result<(), storm_model::ModelError> {
         if self.name != spec.name {
             self.values.resize(spec.element_count(), 0.0);
-            load_parameter(directory, spec, &mut self.values)?;
+            weights.load(spec, &mut self.values)?;
             self.name.clone_from(&spec.name);
             self.progress.advance(spec.element_count() as u64, &spec.name);
         }

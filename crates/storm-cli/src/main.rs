@@ -4,6 +4,7 @@
 mod streams;
 
 mod bench;
+mod chat;
 mod data;
 mod disk;
 mod doctor;
@@ -21,19 +22,24 @@ mod plan;
 mod precision;
 mod probe;
 mod progress;
+mod report;
 mod sample;
 mod save_mode;
 mod size;
+mod source;
 mod train;
 mod verify;
+mod writing;
 
 use anyhow::Result;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use hardware::BadProfile;
+use source::NoModel;
 use std::process::ExitCode;
 use storm_data::DataError;
 use storm_device::DeviceError;
 use storm_files::StageError;
+use storm_hub::HubError;
 use storm_model::ModelError;
 use storm_plan::{PlanError, ProfileError};
 use storm_train::{CheckpointError, RunError, TrainError};
@@ -58,12 +64,16 @@ enum Command {
     Train(Box<train::TrainArgs>),
     /// Write text with a trained model, on the CPU.
     Sample(sample::SampleArgs),
+    /// Hold a conversation with a model, by its own chat template, on the CPU.
+    Chat(chat::ChatArgs),
     /// Measure how well a model predicts a dataset: loss and perplexity.
     Eval(eval::EvalArgs),
+    /// Make the page of a run anew from its metrics, whether the run has ended, goes on or was killed.
+    Report(report::ReportArgs),
     /// Look at models: presets by name, or Hugging Face directories.
     #[command(subcommand)]
     Model(model::ModelCommand),
-    /// Check a Hugging Face directory and write it anew: other dtype, other shard size.
+    /// Check a model and write it as a Hugging Face directory: a run's checkpoint, another dtype, another shard size.
     Export(export::ExportArgs),
     /// Make datasets from text and look at them.
     #[command(subcommand)]
@@ -113,7 +123,9 @@ fn run(command: Command) -> Result<()> {
     match command {
         Command::Train(args) => train::run(*args),
         Command::Sample(args) => sample::run(&args),
+        Command::Chat(args) => chat::run(&args),
         Command::Eval(args) => eval::run(&args),
+        Command::Report(args) => report::run(&args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
         Command::Data(command) => data::run(&command),
@@ -212,6 +224,16 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
             !matches!(error, CheckpointError::DiskFull { .. } | CheckpointError::Io { .. });
         return is_input.then_some(4);
     }
+    if let Some(error) = cause.downcast_ref::<HubError>() {
+        let is_machine = matches!(
+            error,
+            HubError::Network { .. }
+                | HubError::DiskFull { .. }
+                | HubError::Io { .. }
+                | HubError::Busy { .. }
+        );
+        return (!is_machine).then_some(4);
+    }
     if let Some(StageError::Refused { .. }) = cause.downcast_ref() {
         return Some(4);
     }
@@ -227,6 +249,7 @@ fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {
     let is_input = cause.is::<ModelError>()
         || cause.is::<ProfileError>()
         || cause.is::<BadProfile>()
+        || cause.is::<NoModel>()
         || cause.is::<BadConfig>();
     match (cause.is::<UsageError>(), is_input) {
         (true, _) => Some(2),

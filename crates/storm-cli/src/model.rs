@@ -1,10 +1,13 @@
 //! `storm model`: presets and directories.
 
-use crate::size;
+use crate::{progress, size};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
-use std::path::Path;
-use storm_model::{HfDirectory, ModelConfig, ParameterLayout, preset, preset_names};
+use std::path::{Path, PathBuf};
+use storm_hub::{Hub, HubName, Wanted};
+use storm_model::{
+    HfConfig, HfDirectory, ModelConfig, ParameterLayout, is_carried, preset, preset_names,
+};
 
 #[derive(Subcommand)]
 pub(crate) enum ModelCommand {
@@ -16,7 +19,8 @@ pub(crate) enum ModelCommand {
 
 #[derive(Args)]
 pub(crate) struct ShowArgs {
-    /// A preset (see `storm model list`) or a Hugging Face directory, whose tensors are checked.
+    /// A preset (see `storm model list`), a Hugging Face directory, whose tensors are checked, or the name of a model on
+    /// the hub, `OWNER/MODEL`, of which config.json is read.
     model: String,
 }
 
@@ -44,6 +48,10 @@ fn list() -> Result<()> {
 
 /// A preset or, if there is one of that name, a directory with its weights checked.
 fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
+    if let Some(located) = locate(model, Wanted::Config)? {
+        let config = HfConfig::of_directory(&located.directory)?;
+        return Ok((config.model, "config.json of a hub"));
+    }
     if Path::new(model).is_dir() {
         let directory = open(Path::new(model))?;
         return Ok((directory.model().clone(), "directory; all tensors present and well-shaped"));
@@ -84,6 +92,41 @@ fn show(model: &str) -> Result<()> {
         println!("  {name:<40} {:>12}", size::show(count * bytes));
     }
     Ok(())
+}
+
+/// A model of a hub, in the local cache.
+pub(crate) struct Located {
+    pub(crate) directory: PathBuf,
+    /// With the commit that it is of: the same model wherever it is asked for.
+    pub(crate) name: String,
+}
+
+/// Finds a model by its name on a hub, in the local cache or by downloading it, and says which; none if it is no such name,
+/// or that of something that is here.
+pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
+    let is_here = Path::new(named).symlink_metadata().is_ok();
+    let Some(name) = HubName::parse(named).filter(|_| !is_here) else { return Ok(None) };
+    let hub = Hub::from_environment()?;
+    let found = hub.get(&name, wanted, is_carried, &mut |progress| {
+        let [done, total] = [progress.done, progress.total].map(size::show);
+        progress::show(&format!("{named}: {} {done} of {total}", progress.file));
+    });
+    progress::show("");
+    let found = found?;
+    let how = if found.is_new { "downloaded to" } else { "from" };
+    eprintln!(
+        "{named}: revision {}, {how} the Hugging Face cache {}",
+        found.revision,
+        hub.cache.display()
+    );
+    let name = name.at(&found.revision).to_string();
+    Ok(Some(Located { directory: found.directory, name }))
+}
+
+/// A model of a hub that is in the local cache, if all that is wanted of it is.
+pub(crate) fn cached(named: &str, wanted: Wanted) -> Option<PathBuf> {
+    let found = Hub::from_environment().ok()?.find(&HubName::parse(named)?, wanted)?;
+    Some(found.directory)
 }
 
 /// Opens a model's directory, and says what of its config is passed over.

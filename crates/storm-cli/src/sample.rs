@@ -1,32 +1,38 @@
 //! `storm sample`: text by a model, as it is written.
 
-use crate::precision::DtypeArg;
 use crate::size::positive;
-use crate::{UsageError, data, model, model_tokenizer, streams};
+use crate::source::{ModelSource, Which};
+use crate::writing::{self, Ends, Finish, WritingArgs, show};
+use crate::{UsageError, data};
 use anyhow::Result;
 use clap::Args;
-use std::io;
 use std::path::PathBuf;
 use std::time::Instant;
-use storm_data::{DecodeStream, Tokenizer, TokenizerSource};
-use storm_model::{DecodeOptions, HfDirectory, ModelConfig};
-use storm_train::{Decoder, Generator, Sampling};
+use storm_data::{ChatMessage, ChatTokenizer, DecodeStream, Tokenizer};
+use storm_train::Generator;
 
 #[derive(Args)]
 pub(crate) struct SampleArgs {
-    /// Hugging Face directory, such as the `model` of a run.
+    /// A Hugging Face directory, the folder of a run (its newest checkpoint), that of a checkpoint, or the name of a model
+    /// on the hub, `OWNER/MODEL`.
     model: PathBuf,
+    #[command(flatten)]
+    which: Which,
     /// What to go on with. Special tokens that are written out in it are tokens, and the tokenizer puts its own
     /// before it, as `transformers` has it.
     #[arg(long, default_value = "")]
     prompt: String,
     /// Take the prompt for text alone: special tokens in it are text, and none is put before it.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "chat")]
     plain_text: bool,
-    /// `bytes` or the path of a tokenizer.json. If not given, the one in the model's directory; without
-    /// one, bytes for a model of 257 tokens.
+    /// Take the prompt for a message, and write the answer by the model's chat template.
     #[arg(long)]
-    tokenizer: Option<String>,
+    chat: bool,
+    /// For --chat: what the assistant is told before the message.
+    #[arg(long, requires = "chat")]
+    system: Option<String>,
+    #[command(flatten)]
+    writing: WritingArgs,
     /// Tokens to write at most; less if the model ends its text.
     #[arg(long, default_value_t = 256, value_parser = positive)]
     tokens: usize,
@@ -34,124 +40,108 @@ pub(crate) struct SampleArgs {
     /// positions that the model has. When there are more, it goes on from the last half of them.
     #[arg(long, value_parser = positive)]
     seq: Option<usize>,
-    /// Below 1 the likely become likelier; 0 always takes the likeliest.
-    #[arg(long, default_value_t = 0.8)]
-    temperature: f64,
-    /// Only so many of the likeliest tokens are in question.
+    /// Print one object of JSON instead of the text: the tokens of prompt and text, the text, and whether the model ended
+    /// it (`end`) or --tokens did (`length`).
     #[arg(long)]
-    top_k: Option<usize>,
-    /// Only the likeliest tokens that have this share together are in question.
-    #[arg(long)]
-    top_p: Option<f64>,
-    /// The same seed writes the same text.
-    #[arg(long, default_value_t = 0)]
-    seed: u64,
-    /// Arithmetic. bf16 takes half of the memory, and half of the time for a large model.
-    #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
-    dtype: DtypeArg,
+    json: bool,
     /// Say afterwards how fast it was, on standard error.
     #[arg(long)]
     timing: bool,
 }
 
-/// The longest text that the model looks back on unless asked otherwise.
-const WINDOW_DEFAULT_MAX: usize = 4096;
-
 pub(crate) fn run(args: &SampleArgs) -> Result<()> {
-    let directory = model::open(&args.model)?;
-    let config = directory.model();
-    let tokenizer = tokenizer(args, config.vocab_size)?;
-    let mut prompt = match args.plain_text {
-        true => tokenizer.encode(&args.prompt)?,
-        false => tokenizer.encode_prompt(&args.prompt)?,
-    };
-    if prompt.is_empty() {
-        let Some(end_of_text) = tokenizer.info().end_of_text else {
-            let problem = "give a --prompt: the tokenizer has no token that texts begin with";
-            return Err(UsageError(problem.to_owned()).into());
-        };
-        prompt.push(end_of_text);
-    }
+    let source = ModelSource::open(&args.model, args.which)?;
+    let writer = Writer::open(args, &source)?;
+    let prompt = writer.prompt(args)?;
     let all = prompt.len().saturating_add(args.tokens);
-    let window = args.seq.unwrap_or_else(|| window(config, all));
-    if window > config.max_positions {
-        let problem =
-            format!("--seq is {window}, and the model has {} positions", config.max_positions);
-        return Err(UsageError(problem).into());
+    let window = args.seq.unwrap_or_else(|| writing::window(&source.config, all));
+    let mut model = args.writing.load(&source, window)?;
+    let text = writer.stream(&prompt);
+    let mut generator = Generator::new(&mut model, prompt.clone(), args.writing.sampling())?;
+    if !args.json && !args.chat {
+        show(&args.prompt)?;
     }
-    let options = DecodeOptions { window, dtype: args.dtype.into() };
-    let mut model = Decoder::load(config, &options, &directory)?;
-    let sampling = Sampling {
-        temperature: args.temperature,
-        top_k: args.top_k,
-        top_p: args.top_p,
-        seed: args.seed,
-    };
-    let text = tokenizer.stream_after(&prompt);
-    let mut generator = Generator::new(&mut model, prompt, sampling)?;
-    show(&args.prompt)?;
     let begun = Instant::now();
     let mut first = None;
-    let ends = ends(&directory, &tokenizer);
-    let written = write(&mut generator, text, &ends, args.tokens, |text| {
-        first.get_or_insert_with(Instant::now);
-        show(text)
-    })?;
-    show("\n")?;
+    let mut answer = String::new();
+    let written =
+        writing::write(&mut generator, text, &writer.ends(&source)?, args.tokens, |piece| {
+            first.get_or_insert_with(Instant::now);
+            answer.push_str(piece);
+            if args.json { Ok(()) } else { show(piece) }
+        })?;
+    if args.json {
+        let finish = match written.finish {
+            Finish::End => "end",
+            Finish::Length => "length",
+        };
+        let object = serde_json::json!({
+            "prompt_tokens": prompt, "tokens": written.tokens, "text": answer, "finish": finish,
+        });
+        println!("{object}");
+    } else {
+        show("\n")?;
+    }
     if let (true, Some(first)) = (args.timing, first) {
         let (to_first, after) = (first - begun, first.elapsed().as_secs_f64());
-        let speed = written.saturating_sub(1) as f64 / after;
+        let speed = written.tokens.len().saturating_sub(1) as f64 / after;
         eprintln!("first token after {:.3} s, then {speed:.1} tokens/s", to_first.as_secs_f64());
     }
     Ok(())
 }
 
-/// What to look back on for a text of `tokens` in all.
-fn window(config: &ModelConfig, tokens: usize) -> usize {
-    let reach = config.sliding_window.unwrap_or(usize::MAX).min(config.max_positions);
-    tokens.min(reach).min(WINDOW_DEFAULT_MAX)
+/// What turns text into tokens and back.
+enum Writer {
+    Text(Tokenizer),
+    Chat(ChatTokenizer),
 }
 
-/// The tokens that end a text, by the tokenizer and by the model's config.
-pub(crate) fn ends(directory: &HfDirectory, tokenizer: &Tokenizer) -> Vec<u32> {
-    let mut ends = directory.config().end_of_text();
-    ends.extend(tokenizer.info().end_of_text);
-    ends
-}
-
-/// Shows up to `tokens` tokens as they come, until one of `ends`; returns how many there were.
-pub(crate) fn write(
-    generator: &mut Generator<'_>,
-    mut text: DecodeStream<'_>,
-    ends: &[u32],
-    tokens: usize,
-    mut show: impl FnMut(&str) -> Result<()>,
-) -> Result<usize> {
-    let mut written = 0;
-    while written < tokens {
-        let token = generator.next_token()?;
-        if ends.contains(&token) {
-            break;
+impl Writer {
+    fn open(args: &SampleArgs, source: &ModelSource) -> Result<Writer> {
+        let tokenizer = source.tokenizer(args.writing.tokenizer.as_deref())?;
+        let worker = data::worker()?;
+        if !args.chat {
+            return Ok(Writer::Text(Tokenizer::open(&tokenizer, None, &worker)?));
         }
-        written += 1;
-        show(&text.step(token)?)?;
+        let template = source.chat_template(args.writing.chat_template.as_deref());
+        Ok(Writer::Chat(ChatTokenizer::open(&tokenizer, &template, &worker)?))
     }
-    show(&text.finish()?)?;
-    Ok(written)
-}
 
-fn tokenizer(args: &SampleArgs, vocabulary: usize) -> Result<Tokenizer> {
-    let source = match &args.tokenizer {
-        Some(text) => TokenizerSource::parse(text),
-        None => model_tokenizer::needed(&args.model, vocabulary)?,
-    };
-    Ok(Tokenizer::open(&source, None, &data::worker()?)?)
-}
+    fn prompt(&self, args: &SampleArgs) -> Result<Vec<u32>> {
+        let tokenizer = match self {
+            Writer::Chat(chats) => {
+                let system = args.system.iter().map(|text| ChatMessage::new("system", text));
+                let message = ChatMessage::new("user", &args.prompt);
+                return Ok(chats.prompt(&system.chain([message]).collect::<Vec<_>>())?);
+            }
+            Writer::Text(tokenizer) => tokenizer,
+        };
+        let mut prompt = match args.plain_text {
+            true => tokenizer.encode(&args.prompt)?,
+            false => tokenizer.encode_prompt(&args.prompt)?,
+        };
+        if prompt.is_empty() {
+            let Some(end_of_text) = tokenizer.info().end_of_text else {
+                let problem = "give a --prompt: the tokenizer has no token that texts begin with";
+                return Err(UsageError(problem.to_owned()).into());
+            };
+            prompt.push(end_of_text);
+        }
+        Ok(prompt)
+    }
 
-/// The reader may stop early.
-fn show(text: &str) -> Result<()> {
-    match streams::model_text(text) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
-        result => Ok(result?),
+    fn stream(&self, prompt: &[u32]) -> DecodeStream<'_> {
+        match self {
+            Writer::Text(tokenizer) => tokenizer.stream_after(prompt),
+            // An answer stands for itself.
+            Writer::Chat(chats) => chats.tokenizer().stream(),
+        }
+    }
+
+    fn ends(&self, source: &ModelSource) -> Result<Ends> {
+        match self {
+            Writer::Text(tokenizer) => source.ends(tokenizer),
+            Writer::Chat(chats) => source.ends_of_answer(chats),
+        }
     }
 }

@@ -3,12 +3,14 @@
 use storm_device::cpu::THREADS_MAX;
 pub(crate) use storm_host::show_bytes as show;
 
-/// Parses `5GiB`, `500MB`, `1048576`.
+/// Parses `5GiB`, `500MB`, `1048576B`. A number alone is refused: most who write `16` mean gigabytes.
 pub(crate) fn parse(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic() || c == ' ');
     let unit = text[digits.len()..].trim();
+    let number: f64 = digits.trim().parse().map_err(|_| format!("`{text}` is not a size"))?;
     let scale: u64 = match unit {
-        "" | "B" => 1,
+        "" => return Err(without_unit(number, digits.trim())),
+        "B" => 1,
         "kB" | "KB" => 1_000,
         "MB" => 1_000_000,
         "GB" => 1_000_000_000,
@@ -17,12 +19,19 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "GiB" => 1 << 30,
         _ => return Err(format!("unknown unit `{unit}`; use B, KB, MB, GB, KiB, MiB or GiB")),
     };
-    let number: f64 = digits.trim().parse().map_err(|_| format!("`{digits}` is not a number"))?;
     let bytes = number * scale as f64;
     if !(1.0..9e18).contains(&bytes) {
         return Err(format!("`{text}` is out of range"));
     }
     Ok(bytes as u64)
+}
+
+/// Larger numbers are bytes, if anything.
+const GIGABYTES_MAX: f64 = 10_000.0;
+
+fn without_unit(number: f64, digits: &str) -> String {
+    let meant = if number < GIGABYTES_MAX { "GB" } else { "B" };
+    format!("`{digits}` has no unit; did you mean {digits}{meant}?")
 }
 
 /// Sizes that no run has are refused before they are multiplied with each other.
@@ -53,7 +62,9 @@ mod tests {
     fn sizes_are_read_and_shown() {
         assert_eq!(parse("5GiB"), Ok(5 << 30));
         assert_eq!(parse("1.5 MB"), Ok(1_500_000));
-        assert_eq!(parse("4096"), Ok(4096));
+        assert_eq!(parse("4096B"), Ok(4096));
+        assert_eq!(parse("16").unwrap_err(), "`16` has no unit; did you mean 16GB?");
+        assert_eq!(parse("1048576").unwrap_err(), "`1048576` has no unit; did you mean 1048576B?");
         assert!(parse("5 parsecs").is_err());
         assert!(parse("").is_err());
         assert!(parse("-1GB").is_err());

@@ -59,6 +59,14 @@ pub enum DataError {
         /// What is wrong with it.
         problem: String,
     },
+    /// A chat that cannot be rendered for an answer.
+    #[error("the chat cannot be rendered (tokenizer {path}): {problem}")]
+    Chat {
+        /// The tokenizer's file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// The output cannot go where it should.
     #[error("{path} {problem}")]
     Output {

@@ -70,6 +70,6 @@ pub use pack::{
 };
 pub use tokenizer::worker::tokenize_worker;
 pub use tokenizer::{
-    ChatTemplate, ChatTokens, DecodeStream, SpecialTokens, Tokenizer, TokenizerInfo, TokenizerKind,
-    TokenizerSource, WorkerCommand,
+    ChatMessage, ChatTemplate, ChatTokenizer, ChatTokens, DecodeStream, SpecialTokens, Tokenizer,
+    TokenizerInfo, TokenizerKind, TokenizerSource, WorkerCommand,
 };

@@ -5,7 +5,7 @@ use half::bf16;
 use storm_device::cpu::CpuDevice;
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::{DType, Program, ProgramParameter, Tensor, TensorClass, Training};
-use storm_model::{DecodeOptions, HfDirectory, ModelConfig, build_decoder};
+use storm_model::{DecodeOptions, ModelConfig, ParameterSource, build_decoder};
 
 /// So many tokens of a prompt are read one by one at most: a piece costs about as much.
 const SINGLE_TOKENS_MAX: usize = 4;
@@ -41,7 +41,7 @@ impl Decoder {
     pub fn load(
         config: &ModelConfig,
         options: &DecodeOptions,
-        directory: &HfDirectory,
+        source: &impl ParameterSource,
     ) -> Result<Decoder, TrainError> {
         let programs = build_decoder(config, options)?;
         let mut slots = Slots::new();
@@ -58,7 +58,7 @@ impl Decoder {
             schedules.push(schedule(program, &mut slots)?);
         }
         let mut resident = Resident::new(slots, schedules, CpuDevice::new)?;
-        weights::load(&mut resident, config, directory)?;
+        weights::load(&mut resident, config, source)?;
         let feed = |index, prefix: &str, count| -> Result<Feed, TrainError> {
             let slot = |name: &str| resident.slots().get(&format!("{prefix}.{name}"));
             let (tokens, positions) = (slot("tokens")?, slot("positions")?);

@@ -8,7 +8,7 @@ use storm_device::PlanDevice;
 use storm_exec::Planned;
 use storm_graph::StepScalars;
 use storm_graph::random::Seed;
-use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput, Trainable, build};
+use storm_model::{BuildOptions, ModelConfig, ModelOutput, ParameterSource, Trainable, build};
 use storm_plan::{CheckedPlan, PerTier, Task};
 
 /// A model whose losses are looked at. The plan may be for less memory than the model has.
@@ -50,14 +50,14 @@ impl<D: PlanDevice> Evaluation<D> {
     pub fn load(
         config: &ModelConfig,
         options: &BuildOptions,
-        directory: &HfDirectory,
+        source: &impl ParameterSource,
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<Evaluation<D>, TrainError> {
         let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
         let exchange = Exchange::new(&plan, options.batch * options.sequence)?;
         let mut planned = Planned::commit(plan, device)?;
-        weights::load(&mut planned, config, directory)?;
+        weights::load(&mut planned, config, source)?;
         Ok(Evaluation { planned, exchange, size, loss_sum: 0.0, targets: 0 })
     }
 

@@ -6,7 +6,7 @@ use crate::{Batch, TrainError, weights};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::{ProgramParameter, Tensor, TensorClass, Training};
-use storm_model::{BuildOptions, HfDirectory, ModelConfig, Trainable, build};
+use storm_model::{BuildOptions, ModelConfig, ParameterSource, Trainable, build};
 
 /// The forward pass of a loaded model, everything in device memory.
 pub(crate) struct Forward<D: Device> {
@@ -20,7 +20,7 @@ impl<D: Device> Forward<D> {
     pub(crate) fn load(
         config: &ModelConfig,
         options: BuildOptions,
-        directory: &HfDirectory,
+        source: &impl ParameterSource,
         open: impl FnOnce(usize) -> Result<D, DeviceError>,
     ) -> Result<Forward<D>, TrainError> {
         let options = BuildOptions { trainable: Trainable::Where(|_| false), ..options };
@@ -37,7 +37,7 @@ impl<D: Device> Forward<D> {
         let schedule = Schedule::of_program(&program, &slots)?;
         let columns = Column::find_all(&slots);
         let mut resident = Resident::new(slots, vec![schedule], open)?;
-        weights::load(&mut resident, config, directory)?;
+        weights::load(&mut resident, config, source)?;
         let schedule = resident.schedule(0);
         let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
         Ok(Forward { resident, schedule, columns, size })

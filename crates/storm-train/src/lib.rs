@@ -41,7 +41,8 @@ mod weights;
 pub use batch::Batch;
 pub use checkpoint::{
     Begun, Best, CheckpointError, Checkpoints, Disk, Keep, OutputFile, Progress, Retention, Saved,
-    Saver, Snapshot, StatePart, StateTensor, Storage, TrainingState, Verified, checkpoint_bytes,
+    SavedWeights, Saver, Snapshot, StatePart, StateTensor, Storage, TrainingState, Verified,
+    checkpoint_bytes,
 };
 pub use data::LoaderSource;
 pub use decode::Decoder;
@@ -58,7 +59,7 @@ pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
     History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
-    write_report,
+    read_metrics, rewrite_report, write_report,
 };
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};
 pub use run::{

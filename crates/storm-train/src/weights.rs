@@ -7,9 +7,7 @@ use std::path::Path;
 use storm_device::{Device, PlanDevice, Scalar};
 use storm_exec::{Planned, Resident};
 use storm_graph::{DType, Tensor};
-use storm_model::{
-    Element, HfDirectory, ModelConfig, ParameterSpec, SaveOptions, load_parameter, parameters,
-};
+use storm_model::{Element, ModelConfig, ParameterSource, ParameterSpec, SaveOptions, parameters};
 
 /// Where tensors that last can be looked up by name.
 pub(crate) trait Reader {
@@ -112,16 +110,16 @@ fn master(store: &impl Reader, name: &str) -> Option<String> {
 pub(crate) fn load(
     store: &mut impl Writer,
     config: &ModelConfig,
-    directory: &HfDirectory,
+    source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
     for spec in parameters(config) {
         let dtype = store.get(&spec.name)?.dtype;
         if let Some(master) = master(store, &spec.name) {
-            load_as::<f32>(store, &master, directory, &spec)?;
+            load_as::<f32>(store, &master, source, &spec)?;
         }
         match dtype {
-            DType::BF16 => load_as::<bf16>(store, &spec.name, directory, &spec)?,
-            _ => load_as::<f32>(store, &spec.name, directory, &spec)?,
+            DType::BF16 => load_as::<bf16>(store, &spec.name, source, &spec)?,
+            _ => load_as::<f32>(store, &spec.name, source, &spec)?,
         }
     }
     Ok(())
@@ -130,11 +128,11 @@ pub(crate) fn load(
 fn load_as<E: Element + Scalar>(
     store: &mut impl Writer,
     name: &str,
-    directory: &HfDirectory,
+    source: &impl ParameterSource,
     spec: &ParameterSpec,
 ) -> Result<(), TrainError> {
     let mut values = vec![E::default(); spec.element_count()];
-    load_parameter(directory, spec, &mut values)?;
+    source.load(spec, &mut values)?;
     if let Some(element) = values.iter().position(|value| !value.to_f32().is_finite()) {
         let value = values[element].to_f32();
         let parameter = spec.name.clone();

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 #[derive(Args)]
 pub(crate) struct PlanArgs {
-    /// A preset (see `storm model list`) or a Hugging Face directory, of which only config.json is
-    /// read.
+    /// A preset (see `storm model list`), a Hugging Face directory, or the name of a model on the hub,
+    /// `OWNER/MODEL`: only config.json is read.
     #[arg(long)]
     pub(super) model: Option<String>,
     /// Sequences per micro-batch.

@@ -8,6 +8,7 @@ use crate::{UsageError, hardware};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Instant;
+use storm_hub::Wanted;
 use storm_model::{HfConfig, ModelConfig, preset};
 use storm_plan::{
     Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan,
@@ -57,9 +58,11 @@ impl Request {
         let Some(model) = &args.model else {
             return Err(UsageError("give --model: a preset or a directory".to_owned()).into());
         };
-        let config = match Path::new(model).is_dir() {
+        let located = crate::model::locate(model, Wanted::Config)?;
+        let directory = located.as_ref().map_or(Path::new(model), |located| &located.directory);
+        let config = match directory.is_dir() {
             true => {
-                let config = HfConfig::of_directory(Path::new(model));
+                let config = HfConfig::of_directory(directory);
                 config.with_context(|| format!("cannot use {model}"))?.model
             }
             false => preset(model)?,

@@ -28,10 +28,12 @@ use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
 use folder::Start;
+pub(crate) use model::config_of_record;
 use options::Given;
 pub(crate) use reference::with_defaults;
 use setup::Setup;
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 pub(crate) use values::OverlongArg;
 
 #[derive(Args)]
@@ -60,6 +62,11 @@ pub(crate) struct TrainArgs {
     json: bool,
     #[command(flatten)]
     options: Given,
+}
+
+/// Every option of a run by its `config.toml`, as text; none if that is not there or cannot be used.
+pub(crate) fn settings_of_run(folder: &Path) -> BTreeMap<String, String> {
+    config::read(&folder.join("config.toml")).map(|given| setup::record(&given)).unwrap_or_default()
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {

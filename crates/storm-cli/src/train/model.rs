@@ -1,15 +1,21 @@
 //! Which model a run trains.
 
-use super::options::Settings;
+use super::options::{Given, Settings};
 use crate::model_tokenizer::Weights;
 use crate::{UsageError, model};
 use anyhow::Result;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::path::PathBuf;
+use storm_hub::Wanted;
 use storm_model::{HfDirectory, ModelConfig, preset};
 
 /// A model to train, and where its weights come from.
 pub(super) struct Model {
+    /// As it was given; a name on a hub with its commit.
     pub(super) name: String,
+    /// Where it is, if it is a directory.
+    directory: PathBuf,
     pub(super) config: ModelConfig,
     /// None: fresh weights.
     pub(super) weights: Option<HfDirectory>,
@@ -19,24 +25,29 @@ impl Model {
     /// The model as it is named, before the vocabulary of the data is known.
     pub(super) fn new(settings: &Settings) -> Result<Model> {
         let Some(name) = settings.model.clone() else {
-            let problem = "give a model: a preset (see `storm model list`) or a directory";
+            let problem = "give a model: a preset (see `storm model list`), a directory, or a name on the hub";
             return Err(UsageError(problem.to_owned()).into());
         };
-        match Path::new(&name).is_dir() {
-            true => Model::of_directory(settings, name),
-            false => Ok(Model { config: preset(&name)?, name, weights: None }),
+        let located = model::locate(&name, Wanted::All)?;
+        let (name, directory) = match located {
+            Some(located) => (located.name, located.directory),
+            None => (name.clone(), PathBuf::from(name)),
+        };
+        match directory.is_dir() {
+            true => Model::of_directory(settings, name, directory),
+            false => Ok(Model { config: preset(&name)?, name, directory, weights: None }),
         }
     }
 
-    fn of_directory(settings: &Settings, name: String) -> Result<Model> {
+    fn of_directory(settings: &Settings, name: String, directory: PathBuf) -> Result<Model> {
         let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
         if [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some()) {
             let problem = "layers, width, heads, kv-heads and mlp-width are for presets; weights from a \
                            directory have their own shape";
             return Err(UsageError(problem.to_owned()).into());
         }
-        let directory = model::open(Path::new(&name))?;
-        let dropout = directory.config().dropout();
+        let weights = model::open(&directory)?;
+        let dropout = weights.config().dropout();
         if !dropout.is_empty() {
             let fields: Vec<String> =
                 dropout.iter().map(|(field, share)| format!("{field} = {share}")).collect();
@@ -45,17 +56,17 @@ impl Model {
                 fields.join(", ")
             );
         }
-        let config = directory.model().clone();
-        Ok(Model { name, config, weights: Some(directory) })
+        let config = weights.model().clone();
+        Ok(Model { name, directory, config, weights: Some(weights) })
     }
 
     /// The model for data of this vocabulary: fresh weights have as many tokens, those of a directory at least.
     pub(super) fn for_vocabulary(self, settings: &Settings, vocabulary: usize) -> Result<Model> {
-        let Model { name, config, weights } = self;
+        let Model { name, directory, config, weights } = self;
         if weights.is_none() {
             let config = fresh(settings, config, vocabulary);
             config.validate()?;
-            return Ok(Model { name, config, weights });
+            return Ok(Model { name, directory, config, weights });
         }
         if vocabulary > config.vocab_size {
             let problem = format!(
@@ -65,19 +76,40 @@ impl Model {
             );
             return Err(UsageError(problem).into());
         }
-        Ok(Model { name, config, weights })
+        Ok(Model { name, directory, config, weights })
     }
 
     /// What ties the model to a tokenizer: none for fresh weights.
     pub(super) fn of_tokenizer(&self) -> Option<Weights<'_>> {
         let vocabulary = self.config.vocab_size;
-        self.weights.as_ref().map(|_| Weights { directory: Path::new(&self.name), vocabulary })
+        self.weights.as_ref().map(|_| Weights { directory: &self.directory, vocabulary })
     }
 
     /// The directory that the weights come from.
     pub(super) fn source(&self) -> Option<PathBuf> {
-        self.weights.as_ref().map(|_| PathBuf::from(&self.name))
+        self.weights.as_ref().map(|_| self.directory.clone())
     }
+}
+
+/// The config of a run that began from a preset, by every option of it as text.
+pub(crate) fn config_of_record(
+    record: &BTreeMap<String, String>,
+    vocabulary: usize,
+) -> Result<ModelConfig> {
+    let size = |key: &str| record.get(key)?.parse::<NonZeroUsize>().ok();
+    let given = Given {
+        layers: size("layers"),
+        width: size("width"),
+        heads: size("heads"),
+        kv_heads: size("kv-heads"),
+        mlp_width: size("mlp-width"),
+        seq: size("seq"),
+        ..Given::default()
+    };
+    let base = preset(record.get("model").map_or("", String::as_str))?;
+    let config = fresh(&given.resolve(), base, vocabulary);
+    config.validate()?;
+    Ok(config)
 }
 
 /// A preset with another shape, for this vocabulary.

@@ -27,8 +27,8 @@ options! {
         seed: Seed = Seed(0);
     }
     "Model" {
-        /// A preset (see `storm model list`), trained from scratch, or a Hugging Face directory, whose
-        /// weights are trained on.
+        /// A preset (see `storm model list`), trained from scratch; a Hugging Face directory, whose weights are trained
+        /// on; or the name of a model on the hub, `OWNER/MODEL`, with or without a revision, `@REVISION`.
         model: String;
         /// Layers, if not as the preset.
         layers: NonZeroUsize;

@@ -2,6 +2,7 @@
 
 use crate::streams::plain;
 use std::io::{self, Write};
+use std::path::Path;
 
 /// Who reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,4 +27,28 @@ impl Style {
 /// A line on standard output. The reader may stop early; the run continues.
 pub(super) fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{}", plain(text));
+}
+
+/// The command that goes on with the run in a folder.
+pub(super) fn resume_command(folder: &Path) -> String {
+    let config = folder.join("config.toml");
+    let config = config.display().to_string();
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./".contains(c);
+    match config.chars().all(is_plain) {
+        true => format!("storm train {config} --resume"),
+        false => format!("storm train '{}' --resume", config.replace('\'', "'\\''")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_can_be_pasted() {
+        let command = |folder: &str| resume_command(Path::new(folder));
+        assert_eq!(command("runs/a"), "storm train runs/a/config.toml --resume");
+        assert_eq!(command("my runs/a"), "storm train 'my runs/a/config.toml' --resume");
+        assert_eq!(command("it's/a"), "storm train 'it'\\''s/a/config.toml' --resume");
+    }
 }

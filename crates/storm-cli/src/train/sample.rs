@@ -1,11 +1,12 @@
 //! Text by the trained model.
 
-use crate::sample;
+use crate::source::{ModelSource, Which};
+use crate::writing;
 use anyhow::Result;
 use std::path::Path;
 use storm_data::Tokenizer;
 use storm_graph::DType;
-use storm_model::{DecodeOptions, HfDirectory};
+use storm_model::DecodeOptions;
 use storm_train::{Decoder, Generator, Sampling};
 
 /// How to write.
@@ -24,9 +25,9 @@ pub(super) fn write(
     tokenizer: &Tokenizer,
     options: &SampleOptions<'_>,
 ) -> Result<String> {
-    let directory = HfDirectory::open(directory)?;
+    let source = ModelSource::open(directory, Which::default())?;
     let decode = DecodeOptions { window: options.sequence, dtype: DType::F32 };
-    let mut model = Decoder::load(directory.model(), &decode, &directory)?;
+    let mut model = Decoder::load(&source.config, &decode, &source.weights)?;
     let mut prompt = tokenizer.encode_prompt(options.prompt)?;
     if prompt.is_empty() {
         prompt.push(tokenizer.info().end_of_text.unwrap_or(0));
@@ -36,8 +37,8 @@ pub(super) fn write(
     let text = tokenizer.stream_after(&prompt);
     let mut generator = Generator::new(&mut model, prompt, sampling)?;
     let mut written = options.prompt.to_owned();
-    let ends = sample::ends(&directory, tokenizer);
-    sample::write(&mut generator, text, &ends, options.tokens, |text| {
+    let ends = source.ends(tokenizer)?;
+    writing::write(&mut generator, text, &ends, options.tokens, |text| {
         written.push_str(text);
         Ok(())
     })?;

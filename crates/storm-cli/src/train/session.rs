@@ -3,7 +3,7 @@
 use super::data;
 use super::device::{DeviceKind, Trains};
 use super::folder::{self, Start};
-use super::output::{Style, print};
+use super::output::{self, Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::Setup;
@@ -100,6 +100,9 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         print(&format!("metrics      {}", metrics_path.display()));
         if let Some(report) = report {
             print(&format!("report       {}", report.display()));
+        }
+        if finished.reason == StopReason::Requested {
+            print(&format!("resume       {}", output::resume_command(&setup.folder)));
         }
     }
     best_model

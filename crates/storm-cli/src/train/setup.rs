@@ -111,6 +111,7 @@ impl Setup {
             take_over(&mut given, before);
         }
         let model = Model::new(&given.clone().resolve())?;
+        given.model = Some(model.name.clone());
         // A run that goes on was checked when it began.
         let other = if before.is_some() { OtherTokenizer::Allowed } else { other };
         let source = data::Source { model: &model, run: &folder, start, other, style };
@@ -243,6 +244,15 @@ fn take_over(given: &mut Given, before: &Progress) {
     if given.overlong.is_none() && !before.settings.contains_key("overlong") {
         given.overlong = Some(OverlongArg::Truncate);
     }
+    // A name on a hub is that of another model later.
+    let began = before.settings.get("model");
+    let is_same = |began: &&String| {
+        given
+            .model
+            .as_deref()
+            .is_some_and(|name| began.strip_prefix(name).is_some_and(|rest| rest.starts_with('@')))
+    };
+    given.model = began.filter(is_same).cloned().or(given.model.take());
     given.tokenizer = given.tokenizer.take().or_else(|| before.settings.get("tokenizer").cloned());
 }
 
@@ -301,7 +311,7 @@ fn forced(settings: &Settings) -> ForcedArgs {
 }
 
 /// Every option that has a value, as text.
-fn record(all: &Given) -> BTreeMap<String, String> {
+pub(super) fn record(all: &Given) -> BTreeMap<String, String> {
     let table = toml::Table::try_from(all)
         .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
     let text = |value: toml::Value| match value {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use storm_data::Overlong;
 use storm_train::{Decay, DecayTargets};
 
-/// A number of bytes: `16GiB`, or a plain number.
+/// A number of bytes: `16GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
@@ -29,13 +29,13 @@ impl Serialize for Size {
 impl<'de> Deserialize<'de> for Size {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
         #[derive(Deserialize)]
-        #[serde(untagged, expecting = "a size such as \"16GiB\" or a number of bytes")]
+        #[serde(untagged, expecting = "a size such as \"16GiB\"")]
         enum Written {
-            Bytes(u64),
+            Number(f64),
             Text(String),
         }
         match Written::deserialize(deserializer)? {
-            Written::Bytes(bytes) => Ok(Size(bytes)),
+            Written::Number(number) => number.to_string().parse().map_err(serde::de::Error::custom),
             Written::Text(text) => text.parse().map_err(serde::de::Error::custom),
         }
     }

@@ -1,6 +1,7 @@
 //! `storm train`, called as people call it, and killed as machines do.
 
 mod afterwards;
+mod chat;
 mod folder;
 mod lengths;
 mod no_threads;
@@ -9,3 +10,4 @@ mod numbers;
 mod runs;
 mod support;
 mod tokenizers;
+mod weights;

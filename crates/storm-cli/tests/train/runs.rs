@@ -2,7 +2,8 @@
 
 use crate::support::{Place, finish, is, losses};
 use std::fs;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 #[test]
 fn a_run_leaves_all_that_it_should() {
@@ -58,6 +59,33 @@ fn a_run_that_goes_on_is_the_run_that_never_stopped() {
         let steps = metrics.expect("metrics").lines().filter(|l| l.contains("\"loss\"")).count();
         assert_eq!(steps, 9, "{precision}: each step once");
     }
+}
+
+/// Ctrl-C ends a run well, with the command that goes on with it.
+#[test]
+fn a_run_that_is_stopped_says_how_it_goes_on() {
+    let place = Place::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+    command.current_dir(place.path()).stdout(Stdio::piped());
+    command.args(["train", "tiny.toml", "--name", "a", "--steps", "1000000", "--log-every", "1"]);
+    let mut child = command.spawn().expect("storm starts");
+    let mut lines =
+        BufReader::new(child.stdout.take().expect("a pipe")).lines().map_while(Result::ok);
+    lines.find(|line| line.contains("step") && line.contains("loss")).expect("a step");
+    let signal = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+    assert!(signal.expect("kill runs").success());
+    let rest: Vec<String> = lines.collect();
+    assert!(child.wait().expect("it ends").success(), "{rest:?}");
+    let resume = rest.iter().find_map(|line| line.strip_prefix("resume ")).expect("a command");
+    assert_eq!(resume.trim(), "storm train runs/a/config.toml --resume");
+    let mut words = resume.split_whitespace();
+    assert_eq!(words.next(), Some("storm"));
+    // As many steps as were made, so that it ends at once.
+    let metrics = fs::read_to_string(place.run_folder("a").join("metrics.jsonl")).expect("metrics");
+    let steps = metrics.lines().filter(|line| line.contains("\"loss\"")).count().to_string();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+    command.current_dir(place.path()).args(words).args(["--json", "--steps", &steps]);
+    finish(command).succeeded();
 }
 
 #[test]

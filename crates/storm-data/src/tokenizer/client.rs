@@ -54,6 +54,13 @@ pub(crate) struct EncodedChat {
     pub(crate) learned: Vec<bool>,
 }
 
+/// A chat as tokens that an answer follows.
+pub(super) enum Prompted {
+    Tokens(Vec<u32>),
+    /// What is wrong with the chat.
+    Refused(String),
+}
+
 /// The reply to a request.
 enum Reply {
     Done(Vec<u8>),
@@ -173,6 +180,27 @@ impl Worker {
         }
         match rest.is_empty() {
             true => Ok(Ok(chat)),
+            false => Err(self.nonsense()),
+        }
+    }
+
+    /// The tokens of a chat up to where the assistant answers.
+    pub(super) fn chat_prompt(
+        &mut self,
+        json: &[u8],
+        vocabulary: u32,
+    ) -> Result<Prompted, DataError> {
+        let reply = match self.reply(&[&[Ask::ChatPrompt as u8], json])? {
+            Reply::Done(reply) => reply,
+            Reply::Refused(problem) => return Ok(Prompted::Refused(problem)),
+        };
+        let mut rest = &reply[..];
+        let mut tokens = Vec::new();
+        while let Some(id) = take(&mut rest) {
+            tokens.push(id);
+        }
+        match rest.is_empty() && tokens.iter().all(|&id| id < vocabulary) {
+            true => Ok(Prompted::Tokens(tokens)),
             false => Err(self.nonsense()),
         }
     }

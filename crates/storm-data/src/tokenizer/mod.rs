@@ -7,6 +7,7 @@
 mod bytes;
 pub(crate) mod chat;
 mod client;
+mod conversation;
 mod info;
 mod protocol;
 mod stream;
@@ -14,6 +15,7 @@ pub(crate) mod worker;
 
 pub use chat::ChatTemplate;
 pub use client::WorkerCommand;
+pub use conversation::{ChatMessage, ChatTokenizer};
 pub use info::{ChatTokens, TokenizerInfo, TokenizerKind, TokenizerSource};
 pub use stream::DecodeStream;
 

@@ -19,6 +19,8 @@ pub(super) enum Ask {
     /// They are, and the tokenizer puts its own around the text.
     EncodePrompt = 4,
     Chat = 5,
+    /// A chat up to where the assistant answers.
+    ChatPrompt = 6,
 }
 
 /// The first byte of a reply.

@@ -169,11 +169,19 @@ impl Serving {
     /// The reply to a request; the inner error is that of what was sent.
     fn answer(&mut self, request: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
         let (&ask, rest) = request.split_first().ok_or("an empty request")?;
-        let asks = [Ask::EncodeText, Ask::EncodeParsed, Ask::EncodePrompt, Ask::Decode, Ask::Chat];
+        let asks = [
+            Ask::EncodeText,
+            Ask::EncodeParsed,
+            Ask::EncodePrompt,
+            Ask::Decode,
+            Ask::Chat,
+            Ask::ChatPrompt,
+        ];
         let ask = asks.into_iter().find(|known| *known as u8 == ask).ok_or("an unknown request")?;
         match ask {
             Ask::Decode => self.decode(rest).map(Ok),
             Ask::Chat => self.chat(rest),
+            Ask::ChatPrompt => self.chat_prompt(rest),
             _ => self.encode_all(ask, rest).map(Ok),
         }
     }
@@ -217,21 +225,27 @@ impl Serving {
         Ok(text.into_bytes())
     }
 
-    fn chat(&mut self, json: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
+    /// What renders chats, made when the first one comes; the inner error is the template's.
+    fn chats(&mut self) -> Result<Result<(&Chats, Frame), String>, String> {
         let Some(setup) = &self.setup else { return Err("chats were not asked for".to_owned()) };
-        let chats = match &self.chats {
-            Some(chats) => chats,
-            None => match Chats::new(setup, self.encoder.known_tokens()) {
-                Ok(chats) => self.chats.insert(chats),
+        if self.chats.is_none() {
+            match Chats::new(setup, self.encoder.known_tokens()) {
+                Ok(chats) => self.chats = Some(chats),
                 Err(problem) => return Ok(Err(problem)),
-            },
-        };
-        let rendered = match chats.render(json) {
+            }
+        }
+        let chats = self.chats.as_ref().map(|chats| (chats, setup.frame));
+        chats.map(Ok).ok_or_else(|| "chats were not made ready".to_owned())
+    }
+
+    fn chat(&mut self, json: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
+        let rendered = self.chats()?.and_then(|(chats, frame)| Ok((chats.render(json)?, frame)));
+        let (rendered, frame) = match rendered {
             Ok(rendered) => rendered,
             Err(problem) => return Ok(Err(problem)),
         };
         let mut marked = self.encoder.encode_chat(&rendered)?;
-        if setup.frame == Frame::Document && !rendered.text.is_empty() {
+        if frame == Frame::Document && !rendered.text.is_empty() {
             let end = self.opened.end_of_text;
             let learned = if rendered.ends_with_answer { LEARNED } else { 0 };
             marked.extend(end.map(|id| id | learned));
@@ -239,6 +253,23 @@ impl Serving {
         }
         let mut reply = Vec::with_capacity(4 * marked.len());
         put(&mut reply, marked);
+        Ok(Ok(reply))
+    }
+}
+
+impl Serving {
+    fn chat_prompt(&mut self, json: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
+        let prompt = self.chats()?.and_then(|(chats, frame)| Ok((chats.prompt(json)?, frame)));
+        let (text, frame) = match prompt {
+            Ok(prompt) => prompt,
+            Err(problem) => return Ok(Err(problem)),
+        };
+        let mut ids = self.encode(Ask::EncodeParsed, &text)?;
+        if frame == Frame::Document {
+            ids.splice(0..0, self.opened.begin_of_text);
+        }
+        let mut reply = Vec::with_capacity(4 * ids.len());
+        put(&mut reply, ids);
         Ok(Ok(reply))
     }
 }

@@ -11,7 +11,9 @@ mod stalls;
 mod summary;
 
 pub use chrome::write_chrome;
-pub use html::{ReportFacts, TierLimits, write_html, write_html_after};
+pub use html::{
+    ReportFacts, TierLimits, step_section, write_html, write_html_after, write_html_around,
+};
 pub use occupancy::{Occupancy, occupancy};
 pub use overlap::{Overlap, overlap};
 pub use stalls::StallCause;

@@ -38,19 +38,6 @@ impl HfConfig {
     pub fn dropout(&self) -> Vec<(&'static str, f64)> {
         dropout(&self.original)
     }
-
-    /// The tokens that end a text, by `eos_token_id`: one or several, or none. What is no token of the
-    /// model ends nothing.
-    pub fn end_of_text(&self) -> Vec<u32> {
-        let named = self.original.get("eos_token_id");
-        let ids = match named {
-            Some(Value::Array(ids)) => ids.as_slice(),
-            Some(id) => std::slice::from_ref(id),
-            None => &[],
-        };
-        let ids = ids.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok());
-        ids.filter(|&id| (id as usize) < self.model.vocab_size).collect()
-    }
 }
 
 /// The model that the fields of a config.json describe.

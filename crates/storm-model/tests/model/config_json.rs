@@ -1,7 +1,7 @@
 //! What config.json may say, and what it may not.
 
 use serde_json::{Map, Value, json};
-use storm_model::{Family, HfConfig, ModelConfig, ModelError, RotaryScaling};
+use storm_model::{Family, HfConfig, ModelConfig, ModelError, RotaryScaling, end_of_text};
 use tempfile::TempDir;
 
 use crate::support::{Random, frugal, save_tiny, tiny, write_anew};
@@ -121,7 +121,7 @@ fn the_ends_of_a_text_are_found() {
         let folder = TempDir::new().unwrap();
         let path = folder.path().join("config.json");
         std::fs::write(&path, Value::Object(map).to_string()).unwrap();
-        HfConfig::read(&path).unwrap().end_of_text()
+        end_of_text(folder.path(), &HfConfig::read(&path).unwrap()).unwrap()
     };
     assert_eq!(ends(json!([2, 3])), [2, 3]);
     assert_eq!(ends(json!(28)), [28]);
@@ -130,6 +130,25 @@ fn the_ends_of_a_text_are_found() {
     {
         assert!(ends(none).is_empty());
     }
+}
+
+/// As `transformers.generate` has it: its own file first.
+#[test]
+fn the_generation_config_says_what_ends_a_text() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("config.json");
+    let mut map = base(Family::Llama);
+    map.insert("eos_token_id".to_owned(), json!(2));
+    std::fs::write(&path, Value::Object(map).to_string()).unwrap();
+    let config = HfConfig::read(&path).unwrap();
+    let ends = |text: &str| {
+        std::fs::write(folder.path().join("generation_config.json"), text).unwrap();
+        end_of_text(folder.path(), &config)
+    };
+    assert_eq!(ends("{\"eos_token_id\": [4, 3, 99]}").unwrap(), [4, 3]);
+    assert_eq!(ends("{\"eos_token_id\": null}").unwrap(), [2]);
+    assert_eq!(ends("{}").unwrap(), [2]);
+    assert!(ends("{").unwrap_err().to_string().contains("generation_config.json"));
 }
 
 #[test]

@@ -100,15 +100,25 @@ impl<S: Storage> Checkpoints<S> {
         let mut opened = Vec::new();
         for part in StatePart::ALL {
             let name = part.file_name();
-            let Some(entry) = files.iter().find(|entry| entry.name == name) else {
-                let problem = format!("its manifest does not name {name}");
-                return Err(CheckpointError::Damaged { path, problem });
-            };
+            let entry = part_entry(&path, &files, part)?;
             let tensors: Vec<&StateTensor> = expected.iter().filter(|t| t.part == part).collect();
             opened.push(verify_file(&path.join(name), entry, &tensors, hashing)?);
         }
         Ok(Verified { path, progress, files: opened })
     }
+}
+
+/// What a manifest says of the file of a part.
+pub(super) fn part_entry<'a>(
+    checkpoint: &Path,
+    files: &'a [FileEntry],
+    part: StatePart,
+) -> Result<&'a FileEntry, CheckpointError> {
+    let name = part.file_name();
+    files.iter().find(|entry| entry.name == name).ok_or_else(|| {
+        let problem = format!("its manifest does not name {name}");
+        CheckpointError::Damaged { path: checkpoint.to_owned(), problem }
+    })
 }
 
 fn verify_file(
@@ -117,7 +127,6 @@ fn verify_file(
     expected: &[&StateTensor],
     hashing: Hashing,
 ) -> Result<SafetensorsFile, CheckpointError> {
-    let damaged = |problem: String| CheckpointError::Damaged { path: path.to_owned(), problem };
     let other = |problem: String| CheckpointError::OtherRun { path: path.to_owned(), problem };
     let expected_bytes: u64 = expected.iter().map(|tensor| tensor.size_bytes() as u64).sum();
     if entry.bytes > expected_bytes.saturating_add(HEADER_BYTES_MAX) {
@@ -126,15 +135,7 @@ fn verify_file(
             entry.bytes
         )));
     }
-    let (bytes, hash) =
-        hash_of(path, entry.bytes, hashing).map_err(CheckpointError::io("read", path))?;
-    if bytes != entry.bytes {
-        return Err(damaged(format!("it has {bytes} bytes, not {}", entry.bytes)));
-    }
-    if hash.to_hex().as_str() != entry.blake3 {
-        return Err(damaged("its hash is not the one that was written down".to_owned()));
-    }
-    let file = SafetensorsFile::open(path).map_err(|error| damaged(error.to_string()))?;
+    let file = open_as_written(path, entry, hashing)?;
     for tensor in expected {
         let Some(TensorEntry { dtype, shape, .. }) = file.tensors().get(&tensor.name) else {
             return Err(other(format!("it has no tensor `{}`", tensor.name)));
@@ -153,6 +154,24 @@ fn verify_file(
         true => Ok(file),
         false => Err(other("it has tensors that the model has not".to_owned())),
     }
+}
+
+/// Opens a file of a checkpoint, every byte of which is as it was written.
+pub(super) fn open_as_written(
+    path: &Path,
+    entry: &FileEntry,
+    hashing: Hashing,
+) -> Result<SafetensorsFile, CheckpointError> {
+    let damaged = |problem: String| CheckpointError::Damaged { path: path.to_owned(), problem };
+    let (bytes, hash) =
+        hash_of(path, entry.bytes, hashing).map_err(CheckpointError::io("read", path))?;
+    if bytes != entry.bytes {
+        return Err(damaged(format!("it has {bytes} bytes, not {}", entry.bytes)));
+    }
+    if hash.to_hex().as_str() != entry.blake3 {
+        return Err(damaged("its hash is not the one that was written down".to_owned()));
+    }
+    SafetensorsFile::open(path).map_err(|error| damaged(error.to_string()))
 }
 
 /// The length and hash of a file; of one that is longer than `limit`, of a little more than that.

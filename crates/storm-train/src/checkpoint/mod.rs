@@ -16,6 +16,7 @@ mod saver;
 mod snapshot;
 mod source;
 mod state;
+mod weights;
 
 pub use disk::{Disk, OutputFile, Storage};
 pub use error::CheckpointError;
@@ -26,6 +27,7 @@ pub use saver::{Begun, Keep, Saved, Saver};
 pub use snapshot::Snapshot;
 pub(crate) use state::state_tensors;
 pub use state::{StatePart, StateTensor, TrainingState, checkpoint_bytes};
+pub use weights::SavedWeights;
 
 use known::Known;
 use std::path::{Path, PathBuf};
@@ -49,7 +51,12 @@ impl<S: Storage> Checkpoints<S> {
     /// From the file system.
     pub fn open(root: &Path, storage: S) -> Result<Checkpoints<S>, CheckpointError> {
         storage.create_directories(root).map_err(CheckpointError::io("create", root))?;
-        Ok(Checkpoints { root: root.to_owned(), storage, known: Known::default() })
+        Ok(Checkpoints::reading(root, storage))
+    }
+
+    /// Checkpoints in `root` to read: nothing is made there.
+    pub fn reading(root: &Path, storage: S) -> Checkpoints<S> {
+        Checkpoints { root: root.to_owned(), storage, known: Known::default() }
     }
 
     /// Steps that have a checkpoint, in order; whether it can be used is not looked at.

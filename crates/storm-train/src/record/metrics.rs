@@ -50,6 +50,16 @@ impl MetricsFile {
     }
 }
 
+/// Hands all that a file of metrics holds to `sink`, line by line. What makes no sense, such as half a line that is
+/// being written, is passed over; nothing is changed.
+///
+/// # Errors
+/// The file cannot be read, or from `sink`.
+pub fn read_metrics(path: &Path, sink: &mut dyn Sink) -> Result<(), RunError> {
+    let source = open_plain(path).map_err(RunError::read(path))?;
+    replay(path, &source, u64::MAX, sink).map(drop)
+}
+
 /// Hands all lines up to `step` to `sink`. If some are not to be kept, returns how many bytes there are before the
 /// first of these.
 fn replay(

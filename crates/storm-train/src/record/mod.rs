@@ -11,8 +11,8 @@ mod ticks;
 
 pub use history::History;
 pub use measure::{Measure, StepRecord};
-pub use metrics::MetricsFile;
-pub use report::{RunFacts, write_report};
+pub use metrics::{MetricsFile, read_metrics};
+pub use report::{RunFacts, rewrite_report, write_report};
 pub use tensorboard::TensorBoardFile;
 
 use crate::{Event, Observed, Observer, RunError, StepEvent};

@@ -5,7 +5,9 @@ use super::ticks::{BYTE_UNITS, Scale};
 use super::{History, StepRecord};
 use std::io::{self, Write};
 use storm_device::Trace;
-use storm_exec::trace::{ReportFacts, TierLimits, write_html_after};
+use storm_exec::trace::{
+    ReportFacts, TierLimits, step_section, write_html_after, write_html_around,
+};
 use storm_plan::{PerTier, Plan, Prediction, Tier};
 
 const STYLE: &str = "<style>
@@ -55,10 +57,9 @@ pub fn write_report(
     trace: &Trace,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut before = STYLE.to_owned();
-    before.push_str("<h2>The run</h2>\n<div class=\"charts\">\n");
-    charts(facts, history).iter().for_each(|chart| before.push_str(&chart.to_html()));
-    before.push_str("</div>\n<h2>Predicted and measured</h2>\n");
+    let budgets = [Some(facts.device_budget), Some(facts.host_budget)];
+    let mut before = of_history(budgets, history);
+    before.push_str("<h2>Predicted and measured</h2>\n");
     before.push_str(&measured(facts, history));
     let device_bytes = history.device_bytes_peak();
     let beside_plan_bytes = device_bytes.saturating_sub(plan.bytes[Tier::DEVICE] as u64);
@@ -73,7 +74,33 @@ pub fn write_report(
     write_html_after(plan, trace, &page, &before, out)
 }
 
-fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
+/// Writes the page again from what was recorded, whether the run has ended or not. What the page before says of one
+/// step stays: that is known to the run alone.
+///
+/// # Errors
+/// From `out`.
+pub fn rewrite_report(
+    title: &str,
+    rows: &[(String, String)],
+    budgets: [Option<u64>; 2],
+    history: &History,
+    page_before: Option<&str>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let before = of_history(budgets, history);
+    write_html_around(title, rows, &before, page_before.and_then(step_section), out)
+}
+
+/// Loss, speed, overlap and memory over the whole run. Budgets are of device and host memory, in bytes.
+fn of_history(budgets: [Option<u64>; 2], history: &History) -> String {
+    let mut html = STYLE.to_owned();
+    html.push_str("<h2>The run</h2>\n<div class=\"charts\">\n");
+    charts(budgets, history).iter().for_each(|chart| html.push_str(&chart.to_html()));
+    html.push_str("</div>\n");
+    html
+}
+
+fn charts<'a>(budgets: [Option<u64>; 2], history: &History) -> Vec<Chart<'a>> {
     let series = |name: &'a str, colour: &'a str, of: &dyn Fn(&StepRecord) -> Option<f64>| {
         let point = |record: &StepRecord| Some((record.step as f64, of(record)?));
         Series {
@@ -83,6 +110,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
             has_dots: false,
         }
     };
+    let [device_budget, host_budget] = budgets.map(|budget| budget.map(|bytes| bytes as f64));
     let mut losses = vec![series("training", "forward", &|r| Some(f64::from(r.loss)))];
     if history.best_loss().is_some() {
         let evaluations = history.evaluations();
@@ -112,7 +140,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
         chart(
             "Device memory",
             vec![series("in use", "memory-edge", &|r| Some(r.device_bytes as f64))],
-            Some(facts.device_budget as f64),
+            device_budget,
             true,
             Scale::Bytes,
             bytes,
@@ -123,7 +151,7 @@ fn charts<'a>(facts: &RunFacts, history: &History) -> Vec<Chart<'a>> {
                 series("plan", "memory-edge", &|r| Some(r.host_bytes as f64)),
                 series("whole process", "inputs", &|r| r.process_bytes.map(|bytes| bytes as f64)),
             ],
-            Some(facts.host_budget as f64),
+            host_budget,
             true,
             Scale::Bytes,
             bytes,

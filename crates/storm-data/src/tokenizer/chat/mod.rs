@@ -14,7 +14,7 @@ pub use source::ChatTemplate;
 pub(crate) use source::{ChatSetup, Frame};
 
 use super::SpecialTokens;
-use engine::Engine;
+use engine::{Engine, Then};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::de::{SeqAccess, Visitor};
@@ -81,8 +81,21 @@ impl Chats {
         Ok(Chats { engine: Engine::new(setup)?, known, special_in_text })
     }
 
-    /// Renders the JSON of a chat: its messages, and the tools that they may call.
-    pub(super) fn render(&self, json: &[u8]) -> Result<Rendered, String> {
+    /// Renders the JSON of a chat up to where the assistant answers.
+    pub(super) fn prompt(&self, json: &[u8]) -> Result<String, String> {
+        let chat = self.read(json)?;
+        if chat.messages.is_empty() {
+            return Err("it has no message".to_owned());
+        }
+        let render = self.engine.begin();
+        let text = render.text(&chat, Then::Answer)?;
+        check_length(&text)?;
+        // The model would answer something else than what was said.
+        shown::check(&render, &chat, &render.text(&chat, Then::Nothing)?)?;
+        Ok(text)
+    }
+
+    fn read(&self, json: &[u8]) -> Result<Chat, String> {
         let chat: Chat = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let marks = [MARK_BEGIN, MARK_END, PROBE];
         if chat
@@ -96,25 +109,34 @@ impl Chats {
         if self.special_in_text == SpecialTokens::AsText {
             self.refuse_special(&chat)?;
         }
-        let chat = chat.checked()?;
+        chat.checked()
+    }
+
+    /// Renders the JSON of a chat: its messages, and the tools that they may call.
+    pub(super) fn render(&self, json: &[u8]) -> Result<Rendered, String> {
+        let chat = self.read(json)?;
         let ends_with_answer = chat.messages.last().is_some_and(|last| role(last) == "assistant");
         if chat.messages.is_empty() {
             return Ok(Rendered { text: String::new(), learned: Vec::new(), ends_with_answer });
         }
         let render = self.engine.begin();
         let (text, marked) = render.whole(&chat)?;
-        if text.len() > TEXT_BYTES_MAX {
-            return Err(format!(
-                "a chat of {} bytes, more than {TEXT_BYTES_MAX}; split it",
-                text.len()
-            ));
-        }
+        check_length(&text)?;
         shown::check(&render, &chat, &text)?;
         let learned = match self.engine.marks_answers() {
             true => marked,
             false => learned::by_prefixes(&render, &chat, &text, &self.known)?,
         };
         Ok(Rendered { text, learned, ends_with_answer })
+    }
+}
+
+fn check_length(text: &str) -> Result<(), String> {
+    match text.len() > TEXT_BYTES_MAX {
+        true => {
+            Err(format!("a chat of {} bytes, more than {TEXT_BYTES_MAX}; split it", text.len()))
+        }
+        false => Ok(()),
     }
 }
 

@@ -63,18 +63,10 @@ pub fn write_html_after(
     out: &mut impl Write,
 ) -> io::Result<()> {
     let summary = summarize(plan, trace);
-    let title = Escaped(&facts.title);
-    write!(
-        out,
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta http-equiv=\"Content-Security-Policy\" content=\"{CONTENT_POLICY}\">\n\
-         <title>{title}</title>\n<style>\n{}</style>\n</head>\n<body>\n<h1>{title}</h1>\n",
-        include_str!("report.css"),
-    )?;
+    write_head(&facts.title, out)?;
     if !before.is_empty() {
-        write_facts(facts, out)?;
-        writeln!(out, "{before}\n<h2>A step as it ran</h2>")?;
+        write_facts(&facts.rows, out)?;
+        writeln!(out, "{before}\n{STEP_HEADING}")?;
     }
     writeln!(out, "<p class=\"lead\">{}</p>", Escaped(&lead(&summary)))?;
     if trace.left_out > 0 {
@@ -82,7 +74,7 @@ pub fn write_html_after(
         writeln!(out, "<p class=\"lead\">{left_out} more instructions ran and are not shown.</p>")?;
     }
     if before.is_empty() {
-        write_facts(facts, out)?;
+        write_facts(&facts.rows, out)?;
     }
     write_timeline(out)?;
     tables::write(plan, &summary, facts, out)?;
@@ -93,6 +85,46 @@ pub fn write_html_after(
         for_script(&data::json(plan, trace, facts).to_string()),
         include_str!("picture.js"),
         include_str!("pointer.js"),
+    )
+}
+
+/// What a page says of one step begins with this.
+const STEP_HEADING: &str = "<h2>A step as it ran</h2>";
+
+/// What a page of [`write_html_after`] says of its step, to its end: for [`write_html_around`].
+pub fn step_section(page: &str) -> Option<&str> {
+    page.find(STEP_HEADING).map(|at| &page[at..])
+}
+
+/// A page of some HTML of the caller's, and of what another page says of a step, if anything.
+///
+/// # Errors
+/// From `out`.
+pub fn write_html_around(
+    title: &str,
+    rows: &[(String, String)],
+    before: &str,
+    step_section: Option<&str>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    write_head(title, out)?;
+    write_facts(rows, out)?;
+    writeln!(out, "{before}")?;
+    match step_section {
+        Some(section) => out.write_all(section.as_bytes()),
+        None => writeln!(out, "</body>\n</html>"),
+    }
+}
+
+fn write_head(title: &str, out: &mut impl Write) -> io::Result<()> {
+    let title = Escaped(title);
+    write!(
+        out,
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{CONTENT_POLICY}\">\n\
+         <title>{title}</title>\n<style>\n{}</style>\n</head>\n<body>\n<h1>{title}</h1>\n",
+        include_str!("report.css"),
     )
 }
 
@@ -113,9 +145,9 @@ fn lead(summary: &Summary) -> String {
     format!("The step took {total}. The compute queue worked {busy} of that time.{waited}")
 }
 
-fn write_facts(facts: &ReportFacts, out: &mut impl Write) -> io::Result<()> {
+fn write_facts(rows: &[(String, String)], out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "<dl class=\"facts\">")?;
-    for (what, value) in &facts.rows {
+    for (what, value) in rows {
         let (what, value) = (Escaped(what), Escaped(value));
         writeln!(out, "<div><dt>{what}</dt><dd>{value}</dd></div>")?;
     }

@@ -1,0 +1,80 @@
+//! `storm report`: the page of a run, made anew from its metrics.
+
+use crate::model::grouped;
+use crate::size;
+use crate::source::NoModel;
+use crate::train;
+use anyhow::Result;
+use clap::Args;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use storm_files::{open_plain, replace_file};
+use storm_train::{History, RunError, read_metrics, rewrite_report};
+
+/// The largest page that is read for what it says of a step.
+const PAGE_BYTES_MAX: u64 = 256 << 20;
+
+#[derive(Args)]
+pub(crate) struct ReportArgs {
+    /// The folder of a run, `runs/NAME`.
+    run: PathBuf,
+    /// Where to write the page. If not given, `report.html` in the run's folder; what that says of one step stays.
+    #[arg(long)]
+    out: Option<PathBuf>,
+}
+
+pub(crate) fn run(args: &ReportArgs) -> Result<()> {
+    let shown = args.run.display();
+    let metrics = args.run.join("metrics.jsonl");
+    if !metrics.exists() {
+        let problem =
+            format!("{shown} has no metrics.jsonl: name the folder of a run, such as runs/NAME");
+        return Err(NoModel::new(problem).into());
+    }
+    let mut history = History::new();
+    read_metrics(&metrics, &mut history)?;
+    if history.last().is_none() {
+        let problem = format!("{shown} has no step in its metrics yet");
+        return Err(NoModel::new(problem).into());
+    }
+    let own = args.run.join("report.html");
+    let before = page_before(&own)?;
+    let out = args.out.as_ref().unwrap_or(&own);
+    let name = args.run.canonicalize().ok();
+    let name = name.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
+    let settings = train::settings_of_run(&args.run);
+    let budgets = ["vram", "ram"].map(|key| size::parse(settings.get(key)?).ok());
+    replace_file(out, |file| {
+        let rows = rows(settings.get("model"), &history);
+        rewrite_report(&format!("Run {name}"), &rows, budgets, &history, before.as_deref(), file)
+    })
+    .map_err(RunError::write(out))?;
+    println!("{}", out.display());
+    Ok(())
+}
+
+fn rows(model: Option<&String>, history: &History) -> Vec<(String, String)> {
+    let row = |what: &str, value: String| (what.to_owned(), value);
+    let mut rows: Vec<(String, String)> =
+        model.map(|model| row("model", model.clone())).into_iter().collect();
+    if let Some(last) = history.last() {
+        rows.push(row("steps", grouped(last.step)));
+        rows.push(row("tokens", grouped(last.tokens)));
+        rows.push(row("last loss", format!("{:.4}", last.loss)));
+    }
+    rows.extend(history.best_loss().map(|loss| row("best held-out loss", format!("{loss:.4}"))));
+    rows.push(row("storm", env!("CARGO_PKG_VERSION").to_owned()));
+    rows
+}
+
+/// The page that is there; none if there is none or it is no text.
+fn page_before(path: &Path) -> Result<Option<String>, RunError> {
+    let file = match open_plain(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(RunError::read(path)(error)),
+    };
+    let mut bytes = Vec::new();
+    file.take(PAGE_BYTES_MAX).read_to_end(&mut bytes).map_err(RunError::read(path))?;
+    Ok(String::from_utf8(bytes).ok())
+}

@@ -1,0 +1,353 @@
+//! Models as people name them: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
+
+use crate::train;
+use crate::writing::Ends;
+use crate::{UsageError, model, model_tokenizer};
+use anyhow::{Context, Result};
+use clap::Args;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use storm_data::{ChatTemplate, ChatTokenizer, Dataset, Tokenizer, TokenizerSource};
+use storm_hub::Wanted;
+use storm_model::{
+    Element, HfConfig, HfDirectory, ModelConfig, ModelError, ParameterSource, ParameterSpec,
+    end_of_text,
+};
+use storm_train::{CheckpointError, Checkpoints, Disk, SavedWeights};
+
+const CHECKPOINTS: &str = "checkpoints";
+const MANIFEST: &str = "manifest.json";
+
+/// Which weights of a run.
+#[derive(Args, Clone, Copy, Default)]
+pub(crate) struct Which {
+    /// Of a run: the checkpoint of its best evaluation, instead of the newest.
+    #[arg(long, conflicts_with = "step")]
+    best: bool,
+    /// Of a run: the checkpoint of this step, instead of the newest.
+    #[arg(long)]
+    step: Option<u64>,
+}
+
+/// A folder that no model can be had from.
+#[derive(Debug)]
+pub(crate) struct NoModel(String);
+
+impl NoModel {
+    pub(crate) fn new(problem: String) -> NoModel {
+        NoModel(problem)
+    }
+}
+
+impl std::fmt::Display for NoModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for NoModel {}
+
+/// Where weights are read from.
+pub(crate) enum Weights {
+    Directory(Box<HfDirectory>),
+    Checkpoint(Box<SavedWeights>),
+}
+
+impl ParameterSource for Weights {
+    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+        match self {
+            Weights::Directory(directory) => directory.load(spec, dest),
+            Weights::Checkpoint(checkpoint) => checkpoint.load(spec, dest),
+        }
+    }
+}
+
+/// A model that was found, and what belongs to it.
+pub(crate) struct ModelSource {
+    pub(crate) config: ModelConfig,
+    pub(crate) weights: Weights,
+    /// The Hugging Face directory with the model's tokenizer and its like; none if it began from a preset.
+    pub(crate) files: Option<PathBuf>,
+    /// The run that it is of, if it is a checkpoint.
+    pub(crate) run: Option<RunSource>,
+    /// As it was named.
+    shown: PathBuf,
+    /// Its config.json.
+    json: Option<HfConfig>,
+}
+
+/// A run whose checkpoint was taken.
+pub(crate) struct RunSource {
+    /// `runs/NAME`, if the checkpoint lies in one.
+    pub(crate) folder: Option<PathBuf>,
+    /// Every option of the run.
+    pub(crate) settings: BTreeMap<String, String>,
+}
+
+impl ModelSource {
+    /// Opens a model, and says on standard error which checkpoint was taken.
+    pub(crate) fn open(named: &Path, which: Which) -> Result<ModelSource> {
+        let located = named.to_str().map(|named| model::locate(named, Wanted::All)).transpose()?;
+        if let Some(located) = located.flatten() {
+            which.refuse(named)?;
+            return ModelSource::of_directory(named, &located.directory);
+        }
+        let is_run = named.join(CHECKPOINTS).is_dir();
+        let is_checkpoint = named.join(MANIFEST).is_file();
+        if named.join("config.json").exists() || !(is_run || is_checkpoint) {
+            which.refuse(named)?;
+            return ModelSource::of_directory(named, named);
+        }
+        if is_checkpoint {
+            which.refuse(named)?;
+            let weights = SavedWeights::open(named)?;
+            eprintln!("{}: checkpoint of step {}", named.display(), weights.progress().step);
+            return ModelSource::of_checkpoint(named, run_of_checkpoint(named), weights);
+        }
+        let checkpoints = Checkpoints::reading(&named.join(CHECKPOINTS), Disk);
+        match find(named, &checkpoints, which)? {
+            Found::Checkpoint(weights) => {
+                ModelSource::of_checkpoint(named, Some(named.to_owned()), *weights)
+            }
+            Found::Directory(directory) => ModelSource::of_directory(named, &directory),
+        }
+    }
+
+    fn of_directory(named: &Path, directory: &Path) -> Result<ModelSource> {
+        let opened = model::open(directory)?;
+        Ok(ModelSource {
+            config: opened.model().clone(),
+            json: Some(opened.config().clone()),
+            weights: Weights::Directory(Box::new(opened)),
+            files: Some(directory.to_owned()),
+            run: None,
+            shown: named.to_owned(),
+        })
+    }
+
+    fn of_checkpoint(
+        named: &Path,
+        folder: Option<PathBuf>,
+        weights: SavedWeights,
+    ) -> Result<ModelSource> {
+        let settings = weights.progress().settings.clone();
+        let run = RunSource { folder, settings };
+        let files = run.model_files();
+        let json = files.as_deref().map(HfConfig::of_directory).transpose()?;
+        let config = match &json {
+            Some(json) => json.model.clone(),
+            None => run.fresh_config(&weights)?,
+        };
+        weights.check(&config)?;
+        let (weights, run) = (Weights::Checkpoint(Box::new(weights)), Some(run));
+        Ok(ModelSource { config, weights, files, run, shown: named.to_owned(), json })
+    }
+
+    /// The tokenizer that the model knows: as given, else that of the data that it learned, else the one that it
+    /// came with.
+    pub(crate) fn tokenizer(&self, given: Option<&str>) -> Result<TokenizerSource> {
+        if let Some(text) = given {
+            return Ok(TokenizerSource::parse(text));
+        }
+        if let Some(source) = self.run.as_ref().and_then(|run| run.tokenizer(self.files.as_deref()))
+        {
+            return Ok(source);
+        }
+        let directory = self.files.as_deref().unwrap_or(&self.shown);
+        Ok(model_tokenizer::needed(directory, self.config.vocab_size)?)
+    }
+
+    /// What ends a text, as `transformers.generate` has it: the tokens that the model's files name. Without any, or
+    /// where a run learned it, the tokenizer's end of a text.
+    pub(crate) fn ends(&self, tokenizer: &Tokenizer) -> Result<Ends> {
+        let mut tokens = match (&self.files, &self.json) {
+            (Some(directory), Some(json)) => end_of_text(directory, json)?,
+            _ => Vec::new(),
+        };
+        if tokens.is_empty() || self.run.is_some() {
+            tokens.extend(tokenizer.info().end_of_text);
+        }
+        Ok(Ends { tokens, line: false })
+    }
+
+    /// What ends an answer in a chat.
+    pub(crate) fn ends_of_answer(&self, chats: &ChatTokenizer) -> Result<Ends> {
+        let mut ends = self.ends(chats.tokenizer())?;
+        ends.tokens.extend(chats.ends());
+        Ok(Ends { line: chats.line_ends(), ..ends })
+    }
+
+    /// The chat template: as given, else as the run had it, else the model's own.
+    pub(crate) fn chat_template(&self, given: Option<&str>) -> ChatTemplate {
+        let recorded = || self.run.as_ref()?.settings.get("chat-template").map(String::as_str);
+        ChatTemplate::parse(given.or_else(recorded).unwrap_or("model"))
+    }
+}
+
+enum Found {
+    Checkpoint(Box<SavedWeights>),
+    /// The run's checkpoints are gone, and this is what it saved for others.
+    Directory(PathBuf),
+}
+
+/// The weights of a run.
+fn find(run: &Path, checkpoints: &Checkpoints, which: Which) -> Result<Found> {
+    let shown = run.display();
+    let say = |weights: SavedWeights, why: &str| {
+        eprintln!("{shown}: checkpoint of step {}, {why}", weights.progress().step);
+        Found::Checkpoint(Box::new(weights))
+    };
+    let missing = |step: u64, why: &str| -> Result<NoModel, CheckpointError> {
+        let steps: Vec<String> = checkpoints.steps()?.iter().map(u64::to_string).collect();
+        let there = match steps.is_empty() {
+            true => "it has no checkpoints".to_owned(),
+            false => format!("it has those of steps {}", steps.join(", ")),
+        };
+        Ok(NoModel(format!("{shown} has no checkpoint of step {step}{why}; {there}")))
+    };
+    let is_there = |step: u64| checkpoints.path(step).exists();
+    if let Some(step) = which.step {
+        return match is_there(step) {
+            true => Ok(say(checkpoints.weights(step)?, "as asked for")),
+            false => Err(missing(step, "")?.into()),
+        };
+    }
+    if which.best {
+        let best = checkpoints.newest_progress()?.and_then(|progress| progress.best);
+        return match best {
+            Some(best) if is_there(best.step) => {
+                let why = format!("its best, with a held-out loss of {:.4}", best.loss);
+                Ok(say(checkpoints.weights(best.step)?, &why))
+            }
+            Some(best) => Err(missing(best.step, ", its best (see keep-best)")?.into()),
+            None => {
+                let problem = format!(
+                    "{shown} has no evaluation that a checkpoint knows of, and so no best one; leave out --best"
+                );
+                Err(NoModel(problem).into())
+            }
+        };
+    }
+    let mut damaged = 0;
+    let newest = checkpoints.newest_weights(|step, error| {
+        damaged += 1;
+        eprintln!("warning: the checkpoint of step {step} is passed over: {error}");
+    })?;
+    if let Some(weights) = newest {
+        let why = if damaged == 0 { "the newest" } else { "the newest that is whole" };
+        return Ok(say(weights, why));
+    }
+    let model = run.join("model");
+    if damaged == 0 && model.join("config.json").exists() {
+        eprintln!("{shown}: it has no checkpoints; taking {}", model.display());
+        return Ok(Found::Directory(model));
+    }
+    let problem = match damaged {
+        0 => format!(
+            "{shown} has no checkpoint yet: a run saves every `save-every` steps, and at its end"
+        ),
+        _ => format!(
+            "none of the {damaged} checkpoints of {shown} is whole; put back a copy that is"
+        ),
+    };
+    Err(NoModel(problem).into())
+}
+
+impl Which {
+    fn refuse(self, named: &Path) -> Result<(), UsageError> {
+        let flag = match self {
+            Which { best: true, .. } => "--best",
+            Which { step: Some(_), .. } => "--step",
+            _ => return Ok(()),
+        };
+        let named = named.display();
+        let problem = format!(
+            "{flag} chooses among the checkpoints of a run, and {named} is no run's folder"
+        );
+        Err(UsageError(problem))
+    }
+}
+
+/// `runs/NAME` of `runs/NAME/checkpoints/step-00000100`.
+fn run_of_checkpoint(checkpoint: &Path) -> Option<PathBuf> {
+    let checkpoint = checkpoint.canonicalize().ok()?;
+    let folder = checkpoint.parent()?;
+    let is_ours = folder.file_name()? == CHECKPOINTS;
+    is_ours.then(|| folder.parent().map(Path::to_owned)).flatten()
+}
+
+impl RunSource {
+    fn setting(&self, key: &str) -> Option<&str> {
+        self.settings.get(key).map(String::as_str)
+    }
+
+    /// A path as the run was given it: from here, and from where the run was started.
+    fn place(&self, path: &str) -> Option<PathBuf> {
+        let begun_in = || {
+            let folder = self.folder.as_ref()?.canonicalize().ok()?;
+            let runs = Path::new(self.setting("runs")?);
+            let is_below = runs.is_relative() && folder.parent()?.ends_with(runs);
+            let depth = runs.components().count();
+            is_below.then(|| folder.ancestors().nth(1 + depth).map(Path::to_owned)).flatten()
+        };
+        let here = PathBuf::from(path);
+        if here.exists() {
+            return Some(here);
+        }
+        begun_in().map(|folder| folder.join(path)).filter(|path| path.exists())
+    }
+
+    /// The directory that the run's first weights came from, or what the run saved since.
+    fn model_files(&self) -> Option<PathBuf> {
+        let is_model = |directory: &PathBuf| directory.join("config.json").exists();
+        let began = self.setting("model").and_then(|name| self.place(name)).filter(is_model);
+        let of_hub = || model::cached(self.setting("model")?, Wanted::Config);
+        let began = began.or_else(of_hub);
+        began.or_else(|| self.folder.as_ref().map(|run| run.join("model")).filter(is_model))
+    }
+
+    /// The config of a run that began from a preset.
+    fn fresh_config(&self, weights: &SavedWeights) -> Result<ModelConfig> {
+        let vocabulary = weights.vocabulary().context("the checkpoint has no embedding")?;
+        train::config_of_record(&self.settings, vocabulary).with_context(|| {
+            let model = self.setting("model").unwrap_or_default();
+            format!(
+                "the run began from {model}, which is not here: start the command in the folder where the run was \
+                 started, or put the model back"
+            )
+        })
+    }
+
+    /// The dataset that the run learns from.
+    pub(crate) fn data(&self) -> Option<PathBuf> {
+        let is_dataset = |folder: &PathBuf| folder.join("dataset.json").exists();
+        let given = self.setting("data").and_then(|data| self.place(data)).filter(is_dataset);
+        given.or_else(|| self.folder.as_ref().map(|run| run.join("data")).filter(is_dataset))
+    }
+
+    /// The tokenizer of the data. Of files with the same bytes the one that the run was given: what belongs to it,
+    /// such as a chat template, lies beside it.
+    fn tokenizer(&self, files: Option<&Path>) -> Option<TokenizerSource> {
+        let given = self.setting("tokenizer").filter(|name| *name != "bytes");
+        let given = given.and_then(|name| self.place(name)).map(|path| match path.is_dir() {
+            true => model_tokenizer::file(&path),
+            false => path,
+        });
+        let known = given.into_iter().chain(files.map(model_tokenizer::file));
+        let known = known.filter(|path| path.is_file()).map(TokenizerSource::File);
+        let Some(folder) = self.data() else {
+            let bytes =
+                (self.setting("tokenizer") == Some("bytes")).then_some(TokenizerSource::Bytes);
+            return bytes.or_else(|| known.into_iter().next());
+        };
+        let dataset = Dataset::open(&folder).ok()?;
+        let Some(made_by) = dataset.manifest().tokenizer.sha256.clone() else {
+            return (!dataset.manifest().tokenizer.is_unknown()).then_some(TokenizerSource::Bytes);
+        };
+        let is_same = |source: &TokenizerSource| {
+            source.sha256().is_ok_and(|sha256| sha256.as_ref() == Some(&made_by))
+        };
+        let copy = model_tokenizer::file(&folder);
+        known.into_iter().find(is_same).or_else(|| Some(TokenizerSource::File(copy)))
+    }
+}

@@ -1,0 +1,125 @@
+//! Text by a model, as it is written: what `storm sample` and `storm chat` share.
+
+use crate::precision::DtypeArg;
+use crate::source::ModelSource;
+use crate::{UsageError, streams};
+use anyhow::Result;
+use clap::Args;
+use std::io;
+use storm_data::DecodeStream;
+use storm_model::{DecodeOptions, ModelConfig};
+use storm_train::{Decoder, Generator, Sampling};
+
+/// How to write.
+#[derive(Args)]
+pub(crate) struct WritingArgs {
+    /// `bytes` or the path of a tokenizer.json. If not given, the one of a run's data, or in the model's directory;
+    /// without one, bytes for a model of 257 tokens.
+    #[arg(long)]
+    pub(crate) tokenizer: Option<String>,
+    /// For chats: `model`, the template that came with the tokenizer; `chatml`; `plain`, a line of `role: message` each;
+    /// or the path of a Jinja template. If not given, that of the run, or `model`.
+    #[arg(long)]
+    pub(crate) chat_template: Option<String>,
+    /// Below 1 the likely become likelier; 0 always takes the likeliest.
+    #[arg(long, default_value_t = 0.8)]
+    temperature: f64,
+    /// Only so many of the likeliest tokens are in question.
+    #[arg(long)]
+    top_k: Option<usize>,
+    /// Only the likeliest tokens that have this share together are in question.
+    #[arg(long)]
+    top_p: Option<f64>,
+    /// The same seed writes the same text.
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// Arithmetic. bf16 takes half of the memory, and half of the time for a large model.
+    #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
+    dtype: DtypeArg,
+}
+
+impl WritingArgs {
+    pub(crate) fn sampling(&self) -> Sampling {
+        let &WritingArgs { temperature, top_k, top_p, seed, .. } = self;
+        Sampling { temperature, top_k, top_p, seed }
+    }
+
+    /// Loads a model that looks back on so many tokens.
+    pub(crate) fn load(&self, source: &ModelSource, window: usize) -> Result<Decoder> {
+        let config = &source.config;
+        if window > config.max_positions {
+            let problem =
+                format!("--seq is {window}, and the model has {} positions", config.max_positions);
+            return Err(UsageError(problem).into());
+        }
+        let options = DecodeOptions { window, dtype: self.dtype.into() };
+        Ok(Decoder::load(config, &options, &source.weights)?)
+    }
+}
+
+/// The longest text that the model looks back on unless asked otherwise.
+const WINDOW_DEFAULT_MAX: usize = 4096;
+
+/// What to look back on for a text of `tokens` in all.
+pub(crate) fn window(config: &ModelConfig, tokens: usize) -> usize {
+    let reach = config.sliding_window.unwrap_or(usize::MAX).min(config.max_positions);
+    tokens.min(reach).min(WINDOW_DEFAULT_MAX)
+}
+
+/// What ends a text.
+pub(crate) struct Ends {
+    pub(crate) tokens: Vec<u32>,
+    /// The end of a line does, too.
+    pub(crate) line: bool,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Finish {
+    /// The model ended it.
+    End,
+    /// It is as long as it may be.
+    Length,
+}
+
+/// The tokens that were written, without the one that ended the text.
+pub(crate) struct Written {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) finish: Finish,
+}
+
+/// Shows up to `limit` tokens as they come, until one ends the text.
+pub(crate) fn write(
+    generator: &mut Generator<'_>,
+    mut text: DecodeStream<'_>,
+    ends: &Ends,
+    limit: usize,
+    mut show: impl FnMut(&str) -> Result<()>,
+) -> Result<Written> {
+    let mut tokens = Vec::new();
+    let mut finish = Finish::Length;
+    while tokens.len() < limit {
+        let token = generator.next_token()?;
+        if ends.tokens.contains(&token) {
+            finish = Finish::End;
+            break;
+        }
+        tokens.push(token);
+        let piece = text.step(token)?;
+        if let Some((line, _)) = piece.split_once('\n').filter(|_| ends.line) {
+            show(line)?;
+            return Ok(Written { tokens, finish: Finish::End });
+        }
+        show(&piece)?;
+    }
+    show(&text.finish()?)?;
+    Ok(Written { tokens, finish })
+}
+
+/// Shows text on standard output. The reader may stop early.
+pub(crate) fn show(text: &str) -> Result<()> {
+    match streams::model_text(text) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        result => Ok(result?),
+    }
+}

@@ -1,0 +1,112 @@
+use std::path::PathBuf;
+
+/// Why a model cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum HubError {
+    /// No folder for models.
+    #[error("there is no folder to keep models of a hub in; set HF_HOME to one")]
+    NoCache,
+    /// It is not in the cache, and nothing may be downloaded.
+    #[error(
+        "{name} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids to download it; unset that, or give \
+         the path of a folder (there is none of that name here)"
+    )]
+    Offline {
+        /// The model.
+        name: String,
+    },
+    /// The hub does not know it, or does not say that it does.
+    #[error(
+        "{endpoint} has no model {name} that may be seen, and there is no folder of that name here; check the name, and for \
+         a private model set HF_TOKEN"
+    )]
+    NotFound {
+        /// The model.
+        name: String,
+        /// The hub.
+        endpoint: String,
+    },
+    /// Its owner asks for something first.
+    #[error(
+        "{endpoint} does not hand out {name}: it is gated or private. Accept its conditions on {endpoint}/{page}, and set \
+         HF_TOKEN to a token of your account that may read it"
+    )]
+    Gated {
+        /// The model.
+        name: String,
+        /// Its page.
+        page: String,
+        /// The hub.
+        endpoint: String,
+    },
+    /// Weights that can run code when they are loaded.
+    #[error(
+        "{name} has its weights only as {file}, a format that can run code when it is loaded; name a model with \
+         safetensors, or convert it where you trust it (`save_pretrained` writes safetensors) and give the folder"
+    )]
+    Pickle {
+        /// The model.
+        name: String,
+        /// The first such file.
+        file: String,
+    },
+    /// Something that every model has is not there.
+    #[error("{name} has no {missing}: it is no model that can be used here")]
+    NotAModel {
+        /// The repository.
+        name: String,
+        /// The file.
+        missing: &'static str,
+    },
+    /// No room left.
+    #[error(
+        "{}: the disk is full; free some space, or set HF_HOME to a folder on a larger disk. What is there is gone on with",
+        path.display()
+    )]
+    DiskFull {
+        /// The cache.
+        path: PathBuf,
+    },
+    /// Another process has the file.
+    #[error("another process downloads {file}; wait until it is done")]
+    Busy {
+        /// The file.
+        file: String,
+    },
+    /// What came is not what the hub promised.
+    #[error("{file}: {problem}; try again")]
+    Damaged {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An answer that makes no sense.
+    #[error("{endpoint} answers what no hub does: {problem}")]
+    Nonsense {
+        /// The hub.
+        endpoint: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The network, or the hub.
+    #[error(
+        "cannot download {file} from {endpoint}: {problem}; the same command goes on where this one stopped"
+    )]
+    Network {
+        /// What was asked for.
+        file: String,
+        /// The hub.
+        endpoint: String,
+        /// Why not.
+        problem: String,
+    },
+    /// The file system refused.
+    #[error("cannot use the cache {}: {source}", path.display())]
+    Io {
+        /// The cache.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+}

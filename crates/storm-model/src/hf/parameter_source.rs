@@ -1,0 +1,22 @@
+//! Where the parameters of a model come from.
+
+use super::directory::HfDirectory;
+use super::dtype::Element;
+use super::load::load_parameter;
+use super::names::ParameterSpec;
+use crate::ModelError;
+
+/// Something that holds every parameter of a model.
+pub trait ParameterSource {
+    /// Reads a parameter as `f32` or `bf16`. `dest` holds exactly its elements.
+    ///
+    /// # Errors
+    /// The parameter is not there, or cannot be read.
+    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError>;
+}
+
+impl ParameterSource for HfDirectory {
+    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+        load_parameter(self, spec, dest)
+    }
+}
