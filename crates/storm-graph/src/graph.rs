@@ -188,6 +188,12 @@ impl Graph {
         &self.nodes
     }
 
+    /// Whether a node changes a parameter of [`Training::Running`]: only the forward pass of a training step may run it.
+    pub fn changes_running(&self, node: &Node) -> bool {
+        let changed = node.op.in_place().into_iter().map(|(operand, _)| self.tensor(operand).class);
+        changed.into_iter().any(|class| class == TensorClass::Parameter(Training::Running))
+    }
+
     /// The node that produces `id`, as a position in [`Graph::nodes`]; none for outside tensors.
     pub fn producer(&self, id: TensorId) -> Option<usize> {
         self.producers[id.index()]

@@ -133,6 +133,9 @@ define_ops! {
     Add [Elementwise, Bytes] { a: One, b: One; }
     /// `sum + x`, same shape and dtype, over `sum`. Has no gradient.
     Accumulate [Optimizer, Bytes] { sum: One, x: One; }
+    /// `average + momentum · (x − average)`, both f32 of one shape, over `average`, a parameter of
+    /// [`Training::Running`](crate::Training::Running). Runs once per micro-batch of a training step. Has no gradient.
+    MovingAverage [Elementwise, Bytes] { average: One, x: One; momentum: f32 }
     /// `a · b`, same shape.
     Mul [Elementwise, Bytes] { a: One, b: One; }
     /// `factor · x`.
@@ -294,6 +297,7 @@ impl<T: Clone> Op<T> {
             ],
             Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
             Op::Accumulate { sum, .. } => vec![(Some(sum), 0)],
+            Op::MovingAverage { average, .. } => vec![(Some(average), 0)],
             Op::CachedAttention { cache, .. } => vec![(Some(cache), 1)],
             Op::Embedding { .. }
             | Op::Linear { .. }

@@ -149,6 +149,33 @@ impl Section {
         }
     }
 
+    /// What depends on a running statistic cannot be recomputed: the statistic has moved on by then. So neither the
+    /// backward pass nor another block may read it.
+    fn check_running(&self) -> Result<(), GraphError> {
+        let graph = &self.graph;
+        let is_running =
+            |id: TensorId| graph.tensor(id).class == TensorClass::Parameter(Training::Running);
+        let mut depends: Vec<bool> = graph.ids().map(is_running).collect();
+        for node in graph.nodes().iter().filter(|node| node.phase == Phase::Forward) {
+            let operands = node.op.operands();
+            if operands.iter().any(|&(_, id)| depends[id.index()]) {
+                node.outputs.iter().for_each(|&id| depends[id.index()] = true);
+            }
+        }
+        let backward = graph.nodes().iter().filter(|node| node.phase != Phase::Forward);
+        let read = backward.flat_map(|node| node.op.operands()).map(|(_, id)| id);
+        let passed_on = self.carried_out.iter().map(|carried| carried.tensor);
+        let exported = self.exports.iter().map(|&(_, id)| id);
+        match read.chain(passed_on).chain(exported).find(|id| depends[id.index()]) {
+            None => Ok(()),
+            Some(id) => self.error(format!(
+                "`{}` depends on a running statistic, and the backward pass or another block reads it: a \
+                 recomputation would see the statistic as it is later",
+                graph.tensor(id).name
+            )),
+        }
+    }
+
     /// Adds the backward nodes.
     pub(crate) fn differentiate(&mut self, request: &SectionRequest<'_>) -> Result<(), GraphError> {
         let gradient_dtype = request.gradient_dtype;
@@ -208,6 +235,6 @@ impl Section {
             .collect();
         self.backward =
             Some(SectionBackward { carried_out_gradients, carried_in_gradients, parameters });
-        Ok(())
+        self.check_running()
     }
 }

@@ -101,6 +101,27 @@ impl SectionBuilder {
         self.graph.parameter(name, shape, self.dtype, self.training)
     }
 
+    /// Keeps a moving average of `x` as the running statistic `name`, in f32: each micro-batch of a training step
+    /// moves it by `momentum` of the way to `x`. Checkpoints have it; no gradient passes through it.
+    ///
+    /// # Errors
+    /// A momentum that is not from 0 to 1.
+    pub fn moving_average(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        momentum: f32,
+    ) -> Result<(), GraphError> {
+        let shape = self.graph.tensor(x).shape.clone();
+        let average = self.graph.parameter(name, shape, DType::F32, Training::Running);
+        let x = match self.graph.tensor(x).dtype {
+            DType::F32 => x,
+            _ => self.apply(&format!("{name}.x"), Op::Convert { x, dtype: DType::F32 })?,
+        };
+        self.apply(&format!("{name}.moved"), Op::MovingAverage { average, x, momentum })?;
+        Ok(())
+    }
+
     /// The first output of any op.
     ///
     /// # Errors

@@ -44,6 +44,9 @@ pub enum Training {
     Trainable,
     /// It never changes, and nothing is computed for it.
     Frozen,
+    /// It has no gradient: the forward pass of a training step changes it, once per micro-batch and in order. A
+    /// running mean, for example. Neither a recomputation nor an evaluation changes it.
+    Running,
 }
 
 /// A tensor's description; its data lives on a device.

@@ -17,10 +17,11 @@ use queues::Queues;
 use storm_graph::{TensorClass, Training};
 
 /// All classes, in the order of [`Simulation::transfers`].
-const CLASSES: [TensorClass; 8] = [
+const CLASSES: [TensorClass; 9] = [
     TensorClass::Input,
     TensorClass::Parameter(Training::Trainable),
     TensorClass::Parameter(Training::Frozen),
+    TensorClass::Parameter(Training::Running),
     TensorClass::Gradient,
     TensorClass::OptimizerState,
     TensorClass::Cache,

@@ -112,6 +112,9 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Accumulate { x, .. } => with_float!(x.dtype, E => {
             elementwise::accumulate::<E>(access.get(x), access.out(&outputs[0]));
         }),
+        Op::MovingAverage { x, momentum, .. } => {
+            elementwise::moving_average(access.get(x), *momentum, access.out(&outputs[0]));
+        }
         Op::Mul { a, b } => with_float!(a.dtype, E => {
             elementwise::mul::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),

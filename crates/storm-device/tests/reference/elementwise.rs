@@ -7,6 +7,9 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     let value = match *op {
         Op::Add { a, b } => a.zip(b, |a, b| a + b),
         Op::Accumulate { sum, x } => sum.zip(x, |sum, x| sum + x),
+        Op::MovingAverage { average, x, momentum } => {
+            average.zip(x, |average, x| average + f64::from(momentum) * (x - average))
+        }
         Op::Mul { a, b } => a.zip(b, |a, b| a * b),
         Op::Scale { x, factor } => x.map(|x| f64::from(factor) * x),
         Op::Activation { x, function } => x.map(match function {

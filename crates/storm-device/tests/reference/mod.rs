@@ -61,6 +61,7 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         Op::Embedding { .. } | Op::Linear { .. } | Op::ColumnSum { .. } => linear::evaluate(op),
         Op::Add { .. }
         | Op::Accumulate { .. }
+        | Op::MovingAverage { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
         | Op::Activation { .. }

@@ -26,6 +26,7 @@ fn class_name(class: TensorClass) -> &'static str {
         TensorClass::Input => "inputs",
         TensorClass::Parameter(Training::Trainable) => "weights",
         TensorClass::Parameter(Training::Frozen) => "frozen weights",
+        TensorClass::Parameter(Training::Running) => "running statistics",
         TensorClass::Gradient => "gradients",
         TensorClass::OptimizerState => "optimizer state",
         TensorClass::Cache => "keys and values",

@@ -3,7 +3,7 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{GraphError, Op, Tensor, TensorId};
+use crate::{DType, GraphError, Op, Tensor, TensorClass, TensorId, Training};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
@@ -11,6 +11,18 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::float("a", a)?;
             rules::like("b", b, "a", a)?;
             Ok(vec![Output::activation("", a.shape.clone(), a.dtype)])
+        }
+        Op::MovingAverage { average, x, momentum } => {
+            if average.class != TensorClass::Parameter(Training::Running) {
+                return Err(format!("`{}` is not a running statistic", average.name));
+            }
+            rules::dtype("average", average, DType::F32)?;
+            rules::like("x", x, "average", average)?;
+            if !(0.0..=1.0).contains(momentum) {
+                return Err(format!("momentum must be from 0 to 1, not {momentum}"));
+            }
+            let (shape, dtype, class) = (average.shape.clone(), average.dtype, average.class);
+            Ok(vec![Output { suffix: "", shape, dtype, class }])
         }
         Op::Scale { x, .. } | Op::Activation { x, .. } => {
             rules::float("x", x)?;

@@ -58,6 +58,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::LinearInputGrad { .. }
         | Op::LinearWeightGrad { .. }
         | Op::Accumulate { .. }
+        | Op::MovingAverage { .. }
         | Op::ActivationGrad { .. }
         | Op::SwiGluGrad { .. }
         | Op::NormGrad { .. }

@@ -4,7 +4,7 @@ use super::emit::{Bound, Emit};
 use super::residency::Class;
 use super::variant::Variant;
 use std::sync::Arc;
-use storm_graph::{Block, ParameterGradient, Section, TensorClass, TensorId};
+use storm_graph::{Block, ParameterGradient, Section, TensorClass, TensorId, Training};
 
 /// By tensor of the block's graph; none for temporaries.
 pub(super) type Bindings = Vec<Option<Bound>>;
@@ -28,6 +28,7 @@ impl Emit<'_> {
         for id in section.outside_tensors() {
             let tensor = graph.tensor(id);
             bound[id.index()] = match tensor.class {
+                TensorClass::Parameter(Training::Running) => None,
                 TensorClass::Parameter(_) => Some(self.weight_bound(block, &tensor.name)),
                 _ => match self.values.exports[m].get(&tensor.name) {
                     Some(&value) => Some(Bound::one(self.places().exports[m][&tensor.name], value)),
@@ -46,6 +47,7 @@ impl Emit<'_> {
                 bind(&mut bound, section.results[result.position].1, Bound::one(place, value));
             }
         }
+        self.bind_running(section, &variant.storage, block, &mut bound);
         self.bind_gradients(section, &variant.storage, block, &mut bound);
         self.bind_skips(section, block, m, &mut bound);
         bound
@@ -157,6 +159,30 @@ impl Emit<'_> {
         let offset = self.layout.cut.stages[stage].gradients.entries[position].offset;
         let place = self.place(Class::Gradients, block);
         self.values.gradients[block][position].at(place + offset)
+    }
+
+    /// Running statistics, and every tensor that is written over one.
+    fn bind_running(
+        &self,
+        section: &Section,
+        storage: &[TensorId],
+        block: usize,
+        bound: &mut Bindings,
+    ) {
+        let set = &self.lowering.sets[self.lowering.blocks.get(block).stage];
+        for (position, statistic) in set.running.iter().enumerate() {
+            let to = Bound::one(
+                self.layout.running[block][position],
+                self.values.running[block][position],
+            );
+            let graph = &section.graph;
+            for id in graph.ids() {
+                let root = storage[id.index()];
+                if graph.producer(root).is_none() && graph.tensor(root).name == statistic.name {
+                    bind(bound, id, to);
+                }
+            }
+        }
     }
 
     /// A gradient, and every tensor that it is accumulated through.

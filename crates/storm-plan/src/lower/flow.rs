@@ -378,6 +378,7 @@ impl Emit<'_> {
                 let saved = &self.decided().stages[stage].saved[index];
                 self.lowering.training_variants(stage, saved)[1].clone()
             }
+            false if group.pass == Pass::Training => self.lowering.unreached_variant(stage),
             false => self.lowering.forward_variant(stage),
         }
     }

@@ -76,6 +76,8 @@ pub(crate) struct Layout {
     pub(crate) weights: Vec<ClassPlaces>,
     pub(crate) gradients: Vec<ClassPlaces>,
     pub(crate) states: Vec<ClassPlaces>,
+    /// By block, and by position among its running statistics.
+    pub(crate) running: Vec<Vec<usize>>,
     /// Pieces of optimizer state on their way through.
     pub(crate) state_ring: Ring,
     /// One for each of the decided groups. They take turns, so they lie over each other.
@@ -222,6 +224,16 @@ impl Layout {
 
         let Parameters { weights, gradients, states } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
+        let running = (0..lowering.blocks.count())
+            .map(|block| {
+                let statistics = &lowering.sets[lowering.blocks.get(block).stage].running;
+                let mut take = |tensor: &Tensor| {
+                    let kind = TensorKind::Weights;
+                    device.take(kind, "running statistics", tensor.size_bytes())
+                };
+                statistics.iter().map(&mut take).collect()
+            })
+            .collect();
         let kind = TensorKind::OptimizerState;
         let (slots, slot) = (decisions.state_ring, cut.state_slot_bytes);
         let slot = if lowering.needs_state_ring(decisions) { slot } else { 0 };
@@ -250,6 +262,7 @@ impl Layout {
             weights,
             gradients,
             states,
+            running,
             state_ring,
             groups,
             work,
@@ -493,8 +506,9 @@ fn work_bytes(lowering: &Lowering<'_>, decisions: &Decisions) -> usize {
     let mut bytes = 0;
     let mut last = None;
     for stage in 0..decisions.stages.len() {
-        let variant = lowering.forward_variant(stage);
-        bytes = bytes.max(variant.forward.size_bytes);
+        for variant in [lowering.forward_variant(stage), lowering.unreached_variant(stage)] {
+            bytes = bytes.max(variant.forward.size_bytes);
+        }
     }
     for (stage, saved) in decisions.groups.iter().flat_map(|group| lowering.each_block(group)) {
         // Neighbors mostly store the same.

@@ -65,8 +65,8 @@ pub struct Lowering<'a> {
     training_variants: RwLock<BTreeMap<(usize, Vec<bool>), Pair>>,
     /// Seconds that a block of a stage recomputes, by the units that it has at hand.
     recompute_times: RwLock<BTreeMap<(usize, Vec<bool>), f64>>,
-    /// By stage.
-    forward_variants: Vec<OnceLock<Arc<Variant>>>,
+    /// By stage: with running statistics left as they are, and changed.
+    forward_variants: Vec<[OnceLock<Arc<Variant>>; 2]>,
 }
 
 impl<'a> Lowering<'a> {
@@ -94,7 +94,7 @@ impl<'a> Lowering<'a> {
             cuts: RwLock::default(),
             training_variants: RwLock::default(),
             recompute_times: RwLock::default(),
-            forward_variants: vec![OnceLock::new(); stages],
+            forward_variants: vec![[const { OnceLock::new() }; 2]; stages],
             blocks,
         })
     }
@@ -165,22 +165,37 @@ impl<'a> Lowering<'a> {
             }
             let elsewhere = places_of_their_own(&section, kept.iter().copied());
             let pass = if is_last { variant::Passes::Joined } else { variant::Passes::Apart };
-            Arc::new(Variant::new(section, pass, self.profile, |id| elsewhere.contains(&id)))
+            let running = variant::Running::Change;
+            let elsewhere = |id| elsewhere.contains(&id);
+            Arc::new(Variant::new(section, pass, running, self.profile, elsewhere))
         });
         // Two threads may have made it at the same time: plans tell variants apart by address.
         let mut known = self.training_variants.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(key).or_insert(pair).clone()
     }
 
-    /// The forward pass of a block from which nothing is saved.
+    /// The forward pass of a block from which nothing is saved, as an evaluation runs it.
     pub(crate) fn forward_variant(&self, stage: usize) -> Arc<Variant> {
+        self.forward_only(stage, variant::Running::Leave)
+    }
+
+    /// The forward pass in a training step of a block that the backward pass does not reach.
+    pub(crate) fn unreached_variant(&self, stage: usize) -> Arc<Variant> {
+        match self.sets[stage].running.is_empty() {
+            true => self.forward_variant(stage),
+            false => self.forward_only(stage, variant::Running::Change),
+        }
+    }
+
+    fn forward_only(&self, stage: usize, running: variant::Running) -> Arc<Variant> {
         let make = || {
             let section = self.task.forward.section(stage).clone();
             let elsewhere = places_of_their_own(&section, []);
-            let passes = variant::Passes::Apart;
-            Arc::new(Variant::new(section, passes, self.profile, |id| elsewhere.contains(&id)))
+            let (passes, elsewhere) = (variant::Passes::Apart, |id| elsewhere.contains(&id));
+            Arc::new(Variant::new(section, passes, running, self.profile, elsewhere))
         };
-        self.forward_variants[stage].get_or_init(make).clone()
+        let position = usize::from(running == variant::Running::Change);
+        self.forward_variants[stage][position].get_or_init(make).clone()
     }
 
     fn tensors_at_hand(&self, stage: usize, at_hand: &[bool]) -> BTreeSet<TensorId> {

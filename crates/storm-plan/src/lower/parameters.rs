@@ -12,6 +12,8 @@ pub(crate) struct Set {
     /// Gradients that its backward pass makes: first those of the own parameters that learn, in their
     /// order, then those of parameters that another stage owns.
     pub(crate) gradients: Vec<GradientUse>,
+    /// Running statistics of a block. They are small and stay on the device.
+    pub(crate) running: Vec<Tensor>,
 }
 
 /// One parameter, and its update if it learns.
@@ -62,9 +64,19 @@ impl Set {
                 .position(|rule| rule.parameter.stage == owner && rule.parameter.name == name)
         };
         let (mut parameters, mut own, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
+        let mut running = Vec::new();
         for id in section.outside_tensors() {
             let tensor = section.graph.tensor(id);
             let TensorClass::Parameter(training) = tensor.class else { continue };
+            if training == Training::Running {
+                if program.owner(stage, &tensor.name) != stage {
+                    let (stage, name) = (&program.stages()[stage].name, &tensor.name);
+                    let problem = format!("`{stage}` shares the running statistic `{name}`");
+                    return Err(PlanError::Task { problem });
+                }
+                running.push(tensor.clone());
+                continue;
+            }
             let owner = program.owner(stage, &tensor.name);
             let learns = training == Training::Trainable && task.training.is_some();
             let rule = rule_of(owner, &tensor.name).filter(|_| learns);
@@ -90,7 +102,7 @@ impl Set {
             }
         }
         own.append(&mut foreign);
-        Ok(Set { parameters, gradients: own })
+        Ok(Set { parameters, gradients: own, running })
     }
 
     pub(crate) fn position(&self, name: &str) -> Option<usize> {

@@ -68,6 +68,15 @@ impl Emit<'_> {
             all.push(lasting(tensor, self.values.weights[number][position], &weights, offset));
         }
 
+        for (position, statistic) in set.running.iter().enumerate() {
+            let tensor = Tensor { name: full(&statistic.name), ..statistic.clone() };
+            all.push(Lasting {
+                tensor,
+                pieces: vec![self.values.running[number][position]],
+                places: vec![on_device(self.layout.running[number][position])],
+            });
+        }
+
         let mut gradients = Vec::new();
         if self.gradients_leave(number, true) {
             gradients.push(on_host(self.layout.gradients[stage].host(index)));

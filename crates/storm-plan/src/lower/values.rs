@@ -8,7 +8,7 @@ use crate::Decisions;
 use crate::plan::{Plan, Value, ValueId};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use storm_graph::{Block, TensorClass};
+use storm_graph::{Block, Tensor, TensorClass};
 
 pub(super) struct Values {
     /// By input and micro-batch.
@@ -20,6 +20,8 @@ pub(super) struct Values {
     pub(super) weights: Vec<Vec<Pieces>>,
     pub(super) gradients: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
+    /// By block and position among its running statistics.
+    pub(super) running: Vec<Vec<ValueId>>,
     /// By decided group.
     pub(super) saved: Vec<SavedValues>,
     /// What blocks take from the block before, by block, micro-batch and slab entry.
@@ -89,6 +91,7 @@ impl Values {
             weights: Vec::new(),
             gradients: Vec::new(),
             states: Vec::new(),
+            running: Vec::new(),
             saved: Vec::new(),
             seams: Vec::new(),
             carries: Vec::new(),
@@ -167,6 +170,10 @@ impl Values {
                 states.push(push_pieces(plan, &name, &entry.pieces, class));
             }
         }
+        let statistic = |tensor: &Tensor| {
+            push_value(plan, full(&tensor.name), tensor.size_bytes(), tensor.class)
+        };
+        self.running.push(set.running.iter().map(statistic).collect());
         self.weights.push(weights);
         self.gradients.push(gradients);
         self.states.push(states);

@@ -2,7 +2,7 @@
 
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
-use storm_graph::{Graph, Phase, Section, Tensor, TensorId};
+use storm_graph::{Graph, Node, Phase, Section, Tensor, TensorId};
 
 /// A section as it will run: which nodes, and where its temporaries lie in the work area.
 #[derive(Clone, Debug)]
@@ -48,19 +48,30 @@ pub(crate) enum Passes {
     Joined,
 }
 
+/// Whether the nodes that change running statistics are among those that run.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Running {
+    /// In the forward pass of a training step.
+    Change,
+    /// In an evaluation, and where a forward pass is repeated.
+    Leave,
+}
+
 impl Variant {
     /// `lies_elsewhere` tells tensors that have a place of their own from temporaries.
     pub(crate) fn new(
         section: Section,
         passes: Passes,
+        running: Running,
         profile: &HardwareProfile,
         lies_elsewhere: impl Fn(TensorId) -> bool,
     ) -> Variant {
         let graph = &section.graph;
+        let runs = |node: &Node| running == Running::Change || !graph.changes_running(node);
         let storage: Vec<TensorId> = graph.ids().map(|id| storage_of(graph, id)).collect();
         let pass = |wanted: &dyn Fn(Phase) -> bool| {
             let nodes: Vec<usize> = (0..graph.nodes().len())
-                .filter(|&index| wanted(graph.nodes()[index].phase))
+                .filter(|&index| wanted(graph.nodes()[index].phase) && runs(&graph.nodes()[index]))
                 .collect();
             Pass::new(graph, &nodes, &storage, profile, &lies_elsewhere)
         };

@@ -65,7 +65,7 @@ pub(crate) fn state_tensors(
             tensors.push(StateTensor { name, shape: parameter.shape.clone(), dtype, part });
         };
         add(name.clone(), parameter.dtype, StatePart::Parameters);
-        if parameter.training == Training::Frozen {
+        if parameter.training != Training::Trainable {
             continue;
         }
         for moment in ["first_moment", "second_moment"] {

@@ -1,12 +1,12 @@
 //! Random programs of one to six stages, with skip connections, several carried tensors, tied and frozen
-//! parameters, under random plans with delays: bit by bit what everything resident gives.
+//! parameters and running statistics, under random plans with delays: bit by bit what everything resident gives.
 
 use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::{
     ActivationFunction, Carried, DType, HeadLayout, Op, Program, Section, SectionBuilder, Shape,
-    Stage, TensorId,
+    Stage, TensorClass, TensorId, Training,
 };
 use storm_model::{ModelConfig, initialization};
 use storm_plan::{HardwareProfile, Lowering, check, random_decisions};
@@ -58,6 +58,9 @@ impl Draft<'_> {
     /// A branch of `x` added to it.
     fn branch(&mut self, builder: &mut SectionBuilder, name: &str, x: TensorId) -> TensorId {
         let normed = builder.rms_norm(&format!("{name}.norm"), x, 1e-5).unwrap();
+        if self.random.below(3) == 0 {
+            builder.moving_average(&format!("{name}.average"), normed, 0.25).unwrap();
+        }
         let inner = match self.random.below(2) {
             0 => {
                 let up = builder.linear(&format!("{name}.up"), normed, 20).unwrap();
@@ -158,8 +161,7 @@ fn random_program(
             draft.middle(number);
         }
         let table = draft.templates[0].parameter("tokens.weight").expect("the embedding has it");
-        let learns =
-            table.class == storm_graph::TensorClass::Parameter(storm_graph::Training::Trainable);
+        let learns = table.class == TensorClass::Parameter(Training::Trainable);
         let tied = learns && draft.random.below(2) == 0;
         let mut builder = draft.builder("last", false);
         let hidden = builder.take("hidden", draft.shape());
@@ -168,16 +170,24 @@ fn random_program(
     Program::new(draft.templates, draft.stages).expect("stages that meet")
 }
 
+/// The statistics of a program.
+fn running(program: &Program) -> usize {
+    let instances = program.parameter_instances();
+    instances.iter().filter(|i| i.parameter.training == Training::Running).count()
+}
+
 #[test]
 fn random_programs_under_random_plans_are_exact() {
     let mut config = tiny("mistral-7b");
     config.hidden_size = WIDTH;
     let profile = HardwareProfile::builtin("reference").expect("built in");
+    let mut statistics = 0;
     for seed in 0..program_count() {
         let precision = [Precision::Bf16Stochastic, Precision::F32][seed as usize % 2];
         let options = options(precision);
         let program = random_program(&config, &options, precision.compute(), seed);
         let micro_batches = 1 + seed as usize % 4;
+        statistics += running(&program);
 
         let mut resident = ReferenceTrainer::of_program(&config, options.clone(), program.clone())
             .expect("a trainer");
@@ -225,4 +235,28 @@ fn random_programs_under_random_plans_are_exact() {
             }
         }
     }
+    assert!(statistics > 20, "{statistics} running statistics are too few to prove anything");
+}
+
+/// What is read back would depend on how often it was computed.
+#[test]
+fn a_statistic_that_the_backward_pass_needs_is_refused() {
+    let (config, options) = (tiny("mistral-7b"), options(Precision::F32));
+    let TrainOptions { batch, sequence, .. } = options;
+    let mut first = SectionBuilder::new("first", batch, sequence, DType::F32);
+    let hidden = first.embedding("tokens", config.vocab_size, WIDTH).unwrap();
+    let mut middle = SectionBuilder::new("middle", batch, sequence, DType::F32);
+    let taken = middle.take("hidden", [batch, sequence, WIDTH]);
+    let shape = Shape::from([batch, sequence, WIDTH]);
+    let (name, class) = ("mean", TensorClass::Parameter(Training::Running));
+    let mut section = middle.hand_on(taken);
+    let mean = section.graph.source(name, shape, DType::F32, class);
+    let shifted = section.graph.apply_one("shifted", Op::Add { a: taken, b: mean }).unwrap();
+    section.carried_out[0].tensor = shifted;
+    let (last, hidden_in) = SectionBuilder::after(&section, "last").unwrap();
+    let last = last.loss(hidden_in, config.vocab_size, 7).unwrap();
+    let stages = vec![Stage::once("first", 0), Stage::once("middle", 1), Stage::once("last", 2)];
+    let program = Program::new(vec![first.hand_on(hidden), section, last], stages).unwrap();
+    let error = task_of_program(&program, &options, 1).unwrap_err().to_string();
+    assert!(error.contains("`middle`") && error.contains("`shifted`"), "{error}");
 }

@@ -167,6 +167,7 @@ impl Builder {
             "constant" => self.constant(),
             "optimizer" => self.optimizer(),
             "accumulate" => self.accumulate(),
+            "moving_average" => self.moving_average(),
             _ => self.sgd(),
         }
     }
@@ -389,6 +390,15 @@ impl Builder {
         };
         let (sum, x) = (gradient(self, "sum"), gradient(self, "x"));
         self.apply("fold", Op::Accumulate { sum, x }).map(drop)
+    }
+
+    fn moving_average(&mut self) -> Result<(), GraphError> {
+        let shape = [self.random.extent(), self.random.extent()];
+        let average = self.graph.parameter("average", shape, DType::F32, Training::Running);
+        self.floats(average);
+        let x = self.graph.source("x", shape, DType::F32, TensorClass::Activation);
+        self.floats(x);
+        self.apply("moved", Op::MovingAverage { average, x, momentum: 0.1 }).map(drop)
     }
 
     fn sgd(&mut self) -> Result<(), GraphError> {

@@ -22,6 +22,12 @@ simd_dispatch! {
         }
     }
 
+    fn moving_average_chunk(x: &[f32], momentum: f32, average: &mut [f32]) {
+        for (average, x) in average.iter_mut().zip(x) {
+            *average = momentum.mul_add(x - *average, *average);
+        }
+    }
+
     fn mul_chunk[E: Element](a: &[E], b: &[E], out: &mut [E]) {
         for ((out, a), b) in out.iter_mut().zip(a).zip(b) {
             *out = E::from_f32(a.to_f32() * b.to_f32());
@@ -92,6 +98,11 @@ pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
 /// `sum += x`.
 pub fn accumulate<E: Element>(x: &[E], sum: &mut [E]) {
     unary(x, sum, accumulate_chunk);
+}
+
+/// `average += momentum · (x − average)`.
+pub fn moving_average(x: &[f32], momentum: f32, average: &mut [f32]) {
+    unary(x, average, |x, average| moving_average_chunk(x, momentum, average));
 }
 
 /// `out = a · b`.

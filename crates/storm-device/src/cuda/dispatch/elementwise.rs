@@ -27,6 +27,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     match &planner.node.op {
         Op::Add { a, b } => flat(planner, "add", &[a, b], None),
         Op::Accumulate { x, .. } => flat(planner, "accumulate", &[x], None),
+        Op::MovingAverage { x, momentum, .. } => {
+            flat(planner, "moving_average", &[x], Some(*momentum))
+        }
         Op::Mul { a, b } => flat(planner, "mul", &[a, b], None),
         Op::Scale { x, factor } => flat(planner, "scale", &[x], Some(*factor)),
         Op::Activation { x, function } => {

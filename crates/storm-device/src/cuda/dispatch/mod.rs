@@ -39,6 +39,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         Op::Add { .. }
         | Op::Accumulate { .. }
+        | Op::MovingAverage { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
         | Op::Activation { .. }

@@ -89,6 +89,12 @@ extern "C" __global__ void accumulate(const E* x, E* sum, i64 elements) {
     binary(x, sum, sum, elements, [](float x, float sum) { return sum + x; });
 }
 
+extern "C" __global__ void moving_average(const E* x, E* average, i64 elements, float momentum) {
+    binary(x, average, average, elements, [momentum](float x, float average) {
+        return fmaf(momentum, x - average, average);
+    });
+}
+
 extern "C" __global__ void mul(const E* a, const E* b, E* out, i64 elements) {
     binary(a, b, out, elements, [](float x, float y) { return x * y; });
 }
