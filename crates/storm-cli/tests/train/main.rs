@@ -1,6 +1,7 @@
 //! `storm train`, called as people call it, and killed as machines do.
 
 mod afterwards;
+mod figures;
 mod folder;
 mod lengths;
 mod no_threads;
