@@ -37,18 +37,30 @@ impl<D: Device> Evaluation<D> {
     /// # Errors
     /// The batch does not fit, a loss is not finite, or from the device.
     pub fn add(&mut self, batch: &Batch) -> Result<(), TrainError> {
-        self.forward.size.check_inputs(batch)?;
-        let valid = batch.valid_tokens();
+        self.add_step(std::slice::from_ref(batch))
+    }
+
+    /// Counts the micro-batches of a step in, rounded as [`Trainer::evaluate`](crate::Trainer::evaluate) rounds them.
+    ///
+    /// # Errors
+    /// As [`Evaluation::add`].
+    pub fn add_step(&mut self, batches: &[Batch]) -> Result<(), TrainError> {
+        batches.iter().try_for_each(|batch| self.forward.size.check_inputs(batch))?;
+        let valid: usize = batches.iter().map(Batch::valid_tokens).sum();
         if valid == 0 {
             return Ok(());
         }
-        self.forward.run(batch, valid as f32)?;
-        let mut loss = [0.0f32];
-        self.forward.result("loss", &mut loss)?;
-        if !loss[0].is_finite() {
-            return Err(TrainError::NonFiniteResult { what: "loss", value: loss[0] });
+        let mut sum = 0.0f32;
+        for batch in batches {
+            self.forward.run(batch, valid as f32)?;
+            let mut loss = [0.0f32];
+            self.forward.result("loss", &mut loss)?;
+            sum += loss[0];
         }
-        self.loss_sum += f64::from(loss[0]) * valid as f64;
+        if !sum.is_finite() {
+            return Err(TrainError::NonFiniteResult { what: "loss", value: sum });
+        }
+        self.loss_sum += f64::from(sum) * valid as f64;
         self.targets += valid as u64;
         Ok(())
     }

@@ -12,6 +12,7 @@ mod model;
 mod options;
 mod output;
 mod progress;
+mod recorded;
 mod reference;
 mod report;
 mod sample;
@@ -29,10 +30,11 @@ use clap::Args;
 pub(crate) use config::BadConfig;
 use folder::Start;
 use options::Given;
+pub(crate) use recorded::Recorded;
 pub(crate) use reference::with_defaults;
 use setup::Setup;
 use std::path::PathBuf;
-pub(crate) use values::OverlongArg;
+pub(crate) use values::{DeviceArg, OverlongArg};
 
 #[derive(Args)]
 #[command(
