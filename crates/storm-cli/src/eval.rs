@@ -2,50 +2,62 @@
 
 use crate::model_tokenizer::{OtherTokenizer, Weights};
 use crate::precision::DtypeArg;
-use crate::progress;
 use crate::size::positive;
-use crate::train::OverlongArg;
-use crate::{lengths, model};
+use crate::source::{ModelSource, Which};
+use crate::train::{Asked, DeviceArg, DeviceKind, Machine, OverlongArg, Recorded, Style, Trains};
+use crate::{UsageError, lengths, progress, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use storm_data::{Dataset, Kind, LoaderOptions, Order, Passes, Split};
-use storm_device::cpu::CpuDevice;
-use storm_device::cuda::CudaDevice;
-use storm_device::{Device, DeviceError};
-use storm_model::{BuildOptions, Packing};
-use storm_train::{Batch, BatchSource, Evaluation, LoaderSource};
+use storm_device::cpu::CpuPlanDevice;
+use storm_device::cuda::CudaPlanDevice;
+use storm_graph::DType;
+use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing};
+use storm_plan::{Budget, Forced, plan};
+use storm_train::{Batch, BatchSource, Evaluation, LoaderSource, Precision, evaluation_task};
 
 #[derive(Args)]
 pub(crate) struct EvalArgs {
-    /// Hugging Face directory, such as the `model` of a run.
+    /// A run (its newest checkpoint), a checkpoint, a Hugging Face directory, or the name of a model on the hub. A run is
+    /// evaluated as it evaluates itself: with its data, length, micro-batches, precision and device, unless a flag says
+    /// otherwise.
     model: PathBuf,
-    /// Dataset that `storm data pack` wrote, such as the `data` of a run.
+    #[command(flatten)]
+    which: Which,
+    /// Dataset that `storm data pack` wrote. If not given, that of the run.
     #[arg(long)]
-    data: PathBuf,
+    data: Option<PathBuf>,
     /// Which part of it.
     #[arg(long, value_enum, default_value_t = SplitArg::HeldOut)]
     split: SplitArg,
-    /// Tokens per sequence.
-    #[arg(long, default_value_t = 1024, value_parser = positive)]
-    seq: usize,
-    /// What becomes of samples that are longer than that.
-    #[arg(long, value_enum, default_value_t = OverlongArg::Drop)]
-    overlong: OverlongArg,
-    /// Sequences at a time.
-    #[arg(long, default_value_t = 4, value_parser = positive)]
-    batch: usize,
-    /// Batches to look at; all of the part if not given.
+    /// Tokens per sequence. If not given, as the run has them; 1024 without a run.
+    #[arg(long, value_parser = positive)]
+    seq: Option<usize>,
+    /// What becomes of samples that are longer than that. If not given, as in the run; `drop` without one.
+    #[arg(long, value_enum)]
+    overlong: Option<OverlongArg>,
+    /// Sequences at a time. If not given, as the run has them; 4 without a run.
+    #[arg(long, value_parser = positive)]
+    batch: Option<usize>,
+    /// Batches to look at. If not given, as many as the run looks at; all of the part without a run, or of the part that
+    /// a run learns from.
     #[arg(long, value_parser = positive)]
     batches: Option<usize>,
-    /// Where to compute. The whole model must fit.
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    device: DeviceArg,
-    /// Arithmetic.
-    #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
-    dtype: DtypeArg,
+    /// Where to compute. If not given, where the run was; without a run, on the GPU if there is one that can be used.
+    #[arg(long, value_enum)]
+    device: Option<DeviceArg>,
+    /// Device memory to use at most. A model that is larger is streamed through it. If not given, what the card has.
+    #[arg(long, value_parser = size::parse)]
+    vram: Option<u64>,
+    /// Host memory to use at most. If not given, what is available.
+    #[arg(long, value_parser = size::parse)]
+    ram: Option<u64>,
+    /// Arithmetic. If not given, that of the run; f32 without a run.
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeArg>,
     /// Evaluate on data that another tokenizer made than the one in the model's directory.
     #[arg(long)]
     other_tokenizer: bool,
@@ -54,7 +66,7 @@ pub(crate) struct EvalArgs {
     json: bool,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum SplitArg {
     /// What training does not see.
     HeldOut,
@@ -62,60 +74,148 @@ enum SplitArg {
     Training,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum DeviceArg {
-    Cpu,
-    Cuda,
+/// What is evaluated, and how.
+struct Evaluated {
+    data: PathBuf,
+    seq: usize,
+    overlong: OverlongArg,
+    batch: usize,
+    /// Batches whose loss is rounded together, as those of a step are.
+    group: usize,
+    batches_max: u64,
+    dtype: DType,
+    chunk_rows: usize,
+    device: DeviceArg,
 }
 
-pub(crate) fn run(args: &EvalArgs) -> Result<()> {
-    match args.device {
-        DeviceArg::Cpu => evaluate(args, CpuDevice::new),
-        DeviceArg::Cuda => evaluate(args, |bytes| CudaDevice::new(0, bytes)),
+impl Evaluated {
+    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Evaluated> {
+        let folder = source.run.as_ref().and_then(|run| run.folder.as_deref());
+        let run = Recorded::of_folder(folder.unwrap_or(&args.model))?;
+        let given = args.batches.map(|batches| batches as u64);
+        let Some(run) = run else {
+            let Some(data) = args.data.clone() else {
+                let problem = format!(
+                    "{} is not the folder of a run; give --data, a dataset that `storm data pack` made",
+                    args.model.display()
+                );
+                return Err(UsageError(problem).into());
+            };
+            return Ok(Evaluated {
+                data,
+                seq: args.seq.unwrap_or(1024),
+                overlong: args.overlong.unwrap_or(OverlongArg::Drop),
+                batch: args.batch.unwrap_or(4),
+                group: 1,
+                batches_max: given.unwrap_or(u64::MAX),
+                dtype: args.dtype.unwrap_or(DtypeArg::F32).into(),
+                chunk_rows: DEFAULT_CHUNK_ROWS,
+                device: args.device.unwrap_or(DeviceArg::Auto),
+            });
+        };
+        let is_as_in_run = args.batch.is_none() && args.batches.is_none();
+        let group = if is_as_in_run { run.accumulate } else { 1 };
+        let of_run = match args.split {
+            SplitArg::HeldOut => {
+                let sequences = run.eval_steps.saturating_mul((run.batch * run.accumulate) as u64);
+                sequences.div_ceil(args.batch.unwrap_or(run.batch) as u64)
+            }
+            SplitArg::Training => u64::MAX,
+        };
+        Ok(Evaluated {
+            data: args.data.clone().unwrap_or(run.data),
+            seq: args.seq.unwrap_or(run.seq),
+            overlong: args.overlong.unwrap_or(run.overlong),
+            batch: args.batch.unwrap_or(run.batch),
+            group,
+            batches_max: given.unwrap_or(of_run),
+            dtype: match args.dtype {
+                Some(dtype) => dtype.into(),
+                None => Precision::from(run.precision).compute(),
+            },
+            chunk_rows: run.chunk_rows,
+            device: args.device.unwrap_or(run.device),
+        })
     }
 }
 
-fn evaluate<D: Device>(
+pub(crate) fn run(args: &EvalArgs) -> Result<()> {
+    let source = ModelSource::open(&args.model, args.which)?;
+    let evaluated = Evaluated::new(args, &source)?;
+    let asked = Asked {
+        device: evaluated.device,
+        vram_bytes: args.vram,
+        ram_bytes: args.ram,
+        hardware: None,
+        threads: None,
+    };
+    let style = if args.json { Style::Quiet } else { Style::People };
+    let machine = Machine::new(&asked, source.config.parameter_count(), style)?;
+    match machine.kind {
+        DeviceKind::Cpu => evaluate::<CpuPlanDevice>(args, &evaluated, &source, &machine),
+        DeviceKind::Cuda => evaluate::<CudaPlanDevice>(args, &evaluated, &source, &machine),
+    }
+}
+
+fn evaluate<D: Trains>(
     args: &EvalArgs,
-    open: impl FnOnce(usize) -> Result<D, DeviceError>,
+    evaluated: &Evaluated,
+    source: &ModelSource,
+    machine: &Machine,
 ) -> Result<()> {
-    let directory = model::open(&args.model)?;
-    let dataset = Arc::new(Dataset::open(&args.data)?);
-    let weights = Weights { directory: &args.model, vocabulary: directory.model().vocab_size };
-    weights.check_dataset(&dataset, OtherTokenizer::of_switch(args.other_tokenizer))?;
+    let Evaluated { seq, overlong, batch, group, dtype, chunk_rows, .. } = *evaluated;
+    let config = &source.config;
+    let dataset = Arc::new(Dataset::open(&evaluated.data)?);
+    if let Some(directory) = &source.files {
+        let weights = Weights { directory, vocabulary: config.vocab_size };
+        weights.check_dataset(&dataset, OtherTokenizer::of_switch(args.other_tokenizer))?;
+    }
     let packing = match dataset.manifest().kind {
         Kind::Text => Packing::Single,
         Kind::Samples => Packing::Segments,
     };
-    let dtype = args.dtype.into();
     let split = match args.split {
         SplitArg::HeldOut => Split::Held,
         SplitArg::Training => Split::Train,
     };
     let options = LoaderOptions {
-        batch: args.batch,
-        sequence: args.seq,
+        batch,
+        sequence: seq,
         seed: 0,
         split,
         order: Order::Sequential,
         passes: Passes::One,
-        overlong: args.overlong.into(),
+        overlong: overlong.into(),
     };
-    let mut source = LoaderSource::new(dataset, options)?;
-    lengths::check(source.loader(), split, args.overlong, directory.model().max_positions)?;
-    let batches = source.loader().rows_per_epoch().div_ceil(args.batch as u64);
-    let batches = batches.min(args.batches.unwrap_or(usize::MAX) as u64);
-    let build = BuildOptions { packing, ..BuildOptions::training(args.batch, args.seq, dtype) };
+    let mut loader = LoaderSource::new(dataset, options)?;
+    lengths::check(loader.loader(), split, overlong, config.max_positions)?;
+    let batches = loader.loader().rows_per_epoch().div_ceil(batch as u64);
+    let batches = batches.min(evaluated.batches_max);
+    let build = BuildOptions {
+        packing,
+        output: ModelOutput::Loss { chunk_rows },
+        ..BuildOptions::training(batch, seq, dtype)
+    };
+    let budget = Budget::new(machine.vram.bytes, machine.ram.bytes);
+    let task = evaluation_task(config, &build, group)?;
+    let planned = plan(&task, &machine.profile, budget, &Forced::default())
+        .with_context(|| format!("cannot evaluate {}", args.model.display()))?;
     progress::show("loading the model");
     let begun = Instant::now();
-    let mut evaluation = Evaluation::load(directory.model(), &build, &directory, open)?;
-    let mut batch = Batch::new(Vec::new(), Vec::new(), args.seq);
-    for number in 0..batches {
-        progress::show(&format!("batch {} of {batches}", number + 1));
-        if source.next_batch(&mut batch)? == 0 {
+    let device = D::options(machine.threads, budget, None);
+    let mut evaluation: Evaluation<D> =
+        Evaluation::load(config, &build, &source.weights, planned.plan.into(), device)?;
+    let mut step = vec![Batch::new(Vec::new(), Vec::new(), seq); group];
+    for first in (0..batches).step_by(group) {
+        progress::show(&format!("batch {} of {batches}", first + 1));
+        let mut rows = 0;
+        for batch in &mut step {
+            rows += loader.next_batch(batch)?;
+        }
+        if rows == 0 {
             break;
         }
-        evaluation.add(&batch)?;
+        evaluation.add(&step)?;
     }
     progress::show("");
     let loss = evaluation.loss().context("the data has no token to predict")?;

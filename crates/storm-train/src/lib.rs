@@ -58,7 +58,7 @@ pub use launch::{
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
-    History, Measure, MetricsFile, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
+    History, Measure, MetricsFile, Part, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
     read_metrics, rewrite_report, write_report,
 };
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};

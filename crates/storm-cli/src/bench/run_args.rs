@@ -155,6 +155,7 @@ impl RunArgs {
         // How much slower that makes it is seen in the first steps, which correct the profile.
         if let Some(count) = self.multiprocessors {
             profile.name = format!("{count} multiprocessors of {}", profile.name);
+            profile.multiprocessors = profile.multiprocessors.and(u32::try_from(count).ok());
         }
         if self.slow_copies > 1.0 {
             profile.name = format!("{}, copies {} times slower", profile.name, self.slow_copies);

@@ -39,18 +39,12 @@ impl Source<'_> {
             let problem = "give data: a dataset that `storm data pack` made, or text";
             return Err(UsageError(problem.to_owned()).into());
         };
-        let dataset = match data.join(MANIFEST).exists() {
-            true => data,
-            false => {
-                let packed = self.run.join("data");
-                if self.start != Start::Resume || !packed.join(MANIFEST).exists() {
-                    let tokenizer = self.tokenizer(&settings)?;
-                    given.tokenizer = Some(tokenizer.to_string());
-                    pack_text(&settings, &data, tokenizer, &packed, self.style)?;
-                }
-                packed
-            }
-        };
+        let dataset = dataset_of(&data, self.run);
+        if dataset != data && (self.start != Start::Resume || !dataset.join(MANIFEST).exists()) {
+            let tokenizer = self.tokenizer(&settings)?;
+            given.tokenizer = Some(tokenizer.to_string());
+            pack_text(&settings, &data, tokenizer, &dataset, self.style)?;
+        }
         let dataset = Arc::new(Dataset::open(&dataset)?);
         if let Some(weights) = self.model.of_tokenizer() {
             weights.check_dataset(&dataset, self.other)?;
@@ -74,6 +68,14 @@ impl Source<'_> {
         }
         self.style.say(&format!("tokenizer {source}, {why}"));
         Ok(source)
+    }
+}
+
+/// The dataset of a run: `data` itself, or what text is packed to in the run's folder.
+pub(super) fn dataset_of(data: &Path, run: &Path) -> PathBuf {
+    match data.join(MANIFEST).exists() {
+        true => data.to_owned(),
+        false => run.join("data"),
     }
 }
 

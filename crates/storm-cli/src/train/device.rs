@@ -16,27 +16,48 @@ use storm_plan::{Budget, HardwareProfile, Tier};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum DeviceKind {
+pub(crate) enum DeviceKind {
     Cpu,
     Cuda,
 }
 
 /// A device with its limits.
-pub(super) struct Machine {
-    pub(super) kind: DeviceKind,
-    pub(super) profile: HardwareProfile,
-    pub(super) vram: Limit,
-    pub(super) ram: Limit,
+pub(crate) struct Machine {
+    pub(crate) kind: DeviceKind,
+    pub(crate) profile: HardwareProfile,
+    pub(crate) vram: Limit,
+    pub(crate) ram: Limit,
     /// Of the CPU device; none on a card.
-    pub(super) threads: usize,
+    pub(crate) threads: usize,
 }
 
 /// A model with more parameters trains on the CPU only if that is asked for: a step would take minutes.
 const CPU_PARAMETERS_MAX: u64 = 500_000_000;
 
+/// What is asked for of a device; what is not given follows from the machine.
+pub(crate) struct Asked<'a> {
+    pub(crate) device: DeviceArg,
+    pub(crate) vram_bytes: Option<u64>,
+    pub(crate) ram_bytes: Option<u64>,
+    pub(crate) hardware: Option<&'a str>,
+    pub(crate) threads: Option<usize>,
+}
+
+impl<'a> From<&'a Settings> for Asked<'a> {
+    fn from(settings: &'a Settings) -> Asked<'a> {
+        Asked {
+            device: settings.device,
+            vram_bytes: settings.vram.map(|size| size.0),
+            ram_bytes: settings.ram.map(|size| size.0),
+            hardware: settings.hardware.as_deref(),
+            threads: settings.threads.map(NonZeroUsize::get),
+        }
+    }
+}
+
 /// The device that is asked for; else the GPU if it can be used. Says which, and why.
-fn kind(settings: &Settings, parameters: u64, style: Style) -> Result<DeviceKind> {
-    match settings.device {
+fn kind(device: DeviceArg, parameters: u64, style: Style) -> Result<DeviceKind> {
+    match device {
         DeviceArg::Cpu => return Ok(DeviceKind::Cpu),
         DeviceArg::Cuda => return Ok(DeviceKind::Cuda),
         DeviceArg::Auto => {}
@@ -51,29 +72,29 @@ fn kind(settings: &Settings, parameters: u64, style: Style) -> Result<DeviceKind
     if parameters > CPU_PARAMETERS_MAX {
         return Err(UsageError(format!(
             "no GPU can be used ({problem}), and {} parameters are too many for a CPU; `storm doctor` says what is \
-             missing, and --device cpu trains on the CPU all the same",
+             missing, and --device cpu takes the CPU all the same",
             grouped(parameters)
         ))
         .into());
     }
     eprintln!(
-        "warning: the run is on the CPU, since no GPU can be used: {problem}. `storm doctor` says what is missing; \
+        "warning: this runs on the CPU, since no GPU can be used: {problem}. `storm doctor` says what is missing; \
          --device cpu takes the CPU without a warning"
     );
     Ok(DeviceKind::Cpu)
 }
 
 impl Machine {
-    pub(super) fn new(settings: &Settings, parameters: u64, style: Style) -> Result<Machine> {
-        let kind = kind(settings, parameters, style)?;
-        let ram = memory_limits::host(settings.ram.map(|size| size.0))?;
-        let vram = settings.vram.map(|size| size.0);
+    pub(crate) fn new(asked: &Asked<'_>, parameters: u64, style: Style) -> Result<Machine> {
+        let kind = kind(asked.device, parameters, style)?;
+        let ram = memory_limits::host(asked.ram_bytes)?;
+        let vram = asked.vram_bytes;
         if kind == DeviceKind::Cuda {
-            let profile = hardware::named_or_found(settings.hardware.as_deref())?;
+            let profile = hardware::named_or_found(asked.hardware)?;
             let vram = memory_limits::device(vram, &profile);
             return Ok(Machine { kind, profile, vram, ram, threads: 0 });
         }
-        let threads = host_memory::threads(settings.threads.map(NonZeroUsize::get), ram.bytes)?;
+        let threads = host_memory::threads(asked.threads, ram.bytes)?;
         let vram = match vram {
             Some(bytes) => Limit { bytes, origin: None },
             None => {
@@ -82,8 +103,8 @@ impl Machine {
                 Limit { bytes, origin: Some(origin) }
             }
         };
-        let profile = match &settings.hardware {
-            Some(_) => hardware::named_or_found(settings.hardware.as_deref())?,
+        let profile = match asked.hardware {
+            Some(_) => hardware::named_or_found(asked.hardware)?,
             None => probe_cpu(vram.bytes, Some(threads))?,
         };
         Ok(Machine { kind, profile, vram, ram, threads })
@@ -91,7 +112,7 @@ impl Machine {
 }
 
 /// A device that runs train on.
-pub(super) trait Trains: PlanDevice {
+pub(crate) trait Trains: PlanDevice {
     /// Options for a device within a budget, with this many threads if it is the CPU. A device that ran before may
     /// have something to keep.
     fn options(threads: usize, budget: Budget, before: Option<Self>) -> Self::Options;

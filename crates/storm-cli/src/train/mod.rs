@@ -12,6 +12,7 @@ mod model;
 mod options;
 mod output;
 mod progress;
+mod recorded;
 mod reference;
 mod report;
 mod sample;
@@ -27,14 +28,17 @@ use crate::model_tokenizer::OtherTokenizer;
 use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
+pub(crate) use device::{Asked, DeviceKind, Machine, Trains};
 use folder::Start;
 pub(crate) use model::config_of_record;
 use options::Given;
+pub(crate) use output::Style;
+pub(crate) use recorded::Recorded;
 pub(crate) use reference::with_defaults;
 use setup::Setup;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-pub(crate) use values::OverlongArg;
+pub(crate) use values::{DeviceArg, OverlongArg};
 
 #[derive(Args)]
 #[command(

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Who reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Style {
+pub(crate) enum Style {
     /// Tables, sentences, a bar.
     People,
     /// Objects of JSON, one per line.

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::time::Instant;
-use storm_train::{Event, RunError, Sink, StepRecord, StopReason};
+use storm_train::{Event, Part, RunError, Sink, StepRecord, StopReason};
 
 /// What a run says while it goes.
 pub(super) struct Progress {
@@ -22,6 +22,7 @@ pub(super) struct Progress {
     host_budget: u64,
     eval_loss: Option<f64>,
     loss: Smooth,
+    part: Part,
 }
 
 /// A mean that forgets.
@@ -52,7 +53,18 @@ impl Progress {
             host_budget,
             eval_loss: None,
             loss: Smooth::default(),
+            part: Part::new(),
         }
+    }
+
+    /// What was done under the present plan.
+    pub(super) fn part(&self) -> &Part {
+        &self.part
+    }
+
+    /// The run goes on within another budget.
+    pub(super) fn set_device_budget(&mut self, bytes: u64) {
+        self.device_budget = bytes;
     }
 
     fn start(&mut self, step: u64, steps: u64) {
@@ -77,7 +89,7 @@ impl Progress {
         }
         words.push_str(&format!(
             " {} tok/s device {}/{} host {}/{}",
-            grouped(record.tokens_per_second.round() as u64),
+            grouped(self.part.tokens_per_second().unwrap_or(0.0).round() as u64),
             size::show(record.device_bytes),
             size::show(self.device_budget),
             size::show(record.host_bytes),
@@ -112,6 +124,7 @@ impl Progress {
 
 impl Sink for Progress {
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
+        self.part.step(record)?;
         let words = self.words(record);
         if let Some(bar) = &self.bar {
             bar.set_position(record.step);
@@ -131,6 +144,7 @@ impl Sink for Progress {
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        self.part.event(event)?;
         match event {
             Event::Started { step, steps } => {
                 self.start(*step, *steps);

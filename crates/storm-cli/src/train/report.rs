@@ -1,5 +1,6 @@
 //! The pictures that a run leaves: `report.html` and the trace of a step.
 
+use super::launch;
 use super::setup::Setup;
 use crate::model::grouped;
 use anyhow::Result;
@@ -7,8 +8,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use storm_exec::trace::write_chrome;
 use storm_files::{StagedFile, replace_file};
-use storm_plan::Plan;
-use storm_train::{History, Measure, RunError, RunFacts, write_report};
+use storm_plan::{Plan, Tier};
+use storm_train::{History, Measure, Part, RunError, RunFacts, write_report};
 
 /// Writes both, and says where the report is; none if no step was looked at.
 pub(super) fn write(
@@ -16,12 +17,13 @@ pub(super) fn write(
     plan: &Plan,
     measure: &Measure,
     history: &History,
+    part: &Part,
 ) -> Result<Option<PathBuf>> {
     let Some(trace) = measure.trace() else { return Ok(None) };
     write_file(&setup.folder.join("trace.json"), |out| write_chrome(plan, trace, out))?;
     let report = setup.folder.join("report.html");
     let facts = facts(setup, history);
-    write_file(&report, |out| write_report(&facts, history, plan, trace, out))?;
+    write_file(&report, |out| write_report(&facts, history, part, plan, trace, out))?;
     Ok(Some(report))
 }
 
@@ -36,6 +38,9 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
         row("step", shape),
         row("hardware", setup.launch.profile().name.clone()),
     ];
+    if setup.splits.len() > 1 {
+        rows.push(row("micro-batches tried", launch::shown(&setup.splits)));
+    }
     if let Some(last) = history.last() {
         rows.push(row("steps", grouped(last.step)));
         rows.push(row("tokens", grouped(last.tokens)));
@@ -46,7 +51,7 @@ fn facts(setup: &Setup, history: &History) -> RunFacts {
     RunFacts {
         title: format!("Run {}", setup.settings.name.as_deref().unwrap_or_default()),
         rows,
-        device_budget: setup.vram_bytes_allowed,
+        device_budget: setup.launch.budget()[Tier::DEVICE],
         host_budget: setup.request.ram.bytes,
         prediction: plan.planned.prediction.clone(),
     }

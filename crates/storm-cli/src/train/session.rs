@@ -37,7 +37,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         launch::first::<D>(setup).with_context(|| format!("cannot train {}", setup.model.name))?;
     let mut run = begin(setup, trainer, OnAlarm::Stop)?;
 
-    let (vram, ram) = (setup.request.vram.bytes, setup.request.ram.bytes);
+    let (vram, ram) = (setup.launch.budget()[Tier::DEVICE], setup.request.ram.bytes);
     let mut progress = Progress::new(setup.style, setup.settings.log_every.get(), vram, ram);
     let mut measure = Measure::default();
     let mut history = History::new();
@@ -57,18 +57,18 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let stop = Stop::new();
     signals::listen(&stop)?;
     setup.style.say("");
-    let sinks: Vec<&mut dyn storm_train::Sink> =
-        vec![&mut history, &mut metrics, &mut events, &mut progress];
-    let mut recorder = Recorder::new(&mut measure, sinks);
     let finished = loop {
+        let sinks: Vec<&mut dyn storm_train::Sink> =
+            vec![&mut history, &mut metrics, &mut events, &mut progress];
+        let mut recorder = Recorder::new(&mut measure, sinks);
         let finished = run.train(&stop, &mut recorder)?;
         let StopReason::MemoryShort(alarm) = finished.reason else { break finished };
         let (trainer, on_alarm) = launch::within_less(setup, run.into_trainer(), alarm)?;
         run = begin(setup, trainer, on_alarm)?;
         run.resume(&mut recorder)?.context("the checkpoint that was just saved is gone")?;
         saving::begin(setup, &mut run)?;
+        progress.set_device_budget(setup.launch.budget()[Tier::DEVICE]);
     };
-    drop(recorder);
     let host_bytes = run.trainer().memory_taken()[Tier::HOST] as u64;
     let setup = &*setup;
 
@@ -78,7 +78,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         measure.look(run.trainer())?;
     }
     // First: a model that cannot be saved takes nothing from it.
-    let report = report::write(setup, run.trainer().plan(), &measure, &history)?;
+    let report = report::write(setup, run.trainer().plan(), &measure, &history, progress.part())?;
     let model = setup.folder.join("model");
     save_model(setup, &mut run, &model)?;
     let best = setup.folder.join("model-best");
@@ -86,7 +86,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     drop(run);
     if setup.style == Style::People {
         print("");
-        summary::lines(setup, &history, host_bytes).iter().for_each(|line| print(line));
+        summary::lines(setup, progress.part(), host_bytes).iter().for_each(|line| print(line));
     }
     if finished.reason != StopReason::Requested {
         sample(setup, &model)?;

@@ -22,7 +22,6 @@ use std::time::Instant;
 use storm_data::Dataset;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::AdamWParameters;
-use storm_plan::Tier;
 use storm_train::{
     Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, Schedule, StepSize,
     TimedSplit, TrainOptions, TrialOptions, checkpoint_bytes,
@@ -84,10 +83,6 @@ pub(super) struct Setup {
     planning_seconds: f64,
     /// Sizes of micro-batches that were tried.
     pub(super) splits: Vec<TimedSplit>,
-    /// What the user allows, whatever is planned with when others take memory.
-    pub(super) vram_bytes_allowed: u64,
-    /// The most that any plan of the run takes.
-    pub(super) vram_bytes_planned: u64,
 }
 
 impl Setup {
@@ -120,7 +115,7 @@ impl Setup {
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         let model = model.for_vocabulary(&settings, vocabulary)?;
         data::check_lengths(&settings, &dataset, model.config.max_positions)?;
-        let machine = Machine::new(&settings, model.config.parameter_count(), style)?;
+        let machine = Machine::new(&(&settings).into(), model.config.parameter_count(), style)?;
         let train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);
         let (machine_kind, threads) = (machine.kind, machine.threads);
@@ -166,8 +161,6 @@ impl Setup {
             machine_kind,
             threads,
             splits: Vec::new(),
-            vram_bytes_allowed: request.vram.bytes,
-            vram_bytes_planned: 0,
             request,
             launch,
             planning_seconds: begun.elapsed().as_secs_f64(),
@@ -184,8 +177,6 @@ impl Setup {
         let plan = self.launch.plan();
         self.given.batch = NonZeroUsize::new(plan.batch);
         self.given.accumulate = NonZeroUsize::new(plan.accumulate);
-        let peak_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
-        self.vram_bytes_planned = self.vram_bytes_planned.max(peak_bytes);
     }
 
     /// The plan, for people.

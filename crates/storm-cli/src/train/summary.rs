@@ -1,34 +1,39 @@
-//! What a run came to, beside what was predicted.
+//! What a run came to under its last plan, beside what was predicted.
 
 use super::setup::Setup;
 use crate::size;
 use storm_plan::Tier;
-use storm_train::History;
+use storm_train::Part;
 
-/// Predicted and measured, in lines.
-pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<String> {
+/// Predicted and measured, in lines. All figures are of the part of the run since it last started or changed its plan.
+pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> {
     let plan = setup.launch.plan();
     let prediction = &plan.planned.prediction;
     let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted.max(1e-12);
+    let (Some(median), Some(speed)) = (part.median_step_seconds(), part.tokens_per_second()) else {
+        return vec!["no step was left to make".to_owned()];
+    };
     let mut lines = vec![format!(
         "{:<10} {:>12} {:>12} {:>8} {:>12}",
         "", "predicted", "measured", "off", "budget"
     )];
-    if let Some(median) = history.median_step_seconds() {
-        let predicted = prediction.step_seconds;
-        lines.push(format!(
-            "{:<10} {predicted:>10.3} s {median:>10.3} s {:>+7.1}%",
-            "step",
-            off(median, predicted)
-        ));
-        let tokens = plan.batch * plan.accumulate * setup.launch.options().sequence;
-        let speed = |seconds: f64| format!("{:.0}/s", tokens as f64 / seconds);
-        lines.push(format!("{:<10} {:>12} {:>12}", "tokens", speed(predicted), speed(median)));
-    }
+    let predicted = prediction.step_seconds;
+    lines.push(format!(
+        "{:<10} {predicted:>10.3} s {median:>10.3} s {:>+7.1}%",
+        "step",
+        off(median, predicted)
+    ));
+    let tokens = plan.batch * plan.accumulate * setup.launch.options().sequence;
+    lines.push(format!("{:<10} {:>10.0}/s {speed:>10.0}/s", "tokens", tokens as f64 / predicted));
     // Threads and tokens are there as long as the run is.
     let beside = setup.request.beside_bytes;
     for (name, predicted, measured, budget) in [
-        ("device", setup.vram_bytes_planned, history.device_bytes_peak(), setup.vram_bytes_allowed),
+        (
+            "device",
+            prediction.peak_bytes[Tier::DEVICE],
+            part.device_bytes_peak(),
+            setup.launch.budget()[Tier::DEVICE],
+        ),
         (
             "host",
             prediction.peak_bytes[Tier::HOST] + beside,
@@ -45,5 +50,24 @@ pub(super) fn lines(setup: &Setup, history: &History, host_bytes: u64) -> Vec<St
             if measured <= budget { "within" } else { "OVER" },
         ));
     }
+    lines.push(time(part));
     lines
+}
+
+/// Where the time went.
+fn time(part: &Part) -> String {
+    let mut words = format!("{:<10} {:.1} s for {} steps", "time", part.seconds(), part.steps());
+    for (seconds, what) in [
+        (part.evaluation_seconds(), "for evaluation"),
+        (part.paused_seconds(), "waiting for checkpoints"),
+    ] {
+        if seconds > 0.0 {
+            words.push_str(&format!(", {seconds:.1} s {what}"));
+        }
+    }
+    if part.written_seconds() > 0.0 {
+        let seconds = part.written_seconds();
+        words.push_str(&format!("; beside the steps, {seconds:.1} s of writing checkpoints"));
+    }
+    words
 }

@@ -40,6 +40,33 @@ fn a_model_is_evaluated_as_in_its_run() {
     assert_eq!(wrong.status.code(), Some(4));
 }
 
+/// A run is evaluated with its own settings: the same number to the last digit.
+#[test]
+fn a_run_is_evaluated_as_it_evaluates_itself() {
+    let place = Place::new();
+    for (name, flags) in [
+        ("f", ["--precision", "f32", "--eval-steps", "3"]),
+        ("b", ["--precision", "bf16-master", "--eval-steps", "1000"]),
+        ("s", ["--precision", "bf16-stochastic", "--eval-steps", "2"]),
+    ] {
+        let flags = [&["--steps", "5", "--eval-every", "5"][..], &flags].concat();
+        let events = place.run(name, &flags).succeeded();
+        let evaluated = events.iter().rfind(|event| is(event, "evaluated")).expect("an evaluation");
+        let found: Value =
+            serde_json::from_str(&text(&storm(&place, &format!("eval runs/{name} --json"))))
+                .expect("JSON");
+        assert_eq!(found["loss"], evaluated["loss"], "{flags:?}");
+        // Flags come before what the run has.
+        let args = format!("eval runs/{name} --seq 8 --batches 1 --json");
+        let other: Value = serde_json::from_str(&text(&storm(&place, &args))).expect("JSON");
+        assert_ne!(other["loss"], evaluated["loss"]);
+        assert_eq!(other["tokens"].as_u64(), Some(2 * 8));
+    }
+    let nothing = storm(&place, "eval runs/f/model");
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&nothing.stderr).contains("--data"));
+}
+
 #[test]
 fn a_model_writes_the_same_text_again() {
     let place = Place::new();

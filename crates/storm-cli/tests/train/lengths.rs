@@ -102,7 +102,7 @@ fn the_device_that_is_taken_is_said() {
         finish(command)
     };
     let done = run("auto", &["--steps", "1", "--device", "auto"]);
-    let words = "warning: the run is on the CPU, since no GPU can be used";
+    let words = "warning: this runs on the CPU, since no GPU can be used";
     assert!(done.stderr.contains(words) && done.stderr.contains("storm doctor"), "{}", done.stderr);
     done.succeeded();
     let large = ["--layers", "12", "--width", "4096", "--heads", "32", "--device", "auto"];

@@ -2,6 +2,7 @@
 
 mod afterwards;
 mod chat;
+mod figures;
 mod folder;
 mod lengths;
 mod no_threads;

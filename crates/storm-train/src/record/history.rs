@@ -7,7 +7,6 @@ use crate::{Event, RunError};
 pub struct History {
     steps: Thinned<StepRecord>,
     last: Option<StepRecord>,
-    device_bytes_peak: u64,
     evaluations: Thinned<(u64, f64)>,
     last_evaluation: Option<(u64, f64)>,
     best_loss: Option<f64>,
@@ -25,7 +24,6 @@ impl History {
         History {
             steps: Thinned::new(),
             last: None,
-            device_bytes_peak: 0,
             evaluations: Thinned::new(),
             last_evaluation: None,
             best_loss: None,
@@ -51,18 +49,6 @@ impl History {
     pub fn best_loss(&self) -> Option<f64> {
         self.best_loss
     }
-
-    /// Median seconds of the steps that are kept.
-    pub fn median_step_seconds(&self) -> Option<f64> {
-        let mut seconds: Vec<f64> = self.steps().map(|record| record.seconds).collect();
-        seconds.sort_by(f64::total_cmp);
-        seconds.get(seconds.len() / 2).copied()
-    }
-
-    /// Most device memory that was seen.
-    pub fn device_bytes_peak(&self) -> u64 {
-        self.device_bytes_peak
-    }
 }
 
 /// All that was kept, and the last if it was not.
@@ -78,7 +64,6 @@ fn with_last<'a, T>(
 impl Sink for History {
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
         self.last = Some(*record);
-        self.device_bytes_peak = self.device_bytes_peak.max(record.device_bytes);
         self.steps.push(*record);
         Ok(())
     }
@@ -94,31 +79,36 @@ impl Sink for History {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::thinned::KEPT_MIN;
     use super::*;
 
+    /// A step of a second.
+    pub(in super::super) fn record(step: u64) -> StepRecord {
+        StepRecord {
+            step,
+            loss: 0.0,
+            gradient_norm: 0.0,
+            learning_rate: 0.0,
+            tokens: step,
+            seconds: 1.0,
+            tokens_per_second: 1.0,
+            device_bytes: 0,
+            host_bytes: 0,
+            process_bytes: None,
+            hidden_share: None,
+            compute_share: None,
+        }
+    }
+
     #[test]
-    fn a_long_run_is_thinned_and_keeps_its_end_and_its_extremes() {
+    fn a_long_run_is_thinned_and_keeps_its_end_and_its_best() {
         let mut history = History::new();
         let count = 10 * KEPT_MIN as u64 + 8;
-        // Neither is among those that are kept.
+        // It is not among those that are kept.
         let extreme = count / 2 + 1;
         for step in 1..=count {
-            let record = StepRecord {
-                step,
-                loss: 0.0,
-                gradient_norm: 0.0,
-                learning_rate: 0.0,
-                tokens: step,
-                seconds: 1.0,
-                tokens_per_second: 1.0,
-                device_bytes: u64::from(step == extreme),
-                host_bytes: 0,
-                process_bytes: None,
-                hidden_share: None,
-                compute_share: None,
-            };
+            let record = record(step);
             history.step(&record).expect("taken down");
             let loss = if step == extreme { 0.5 } else { 1.0 };
             let evaluated = Event::Evaluated { step, loss, is_best: false, seconds: 0.0 };
@@ -131,6 +121,6 @@ mod tests {
         assert_eq!(steps.last(), Some(&count));
         assert!(steps.windows(2).all(|pair| pair[0] < pair[1]));
         assert!(!steps.contains(&extreme));
-        assert_eq!((history.device_bytes_peak(), history.best_loss()), (1, Some(0.5)));
+        assert_eq!(history.best_loss(), Some(0.5));
     }
 }

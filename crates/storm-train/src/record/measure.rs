@@ -57,6 +57,12 @@ impl Measure {
         self.trace.as_ref()
     }
 
+    /// Steps from now on may be under another plan: what was seen of memory before does not count.
+    pub(super) fn restart(&mut self) {
+        (self.looked, self.is_waiting) = (None, false);
+        (self.device_bytes, self.shares) = (0, None);
+    }
+
     pub(super) fn step(
         &mut self,
         step: &StepEvent,

@@ -4,6 +4,7 @@ mod chart;
 mod history;
 mod measure;
 mod metrics;
+mod part;
 mod report;
 mod tensorboard;
 mod thinned;
@@ -12,6 +13,7 @@ mod ticks;
 pub use history::History;
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};
+pub use part::Part;
 pub use report::{RunFacts, rewrite_report, write_report};
 pub use tensorboard::TensorBoardFile;
 
@@ -52,6 +54,9 @@ impl Observer for Recorder<'_> {
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        if let Event::Started { .. } = event {
+            self.measure.restart();
+        }
         self.sinks.iter_mut().try_for_each(|sink| sink.event(event))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::chart::{Chart, Series};
 use super::ticks::{BYTE_UNITS, Scale};
-use super::{History, StepRecord};
+use super::{History, Part, StepRecord};
 use std::io::{self, Write};
 use storm_device::Trace;
 use storm_exec::trace::{
@@ -45,23 +45,24 @@ pub struct RunFacts {
     pub prediction: Prediction,
 }
 
-/// Writes the page: loss, speed, overlap and memory over the whole run, prediction beside
-/// measurement, and one step in detail.
+/// Writes the page: loss, speed, overlap and memory over the whole run; prediction beside measurement for the
+/// part that the present plan answers for; and one step in detail.
 ///
 /// # Errors
 /// From `out`.
 pub fn write_report(
     facts: &RunFacts,
     history: &History,
+    part: &Part,
     plan: &Plan,
     trace: &Trace,
     out: &mut impl Write,
 ) -> io::Result<()> {
     let budgets = [Some(facts.device_budget), Some(facts.host_budget)];
     let mut before = of_history(budgets, history);
-    before.push_str("<h2>Predicted and measured</h2>\n");
-    before.push_str(&measured(facts, history));
-    let device_bytes = history.device_bytes_peak();
+    before.push_str("<h2>Predicted and measured, under the last plan</h2>\n");
+    before.push_str(&measured(facts, history, part));
+    let device_bytes = part.device_bytes_peak();
     let beside_plan_bytes = device_bytes.saturating_sub(plan.bytes[Tier::DEVICE] as u64);
     let page = ReportFacts {
         title: facts.title.clone(),
@@ -178,7 +179,7 @@ fn charts<'a>(budgets: [Option<u64>; 2], history: &History) -> Vec<Chart<'a>> {
     ]
 }
 
-fn measured(facts: &RunFacts, history: &History) -> String {
+fn measured(facts: &RunFacts, history: &History, part: &Part) -> String {
     let prediction = &facts.prediction;
     let host = history.last().map_or(0, |record| record.host_bytes);
     let mut html = "<table class=\"measured\"><tr><th></th><th>predicted</th><th>measured</th>\
@@ -191,7 +192,7 @@ fn measured(facts: &RunFacts, history: &History) -> String {
         let cells = cells.map(|cell| format!("<td>{cell}</td>"));
         html.push_str(&format!("<tr>{}</tr>", cells.concat()));
     };
-    if let Some(median) = history.median_step_seconds() {
+    if let Some(median) = part.median_step_seconds() {
         let predicted = prediction.step_seconds;
         row([
             "step, median".to_owned(),
@@ -201,20 +202,31 @@ fn measured(facts: &RunFacts, history: &History) -> String {
             String::new(),
         ]);
     }
+    if let Some(speed) = part.tokens_per_second() {
+        let empty = String::new;
+        row(["tokens per second".to_owned(), empty(), format!("{speed:.0}"), empty(), empty()]);
+    }
+    // Of a plan under which no step was made, nothing was measured.
+    let seen = |bytes: u64| (part.steps() > 0).then_some(bytes);
     for (name, predicted, measured, budget) in [
         (
             "device memory, peak",
             prediction.peak_bytes[Tier::DEVICE],
-            history.device_bytes_peak(),
+            seen(part.device_bytes_peak()),
             facts.device_budget,
         ),
-        ("host memory of the plan", prediction.peak_bytes[Tier::HOST], host, facts.host_budget),
+        (
+            "host memory of the plan",
+            prediction.peak_bytes[Tier::HOST],
+            seen(host),
+            facts.host_budget,
+        ),
     ] {
         row([
             name.to_owned(),
             show_bytes(predicted as f64),
-            show_bytes(measured as f64),
-            off(measured as f64, predicted as f64),
+            measured.map_or(String::new(), |bytes| show_bytes(bytes as f64)),
+            measured.map_or(String::new(), |bytes| off(bytes as f64, predicted as f64)),
             show_bytes(budget as f64),
         ]);
     }

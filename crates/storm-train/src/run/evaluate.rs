@@ -16,9 +16,13 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             for batch in &mut self.batches {
                 rows += held_out.next_batch(batch)?;
             }
-            let valid: usize = self.batches.iter().map(Batch::valid_tokens).sum();
-            if rows == 0 || valid == 0 {
+            if rows == 0 {
                 break;
+            }
+            let valid: usize = self.batches.iter().map(Batch::valid_tokens).sum();
+            if valid == 0 {
+                // Nothing here counts; behind it something may.
+                continue;
             }
             let loss = self.trainer.evaluate(&self.batches)?;
             sum += f64::from(loss) * valid as f64;

@@ -1,0 +1,50 @@
+//! What the folder of a run says of how it was trained and evaluated.
+
+use super::config;
+use super::data;
+use super::values::{DeviceArg, OverlongArg};
+use crate::precision::PrecisionArg;
+use anyhow::{Context, Result};
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+/// A run as its `config.toml` has it.
+pub(crate) struct Recorded {
+    /// The dataset.
+    pub(crate) data: PathBuf,
+    pub(crate) seq: usize,
+    pub(crate) overlong: OverlongArg,
+    /// Sequences per micro-batch, and micro-batches per step.
+    pub(crate) batch: usize,
+    pub(crate) accumulate: usize,
+    /// Steps' worth of held-out data that an evaluation looks at.
+    pub(crate) eval_steps: u64,
+    pub(crate) precision: PrecisionArg,
+    pub(crate) chunk_rows: usize,
+    pub(crate) device: DeviceArg,
+}
+
+impl Recorded {
+    /// The run in a folder; none if it is not the folder of a run.
+    pub(crate) fn of_folder(folder: &Path) -> Result<Option<Recorded>> {
+        let config = folder.join("config.toml");
+        if !config.exists() {
+            return Ok(None);
+        }
+        let settings = config::read(&config)?.resolve();
+        let data = settings.data.as_deref().with_context(|| {
+            format!("{} does not say what the run learned from; give --data", config.display())
+        })?;
+        Ok(Some(Recorded {
+            data: data::dataset_of(data, folder),
+            seq: settings.seq.get(),
+            overlong: settings.overlong,
+            batch: settings.batch.map_or(1, NonZeroUsize::get),
+            accumulate: settings.accumulate.map_or(1, NonZeroUsize::get),
+            eval_steps: settings.eval_steps.get(),
+            precision: settings.precision,
+            chunk_rows: settings.chunk_rows.get(),
+            device: settings.device,
+        }))
+    }
+}
