@@ -125,11 +125,12 @@ impl PlanDevice for Stingy {
     }
 }
 
+const HOST_BYTES: u64 = 1 << 30;
 const MICRO_BATCHES: usize = 4;
 
-/// Prepares with plenty of both, on a device that has less; how often it was refused, and the loss and
-/// memory of a step.
-fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), TrainError> {
+/// Prepares with plenty of host memory, on a device that has less; what was planned with after each refusal, and
+/// the loss and memory of a step.
+fn prepared(vram_bytes: u64, has: Has) -> Result<(Vec<Budget>, f32, PerTier<usize>), TrainError> {
     let config = tiny("llama-3.2-1b");
     let profile = HardwareProfile {
         overhead_bytes: 0,
@@ -140,19 +141,28 @@ fn prepared(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), T
         options: &options(Precision::Bf16Master),
         accumulate: MICRO_BATCHES,
         profile: &profile,
-        budget: Budget::new(vram_bytes, 1 << 30),
+        budget: Budget::new(vram_bytes, HOST_BYTES),
         forced: &Forced::default(),
     };
-    let mut refused = 0;
+    let mut refused = Vec::new();
     let tell = |notice: Notice<'_>| {
         if let Notice::Refused { reason, budget } = notice {
-            assert!(!reason.is_empty() && budget[Tier::HOST] > 0);
-            refused += 1;
+            assert!(!reason.is_empty());
+            refused.push(budget);
         }
     };
     let mut trainer = prepare::<Stingy>(&preparation, || has, tell)?.trainer;
     let loss = trainer.step(&batches(&config, MICRO_BATCHES, 0), 1e-3)?.loss;
     Ok((refused, loss, trainer.memory_taken()))
+}
+
+/// What one refusal must come to: a budget of the tier within what there is, not much below it, and nothing else
+/// changed.
+fn check_budget(refused: &[Budget], asked: Budget, tier: Tier, available_bytes: u64) {
+    let [budget] = refused else { panic!("refused {} times: {refused:?}", refused.len()) };
+    let allowed = available_bytes * 31 / 32..=available_bytes;
+    assert!(allowed.contains(&budget[tier]), "{} of {available_bytes}", budget[tier]);
+    assert_eq!(budget.with(tier, asked[tier]), asked);
 }
 
 const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, beside_bytes: 0 };
@@ -163,7 +173,7 @@ fn less_memory_is_planned_with() {
     let mut resident = Trainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
     let report = resident.step(&batches(&config, MICRO_BATCHES, 0), 1e-3).expect("a step");
     let (refused, loss, plenty) = prepared(1 << 30, PLENTY).expect("it fits");
-    assert_eq!((refused, loss.to_bits()), (0, report.loss.to_bits()));
+    assert_eq!((refused.len(), loss.to_bits()), (0, report.loss.to_bits()));
 
     let mut random = Random(3);
     // An allocation that fails counts the plan's block alone, a budget all that is in use.
@@ -173,7 +183,8 @@ fn less_memory_is_planned_with() {
         let has = Has { device_bytes, beside_bytes, ..PLENTY };
         let (refused, loss, taken) = prepared(1 << 30, has).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
-        assert!(refused >= 1 && taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");
+        assert!(taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");
+        check_budget(&refused, Budget::new(1 << 30, HOST_BYTES), Tier::DEVICE, device_bytes);
     }
 
     // In little device memory much waits on the host.
@@ -184,7 +195,12 @@ fn less_memory_is_planned_with() {
         let (refused, loss, taken) =
             prepared(tight, Has { host: Some(host), ..PLENTY }).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
-        assert!(refused >= 1 && taken[Tier::HOST] as u64 <= bytes, "{taken:?}");
+        assert!(taken[Tier::HOST] as u64 <= bytes, "{taken:?}");
+        match host {
+            // An eighth less at a time.
+            Limit::Silent(_) => assert!(!refused.is_empty()),
+            _ => check_budget(&refused, Budget::new(tight, HOST_BYTES), Tier::HOST, bytes),
+        }
     }
 }
 
