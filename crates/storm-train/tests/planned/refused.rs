@@ -128,11 +128,13 @@ impl PlanDevice for Stingy {
     }
 }
 
+const HOST_BYTES: u64 = 1 << 30;
 const MICRO_BATCHES: usize = 4;
 
 struct Site {
     has: Has,
-    refused: usize,
+    /// What was planned with after each refusal.
+    refused: Vec<Budget>,
 }
 
 impl LaunchSite<Stingy> for Site {
@@ -146,8 +148,8 @@ impl LaunchSite<Stingy> for Site {
 
     fn notice(&mut self, notice: Notice<'_>) {
         if let Notice::Refused { reason, budget } = notice {
-            assert!(!reason.is_empty() && budget[Tier::HOST] > 0);
-            self.refused += 1;
+            assert!(!reason.is_empty());
+            self.refused.push(budget);
         }
     }
 }
@@ -161,24 +163,33 @@ fn request(vram_bytes: u64) -> LaunchRequest {
             overhead_bytes: 0,
             ..HardwareProfile::builtin("reference").expect("built in")
         },
-        budget: Budget::new(vram_bytes, 1 << 30),
+        budget: Budget::new(vram_bytes, HOST_BYTES),
         forced: Forced::default(),
         trial: None,
     }
 }
 
-/// Launches with plenty of both, on a device that has less; how often it was refused, and the loss and
-/// memory of a step.
-fn launched(vram_bytes: u64, has: Has) -> Result<(usize, f32, PerTier<usize>), RunError> {
+/// Launches with plenty of host memory, on a device that has less; what was planned with after each refusal, and
+/// the loss and memory of a step.
+fn launched(vram_bytes: u64, has: Has) -> Result<(Vec<Budget>, f32, PerTier<usize>), RunError> {
     let request = request(vram_bytes);
     let config = request.config.clone();
     let mut launch = Launch::new(request)?;
-    let mut site = Site { has, refused: 0 };
+    let mut site = Site { has, refused: Vec::new() };
     let mut trainer = launch.start(&mut site, None)?.trainer;
     assert_eq!(launch.budget()[Tier::DEVICE], vram_bytes, "what was refused changes no limit");
     assert_eq!(trainer.plan().bytes, launch.plan().planned.plan.bytes, "the plan that runs");
     let loss = trainer.step(&batches(&config, MICRO_BATCHES, 0), 1e-3)?.loss;
     Ok((site.refused, loss, trainer.memory_taken()))
+}
+
+/// What one refusal must come to: a budget of the tier within what there is, not much below it, and nothing else
+/// changed.
+fn check_budget(refused: &[Budget], asked: Budget, tier: Tier, available_bytes: u64) {
+    let [budget] = refused else { panic!("refused {} times: {refused:?}", refused.len()) };
+    let allowed = available_bytes * 31 / 32..=available_bytes;
+    assert!(allowed.contains(&budget[tier]), "{} of {available_bytes}", budget[tier]);
+    assert_eq!(budget.with(tier, asked[tier]), asked);
 }
 
 const PLENTY: Has = Has { host: None, device_bytes: u64::MAX, beside_bytes: 0 };
@@ -190,7 +201,7 @@ fn less_memory_is_planned_with() {
         ReferenceTrainer::new(&config, options(Precision::Bf16Master)).expect("a trainer");
     let report = resident.step(&batches(&config, MICRO_BATCHES, 0), 1e-3).expect("a step");
     let (refused, loss, plenty) = launched(1 << 30, PLENTY).expect("it fits");
-    assert_eq!((refused, loss.to_bits()), (0, report.loss.to_bits()));
+    assert_eq!((refused.len(), loss.to_bits()), (0, report.loss.to_bits()));
 
     let mut random = Random(3);
     // An allocation that fails counts the plan's block alone, a budget all that is in use.
@@ -200,7 +211,8 @@ fn less_memory_is_planned_with() {
         let has = Has { device_bytes, beside_bytes, ..PLENTY };
         let (refused, loss, taken) = launched(1 << 30, has).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
-        assert!(refused >= 1 && taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");
+        assert!(taken[Tier::DEVICE] as u64 <= device_bytes, "{taken:?}");
+        check_budget(&refused, Budget::new(1 << 30, HOST_BYTES), Tier::DEVICE, device_bytes);
     }
 
     // In little device memory much waits on the host.
@@ -211,7 +223,12 @@ fn less_memory_is_planned_with() {
         let (refused, loss, taken) =
             launched(tight, Has { host: Some(host), ..PLENTY }).expect("it fits");
         assert_eq!(loss.to_bits(), report.loss.to_bits());
-        assert!(refused >= 1 && taken[Tier::HOST] as u64 <= bytes, "{taken:?}");
+        assert!(taken[Tier::HOST] as u64 <= bytes, "{taken:?}");
+        match host {
+            // An eighth less at a time.
+            Limit::Silent(_) => assert!(!refused.is_empty()),
+            _ => check_budget(&refused, Budget::new(tight, HOST_BYTES), Tier::HOST, bytes),
+        }
     }
 }
 
@@ -234,7 +251,7 @@ fn less_memory_may_mean_smaller_micro_batches() {
         request.step = StepSize::Tokens(16 * request.options.sequence);
         let mut launch = Launch::new(request).expect("a plan");
         let before = launch.plan().batch;
-        let launched = launch.start(&mut Site { has, refused: 0 }, None).expect("it fits");
+        let launched = launch.start(&mut Site { has, refused: Vec::new() }, None).expect("it fits");
         let StepPlan { batch, accumulate, .. } = *launch.plan();
         assert_eq!((batch * accumulate, launched.trainer.options().batch), (16, batch));
         (before, batch, launched.trainer.memory_taken()[Tier::DEVICE] as u64)
