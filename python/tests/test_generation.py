@@ -117,12 +117,13 @@ def test_a_chat_prompt_is_that_of_apply_chat_template(family, run_tool, tmp_path
     model.generation_config.eos_token_id = VOCABULARY - 1
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    messages = [{"role": "user", "content": "w9 w80 w61"}]
+    messages = [{"role": "user", "content": "w9 w80 w62"}]
     ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     expected = greedy(model, ids, None)
-    found = Sampler(run_tool, tmp_path)("w9 w80 w61", "--chat")
+    found = Sampler(run_tool, tmp_path)("w9 w80 w62", "--chat")
     assert found["prompt_tokens"] == ids
-    # What the template writes behind an answer ends it, and so does the tokenizer's eos.
+    # What the template writes behind an answer ends it, and so do the tokenizer's eos and the model's.
     ends = {tokenizer.convert_tokens_to_ids(name) for name in ("</s>", "<|done|>")}
+    ends.add(VOCABULARY - 1)
     cut = next((at for at, token in enumerate(expected) if token in ends), NEW_TOKENS)
     assert found["tokens"] == expected[:cut]

@@ -104,8 +104,9 @@ pub(crate) struct Located {
 /// Finds a model by its name on a hub, in the local cache or by downloading it, and says which; none if it is no such name,
 /// or that of something that is here.
 pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
-    let is_here = Path::new(named).symlink_metadata().is_ok();
-    let Some(name) = HubName::parse(named).filter(|_| !is_here) else { return Ok(None) };
+    let Some(name) = HubName::parse(named).filter(|_| !is_meant_here(named)) else {
+        return Ok(None);
+    };
     let hub = Hub::from_environment()?;
     let found = hub.get(&name, wanted, is_carried, &mut |progress| {
         let [done, total] = [progress.done, progress.total].map(size::show);
@@ -121,6 +122,13 @@ pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
     );
     let name = name.at(&found.revision).to_string();
     Ok(Some(Located { directory: found.directory, name }))
+}
+
+/// Whether a name is that of something here, or lies in a folder that is: `runs/slip` is asked of nobody.
+fn is_meant_here(named: &str) -> bool {
+    let path = Path::new(named);
+    let folder = path.parent().filter(|_| !named.contains('@'));
+    [Some(path), folder].into_iter().flatten().any(|path| path.symlink_metadata().is_ok())
 }
 
 /// A model of a hub that is in the local cache, if all that is wanted of it is.

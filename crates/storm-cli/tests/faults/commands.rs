@@ -48,7 +48,10 @@ const BASES: &[Base] = &[
     },
     Base { line: "eval model --data data --seq 8 --batches 1", weight: 8 },
     Base { line: "sample model --tokenizer bytes --prompt 7 --tokens 2", weight: 8 },
+    Base { line: "chat model --tokenizer bytes --chat-template plain --tokens 2", weight: 4 },
     Base { line: "export model out", weight: 8 },
+    Base { line: "export runs/run out", weight: 3 },
+    Base { line: "report runs/run", weight: 3 },
     Base { line: "model show model", weight: 2 },
     Base { line: "model list", weight: 1 },
     Base {

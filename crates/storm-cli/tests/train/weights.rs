@@ -230,6 +230,7 @@ fn a_name_on_the_hub_is_taken_from_the_cache() {
     fs::remove_dir_all(place.run_folder("b").join("model")).expect("removed");
     done(hub(&format!("sample runs/b {sample}")));
     failed(&hub("sample o/other"), 4, "HF_HUB_OFFLINE");
+    failed(&hub("sample runs/slip"), 4, "cannot use runs/slip");
     // What is here comes first.
     fs::create_dir(place.path().join("o")).expect("made");
     fs::rename(snapshots.join(first), place.path().join("o/m")).expect("moved");

@@ -71,6 +71,11 @@ impl Inputs {
             let by_name = path.extension().is_some_and(|ext| ext == "jsonl" || ext == "ndjson");
             let format = match format {
                 InputFormat::ByName if by_name => FileFormat::Jsonl,
+                InputFormat::ByName if is_table(path) => {
+                    let problem = "is a table or one JSON value, not text: write a line of JSONL for each document or \
+                                   sample, or give --format text to learn the file as it is written";
+                    return Err(DataError::input(path, problem));
+                }
                 InputFormat::ByName | InputFormat::Text => FileFormat::Text,
                 InputFormat::Jsonl => FileFormat::Jsonl,
             };
@@ -105,6 +110,12 @@ impl Inputs {
         }
         Ok(())
     }
+}
+
+/// Whether a file holds data whose commas, names and brackets nobody wants to learn.
+fn is_table(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    ["json", "csv", "tsv", "parquet", "arrow"].contains(&extension.to_lowercase().as_str())
 }
 
 /// Text if there is a file of text; otherwise what the first record is.

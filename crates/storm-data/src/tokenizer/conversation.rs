@@ -117,8 +117,13 @@ impl ChatTokenizer {
 
     /// Whether a token is more than the text that it is written as.
     fn is_special(&self, id: u32) -> Result<bool, DataError> {
-        let text = self.tokenizer.decode(&[id])?;
-        Ok(!text.is_empty() && self.tokenizer.encode(&text)? != [id])
+        // Inside a word: some vocabularies hold special tokens as words, too.
+        let text = format!("a{}a", self.tokenizer.decode(&[id])?);
+        let has = |special: SpecialTokens| -> Result<bool, DataError> {
+            let ids = self.tokenizer.encode_all(&[&text], special)?;
+            Ok(ids.iter().flatten().any(|&found| found == id))
+        };
+        Ok(has(SpecialTokens::Parsed)? && !has(SpecialTokens::AsText)?)
     }
 
     fn json(&self, messages: &[ChatMessage]) -> Result<Vec<u8>, DataError> {
