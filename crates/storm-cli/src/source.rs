@@ -348,6 +348,6 @@ impl RunSource {
             source.sha256().is_ok_and(|sha256| sha256.as_ref() == Some(&made_by))
         };
         let copy = model_tokenizer::file(&folder);
-        known.into_iter().find(is_same).or_else(|| Some(TokenizerSource::File(copy)))
+        known.into_iter().find(is_same).or(Some(TokenizerSource::File(copy)))
     }
 }

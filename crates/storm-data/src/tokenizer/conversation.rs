@@ -107,7 +107,7 @@ impl ChatTokenizer {
         let Ok(answered) = self.tokenizer.chat(&self.json(&chat)?)? else { return Ok(ends) };
         let learned =
             answered.tokens.iter().zip(&answered.learned).filter(|(_, learned)| **learned);
-        if let Some(last) = learned.map(|(&id, _)| id).last()
+        if let Some(last) = learned.map(|(&id, _)| id).next_back()
             && self.is_special(last)?
         {
             ends.push(last);
