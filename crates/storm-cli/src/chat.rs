@@ -112,7 +112,7 @@ impl Conversation {
             ("/help", "") => eprintln!("{HELP}"),
             ("/reset", "") => {
                 self.messages.clone_from(&self.first);
-                eprintln!("begun anew");
+                eprintln!("started over");
             }
             ("/save", "") => {
                 return Err(UsageError("/save needs the name of a file".to_owned()).into());
@@ -160,7 +160,7 @@ impl Conversation {
             Finish::End => {}
             Finish::Length if limit < self.tokens => eprintln!(
                 "the answer is cut off: the conversation has all {window} tokens that the model looks back on; /reset \
-                 begins anew"
+                 starts over"
             ),
             Finish::Length => eprintln!("the answer is cut off after {limit} tokens (--tokens)"),
         }

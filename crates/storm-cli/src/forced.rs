@@ -41,11 +41,11 @@ pub(crate) struct ForcedArgs {
 pub(crate) enum ActivationsArg {
     /// They stay on the device.
     Keep,
-    /// They are made again.
+    /// They are recomputed.
     Recompute,
     /// They wait in host memory.
     Offload,
-    /// They are offloaded or made again, whichever is faster.
+    /// They are offloaded or recomputed, whichever is faster.
     NotKept,
 }
 

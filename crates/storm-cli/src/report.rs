@@ -1,4 +1,4 @@
-//! `storm report`: the page of a run, made anew from its metrics.
+//! `storm report`: the page of a run, rebuilt from its metrics.
 
 use crate::model::grouped;
 use crate::size;

@@ -91,13 +91,13 @@ pub enum DeviceError {
         /// What went wrong.
         reason: String,
     },
-    /// A segment of a plan was given out of turn.
+    /// A segment of a plan was issued out of turn.
     #[error(
-        "segment `{segment}` was given out where `{expected}` is next: a plan is safe in the order \
+        "segment `{segment}` was issued where `{expected}` is next: a plan is safe in the order \
          of its step only; a step that was broken off cannot be taken up again"
     )]
     OutOfTurn {
-        /// What was given out.
+        /// What was issued.
         segment: &'static str,
         /// What the plan has next.
         expected: &'static str,

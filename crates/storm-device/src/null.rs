@@ -17,7 +17,7 @@ use storm_plan::{
 pub struct NullOptions {
     /// Seconds of each instruction of the plan.
     pub instruction_seconds: Vec<f64>,
-    /// Seconds that giving out an instruction costs the host.
+    /// Seconds that issuing an instruction costs the host.
     pub issue_seconds: f64,
     /// Record what the queues did in each step.
     pub trace: bool,

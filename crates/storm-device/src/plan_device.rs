@@ -7,7 +7,7 @@ use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 /// What runs a checked plan: memory in every tier of exactly the plan's size, and queues that run
 /// beside each other and beside the host.
 ///
-/// The host gives out segments; each queue works off its instructions in the order given, and an
+/// The host issues segments; each queue works off its instructions in the order given, and an
 /// instruction starts when what it waits for is done. Everything is taken and resolved by
 /// [`PlanDevice::commit`]; after that nothing is allocated or looked up.
 ///
@@ -16,14 +16,14 @@ use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 /// no two instructions which are not ordered by queues and waits touch the same bytes in conflict.
 /// A device keeps its side: it refuses a segment out of turn, starts a step or a flush on empty
 /// queues, resolves a wait to the last giving-out of the awaited instruction before the waiter,
-/// gives out a segment only when earlier copies of the inputs and results that it copies are done,
+/// issues a segment only when earlier copies of the inputs and results that it copies are done,
 /// lets the host write an input only when the copies that read it are done, and lets it read or
 /// write any other memory on empty queues only.
 ///
 /// # Errors
 /// When an instruction fails, every queue stops before its next instruction, and the call in
 /// which the host learns of it and all later ones return the same error. Work runs while the host
-/// goes on: a call may report the failure of something that was given out earlier.
+/// goes on: a call may report the failure of something that was issued earlier.
 pub trait PlanDevice: Sized {
     /// What a device is opened with.
     type Options;
@@ -46,38 +46,38 @@ pub trait PlanDevice: Sized {
     /// has written and read them.
     ///
     /// # Errors
-    /// The plan has another segment next, or anything that was given out has failed.
+    /// The plan has another segment next, or anything that was issued has failed.
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError>;
 
     /// Sets an input, a position in the plan's inputs, once the copies that read it are done.
     ///
     /// # Errors
-    /// The wrong number of bytes, or anything that was given out has failed.
+    /// The wrong number of bytes, or anything that was issued has failed.
     fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// Fetches a result, a position in the plan's results, once the last copy that brings it is
     /// done.
     ///
     /// # Errors
-    /// The wrong number of bytes, or anything that was given out has failed.
+    /// The wrong number of bytes, or anything that was issued has failed.
     fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Waits until all queues are empty.
     ///
     /// # Errors
-    /// Of anything that was given out.
+    /// Of anything that was issued.
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
     /// Sets memory, on empty queues.
     ///
     /// # Errors
-    /// Outside of the tier, or anything that was given out has failed.
+    /// Outside of the tier, or anything that was issued has failed.
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError>;
 
     /// Fetches memory, on empty queues.
     ///
     /// # Errors
-    /// Outside of the tier, or anything that was given out has failed.
+    /// Outside of the tier, or anything that was issued has failed.
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Fetches memory of many places, on empty queues, as fast as it can be had.
@@ -149,6 +149,6 @@ pub trait PlanDevice: Sized {
     /// device was not asked to record any.
     ///
     /// # Errors
-    /// Of anything that was given out.
+    /// Of anything that was issued.
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError>;
 }

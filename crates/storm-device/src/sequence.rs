@@ -7,7 +7,7 @@ use storm_plan::{InstructionId, Plan, Segment, SegmentId};
 pub(crate) struct Sequence {
     /// The run that is next or under way, as a position in the plan's step.
     run: usize,
-    /// How often its segment has been given out.
+    /// How often its segment has been issued.
     times: usize,
     /// By segment: the copies of the inputs that the host writes before it, and of the results that
     /// the host reads before they are overwritten.
@@ -38,12 +38,12 @@ impl Sequence {
         Sequence { run: 0, times: 0, host_copies }
     }
 
-    /// What must be done, as last given out, before the host gives out the segment.
+    /// What must be done, as last issued, before the host issues the segment.
     pub(crate) fn host_copies(&self, segment: SegmentId) -> &[InstructionId] {
         &self.host_copies[segment.0 as usize]
     }
 
-    /// Takes note of a segment that is given out.
+    /// Takes note of a segment that is issued.
     pub(crate) fn advance(&mut self, plan: &Plan, segment: SegmentId) -> Result<Turn, DeviceError> {
         self.skip_empty(plan);
         let begins = plan.step[..self.run].iter().all(|run| run.times == 0) && self.times == 0;

@@ -21,11 +21,11 @@ pub(crate) struct Command {
 }
 
 /// How much was given to each queue. Turns "the last run of that instruction before this one" into
-/// a count, once, when the waiter is given out: later runs do not change what it means.
+/// a count, once, when the waiter is issued: later runs do not change what it means.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     queues: Vec<Queue>,
-    /// By instruction: how many its queue had been given, itself included, when it was given out
+    /// By instruction: how many its queue had been given, itself included, when it was issued
     /// last; 0 if it never was.
     last: Vec<u64>,
     given: PerQueue<u64>,
@@ -38,7 +38,7 @@ impl Tickets {
         Tickets { queues, last, given: PerQueue::default() }
     }
 
-    /// Notes that an instruction is given out.
+    /// Notes that an instruction is issued.
     pub(crate) fn give(&mut self, plan: &Plan, id: InstructionId) -> (Queue, Command) {
         let queue = self.queues[id.index()];
         let targets = self.targets(&plan.instruction(id).waits);
@@ -47,7 +47,7 @@ impl Tickets {
         (queue, Command { instruction: id, targets })
     }
 
-    /// How far the queues must be for all of these to be done, as last given out.
+    /// How far the queues must be for all of these to be done, as last issued.
     pub(crate) fn targets(&self, instructions: &[InstructionId]) -> Targets {
         let mut targets = NOTHING;
         for &instruction in instructions {
@@ -60,7 +60,7 @@ impl Tickets {
         targets
     }
 
-    /// How many its queue had been given when the instruction was given out last, itself included; 0 if
+    /// How many its queue had been given when the instruction was issued last, itself included; 0 if
     /// it never was.
     pub(crate) fn last(&self, id: InstructionId) -> u64 {
         self.last[id.index()]

@@ -120,7 +120,7 @@ fn chaos_changes_nothing() {
     }
 }
 
-/// Each run of an instruction starts after the run of every awaited instruction that was given out
+/// Each run of an instruction starts after the run of every awaited instruction that was issued
 /// last before it: neither an older nor a newer one.
 #[test]
 fn waits_mean_the_last_run_before() {
@@ -132,7 +132,7 @@ fn waits_mean_the_last_run_before() {
         let trace = device.trace().unwrap().unwrap();
         assert_eq!(trace.left_out, 0);
 
-        // Runs of each instruction, in the order given out.
+        // Runs of each instruction, in the order issued.
         let order = |segment: SegmentId| plan.segment(segment).instructions.clone();
         let given = order(FIRST).chain(order(MIDDLE).chain(order(MIDDLE)).chain(order(MIDDLE)));
         let given: Vec<usize> = given.chain(order(UPDATE)).collect();
@@ -398,7 +398,7 @@ fn the_null_device_keeps_time() {
     );
 }
 
-/// A host that gives out instructions slowly is what everybody waits for; one that must wait for a
+/// A host that issues instructions slowly delays every queue; one that must wait for a
 /// result loses no time that the queues have.
 #[test]
 fn the_null_device_has_a_host() {

@@ -142,7 +142,7 @@ fn faults_are_reported_by_the_step() {
 }
 
 /// A feed that fails in the middle ends the step, and no other follows on half of one. One that
-/// fails before anything was given out does no harm.
+/// fails before anything was issued does no harm.
 #[test]
 fn a_step_is_not_taken_up_in_the_middle() {
     let mut planned = planned(CpuPlanOptions::default());

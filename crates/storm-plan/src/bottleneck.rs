@@ -9,14 +9,14 @@ pub enum Bottleneck {
     Memory,
     /// The card waits for copies.
     Bus,
-    /// The card waits for the host to give out work.
+    /// The card waits for the host to issue work.
     Launches,
 }
 
 /// A compute queue that works less than this waits for something worth naming.
 const BUSY: f64 = 0.9;
 
-/// Less than this made again is not worth naming.
+/// Less than this recomputed is not worth naming.
 const AGAIN: f64 = 0.02;
 
 impl Bottleneck {

@@ -26,7 +26,7 @@ impl ValueId {
 }
 
 /// A tensor by its meaning, or a piece of one: the gate of layer 3 in the second micro-batch of a
-/// group. It may lie in several places at a time, and is written once per meaning: who reads it
+/// group. It may lie in several places at a time, and is written once per meaning: a reader
 /// must find what the compute queue wrote last before the reader.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Value {
@@ -129,7 +129,7 @@ pub struct Instruction {
     /// What it does.
     pub work: Work,
     /// Instructions of other queues that must be done before it starts: the last run of each that
-    /// was given to its queue before this one. One that was never given out holds up nobody.
+    /// was given to its queue before this one. One that was never issued delays nothing.
     pub waits: Vec<InstructionId>,
 }
 
@@ -185,7 +185,7 @@ pub struct Input {
     pub micro_batch: Option<u16>,
     /// Where the host writes it.
     pub place: Place,
-    /// The copies that read it there. The host writes it only when all that were given out are done.
+    /// The copies that read it there. The host writes it only when all that were issued are done.
     pub copies: Vec<InstructionId>,
 }
 
@@ -201,8 +201,8 @@ pub struct PlanResult {
     pub micro_batch: Option<u16>,
     /// Where the host finds it.
     pub place: Place,
-    /// The copies that bring it there. The host reads it when the last that was given out is done, and
-    /// gives out no further segment that has one of them before it has read.
+    /// The copies that bring it there. The host reads it when the last that was issued is done, and
+    /// issues no further segment that has one of them before it has read.
     pub copies: Vec<InstructionId>,
 }
 

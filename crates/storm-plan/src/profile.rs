@@ -44,7 +44,7 @@ pub struct HardwareProfile {
     pub links: Vec<LinkProfile>,
     /// The least that a kernel takes, from its start to the next one's.
     pub kernel_seconds: f64,
-    /// What giving out one instruction costs the host.
+    /// What issuing one instruction costs the host.
     pub launch_seconds: f64,
     /// Allocation of pinned host memory.
     pub pinned_seconds_per_gib: f64,

@@ -69,9 +69,9 @@ pub struct Prediction {
     pub step_seconds: f64,
     /// The part of the step in which each queue works.
     pub busy: PerQueue<f64>,
-    /// Time spent on what is made again, as a share of all computing.
+    /// Time spent on what is recomputed, as a share of all computing.
     pub recompute_fraction: f64,
-    /// Matrix arithmetic that is made again, in a step.
+    /// Matrix arithmetic that is recomputed, in a step.
     pub recompute_flops: f64,
     /// What each queue copies, per step.
     pub copied_bytes: PerQueue<u64>,

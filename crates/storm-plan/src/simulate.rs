@@ -1,7 +1,7 @@
 //! How long a plan takes, on paper.
 //!
-//! The host gives out instructions one after another; each queue runs its own in that order, so one
-//! that waits holds up all behind it. As waits only look back in the order of giving out, one pass
+//! The host issues instructions one after another; each queue runs its own in that order, so one
+//! that waits holds up all behind it. As waits only look back in the order of issuing, one pass
 //! in that order finds every start and end.
 
 mod cost;
@@ -46,7 +46,7 @@ pub struct Simulation {
     pub transfers: Vec<Transfer>,
     /// In the order of [`Plan::step`]. These add up to the step.
     pub segments: Vec<SegmentTime>,
-    /// Every instruction that was followed, in the order of giving out; empty unless asked for.
+    /// Every instruction that was followed, in the order of issuing; empty unless asked for.
     /// Repetitions that do the same as those before them are left out, and so is the flush.
     pub timeline: Vec<Span>,
 }
@@ -56,7 +56,7 @@ pub struct Simulation {
 pub struct Stalls {
     /// For copies of each queue: to bring something, or to take it away so that its bytes are free.
     pub copy_seconds: PerQueue<f64>,
-    /// For the host to give out the next kernel.
+    /// For the host to issue the next kernel.
     pub launch_seconds: f64,
     /// At the end of the step, for the last copies.
     pub drain_seconds: f64,

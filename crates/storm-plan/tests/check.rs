@@ -41,7 +41,7 @@ fn a_repetition_must_not_overtake_the_one_before() {
     });
     let CheckError::OverwriteBeforeRead { writer, reader, .. } = &error else { panic!("{error}") };
     assert!(is(writer, BRING_X) && is(reader, ADD));
-    // The host waits for the result before it gives out the next repetition.
+    // The host waits for the result before it issues the next repetition.
     let mut plan = base();
     overtake(&mut plan);
     verify(&plan, tight_budget(&plan)).unwrap();

@@ -138,7 +138,7 @@ fn a_slow_host_holds_up_everything() {
     assert_eq!(simulation.stalls.launch_seconds, 15.0 + 3.0 * 5.0);
 }
 
-/// The host reads a result of every repetition before it gives out the next one.
+/// The host reads a result of every repetition before it issues the next one.
 #[test]
 fn the_host_waits_for_results_and_inputs() {
     let mut plan = empty(2, 2);

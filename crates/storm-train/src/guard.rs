@@ -49,7 +49,7 @@ impl Alarm {
         !matches!(self, Alarm::AbovePlan { .. })
     }
 
-    /// With how much device memory to plan anew, where the plan so far takes `planned_bytes`: so much less
+    /// With how much device memory to plan again, where the plan so far takes `planned_bytes`: so much less
     /// that the alarm would be over, were everything else to stay.
     pub fn smaller_budget(&self, planned_bytes: u64, budget_bytes: u64) -> u64 {
         let slack = (LITTLE_FREE * budget_bytes as f64) as u64;

@@ -326,7 +326,7 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(found)
     }
 
-    /// Every tensor that training goes on from, in a fixed order.
+    /// Every tensor that training resumes from, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
         state_tensors(&self.instances, self.options.precision)
     }

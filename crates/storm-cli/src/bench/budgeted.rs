@@ -63,7 +63,7 @@ fn facts<D: Benched>(
             row("limited by", &measured.bottleneck.name()),
             row("hardware", &measured.profile.name),
             row("micro-batches in a group", &measured.decisions.group_sizes()),
-            row("made again", &again(prediction)),
+            row("recomputed", &again(prediction)),
             row("storm", &env!("CARGO_PKG_VERSION")),
         ],
         limits: PerTier::new(

@@ -1,4 +1,4 @@
-//! A device that adds up how long the host takes to give out instructions.
+//! A device that adds up how long the host takes to issue instructions.
 
 use std::time::{Duration, Instant};
 use storm_device::{Device, DeviceError, Scalar};
@@ -10,7 +10,7 @@ pub(crate) struct Clocked<D> {
     launches: Launches,
 }
 
-/// Instructions given out so far, and the host's time for that.
+/// Instructions issued so far, and the host's time for that.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Launches {
     pub(crate) instructions: u64,

@@ -92,7 +92,7 @@ fn bench<D: Device>(
     let launches = trainer.device().launches().since(before);
     let gemm_seconds = times.of(|op| op.starts_with("Linear")).as_secs_f64();
     let gemm_tera = flops.linear / gemm_seconds / 1e12;
-    // On the CPU, giving out an instruction is running it.
+    // On the CPU, issuing an instruction is running it.
     let host = gpu_memory.map(|_| HostTime::of(launches, args.run.accumulate, median));
     if args.json {
         let line = serde_json::json!({
@@ -121,7 +121,7 @@ fn bench<D: Device>(
     println!("products    {gemm_tera:.0} TFLOP/s of the linear layers alone");
     if let Some(host) = host {
         println!(
-            "host        {:.2} ms to give out {} instructions of a micro-batch, {:.1} µs each, \
+            "host        {:.2} ms to issue {} instructions of a micro-batch, {:.1} µs each, \
              {:.1}% of the step",
             host.micro_batch_seconds * 1e3,
             host.instructions,
@@ -139,7 +139,7 @@ fn bench<D: Device>(
     Ok(())
 }
 
-/// What the host takes to give out the work of a micro-batch, while the card runs it.
+/// What the host takes to issue the work of a micro-batch, while the card runs it.
 #[derive(Clone, Copy)]
 struct HostTime {
     micro_batch_seconds: f64,

@@ -1,4 +1,4 @@
-//! The folder of a run: one process at a time, and nothing in it is lost when a run begins anew.
+//! The folder of a run: one process at a time, and nothing in it is lost when a run starts over.
 
 use crate::UsageError;
 use anyhow::{Context, Result, anyhow};
@@ -55,7 +55,7 @@ pub(super) fn claim(folder: &Path, start: Start) -> Result<Claimed> {
         Start::Fresh if checkpoints.steps()?.is_empty() => None,
         Start::Fresh => {
             let problem = format!(
-                "{} has checkpoints already; go on with --resume, give another --name, or set them aside with \
+                "{} has checkpoints already; continue with --resume, give another --name, or set them aside with \
                  --begin-anew",
                 folder.display()
             );

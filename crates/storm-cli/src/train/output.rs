@@ -29,7 +29,7 @@ pub(super) fn print(text: &str) {
     let _ = writeln!(io::stdout(), "{}", plain(text));
 }
 
-/// The command that goes on with the run in a folder.
+/// The command that resumes the run in a folder.
 pub(super) fn resume_command(folder: &Path) -> String {
     let config = folder.join("config.toml");
     let config = config.display().to_string();

@@ -107,7 +107,7 @@ impl Setup {
         }
         let model = Model::new(&given.clone().resolve())?;
         given.model = Some(model.name.clone());
-        // A run that goes on was checked when it began.
+        // A resumed run was checked when it began.
         let other = if before.is_some() { OtherTokenizer::Allowed } else { other };
         let source = data::Source { model: &model, run: &folder, start, other, style };
         let dataset = source.open(&mut given)?;
@@ -172,7 +172,7 @@ impl Setup {
         Ok(setup)
     }
 
-    /// Takes down what the launch has chosen. A run that goes on keeps it.
+    /// Takes down what the launch has chosen. A resumed run keeps it.
     pub(super) fn settle(&mut self) {
         let plan = self.launch.plan();
         self.given.batch = NonZeroUsize::new(plan.batch);
@@ -224,7 +224,7 @@ impl Setup {
     }
 }
 
-/// Sizes of micro-batches and the tokenizer are chosen once: a run that goes on keeps them.
+/// Sizes of micro-batches and the tokenizer are chosen once: a resumed run keeps them.
 fn take_over(given: &mut Given, before: &Progress) {
     let saved = |key: &str| before.settings.get(key)?.parse::<NonZeroUsize>().ok();
     if given.tokens_per_step.is_some() && given.batch.is_none() && given.accumulate.is_none() {

@@ -181,7 +181,7 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
 }
 
 fn again(share: f64) -> String {
-    format!("{:.1} % of computing made again", 100.0 * share)
+    format!("{:.1} % of computing recomputed", 100.0 * share)
 }
 
 /// Seconds of a step with everything in device memory.

@@ -112,7 +112,7 @@ fn a_second_signal_harms_no_checkpoint() {
         let saved = saved.filter_map(|event| event["step"].as_u64()).max().unwrap_or(0);
         assert!(
             9 - rest.len() as u64 >= saved,
-            "{saved} was on the disk, {} are made again",
+            "{saved} was on the disk, {} are recomputed",
             rest.len()
         );
         assert_eq!(rest, expected[9 - rest.len()..]);

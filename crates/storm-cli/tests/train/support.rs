@@ -149,7 +149,7 @@ impl Done {
     }
 }
 
-/// A run that goes on while it is watched.
+/// A resumed run while it is watched.
 pub(crate) struct Running {
     pub(crate) child: Child,
     lines: Lines<BufReader<ChildStdout>>,

@@ -101,7 +101,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    // Text is made from `what` only if there is an error: calls that give out work do not allocate.
+    // Text is made from `what` only if there is an error: calls that issue work do not allocate.
 
     pub(crate) fn driver(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
         move |DriverError(code)| CudaError::Driver { what: what.into(), code }

@@ -165,7 +165,7 @@ impl Events {
 }
 
 /// An event that is used again after this. Streams that were told to wait for it still do so when it is
-/// recorded anew.
+/// recorded again.
 #[derive(Debug)]
 struct Pooled {
     /// Always there.

@@ -32,7 +32,7 @@ impl HostMemory {
     /// What is in it now.
     pub fn contents(&self) -> Vec<u8> {
         // SAFETY: bytes are written by copies only, and while one writes, a guard owns the memory and
-        // gives out no reference.
+        // hands out no reference.
         self.bytes.iter().map(|byte| unsafe { *byte.get() }).collect()
     }
 }

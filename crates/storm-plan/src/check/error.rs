@@ -94,7 +94,7 @@ impl fmt::Display for Found {
     }
 }
 
-/// Why a plan is not safe to run. The first problem in the order in which instructions are given out.
+/// Why a plan is not safe to run. The first problem in the order in which instructions are issued.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
     /// Bytes are read while their write may still be under way.
@@ -138,7 +138,7 @@ pub enum CheckError {
         found: Found,
     },
     /// A wait that nothing ever fulfils.
-    #[error("{waiter} waits for {awaited}, which is never given out before it")]
+    #[error("{waiter} waits for {awaited}, which is never issued before it")]
     WaitNeverRecorded {
         /// Who waits.
         waiter: Actor,

@@ -19,7 +19,7 @@
 //! The order of accesses does not need more either. Call (i, r) the run of instruction i in
 //! repetition r. Accesses of the same byte that have to be ordered are at most one repetition apart,
 //! as whoever touches a byte does so in every repetition. An order between (i, r) and (j, r + 1)
-//! comes from a chain of queue neighbours, waits and actions of the host, all of them given out between
+//! comes from a chain of queue neighbours, waits and actions of the host, all of them issued between
 //! the two. Waits look back to the last run of an instruction, so the links within and between two
 //! neighbouring repetitions are the same for every pair of them: what holds between the first and the
 //! second holds for all. What comes after the segment sees the last repetition as it would see any

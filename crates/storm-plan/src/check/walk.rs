@@ -1,4 +1,4 @@
-//! Follows the runs of a step in the order in which instructions are given out.
+//! Follows the runs of a step in the order in which instructions are issued.
 //!
 //! That order is one that the queues may take: waits and queues only ever hold an instruction back
 //! behind earlier ones. If no two accesses of the same bytes are unordered, every other order the
@@ -28,7 +28,7 @@ pub(super) struct Walk<'a> {
     known: [Clock; THREADS],
     /// By instruction: what is done when its last run is done; none before its first.
     done: Vec<Option<Clock>>,
-    /// By queue: what was given out.
+    /// By queue: what was issued.
     pub(super) given_out: PerQueue<Vec<InstructionId>>,
     /// What the copy under way carries: bytes relative to its first, and the content of the first.
     carried: Vec<(Range<usize>, Option<Content>)>,

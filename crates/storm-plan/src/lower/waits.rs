@@ -1,6 +1,6 @@
 //! Who has to wait for whom: from the bytes that instructions touch to event edges.
 //!
-//! Instructions are walked in the order in which they are given out. Two that touch the same bytes, at
+//! Instructions are walked in the order in which they are issued. Two that touch the same bytes, at
 //! least one of them writing, in different queues, need an order: the later one waits for the
 //! earlier one unless that follows already from other waits.
 

@@ -36,7 +36,7 @@ pub(super) struct Moments {
     pub(super) host: f64,
     /// By queue: when it has done all that it was given.
     pub(super) free: PerQueue<f64>,
-    /// By instruction: when its last run ends; never given out is long ago.
+    /// By instruction: when its last run ends; never issued is long ago.
     pub(super) ends: Vec<f64>,
 }
 

@@ -16,7 +16,7 @@ pub(crate) enum Mutation {
     ShiftDeviceSide { instruction: usize, by: isize },
     /// The host side of a copy lies elsewhere.
     ShiftHostSide { instruction: usize, by: isize },
-    /// Two neighbours, one of which depends on the other, are given out the other way round.
+    /// Two neighbours, one of which depends on the other, are issued the other way round.
     Swap { instruction: usize },
 }
 

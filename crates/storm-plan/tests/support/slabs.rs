@@ -25,7 +25,7 @@ pub(crate) struct Slab {
     pub(crate) tensors: Vec<SlabTensor>,
     pub(crate) size_bytes: usize,
     pub(crate) home: Home,
-    /// When its last copy home was given out.
+    /// When its last copy home was issued.
     home_at: f64,
 }
 
@@ -48,7 +48,7 @@ struct Slot {
 /// The pieces of a tensor at a place.
 pub(crate) type Placed = (Vec<ValueId>, usize);
 
-/// Puts a plan together segment by segment. Kernels are given out at times 1, 2, 3, …; copies at
+/// Puts a plan together segment by segment. Kernels are issued at times 1, 2, 3, …; copies at
 /// random times in between.
 pub(crate) struct Builder {
     pub(crate) plan: Plan,

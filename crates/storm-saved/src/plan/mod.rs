@@ -88,7 +88,7 @@ pub struct SavedPlan {
     /// By position: how many bytes of pieces may still be on their way out, those aside that the
     /// forward pass itself still holds.
     pub leaving_bytes_max: Vec<u64>,
-    /// In the order in which they are given out.
+    /// In the order in which they are issued.
     pub fetches: Vec<PlannedFetch>,
     /// The most memory in use, by this plan.
     pub peak_bytes: u64,

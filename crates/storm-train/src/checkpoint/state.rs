@@ -23,7 +23,7 @@ impl StatePart {
     }
 }
 
-/// A tensor that training goes on from.
+/// A tensor that training resumes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StateTensor {
     /// `layers.3.attention.qkv.weight.first_moment`.
@@ -54,7 +54,7 @@ impl StateTensor {
     }
 }
 
-/// Every tensor that training of these parameters goes on from, in a fixed order.
+/// Every tensor that training of these parameters resumes from, in a fixed order.
 pub(crate) fn state_tensors(
     instances: &[ParameterInstance],
     precision: Precision,

@@ -40,7 +40,7 @@ impl<S: Storage> Checkpoints<S> {
     ) -> Result<Option<SavedWeights>, CheckpointError> {
         let mut tried = BTreeSet::new();
         loop {
-            // Listed each time: a run that goes on makes new ones and deletes old ones.
+            // Listed each time: a resumed run makes new ones and deletes old ones.
             let steps = self.steps()?;
             let Some(&step) = steps.iter().rev().find(|step| !tried.contains(*step)) else {
                 return Ok(None);

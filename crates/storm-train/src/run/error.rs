@@ -9,7 +9,7 @@ pub enum RunError {
     /// From the step, the device or a checkpoint.
     #[error(transparent)]
     Train(#[from] TrainError),
-    /// A number that is none.
+    /// A non-finite number.
     #[error(
         "step {step}: the loss is {} and the gradient norm {}: {culprit}. Nothing was updated. {} Try a \
          lower learning-rate, more warmup, or another precision",

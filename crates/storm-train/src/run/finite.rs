@@ -1,4 +1,4 @@
-//! Who is to blame for a number that is none.
+//! Finds the tensor behind a non-finite number.
 
 use crate::{StepReport, TrainError, Trainer};
 use storm_device::PlanDevice;

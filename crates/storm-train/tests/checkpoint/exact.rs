@@ -1,4 +1,4 @@
-//! A run that goes on from a checkpoint is the run that never stopped.
+//! A resumed run from a checkpoint is the run that never stopped.
 
 use crate::support::{progress, save, state, tiny, train, trainer, trainer_of};
 use storm_plan::UpdateTime;

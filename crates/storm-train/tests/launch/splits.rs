@@ -112,7 +112,7 @@ fn others_are_tried_only_if_asked_for() {
         start(Launch::new(request(TOKENS, 1)).expect("a plan"), truth);
     assert_eq!((launch.plan().batch, launched.splits.len()), (predicted, 1));
     assert!(launched.correction.is_some(), "the plan itself is tried all the same");
-    // A size that was given stays, too: of a run that goes on, for one.
+    // A size that was given stays, too: of a resumed run, for one.
     let given = request(StepSize::MicroBatches(SEQUENCES / 4), 3);
     let Outcome { launch, launched, .. } = start(Launch::new(given).expect("a plan"), truth);
     assert_eq!((launch.plan().batch, launched.splits.len()), (4, 1));

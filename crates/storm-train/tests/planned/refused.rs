@@ -1,4 +1,4 @@
-//! A machine that has less memory than was planned with: the run is planned anew, and is the same.
+//! A machine that has less memory than was planned with: the run is planned again, and is the same.
 
 use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;

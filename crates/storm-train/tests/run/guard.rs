@@ -119,7 +119,7 @@ fn under_pressure(readings: Vec<MemoryReading>, in_background: bool) {
         run.save_in_background().expect("little memory");
     }
     let mut heard = Heard::default();
-    run.train(&Stop::new(), &mut heard).expect("a run that goes on");
+    run.train(&Stop::new(), &mut heard).expect("a resumed run");
     let expected = [
         (2, Alarm::AbovePlan { in_use_bytes: 1500, planned_bytes: 1000 }),
         (4, Alarm::LittleFree { free_bytes: 50 }),

@@ -1,4 +1,4 @@
-//! Metrics of a run that goes on: what is kept of them, and how much memory that takes.
+//! Metrics of a resumed run: what is kept of them, and how much memory that takes.
 
 use serde_json::json;
 use std::fs;

@@ -7,8 +7,8 @@ use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
 /// What host and queues tell each other: commands one way, progress and failure the other.
 ///
-/// No deadlock: of all commands given out and not done, the one given out first has nothing before
-/// it in its queue and waits only for what was given out before it, which is done. So it can run,
+/// No deadlock: of all commands issued and not done, the one issued first has nothing before
+/// it in its queue and waits only for what was issued before it, which is done. So it can run,
 /// however little room the queues have.
 #[derive(Debug)]
 pub(super) struct Board {

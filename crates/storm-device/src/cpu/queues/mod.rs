@@ -112,8 +112,8 @@ impl PlanDevice for CpuPlanDevice {
         check_size(&input.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&input.copies))?;
         let to = self.program.address(&input.tensor.name, input.place, bytes.len())?;
-        // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
-        // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
+        // SAFETY: in bounds. The copies that were issued are done; the checker has proved that no
+        // other instruction touches these bytes, and `&mut self` keeps new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }

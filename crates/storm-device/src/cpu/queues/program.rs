@@ -46,7 +46,7 @@ impl Program {
     /// If an id in its data is out of range.
     ///
     /// # Safety
-    /// It was given out in the order of a checked plan, what it waits for is done, and whoever
+    /// It was issued in the order of a checked plan, what it waits for is done, and whoever
     /// waits for it does so until this returns. The checker has proved that nobody else touches
     /// its bytes meanwhile: all who might are ordered before or after it.
     pub(super) unsafe fn run(&self, id: InstructionId) {

@@ -1,4 +1,4 @@
-//! Who is to blame for an error of the card.
+//! Finds the instruction behind an error of the card.
 
 use super::super::CudaError;
 use super::queues::{Queues, Unfinished};
@@ -15,8 +15,8 @@ pub(super) fn of_instruction(plan: &Plan, id: InstructionId, error: &DeviceError
     DeviceError::instruction(plan, id, reason)
 }
 
-/// The error for something that was given out and failed later. The driver does not say what: it is
-/// between what was done when the queue was heard of last and what was given out. Kernels come
+/// The error for something that was issued and failed later. The driver does not say what: it is
+/// between what was done when the queue was heard of last and what was issued. Kernels come
 /// first: copies of memory that is there do not fail.
 pub(super) fn of_something(plan: &Plan, queues: &Queues, error: CudaError) -> DeviceError {
     let unfinished = |queue: Queue| queues.unfinished(queue).map(|unfinished| (queue, unfinished));

@@ -33,7 +33,7 @@ use timeline::Timeline;
 
 /// A checked plan on a GPU.
 ///
-/// The host gives out instructions in the order of the plan and waits only where the driver takes no
+/// The host issues instructions in the order of the plan and waits only where the driver takes no
 /// more. All kernels run in one stream, so that matrix products share a workspace.
 #[derive(Debug)]
 pub struct CudaPlanDevice {
@@ -96,7 +96,7 @@ impl CudaPlanDevice {
     /// device takes the host memory if it is large enough for its plan, whatever is too much.
     ///
     /// # Errors
-    /// Of anything that was given out: after an error of the card nothing can be kept.
+    /// Of anything that was issued: after an error of the card nothing can be kept.
     pub fn keep(mut self) -> Result<CudaKept, DeviceError> {
         self.synchronize()?;
         Ok(self.kept)
@@ -110,8 +110,8 @@ impl CudaPlanDevice {
         }
     }
 
-    /// Remembers an error that ends everything, under the name of who is to blame: `id` if that was
-    /// being given out, unless the card reports a failure of something before it.
+    /// Remembers an error that ends everything, under the name of the instruction that failed: `id` if that was
+    /// being issued, unless the card reports a failure of something before it.
     fn fail(&mut self, id: Option<InstructionId>, error: DeviceError) -> DeviceError {
         let card = self.queues.stream(Queue::COMPUTE).check();
         let failure = match (id, card) {
@@ -136,7 +136,7 @@ impl CudaPlanDevice {
         };
         let CudaKept { host, tools } = &self.kept;
         let what = || self.plan.describe(id);
-        // SAFETY: segments are given out in the order of the step of a checked plan; `begin` made the
+        // SAFETY: segments are issued in the order of the step of a checked plan; `begin` made the
         // stream wait. The device drops its queues, which waits for them, before block and host memory.
         unsafe { self.program.queue(id, stream, &tools.gemm, host, what)? };
         if let (Some(timeline), Some(started)) = (&self.timeline, started) {
@@ -258,8 +258,8 @@ impl PlanDevice for CudaPlanDevice {
         check_size(&input.tensor, bytes.len())?;
         self.wait_for(&input.copies)?;
         let to = self.host_address(&input.tensor.name, input.place.offset, bytes.len())?;
-        // SAFETY: in bounds. The copies that were given out are done; the checker has proved that no
-        // other instruction touches these bytes, and `&mut self` keeps new ones from being given out.
+        // SAFETY: in bounds. The copies that were issued are done; the checker has proved that no
+        // other instruction touches these bytes, and `&mut self` keeps new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -496,7 +496,7 @@ fn warm_up_copies(
 mod tests {
     use super::*;
 
-    /// A host thread of its own may give out the work.
+    /// A host thread of its own may issue the work.
     #[test]
     fn devices_may_move_between_threads() {
         fn check<T: Send>() {}

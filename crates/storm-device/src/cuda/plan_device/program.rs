@@ -97,7 +97,7 @@ impl Program {
     /// Queues an instruction; `what` names it in an error.
     ///
     /// # Safety
-    /// The stream is that of the instruction's queue, it was given out in the order of a checked plan,
+    /// The stream is that of the instruction's queue, it was issued in the order of a checked plan,
     /// and the stream waits for what it waits for. The checker has proved that nobody else touches
     /// its bytes then. `host` is as large as the plan says, and lives until the stream has run it.
     pub(super) unsafe fn queue(

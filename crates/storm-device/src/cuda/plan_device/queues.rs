@@ -20,8 +20,8 @@ const PENDING_MAX: usize = 4096;
 pub(super) struct Queues {
     /// By queue.
     streams: Vec<Stream>,
-    /// By instruction: the mark behind it, where somebody asks for it. Recorded anew each time that
-    /// the instruction is given out; who has waited for it before is not concerned.
+    /// By instruction: the mark behind it, where an instruction waits for it. Recorded again each time that
+    /// the instruction is issued; earlier waits are not affected.
     marks: Vec<Option<Event>>,
     tickets: Tickets,
     /// By waiting queue and awaited queue: how far the first has already waited for the second.
@@ -47,7 +47,7 @@ struct Progress {
 pub(super) struct Unfinished {
     /// All up to this was done; none if nothing is known to be.
     pub(super) after: Option<InstructionId>,
-    /// The last that was given out.
+    /// The last that was issued.
     pub(super) last: InstructionId,
     /// How many there are.
     pub(super) count: u64,
@@ -97,7 +97,7 @@ impl Queues {
         self.tickets.given()
     }
 
-    /// Notes that an instruction is given out, and lets its stream wait for what it waits for.
+    /// Notes that an instruction is issued, and lets its stream wait for what it waits for.
     pub(super) fn begin(
         &mut self,
         plan: &Plan,
@@ -132,7 +132,7 @@ impl Queues {
         self.look(queue.index())
     }
 
-    /// Waits, on the host, until all of these are done, as last given out.
+    /// Waits, on the host, until all of these are done, as last issued.
     pub(super) fn wait_for(&mut self, instructions: &[InstructionId]) -> Result<(), CudaError> {
         let targets: Targets = self.tickets.targets(instructions);
         self.wait(targets.map(|target| target.count))
@@ -185,7 +185,7 @@ impl Queues {
 }
 
 impl Drop for Queues {
-    /// Whatever was given out ends before the memory that it uses can be freed.
+    /// Whatever was issued ends before the memory that it uses can be freed.
     fn drop(&mut self) {
         let _ = self.streams[0].context().make_current();
         for stream in &self.streams {

@@ -33,7 +33,7 @@ struct Times {
     runs: Vec<Run>,
 }
 
-/// An instruction as it was given out.
+/// An instruction as it was issued.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     instruction: InstructionId,

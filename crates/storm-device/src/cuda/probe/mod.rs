@@ -177,7 +177,7 @@ struct Bench {
     seconds: f64,
 }
 
-/// Instructions that are given out at once: fewer than a stream takes before the host must wait.
+/// Instructions that are issued at once: fewer than a stream takes before the host must wait.
 const BURST: usize = 500;
 
 impl Bench {
@@ -217,7 +217,7 @@ impl Bench {
         self.time(prepared.timed(), runs)
     }
 
-    /// Seconds per run on the card, many given out at once.
+    /// Seconds per run on the card, many issued at once.
     fn time(&mut self, instruction: &CudaInstruction, runs: usize) -> Result<f64, DeviceError> {
         let context = &self.device.context;
         let (start, end) = (Event::new(context)?, Event::new(context)?);
@@ -231,7 +231,7 @@ impl Bench {
     }
 
     /// Seconds that the card takes from one small kernel to the next, and that the host takes to
-    /// give out one: the least of several tries, since both are disturbed by anything.
+    /// issue one: the least of several tries, since both are disturbed by anything.
     fn starting(
         &mut self,
         tiny: &Prepared<'_>,
