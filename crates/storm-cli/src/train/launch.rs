@@ -46,7 +46,7 @@ fn say_split(setup: &Setup) {
         (1, DeviceKind::Cuda) => "by prediction: no other size comes close to it".to_owned(),
         (_, DeviceKind::Cuda) => "by prediction: the run is too short to try others".to_owned(),
     };
-    style.say(&format!("{accumulate} micro-batches of {batch} sequences, {why}"));
+    style.say(&format!("micro-batches: {accumulate} × {batch} sequences, {why}"));
     if *style == Style::Json {
         let split = |split: &TimedSplit| {
             json!({
