@@ -198,8 +198,10 @@ fn evaluate<D: Trains>(
     };
     let budget = Budget::new(machine.vram.bytes, machine.ram.bytes);
     let task = evaluation_task(config, &build, group)?;
-    let planned = plan(&task, &machine.profile, budget, &Forced::default())
-        .with_context(|| format!("cannot evaluate {}", args.model.display()))?;
+    let planned = plan(&task, &machine.profile, budget, &Forced::default()).with_context(|| {
+        let model = args.model.display();
+        format!("cannot evaluate {model} like this; a smaller --batch takes less memory")
+    })?;
     progress::show("loading the model");
     let begun = Instant::now();
     let device = D::options(machine.threads, budget, None);

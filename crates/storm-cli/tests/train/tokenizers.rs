@@ -95,7 +95,7 @@ fn data_of_another_tokenizer_are_refused() {
         storm(&place, &format!("{line} {data}{} {more}", more.len()))
     };
     let eval = |data: &str, more: &str| {
-        storm(&place, &format!("eval model --data {data} --seq 16 --batches 1 {more}"))
+        storm(&place, &format!("eval model --device cpu --data {data} --seq 16 --batches 1 {more}"))
     };
     for (code, _, err) in [train("own", ""), eval("own", "")] {
         assert_eq!((code, err.contains("warning")), (Some(0), false), "{err}");

@@ -389,7 +389,7 @@ fn a_tokenizer_that_never_comes_back_is_an_error() {
     let tokenizer = open_with(&tokenizer_json(&[]), &silent).unwrap();
     for _ in 0..2 {
         let error = tokenizer.encode("hello").unwrap_err().to_string();
-        assert!(error.contains("did not come back"), "{error}");
+        assert!(error.contains("did not answer"), "{error}");
     }
 }
 
