@@ -21,6 +21,7 @@ fn a_profile_that_promises_too_much_is_corrected() {
     let mut profile = HardwareProfile::builtin("h200").expect("built in");
     // Nothing but what a step measures says how long it takes.
     (profile.kernel_seconds, profile.launch_seconds) = (0.0, 0.0);
+    profile.multiprocessors = None;
     let before = simulate(trainer.plan(), &profile).step_seconds;
     let trial = try_plan(&mut trainer, &batches(), 1, &profile, NO_TIME).expect("a trial");
     assert!(trial.step_seconds > NO_TIME);
