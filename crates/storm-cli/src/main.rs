@@ -68,7 +68,7 @@ enum Command {
     Chat(chat::ChatArgs),
     /// Measure how well a model predicts a dataset: loss and perplexity.
     Eval(eval::EvalArgs),
-    /// Make the page of a run anew from its metrics, whether the run has ended, goes on or was killed.
+    /// Rebuild the page of a run from its metrics, whether it has ended, is running or was killed.
     Report(report::ReportArgs),
     /// Look at models: presets by name, or Hugging Face directories.
     #[command(subcommand)]
