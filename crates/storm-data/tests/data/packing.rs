@@ -183,6 +183,20 @@ fn bad_input_is_named() {
 }
 
 #[test]
+fn tables_are_text_only_if_asked_for() {
+    for name in ["a.json", "a.csv", "a.TSV", "a.parquet", "a.arrow"] {
+        let folder = Folder::new();
+        let input = folder.write(name, "1,2");
+        let options = folder.options(&[&input]);
+        let error = packed(&options).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains("--format"), "{error}");
+        let options = PackOptions { format: InputFormat::Text, ..options };
+        packed(&options).unwrap();
+        assert_eq!(documents(&options.out), ["1,2"]);
+    }
+}
+
+#[test]
 fn impossible_options() {
     let folder = Folder::new();
     let input = folder.write("a.txt", "text");

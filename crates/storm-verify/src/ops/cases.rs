@@ -27,6 +27,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "constant",
         "optimizer",
         "accumulate",
+        "moving_average",
         "sgd",
     ]
 }

@@ -156,3 +156,28 @@ pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &mut [E]) {
         },
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_graph::random::Random;
+
+    #[test]
+    fn a_moving_average_is_one_fused_step() {
+        let mut random = Random(11);
+        for count in [1, 7, 33, 70_001] {
+            let mut value = || random.below(2001) as f32 / 100.0 - 10.0;
+            let x: Vec<f32> = (0..count).map(|_| value()).collect();
+            let before: Vec<f32> = (0..count).map(|_| value()).collect();
+            for momentum in [0.0, 0.1, 1.0] {
+                let mut average = before.clone();
+                moving_average(&x, momentum, &mut average);
+                for ((&found, &x), &before) in average.iter().zip(&x).zip(&before) {
+                    let (difference, before) = (f64::from(x - before), f64::from(before));
+                    let exact = before + f64::from(momentum) * difference;
+                    assert_eq!(found.to_bits(), (exact as f32).to_bits(), "{before} to {x}");
+                }
+            }
+        }
+    }
+}
