@@ -252,7 +252,7 @@ def compare(args: argparse.Namespace, work: Path) -> dict:
     budget_bytes = int(resident.device_bytes * args.memory_share)
     print(f"STORM within {mebibytes(budget_bytes)}", file=sys.stderr)
     steps = ["--steps", args.steps, "--warmup", args.warmup]
-    ours = train_storm(args, work, "budget", *steps, "--vram", budget_bytes)
+    ours = train_storm(args, work, "budget", *steps, "--vram", f"{budget_bytes}B")
     # The first loss is the model's before any update: no plan may change a bit of it.
     if ours.losses[0] != resident.losses[0]:
         sys.exit(f"the budget changed the first loss: {ours.losses[0]}, not {resident.losses[0]}")
