@@ -77,7 +77,7 @@ pub(crate) fn run(args: &ChatArgs) -> Result<()> {
         match conversation.take(line.trim()) {
             Ok(Next::Leave) => return Ok(()),
             Ok(Next::Stay) => {}
-            // Somebody who types tries again; a program is told at once.
+            // At a terminal the user can try again; from a pipe the first error ends the command.
             Err(error) if is_watched => eprintln!("error: {}", crate::message(&error)),
             Err(error) => return Err(error),
         }

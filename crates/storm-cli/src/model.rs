@@ -124,7 +124,7 @@ pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
     Ok(Some(Located { directory: found.directory, name }))
 }
 
-/// Whether a name is that of something here, or lies in a folder that is: `runs/slip` is asked of nobody.
+/// Whether a path exists, or its parent folder does: `runs/typo` is never looked up on the hub.
 fn is_meant_here(named: &str) -> bool {
     let path = Path::new(named);
     let folder = path.parent().filter(|_| !named.contains('@'));

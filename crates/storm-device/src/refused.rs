@@ -18,7 +18,7 @@ pub struct MemoryRefused {
 }
 
 impl MemoryRefused {
-    /// What has to be done without: where nobody says how much there is, an eighth.
+    /// How much less to ask for. If the available amount is unknown, an eighth less.
     pub fn missing_bytes(&self) -> u64 {
         match self.available_bytes {
             Some(available) => self.wanted_bytes.saturating_sub(available),

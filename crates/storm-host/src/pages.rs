@@ -97,7 +97,7 @@ impl HostPages {
         self.map.len()
     }
 
-    /// Where they begin, for a driver or for threads that copy. Who writes there does so while nobody has a slice.
+    /// Where they begin, for a driver or for threads that copy. Write through it only while no slice of the pages is borrowed.
     pub fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }

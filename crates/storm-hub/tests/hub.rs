@@ -291,8 +291,8 @@ fn what_may_not_be_had_is_said_in_words() {
         let expected = token.map(|token| format!("Bearer {token}"));
         assert_eq!(server.state.lock().unwrap().token, expected);
     }
-    let nobody = Hub { endpoint: "http://127.0.0.1:9".to_owned(), ..server.hub() };
-    let error = get(&nobody, "o/m", Wanted::All).unwrap_err();
+    let unreachable = Hub { endpoint: "http://127.0.0.1:9".to_owned(), ..server.hub() };
+    let error = get(&unreachable, "o/m", Wanted::All).unwrap_err();
     assert!(matches!(error, HubError::Network { .. }), "{error}");
 }
 

@@ -11,7 +11,7 @@ use storm_graph::random::Seed;
 use storm_model::{BuildOptions, ModelConfig, ModelOutput, ParameterSource, Trainable, build};
 use storm_plan::{CheckedPlan, PerTier, Task};
 
-/// A model whose losses are looked at. The plan may be for less memory than the model has.
+/// The loss of a model on batches. The plan may use less memory than the model needs.
 pub struct Evaluation<D: PlanDevice> {
     planned: Planned<D>,
     exchange: Exchange,

@@ -112,7 +112,7 @@ fn origin(name: &str, profile: &HardwareProfile) -> String {
     }
 }
 
-/// What to expect of a profile that nobody measured.
+/// What to expect of a profile that is not measured.
 pub(crate) fn caution(profile: &HardwareProfile) -> Option<String> {
     let share = profile.uncertainty?;
     Some(format!(

@@ -134,7 +134,7 @@ impl Call {
             command.env(format!("{name}_"), value);
         }
         command.current_dir(folder).process_group(0).env("RUST_BACKTRACE", "0");
-        // Names that are drawn are asked of nobody.
+        // Random names must not be looked up on the hub.
         command.env("HF_HUB_OFFLINE", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().expect("sh starts");

@@ -112,7 +112,7 @@ impl Inputs {
     }
 }
 
-/// Whether a file holds data whose commas, names and brackets nobody wants to learn.
+/// Whether a file is a table or one JSON value: as text, its commas and brackets would be learned.
 fn is_table(path: &Path) -> bool {
     let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
     ["json", "csv", "tsv", "parquet", "arrow"].contains(&extension.to_lowercase().as_str())

@@ -264,7 +264,7 @@ mod tests {
         let machine = |available_bytes| Some(HostLimit::Machine { available_bytes });
         let free_bytes = SPARED_BYTES + 1000;
         check_growth(1000, machine(free_bytes)).expect("just enough");
-        check_growth(u64::MAX, None).expect("nobody says how much there is");
+        check_growth(u64::MAX, None).expect("no limit is known");
         let refused = check_growth(1001, machine(free_bytes)).expect_err("one too many");
         assert_eq!((refused.available_bytes, refused.missing_bytes()), (Some(1000), 1));
     }

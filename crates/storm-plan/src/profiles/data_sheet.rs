@@ -1,4 +1,4 @@
-//! Profiles of cards that nobody has measured yet: the vendor's figures, times the share of such figures
+//! Profiles of cards that have not been measured: the vendor's figures, times the share of such figures
 //! that the H200 reached when it was measured.
 
 use crate::profile::{HardwareProfile, LinkProfile};
