@@ -24,6 +24,7 @@ mod autodiff;
 mod cost;
 mod dtype;
 mod error;
+mod fuse;
 mod graph;
 mod op;
 mod ops;

@@ -149,6 +149,9 @@ define_ops! {
     /// Gradient of `gate_up` (.., 2F) from `dy` (.., F), over `gate_up`: the largest activation of a
     /// layer is needed once.
     SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; }
+    /// [`Op::SwiGluGrad`] for a backward pass that did not keep what [`Op::SwiGlu`] made: also yields that, over
+    /// `dy`, so that `gate_up` is read once for both.
+    SwiGluGradAndOutput [Elementwise, Bytes] { dy: One, gate_up: One; }
 
     // ---- norms ------------------------------------------------------------------------------
     /// Layer norm or RMS norm of `x + delta` over the width. Yields y (.., C), rstd (..) f32, then
@@ -282,6 +285,7 @@ impl<T: Clone> Op<T> {
             Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
                 vec![(Some(operand), 0)]
             }
+            Op::SwiGluGradAndOutput { dy, gate_up } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }

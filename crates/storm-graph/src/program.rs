@@ -490,7 +490,7 @@ impl Program {
                 .map(|carried| carried.tensor)
                 .chain(before.exports.iter().map(|&(_, id)| id))
                 .collect();
-            recompute(&mut section.graph, |id| {
+            recompute(&mut section.graph, &before.handed_out(), |id| {
                 lasting.contains(&id) || is_kept(&before, before.graph.tensor(id))
             });
         }

@@ -135,6 +135,10 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let width = dy.shape.width();
             elementwise::swiglu_grad::<E>(width, access.get(dy), access.out(&outputs[0]));
         }),
+        Op::SwiGluGradAndOutput { dy, .. } => with_float!(dy.dtype, E => {
+            let (gate_up, dy_then_output) = (access.out(&outputs[0]), access.out(&outputs[1]));
+            elementwise::swiglu_grad_and_output::<E>(dy.shape.width(), dy_then_output, gate_up);
+        }),
         Op::Norm { x, delta, weight, bias, kind, epsilon } => with_float!(x.dtype, E => {
             let has_mean = *kind == NormKind::Layer;
             let sum = if has_mean { 3 } else { 2 };

@@ -160,8 +160,7 @@ impl<'a> Lowering<'a> {
         let pair = [&training.start, &training.proceed].map(|program| {
             let mut section = program.section(stage).clone();
             if !is_last {
-                let lasting = lasting(&section);
-                recompute(&mut section.graph, |id| kept.contains(&id) || lasting.contains(&id));
+                recompute_without(&mut section, &kept);
             }
             let elsewhere = places_of_their_own(&section, kept.iter().copied());
             let pass = if is_last { variant::Passes::Joined } else { variant::Passes::Apart };
@@ -313,18 +312,10 @@ impl<'a> Lowering<'a> {
         if self.units[stage].is_empty() {
             return 0.0;
         }
-        let kept = self.tensors_at_hand(stage, at_hand);
-        let section = self.task.program().section(stage);
-        let lasting = lasting(section);
-        let mut graph = section.graph.clone();
-        recompute(&mut graph, |id| kept.contains(&id) || lasting.contains(&id));
-        let again = graph.nodes().iter().filter(|node| node.phase == Phase::Recompute);
-        let seconds = |node: &storm_graph::Node| {
-            let op = node.op.clone().map(|_, id| graph.tensor(id));
-            let outputs: Vec<_> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
-            self.profile.op_seconds(&op, &outputs)
-        };
-        again.map(seconds).sum()
+        let mut section = self.task.program().section(stage).clone();
+        let with_all = variant::backward_seconds(&section.graph, self.profile);
+        recompute_without(&mut section, &self.tensors_at_hand(stage, at_hand));
+        variant::backward_seconds(&section.graph, self.profile) - with_all
     }
 
     fn check(&self, decisions: &Decisions) -> Result<(), PlanError> {
@@ -427,6 +418,12 @@ fn lasting(section: &Section) -> Vec<TensorId> {
     carried.chain(section.exports.iter().map(|&(_, id)| id)).collect()
 }
 
+/// Makes the backward pass of a block recompute what is neither kept nor outlives it.
+fn recompute_without(section: &mut Section, kept: &BTreeSet<TensorId>) {
+    let (lasting, results) = (lasting(section), section.handed_out());
+    recompute(&mut section.graph, &results, |id| kept.contains(&id) || lasting.contains(&id));
+}
+
 /// Tensors of a section that are not temporaries: what comes from outside, what is handed on, and
 /// what waits for the backward pass.
 fn places_of_their_own(
@@ -436,12 +433,7 @@ fn places_of_their_own(
     let graph = &section.graph;
     let mut own: BTreeSet<TensorId> =
         graph.ids().filter(|&id| graph.producer(id).is_none()).collect();
-    own.extend(lasting(section));
-    own.extend(section.results.iter().map(|&(_, id)| id));
-    if let Some(backward) = &section.backward {
-        own.extend(backward.carried_in_gradients.iter().flatten());
-        own.extend(backward.parameters.iter().map(|p| p.gradient));
-    }
+    own.extend(section.handed_out());
     own.extend(kept);
     own
 }

@@ -2,7 +2,7 @@
 
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
-use storm_graph::{Graph, Node, Phase, Section, Tensor, TensorId};
+use storm_graph::{Graph, Node, Op, Phase, Section, Tensor, TensorId};
 
 /// A section as it will run: which nodes, and where its temporaries lie in the work area.
 #[derive(Clone, Debug)]
@@ -112,16 +112,14 @@ impl Pass {
                 });
                 life.last_use = position;
             }
-            let op = node.op.clone().map(|_, id| graph.tensor(id));
-            let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
-            let seconds = profile.op_seconds(&op, &outputs);
-            let flops = op.matrix_flops();
+            let seconds = seconds(graph, node, profile);
+            let flops = node.op.clone().map(|_, id| graph.tensor(id)).matrix_flops();
             pass.seconds += seconds;
             pass.flops += flops;
             if node.phase == Phase::Recompute {
-                pass.recompute_seconds += seconds;
                 pass.recompute_flops += flops;
             }
+            pass.recompute_seconds += seconds - seconds_without_recomputing(graph, node, profile);
             let (index, outputs) = (index as u32, node.outputs.clone());
             pass.nodes.push(PassNode { index, operands, outputs, seconds });
         }
@@ -133,6 +131,31 @@ impl Pass {
         }
         pass.size_bytes = packing.size_bytes;
         pass
+    }
+}
+
+/// What the backward pass of a section takes.
+pub(super) fn backward_seconds(graph: &Graph, profile: &HardwareProfile) -> f64 {
+    let backward = graph.nodes().iter().filter(|node| node.phase != Phase::Forward);
+    backward.map(|node| seconds(graph, node, profile)).sum()
+}
+
+fn seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
+    let op = node.op.clone().map(|_, id| graph.tensor(id));
+    let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
+    profile.op_seconds(&op, &outputs)
+}
+
+/// What a node would take if everything had been kept.
+fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
+    match node.op {
+        _ if node.phase == Phase::Recompute => 0.0,
+        Op::SwiGluGradAndOutput { dy, gate_up } => {
+            let outputs = node.outputs[..1].to_vec();
+            let alone = Node { op: Op::SwiGluGrad { dy, gate_up }, outputs, ..node.clone() };
+            seconds(graph, &alone, profile)
+        }
+        _ => seconds(graph, node, profile),
     }
 }
 

@@ -15,6 +15,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "linear",
         "elementwise",
         "swiglu",
+        "swiglu_and_output",
         "norm",
         "qk_norm",
         "rotary",
@@ -151,6 +152,7 @@ impl Builder {
                 let gate_up = self.input("gate_up", &shape);
                 self.result("y", Op::SwiGlu { gate_up }).map(drop)
             }
+            "swiglu_and_output" => self.swiglu_and_output(),
             "norm" => self.norm(),
             "qk_norm" | "rotary" | "attention" | "attention64" | "attention128" => {
                 self.heads(family)
@@ -380,6 +382,19 @@ impl Builder {
             first_element: self.first_element(),
         };
         self.apply("update", op).map(drop)
+    }
+
+    /// A gradient that recomputes, as plans have it in place of the two ops.
+    fn swiglu_and_output(&mut self) -> Result<(), GraphError> {
+        let (rows, width) = (self.random.extent(), self.random.extent());
+        let source = |case: &mut Self, name: &str, width: usize| {
+            let class = TensorClass::Activation;
+            let id = case.graph.source(name, [rows, width], case.dtype, class);
+            case.floats(id);
+            id
+        };
+        let (dy, gate_up) = (source(self, "dy", width), source(self, "gate_up", 2 * width));
+        self.apply("grad", Op::SwiGluGradAndOutput { dy, gate_up }).map(drop)
     }
 
     fn accumulate(&mut self) -> Result<(), GraphError> {

@@ -77,6 +77,16 @@ simd_dispatch! {
             *up = E::from_f32(dy * silu(g));
         }
     }
+
+    fn swiglu_grad_and_output_row[E: Element](dy: &mut [E], gate: &mut [E], up: &mut [E]) {
+        for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
+            let (d, g, u) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+            let value = silu(g);
+            *gate = E::from_f32(d * u * silu_derivative(g));
+            *up = E::from_f32(d * value);
+            *dy = E::from_f32(value * u);
+        }
+    }
 }
 
 fn unary<E: Element>(x: &[E], out: &mut [E], f: impl Fn(&[E], &mut [E]) + Sync) {
@@ -157,6 +167,19 @@ pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &mut [E]) {
     );
 }
 
+/// [`swiglu_grad`], and [`swiglu`] in place of `dy`.
+pub fn swiglu_grad_and_output<E: Element>(width: usize, dy: &mut [E], gate_up: &mut [E]) {
+    let rows = (CHUNK / width.max(1)).max(1);
+    gate_up.par_chunks_mut(rows * 2 * width).zip(dy.par_chunks_mut(rows * width)).for_each(
+        |(gate_up, dy)| {
+            for (row, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks_mut(width)) {
+                let (gate, up) = row.split_at_mut(width);
+                swiglu_grad_and_output_row(dy, gate, up);
+            }
+        },
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +202,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// One kernel gives the bits of two.
+    #[test]
+    fn a_gated_unit_and_its_gradient_may_share_a_kernel() {
+        let (rows, width) = (37, 129);
+        let mut random = Random::new(5);
+        let mut values = |count: usize| -> Vec<half::bf16> {
+            let value = |bits: u64| half::bf16::from_f32((bits % 4001) as f32 / 400.0 - 5.0);
+            (0..count).map(|_| value(random.bits())).collect()
+        };
+        let (dy, gate_up) = (values(rows * width), values(2 * rows * width));
+        let mut output = vec![half::bf16::ZERO; rows * width];
+        swiglu(width, &gate_up, &mut output);
+        let mut gradient = gate_up.clone();
+        swiglu_grad(width, &dy, &mut gradient);
+
+        let (mut together_output, mut together_gradient) = (dy, gate_up);
+        swiglu_grad_and_output(width, &mut together_output, &mut together_gradient);
+        assert_eq!(together_output, output);
+        assert_eq!(together_gradient, gradient);
     }
 }

@@ -48,6 +48,11 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         Op::SwiGlu { gate_up } => gated(planner, "swiglu", &[gate_up], gate_up.shape.width() / 2),
         Op::SwiGluGrad { dy, .. } => gated(planner, "swiglu_grad", &[dy], dy.shape.width()),
+        // Both operands are overwritten: the outputs are where they lie.
+        Op::SwiGluGradAndOutput { dy, .. } => {
+            let output = planner.node.outputs[1].clone();
+            gated(planner, "swiglu_grad_and_output", &[&output], dy.shape.width())
+        }
         _ => unreachable!("not an elementwise op"),
     }
 }

@@ -137,8 +137,9 @@ extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
     write8(row_of(out, row, width), i, gate);
 }
 
-/// dy (rows, width); gate_up (rows, 2·width), overwritten by its gradient.
-extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
+/// Gradient of the gated unit. `RECOMPUTES`: `dy` is overwritten by what the unit made.
+template <bool RECOMPUTES>
+__device__ inline void swiglu_backward(const E* dy, E* output, E* gate_up, i64 width) {
     const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
     if (i >= width) return;
     const bool aligned = width % PACK == 0;
@@ -156,7 +157,19 @@ extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
         const float s = sigmoid(gate[j]);
         d_gate[j] = d[j] * up[j] * silu_slope(gate[j], s);
         d_up[j] = d[j] * (gate[j] * s);
+        if (RECOMPUTES) gate[j] = gate[j] * s * up[j];
     }
     write8(Row<E>{start, width, aligned}, i, d_gate);
     write8(Row<E>{start + width, width, aligned}, i, d_up);
+    if (RECOMPUTES) write8(row_of(output, row, width), i, gate);
+}
+
+/// dy (rows, width); gate_up (rows, 2·width), overwritten by its gradient.
+extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
+    swiglu_backward<false>(dy, nullptr, gate_up, width);
+}
+
+/// The same, and `dy` becomes silu(gate) · up, with the bits that `swiglu` gives.
+extern "C" __global__ void swiglu_grad_and_output(E* dy, E* gate_up, i64 width) {
+    swiglu_backward<true>(dy, dy, gate_up, width);
 }

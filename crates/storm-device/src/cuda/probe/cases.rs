@@ -218,6 +218,10 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
         let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
         Ok(Op::SwiGluGrad { dy, gate_up })
     })?;
+    case(&|b| {
+        let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
+        Ok(Op::SwiGluGradAndOutput { dy, gate_up })
+    })?;
     let function = ActivationFunction::GeluTanh;
     case(&|b| Ok(Op::Activation { x: b.normal(&[tokens, inner])?, function }))?;
     case(&|b| {
@@ -448,6 +452,7 @@ mod tests {
             "NormGrad",
             "SwiGlu",
             "SwiGluGrad",
+            "SwiGluGradAndOutput",
             "Rotary",
             "Embedding",
             "EmbeddingGrad",
