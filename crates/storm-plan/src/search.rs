@@ -2,6 +2,7 @@
 
 mod candidates;
 mod near;
+mod refill;
 mod smallest;
 
 use crate::choice::{Choice, Saving, StageChoice, savings};
@@ -180,8 +181,14 @@ impl<'a> Search<'a> {
     fn climb(&self, progress: &mut Progress, count: usize, tried: &mut Vec<Choice>) {
         let mut left = count;
         while let Some((center, _)) = &progress.best {
-            let mut near = self.neighbours(center);
-            near.retain(|choice| !tried.contains(choice) && self.fits(choice));
+            let near = self.neighbours(center);
+            let with_refilled = |choice: Choice| {
+                let fits = self.fits(&choice);
+                self.refilled(&choice).into_iter().chain(fits.then_some(choice))
+            };
+            let near = near.into_par_iter().flat_map_iter(with_refilled).collect();
+            let mut near = self.different(near);
+            near.retain(|choice| choice != center && !tried.contains(choice));
             near = self.most_promising(near, left.min(NEIGHBOURS));
             if near.is_empty() || self.is_enough(progress) {
                 return;

@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn a_gated_unit_and_its_gradient_may_share_a_kernel() {
         let (rows, width) = (37, 129);
-        let mut random = Random::new(5);
+        let mut random = Random(5);
         let mut values = |count: usize| -> Vec<half::bf16> {
             let value = |bits: u64| half::bf16::from_f32((bits % 4001) as f32 / 400.0 - 5.0);
             (0..count).map(|_| value(random.bits())).collect()
