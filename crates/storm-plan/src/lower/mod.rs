@@ -57,6 +57,10 @@ pub struct Lowering<'a> {
     pub(crate) units: Vec<Vec<SavedUnit>>,
     sets: Vec<Set>,
     shared: Shared,
+    /// For plans to share.
+    norm: Option<Arc<Graph>>,
+    /// Updates of pieces, by rule, first element and size.
+    update_graphs: RwLock<BTreeMap<(usize, usize, usize), Arc<Graph>>>,
     /// Nodes of the norm graph, by the gradient whose squares they sum.
     squares: HashMap<String, usize>,
     /// By elements of a piece.
@@ -90,6 +94,8 @@ impl<'a> Lowering<'a> {
             units: (0..stages).map(|stage| task.saved_units(stage)).collect(),
             sets: Set::all(task)?,
             shared: Shared::new(task, &blocks),
+            norm: task.training.as_ref().map(|training| Arc::new(training.norm.clone())),
+            update_graphs: RwLock::default(),
             squares: task.training.as_ref().map(|t| squares(&t.norm)).unwrap_or_default(),
             cuts: RwLock::default(),
             training_variants: RwLock::default(),
@@ -224,6 +230,20 @@ impl<'a> Lowering<'a> {
     /// The graphs of a training step.
     fn training(&self) -> &'a crate::TrainingGraphs {
         self.task.training.as_ref().expect("asked for by a training step")
+    }
+
+    /// The graph that updates a piece of a parameter.
+    fn update_graph(&self, rule: usize, first: usize, size: usize) -> Arc<Graph> {
+        let key = (rule, first, size);
+        let known = self.update_graphs.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(graph) = known.get(&key) {
+            return Arc::clone(graph);
+        }
+        drop(known);
+        let graph = self.training().updates[rule].piece(first, size);
+        let graph = Arc::new(graph.expect("checked when the lowering was made"));
+        let mut known = self.update_graphs.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(key).or_insert(graph))
     }
 
     /// The node of the norm that sums the squares of a gradient.

@@ -2,12 +2,15 @@
 
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
+use std::sync::Arc;
 use storm_graph::{Graph, Node, Op, Phase, Section, Tensor, TensorId};
 
 /// A section as it will run: which nodes, and where its temporaries lie in the work area.
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) section: Section,
+    /// That of the section, for plans to share.
+    pub(crate) graph: Arc<Graph>,
     /// By tensor: the one whose memory it is written over, or itself.
     pub(crate) storage: Vec<TensorId>,
     pub(crate) forward: Pass,
@@ -81,7 +84,8 @@ impl Variant {
                 (pass(&|phase| phase == Phase::Forward), pass(&|phase| phase != Phase::Forward))
             }
         };
-        Variant { forward, backward, storage, section }
+        let graph = Arc::new(section.graph.clone());
+        Variant { forward, backward, storage, graph, section }
     }
 }
 
