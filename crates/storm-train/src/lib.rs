@@ -45,7 +45,7 @@ pub use checkpoint::{
     checkpoint_bytes,
 };
 pub use data::LoaderSource;
-pub use decode::Decoder;
+pub use decode::{Decoder, decoding_task};
 pub use error::TrainError;
 pub use evaluation::{Evaluation, evaluation_task};
 pub use generate::{Generator, Sampling};

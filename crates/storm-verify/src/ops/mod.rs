@@ -173,6 +173,7 @@ mod tests {
             "Rotary",
             "Attention",
             "AttentionGrad",
+            "CachedAttention",
             "HeadLoss",
             "HeadLossGrad",
             "Accumulate",
