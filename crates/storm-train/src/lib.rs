@@ -17,6 +17,7 @@
 
 mod batch;
 mod checkpoint;
+mod choose;
 mod column;
 mod data;
 mod decode;
