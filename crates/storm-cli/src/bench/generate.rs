@@ -1,5 +1,6 @@
 //! `storm bench generate`: how fast a model writes text. Its weights are random, so nothing is downloaded.
 
+use crate::UsageError;
 use crate::decoder::{self, PlaceArgs};
 use crate::precision::DtypeArg;
 use crate::size::{self, positive};
@@ -50,7 +51,15 @@ pub(super) fn run(args: &GenerateBenchArgs) -> Result<()> {
         config.layer_count = layers;
     }
     let dtype = DType::from(args.precision);
-    let window = args.seq.unwrap_or(args.prompt + args.tokens);
+    let window = args.seq.unwrap_or(args.prompt.saturating_add(args.tokens));
+    if window > config.max_positions || args.prompt > window {
+        return Err(UsageError(format!(
+            "a prompt of {} tokens and a window of {window} do not fit: {} has {} positions, and the window holds the \
+             prompt; give fewer --prompt or --tokens, or --seq",
+            args.prompt, args.model, config.max_positions
+        ))
+        .into());
+    }
     let options = DecodeOptions { window, dtype };
     let begun = Instant::now();
     let loaded = decoder::load(&args.place, &config, &options, &RandomWeights::new())?;
@@ -119,7 +128,7 @@ fn write(
     tokens: usize,
 ) -> Result<Vec<f64>> {
     let mut generator = Generator::new(model, prompt.to_vec(), sampling)?;
-    let mut times = Vec::with_capacity(tokens);
+    let mut times = Vec::new();
     for _ in 0..tokens {
         let start = Instant::now();
         generator.next_token()?;

@@ -220,7 +220,7 @@ fn weights_that_are_streamed_do_not_change_a_bit() {
             for decisions in all {
                 let plan = lowering.lower(&decisions).expect("a plan");
                 bytes.push(plan.bytes[Tier::DEVICE]);
-                let within = plan.bytes.clone();
+                let within = plan.bytes;
                 let plan = Arc::new(check(plan, within).expect("sound"));
                 check_streamed(&model, &options, plan, &format!("{:?} {dtype}", config.family));
             }
