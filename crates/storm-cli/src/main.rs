@@ -6,6 +6,7 @@ mod streams;
 mod bench;
 mod chat;
 mod data;
+mod decoder;
 mod disk;
 mod doctor;
 mod eval;

@@ -1,5 +1,6 @@
 //! Text by a model, as it is written: what `storm sample` and `storm chat` share.
 
+use crate::decoder::{self, PlaceArgs};
 use crate::precision::DtypeArg;
 use crate::source::ModelSource;
 use crate::{UsageError, streams};
@@ -36,6 +37,8 @@ pub(crate) struct WritingArgs {
     /// Arithmetic. bf16 takes half of the memory, and half of the time for a large model.
     #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
     dtype: DtypeArg,
+    #[command(flatten)]
+    place: PlaceArgs,
 }
 
 impl WritingArgs {
@@ -53,7 +56,11 @@ impl WritingArgs {
             return Err(UsageError(problem).into());
         }
         let options = DecodeOptions { window, dtype: self.dtype.into() };
-        Ok(Decoder::load(config, &options, &source.weights)?)
+        let loaded = decoder::load(&self.place, config, &options, &source.weights)?;
+        if let Some(words) = &loaded.words {
+            eprintln!("{words}");
+        }
+        Ok(loaded.decoder)
     }
 }
 

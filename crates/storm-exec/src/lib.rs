@@ -17,6 +17,6 @@ pub mod trace;
 
 pub use error::ExecError;
 pub use planned::{Feed, Planned};
-pub use resident::Resident;
+pub use resident::{Resident, resident_bytes};
 pub use schedule::{Schedule, ScheduleId};
 pub use slots::{SlotId, Slots};

@@ -36,7 +36,7 @@ impl<D: Device> Resident<D> {
         open: impl FnOnce(usize) -> Result<D, DeviceError>,
     ) -> Result<Resident<D>, ExecError> {
         const { assert!(ALIGNMENT.is_multiple_of(D::ALIGNMENT)) };
-        let base = slots.size_bytes();
+        let (base, size_bytes) = (slots.size_bytes(), resident_bytes(&slots, &schedules));
         let mut laid_out = Vec::new();
         for schedule in schedules {
             let layout = lay_out(&schedule.values);
@@ -51,8 +51,7 @@ impl<D: Device> Resident<D> {
                 .collect();
             laid_out.push((schedule, offsets, layout.size_bytes));
         }
-        let work = laid_out.iter().map(|&(_, _, size)| size).max().unwrap_or(0);
-        let device = open(base.saturating_add(work))?;
+        let device = open(size_bytes)?;
         let mut committed = Vec::new();
         for (schedule, offsets, work_bytes) in laid_out {
             let mut instructions = Vec::with_capacity(schedule.steps.len());
@@ -106,6 +105,32 @@ impl<D: Device> Resident<D> {
         }
         self.device.synchronize()?;
         observe(None);
+        Ok(())
+    }
+
+    /// The names of a schedule's nodes, each once, in order: those of all layers have the same.
+    pub fn node_names(&self, schedule: ScheduleId) -> Vec<&str> {
+        let mut names: Vec<&str> = Vec::new();
+        for step in &self.schedules[schedule.0].schedule.steps {
+            let name = step.graph.nodes()[step.node].name.as_str();
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        names
+    }
+
+    /// Runs only the nodes of that name, of all layers one after another: for profiles. What they make is of no use.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn run_nodes(&mut self, schedule: ScheduleId, name: &str) -> Result<(), ExecError> {
+        let Committed { schedule, instructions, .. } = &self.schedules[schedule.0];
+        for (step, instruction) in schedule.steps.iter().zip(instructions) {
+            if step.graph.nodes()[step.node].name == name {
+                self.device.run(instruction)?;
+            }
+        }
         Ok(())
     }
 
@@ -185,6 +210,12 @@ impl<D: Device> Resident<D> {
         check(tensor, T::DTYPE, values.len())?;
         Ok(self.device.read(committed.offsets[value], values)?)
     }
+}
+
+/// Device memory that [`Resident::new`] takes: the slots, and the work area of the largest schedule.
+pub fn resident_bytes(slots: &Slots, schedules: &[Schedule]) -> usize {
+    let work = schedules.iter().map(|schedule| lay_out(&schedule.values).size_bytes);
+    slots.size_bytes().saturating_add(work.max().unwrap_or(0))
 }
 
 /// Host data must have a tensor's dtype and fill it.

@@ -218,3 +218,40 @@ impl StepScalars {
         [self.learning_rate, self.first_correction, self.second_correction]
     }
 }
+
+/// How attention over a cache may be computed in parts, each by itself: a function of the positions that there are, so
+/// that a result does not depend on how many of them are in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheParts {
+    /// How many parts there are.
+    pub count: usize,
+    /// Positions of a part; the last may have fewer.
+    pub keys: usize,
+}
+
+impl CacheParts {
+    /// The most parts that there are: their sums take memory.
+    pub const MAX: usize = 64;
+    /// Positions of a part are a multiple of this.
+    const UNIT: usize = 64;
+
+    /// For a cache of so many positions.
+    pub fn of(window: usize) -> CacheParts {
+        let keys = window.div_ceil(Self::UNIT * Self::MAX).max(1) * Self::UNIT;
+        CacheParts { count: window.div_ceil(keys), keys }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CacheParts;
+
+    #[test]
+    fn parts_cover_every_position_and_stay_few() {
+        for window in [1, 63, 64, 65, 4095, 4096, 4097, 32_768, 131_072, 1_000_001] {
+            let CacheParts { count, keys } = CacheParts::of(window);
+            assert!(count * keys >= window && (count - 1) * keys < window, "{window}");
+            assert!(count <= CacheParts::MAX && keys % 64 == 0, "{window}");
+        }
+    }
+}

@@ -39,7 +39,7 @@ mod tensor;
 pub mod work;
 
 pub use attributes::{
-    ActivationFunction, AdamWParameters, HeadLayout, IGNORE_INDEX, Mask, NormKind,
+    ActivationFunction, AdamWParameters, CacheParts, HeadLayout, IGNORE_INDEX, Mask, NormKind,
     ParameterGradients, RotaryDirection, RotaryFrequencies, RotaryScaling, Rounding, StepScalars,
 };
 pub use autodiff::{GradientRequest, differentiate, order_name};

@@ -196,7 +196,8 @@ define_ops! {
     /// by token. `qkv` (B, T, (Q+2K)·D) is of the new tokens, `positions` (B, T) says where they stand
     /// in their sequence, all different and below W; `cache` (B, W, 2K·D) holds keys, then values, of
     /// the positions so far. The new ones are added in place; a query sees positions up to
-    /// its own. Yields (B, T, Q·D) and the cache. Has no gradient.
+    /// its own. Yields (B, T, Q·D), the cache, and what parts of the keys yield (see [`CacheParts`]) as scratch. Has no
+    /// gradient.
     CachedAttention [Attention, Bytes] { qkv: One, cache: One, positions: One; heads: HeadLayout, scale: f32 }
 
     // ---- loss -------------------------------------------------------------------------------

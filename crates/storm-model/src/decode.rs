@@ -29,6 +29,17 @@ pub struct DecodePrograms {
     pub step: Program,
 }
 
+/// One program for pieces of prompts and single tokens alike, where the weights are streamed and cost the same for
+/// both.
+#[derive(Clone, Debug)]
+pub struct PieceProgram {
+    /// Reads a piece of a text and yields the result `logits` (1, T, V). Inputs: `piece.tokens`,
+    /// `piece.positions` (1, T).
+    pub program: Program,
+    /// T: tokens of a piece.
+    pub tokens: usize,
+}
+
 /// Builds the programs. Each layer has a cache `attention.cache` (1, W, 2K·D).
 ///
 /// # Errors
@@ -37,22 +48,45 @@ pub fn build_decoder(
     config: &ModelConfig,
     options: &DecodeOptions,
 ) -> Result<DecodePrograms, ModelError> {
-    config.validate()?;
     let DecodeOptions { window, dtype } = *options;
-    let build = |sequence| BuildOptions {
-        output: ModelOutput::Logits,
-        trainable: Trainable::Where(|_| false),
-        ..BuildOptions::training(1, sequence, dtype)
-    };
-    check_size(config, &build(window))?;
-    let prompt_tokens = window.min(PROMPT_TOKENS_MAX);
+    let prompt_tokens = piece_tokens(config, options)?;
 
-    let options = build(prompt_tokens);
+    let options = build_options(prompt_tokens, dtype);
     let builder = Builder::new(config, &options, Reach::Cache { window, input_prefix: "prompt" });
     let prompt = builder.program(builder.no_head())?;
 
-    let options = build(1);
+    let options = build_options(1, dtype);
     let builder = Builder::new(config, &options, Reach::Cache { window, input_prefix: "step" });
     let step = builder.program(builder.head()?)?;
     Ok(DecodePrograms { prompt, prompt_tokens, step })
+}
+
+/// Builds the program for streamed weights. Caches are as in [`build_decoder`].
+///
+/// # Errors
+/// As [`build_decoder`].
+pub fn build_streamed_decoder(
+    config: &ModelConfig,
+    options: &DecodeOptions,
+) -> Result<PieceProgram, ModelError> {
+    let DecodeOptions { window, dtype } = *options;
+    let tokens = piece_tokens(config, options)?;
+    let options = build_options(tokens, dtype);
+    let builder = Builder::new(config, &options, Reach::Cache { window, input_prefix: "piece" });
+    Ok(PieceProgram { program: builder.program(builder.head()?)?, tokens })
+}
+
+/// Tokens of a piece, for a model and a window that fit each other.
+fn piece_tokens(config: &ModelConfig, options: &DecodeOptions) -> Result<usize, ModelError> {
+    config.validate()?;
+    check_size(config, &build_options(options.window, options.dtype))?;
+    Ok(options.window.min(PROMPT_TOKENS_MAX))
+}
+
+fn build_options(sequence: usize, dtype: DType) -> BuildOptions {
+    BuildOptions {
+        output: ModelOutput::Logits,
+        trainable: Trainable::Where(|_| false),
+        ..BuildOptions::training(1, sequence, dtype)
+    }
 }

@@ -20,7 +20,9 @@ pub use build::{
     initialization,
 };
 pub use config::{Family, ModelConfig, Rotary, RotaryScaling};
-pub use decode::{DecodeOptions, DecodePrograms, build_decoder};
+pub use decode::{
+    DecodeOptions, DecodePrograms, PieceProgram, build_decoder, build_streamed_decoder,
+};
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,

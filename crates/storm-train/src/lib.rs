@@ -17,6 +17,7 @@
 
 mod batch;
 mod checkpoint;
+mod choose;
 mod column;
 mod data;
 mod decode;
@@ -45,7 +46,7 @@ pub use checkpoint::{
     checkpoint_bytes,
 };
 pub use data::LoaderSource;
-pub use decode::Decoder;
+pub use decode::{Decoder, decoding_task};
 pub use error::TrainError;
 pub use evaluation::{Evaluation, evaluation_task};
 pub use generate::{Generator, Sampling};

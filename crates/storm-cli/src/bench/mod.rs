@@ -6,6 +6,7 @@ mod checkpoint;
 mod clocked;
 mod cpu;
 mod curve;
+mod generate;
 mod op_times;
 mod outputs;
 mod planned;
@@ -27,6 +28,8 @@ pub(crate) enum BenchCommand {
     Curve(curve::CurveArgs),
     /// What a checkpoint every `--steps` steps costs a run: rounds of so many steps with and without.
     Checkpoint(checkpoint::CheckpointBenchArgs),
+    /// Text by a model with random weights, token by token: everything in device memory, or streamed under a budget.
+    Generate(generate::GenerateBenchArgs),
     /// One attention op, forward and backward, on a GPU.
     Attention(attention::AttentionBenchArgs),
 }
@@ -37,6 +40,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Train(args) => train::run(args),
         BenchCommand::Curve(args) => curve::run(args),
         BenchCommand::Checkpoint(args) => checkpoint::run(args),
+        BenchCommand::Generate(args) => generate::run(args),
         BenchCommand::Attention(args) => attention::run(args),
     }
 }

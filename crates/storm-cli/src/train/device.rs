@@ -56,7 +56,7 @@ impl<'a> From<&'a Settings> for Asked<'a> {
 }
 
 /// The device that is asked for; else the GPU if it can be used. Says which, and why.
-fn kind(device: DeviceArg, parameters: u64, style: Style) -> Result<DeviceKind> {
+pub(crate) fn kind(device: DeviceArg, parameters: u64, style: Style) -> Result<DeviceKind> {
     match device {
         DeviceArg::Cpu => return Ok(DeviceKind::Cpu),
         DeviceArg::Cuda => return Ok(DeviceKind::Cuda),

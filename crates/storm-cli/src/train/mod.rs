@@ -28,7 +28,7 @@ use crate::model_tokenizer::OtherTokenizer;
 use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
-pub(crate) use device::{Asked, DeviceKind, Machine, Trains};
+pub(crate) use device::{Asked, DeviceKind, Machine, Trains, kind};
 use folder::Start;
 pub(crate) use model::config_of_record;
 use options::Given;

@@ -5,6 +5,7 @@ use crate::writing;
 use anyhow::Result;
 use std::path::Path;
 use storm_data::Tokenizer;
+use storm_device::cpu::CpuDevice;
 use storm_graph::DType;
 use storm_model::DecodeOptions;
 use storm_train::{Decoder, Generator, Sampling};
@@ -27,7 +28,7 @@ pub(super) fn write(
 ) -> Result<String> {
     let source = ModelSource::open(directory, Which::default())?;
     let decode = DecodeOptions { window: options.sequence, dtype: DType::F32 };
-    let mut model = Decoder::load(&source.config, &decode, &source.weights)?;
+    let mut model = Decoder::load(&source.config, &decode, &source.weights, CpuDevice::new)?;
     let mut prompt = tokenizer.encode_prompt(options.prompt)?;
     if prompt.is_empty() {
         prompt.push(tokenizer.info().end_of_text.unwrap_or(0));

@@ -79,6 +79,10 @@ const BASES: &[Base] = &[
                --vram 1GiB --ram 2GiB --steps 1 --warmup 0 --rounds 1",
         weight: 1,
     },
+    Base {
+        line: "bench generate --device cpu --model gpt2 --layers 1 --prompt 2 --tokens 2",
+        weight: 1,
+    },
 ];
 
 /// These refuse to begin without a GPU, and measure for minutes with one: only the former can be asked here.

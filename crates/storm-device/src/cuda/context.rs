@@ -404,6 +404,18 @@ pub(super) struct Launch {
     pub(super) block: u32,
     pub(super) shared_bytes: u32,
     pub(super) arguments: Vec<Argument>,
+    /// It waits by itself for the kernels before it, so it may begin while these end.
+    pub(super) begins_early: bool,
+}
+
+/// When a kernel may begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Start {
+    /// After all before it in the stream.
+    InOrder,
+    /// Earlier, if it waits by itself. Only for streams in which nothing but kernels runs between two waits of the host,
+    /// on cards that have such a wait.
+    Early,
 }
 
 /// Most arguments that a kernel has.
@@ -418,6 +430,7 @@ impl Launch {
     pub(super) unsafe fn queue(
         &self,
         stream: &Stream,
+        start: Start,
         what: impl Fn() -> String,
     ) -> Result<(), DeviceError> {
         let mut pointers = [std::ptr::null_mut(); ARGUMENTS_MAX];
@@ -425,17 +438,33 @@ impl Launch {
         for (pointer, argument) in pointers.iter_mut().zip(&self.arguments) {
             *pointer = argument.address();
         }
-        // SAFETY: as the caller promises; the driver copies the arguments before it returns.
+        let mut early = sys::CUlaunchAttribute {
+            id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = sys::CUlaunchConfig {
+            gridDimX: self.grid.0,
+            gridDimY: self.grid.1,
+            gridDimZ: self.grid.2,
+            blockDimX: self.block,
+            blockDimY: 1,
+            blockDimZ: 1,
+            sharedMemBytes: self.shared_bytes,
+            hStream: stream.handle(),
+            attrs: &mut early,
+            numAttrs: u32::from(self.begins_early && start == Start::Early),
+        };
+        // SAFETY: as the caller promises; the driver copies arguments and attributes before it returns.
         unsafe {
-            result::launch_kernel(
+            sys::cuLaunchKernelEx(
+                &config,
                 self.kernel.0,
-                self.grid,
-                (self.block, 1, 1),
-                self.shared_bytes,
-                stream.handle(),
-                &mut pointers[..self.arguments.len()],
+                pointers.as_mut_ptr(),
+                std::ptr::null_mut(),
             )
         }
+        .result()
         .map_err(|error| {
             let Launch { grid, block, shared_bytes, .. } = self;
             let shape = format!("{grid:?} blocks of {block}, {shared_bytes} bytes shared");

@@ -1,7 +1,7 @@
 //! Kernels that do nothing useful: waiting, and failing.
 
 use super::compile::KernelSource;
-use super::context::{Argument, Launch, Stream};
+use super::context::{Argument, Launch, Start, Stream};
 use super::modules::Kernels;
 use super::plan::KernelChoice;
 use crate::DeviceError;
@@ -26,7 +26,7 @@ impl Delay {
     pub(super) fn queue(&mut self, stream: &Stream, nanoseconds: u32) -> Result<(), DeviceError> {
         self.launch.arguments[0] = Argument::I64(i64::from(nanoseconds));
         // SAFETY: the kernel takes one 64-bit integer and touches no memory.
-        unsafe { self.launch.queue(stream, || "a delay".to_owned()) }
+        unsafe { self.launch.queue(stream, Start::InOrder, || "a delay".to_owned()) }
     }
 }
 
@@ -43,7 +43,7 @@ impl Trap {
 
     pub(super) fn queue(&self, stream: &Stream) -> Result<(), DeviceError> {
         // SAFETY: the kernel takes nothing and touches no memory.
-        unsafe { self.launch.queue(stream, || "a failure on purpose".to_owned()) }
+        unsafe { self.launch.queue(stream, Start::InOrder, || "a failure on purpose".to_owned()) }
     }
 }
 
@@ -54,5 +54,12 @@ fn single_thread(
 ) -> Result<Launch, DeviceError> {
     let choice = KernelChoice { source: SOURCE, name, definitions: Vec::new(), shared_bytes: 0 };
     let kernel = kernels.get(&choice)?;
-    Ok(Launch { kernel, grid: (1, 1, 1), block: 1, shared_bytes: 0, arguments })
+    Ok(Launch {
+        kernel,
+        grid: (1, 1, 1),
+        block: 1,
+        shared_bytes: 0,
+        arguments,
+        begins_early: false,
+    })
 }

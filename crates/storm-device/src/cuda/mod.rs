@@ -26,7 +26,7 @@ use crate::placed::PlacedNode;
 use crate::{Device, DeviceError, Scalar};
 pub use compile::{KernelCache, KernelSource, cache_folder, compile};
 pub use context::Card;
-use context::{Allocation, Context, Stream};
+use context::{Allocation, Context, Start, Stream};
 use cudarc::driver::result;
 pub use diagnosis::{CardDiagnosis, CudaDiagnosis, diagnose};
 pub use dispatch::all_kernels;
@@ -54,6 +54,8 @@ pub struct CudaDevice {
     context: Arc<Context>,
     /// Wait after every instruction, so that an error is reported by the one that caused it.
     synchronous: bool,
+    /// When kernels that wait by themselves begin.
+    start: Start,
 }
 
 /// A node with addresses, as kernels and matrix products.
@@ -80,7 +82,11 @@ impl CudaDevice {
         let stream = Stream::new(&context)?;
         let memory = context.allocate(capacity_bytes)?;
         let synchronous = std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1");
-        Ok(CudaDevice { stream, memory, gemm, kernels, context, synchronous })
+        // Older cards have no instruction that waits.
+        let start = if context.card.capability >= (9, 0) { Start::Early } else { Start::InOrder };
+        let in_order = std::env::var_os("STORM_CUDA_IN_ORDER").is_some_and(|value| value == "1");
+        let start = if in_order { Start::InOrder } else { start };
+        Ok(CudaDevice { stream, memory, gemm, kernels, context, synchronous, start })
     }
 
     /// The card.
@@ -94,6 +100,15 @@ impl CudaDevice {
     /// From the driver.
     pub fn memory_in_use(&self) -> Result<MemoryInUse, DeviceError> {
         Ok(self.context.memory_in_use()?)
+    }
+
+    /// GPU memory that nobody holds.
+    ///
+    /// # Errors
+    /// From the driver.
+    pub fn memory_free_bytes(&self) -> Result<u64, DeviceError> {
+        let (free, _) = self.context.memory_info()?;
+        Ok(free as u64)
     }
 
     fn check_range<T: Scalar>(&self, offset: usize, elements: usize) -> Result<(), DeviceError> {
@@ -142,7 +157,7 @@ impl Device for CudaDevice {
             match action {
                 // SAFETY: arguments were made for the kernel by its planner, over views that
                 // `PlacedNode` checked; one stream runs everything, and the memory outlives it.
-                Action::Launch(launch) => unsafe { launch.queue(&self.stream, what)? },
+                Action::Launch(launch) => unsafe { launch.queue(&self.stream, self.start, what)? },
                 // SAFETY: as above; `&mut self` keeps other threads out.
                 Action::Gemm(call) => unsafe { self.gemm.queue(call, &self.stream)? },
             }

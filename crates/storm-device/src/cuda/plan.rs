@@ -85,8 +85,24 @@ impl<'a> Planner<'a> {
         }
         let kernel = self.kernels.get(&choice)?;
         let shared_bytes = choice.shared_bytes as u32;
-        self.actions.push(Action::Launch(Launch { kernel, grid, block, shared_bytes, arguments }));
+        let begins_early = false;
+        self.actions.push(Action::Launch(Launch {
+            kernel,
+            grid,
+            block,
+            shared_bytes,
+            arguments,
+            begins_early,
+        }));
         Ok(())
+    }
+
+    /// Lets the kernel that was added last begin before the one before it in a stream has ended. Its source must call
+    /// `wait_for_kernels_before`.
+    pub(super) fn let_begin_early(&mut self) {
+        if let Some(Action::Launch(launch)) = self.actions.last_mut() {
+            launch.begins_early = true;
+        }
     }
 
     /// Adds a matrix product.

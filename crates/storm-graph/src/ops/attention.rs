@@ -3,7 +3,7 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{DType, GraphError, HeadLayout, Op, Shape, Tensor, TensorId};
+use crate::{CacheParts, DType, GraphError, HeadLayout, Op, Shape, Tensor, TensorId};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
@@ -69,10 +69,18 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             Ok(vec![
                 Output::activation("", qkv.shape.with_width(heads.query_width()), qkv.dtype),
                 Output::cache("cache", wanted, qkv.dtype),
+                Output::scratch("parts", parts_shape(&rows, window, heads), DType::F32),
             ])
         }
         _ => unreachable!("not an attention op"),
     }
+}
+
+/// (B, T, Q, parts, D + 2): what a query gets from each part of the keys: sums of values, the largest score, the sum of
+/// the weights.
+fn parts_shape(rows: &Shape, window: usize, heads: &HeadLayout) -> Shape {
+    let parts = CacheParts::of(window).count;
+    rows.then(heads.query_heads).then(parts).then(heads.head_dim + 2)
 }
 
 /// (B, Q, T): one number per query.

@@ -28,7 +28,7 @@ impl Emit<'_> {
         for id in section.outside_tensors() {
             let tensor = graph.tensor(id);
             bound[id.index()] = match tensor.class {
-                TensorClass::Parameter(Training::Running) => None,
+                TensorClass::Parameter(Training::Running) | TensorClass::Cache => None,
                 TensorClass::Parameter(_) => Some(self.weight_bound(block, &tensor.name)),
                 _ => match self.values.exports[m].get(&tensor.name) {
                     Some(&value) => Some(Bound::one(self.places().exports[m][&tensor.name], value)),
@@ -47,7 +47,7 @@ impl Emit<'_> {
                 bind(&mut bound, section.results[result.position].1, Bound::one(place, value));
             }
         }
-        self.bind_running(section, &variant.storage, block, &mut bound);
+        self.bind_changing(section, &variant.storage, block, &mut bound);
         self.bind_gradients(section, &variant.storage, block, &mut bound);
         self.bind_skips(section, block, m, &mut bound);
         bound
@@ -161,8 +161,8 @@ impl Emit<'_> {
         self.values.gradients[block][position].at(place + offset)
     }
 
-    /// Running statistics, and every tensor that is written over one.
-    fn bind_running(
+    /// Running statistics and caches, and every tensor that is written over one.
+    fn bind_changing(
         &self,
         section: &Section,
         storage: &[TensorId],
@@ -170,10 +170,10 @@ impl Emit<'_> {
         bound: &mut Bindings,
     ) {
         let set = &self.lowering.sets[self.lowering.blocks.get(block).stage];
-        for (position, statistic) in set.running.iter().enumerate() {
+        for (position, statistic) in set.changing.iter().enumerate() {
             let to = Bound::one(
-                self.layout.running[block][position],
-                self.values.running[block][position],
+                self.layout.changing[block][position],
+                self.values.changing[block][position],
             );
             let graph = &section.graph;
             for id in graph.ids() {

@@ -76,8 +76,8 @@ pub(crate) struct Layout {
     pub(crate) weights: Vec<ClassPlaces>,
     pub(crate) gradients: Vec<ClassPlaces>,
     pub(crate) states: Vec<ClassPlaces>,
-    /// By block, and by position among its running statistics.
-    pub(crate) running: Vec<Vec<usize>>,
+    /// By block, and by position among what it changes in place.
+    pub(crate) changing: Vec<Vec<usize>>,
     /// Pieces of optimizer state on their way through.
     pub(crate) state_ring: Ring,
     /// One for each of the decided groups. They take turns, so they lie over each other.
@@ -224,14 +224,17 @@ impl Layout {
 
         let Parameters { weights, gradients, states } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
-        let running = (0..lowering.blocks.count())
+        let changing = (0..lowering.blocks.count())
             .map(|block| {
-                let statistics = &lowering.sets[lowering.blocks.get(block).stage].running;
+                let tensors = &lowering.sets[lowering.blocks.get(block).stage].changing;
                 let mut take = |tensor: &Tensor| {
-                    let kind = TensorKind::Weights;
-                    device.take(kind, "running statistics", tensor.size_bytes())
+                    let (kind, name) = match tensor.class {
+                        TensorClass::Cache => (TensorKind::Activations, "keys and values"),
+                        _ => (TensorKind::Weights, "running statistics"),
+                    };
+                    device.take(kind, name, tensor.size_bytes())
                 };
-                statistics.iter().map(&mut take).collect()
+                tensors.iter().map(&mut take).collect()
             })
             .collect();
         let kind = TensorKind::OptimizerState;
@@ -262,7 +265,7 @@ impl Layout {
             weights,
             gradients,
             states,
-            running,
+            changing,
             state_ring,
             groups,
             work,

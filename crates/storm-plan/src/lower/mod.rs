@@ -186,7 +186,7 @@ impl<'a> Lowering<'a> {
 
     /// The forward pass in a training step of a block that the backward pass does not reach.
     pub(crate) fn unreached_variant(&self, stage: usize) -> Arc<Variant> {
-        match self.sets[stage].running.is_empty() {
+        match self.sets[stage].changing.is_empty() {
             true => self.forward_variant(stage),
             false => self.forward_only(stage, variant::Running::Change),
         }
@@ -470,6 +470,12 @@ fn check_task(task: &Task) -> Result<(), PlanError> {
         return refuse(format!("`{}` repeats, so it cannot export", stages[stage].name));
     }
     let Some(training) = &task.training else { return Ok(()) };
+    if let Some(cache) = task.forward.caches().first() {
+        let name = &cache.name;
+        return refuse(format!(
+            "`{name}` is kept from one run to the next, and a training step may run a block again"
+        ));
+    }
     for program in [&training.start, &training.proceed] {
         if program.stages().last().is_some_and(|stage| stage.repeat != 1) {
             return refuse("the last stage makes the loss and must not repeat".to_owned());

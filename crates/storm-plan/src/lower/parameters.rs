@@ -12,8 +12,9 @@ pub(crate) struct Set {
     /// Gradients that its backward pass makes: first those of the own parameters that learn, in their
     /// order, then those of parameters that another stage owns.
     pub(crate) gradients: Vec<GradientUse>,
-    /// Running statistics of a block. They are small and stay on the device.
-    pub(crate) running: Vec<Tensor>,
+    /// What a forward pass changes in place, once each time it runs: running statistics and caches of a block. They
+    /// stay on the device.
+    pub(crate) changing: Vec<Tensor>,
 }
 
 /// One parameter, and its update if it learns.
@@ -64,9 +65,12 @@ impl Set {
                 .position(|rule| rule.parameter.stage == owner && rule.parameter.name == name)
         };
         let (mut parameters, mut own, mut foreign) = (Vec::new(), Vec::new(), Vec::new());
-        let mut running = Vec::new();
+        let mut changing = Vec::new();
         for id in section.outside_tensors() {
             let tensor = section.graph.tensor(id);
+            if tensor.class == TensorClass::Cache {
+                changing.push(tensor.clone());
+            }
             let TensorClass::Parameter(training) = tensor.class else { continue };
             if training == Training::Running {
                 if program.owner(stage, &tensor.name) != stage {
@@ -74,7 +78,7 @@ impl Set {
                     let problem = format!("`{stage}` shares the running statistic `{name}`");
                     return Err(PlanError::Task { problem });
                 }
-                running.push(tensor.clone());
+                changing.push(tensor.clone());
                 continue;
             }
             let owner = program.owner(stage, &tensor.name);
@@ -102,7 +106,7 @@ impl Set {
             }
         }
         own.append(&mut foreign);
-        Ok(Set { parameters, gradients: own, running })
+        Ok(Set { parameters, gradients: own, changing })
     }
 
     pub(crate) fn position(&self, name: &str) -> Option<usize> {

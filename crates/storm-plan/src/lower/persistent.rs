@@ -68,12 +68,12 @@ impl Emit<'_> {
             all.push(lasting(tensor, self.values.weights[number][position], &weights, offset));
         }
 
-        for (position, statistic) in set.running.iter().enumerate() {
+        for (position, statistic) in set.changing.iter().enumerate() {
             let tensor = Tensor { name: full(&statistic.name), ..statistic.clone() };
             all.push(Lasting {
                 tensor,
-                pieces: vec![self.values.running[number][position]],
-                places: vec![on_device(self.layout.running[number][position])],
+                pieces: vec![self.values.changing[number][position]],
+                places: vec![on_device(self.layout.changing[number][position])],
             });
         }
 

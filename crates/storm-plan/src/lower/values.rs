@@ -20,8 +20,8 @@ pub(super) struct Values {
     pub(super) weights: Vec<Vec<Pieces>>,
     pub(super) gradients: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
-    /// By block and position among its running statistics.
-    pub(super) running: Vec<Vec<ValueId>>,
+    /// By block and position among what it changes in place.
+    pub(super) changing: Vec<Vec<ValueId>>,
     /// By decided group.
     pub(super) saved: Vec<SavedValues>,
     /// What blocks take from the block before, by block, micro-batch and slab entry.
@@ -91,7 +91,7 @@ impl Values {
             weights: Vec::new(),
             gradients: Vec::new(),
             states: Vec::new(),
-            running: Vec::new(),
+            changing: Vec::new(),
             saved: Vec::new(),
             seams: Vec::new(),
             carries: Vec::new(),
@@ -173,7 +173,7 @@ impl Values {
         let statistic = |tensor: &Tensor| {
             push_value(plan, full(&tensor.name), tensor.size_bytes(), tensor.class)
         };
-        self.running.push(set.running.iter().map(statistic).collect());
+        self.changing.push(set.changing.iter().map(statistic).collect());
         self.weights.push(weights);
         self.gradients.push(gradients);
         self.states.push(states);

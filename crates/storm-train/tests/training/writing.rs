@@ -1,12 +1,19 @@
 //! Text with keys and values kept, against the whole text read anew for each token.
 
 use crate::support::{Random, families, tiny};
+use std::sync::Arc;
+use storm_device::cpu::{CpuDevice, CpuPlanDevice, CpuPlanOptions};
 use storm_graph::DType;
 use storm_model::{
     BuildOptions, DecodeOptions, HfDirectory, ModelConfig, SaveOptions, WeightDtype,
 };
+use storm_plan::{
+    Budget, CheckedPlan, Decisions, Forced, HardwareProfile, Lowering, PlanError, Tier, check,
+    plan, random_decisions,
+};
 use storm_train::{
     Batch, Decoder, Generator, Inference, Precision, ReferenceTrainer, Sampling, TrainOptions,
+    decoding_task,
 };
 use tempfile::TempDir;
 
@@ -41,7 +48,8 @@ impl Model {
 
     fn decoder(&self, window: usize, dtype: DType) -> Decoder {
         let options = DecodeOptions { window, dtype };
-        Decoder::load(self.directory.model(), &options, &self.directory).expect("a decoder")
+        Decoder::load(self.directory.model(), &options, &self.directory, CpuDevice::new)
+            .expect("a decoder")
     }
 
     fn whole(&self, sequence: usize, dtype: DType) -> Inference {
@@ -184,7 +192,7 @@ fn windows_that_the_model_cannot_take_are_refused() {
     let refusal = |config: &ModelConfig, window| {
         let model = Model::new(config);
         let options = DecodeOptions { window, dtype: DType::F32 };
-        let result = Decoder::load(config, &options, &model.directory);
+        let result = Decoder::load(config, &options, &model.directory, CpuDevice::new);
         result.err().expect("must be refused").to_string()
     };
     let gpt2 = tiny("gpt2");
@@ -194,4 +202,77 @@ fn windows_that_the_model_cannot_take_are_refused() {
     let mut mistral = tiny("mistral-7b");
     mistral.sliding_window = Some(16);
     assert!(refusal(&mistral, 17).contains("window slides"));
+}
+
+/// Plans of every budget down to the smallest write the same text, to the bit.
+#[test]
+fn weights_that_are_streamed_do_not_change_a_bit() {
+    let profile = HardwareProfile::builtin("reference").expect("a profile");
+    for config in families().into_iter().map(long) {
+        let model = Model::new(&config);
+        for dtype in [DType::F32, DType::BF16] {
+            let options = DecodeOptions { window: WINDOW, dtype };
+            let task = decoding_task(&config, &options).expect("a task");
+            let lowering = Lowering::new(&task, &profile).expect("plannable");
+            let mut all = vec![Decisions::resident(&task), Decisions::streamed(&task)];
+            all.extend((0..3).map(|seed| random_decisions(&task, seed)));
+            let mut bytes = Vec::new();
+            for decisions in all {
+                let plan = lowering.lower(&decisions).expect("a plan");
+                bytes.push(plan.bytes[Tier::DEVICE]);
+                let within = plan.bytes;
+                let plan = Arc::new(check(plan, within).expect("sound"));
+                check_streamed(&model, &options, plan, &format!("{:?} {dtype}", config.family));
+            }
+            assert!(bytes[1] < bytes[0], "{bytes:?}");
+        }
+    }
+}
+
+/// The planner's own, with as little memory as it takes.
+#[test]
+fn a_model_that_is_larger_than_the_budget_writes_the_same_text() {
+    let profile = HardwareProfile::builtin("reference").expect("a profile");
+    let config = ModelConfig { layer_count: 6, ..long(tiny("qwen2.5-0.5b")) };
+    let model = Model::new(&config);
+    let options = DecodeOptions { window: WINDOW, dtype: DType::F32 };
+    let task = decoding_task(&config, &options).expect("a task");
+    let least = {
+        let budget = Budget::new(1, 1 << 30);
+        match plan(&task, &profile, budget, &Forced::default()) {
+            Err(PlanError::TooSmall(too_small)) => too_small.min_bytes[Tier::DEVICE],
+            other => panic!("{:?}", other.map(|planned| planned.prediction)),
+        }
+    };
+    let budget = Budget::new(least, 1 << 30);
+    let planned = plan(&task, &profile, budget, &Forced::default()).expect("a plan");
+    check_streamed(&model, &options, Arc::new(planned.plan), "the smallest");
+}
+
+/// Text by a plan, with delays in the queues, against text with everything in memory.
+fn check_streamed(model: &Model, options: &DecodeOptions, plan: Arc<CheckedPlan>, what: &str) {
+    let config = model.directory.model();
+    let device = CpuPlanOptions { chaos_seed: Some(3), ..CpuPlanOptions::default() };
+    let mut streamed =
+        Decoder::streamed::<CpuPlanDevice>(config, options, &model.directory, plan, device)
+            .expect("a decoder");
+    let mut whole = model.decoder(options.window, options.dtype);
+    let text = random_text(config, WINDOW);
+    // Pieces, single tokens, the end of the window, shorter again, another text.
+    let mut other = text.clone();
+    other[40] = (other[40] + 1) % config.vocab_size as u32;
+    for (text, length) in [
+        (&text, 1),
+        (&text, 2),
+        (&text, 33),
+        (&text, 70),
+        (&text, 99),
+        (&text, 100),
+        (&text, 5),
+        (&other, 90),
+    ] {
+        let expected = bits(whole.logits(&text[..length]).expect("logits"));
+        let found = bits(streamed.logits(&text[..length]).expect("logits"));
+        assert_eq!(found, expected, "{what} {length}");
+    }
 }

@@ -22,6 +22,8 @@ pub(super) fn families() -> &'static [&'static str] {
         "attention",
         "attention64",
         "attention128",
+        "cached_attention",
+        "few_rows",
         "loss",
         "reduce",
         "shape",
@@ -157,6 +159,8 @@ impl Builder {
             "qk_norm" | "rotary" | "attention" | "attention64" | "attention128" => {
                 self.heads(family)
             }
+            "cached_attention" => self.cached_attention(),
+            "few_rows" => self.few_rows(),
             "loss" => self.loss(),
             "reduce" => {
                 let width = self.random.pick(&[1, 100, 300, 1000]);
@@ -197,6 +201,45 @@ impl Builder {
         self.result("y", Op::Linear { x, weight, bias, addend })?;
         // A second use: gradients of x and of the weight add up.
         self.result("z", Op::Linear { x, weight, bias: None, addend: None }).map(drop)
+    }
+
+    /// As many rows as text that is generated has at a time, in widths like those of models.
+    fn few_rows(&mut self) -> Result<(), GraphError> {
+        let rows = self.random.pick(&[1, 1, 2, 5, 8, 9, 16, 17, 31, 32]);
+        let inputs = self.random.pick(&[8, 24, 32, 256, 264, 1000, 1024, 2056]);
+        let outputs = self.random.pick(&[1, 15, 16, 17, 100, 129]);
+        let x = self.input("x", &[1, rows, inputs]);
+        let weight = self.parameter("weight", &[outputs, inputs]);
+        let bias = self.maybe_parameter("bias", &[outputs]);
+        let addend = self.random.coin().then(|| self.input("addend", &[1, rows, outputs]));
+        self.result("y", Op::Linear { x, weight, bias, addend }).map(drop)
+    }
+
+    /// New tokens after others, around the ends of blocks and parts of the keys, with one to eight queries a key.
+    fn cached_attention(&mut self) -> Result<(), GraphError> {
+        let key_value_heads = self.random.pick(&[1, 2, 3]);
+        let group = 1 + self.random.below(8);
+        let head_dim = self.random.pick(&[6, 16, 64, 64, 80, 128, 128, 256]);
+        let heads = HeadLayout { query_heads: group * key_value_heads, key_value_heads, head_dim };
+        let batch = self.random.pick(&[1, 1, 2]);
+        let tokens = self.random.pick(&[1, 1, 2, 5, 31, 32, 33]);
+        let past = self.random.pick(&[0, 1, 31, 62, 63, 64, 65, 127, 128, 200]);
+        let end = past + tokens;
+        // In a window beyond 4096 a part has more than one block of keys.
+        let window = self.random.pick(&[end, end + 1, end + 64, 4500]);
+        let qkv = self.input("qkv", &[batch, tokens, heads.qkv_width()]);
+        let shape = [batch, window, heads.key_value_width()];
+        let cache = self.graph.source("cache", shape, self.dtype, TensorClass::Cache);
+        self.floats(cache);
+        // The second text has its tokens in another order.
+        let place = move |index: usize| match index / tokens {
+            0 => past + index,
+            _ => past + tokens - 1 - index % tokens,
+        };
+        let positions =
+            self.integers("positions", &[batch, tokens], |_, index| place(index) as i32);
+        let scale = 1.0 / (head_dim as f32).sqrt();
+        self.apply("y", Op::CachedAttention { qkv, cache, positions, heads, scale }).map(drop)
     }
 
     fn elementwise(&mut self) -> Result<(), GraphError> {

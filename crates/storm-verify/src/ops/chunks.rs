@@ -18,9 +18,13 @@ pub struct ChunkReport {
     pub differs_at: Vec<usize>,
 }
 
-/// Rows of the whole, and of the chunks.
+/// Rows of the whole, and of the chunks that plans may make.
 const ROWS: usize = 4096;
 const CHUNKS: [usize; 5] = [64, 256, 768, 1024, 2048];
+
+/// The same for text that is read in pieces or token by token.
+const FEW_ROWS: usize = 32;
+const FEW_CHUNKS: [usize; 4] = [1, 2, 8, 16];
 
 /// Runs projections of models' shapes whole and in chunks of rows, bf16.
 ///
@@ -32,18 +36,13 @@ pub fn verify_row_chunks<D: Device>(
     let mut reports = Vec::new();
     for (outputs, inputs) in [(2048, 1536), (1536, 8960), (4608, 3584), (1000, 384)] {
         for op in ["Linear", "LinearInputGrad"] {
-            let product = Product::new(op, outputs, inputs);
-            let mut device = open(product.size_bytes())?;
-            product.write(&mut device)?;
-            let whole = product.run(&mut device, ROWS)?;
-            let mut differs_at = Vec::new();
-            for chunk in CHUNKS {
-                if product.run(&mut device, chunk)? != whole {
-                    differs_at.push(chunk);
-                }
-            }
-            reports.push(ChunkReport { op, shape: (ROWS, outputs, inputs), differs_at });
+            let product = Product::new(op, ROWS, outputs, inputs);
+            reports.push(product.compare(&open, &CHUNKS)?);
         }
+    }
+    for (outputs, inputs) in [(2048, 1536), (1536, 8960), (4608, 3584)] {
+        let product = Product::new("Linear", FEW_ROWS, outputs, inputs);
+        reports.push(product.compare(&open, &FEW_CHUNKS)?);
     }
     Ok(reports)
 }
@@ -51,33 +50,53 @@ pub fn verify_row_chunks<D: Device>(
 /// `x · weightᵀ`, or its gradient by `x`.
 struct Product {
     op: &'static str,
+    rows: usize,
     /// Of the rows that are read, and of those that are written.
     widths: (usize, usize),
     weight_shape: [usize; 2],
 }
 
 impl Product {
-    fn new(op: &'static str, outputs: usize, inputs: usize) -> Product {
+    fn new(op: &'static str, rows: usize, outputs: usize, inputs: usize) -> Product {
         let widths = if op == "Linear" { (inputs, outputs) } else { (outputs, inputs) };
-        Product { op, widths, weight_shape: [outputs, inputs] }
+        Product { op, rows, widths, weight_shape: [outputs, inputs] }
+    }
+
+    /// The whole against chunks of each size.
+    fn compare<D: Device>(
+        &self,
+        open: impl Fn(usize) -> Result<D, DeviceError>,
+        chunks: &[usize],
+    ) -> Result<ChunkReport, ExecError> {
+        let mut device = open(self.size_bytes())?;
+        self.write(&mut device)?;
+        let whole = self.run(&mut device, self.rows)?;
+        let mut differs_at = Vec::new();
+        for &chunk in chunks {
+            if self.run(&mut device, chunk)? != whole {
+                differs_at.push(chunk);
+            }
+        }
+        let [outputs, inputs] = self.weight_shape;
+        Ok(ChunkReport { op: self.op, shape: (self.rows, outputs, inputs), differs_at })
     }
 
     /// Offsets of what is read, the weight, and what is written.
     fn offsets(&self) -> [usize; 3] {
         let bytes = |elements: usize| (elements * 2).next_multiple_of(ALIGNMENT);
-        let weight = bytes(ROWS * self.widths.0);
+        let weight = bytes(self.rows * self.widths.0);
         [0, weight, weight + bytes(self.weight_shape.iter().product())]
     }
 
     fn size_bytes(&self) -> usize {
-        self.offsets()[2] + (ROWS * self.widths.1 * 2).next_multiple_of(ALIGNMENT)
+        self.offsets()[2] + (self.rows * self.widths.1 * 2).next_multiple_of(ALIGNMENT)
     }
 
     fn write(&self, device: &mut impl Device) -> Result<(), DeviceError> {
         let mut random = Random(1);
         let mut value = || bf16::from_f32(2.0 * random.unit() as f32 - 1.0);
         let [x, weight, _] = self.offsets();
-        let values: Vec<bf16> = (0..ROWS * self.widths.0).map(|_| value()).collect();
+        let values: Vec<bf16> = (0..self.rows * self.widths.0).map(|_| value()).collect();
         device.write(x, &values)?;
         let count = self.weight_shape.iter().product();
         let values: Vec<bf16> = (0..count).map(|_| value()).collect();
@@ -88,8 +107,8 @@ impl Product {
     fn run(&self, device: &mut impl Device, chunk: usize) -> Result<Vec<u16>, ExecError> {
         let [read, weight_at, written] = self.offsets();
         let mut start = 0;
-        while start < ROWS {
-            let rows = chunk.min(ROWS - start);
+        while start < self.rows {
+            let rows = chunk.min(self.rows - start);
             let mut graph = Graph::new();
             let x = graph.input("x", [rows, self.widths.0], DType::BF16);
             let weight =
@@ -108,7 +127,7 @@ impl Product {
             device.run(&instruction)?;
             start += rows;
         }
-        let mut values = vec![bf16::ZERO; ROWS * self.widths.1];
+        let mut values = vec![bf16::ZERO; self.rows * self.widths.1];
         device.read(written, &mut values)?;
         Ok(values.into_iter().map(bf16::to_bits).collect())
     }

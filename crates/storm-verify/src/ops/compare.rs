@@ -91,6 +91,7 @@ fn terms(case: &Case, node: &Node) -> usize {
         Op::QkNormGrad { qkv, .. } => shape(qkv).rows() * shape(qkv).width(),
         Op::EmbeddingGrad { dy, .. } => shape(dy).rows(),
         Op::Attention { qkv, .. } | Op::AttentionGrad { qkv, .. } => shape(qkv).elements(),
+        Op::CachedAttention { cache, .. } => shape(cache).elements(),
         Op::HeadLoss { weight, .. } | Op::HeadLossGrad { weight, .. } => shape(weight).elements(),
         Op::Sum { x } | Op::SumOfSquares { x } => shape(x).elements(),
         // Box–Muller through different libraries.

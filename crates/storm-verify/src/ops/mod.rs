@@ -174,6 +174,7 @@ mod tests {
             "Rotary",
             "Attention",
             "AttentionGrad",
+            "CachedAttention",
             "HeadLoss",
             "HeadLossGrad",
             "Accumulate",

@@ -46,7 +46,11 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             };
             flat(planner, name, &[dy], None)
         }
-        Op::SwiGlu { gate_up } => gated(planner, "swiglu", &[gate_up], gate_up.shape.width() / 2),
+        Op::SwiGlu { gate_up } => {
+            gated(planner, "swiglu", &[gate_up], gate_up.shape.width() / 2)?;
+            planner.let_begin_early();
+            Ok(())
+        }
         Op::SwiGluGrad { dy, .. } => gated(planner, "swiglu_grad", &[dy], dy.shape.width()),
         // Both operands are overwritten: the outputs are where they lie.
         Op::SwiGluGradAndOutput { dy, .. } => {

@@ -35,7 +35,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             arguments.push(Argument::F32(*epsilon));
             let grid = grid(planner, qkv.shape.rows(), 1)?;
             let choice = kernel(SOURCE, "qk_norm", types([("E", qkv.dtype)]));
-            planner.launch(choice, grid, row_threads(heads, lanes), arguments)
+            planner.launch(choice, grid, row_threads(heads, lanes), arguments)?;
+            planner.let_begin_early();
+            Ok(())
         }
         Op::QkNormGrad {
             dy,
@@ -96,7 +98,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             arguments.push(Argument::F32(sign));
             let grid = grid(planner, qkv.shape.rows(), 1)?;
             let choice = kernel(SOURCE, "rotary", types([("E", qkv.dtype)]));
-            planner.launch(choice, grid, row_threads(heads, lanes), arguments)
+            planner.launch(choice, grid, row_threads(heads, lanes), arguments)?;
+            planner.let_begin_early();
+            Ok(())
         }
         _ => unreachable!("not an op on heads"),
     }

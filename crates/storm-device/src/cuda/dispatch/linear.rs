@@ -1,6 +1,6 @@
 //! Projections and their gradients: matrix products.
 
-use super::layout;
+use super::{layout, rows};
 use crate::DeviceError;
 use crate::cuda::gemm::{GemmCall, GemmRole, Operand};
 use crate::cuda::plan::Planner;
@@ -11,6 +11,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let out = &planner.node.outputs[0];
     match &planner.node.op {
         Op::Linear { x, weight, bias, addend } => {
+            if rows::takes(planner, x, weight) {
+                return rows::plan(planner, x, weight, bias, addend);
+            }
             let sizes = (x.shape.rows(), weight.shape.rows(), x.shape.width());
             let (a, b) = (operand(planner, x), transposed(planner, weight));
             let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);

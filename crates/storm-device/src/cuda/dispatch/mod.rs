@@ -3,6 +3,7 @@
 //! Launch geometry depends on shapes alone, so that the order of every sum does too.
 
 mod attention;
+mod attention_cached;
 mod elementwise;
 mod embedding;
 mod heads;
@@ -12,6 +13,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod reduce;
+mod rows;
 
 use super::context::Argument;
 use super::plan::{KernelChoice, Planner, type_name};
@@ -52,9 +54,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             heads::plan(planner)
         }
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
-        Op::CachedAttention { .. } => {
-            Err(unsupported(planner, "text is written on the CPU device only"))
-        }
+        Op::CachedAttention { .. } => attention_cached::plan(planner),
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
         Op::ColumnSum { .. }
         | Op::Sum { .. }
@@ -75,6 +75,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
 pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
     [
         attention::kernels(),
+        attention_cached::kernels(),
         elementwise::kernels(),
         embedding::kernels(),
         heads::kernels(),
@@ -83,6 +84,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         norm::kernels(),
         optimizer::kernels(),
         reduce::kernels(),
+        rows::kernels(),
         vec![(delay::SOURCE, Definitions::new())],
     ]
     .concat()

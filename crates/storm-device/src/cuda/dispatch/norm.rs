@@ -92,7 +92,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let name = format!("norm_{}", geometry.kernel);
             let choice = kernel(SOURCE, &name, definitions(x.dtype, *kind));
             let grid = grid(planner, rows.div_ceil(geometry.rows_per_block), 1)?;
-            planner.launch(choice, grid, geometry.threads, arguments)
+            planner.launch(choice, grid, geometry.threads, arguments)?;
+            planner.let_begin_early();
+            Ok(())
         }
         Op::NormGrad {
             dy,

@@ -170,6 +170,29 @@ template <class T> __device__ inline T block_sum(T x, T (&slots)[WARP]) {
     return warp_sum(lane < blockDim.x / WARP ? slots[lane] : T(0));
 }
 
+// ---- kernels that begin early ----------------------------------------------------------------
+
+/// Lets the next kernel of the stream begin as soon as all blocks of this one have, if it is one that waits.
+__device__ inline void let_next_kernel_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/// Waits until all kernels before this one have ended and what they wrote can be read. A kernel that is launched to begin
+/// early calls it in every thread, before it reads or writes anything; in others it does nothing.
+__device__ inline void wait_for_kernels_before() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Both, for kernels that have nothing to prepare.
+__device__ inline void take_turn() {
+    let_next_kernel_begin();
+    wait_for_kernels_before();
+}
+
 // ---- random bits ------------------------------------------------------------------------------
 
 /// Tags of `storm_graph::random::Purpose`.

@@ -123,6 +123,7 @@ extern "C" __global__ void silu_grad(const E* dy, E* x, i64 elements) {
 
 /// gate_up (rows, 2·width), out (rows, width).
 extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
+    take_turn();
     const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
     if (i >= width) return;
     const bool aligned = width % PACK == 0;

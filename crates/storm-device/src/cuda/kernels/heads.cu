@@ -14,6 +14,7 @@ __device__ inline Row<T> head_of(T* tensor, i64 row, int heads, int head, int di
 extern "C" __global__ void __launch_bounds__(256)
     qk_norm(const E* qkv, const E* query_weight, const E* key_weight, E* y, float* rstd,
             int query_heads, int key_heads, int dim, int lanes, float epsilon) {
+    take_turn();
     const i64 row = blockIdx.x;
     const int normed = query_heads + key_heads, heads = normed + key_heads;
     const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
@@ -113,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(256)
 extern "C" __global__ void __launch_bounds__(256)
     rotary(const E* qkv, const float* table, E* y, int query_heads, int key_heads, int dim,
            int lanes, float sign) {
+    take_turn();
     const i64 row = blockIdx.x;
     const int turned = query_heads + key_heads, heads = turned + key_heads, half = dim / 2;
     const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;

@@ -239,6 +239,7 @@ __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const
     extern "C" __global__ void __launch_bounds__(THREADS) norm_##NAME(                             \
         const E* x, const E* delta, const E* weight, const E* bias, E* y, float* rstd,             \
         float* mean, E* sum, i64 rows, i64 width, float epsilon) {                                 \
+        take_turn();                                                                               \
         norm<PACKS, ONE_WARP>(x, delta, weight, bias, y, rstd, mean, sum, rows, width, epsilon);   \
     }                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS) norm_grad_##NAME(                        \

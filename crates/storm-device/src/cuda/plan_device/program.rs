@@ -1,6 +1,6 @@
 //! The instructions of a plan, resolved.
 
-use super::super::context::{Allocation, Kernel, Stream};
+use super::super::context::{Allocation, Kernel, Start, Stream};
 use super::super::gemm::Gemm;
 use super::super::pinned::PinnedMemory;
 use super::super::plan::{Action, Planner};
@@ -167,7 +167,7 @@ pub(super) unsafe fn queue_action(
 ) -> Result<(), DeviceError> {
     match action {
         // SAFETY: the caller's promise; arguments were made for the kernel by its planner.
-        Action::Launch(launch) => unsafe { launch.queue(stream, what) },
+        Action::Launch(launch) => unsafe { launch.queue(stream, Start::InOrder, what) },
         // SAFETY: the caller's promise.
         Action::Gemm(call) => Ok(unsafe { gemm.queue(call, stream) }?),
     }

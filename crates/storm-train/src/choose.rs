@@ -1,0 +1,294 @@
+//! The choice of a token. It must not take long: a GPU makes a token of a large model in a few milliseconds, and
+//! vocabularies have more than a hundred thousand of them.
+
+use crate::Sampling;
+use std::cmp::Ordering;
+
+/// The token whose share of the probabilities holds `at`, from 0 to 1.
+pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
+    let best = likeliest(logits);
+    if sampling.temperature <= 0.0 {
+        return best;
+    }
+    let largest = logits[best];
+    let weight = |token: usize| (f64::from(logits[token] - largest) / sampling.temperature).exp();
+    // Likeliest first; of equals the first.
+    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let most = sampling.top_k.unwrap_or(logits.len()).min(logits.len());
+    if most == logits.len() && sampling.top_p.is_none() {
+        let mut left = at * sum_of_weights(logits, largest, sampling.temperature);
+        let chosen = visit_in_order(logits, largest, sampling.temperature, likelier, |token| {
+            left -= weight(token);
+            left < 0.0
+        });
+        return chosen.unwrap_or(best);
+    }
+    // Those in question, in order. The one that reaches the share belongs to them.
+    let mut kept: Vec<(usize, f64)> = Vec::new();
+    let mut sum = 0.0;
+    if most < logits.len() {
+        visit_in_order(logits, largest, sampling.temperature, likelier, |token| {
+            kept.push((token, weight(token)));
+            kept.len() == most
+        });
+        sum = kept.iter().map(|(_, weight)| weight).sum();
+    }
+    if let Some(share) = sampling.top_p {
+        let total = match most < logits.len() {
+            true => sum,
+            false => sum_of_weights(logits, largest, sampling.temperature),
+        };
+        if most < logits.len() {
+            sum = 0.0;
+            let reaches = |(_, weight): &(usize, f64)| {
+                sum += weight;
+                sum >= share * total
+            };
+            let count = kept.iter().position(reaches).map_or(kept.len(), |last| last + 1);
+            kept.truncate(count);
+        } else {
+            visit_in_order(logits, largest, sampling.temperature, likelier, |token| {
+                kept.push((token, weight(token)));
+                sum += weight(token);
+                sum >= share * total
+            });
+        }
+    }
+    let mut left = at * sum;
+    let holds = |(_, weight): &&(usize, f64)| {
+        left -= weight;
+        left < 0.0
+    };
+    kept.iter().find(holds).map_or(best, |&(token, _)| token)
+}
+
+/// The first of the largest.
+fn likeliest(logits: &[f32]) -> usize {
+    // In the order of `total_cmp`, as integers, which compilers turn into vector instructions.
+    let key = |logit: f32| {
+        let bits = logit.to_bits() as i32;
+        bits ^ (((bits >> 31) as u32) >> 1) as i32
+    };
+    let largest = logits.iter().fold(i32::MIN, |largest, &logit| largest.max(key(logit)));
+    logits.iter().position(|&logit| key(logit) == largest).unwrap_or(0)
+}
+
+/// Σ exp((logit − largest) / temperature), to about seven digits.
+fn sum_of_weights(logits: &[f32], largest: f32, temperature: f64) -> f64 {
+    const LANES: usize = 8;
+    // Few enough that sums in f32 stay exact to their last digits.
+    const PART: usize = 64 * LANES;
+    let factor = (std::f64::consts::LOG2_E / temperature) as f32;
+    let mut total = 0.0;
+    for part in logits.chunks(PART) {
+        let mut sums = [0.0f32; LANES];
+        let whole = part.chunks_exact(LANES);
+        for &logit in whole.remainder() {
+            total += f64::from(power_of_two((logit - largest) * factor));
+        }
+        for lanes in whole {
+            for (sum, &logit) in sums.iter_mut().zip(lanes) {
+                *sum += power_of_two((logit - largest) * factor);
+            }
+        }
+        total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
+    }
+    total
+}
+
+/// 2 to the power of `x`, which is not positive, without a branch. Below 2⁻¹²⁶ it is about that.
+#[inline]
+fn power_of_two(x: f32) -> f32 {
+    /// Adding it leaves the nearest integer in the lowest bits.
+    const ROUNDER: f32 = 12_582_912.0;
+    let x = if x < -126.0 { -126.0 } else { x };
+    let rounded = x + ROUNDER;
+    let exponent = (rounded.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
+    let rest = x - (rounded - ROUNDER);
+    // Taylor's series of 2^rest for |rest| ≤ 1/2.
+    let mut series = 1.540_353e-4f32;
+    for coefficient in
+        [1.333_355_8e-3, 9.618_129e-3, 5.550_410_9e-2, 0.240_226_51, 0.693_147_2, 1.0]
+    {
+        series = series * rest + coefficient;
+    }
+    series * f32::from_bits((exponent.wrapping_add(127) << 23) as u32)
+}
+
+/// A layer of tokens has weights down to this share of the layer before.
+const LAYER: f64 = 1.0 / 256.0;
+
+/// The last layer begins where weights vanish.
+const LAYERS: i32 = 6;
+
+/// Logits that are looked at together.
+const CHUNK: usize = 64;
+
+/// Visits tokens in order, the likeliest first, until `enough` holds for one; returns that. Few are visited as a rule, so
+/// they are put in order layer by layer.
+fn visit_in_order(
+    logits: &[f32],
+    largest: f32,
+    temperature: f64,
+    likelier: impl Fn(&usize, &usize) -> Ordering,
+    mut enough: impl FnMut(usize) -> bool,
+) -> Option<usize> {
+    let mut above = f32::INFINITY;
+    for layer in 1..=LAYERS {
+        let below = match layer {
+            LAYERS => f32::NEG_INFINITY,
+            _ => (f64::from(largest) + temperature * LAYER.ln() * f64::from(layer)) as f32,
+        };
+        let mut tokens: Vec<usize> = Vec::new();
+        for (chunk, some) in logits.chunks(CHUNK).enumerate() {
+            // Most chunks have none: a look at all of it at once is quicker than one at each.
+            if some.iter().fold(false, |any, &logit| any | (logit >= below)) {
+                let first = chunk * CHUNK;
+                let is_new = |logit: f32| logit >= below && (logit < above || layer == 1);
+                let found = some.iter().enumerate().filter(|&(_, &logit)| is_new(logit));
+                tokens.extend(found.map(|(place, _)| first + place));
+            }
+        }
+        let found = visit_some_in_order(&mut tokens, &likelier, &mut enough);
+        if found.is_some() {
+            return found;
+        }
+        above = below;
+    }
+    None
+}
+
+/// Tokens of a layer that are put in order at first: flat layers are large.
+const SORTED_AT_FIRST: usize = 256;
+
+/// Puts tokens in order, as far as they are visited, until `enough` holds for one; returns that.
+fn visit_some_in_order(
+    tokens: &mut [usize],
+    likelier: &impl Fn(&usize, &usize) -> Ordering,
+    enough: &mut impl FnMut(usize) -> bool,
+) -> Option<usize> {
+    let (mut rest, mut count) = (tokens, SORTED_AT_FIRST);
+    while !rest.is_empty() {
+        count = count.min(rest.len());
+        rest.select_nth_unstable_by(count - 1, likelier);
+        let (next, later) = rest.split_at_mut(count);
+        next.sort_unstable_by(likelier);
+        if let Some(&token) = next.iter().find(|&&token| enough(token)) {
+            return Some(token);
+        }
+        (rest, count) = (later, 4 * count);
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_graph::random::Random;
+
+    fn counts(sampling: Sampling) -> [usize; 4] {
+        let logits = [0.0, 1.0, f32::NEG_INFINITY, 0.0];
+        let mut random = Random(2);
+        let mut counts = [0; 4];
+        for _ in 0..10_000 {
+            counts[choose(&logits, &sampling, random.unit())] += 1;
+        }
+        counts
+    }
+
+    #[test]
+    fn tokens_come_as_often_as_they_are_likely() {
+        let all = counts(Sampling::default());
+        assert_eq!(all[2], 0);
+        // e / (e + 2) of all.
+        assert!((5600..5920).contains(&all[1]), "{all:?}");
+        assert!((1900..2350).contains(&all[0]), "{all:?}");
+    }
+
+    /// As many tokens as a vocabulary has, put in order piece by piece.
+    #[test]
+    fn large_vocabularies_are_walked_in_order() {
+        let logits: Vec<f32> =
+            (0..2000).map(|token| -((token * 7 % 2000) as f32) / 300.0).collect();
+        let mut by_likelihood: Vec<usize> = (0..logits.len()).collect();
+        by_likelihood.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
+        let weight = |token: usize| f64::from(logits[token]).exp();
+        let total: f64 = by_likelihood.iter().map(|&token| weight(token)).sum();
+        for place in [0, 1, 254, 255, 256, 257, 511, 512, 700, 1999] {
+            let before: f64 = by_likelihood[..place].iter().map(|&token| weight(token)).sum();
+            let token = by_likelihood[place];
+            let at = (before + weight(token) / 2.0) / total;
+            assert_eq!(choose(&logits, &Sampling::default(), at), token, "{place}");
+        }
+        let top_k = Sampling { top_k: Some(300), ..Sampling::default() };
+        assert_eq!(choose(&logits, &top_k, 1.0 - 1e-9), by_likelihood[299]);
+    }
+
+    #[test]
+    fn fewer_are_in_question() {
+        let only_best = [0, 10_000, 0, 0];
+        assert_eq!(counts(Sampling { temperature: 0.0, ..Sampling::default() }), only_best);
+        assert_eq!(counts(Sampling { top_k: Some(1), ..Sampling::default() }), only_best);
+        assert_eq!(counts(Sampling { top_p: Some(0.5), ..Sampling::default() }), only_best);
+        let two = counts(Sampling { top_k: Some(2), ..Sampling::default() });
+        assert!(two[0] > 2000 && two[3] == 0, "{two:?}");
+        assert_eq!(counts(Sampling { top_p: Some(0.7), ..Sampling::default() })[3], 0);
+        let hot = counts(Sampling { temperature: 100.0, ..Sampling::default() });
+        assert!(hot[0] > 3000 && hot[3] > 3000 && hot[2] == 0, "{hot:?}");
+    }
+
+    /// Layers and parts of sums do not show: the choice is that of one sorted list, with any of the limits.
+    #[test]
+    fn choices_are_those_of_a_sorted_list() {
+        let mut random = Random(5);
+        for spread in [0.1f32, 3.0, 40.0] {
+            let logits: Vec<f32> =
+                (0..3001).map(|_| spread * (random.unit() as f32 * 2.0 - 1.0)).collect();
+            for (top_k, top_p) in
+                [(None, None), (Some(40), None), (None, Some(0.9)), (Some(700), Some(0.5))]
+            {
+                let temperature = 0.7;
+                let sampling = Sampling { temperature, top_k, top_p, seed: 0 };
+                for _ in 0..20 {
+                    let at = random.unit();
+                    let expected = by_sorting(&logits, &sampling, at);
+                    assert_eq!(choose(&logits, &sampling, at), expected, "{sampling:?} {at}");
+                }
+            }
+        }
+    }
+
+    fn by_sorting(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
+        let mut order: Vec<usize> = (0..logits.len()).collect();
+        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        order.truncate(sampling.top_k.unwrap_or(logits.len()));
+        let weight = |token: usize| {
+            (f64::from(logits[token] - logits[order[0]]) / sampling.temperature).exp()
+        };
+        let mut weights: Vec<f64> = order.iter().map(|&token| weight(token)).collect();
+        let total: f64 = weights.iter().sum();
+        let mut sum = 0.0;
+        let enough = |weight: &f64| {
+            sum += weight;
+            sum >= sampling.top_p.unwrap_or(2.0) * total
+        };
+        let count = weights.iter().position(enough).map_or(weights.len(), |last| last + 1);
+        weights.truncate(count);
+        let mut left = at * weights.iter().sum::<f64>();
+        let place = weights.iter().position(|weight| {
+            left -= weight;
+            left < 0.0
+        });
+        order[place.unwrap_or(0)]
+    }
+
+    #[test]
+    fn powers_of_two_have_seven_digits() {
+        for step in 0..=12_600 {
+            let x = -(step as f32) / 100.0;
+            let (found, exact) = (f64::from(power_of_two(x)), f64::from(x).exp2());
+            assert!((found / exact - 1.0).abs() < 3e-7, "{x}: {found} {exact}");
+        }
+        assert!(power_of_two(f32::NEG_INFINITY) < 2e-38);
+    }
+}
