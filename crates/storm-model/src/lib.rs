@@ -24,7 +24,7 @@ pub use decode::{DecodeOptions, DecodePrograms, build_decoder};
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,
-    ParameterSource, ParameterSpec, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype,
+    ParameterSource, ParameterSpec, Remark, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype,
     end_of_text, is_carried, load_parameter, parameters, safetensors_header, save,
 };
 pub use presets::{preset, preset_names};
