@@ -39,7 +39,7 @@ pub mod work;
 
 pub use attributes::{
     ActivationFunction, AdamWParameters, HeadLayout, IGNORE_INDEX, Mask, NormKind,
-    ParameterGradients, RotaryDirection, RotaryFrequencies, RotaryScaling, Rounding, StepScalars,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, StepScalars,
 };
 pub use autodiff::{GradientRequest, differentiate, order_name};
 pub use dtype::DType;

@@ -45,6 +45,16 @@ pub fn build_decoder(
         ..BuildOptions::training(1, sequence, dtype)
     };
     check_size(config, &build(window))?;
+    let longest = config.text_positions();
+    if config.rotary.is_some() && longest < window.min(config.max_positions) {
+        return Err(ModelError::InvalidConfig {
+            field: "window",
+            value: window.to_string(),
+            rule: format!(
+                "at most {longest}: beyond it, the model's rotary scaling changes all positions as the text grows"
+            ),
+        });
+    }
     let prompt_tokens = window.min(PROMPT_TOKENS_MAX);
 
     let options = build(prompt_tokens);

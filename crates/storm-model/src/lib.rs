@@ -14,12 +14,14 @@ mod decode;
 mod error;
 mod hf;
 mod presets;
+mod rotary;
+mod window;
 
 pub use build::{
     BuildOptions, DEFAULT_CHUNK_ROWS, Initialization, ModelOutput, Packing, Trainable, build,
     initialization,
 };
-pub use config::{Family, ModelConfig, Rotary, RotaryScaling};
+pub use config::{Family, ModelConfig};
 pub use decode::{DecodeOptions, DecodePrograms, build_decoder};
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
@@ -28,3 +30,5 @@ pub use hf::{
     end_of_text, is_carried, load_parameter, parameters, safetensors_header, save,
 };
 pub use presets::{preset, preset_names};
+pub use rotary::{Rotary, RotaryScaling};
+pub use window::SlidingWindow;

@@ -14,6 +14,7 @@ mod parameter_source;
 mod paths;
 mod pickle;
 mod remarks;
+mod rope_json;
 mod safetensors_file;
 mod safetensors_writer;
 mod save;
