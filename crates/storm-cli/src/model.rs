@@ -54,7 +54,11 @@ fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
     }
     if Path::new(model).is_dir() {
         let directory = open(Path::new(model))?;
-        return Ok((directory.model().clone(), "directory; all tensors present and well-shaped"));
+        let kind = match directory.has_head() {
+            true => "directory; all tensors present and well-shaped",
+            false => "directory; without a head, and all other tensors present and well-shaped",
+        };
+        return Ok((directory.model().clone(), kind));
     }
     Ok((preset(model)?, "preset"))
 }
@@ -137,7 +141,7 @@ pub(crate) fn cached(named: &str, wanted: Wanted) -> Option<PathBuf> {
     Some(found.directory)
 }
 
-/// Opens a model's directory, and says what of its config is passed over.
+/// Opens a model's directory, and says what of its config is passed over and what is unusual about its files.
 pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
     let opened = HfDirectory::open(directory)
         .with_context(|| format!("cannot use {}", directory.display()))?;
@@ -149,6 +153,9 @@ pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
             directory.join("config.json").display(),
             fields.join(", ")
         );
+    }
+    for remark in opened.remarks() {
+        eprintln!("{}: {remark}", directory.display());
     }
     Ok(opened)
 }

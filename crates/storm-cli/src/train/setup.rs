@@ -115,6 +115,9 @@ impl Setup {
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         let model = model.for_vocabulary(&settings, vocabulary)?;
         data::check_lengths(&settings, &dataset, model.config.max_positions)?;
+        if let Some(words) = model.config.rotary_words(settings.seq.get()) {
+            eprintln!("{}: {words}", model.name);
+        }
         let machine = Machine::new(&(&settings).into(), model.config.parameter_count(), style)?;
         let train_options = train_options(&settings, &dataset);
         let forced = forced(&settings);

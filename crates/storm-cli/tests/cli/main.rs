@@ -71,7 +71,6 @@ impl Tiny {
         config.kv_heads = 2;
         config.head_dim = 4;
         config.max_positions = 32;
-        config.first_windowed_layer = 0;
         let tiny = Self { folder: TempDir::new().unwrap(), config };
         let options = SaveOptions { dtype: WeightDtype::F32, ..SaveOptions::default() };
         save::<f32, _>(&tiny.path("model"), &tiny.config, &options, |_, elements, dest| {

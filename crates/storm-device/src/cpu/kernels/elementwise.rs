@@ -1,7 +1,7 @@
 //! Ops on single elements, and the gated unit on pairs of halves.
 
 use super::element::Element;
-use super::math::{gelu_tanh, gelu_tanh_derivative, silu, silu_derivative};
+use super::math::{gelu, gelu_derivative, gelu_tanh, gelu_tanh_derivative, silu, silu_derivative};
 use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::ActivationFunction;
@@ -42,11 +42,36 @@ simd_dispatch! {
 
     fn gelu_chunk[E: Element](x: &[E], out: &mut [E]) {
         for (out, x) in out.iter_mut().zip(x) {
-            *out = E::from_f32(gelu_tanh(x.to_f32()));
+            *out = E::from_f32(gelu(x.to_f32()));
         }
     }
 
     fn gelu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            *x = E::from_f32(dy.to_f32() * gelu_derivative(x.to_f32()));
+        }
+    }
+
+    fn relu_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            // NaN stays NaN.
+            *out = if x.to_f32() < 0.0 { E::from_f32(0.0) } else { *x };
+        }
+    }
+
+    fn relu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            *x = if x.to_f32() <= 0.0 { E::from_f32(0.0) } else { *dy };
+        }
+    }
+
+    fn gelu_tanh_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = E::from_f32(gelu_tanh(x.to_f32()));
+        }
+    }
+
+    fn gelu_tanh_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
         for (x, dy) in x.iter_mut().zip(dy) {
             *x = E::from_f32(dy.to_f32() * gelu_tanh_derivative(x.to_f32()));
         }
@@ -128,7 +153,9 @@ pub fn scale<E: Element>(x: &[E], factor: f32, out: &mut [E]) {
 /// `out = f(x)`.
 pub fn activation<E: Element>(function: ActivationFunction, x: &[E], out: &mut [E]) {
     match function {
-        ActivationFunction::GeluTanh => unary(x, out, gelu_chunk),
+        ActivationFunction::Gelu => unary(x, out, gelu_chunk),
+        ActivationFunction::GeluTanh => unary(x, out, gelu_tanh_chunk),
+        ActivationFunction::Relu => unary(x, out, relu_chunk),
         ActivationFunction::Silu => unary(x, out, silu_chunk),
     }
 }
@@ -136,7 +163,9 @@ pub fn activation<E: Element>(function: ActivationFunction, x: &[E], out: &mut [
 /// `dy · f'(x)`, in place of `x`.
 pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &mut [E]) {
     match function {
-        ActivationFunction::GeluTanh => unary(dy, x, gelu_grad_chunk),
+        ActivationFunction::Gelu => unary(dy, x, gelu_grad_chunk),
+        ActivationFunction::GeluTanh => unary(dy, x, gelu_tanh_grad_chunk),
+        ActivationFunction::Relu => unary(dy, x, relu_grad_chunk),
         ActivationFunction::Silu => unary(dy, x, silu_grad_chunk),
     }
 }

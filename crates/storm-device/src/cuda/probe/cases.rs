@@ -4,8 +4,7 @@ use crate::DeviceError;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
     ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op,
-    ParameterGradients, RotaryDirection, RotaryFrequencies, RotaryScaling, Rounding, Shape,
-    StepScalars, TensorId,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, Shape, StepScalars, TensorId,
 };
 use storm_plan::GemmKind;
 
@@ -233,8 +232,8 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
         let positions: Vec<i32> = (0..tokens).map(|token| (token % sequence) as i32).collect();
         let shape = [tokens / sequence, sequence];
         let positions = b.integers("positions", &shape, positions);
-        let frequencies = RotaryFrequencies { theta: 1e6, scaling: RotaryScaling::Plain };
-        let table = Op::RotaryTable { positions, head_dim: heads.head_dim, frequencies };
+        let frequencies = RotaryFrequencies::plain(1e6, heads.head_dim);
+        let table = Op::RotaryTable { positions, frequencies };
         let table = b.graph.apply_one("table", table)?;
         let qkv = b.normal(&[shape[0], shape[1], heads.qkv_width()])?;
         Ok(Op::Rotary { qkv, table, heads, direction: RotaryDirection::Forward })
