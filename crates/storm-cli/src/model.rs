@@ -104,6 +104,18 @@ pub(crate) struct Located {
 /// Finds a model by its name on a hub, in the local cache or by downloading it, and says which; none if it is no such name,
 /// or that of something that is here.
 pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
+    let Some((located, how)) = find(named, wanted)? else { return Ok(None) };
+    eprintln!("{how}");
+    Ok(Some(located))
+}
+
+/// [`locate`], for what is located again later: says nothing.
+pub(crate) fn locate_quietly(named: &str, wanted: Wanted) -> Result<Option<Located>> {
+    Ok(find(named, wanted)?.map(|(located, _)| located))
+}
+
+/// A model of a hub, and how it was found, in words.
+fn find(named: &str, wanted: Wanted) -> Result<Option<(Located, String)>> {
     let Some(name) = HubName::parse(named).filter(|_| !is_meant_here(named)) else {
         return Ok(None);
     };
@@ -115,13 +127,19 @@ pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
     progress::show("");
     let found = found?;
     let how = if found.is_new { "downloaded to" } else { "from" };
-    eprintln!(
+    let words = format!(
         "{named}: revision {}, {how} the Hugging Face cache {}",
         found.revision,
         hub.cache.display()
     );
     let name = name.at(&found.revision).to_string();
-    Ok(Some(Located { directory: found.directory, name }))
+    Ok(Some((Located { directory: found.directory, name }, words)))
+}
+
+/// Whether a name is that of a model on a hub that is not in the local cache.
+pub(crate) fn must_be_downloaded(named: &str) -> bool {
+    let is_of_hub = HubName::parse(named).is_some() && !is_meant_here(named);
+    is_of_hub && cached(named, Wanted::All).is_none()
 }
 
 /// Whether a path exists, or its parent folder does: `runs/typo` is never looked up on the hub.

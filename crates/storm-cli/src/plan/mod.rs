@@ -44,3 +44,8 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
 pub(crate) fn shown(request: &Request, answer: &Answer) -> String {
     table::text(request, answer)
 }
+
+/// A plan for programs.
+pub(crate) fn object(request: &Request, answer: &Answer) -> serde_json::Value {
+    json::answer(request, answer)
+}
