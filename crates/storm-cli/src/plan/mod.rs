@@ -18,7 +18,7 @@ pub(crate) use saving::{DeviceMemory, Saving};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.hardware.as_deref() == Some("list") {
-        return hardware::list();
+        return hardware::list(args.json);
     }
     let request = Request::new(args)?;
     let answer = match request.answer() {

@@ -15,7 +15,7 @@ const LIKENESS: f64 = 0.7;
 
 /// Why a config file cannot be used.
 #[derive(Debug)]
-pub(crate) struct BadConfig(String);
+pub(crate) struct BadConfig(pub(super) String);
 
 impl std::fmt::Display for BadConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,7 +37,7 @@ pub(crate) fn read(path: &Path) -> Result<Given, BadConfig> {
     parse(&text).map_err(bad)
 }
 
-fn parse(text: &str) -> Result<Given, String> {
+pub(super) fn parse(text: &str) -> Result<Given, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     for key in table.keys() {
         if !keys().contains(key) {

@@ -312,7 +312,7 @@ fn take_over(given: &mut Given, before: &Progress) {
 
 /// Checks all that can be known of a run without a lock on its folder, its weights or its packed data. Says which
 /// device it takes.
-fn check_outline(
+pub(super) fn check_outline(
     given: &Given,
     folder: &Path,
     before: Option<&Progress>,
