@@ -54,6 +54,19 @@ pub(crate) fn model_text(text: &str) -> io::Result<()> {
     stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush())
 }
 
+/// `2:05` minutes, `3:02:05` hours, `12 days 3:02:05`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    let seconds = seconds % 60;
+    match (days, hours) {
+        (0, 0) => format!("{minutes}:{seconds:02}"),
+        (0, _) => format!("{hours}:{minutes:02}:{seconds:02}"),
+        (1, _) => format!("1 day {hours}:{minutes:02}:{seconds:02}"),
+        _ => format!("{days} days {hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
 /// Text without control characters but line breaks and tabs. Others are written as in JSON, `\u001b`, so that
 /// JSON stays what it was.
 pub(crate) fn plain(text: &str) -> Cow<'_, str> {
@@ -88,6 +101,12 @@ mod tests {
             r"\u001b[31mred\u0007\u000d\u007f\u009b1m"
         );
         assert_eq!(plain("ab\u{202e}dc"), r"ab\u202edc");
+    }
+
+    #[test]
+    fn durations_have_the_units_that_they_need() {
+        let shown = [0.0, 65.9, 3605.0, 86_400.0, 2.0 * 86_400.0 + 7325.0].map(duration);
+        assert_eq!(shown, ["0:00", "1:05", "1:00:05", "1 day 0:00:00", "2 days 2:02:05"]);
     }
 
     #[test]

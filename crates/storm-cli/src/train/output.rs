@@ -31,12 +31,16 @@ pub(super) fn print(text: &str) {
 
 /// The command that resumes the run in a folder.
 pub(super) fn resume_command(folder: &Path) -> String {
-    let config = folder.join("config.toml");
-    let config = config.display().to_string();
+    format!("storm train {} --resume", shell_word(&folder.join("config.toml")))
+}
+
+/// A path as a shell takes it.
+pub(crate) fn shell_word(path: &Path) -> String {
+    let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "-_./".contains(c);
-    match config.chars().all(is_plain) {
-        true => format!("storm train {config} --resume"),
-        false => format!("storm train '{}' --resume", config.replace('\'', "'\\''")),
+    match path.chars().all(is_plain) {
+        true => path,
+        false => format!("'{}'", path.replace('\'', "'\\''")),
     }
 }
 

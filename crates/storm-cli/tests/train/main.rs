@@ -2,8 +2,10 @@
 
 mod afterwards;
 mod chat;
+mod early;
 mod figures;
 mod folder;
+mod length;
 mod lengths;
 mod no_threads;
 mod non_finite;
