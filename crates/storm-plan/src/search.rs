@@ -150,9 +150,7 @@ impl<'a> Search<'a> {
         // One for each way to cut a step into groups: no single move leads from one to another and is faster
         // at once.
         let mut shapes = HashSet::new();
-        starts.retain(|(choice, _)| {
-            shapes.insert((choice.group, choice.first.as_ref().map(|first| first.group)))
-        });
+        starts.retain(|(choice, _)| shapes.insert(choice.group_sizes()));
         let mut known = Known::new();
         for (start, count) in starts.into_iter().zip(NEAR_THE_BEST) {
             let mut near = Progress { best: Some(start), ..Progress::default() };
@@ -331,13 +329,16 @@ impl<'a> Search<'a> {
         picked
     }
 
-    /// Those that look fastest, and the one that looks fastest of every way to place parameters: a glance
-    /// compares plans that place them alike better than others.
+    /// Those that look fastest, and the one that looks fastest of every way to place parameters and of every way to cut
+    /// a step into groups: a glance compares plans that are alike in these better than others.
     fn first_round(&self, choices: Vec<Choice>) -> Vec<Choice> {
         let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         let others = sorted.split_off(sorted.len().min(FIRST_ROUND));
         for choice in others {
-            if !sorted.iter().any(|known| known.places_alike(&choice)) {
+            let is_new = |alike: &dyn Fn(&Choice) -> bool| !sorted.iter().any(alike);
+            if is_new(&|known| known.places_alike(&choice))
+                || is_new(&|known| known.groups_alike(&choice))
+            {
                 sorted.push(choice);
             }
         }
