@@ -154,10 +154,10 @@ VARIANTS = {
     ),
     # A head of 20, of which 15 elements count, which make 8 pairs; a window as well.
     "phi3-partial": lambda **more: llama_like(
-        Phi3Config, 80, 4, 2, partial_rotary_factor=0.75, sliding_window=20, pad_token_id=0, **more
+        Phi3Config, 80, 4, 2, partial_rotary_factor=0.75, sliding_window=20, pad_token_id=None, **more
     ),
     "phi3-longrope": lambda **more: llama_like(
-        Phi3Config, 80, 4, 4, original_max_position_embeddings=CONTEXT_MAX, pad_token_id=0,
+        Phi3Config, 80, 4, 4, original_max_position_embeddings=CONTEXT_MAX, pad_token_id=None,
         rope_parameters={**long_rope(5, CONTEXT_MAX), "partial_rotary_factor": 0.5}, **more
     ),
 }

@@ -16,7 +16,7 @@ pub struct SlidingWindow {
 impl SlidingWindow {
     /// A window of the layers from `first` on.
     pub fn from_layer(tokens: usize, first: usize, layer_count: usize) -> SlidingWindow {
-        SlidingWindow { tokens, layers: vec![first..layer_count] }
+        SlidingWindow { tokens, layers: Vec::from([Range { start: first, end: layer_count }]) }
     }
 
     /// A window of the layers for which `has_it` holds; none if there are none.
