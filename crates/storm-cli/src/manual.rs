@@ -5,13 +5,16 @@ use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use storm_files::replace_file;
 
 #[derive(Args)]
-#[command(after_help = "bash: storm completions bash > ~/.local/share/bash-completion/completions/storm
+#[command(
+    after_help = "bash: storm completions bash > ~/.local/share/bash-completion/completions/storm
 zsh:  storm completions zsh > \"${fpath[1]}/_storm\"
-fish: storm completions fish > ~/.config/fish/completions/storm.fish")]
+fish: storm completions fish > ~/.config/fish/completions/storm.fish"
+)]
 pub(crate) struct CompletionsArgs {
     /// For which shell.
     #[arg(value_enum)]
@@ -19,7 +22,9 @@ pub(crate) struct CompletionsArgs {
 }
 
 #[derive(Args)]
-#[command(after_help = "To read them: man -M DIR storm-train, if DIR ends in man1 of a man folder, or man DIR/storm-train.1")]
+#[command(
+    after_help = "To read them: man -M DIR storm-train, if DIR ends in man1 of a man folder, or man DIR/storm-train.1"
+)]
 pub(crate) struct ManArgs {
     /// Folder to write `storm.1`, `storm-train.1` and the others to; those that are there are replaced.
     dir: PathBuf,
@@ -29,7 +34,8 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) {
     let mut script = Vec::new();
     generate(args.shell, &mut command, "storm", &mut script);
-    println!("{}", String::from_utf8_lossy(&script).trim_end());
+    // As it is: a terminal would have its lines broken. A reader that leaves early has what it wanted.
+    let _ = std::io::stdout().write_all(&script);
 }
 
 /// Writes a page for every command.

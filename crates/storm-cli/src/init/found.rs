@@ -109,7 +109,10 @@ mod tests {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, vec![b'x'; bytes]).unwrap();
         };
-        let found = || data(&entries(folder.path())).map(|path| path.strip_prefix(folder.path()).unwrap().to_owned());
+        let found = || {
+            data(&entries(folder.path()))
+                .map(|path| path.strip_prefix(folder.path()).unwrap().to_owned())
+        };
         file("requirements.txt", 99);
         file(".hidden.txt", 99);
         assert_eq!(found(), None);

@@ -58,7 +58,8 @@ fn choose(args: &InitArgs, found: &Found) -> Result<Choices> {
         (Some(model), _) => Some(model.clone()),
         (None, Some(model)) => Some(ask.text("Model directory, preset or hub name", Some(model))?),
         (None, None) => {
-            let what = "Model directory, preset or hub name; Enter for a small model of fresh weights";
+            let what =
+                "Model directory, preset or hub name; Enter for a small model of fresh weights";
             Some(ask.text(what, Some(""))?).filter(|model| !model.is_empty())
         }
     };

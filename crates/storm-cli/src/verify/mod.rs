@@ -109,7 +109,8 @@ fn ops(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
             (None, true) => "PASS".to_owned(),
             (None, false) => format!("FAIL {}", report.place),
         };
-        let line = format!("{op:<18} {dtype:<5} {nodes:>6} {:>9.1}%  {verdict}", 100.0 * report.worst);
+        let line =
+            format!("{op:<18} {dtype:<5} {nodes:>6} {:>9.1}%  {verdict}", 100.0 * report.worst);
         let object = json!({"op": op, "dtype": dtype, "nodes": nodes, "error_share": report.worst});
         sheet.row("ops", report.passed(), object, &line);
     }

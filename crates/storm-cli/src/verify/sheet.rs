@@ -13,8 +13,7 @@ pub(super) struct Sheet {
 
 impl Sheet {
     pub(super) fn new(as_json: bool, card: &str) -> Sheet {
-        let sheet =
-            Sheet { card: card.to_owned(), checks: as_json.then(Vec::new), failed: 0 };
+        let sheet = Sheet { card: card.to_owned(), checks: as_json.then(Vec::new), failed: 0 };
         sheet.head(card);
         sheet
     }
