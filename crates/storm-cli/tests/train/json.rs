@@ -39,7 +39,7 @@ fn storm(place: &Place, line: &str) -> Output {
 /// The words of a call before its options and paths, as the table of options has them.
 fn name_of(line: &str, names: &BTreeSet<String>) -> String {
     let words: Vec<&str> = line.split_whitespace().collect();
-    let name = [words[..2].join(" "), words[0].to_owned()];
+    let name = [words[..words.len().min(2)].join(" "), words[0].to_owned()];
     name.into_iter().find(|name| names.contains(name)).unwrap_or_else(|| panic!("{line}"))
 }
 
