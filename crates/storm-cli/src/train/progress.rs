@@ -11,8 +11,14 @@ use std::time::Instant;
 use storm_plan::Tier;
 use storm_train::{Event, Part, RunError, Sink, StepRecord, StopReason};
 
-/// A small bar: figures need the room.
+/// A small bar, and only where there is room for it beside the figures.
 const BAR_COLUMNS: usize = 8;
+const BAR_FROM_COLUMNS: usize = 100;
+
+/// Columns that are left for figures on a terminal of this width.
+fn figure_columns(columns: usize) -> usize {
+    if columns < BAR_FROM_COLUMNS { columns } else { columns - BAR_COLUMNS - 1 }
+}
 
 /// What a run says while it goes.
 pub(super) struct Progress {
@@ -78,7 +84,12 @@ impl Progress {
         (self.steps, self.started_at, self.started) = (steps, step, Instant::now());
         if self.style == Style::People && std::io::stderr().is_terminal() {
             let bar = ProgressBar::new(steps).with_position(step);
-            let style = ProgressStyle::with_template(&format!("{{bar:{BAR_COLUMNS}}} {{msg}}"))
+            let columns = columns(std::io::stderr()).unwrap_or(COLUMNS_DEFAULT);
+            let template = match columns < BAR_FROM_COLUMNS {
+                true => "{msg}".to_owned(),
+                false => format!("{{bar:{BAR_COLUMNS}}} {{msg}}"),
+            };
+            let style = ProgressStyle::with_template(&template)
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
             bar.set_style(style.progress_chars("━╸ "));
             self.bar = Some(bar);
@@ -130,7 +141,7 @@ impl Sink for Progress {
         if let Some(bar) = &self.bar {
             let columns = columns(std::io::stderr()).unwrap_or(COLUMNS_DEFAULT);
             bar.set_position(record.step);
-            bar.set_message(progress_line::line(&figures, columns.saturating_sub(BAR_COLUMNS + 1)));
+            bar.set_message(progress_line::line(&figures, figure_columns(columns)));
         } else if self.style == Style::People
             && (record.step.is_multiple_of(self.log_every) || record.step == self.steps)
         {
