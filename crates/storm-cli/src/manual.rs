@@ -5,6 +5,7 @@ use clap::{Args, Command};
 use clap_complete::{Shell, generate};
 use clap_mangen::Man;
 use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use storm_files::replace_file;
 
@@ -33,7 +34,8 @@ pub(crate) struct ManArgs {
 pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) {
     let mut script = Vec::new();
     generate(args.shell, &mut command, "storm", &mut script);
-    println!("{}", String::from_utf8_lossy(&script).trim_end());
+    // As it is: a terminal would have its lines broken. A reader that leaves early has what it wanted.
+    let _ = std::io::stdout().write_all(&script);
 }
 
 /// Writes a page for every command.

@@ -23,6 +23,9 @@ use storm_train::{
 /// Tokens per sequence, if neither a flag nor a config says.
 const SEQUENCE_DEFAULT: usize = 1024;
 
+/// Rows of logits at a time, as a run has them.
+const CHUNK_ROWS_DEFAULT: usize = 2048;
+
 pub(crate) struct Request {
     /// As the user calls it.
     pub(crate) model: String,
@@ -91,7 +94,7 @@ impl Request {
             args.seq.unwrap_or(SEQUENCE_DEFAULT),
             precision,
         );
-        let chunk_rows = args.chunk_rows.unwrap_or(options.chunk_rows);
+        let chunk_rows = args.chunk_rows.unwrap_or(CHUNK_ROWS_DEFAULT);
         let options = TrainOptions { chunk_rows, ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let profile = hardware::named_or_found(args.hardware.as_deref())?;

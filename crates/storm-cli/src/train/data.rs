@@ -24,7 +24,7 @@ const MANIFEST: &str = "dataset.json";
 
 /// What a run is to learn, by looking at names and headers alone.
 pub(super) enum Outline {
-    Dataset(Dataset),
+    Dataset(Box<Dataset>),
     /// Files to be packed.
     Text(Vec<PathBuf>),
 }
@@ -36,7 +36,7 @@ impl Outline {
         let dataset = dataset_of(data, run);
         let is_packed = start == Start::Resume && dataset.join(MANIFEST).exists();
         if dataset == data || is_packed {
-            return Ok(Outline::Dataset(Dataset::open(&dataset)?));
+            return Ok(Outline::Dataset(Box::new(Dataset::open(&dataset)?)));
         }
         let files = files(data).with_context(|| format!("cannot read {}", data.display()))?;
         if files.is_empty() {

@@ -15,6 +15,7 @@ mod options;
 mod output;
 mod planned;
 mod progress;
+mod progress_line;
 mod recorded;
 mod reference;
 mod report;

@@ -1,7 +1,6 @@
 //! How a run talks.
 
-use crate::streams::plain;
-use std::io::{self, Write};
+use crate::streams;
 use std::path::Path;
 
 /// Who reads.
@@ -26,7 +25,7 @@ impl Style {
 
 /// A line on standard output. The reader may stop early; the run continues.
 pub(super) fn print(text: &str) {
-    let _ = writeln!(io::stdout(), "{}", plain(text));
+    streams::line_if_read(text);
 }
 
 /// The command that resumes the run in a folder.

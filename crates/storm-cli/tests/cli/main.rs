@@ -4,6 +4,7 @@ mod broken_pipe;
 mod data;
 mod escapes;
 mod guide;
+mod manual;
 mod outputs;
 mod plan;
 

@@ -5,6 +5,8 @@ mod chat;
 mod early;
 mod figures;
 mod folder;
+mod init;
+mod json;
 mod length;
 mod lengths;
 mod no_threads;
