@@ -82,6 +82,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
 
+    int end = 0; // of the keys that any column sees
+    for (int q = 0; q < QUERIES && first_column + q < columns; q++) {
+        end = max(end, positions[(first_column + q) / group_size] + 1);
+    }
+    end = min(end, part_end);
+    // Most parts of a long cache are not in use yet.
+    if (begin >= end) return;
+
     if (threadIdx.x < QUERIES) {
         const int column = first_column + threadIdx.x;
         int count = 0;
@@ -99,11 +107,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         queries[q][d] = value;
     }
-    __syncthreads();
-    int end = 0; // of the keys that any column sees
-    for (int q = 0; q < QUERIES; q++) end = max(end, seen[q]);
-    end = min(end, part_end);
-    if (begin >= end) return;
 
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int part_of_key = threadIdx.x % LANES, group = threadIdx.x / LANES;
