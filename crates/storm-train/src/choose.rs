@@ -96,6 +96,19 @@ fn sum_of_weights(logits: &[f32], largest: f32, temperature: f64) -> f64 {
     total
 }
 
+const LN_2: f64 = std::f64::consts::LN_2;
+
+/// Taylor's series of 2^x, for |x| ≤ 1/2.
+const SERIES: [f32; 7] = [
+    (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
+    (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
+    (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
+    (LN_2 * LN_2 * LN_2 / 6.0) as f32,
+    (LN_2 * LN_2 / 2.0) as f32,
+    LN_2 as f32,
+    1.0,
+];
+
 /// 2 to the power of `x`, which is not positive, without a branch. Below 2⁻¹²⁶ it is about that.
 #[inline]
 fn power_of_two(x: f32) -> f32 {
@@ -105,13 +118,7 @@ fn power_of_two(x: f32) -> f32 {
     let rounded = x + ROUNDER;
     let exponent = (rounded.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
     let rest = x - (rounded - ROUNDER);
-    // Taylor's series of 2^rest for |rest| ≤ 1/2.
-    let mut series = 1.540_353e-4f32;
-    for coefficient in
-        [1.333_355_8e-3, 9.618_129e-3, 5.550_410_9e-2, 0.240_226_51, 0.693_147_2, 1.0]
-    {
-        series = series * rest + coefficient;
-    }
+    let series = SERIES.iter().fold(0.0, |sum, coefficient| sum * rest + coefficient);
     series * f32::from_bits((exponent.wrapping_add(127) << 23) as u32)
 }
 

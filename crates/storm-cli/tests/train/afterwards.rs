@@ -81,6 +81,9 @@ fn a_model_writes_the_same_text_again() {
     let greedy = text(&sample("--temperature 0 --seed 1"));
     assert_eq!(greedy, text(&sample("--top-k 1 --seed 2")));
     assert!(text(&sample("--dtype bf16")).starts_with("12"));
+    let on_cpu = text(&sample("--temperature 0 --device cpu"));
+    assert_eq!(on_cpu, text(&sample("--temperature 0 --device cpu --vram 64MiB --ram 256MiB")));
+    assert_eq!(sample("--device cpu --ram 1KiB").status.code(), Some(2));
     let timed = sample("--timing");
     assert!(String::from_utf8_lossy(&timed.stderr).contains("tokens/s"));
     let unprompted = text(&storm(&place, "sample runs/a/model --tokenizer bytes --tokens 3"));

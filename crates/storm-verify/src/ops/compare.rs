@@ -91,7 +91,8 @@ fn terms(case: &Case, node: &Node) -> usize {
         Op::QkNormGrad { qkv, .. } => shape(qkv).rows() * shape(qkv).width(),
         Op::EmbeddingGrad { dy, .. } => shape(dy).rows(),
         Op::Attention { qkv, .. } | Op::AttentionGrad { qkv, .. } => shape(qkv).elements(),
-        Op::CachedAttention { cache, .. } => shape(cache).elements(),
+        // Scores and sums over the keys: a dozen roundings a key.
+        Op::CachedAttention { cache, .. } => 16 * shape(cache).axes()[1],
         Op::HeadLoss { weight, .. } | Op::HeadLossGrad { weight, .. } => shape(weight).elements(),
         Op::Sum { x } | Op::SumOfSquares { x } => shape(x).elements(),
         // Box–Muller through different libraries.

@@ -82,6 +82,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
 
+    int end = 0, first_seen = s.window; // of the keys that any column sees
+    for (int q = 0; q < QUERIES && first_column + q < columns; q++) {
+        const int count = positions[(first_column + q) / group_size] + 1;
+        end = max(end, count);
+        first_seen = min(first_seen, count - reach);
+    }
+    end = min(end, part_end);
+    // Most parts of a long cache are not in use yet, or not any more.
+    if (begin >= end || part_end <= first_seen) return;
+
     if (threadIdx.x < QUERIES) {
         const int column = first_column + threadIdx.x;
         int count = 0;
@@ -99,14 +109,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         queries[q][d] = value;
     }
-    __syncthreads();
-    int end = 0, first_seen = s.window; // of the keys that any column sees
-    for (int q = 0; q < QUERIES; q++) {
-        end = max(end, seen[q]);
-        if (seen[q] > 0) first_seen = min(first_seen, seen[q] - reach);
-    }
-    end = min(end, part_end);
-    if (begin >= end || part_end <= first_seen) return;
 
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int part_of_key = threadIdx.x % LANES, group = threadIdx.x / LANES;
