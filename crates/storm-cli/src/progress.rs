@@ -2,7 +2,7 @@
 
 use crate::streams;
 
-/// Shows it; nothing where nobody looks, and an empty text clears the line.
+/// Shows it; nothing where there is no terminal, and an empty text clears the line.
 pub(crate) fn show(what: &str) {
     match what {
         "" => streams::status(""),

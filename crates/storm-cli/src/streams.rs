@@ -1,6 +1,6 @@
 //! Standard output and standard error of a program whose reader may leave: `storm … | head`.
 //!
-//! The standard library's `println!` and `eprintln!` panic when nobody reads any more. These take their
+//! The standard library's `println!` and `eprintln!` panic when the reader is gone. These take their
 //! names, so that no command can use the others by mistake. The work goes on without a reader: a run still
 //! saves, a probe still writes its file, and the exit code is that of the work.
 //!
@@ -22,7 +22,7 @@ macro_rules! eprintln {
     ($($text:tt)+) => { $crate::streams::error_line(format_args!($($text)+)) };
 }
 
-/// A line of standard output. Ends the program if it cannot be written although somebody reads: a file
+/// A line of standard output. Ends the program if it cannot be written although there is a reader: a file
 /// on a full disk must not pass for a result.
 pub(crate) fn line(text: Arguments<'_>) {
     let text = text.to_string();
@@ -35,7 +35,7 @@ pub(crate) fn line(text: Arguments<'_>) {
     }
 }
 
-/// A line of standard error; where that cannot be written, there is nobody to tell.
+/// A line of standard error; where that cannot be written, there is no way to report it.
 pub(crate) fn error_line(text: Arguments<'_>) {
     let text = text.to_string();
     let _ = writeln!(io::stderr(), "{}", fitted(&plain(&text), &io::stderr()));

@@ -122,7 +122,7 @@ pub trait PlanDevice: Sized {
         Ok(self.memory_taken()[Tier::DEVICE] as u64)
     }
 
-    /// Device memory that nobody holds; none if the device's memory is its own.
+    /// Device memory that is free; none if the device's memory is its own.
     ///
     /// # Errors
     /// From the driver.

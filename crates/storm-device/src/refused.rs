@@ -2,7 +2,7 @@ use std::fmt;
 use storm_host::{HostMemoryRefused, show_bytes};
 use storm_plan::Tier;
 
-/// Memory of a tier that could not be had, whoever refused it.
+/// Memory of a tier that could not be had, for any reason.
 ///
 /// A planner can act on it without knowing the device: less of the tier, by what is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

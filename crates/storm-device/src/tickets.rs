@@ -1,6 +1,6 @@
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// A queue's progress that somebody waits for: `count` instructions done, none if 0. The last of
+/// A queue's progress to wait for: `count` instructions done, none if 0. The last of
 /// them is `instruction`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {

@@ -79,7 +79,7 @@ pub(crate) struct SectionRequest<'a> {
 }
 
 impl Section {
-    /// Tensors that somebody reads after the section has run: other blocks, the optimizer, the host.
+    /// Tensors that other blocks, the optimizer or the host read after the section has run.
     pub fn handed_out(&self) -> Vec<TensorId> {
         let mut ids: Vec<TensorId> =
             self.carried_out.iter().map(|carried| carried.tensor).collect();

@@ -85,7 +85,7 @@ impl HostPages {
         let start = piece * PIECE_BYTES;
         let end = self.bytes().min(start + PIECE_BYTES);
         for offset in (start..end).step_by(PAGE_BYTES) {
-            // SAFETY: inside the map, which is fresh: nobody else has a reference, and each piece
+            // SAFETY: inside the map, which is fresh: there is no other reference, and each piece
             // is touched by one thread. A zero leaves it as it is.
             unsafe { self.start().add(offset).write_volatile(0) };
         }
@@ -104,8 +104,8 @@ impl HostPages {
 
     /// The memory, where the host alone uses it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and initialized as long as `self`; whoever writes through `start` does so
-        // while nobody has this.
+        // SAFETY: mapped and initialized as long as `self`; a writer through `start` does so
+        // while this borrow does not exist.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes()) }
     }
 

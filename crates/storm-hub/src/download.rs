@@ -69,7 +69,7 @@ impl Hub {
                 }
             }
         }
-        // Last: whoever finds the name finds all of it.
+        // Last: a name that is found stands for a whole file.
         let cache = Cache::new(self.cache.clone());
         cache.repo(repo(name.revision())).create_ref(&info.sha).map_err(|error| self.io(error))?;
         let directory = from.directory();

@@ -173,7 +173,7 @@ pub struct Lasting {
     pub tensor: Tensor,
     /// Its values, which lie one after another without gaps.
     pub pieces: Vec<ValueId>,
-    /// Everywhere it lies between two steps: whoever changes it there changes all of them, and every
+    /// Everywhere it lies between two steps: a change there must change all of them, and every
     /// step ends with its last value in all of them.
     pub places: Vec<Place>,
 }

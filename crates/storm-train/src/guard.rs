@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// How far above the plan memory may be before anybody is told: drivers round.
+/// How far above the plan memory may be before it is reported: drivers round.
 const ABOVE_PLAN: f64 = 0.02;
 
 /// Less free memory than this share of the budget is little.
@@ -15,7 +15,7 @@ const LITTLE_FREE: f64 = 0.05;
 pub struct MemoryReading {
     /// Held by this process.
     pub in_use_bytes: u64,
-    /// Held by nobody; none if the device shares its memory with no one.
+    /// Free; none if the device shares its memory with no other process.
     pub free_bytes: Option<u64>,
 }
 

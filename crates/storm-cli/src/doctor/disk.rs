@@ -135,7 +135,7 @@ mod tests {
         assert!(missing.remedy.as_ref().is_some_and(|remedy| remedy.contains("mkdir")));
         let file = look(Path::new("/proc/self/status"));
         assert!(file[0].state == State::Missing);
-        // There, but nobody can write to it.
+        // There, but not writable.
         let read_only = speed(Path::new("/proc"));
         assert!(read_only.state == State::Missing, "{}", read_only.what);
     }

@@ -10,7 +10,7 @@ use storm_plan::HardwareProfile;
 /// Cards whose built-in profile was measured on such a card.
 const MEASURED: [(&str, &str); 1] = [("NVIDIA H200", "h200")];
 
-/// The profile of the first card; none if there is no card that can be used. A card that nobody knows is
+/// The profile of the first card; none if there is no card that can be used. A card without a profile is
 /// measured, which takes some seconds.
 pub(super) fn profile() -> Result<Option<HardwareProfile>> {
     let found = diagnose();

@@ -88,7 +88,7 @@ pub(crate) fn find_for(device: DeviceArg, parameters: u64, style: Style) -> Resu
     Ok(kind)
 }
 
-/// Refuses a model that is too large for a CPU which nobody asked for.
+/// Refuses a model that is too large for a CPU that was not asked for.
 pub(super) fn check_size(device: DeviceArg, kind: DeviceKind, parameters: u64) -> Result<()> {
     let is_found = (device, kind) == (DeviceArg::Auto, DeviceKind::Cpu);
     if !is_found || parameters <= CPU_PARAMETERS_MAX {
@@ -109,7 +109,7 @@ impl Machine {
         Machine::of_kind(kind, asked)
     }
 
-    /// A device that is known to be there. What nobody knows of it is measured, which takes seconds.
+    /// A device that is known to be there. What is not known of it is measured, which takes seconds.
     pub(super) fn of_kind(kind: DeviceKind, asked: &Asked<'_>) -> Result<Machine> {
         let ram = memory_limits::host(asked.ram_bytes)?;
         let vram = asked.vram_bytes;

@@ -4,7 +4,7 @@ use crate::model::grouped;
 use crate::size;
 use crate::streams::duration;
 
-/// Columns where nobody says how many there are.
+/// Columns where the terminal does not say how many it has.
 pub(super) const COLUMNS_DEFAULT: usize = 80;
 
 /// What is known after a step.

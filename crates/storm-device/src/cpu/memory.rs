@@ -91,7 +91,7 @@ impl Memory {
     /// Access for the kernels of one instruction while others work on other bytes.
     ///
     /// # Safety
-    /// As long as the frame is used, nobody else writes what the instruction reads, and nobody
+    /// As long as the frame is used, nothing else writes what the instruction reads, and nothing
     /// else reads or writes what it writes.
     pub(super) unsafe fn shared_frame(&self) -> Frame<'_> {
         Frame { start: self.start, memory: PhantomData }

@@ -22,7 +22,7 @@ pub struct CudaDiagnosis {
 pub struct CardDiagnosis {
     /// Which one.
     pub card: Card,
-    /// What nobody holds of its memory, where NVML says.
+    /// Free memory, where NVML says.
     pub free_bytes: Option<u64>,
     /// Why it cannot be used.
     pub problem: Option<CudaError>,

@@ -9,7 +9,7 @@ pub(super) fn folder(variable: &str) -> Option<PathBuf> {
 }
 
 /// Only an absolute path names a folder. An empty or relative one would mean whatever folder the process was
-/// started in, where anybody may have put a library or a cache entry: it counts as not set.
+/// started in, where any user may have put a library or a cache entry: it counts as not set.
 pub(super) fn absolute(value: OsString) -> Option<PathBuf> {
     Some(PathBuf::from(value)).filter(|path| path.is_absolute())
 }

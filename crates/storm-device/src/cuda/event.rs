@@ -41,7 +41,7 @@ impl Event {
         unsafe { self.record_in(stream.handle()) }
     }
 
-    /// As `record`, in a stream of somebody else.
+    /// As `record`, in a stream of another library.
     ///
     /// # Safety
     /// The stream is alive and of the event's context.
@@ -57,7 +57,7 @@ impl Event {
         unsafe { self.hold_in(stream.handle()) }
     }
 
-    /// As `hold`, for a stream of somebody else.
+    /// As `hold`, for a stream of another library.
     ///
     /// # Safety
     /// The stream is alive and of the event's context.

@@ -72,7 +72,7 @@ impl CudaCopies {
 
     /// # Safety
     /// The device's bytes live until the mark is done; those that are written meanwhile arrive as they were or
-    /// as they become, and nobody relies on them. The slot's are used by nobody else but what the slot waits
+    /// as they become, and nothing relies on them. The slot's are used by nothing else but what the slot waits
     /// for.
     pub(crate) unsafe fn store(
         &self,
@@ -94,7 +94,7 @@ impl CudaCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the mark is done and nobody uses them meanwhile.
+    /// The device's bytes live until the mark is done, and nothing else uses them meanwhile.
     pub(crate) unsafe fn fetch(
         &self,
         copy: &RawCopy<'_>,

@@ -25,7 +25,7 @@ pub enum Counted {
     /// What the whole card holds beyond what it held before this process's context, by NVML. Other
     /// processes' changes are in it.
     CardSinceStart,
-    /// The whole card, whoever holds it, by the driver.
+    /// The whole card, all processes together, by the driver.
     Card,
 }
 
@@ -109,7 +109,7 @@ impl MemoryMeter {
         holders
     }
 
-    /// What nobody holds, where NVML says.
+    /// What is free, where NVML says.
     pub(super) fn card_free(&self) -> Option<u64> {
         Some(self.card()?.free)
     }

@@ -102,7 +102,7 @@ impl CudaDevice {
         Ok(self.context.memory_in_use()?)
     }
 
-    /// GPU memory that nobody holds.
+    /// GPU memory that is free.
     ///
     /// # Errors
     /// From the driver.

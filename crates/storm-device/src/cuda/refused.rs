@@ -1,4 +1,4 @@
-//! Memory of a card that could not be had: who holds it, and what to do.
+//! Memory of a card that could not be had: which processes hold it, and what to do.
 
 use super::memory::{MemoryHolder, MemoryInUse};
 use crate::MemoryRefused;

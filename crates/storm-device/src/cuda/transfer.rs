@@ -33,7 +33,7 @@ pub(super) enum Direction {
 /// A range that is outside of its memory, or from the driver.
 ///
 /// # Safety
-/// Both memories live, and nobody uses these bytes against the copy, until the stream has made it.
+/// Both memories live, and nothing else uses these bytes against the copy, until the stream has made it.
 pub(super) unsafe fn queue_copy(
     stream: &Stream,
     direction: Direction,

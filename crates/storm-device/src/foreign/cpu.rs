@@ -33,7 +33,7 @@ impl CpuCopies {
 
     /// # Safety
     /// The device's bytes live until the ticket is done; those that are written meanwhile arrive as they were
-    /// or as they become, and nobody relies on them. The slot's are used by nobody else but what the slot
+    /// or as they become, and nothing relies on them. The slot's are used by nothing else but what the slot
     /// waits for.
     pub(super) unsafe fn store(&self, copy: &RawCopy<'_>) -> Arc<Ticket> {
         self.out.queue(Job {
@@ -47,7 +47,7 @@ impl CpuCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the ticket is done and nobody uses them meanwhile.
+    /// The device's bytes live until the ticket is done, and nothing else uses them meanwhile.
     pub(super) unsafe fn fetch(&self, copy: &RawCopy<'_>) -> Arc<Ticket> {
         self.back.queue(Job {
             from: copy.slot.address(),
@@ -162,7 +162,7 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.jobs.take();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has left its tickets open; nobody waits any more.
+            // A panic of the thread has left its tickets open; nothing waits for them any more.
             let _ = thread.join();
         }
     }

@@ -38,7 +38,7 @@ impl<F: Foreign> Leaving<F> {
         Leaving(InFlight { memory: Some(memory), mark })
     }
 
-    /// With a later copy of the same queue: who waits for that has waited for this one too.
+    /// With a later copy of the same queue: waiting for that one covers this one.
     pub(super) fn until(mut self, mark: Mark) -> Leaving<F> {
         self.0.mark = mark;
         self

@@ -2,7 +2,7 @@
 //!
 //! The framework allocates, computes and frees; we only move bytes. [`Copies`] has two queues, out and
 //! in. What is on its way is owned by a guard, [`Leaving`] or [`Coming`]: memory cannot be freed while a
-//! copy touches it, and who takes it out of the guard names the stream that waits for the copy. The host
+//! copy touches it, and taking it out of the guard names the stream that waits for the copy. The host
 //! itself waits nowhere, except where a guard is dropped without that.
 
 mod cpu;

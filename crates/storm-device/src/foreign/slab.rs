@@ -14,7 +14,7 @@ pub const HOST_ALIGNMENT: usize = 512;
 /// What is taken at least when more is needed than was planned for: page-locking has a price per call.
 const GROWTH_BYTES: usize = 64 << 20;
 
-/// What growing leaves to everybody else.
+/// What growing leaves to the rest of the machine.
 const SPARED_BYTES: u64 = 512 << 20;
 
 /// Host memory for copies, in as few blocks as possible.
@@ -87,7 +87,7 @@ impl SlabPool {
     }
 }
 
-/// Refuses what would leave too little to everybody else.
+/// Refuses what would leave too little to the rest of the machine.
 fn check_growth(wanted_bytes: u64, limit: Option<HostLimit>) -> Result<(), MemoryRefused> {
     let Some(limit) = limit else { return Ok(()) };
     let available_bytes = limit.available_bytes().map(|free| free.saturating_sub(SPARED_BYTES));

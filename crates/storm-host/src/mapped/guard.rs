@@ -135,7 +135,7 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut l
     let Some(before) = BEFORE.get() else { return };
     // SAFETY: the kernel hands a valid `siginfo_t` to a handler installed with SA_SIGINFO.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // Only the kernel's own signals carry an address; others were sent by somebody.
+    // Only the kernel's own signals carry an address; others were sent by a process.
     if code <= 0 || !replace_page(address, before.page_bytes) {
         pass_on(before, signal, info, context);
     }
@@ -144,10 +144,10 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut l
 /// Puts zeros where a page was lost. False if the address is not guarded, or that cannot be done.
 fn replace_page(address: usize, page_bytes: usize) -> bool {
     let Some(place) = TABLE.iter().find(|place| place.holds(address)) else { return false };
-    // Before the zeros are there for anybody to read.
+    // Before any thread can read the zeros.
     place.lost.store(true, Ordering::SeqCst);
     let page = address & !(page_bytes - 1);
-    // SAFETY: replaces one page of a map that is ours and read only, which nobody borrows from. It is ours
+    // SAFETY: replaces one page of a map that is ours and read only, which nothing borrows from. It is ours
     // because `start` and `end` were of one range, and still is: the interrupted read borrows the file, so its
     // map and its place stay until this handler has returned. `errno` is put back for the code that was
     // interrupted.
@@ -160,7 +160,7 @@ fn replace_page(address: usize, page_bytes: usize) -> bool {
     }
 }
 
-/// Lets whoever handled the signal before us handle it.
+/// Passes the signal to the handler that was installed before.
 fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     let action = &before.action;
     match action.sa_sigaction {

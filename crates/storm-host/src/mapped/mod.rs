@@ -1,4 +1,4 @@
-//! Files mapped into memory that may be cut short by somebody else without harm.
+//! Files mapped into memory that another process may cut short without harm.
 //!
 //! Reading a page of a map that lies behind the end of its file raises SIGBUS, which ends the process.
 //! Here a handler puts a page of zeros there instead and marks the file; [`MappedFile::read`] copies,

@@ -107,7 +107,7 @@ pub enum CheckError {
         /// Who wrote it.
         writer: Actor,
     },
-    /// Bytes are overwritten while somebody may still read them.
+    /// Bytes are overwritten while an instruction may still read them.
     #[error("{writer} overwrites {spot}, but does not wait for {reader}, which reads there")]
     OverwriteBeforeRead {
         /// Who overwrites.

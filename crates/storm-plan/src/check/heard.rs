@@ -3,7 +3,7 @@
 use super::error::{Actor, CheckError};
 use crate::plan::{InstructionId, Plan};
 
-/// Which waits ever held somebody up.
+/// Which waits ever held an instruction up.
 pub(super) struct Heard {
     /// By instruction: where its waits begin.
     first: Vec<usize>,

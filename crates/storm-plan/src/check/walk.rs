@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Repetitions after which memory has to look the same as one repetition earlier.
 const REPETITIONS_MAX: usize = 4;
 
-/// The state of all tiers and of everybody's knowledge, from one barrier to the next.
+/// The state of all tiers and of what every queue knows, from one barrier to the next.
 pub(super) struct Walk<'a> {
     pub(super) plan: &'a Plan,
     host_work: &'a HostWork,
@@ -160,7 +160,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The host reads a result some time after its copies are done and before they run again. Until
-    /// then nobody else touches it (see [`super::host::check`]), so it may be looked at right away,
+    /// then nothing else touches it (see [`super::host::check`]), so it may be looked at right away,
     /// but no order with other threads follows from that.
     fn look_at_result(&self, index: usize) -> Result<(), CheckError> {
         let result = &self.plan.results[index];

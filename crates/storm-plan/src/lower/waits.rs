@@ -1,4 +1,4 @@
-//! Who has to wait for whom: from the bytes that instructions touch to event edges.
+//! Which instructions wait for which: from the bytes that instructions touch to event edges.
 //!
 //! Instructions are walked in the order in which they are issued. Two that touch the same bytes, at
 //! least one of them writing, in different queues, need an order: the later one waits for the
@@ -31,7 +31,7 @@ pub(crate) fn add_waits(plan: &mut Plan) {
     }
 }
 
-/// Who touched a range of bytes last, as positions in queues; 0 for nobody.
+/// What touched a range of bytes last, as positions in queues; 0 for nothing.
 #[derive(Clone, Copy, Debug, Default)]
 struct Touched {
     written: Option<(usize, u32)>,

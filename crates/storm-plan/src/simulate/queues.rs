@@ -48,7 +48,7 @@ pub(super) struct Queues<'a> {
     launch_seconds: f64,
     pub(super) now: Moments,
     pub(super) waited: Waited,
-    /// What every moment is the latest of; see [`super::repeat`]. None while nobody asks.
+    /// What every moment is the latest of; see [`super::repeat`]. None while it is not needed.
     pub(super) reasons: Option<Reasons>,
     timeline: Option<Vec<Span>>,
 }
@@ -157,7 +157,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// Puts time of the idle compute queue down to whoever held it up last.
+    /// Blames time of the idle compute queue on the instruction that held it up last.
     fn charge(&mut self, to: Option<InstructionId>, seconds: f64) {
         match to.map(|id| (self.plan.queue(id), &self.plan.instruction(id).work)) {
             Some((queue, Work::Copy(copy))) => {

@@ -29,7 +29,7 @@ pub struct Recording {
 pub struct RecordedPiece {
     /// Its size.
     pub bytes: usize,
-    /// The first position at which nobody but the saving holds it.
+    /// The first position at which only the saving holds it.
     pub given_up: usize,
     /// The positions of first and last need; none if it never was needed.
     pub needed: Option<(usize, usize)>,

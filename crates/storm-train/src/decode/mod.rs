@@ -166,7 +166,7 @@ impl Decoder {
         Ok(&self.logits)
     }
 
-    /// Reads the next tokens of `text` at once. A run is filled up with tokens that nobody looks at;
+    /// Reads the next tokens of `text` at once. A run is filled up with tokens whose results are ignored;
     /// at the window's end it begins earlier instead, and makes again what is there.
     fn read(&mut self, run: Run, text: &[u32]) -> Result<(), TrainError> {
         let count = self.engine.tokens(run);

@@ -1,4 +1,4 @@
-//! Some steps under a plan before anybody counts on it: do they take as long as predicted?
+//! Some steps under a plan before the run relies on it: do they take as long as predicted?
 
 use crate::{Batch, TrainError, Trainer};
 use storm_device::{PlanDevice, Span};

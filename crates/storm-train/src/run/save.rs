@@ -59,7 +59,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     pub(super) fn settle(&mut self, observer: &mut dyn Observer) {
         let Some(step) = self.saver.writing() else { return };
         if let Err(error) = self.finish_save(observer) {
-            // An observer that fails has nobody to tell it to.
+            // An observer that fails cannot report it anywhere.
             let _ = observer.event(&Event::SaveFailed { step, problem: &error.to_string() });
         }
     }

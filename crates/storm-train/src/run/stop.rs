@@ -16,7 +16,7 @@ impl Stop {
         self.0.swap(true, Ordering::SeqCst)
     }
 
-    /// Whether anybody asked.
+    /// Whether a stop was asked for.
     pub fn is_requested(&self) -> bool {
         self.0.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! CPU kernels on typed slices. They know no graph: whoever calls them has resolved shapes, types
+//! CPU kernels on typed slices. They know no graph: the caller has resolved shapes, types
 //! and addresses.
 //!
 //! Invariants of every kernel here:

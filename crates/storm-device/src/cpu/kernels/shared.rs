@@ -12,7 +12,7 @@ pub(crate) struct SharedMut<'a, T> {
     borrow: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: it stands for an exclusive borrow; whoever takes pieces promises that they are disjoint.
+// SAFETY: it stands for an exclusive borrow; a caller that takes pieces promises that they are disjoint.
 unsafe impl<T: Send> Send for SharedMut<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SharedMut<'_, T> {}

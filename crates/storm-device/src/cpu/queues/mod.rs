@@ -49,7 +49,7 @@ impl CpuPlanDevice {
         Ok(())
     }
 
-    /// Memory of a tier, once nobody else uses it.
+    /// Memory of a tier, once nothing else uses it.
     fn quiet_memory(&mut self, tier: Tier) -> Result<&Memory, DeviceError> {
         self.synchronize()?;
         Ok(&self.program.memory[tier])
@@ -201,7 +201,7 @@ impl Drop for CpuPlanDevice {
     fn drop(&mut self) {
         self.program.board.stop();
         for thread in self.threads.drain(..) {
-            // Kernel panics are caught in the thread; there is nobody left to tell of others.
+            // Kernel panics are caught in the thread; others cannot be reported.
             let _ = thread.join();
         }
     }

@@ -47,12 +47,12 @@ impl Program {
     ///
     /// # Safety
     /// It was issued in the order of a checked plan, what it waits for is done, and whoever
-    /// waits for it does so until this returns. The checker has proved that nobody else touches
+    /// waits for it does so until this returns. The checker has proved that nothing else touches
     /// its bytes meanwhile: all who might are ordered before or after it.
     pub(super) unsafe fn run(&self, id: InstructionId) {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
-                // SAFETY: the caller's promise, and the plan's: nobody else is at these bytes.
+                // SAFETY: the caller's promise, and the plan's: nothing else touches these bytes.
                 let frame = unsafe { self.memory[Compute::TIER].shared_frame() };
                 execute(instruction, &frame);
             }

@@ -27,7 +27,7 @@ __device__ inline void norm(const E* x, const E* delta, const E* weight, const E
     __shared__ float slots[2][WARP];
     const Share<ONE_WARP> share;
     const i64 row = i64(blockIdx.x) * share.groups + share.group;
-    if (row >= rows) return; // a whole warp, or nobody
+    if (row >= rows) return; // a whole warp, or no thread of it
     Pack<E> packs[PACKS];
 #pragma unroll
     for (int k = 0; k < PACKS; k++) {

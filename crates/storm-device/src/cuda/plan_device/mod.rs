@@ -485,7 +485,7 @@ fn warm_up_copies(
         [(Queue::HOST_TO_DEVICE, Direction::ToDevice), (Queue::DEVICE_TO_HOST, Direction::ToHost)]
     {
         let stream = queues.stream(queue);
-        // SAFETY: nobody else uses either memory, which both outlive the wait.
+        // SAFETY: nothing else uses either memory, which both outlive the wait.
         unsafe { queue_copy(stream, direction, host, program.memory(), range)? };
         stream.synchronize("copying for the first time")?;
     }

@@ -98,7 +98,7 @@ impl Program {
     ///
     /// # Safety
     /// The stream is that of the instruction's queue, it was issued in the order of a checked plan,
-    /// and the stream waits for what it waits for. The checker has proved that nobody else touches
+    /// and the stream waits for what it waits for. The checker has proved that nothing else touches
     /// its bytes then. `host` is as large as the plan says, and lives until the stream has run it.
     pub(super) unsafe fn queue(
         &self,
@@ -145,7 +145,7 @@ impl Program {
             };
             if is_new {
                 let what = || "running every kernel once".to_owned();
-                // SAFETY: the addresses are in the block, which nobody else uses yet; kernels stay
+                // SAFETY: the addresses are in the block, which nothing else uses yet; kernels stay
                 // inside of their tensors whatever these hold.
                 unsafe { queue_action(action, stream, gemm, what)? };
             }

@@ -195,7 +195,7 @@ impl Drop for Queues {
     }
 }
 
-/// By instruction: whether anybody asks if it is done.
+/// By instruction: whether the host asks if it is done.
 fn is_marked(plan: &Plan) -> Vec<bool> {
     let mut is_marked = vec![false; plan.instructions.len()];
     let waits = plan.instructions.iter().flat_map(|instruction| &instruction.waits);
