@@ -17,7 +17,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from . import _native
 from ._devices import DeviceState, default_vram, warn_over_budget
 from ._report import Report, make_report
-from ._sizes import Size, parse_size, show_size
+from ._sizes import Size, parse_budget, parse_size, show_size
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -86,8 +86,8 @@ class Offload:
             device=device,
             chaos_seed=chaos_seed,
         )
-        self._vram_bytes = None if vram is None else parse_size(vram, "vram")
-        self._ram_bytes = None if ram is None else parse_size(ram, "ram")
+        self._vram_bytes = None if vram is None else parse_budget(vram, "vram")
+        self._ram_bytes = None if ram is None else parse_budget(ram, "ram")
         self._window_bytes = parse_size(window, "window")
         self._keep_below_bytes = parse_size(keep_below, "keep_below")
         self._device_type = device

@@ -1,9 +1,12 @@
 """Sizes as people write them."""
 
 import re
-from typing import Union
+from typing import Tuple, Union
 
-Size = Union[int, str]
+Size = Union[int, float, str]
+
+#: Budgets that are smaller were meant in gigabytes: no model fits into so few bytes.
+_BUDGET_BYTES_MIN = 10_000
 
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):
@@ -13,13 +16,35 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 def parse_size(size: Size, name: str) -> int:
     """Bytes, from a number of them or from text such as ``"24GiB"``; ``name`` is for the error."""
-    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
-        return size
+    if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 0 and size == size // 1:
+        return int(size)
     if isinstance(size, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", size)
-        if match and match[2].upper() in _UNITS:
-            return int(float(match[1]) * _UNITS[match[2].upper()])
+        number, unit = _split(size)
+        if unit in _UNITS:
+            return int(float(number) * _UNITS[unit])
     raise ValueError(f'{name}={size!r}: write a number of bytes, or a size such as "24GiB" or "500MB"')
+
+
+def parse_budget(size: Size, name: str) -> int:
+    """The same for the memory that may be used: numbers that can only be gigabytes are refused."""
+    if isinstance(size, str):
+        number, unit = _split(size)
+    else:
+        number, unit = str(size), ""
+    if unit == "" and not isinstance(size, bool):
+        try:
+            value = float(number)
+        except ValueError:
+            value = 0.0
+        if 0 < value < _BUDGET_BYTES_MIN:
+            raise ValueError(f'{name}={size!r} would be a budget of {value:g} bytes; did you mean {name}="{value:g}GB"?')
+    return parse_size(size, name)
+
+
+def _split(text: str) -> Tuple[str, str]:
+    """Number and unit in capitals; a unit that there is not if the text is no size."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
+    return (match[1], match[2].upper()) if match else (text, "?")
 
 
 def show_size(size: float) -> str:

@@ -8,6 +8,7 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -21,7 +22,9 @@ CONTEXT_MAX = 70
 SHAPES = [(1, 1), (3, 7), (1, 33), (3, 70)]
 
 
-def _llama_like(cls, hidden, heads, kv_heads, **more) -> PretrainedConfig:
+def llama_like(cls, hidden, heads, kv_heads, **more) -> PretrainedConfig:
+    """A config of two layers."""
+    more.setdefault("max_position_embeddings", CONTEXT_MAX)
     return cls(
         vocab_size=VOCABULARY,
         hidden_size=hidden,
@@ -29,7 +32,6 @@ def _llama_like(cls, hidden, heads, kv_heads, **more) -> PretrainedConfig:
         num_hidden_layers=2,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=CONTEXT_MAX,
         bos_token_id=1,
         eos_token_id=2,
         **more,
@@ -47,8 +49,37 @@ _LLAMA3_ROPE = {
     "original_max_position_embeddings": 32,
 }
 
-CONFIGS = {
-    "gpt2": lambda **more: GPT2Config(
+# Some of these pairs turn often within 32 positions and are kept, some seldom, some are blended.
+_YARN_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "beta_fast": 3.0,
+    "beta_slow": 0.3,
+    "original_max_position_embeddings": 32,
+}
+
+
+def long_rope(pairs: int, original: int) -> dict:
+    """A factor for each pair, other ones beyond `original` positions."""
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 50.0,
+        "short_factor": [1.0 + 0.1 * pair for pair in range(pairs)],
+        "long_factor": [1.5 + 0.7 * pair for pair in range(pairs)],
+        "factor": 4.0,
+        "original_max_position_embeddings": original,
+    }
+
+
+def dynamic_rope(positions: int) -> dict:
+    """A model of so many positions whose rotary base grows beyond them."""
+    rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.5}
+    return {"rope_parameters": rope, "max_position_embeddings": positions}
+
+
+def _gpt2(**more) -> GPT2Config:
+    return GPT2Config(
         vocab_size=VOCABULARY,
         n_positions=CONTEXT_MAX,
         n_embd=72,
@@ -58,29 +89,82 @@ CONFIGS = {
         bos_token_id=1,
         eos_token_id=2,
         **more,
-    ),
-    "llama": lambda **more: _llama_like(LlamaConfig, 40, 4, 4, rms_norm_eps=1e-5, **more),
-    "llama-rope3": lambda **more: _llama_like(
+    )
+
+
+CONFIGS = {
+    "gpt2": _gpt2,
+    "llama": lambda **more: llama_like(LlamaConfig, 40, 4, 4, rms_norm_eps=1e-5, **more),
+    "llama-rope3": lambda **more: llama_like(
         LlamaConfig, 72, 3, 1, rope_parameters=_LLAMA3_ROPE, **more
     ),
-    "llama-biases": lambda **more: _llama_like(
+    "llama-biases": lambda **more: llama_like(
         LlamaConfig, 40, 4, 2, attention_bias=True, mlp_bias=True, **more
     ),
     # A window as long as the longest sequence changes nothing.
-    "mistral": lambda **more: _llama_like(
+    "mistral": lambda **more: llama_like(
         MistralConfig, 72, 6, 2, sliding_window=CONTEXT_MAX, **more
     ),
-    "mistral-head-dim": lambda **more: _llama_like(
+    "mistral-head-dim": lambda **more: llama_like(
         MistralConfig, 40, 3, 1, head_dim=24, sliding_window=None, **more
     ),
-    "qwen2": lambda **more: _llama_like(Qwen2Config, 72, 6, 3, **more),
-    "qwen3": lambda **more: _llama_like(Qwen3Config, 40, 4, 2, head_dim=18, **more),
-    "qwen3-biases": lambda **more: _llama_like(
+    "qwen2": lambda **more: llama_like(Qwen2Config, 72, 6, 3, **more),
+    "qwen3": lambda **more: llama_like(Qwen3Config, 40, 4, 2, head_dim=18, **more),
+    "qwen3-biases": lambda **more: llama_like(
         Qwen3Config, 72, 3, 1, head_dim=34, attention_bias=True, **more
     ),
 }
 
 EVERY_MODEL = [(name, tied) for name in CONFIGS for tied in (True, False)]
+
+# What single models have and no family as such.
+VARIANTS = {
+    "gpt2-gelu": lambda **more: _gpt2(activation_function="gelu", **more),
+    "gpt2-relu": lambda **more: _gpt2(activation_function="relu", **more),
+    # Shorter than the sequences, within one block of keys, and across two.
+    "mistral-window": lambda **more: llama_like(
+        MistralConfig, 72, 6, 2, sliding_window=9, **more
+    ),
+    "qwen2-window": lambda **more: llama_like(
+        Qwen2Config, 72, 6, 3, use_sliding_window=True, sliding_window=66, max_window_layers=1,
+        **more
+    ),
+    "qwen3-mixed": lambda **more: llama_like(
+        Qwen3Config, 40, 4, 2, head_dim=18, use_sliding_window=True, sliding_window=5,
+        layer_types=["sliding_attention", "full_attention"], **more
+    ),
+    "llama-linear": lambda **more: llama_like(
+        LlamaConfig, 72, 3, 1,
+        rope_parameters={"rope_type": "linear", "rope_theta": 100.0, "factor": 3.0}, **more
+    ),
+    "qwen2-dynamic": lambda **more: llama_like(
+        Qwen2Config, 72, 6, 3, **dynamic_rope(CONTEXT_MAX), **more
+    ),
+    "llama-yarn": lambda **more: llama_like(
+        LlamaConfig, 72, 3, 1, rope_parameters=_YARN_ROPE, **more
+    ),
+    "qwen3-yarn": lambda **more: llama_like(
+        Qwen3Config, 40, 4, 2, head_dim=18,
+        rope_parameters={**_YARN_ROPE, "truncate": False, "mscale": 0.7, "mscale_all_dim": 0.3},
+        **more
+    ),
+    "mistral-longrope": lambda **more: llama_like(
+        MistralConfig, 72, 6, 2, sliding_window=None,
+        rope_parameters=long_rope(6, CONTEXT_MAX), **more
+    ),
+    # A head of 20, of which 15 elements count, which make 8 pairs; a window as well.
+    "phi3-partial": lambda **more: llama_like(
+        Phi3Config, 80, 4, 2, partial_rotary_factor=0.75, sliding_window=20, pad_token_id=None, **more
+    ),
+    "phi3-longrope": lambda **more: llama_like(
+        Phi3Config, 80, 4, 4, original_max_position_embeddings=CONTEXT_MAX, pad_token_id=None,
+        rope_parameters={**long_rope(5, CONTEXT_MAX), "partial_rotary_factor": 0.5}, **more
+    ),
+}
+CONFIGS |= VARIANTS
+
+# Ties have nothing to do with what these have of their own: each has one or the other.
+EVERY_MODEL += [(name, number % 2 == 0) for number, name in enumerate(VARIANTS)]
 
 
 def model_id(model: tuple[str, bool]) -> str:
@@ -100,8 +184,11 @@ def from_config(config: PretrainedConfig, seed: int) -> PreTrainedModel:
 
 def random_model(name: str, tied: bool) -> PreTrainedModel:
     """A model whose every parameter matters: wide weights, no zero biases, no plain norms."""
-    config = CONFIGS[name](tie_word_embeddings=tied)
-    model = from_config(config, seed=0)
+    return with_random_weights(from_config(CONFIGS[name](tie_word_embeddings=tied), seed=0))
+
+
+def with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with other weights, all of which matter."""
     generator = torch.Generator().manual_seed(1)
     for key, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)

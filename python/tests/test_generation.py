@@ -9,7 +9,7 @@ from models import VOCABULARY, random_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-FAMILIES = ["gpt2", "llama", "mistral", "qwen2", "qwen3"]
+FAMILIES = ["gpt2", "llama", "mistral", "qwen2", "qwen3", "mistral-window", "qwen3-mixed", "phi3-partial"]
 NEW_TOKENS = 24
 
 # Two ways to sum in f32 differ by far less than this in a logit of these models.

@@ -3,8 +3,20 @@
 import pytest
 import reference
 import torch
-from models import EVERY_MODEL, SHAPES, VOCABULARY, model_id
+from models import (
+    EVERY_MODEL,
+    SHAPES,
+    VOCABULARY,
+    dynamic_rope,
+    from_config,
+    llama_like,
+    long_rope,
+    model_id,
+    random_model,
+    with_random_weights,
+)
 from reference import IGNORED, Batch, random_batch
+from transformers import LlamaConfig
 
 every_model = pytest.mark.parametrize("model", EVERY_MODEL, ids=model_id)
 
@@ -92,3 +104,34 @@ def test_packed_micro_batches(model, saved, storm, record):
     expected = reference.gradients(module, batches)
     actual = storm.gradients(directory, batches, FEW_ROWS)
     reference.check_gradients(expected, actual, record)
+
+
+# Beyond these positions the frequencies are others, and transformers takes them by the length of a batch.
+LENGTHS = [16, 17, 41, 70]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_scaling_that_follows_the_length(kind, length, storm, record, tmp_path):
+    more = {"longrope": {"rope_parameters": long_rope(5, 16)}, "dynamic": dynamic_rope(16)}[kind]
+    config = llama_like(LlamaConfig, 40, 4, 2, tie_word_embeddings=True, **more)
+    module = with_random_weights(from_config(config, seed=0))
+    module.save_pretrained(tmp_path)
+    batch = random_batch(2, length, VOCABULARY, seed=2)
+    with torch.no_grad():
+        check_logits(reference.logits(module, batch), storm.logits(tmp_path, batch), record)
+    expected = reference.gradients(module, [batch])
+    actual = storm.gradients(tmp_path, [batch], ALL_ROWS)
+    reference.check_gradients(expected, actual, record)
+
+
+def test_f64_weights(storm, record, tmp_path):
+    module = random_model("llama", True)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.data = parameter.data.double() * (1 + 1e-12)
+    module.save_pretrained(tmp_path)
+    batch = random_batch(2, 33, VOCABULARY, seed=2)
+    with torch.no_grad():
+        expected = reference.logits(module.float(), batch)
+        check_logits(expected, storm.logits(tmp_path, batch), record)

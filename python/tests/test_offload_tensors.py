@@ -274,6 +274,13 @@ def test_wrapped_models_can_be_copied_and_saved():
     [
         ({"vram": "24 potatoes"}, "vram='24 potatoes'"),
         ({"vram": -1}, "vram=-1"),
+        ({"vram": float("nan")}, "vram=nan"),
+        ({"vram": float("inf")}, "vram=inf"),
+        ({"vram": True}, "vram=True"),
+        ({"vram": 24}, 'vram=24 .*did you mean vram="24GB"'),
+        ({"vram": 7.5}, 'did you mean vram="7.5GB"'),
+        ({"vram": "24"}, "vram='24' .*did you mean vram=\"24GB\""),
+        ({"ram": 64}, 'did you mean ram="64GB"'),
         ({"policy": "some"}, "policy='some'"),
         ({"policy": "all", "vram": "1GiB"}, "give one of the two"),
         ({"device": "tpu"}, "device='tpu'"),
@@ -285,9 +292,14 @@ def test_settings_that_mean_nothing_are_refused(settings, message):
         storm.offload(**settings)
 
 
+@pytest.mark.parametrize("vram", [24_000_000_000, 24e9, "24000000000", "24GB"])
+def test_bytes_may_be_written_in_any_way(vram):
+    assert storm.offload(vram=vram)._vram_bytes == 24_000_000_000
+
+
 def test_reports_need_something_to_report():
     with pytest.raises(RuntimeError, match="nothing was saved"):
-        storm.offload(vram=1).report()
+        storm.offload(vram="1GiB").report()
 
 
 def test_report_says_what_happened():

@@ -156,7 +156,7 @@ fn package_name(id: &str) -> String {
 }
 
 /// Copies a binary without its symbols; the linker's package always has `strip`.
-fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_stripped(from: &Path, to: &Path) -> Result<()> {
     let mut strip = Command::new("strip");
     run_command(strip.arg("-o").arg(to).arg(from))
         .context("removing symbols needs `strip`; on Debian and Ubuntu: apt install binutils")

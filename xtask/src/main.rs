@@ -8,6 +8,7 @@ mod audit;
 mod bench;
 mod bundle;
 mod check;
+mod dist;
 mod guide;
 mod lexer;
 mod process;
@@ -45,6 +46,9 @@ Commands:
   gpu-bundle    Put stripped release binaries, test binaries and scripts into target/gpu-bundle,
                 a folder that runs on a GPU machine without a Rust toolchain.
 
+  dist          Put what people install into target/dist: the stripped command, the wheel, which has the
+                command as well, completions, manual pages, licences and checksums.
+
   guide         Plan every card and model in the tables of docs/guide.md and README.md, and write the
                 tables again.
       --check       write nothing; fail if a table differs
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Some("check") => check::run(args),
         Some("bench") => bench::run(args),
         Some("gpu-bundle") => bundle::run(args),
+        Some("dist") => dist::run(args),
         Some("guide") => guide::run(args),
         None | Some("help") => {
             print!("{HELP}");

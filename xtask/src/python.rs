@@ -88,14 +88,22 @@ impl Environment {
         if wheels.is_dir() {
             fs::remove_dir_all(&wheels).context("removing older wheels")?;
         }
-        run(self.python().args(["-m", "maturin", "build", "--release", "--out"]).arg(&wheels))?;
-        let [wheel] = &entries(&wheels)?[..] else {
-            bail!("maturin was to leave one wheel in {}", wheels.display());
-        };
+        let wheel = self.build_wheel(&wheels)?;
         run(Command::new(script(&self.bootstrap_dir, "uv"))
             .args(["pip", "install", "--quiet", "--no-deps", "--reinstall", "--python"])
             .arg(self.interpreter())
             .arg(wheel))
+    }
+
+    /// Builds the wheel from this tree, into a folder that has none.
+    pub(crate) fn build_wheel(&self, to: &Path) -> Result<PathBuf> {
+        run(self.python().args(["-m", "maturin", "build", "--release", "--out"]).arg(to))?;
+        let mut wheels = entries(to)?;
+        wheels.retain(|path| path.extension().is_some_and(|extension| extension == "whl"));
+        match wheels.pop() {
+            Some(wheel) if wheels.is_empty() => Ok(wheel),
+            _ => bail!("maturin was to leave one wheel in {}", to.display()),
+        }
     }
 
     /// What the environment is made from.

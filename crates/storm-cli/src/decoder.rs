@@ -1,6 +1,6 @@
 //! Where text is generated: on which device, with everything in its memory or streamed through it.
 
-use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, kind};
+use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, find_for};
 use crate::{UsageError, progress, size};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -44,7 +44,7 @@ pub(crate) fn load(
 ) -> Result<Loaded> {
     let needed = Decoder::size_bytes(config, options)? as u64;
     // Slow on the CPU is better than not at all: a text may be short.
-    let kind = kind(args.device, 0, Style::Quiet)?;
+    let kind = find_for(args.device, 0, Style::Quiet)?;
     let asked = |device| Asked {
         device,
         vram_bytes: args.vram,

@@ -15,6 +15,13 @@ pub(crate) fn free_bytes(dir: &Path) -> io::Result<u64> {
     Ok(status.f_bavail.saturating_mul(u64::try_from(status.f_bsize).unwrap_or(0)))
 }
 
+/// Room where a path is to be made: that of the nearest folder above it that is there; none if the disk does not say.
+pub(crate) fn free_bytes_for(path: &Path) -> Option<u64> {
+    let path = std::path::absolute(path).ok()?;
+    let above = path.ancestors().find(|folder| folder.is_dir())?;
+    free_bytes(above).ok()
+}
+
 /// Bytes per second, flushed to disk, of a file of this size, or of 64 MiB if that is less.
 pub(crate) fn write_speed(dir: &Path, file_bytes: u64) -> io::Result<u64> {
     let trial = Trial(dir.join(format!(".storm-trial-{}", std::process::id())));
@@ -54,5 +61,6 @@ mod tests {
         assert!(write_speed(folder.path(), 3 << 19).unwrap() > 0);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         assert!(free_bytes(folder.path()).unwrap() > 0);
+        assert!(free_bytes_for(&folder.path().join("not/there")).unwrap() > 0);
     }
 }

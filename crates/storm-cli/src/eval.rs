@@ -189,6 +189,9 @@ fn evaluate<D: Trains>(
     };
     let mut loader = LoaderSource::new(dataset, options)?;
     lengths::check(loader.loader(), split, overlong, config.max_positions)?;
+    if let Some(words) = config.rotary_words(seq) {
+        eprintln!("{}: {words}", args.model.display());
+    }
     let batches = loader.loader().rows_per_epoch().div_ceil(batch as u64);
     let batches = batches.min(evaluated.batches_max);
     let build = BuildOptions {

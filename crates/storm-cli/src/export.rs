@@ -24,6 +24,9 @@ pub(crate) struct ExportArgs {
     /// Replace the output directory if it is a model directory.
     #[arg(long)]
     replace: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     which: Which,
 }
@@ -52,6 +55,11 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
         Ok(())
     })?;
     current.progress.finish();
+    if args.json {
+        let output = args.output.display().to_string();
+        println!("{}", serde_json::json!({"output": output, "parameters": total}));
+        return Ok(());
+    }
     println!("wrote {total} parameters to {}", args.output.display());
     Ok(())
 }

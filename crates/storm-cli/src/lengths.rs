@@ -36,10 +36,19 @@ pub(crate) fn check(
         Kind::Text => sequence,
         Kind::Samples => sequence.min(usize::try_from(longest).unwrap_or(usize::MAX)),
     };
-    if positions > max_positions {
-        return Err(UsageError(format!(
+    check_positions(sequence, positions, max_positions)
+}
+
+/// Refuses rows with more positions than the model has.
+pub(crate) fn check_positions(
+    sequence: usize,
+    positions: usize,
+    max_positions: usize,
+) -> Result<(), UsageError> {
+    match positions > max_positions {
+        true => Err(UsageError(format!(
             "seq = {sequence} needs {positions} positions, and the model has {max_positions}; give a shorter --seq"
-        )));
+        ))),
+        false => Ok(()),
     }
-    Ok(())
 }

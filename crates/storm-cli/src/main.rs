@@ -14,7 +14,9 @@ mod export;
 mod forced;
 mod hardware;
 mod host_memory;
+mod init;
 mod lengths;
+mod manual;
 mod memory_limits;
 mod model;
 mod model_tokenizer;
@@ -61,6 +63,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Write a commented config for `storm train`, after a few questions.
+    Init(init::InitArgs),
     /// Train a model under a memory budget, from a config file or from flags.
     Train(Box<train::TrainArgs>),
     /// Write text with a trained model, on the CPU.
@@ -92,6 +96,10 @@ enum Command {
     /// Prove that a GPU computes what the CPU computes, that no plan changes a bit, and that training
     /// under a budget does what is claimed. Needs a GPU.
     Verify(verify::VerifyArgs),
+    /// Print the script that completes commands and options in a shell.
+    Completions(manual::CompletionsArgs),
+    /// Write the manual pages.
+    Man(manual::ManArgs),
     /// Print every command and option as JSON.
     #[command(hide = true)]
     OptionTable,
@@ -122,6 +130,7 @@ fn start_threads() -> Result<()> {
 
 fn run(command: Command) -> Result<()> {
     match command {
+        Command::Init(args) => init::run(&args),
         Command::Train(args) => train::run(*args),
         Command::Sample(args) => sample::run(&args),
         Command::Chat(args) => chat::run(&args),
@@ -135,6 +144,11 @@ fn run(command: Command) -> Result<()> {
         Command::Probe(args) => probe::run(&args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Verify(args) => verify::run(&args),
+        Command::Completions(args) => {
+            manual::completions(&args, train::with_defaults(Cli::command()));
+            Ok(())
+        }
+        Command::Man(args) => manual::man(&args, train::with_defaults(Cli::command())),
         Command::OptionTable => {
             option_table::print(&Cli::command());
             Ok(())

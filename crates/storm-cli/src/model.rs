@@ -3,6 +3,7 @@
 use crate::{progress, size};
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use storm_hub::{Hub, HubName, Wanted};
 use storm_model::{
@@ -12,9 +13,16 @@ use storm_model::{
 #[derive(Subcommand)]
 pub(crate) enum ModelCommand {
     /// List the presets.
-    List,
+    List(ListArgs),
     /// Show a model: shape, parameters, and the memory that its training needs.
     Show(ShowArgs),
+}
+
+#[derive(Args)]
+pub(crate) struct ListArgs {
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Args)]
@@ -22,16 +30,25 @@ pub(crate) struct ShowArgs {
     /// A preset (see `storm model list`), a Hugging Face directory, whose tensors are checked, or the name of a model on
     /// the hub, `OWNER/MODEL`, of which config.json is read.
     model: String,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(command: &ModelCommand) -> Result<()> {
     match command {
-        ModelCommand::List => list(),
-        ModelCommand::Show(args) => show(&args.model),
+        ModelCommand::List(args) => list(args.json),
+        ModelCommand::Show(args) => show(&args.model, args.json),
     }
 }
 
-fn list() -> Result<()> {
+fn list(as_json: bool) -> Result<()> {
+    if as_json {
+        let presets = preset_names().map(|name| Ok(object(name, "preset", &preset(name)?)));
+        let presets: Result<Vec<Value>> = presets.collect();
+        println!("{:#}", json!({"presets": presets?}));
+        return Ok(());
+    }
     println!("{:<16} {:>15} {:>7} {:>7} {:>9}", "preset", "parameters", "layers", "width", "vocab");
     for name in preset_names() {
         let config = preset(name)?;
@@ -54,13 +71,50 @@ fn resolve(model: &str) -> Result<(ModelConfig, &'static str)> {
     }
     if Path::new(model).is_dir() {
         let directory = open(Path::new(model))?;
-        return Ok((directory.model().clone(), "directory; all tensors present and well-shaped"));
+        let kind = match directory.has_head() {
+            true => "directory; all tensors present and well-shaped",
+            false => "directory; without a head, and all other tensors present and well-shaped",
+        };
+        return Ok((directory.model().clone(), kind));
     }
     Ok((preset(model)?, "preset"))
 }
 
-fn show(model: &str) -> Result<()> {
+/// Bytes for each parameter that training keeps: weights, gradients and optimizer state.
+const TRAINING_BYTES: [(&str, u64); 3] = [
+    ("bf16, stochastic rounding, bf16 state", 2 + 2 + 4),
+    ("bf16 with f32 master, gradients, state", 2 + 4 + 12),
+    ("f32", 4 + 4 + 8),
+];
+
+/// A model for programs.
+fn object(name: &str, kind: &str, config: &ModelConfig) -> Value {
+    let count = config.parameter_count();
+    let [stochastic, master, f32] = TRAINING_BYTES.map(|(_, bytes)| count * bytes);
+    json!({
+        "name": name,
+        "kind": kind,
+        "family": config.family.model_type(),
+        "parameters": count,
+        "layers": config.layer_count,
+        "width": config.hidden_size,
+        "mlp_width": config.intermediate_size,
+        "heads": config.query_heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "vocabulary": config.vocab_size,
+        "tied_embeddings": config.tied_embeddings,
+        "max_positions": config.max_positions,
+        "training_bytes": {"bf16-stochastic": stochastic, "bf16-master": master, "f32": f32},
+    })
+}
+
+fn show(model: &str, as_json: bool) -> Result<()> {
     let (config, kind) = resolve(model)?;
+    if as_json {
+        println!("{:#}", object(model, kind, &config));
+        return Ok(());
+    }
     let count = config.parameter_count();
     println!("{model} ({kind})");
     println!("  family      {}", config.family.model_type());
@@ -84,11 +138,7 @@ fn show(model: &str) -> Result<()> {
         println!("  {:<32} {:?}", spec.name, spec.shape);
     }
     println!("\nWeights, gradients and optimizer state in training:");
-    for (name, bytes) in [
-        ("bf16, stochastic rounding, bf16 state", 2 + 2 + 4),
-        ("bf16 with f32 master, gradients, state", 2 + 4 + 12),
-        ("f32", 4 + 4 + 8),
-    ] {
+    for (name, bytes) in TRAINING_BYTES {
         println!("  {name:<40} {:>12}", size::show(count * bytes));
     }
     Ok(())
@@ -104,6 +154,18 @@ pub(crate) struct Located {
 /// Finds a model by its name on a hub, in the local cache or by downloading it, and says which; none if it is no such name,
 /// or that of something that is here.
 pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
+    let Some((located, how)) = find(named, wanted)? else { return Ok(None) };
+    eprintln!("{how}");
+    Ok(Some(located))
+}
+
+/// [`locate`], for what is located again later: says nothing.
+pub(crate) fn locate_quietly(named: &str, wanted: Wanted) -> Result<Option<Located>> {
+    Ok(find(named, wanted)?.map(|(located, _)| located))
+}
+
+/// A model of a hub, and how it was found, in words.
+fn find(named: &str, wanted: Wanted) -> Result<Option<(Located, String)>> {
     let Some(name) = HubName::parse(named).filter(|_| !is_meant_here(named)) else {
         return Ok(None);
     };
@@ -115,13 +177,19 @@ pub(crate) fn locate(named: &str, wanted: Wanted) -> Result<Option<Located>> {
     progress::show("");
     let found = found?;
     let how = if found.is_new { "downloaded to" } else { "from" };
-    eprintln!(
+    let words = format!(
         "{named}: revision {}, {how} the Hugging Face cache {}",
         found.revision,
         hub.cache.display()
     );
     let name = name.at(&found.revision).to_string();
-    Ok(Some(Located { directory: found.directory, name }))
+    Ok(Some((Located { directory: found.directory, name }, words)))
+}
+
+/// Whether a name is that of a model on a hub that is not in the local cache.
+pub(crate) fn must_be_downloaded(named: &str) -> bool {
+    let is_of_hub = HubName::parse(named).is_some() && !is_meant_here(named);
+    is_of_hub && cached(named, Wanted::All).is_none()
 }
 
 /// Whether a path exists, or its parent folder does: `runs/typo` is never looked up on the hub.
@@ -137,7 +205,7 @@ pub(crate) fn cached(named: &str, wanted: Wanted) -> Option<PathBuf> {
     Some(found.directory)
 }
 
-/// Opens a model's directory, and says what of its config is passed over.
+/// Opens a model's directory, and says what of its config is passed over and what is unusual about its files.
 pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
     let opened = HfDirectory::open(directory)
         .with_context(|| format!("cannot use {}", directory.display()))?;
@@ -149,6 +217,9 @@ pub(crate) fn open(directory: &Path) -> Result<HfDirectory> {
             directory.join("config.json").display(),
             fields.join(", ")
         );
+    }
+    for remark in opened.remarks() {
+        eprintln!("{}: {remark}", directory.display());
     }
     Ok(opened)
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use storm_data::{DataError, Dataset, TokenizerKind, TokenizerSource};
 
 /// The bytes and an end of text.
-const BYTE_VOCABULARY: usize = 257;
+pub(crate) const BYTE_VOCABULARY: usize = 257;
 
 /// Digits of a hash that a message shows.
 const SHOWN_DIGITS: usize = 12;

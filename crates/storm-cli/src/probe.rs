@@ -21,6 +21,9 @@ pub(crate) struct ProbeArgs {
     /// Which GPU, from 0.
     #[arg(long, default_value_t = 0)]
     gpu: usize,
+    /// Print the profile as JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
@@ -38,12 +41,21 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
     out.write_all(text.as_bytes()).with_context(failed)?;
     out.finish().with_context(failed)?;
-    print(&found);
-    println!("\nwritten to {}", args.out.display());
+    match args.json {
+        // On standard error: the output is the profile alone.
+        true => {
+            println!("{}", text.trim_end());
+            eprintln!("written to {}", args.out.display());
+        }
+        false => {
+            print(&found);
+            println!("\nwritten to {}", args.out.display());
+        }
+    }
     if args.gpu == 0 {
         match hardware::keep(&found.card, &found.profile) {
             Ok(None) => {}
-            Ok(Some(kept)) => println!(
+            Ok(Some(kept)) => eprintln!(
                 "and to {}: what is planned for this card uses it from now on",
                 kept.display()
             ),

@@ -21,6 +21,9 @@ pub(crate) struct ReportArgs {
     /// Where to write the page. If not given, `report.html` in the run's folder; what that says of one step stays.
     #[arg(long)]
     out: Option<PathBuf>,
+    /// Print JSON: where the page is, and the figures of the run.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(args: &ReportArgs) -> Result<()> {
@@ -49,6 +52,18 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         rewrite_report(&format!("Run {name}"), &rows, budgets, &history, before.as_deref(), file)
     })
     .map_err(RunError::write(out))?;
+    if args.json {
+        let last = history.last();
+        let object = serde_json::json!({
+            "report": out.display().to_string(),
+            "steps": last.map(|last| last.step),
+            "tokens": last.map(|last| last.tokens),
+            "loss": last.map(|last| last.loss),
+            "best_held_out_loss": history.best_loss(),
+        });
+        println!("{object}");
+        return Ok(());
+    }
     println!("{}", out.display());
     Ok(())
 }

@@ -115,6 +115,10 @@ impl ModelSource {
 
     fn of_directory(named: &Path, directory: &Path) -> Result<ModelSource> {
         let opened = model::open(directory)?;
+        // Known before anything slow: what these commands need is the next token.
+        if !opened.has_head() {
+            return Err(ModelError::NoHead { path: directory.to_owned() }.into());
+        }
         Ok(ModelSource {
             config: opened.model().clone(),
             json: Some(opened.config().clone()),

@@ -10,6 +10,8 @@
 use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{self, ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
+use terminal_size::{Width, terminal_size_of};
 
 macro_rules! println {
     () => { $crate::streams::line(format_args!("")) };
@@ -23,7 +25,8 @@ macro_rules! eprintln {
 /// A line of standard output. Ends the program if it cannot be written although somebody reads: a file
 /// on a full disk must not pass for a result.
 pub(crate) fn line(text: Arguments<'_>) {
-    match writeln!(io::stdout(), "{}", plain(&text.to_string())) {
+    let text = text.to_string();
+    match writeln!(io::stdout(), "{}", fitted(&plain(&text), &io::stdout())) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             error_line(format_args!("error: cannot write to standard output: {error}"));
             std::process::exit(1);
@@ -34,7 +37,55 @@ pub(crate) fn line(text: Arguments<'_>) {
 
 /// A line of standard error; where that cannot be written, there is nobody to tell.
 pub(crate) fn error_line(text: Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "{}", plain(&text.to_string()));
+    let text = text.to_string();
+    let _ = writeln!(io::stderr(), "{}", fitted(&plain(&text), &io::stderr()));
+}
+
+/// A line of standard output of something that goes on if it cannot be written.
+pub(crate) fn line_if_read(text: &str) {
+    let _ = writeln!(io::stdout(), "{}", fitted(&plain(text), &io::stdout()));
+}
+
+/// Columns of a terminal; none if it is no terminal or does not say.
+pub(crate) fn columns(stream: impl AsFd) -> Option<usize> {
+    terminal_size_of(stream)
+        .map(|(Width(columns), _)| usize::from(columns))
+        .filter(|&columns| columns > 0)
+}
+
+/// Text with long lines broken for a terminal. JSON stays as it is: a line break inside of it would be another text.
+fn fitted<'a>(text: &'a str, stream: &impl AsFd) -> Cow<'a, str> {
+    match columns(stream) {
+        Some(columns) if !text.starts_with('{') => Cow::Owned(wrapped(text, columns)),
+        _ => Cow::Borrowed(text),
+    }
+}
+
+/// Lines broken between words. What follows a break is indented a little more than its line; words that are too long
+/// for a line, such as paths, stay whole.
+pub(crate) fn wrapped(text: &str, columns: usize) -> String {
+    let mut lines = Vec::new();
+    for line in text.split('\n') {
+        let indent = line.chars().take_while(|c| *c == ' ').count() + 2;
+        let indent = if indent < columns / 2 { " ".repeat(indent) } else { String::new() };
+        let mut rest = line.to_owned();
+        while let Some(at) = break_of(&rest, columns) {
+            lines.push(rest[..at].trim_end().to_owned());
+            rest = format!("{indent}{}", rest[at..].trim_start());
+        }
+        lines.push(rest);
+    }
+    lines.join("\n")
+}
+
+/// Where a line that is too long is broken: at its last space that fits, or else at the first one.
+fn break_of(line: &str, columns: usize) -> Option<usize> {
+    let start = line.len() - line.trim_start().len();
+    let end = line.char_indices().nth(columns).map(|(at, _)| at)?;
+    let fits = line[start..].match_indices(' ').map(|(at, _)| start + at);
+    let mut candidates = fits.filter(|at| !line[*at..].trim().is_empty());
+    let first = candidates.next()?;
+    Some(candidates.take_while(|at| *at <= end).last().unwrap_or(first))
 }
 
 /// A line of standard error that is written over by the next; nothing if that is not a terminal. An empty text clears
@@ -52,6 +103,19 @@ pub(crate) fn model_text(text: &str) -> io::Result<()> {
     let mut stdout = io::stdout();
     let shown = if stdout.is_terminal() { plain(text) } else { Cow::Borrowed(text) };
     stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush())
+}
+
+/// `2:05` minutes, `3:02:05` hours, `12 days 3:02:05`.
+pub(crate) fn duration(seconds: f64) -> String {
+    let seconds = seconds.max(0.0) as u64;
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
+    let seconds = seconds % 60;
+    match (days, hours) {
+        (0, 0) => format!("{minutes}:{seconds:02}"),
+        (0, _) => format!("{hours}:{minutes:02}:{seconds:02}"),
+        (1, _) => format!("1 day {hours}:{minutes:02}:{seconds:02}"),
+        _ => format!("{days} days {hours}:{minutes:02}:{seconds:02}"),
+    }
 }
 
 /// Text without control characters but line breaks and tabs. Others are written as in JSON, `\u001b`, so that
@@ -88,6 +152,31 @@ mod tests {
             r"\u001b[31mred\u0007\u000d\u007f\u009b1m"
         );
         assert_eq!(plain("ab\u{202e}dc"), r"ab\u202edc");
+    }
+
+    #[test]
+    fn long_lines_are_broken_between_words() {
+        assert_eq!(wrapped("short\n\n  also", 10), "short\n\n  also");
+        assert_eq!(wrapped("one two three four", 9), "one two\n  three\n  four");
+        assert_eq!(wrapped("  a bb ccc dddd", 8), "  a bb\nccc dddd");
+        assert_eq!(wrapped("/a/very/long/path and", 8), "/a/very/long/path\n  and");
+        assert_eq!(wrapped("/a/very/long/path", 8), "/a/very/long/path");
+        assert_eq!(wrapped("größer als é", 10), "größer als\n  é");
+        let text = "some words of different lengths in a sentence that goes on ".repeat(9);
+        for columns in 1..130 {
+            let broken = wrapped(&text, columns);
+            assert!(broken.split_whitespace().eq(text.split_whitespace()), "{columns}");
+            let is_fine = |line: &str| {
+                line.chars().count() <= columns || line.split_whitespace().count() == 1
+            };
+            assert!(broken.lines().all(is_fine), "{columns}: {broken}");
+        }
+    }
+
+    #[test]
+    fn durations_have_the_units_that_they_need() {
+        let shown = [0.0, 65.9, 3605.0, 86_400.0, 2.0 * 86_400.0 + 7325.0].map(duration);
+        assert_eq!(shown, ["0:00", "1:05", "1:00:05", "1 day 0:00:00", "2 days 2:02:05"]);
     }
 
     #[test]

@@ -50,9 +50,15 @@ impl WritingArgs {
     /// Loads a model that looks back on so many tokens.
     pub(crate) fn load(&self, source: &ModelSource, window: usize) -> Result<Decoder> {
         let config = &source.config;
-        if window > config.max_positions {
-            let problem =
-                format!("--seq is {window}, and the model has {} positions", config.max_positions);
+        let positions = config.text_positions();
+        if window > positions {
+            let problem = match positions == config.max_positions {
+                true => format!("--seq is {window}, and the model has {positions} positions"),
+                false => format!(
+                    "--seq is {window}; beyond {positions} the model's rotary scaling changes all positions as a text \
+                     grows, so longer ones are not written"
+                ),
+            };
             return Err(UsageError(problem).into());
         }
         let options = DecodeOptions { window, dtype: self.dtype.into() };
@@ -69,8 +75,7 @@ const WINDOW_DEFAULT_MAX: usize = 4096;
 
 /// What to look back on for a text of `tokens` in all.
 pub(crate) fn window(config: &ModelConfig, tokens: usize) -> usize {
-    let reach = config.sliding_window.unwrap_or(usize::MAX).min(config.max_positions);
-    tokens.min(reach).min(WINDOW_DEFAULT_MAX)
+    tokens.min(config.text_positions()).min(WINDOW_DEFAULT_MAX)
 }
 
 /// What ends a text.

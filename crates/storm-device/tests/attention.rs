@@ -70,7 +70,10 @@ fn reference<T: Element>(attention: &Attention, inputs: &Inputs<T>) -> Results<f
             let (k_head, v_head) = (q_heads + kv, q_heads + kv_heads + kv);
             for t in 0..seq {
                 let sees = |key: &usize| {
-                    (attention.mask == Mask::Full || *key <= t) && segment(*key) == segment(t)
+                    let window = attention.mask.window().unwrap_or(seq);
+                    (attention.mask == Mask::Full || *key <= t)
+                        && t < *key + window
+                        && segment(*key) == segment(t)
                 };
                 let keys: Vec<usize> = (0..seq).filter(sees).collect();
                 let q = &qkv[at(t, h)];
@@ -162,7 +165,7 @@ fn small_shapes() {
         shape(3, 128, 2, 1, 16),
     ];
     for shape in shapes {
-        for mask in [Mask::Causal, Mask::Full] {
+        for mask in [Mask::Causal, Mask::Full, sliding(40)] {
             let attention = attention(shape, mask);
             check::<f32>(&attention, 1e-5);
             check::<bf16>(&attention, 1.5e-2);
@@ -197,6 +200,30 @@ fn long_sequences() {
     );
 }
 
+fn sliding(window: usize) -> Mask {
+    Mask::Sliding { window }
+}
+
+#[test]
+fn windows_over_many_blocks() {
+    for window in [1, 63, 64, 65, 129] {
+        check::<f32>(&attention(shape(1, 300, 2, 1, 16), sliding(window)), 1e-5);
+    }
+    check::<bf16>(&attention(shape(1, 300, 2, 1, 16), sliding(100)), 1e-2);
+}
+
+/// A window that hides nothing changes no bit.
+#[test]
+fn windows_as_long_as_the_sequence_are_none() {
+    let shape = shape(2, 150, 4, 2, 48);
+    let inputs = inputs::<f32>(shape);
+    let plain = bits(&run(&attention(shape, Mask::Causal), &inputs));
+    for window in [150, 151, usize::MAX] {
+        assert!(bits(&run(&attention(shape, sliding(window)), &inputs)) == plain, "{window}");
+    }
+    assert!(bits(&run(&attention(shape, sliding(149)), &inputs)) != plain);
+}
+
 #[test]
 fn large_scores_do_not_overflow() {
     let large = Attention { scale: 30.0, ..attention(shape(1, 70, 1, 1, 64), Mask::Causal) };
@@ -215,8 +242,10 @@ fn threads_and_instruction_set_do_not_matter() {
     let shape = shape(2, 150, 4, 2, 48);
     let segments = segments(shape);
     let attention = Attention { segments: Some(&segments), ..attention(shape, Mask::Causal) };
+    let windowed = Attention { mask: sliding(50), ..attention };
     let (wide, narrow) = (inputs::<f32>(shape), inputs::<bf16>(shape));
-    let both = || (bits(&run(&attention, &wide)), bits(&run(&attention, &narrow)));
+    let of = |call: &Attention| (bits(&run(call, &wide)), bits(&run(call, &narrow)));
+    let both = || (of(&attention), of(&windowed));
     let expected = both();
     for threads in [1, 2, 3, 7] {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -263,14 +292,17 @@ fn run_pieces<T: Element>(
 #[test]
 fn pieces_over_a_cache_equal_the_whole() {
     fn check<T: Element>(shape: AttentionShape, pieces: &[usize]) {
-        let attention = attention(shape, Mask::Causal);
         let inputs = inputs::<T>(shape);
-        let whole = run(&attention, &inputs);
-        for window in [shape.seq, shape.seq + 70] {
-            let out = run_pieces(&attention, window, pieces, &inputs.qkv);
-            let bits =
-                |values: &[T]| values.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>();
-            assert!(bits(&out) == bits(&whole.out), "{shape:?} in {pieces:?} of {window}");
+        for mask in [Mask::Causal, sliding(1), sliding(37)] {
+            let attention = attention(shape, mask);
+            let whole = run(&attention, &inputs);
+            for window in [shape.seq, shape.seq + 70] {
+                let out = run_pieces(&attention, window, pieces, &inputs.qkv);
+                let bits =
+                    |values: &[T]| values.iter().map(|x| x.to_f32().to_bits()).collect::<Vec<_>>();
+                let what = format!("{mask:?} {shape:?} in {pieces:?} of {window}");
+                assert!(bits(&out) == bits(&whole.out), "{what}");
+            }
         }
     }
     for isa in Isa::ALL.into_iter().filter(|isa| isa.is_available()) {

@@ -420,7 +420,7 @@ fn names_in_a_report_are_text() {
         let mut renamed = Graph::new();
         let x = renamed.input("x", [ELEMENTS], DType::F32);
         renamed.apply(hostile, Op::Scale { x, factor: 1.0 }).unwrap();
-        *graph = renamed;
+        *graph = std::sync::Arc::new(renamed);
     }
     let (page, data) = report(&plan, &trace, hostile);
     for part in ["alert(1)</script>", "<img", "<!--"] {

@@ -56,7 +56,7 @@ impl Builder {
 
     fn copy(&mut self, value: ValueId, from: Place, to: Place) -> InstructionId {
         let values = vec![Operand { value, offset: 0 }];
-        self.add(Work::Copy(Copy { from, to, bytes: SLOT, values }))
+        self.add(Work::Copy(Copy { from, to, bytes: SLOT, values: values.into() }))
     }
 
     /// `to` is the sum of two values in slots of device memory.
@@ -66,7 +66,14 @@ impl Builder {
         let writes = vec![operand(&to)];
         let places = reads.iter().chain(&writes).map(|operand| operand.offset).collect();
         let graph = GraphId(0);
-        self.add(Work::Compute(Compute { graph, node: 0, layer: 0, places, reads, writes }));
+        self.add(Work::Compute(Compute {
+            graph,
+            node: 0,
+            layer: 0,
+            places,
+            reads: reads.into(),
+            writes: writes.into(),
+        }));
     }
 
     /// Waits for everything in other queues that touches the same bytes.
@@ -114,7 +121,7 @@ fn plan() -> Plan {
     let bytes = PerTier::new((2 * RING + 2) * SLOT, (2 * RING + 2) * SLOT);
     let bytes = bytes.with(third(), LAYERS * SLOT);
     let mut builder =
-        Builder { plan: Plan { graphs: vec![graph], bytes, links, ..Plan::default() } };
+        Builder { plan: Plan { graphs: vec![graph.into()], bytes, links, ..Plan::default() } };
 
     let x = builder.value("x", TensorClass::Input);
     let y = builder.value("y", TensorClass::Activation);

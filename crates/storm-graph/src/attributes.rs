@@ -1,5 +1,7 @@
 //! What ops are told besides their operands.
 
+use std::sync::Arc;
+
 /// A target that costs nothing: padding, prompts.
 pub const IGNORE_INDEX: i32 = -100;
 
@@ -43,13 +45,37 @@ pub enum Mask {
     Causal,
     /// All.
     Full,
+    /// Those at its own position and before, so many in all at most.
+    Sliding {
+        /// How many keys a query sees, its own included.
+        window: usize,
+    },
+}
+
+impl Mask {
+    /// Whether keys after their query are hidden.
+    pub fn is_causal(self) -> bool {
+        self != Mask::Full
+    }
+
+    /// How many keys a query sees at most, its own included; none if there is no such limit.
+    pub fn window(self) -> Option<usize> {
+        match self {
+            Mask::Sliding { window } => Some(window),
+            Mask::Causal | Mask::Full => None,
+        }
+    }
 }
 
 /// Elementwise nonlinearity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationFunction {
+    /// `x/2 · (1 + erf(x/√2))`.
+    Gelu,
     /// `x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))`.
     GeluTanh,
+    /// `x` where it is positive, else 0.
+    Relu,
     /// `x · sigmoid(x)`.
     Silu,
 }
@@ -91,66 +117,30 @@ impl RotaryDirection {
     }
 }
 
-/// Angles per position of rotary embeddings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// What a rotary table is made of. How the angles come about is the model's business.
+#[derive(Clone, Debug, PartialEq)]
 pub struct RotaryFrequencies {
-    /// Base of the geometric series of wavelengths.
-    pub theta: f64,
-    /// How long contexts stretch it.
-    pub scaling: RotaryScaling,
-}
-
-/// Changes to the frequencies for contexts longer than those trained first.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum RotaryScaling {
-    /// None.
-    Plain,
-    /// Llama 3's: long wavelengths divided by `factor`, short ones kept, smooth in between.
-    Llama3 {
-        /// Divisor of the lowest frequencies.
-        factor: f64,
-        /// Wavelengths above `original_positions / low_frequency_factor` are scaled in full.
-        low_frequency_factor: f64,
-        /// Wavelengths below `original_positions / high_frequency_factor` are kept.
-        high_frequency_factor: f64,
-        /// Context length of the first training.
-        original_positions: usize,
-    },
+    /// Angle per position of each pair.
+    pub inverse_wavelengths: Arc<[f32]>,
+    /// Cosines and sines are multiplied by this.
+    pub factor: f32,
 }
 
 impl RotaryFrequencies {
-    /// Angle per position of each of the `head_dim / 2` pairs, rounded to f32 where `transformers`
-    /// rounds, so that positions in the thousands give the same angles.
-    pub fn inverse_wavelengths(&self, head_dim: usize) -> Vec<f32> {
-        (0..head_dim / 2)
-            .map(|pair| {
-                let exponent = (2 * pair) as f32 / head_dim as f32;
-                let plain = 1.0 / (self.theta.powf(f64::from(exponent)) as f32);
-                match self.scaling {
-                    RotaryScaling::Plain => plain,
-                    RotaryScaling::Llama3 {
-                        factor,
-                        low_frequency_factor,
-                        high_frequency_factor,
-                        original_positions,
-                    } => {
-                        let plain = f64::from(plain);
-                        let original = original_positions as f64;
-                        let wavelength = 2.0 * std::f64::consts::PI / plain;
-                        let scaled = if wavelength > original / low_frequency_factor {
-                            plain / factor
-                        } else if wavelength < original / high_frequency_factor {
-                            plain
-                        } else {
-                            let smooth = (original / wavelength - low_frequency_factor)
-                                / (high_frequency_factor - low_frequency_factor);
-                            (1.0 - smooth) * plain / factor + smooth * plain
-                        };
-                        scaled as f32
-                    }
-                }
-            })
-            .collect()
+    /// Wavelengths in a geometric series with base `theta`, for all `head_dim / 2` pairs of a head; rounded to
+    /// f32 where `transformers` rounds, so that positions in the thousands give the same angles.
+    pub fn plain(theta: f64, head_dim: usize) -> RotaryFrequencies {
+        let angle = |pair: usize| {
+            let exponent = (2 * pair) as f32 / head_dim as f32;
+            1.0 / (theta.powf(f64::from(exponent)) as f32)
+        };
+        let inverse_wavelengths = (0..head_dim / 2).map(angle).collect();
+        RotaryFrequencies { inverse_wavelengths, factor: 1.0 }
+    }
+
+    /// How many pairs of a head are turned.
+    pub fn pairs(&self) -> usize {
+        self.inverse_wavelengths.len()
     }
 }
 

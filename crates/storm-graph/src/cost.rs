@@ -5,7 +5,7 @@ use crate::{Cost, Mask, Op, ParameterGradients, Tensor};
 impl Op<&Tensor> {
     /// Floating-point operations of the matrix products in the op, a multiply and an add counted as
     /// two. Everything else moves bytes rather than computes, and counts as none. Causal attention
-    /// counts half of its square.
+    /// counts half of its square, and of that only the band within a window.
     pub fn matrix_flops(&self) -> u128 {
         let product = |m: usize, n: usize, k: usize| 2 * m as u128 * n as u128 * k as u128;
         match self {
@@ -70,5 +70,10 @@ fn attention_product(qkv: &Tensor, query_width: usize, mask: Mask) -> u128 {
     match mask {
         Mask::Full => full,
         Mask::Causal => full / 2,
+        // A band of W below the diagonal: T·W less the corner where it is cut off.
+        Mask::Sliding { window } => {
+            let window = (window as u128).min(time);
+            rows * window * (2 * time - window) * query_width as u128 / time.max(1)
+        }
     }
 }

@@ -24,6 +24,7 @@ mod autodiff;
 mod cost;
 mod dtype;
 mod error;
+mod fuse;
 mod graph;
 mod op;
 mod ops;
@@ -39,7 +40,7 @@ pub mod work;
 
 pub use attributes::{
     ActivationFunction, AdamWParameters, CacheParts, HeadLayout, IGNORE_INDEX, Mask, NormKind,
-    ParameterGradients, RotaryDirection, RotaryFrequencies, RotaryScaling, Rounding, StepScalars,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, StepScalars,
 };
 pub use autodiff::{GradientRequest, differentiate, order_name};
 pub use dtype::DType;

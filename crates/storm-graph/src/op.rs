@@ -140,7 +140,7 @@ define_ops! {
     Mul [Elementwise, Bytes] { a: One, b: One; }
     /// `factor · x`.
     Scale [Elementwise, Bytes] { x: One; factor: f32 }
-    /// GELU (tanh form) or SiLU.
+    /// GELU (either form), ReLU or SiLU.
     Activation [Elementwise, Bytes] { x: One; function: ActivationFunction }
     /// `dy · f'(x)`, over `x`.
     ActivationGrad [Elementwise, Bytes] { dy: One, x: One; function: ActivationFunction }
@@ -149,6 +149,9 @@ define_ops! {
     /// Gradient of `gate_up` (.., 2F) from `dy` (.., F), over `gate_up`: the largest activation of a
     /// layer is needed once.
     SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; }
+    /// [`Op::SwiGluGrad`] for a backward pass that did not keep what [`Op::SwiGlu`] made: also yields that, over
+    /// `dy`, so that `gate_up` is read once for both.
+    SwiGluGradAndOutput [Elementwise, Bytes] { dy: One, gate_up: One; }
 
     // ---- norms ------------------------------------------------------------------------------
     /// Layer norm or RMS norm of `x + delta` over the width. Yields y (.., C), rstd (..) f32, then
@@ -175,10 +178,10 @@ define_ops! {
     }
 
     // ---- attention --------------------------------------------------------------------------
-    /// Cosines and sines for `positions` (B, T): yields (B, T, D/2, 2) f32.
-    RotaryTable [Attention, Bytes] { positions: One; head_dim: usize, frequencies: RotaryFrequencies }
-    /// Rotates the query and key heads of `qkv` (B, T, (Q+2K)·D); values are copied. Element i
-    /// pairs with i + D/2, as in Llama.
+    /// Cosines and sines of P pairs for `positions` (B, T): yields (B, T, P, 2) f32.
+    RotaryTable [Attention, Bytes] { positions: One; frequencies: RotaryFrequencies }
+    /// Rotates the query and key heads of `qkv` (B, T, (Q+2K)·D) by a `table` (B, T, P, 2); values are
+    /// copied. Element i pairs with i + P, as in Llama; elements from 2P on are copied.
     Rotary [Attention, Bytes] { qkv: One, table: One; heads: HeadLayout, direction: RotaryDirection }
     /// `softmax(scale · q kᵀ) v` per head, in blocks: no (T, T) tensor. `segments` (B, T) keeps
     /// packed samples apart: a query sees keys of its own segment only. Yields (B, T, Q·D) and the
@@ -193,9 +196,9 @@ define_ops! {
     /// by token. `qkv` (B, T, (Q+2K)·D) is of the new tokens, `positions` (B, T) says where they stand
     /// in their sequence, all different and below W; `cache` (B, W, 2K·D) holds keys, then values, of
     /// the positions so far. The new ones are added in place; a query sees positions up to
-    /// its own. Yields (B, T, Q·D), the cache, and what parts of the keys yield (see [`CacheParts`]) as scratch. Has no
-    /// gradient.
-    CachedAttention [Attention, Bytes] { qkv: One, cache: One, positions: One; heads: HeadLayout, scale: f32 }
+    /// its own, as far back as `mask` says, which is not [`Mask::Full`]. Yields (B, T, Q·D), the cache, and what parts of
+    /// the keys yield (see [`CacheParts`]) as scratch. Has no gradient.
+    CachedAttention [Attention, Bytes] { qkv: One, cache: One, positions: One; heads: HeadLayout, mask: Mask, scale: f32 }
 
     // ---- loss -------------------------------------------------------------------------------
     /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator`
@@ -283,6 +286,7 @@ impl<T: Clone> Op<T> {
             Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
                 vec![(Some(operand), 0)]
             }
+            Op::SwiGluGradAndOutput { dy, gate_up } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }

@@ -53,7 +53,10 @@ pub(crate) fn copy_what_is_still_needed(graph: &mut Graph, results: &[TensorId])
 fn taken_over(op: &Op<TensorId>) -> Option<(&'static str, TensorId)> {
     match *op {
         Op::ActivationGrad { x, .. } => Some(("x", x)),
-        Op::SwiGluGrad { gate_up, .. } => Some(("gate_up", gate_up)),
+        // `dy` of the second is read by nothing else: that is when it is used.
+        Op::SwiGluGrad { gate_up, .. } | Op::SwiGluGradAndOutput { gate_up, .. } => {
+            Some(("gate_up", gate_up))
+        }
         _ => None,
     }
 }

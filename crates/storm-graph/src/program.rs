@@ -9,6 +9,7 @@ use crate::{
     DType, GraphError, Section, Shape, Tensor, TensorClass, TensorId, Training, recompute,
 };
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Blocks of a program at most: random streams and plans number them in 16 bits.
 const BLOCKS_MAX: usize = u16::MAX as usize;
@@ -36,13 +37,18 @@ pub struct Stage {
 }
 
 /// How the parameters of a stage are named.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Numbering {
     /// As in the template. A parameter of the same name in another such stage is the same parameter: it
     /// is tied.
     Plain,
-    /// Each block has its own: `layers.3.attention.qkv.weight`.
-    Numbered,
+    /// Each block has its own: `layers.3.attention.qkv.weight`. Several stages may be parts of one series.
+    Numbered {
+        /// What the numbers count: `layers`.
+        series: String,
+        /// The number of the first block.
+        first: usize,
+    },
 }
 
 impl Stage {
@@ -53,14 +59,36 @@ impl Stage {
 
     /// A template that runs `repeat` times, each with parameters of its own.
     pub fn repeated(name: impl Into<String>, template: usize, repeat: usize) -> Stage {
-        Stage { name: name.into(), template, repeat, numbering: Numbering::Numbered }
+        let name: String = name.into();
+        let numbering = Numbering::Numbered { series: name.clone(), first: 0 };
+        Stage { name, template, repeat, numbering }
+    }
+
+    /// Blocks `blocks` of a series that several stages share, named after them.
+    pub fn part_of(series: &str, template: usize, blocks: Range<usize>) -> Stage {
+        let name = match blocks.len() {
+            1 => format!("{series} {}", blocks.start),
+            _ => format!("{series} {} to {}", blocks.start, blocks.end.saturating_sub(1)),
+        };
+        let numbering = Numbering::Numbered { series: series.to_owned(), first: blocks.start };
+        Stage { name, template, repeat: blocks.len(), numbering }
     }
 
     /// The program-wide name of what block `index` of the stage calls `name`.
     pub fn full_name(&self, index: usize, name: &str) -> String {
-        match self.numbering {
+        match &self.numbering {
             Numbering::Plain => name.to_owned(),
-            Numbering::Numbered => format!("{}.{index}.{name}", self.name),
+            Numbering::Numbered { series, first } => format!("{series}.{}.{name}", first + index),
+        }
+    }
+
+    /// The series and numbers of its blocks.
+    fn numbers(&self) -> Option<(&str, Range<usize>)> {
+        match &self.numbering {
+            Numbering::Plain => None,
+            Numbering::Numbered { series, first } => {
+                Some((series, *first..first.saturating_add(self.repeat)))
+            }
         }
     }
 }
@@ -240,6 +268,8 @@ impl Program {
             return Err(GraphError::Section { section, problem: "has no stages".to_owned() });
         }
         let mut names = BTreeSet::new();
+        // By series, the end of each run of numbers by its first.
+        let mut taken: BTreeMap<&str, BTreeMap<usize, usize>> = BTreeMap::new();
         for stage in &self.stages {
             if stage.template >= self.templates.len() {
                 let count = self.templates.len();
@@ -255,6 +285,16 @@ impl Program {
             }
             if !names.insert(&stage.name) {
                 return error(stage, "is the name of two stages".to_owned());
+            }
+            if let Some((series, numbers)) = stage.numbers() {
+                let runs = taken.entry(series).or_default();
+                let before = runs.range(..numbers.end).next_back();
+                if before.is_some_and(|(_, &end)| end > numbers.start) {
+                    let Range { start, end } = numbers;
+                    let problem = format!("has numbers {start}..{end} of `{series}`, as another");
+                    return error(stage, problem);
+                }
+                runs.insert(numbers.start, numbers.end);
             }
         }
         Ok(())
@@ -299,7 +339,7 @@ impl Program {
     /// The stage that owns what `stage` calls `name`: the first plain stage that uses it, or the stage
     /// itself if it is numbered.
     pub fn owner(&self, stage: usize, name: &str) -> usize {
-        if self.stages[stage].numbering == Numbering::Numbered {
+        if self.stages[stage].numbering != Numbering::Plain {
             return stage;
         }
         let plain = |&other: &usize| self.stages[other].numbering == Numbering::Plain;
@@ -490,7 +530,7 @@ impl Program {
                 .map(|carried| carried.tensor)
                 .chain(before.exports.iter().map(|&(_, id)| id))
                 .collect();
-            recompute(&mut section.graph, |id| {
+            recompute(&mut section.graph, &before.handed_out(), |id| {
                 lasting.contains(&id) || is_kept(&before, before.graph.tensor(id))
             });
         }

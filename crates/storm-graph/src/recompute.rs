@@ -1,5 +1,6 @@
 //! Recomputation: the backward pass recomputes the tensors that are not kept.
 
+use crate::fuse::fuse_with_gradients;
 use crate::graph::{Node, Phase};
 use crate::overwrite::copy_what_is_still_needed;
 use crate::{Graph, Op, TensorId};
@@ -9,8 +10,9 @@ use crate::{Graph, Op, TensorId};
 /// first use. The same ops on the same operands give the same bits.
 ///
 /// Tensors from outside (parameters, inputs, what earlier sections pass on) are always available.
-/// Where the sum of a fused residual norm is kept, the norm is recomputed from the sum.
-pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
+/// Where the sum of a fused residual norm is kept, the norm is recomputed from the sum. `results` are the
+/// tensors that are read after the graph has run.
+pub fn recompute(graph: &mut Graph, results: &[TensorId], is_kept: impl Fn(TensorId) -> bool) {
     let nodes = graph.nodes().to_vec();
     let mut again = Again { replacement: vec![None; graph.tensors().len()] };
     let mut rewritten: Vec<Node> = Vec::with_capacity(nodes.len());
@@ -27,6 +29,7 @@ pub fn recompute(graph: &mut Graph, is_kept: impl Fn(TensorId) -> bool) {
         rewritten.push(Node { op, ..node.clone() });
     }
     graph.replace_nodes(rewritten);
+    fuse_with_gradients(graph, results);
     // Recomputed tensors may be read where the backward pass has overwritten the original.
     copy_what_is_still_needed(graph, &[]);
 }

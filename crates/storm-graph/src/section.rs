@@ -79,6 +79,18 @@ pub(crate) struct SectionRequest<'a> {
 }
 
 impl Section {
+    /// Tensors that somebody reads after the section has run: other blocks, the optimizer, the host.
+    pub fn handed_out(&self) -> Vec<TensorId> {
+        let mut ids: Vec<TensorId> =
+            self.carried_out.iter().map(|carried| carried.tensor).collect();
+        ids.extend(self.exports.iter().chain(&self.results).map(|&(_, id)| id));
+        if let Some(backward) = &self.backward {
+            ids.extend(backward.carried_in_gradients.iter().flatten());
+            ids.extend(backward.parameters.iter().map(|p| p.gradient));
+        }
+        ids
+    }
+
     /// Tensors that come from outside under their own name: inputs, exports, parameters, caches. Carried
     /// tensors and gradients are not among them.
     pub fn outside_tensors(&self) -> Vec<TensorId> {

@@ -147,6 +147,7 @@ fn heads() {
         cache: t[1],
         positions: t[2],
         heads: HeadLayout { query_heads: 2, ..HEADS },
+        mask: Mask::Causal,
         scale: 1.0,
     };
     check(
@@ -165,12 +166,47 @@ fn heads() {
                 cache = cache f32 (2, 4, 16)\n         \
                 positions = positions i32 (2, 5)",
     );
-    let frequencies = RotaryFrequencies { theta: 1e4, scaling: RotaryScaling::Plain };
+    let heads = HeadLayout { query_heads: 2, ..HEADS };
+    let infinite = RotaryFrequencies { factor: f32::INFINITY, ..RotaryFrequencies::plain(1e4, 8) };
+    for (frequencies, problem) in [
+        (RotaryFrequencies::plain(1e4, 1), "there must be at least one frequency"),
+        (RotaryFrequencies::plain(f64::NAN, 8), "frequencies and their factor must not be NaN"),
+        (infinite, "frequencies and their factor must not be inf"),
+    ] {
+        check(
+            &[("positions", I32, &[2, 5])],
+            |t| Op::RotaryTable { positions: t[0], frequencies: frequencies.clone() },
+            &format!("RotaryTable `y`: {problem}\n  given: positions = positions i32 (2, 5)"),
+        );
+    }
     check(
-        &[("positions", I32, &[2, 5])],
-        |t| Op::RotaryTable { positions: t[0], head_dim: 7, frequencies },
-        "RotaryTable `y`: head_dim must be even and not zero, not 7\n  \
-         given: positions = positions i32 (2, 5)",
+        &[("qkv", F32, &[2, 5, 24]), ("table", F32, &[2, 5, 3, 2])],
+        |t| Op::Rotary { qkv: t[0], table: t[1], heads, direction: RotaryDirection::Forward },
+        "Rotary `y`: `table` turns 3 pairs of heads that are 4 wide\n  \
+         given: qkv = qkv f32 (2, 5, 24)\n         \
+                table = table f32 (2, 5, 3, 2)",
+    );
+    let (segments, scale) = (None, 1.0);
+    check(
+        &[("qkv", F32, &[2, 5, 24])],
+        |t| Op::Attention { qkv: t[0], segments, heads, mask: Mask::Sliding { window: 0 }, scale },
+        "Attention `y`: a window must be of one key at least, not 0\n  \
+         given: qkv = qkv f32 (2, 5, 24)",
+    );
+    check(
+        &[("qkv", F32, &[2, 5, 24]), ("cache", F32, &[2, 9, 16]), ("positions", I32, &[2, 5])],
+        |t| Op::CachedAttention {
+            qkv: t[0],
+            cache: t[1],
+            positions: t[2],
+            heads,
+            mask: Mask::Full,
+            scale,
+        },
+        "CachedAttention `y`: over a cache, a query cannot see what comes after it\n  \
+         given: qkv = qkv f32 (2, 5, 24)\n         \
+                cache = cache f32 (2, 9, 16)\n         \
+                positions = positions i32 (2, 5)",
     );
 }
 

@@ -1,5 +1,7 @@
 //! Programs: sections that fit, and what differentiation makes of tied and repeated parameters.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use storm_graph::*;
 
 const SHAPE: [usize; 2] = [3, 4];
@@ -102,6 +104,48 @@ fn stages_that_do_not_meet_are_refused() {
     let mut unnumbered = stages(2);
     unnumbered[1].numbering = Numbering::Plain;
     assert!(refusal(all(), unnumbered).contains("must be numbered"));
+    let parts = |second: Range<usize>| {
+        let mut parts = stages(2);
+        parts[1] = Stage::part_of("layers", 1, 0..3);
+        parts.insert(2, Stage::part_of("layers", 1, second));
+        parts
+    };
+    let error = refusal(all(), parts(2..4));
+    assert!(error.contains("has numbers 2..4 of `layers`, as another"), "{error}");
+}
+
+/// Stages of other templates in between do not change the names of a series.
+#[test]
+fn a_series_goes_through_several_stages() {
+    let mut other = layer();
+    other.name = "other".to_owned();
+    let templates = vec![embedding(), layer(), head("table"), other];
+    let stages = vec![
+        Stage::once("embedding", 0),
+        Stage::part_of("layers", 1, 0..2),
+        Stage::part_of("layers", 3, 2..3),
+        Stage::part_of("layers", 1, 3..5),
+        Stage::once("head", 2),
+    ];
+    let split = Program::new(templates, stages).expect("fits");
+    let names = |program: &Program| -> Vec<String> {
+        program.parameter_instances().into_iter().map(|instance| instance.name).collect()
+    };
+    let whole = program(5, "table");
+    let sorted = |mut names: Vec<String>| {
+        names.sort();
+        names
+    };
+    assert_eq!(sorted(names(&split)), sorted(names(&whole)));
+    let stages: Vec<&str> = split.stages().iter().map(|stage| stage.name.as_str()).collect();
+    assert_eq!(stages, ["embedding", "layers 0 to 1", "layers 2", "layers 3 to 4", "head"]);
+    // Each stage has random streams of its own.
+    let streams: BTreeSet<(u16, u16)> = split
+        .parameter_instances()
+        .iter()
+        .map(|instance| (instance.parameter.number, instance.index))
+        .collect();
+    assert_eq!(streams.len(), split.parameter_instances().len());
 }
 
 #[test]

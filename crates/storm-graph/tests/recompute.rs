@@ -44,7 +44,7 @@ fn check(kept: &[&str], again: &[&str]) {
     let before = residual_block();
     let mut graph = before.clone();
     let is_kept = |id: TensorId| kept.contains(&before.tensor(id).name.as_str());
-    recompute(&mut graph, is_kept);
+    recompute(&mut graph, &[], is_kept);
 
     let made: Vec<String> = graph
         .nodes()
@@ -114,6 +114,68 @@ fn with_nothing_kept_all_comes_from_outside() {
     );
 }
 
+/// A gated unit between two projections, differentiated, with nothing of it kept.
+fn gated_unit(results: impl Fn(&Graph) -> Vec<TensorId>) -> Graph {
+    let mut graph = Graph::new();
+    let x = graph.input("x", [4, 6], DType::F32);
+    let mut weight =
+        |name: &str, shape: &[usize]| graph.parameter(name, shape, DType::F32, Training::Trainable);
+    let (inner, outer) = (weight("inner", &[8, 6]), weight("outer", &[6, 4]));
+    let mut apply = |name: &str, op| graph.apply_one(name, op).expect("fits");
+    let linear = |x, weight| Op::Linear { x, weight, bias: None, addend: None };
+    let gate_up = apply("gate_up", linear(x, inner));
+    let unit = apply("unit", Op::SwiGlu { gate_up });
+    let y = apply("y", linear(unit, outer));
+    let seed = graph.input("seed", [4, 6], DType::F32);
+    let request = GradientRequest {
+        seeds: vec![(y, seed)],
+        wanted: vec![x],
+        accumulators: [].into(),
+        gradient_dtype: DType::F32,
+    };
+    differentiate(&mut graph, &request).expect("differentiable");
+    let results = results(&graph);
+    recompute(&mut graph, &results, |_| false);
+    graph
+}
+
+fn backward_ops(graph: &Graph) -> Vec<&'static str> {
+    let backward = graph.nodes().iter().filter(|node| node.phase != Phase::Forward);
+    backward.map(|node| node.op.name()).collect()
+}
+
+/// The gradient of a gated unit also recomputes its output, and what reads that comes after.
+#[test]
+fn a_gated_unit_is_recomputed_by_its_gradient() {
+    let graph = gated_unit(|_| Vec::new());
+    assert_eq!(
+        backward_ops(&graph),
+        [
+            "Linear",
+            "LinearInputGrad",
+            "SwiGluGradAndOutput",
+            "LinearWeightGrad",
+            "LinearWeightGrad",
+            "LinearInputGrad",
+        ],
+        "{graph}"
+    );
+}
+
+/// It takes the memory of the gradient that it came from, unless that is read later.
+#[test]
+fn a_gradient_that_is_handed_out_is_not_overwritten() {
+    let graph = gated_unit(|graph| {
+        let gradient = graph.nodes().iter().find_map(|node| match node.op {
+            Op::SwiGluGrad { dy, .. } => Some(dy),
+            _ => None,
+        });
+        gradient.into_iter().collect()
+    });
+    let ops = backward_ops(&graph);
+    assert!(ops.contains(&"SwiGlu") && ops.contains(&"SwiGluGrad"), "{graph}");
+}
+
 /// A chain as long as this must not overflow the stack.
 #[test]
 fn long_chains_are_made_again() {
@@ -132,7 +194,7 @@ fn long_chains_are_made_again() {
         gradient_dtype: DType::F32,
     };
     differentiate(&mut graph, &request).expect("differentiable");
-    recompute(&mut graph, |_| false);
+    recompute(&mut graph, &[], |_| false);
     // The input belongs to somebody else: its gradient overwrites a copy.
     assert_eq!(graph.nodes().len(), 20_000 + 19_999 + 1 + 20_000);
 }

@@ -87,7 +87,8 @@ fn a_cache() {
         let qkv = graph.apply_one("qkv", op).expect("fits");
         let cache = graph.source("cache", [1, 9, 8], DType::F32, TensorClass::Cache);
         let positions = graph.input("positions", [1, 3], DType::I32);
-        let op = Op::CachedAttention { qkv, cache, positions, heads, scale: 1.0 };
+        let op =
+            Op::CachedAttention { qkv, cache, positions, heads, mask: Mask::Causal, scale: 1.0 };
         vec![graph.apply_one("y", op).expect("fits")]
     });
     assert!(problem.contains("CachedAttention `y` cannot be differentiated"), "{problem}");

@@ -1,9 +1,9 @@
 //! From a config to a program: embedding, layers, head.
 
-use crate::{Family, ModelConfig, ModelError, ParameterLayout, ParameterSpec, RotaryScaling};
+use crate::{Family, ModelConfig, ModelError, ParameterLayout, ParameterSpec};
 use storm_graph::{
     ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Program,
-    RotaryDirection, RotaryFrequencies, Section, Shape, Stage, TensorClass, TensorId, Training,
+    RotaryDirection, Section, Shape, Stage, TensorClass, TensorId, Training,
 };
 
 /// Rows of logits that exist at a time unless asked otherwise.
@@ -100,13 +100,26 @@ pub(crate) fn check_size(config: &ModelConfig, options: &BuildOptions) -> Result
         let rule = format!("at most {}, the positions that the model has", config.max_positions);
         return refuse("sequence", sequence, rule);
     }
-    match config.sliding_window {
-        Some(window) if sequence > window => {
-            let rule = format!(
-                "at most {window}: the model's attention window slides beyond it, which STORM does \
-                 not compute; use a shorter sequence"
-            );
-            refuse("sequence", sequence, rule)
+    check_lengths(config, sequence, options.packing)
+}
+
+/// Where rotary frequencies follow the length of a sequence, samples of different lengths cannot share a row.
+fn check_lengths(
+    config: &ModelConfig,
+    sequence: usize,
+    packing: Packing,
+) -> Result<(), ModelError> {
+    let rotary = config.rotary.as_ref();
+    match rotary.and_then(|rotary| rotary.steady_positions(config.max_positions)) {
+        Some(limit) if sequence > limit && packing == Packing::Segments => {
+            Err(ModelError::InvalidConfig {
+                field: "sequence",
+                value: sequence.to_string(),
+                rule: format!(
+                    "at most {limit} for rows of several samples: beyond it, the model's rotary scaling follows the \
+                     length of each sample"
+                ),
+            })
         }
         _ => Ok(()),
     }
@@ -158,13 +171,39 @@ impl<'b> Builder<'b> {
 
     /// Embedding, layers, and the last stage.
     pub(crate) fn program(&self, last: Section) -> Result<Program, GraphError> {
-        let templates = vec![self.embedding()?, self.layer()?, last];
-        let stages = vec![
-            Stage::once("embedding", 0),
-            Stage::repeated("layers", 1, self.config.layer_count),
-            Stage::once("head", 2),
-        ];
+        let layer_count = self.config.layer_count;
+        let window = self.config.sliding_window.as_ref().filter(|w| w.tokens < self.span());
+        let runs = window.map_or(vec![(0..layer_count, false)], |w| w.runs(layer_count));
+        // One template for each kind of layer, and a stage for each run of layers that are alike.
+        let mut templates = vec![self.embedding()?];
+        let mut template_of = [None; 2];
+        let mut stages = vec![Stage::once("embedding", 0)];
+        for (layers, is_windowed) in &runs {
+            let template = match template_of[usize::from(*is_windowed)] {
+                Some(template) => template,
+                None => {
+                    let tokens = window.filter(|_| *is_windowed).map(|window| window.tokens);
+                    templates.push(self.layer(tokens)?);
+                    templates.len() - 1
+                }
+            };
+            template_of[usize::from(*is_windowed)] = Some(template);
+            stages.push(match runs.len() {
+                1 => Stage::repeated("layers", template, layer_count),
+                _ => Stage::part_of("layers", template, layers.clone()),
+            });
+        }
+        stages.push(Stage::once("head", templates.len()));
+        templates.push(last);
         Program::new(templates, stages)
+    }
+
+    /// How many tokens a query could see, were there no window.
+    fn span(&self) -> usize {
+        match self.reach {
+            Reach::Sequence => self.options.sequence,
+            Reach::Cache { window, .. } => window,
+        }
     }
 
     /// Token embedding, plus positions: learned ones are added, rotary ones become a table.
@@ -176,7 +215,8 @@ impl<'b> Builder<'b> {
         let graph = &mut draft.graph;
         let mut hidden = graph.apply_one("embedding", Op::Embedding { ids: tokens, table })?; // (B, T, C)
         let mut exports = Vec::new();
-        match self.rotary() {
+        let config = self.config;
+        match &config.rotary {
             None => {
                 let table = draft.required("position_embedding.weight"); // (P, C)
                 let graph = &mut draft.graph;
@@ -184,10 +224,11 @@ impl<'b> Builder<'b> {
                 let position = graph.apply_one("position_embedding", op)?; // (B, T, C)
                 hidden = graph.apply_one("hidden", Op::Add { a: hidden, b: position })?;
             }
-            Some(frequencies) => {
-                let head_dim = self.config.head_dim;
-                let op = Op::RotaryTable { positions, head_dim, frequencies };
-                let table = graph.apply_one("rotary_table", op)?; // (B, T, D/2, 2)
+            Some(rotary) => {
+                let frequencies =
+                    rotary.frequencies(config.head_dim, config.max_positions, self.span());
+                let op = Op::RotaryTable { positions, frequencies };
+                let table = graph.apply_one("rotary_table", op)?; // (B, T, P, 2)
                 exports.push(("rotary_table".to_owned(), table));
             }
         }
@@ -200,18 +241,23 @@ impl<'b> Builder<'b> {
         })
     }
 
-    fn layer(&self) -> Result<Section, GraphError> {
+    /// A layer, whose tokens see so many at most.
+    fn layer(&self, window: Option<usize>) -> Result<Section, GraphError> {
         let mut draft = self.draft(&self.layout.layer);
         let hidden = draft.hidden();
         let (normed, _) = draft.norm("attention_norm", hidden, None)?; // (B, T, C)
-        let attended = self.attention(&mut draft, normed)?; // (B, T, C)
+        let attended = self.attention(&mut draft, normed, window)?; // (B, T, C)
         let (normed, sum) = draft.norm("mlp_norm", hidden, Some(attended))?;
         let out = match self.config.family {
             Family::Gpt2 => {
                 let up = draft.linear("mlp.up", normed, None)?; // (B, T, F)
-                let function = ActivationFunction::GeluTanh;
-                let active =
-                    draft.graph.apply_one("mlp.gelu", Op::Activation { x: up, function })?;
+                let op = Op::Activation { x: up, function: self.config.activation };
+                let name = match self.config.activation {
+                    ActivationFunction::Gelu | ActivationFunction::GeluTanh => "mlp.gelu",
+                    ActivationFunction::Relu => "mlp.relu",
+                    ActivationFunction::Silu => "mlp.silu",
+                };
+                let active = draft.graph.apply_one(name, op)?;
                 draft.linear("mlp.down", active, Some(sum))? // (B, T, C)
             }
             _ => {
@@ -221,7 +267,7 @@ impl<'b> Builder<'b> {
             }
         };
         Ok(Section {
-            name: "layer".to_owned(),
+            name: if window.is_some() { "windowed layer" } else { "layer" }.to_owned(),
             graph: draft.graph,
             carried_in: vec![Carried::new("hidden", hidden)],
             carried_out: vec![Carried::new("hidden", out)],
@@ -230,7 +276,12 @@ impl<'b> Builder<'b> {
     }
 
     /// Projections, per-head norm, rotary positions and attention of the normalized residual.
-    fn attention(&self, draft: &mut Draft<'_>, normed: TensorId) -> Result<TensorId, GraphError> {
+    fn attention(
+        &self,
+        draft: &mut Draft<'_>,
+        normed: TensorId,
+        window: Option<usize>,
+    ) -> Result<TensorId, GraphError> {
         let config = self.config;
         let heads = HeadLayout {
             query_heads: config.query_heads,
@@ -245,21 +296,22 @@ impl<'b> Builder<'b> {
             let op = Op::QkNorm { qkv, query_weight, key_weight, heads, epsilon };
             qkv = draft.graph.apply_one("attention.qk_norm", op)?;
         }
-        if config.rotary.is_some() {
+        if let Some(rotary) = &config.rotary {
             let [batch, sequence] = [self.options.batch, self.options.sequence];
-            let shape = [batch, sequence, config.head_dim / 2, 2];
+            let shape = [batch, sequence, rotary.pairs(config.head_dim), 2];
             let table = draft.graph.input("rotary_table", shape, DType::F32);
             let op = Op::Rotary { qkv, table, heads, direction: RotaryDirection::Forward };
             qkv = draft.graph.apply_one("attention.rotary", op)?;
         }
         let scale = 1.0 / (config.head_dim as f32).sqrt();
+        let mask = window.map_or(Mask::Causal, |window| Mask::Sliding { window });
         let op = match self.reach {
             Reach::Sequence => {
                 let segments = match self.options.packing {
                     Packing::Single => None,
                     Packing::Segments => Some(draft.batch_input("segments")), // (B, T)
                 };
-                Op::Attention { qkv, segments, heads, mask: Mask::Causal, scale }
+                Op::Attention { qkv, segments, heads, mask, scale }
             }
             Reach::Cache { window, .. } => {
                 let BuildOptions { batch, dtype, .. } = *self.options;
@@ -267,7 +319,7 @@ impl<'b> Builder<'b> {
                 let class = TensorClass::Cache;
                 let cache = draft.graph.source("attention.cache", shape, dtype, class);
                 let positions = draft.batch_input("positions"); // (B, T)
-                Op::CachedAttention { qkv, cache, positions, heads, scale }
+                Op::CachedAttention { qkv, cache, positions, heads, mask, scale }
             }
         };
         let attended = draft.graph.apply_one("attention", op)?; // (B, T, Q·D)
@@ -316,25 +368,6 @@ impl<'b> Builder<'b> {
             carried_in: vec![Carried::new("hidden", hidden)],
             ..Section::default()
         }
-    }
-
-    fn rotary(&self) -> Option<RotaryFrequencies> {
-        let rotary = self.config.rotary?;
-        let scaling = match rotary.scaling {
-            RotaryScaling::None => storm_graph::RotaryScaling::Plain,
-            RotaryScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_positions,
-            } => storm_graph::RotaryScaling::Llama3 {
-                factor,
-                low_frequency_factor: low_freq_factor,
-                high_frequency_factor: high_freq_factor,
-                original_positions: original_max_positions,
-            },
-        };
-        Some(RotaryFrequencies { theta: rotary.theta, scaling })
     }
 }
 

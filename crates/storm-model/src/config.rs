@@ -1,6 +1,7 @@
 //! The description of a language model: one plain struct for every family.
 
-use crate::ModelError;
+use crate::{ModelError, Rotary, SlidingWindow};
+use storm_graph::ActivationFunction;
 
 /// The architectures that STORM has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,11 +16,25 @@ pub enum Family {
     Qwen2,
     /// Qwen3: Llama with RMS norm on each query and key head.
     Qwen3,
+    /// Phi 3 and 4: Llama with an optional sliding window, and rotary positions on a part of each head.
+    Phi3,
+}
+
+/// Which layers of a family may have a sliding window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WindowKind {
+    /// None.
+    None,
+    /// All of them, or none.
+    AllLayers,
+    /// Any of them.
+    EachLayer,
 }
 
 impl Family {
     /// Every family.
-    pub const ALL: [Self; 5] = [Self::Gpt2, Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 6] =
+        [Self::Gpt2, Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3, Self::Phi3];
 
     /// `model_type` in config.json.
     pub fn model_type(self) -> &'static str {
@@ -29,6 +44,7 @@ impl Family {
             Self::Mistral => "mistral",
             Self::Qwen2 => "qwen2",
             Self::Qwen3 => "qwen3",
+            Self::Phi3 => "phi3",
         }
     }
 
@@ -40,6 +56,7 @@ impl Family {
             Self::Mistral => "MistralForCausalLM",
             Self::Qwen2 => "Qwen2ForCausalLM",
             Self::Qwen3 => "Qwen3ForCausalLM",
+            Self::Phi3 => "Phi3ForCausalLM",
         }
     }
 
@@ -47,33 +64,14 @@ impl Family {
     pub fn has_query_key_norm(self) -> bool {
         self == Self::Qwen3
     }
-}
 
-/// Rotary position embedding.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Rotary {
-    /// The base of the wavelengths.
-    pub theta: f64,
-    /// How the frequencies are changed for a longer context.
-    pub scaling: RotaryScaling,
-}
-
-/// How rotary frequencies are changed for a longer context.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum RotaryScaling {
-    /// As they are.
-    None,
-    /// Llama 3's rule: long wavelengths are stretched, short ones kept, those between blended.
-    Llama3 {
-        /// By how much long wavelengths are stretched.
-        factor: f64,
-        /// Wavelengths longer than `original_max_positions / low_freq_factor` are stretched.
-        low_freq_factor: f64,
-        /// Wavelengths shorter than `original_max_positions / high_freq_factor` are kept.
-        high_freq_factor: f64,
-        /// The context length of the first training.
-        original_max_positions: usize,
-    },
+    pub(crate) fn window(self) -> WindowKind {
+        match self {
+            Self::Gpt2 | Self::Llama => WindowKind::None,
+            Self::Mistral | Self::Phi3 => WindowKind::AllLayers,
+            Self::Qwen2 | Self::Qwen3 => WindowKind::EachLayer,
+        }
+    }
 }
 
 /// A language model, whatever its family. Call [`ModelConfig::validate`] before use: past it, no
@@ -110,24 +108,23 @@ pub struct ModelConfig {
     pub attention_output_bias: bool,
     /// Whether the projections of the MLP have a bias.
     pub mlp_bias: bool,
-    /// The window that is active on some layer: a token sees this many, itself included. Sequences
-    /// not longer than it are computed as full attention.
-    pub sliding_window: Option<usize>,
-    /// With a window: the first layer that uses it, as Qwen's `max_window_layers`. Otherwise 0.
-    pub first_windowed_layer: usize,
+    /// What the MLP applies: to its width, or to its gate where it has one, which must be SiLU.
+    pub activation: ActivationFunction,
+    /// A window of some layers. Sequences not longer than it are computed as full attention.
+    pub sliding_window: Option<SlidingWindow>,
     /// Standard deviation of fresh weights.
     pub initializer_range: f64,
 }
 
 /// Hard limits, about a power of two above anything that exists.
-mod limit {
+pub(crate) mod limit {
     pub(super) const LAYERS: usize = 65_535;
     pub(super) const HIDDEN: usize = 1 << 20;
     pub(super) const INTERMEDIATE: usize = 1 << 22;
     pub(super) const VOCAB: usize = 1 << 24;
     pub(super) const HEADS: usize = 1 << 12;
     pub(super) const HEAD_DIM: usize = 256;
-    pub(super) const POSITIONS: usize = 1 << 27;
+    pub(crate) const POSITIONS: usize = 1 << 27;
     pub(super) const PARAMETERS: u128 = 1 << 48;
 }
 
@@ -153,7 +150,9 @@ impl ModelConfig {
             || "from 0 to 1".into(),
         )?;
         self.validate_window()?;
-        self.validate_rotary()?;
+        if let Some(rotary) = &self.rotary {
+            rotary.validate(self.head_dim)?;
+        }
         self.validate_family()?;
         let count = self.parameter_count_wide();
         check(count <= limit::PARAMETERS, "parameter count", count, || {
@@ -162,57 +161,21 @@ impl ModelConfig {
     }
 
     fn validate_window(&self) -> Result<(), ModelError> {
-        let has_window = matches!(self.family, Family::Mistral | Family::Qwen2 | Family::Qwen3);
-        let Some(window) = self.sliding_window else {
-            return check(
-                self.first_windowed_layer == 0,
-                "first_windowed_layer",
-                self.first_windowed_layer,
-                || "0 without a sliding window".into(),
-            );
+        let Some(window) = &self.sliding_window else {
+            return Ok(());
         };
-        within("sliding_window", window, limit::POSITIONS)?;
-        check(has_window, "sliding_window", window, || {
-            format!("none for {}", self.family.model_type())
+        window.validate(self.layer_count)?;
+        let family = self.family;
+        check(family.window() != WindowKind::None, "sliding_window", window.tokens, || {
+            format!("none for {}", family.model_type())
         })?;
-        // Mistral has one window for all layers.
-        let first_max = if self.family == Family::Mistral { 0 } else { self.layer_count - 1 };
+        let is_of_all = window.only_from(self.layer_count) == Some(0);
         check(
-            self.first_windowed_layer <= first_max,
-            "first_windowed_layer",
-            self.first_windowed_layer,
-            || format!("at most {first_max}"),
+            family.window() != WindowKind::AllLayers || is_of_all,
+            "layers with a sliding window",
+            format!("{:?}", window.layers),
+            || format!("all layers for {}", family.model_type()),
         )
-    }
-
-    fn validate_rotary(&self) -> Result<(), ModelError> {
-        let Some(rotary) = &self.rotary else {
-            return Ok(());
-        };
-        check(self.head_dim.is_multiple_of(2), "head_dim", self.head_dim, || {
-            "even, since rotary positions rotate pairs".into()
-        })?;
-        positive("rotary theta", rotary.theta, 1e30)?;
-        let RotaryScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_positions,
-        } = rotary.scaling
-        else {
-            return Ok(());
-        };
-        positive("rotary factor", factor, 1e6)?;
-        check(factor >= 1.0, "rotary factor", factor, || "at least 1".into())?;
-        positive("rotary low_freq_factor", low_freq_factor, 1e6)?;
-        positive("rotary high_freq_factor", high_freq_factor, 1e6)?;
-        check(
-            high_freq_factor > low_freq_factor,
-            "rotary high_freq_factor",
-            high_freq_factor,
-            || format!("greater than low_freq_factor ({low_freq_factor})"),
-        )?;
-        within("rotary original_max_positions", original_max_positions, limit::POSITIONS)
     }
 
     /// What transformers fixes for each family. Any other config could not be saved.
@@ -222,6 +185,18 @@ impl ModelConfig {
             check(value == wanted, field, value, || format!("{wanted} for {}", family.model_type()))
         };
         fixed("rotary", self.rotary.is_some(), family != Family::Gpt2)?;
+        let is_gated = family != Family::Gpt2;
+        let activation = self.activation;
+        check(
+            !is_gated || activation == ActivationFunction::Silu,
+            "activation",
+            format!("{activation:?}"),
+            || format!("Silu for {}", family.model_type()),
+        )?;
+        let share = self.rotary.as_ref().map_or(1.0, |rotary| rotary.share);
+        check(share == 1.0 || family == Family::Phi3, "rotary share", share, || {
+            format!("1 for {}", family.model_type())
+        })?;
         match family {
             Family::Gpt2 => {
                 fixed("qkv_bias", self.qkv_bias, true)?;
@@ -252,7 +227,7 @@ impl ModelConfig {
                     || format!("a multiple of query_heads ({}) for llama", self.query_heads),
                 )
             }
-            Family::Mistral => {
+            Family::Mistral | Family::Phi3 => {
                 fixed("qkv_bias", self.qkv_bias, false)?;
                 fixed("attention_output_bias", self.attention_output_bias, false)?;
                 fixed("mlp_bias", self.mlp_bias, false)
@@ -267,6 +242,18 @@ impl ModelConfig {
                 fixed("mlp_bias", self.mlp_bias, false)
             }
         }
+    }
+
+    /// The longest text that can be generated: as long as positions mean the same for every length.
+    pub fn text_positions(&self) -> usize {
+        let rotary = self.rotary.as_ref();
+        let steady = rotary.and_then(|rotary| rotary.steady_positions(self.max_positions));
+        steady.unwrap_or(self.max_positions).min(self.max_positions)
+    }
+
+    /// What is taken for sequences of so many tokens, where the model's positions follow their length.
+    pub fn rotary_words(&self, sequence: usize) -> Option<String> {
+        self.rotary.as_ref()?.words(self.max_positions, sequence)
     }
 
     /// Rows of the query part of `attention.qkv`: Hq × D.
@@ -330,7 +317,7 @@ impl ModelConfig {
     }
 }
 
-fn check(
+pub(crate) fn check(
     holds: bool,
     field: &'static str,
     value: impl ToString,
@@ -342,11 +329,11 @@ fn check(
     Err(ModelError::InvalidConfig { field, value: value.to_string(), rule: rule() })
 }
 
-fn within(field: &'static str, value: usize, max: usize) -> Result<(), ModelError> {
+pub(crate) fn within(field: &'static str, value: usize, max: usize) -> Result<(), ModelError> {
     check((1..=max).contains(&value), field, value, || format!("from 1 to {max}"))
 }
 
-fn positive(field: &'static str, value: f64, max: f64) -> Result<(), ModelError> {
+pub(crate) fn positive(field: &'static str, value: f64, max: f64) -> Result<(), ModelError> {
     // NaN fails both comparisons.
     check(value > 0.0 && value <= max, field, value, || format!("greater than 0 and at most {max}"))
 }

@@ -79,8 +79,19 @@ pub fn build_streamed_decoder(
 /// Tokens of a piece, for a model and a window that fit each other.
 fn piece_tokens(config: &ModelConfig, options: &DecodeOptions) -> Result<usize, ModelError> {
     config.validate()?;
-    check_size(config, &build_options(options.window, options.dtype))?;
-    Ok(options.window.min(PROMPT_TOKENS_MAX))
+    let window = options.window;
+    check_size(config, &build_options(window, options.dtype))?;
+    let longest = config.text_positions();
+    if config.rotary.is_some() && longest < window.min(config.max_positions) {
+        return Err(ModelError::InvalidConfig {
+            field: "window",
+            value: window.to_string(),
+            rule: format!(
+                "at most {longest}: beyond it, the model's rotary scaling changes all positions as the text grows"
+            ),
+        });
+    }
+    Ok(window.min(PROMPT_TOKENS_MAX))
 }
 
 fn build_options(sequence: usize, dtype: DType) -> BuildOptions {

@@ -89,7 +89,7 @@ pub enum ModelError {
 
     /// The weights are quantized.
     #[error(
-        "config.json: the weights are quantized ({method}); STORM reads f32, bf16 and f16 weights: \
+        "config.json: the weights are quantized ({method}); STORM reads f64, f32, bf16 and f16 weights: \
          take the unquantized model, or dequantize it in transformers with `model.dequantize()` and save it again"
     )]
     Quantized {
@@ -193,6 +193,30 @@ pub enum ModelError {
         path: PathBuf,
     },
 
+    /// The directory holds an adapter, which is not a model by itself.
+    #[error(
+        "{path}: {found}: this is a PEFT adapter, not a whole model; merge it into its base model in Python with \
+         `model.merge_and_unload().save_pretrained('NEW_DIR')` and use that directory",
+        path = .path.display()
+    )]
+    Adapter {
+        /// The model directory.
+        path: PathBuf,
+        /// What shows it.
+        found: String,
+    },
+
+    /// The model has no head, and something other than training asked for it.
+    #[error(
+        "{path}: the model has no head: there is no `lm_head.weight`, and `tie_word_embeddings` is false, so nothing \
+         says which token comes next; train it, which starts a fresh head, or use the files of the whole model",
+        path = .path.display()
+    )]
+    NoHead {
+        /// The model directory.
+        path: PathBuf,
+    },
+
     /// A requested tensor does not exist.
     #[error("{path}: no tensor is named {name}", path = .path.display())]
     NoSuchTensor {
@@ -203,7 +227,7 @@ pub enum ModelError {
     },
 
     /// A tensor is stored in a type that is not converted.
-    #[error("tensor {name} is stored as {dtype}; STORM reads F32, BF16 and F16")]
+    #[error("tensor {name} is stored as {dtype}; STORM reads F64, F32, BF16 and F16")]
     UnsupportedDtype {
         /// The tensor.
         name: String,

@@ -14,19 +14,23 @@ mod decode;
 mod error;
 mod hf;
 mod presets;
+mod rotary;
+mod window;
 
 pub use build::{
     BuildOptions, DEFAULT_CHUNK_ROWS, Initialization, ModelOutput, Packing, Trainable, build,
     initialization,
 };
-pub use config::{Family, ModelConfig, Rotary, RotaryScaling};
+pub use config::{Family, ModelConfig};
 pub use decode::{
     DecodeOptions, DecodePrograms, PieceProgram, build_decoder, build_streamed_decoder,
 };
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,
-    ParameterSource, ParameterSpec, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype,
+    ParameterSource, ParameterSpec, Remark, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype,
     end_of_text, is_carried, load_parameter, parameters, safetensors_header, save,
 };
 pub use presets::{preset, preset_names};
+pub use rotary::{Rotary, RotaryScaling};
+pub use window::SlidingWindow;

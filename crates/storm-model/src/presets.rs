@@ -1,6 +1,7 @@
 //! Published models by name.
 
 use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling};
+use storm_graph::ActivationFunction;
 
 /// One line of the table: what differs between presets.
 struct Row {
@@ -92,7 +93,7 @@ pub fn preset(name: &str) -> Result<ModelConfig, ModelError> {
 
 impl Row {
     fn config(&self) -> ModelConfig {
-        let plain = |theta| Some(Rotary { theta, scaling: RotaryScaling::None });
+        let plain = |theta| Some(Rotary::plain(theta));
         let base = ModelConfig {
             family: Family::Llama,
             vocab_size: self.vocab,
@@ -109,14 +110,15 @@ impl Row {
             qkv_bias: false,
             attention_output_bias: false,
             mlp_bias: false,
+            activation: ActivationFunction::Silu,
             sliding_window: None,
-            first_windowed_layer: 0,
             initializer_range: 0.02,
         };
         match self.kind {
             Kind::Gpt2 => ModelConfig {
                 family: Family::Gpt2,
                 rotary: None,
+                activation: ActivationFunction::GeluTanh,
                 tied_embeddings: true,
                 qkv_bias: true,
                 attention_output_bias: true,
@@ -143,6 +145,7 @@ impl Row {
             Kind::Llama31 { tied, factor } => ModelConfig {
                 tied_embeddings: tied,
                 rotary: Some(Rotary {
+                    share: 1.0,
                     theta: 500_000.0,
                     scaling: RotaryScaling::Llama3 {
                         factor,

@@ -174,10 +174,19 @@ impl Choice {
         self.stages.iter().map(pinned).eq(other.stages.iter().map(pinned))
     }
 
-    /// Whether groups are cut alike, too.
+    /// Micro-batches in a group, and in the first one if that is unlike the others.
+    pub(crate) fn group_sizes(&self) -> (usize, Option<usize>) {
+        (self.group, self.first.as_ref().map(|first| first.group))
+    }
+
+    /// Whether a step is cut into the same groups.
+    pub(crate) fn groups_alike(&self, other: &Choice) -> bool {
+        self.group_sizes() == other.group_sizes()
+    }
+
+    /// Both.
     pub(crate) fn is_of_a_kind_with(&self, other: &Choice) -> bool {
-        let first = |choice: &Choice| choice.first.as_ref().map(|first| first.group);
-        self.group == other.group && first(self) == first(other) && self.places_alike(other)
+        self.groups_alike(other) && self.places_alike(other)
     }
 
     /// Activations of the groups after the first.

@@ -230,7 +230,18 @@ impl<'a> Estimator<'a> {
                     + self.pass(update, update_in + traffic.weights, update_out)
             }
         };
-        seconds + first_forward + self.exposed_seconds(choice, after_first, &traffic)
+        let exposed = match choice.update {
+            UpdateTime::NextStep => self.first_update_seconds(choice),
+            UpdateTime::EndOfStep => 0.0,
+        };
+        seconds + first_forward + exposed + self.exposed_seconds(choice, after_first, &traffic)
+    }
+
+    /// What the first block's update waits for: nothing runs before it that could hide its copies.
+    fn first_update_seconds(&self, choice: &Choice) -> f64 {
+        let (times, chosen) = (&self.stages[0], &choice.stages[0]);
+        let states = if chosen.states > 0 { 0 } else { times.sizes.states };
+        states as f64 / self.lowering.profile.link(Link::HOST_TO_DEVICE).bandwidth
     }
 
     /// Seconds of a group that applies no update and starts no gradients.

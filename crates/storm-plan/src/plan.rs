@@ -11,7 +11,9 @@ use crate::TensorKind;
 use crate::queue::{Link, Links, Queue};
 use crate::tier::{PerTier, Tier};
 use serde::Serialize;
+use smallvec::SmallVec;
 use std::ops::Range;
+use std::sync::Arc;
 use storm_graph::{Graph, Tensor, TensorClass, work};
 
 /// A position in [`Plan::values`].
@@ -48,6 +50,9 @@ pub struct Operand {
     pub offset: usize,
 }
 
+/// What an instruction touches: a few values, in place, since a search builds many plans.
+pub type Operands = SmallVec<[Operand; 4]>;
+
 /// A position in [`Plan::graphs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct GraphId(pub u32);
@@ -77,11 +82,11 @@ pub struct Compute {
     /// Which layer it belongs to, for random streams; 0 outside of layers.
     pub layer: u16,
     /// Offsets of the op's operands in their order, then of the node's outputs.
-    pub places: Vec<usize>,
+    pub places: SmallVec<[usize; 6]>,
     /// Values that are read. An operand that lies in pieces is several.
-    pub reads: Vec<Operand>,
+    pub reads: Operands,
     /// Values that are written, all bytes of each.
-    pub writes: Vec<Operand>,
+    pub writes: Operands,
 }
 
 impl Compute {
@@ -99,7 +104,7 @@ pub struct Copy {
     /// How many.
     pub bytes: usize,
     /// What is copied, and where it lies relative to the first byte.
-    pub values: Vec<Operand>,
+    pub values: Operands,
 }
 
 impl Copy {
@@ -226,7 +231,7 @@ pub struct Region {
 pub struct Plan {
     /// What compute instructions refer to.
     #[serde(skip)]
-    pub graphs: Vec<Graph>,
+    pub graphs: Vec<Arc<Graph>>,
     /// All values.
     pub values: Vec<Value>,
     /// All instructions of all segments.

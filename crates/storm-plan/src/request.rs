@@ -198,7 +198,7 @@ pub fn guess_step_seconds(
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
     let search = Search::new(&lowering, limits(budget, profile), forced);
-    Ok(search.guess().map(|simulation| simulation.step_seconds))
+    Ok(search.guess())
 }
 
 /// The plan of given decisions, checked against the budget.

@@ -2,6 +2,7 @@
 
 mod candidates;
 mod near;
+mod refill;
 mod smallest;
 
 use crate::choice::{Choice, Saving, StageChoice, savings};
@@ -11,16 +12,19 @@ use crate::request::{Forced, Placement};
 use crate::tier::PerTier;
 use crate::{Decisions, HardwareProfile, Plan, Simulation, Storage, Task, UpdateTime, simulate};
 use rayon::prelude::*;
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// How many plans are built and simulated at most, before the ones near the best are tried.
 const FIRST_ROUND: usize = 24;
 
 /// How many are tried near each of the best.
-const NEAR_THE_BEST: [usize; 3] = [90, 60, 30];
+const NEAR_THE_BEST: [usize; 3] = [80, 70, 40];
 
 /// How many of them before the next best is known.
 const NEIGHBOURS: usize = 8;
+
+/// How many of them may look exactly as fast.
+const ALIKE: usize = 2;
 
 /// Larger groups are not tried: plans grow with the group.
 const GROUP_MAX: usize = 64;
@@ -33,7 +37,7 @@ const GUESSED: usize = 6;
 
 /// Instructions of all plans that are built, per block of the model: large plans take longer, so fewer of
 /// them are tried.
-const INSTRUCTIONS_PER_BLOCK: usize = 40_000;
+const INSTRUCTIONS_PER_BLOCK: usize = 50_000;
 
 /// How many are simulated before the fastest of them is known to the next ones.
 const AT_A_TIME: usize = 6;
@@ -45,16 +49,19 @@ pub(crate) struct Found {
     pub(crate) simulation: Simulation,
 }
 
-/// How far a search has come.
+/// How far a search has come. Choices go with the seconds of their step.
 #[derive(Default)]
 struct Progress {
     /// The fastest so far.
-    best: Option<(Choice, Simulation)>,
+    best: Option<(Choice, f64)>,
     /// The fastest of each way to place parameters.
-    starts: Vec<(Choice, Simulation)>,
+    starts: Vec<(Choice, f64)>,
     /// Of all plans that were built.
     instructions: usize,
 }
+
+/// What is known of choices near the best: the seconds of a step, infinite if it is not worth knowing.
+type Known = HashMap<Choice, f64>;
 
 /// A fixed way to treat activations, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,23 +146,19 @@ impl<'a> Search<'a> {
             return self.found(progress);
         }
         let mut starts = std::mem::take(&mut progress.starts);
-        starts.sort_by(|a, b| a.1.step_seconds.total_cmp(&b.1.step_seconds));
-        // The second is the fastest whose first group is what that of the fastest is not: unlike the others,
-        // or like them. No single move leads from one to the other and is faster at once.
-        let is_first_unlike = |start: &(Choice, Simulation)| start.0.first.is_some();
-        let other =
-            starts.iter().position(|start| is_first_unlike(start) != is_first_unlike(&starts[0]));
-        if let Some(other) = other.filter(|&other| other > 1) {
-            starts[1..=other].rotate_right(1);
-        }
-        let mut tried: Vec<Choice> = Vec::new();
+        starts.sort_by(|a, b| a.1.total_cmp(&b.1));
+        // One for each way to cut a step into groups: no single move leads from one to another and is faster
+        // at once.
+        let mut shapes = HashSet::new();
+        starts.retain(|(choice, _)| shapes.insert(choice.group_sizes()));
+        let mut known = Known::new();
         for (start, count) in starts.into_iter().zip(NEAR_THE_BEST) {
             let mut near = Progress { best: Some(start), ..Progress::default() };
             near.instructions = progress.instructions;
-            self.climb(&mut near, count, &mut tried);
+            self.climb(&mut near, count, &mut known);
             progress.instructions = near.instructions;
-            if let Some((choice, simulation)) = near.best {
-                self.compare(&choice, simulation, &mut progress);
+            if let Some((choice, seconds)) = near.best {
+                self.compare(&choice, seconds, &mut progress);
             }
         }
         self.found(progress)
@@ -176,19 +179,38 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Goes from the best to a better one near it for as long as there is one, over at most `count` plans.
-    fn climb(&self, progress: &mut Progress, count: usize, tried: &mut Vec<Choice>) {
+    /// Goes from the best to a better one near it for as long as there is one, over at most `count` plans that
+    /// are not known yet.
+    fn climb(&self, progress: &mut Progress, count: usize, known: &mut Known) {
         let mut left = count;
-        while let Some((center, _)) = &progress.best {
-            let mut near = self.neighbours(center);
-            near.retain(|choice| !tried.contains(choice) && self.fits(choice));
-            near = self.most_promising(near, left.min(NEIGHBOURS));
-            if near.is_empty() || self.is_enough(progress) {
+        while let Some((center, _)) = progress.best.clone() {
+            let with_refilled = |choice: Choice| {
+                let fits = self.fits(&choice);
+                self.refilled(&choice).into_iter().chain(fits.then_some(choice))
+            };
+            let near = self.neighbours(&center).into_par_iter().flat_map_iter(with_refilled);
+            let mut near = self.different(near.collect());
+            near.retain(|choice| *choice != center);
+            // Another climb may have seen some: they cost nothing.
+            for choice in &near {
+                if let Some(&seconds) = known.get(choice) {
+                    self.compare(choice, seconds, progress);
+                }
+            }
+            near.retain(|choice| !known.contains_key(choice));
+            near = self.most_promising_kinds(near, left.min(NEIGHBOURS));
+            left -= near.len();
+            known.extend(near.iter().map(|choice| (choice.clone(), f64::INFINITY)));
+            for some in near.chunks(AT_A_TIME) {
+                if self.is_enough(progress) {
+                    return;
+                }
+                known.extend(self.consider(some, progress));
+            }
+            let has_moved = progress.best.as_ref().is_some_and(|(best, _)| *best != center);
+            if near.is_empty() && !has_moved {
                 return;
             }
-            self.consider_until_enough(&near, progress);
-            left -= near.len();
-            tried.extend(near);
         }
     }
 
@@ -200,11 +222,11 @@ impl<'a> Search<'a> {
     }
 
     /// About how fast the fastest plan is, from few simulations; none if nothing fits.
-    pub(crate) fn guess(&self) -> Option<Simulation> {
+    pub(crate) fn guess(&self) -> Option<f64> {
         let mut progress = Progress::default();
         let candidates = self.candidates(Activations::Free);
         self.consider(&self.most_promising(candidates, GUESSED), &mut progress);
-        progress.best.map(|(_, simulation)| simulation)
+        progress.best.map(|(_, seconds)| seconds)
     }
 
     /// The most promising choices of a fixed policy.
@@ -222,34 +244,37 @@ impl<'a> Search<'a> {
     }
 
     /// Builds and simulates choices, several at a time, and keeps the fastest so far. Which one that
-    /// is does not depend on the number of threads.
-    fn consider(&self, choices: &[Choice], progress: &mut Progress) {
+    /// is does not depend on the number of threads. Returns those that were simulated.
+    fn consider(&self, choices: &[Choice], progress: &mut Progress) -> Vec<(Choice, f64)> {
         let estimator = Estimator::new(self.lowering, &self.savings);
-        let limit = progress.best.as_ref().map_or(f64::MAX, |(_, best)| best.step_seconds);
+        let limit = progress.best.as_ref().map_or(f64::MAX, |&(_, seconds)| seconds);
         let hopeful: Vec<&Choice> =
             choices.iter().filter(|choice| estimator.least_seconds(choice) < limit).collect();
         let simulated: Vec<_> = hopeful.par_iter().map(|choice| self.simulate(choice)).collect();
+        let mut found = Vec::new();
         for (choice, simulated) in hopeful.into_iter().zip(simulated) {
-            let Some((simulation, instructions)) = simulated else { continue };
+            let Some((seconds, instructions)) = simulated else { continue };
             progress.instructions += instructions;
-            self.compare(choice, simulation, progress);
+            self.compare(choice, seconds, progress);
+            found.push((choice.clone(), seconds));
         }
+        found
     }
 
     /// Keeps a simulated choice if it is the fastest so far, of all or of those that place parameters alike.
-    fn compare(&self, choice: &Choice, simulation: Simulation, progress: &mut Progress) {
-        let is_better = |(known, best): &(Choice, Simulation)| {
+    fn compare(&self, choice: &Choice, seconds: f64, progress: &mut Progress) {
+        let is_better = |(known, best): &(Choice, f64)| {
             // At equal speed the simpler plan: nothing moves that does not have to.
-            let gain = (best.step_seconds - simulation.step_seconds) / best.step_seconds;
+            let gain = (best - seconds) / best;
             gain > 1e-4 || (gain > -1e-6 && simpler(choice, known))
         };
         match progress.starts.iter_mut().find(|(known, _)| known.is_of_a_kind_with(choice)) {
-            Some(known) if is_better(known) => *known = (choice.clone(), simulation.clone()),
+            Some(known) if is_better(known) => *known = (choice.clone(), seconds),
             Some(_) => {}
-            None => progress.starts.push((choice.clone(), simulation.clone())),
+            None => progress.starts.push((choice.clone(), seconds)),
         }
         if progress.best.as_ref().is_none_or(is_better) {
-            progress.best = Some((choice.clone(), simulation));
+            progress.best = Some((choice.clone(), seconds));
         }
     }
 
@@ -258,10 +283,10 @@ impl<'a> Search<'a> {
     }
 
     /// What a choice would do, and how long its plan is; none if it does not fit.
-    fn simulate(&self, choice: &Choice) -> Option<(Simulation, usize)> {
+    fn simulate(&self, choice: &Choice) -> Option<(f64, usize)> {
         let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
         let fits = plan.bytes.fits(&self.limits);
-        fits.then(|| (simulate(&plan, self.profile()), plan.instructions.len()))
+        fits.then(|| (simulate(&plan, self.profile()).step_seconds, plan.instructions.len()))
     }
 
     fn found(&self, progress: Progress) -> Option<Found> {
@@ -289,13 +314,31 @@ impl<'a> Search<'a> {
         sorted
     }
 
-    /// Those that look fastest, and the one that looks fastest of every way to place parameters: a glance
-    /// compares plans that place them alike better than others.
+    /// Those that look fastest, few of which look exactly as fast as others: what an estimate does not see
+    /// should not keep the search from moves that it does.
+    fn most_promising_kinds(&self, choices: Vec<Choice>, count: usize) -> Vec<Choice> {
+        let estimator = Estimator::new(self.lowering, &self.savings);
+        let mut alike: HashMap<u64, usize> = HashMap::new();
+        let mut picked = by_estimate(&estimator, choices);
+        picked.retain(|choice| {
+            let seen = alike.entry(estimator.step_seconds(choice).to_bits()).or_default();
+            *seen += 1;
+            *seen <= ALIKE
+        });
+        picked.truncate(count);
+        picked
+    }
+
+    /// Those that look fastest, and the one that looks fastest of every way to place parameters and of every way to cut
+    /// a step into groups: a glance compares plans that are alike in these better than others.
     fn first_round(&self, choices: Vec<Choice>) -> Vec<Choice> {
         let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         let others = sorted.split_off(sorted.len().min(FIRST_ROUND));
         for choice in others {
-            if !sorted.iter().any(|known| known.places_alike(&choice)) {
+            let is_new = |alike: &dyn Fn(&Choice) -> bool| !sorted.iter().any(alike);
+            if is_new(&|known| known.places_alike(&choice))
+                || is_new(&|known| known.groups_alike(&choice))
+            {
                 sorted.push(choice);
             }
         }

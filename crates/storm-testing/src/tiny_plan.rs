@@ -8,7 +8,8 @@ use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass, Training};
 use storm_plan::{
     CheckedPlan, Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand,
-    PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work, check,
+    Operands, PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId,
+    Work, check,
 };
 
 /// f32 values of every tensor: enough for kernels to use more than one thread, and for a race to
@@ -53,10 +54,10 @@ impl PlanBuilder {
         write: (ValueId, usize),
         waits: &[InstructionId],
     ) -> InstructionId {
-        self.plan.graphs.push(graph);
+        self.plan.graphs.push(Arc::new(graph));
         let operand = |&(value, slot): &(ValueId, usize)| Operand { value, offset: slot * SLOT };
-        let reads: Vec<Operand> = reads.iter().map(operand).collect();
-        let writes = vec![operand(&write)];
+        let reads: Operands = reads.iter().map(operand).collect();
+        let writes: Operands = [operand(&write)].into_iter().collect();
         let places = reads.iter().chain(&writes).map(|operand| operand.offset).collect();
         let graph = GraphId(self.plan.graphs.len() as u32 - 1);
         let compute = Compute { graph, node: 0, layer: 0, places, reads, writes };
@@ -107,7 +108,7 @@ impl PlanBuilder {
             from: end(link.from),
             to: end(link.to),
             bytes: self.plan.value(value).size_bytes,
-            values: vec![Operand { value, offset: 0 }],
+            values: [Operand { value, offset: 0 }].into_iter().collect(),
         };
         self.add(Work::Copy(copy), waits)
     }

@@ -274,12 +274,13 @@ impl<D: Device> ReferenceTrainer<D> {
         Ok(norm[0])
     }
 
-    /// Loads all parameters from a Hugging Face directory of the same config.
+    /// Loads all parameters from a Hugging Face directory of the same config; a head that it lacks stays as it was
+    /// initialized.
     ///
     /// # Errors
     /// A tensor is missing, has another shape, or cannot be read.
     pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
-        weights::load(&mut self.resident, &self.config, directory)
+        weights::load_or_start_fresh(&mut self.resident, &self.config, directory)
     }
 
     /// Saves all parameters as a Hugging Face directory.

@@ -2,7 +2,7 @@
 
 use crate::TrainError;
 
-/// How the learning rate falls after the warm-up.
+/// How the learning rate falls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decay {
     /// It stays.
@@ -11,21 +11,26 @@ pub enum Decay {
     Linear,
     /// Along half a wave of the cosine.
     Cosine,
+    /// As one minus the square root of the part that is done: fast at first.
+    OneMinusSqrt,
 }
 
-/// The learning rate of every step of a run: it rises in a straight line over the warm-up, then falls
-/// to `final_rate` at the last step. It has no state: a step's rate depends on its number alone.
+/// The learning rate of every step of a run: it rises in a straight line over the warm-up, may stay at the peak
+/// for a while, and falls to `final_rate` at the last step. It has no state: a step's rate depends on its number
+/// alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Schedule {
     peak_rate: f64,
     final_rate: f64,
     warmup_steps: u64,
     steps: u64,
+    /// The last steps, in which the rate falls.
+    falling_steps: u64,
     decay: Decay,
 }
 
 impl Schedule {
-    /// A schedule over `steps` steps.
+    /// A schedule over `steps` steps that falls from the end of the warm-up on.
     ///
     /// # Errors
     /// Rates that are not finite or negative, a final rate above the peak, or a warm-up that is longer
@@ -38,7 +43,8 @@ impl Schedule {
         decay: Decay,
     ) -> Result<Schedule, TrainError> {
         let refuse = |option, problem: String| Err(TrainError::Option { option, problem });
-        if !(peak_rate >= 0.0 && peak_rate.is_finite()) {
+        // Kernels take rates as f32.
+        if !(peak_rate >= 0.0 && (peak_rate as f32).is_finite()) {
             return refuse("learning-rate", format!("{peak_rate} must be finite and not negative"));
         }
         if !(0.0..=peak_rate).contains(&final_rate) {
@@ -49,7 +55,24 @@ impl Schedule {
             let problem = format!("{warmup_steps} steps are more than the {steps} of the run");
             return refuse("warmup", problem);
         }
-        Ok(Schedule { peak_rate, final_rate, warmup_steps, steps, decay })
+        // The first step after the warm-up is at the peak.
+        let falling_steps = steps.saturating_sub(warmup_steps + 1);
+        Ok(Schedule { peak_rate, final_rate, warmup_steps, steps, falling_steps, decay })
+    }
+
+    /// The same, but the rate stays at the peak until the last `cooldown_steps` steps.
+    ///
+    /// # Errors
+    /// Warm-up and cooldown are longer than the run.
+    pub fn with_cooldown(self, cooldown_steps: u64) -> Result<Schedule, TrainError> {
+        let Schedule { warmup_steps, steps, .. } = self;
+        if cooldown_steps > steps - warmup_steps {
+            let problem = format!(
+                "{cooldown_steps} steps and a warm-up of {warmup_steps} are more than the {steps} of the run"
+            );
+            return Err(TrainError::Option { option: "cooldown", problem });
+        }
+        Ok(Schedule { falling_steps: cooldown_steps, ..self })
     }
 
     /// The rate of a step; the first is 0. After the last step it stays.
@@ -58,15 +81,17 @@ impl Schedule {
             // The first step already learns, and the last one of the warm-up is at the peak.
             return (self.peak_rate * (step + 1) as f64 / self.warmup_steps as f64) as f32;
         }
-        let falling = self.steps.saturating_sub(self.warmup_steps + 1);
-        let done = match falling {
+        // Of the steps that fall, this one included.
+        let fallen = (step + 1).saturating_sub(self.steps - self.falling_steps);
+        let done = match self.falling_steps {
             0 => 0.0,
-            falling => ((step - self.warmup_steps) as f64 / falling as f64).min(1.0),
+            falling => (fallen as f64 / falling as f64).min(1.0),
         };
         let left = match self.decay {
             Decay::Constant => 1.0,
             Decay::Linear => 1.0 - done,
             Decay::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * done).cos()),
+            Decay::OneMinusSqrt => 1.0 - done.sqrt(),
         };
         (self.final_rate + (self.peak_rate - self.final_rate) * left) as f32
     }
@@ -103,6 +128,27 @@ mod tests {
     }
 
     #[test]
+    fn a_cooldown_comes_after_a_constant_part() {
+        let rates = |decay, warmup, steps, cooldown| -> Vec<f32> {
+            let schedule = Schedule::new(1.0, 0.2, warmup, steps, decay).expect("a schedule");
+            let schedule = schedule.with_cooldown(cooldown).expect("it fits");
+            (0..steps + 1).map(|step| schedule.rate(step)).collect()
+        };
+        assert_eq!(rates(Decay::Linear, 2, 8, 4), [0.5, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2]);
+        // A quarter of the steps takes half of the fall.
+        let left = |done: f64| (0.2 + 0.8 * (1.0 - done.sqrt())) as f32;
+        let expected = [1.0, 0.6, left(0.5), left(0.75), 0.2, 0.2];
+        assert_eq!(rates(Decay::OneMinusSqrt, 0, 5, 4), expected);
+        // Without a constant part, without a cooldown, and as long as a schedule without one.
+        assert_eq!(rates(Decay::Linear, 2, 4, 2), [0.5, 1.0, 0.6, 0.2, 0.2]);
+        assert_eq!(rates(Decay::Cosine, 0, 3, 0), [1.0; 4]);
+        for decay in [Decay::Constant, Decay::Linear, Decay::Cosine] {
+            let whole = rates(decay, 3, 20, 16);
+            assert_eq!(whole[..], self::rates(decay, 3, 20)[..21], "{decay:?}");
+        }
+    }
+
+    #[test]
     fn runs_of_any_length_have_a_rate() {
         for (warmup, steps) in [(0, 0), (0, 1), (1, 1), (3, 3)] {
             let all = rates(Decay::Cosine, warmup, steps);
@@ -118,8 +164,13 @@ mod tests {
         };
         check(f64::NAN, 0.0, 0, "learning-rate:");
         check(-1.0, 0.0, 0, "learning-rate:");
+        check(1e39, 0.0, 0, "learning-rate:");
         check(1.0, 2.0, 0, "final-learning-rate:");
         check(1.0, -0.1, 0, "final-learning-rate:");
         check(1.0, 0.0, 11, "warmup:");
+        let schedule = Schedule::new(1.0, 0.0, 3, 10, Decay::Linear).expect("a schedule");
+        schedule.with_cooldown(7).expect("it fits");
+        let error = schedule.with_cooldown(8).expect_err("too long");
+        assert!(error.to_string().starts_with("cooldown:"), "{error}");
     }
 }

@@ -207,7 +207,8 @@ impl<D: PlanDevice> Trainer<D> {
         self.planned.flush(&mut feed)
     }
 
-    /// Loads all parameters from a Hugging Face directory of the same config.
+    /// Loads all parameters from a Hugging Face directory of the same config; a head that it lacks stays as it was
+    /// initialized.
     ///
     /// # Errors
     /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
@@ -215,7 +216,7 @@ impl<D: PlanDevice> Trainer<D> {
     pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
         self.flush()?;
         let config = self.config.as_ref().ok_or_else(no_config)?;
-        weights::load(&mut self.planned, config, directory)
+        weights::load_or_start_fresh(&mut self.planned, config, directory)
     }
 
     /// Saves all parameters as a Hugging Face directory.

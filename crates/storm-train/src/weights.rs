@@ -112,7 +112,26 @@ pub(crate) fn load(
     config: &ModelConfig,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
-    for spec in parameters(config) {
+    load_each(store, parameters(config), source)
+}
+
+/// The same, except that parameters that the source lacks stay as they were initialized.
+pub(crate) fn load_or_start_fresh(
+    store: &mut impl Writer,
+    config: &ModelConfig,
+    source: &impl ParameterSource,
+) -> Result<(), TrainError> {
+    let mut specs = parameters(config);
+    specs.retain(|spec| !source.starts_fresh(spec));
+    load_each(store, specs, source)
+}
+
+fn load_each(
+    store: &mut impl Writer,
+    specs: Vec<ParameterSpec>,
+    source: &impl ParameterSource,
+) -> Result<(), TrainError> {
+    for spec in specs {
         let dtype = store.get(&spec.name)?.dtype;
         if let Some(master) = master(store, &spec.name) {
             load_as::<f32>(store, &master, source, &spec)?;

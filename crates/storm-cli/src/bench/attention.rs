@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use clap::Args;
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use storm_device::Device;
@@ -33,6 +34,9 @@ pub(crate) struct AttentionBenchArgs {
     /// Runs to time.
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(super) fn run(args: &AttentionBenchArgs) -> Result<()> {
@@ -74,11 +78,14 @@ pub(super) fn run(args: &AttentionBenchArgs) -> Result<()> {
 
     let flops = |node: &Node| node.op.clone().map(|_, id| graph.tensor(id)).matrix_flops() as f64;
     let (forward_flops, backward_flops) = (flops(forward), flops(backward));
-    println!("{}", device.card().name);
-    println!(
-        "batch {}, {} query and {} key/value heads of {}, {} tokens, {mask:?}, bf16",
-        args.batch, heads.query_heads, heads.key_value_heads, heads.head_dim, args.seq
-    );
+    let card = device.card().name.clone();
+    if !args.json {
+        println!("{card}");
+        println!(
+            "batch {}, {} query and {} key/value heads of {}, {} tokens, {mask:?}, bf16",
+            args.batch, heads.query_heads, heads.key_value_heads, heads.head_dim, args.seq
+        );
+    }
     // Both in turn first, so that the card is as warm for the first figure as for the last.
     time(&mut device, &[&forward_run, &backward_run], args.runs)?;
     let rows: [(&str, &[&CudaInstruction], f64); 3] = [
@@ -86,9 +93,22 @@ pub(super) fn run(args: &AttentionBenchArgs) -> Result<()> {
         ("backward", &[&backward_run], backward_flops),
         ("both", &[&forward_run, &backward_run], forward_flops + backward_flops),
     ];
+    let mut timed = serde_json::Map::new();
     for (name, instructions, flops) in rows {
         let seconds = time(&mut device, instructions, args.runs)?;
-        println!("{name:<9} {:>8.3} ms {:>6.0} TFLOP/s", seconds * 1e3, flops / seconds / 1e12);
+        let tflops = flops / seconds / 1e12;
+        timed.insert(name.to_owned(), json!({"seconds": seconds, "tflops": tflops}));
+        if !args.json {
+            println!("{name:<9} {:>8.3} ms {tflops:>6.0} TFLOP/s", seconds * 1e3);
+        }
+    }
+    if args.json {
+        let object = json!({
+            "card": card, "batch": args.batch, "heads": heads.query_heads,
+            "kv_heads": heads.key_value_heads, "head_dim": heads.head_dim, "sequence": args.seq,
+            "causal": !args.full, "times": timed,
+        });
+        println!("{object}");
     }
     Ok(())
 }

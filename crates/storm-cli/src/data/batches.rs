@@ -5,7 +5,7 @@ use anyhow::Result;
 use clap::Args;
 use std::path::PathBuf;
 use std::sync::Arc;
-use storm_data::{Dataset, LoaderOptions, write_batches};
+use storm_data::{Dataset, Loader, LoaderOptions, write_batches};
 
 #[derive(Args)]
 #[command(after_long_help = "\
@@ -33,6 +33,9 @@ pub(crate) struct BatchesArgs {
     /// File to write; one that is there is replaced.
     #[arg(long, value_name = "FILE.safetensors")]
     out: PathBuf,
+    /// Print JSON: the file, and the rows and tokens of an epoch.
+    #[arg(long)]
+    json: bool,
 }
 
 pub(crate) fn run(args: &BatchesArgs) -> Result<()> {
@@ -40,5 +43,18 @@ pub(crate) fn run(args: &BatchesArgs) -> Result<()> {
     let overlong = args.overlong.into();
     let options =
         LoaderOptions { overlong, ..LoaderOptions::training(args.batch, args.seq, args.seed) };
-    Ok(write_batches(&dataset, options, args.count, &args.out)?)
+    write_batches(&dataset, options, args.count, &args.out)?;
+    if args.json {
+        let report = Loader::new(dataset, options)?.report();
+        let object = serde_json::json!({
+            "out": args.out.display().to_string(),
+            "batches": args.count,
+            "rows_per_epoch": report.rows,
+            "samples_per_epoch": report.samples,
+            "overlong_samples": report.overlong_samples,
+            "dropped_samples": report.dropped_samples,
+        });
+        println!("{object}");
+    }
+    Ok(())
 }

@@ -57,8 +57,11 @@ pub(crate) struct PackArgs {
     #[arg(long, default_value_t = SHARD_TOKENS_DEFAULT)]
     shard_tokens: u64,
     /// Show nothing but errors.
-    #[arg(long, short)]
+    #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -87,17 +90,32 @@ pub(crate) fn run(args: &PackArgs) -> Result<()> {
         threads: args.threads.unwrap_or_else(|| available_parallelism().map_or(1, Into::into)),
         shard_tokens: args.shard_tokens,
     };
-    let show = if args.quiet { Show::Nothing } else { Show::Progress };
+    let show = if args.quiet || args.json { Show::Nothing } else { Show::Progress };
     let progress = ByteProgress::new("packing", show);
     let summary = pack(&options, &|at| {
         progress.set(at.bytes_done, at.bytes_total, || format!("{} tokens", grouped(at.tokens)));
     });
     progress.finish();
     let summary = summary?;
-    if !args.quiet {
+    if args.json {
+        println!("{:#}", object(&summary, args));
+    } else if !args.quiet {
         report(&summary, args);
     }
     Ok(())
+}
+
+fn object(summary: &PackSummary, args: &PackArgs) -> serde_json::Value {
+    serde_json::json!({
+        "out": args.out.display().to_string(),
+        "id": summary.id,
+        "kind": summary.kind,
+        "tokenizer": summary.tokenizer,
+        "counts": summary.counts,
+        "held_out_tokens": summary.counts.tokens - summary.held_out.from_token,
+        "shards": summary.shards,
+        "bytes": summary.bytes,
+    })
 }
 
 fn report(summary: &PackSummary, args: &PackArgs) {

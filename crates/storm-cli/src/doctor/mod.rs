@@ -76,6 +76,15 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     }
 }
 
+/// What keeps the GPU from being used and what to do about it, a line each, with a line break before it.
+pub(crate) fn gpu_remedies() -> String {
+    let missing = gpu::look().into_iter().filter(|found| found.state == State::Missing);
+    let line = |found: Finding| {
+        format!("\n  {}: {}; {}", found.name, found.what, found.remedy.unwrap_or_default())
+    };
+    missing.map(line).collect()
+}
+
 fn print(cpu_ready: bool, gpu_ready: bool, host: &[Finding], gpu: &[Finding]) {
     let verdict = |ready| if ready { "ready" } else { "not ready" };
     for (title, findings) in [("machine", host), ("GPU", gpu)] {

@@ -5,6 +5,7 @@ mod card;
 use crate::size;
 use anyhow::{Context, Result};
 pub(crate) use card::keep;
+use serde_json::json;
 use std::io::Read;
 use std::path::Path;
 use storm_files::open_plain;
@@ -78,7 +79,25 @@ fn read(path: &Path) -> Result<HardwareProfile> {
 }
 
 /// `storm plan --hardware list`.
-pub(crate) fn list() -> Result<()> {
+pub(crate) fn list(as_json: bool) -> Result<()> {
+    if as_json {
+        let one = |name| -> Result<serde_json::Value> {
+            let profile = resolve(name)?;
+            Ok(json!({
+                "name": name,
+                "memory_bytes": profile.memory_bytes,
+                "gemm_flops": profile.gemm_flops,
+                "memory_bandwidth": profile.memory_bandwidth,
+                "h2d_bandwidth": profile.link(Link::HOST_TO_DEVICE).bandwidth,
+                "d2h_bandwidth": profile.link(Link::DEVICE_TO_HOST).bandwidth,
+                "source": profile.source,
+                "uncertainty": profile.uncertainty,
+            }))
+        };
+        let profiles: Result<Vec<_>> = HardwareProfile::builtin_names().map(one).collect();
+        println!("{:#}", json!({"profiles": profiles?}));
+        return Ok(());
+    }
     println!(
         "{:<18} {:>11} {:>13} {:>6} {:>11}  figures",
         "hardware", "memory", "bf16 TFLOP/s", "TB/s", "PCIe GB/s"

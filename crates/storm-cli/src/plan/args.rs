@@ -5,11 +5,19 @@ use crate::hardware;
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
 use crate::size::{self, positive};
+use crate::train::{Given, SizeOption};
 use clap::Args;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 #[derive(Args)]
+#[command(
+    after_help = "With a config file, the plan is that of `storm train CONFIG` on this machine, or on --hardware. Flags \
+                  override the file."
+)]
 pub(crate) struct PlanArgs {
+    /// The config file of a run: model, step, precision and memory are taken from it.
+    pub(super) config: Option<PathBuf>,
     /// A preset (see `storm model list`), a Hugging Face directory, or the name of a model on the hub,
     /// `OWNER/MODEL`: only config.json is read.
     #[arg(long)]
@@ -23,15 +31,15 @@ pub(crate) struct PlanArgs {
     /// Tokens of a step instead of --batch and --accumulate, which are then chosen for speed.
     #[arg(long, value_parser = positive)]
     pub(super) tokens_per_step: Option<usize>,
-    /// Tokens per sequence.
-    #[arg(long, default_value_t = 1024, value_parser = positive)]
-    pub(super) seq: usize,
-    /// Storage of parameters, gradients and optimizer state.
-    #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16Stochastic)]
-    pub(super) precision: PrecisionArg,
-    /// Rows of logits that exist at a time.
-    #[arg(long, default_value_t = 2048, value_parser = positive)]
-    pub(super) chunk_rows: usize,
+    /// Tokens per sequence; 1024 if there is no config file.
+    #[arg(long, value_parser = positive)]
+    pub(super) seq: Option<usize>,
+    /// Storage of parameters, gradients and optimizer state; bf16-stochastic if not given.
+    #[arg(long, value_enum)]
+    pub(super) precision: Option<PrecisionArg>,
+    /// Rows of logits that exist at a time; 2048 if not given.
+    #[arg(long, value_parser = positive)]
+    pub(super) chunk_rows: Option<usize>,
     /// Device memory of the process, everything included: 16GiB, 12GB, 500MiB. If not given, that of
     /// the card less a little.
     #[arg(long, value_parser = size::parse)]
@@ -42,9 +50,9 @@ pub(crate) struct PlanArgs {
     pub(super) ram: Option<u64>,
     #[arg(long, value_name = "NAME|FILE", help = hardware::help())]
     pub(super) hardware: Option<String>,
-    /// What steps do while a checkpoint is written.
-    #[arg(long, value_enum, default_value_t = SaveModeArg::Auto)]
-    pub(super) save_mode: SaveModeArg,
+    /// What steps do while a checkpoint is written; auto if not given.
+    #[arg(long, value_enum)]
+    pub(super) save_mode: Option<SaveModeArg>,
     /// One object of JSON instead of tables.
     #[arg(long)]
     pub(super) json: bool,
@@ -53,4 +61,43 @@ pub(crate) struct PlanArgs {
     pub(super) trace: Option<PathBuf>,
     #[command(flatten)]
     pub(super) forced: ForcedArgs,
+}
+
+impl PlanArgs {
+    /// The flags as options of a run.
+    pub(super) fn given(&self) -> Given {
+        let count = |value: Option<usize>| value.and_then(NonZeroUsize::new);
+        let ForcedArgs {
+            activations,
+            layer_inputs,
+            checkpoint_every,
+            weights,
+            gradients,
+            optimizer_state,
+            update,
+            group,
+        } = self.forced;
+        Given {
+            model: self.model.clone(),
+            batch: count(self.batch),
+            accumulate: count(self.accumulate),
+            tokens_per_step: count(self.tokens_per_step),
+            seq: count(self.seq),
+            precision: self.precision,
+            chunk_rows: count(self.chunk_rows),
+            vram: self.vram.map(SizeOption),
+            ram: self.ram.map(SizeOption),
+            hardware: self.hardware.clone(),
+            save_mode: self.save_mode,
+            activations,
+            layer_inputs,
+            checkpoint_every: count(checkpoint_every),
+            weights,
+            gradients,
+            optimizer_state,
+            update,
+            group: count(group),
+            ..Given::default()
+        }
+    }
 }

@@ -18,7 +18,7 @@ pub(crate) use saving::{DeviceMemory, Saving};
 
 pub(crate) fn run(args: &PlanArgs) -> Result<()> {
     if args.hardware.as_deref() == Some("list") {
-        return hardware::list();
+        return hardware::list(args.json);
     }
     let request = Request::new(args)?;
     let answer = match request.answer() {
@@ -43,4 +43,9 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
 /// A plan in tables and sentences.
 pub(crate) fn shown(request: &Request, answer: &Answer) -> String {
     table::text(request, answer)
+}
+
+/// A plan for programs.
+pub(crate) fn object(request: &Request, answer: &Answer) -> serde_json::Value {
+    json::answer(request, answer)
 }

@@ -3,8 +3,9 @@
 use super::PlanArgs;
 use super::saving::DeviceMemory;
 use crate::memory_limits::{self, Limit};
+use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
-use crate::{UsageError, hardware};
+use crate::{UsageError, hardware, train};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Instant;
@@ -18,6 +19,12 @@ use storm_train::{
     GuessedSplit, LaunchRequest, StepPlan, StepSize, TrainError, TrainOptions, TrialOptions,
     checkpoint_bytes, training_task,
 };
+
+/// Tokens per sequence, if neither a flag nor a config says.
+const SEQUENCE_DEFAULT: usize = 1024;
+
+/// Rows of logits at a time, as a run has them.
+const CHUNK_ROWS_DEFAULT: usize = 2048;
 
 pub(crate) struct Request {
     /// As the user calls it.
@@ -55,8 +62,14 @@ pub(crate) struct Answer {
 
 impl Request {
     pub(super) fn new(args: &PlanArgs) -> Result<Request> {
+        if let Some(config) = &args.config {
+            return train::request_of_config(config, args.given());
+        }
         let Some(model) = &args.model else {
-            return Err(UsageError("give --model: a preset or a directory".to_owned()).into());
+            return Err(UsageError(
+                "give a config file, or --model: a preset or a directory".to_owned(),
+            )
+            .into());
         };
         let located = crate::model::locate(model, Wanted::Config)?;
         let directory = located.as_ref().map_or(Path::new(model), |located| &located.directory);
@@ -75,11 +88,14 @@ impl Request {
                 return Err(UsageError(problem.to_owned()).into());
             }
         };
-        let precision = args.precision.into();
-        let options = TrainOptions {
-            chunk_rows: args.chunk_rows,
-            ..TrainOptions::new(args.batch.unwrap_or(1), args.seq, precision)
-        };
+        let precision = args.precision.unwrap_or(PrecisionArg::Bf16Stochastic).into();
+        let options = TrainOptions::new(
+            args.batch.unwrap_or(1),
+            args.seq.unwrap_or(SEQUENCE_DEFAULT),
+            precision,
+        );
+        let chunk_rows = args.chunk_rows.unwrap_or(CHUNK_ROWS_DEFAULT);
+        let options = TrainOptions { chunk_rows, ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let profile = hardware::named_or_found(args.hardware.as_deref())?;
         Ok(Request {
@@ -93,7 +109,7 @@ impl Request {
             forced: args.forced.forced(),
             forced_words: args.forced.words(),
             device_memory: DeviceMemory::Own,
-            save_mode: args.save_mode,
+            save_mode: args.save_mode.unwrap_or(SaveModeArg::Auto),
             checkpoint_bytes,
             beside_bytes: 0,
         })

@@ -6,6 +6,7 @@ use crate::hardware::{bus, caution};
 use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
+use crate::streams::columns;
 use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
     Tier,
@@ -33,12 +34,13 @@ pub(super) fn text(request: &Request, answer: &Answer) -> String {
 
 /// Lines broken between words, each of them after `indent`.
 fn wrapped(indent: &str, text: &str) -> Vec<String> {
+    let width = columns(std::io::stdout()).map_or(WIDTH, |columns| columns.min(WIDTH));
     let mut lines = vec![indent.to_owned()];
     for word in text.split(' ') {
         let line = lines.last_mut().expect("at least one");
         if line.len() == indent.len() {
             line.push_str(word);
-        } else if line.chars().count() + 1 + word.chars().count() <= WIDTH {
+        } else if line.chars().count() + 1 + word.chars().count() <= width {
             line.push(' ');
             line.push_str(word);
         } else {

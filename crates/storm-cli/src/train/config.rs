@@ -15,7 +15,7 @@ const LIKENESS: f64 = 0.7;
 
 /// Why a config file cannot be used.
 #[derive(Debug)]
-pub(crate) struct BadConfig(String);
+pub(crate) struct BadConfig(pub(super) String);
 
 impl std::fmt::Display for BadConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -37,7 +37,7 @@ pub(crate) fn read(path: &Path) -> Result<Given, BadConfig> {
     parse(&text).map_err(bad)
 }
 
-fn parse(text: &str) -> Result<Given, String> {
+pub(super) fn parse(text: &str) -> Result<Given, String> {
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| error.to_string())?;
     for key in table.keys() {
         if !keys().contains(key) {
@@ -89,7 +89,8 @@ mod tests {
     #[test]
     fn what_is_written_is_read_back() {
         let text = "model = \"gpt2\"\nseq = 64\nvram = \"2MiB\"\nlearning-rate = 1e-3\n\
-                    schedule = \"linear\"\nweights = \"streamed\"\nkeep-best = false\n";
+                    schedule = \"wsd\"\ncooldown = 0.25\n\
+                    cooldown-shape = \"1-sqrt\"\nepochs = 1.5\nweights = \"streamed\"\nkeep-best = false\n";
         let given = parse(text).expect("a config");
         assert_eq!(given.vram.map(|size| size.0), Some(2 << 20));
         let again = parse(&write(&given)).expect("a config");
@@ -141,10 +142,25 @@ mod tests {
     fn flags_come_first_then_the_file_then_defaults() {
         let file = parse("seq = 64\nsteps = 7\n").expect("a config");
         let flags = Given { steps: std::num::NonZero::new(9), ..Given::default() };
-        let settings = flags.or(file).resolve();
-        assert_eq!((settings.seq.get(), settings.steps.get()), (64, 9));
+        let settings = flags.over(file).resolve();
+        assert_eq!((settings.seq.get(), settings.steps.map(Into::into)), (64, Some(9u64)));
         assert_eq!(settings.beta1, 0.9);
         assert!(settings.vram.is_none());
+    }
+
+    /// A flag drops the key that says the same in another way.
+    #[test]
+    fn a_flag_replaces_its_alternative() {
+        let file = || parse("steps = 7\nbatch = 2\naccumulate = 3\n").expect("a config");
+        let settings = Given { epochs: Some(2.0), ..Given::default() }.over(file()).resolve();
+        assert_eq!((settings.epochs, settings.steps), (Some(2.0), None));
+        let tokens = std::num::NonZero::new(64);
+        let settings = Given { tokens_per_step: tokens, ..Given::default() }.over(file()).resolve();
+        assert_eq!(
+            (settings.tokens_per_step, settings.batch, settings.accumulate),
+            (tokens, None, None)
+        );
+        assert_eq!(settings.steps.map(Into::into), Some(7u64));
     }
 
     #[test]

@@ -11,20 +11,89 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_data::{
-    ChatTemplate, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order, PackOptions, Passes,
-    SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource, pack,
+    ChatTemplate, DataError, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order,
+    PackOptions, Passes, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
+    pack,
 };
+use storm_files::open_plain;
 use storm_model::Packing;
 use storm_train::{LoaderSource, RunError};
 
 /// A folder with this file is a dataset.
 const MANIFEST: &str = "dataset.json";
 
+/// What a run is to learn, by looking at names and headers alone.
+pub(super) enum Outline {
+    Dataset(Box<Dataset>),
+    /// Files to be packed.
+    Text(Vec<PathBuf>),
+}
+
+impl Outline {
+    /// Looks at what is named, for a run in this folder. Refuses what is not there.
+    pub(super) fn new(settings: &Settings, run: &Path, start: Start) -> Result<Outline> {
+        let data = named(settings)?;
+        let dataset = dataset_of(data, run);
+        let is_packed = start == Start::Resume && dataset.join(MANIFEST).exists();
+        if dataset == data || is_packed {
+            return Ok(Outline::Dataset(Box::new(Dataset::open(&dataset)?)));
+        }
+        let files = files(data).with_context(|| format!("cannot read {}", data.display()))?;
+        if files.is_empty() {
+            let problem = format!("{} has no .txt, .jsonl or .ndjson file", data.display());
+            return Err(UsageError(problem).into());
+        }
+        for file in &files {
+            open_plain(file).map_err(|source| DataError::Io { path: file.clone(), source })?;
+        }
+        if let Some(tokenizer) = &settings.tokenizer {
+            TokenizerSource::parse(tokenizer).sha256()?;
+        }
+        Ok(Outline::Text(files))
+    }
+
+    /// Distinct tokens: as the dataset has them, as the tokenizer has them if that is known, else none.
+    pub(super) fn vocabulary(&self, settings: &Settings) -> Result<Option<usize>> {
+        if let Outline::Dataset(dataset) = self {
+            return Ok(Some(dataset.manifest().tokenizer.vocabulary as usize));
+        }
+        let Some(tokenizer) = &settings.tokenizer else { return Ok(None) };
+        let worker = crate::data::worker()?;
+        let tokenizer = Tokenizer::open(&TokenizerSource::parse(tokenizer), None, &worker)?;
+        Ok(Some(tokenizer.info().vocabulary as usize))
+    }
+
+    /// Whether rows hold several samples, as far as that is known: JSONL may hold either.
+    pub(super) fn packing(&self) -> Packing {
+        match self {
+            Outline::Dataset(dataset) => packing(dataset),
+            Outline::Text(files) if files.iter().any(|file| is_json_lines(file)) => {
+                Packing::Segments
+            }
+            Outline::Text(_) => Packing::Single,
+        }
+    }
+}
+
+fn is_json_lines(path: &Path) -> bool {
+    let extension = path.extension();
+    extension.is_some_and(|extension| extension == "jsonl" || extension == "ndjson")
+}
+
+fn named(settings: &Settings) -> Result<&Path, UsageError> {
+    settings.data.as_deref().ok_or_else(|| {
+        let problem = "give data: a dataset that `storm data pack` made, or text";
+        UsageError(problem.to_owned())
+    })
+}
+
 /// Where a run's dataset comes from.
 pub(super) struct Source<'a> {
     pub(super) model: &'a Model,
     /// The run's folder.
     pub(super) run: &'a Path,
+    /// Where text is packed to, if not into the run's folder.
+    pub(super) scratch: Option<&'a Path>,
     pub(super) start: Start,
     pub(super) other: OtherTokenizer,
     pub(super) style: Style,
@@ -35,15 +104,13 @@ impl Source<'_> {
     /// there when it goes on. A tokenizer that is chosen here is written to `given`.
     pub(super) fn open(&self, given: &mut Given) -> Result<Arc<Dataset>> {
         let settings = given.clone().resolve();
-        let Some(data) = settings.data.clone() else {
-            let problem = "give data: a dataset that `storm data pack` made, or text";
-            return Err(UsageError(problem.to_owned()).into());
-        };
-        let dataset = dataset_of(&data, self.run);
+        let data = named(&settings)?;
+        let mut dataset = dataset_of(data, self.run);
         if dataset != data && (self.start != Start::Resume || !dataset.join(MANIFEST).exists()) {
             let tokenizer = self.tokenizer(&settings)?;
             given.tokenizer = Some(tokenizer.to_string());
-            pack_text(&settings, &data, tokenizer, &dataset, self.style)?;
+            dataset = self.scratch.map_or(dataset, |scratch| scratch.join("data"));
+            pack_text(&settings, data, tokenizer, &dataset, self.style)?;
         }
         let dataset = Arc::new(Dataset::open(&dataset)?);
         if let Some(weights) = self.model.of_tokenizer() {
@@ -143,19 +210,20 @@ pub(super) fn packing(dataset: &Dataset) -> Packing {
     }
 }
 
-/// Says how many samples are longer than a row and what becomes of them, and refuses more positions than the model has.
+/// Says how many samples are longer than a row and what becomes of them, and refuses more positions than the model
+/// has. Returns the rows of an epoch.
 pub(super) fn check_lengths(
     settings: &Settings,
     dataset: &Arc<Dataset>,
     max_positions: usize,
-) -> Result<()> {
+) -> Result<u64> {
     let (train, held) = sources(settings, dataset, 1)?;
     let parts = [(Some(&train), Split::Train), (held.as_ref(), Split::Held)];
     for (source, split) in parts {
         let Some(source) = source else { continue };
         lengths::check(source.loader(), split, settings.overlong, max_positions)?;
     }
-    Ok(())
+    Ok(train.loader().rows_per_epoch())
 }
 
 /// Micro-batches to learn from, and to evaluate on if anything is held out.

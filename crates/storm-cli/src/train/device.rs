@@ -6,8 +6,8 @@ use super::values::DeviceArg;
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
 use crate::model::grouped;
-use crate::{UsageError, host_memory, size};
-use anyhow::Result;
+use crate::{UsageError, doctor, host_memory, size};
+use anyhow::{Result, anyhow};
 use std::num::NonZeroUsize;
 use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
@@ -55,38 +55,62 @@ impl<'a> From<&'a Settings> for Asked<'a> {
     }
 }
 
-/// The device that is asked for; else the GPU if it can be used. Says which, and why.
-pub(crate) fn kind(device: DeviceArg, parameters: u64, style: Style) -> Result<DeviceKind> {
-    match device {
-        DeviceArg::Cpu => return Ok(DeviceKind::Cpu),
-        DeviceArg::Cuda => return Ok(DeviceKind::Cuda),
-        DeviceArg::Auto => {}
+/// The device that is asked for; else the GPU if it can be used. Says which, and why. A GPU that is asked for and
+/// cannot be used is an error, with what would mend it.
+pub(super) fn find(device: DeviceArg, style: Style) -> Result<DeviceKind> {
+    if device == DeviceArg::Cpu {
+        return Ok(DeviceKind::Cpu);
     }
-    let problem = match CudaDevice::new(0, 1 << 20) {
-        Ok(_) => {
+    match (CudaDevice::new(0, 1 << 20), device) {
+        (Ok(_), DeviceArg::Auto) => {
             style.say("device cuda: there is a GPU that can be used");
-            return Ok(DeviceKind::Cuda);
+            Ok(DeviceKind::Cuda)
         }
-        Err(problem) => problem,
-    };
-    if parameters > CPU_PARAMETERS_MAX {
-        return Err(UsageError(format!(
-            "no GPU can be used ({problem}), and {} parameters are too many for a CPU; `storm doctor` says what is \
-             missing, and --device cpu takes the CPU all the same",
-            grouped(parameters)
-        ))
-        .into());
+        (Ok(_), _) => Ok(DeviceKind::Cuda),
+        (Err(problem), DeviceArg::Cuda) => {
+            let remedies = doctor::gpu_remedies();
+            Err(anyhow!("no GPU can be used: {problem}{remedies}\n--device cpu takes the CPU"))
+        }
+        (Err(problem), _) => {
+            eprintln!(
+                "warning: this runs on the CPU, since no GPU can be used: {problem}. `storm doctor` says what is \
+                 missing; --device cpu takes the CPU without a warning"
+            );
+            Ok(DeviceKind::Cpu)
+        }
     }
-    eprintln!(
-        "warning: this runs on the CPU, since no GPU can be used: {problem}. `storm doctor` says what is missing; \
-         --device cpu takes the CPU without a warning"
-    );
-    Ok(DeviceKind::Cpu)
+}
+
+/// [`find`], for a model of that many parameters.
+pub(crate) fn find_for(device: DeviceArg, parameters: u64, style: Style) -> Result<DeviceKind> {
+    let kind = find(device, style)?;
+    check_size(device, kind, parameters)?;
+    Ok(kind)
+}
+
+/// Refuses a model that is too large for a CPU which nobody asked for.
+pub(super) fn check_size(device: DeviceArg, kind: DeviceKind, parameters: u64) -> Result<()> {
+    let is_found = (device, kind) == (DeviceArg::Auto, DeviceKind::Cpu);
+    if !is_found || parameters <= CPU_PARAMETERS_MAX {
+        return Ok(());
+    }
+    Err(UsageError(format!(
+        "no GPU can be used, and {} parameters are too many for a CPU; `storm doctor` says what is missing, and \
+         --device cpu takes the CPU all the same",
+        grouped(parameters)
+    ))
+    .into())
 }
 
 impl Machine {
     pub(crate) fn new(asked: &Asked<'_>, parameters: u64, style: Style) -> Result<Machine> {
-        let kind = kind(asked.device, parameters, style)?;
+        let kind = find(asked.device, style)?;
+        check_size(asked.device, kind, parameters)?;
+        Machine::of_kind(kind, asked)
+    }
+
+    /// A device that is known to be there. What nobody knows of it is measured, which takes seconds.
+    pub(super) fn of_kind(kind: DeviceKind, asked: &Asked<'_>) -> Result<Machine> {
         let ram = memory_limits::host(asked.ram_bytes)?;
         let vram = asked.vram_bytes;
         if kind == DeviceKind::Cuda {

@@ -38,6 +38,15 @@ pub(super) fn checkpoints(folder: &Path) -> Result<Checkpoints> {
     Ok(Checkpoints::open(&folder.join(CHECKPOINTS), Disk)?)
 }
 
+/// What a run in a folder would begin from: as [`claim`], but nothing is made or locked there.
+pub(super) fn look(folder: &Path, start: Start) -> Result<Option<Progress>> {
+    let path = folder.join(CHECKPOINTS);
+    match path.is_dir() {
+        true => begins_from(folder, &Checkpoints::reading(&path, Disk), start),
+        false => Ok(None),
+    }
+}
+
 /// Locks a folder, makes it ready for a run to start, and refuses to begin where there is a run already.
 pub(super) fn claim(folder: &Path, start: Start) -> Result<Claimed> {
     fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -48,21 +57,24 @@ pub(super) fn claim(folder: &Path, start: Start) -> Result<Claimed> {
     {
         eprintln!("the run as it was is now in {}", aside.display());
     }
-    let checkpoints = checkpoints(folder)?;
-    let before = match start {
-        Start::Resume => checkpoints.newest_progress()?,
-        Start::Anew => None,
-        Start::Fresh if checkpoints.steps()?.is_empty() => None,
+    let before = begins_from(folder, &checkpoints(folder)?, start)?;
+    Ok(Claimed { lock, before })
+}
+
+fn begins_from(folder: &Path, checkpoints: &Checkpoints, start: Start) -> Result<Option<Progress>> {
+    match start {
+        Start::Resume => Ok(checkpoints.newest_progress()?),
+        Start::Anew => Ok(None),
+        Start::Fresh if checkpoints.steps()?.is_empty() => Ok(None),
         Start::Fresh => {
             let problem = format!(
                 "{} has checkpoints already; continue with --resume, give another --name, or set them aside with \
                  --begin-anew",
                 folder.display()
             );
-            return Err(UsageError(problem).into());
+            Err(UsageError(problem).into())
         }
-    };
-    Ok(Claimed { lock, before })
+    }
 }
 
 fn lock(folder: &Path) -> Result<Option<FolderLock>> {

@@ -3,20 +3,25 @@
 #[macro_use]
 mod table;
 
+mod checks;
 mod config;
 mod data;
 mod device;
+mod dry_run;
 mod folder;
 mod launch;
 mod model;
 mod options;
 mod output;
+mod planned;
 mod progress;
+mod progress_line;
 mod recorded;
 mod reference;
 mod report;
 mod sample;
 mod saving;
+mod schedule;
 mod session;
 mod setup;
 mod signals;
@@ -28,17 +33,18 @@ use crate::model_tokenizer::OtherTokenizer;
 use anyhow::Result;
 use clap::Args;
 pub(crate) use config::BadConfig;
-pub(crate) use device::{Asked, DeviceKind, Machine, Trains, kind};
+pub(crate) use device::{Asked, DeviceKind, Machine, Trains, find_for};
 use folder::Start;
 pub(crate) use model::config_of_record;
-use options::Given;
-pub(crate) use output::Style;
+pub(crate) use options::Given;
+pub(crate) use output::{Style, shell_word};
+pub(crate) use planned::{check_config, positions_of_weights, request_of_config};
 pub(crate) use recorded::Recorded;
 pub(crate) use reference::with_defaults;
-use setup::Setup;
+use setup::{Purpose, Setup};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-pub(crate) use values::{DeviceArg, OverlongArg};
+pub(crate) use values::{DeviceArg, OverlongArg, Size as SizeOption};
 
 #[derive(Args)]
 #[command(
@@ -58,6 +64,10 @@ pub(crate) struct TrainArgs {
     /// Train on data that another tokenizer made than the one in the model's directory.
     #[arg(long)]
     other_tokenizer: bool,
+    /// Check everything and print the plan, tokens, steps, memory, time and disk of the run; train nothing and write
+    /// nothing. Text is packed into a temporary folder.
+    #[arg(long)]
+    dry_run: bool,
     /// Print nothing but errors and where the results are.
     #[arg(long, conflicts_with = "json")]
     quiet: bool,
@@ -74,12 +84,13 @@ pub(crate) fn settings_of_run(folder: &Path) -> BTreeMap<String, String> {
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
-    let TrainArgs { config, resume, begin_anew, other_tokenizer, quiet, json, options } = args;
+    let TrainArgs { config, resume, begin_anew, other_tokenizer, dry_run, quiet, json, options } =
+        args;
     let file = match &config {
         Some(path) => config::read(path)?,
         None => Given::default(),
     };
-    let mut given = options.or(file);
+    let mut given = options.over(file);
     config::check_values(&given)?;
     if given.name.is_none() {
         let stem = config.as_ref().and_then(|path| path.file_stem());
@@ -100,5 +111,8 @@ pub(crate) fn run(args: TrainArgs) -> Result<()> {
         _ => Start::Fresh,
     };
     let other = OtherTokenizer::of_switch(other_tokenizer);
-    session::run(Setup::new(given, start, other, style)?)
+    if dry_run {
+        return dry_run::show_run(&Setup::new(given, start, other, Purpose::DryRun, style)?);
+    }
+    session::run(Setup::new(given, start, other, Purpose::Train, style)?)
 }

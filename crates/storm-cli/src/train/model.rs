@@ -3,12 +3,12 @@
 use super::options::{Given, Settings};
 use crate::model_tokenizer::Weights;
 use crate::{UsageError, model};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use storm_hub::Wanted;
-use storm_model::{HfDirectory, ModelConfig, preset};
+use storm_model::{HfConfig, HfDirectory, ModelConfig, preset};
 
 /// A model to train, and where its weights come from.
 pub(super) struct Model {
@@ -21,13 +21,70 @@ pub(super) struct Model {
     pub(super) weights: Option<HfDirectory>,
 }
 
+/// What is known of a model before its weights are downloaded or the vocabulary of the data is known.
+pub(super) struct Outline {
+    pub(super) name: String,
+    pub(super) config: ModelConfig,
+    /// Whether the config is that of weights, or of a preset that is yet to take a shape and a vocabulary.
+    pub(super) is_fresh: bool,
+}
+
+impl Outline {
+    /// Reads the config of the model that is named; of a hub, only that.
+    pub(super) fn new(settings: &Settings) -> Result<Outline> {
+        let name = named(settings)?;
+        let located = model::locate_quietly(&name, Wanted::Config)?;
+        let (name, directory) = match located {
+            Some(located) => (located.name, located.directory),
+            None => (name.clone(), PathBuf::from(name)),
+        };
+        if !directory.is_dir() {
+            return Ok(Outline { config: preset(&name)?, name, is_fresh: true });
+        }
+        check_shape(settings)?;
+        let config = HfConfig::of_directory(&directory)
+            .with_context(|| format!("cannot use {}", directory.display()))?;
+        Ok(Outline { name, config: config.model, is_fresh: false })
+    }
+
+    /// The config for data of this vocabulary.
+    pub(super) fn for_vocabulary(
+        &self,
+        settings: &Settings,
+        vocabulary: usize,
+    ) -> Result<ModelConfig> {
+        if !self.is_fresh {
+            return Ok(self.config.clone());
+        }
+        let config = fresh(settings, self.config.clone(), vocabulary);
+        config.validate()?;
+        Ok(config)
+    }
+}
+
+fn named(settings: &Settings) -> Result<String> {
+    settings.model.clone().ok_or_else(|| {
+        let problem =
+            "give a model: a preset (see `storm model list`), a directory, or a name on the hub";
+        UsageError(problem.to_owned()).into()
+    })
+}
+
+/// Refuses to change the shape of weights that are there.
+fn check_shape(settings: &Settings) -> Result<(), UsageError> {
+    let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
+    if [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some()) {
+        let problem = "layers, width, heads, kv-heads and mlp-width are for presets; weights from a \
+                       directory have their own shape";
+        return Err(UsageError(problem.to_owned()));
+    }
+    Ok(())
+}
+
 impl Model {
     /// The model as it is named, before the vocabulary of the data is known.
     pub(super) fn new(settings: &Settings) -> Result<Model> {
-        let Some(name) = settings.model.clone() else {
-            let problem = "give a model: a preset (see `storm model list`), a directory, or a name on the hub";
-            return Err(UsageError(problem.to_owned()).into());
-        };
+        let name = named(settings)?;
         let located = model::locate(&name, Wanted::All)?;
         let (name, directory) = match located {
             Some(located) => (located.name, located.directory),
@@ -40,12 +97,7 @@ impl Model {
     }
 
     fn of_directory(settings: &Settings, name: String, directory: PathBuf) -> Result<Model> {
-        let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
-        if [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some()) {
-            let problem = "layers, width, heads, kv-heads and mlp-width are for presets; weights from a \
-                           directory have their own shape";
-            return Err(UsageError(problem.to_owned()).into());
-        }
+        check_shape(settings)?;
         let weights = model::open(&directory)?;
         let dropout = weights.config().dropout();
         if !dropout.is_empty() {

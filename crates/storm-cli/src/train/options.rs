@@ -1,6 +1,8 @@
 //! Every option of a training run.
 
-use super::values::{DecayArg, DecayTargetsArg, DeviceArg, OverlongArg, Seed, Size};
+use super::values::{
+    CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
+};
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
@@ -20,8 +22,11 @@ options! {
         name: String;
         /// Folder of all runs.
         runs: PathBuf = PathBuf::from("runs");
-        /// Steps of the run.
-        steps: NonZeroU64 = count!(1000);
+        /// Steps of the run, a billion at most; 1000 if neither this nor epochs is given.
+        steps: NonZeroU64;
+        /// Passes over the rows of the training data, instead of steps: 3, or 0.5 for half of them. The last step may
+        /// begin the next pass.
+        epochs: f64;
         /// Of fresh weights, of rounding and of the order of the data: any number of 64 bits. In a config file,
         /// numbers above 9223372036854775807 are written as text, "18446744073709551615".
         seed: Seed = Seed(0);
@@ -52,7 +57,7 @@ options! {
         chat_template: String;
         /// Share of that text that is held out for evaluation.
         held_out: f64 = 0.05;
-        /// Tokens per sequence.
+        /// Tokens per sequence, 16777216 at most.
         seq: NonZeroUsize = count!(256);
         /// What becomes of samples that are longer than that.
         overlong: OverlongArg = OverlongArg::Drop;
@@ -77,8 +82,13 @@ options! {
         final_learning_rate: f64;
         /// Steps over which the learning rate rises.
         warmup: u64 = 0;
-        /// How it falls after that.
-        schedule: DecayArg = DecayArg::Cosine;
+        /// What it does after that.
+        schedule: ScheduleArg = ScheduleArg::Cosine;
+        /// With the schedule `wsd`, the last part of the run, in which the learning rate falls: a share of the steps, below
+        /// 1, or a number of them. If not given, 0.2.
+        cooldown: Span;
+        /// With the schedule `wsd`, how it falls; `1-sqrt` if not given.
+        cooldown_shape: CooldownShapeArg;
         /// How much weights shrink in a step, times the learning rate.
         weight_decay: f64 = 0.1;
         /// Which weights shrink.
@@ -153,5 +163,24 @@ options! {
         sample_prompt: String = String::new();
         /// How daring it is: 0 takes the likeliest token always.
         temperature: f64 = 0.8;
+    }
+}
+
+impl Given {
+    /// [`Given::or`]; of two ways to say the same, one that is given here drops the other there.
+    pub(crate) fn over(self, mut other: Given) -> Given {
+        if self.steps.is_some() {
+            other.epochs = None;
+        }
+        if self.epochs.is_some() {
+            other.steps = None;
+        }
+        if self.batch.is_some() || self.accumulate.is_some() {
+            other.tokens_per_step = None;
+        }
+        if self.tokens_per_step.is_some() {
+            (other.batch, other.accumulate) = (None, None);
+        }
+        self.or(other)
     }
 }

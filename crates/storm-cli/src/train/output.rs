@@ -1,7 +1,6 @@
 //! How a run talks.
 
-use crate::streams::plain;
-use std::io::{self, Write};
+use crate::streams;
 use std::path::Path;
 
 /// Who reads.
@@ -26,17 +25,21 @@ impl Style {
 
 /// A line on standard output. The reader may stop early; the run continues.
 pub(super) fn print(text: &str) {
-    let _ = writeln!(io::stdout(), "{}", plain(text));
+    streams::line_if_read(text);
 }
 
 /// The command that resumes the run in a folder.
 pub(super) fn resume_command(folder: &Path) -> String {
-    let config = folder.join("config.toml");
-    let config = config.display().to_string();
+    format!("storm train {} --resume", shell_word(&folder.join("config.toml")))
+}
+
+/// A path as a shell takes it.
+pub(crate) fn shell_word(path: &Path) -> String {
+    let path = path.display().to_string();
     let is_plain = |c: char| c.is_alphanumeric() || "-_./".contains(c);
-    match config.chars().all(is_plain) {
-        true => format!("storm train {config} --resume"),
-        false => format!("storm train '{}' --resume", config.replace('\'', "'\\''")),
+    match path.chars().all(is_plain) {
+        true => path,
+        false => format!("'{}'", path.replace('\'', "'\\''")),
     }
 }
 

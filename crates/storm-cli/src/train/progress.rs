@@ -1,14 +1,24 @@
 //! A run as it goes: a bar on a terminal, lines elsewhere, objects for programs.
 
 use super::output::{Style, print};
-use crate::model::grouped;
-use crate::size;
-use crate::streams::plain;
+use super::progress_line::{self, COLUMNS_DEFAULT, Figures};
+use super::setup::Setup;
+use crate::streams::{columns, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 use std::io::IsTerminal;
 use std::time::Instant;
+use storm_plan::Tier;
 use storm_train::{Event, Part, RunError, Sink, StepRecord, StopReason};
+
+/// A small bar, and only where there is room for it beside the figures.
+const BAR_COLUMNS: usize = 8;
+const BAR_FROM_COLUMNS: usize = 100;
+
+/// Columns that are left for figures on a terminal of this width.
+fn figure_columns(columns: usize) -> usize {
+    if columns < BAR_FROM_COLUMNS { columns } else { columns - BAR_COLUMNS - 1 }
+}
 
 /// What a run says while it goes.
 pub(super) struct Progress {
@@ -20,6 +30,8 @@ pub(super) struct Progress {
     started_at: u64,
     device_budget: u64,
     host_budget: u64,
+    /// Passes over the data that a step makes.
+    epochs_per_step: f64,
     eval_loss: Option<f64>,
     loss: Smooth,
     part: Part,
@@ -41,16 +53,17 @@ impl Smooth {
 }
 
 impl Progress {
-    pub(super) fn new(style: Style, log_every: u64, device_budget: u64, host_budget: u64) -> Self {
+    pub(super) fn new(setup: &Setup) -> Self {
         Progress {
-            style,
+            style: setup.style,
             bar: None,
-            log_every,
+            log_every: setup.settings.log_every.get(),
             steps: 0,
             started: Instant::now(),
             started_at: 0,
-            device_budget,
-            host_budget,
+            device_budget: setup.launch.budget()[Tier::DEVICE],
+            host_budget: setup.request.ram.bytes,
+            epochs_per_step: setup.epochs_of(1),
             eval_loss: None,
             loss: Smooth::default(),
             part: Part::new(),
@@ -71,40 +84,39 @@ impl Progress {
         (self.steps, self.started_at, self.started) = (steps, step, Instant::now());
         if self.style == Style::People && std::io::stderr().is_terminal() {
             let bar = ProgressBar::new(steps).with_position(step);
-            let template = "{bar:24} {pos}/{len} {msg} {eta} left";
-            let style = ProgressStyle::with_template(template)
+            let columns = columns(std::io::stderr()).unwrap_or(COLUMNS_DEFAULT);
+            let template = match columns < BAR_FROM_COLUMNS {
+                true => "{msg}".to_owned(),
+                false => format!("{{bar:{BAR_COLUMNS}}} {{msg}}"),
+            };
+            let style = ProgressStyle::with_template(&template)
                 .unwrap_or_else(|_| ProgressStyle::default_bar());
             bar.set_style(style.progress_chars("━╸ "));
-            bar.reset_eta();
             self.bar = Some(bar);
         }
     }
 
-    /// Loss, speed, memory of each tier, hidden copies.
-    fn words(&mut self, record: &StepRecord) -> String {
-        let loss = self.loss.add(record.loss);
-        let mut words = format!("loss {loss:.3}");
-        if let Some(eval_loss) = self.eval_loss {
-            words.push_str(&format!(" held-out {eval_loss:.3}"));
+    fn figures(&mut self, record: &StepRecord) -> Figures {
+        Figures {
+            step: record.step,
+            steps: self.steps,
+            loss: self.loss.add(record.loss),
+            held_out_loss: self.eval_loss,
+            learning_rate: record.learning_rate,
+            gradient_norm: record.gradient_norm,
+            epochs: self.epochs_per_step * record.step as f64,
+            tokens_per_second: self.part.tokens_per_second().unwrap_or(0.0),
+            seconds_left: self.seconds_left(record.step),
+            device_bytes: [record.device_bytes, self.device_budget],
+            host_bytes: [record.host_bytes, self.host_budget],
+            hidden_share: record.hidden_share,
         }
-        words.push_str(&format!(
-            " {} tok/s device {}/{} host {}/{}",
-            grouped(self.part.tokens_per_second().unwrap_or(0.0).round() as u64),
-            size::show(record.device_bytes),
-            size::show(self.device_budget),
-            size::show(record.host_bytes),
-            size::show(self.host_budget),
-        ));
-        if let Some(hidden) = record.hidden_share {
-            words.push_str(&format!(" copies {:.0}% hidden", 100.0 * hidden));
-        }
-        words
     }
 
-    fn time_left(&self, step: u64) -> String {
+    fn seconds_left(&self, step: u64) -> f64 {
         let done = step.saturating_sub(self.started_at).max(1) as f64;
-        let left = self.started.elapsed().as_secs_f64() / done * (self.steps - step) as f64;
-        format!("{}:{:02} left", left as u64 / 60, left as u64 % 60)
+        let left = self.steps.saturating_sub(step) as f64;
+        self.started.elapsed().as_secs_f64() / done * left
     }
 
     /// A line that stays, above the bar if there is one.
@@ -125,19 +137,21 @@ impl Progress {
 impl Sink for Progress {
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
         self.part.step(record)?;
-        let words = self.words(record);
+        let figures = self.figures(record);
         if let Some(bar) = &self.bar {
+            let columns = columns(std::io::stderr()).unwrap_or(COLUMNS_DEFAULT);
             bar.set_position(record.step);
-            bar.set_message(words);
+            bar.set_message(progress_line::line(&figures, figure_columns(columns)));
         } else if self.style == Style::People
             && (record.step.is_multiple_of(self.log_every) || record.step == self.steps)
         {
-            let left = self.time_left(record.step);
-            print(&format!("step {}/{} {words} {left}", record.step, self.steps));
+            let columns = columns(std::io::stdout()).unwrap_or(COLUMNS_DEFAULT);
+            print(&progress_line::line(&figures, columns));
         }
         if self.style == Style::Json {
             let mut object = json!(record);
             object["event"] = "step".into();
+            object["epoch"] = figures.epochs.into();
             self.object(object);
         }
         Ok(())

@@ -70,10 +70,9 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
 }
 
 /// The most checkpoints that are on the disk together: those that stay, and one that is written.
-fn at_a_time(setup: &Setup) -> u64 {
+pub(super) fn at_a_time(setup: &Setup) -> u64 {
     let settings = &setup.settings;
-    let steps = settings.steps.get();
-    let marked = settings.keep_every.map_or(0, |every| steps / every.get());
+    let marked = settings.keep_every.map_or(0, |every| setup.steps / every.get());
     let last = settings.keep_last.get() as u64;
     last.saturating_add(marked).saturating_add(u64::from(settings.keep_best) + 1)
 }

@@ -37,8 +37,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         launch::first::<D>(setup).with_context(|| format!("cannot train {}", setup.model.name))?;
     let mut run = begin(setup, trainer, OnAlarm::Stop)?;
 
-    let (vram, ram) = (setup.launch.budget()[Tier::DEVICE], setup.request.ram.bytes);
-    let mut progress = Progress::new(setup.style, setup.settings.log_every.get(), vram, ram);
+    let mut progress = Progress::new(setup);
     let mut measure = Measure::default();
     let mut history = History::new();
     let metrics_path = setup.folder.join("metrics.jsonl");

@@ -1,31 +1,38 @@
 //! From options to all that a run needs, before anything is trained.
 
+use super::checks;
 use super::config;
 use super::data;
-use super::device::{DeviceKind, Machine};
+use super::device::{self, DeviceKind, Machine};
 use super::folder::{self, Claimed, Start};
-use super::model::Model;
+use super::model::{self, Model};
 use super::options::{Given, Settings};
-use super::output::Style;
+use super::output::{Style, print};
+use super::schedule;
 use super::values::OverlongArg;
 use crate::forced::ForcedArgs;
+use crate::model::{grouped, must_be_downloaded};
 use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{self, Answer, DeviceMemory, Request, explained};
+use crate::source::NoModel;
 use crate::{UsageError, host_memory};
-use anyhow::Result;
+use anyhow::{Context, Result};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::num::{NonZeroU64, NonZeroUsize};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use storm_data::Dataset;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::AdamWParameters;
+use storm_model::{ModelConfig, Packing};
 use storm_train::{
-    Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, Schedule, StepSize,
-    TimedSplit, TrainOptions, TrialOptions, checkpoint_bytes,
+    Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize, TimedSplit,
+    TrainOptions, TrialOptions, checkpoint_bytes,
 };
+use tempfile::TempDir;
 
 /// Options that a run cannot change on its way: with another value it would be another run.
 const FIXED: [&str; 15] = [
@@ -47,12 +54,15 @@ const FIXED: [&str; 15] = [
 ];
 
 /// Options that change what is learned from here on.
-const LEARNING: [&str; 11] = [
+const LEARNING: [&str; 14] = [
     "steps",
+    "epochs",
     "learning-rate",
     "final-learning-rate",
     "warmup",
     "schedule",
+    "cooldown",
+    "cooldown-shape",
     "weight-decay",
     "decay-targets",
     "beta1",
@@ -70,6 +80,8 @@ pub(super) struct Setup {
     pub(super) folder: PathBuf,
     /// No other process writes there while this is held.
     _lock: Option<FolderLock>,
+    /// Text of a dry run is packed here.
+    _scratch: Option<TempDir>,
     /// What was given, and what was chosen for what was not.
     given: Given,
     pub(super) dataset: Arc<Dataset>,
@@ -77,72 +89,94 @@ pub(super) struct Setup {
     pub(super) machine_kind: DeviceKind,
     /// Of the CPU device; none on a card.
     pub(super) threads: usize,
+    /// Of the whole run.
+    pub(super) steps: u64,
+    pub(super) rows_per_epoch: u64,
+    pub(super) rows_per_step: u64,
     pub(super) request: Request,
     /// The plan, and how it got there.
     pub(super) launch: Launch,
     planning_seconds: f64,
     /// Sizes of micro-batches that were tried.
     pub(super) splits: Vec<TimedSplit>,
+    purpose: Purpose,
+}
+
+/// What a setup is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    Train,
+    /// To say what training would do; nothing is written that stays.
+    DryRun,
 }
 
 impl Setup {
+    /// Cheap checks first: nothing is made, downloaded, packed, measured or planned before all of them have passed.
     pub(super) fn new(
         mut given: Given,
         start: Start,
         other: OtherTokenizer,
+        purpose: Purpose,
         style: Style,
     ) -> Result<Setup> {
-        let name = given.name.clone().unwrap_or_default();
-        let is_plain = !name.is_empty()
-            && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
-            && !name.starts_with('.');
-        if !is_plain {
-            let problem = format!("`{name}` is no name for a run: use letters, digits, - _ and .");
-            return Err(UsageError(problem).into());
-        }
-        let folder = given.clone().resolve().runs.join(&name);
-        let Claimed { lock, before } = folder::claim(&folder, start)?;
+        let settings = given.clone().resolve();
+        checks::settings(&settings)?;
+        let folder = settings.runs.join(settings.name.as_deref().unwrap_or_default());
+        let before = match (purpose, start) {
+            // Whether there is a run already is for the claim to say, and whether another process holds it.
+            (Purpose::Train, Start::Fresh | Start::Anew) => None,
+            _ => folder::look(&folder, start)?,
+        };
+        let machine_kind = check_outline(&given, &folder, before.as_ref(), start, style)?;
+
+        let (lock, scratch, before) = match purpose {
+            Purpose::DryRun => (None, Some(TempDir::new().context("no temporary folder")?), before),
+            Purpose::Train => {
+                let Claimed { lock, before } = folder::claim(&folder, start)?;
+                (lock, None, before)
+            }
+        };
         if let Some(before) = &before {
             take_over(&mut given, before);
+        }
+        if purpose == Purpose::DryRun {
+            check_cached(&given)?;
         }
         let model = Model::new(&given.clone().resolve())?;
         given.model = Some(model.name.clone());
         // A resumed run was checked when it began.
         let other = if before.is_some() { OtherTokenizer::Allowed } else { other };
-        let source = data::Source { model: &model, run: &folder, start, other, style };
+        let source = data::Source {
+            model: &model,
+            run: &folder,
+            scratch: scratch.as_ref().map(TempDir::path),
+            start,
+            other,
+            style,
+        };
         let dataset = source.open(&mut given)?;
         let settings = given.clone().resolve();
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         let model = model.for_vocabulary(&settings, vocabulary)?;
-        data::check_lengths(&settings, &dataset, model.config.max_positions)?;
-        let machine = Machine::new(&(&settings).into(), model.config.parameter_count(), style)?;
-        let train_options = train_options(&settings, &dataset);
-        let forced = forced(&settings);
-        let (machine_kind, threads) = (machine.kind, machine.threads);
+        let rows_per_epoch = data::check_lengths(&settings, &dataset, model.config.max_positions)?;
+        if let Some(words) = model.config.rotary_words(settings.seq.get()) {
+            eprintln!("{}: {words}", model.name);
+        }
         let step = step_size(&settings)?;
-        let step_bytes = host_memory::of_step(step, &train_options);
-        host_memory::check_step(step_bytes, machine.ram.bytes)?;
-        let checkpoint_bytes = checkpoint_bytes(&model.config, &train_options)?;
-        let request = Request {
-            model: model.name.clone(),
-            config: model.config.clone(),
-            options: train_options,
-            step,
-            profile: machine.profile,
-            vram: machine.vram,
-            ram: machine.ram,
-            forced: forced.forced(),
-            forced_words: forced.words(),
-            device_memory: match machine_kind {
-                DeviceKind::Cpu => DeviceMemory::OfHost,
-                DeviceKind::Cuda => DeviceMemory::Own,
-            },
-            save_mode: settings.save_mode,
-            checkpoint_bytes,
-            beside_bytes: step_bytes.saturating_add(host_memory::of_threads(threads)),
-        };
+        let rows_per_step = rows_per_step(&settings, step);
+        let steps = schedule::steps(&settings, rows_per_epoch, rows_per_step);
+        schedule::of(&settings, steps)?;
+        if settings.epochs.is_none() {
+            given.steps = NonZeroU64::new(steps);
+        }
+        device::check_size(settings.device, machine_kind, model.config.parameter_count())?;
+
+        let machine = Machine::of_kind(machine_kind, &(&settings).into())?;
+        let threads = machine.threads;
+        let options = train_options(&settings, data::packing(&dataset));
+        let request = request(&settings, &model.name, model.config.clone(), options, machine)?;
         let begun = Instant::now();
-        let mut trial = TrialOptions::of_run(settings.steps.get());
+        let mut trial = TrialOptions::of_run(steps);
         if let (DeviceKind::Cpu, Some(trial)) = (machine_kind, &mut trial) {
             // A step on the CPU takes long, and depends little on the size of micro-batches.
             trial.splits = 1;
@@ -151,6 +185,7 @@ impl Setup {
             .map_err(|error| explained(&request, error, false))?;
         let mut setup = Setup {
             _lock: lock,
+            _scratch: scratch,
             given,
             settings,
             style,
@@ -160,16 +195,45 @@ impl Setup {
             model,
             machine_kind,
             threads,
+            steps,
+            rows_per_epoch,
+            rows_per_step,
             splits: Vec::new(),
             request,
             launch,
             planning_seconds: begun.elapsed().as_secs_f64(),
+            purpose,
         };
         setup.settle();
         if let Some(before) = &before {
             compare(&before.settings, &setup.record())?;
         }
+        setup.say_epochs();
         Ok(setup)
+    }
+
+    /// Says how many steps epochs make.
+    fn say_epochs(&self) {
+        let Some(epochs) = self.settings.epochs else { return };
+        let (rows, steps) = (self.rows_per_epoch, self.steps);
+        self.style.say(&format!(
+            "epochs = {epochs} of {} rows, {} a step: {} steps",
+            grouped(rows),
+            grouped(self.rows_per_step),
+            grouped(steps)
+        ));
+        if self.style == Style::Json && self.purpose == Purpose::Train {
+            let object = json!({
+                "event": "epochs", "epochs": epochs, "rows_per_epoch": rows,
+                "rows_per_step": self.rows_per_step, "steps": steps,
+            });
+            print(&object.to_string());
+        }
+    }
+
+    /// The epoch that a number of steps comes to.
+    pub(super) fn epochs_of(&self, steps: u64) -> f64 {
+        steps as f64 * self.rows_per_step as f64 / self.rows_per_epoch as f64
     }
 
     /// Takes down what the launch has chosen. A resumed run keeps it.
@@ -179,11 +243,16 @@ impl Setup {
         self.given.accumulate = NonZeroUsize::new(plan.accumulate);
     }
 
-    /// The plan, for people.
-    pub(super) fn shown(&self) -> Result<String> {
+    /// The plan.
+    pub(super) fn answer(&self) -> Result<Answer> {
         let mut answer = Answer::new(&self.request, self.launch.plan().clone())?;
         answer.planning_seconds = self.planning_seconds;
-        Ok(plan::shown(&self.request, &answer))
+        Ok(answer)
+    }
+
+    /// The plan, for people.
+    pub(super) fn shown(&self) -> Result<String> {
+        Ok(plan::shown(&self.request, &self.answer()?))
     }
 
     /// Every option that has a value, as text.
@@ -203,12 +272,9 @@ impl Setup {
 
     pub(super) fn run_options(&self, device: String) -> Result<RunOptions> {
         let settings = &self.settings;
-        let steps = settings.steps.get();
-        let last = settings.final_learning_rate.unwrap_or(0.1 * settings.learning_rate);
-        let decay = settings.schedule.into();
         Ok(RunOptions {
-            steps,
-            schedule: Schedule::new(settings.learning_rate, last, settings.warmup, steps, decay)?,
+            steps: self.steps,
+            schedule: schedule::of(settings, self.steps)?,
             evaluate_every: settings.eval_every.map(Into::into),
             evaluation_steps: settings.eval_steps.get(),
             patience: settings.patience.map(Into::into),
@@ -247,10 +313,85 @@ fn take_over(given: &mut Given, before: &Progress) {
     given.tokenizer = given.tokenizer.take().or_else(|| before.settings.get("tokenizer").cloned());
 }
 
-fn train_options(settings: &Settings, dataset: &Dataset) -> TrainOptions {
+/// Checks all that can be known of a run without a lock on its folder, its weights or its packed data. Says which
+/// device it takes.
+pub(super) fn check_outline(
+    given: &Given,
+    folder: &Path,
+    before: Option<&Progress>,
+    start: Start,
+    style: Style,
+) -> Result<DeviceKind> {
+    let mut given = given.clone();
+    if let Some(before) = before {
+        take_over(&mut given, before);
+    }
+    let settings = given.resolve();
+    let step = step_size(&settings)?;
+    let data = data::Outline::new(&settings, folder, start)?;
+    let kind = device::find(settings.device, style)?;
+    let model = model::Outline::new(&settings)?;
+    let outline = checks::Outline { settings: &settings, folder, kind, model: &model, data: &data };
+    outline.check(&train_options(&settings, data.packing()), step)?;
+    Ok(kind)
+}
+
+/// Refuses to download a model for a dry run.
+fn check_cached(given: &Given) -> Result<(), NoModel> {
+    let Some(name) = given.model.as_deref().filter(|name| must_be_downloaded(name)) else {
+        return Ok(());
+    };
+    Err(NoModel::new(format!(
+        "{name} is not in the Hugging Face cache, and a dry run downloads no weights; `storm plan CONFIG` needs only \
+         its config.json"
+    )))
+}
+
+/// What is to be planned for a run.
+pub(super) fn request(
+    settings: &Settings,
+    name: &str,
+    config: ModelConfig,
+    options: TrainOptions,
+    machine: Machine,
+) -> Result<Request> {
+    let forced = forced(settings);
+    let step = step_size(settings)?;
+    let step_bytes = host_memory::of_step(step, &options);
+    host_memory::check_step(step_bytes, machine.ram.bytes)?;
+    Ok(Request {
+        model: name.to_owned(),
+        checkpoint_bytes: checkpoint_bytes(&config, &options)?,
+        config,
+        options,
+        step,
+        profile: machine.profile,
+        vram: machine.vram,
+        ram: machine.ram,
+        forced: forced.forced(),
+        forced_words: forced.words(),
+        device_memory: match machine.kind {
+            DeviceKind::Cpu => DeviceMemory::OfHost,
+            DeviceKind::Cuda => DeviceMemory::Own,
+        },
+        save_mode: settings.save_mode,
+        beside_bytes: step_bytes.saturating_add(host_memory::of_threads(machine.threads)),
+    })
+}
+
+/// Rows that a step takes from the data.
+fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
+    let batch = settings.batch.map_or(1, NonZeroUsize::get) as u64;
+    match step {
+        StepSize::MicroBatches(count) => batch.saturating_mul(count as u64),
+        StepSize::Tokens(tokens) => (tokens / settings.seq.get()) as u64,
+    }
+}
+
+pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptions {
     let batch = settings.batch.map_or(1, NonZeroUsize::get);
     TrainOptions {
-        packing: data::packing(dataset),
+        packing,
         chunk_rows: settings.chunk_rows.get(),
         optimizer: OptimizerOptions {
             adamw: AdamWParameters {
@@ -269,6 +410,7 @@ fn train_options(settings: &Settings, dataset: &Dataset) -> TrainOptions {
 
 fn step_size(settings: &Settings) -> Result<StepSize> {
     let Settings { tokens_per_step, batch, accumulate, seq, .. } = settings;
+    let accumulate_given = accumulate.is_some();
     let accumulate = accumulate.map_or(1, NonZeroUsize::get);
     match (tokens_per_step, batch) {
         (Some(tokens), Some(batch)) => {
@@ -282,6 +424,11 @@ fn step_size(settings: &Settings) -> Result<StepSize> {
                 ))
                 .into()),
             }
+        }
+        (Some(_), None) if accumulate_given => {
+            let problem =
+                "tokens-per-step chooses batch and accumulate; give both of these, or none";
+            Err(UsageError(problem.to_owned()).into())
         }
         (Some(tokens), None) => Ok(StepSize::Tokens(tokens.get())),
         (None, _) => Ok(StepSize::MicroBatches(accumulate)),

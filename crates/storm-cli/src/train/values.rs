@@ -115,25 +115,94 @@ impl From<OverlongArg> for Overlong {
     }
 }
 
-/// How the learning rate falls after the warm-up.
+/// What the learning rate does after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum DecayArg {
+pub(crate) enum ScheduleArg {
     /// It stays.
     Constant,
+    /// It falls in a straight line.
+    Linear,
+    /// It falls along half a wave of the cosine.
+    Cosine,
+    /// Warm-up, stable, decay: it stays, and falls in the cooldown at the end.
+    Wsd,
+}
+
+/// How the learning rate falls in a cooldown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CooldownShapeArg {
     /// In a straight line.
     Linear,
     /// Along half a wave of the cosine.
     Cosine,
+    /// As one minus the square root of the part that is done: fast at first.
+    #[value(name = "1-sqrt")]
+    #[serde(rename = "1-sqrt")]
+    OneMinusSqrt,
 }
 
-impl From<DecayArg> for Decay {
-    fn from(decay: DecayArg) -> Decay {
-        match decay {
-            DecayArg::Constant => Decay::Constant,
-            DecayArg::Linear => Decay::Linear,
-            DecayArg::Cosine => Decay::Cosine,
+impl From<CooldownShapeArg> for Decay {
+    fn from(shape: CooldownShapeArg) -> Decay {
+        match shape {
+            CooldownShapeArg::Linear => Decay::Linear,
+            CooldownShapeArg::Cosine => Decay::Cosine,
+            CooldownShapeArg::OneMinusSqrt => Decay::OneMinusSqrt,
         }
+    }
+}
+
+/// A part of a run: a share of its steps, below 1, or a number of them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Span {
+    Share(f64),
+    Steps(u64),
+}
+
+impl Span {
+    /// How many of a run's steps that is.
+    pub(crate) fn of(self, steps: u64) -> u64 {
+        match self {
+            Span::Share(share) => (share * steps as f64).round() as u64,
+            Span::Steps(steps) => steps,
+        }
+    }
+
+    fn new(number: f64) -> Result<Span, String> {
+        match number {
+            0.0..1.0 => Ok(Span::Share(number)),
+            1.0..=9e15 if number.fract() == 0.0 => Ok(Span::Steps(number as u64)),
+            _ => Err(format!(
+                "{number} is neither a share of the run, such as 0.2, nor a number of steps"
+            )),
+        }
+    }
+}
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Span, String> {
+        let problem = |_| {
+            format!("`{text}` is neither a share of the run, such as 0.2, nor a number of steps")
+        };
+        Span::new(text.parse().map_err(problem)?)
+    }
+}
+
+impl Serialize for Span {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match *self {
+            Span::Share(share) => serializer.serialize_f64(share),
+            Span::Steps(steps) => serializer.serialize_u64(steps),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Span {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Span, D::Error> {
+        Span::new(f64::deserialize(deserializer)?).map_err(serde::de::Error::custom)
     }
 }
 

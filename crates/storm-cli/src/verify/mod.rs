@@ -2,11 +2,13 @@
 
 mod claims;
 mod queues;
+mod sheet;
 
 use crate::{hardware, progress};
-use anyhow::{Result, bail};
-use claims::{Claim, Verdict};
+use anyhow::Result;
 use clap::{Args, ValueEnum};
+use serde_json::json;
+use sheet::Sheet;
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_verify::{verify_models, verify_ops, verify_plans, verify_row_chunks};
 
@@ -49,6 +51,9 @@ pub(crate) struct VerifyArgs {
     /// Steps of each.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
+    /// Print one object of JSON with every check, instead of tables.
+    #[arg(long)]
+    json: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -61,111 +66,129 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
     let DeviceArg::Cuda = args.device;
     // Without a choice, everything.
     let all = ![args.ops, args.models, args.plans, args.queues, args.claims].contains(&true);
-    let open = |bytes| CudaDevice::new(0, bytes);
-    println!("{}", CudaDevice::new(0, 1)?.card().name);
-    let mut failed = 0;
+    let mut sheet = Sheet::new(args.json, &CudaDevice::new(0, 1)?.card().name);
     if args.ops || all {
-        println!("\n{:<18} {:<5} {:>6} {:>10}  verdict", "op", "dtype", "nodes", "error");
-        for report in verify_ops(args.seeds, open)? {
-            let (op, dtype, nodes) = (report.op, report.dtype.to_string(), report.nodes);
-            let verdict = match (&report.unstable, report.passed()) {
-                (Some(place), _) => format!("FAIL not repeatable: {place}"),
-                (None, true) => "PASS".to_owned(),
-                (None, false) => format!("FAIL {}", report.place),
-            };
-            println!("{op:<18} {dtype:<5} {nodes:>6} {:>9.1}%  {verdict}", 100.0 * report.worst);
-            failed += usize::from(!report.passed());
-        }
-        println!("error: of what rounding allows");
-        println!("\n{:<18} {:>20}  rows in chunks", "product", "rows × out × in");
-        for report in verify_row_chunks(open)? {
-            let (rows, outputs, inputs) = report.shape;
-            let shape = format!("{rows} × {outputs} × {inputs}");
-            let verdict = match report.differs_at.is_empty() {
-                true => "PASS same bits".to_owned(),
-                false => format!("FAIL other bits in chunks of {:?}", report.differs_at),
-            };
-            println!("{:<18} {shape:>20}  {verdict}", report.op);
-            failed += usize::from(!report.differs_at.is_empty());
-        }
+        ops(args, &mut sheet)?;
     }
     if args.models || all {
-        let (runs, steps) = (args.runs as usize, args.steps as usize);
-        let reports = verify_models(runs, steps, open, progress::show)?;
-        progress::show("");
-        println!(
-            "\n{:<8} {:<15} {:>12} {:>10}  verdict",
-            "family", "precision", "gradients", "repeats"
-        );
-        for report in reports {
-            let precision = format!("{:?}", report.precision);
-            let (runs, steps) = report.runs;
-            let repeats = format!("{runs} × {steps}");
-            let verdict = match (report.repeatable, report.passed()) {
-                (_, true) => "PASS".to_owned(),
-                (false, _) => "FAIL not repeatable".to_owned(),
-                (true, false) => format!("FAIL {}", report.worst_tensor),
-            };
-            println!(
-                "{:<8} {precision:<15} {:>12.2e} {repeats:>10}  {verdict}",
-                report.family, report.gradient_error
-            );
-            failed += usize::from(!report.passed());
-        }
+        models(args, &mut sheet)?;
     }
     if args.plans || all {
-        let profile = hardware::named_or_found(args.hardware.as_deref())?;
-        let device =
-            |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
-        let reports = verify_plans::<_, CudaPlanDevice>(
-            args.plan_count,
-            10,
-            &profile,
-            open,
-            device,
-            progress::show,
-        )?;
-        progress::show("");
-        println!(
-            "\n{:<8} {:<15} {:>6} {:>6}  bits of everything resident",
-            "family", "precision", "plans", "steps"
-        );
-        for report in reports {
-            let verdict = match report.passed() {
-                true => "PASS".to_owned(),
-                false => format!("FAIL {}", report.differing.join(", ")),
-            };
-            let precision = format!("{:?}", report.precision);
-            let (family, plans, steps) = (report.family, report.plans, report.steps);
-            println!("{family:<8} {precision:<15} {plans:>6} {steps:>6}  {verdict}");
-            failed += usize::from(!report.passed());
-        }
+        plans(args, &mut sheet)?;
     }
     if args.claims || all {
-        println!("\n{:<36} {:<26} verdict", "claim", "bar");
+        sheet.head(&format!("\n{:<36} {:<26} verdict", "claim", "bar"));
         claims::all(args.hardware.as_deref(), |claim| {
             progress::show("");
-            let Claim { what, bar, figure, verdict } = claim;
-            let verdict = match verdict {
-                Verdict::Pass => format!("PASS {figure}"),
-                Verdict::Fail => format!("FAIL {figure}"),
-                Verdict::Skipped(reason) => format!("SKIP {reason}"),
-            };
-            println!("{what:<36} {bar:<26} {verdict}");
-            failed += usize::from(matches!(claim.verdict, Verdict::Fail));
+            sheet.claim(claim);
         })?;
     }
     // Last: it ends with a kernel that fails, after which this process cannot use the card.
     if args.queues || all {
-        println!("\n{:<36} verdict", "queues");
+        sheet.head(&format!("\n{:<36} verdict", "queues"));
         for check in queues::all(args.seeds)? {
             let verdict = if check.passed { "PASS" } else { "FAIL" };
-            println!("{:<36} {verdict} {}", check.what, check.figure);
-            failed += usize::from(!check.passed);
+            let line = format!("{:<36} {verdict} {}", check.what, check.figure);
+            let object = json!({"what": check.what, "figure": check.figure.to_string()});
+            sheet.row("queues", check.passed, object, &line);
         }
     }
-    if failed > 0 {
-        bail!("{failed} checks failed");
+    sheet.finish()
+}
+
+fn open(bytes: usize) -> Result<CudaDevice, storm_device::DeviceError> {
+    CudaDevice::new(0, bytes)
+}
+
+fn ops(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
+    sheet.head(&format!("\n{:<18} {:<5} {:>6} {:>10}  verdict", "op", "dtype", "nodes", "error"));
+    for report in verify_ops(args.seeds, open)? {
+        let (op, dtype, nodes) = (report.op, report.dtype.to_string(), report.nodes);
+        let verdict = match (&report.unstable, report.passed()) {
+            (Some(place), _) => format!("FAIL not repeatable: {place}"),
+            (None, true) => "PASS".to_owned(),
+            (None, false) => format!("FAIL {}", report.place),
+        };
+        let line =
+            format!("{op:<18} {dtype:<5} {nodes:>6} {:>9.1}%  {verdict}", 100.0 * report.worst);
+        let object = json!({"op": op, "dtype": dtype, "nodes": nodes, "error_share": report.worst});
+        sheet.row("ops", report.passed(), object, &line);
+    }
+    sheet.head("error: of what rounding allows");
+    sheet.head(&format!("\n{:<18} {:>20}  rows in chunks", "product", "rows × out × in"));
+    for report in verify_row_chunks(open)? {
+        let (rows, outputs, inputs) = report.shape;
+        let shape = format!("{rows} × {outputs} × {inputs}");
+        let passed = report.differs_at.is_empty();
+        let verdict = match passed {
+            true => "PASS same bits".to_owned(),
+            false => format!("FAIL other bits in chunks of {:?}", report.differs_at),
+        };
+        let line = format!("{:<18} {shape:>20}  {verdict}", report.op);
+        let object = json!({"op": report.op, "rows": rows, "outputs": outputs, "inputs": inputs});
+        sheet.row("row_chunks", passed, object, &line);
+    }
+    Ok(())
+}
+
+fn models(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
+    let (runs, steps) = (args.runs as usize, args.steps as usize);
+    let reports = verify_models(runs, steps, open, progress::show)?;
+    progress::show("");
+    sheet.head(&format!(
+        "\n{:<8} {:<15} {:>12} {:>10}  verdict",
+        "family", "precision", "gradients", "repeats"
+    ));
+    for report in reports {
+        let precision = format!("{:?}", report.precision);
+        let (runs, steps) = report.runs;
+        let repeats = format!("{runs} × {steps}");
+        let verdict = match (report.repeatable, report.passed()) {
+            (_, true) => "PASS".to_owned(),
+            (false, _) => "FAIL not repeatable".to_owned(),
+            (true, false) => format!("FAIL {}", report.worst_tensor),
+        };
+        let line = format!(
+            "{:<8} {precision:<15} {:>12.2e} {repeats:>10}  {verdict}",
+            report.family, report.gradient_error
+        );
+        let object = json!({
+            "family": report.family.to_string(), "precision": precision,
+            "gradient_error": report.gradient_error, "runs": runs, "steps": steps,
+        });
+        sheet.row("models", report.passed(), object, &line);
+    }
+    Ok(())
+}
+
+fn plans(args: &VerifyArgs, sheet: &mut Sheet) -> Result<()> {
+    let profile = hardware::named_or_found(args.hardware.as_deref())?;
+    let device = |seed| CudaPlanOptions { chaos_seed: Some(seed), ..CudaPlanOptions::default() };
+    let reports = verify_plans::<_, CudaPlanDevice>(
+        args.plan_count,
+        10,
+        &profile,
+        open,
+        device,
+        progress::show,
+    )?;
+    progress::show("");
+    sheet.head(&format!(
+        "\n{:<8} {:<15} {:>6} {:>6}  bits of everything resident",
+        "family", "precision", "plans", "steps"
+    ));
+    for report in reports {
+        let verdict = match report.passed() {
+            true => "PASS".to_owned(),
+            false => format!("FAIL {}", report.differing.join(", ")),
+        };
+        let precision = format!("{:?}", report.precision);
+        let (family, plans, steps) = (report.family, report.plans, report.steps);
+        let line = format!("{family:<8} {precision:<15} {plans:>6} {steps:>6}  {verdict}");
+        let object = json!({
+            "family": family.to_string(), "precision": precision, "plans": plans, "steps": steps,
+        });
+        sheet.row("plans", report.passed(), object, &line);
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ mod broken_pipe;
 mod data;
 mod escapes;
 mod guide;
+mod manual;
 mod outputs;
 mod plan;
 
@@ -71,7 +72,6 @@ impl Tiny {
         config.kv_heads = 2;
         config.head_dim = 4;
         config.max_positions = 32;
-        config.first_windowed_layer = 0;
         let tiny = Self { folder: TempDir::new().unwrap(), config };
         let options = SaveOptions { dtype: WeightDtype::F32, ..SaveOptions::default() };
         save::<f32, _>(&tiny.path("model"), &tiny.config, &options, |_, elements, dest| {

@@ -121,7 +121,7 @@ fn what_is_forced_is_done_or_refused() {
     plan("--batch 2 --accumulate 2 --vram 8GiB --group 3")
         .failed(2, &["groups of 3", "2 micro-batches"]);
     plan("--batch 2 --vram 8GiB --activations sometimes").failed(2, &["sometimes"]);
-    plan("--batch 2 --vram 8 parsecs").failed(2, &["parsecs"]);
+    plan("--batch 2 --vram 8parsecs").failed(2, &["parsecs"]);
     plan("--vram 8GiB").failed(2, &["--batch"]);
 }
 

@@ -35,6 +35,11 @@ const BASES: &[Base] = &[
                --vram 1GiB --ram 256MiB --device cpu --hardware reference --threads 1",
         weight: 10,
     },
+    Base {
+        line: "train tiny.toml --json --name new --epochs 0.1 --schedule wsd --dry-run",
+        weight: 8,
+    },
+    Base { line: "init new.toml --data text.txt --yes", weight: 4 },
     Base { line: "data pack text.txt --tokenizer bytes --out out", weight: 12 },
     Base {
         line: "data pack chat.jsonl --tokenizer tokenizer.json --chat-template plain --out out",
@@ -62,6 +67,9 @@ const BASES: &[Base] = &[
         line: "plan --model qwen2.5-0.5b --batch 2 --seq 512 --ram 16GiB --vram 3GiB --hardware profile.json",
         weight: 5,
     },
+    Base { line: "plan tiny.toml --hardware reference --vram 1GiB", weight: 4 },
+    Base { line: "completions bash", weight: 1 },
+    Base { line: "man out", weight: 1 },
     Base { line: "doctor", weight: 2 },
     Base { line: "bench cpu --steps 1 --warmup 0", weight: 1 },
     Base {

@@ -2,8 +2,12 @@
 
 mod afterwards;
 mod chat;
+mod early;
 mod figures;
 mod folder;
+mod init;
+mod json;
+mod length;
 mod lengths;
 mod no_threads;
 mod non_finite;

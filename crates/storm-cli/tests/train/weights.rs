@@ -1,6 +1,6 @@
 //! Runs and checkpoints as models: whole, killed, damaged, in progress.
 
-use crate::support::{Place, is, tree};
+use crate::support::{Place, finish, is, tree};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -236,4 +236,47 @@ fn a_name_on_the_hub_is_taken_from_the_cache() {
     fs::rename(snapshots.join(first), place.path().join("o/m")).expect("moved");
     let (same, said) = done(hub(&format!("sample o/m {sample}")));
     assert!(same == text && !said.contains("revision"), "{said}");
+}
+
+/// A base model whose head is not in its files, though its config unties it.
+#[test]
+fn a_model_without_a_head_starts_a_fresh_one_and_writes_nothing() {
+    let place = Place::new();
+    place.run("base", &["--steps", "2"]).succeeded();
+    let model = place.run_folder("base").join("model");
+    let path = model.join("config.json");
+    let config = fs::read_to_string(&path).expect("a config");
+    let untied =
+        config.replace(r#""tie_word_embeddings": true"#, r#""tie_word_embeddings": false"#);
+    assert_ne!(config, untied);
+    fs::write(&path, untied).expect("a config");
+    for command in ["sample runs/base/model --prompt 1", "export runs/base/model out"] {
+        failed(&storm(&place, command), 4, "the model has no head");
+    }
+    let toml = fs::read_to_string(place.path().join("tiny.toml")).expect("a config");
+    let of_directory: Vec<&str> = toml
+        .lines()
+        .filter(|line| {
+            !["model", "layers", "width", "heads"].iter().any(|key| line.starts_with(key))
+        })
+        .collect();
+    let toml = format!("model = \"runs/base/model\"\n{}", of_directory.join("\n"));
+    fs::write(place.path().join("head.toml"), toml).expect("a config");
+    let flags = ["--steps", "1", "--learning-rate", "0", "--other-tokenizer"];
+    let run = finish(place.command_of("head.toml", "tuned", &flags));
+    assert!(run.stderr.contains("training starts with a fresh head"), "{}", run.stderr);
+    run.succeeded();
+    // The head is random, and everything else is as it was.
+    let (_, _) = done(storm(&place, "sample runs/tuned/model --prompt 1 --tokens 3"));
+    let after =
+        fs::read(place.run_folder("tuned").join("model/model.safetensors")).expect("weights");
+    let before = fs::read(model.join("model.safetensors")).expect("weights");
+    let data = |file: &[u8]| {
+        let header = u64::from_le_bytes(*file.first_chunk().expect("a header")) as usize;
+        file[8 + header..].to_vec()
+    };
+    let (before, after) = (data(&before), data(&after));
+    assert!(after.starts_with(&before), "weights that were there have changed");
+    let head: Vec<&[u8]> = after[before.len()..].chunks(2).collect();
+    assert!(head.iter().filter(|value| **value == head[0]).count() < head.len() / 2);
 }

@@ -135,6 +135,10 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let width = dy.shape.width();
             elementwise::swiglu_grad::<E>(width, access.get(dy), access.out(&outputs[0]));
         }),
+        Op::SwiGluGradAndOutput { dy, .. } => with_float!(dy.dtype, E => {
+            let (gate_up, dy_then_output) = (access.out(&outputs[0]), access.out(&outputs[1]));
+            elementwise::swiglu_grad_and_output::<E>(dy.shape.width(), dy_then_output, gate_up);
+        }),
         Op::Norm { x, delta, weight, bias, kind, epsilon } => with_float!(x.dtype, E => {
             let has_mean = *kind == NormKind::Layer;
             let sum = if has_mean { 3 } else { 2 };
@@ -224,13 +228,14 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 ));
             }
         }),
-        Op::RotaryTable { positions, .. } => {
+        Op::RotaryTable { positions, frequencies } => {
             let (positions, table) = (access.get(positions), access.out(&outputs[0]));
-            heads::rotary_table(&instruction.constants, positions, table);
+            heads::rotary_table(frequencies, positions, table);
         }
         Op::Rotary { qkv, table, heads, direction } => with_float!(qkv.dtype, E => {
+            let pairs = table.shape.axes()[2];
             let (qkv, table) = (access.get::<E>(qkv), access.get(table));
-            heads::rotary(*heads, *direction, qkv, table, access.out(&outputs[0]));
+            heads::rotary(*heads, *direction, qkv, (table, pairs), access.out(&outputs[0]));
         }),
         Op::Attention { qkv, segments, heads, mask, scale } => with_float!(qkv.dtype, E => {
             let (y, log_sum_exp) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
@@ -250,11 +255,13 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 );
             })
         }
-        Op::CachedAttention { qkv, positions, heads, scale, .. } => with_float!(qkv.dtype, E => {
-            let attention = access.attention(qkv, &None, heads, Mask::Causal, *scale);
-            let (y, cache) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
-            attention.cached(access.get(qkv), access.get(positions), cache, y);
-        }),
+        Op::CachedAttention { qkv, positions, heads, mask, scale, .. } => {
+            with_float!(qkv.dtype, E => {
+                let attention = access.attention(qkv, &None, heads, *mask, *scale);
+                let (y, cache) = (access.out::<E>(&outputs[0]), access.out(&outputs[1]));
+                attention.cached(access.get(qkv), access.get(positions), cache, y);
+            })
+        }
         Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } => {
             with_float!(hidden.dtype, E => {
                 let input =

@@ -9,8 +9,6 @@ use storm_graph::{Graph, Node, Op, TensorId};
 #[derive(Clone, Debug)]
 pub struct Instruction {
     pub(super) placed: PlacedNode,
-    /// What the kernel derives from the op's attributes alone, worked out beforehand.
-    pub(super) constants: Vec<f32>,
 }
 
 impl Instruction {
@@ -23,13 +21,7 @@ impl Instruction {
     ) -> Result<Instruction, DeviceError> {
         check_supported(node)?;
         let placed = PlacedNode::new(capacity, CpuDevice::ALIGNMENT, graph, node, place, layer)?;
-        let constants = match &node.op {
-            Op::RotaryTable { head_dim, frequencies, .. } => {
-                frequencies.inverse_wavelengths(*head_dim)
-            }
-            _ => Vec::new(),
-        };
-        Ok(Instruction { placed, constants })
+        Ok(Instruction { placed })
     }
 
     /// The op's name.

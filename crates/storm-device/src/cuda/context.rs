@@ -375,14 +375,19 @@ impl Kernel {
 }
 
 /// A kernel's argument, as the driver wants it: the address of a value.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Argument {
     /// Device address; 0 for an absent operand.
     Pointer(u64),
     I32(i32),
     I64(i64),
     F32(f32),
+    /// A struct of floats, by value.
+    Floats(Arc<[f32; FLOATS]>),
 }
+
+/// Floats of [`Argument::Floats`].
+pub(super) const FLOATS: usize = 128;
 
 impl Argument {
     fn address(&self) -> *mut c_void {
@@ -391,6 +396,7 @@ impl Argument {
             Argument::I32(value) => std::ptr::from_ref(value).cast(),
             Argument::I64(value) => std::ptr::from_ref(value).cast(),
             Argument::F32(value) => std::ptr::from_ref(value).cast(),
+            Argument::Floats(values) => Arc::as_ptr(values).cast(),
         };
         address.cast_mut()
     }

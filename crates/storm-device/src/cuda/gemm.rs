@@ -2,9 +2,12 @@
 //!
 //! The algorithm is the library's first choice for the shape under a fixed workspace: a pure function
 //! of shape, dtypes, card and library version, so that every plan and every run takes the same one.
-//! For activations it does not depend on the number of rows either, so that a plan may chunk them
-//! without changing a bit. Split sums over k are allowed for weight gradients only, whose k (the
-//! tokens) is never chunked.
+//! For activations its bits do not depend on the number of rows either, so that a plan may chunk them
+//! without changing a bit: what counts is the choice for one number of rows, and the choice for the real
+//! number replaces it only if a trial shows the same bits. Split sums over k are allowed for weight
+//! gradients only, whose k (the tokens) is never chunked.
+
+mod trial;
 
 use super::context::{Allocation, Context, Stream};
 use super::{CudaError, libraries};
@@ -17,8 +20,8 @@ use storm_graph::DType;
 /// Enough for every algorithm that pays on Hopper; part of what selects the algorithm.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// The number of rows for which the algorithm of an activation product is chosen, whatever the number
-/// of rows it then has.
+/// The number of rows whose algorithm defines the bits of an activation product, whatever the number of
+/// rows it has.
 const CHOICE_ROWS: usize = 8192;
 
 /// The best alignment that an algorithm can make use of, in bytes.
@@ -135,6 +138,7 @@ unsafe impl Sync for GemmPlan {}
 /// The library, its workspace, and the plans so far.
 #[derive(Debug)]
 pub(super) struct Gemm {
+    context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
     workspace: Allocation,
     plans: Mutex<BTreeMap<GemmShape, Arc<GemmPlan>>>,
@@ -156,7 +160,7 @@ impl Gemm {
         libraries::require_blas()?;
         let handle = result::create_handle().map_err(CudaError::blas("starting"))?;
         let workspace = context.allocate(WORKSPACE_BYTES)?;
-        Ok(Gemm { handle, workspace, plans: Mutex::default() })
+        Ok(Gemm { context: Arc::clone(context), handle, workspace, plans: Mutex::default() })
     }
 
     /// Attaches the plan of the call's shape.
@@ -166,7 +170,7 @@ impl Gemm {
         let plan = match plans.get(&shape) {
             Some(plan) => Arc::clone(plan),
             None => {
-                let plan = Arc::new(GemmPlan::new(self.handle, &shape)?);
+                let plan = Arc::new(self.plan(&shape)?);
                 plans.insert(shape, Arc::clone(&plan));
                 plan
             }
@@ -183,38 +187,37 @@ impl Gemm {
     pub(super) unsafe fn queue(&self, call: &GemmCall, stream: &Stream) -> Result<(), CudaError> {
         let plan = call.plan.as_ref().expect("prepared");
         let what = || format!("product {} × {} × {}", call.m, call.n, call.k);
-        if let Some(bias) = call.bias {
-            plan.describe(
-                sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                &bias,
-            )
-            .map_err(|error| CudaError::blas(what())(error))?;
-        }
-        let addend = if call.accumulate { Some(call.out) } else { call.addend };
-        let (alpha, beta) = (1.0f32, if addend.is_some() { 1.0f32 } else { 0.0 });
-        let pointer = |address: u64| address as *mut c_void;
-        // SAFETY: as the caller promises; alpha and beta are read before the call returns.
-        unsafe {
-            result::matmul(
-                self.handle,
-                plan.description,
-                std::ptr::from_ref(&alpha).cast(),
-                std::ptr::from_ref(&beta).cast(),
-                pointer(call.b.address),
-                plan.first,
-                pointer(call.a.address),
-                plan.second,
-                pointer(addend.unwrap_or(call.out)),
-                plan.out,
-                pointer(call.out),
-                plan.out,
-                &plan.algorithm,
-                pointer(self.workspace.start()),
-                self.workspace.bytes(),
-                stream.handle().cast(),
-            )
-        }
-        .map_err(|error| CudaError::blas(what())(error))
+        let addresses = Addresses {
+            a: call.a.address,
+            b: call.b.address,
+            addend: if call.accumulate { Some(call.out) } else { call.addend },
+            bias: call.bias,
+            out: call.out,
+            workspace: self.workspace.start(),
+        };
+        // SAFETY: as the caller promises.
+        unsafe { plan.queue(self.handle, &addresses, stream) }
+            .map_err(|error| CudaError::blas(what())(error))
+    }
+
+    /// Descriptors and algorithm of a shape.
+    fn plan(&self, shape: &GemmShape) -> Result<GemmPlan, CudaError> {
+        let what = || format!("no algorithm for {shape:?}");
+        let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
+        let choose = |rows: usize| plan.first_choice(self.handle, shape, rows);
+        let rows = shape.sizes.0;
+        plan.algorithm = match shape.role {
+            GemmRole::WeightGradient => choose(rows).map_err(CudaError::blas(what()))?,
+            GemmRole::Activation => {
+                let defines_bits = choose(CHOICE_ROWS).map_err(CudaError::blas(what()))?;
+                let same_bits = |other: &sys::cublasLtMatmulAlgo_t| {
+                    other.data == defines_bits.data
+                        || self.gives_same_bits(shape, &defines_bits, other)
+                };
+                choose(rows).ok().filter(same_bits).unwrap_or(defines_bits)
+            }
+        };
+        Ok(plan)
     }
 }
 
@@ -241,34 +244,34 @@ fn layout(
     result::create_matrix_layout(data_type(dtype), cols as u64, rows as u64, cols as i64)
 }
 
-impl GemmPlan {
-    fn new(handle: sys::cublasLtHandle_t, shape: &GemmShape) -> Result<GemmPlan, CudaError> {
-        let (m, n, k) = shape.sizes;
-        let what = || format!("no algorithm for {shape:?}");
-        GemmPlan::build(handle, shape, m, n, k).map_err(CudaError::blas(what()))
-    }
+/// Where the parts of one product lie.
+struct Addresses {
+    a: u64,
+    b: u64,
+    addend: Option<u64>,
+    bias: Option<u64>,
+    out: u64,
+    /// [`WORKSPACE_BYTES`] of it.
+    workspace: u64,
+}
 
-    fn build(
-        handle: sys::cublasLtHandle_t,
-        shape: &GemmShape,
-        m: usize,
-        n: usize,
-        k: usize,
-    ) -> Result<GemmPlan, result::CublasError> {
+impl GemmPlan {
+    /// Descriptors of a shape, without an algorithm.
+    fn describe_shape(shape: &GemmShape) -> Result<GemmPlan, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
-        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let (m, n, k) = shape.sizes;
         // f32 accumulation; f32 operands are not cut to TF32.
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
         let (a_transposed, b_transposed) = (shape.a.1, shape.b.1);
         let (a_rows, a_cols) = if a_transposed { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if b_transposed { (n, k) } else { (k, n) };
-        let mut plan = GemmPlan {
+        let plan = GemmPlan {
             description,
             first: layout(shape.b.0, b_rows, b_cols)?,
             second: layout(shape.a.0, a_rows, a_cols)?,
             out: layout(shape.out, m, n)?,
-            // SAFETY: plain data, overwritten below.
+            // SAFETY: plain data, overwritten before it is used.
             algorithm: unsafe { std::mem::zeroed() },
         };
         // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
@@ -284,7 +287,18 @@ impl GemmPlan {
             let address = 256u64;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
+        Ok(plan)
+    }
 
+    /// The library's first choice if the product had so many rows.
+    fn first_choice(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        shape: &GemmShape,
+        rows: usize,
+    ) -> Result<sys::cublasLtMatmulAlgo_t, result::CublasError> {
+        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
+        let (_, n, k) = shape.sizes;
         let preference = result::create_matmul_pref()?;
         let prefer = |attribute, value: &dyn Bytes| {
             let (pointer, size) = value.bytes();
@@ -309,18 +323,14 @@ impl GemmPlan {
         for (attribute, alignment) in attributes.into_iter().zip(shape.alignments) {
             prefer(attribute, &alignment)?;
         }
-        let rows = match shape.role {
-            GemmRole::Activation => CHOICE_ROWS,
-            GemmRole::WeightGradient => m,
-        };
-        let (a_rows, a_cols) = if a_transposed { (k, rows) } else { (rows, k) };
+        let (a_rows, a_cols) = if shape.a.1 { (k, rows) } else { (rows, k) };
         let (second, out) = (layout(shape.a.0, a_rows, a_cols)?, layout(shape.out, rows, n)?);
         // SAFETY: all descriptors are alive.
         let found = unsafe {
             result::get_matmul_algo_heuristic(
                 handle,
-                plan.description,
-                plan.first,
+                self.description,
+                self.first,
                 second,
                 out,
                 out,
@@ -334,8 +344,47 @@ impl GemmPlan {
         }
         // SAFETY: created above, destroyed once.
         unsafe { result::destroy_matmul_pref(preference)? };
-        plan.algorithm = found?.algo;
-        Ok(plan)
+        Ok(found?.algo)
+    }
+
+    /// Queues the product.
+    ///
+    /// # Safety
+    /// The addresses are valid for the shape until the stream has run it, no other stream uses the
+    /// workspace meanwhile, and no other thread queues the same plan.
+    unsafe fn queue(
+        &self,
+        handle: sys::cublasLtHandle_t,
+        at: &Addresses,
+        stream: &Stream,
+    ) -> Result<(), result::CublasError> {
+        if let Some(bias) = at.bias {
+            let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
+            self.describe(attribute, &bias)?;
+        }
+        let (alpha, beta) = (1.0f32, if at.addend.is_some() { 1.0f32 } else { 0.0 });
+        let pointer = |address: u64| address as *mut c_void;
+        // SAFETY: as the caller promises; alpha and beta are read before the call returns.
+        unsafe {
+            result::matmul(
+                handle,
+                self.description,
+                std::ptr::from_ref(&alpha).cast(),
+                std::ptr::from_ref(&beta).cast(),
+                pointer(at.b),
+                self.first,
+                pointer(at.a),
+                self.second,
+                pointer(at.addend.unwrap_or(at.out)),
+                self.out,
+                pointer(at.out),
+                self.out,
+                &self.algorithm,
+                pointer(at.workspace),
+                WORKSPACE_BYTES,
+                stream.handle().cast(),
+            )
+        }
     }
 
     fn describe(

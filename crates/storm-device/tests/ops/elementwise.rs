@@ -18,9 +18,16 @@ fn arithmetic() {
     });
 }
 
+const FUNCTIONS: [ActivationFunction; 4] = [
+    ActivationFunction::GeluTanh,
+    ActivationFunction::Silu,
+    ActivationFunction::Gelu,
+    ActivationFunction::Relu,
+];
+
 #[test]
 fn activations() {
-    for function in [ActivationFunction::GeluTanh, ActivationFunction::Silu] {
+    for function in FUNCTIONS {
         check(&format!("{function:?}"), 50, |b| {
             let shape = random_shape(b);
             // Far out, where exponentials overflow, as well.
@@ -50,7 +57,7 @@ fn operands_of_several_ops() {
         let shape = b.rng.row_shape(33, width);
         let input = b.input("input", &shape);
         let x = b.apply("x", Op::Scale { x: input, factor: 0.5 })[0];
-        let function = b.rng.pick(&[ActivationFunction::GeluTanh, ActivationFunction::Silu]);
+        let function = b.rng.pick(&FUNCTIONS);
         let ops = [
             Op::SwiGlu { gate_up: x },
             Op::Activation { x, function },

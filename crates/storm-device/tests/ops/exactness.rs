@@ -162,7 +162,7 @@ fn any_recomputation_gives_the_same_bits() {
             let kept: BTreeSet<TensorId> =
                 forward.iter().copied().filter(|_| rng.below(10) < kept_tenths).collect();
             let mut graph = backward.graph.clone();
-            recompute(&mut graph, |id| kept.contains(&id));
+            recompute(&mut graph, &results, |id| kept.contains(&id));
             assert!(graph.saved().iter().all(|id| kept.contains(id)), "seed {seed}");
             let mut machine = Machine::new(&graph, &backward.values);
             machine.run_dropping(|id| kept.contains(&id));

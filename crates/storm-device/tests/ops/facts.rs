@@ -3,7 +3,7 @@
 use crate::reference::{Value, evaluate};
 use storm_graph::{
     ActivationFunction, DType, HeadLayout, Mask, NormKind, Op, RotaryDirection, RotaryFrequencies,
-    RotaryScaling, Shape,
+    Shape,
 };
 
 fn value<const N: usize>(shape: [usize; N], data: &[f64]) -> Value {
@@ -26,6 +26,10 @@ fn activations() {
     let x = value([3], &[-1.0, 0.5, 2.0]);
     let gelu = Op::Activation { x: &x, function: ActivationFunction::GeluTanh };
     check(gelu, &[&[-0.158_808_01, 0.345_714_01, 1.954_597_69]]);
+    let gelu = Op::Activation { x: &x, function: ActivationFunction::Gelu };
+    check(gelu, &[&[-0.158_655_25, 0.345_731_23, 1.954_499_74]]);
+    let relu = Op::Activation { x: &x, function: ActivationFunction::Relu };
+    check(relu, &[&[0.0, 0.5, 2.0]]);
     let silu = Op::Activation { x: &x, function: ActivationFunction::Silu };
     check(silu, &[&[-0.268_941_42, 0.311_229_66, 1.761_594_16]]);
     let gate_up = value([1, 4], &[2.0, -1.0, 3.0, 10.0]);
@@ -88,12 +92,20 @@ fn rotation_by_a_quarter_turn() {
     check(turned, &[&[-2.0, 1.0, -4.0, 3.0, 5.0, 6.0]]);
 
     let positions = value([1, 2], &[0.0, 3.0]);
-    let frequencies = RotaryFrequencies { theta: 10_000.0, scaling: RotaryScaling::Plain };
+    let frequencies = RotaryFrequencies::plain(10_000.0, 4);
     let (slow, fast) = (0.03f64, 3.0f64);
+    let table = [1.0, 0.0, 1.0, 0.0, fast.cos(), fast.sin(), slow.cos(), slow.sin()];
+    check(Op::RotaryTable { positions: &positions, frequencies: frequencies.clone() }, &[&table]);
+    let doubled = RotaryFrequencies { factor: 2.0, ..frequencies };
     check(
-        Op::RotaryTable { positions: &positions, head_dim: 4, frequencies },
-        &[&[1.0, 0.0, 1.0, 0.0, fast.cos(), fast.sin(), slow.cos(), slow.sin()]],
+        Op::RotaryTable { positions: &positions, frequencies: doubled },
+        &[&table.map(|x| 2.0 * x)],
     );
+    // A part of each head: its first two elements turn, and the third stays.
+    let heads = HeadLayout { head_dim: 3, ..heads };
+    let qkv = value([1, 1, 9], &[1.0, 2.0, 7.0, 3.0, 4.0, 8.0, 5.0, 6.0, 9.0]);
+    let turned = Op::Rotary { qkv: &qkv, table: &quarter, heads, direction };
+    check(turned, &[&[-2.0, 1.0, 7.0, -4.0, 3.0, 8.0, 5.0, 6.0, 9.0]]);
 }
 
 #[test]
@@ -108,6 +120,10 @@ fn attention_averages_what_it_sees() {
     check(op(Mask::Causal, None), &[&[1.0, 2.0, 4.0], &[0.0, two, three]]);
     check(op(Mask::Full, Some(&segments)), &[&[2.0, 2.0, 8.0], &[two, two, 0.0]]);
     check(op(Mask::Causal, Some(&segments)), &[&[1.0, 2.0, 8.0], &[0.0, two, 0.0]]);
+    let sliding = |window| Mask::Sliding { window };
+    check(op(sliding(2), None), &[&[1.0, 2.0, 5.5], &[0.0, two, two]]);
+    check(op(sliding(1), None), &[&[1.0, 3.0, 8.0], &[0.0, 0.0, 0.0]]);
+    check(op(sliding(3), None), &[&[1.0, 2.0, 4.0], &[0.0, two, three]]);
 }
 
 #[test]

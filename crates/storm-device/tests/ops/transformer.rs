@@ -3,7 +3,7 @@
 use crate::support::*;
 use storm_graph::{
     ActivationFunction, HeadLayout, IGNORE_INDEX, Mask, NormKind, Op, RotaryDirection,
-    RotaryFrequencies, RotaryScaling, Shape, TensorId, Training,
+    RotaryFrequencies, Shape, TensorId, Training,
 };
 
 /// Extents of a model; all else is random.
@@ -136,8 +136,8 @@ impl Model<'_> {
         }
         if self.b.rng.coin() {
             let positions = self.b.integers("positions", &[batch, time], |_, i| (i % time) as i32);
-            let frequencies = RotaryFrequencies { theta: 100.0, scaling: RotaryScaling::Plain };
-            let table = Op::RotaryTable { positions, head_dim: 4, frequencies };
+            let frequencies = RotaryFrequencies::plain(100.0, 4);
+            let table = Op::RotaryTable { positions, frequencies };
             let table = self.b.apply("rotary_table", table)[0];
             let direction = RotaryDirection::Forward;
             qkv = self.b.apply("rotary", Op::Rotary { qkv, table, heads, direction })[0];
@@ -145,7 +145,7 @@ impl Model<'_> {
         let segments = self.b.maybe(|b| {
             b.integers("segments", &[batch, time], |_, i| i32::from(i % time > time / 3))
         });
-        let mask = self.b.rng.pick(&[Mask::Causal, Mask::Causal, Mask::Full]);
+        let mask = self.b.rng.pick(&[Mask::Causal, Mask::Sliding { window: 3 }, Mask::Full]);
         let op = Op::Attention { qkv, segments, heads, mask, scale: 0.5 };
         (self.b.apply("attention", op)[0], heads.query_width())
     }

@@ -1,37 +1,37 @@
 //! Rotary embeddings and attention, the latter with the whole (T, T) matrix of one head.
 
 use super::Value;
-use std::f64::consts::PI;
-use storm_graph::{HeadLayout, Mask, Op, RotaryDirection, RotaryFrequencies, RotaryScaling, Shape};
+use storm_graph::{HeadLayout, Mask, Op, RotaryDirection, Shape};
 
 pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     match *op {
-        Op::RotaryTable { positions, head_dim, frequencies } => {
+        Op::RotaryTable { positions, ref frequencies } => {
             let mut data = Vec::new();
+            let factor = f64::from(frequencies.factor);
             for &position in &positions.data {
-                for pair in 0..head_dim / 2 {
-                    let angle = position * angle_per_position(&frequencies, pair, head_dim);
-                    data.extend([angle.cos(), angle.sin()]);
+                for &frequency in frequencies.inverse_wavelengths.iter() {
+                    let angle = position * f64::from(frequency);
+                    data.extend([factor * angle.cos(), factor * angle.sin()]);
                 }
             }
-            vec![Value::new(positions.shape.then(head_dim / 2).then(2), data)]
+            vec![Value::new(positions.shape.then(frequencies.pairs()).then(2), data)]
         }
         Op::Rotary { qkv, table, heads, direction } => {
-            let half = heads.head_dim / 2;
+            let pairs = table.shape.axes()[2];
             let sign = match direction {
                 RotaryDirection::Forward => 1.0,
                 RotaryDirection::Inverse => -1.0,
             };
             let mut data = qkv.data.clone();
             let rows = data.chunks_exact_mut(heads.qkv_width());
-            for (row, angles) in rows.zip(table.data.chunks_exact(heads.head_dim)) {
+            for (row, angles) in rows.zip(table.data.chunks_exact(2 * pairs)) {
                 let turned = row.chunks_exact_mut(heads.head_dim).take(heads.query_key_heads());
                 for head in turned {
-                    for i in 0..half {
+                    for i in 0..pairs {
                         let (cos, sin) = (angles[2 * i], sign * angles[2 * i + 1]);
-                        let (a, b) = (head[i], head[i + half]);
+                        let (a, b) = (head[i], head[i + pairs]);
                         head[i] = a * cos - b * sin;
-                        head[i + half] = b * cos + a * sin;
+                        head[i + pairs] = b * cos + a * sin;
                     }
                 }
             }
@@ -42,25 +42,6 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         }
         _ => unreachable!("not an attention op"),
     }
-}
-
-/// Stored as f32, as the reference implementations of these models do.
-fn angle_per_position(frequencies: &RotaryFrequencies, pair: usize, head_dim: usize) -> f64 {
-    let plain = frequencies.theta.powf(-2.0 * pair as f64 / head_dim as f64);
-    let angle = match frequencies.scaling {
-        RotaryScaling::Plain => plain,
-        RotaryScaling::Llama3 {
-            factor,
-            low_frequency_factor: low,
-            high_frequency_factor: high,
-            original_positions,
-        } => {
-            let turns = original_positions as f64 * plain / (2.0 * PI);
-            let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-            plain * (kept + (1.0 - kept) / factor)
-        }
-    };
-    f64::from(angle as f32)
 }
 
 fn attention(
@@ -80,6 +61,7 @@ fn attention(
         let sees = |query: usize, key: usize| {
             let same = segments.is_none_or(|s| s.data[b * time + query] == s.data[b * time + key]);
             same && (mask == Mask::Full || key <= query)
+                && query < key + mask.window().unwrap_or(time)
         };
         for h in 0..query_heads {
             let key_head = query_heads + h / group;

@@ -13,7 +13,9 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         Op::Mul { a, b } => a.zip(b, |a, b| a * b),
         Op::Scale { x, factor } => x.map(|x| f64::from(factor) * x),
         Op::Activation { x, function } => x.map(match function {
+            ActivationFunction::Gelu => exact_gelu,
             ActivationFunction::GeluTanh => gelu,
+            ActivationFunction::Relu => |x: f64| x.max(0.0),
             ActivationFunction::Silu => silu,
         }),
         Op::SwiGlu { gate_up } => {
@@ -33,6 +35,22 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
 pub(crate) fn gelu(x: f64) -> f64 {
     let inner = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x);
     x / 2.0 * (1.0 + inner.tanh())
+}
+
+/// By the series of the error function whose terms are all positive.
+fn exact_gelu(x: f64) -> f64 {
+    let z = x / std::f64::consts::SQRT_2;
+    if z.abs() > 6.0 {
+        return x.max(0.0);
+    }
+    let (mut term, mut sum, mut n) = (z, z, 0.0);
+    while term.abs() > 1e-18 * sum.abs() {
+        n += 1.0;
+        term *= 2.0 * z * z / (2.0 * n + 1.0);
+        sum += term;
+    }
+    let erf = std::f64::consts::FRAC_2_SQRT_PI * (-z * z).exp() * sum;
+    x / 2.0 * (1.0 + erf)
 }
 
 pub(crate) fn silu(x: f64) -> f64 {

@@ -3,33 +3,37 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{CacheParts, DType, GraphError, HeadLayout, Op, Shape, Tensor, TensorId};
+use crate::{CacheParts, DType, GraphError, HeadLayout, Mask, Op, Shape, Tensor, TensorId};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
-        Op::RotaryTable { positions, head_dim, frequencies } => {
+        Op::RotaryTable { positions, frequencies } => {
             rules::dtype("positions", positions, DType::I32)?;
-            if *head_dim == 0 || head_dim % 2 != 0 {
-                return Err(format!("head_dim must be even and not zero, not {head_dim}"));
+            if frequencies.pairs() == 0 {
+                return Err("there must be at least one frequency".to_owned());
             }
-            if !(frequencies.theta.is_finite() && frequencies.theta > 0.0) {
-                return Err(format!("theta must be positive, not {}", frequencies.theta));
+            let mut numbers = frequencies.inverse_wavelengths.iter().chain([&frequencies.factor]);
+            if let Some(wrong) = numbers.find(|x| !(x.is_finite() && **x >= 0.0)) {
+                return Err(format!("frequencies and their factor must not be {wrong}"));
             }
-            let table = positions.shape.then(head_dim / 2).then(2);
+            let table = positions.shape.then(frequencies.pairs()).then(2);
             Ok(vec![Output::activation("", table, DType::F32)])
         }
         Op::Rotary { qkv, table, heads, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;
-            if heads.head_dim % 2 != 0 {
-                return Err(format!("head_dim must be even, not {}", heads.head_dim));
-            }
             rules::dtype("table", table, DType::F32)?;
-            let wanted = qkv.shape.row_shape().then(heads.head_dim / 2).then(2);
-            rules::shape("table", table, &wanted)?;
+            rules::rank("table", table, 4)?;
+            let pairs = table.shape.axes()[2];
+            if pairs == 0 || 2 * pairs > heads.head_dim {
+                let dim = heads.head_dim;
+                return Err(format!("`table` turns {pairs} pairs of heads that are {dim} wide"));
+            }
+            rules::shape("table", table, &qkv.shape.row_shape().then(pairs).then(2))?;
             Ok(vec![Output::activation("", qkv.shape.clone(), qkv.dtype)])
         }
-        Op::Attention { qkv, segments, heads, .. } => {
+        Op::Attention { qkv, segments, heads, mask, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;
+            check_mask(*mask)?;
             let rows = qkv.shape.row_shape();
             rules::maybe("segments", segments.as_ref(), &rows, DType::I32)?;
             let y = qkv.shape.with_width(heads.query_width());
@@ -38,8 +42,9 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 Output::activation("log_sum_exp", per_query(qkv, heads), DType::F32),
             ])
         }
-        Op::AttentionGrad { dy, qkv, y, log_sum_exp, segments, heads, .. } => {
+        Op::AttentionGrad { dy, qkv, y, log_sum_exp, segments, heads, mask, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;
+            check_mask(*mask)?;
             rules::shape("y", y, &qkv.shape.with_width(heads.query_width()))?;
             rules::dtype("y", y, qkv.dtype)?;
             rules::like("dy", dy, "y", y)?;
@@ -52,8 +57,12 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 Output::scratch("delta", per_query(qkv, heads), DType::F32),
             ])
         }
-        Op::CachedAttention { qkv, cache, positions, heads, .. } => {
+        Op::CachedAttention { qkv, cache, positions, heads, mask, .. } => {
             rules::packed_heads("qkv", qkv, heads)?;
+            check_mask(*mask)?;
+            if !mask.is_causal() {
+                return Err("over a cache, a query cannot see what comes after it".to_owned());
+            }
             let rows = qkv.shape.row_shape();
             rules::dtype("positions", positions, DType::I32)?;
             rules::shape("positions", positions, &rows)?;
@@ -81,6 +90,13 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
 fn parts_shape(rows: &Shape, window: usize, heads: &HeadLayout) -> Shape {
     let parts = CacheParts::of(window).count;
     rows.then(heads.query_heads).then(parts).then(heads.head_dim + 2)
+}
+
+fn check_mask(mask: Mask) -> Result<(), String> {
+    match mask.window() {
+        Some(0) => Err("a window must be of one key at least, not 0".to_owned()),
+        _ => Ok(()),
+    }
 }
 
 /// (B, Q, T): one number per query.

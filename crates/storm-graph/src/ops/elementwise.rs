@@ -43,6 +43,11 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::shape("dy", dy, &gate_up.shape.with_width(half))?;
             Ok(vec![Output::activation("", gate_up.shape.clone(), gate_up.dtype)])
         }
+        Op::SwiGluGradAndOutput { dy, gate_up } => {
+            let mut outputs = infer(&Op::SwiGluGrad { dy: *dy, gate_up: *gate_up })?;
+            outputs.push(Output::activation("output", dy.shape.clone(), dy.dtype));
+            Ok(outputs)
+        }
         _ => unreachable!("not an elementwise op"),
     }
 }

@@ -61,6 +61,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::MovingAverage { .. }
         | Op::ActivationGrad { .. }
         | Op::SwiGluGrad { .. }
+        | Op::SwiGluGradAndOutput { .. }
         | Op::NormGrad { .. }
         | Op::QkNormGrad { .. }
         | Op::RotaryTable { .. }

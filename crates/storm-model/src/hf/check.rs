@@ -22,6 +22,8 @@ pub(super) fn check_tensors(
                 Some(entry) => check_entry(&piece, entry, &mut report),
                 // A tied model may have been saved with the head only.
                 None if is_embedding && config.tied_embeddings && has_head => {}
+                // A model without its head can be trained: the head starts fresh.
+                None if piece.hf_name == HF_HEAD => {}
                 None => report.missing.add(|| piece.hf_name.clone()),
             }
             if is_embedding

@@ -110,6 +110,13 @@ impl<'a> Fields<'a> {
         self.number(field)?.ok_or(ModelError::MissingField { field, model_type: self.model_type })
     }
 
+    pub(super) fn needed_numbers(&self, field: &'static str) -> Result<Vec<f64>, ModelError> {
+        let missing = ModelError::MissingField { field, model_type: self.model_type };
+        let value = self.get(field).ok_or(missing)?;
+        let numbers = value.as_array().and_then(|items| items.iter().map(Value::as_f64).collect());
+        numbers.ok_or_else(|| self.refuse(field, value, "it must be a list of numbers"))
+    }
+
     pub(super) fn flag(&self, field: &'static str, default: bool) -> Result<bool, ModelError> {
         match self.get(field) {
             None => Ok(default),
@@ -135,20 +142,20 @@ impl<'a> Fields<'a> {
         Err(self.refuse(field, &Value::Bool(!wanted), &advice))
     }
 
-    /// A field that must be one of `allowed`, or absent where the default is.
-    pub(super) fn must_be_one_of(
+    /// What the field names among `known`; the first where it is absent.
+    pub(super) fn one_of<T: Copy>(
         &self,
         field: &'static str,
-        allowed: &[&str],
-    ) -> Result<(), ModelError> {
-        match self.text(field)? {
-            Some(text) if !allowed.contains(&text) => Err(self.refuse(
-                field,
-                &Value::from(text),
-                &format!("STORM supports {} for {} models", allowed.join(", "), self.model_type),
-            )),
-            _ => Ok(()),
-        }
+        known: &[(&str, T)],
+    ) -> Result<T, ModelError> {
+        let Some(text) = self.text(field)? else { return Ok(known[0].1) };
+        let found = known.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = known.iter().map(|(name, _)| *name).collect();
+            let advice =
+                format!("STORM supports {} for {} models", names.join(", "), self.model_type);
+            self.refuse(field, &Value::from(text), &advice)
+        })
     }
 
     pub(super) fn refuse(&self, field: &str, value: &Value, advice: &str) -> ModelError {

@@ -5,9 +5,11 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::config_fields::{Fields, dropout, left_behind, show};
+use super::rope_json;
 use super::strict_json::{parse, read_capped};
 use crate::error::clip;
-use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling};
+use crate::{Family, ModelConfig, ModelError, SlidingWindow};
+use storm_graph::ActivationFunction;
 
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
@@ -125,8 +127,24 @@ fn family(map: &Map<String, Value>) -> Result<Family, ModelError> {
     }
 }
 
+/// The activations of GPT-2 by their names in transformers, the default first.
+const GPT2_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
+    ("gelu_new", ActivationFunction::GeluTanh),
+    ("gelu_pytorch_tanh", ActivationFunction::GeluTanh),
+    ("gelu_fast", ActivationFunction::GeluTanh),
+    ("gelu", ActivationFunction::Gelu),
+    ("relu", ActivationFunction::Relu),
+    ("silu", ActivationFunction::Silu),
+    ("swish", ActivationFunction::Silu),
+];
+
+/// The name of an activation, as it is written.
+pub(super) fn activation_name(activation: ActivationFunction) -> &'static str {
+    let name = GPT2_ACTIVATIONS.iter().find(|(_, known)| *known == activation);
+    name.map_or("silu", |(name, _)| name)
+}
+
 fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
-    fields.must_be_one_of("activation_function", &["gelu_new", "gelu_pytorch_tanh"])?;
     fields.must_be("scale_attn_weights", true)?;
     fields.must_be("scale_attn_by_inverse_layer_idx", false)?;
     fields.must_be("reorder_and_upcast_attn", false)?;
@@ -149,14 +167,15 @@ fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
         qkv_bias: true,
         attention_output_bias: true,
         mlp_bias: true,
+        activation: fields.one_of("activation_function", GPT2_ACTIVATIONS)?,
         sliding_window: None,
-        first_windowed_layer: 0,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
     })
 }
 
 fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelError> {
-    fields.must_be_one_of("hidden_act", &["silu", "swish"])?;
+    let silu = ActivationFunction::Silu;
+    let activation = fields.one_of("hidden_act", &[("silu", silu), ("swish", silu)])?;
     // Left behind in published files by other variants of these families.
     fields.must_be("use_mrope", false)?;
     fields.must_be("rope_interleaved", false)?;
@@ -165,13 +184,14 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
     let max_positions = fields.size("max_position_embeddings")?.unwrap_or(match family {
         Family::Llama => 2048,
         Family::Mistral => 131_072,
+        Family::Phi3 => 4096,
         _ => 32_768,
     });
     // What transformers takes for an absent field differs by family; null always means all heads.
     let kv_heads =
         match (fields.size("num_key_value_heads")?, fields.raw("num_key_value_heads"), family) {
             (Some(heads), ..) => heads,
-            (None, Some(_), _) | (None, None, Family::Llama) => query_heads,
+            (None, Some(_), _) | (None, None, Family::Llama | Family::Phi3) => query_heads,
             (None, None, Family::Mistral) => 8,
             (None, None, _) => 32,
         };
@@ -183,7 +203,7 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
     let has_attention_bias = matches!(family, Family::Llama | Family::Qwen3);
     let attention_bias = has_attention_bias && fields.flag("attention_bias", false)?;
     match family {
-        Family::Mistral => fields.must_be("attention_bias", false)?,
+        Family::Mistral | Family::Phi3 => fields.must_be("attention_bias", false)?,
         // Its bias is not optional: transformers ignores the field, and so do published files.
         Family::Qwen2 => drop(fields.raw("attention_bias")),
         _ => {}
@@ -193,7 +213,7 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
         fields.must_be("mlp_bias", false)?;
     }
     let layer_count = fields.needed_size("num_hidden_layers")?;
-    let (sliding_window, first_windowed_layer) = sliding_window(fields, family, layer_count)?;
+    let norm_eps = if family == Family::Phi3 { 1e-5 } else { 1e-6 };
     Ok(ModelConfig {
         family,
         vocab_size: fields.needed_size("vocab_size")?,
@@ -204,14 +224,14 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
         head_dim,
         intermediate_size: fields.needed_size("intermediate_size")?,
         max_positions,
-        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6),
+        norm_eps: fields.number("rms_norm_eps")?.unwrap_or(norm_eps),
         tied_embeddings: fields.flag("tie_word_embeddings", false)?,
-        rotary: Some(rotary(fields, family, max_positions)?),
+        rotary: Some(rope_json::read(fields, family, max_positions)?),
         qkv_bias: attention_bias || family == Family::Qwen2,
         attention_output_bias: attention_bias,
         mlp_bias,
-        sliding_window,
-        first_windowed_layer,
+        activation,
+        sliding_window: sliding_window(fields, family, layer_count)?,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
     })
 }
@@ -234,62 +254,64 @@ fn implied_head_dim(hidden_size: usize, query_heads: usize) -> Result<usize, Mod
     }
 }
 
-/// The window that is active, and the first layer it is active on.
+/// The window that is active, and the layers that it is active on.
 fn sliding_window(
     fields: &Fields<'_>,
     family: Family,
     layer_count: usize,
-) -> Result<(Option<usize>, usize), ModelError> {
-    let window = fields.size("sliding_window")?;
+) -> Result<Option<SlidingWindow>, ModelError> {
+    let given = fields.size("sliding_window")?;
     let is_absent = fields.raw("sliding_window").is_none();
-    let first = first_windowed_layer(fields, layer_count)?;
+    let types = layer_types(fields, layer_count)?;
+    let refuse_types = |advice| {
+        let value = fields.raw("layer_types").unwrap_or(&Value::Null);
+        Err(fields.refuse("layer_types", value, advice))
+    };
     match family {
-        Family::Mistral => {
-            if first.is_some_and(|first| first != 0) {
-                let value = fields.raw("layer_types").unwrap_or(&Value::Null);
-                return Err(fields.refuse(
-                    "layer_types",
-                    value,
-                    "a mistral model has one window for all layers",
-                ));
+        Family::Mistral | Family::Phi3 => {
+            // transformers takes 4096 for Mistral where the field is absent; null switches the window off.
+            let window = if is_absent && family == Family::Mistral { Some(4096) } else { given };
+            let is_windowed = |types: &Vec<bool>| types.iter().all(|sliding| *sliding);
+            if types.as_ref().is_some_and(|types| window.is_some() && !is_windowed(types)) {
+                return refuse_types("the window of these models is that of all layers");
             }
-            // transformers takes 4096 where the field is absent; null switches the window off.
-            Ok((if is_absent { Some(4096) } else { window }, 0))
+            if types.is_some_and(|types| window.is_none() && types.contains(&true)) {
+                return refuse_types("there is no `sliding_window` for it");
+            }
+            Ok(window.map(|tokens| SlidingWindow::from_layer(tokens, 0, layer_count)))
         }
         Family::Qwen2 | Family::Qwen3 => {
             let is_on = fields.flag("use_sliding_window", false)?;
-            let max_window_layers = fields.size("max_window_layers")?.unwrap_or(28);
-            let window = if is_absent { Some(4096) } else { window };
-            let first = first.unwrap_or(max_window_layers);
-            match window {
-                Some(window) if is_on && first < layer_count => Ok((Some(window), first)),
-                _ => Ok((None, 0)),
+            let first = fields.size("max_window_layers")?.unwrap_or(28);
+            let window = if is_absent { Some(4096) } else { given }.filter(|_| is_on);
+            match (window, types) {
+                (None, Some(types)) if types.contains(&true) => refuse_types(
+                    "there is no window: `use_sliding_window` is false or `sliding_window` null",
+                ),
+                (None, _) => Ok(None),
+                (Some(tokens), Some(types)) => Ok(SlidingWindow::of_layers(tokens, types)),
+                (Some(tokens), None) if first < layer_count => {
+                    Ok(Some(SlidingWindow::from_layer(tokens, first, layer_count)))
+                }
+                (Some(_), None) => Ok(None),
             }
         }
-        Family::Llama | Family::Gpt2 => match (window, first) {
-            (Some(_), _) => {
+        Family::Llama | Family::Gpt2 => {
+            if given.is_some() {
                 let value = fields.raw("sliding_window").unwrap_or(&Value::Null);
-                Err(fields.refuse(
-                    "sliding_window",
-                    value,
-                    "llama models have none; remove it or set it to null",
-                ))
+                let advice = "llama models have none; remove it or set it to null";
+                return Err(fields.refuse("sliding_window", value, advice));
             }
-            (None, Some(first)) if first < layer_count => {
-                let value = fields.raw("layer_types").unwrap_or(&Value::Null);
-                Err(fields.refuse("layer_types", value, "llama models have full attention only"))
+            if types.is_some_and(|types| types.contains(&true)) {
+                return refuse_types("llama models have full attention only");
             }
-            _ => Ok((None, 0)),
-        },
+            Ok(None)
+        }
     }
 }
 
-/// From `layer_types`: the first layer with a window (the layer count if none), or `None` if the
-/// field is absent.
-fn first_windowed_layer(
-    fields: &Fields<'_>,
-    layer_count: usize,
-) -> Result<Option<usize>, ModelError> {
+/// From `layer_types`: for each layer whether it has a window; `None` if the field is absent.
+fn layer_types(fields: &Fields<'_>, layer_count: usize) -> Result<Option<Vec<bool>>, ModelError> {
     let Some(value) = fields.get("layer_types") else {
         return Ok(None);
     };
@@ -300,68 +322,13 @@ fn first_windowed_layer(
     if types.len() != layer_count {
         return refuse("it must name one type for each layer");
     }
-    let is_windowed = |kind: &Value| kind.as_str() == Some("sliding_attention");
-    if !types.iter().all(|kind| is_windowed(kind) || kind.as_str() == Some("full_attention")) {
-        return refuse("STORM supports full_attention and sliding_attention");
-    }
-    let first = types.iter().position(is_windowed).unwrap_or(layer_count);
-    if !types[first..].iter().all(is_windowed) {
-        return refuse(
-            "STORM supports full attention first and sliding attention after it, not a mixture",
-        );
-    }
-    Ok(Some(first))
-}
-
-fn rotary(fields: &Fields<'_>, family: Family, max_positions: usize) -> Result<Rotary, ModelError> {
-    if fields.number("partial_rotary_factor")?.is_some_and(|factor| factor != 1.0) {
-        let value = fields.raw("partial_rotary_factor").unwrap_or(&Value::Null);
-        return Err(fields.refuse(
-            "partial_rotary_factor",
-            value,
-            "STORM rotates whole heads: 1.0 only",
-        ));
-    }
-    let outer_theta = fields.number("rope_theta")?.unwrap_or(10_000.0);
-    // transformers 4 writes rope_scaling and 5 writes rope_parameters; 5 reads both in this order.
-    let mut object = None;
-    for (name, prefix) in
-        [("rope_parameters", "rope_parameters."), ("rope_scaling", "rope_scaling.")]
-    {
-        match fields.get(name) {
-            None => {}
-            Some(Value::Object(map)) if map.is_empty() => {}
-            Some(Value::Object(map)) => object = Some((map, prefix)),
-            Some(value) => return Err(fields.refuse(name, value, "it must be an object")),
-        }
-    }
-    let Some((map, prefix)) = object else {
-        return Ok(Rotary { theta: outer_theta, scaling: RotaryScaling::None });
+    let is_windowed = |kind: &Value| match kind.as_str() {
+        Some("sliding_attention") => Some(true),
+        Some("full_attention") => Some(false),
+        _ => None,
     };
-    let inner = Fields::new(map, prefix, family);
-    let kind = match (inner.text("rope_type")?, inner.text("type")?) {
-        (Some(kind), _) | (None, Some(kind)) => kind,
-        (None, None) => "default",
-    };
-    let theta = inner.number("rope_theta")?.unwrap_or(outer_theta);
-    let scaling = match kind {
-        "default" => RotaryScaling::None,
-        "llama3" => RotaryScaling::Llama3 {
-            factor: inner.needed_number("factor")?,
-            low_freq_factor: inner.needed_number("low_freq_factor")?,
-            high_freq_factor: inner.needed_number("high_freq_factor")?,
-            original_max_positions: inner
-                .size("original_max_position_embeddings")?
-                .unwrap_or(max_positions),
-        },
-        other => {
-            return Err(inner.refuse(
-                "rope_type",
-                &Value::from(other),
-                "STORM supports default and llama3",
-            ));
-        }
-    };
-    inner.refuse_unknown()?;
-    Ok(Rotary { theta, scaling })
+    match types.iter().map(is_windowed).collect() {
+        Some(types) => Ok(Some(types)),
+        None => refuse("STORM supports full_attention and sliding_attention"),
+    }
 }

@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value, json};
 
-use super::config_json::model_config;
+use super::config_json::{activation_name, model_config};
 use super::dtype::WeightDtype;
-use crate::{Family, ModelConfig, RotaryScaling};
+use super::rope_json;
+use crate::{Family, ModelConfig};
 
 /// Fields that [`fresh`] writes under another name; the old names must be removed.
 const ALIASES: &[&str] =
@@ -47,14 +48,14 @@ fn fresh(model: &ModelConfig, dtype: WeightDtype) -> Map<String, Value> {
     put("initializer_range", json!(model.initializer_range));
     put("tie_word_embeddings", json!(model.tied_embeddings));
     put("use_cache", json!(true));
-    let Some(rotary) = model.rotary else {
+    let Some(rotary) = &model.rotary else {
         put("n_embd", json!(model.hidden_size));
         put("n_layer", json!(model.layer_count));
         put("n_head", json!(model.query_heads));
         put("n_inner", json!(model.intermediate_size));
         put("n_positions", json!(model.max_positions));
         put("layer_norm_epsilon", json!(model.norm_eps));
-        put("activation_function", json!("gelu_new"));
+        put("activation_function", json!(activation_name(model.activation)));
         return map;
     };
     put("hidden_size", json!(model.hidden_size));
@@ -65,43 +66,31 @@ fn fresh(model: &ModelConfig, dtype: WeightDtype) -> Map<String, Value> {
     put("intermediate_size", json!(model.intermediate_size));
     put("max_position_embeddings", json!(model.max_positions));
     put("rms_norm_eps", json!(model.norm_eps));
-    put("hidden_act", json!("silu"));
-    put("rope_theta", json!(rotary.theta));
-    put(
-        "rope_scaling",
-        match rotary.scaling {
-            RotaryScaling::None => Value::Null,
-            RotaryScaling::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_positions,
-            } => json!({
-                "rope_type": "llama3",
-                "factor": factor,
-                "low_freq_factor": low_freq_factor,
-                "high_freq_factor": high_freq_factor,
-                "original_max_position_embeddings": original_max_positions,
-            }),
-        },
-    );
+    put("hidden_act", json!(activation_name(model.activation)));
     if matches!(model.family, Family::Llama | Family::Qwen3) {
         put("attention_bias", json!(model.qkv_bias));
     }
+    let window = model.sliding_window.as_ref();
+    let tokens = json!(window.map(|window| window.tokens));
     match model.family {
         Family::Llama => put("mlp_bias", json!(model.mlp_bias)),
-        Family::Mistral => put("sliding_window", json!(model.sliding_window)),
+        Family::Mistral | Family::Phi3 => put("sliding_window", tokens),
         Family::Qwen2 | Family::Qwen3 => {
-            put("use_sliding_window", json!(model.sliding_window.is_some()));
-            put("sliding_window", json!(model.sliding_window));
-            let first = if model.sliding_window.is_some() {
-                model.first_windowed_layer
-            } else {
-                model.layer_count
-            };
-            put("max_window_layers", json!(first));
+            put("use_sliding_window", json!(window.is_some()));
+            put("sliding_window", tokens);
+            let layers = model.layer_count;
+            let first = window.map_or(Some(layers), |window| window.only_from(layers));
+            put("max_window_layers", json!(first.unwrap_or(layers)));
+            if let (Some(window), None) = (window, first) {
+                let kind = |layer| match window.has(layer) {
+                    true => "sliding_attention",
+                    false => "full_attention",
+                };
+                put("layer_types", (0..layers).map(kind).collect());
+            }
         }
         Family::Gpt2 => {}
     }
+    rope_json::write(rotary, model.family, &mut map);
     map
 }

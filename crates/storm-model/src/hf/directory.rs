@@ -12,18 +12,21 @@ use storm_files::open_plain;
 
 use super::check::check_tensors;
 use super::config_json::HfConfig;
-use super::dtype::Element;
+use super::dtype::{Dtype, Element};
 use super::names::{HF_HEAD, hf_embedding, hf_prefix};
 use super::paths::Root;
 use super::pickle::is_pickle;
+use super::remarks::Remark;
 use super::safetensors_file::{HeaderBudget, SafetensorsFile, TensorEntry};
 use super::strict_json::{Name, UniqueMap, open_capped, parse_stream};
+use super::wrappers::{Unwrapped, is_of_adapter};
 use crate::error::clip;
 use crate::{ModelConfig, ModelError};
 
 const CONFIG: &str = "config.json";
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
+const ADAPTER: &str = "adapter_config.json";
 
 const INDEX_BYTES_MAX: u64 = 16 << 20;
 pub(super) const SHARDS_MAX: usize = 4096;
@@ -38,6 +41,7 @@ pub struct HfDirectory {
     files: Vec<SafetensorsFile>,
     /// By the name that transformers gives a tensor, whatever the file calls it.
     tensors: BTreeMap<String, TensorEntry>,
+    remarks: Vec<Remark>,
 }
 
 impl HfDirectory {
@@ -52,13 +56,33 @@ impl HfDirectory {
                 None => return Err(no_file(&root, "model.safetensors")),
             },
         };
-        let tensors = with_prefix(&root, &config.model, stored)?;
+        let mut unwrapped = Unwrapped::default();
+        let tensors = with_prefix(&root, &config.model, stored, &mut unwrapped)?;
         let report = check_tensors(&config.model, &tensors);
         if !report.is_empty() {
             let path = root.directory().to_owned();
             return Err(ModelError::Tensors { path, report: Box::new(report) });
         }
-        Ok(Self { root, config, files, tensors })
+        let mut remarks: Vec<Remark> = unwrapped.remarks().collect();
+        let wide = tensors.values().filter(|entry| entry.dtype == Dtype::F64).count();
+        if wide > 0 {
+            remarks.push(Remark::WideWeights { tensors: wide });
+        }
+        let mut directory = Self { root, config, files, tensors, remarks };
+        if !directory.has_head() {
+            directory.remarks.push(Remark::NoHead);
+        }
+        Ok(directory)
+    }
+
+    /// What is unusual about the files, for people to know.
+    pub fn remarks(&self) -> &[Remark] {
+        &self.remarks
+    }
+
+    /// Whether the model can say which token comes next. Without a head it can only be trained.
+    pub fn has_head(&self) -> bool {
+        self.config.model.tied_embeddings || self.tensors.contains_key(HF_HEAD)
     }
 
     /// The model.
@@ -191,15 +215,22 @@ fn open_shards(root: &Root, index_path: &Path) -> Result<Opened, ModelError> {
     Ok((files, tensors))
 }
 
-/// Gives each tensor the name that transformers knows it by. Files of bare models lack the prefix.
+/// Gives each tensor the name that transformers knows it by. Files of bare models lack the prefix; those of wrapped ones
+/// have more.
 fn with_prefix(
     root: &Root,
     config: &ModelConfig,
     stored: BTreeMap<String, TensorEntry>,
+    unwrapped: &mut Unwrapped,
 ) -> Result<BTreeMap<String, TensorEntry>, ModelError> {
     let (prefix, stems) = hf_prefix(config.family);
     let mut tensors = BTreeMap::new();
     for (name, entry) in stored {
+        if is_of_adapter(&name) {
+            let (path, found) = (root.directory().to_owned(), format!("it has {}", clip(&name)));
+            return Err(ModelError::Adapter { path, found });
+        }
+        let name = unwrapped.name(name);
         let is_bare = stems.iter().any(|stem| name.starts_with(stem));
         let name = if is_bare { format!("{prefix}{name}") } else { name };
         match tensors.entry(name) {
@@ -232,6 +263,11 @@ fn open_config(path: &Path) -> Result<(Root, HfConfig), ModelError> {
         });
     }
     let root = Root::new(path)?;
+    // transformers applies an adapter that lies beside a model; without it the result would be another.
+    if root.file(ADAPTER)?.is_some() {
+        let (path, found) = (root.directory().to_owned(), format!("it has {ADAPTER}"));
+        return Err(ModelError::Adapter { path, found });
+    }
     match root.file(CONFIG)? {
         Some(path) => {
             let config = HfConfig::read(&path)?;

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-/// Element types of the safetensors format. Only F32, BF16 and F16 are converted; the others are
+/// Element types of the safetensors format. Only F64, F32, BF16 and F16 are converted; the others are
 /// known so that a file that holds them can be checked and described.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // The names are the format's own.
@@ -59,7 +59,7 @@ impl Dtype {
 
     /// Whether STORM reads weights of this type.
     pub fn is_weight(self) -> bool {
-        matches!(self, Self::F32 | Self::BF16 | Self::F16)
+        matches!(self, Self::F64 | Self::F32 | Self::BF16 | Self::F16)
     }
 
     pub(super) fn from_name(name: &str) -> Option<Self> {
@@ -103,6 +103,8 @@ mod sealed {
 /// An element of weights in memory: `f32` or [`bf16`]. Narrowing rounds to the nearest, ties to even.
 pub trait Element: Copy + Default + sealed::Sealed {
     #[doc(hidden)]
+    fn from_f64(value: f64) -> Self;
+    #[doc(hidden)]
     fn from_f32(value: f32) -> Self;
     #[doc(hidden)]
     fn from_bf16(value: bf16) -> Self;
@@ -113,6 +115,9 @@ pub trait Element: Copy + Default + sealed::Sealed {
 }
 
 impl Element for f32 {
+    fn from_f64(value: f64) -> Self {
+        value as f32
+    }
     fn from_f32(value: f32) -> Self {
         value
     }
@@ -128,6 +133,9 @@ impl Element for f32 {
 }
 
 impl Element for bf16 {
+    fn from_f64(value: f64) -> Self {
+        bf16::from_f32(rounded_to_odd(value))
+    }
     fn from_f32(value: f32) -> Self {
         bf16::from_f32(value)
     }
@@ -143,10 +151,29 @@ impl Element for bf16 {
     }
 }
 
+/// An f64 as the f32 next to it towards zero, with the last bit set unless it is exact: rounding that to
+/// the nearest in a narrower type gives what rounding the f64 once would. By way of the nearest f32 it would
+/// be rounded twice.
+fn rounded_to_odd(value: f64) -> f32 {
+    let nearest = value as f32;
+    if value.is_nan() || f64::from(nearest) == value {
+        return nearest;
+    }
+    let is_beyond = f64::from(nearest).abs() > value.abs();
+    // One less is the next value towards zero, whatever the sign.
+    let towards_zero = nearest.to_bits() - u32::from(is_beyond);
+    f32::from_bits(towards_zero | 1)
+}
+
 /// Converts little-endian bytes to elements; `false` if the type is not a weight's.
 /// `bytes` holds exactly `dest.len()` elements.
 pub(super) fn decode<E: Element>(dtype: Dtype, bytes: &[u8], dest: &mut [E]) -> bool {
     match dtype {
+        Dtype::F64 => {
+            for (dest, bytes) in dest.iter_mut().zip(bytes.as_chunks::<8>().0) {
+                *dest = E::from_f64(f64::from_le_bytes(*bytes));
+            }
+        }
         Dtype::F32 => {
             for (dest, bytes) in dest.iter_mut().zip(bytes.as_chunks::<4>().0) {
                 *dest = E::from_f32(f32::from_le_bytes(*bytes));
@@ -176,6 +203,49 @@ pub(super) fn encode<E: Element>(source: &[E], dtype: WeightDtype, bytes: &mut V
         }
         WeightDtype::Bf16 => {
             bytes.extend(source.iter().flat_map(|value| value.to_bf16().to_le_bytes()))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The bf16 nearest to a value, ties to even, found among its neighbours.
+    fn nearest(value: f64) -> bf16 {
+        let around = bf16::from_f32(value as f32).to_bits();
+        let distance = |bits: u16| (f64::from(bf16::from_bits(bits).to_f32()) - value).abs();
+        [around - 1, around, around + 1]
+            .into_iter()
+            .min_by(|&a, &b| distance(a).total_cmp(&distance(b)).then((a & 1).cmp(&(b & 1))))
+            .map(bf16::from_bits)
+            .unwrap()
+    }
+
+    #[test]
+    fn an_f64_is_rounded_once() {
+        // 1 + 2⁻⁸ lies between two bf16; the rest decides, and is lost in the nearest f32.
+        let middle = 1.0 + (-8f64).exp2();
+        for (value, expected) in [
+            (middle, 1.0),
+            (middle + (-40f64).exp2(), 1.0 + (-7f32).exp2()),
+            (middle - (-40f64).exp2(), 1.0),
+            (-middle - (-40f64).exp2(), -1.0 - (-7f32).exp2()),
+            (3.0 * (-8f64).exp2() + 1.0 - (-50f64).exp2(), 1.0 + (-7f32).exp2()),
+            (0.0, 0.0),
+            (1e-300, 0.0),
+            (1e300, f32::INFINITY),
+            (f64::NEG_INFINITY, f32::NEG_INFINITY),
+        ] {
+            assert_eq!(<bf16 as Element>::from_f64(value).to_f32(), expected, "{value:e}");
+        }
+        assert!(<bf16 as Element>::from_f64(f64::NAN).is_nan());
+        let mut random = storm_graph::random::Random(3);
+        for _ in 0..10_000 {
+            let mantissa = 1.0 + random.below(1 << 20) as f64 / f64::from(1 << 20);
+            let near_middle = (random.below(3) as f64 - 1.0) * (-45f64).exp2();
+            let value = (mantissa + near_middle) * (random.below(200) as f64 - 100.0).exp2();
+            assert_eq!(<bf16 as Element>::from_f64(value), nearest(value), "{value:e}");
         }
     }
 }

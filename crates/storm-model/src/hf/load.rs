@@ -24,6 +24,9 @@ pub fn load_parameter<E: Element>(
     }
     let row = spec.row_elements();
     for piece in &spec.pieces {
+        if piece.hf_name == HF_HEAD && !directory.has_head() {
+            return Err(ModelError::NoHead { path: directory.path().to_owned() });
+        }
         let (file, entry) = directory.find(&piece.hf_name)?;
         let elements = piece.rows.start * row..piece.rows.end * row;
         let expected = elements.len();

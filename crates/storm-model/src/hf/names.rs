@@ -180,15 +180,22 @@ fn gpt2(config: &ModelConfig) -> Parts {
 fn llama_like(config: &ModelConfig) -> Parts {
     let (vocab, hidden, inner) = (config.vocab_size, config.hidden_size, config.intermediate_size);
     let (query, kv) = (config.query_rows(), config.kv_rows());
-    let qkv = [("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)];
-    let gate_up = [("mlp.gate_proj", inner), ("mlp.up_proj", inner)];
+    // Phi 3 fuses what STORM fuses.
+    let qkv: &[(&str, usize)] = match config.family {
+        Family::Phi3 => &[("self_attn.qkv_proj", query + 2 * kv)],
+        _ => &[("self_attn.q_proj", query), ("self_attn.k_proj", kv), ("self_attn.v_proj", kv)],
+    };
+    let gate_up: &[(&str, usize)] = match config.family {
+        Family::Phi3 => &[("mlp.gate_up_proj", 2 * inner)],
+        _ => &[("mlp.gate_proj", inner), ("mlp.up_proj", inner)],
+    };
 
     let mut layer = vec![
         whole("attention_norm.weight", "input_layernorm.weight", &[hidden]),
-        stacked("attention.qkv.weight", "weight", &qkv, Some(hidden)),
+        stacked("attention.qkv.weight", "weight", qkv, Some(hidden)),
     ];
     if config.qkv_bias {
-        layer.push(stacked("attention.qkv.bias", "bias", &qkv, None));
+        layer.push(stacked("attention.qkv.bias", "bias", qkv, None));
     }
     if config.family.has_query_key_norm() {
         layer.push(whole(
@@ -207,9 +214,9 @@ fn llama_like(config: &ModelConfig) -> Parts {
         layer.push(whole("attention.output.bias", "self_attn.o_proj.bias", &[hidden]));
     }
     layer.push(whole("mlp_norm.weight", "post_attention_layernorm.weight", &[hidden]));
-    layer.push(stacked("mlp.gate_up.weight", "weight", &gate_up, Some(hidden)));
+    layer.push(stacked("mlp.gate_up.weight", "weight", gate_up, Some(hidden)));
     if config.mlp_bias {
-        layer.push(stacked("mlp.gate_up.bias", "bias", &gate_up, None));
+        layer.push(stacked("mlp.gate_up.bias", "bias", gate_up, None));
     }
     layer.push(whole("mlp.down.weight", "mlp.down_proj.weight", &[hidden, inner]));
     if config.mlp_bias {

@@ -3,7 +3,7 @@
 use super::directory::HfDirectory;
 use super::dtype::Element;
 use super::load::load_parameter;
-use super::names::ParameterSpec;
+use super::names::{HF_HEAD, ParameterSpec};
 use crate::ModelError;
 
 /// Something that holds every parameter of a model.
@@ -13,10 +13,19 @@ pub trait ParameterSource {
     /// # Errors
     /// The parameter is not there, or cannot be read.
     fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError>;
+
+    /// Whether a parameter is not there and starts fresh when the model is trained.
+    fn starts_fresh(&self, _spec: &ParameterSpec) -> bool {
+        false
+    }
 }
 
 impl ParameterSource for HfDirectory {
     fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
         load_parameter(self, spec, dest)
+    }
+
+    fn starts_fresh(&self, spec: &ParameterSpec) -> bool {
+        !self.has_head() && spec.pieces.iter().any(|piece| piece.hf_name == HF_HEAD)
     }
 }

@@ -1,7 +1,10 @@
 //! What config.json may say, and what it may not.
 
 use serde_json::{Map, Value, json};
-use storm_model::{Family, HfConfig, ModelConfig, ModelError, RotaryScaling, end_of_text};
+use storm_graph::ActivationFunction;
+use storm_model::{
+    Family, HfConfig, ModelConfig, ModelError, RotaryScaling, SlidingWindow, end_of_text,
+};
 use tempfile::TempDir;
 
 use crate::support::{Random, frugal, save_tiny, tiny, write_anew};
@@ -92,7 +95,8 @@ fn every_family_is_read() {
             (family != Family::Gpt2).then_some(1e6)
         );
         // Absent means 4096 to transformers, for Mistral alone.
-        assert_eq!(config.sliding_window, (family == Family::Mistral).then_some(4096));
+        let window = (family == Family::Mistral).then(|| SlidingWindow::from_layer(4096, 0, 3));
+        assert_eq!(config.sliding_window, window);
         assert_eq!(config.intermediate_size, if family == Family::Gpt2 { 48 } else { 17 });
     }
 }
@@ -102,9 +106,12 @@ fn a_written_config_is_read_again() {
     for family in Family::ALL {
         let folder = TempDir::new().unwrap();
         let mut config = tiny(family);
-        if matches!(family, Family::Qwen2 | Family::Qwen3) {
-            config.sliding_window = Some(33);
-            config.first_windowed_layer = 2;
+        match family {
+            Family::Qwen2 => config.sliding_window = Some(SlidingWindow::from_layer(33, 2, 3)),
+            Family::Qwen3 => {
+                config.sliding_window = SlidingWindow::of_layers(33, [true, false, true])
+            }
+            _ => {}
         }
         save_tiny(&folder.path().join("model"), &config);
         let read = HfConfig::read(&folder.path().join("model/config.json")).unwrap();
@@ -167,6 +174,68 @@ fn rotary_parameters_of_both_versions() {
 }
 
 #[test]
+fn every_scaling_is_read_and_written() {
+    let long = json!({"type": "longrope", "short_factor": [1.0, 1.5], "long_factor": [2, 4], "factor": 4.0,
+        "original_max_position_embeddings": 16});
+    let su = json!({"type": "su", "short_factor": [1.0], "long_factor": [2.0]});
+    for (family, scaling, more) in [
+        (Family::Llama, json!({"type": "linear", "factor": 2}), json!({})),
+        (Family::Qwen2, json!({"rope_type": "dynamic", "factor": 2.5}), json!({})),
+        (Family::Mistral, json!({"rope_type": "yarn", "factor": 4.0}), json!({})),
+        (
+            Family::Qwen3,
+            json!({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16, "beta_slow": 2, "truncate": false,
+                "mscale": 0.7, "mscale_all_dim": 1.2, "original_max_position_embeddings": 16}),
+            json!({}),
+        ),
+        (Family::Llama, long.clone(), json!({})),
+        (
+            Family::Phi3,
+            su,
+            json!({"partial_rotary_factor": 0.5, "original_max_position_embeddings": 16}),
+        ),
+    ] {
+        let mut changes = more.as_object().unwrap().clone();
+        changes.insert("rope_scaling".into(), scaling.clone());
+        let config = with(family, Value::Object(changes)).unwrap();
+        let rotary = config.rotary.clone().unwrap();
+        assert_ne!(rotary.scaling, RotaryScaling::None, "{scaling}");
+        let folder = TempDir::new().unwrap();
+        save_tiny(&folder.path().join("model"), &config);
+        let read = HfConfig::read(&folder.path().join("model/config.json")).unwrap();
+        assert_eq!(read.model, config, "{scaling}");
+    }
+    // Without a factor for cosines and sines, the one that transformers works out.
+    let config = with(Family::Llama, json!({"rope_scaling": long})).unwrap();
+    let rotary = config.rotary.as_ref().unwrap();
+    let RotaryScaling::LongRope { attention_factor, .. } = rotary.scaling else { panic!() };
+    assert_eq!(attention_factor, (1.0 + 4f64.ln() / 16f64.ln()).sqrt());
+    // Short factors to 16, and no text beyond.
+    assert!(config.rotary_words(16).unwrap().contains("short factors"));
+    assert!(config.rotary_words(17).unwrap().contains("long factors"));
+    assert_eq!((config.text_positions(), config.max_positions), (16, 64));
+    let plain = with(Family::Llama, json!({})).unwrap();
+    assert_eq!((plain.rotary_words(17), plain.text_positions()), (None, 64));
+}
+
+#[test]
+fn activations_of_gpt2() {
+    for (name, activation) in [
+        ("gelu", ActivationFunction::Gelu),
+        ("relu", ActivationFunction::Relu),
+        ("silu", ActivationFunction::Silu),
+        ("gelu_fast", ActivationFunction::GeluTanh),
+    ] {
+        let config = with(Family::Gpt2, json!({"activation_function": name})).unwrap();
+        assert_eq!(config.activation, activation);
+        let folder = TempDir::new().unwrap();
+        save_tiny(&folder.path().join("model"), &config);
+        let read = HfConfig::read(&folder.path().join("model/config.json")).unwrap();
+        assert_eq!(read.model, config);
+    }
+}
+
+#[test]
 fn absent_fields_mean_what_they_mean_to_transformers() {
     assert_eq!(without(Family::Llama, "num_key_value_heads").unwrap().kv_heads, 4);
     assert_eq!(without(Family::Llama, "rope_theta").unwrap().rotary.unwrap().theta, 10_000.0);
@@ -189,31 +258,36 @@ fn absent_fields_mean_what_they_mean_to_transformers() {
 
 #[test]
 fn the_active_window_is_found() {
-    let window = |changes: Value| {
-        let config = with(Family::Qwen2, changes).unwrap();
-        (config.sliding_window, config.first_windowed_layer)
-    };
+    let window = |changes: Value| with(Family::Qwen2, changes).unwrap().sliding_window;
     let sliding = |first: usize| -> Vec<&str> {
         (0..3)
             .map(|layer| if layer < first { "full_attention" } else { "sliding_attention" })
             .collect()
     };
-    assert_eq!(window(json!({"sliding_window": 9, "use_sliding_window": false})), (None, 0));
-    assert_eq!(window(json!({"sliding_window": 9, "use_sliding_window": true})), (None, 0));
+    let from = |first| Some(SlidingWindow::from_layer(9, first, 3));
+    assert_eq!(window(json!({"sliding_window": 9, "use_sliding_window": false})), None);
+    assert_eq!(window(json!({"sliding_window": 9, "use_sliding_window": true})), None);
     assert_eq!(
         window(json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 1})),
-        (Some(9), 1)
+        from(1)
     );
     let typed = json!({"sliding_window": 9, "use_sliding_window": true, "layer_types": sliding(2)});
-    assert_eq!(window(typed), (Some(9), 2));
+    assert_eq!(window(typed), from(2));
     let full = json!({"sliding_window": 9, "use_sliding_window": true, "max_window_layers": 0, "layer_types": sliding(3)});
-    assert_eq!(window(full), (None, 0));
+    assert_eq!(window(full), None);
+    let mixed = ["sliding_attention", "full_attention", "sliding_attention"];
+    let mixed = json!({"sliding_window": 9, "use_sliding_window": true, "layer_types": mixed});
+    let found = window(mixed).unwrap();
+    assert_eq!((found.tokens, found.layers), (9, vec![0..1, 2..3]));
+    let all = json!({"sliding_window": 9, "layer_types": sliding(0)});
+    assert_eq!(with(Family::Mistral, all).unwrap().sliding_window, from(0));
+    assert_eq!(with(Family::Phi3, json!({"sliding_window": 9})).unwrap().sliding_window, from(0));
 }
 
 /// Every refusal names the field and says what is supported or what to do.
 #[test]
 fn refusals() {
-    use Family::{Gpt2, Llama, Mistral, Qwen2, Qwen3};
+    use Family::{Gpt2, Llama, Mistral, Phi3, Qwen2, Qwen3};
     let cases: Vec<(Family, Value, &str)> = vec![
         (Llama, json!({"model_type": "mamba"}), "Qwen3ForCausalLM"),
         (Llama, json!({"model_type": 7}), "model_type 7 is not supported"),
@@ -260,12 +334,37 @@ fn refusals() {
         (Llama, json!({"initializer_range": 2.0}), "initializer_range"),
         (Llama, json!({"max_position_embeddings": 1_u64 << 50}), "max_positions"),
         (Llama, json!({"tie_word_embeddings": "yes"}), "true or false"),
+        (Llama, json!({"rope_scaling": {"rope_type": "proportional"}}), "\"proportional\""),
+        (Llama, json!({"rope_scaling": {"type": "linear"}}), "`factor` is missing"),
+        (Llama, json!({"rope_scaling": {"type": "dynamic", "factor": 0.5}}), "at least 1"),
         (
             Llama,
-            json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}),
-            "default and llama3",
+            json!({"rope_scaling": {"type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 32}}),
+            "max_position_embeddings, or left out",
         ),
-        (Llama, json!({"rope_scaling": {"type": "linear", "factor": 4.0}}), "\"linear\""),
+        (
+            Llama,
+            json!({"rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 1.0}}),
+            "rope_scaling.attn_factor",
+        ),
+        (
+            Llama,
+            json!({"rope_scaling": {"type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0]}}),
+            "a list of 2, one for each pair",
+        ),
+        (
+            Llama,
+            json!({"rope_scaling": {"type": "longrope", "short_factor": 1.0, "long_factor": [1.0]}}),
+            "a list of numbers",
+        ),
+        (
+            Llama,
+            json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}),
+            "rope_parameters.full_attention",
+        ),
+        (Phi3, json!({"rope_scaling": {"type": "linear", "factor": 2.0}}), "default and longrope"),
+        (Phi3, json!({"partial_rotary_factor": 0.1}), "even, unless"),
+        (Llama, json!({"rope_parameters": {"partial_rotary_factor": 0.5}}), "whole heads"),
         (Llama, json!({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}), "low_freq_factor"),
         (
             Llama,
@@ -287,7 +386,7 @@ fn refusals() {
         ),
         (Llama, json!({"partial_rotary_factor": 0.5}), "whole heads"),
         (Llama, json!({"hidden_act": "gelu"}), "silu"),
-        (Gpt2, json!({"activation_function": "relu"}), "gelu_new, gelu_pytorch_tanh"),
+        (Gpt2, json!({"activation_function": "quick_gelu"}), "gelu_new, gelu_pytorch_tanh"),
         (Gpt2, json!({"scale_attn_weights": false}), "only true"),
         (Gpt2, json!({"scale_attn_by_inverse_layer_idx": true}), "only false"),
         (Gpt2, json!({"reorder_and_upcast_attn": true}), "only false"),
@@ -304,7 +403,17 @@ fn refusals() {
         (
             Qwen2,
             json!({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
-            "not a mixture",
+            "there is no window",
+        ),
+        (
+            Mistral,
+            json!({"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}),
+            "that of all layers",
+        ),
+        (
+            Mistral,
+            json!({"sliding_window": null, "layer_types": ["sliding_attention", "full_attention", "full_attention"]}),
+            "no `sliding_window`",
         ),
         (Qwen2, json!({"layer_types": 3}), "must be a list"),
         // Each size is within its limit, the model is not: 2^48 parameters are the most.
@@ -369,7 +478,7 @@ fn mutated_configs_never_panic() {
     let path = folder.path().join("config.json");
     let mut random = Random(1);
     for round in 0..2000 {
-        let mut bytes = Value::Object(base(Family::ALL[round % 5])).to_string().into_bytes();
+        let mut bytes = Value::Object(base(Family::ALL[round % 6])).to_string().into_bytes();
         for _ in 0..=random.below(4) {
             let place = random.below(bytes.len());
             bytes[place] = b"0123456789-.e\"{}[],:ntf\xff\0"[random.below(25)];

@@ -8,6 +8,7 @@
 //! | `directory` | files, links, shards, pickles, tensors that do not fit |
 //! | `round_trip` | save and open again |
 //! | `outputs` | what saving never replaces, and what a killed one leaves |
+//! | `unusual` | files as other programs leave them: wide weights, wrapped names, adapters, no head |
 //! | `support` | models to test with, and a meter for memory |
 
 mod config_json;
@@ -17,3 +18,4 @@ mod presets;
 mod round_trip;
 mod safetensors;
 mod support;
+mod unusual;

@@ -3,12 +3,13 @@
 use std::collections::HashMap;
 use std::path::Path;
 
+use storm_graph::ActivationFunction;
 pub(crate) use storm_graph::random::Random;
 use storm_host::allocation::AllocationMeter;
 pub(crate) use storm_host::allocation::peak_bytes;
 use storm_model::{
-    Family, ModelConfig, ParameterSpec, Rotary, RotaryScaling, SaveOptions, WeightDtype,
-    parameters, save,
+    Family, ModelConfig, ParameterSpec, Rotary, RotaryScaling, SaveOptions, SlidingWindow,
+    WeightDtype, parameters, save,
 };
 
 /// The most that reading a bad file may allocate.
@@ -44,7 +45,7 @@ pub(crate) fn tiny(family: Family) -> ModelConfig {
         head_dim: match family {
             Family::Gpt2 => 3,
             Family::Llama | Family::Qwen2 => 12 / 4 * 2,
-            Family::Mistral => 4,
+            Family::Mistral | Family::Phi3 => 4,
             Family::Qwen3 => 10,
         },
         intermediate_size: 17,
@@ -53,13 +54,17 @@ pub(crate) fn tiny(family: Family) -> ModelConfig {
         tied_embeddings: matches!(family, Family::Gpt2 | Family::Qwen2),
         rotary: (!is_gpt2).then_some(Rotary {
             theta: 12_345.0,
+            share: 1.0,
             scaling: if is_llama { scaling } else { RotaryScaling::None },
         }),
         qkv_bias: is_gpt2 || is_llama || family == Family::Qwen2,
         attention_output_bias: is_gpt2 || is_llama,
         mlp_bias: is_gpt2 || is_llama,
-        sliding_window: (family == Family::Mistral).then_some(40),
-        first_windowed_layer: 0,
+        activation: match is_gpt2 {
+            true => ActivationFunction::GeluTanh,
+            false => ActivationFunction::Silu,
+        },
+        sliding_window: (family == Family::Mistral).then(|| SlidingWindow::from_layer(40, 0, 3)),
         initializer_range: 0.03,
     };
     config.validate().unwrap();

@@ -7,16 +7,17 @@ use super::slab::{COPY_BYTES_MAX, CopyRun};
 use super::values::{SavedValues, Values};
 use super::variant::{Pass, PassNode, Variant};
 use crate::plan::{
-    Compute, Copy, GraphId, Instruction, InstructionId, Operand, Place, Plan, Segment, SegmentId,
-    ValueId, Work,
+    Compute, Copy, GraphId, Instruction, InstructionId, Operand, Operands, Place, Plan, Segment,
+    SegmentId, ValueId, Work,
 };
 use crate::queue::Link;
 use crate::tier::Tier;
 use crate::{Decisions, GroupDecisions};
-use std::collections::{BTreeMap, HashMap};
+use smallvec::SmallVec;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
-use storm_graph::TensorId;
+use storm_graph::{Tensor, TensorId};
 
 /// A tensor at an offset: one value or several consecutive ones.
 #[derive(Clone, Copy, Debug)]
@@ -97,7 +98,7 @@ pub(super) struct Emit<'a> {
     pub(super) arriving: [Option<usize>; 2],
     variants: Vec<(Arc<Variant>, GraphId)>,
     /// By graph and tensor.
-    temporaries: HashMap<(u32, usize), ValueId>,
+    temporaries: Vec<Vec<Option<ValueId>>>,
     computes: Vec<Instruction>,
     /// After how many of the segment's kernels each copy is issued.
     copies: Vec<(usize, Instruction, Mark)>,
@@ -114,9 +115,7 @@ impl<'a> Emit<'a> {
             ..Plan::default()
         };
         let values = Values::new(&mut plan, lowering, decisions, &layout);
-        if let Some(training) = &lowering.task.training {
-            plan.graphs.push(training.norm.clone());
-        }
+        plan.graphs.extend(lowering.norm.clone());
         Emit {
             lowering,
             decisions,
@@ -133,7 +132,7 @@ impl<'a> Emit<'a> {
             norm_graph: GraphId(0),
             arriving: [None, None],
             variants: Vec::new(),
-            temporaries: HashMap::new(),
+            temporaries: Vec::new(),
             computes: Vec::new(),
             copies: Vec::new(),
             host_written: BTreeMap::new(),
@@ -221,7 +220,7 @@ impl<'a> Emit<'a> {
             return *id;
         }
         let id = GraphId(self.plan.graphs.len() as u32);
-        self.plan.graphs.push(variant.section.graph.clone());
+        self.plan.graphs.push(Arc::clone(&variant.graph));
         self.variants.push((Arc::clone(variant), id));
         id
     }
@@ -253,25 +252,36 @@ impl<'a> Emit<'a> {
                     _ => Bound::one(offset, emit.temporary(graph, variant, id)),
                 }
             };
-            let reads: Vec<Bound> = node.operands.iter().map(|&id| resolve(self, id)).collect();
-            let writes: Vec<Bound> = node.outputs.iter().map(|&id| resolve(self, id)).collect();
+            let mut all = |ids: &[TensorId]| -> SmallVec<[Bound; 8]> {
+                ids.iter().map(|&id| resolve(self, id)).collect()
+            };
+            let (reads, writes) = (all(&node.operands), all(&node.outputs));
             self.compute(graph, node.index, index, &reads, &writes);
             after_each(self, node);
         }
     }
 
     fn temporary(&mut self, graph: GraphId, variant: &Variant, id: TensorId) -> ValueId {
-        let plan = &mut self.plan;
-        *self.temporaries.entry((graph.0, id.index())).or_insert_with(|| {
-            let tensor = variant.section.graph.tensor(id);
-            super::values::push_value(plan, tensor.name.clone(), tensor.size_bytes(), tensor.class)
-        })
+        self.value_of(graph, id, variant.section.graph.tensor(id))
     }
 
     /// The value of a scratch tensor of the norm graph.
-    pub(super) fn norm_scratch(&mut self, tensor: &storm_graph::Tensor, id: TensorId) -> ValueId {
-        let (plan, graph) = (&mut self.plan, self.norm_graph);
-        *self.temporaries.entry((graph.0, id.index())).or_insert_with(|| {
+    pub(super) fn norm_scratch(&mut self, tensor: &Tensor, id: TensorId) -> ValueId {
+        self.value_of(self.norm_graph, id, tensor)
+    }
+
+    /// The value of a tensor of a graph that has one for all blocks.
+    fn value_of(&mut self, graph: GraphId, id: TensorId, tensor: &Tensor) -> ValueId {
+        let graph = graph.0 as usize;
+        if self.temporaries.len() <= graph {
+            self.temporaries.resize(graph + 1, Vec::new());
+        }
+        let of_graph = &mut self.temporaries[graph];
+        if of_graph.len() <= id.index() {
+            of_graph.resize(id.index() + 1, None);
+        }
+        let plan = &mut self.plan;
+        *of_graph[id.index()].get_or_insert_with(|| {
             super::values::push_value(plan, tensor.name.clone(), tensor.size_bytes(), tensor.class)
         })
     }
@@ -286,8 +296,8 @@ impl<'a> Emit<'a> {
         writes: &[Bound],
     ) {
         let places = reads.iter().chain(writes).map(|bound| bound.offset).collect();
-        let operands = |bounds: &[Bound]| -> Vec<Operand> {
-            let mut operands = Vec::with_capacity(bounds.len());
+        let operands = |bounds: &[Bound]| -> Operands {
+            let mut operands = Operands::with_capacity(bounds.len());
             for bound in bounds {
                 let mut offset = bound.offset;
                 for index in 0..bound.count {
@@ -308,13 +318,7 @@ impl<'a> Emit<'a> {
 
     /// Brings bytes in, as soon as `after` kernels of the segment are issued and whatever wrote them
     /// to host memory is.
-    pub(super) fn copy_in(
-        &mut self,
-        after: usize,
-        ends: Ends,
-        run: &CopyRun,
-        values: Vec<Operand>,
-    ) {
+    pub(super) fn copy_in(&mut self, after: usize, ends: Ends, run: &CopyRun, values: Operands) {
         let after = after.max(self.written_after(ends.host..ends.host + run.size_bytes));
         self.copy(after, Link::HOST_TO_DEVICE, ends, run.size_bytes, values, Mark::None);
     }
@@ -329,7 +333,7 @@ impl<'a> Emit<'a> {
     }
 
     /// Takes bytes out, right after the last kernel so far.
-    pub(super) fn copy_out(&mut self, ends: Ends, run: &CopyRun, values: Vec<Operand>) {
+    pub(super) fn copy_out(&mut self, ends: Ends, run: &CopyRun, values: Operands) {
         let after = self.position();
         self.host_written.insert(ends.host, (ends.host + run.size_bytes, after));
         self.copy(after, Link::DEVICE_TO_HOST, ends, run.size_bytes, values, Mark::None);
@@ -341,7 +345,7 @@ impl<'a> Emit<'a> {
         link: Link,
         ends: Ends,
         bytes: usize,
-        values: Vec<Operand>,
+        values: Operands,
         mark: Mark,
     ) {
         let (from, to) = (ends.at(link.from), ends.at(link.to));
@@ -373,7 +377,7 @@ impl<'a> Emit<'a> {
 }
 
 /// What a run carries, and where each value lies in it.
-pub(super) fn copy_values(run: &CopyRun, value: impl Fn(usize, usize) -> ValueId) -> Vec<Operand> {
+pub(super) fn copy_values(run: &CopyRun, value: impl Fn(usize, usize) -> ValueId) -> Operands {
     let operand = |&(entry, piece, offset): &(usize, usize, usize)| Operand {
         value: value(entry, piece),
         offset,

@@ -13,6 +13,7 @@ use crate::plan::{Input, Operand, Place, Plan, PlanResult, Run, SegmentId};
 use crate::queue::Link;
 use crate::tier::Tier;
 use crate::{Decisions, Storage};
+use smallvec::smallvec;
 use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{Block, DType, Shape, Tensor, TensorClass};
@@ -289,7 +290,7 @@ impl Emit<'_> {
             for (m, &(device, host)) in input.places.iter().enumerate() {
                 if is_wanted(&input) && m < self.group_size() {
                     let value = self.values.inputs[index][m];
-                    let values = vec![Operand { value, offset: 0 }];
+                    let values = smallvec![Operand { value, offset: 0 }];
                     let (bytes, mark) = (input.tensor.size_bytes(), Mark::Input(number));
                     let ends = Ends { device, host };
                     self.copy(0, Link::HOST_TO_DEVICE, ends, bytes, values, mark);
@@ -312,7 +313,7 @@ impl Emit<'_> {
     fn send_result(&mut self, index: usize, device: usize) {
         let PlanResult { value, place, ref tensor, .. } = self.plan.results[index];
         let bytes = tensor.size_bytes();
-        let values = vec![Operand { value, offset: 0 }];
+        let values = smallvec![Operand { value, offset: 0 }];
         let (after, ends) = (self.position(), Ends { device, host: place.offset });
         self.copy(after, Link::DEVICE_TO_HOST, ends, bytes, values, Mark::Result(index));
     }

@@ -57,6 +57,10 @@ pub struct Lowering<'a> {
     pub(crate) units: Vec<Vec<SavedUnit>>,
     sets: Vec<Set>,
     shared: Shared,
+    /// For plans to share.
+    norm: Option<Arc<Graph>>,
+    /// Updates of pieces, by rule, first element and size.
+    update_graphs: RwLock<BTreeMap<(usize, usize, usize), Arc<Graph>>>,
     /// Nodes of the norm graph, by the gradient whose squares they sum.
     squares: HashMap<String, usize>,
     /// By elements of a piece.
@@ -90,6 +94,8 @@ impl<'a> Lowering<'a> {
             units: (0..stages).map(|stage| task.saved_units(stage)).collect(),
             sets: Set::all(task)?,
             shared: Shared::new(task, &blocks),
+            norm: task.training.as_ref().map(|training| Arc::new(training.norm.clone())),
+            update_graphs: RwLock::default(),
             squares: task.training.as_ref().map(|t| squares(&t.norm)).unwrap_or_default(),
             cuts: RwLock::default(),
             training_variants: RwLock::default(),
@@ -160,8 +166,7 @@ impl<'a> Lowering<'a> {
         let pair = [&training.start, &training.proceed].map(|program| {
             let mut section = program.section(stage).clone();
             if !is_last {
-                let lasting = lasting(&section);
-                recompute(&mut section.graph, |id| kept.contains(&id) || lasting.contains(&id));
+                recompute_without(&mut section, &kept);
             }
             let elsewhere = places_of_their_own(&section, kept.iter().copied());
             let pass = if is_last { variant::Passes::Joined } else { variant::Passes::Apart };
@@ -225,6 +230,20 @@ impl<'a> Lowering<'a> {
     /// The graphs of a training step.
     fn training(&self) -> &'a crate::TrainingGraphs {
         self.task.training.as_ref().expect("asked for by a training step")
+    }
+
+    /// The graph that updates a piece of a parameter.
+    fn update_graph(&self, rule: usize, first: usize, size: usize) -> Arc<Graph> {
+        let key = (rule, first, size);
+        let known = self.update_graphs.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(graph) = known.get(&key) {
+            return Arc::clone(graph);
+        }
+        drop(known);
+        let graph = self.training().updates[rule].piece(first, size);
+        let graph = Arc::new(graph.expect("checked when the lowering was made"));
+        let mut known = self.update_graphs.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(key).or_insert(graph))
     }
 
     /// The node of the norm that sums the squares of a gradient.
@@ -313,18 +332,10 @@ impl<'a> Lowering<'a> {
         if self.units[stage].is_empty() {
             return 0.0;
         }
-        let kept = self.tensors_at_hand(stage, at_hand);
-        let section = self.task.program().section(stage);
-        let lasting = lasting(section);
-        let mut graph = section.graph.clone();
-        recompute(&mut graph, |id| kept.contains(&id) || lasting.contains(&id));
-        let again = graph.nodes().iter().filter(|node| node.phase == Phase::Recompute);
-        let seconds = |node: &storm_graph::Node| {
-            let op = node.op.clone().map(|_, id| graph.tensor(id));
-            let outputs: Vec<_> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
-            self.profile.op_seconds(&op, &outputs)
-        };
-        again.map(seconds).sum()
+        let mut section = self.task.program().section(stage).clone();
+        let with_all = variant::backward_seconds(&section.graph, self.profile);
+        recompute_without(&mut section, &self.tensors_at_hand(stage, at_hand));
+        variant::backward_seconds(&section.graph, self.profile) - with_all
     }
 
     fn check(&self, decisions: &Decisions) -> Result<(), PlanError> {
@@ -427,6 +438,12 @@ fn lasting(section: &Section) -> Vec<TensorId> {
     carried.chain(section.exports.iter().map(|&(_, id)| id)).collect()
 }
 
+/// Makes the backward pass of a block recompute what is neither kept nor outlives it.
+fn recompute_without(section: &mut Section, kept: &BTreeSet<TensorId>) {
+    let (lasting, results) = (lasting(section), section.handed_out());
+    recompute(&mut section.graph, &results, |id| kept.contains(&id) || lasting.contains(&id));
+}
+
 /// Tensors of a section that are not temporaries: what comes from outside, what is handed on, and
 /// what waits for the backward pass.
 fn places_of_their_own(
@@ -436,12 +453,7 @@ fn places_of_their_own(
     let graph = &section.graph;
     let mut own: BTreeSet<TensorId> =
         graph.ids().filter(|&id| graph.producer(id).is_none()).collect();
-    own.extend(lasting(section));
-    own.extend(section.results.iter().map(|&(_, id)| id));
-    if let Some(backward) = &section.backward {
-        own.extend(backward.carried_in_gradients.iter().flatten());
-        own.extend(backward.parameters.iter().map(|p| p.gradient));
-    }
+    own.extend(section.handed_out());
     own.extend(kept);
     own
 }

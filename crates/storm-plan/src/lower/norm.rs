@@ -4,6 +4,7 @@ use super::emit::{Bound, Emit, Ends, copy_values};
 use super::residency::Class;
 use crate::pack::aligned;
 use crate::plan::GraphId;
+use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 
 impl Emit<'_> {
@@ -79,7 +80,7 @@ impl Emit<'_> {
         let x = graph.source("part", [elements], dtype, TensorClass::Gradient);
         graph.apply("fold", Op::Accumulate { sum, x }).expect("both have one shape");
         let id = GraphId(self.plan.graphs.len() as u32);
-        self.plan.graphs.push(graph);
+        self.plan.graphs.push(Arc::new(graph));
         self.fold_graphs.insert((dtype, elements), id);
         id
     }

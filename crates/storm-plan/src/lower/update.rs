@@ -221,9 +221,8 @@ impl Emit<'_> {
         let rule = set.parameters[parameter].rule.expect("trainable");
         let first = piece * self.decisions.piece_elements;
         let size = self.decisions.piece_elements.min(elements - first);
-        let graph = self.lowering.training().updates[rule].piece(first, size);
         let id = GraphId(self.plan.graphs.len() as u32);
-        self.plan.graphs.push(graph.expect("checked when the lowering was made"));
+        self.plan.graphs.push(self.lowering.update_graph(rule, first, size));
         self.update_graphs.insert((stage, t, piece), id);
         id
     }

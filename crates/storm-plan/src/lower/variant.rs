@@ -2,12 +2,15 @@
 
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
-use storm_graph::{Graph, Node, Phase, Section, Tensor, TensorId};
+use std::sync::Arc;
+use storm_graph::{Graph, Node, Op, Phase, Section, Tensor, TensorId};
 
 /// A section as it will run: which nodes, and where its temporaries lie in the work area.
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) section: Section,
+    /// That of the section, for plans to share.
+    pub(crate) graph: Arc<Graph>,
     /// By tensor: the one whose memory it is written over, or itself.
     pub(crate) storage: Vec<TensorId>,
     pub(crate) forward: Pass,
@@ -81,7 +84,8 @@ impl Variant {
                 (pass(&|phase| phase == Phase::Forward), pass(&|phase| phase != Phase::Forward))
             }
         };
-        Variant { forward, backward, storage, section }
+        let graph = Arc::new(section.graph.clone());
+        Variant { forward, backward, storage, graph, section }
     }
 }
 
@@ -112,16 +116,14 @@ impl Pass {
                 });
                 life.last_use = position;
             }
-            let op = node.op.clone().map(|_, id| graph.tensor(id));
-            let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
-            let seconds = profile.op_seconds(&op, &outputs);
-            let flops = op.matrix_flops();
+            let seconds = seconds(graph, node, profile);
+            let flops = node.op.clone().map(|_, id| graph.tensor(id)).matrix_flops();
             pass.seconds += seconds;
             pass.flops += flops;
             if node.phase == Phase::Recompute {
-                pass.recompute_seconds += seconds;
                 pass.recompute_flops += flops;
             }
+            pass.recompute_seconds += seconds - seconds_without_recomputing(graph, node, profile);
             let (index, outputs) = (index as u32, node.outputs.clone());
             pass.nodes.push(PassNode { index, operands, outputs, seconds });
         }
@@ -133,6 +135,31 @@ impl Pass {
         }
         pass.size_bytes = packing.size_bytes;
         pass
+    }
+}
+
+/// What the backward pass of a section takes.
+pub(super) fn backward_seconds(graph: &Graph, profile: &HardwareProfile) -> f64 {
+    let backward = graph.nodes().iter().filter(|node| node.phase != Phase::Forward);
+    backward.map(|node| seconds(graph, node, profile)).sum()
+}
+
+fn seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
+    let op = node.op.clone().map(|_, id| graph.tensor(id));
+    let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
+    profile.op_seconds(&op, &outputs)
+}
+
+/// What a node would take if everything had been kept.
+fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
+    match node.op {
+        _ if node.phase == Phase::Recompute => 0.0,
+        Op::SwiGluGradAndOutput { dy, gate_up } => {
+            let outputs = node.outputs[..1].to_vec();
+            let alone = Node { op: Op::SwiGluGrad { dy, gate_up }, outputs, ..node.clone() };
+            seconds(graph, &alone, profile)
+        }
+        _ => seconds(graph, node, profile),
     }
 }
 

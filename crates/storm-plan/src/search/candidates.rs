@@ -361,7 +361,12 @@ impl Search<'_> {
     }
 
     /// The largest count up to `most` for which the choice fits, where each takes about `bytes_each`.
-    fn most(&self, most: usize, bytes_each: usize, choice: impl Fn(usize) -> Choice) -> usize {
+    pub(super) fn most(
+        &self,
+        most: usize,
+        bytes_each: usize,
+        choice: impl Fn(usize) -> Choice,
+    ) -> usize {
         if most == 0 {
             return 0;
         }

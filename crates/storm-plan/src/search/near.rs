@@ -160,6 +160,15 @@ impl Search<'_> {
                 }
             }
             add(&|chosen| chosen.offloads_beside = !chosen.offloads_beside);
+            // All blocks at once: a single one that recomputes more than the others sets the work area.
+            for saving in 1..self.savings[stage].len() {
+                for beside in [false, true] {
+                    add(&|chosen| {
+                        chosen.offloaded = (saving, blocks);
+                        chosen.offloads_beside = beside;
+                    });
+                }
+            }
             for count in around(chosen.kept.1) {
                 add(&|chosen| chosen.kept.1 = count);
                 add(&|chosen| chosen.inputs_kept = count);

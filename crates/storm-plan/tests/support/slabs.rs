@@ -68,7 +68,7 @@ pub(crate) enum Purpose {
 
 impl Builder {
     pub(crate) fn new(graph: Graph, random: Random) -> Builder {
-        let plan = Plan { graphs: vec![graph], ..Plan::default() };
+        let plan = Plan { graphs: vec![graph.into()], ..Plan::default() };
         let (slabs, rings, items) = (Vec::new(), Vec::new(), Vec::new());
         Builder { plan, random, slabs, rings, now: 0.0, items }
     }
@@ -199,7 +199,7 @@ impl Builder {
             Tier::DEVICE => Place { tier, offset: device },
             tier => Place { tier, offset: host },
         };
-        let whole = Copy { from: end(link.from), to: end(link.to), bytes, values };
+        let whole = Copy { from: end(link.from), to: end(link.to), bytes, values: values.into() };
         let copies = match self.random.chance(70) || purpose.is_some() {
             true => vec![whole],
             false => whole.values.iter().map(|o| self.part(&whole, o)).collect(),
@@ -215,7 +215,7 @@ impl Builder {
             from: Place { offset: whole.from.offset + operand.offset, ..whole.from },
             to: Place { offset: whole.to.offset + operand.offset, ..whole.to },
             bytes: self.plan.value(operand.value).size_bytes,
-            values: vec![Operand { value: operand.value, offset: 0 }],
+            values: [Operand { value: operand.value, offset: 0 }].into_iter().collect(),
         }
     }
 
@@ -235,7 +235,14 @@ impl Builder {
             all
         };
         let (reads, writes) = (spread(operands), spread(outputs));
-        let compute = Compute { graph: GraphId(0), node, layer: 0, places, reads, writes };
+        let compute = Compute {
+            graph: GraphId(0),
+            node,
+            layer: 0,
+            places,
+            reads: reads.into(),
+            writes: writes.into(),
+        };
         let touched = compute.places.clone();
         let instruction = Instruction { work: Work::Compute(compute), waits: Vec::new() };
         self.items.push((self.now, instruction, None));

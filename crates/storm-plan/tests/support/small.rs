@@ -35,7 +35,7 @@ pub(crate) fn empty(device_blocks: usize, host_blocks: usize) -> Plan {
         graph.apply(name, op).expect("shapes agree");
     }
     Plan {
-        graphs: vec![graph],
+        graphs: vec![graph.into()],
         bytes: PerTier::new(device_blocks * BLOCK, host_blocks * BLOCK),
         ..Plan::default()
     }

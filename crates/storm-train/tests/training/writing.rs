@@ -5,7 +5,8 @@ use std::sync::Arc;
 use storm_device::cpu::{CpuDevice, CpuPlanDevice, CpuPlanOptions};
 use storm_graph::DType;
 use storm_model::{
-    BuildOptions, DecodeOptions, HfDirectory, ModelConfig, SaveOptions, WeightDtype,
+    BuildOptions, DecodeOptions, HfDirectory, ModelConfig, RotaryScaling, SaveOptions,
+    SlidingWindow, WeightDtype,
 };
 use storm_plan::{
     Budget, CheckedPlan, Decisions, Forced, HardwareProfile, Lowering, PlanError, Tier, check,
@@ -63,6 +64,14 @@ fn long(mut config: ModelConfig) -> ModelConfig {
     config
 }
 
+/// Windows of all layers and of some, one within a block of keys and one across.
+fn windowed() -> [ModelConfig; 2] {
+    let [mut mistral, mut qwen] = ["mistral-7b", "qwen2.5-0.5b"].map(tiny);
+    mistral.sliding_window = Some(SlidingWindow::from_layer(20, 0, mistral.layer_count));
+    qwen.sliding_window = Some(SlidingWindow::from_layer(67, 1, qwen.layer_count));
+    [mistral, qwen]
+}
+
 fn random_text(config: &ModelConfig, count: usize) -> Vec<u32> {
     let mut random = Random(17);
     (0..count).map(|_| random.below(config.vocab_size) as u32).collect()
@@ -93,7 +102,7 @@ fn likeliest(logits: &[f32]) -> u32 {
 
 #[test]
 fn kept_keys_and_values_do_not_change_a_bit() {
-    for config in families().into_iter().map(long) {
+    for config in families().into_iter().chain(windowed()).map(long) {
         let model = Model::new(&config);
         for dtype in [DType::F32, DType::BF16] {
             let mut decoder = model.decoder(WINDOW, dtype);
@@ -199,9 +208,17 @@ fn windows_that_the_model_cannot_take_are_refused() {
     let problem = refusal(&gpt2, 41);
     assert!(problem.contains("at most 40, the positions that the model has"), "{problem}");
     assert!(refusal(&gpt2, 0).contains("from 1 to"));
-    let mut mistral = tiny("mistral-7b");
-    mistral.sliding_window = Some(16);
-    assert!(refusal(&mistral, 17).contains("window slides"));
+    let mut scaled = tiny("llama-3.2-1b");
+    if let Some(rotary) = &mut scaled.rotary {
+        let factors = vec![1.0; rotary.pairs(scaled.head_dim)];
+        rotary.scaling = RotaryScaling::LongRope {
+            short_factors: factors.clone(),
+            long_factors: factors,
+            attention_factor: 1.1,
+            original_max_positions: 16,
+        };
+    }
+    assert!(refusal(&scaled, 17).contains("at most 16: beyond it, the model's rotary scaling"));
 }
 
 /// Plans of every budget down to the smallest write the same text, to the bit.

@@ -15,6 +15,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "linear",
         "elementwise",
         "swiglu",
+        "swiglu_and_output",
         "norm",
         "qk_norm",
         "rotary",
@@ -153,6 +154,7 @@ impl Builder {
                 let gate_up = self.input("gate_up", &shape);
                 self.result("y", Op::SwiGlu { gate_up }).map(drop)
             }
+            "swiglu_and_output" => self.swiglu_and_output(),
             "norm" => self.norm(),
             "qk_norm" | "rotary" | "attention" | "attention64" | "attention128" => {
                 self.heads(family)
@@ -238,7 +240,11 @@ impl Builder {
         let positions =
             self.integers("positions", &[batch, tokens], |_, index| place(index) as i32);
         let scale = 1.0 / (head_dim as f32).sqrt();
-        self.apply("y", Op::CachedAttention { qkv, cache, positions, heads, scale }).map(drop)
+        let mask = match self.random.pick(&[0, 0, 1, 7, 64, 100, 5000]) {
+            0 => Mask::Causal,
+            window => Mask::Sliding { window },
+        };
+        self.apply("y", Op::CachedAttention { qkv, cache, positions, heads, mask, scale }).map(drop)
     }
 
     fn elementwise(&mut self) -> Result<(), GraphError> {
@@ -248,10 +254,15 @@ impl Builder {
         let sum = self.apply("sum", Op::Add { a, b })?[0];
         let product = self.apply("product", Op::Mul { a: sum, b })?[0];
         let scaled = self.apply("scaled", Op::Scale { x: product, factor: 1.7 })?[0];
-        let function = ActivationFunction::GeluTanh;
-        self.result("gelu", Op::Activation { x: scaled, function })?;
-        let function = ActivationFunction::Silu;
-        self.result("silu", Op::Activation { x: a, function }).map(drop)
+        for (name, x, function) in [
+            ("gelu tanh", scaled, ActivationFunction::GeluTanh),
+            ("gelu", scaled, ActivationFunction::Gelu),
+            ("silu", a, ActivationFunction::Silu),
+            ("relu", a, ActivationFunction::Relu),
+        ] {
+            self.result(name, Op::Activation { x, function })?;
+        }
+        Ok(())
     }
 
     fn norm(&mut self) -> Result<(), GraphError> {
@@ -296,17 +307,15 @@ impl Builder {
             "rotary" => {
                 let positions = self
                     .integers("positions", &[batch, time], |random, _| random.below(5000) as i32);
-                let scaling = match self.random.coin() {
-                    true => RotaryScaling::Plain,
-                    false => RotaryScaling::Llama3 {
-                        factor: 8.0,
-                        low_frequency_factor: 1.0,
-                        high_frequency_factor: 4.0,
-                        original_positions: 8192,
-                    },
+                // Whole heads, or a part of each.
+                let turned = match self.random.coin() {
+                    true => head_dim,
+                    false => 2 * (head_dim / 3).max(1),
                 };
-                let frequencies = RotaryFrequencies { theta: 10_000.0, scaling };
-                let table = Op::RotaryTable { positions, head_dim, frequencies };
+                let factor = self.random.pick(&[1.0, 1.19]);
+                let frequencies =
+                    RotaryFrequencies { factor, ..RotaryFrequencies::plain(10_000.0, turned) };
+                let table = Op::RotaryTable { positions, frequencies };
                 let table = self.apply("table", table)?[0];
                 let direction = RotaryDirection::Forward;
                 self.result("y", Op::Rotary { qkv, table, heads, direction }).map(drop)
@@ -315,7 +324,8 @@ impl Builder {
                 let segments = self.random.coin().then(|| {
                     self.integers("segments", &[batch, time], |_, i| (i % time / 23) as i32)
                 });
-                let mask = self.random.pick(&[Mask::Causal, Mask::Full]);
+                let window = self.random.pick(&[1, 5, 17, 64, 65, 100, 1000]);
+                let mask = self.random.pick(&[Mask::Causal, Mask::Full, Mask::Sliding { window }]);
                 let scale = 1.0 / (head_dim as f32).sqrt();
                 self.result("y", Op::Attention { qkv, segments, heads, mask, scale }).map(drop)
             }
@@ -424,6 +434,19 @@ impl Builder {
             first_element: self.first_element(),
         };
         self.apply("update", op).map(drop)
+    }
+
+    /// A gradient that recomputes, as plans have it in place of the two ops.
+    fn swiglu_and_output(&mut self) -> Result<(), GraphError> {
+        let (rows, width) = (self.random.extent(), self.random.extent());
+        let source = |case: &mut Self, name: &str, width: usize| {
+            let class = TensorClass::Activation;
+            let id = case.graph.source(name, [rows, width], case.dtype, class);
+            case.floats(id);
+            id
+        };
+        let (dy, gate_up) = (source(self, "dy", width), source(self, "gate_up", 2 * width));
+        self.apply("grad", Op::SwiGluGradAndOutput { dy, gate_up }).map(drop)
     }
 
     fn accumulate(&mut self) -> Result<(), GraphError> {

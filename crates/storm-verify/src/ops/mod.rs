@@ -165,6 +165,7 @@ mod tests {
             "ActivationGrad",
             "SwiGlu",
             "SwiGluGrad",
+            "SwiGluGradAndOutput",
             "Norm",
             "NormGrad",
             "QkNorm",

@@ -1,7 +1,7 @@
 //! Ops on single elements, and the gated unit on pairs of halves.
 
 use super::element::Element;
-use super::math::{gelu_tanh, gelu_tanh_derivative, silu, silu_derivative};
+use super::math::{gelu, gelu_derivative, gelu_tanh, gelu_tanh_derivative, silu, silu_derivative};
 use crate::simd_dispatch;
 use rayon::prelude::*;
 use storm_graph::ActivationFunction;
@@ -42,11 +42,36 @@ simd_dispatch! {
 
     fn gelu_chunk[E: Element](x: &[E], out: &mut [E]) {
         for (out, x) in out.iter_mut().zip(x) {
-            *out = E::from_f32(gelu_tanh(x.to_f32()));
+            *out = E::from_f32(gelu(x.to_f32()));
         }
     }
 
     fn gelu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            *x = E::from_f32(dy.to_f32() * gelu_derivative(x.to_f32()));
+        }
+    }
+
+    fn relu_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            // NaN stays NaN.
+            *out = if x.to_f32() < 0.0 { E::from_f32(0.0) } else { *x };
+        }
+    }
+
+    fn relu_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
+        for (x, dy) in x.iter_mut().zip(dy) {
+            *x = if x.to_f32() <= 0.0 { E::from_f32(0.0) } else { *dy };
+        }
+    }
+
+    fn gelu_tanh_chunk[E: Element](x: &[E], out: &mut [E]) {
+        for (out, x) in out.iter_mut().zip(x) {
+            *out = E::from_f32(gelu_tanh(x.to_f32()));
+        }
+    }
+
+    fn gelu_tanh_grad_chunk[E: Element](dy: &[E], x: &mut [E]) {
         for (x, dy) in x.iter_mut().zip(dy) {
             *x = E::from_f32(dy.to_f32() * gelu_tanh_derivative(x.to_f32()));
         }
@@ -75,6 +100,16 @@ simd_dispatch! {
             let (dy, g, u) = (dy.to_f32(), gate.to_f32(), up.to_f32());
             *gate = E::from_f32(dy * u * silu_derivative(g));
             *up = E::from_f32(dy * silu(g));
+        }
+    }
+
+    fn swiglu_grad_and_output_row[E: Element](dy: &mut [E], gate: &mut [E], up: &mut [E]) {
+        for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
+            let (d, g, u) = (dy.to_f32(), gate.to_f32(), up.to_f32());
+            let value = silu(g);
+            *gate = E::from_f32(d * u * silu_derivative(g));
+            *up = E::from_f32(d * value);
+            *dy = E::from_f32(value * u);
         }
     }
 }
@@ -118,7 +153,9 @@ pub fn scale<E: Element>(x: &[E], factor: f32, out: &mut [E]) {
 /// `out = f(x)`.
 pub fn activation<E: Element>(function: ActivationFunction, x: &[E], out: &mut [E]) {
     match function {
-        ActivationFunction::GeluTanh => unary(x, out, gelu_chunk),
+        ActivationFunction::Gelu => unary(x, out, gelu_chunk),
+        ActivationFunction::GeluTanh => unary(x, out, gelu_tanh_chunk),
+        ActivationFunction::Relu => unary(x, out, relu_chunk),
         ActivationFunction::Silu => unary(x, out, silu_chunk),
     }
 }
@@ -126,7 +163,9 @@ pub fn activation<E: Element>(function: ActivationFunction, x: &[E], out: &mut [
 /// `dy · f'(x)`, in place of `x`.
 pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &mut [E]) {
     match function {
-        ActivationFunction::GeluTanh => unary(dy, x, gelu_grad_chunk),
+        ActivationFunction::Gelu => unary(dy, x, gelu_grad_chunk),
+        ActivationFunction::GeluTanh => unary(dy, x, gelu_tanh_grad_chunk),
+        ActivationFunction::Relu => unary(dy, x, relu_grad_chunk),
         ActivationFunction::Silu => unary(dy, x, silu_grad_chunk),
     }
 }
@@ -157,6 +196,19 @@ pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &mut [E]) {
     );
 }
 
+/// [`swiglu_grad`], and [`swiglu`] in place of `dy`.
+pub fn swiglu_grad_and_output<E: Element>(width: usize, dy: &mut [E], gate_up: &mut [E]) {
+    let rows = (CHUNK / width.max(1)).max(1);
+    gate_up.par_chunks_mut(rows * 2 * width).zip(dy.par_chunks_mut(rows * width)).for_each(
+        |(gate_up, dy)| {
+            for (row, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks_mut(width)) {
+                let (gate, up) = row.split_at_mut(width);
+                swiglu_grad_and_output_row(dy, gate, up);
+            }
+        },
+    );
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,5 +231,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// One kernel gives the bits of two.
+    #[test]
+    fn a_gated_unit_and_its_gradient_may_share_a_kernel() {
+        let (rows, width) = (37, 129);
+        let mut random = Random(5);
+        let mut values = |count: usize| -> Vec<half::bf16> {
+            let value = |bits: u64| half::bf16::from_f32((bits % 4001) as f32 / 400.0 - 5.0);
+            (0..count).map(|_| value(random.bits())).collect()
+        };
+        let (dy, gate_up) = (values(rows * width), values(2 * rows * width));
+        let mut output = vec![half::bf16::ZERO; rows * width];
+        swiglu(width, &gate_up, &mut output);
+        let mut gradient = gate_up.clone();
+        swiglu_grad(width, &dy, &mut gradient);
+
+        let (mut together_output, mut together_gradient) = (dy, gate_up);
+        swiglu_grad_and_output(width, &mut together_output, &mut together_gradient);
+        assert_eq!(together_output, output);
+        assert_eq!(together_gradient, gradient);
     }
 }

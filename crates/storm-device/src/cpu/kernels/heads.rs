@@ -7,7 +7,7 @@ use super::norm::statistics;
 use super::simd::lane_sum;
 use crate::simd_dispatch;
 use rayon::prelude::*;
-use storm_graph::{HeadLayout, NormKind, ROWS_PER_PARTIAL, RotaryDirection};
+use storm_graph::{HeadLayout, NormKind, ROWS_PER_PARTIAL, RotaryDirection, RotaryFrequencies};
 
 /// Rows per task.
 const ROWS: usize = 64;
@@ -156,17 +156,18 @@ pub fn qk_norm_weight_grads<E: Element, G: Element>(
 }
 
 /// Cosine and sine of each position's angles: (rows, D/2, 2).
-pub fn rotary_table(inverse_wavelengths: &[f32], positions: &[i32], table: &mut [f32]) {
+pub fn rotary_table(frequencies: &RotaryFrequencies, positions: &[i32], table: &mut [f32]) {
+    let RotaryFrequencies { inverse_wavelengths, factor } = frequencies;
     let width = 2 * inverse_wavelengths.len();
     table.par_chunks_mut(ROWS * width).zip(positions.par_chunks(ROWS)).for_each(
         |(table, positions)| {
             for (row, &position) in table.chunks_mut(width).zip(positions) {
-                for (pair, frequency) in row.chunks_exact_mut(2).zip(inverse_wavelengths) {
+                for (pair, frequency) in row.chunks_exact_mut(2).zip(inverse_wavelengths.iter()) {
                     // The product is rounded to f32, as `transformers` does; the cosine of that
                     // angle is then exact.
                     let angle = f64::from(position as f32 * frequency);
-                    pair[0] = angle.cos() as f32;
-                    pair[1] = angle.sin() as f32;
+                    pair[0] = angle.cos() as f32 * factor;
+                    pair[1] = angle.sin() as f32 * factor;
                 }
             }
         },
@@ -178,23 +179,26 @@ pub fn rotary<E: Element>(
     heads: HeadLayout,
     direction: RotaryDirection,
     qkv: &[E],
-    table: &[f32],
+    (table, pairs): (&[f32], usize),
     y: &mut [E],
 ) {
     let (width, dim, count) = (heads.qkv_width(), heads.head_dim, heads.query_key_heads());
+    let turned = 2 * pairs;
     let sign = match direction {
         RotaryDirection::Forward => 1.0,
         RotaryDirection::Inverse => -1.0,
     };
     y.par_chunks_mut(ROWS * width)
         .zip(qkv.par_chunks(ROWS * width))
-        .zip(table.par_chunks(ROWS * dim))
+        .zip(table.par_chunks(ROWS * turned))
         .for_each(|((y, x), table)| {
-            let rows = y.chunks_mut(width).zip(x.chunks(width)).zip(table.chunks(dim));
+            let rows = y.chunks_mut(width).zip(x.chunks(width)).zip(table.chunks(turned));
             for ((y, x), table) in rows {
                 for head in 0..count {
-                    let at = head * dim..(head + 1) * dim;
+                    let at = head * dim..head * dim + turned;
                     rotate_head(&x[at.clone()], table, sign, &mut y[at]);
+                    let rest = head * dim + turned..(head + 1) * dim;
+                    y[rest.clone()].copy_from_slice(&x[rest]);
                 }
                 y[count * dim..].copy_from_slice(&x[count * dim..]);
             }

@@ -111,6 +111,50 @@ pub fn gelu_tanh_derivative(x: f32) -> f32 {
     (x * inner_slope).mul_add(slope, s)
 }
 
+/// ½ erfc(|x| / √2): the share of a normal distribution beyond |x|, to about 2e-7 of itself, or of 1e-6
+/// far out (W. H. Press et al., Numerical Recipes, erfcc).
+#[inline(always)]
+fn normal_tail(x: f32) -> f32 {
+    let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
+    let t = 1.0 / 0.5f32.mul_add(z, 1.0);
+    let p = 0.170_872_77f32;
+    let p = p.mul_add(t, -0.822_152_23);
+    let p = p.mul_add(t, 1.488_515_9);
+    let p = p.mul_add(t, -1.135_204);
+    let p = p.mul_add(t, 0.278_868_07);
+    let p = p.mul_add(t, -0.186_288_06);
+    let p = p.mul_add(t, 0.096_784_18);
+    let p = p.mul_add(t, 0.374_091_96);
+    let p = p.mul_add(t, 1.000_023_7);
+    let p = p.mul_add(t, -1.265_512_2);
+    0.5 * t * exp((-0.5 * x).mul_add(x, p))
+}
+
+/// The normal distribution up to x.
+#[inline(always)]
+fn normal_share(x: f32) -> f32 {
+    let tail = normal_tail(x);
+    if x < 0.0 { tail } else { 1.0 - tail }
+}
+
+/// GELU in its exact form, ½ x (1 + erf(x/√2)).
+#[inline(always)]
+pub fn gelu(x: f32) -> f32 {
+    // Exactly −0 below; the limit avoids −∞ · 0.
+    let x = if x < -20.0 { -20.0 } else { x };
+    x * normal_share(x)
+}
+
+/// Derivative of [`gelu`].
+#[inline(always)]
+pub fn gelu_derivative(x: f32) -> f32 {
+    /// 1 / √(2π).
+    const DENSITY: f32 = 0.398_942_3;
+    // Exactly 0 or 1 beyond.
+    let x = clamp(x, -20.0, 20.0);
+    (x * DENSITY).mul_add(exp(-0.5 * x * x), normal_share(x))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -142,6 +186,19 @@ mod tests {
         x * sigmoid64(2.0 * (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3)))
     }
 
+    /// ½ x (1 + erf(x/√2)), by the series of erf whose terms are all positive.
+    fn exact_gelu64(x: f64) -> f64 {
+        let z = x / std::f64::consts::SQRT_2;
+        let (mut term, mut sum, mut n) = (z, z, 0.0);
+        while term.abs() > 1e-18 * sum.abs() {
+            n += 1.0;
+            term *= 2.0 * z * z / (2.0 * n + 1.0);
+            sum += term;
+        }
+        let erf = std::f64::consts::FRAC_2_SQRT_PI * (-z * z).exp() * sum;
+        0.5 * x * (1.0 + erf)
+    }
+
     fn derivative(f: fn(f64) -> f64, x: f64) -> f64 {
         // Central difference of fourth order: good to 1e-12, far below an f32 ulp of order one.
         let h = 1e-3;
@@ -161,6 +218,9 @@ mod tests {
         check("silu", worst_ulp(silu, silu64, (-80.0, 80.0), tiny), 3.5);
         // For negative x the relative error is that of the argument u, times u.
         check("gelu", worst_ulp(gelu_tanh, gelu64, (-8.0, 8.0), 0.1), 8.0);
+        check("exact gelu", worst_ulp(gelu, exact_gelu64, (-8.0, 8.0), 0.1), 8.0);
+        let slope = |x| derivative(exact_gelu64, x);
+        check("exact gelu'", worst_ulp(gelu_derivative, slope, (-8.0, 8.0), 0.5), 8.0);
         let slope = |x| derivative(gelu64, x);
         check("gelu'", worst_ulp(gelu_tanh_derivative, slope, (-8.0, 8.0), 0.5), 8.0);
         let slope = |x| derivative(|x| x * sigmoid64(x), x);
@@ -176,9 +236,12 @@ mod tests {
         assert_eq!((sigmoid(-inf), sigmoid(inf), sigmoid(0.0)), (0.0, 1.0, 0.5));
         assert_eq!((silu(-inf), silu(inf)), (0.0, inf));
         assert_eq!((gelu_tanh(-inf), gelu_tanh(inf)), (0.0, inf));
+        assert_eq!((gelu(-inf), gelu(inf)), (0.0, inf));
+        assert_eq!((gelu_derivative(-inf), gelu_derivative(inf)), (0.0, 1.0));
         assert_eq!((silu_derivative(-inf), silu_derivative(inf)), (0.0, 1.0));
         assert_eq!((gelu_tanh_derivative(-inf), gelu_tanh_derivative(inf)), (0.0, 1.0));
-        let functions = [exp, sigmoid, silu, silu_derivative, gelu_tanh, gelu_tanh_derivative];
-        assert!(functions.iter().all(|f| f(f32::NAN).is_nan()));
+        let functions: [fn(f32) -> f32; 5] = [exp, sigmoid, silu, gelu_tanh, gelu];
+        let slopes: [fn(f32) -> f32; 3] = [silu_derivative, gelu_tanh_derivative, gelu_derivative];
+        assert!(functions.iter().chain(&slopes).all(|f| f(f32::NAN).is_nan()));
     }
 }

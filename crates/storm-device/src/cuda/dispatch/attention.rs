@@ -34,9 +34,9 @@ const SIMPLE_THREADS: u32 = 256;
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     let mut kernels = Vec::new();
     for dim in [64, 128] {
-        for causal in [false, true] {
+        for sight in [Sight::All, Sight::Before, Sight::Window(1)] {
             for segments in [false, true] {
-                let definitions = tensor_core_definitions(dim, causal, segments);
+                let definitions = tensor_core_definitions(dim, sight, segments);
                 kernels.push((TENSOR_CORES, definitions.clone()));
                 kernels.push((HOPPER, definitions));
             }
@@ -46,12 +46,37 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     kernels
 }
 
-fn tensor_core_definitions(dim: usize, causal: bool, segments: bool) -> Definitions {
-    vec![
+fn tensor_core_definitions(dim: usize, sight: Sight, segments: bool) -> Definitions {
+    let mut definitions = vec![
         ("HEAD_DIM", dim.to_string()),
-        ("CAUSAL", u8::from(causal).to_string()),
+        ("CAUSAL", u8::from(sight != Sight::All).to_string()),
         ("SEGMENTS", u8::from(segments).to_string()),
-    ]
+    ];
+    if let Sight::Window(_) = sight {
+        definitions.push(("WINDOW", "1".to_owned()));
+    }
+    definitions
+}
+
+/// Which keys of a sequence a query sees.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    All,
+    /// Its own and those before.
+    Before,
+    /// The same, so many at most, and fewer than the sequence has.
+    Window(usize),
+}
+
+impl Sight {
+    /// A window that hides nothing takes the kernels without one.
+    fn new(mask: Mask, seq: usize) -> Sight {
+        match mask {
+            Mask::Full => Sight::All,
+            Mask::Sliding { window } if window < seq => Sight::Window(window),
+            Mask::Causal | Mask::Sliding { .. } => Sight::Before,
+        }
+    }
 }
 
 fn simple_definitions(dtype: DType) -> Definitions {
@@ -61,7 +86,7 @@ fn simple_definitions(dtype: DType) -> Definitions {
 /// What forward and backward have in common.
 struct Attention<'a> {
     heads: &'a HeadLayout,
-    mask: Mask,
+    sight: Sight,
     segments: &'a Option<View>,
     scale: f32,
     batch: usize,
@@ -83,14 +108,14 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Attention { qkv, segments, heads, mask, scale }
         | Op::AttentionGrad { qkv, segments, heads, mask, scale, .. } => {
             let axes = qkv.shape.axes();
-            let (mask, scale) = (*mask, *scale);
-            let (batch, seq) = (axes[0], axes[1]);
+            let (batch, seq, scale) = (axes[0], axes[1], *scale);
+            let sight = Sight::new(*mask, seq);
             let kind = match (qkv.dtype, heads.head_dim) {
                 (DType::BF16, 64 | 128) if planner.card().capability == (9, 0) => Kind::Hopper,
                 (DType::BF16, 64 | 128) => Kind::TensorCores,
                 (dtype, _) => Kind::Simple(dtype),
             };
-            (qkv, Attention { heads, mask, segments, scale, batch, seq, kind })
+            (qkv, Attention { heads, sight, segments, scale, batch, seq, kind })
         }
         _ => unreachable!("not an attention op"),
     };
@@ -138,8 +163,7 @@ impl Attention<'_> {
         let definitions = match self.kind {
             Kind::Simple(dtype) => simple_definitions(dtype),
             Kind::Hopper | Kind::TensorCores => {
-                let causal = self.mask == Mask::Causal;
-                tensor_core_definitions(self.heads.head_dim, causal, self.segments.is_some())
+                tensor_core_definitions(self.heads.head_dim, self.sight, self.segments.is_some())
             }
         };
         KernelChoice { source, name, definitions, shared_bytes }
@@ -159,12 +183,19 @@ impl Attention<'_> {
             Kind::Hopper => 384,
             Kind::TensorCores => 128,
             Kind::Simple(_) => {
-                let causal = i32::from(self.mask == Mask::Causal);
-                arguments.extend([small(head_dim), Argument::I32(causal)]);
+                let causal = i32::from(self.sight != Sight::All);
+                let window = match self.sight {
+                    Sight::Window(window) => small(window),
+                    Sight::All | Sight::Before => Argument::I32(i32::MAX),
+                };
+                arguments.extend([small(head_dim), Argument::I32(causal), window]);
                 SIMPLE_THREADS
             }
         };
         arguments.push(Argument::F32(self.scale));
+        if let (Kind::Hopper | Kind::TensorCores, Sight::Window(window)) = (self.kind, self.sight) {
+            arguments.push(small(window));
+        }
         let grid = grid(planner, blocks, parts)?;
         planner.launch(choice, grid, threads, arguments)
     }

@@ -42,7 +42,7 @@ fn definitions(dtype: DType, queries: usize, units: usize) -> Definitions {
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let node = planner.node;
-    let Op::CachedAttention { qkv, cache, positions, heads, scale } = &node.op else {
+    let Op::CachedAttention { qkv, cache, positions, heads, mask, scale } = &node.op else {
         unreachable!("not attention over a cache");
     };
     let HeadLayout { query_heads, key_value_heads, head_dim } = *heads;
@@ -62,6 +62,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let queries = if columns <= QUERIES[0] { QUERIES[0] } else { QUERIES[1] };
     let units = head_dim.div_ceil(DIM_UNIT).next_power_of_two();
     let parts = CacheParts::of(window);
+    let reach = mask.window().unwrap_or(window).min(window);
     let kernel = |name| KernelChoice {
         source: SOURCE,
         name,
@@ -81,6 +82,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         small(head_dim),
         small(parts.count),
         small(parts.keys),
+        small(reach),
         Argument::F32(*scale),
     ];
     let (blocks, rows, _) = grid(planner, parts.count, columns.div_ceil(queries))?;
@@ -96,6 +98,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         small(head_dim),
         small(parts.count),
         small(parts.keys),
+        small(reach),
     ];
     let grid = grid(planner, batch * tokens * query_heads, 1)?;
     let threads = head_dim.next_multiple_of(super::WARP) as u32;

@@ -34,14 +34,18 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Scale { x, factor } => flat(planner, "scale", &[x], Some(*factor)),
         Op::Activation { x, function } => {
             let name = match function {
-                ActivationFunction::GeluTanh => "gelu",
+                ActivationFunction::Gelu => "gelu",
+                ActivationFunction::GeluTanh => "gelu_tanh",
+                ActivationFunction::Relu => "relu",
                 ActivationFunction::Silu => "silu",
             };
             flat(planner, name, &[x], None)
         }
         Op::ActivationGrad { dy, function, .. } => {
             let name = match function {
-                ActivationFunction::GeluTanh => "gelu_grad",
+                ActivationFunction::Gelu => "gelu_grad",
+                ActivationFunction::GeluTanh => "gelu_tanh_grad",
+                ActivationFunction::Relu => "relu_grad",
                 ActivationFunction::Silu => "silu_grad",
             };
             flat(planner, name, &[dy], None)
@@ -52,6 +56,11 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             Ok(())
         }
         Op::SwiGluGrad { dy, .. } => gated(planner, "swiglu_grad", &[dy], dy.shape.width()),
+        // Both operands are overwritten: the outputs are where they lie.
+        Op::SwiGluGradAndOutput { dy, .. } => {
+            let output = planner.node.outputs[1].clone();
+            gated(planner, "swiglu_grad_and_output", &[&output], dy.shape.width())
+        }
         _ => unreachable!("not an elementwise op"),
     }
 }

@@ -6,15 +6,16 @@ use super::{
 };
 use crate::DeviceError;
 use crate::cuda::KernelSource;
-use crate::cuda::context::Argument;
+use crate::cuda::context::{Argument, FLOATS};
 use crate::cuda::plan::Planner;
-use storm_graph::{
-    DType, HeadLayout, Op, ParameterGradients, ROWS_PER_PARTIAL, RotaryDirection,
-    RotaryFrequencies, RotaryScaling,
-};
+use std::sync::Arc;
+use storm_graph::{DType, HeadLayout, Op, ParameterGradients, ROWS_PER_PARTIAL, RotaryDirection};
 
 const SOURCE: KernelSource =
     KernelSource { name: "heads.cu", text: include_str!("../kernels/heads.cu"), only_for: None };
+
+/// Pairs that a rotary table can have.
+const PAIRS_MAX: usize = FLOATS;
 
 /// Rows of the rotary table that a thread works out after its frequency.
 const TABLE_ROWS: usize = 16;
@@ -70,24 +71,33 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             }
             Ok(())
         }
-        Op::RotaryTable { positions, head_dim, frequencies } => {
+        Op::RotaryTable { positions, frequencies } => {
+            let pairs = frequencies.pairs();
+            let mut of_pairs = [0.0; PAIRS_MAX];
+            let Some(part) = of_pairs.get_mut(..pairs) else {
+                let reason = format!("it has {pairs} pairs, and at most {PAIRS_MAX} are possible");
+                return Err(unsupported(planner, reason));
+            };
+            part.copy_from_slice(&frequencies.inverse_wavelengths);
             let rows = positions.shape.elements();
-            let mut arguments = vec![
+            let arguments = vec![
                 planner.pointer(positions),
                 planner.output(0),
                 count(rows),
                 small(TABLE_ROWS),
-                small(*head_dim),
+                small(pairs),
+                Argument::F32(frequencies.factor),
+                Argument::Floats(Arc::new(of_pairs)),
             ];
-            arguments.extend(frequency_bits(frequencies));
-            let threads = (head_dim / 2).next_multiple_of(WARP).clamp(WARP, THREADS);
-            let blocks = (rows.div_ceil(TABLE_ROWS), (head_dim / 2).div_ceil(threads));
+            let threads = pairs.next_multiple_of(WARP).clamp(WARP, THREADS);
+            let blocks = (rows.div_ceil(TABLE_ROWS), pairs.div_ceil(threads));
             let grid = grid(planner, blocks.0, blocks.1)?;
             let choice = kernel(SOURCE, "rotary_table", types([("E", DType::F32)]));
             planner.launch(choice, grid, threads as u32, arguments)
         }
         Op::Rotary { qkv, table, heads, direction } => {
-            let lanes = (heads.head_dim / 2).div_ceil(PACK);
+            let pairs = table.shape.axes()[2];
+            let lanes = pairs.div_ceil(PACK);
             check_lanes(planner, heads, lanes, THREADS)?;
             let sign = match direction {
                 RotaryDirection::Forward => 1.0,
@@ -95,7 +105,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             };
             let mut arguments = [qkv, table, &outputs[0]].map(|x| planner.pointer(x)).to_vec();
             arguments.extend(layout(heads, lanes));
-            arguments.push(Argument::F32(sign));
+            arguments.extend([small(pairs), Argument::F32(sign)]);
             let grid = grid(planner, qkv.shape.rows(), 1)?;
             let choice = kernel(SOURCE, "rotary", types([("E", qkv.dtype)]));
             planner.launch(choice, grid, row_threads(heads, lanes), arguments)?;
@@ -134,20 +144,4 @@ fn check_lanes(
 fn row_threads(heads: &HeadLayout, lanes: usize) -> u32 {
     let all = heads.query_key_heads() + heads.key_value_heads;
     (all * lanes).next_multiple_of(WARP).min(THREADS) as u32
-}
-
-/// Theta and the scaling as the bits of doubles; a factor of 0 is no scaling.
-fn frequency_bits(frequencies: &RotaryFrequencies) -> [Argument; 5] {
-    let scaling = match frequencies.scaling {
-        RotaryScaling::Plain => [0.0; 4],
-        RotaryScaling::Llama3 {
-            factor,
-            low_frequency_factor,
-            high_frequency_factor,
-            original_positions,
-        } => [factor, low_frequency_factor, high_frequency_factor, original_positions as f64],
-    };
-    let [factor, low, high, original] = scaling;
-    [frequencies.theta, factor, low, high, original]
-        .map(|value| Argument::I64(value.to_bits() as i64))
 }

@@ -47,7 +47,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::Activation { .. }
         | Op::ActivationGrad { .. }
         | Op::SwiGlu { .. }
-        | Op::SwiGluGrad { .. } => elementwise::plan(planner),
+        | Op::SwiGluGrad { .. }
+        | Op::SwiGluGradAndOutput { .. } => elementwise::plan(planner),
         Op::Norm { .. } | Op::NormGrad { .. } => norm::plan(planner),
         Op::QkNorm { .. } | Op::QkNormGrad { .. } | Op::RotaryTable { .. } | Op::Rotary { .. } => {
             heads::plan(planner)

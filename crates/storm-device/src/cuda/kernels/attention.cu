@@ -1,7 +1,7 @@
 // Attention on tensor cores (mma.sync, sm_80 and up), bf16 storage, f32 accumulation, forward and
 // backward: no tensor of T × T exists at any time. CPU reference: cpu/kernels/attention.
 //
-// Compile with -DHEAD_DIM=64|128, -DCAUSAL=0|1, -DSEGMENTS=0|1. With SEGMENTS=0 the `segments`
+// Compile with -DHEAD_DIM=64|128, -DCAUSAL=0|1, -DSEGMENTS=0|1, and -DWINDOW=1 for a window. With SEGMENTS=0 the `segments`
 // arguments are ignored and may be null. `scale` must be positive. qkv, y, dy and d_qkv must be
 // 16-byte aligned.
 //
@@ -87,15 +87,15 @@ template <int COLUMNS> __device__ __forceinline__ bool mixed(const int *row_ids,
     return __any_sync(0xffffffff, differs);
 }
 
-// Hides (−∞) the scores of 32 × 8·N that do not count: keys after their query (CAUSAL), keys past the
-// end, keys of another segment. Rows past the end may get any value: nothing of them is kept. The
+// Hides (−∞) the scores of 32 × 8·N that do not count: keys after their query (CAUSAL), keys before its
+// window (WINDOW), keys past the end, keys of another segment. Rows past the end may get any value: nothing of them is kept. The
 // thread's own rows are row + 8·r, its columns column + 8·n + {0, 1}; `row_ids` and `column_ids`, in
 // shared memory, are their segments.
 enum class Rows { Queries, Keys };
 
 template <Rows ROWS, int N>
 __device__ __forceinline__ void hide(float (&scores)[2][N][4], int row, int column, int seq, const int *row_ids,
-                                     const int *column_ids) {
+                                     const int *column_ids WITH_WINDOW) {
     const int limit = row - column, left = seq - column;
     int own_ids[4];
     // Volatile: read again for every tile, rather than kept in registers that are short.
@@ -111,6 +111,8 @@ __device__ __forceinline__ void hide(float (&scores)[2][N][4], int row, int colu
             for (int r = 0; r < 4; r++) {
                 bool seen = ROWS == Rows::Keys || CAUSAL || place < left;
                 if (CAUSAL) seen = ROWS == Rows::Queries ? place - 8 * r <= limit : place - 8 * r >= limit;
+                if (WINDOW)
+                    seen = seen && (ROWS == Rows::Queries ? place - 8 * r > limit - window : place - 8 * r < limit + window);
                 if (SEGMENTS) seen = seen && column_id == own_ids[r];
                 float &score = scores[r / 2][n][r % 2 * 2 + c];
                 score = seen ? score : MINUS_INFINITY;
@@ -132,7 +134,7 @@ constexpr int FORWARD_QUERIES = 128, FORWARD_KEYS = SEGMENTS ? 32 : 64;
 // has 32 queries.
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_forward(const bf16 *__restrict__ qkv, const int *__restrict__ segments, bf16 *__restrict__ y,
-                      float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, float scale) {
+                      float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, float scale WITH_WINDOW) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int KEYS = FORWARD_KEYS, N = KEYS / 8, TILE = KEYS * ROW_BYTES;
     const unsigned q_tile = shared_address(shared);
@@ -150,8 +152,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const bf16 *queries = sequence + static_cast<long long>(q_begin) * stride + head * D;
     const int *ids = SEGMENTS ? segments + static_cast<size_t>(batch) * seq : nullptr;
 
-    int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + FORWARD_QUERIES) : seq);
-    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + FORWARD_QUERIES), 0, range.y);
+    const int first = WINDOW ? max(0, q_begin + 1 - window) : 0;
+    int2 range = make_int2(first, CAUSAL ? min(seq, q_begin + FORWARD_QUERIES) : seq);
+    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + FORWARD_QUERIES), first, range.y);
     const int tile_begin = range.x / KEYS, tile_end = (range.y + KEYS - 1) / KEYS;
     const bf16 *keys = tile_source<D, THREADS>(
         sequence + static_cast<long long>(tile_begin) * KEYS * stride + (q_heads + kv_head) * D, stride);
@@ -190,14 +193,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         copies_commit();
         const int key_begin = tile * KEYS;
         if (CAUSAL && key_begin > warp_last_row) continue;
+        if (WINDOW && warp_last_row - 31 - (key_begin + KEYS - 1) >= window) continue;
 
         float scores[2][N][4];
         scores_of<N>(scores, q_rows, k_columns + tile % 2 * TILE);
 
         if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > warp_last_row - 31) ||
+            (WINDOW && warp_last_row - key_begin >= window) ||
             (SEGMENTS && mixed<KEYS>(query_ids + warp * 32, key_ids + tile % 2 * KEYS))) {
             hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, query_ids + warp * 32 + lane / 4,
-                                key_ids + tile % 2 * KEYS + lane % 4 * 2);
+                                key_ids + tile % 2 * KEYS + lane % 4 * 2 PASS_WINDOW);
         }
 
         unsigned weights[KEYS / 16][2][4]; // as A operands
@@ -303,7 +308,7 @@ constexpr int GRAD_KV_KEYS = 64, GRAD_KV_QUERIES = 64;
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_grad_kv(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv, const float *__restrict__ log_sum_exp,
                       const float *__restrict__ delta, const int *__restrict__ segments, bf16 *__restrict__ d_qkv,
-                      int seq, int q_heads, int kv_heads, float scale) {
+                      int seq, int q_heads, int kv_heads, float scale WITH_WINDOW) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int KEYS = GRAD_KV_KEYS, QUERIES = GRAD_KV_QUERIES, TILE = 64 * ROW_BYTES;
     constexpr int N = QUERIES / 2 / 8, COLUMNS = D_TILES / 2;
@@ -325,7 +330,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         sequence + static_cast<long long>(key_begin) * stride + (q_heads + kv_head) * D, stride);
     const int *ids = SEGMENTS ? segments + static_cast<size_t>(batch) * seq : nullptr;
 
-    int2 range = make_int2(CAUSAL ? key_begin : 0, seq);
+    int2 range = make_int2(CAUSAL ? key_begin : 0, WINDOW ? min(seq, key_begin + KEYS - 1 + window) : seq);
     if (SEGMENTS) range = segment_range(ids, key_begin, min(seq, key_begin + KEYS), range.x, range.y);
     const int tile_begin = range.x / QUERIES, tile_end = (range.y + QUERIES - 1) / QUERIES;
     const int steps = (tile_end - tile_begin) * group;
@@ -390,10 +395,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
         // Queries past the end have dy = 0 and delta = 0: they add nothing.
         const int column = half * (QUERIES / 2) + lane % 4 * 2;
-        if ((CAUSAL && query_begin < key_begin + KEYS) ||
+        if ((CAUSAL && query_begin < key_begin + KEYS) || (WINDOW && query_begin + QUERIES - 1 - key_begin >= window) ||
             (SEGMENTS && mixed<QUERIES / 2>(key_ids + pair * 32, query_ids + buffer * QUERIES + half * (QUERIES / 2))))
             hide<Rows::Keys>(scores, row, query_begin + column, seq, key_ids + pair * 32 + lane / 4,
-                             query_ids + buffer * QUERIES + column);
+                             query_ids + buffer * QUERIES + column PASS_WINDOW);
 #pragma unroll
         for (int n = 0; n < N; n++) {
             const float2 lse = *reinterpret_cast<const float2 *>(lse_rows + buffer * QUERIES + column + n * 8);
@@ -473,7 +478,7 @@ constexpr int GRAD_Q_QUERIES = 128, GRAD_Q_KEYS = 32;
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
     attention_grad_q(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv, const float *__restrict__ log_sum_exp,
                      const float *__restrict__ delta, const int *__restrict__ segments, bf16 *__restrict__ d_qkv,
-                     int seq, int q_heads, int kv_heads, float scale) {
+                     int seq, int q_heads, int kv_heads, float scale WITH_WINDOW) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int KEYS = GRAD_Q_KEYS, N = KEYS / 8, TILE = KEYS * ROW_BYTES;
     const unsigned q_tile = shared_address(shared), dy_tile = q_tile + GRAD_Q_QUERIES * ROW_BYTES;
@@ -488,8 +493,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     const bf16 *sequence = qkv + static_cast<long long>(batch) * seq * stride;
     const int *ids = SEGMENTS ? segments + static_cast<size_t>(batch) * seq : nullptr;
 
-    int2 range = make_int2(0, CAUSAL ? min(seq, q_begin + GRAD_Q_QUERIES) : seq);
-    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + GRAD_Q_QUERIES), 0, range.y);
+    const int first = WINDOW ? max(0, q_begin + 1 - window) : 0;
+    int2 range = make_int2(first, CAUSAL ? min(seq, q_begin + GRAD_Q_QUERIES) : seq);
+    if (SEGMENTS) range = segment_range(ids, q_begin, min(seq, q_begin + GRAD_Q_QUERIES), first, range.y);
     const int tile_begin = range.x / KEYS, tile_end = (range.y + KEYS - 1) / KEYS;
     const bf16 *keys = tile_source<D, THREADS>(
         sequence + static_cast<long long>(tile_begin) * KEYS * stride + (q_heads + kv_head) * D, stride);
@@ -537,6 +543,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         copies_commit();
         const int key_begin = tile * KEYS, buffer = tile % 2 * TILE;
         if (CAUSAL && key_begin > warp_last_row) continue;
+        if (WINDOW && warp_last_row - 31 - (key_begin + KEYS - 1) >= window) continue;
 
         float scores[2][N][4], d_weights[2][N][4];
         scores_of<N>(scores, q_rows, k_columns + buffer);
@@ -544,9 +551,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 
         // Keys past the end must be hidden: their weight may be infinite.
         if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > warp_last_row - 31) ||
+            (WINDOW && warp_last_row - key_begin >= window) ||
             (SEGMENTS && mixed<KEYS>(query_ids + warp * 32, key_ids + tile % 2 * KEYS)))
             hide<Rows::Queries>(scores, row, key_begin + lane % 4 * 2, seq, query_ids + warp * 32 + lane / 4,
-                                key_ids + tile % 2 * KEYS + lane % 4 * 2);
+                                key_ids + tile % 2 * KEYS + lane % 4 * 2 PASS_WINDOW);
 #pragma unroll
         for (int n = 0; n < N; n++)
 #pragma unroll

@@ -41,11 +41,11 @@ __device__ inline float negative_infinity() { return __int_as_float(0xff800000);
 
 } // namespace
 
-/// Grid: parts, blocks of columns, key heads of all sequences. qkv (B, T, (Q+2K)·D), positions (B, T), cache (B, W, 2K·D);
+/// A query sees `reach` keys, its own included. Grid: parts, blocks of columns, key heads of all sequences. qkv (B, T, (Q+2K)·D), positions (B, T), cache (B, W, 2K·D);
 /// partial (B, T, Q, parts, D + 2): sums of values, the largest score, the sum of weights.
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_cached(const E* qkv, const int* positions, E* cache, float* partial, int tokens, int window,
-                     int query_heads, int key_heads, int dim, int parts, int part_keys, float scale) {
+                     int query_heads, int key_heads, int dim, int parts, int part_keys, int reach, float scale) {
     const Sizes s = {tokens, window, query_heads, key_heads, dim, parts, part_keys};
     __shared__ float queries[QUERIES][WIDTH_MAX]; // scaled
     __shared__ float weights[QUERIES][KEYS];
@@ -82,13 +82,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
 
-    int end = 0; // of the keys that any column sees
+    int end = 0, first_seen = s.window; // of the keys that any column sees
     for (int q = 0; q < QUERIES && first_column + q < columns; q++) {
-        end = max(end, positions[(first_column + q) / group_size] + 1);
+        const int count = positions[(first_column + q) / group_size] + 1;
+        end = max(end, count);
+        first_seen = min(first_seen, count - reach);
     }
     end = min(end, part_end);
-    // Most parts of a long cache are not in use yet.
-    if (begin >= end) return;
+    // Most parts of a long cache are not in use yet, or not any more.
+    if (begin >= end || part_end <= first_seen) return;
 
     if (threadIdx.x < QUERIES) {
         const int column = first_column + threadIdx.x;
@@ -156,7 +158,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
             for (int q = 0; q < QUERIES; q++) {
                 const float whole = lanes_sum(score[i][q], LANES);
-                const bool is_seen = start + place < seen[q];
+                const int key = start + place;
+                const bool is_seen = key < seen[q] && key >= seen[q] - reach;
                 if (part_of_key == q) weights[q][place] = is_seen ? whole : negative_infinity();
             }
         }
@@ -243,22 +246,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 /// Grid: query heads of all tokens. Puts the parts that a query sees together: out (B, T, Q·D).
 extern "C" __global__ void __launch_bounds__(THREADS)
     attention_cached_sum(const float* partial, const int* positions, E* out, int query_heads, int dim, int parts,
-                         int part_keys) {
+                         int part_keys, int reach) {
     __shared__ float factors[PARTS_MAX];
     __shared__ float whole;
     take_turn();
     const i64 row = blockIdx.x, width = dim + 2;
     const int position = positions[row / query_heads];
     const int seen = position < 0 ? 0 : min(parts, position / part_keys + 1);
+    const int first = max(0, position - reach + 1) / part_keys;
     const float* from = partial + row * parts * width;
     if (threadIdx.x < WARP) {
         float largest = negative_infinity();
-        for (int i = threadIdx.x; i < seen; i += WARP) largest = fmaxf(largest, from[i * width + dim]);
+        for (int i = first + threadIdx.x; i < seen; i += WARP) largest = fmaxf(largest, from[i * width + dim]);
 #pragma unroll
         for (int step = WARP / 2; step > 0; step /= 2)
             largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, step));
         float total = 0.0f;
-        for (int i = threadIdx.x; i < seen; i += WARP) {
+        for (int i = first + threadIdx.x; i < seen; i += WARP) {
             const float factor = exp2f(from[i * width + dim] - largest);
             factors[i] = factor;
             total = fmaf(factor, from[i * width + dim + 1], total);
@@ -271,7 +275,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
         float sum = 0.0f;
 #pragma unroll 4
-        for (int i = 0; i < seen; i++) sum = fmaf(factors[i], from[i * width + d], sum);
+        for (int i = first; i < seen; i++) sum = fmaf(factors[i], from[i * width + d], sum);
         out[row * dim + d] = from_float<E>(sum * share);
     }
 }

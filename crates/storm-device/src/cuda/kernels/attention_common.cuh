@@ -10,6 +10,20 @@
 #define LN_2 0.6931471805599453f
 #define MINUS_INFINITY __int_as_float(0xff800000)
 
+// With -DWINDOW=1, which goes with -DCAUSAL=1, kernels have one more argument: a query sees `window` keys at most,
+// its own included. It must be less than the sequence.
+#ifndef WINDOW
+#define WINDOW 0
+#endif
+#if WINDOW
+#define WITH_WINDOW , int window
+#define PASS_WINDOW , window
+#else
+#define WITH_WINDOW
+#define PASS_WINDOW
+[[maybe_unused]] constexpr int window = 0;
+#endif
+
 // ---- shared memory, asynchronous copies ---------------------------------------------------------
 
 __device__ __forceinline__ unsigned shared_address(const void *pointer) {

@@ -1,7 +1,7 @@
 // Attention for Hopper (sm_90a only: wgmma), bf16 storage, f32 accumulation: the same functions,
 // arguments and rules as attention.cu, faster. attention_delta is taken from there.
 //
-// Compile with -DHEAD_DIM=64|128, -DCAUSAL=0|1, -DSEGMENTS=0|1.
+// Compile with -DHEAD_DIM=64|128, -DCAUSAL=0|1, -DSEGMENTS=0|1, and -DWINDOW=1 for a window.
 //
 // Every block is one warp group that copies tiles, and two that compute with 64 rows each. Tiles pass
 // through a ring of slots: a slot's `full` barrier signals that a tile has landed, its `empty`
@@ -216,7 +216,7 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N]) {
 enum class Rows { Queries, Keys };
 
 template <Rows ROWS, int N>
-__device__ __forceinline__ void hide(float (&scores)[N], int row, int first, int seq, const int *ids) {
+__device__ __forceinline__ void hide(float (&scores)[N], int row, int first, int seq, const int *ids WITH_WINDOW) {
     const int lane = threadIdx.x % 32, column = first + lane % 4 * 2, limit = row - column, left = seq - column;
     int row_ids[2], column_ids[N / 16]; // of columns lane, lane + 32, …
     if (SEGMENTS) {
@@ -230,6 +230,8 @@ __device__ __forceinline__ void hide(float (&scores)[N], int row, int first, int
         const int place = i / 4 * 8 + i % 2, r = i / 2 % 2;
         bool seen = ROWS == Rows::Keys || CAUSAL || place < left;
         if (CAUSAL) seen = ROWS == Rows::Queries ? place - 8 * r <= limit : place - 8 * r >= limit;
+        if (WINDOW)
+            seen = seen && (ROWS == Rows::Queries ? place - 8 * r > limit - window : place - 8 * r < limit + window);
         if (SEGMENTS) {
             const int id = __shfl_sync(0xffffffff, column_ids[place / 32], place % 32 + lane % 4 * 2);
             seen = seen && id == row_ids[r];
@@ -273,7 +275,8 @@ template <int COUNT> __device__ __forceinline__ void registers_for_computing() {
 // shared memory (2·128 + 4·128)·D·2 + 80 bytes: 196688 for D = 128, 98384 for D = 64.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_hopper_forward(const bf16 *__restrict__ qkv, const int *__restrict__ segments, bf16 *__restrict__ y,
-                             float *__restrict__ log_sum_exp, int rows, int seq, int q_heads, int kv_heads, float scale) {
+                             float *__restrict__ log_sum_exp, int rows, int seq, int q_heads, int kv_heads,
+                             float scale WITH_WINDOW) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int QUERIES = 128, KEYS = 128, TILE = KEYS * D * 2, SLOTS = 2;
     const unsigned q_tile = shared_address(shared), k_tiles = q_tile + TILE, v_tiles = k_tiles + SLOTS * TILE;
@@ -299,14 +302,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int2 range = make_int2(0, seq);
     if (SEGMENTS) {
         const int q_begin = query_begin(blockIdx.x), q_end = min(seq, q_begin + QUERIES);
-        range = segment_range(segments + static_cast<long long>(blockIdx.x % rows / q_heads) * seq, q_begin, q_end, 0,
-                              CAUSAL ? q_end : seq);
+        range = segment_range(segments + static_cast<long long>(blockIdx.x % rows / q_heads) * seq, q_begin, q_end,
+                              WINDOW ? max(0, q_begin + 1 - window) : 0, CAUSAL ? q_end : seq);
     }
-    const int tile_begin = range.x / KEYS;
-    // Key tiles of an item, from `tile_begin` on.
+    const int range_begin = range.x / KEYS;
+    // The first key tile of an item, and how many there are.
+    auto first_tile = [&](int q_begin) { return WINDOW ? max(range.x, q_begin + 1 - window) / KEYS : range_begin; };
     auto key_tiles = [&](int q_begin) {
         const int end = CAUSAL ? min(range.y, q_begin + QUERIES) : range.y;
-        return (end + KEYS - 1) / KEYS - tile_begin;
+        return (end + KEYS - 1) / KEYS - first_tile(q_begin);
     };
     __syncthreads();
 
@@ -322,6 +326,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             panels_load<QUERIES>(q_tile, sequence + static_cast<long long>(q_begin) * stride + head * D, stride,
                                  seq - q_begin);
             barrier_arrive_after_copies(q_full);
+            const int tile_begin = first_tile(q_begin);
             const bf16 *keys = sequence + (q_heads + head / (q_heads / kv_heads)) * D +
                                static_cast<long long>(tile_begin) * KEYS * stride;
             const int tiles = key_tiles(q_begin);
@@ -351,7 +356,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int item = item_of(round);
             if (item >= items) break;
             const int group_row = query_begin(item) + group * 64, tiles = key_tiles(query_begin(item));
-            const int batch = item % rows / q_heads;
+            const int batch = item % rows / q_heads, tile_begin = first_tile(query_begin(item));
             const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
 
             float sums[D / 2], scores[KEYS / 2], maximum[2], total[2], rescale[2];
@@ -364,8 +369,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             auto softmax = [&](int tile) {
                 const int key_begin = tile * KEYS;
                 if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row) ||
+                    (WINDOW && group_row + 63 - key_begin >= window) ||
                     (SEGMENTS && mixed<KEYS>(ids, group_row + warp_row, key_begin, seq)))
-                    hide<Rows::Queries>(scores, group_row + warp_row + lane / 4, key_begin, seq, ids);
+                    hide<Rows::Queries>(scores, group_row + warp_row + lane / 4, key_begin, seq, ids PASS_WINDOW);
 #pragma unroll
                 for (int r = 0; r < 2; r++) {
                     float high = maximum[r];
@@ -461,7 +467,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_hopper_grad_kv(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv,
                              const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
                              const int *__restrict__ segments, bf16 *__restrict__ d_qkv, int seq, int q_heads,
-                             int kv_heads, float scale) {
+                             int kv_heads, float scale WITH_WINDOW) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int KEYS = 128, QUERIES = 64, OWN = KEYS * D * 2, TILE = QUERIES * D * 2, SLOTS = 3;
     const unsigned k_tile = shared_address(shared), v_tile = k_tile + OWN;
@@ -484,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(empty + slot * 8, COMPUTE_WARPS);
         }
     }
-    int2 range = make_int2(CAUSAL ? key_begin : 0, seq);
+    int2 range = make_int2(CAUSAL ? key_begin : 0, WINDOW ? min(seq, key_begin + KEYS - 1 + window) : seq);
     if (SEGMENTS) range = segment_range(ids, key_begin, min(seq, key_begin + KEYS), range.x, range.y);
     const int tile_begin = range.x / QUERIES, tile_end = (range.y + QUERIES - 1) / QUERIES;
     const int steps = (tile_end - tile_begin) * heads;
@@ -560,8 +566,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
                 // Queries past the end have dy = 0 and delta = 0: they add nothing.
                 if ((CAUSAL && query_begin < group_row + 63) ||
+                    (WINDOW && query_begin + QUERIES - 1 - group_row >= window) ||
                     (SEGMENTS && mixed<QUERIES>(ids, group_row + threadIdx.x % GROUP / 32 * 16, query_begin, seq)))
-                    hide<Rows::Keys>(scores, row, query_begin, seq, ids);
+                    hide<Rows::Keys>(scores, row, query_begin, seq, ids PASS_WINDOW);
                 const float *own_rows = rows + slot * 2 * QUERIES + lane % 4 * 2;
 #pragma unroll
                 for (int n = 0; n < QUERIES / 8; n++) {
@@ -614,7 +621,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_hopper_grad_q(const bf16 *__restrict__ dy, const bf16 *__restrict__ qkv,
                             const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
                             const int *__restrict__ segments, bf16 *__restrict__ d_qkv, int rows, int seq, int q_heads,
-                            int kv_heads, float scale) {
+                            int kv_heads, float scale WITH_WINDOW) {
     extern __shared__ __align__(1024) char shared[];
     constexpr int QUERIES = 128, KEYS = 64, OWN = QUERIES * D * 2, TILE = KEYS * D * 2, SLOTS = 3;
     const unsigned q_tile = shared_address(shared), dy_tile = q_tile + OWN;
@@ -638,12 +645,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     int2 range = make_int2(0, seq);
     if (SEGMENTS) {
         const int q_begin = query_begin(blockIdx.x), q_end = min(seq, q_begin + QUERIES);
-        range = segment_range(segments + static_cast<long long>(blockIdx.x % rows / q_heads) * seq, q_begin, q_end, 0,
-                              CAUSAL ? q_end : seq);
+        range = segment_range(segments + static_cast<long long>(blockIdx.x % rows / q_heads) * seq, q_begin, q_end,
+                              WINDOW ? max(0, q_begin + 1 - window) : 0, CAUSAL ? q_end : seq);
     }
-    const int tile_begin = range.x / KEYS;
+    const int range_begin = range.x / KEYS;
+    auto first_tile = [&](int q_begin) { return WINDOW ? max(range.x, q_begin + 1 - window) / KEYS : range_begin; };
     // Key tiles, from `tile_begin` on, that queries before `q_end` see.
-    auto key_tiles = [&](int q_end) {
+    auto key_tiles = [&](int q_end, int tile_begin) {
         const int end = CAUSAL ? min(range.y, q_end) : range.y;
         return (end + KEYS - 1) / KEYS - tile_begin;
     };
@@ -663,9 +671,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             panels_load<QUERIES>(dy_tile, dy + (static_cast<long long>(batch) * seq + q_begin) * y_stride + head * D,
                                  y_stride, seq - q_begin);
             barrier_arrive_after_copies(own_full);
+            const int tile_begin = first_tile(q_begin);
             const bf16 *keys = sequence + (q_heads + head / (q_heads / kv_heads)) * D +
                                static_cast<long long>(tile_begin) * KEYS * stride;
-            const int tiles = key_tiles(q_begin + QUERIES);
+            const int tiles = key_tiles(q_begin + QUERIES, tile_begin);
             for (int i = 0; i < tiles; i++) {
                 const int left = seq - (tile_begin + i) * KEYS;
                 barrier_wait(empty + slot * 8, phase);
@@ -698,7 +707,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int item = item_of(round);
             if (item >= items) break;
             const int group_row = query_begin(item) + group * 64, row = group_row + warp_row + lane / 4;
-            const int batch = item % rows / q_heads;
+            const int batch = item % rows / q_heads, tile_begin = first_tile(query_begin(item));
             const int *ids = SEGMENTS ? segments + static_cast<long long>(batch) * seq : nullptr;
 
             float offset[2], row_delta[2];
@@ -715,8 +724,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             tile_wait(own_full, round % 2);
 
             // The last tiles may lie after all of the group's queries.
-            const int tiles = key_tiles(query_begin(item) + QUERIES);
-            const int own_tiles = min(tiles, key_tiles(group_row + 64));
+            const int tiles = key_tiles(query_begin(item) + QUERIES, tile_begin);
+            const int own_tiles = min(tiles, key_tiles(group_row + 64, tile_begin));
             int read_slot = -1;
 #pragma unroll 1
             for (int i = 0; i < own_tiles; i++) {
@@ -736,8 +745,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 // Keys past the end must be hidden: their weight may be infinite.
                 const int key_begin = (tile_begin + i) * KEYS;
                 if (key_begin + KEYS > seq || (CAUSAL && key_begin + KEYS - 1 > group_row) ||
+                    (WINDOW && group_row + 63 - key_begin >= window) ||
                     (SEGMENTS && mixed<KEYS>(ids, group_row + warp_row, key_begin, seq)))
-                    hide<Rows::Queries>(scores, row, key_begin, seq, ids);
+                    hide<Rows::Queries>(scores, row, key_begin, seq, ids PASS_WINDOW);
 #pragma unroll
                 for (int j = 0; j < KEYS / 2; j++) scores[j] = exp_2(scores[j] * scale_log2 - offset[j / 2 % 2]);
                 products_wait<0>();

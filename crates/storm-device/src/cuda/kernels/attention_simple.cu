@@ -2,7 +2,7 @@
 // training and for sizes that attention.cu does not take. CPU reference: cpu/kernels/attention.
 //
 // Compile with -DELEMENT=float or -DELEMENT=bf16. `causal` is 0 or 1, `segments` may be
-// null. Deterministic, with the same order of sums as attention.cu: keys ascending, and for dK and
+// null; a query sees `window` keys at most, its own included, or all of them if there are fewer. Deterministic, with the same order of sums as attention.cu: keys ascending, and for dK and
 // dV (query head of the group, query) ascending.
 //
 // A block has 16 rows of its own (queries, or keys in attention_simple_grad_kv), and goes over the
@@ -60,8 +60,8 @@ __device__ __forceinline__ float row_sum(float x) {
     return x;
 }
 
-__device__ __forceinline__ bool visible(int query, int key, int seq, int causal, const int *ids) {
-    if (query >= seq || key >= seq || (causal && key > query)) return false;
+__device__ __forceinline__ bool visible(int query, int key, int seq, int causal, int window, const int *ids) {
+    if (query >= seq || key >= seq || (causal && key > query) || query - key >= window) return false;
     return ids == nullptr || ids[query] == ids[key];
 }
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ bool visible(int query, int key, int seq, int causal,
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_forward(const ELEMENT *__restrict__ qkv, const int *__restrict__ segments, ELEMENT *__restrict__ y,
                              float *__restrict__ log_sum_exp, int seq, int q_heads, int kv_heads, int dim, int causal,
-                             float scale) {
+                             int window, float scale) {
     extern __shared__ float shared_floats[];
     const int tile_size = TILE * (dim + 1), lane = threadIdx.x % TILE, own = threadIdx.x / TILE;
     float *q_rows = shared_floats, *k_rows = q_rows + tile_size, *v_rows = k_rows + tile_size;
@@ -88,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     load_rows(q_rows, sequence + q_begin * stride + head * dim, stride, seq - q_begin, dim);
     float sums[COLUMNS] = {}, maximum = MINUS_INFINITY, total = 0.0f;
     const int key_end = causal ? min(seq, q_begin + TILE) : seq;
-    for (int key_begin = 0; key_begin < key_end; key_begin += TILE) {
+    for (int key_begin = max(0, q_begin + 1 - window) / TILE * TILE; key_begin < key_end; key_begin += TILE) {
         __syncthreads();
         load_rows(k_rows, keys + key_begin * stride, stride, seq - key_begin, dim);
         load_rows(v_rows, values + key_begin * stride, stride, seq - key_begin, dim);
         __syncthreads();
         const float product = dot(q_rows + own * (dim + 1), k_rows + lane * (dim + 1), dim) * scale;
-        const float score = visible(query, key_begin + lane, seq, causal, ids) ? product : MINUS_INFINITY;
+        const float score = visible(query, key_begin + lane, seq, causal, window, ids) ? product : MINUS_INFINITY;
         const float high = fmaxf(maximum, row_max(score));
         const float offset = high == MINUS_INFINITY ? 0.0f : high;
         const float rescale = expf(maximum - offset), weight = expf(score - offset);
@@ -137,7 +137,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_grad_kv(const ELEMENT *__restrict__ dy, const ELEMENT *__restrict__ qkv,
                              const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
                              const int *__restrict__ segments, ELEMENT *__restrict__ d_qkv, int seq, int q_heads,
-                             int kv_heads, int dim, int causal, float scale) {
+                             int kv_heads, int dim, int causal, int window, float scale) {
     extern __shared__ float shared_floats[];
     const int tile_size = TILE * (dim + 1), lane = threadIdx.x % TILE, own = threadIdx.x / TILE;
     float *k_rows = shared_floats, *v_rows = k_rows + tile_size, *q_rows = v_rows + tile_size;
@@ -153,9 +153,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     load_rows(k_rows, keys, stride, seq - key_begin, dim);
     load_rows(v_rows, keys + kv_heads * dim, stride, seq - key_begin, dim);
     float d_keys[COLUMNS] = {}, d_values[COLUMNS] = {};
+    const int q_end = window < seq ? min(seq, key_begin + TILE - 1 + window) : seq;
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const size_t row = (static_cast<size_t>(batch) * q_heads + head) * seq;
-        for (int q_begin = causal ? key_begin : 0; q_begin < seq; q_begin += TILE) {
+        for (int q_begin = causal ? key_begin : 0; q_begin < q_end; q_begin += TILE) {
             __syncthreads();
             load_rows(q_rows, sequence + q_begin * stride + head * dim, stride, seq - q_begin, dim);
             load_rows(dy_rows, dy + (static_cast<size_t>(batch) * seq + q_begin) * y_stride + head * dim, y_stride,
@@ -165,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const float product = dot(k_rows + own * (dim + 1), q_rows + lane * (dim + 1), dim) * scale;
             const float d_weight = dot(v_rows + own * (dim + 1), dy_rows + lane * (dim + 1), dim);
             float weight = 0.0f, d_score = 0.0f;
-            if (visible(query, key, seq, causal, ids)) {
+            if (visible(query, key, seq, causal, window, ids)) {
                 weight = expf(product - log_sum_exp[row + query]);
                 d_score = weight * (d_weight - delta[row + query]);
             }
@@ -190,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     attention_simple_grad_q(const ELEMENT *__restrict__ dy, const ELEMENT *__restrict__ qkv,
                             const float *__restrict__ log_sum_exp, const float *__restrict__ delta,
                             const int *__restrict__ segments, ELEMENT *__restrict__ d_qkv, int seq, int q_heads,
-                            int kv_heads, int dim, int causal, float scale) {
+                            int kv_heads, int dim, int causal, int window, float scale) {
     extern __shared__ float shared_floats[];
     const int tile_size = TILE * (dim + 1), lane = threadIdx.x % TILE, own = threadIdx.x / TILE;
     float *q_rows = shared_floats, *dy_rows = q_rows + tile_size, *k_rows = dy_rows + tile_size;
@@ -210,14 +211,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     const float lse = log_sum_exp[place], row_delta = delta[place];
     float d_query[COLUMNS] = {};
     const int key_end = causal ? min(seq, q_begin + TILE) : seq;
-    for (int key_begin = 0; key_begin < key_end; key_begin += TILE) {
+    for (int key_begin = max(0, q_begin + 1 - window) / TILE * TILE; key_begin < key_end; key_begin += TILE) {
         __syncthreads();
         load_rows(k_rows, keys + key_begin * stride, stride, seq - key_begin, dim);
         load_rows(v_rows, values + key_begin * stride, stride, seq - key_begin, dim);
         __syncthreads();
         const float product = dot(q_rows + own * (dim + 1), k_rows + lane * (dim + 1), dim) * scale;
         const float d_weight = dot(dy_rows + own * (dim + 1), v_rows + lane * (dim + 1), dim);
-        const bool seen = visible(query, key_begin + lane, seq, causal, ids);
+        const bool seen = visible(query, key_begin + lane, seq, causal, window, ids);
         d_scores[threadIdx.x] = seen ? expf(product - lse) * (d_weight - row_delta) : 0.0f;
         __syncwarp();
         accumulate(d_query, d_scores + own * TILE, k_rows, lane, dim);

@@ -60,13 +60,13 @@ __device__ inline float silu_slope(float x, float s) { return s * (1.0f + x * (1
 constexpr float GELU_SCALE = 1.595769f;
 constexpr float GELU_CUBIC = 0.044715f;
 
-__device__ inline float gelu_value(float x) {
+__device__ inline float gelu_tanh_value(float x) {
     // Exactly −0 below; the limit avoids −∞ · 0. NaN passes the comparison.
     x = x < -20.0f ? -20.0f : x;
     return x * sigmoid(GELU_SCALE * x * (GELU_CUBIC * x * x + 1.0f));
 }
 
-__device__ inline float gelu_slope(float x) {
+__device__ inline float gelu_tanh_slope(float x) {
     // Exactly 0 or 1 beyond.
     x = x < -20.0f ? -20.0f : x;
     x = x > 20.0f ? 20.0f : x;
@@ -77,6 +77,22 @@ __device__ inline float gelu_slope(float x) {
     const float e = expf(-fabsf(inner)), d = reciprocal(1.0f + e);
     const float s = inner < 0.0f ? e * d : d;
     return x * inner_slope * (e * d * d) + s;
+}
+
+/// The normal distribution up to x.
+__device__ inline float normal_share(float x) { return 0.5f * erfcf(x * -0.70710678f); }
+
+/// The exact form of GELU.
+__device__ inline float gelu_value(float x) {
+    // As for the tanh form.
+    x = x < -20.0f ? -20.0f : x;
+    return x * normal_share(x);
+}
+
+__device__ inline float gelu_slope(float x) {
+    x = x < -20.0f ? -20.0f : x;
+    x = x > 20.0f ? 20.0f : x;
+    return normal_share(x) + x * 0.39894228f * expf(-0.5f * x * x);
 }
 
 // ---- kernels over all elements; gradients overwrite `x`, sums `sum` ---------------------------
@@ -103,16 +119,33 @@ extern "C" __global__ void scale(const E* x, E* out, i64 elements, float factor)
     unary(x, out, elements, [factor](float x) { return x * factor; });
 }
 
+extern "C" __global__ void gelu_tanh(const E* x, E* out, i64 elements) {
+    unary(x, out, elements, [](float x) { return gelu_tanh_value(x); });
+}
+
 extern "C" __global__ void gelu(const E* x, E* out, i64 elements) {
     unary(x, out, elements, [](float x) { return gelu_value(x); });
+}
+
+/// NaN stays NaN.
+extern "C" __global__ void relu(const E* x, E* out, i64 elements) {
+    unary(x, out, elements, [](float x) { return x < 0.0f ? 0.0f : x; });
 }
 
 extern "C" __global__ void silu(const E* x, E* out, i64 elements) {
     unary(x, out, elements, [](float x) { return x * sigmoid(x); });
 }
 
+extern "C" __global__ void gelu_tanh_grad(const E* dy, E* x, i64 elements) {
+    binary(dy, x, x, elements, [](float dy, float x) { return dy * gelu_tanh_slope(x); });
+}
+
 extern "C" __global__ void gelu_grad(const E* dy, E* x, i64 elements) {
     binary(dy, x, x, elements, [](float dy, float x) { return dy * gelu_slope(x); });
+}
+
+extern "C" __global__ void relu_grad(const E* dy, E* x, i64 elements) {
+    binary(dy, x, x, elements, [](float dy, float x) { return x <= 0.0f ? 0.0f : dy; });
 }
 
 extern "C" __global__ void silu_grad(const E* dy, E* x, i64 elements) {
@@ -138,8 +171,9 @@ extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
     write8(row_of(out, row, width), i, gate);
 }
 
-/// dy (rows, width); gate_up (rows, 2·width), overwritten by its gradient.
-extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
+/// Gradient of the gated unit. `RECOMPUTES`: `dy` is overwritten by what the unit made.
+template <bool RECOMPUTES>
+__device__ inline void swiglu_backward(const E* dy, E* output, E* gate_up, i64 width) {
     const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
     if (i >= width) return;
     const bool aligned = width % PACK == 0;
@@ -157,7 +191,19 @@ extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
         const float s = sigmoid(gate[j]);
         d_gate[j] = d[j] * up[j] * silu_slope(gate[j], s);
         d_up[j] = d[j] * (gate[j] * s);
+        if (RECOMPUTES) gate[j] = gate[j] * s * up[j];
     }
     write8(Row<E>{start, width, aligned}, i, d_gate);
     write8(Row<E>{start + width, width, aligned}, i, d_up);
+    if (RECOMPUTES) write8(row_of(output, row, width), i, gate);
+}
+
+/// dy (rows, width); gate_up (rows, 2·width), overwritten by its gradient.
+extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
+    swiglu_backward<false>(dy, nullptr, gate_up, width);
+}
+
+/// The same, and `dy` becomes silu(gate) · up, with the bits that `swiglu` gives.
+extern "C" __global__ void swiglu_grad_and_output(E* dy, E* gate_up, i64 width) {
+    swiglu_backward<true>(dy, dy, gate_up, width);
 }

@@ -108,38 +108,42 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/// A block per row; a thread handles a pack of the lower half of a head and its partners in the
-/// upper one: `lanes` times 8 is at least `dim / 2`. `sign` is −1 to turn back. table: (rows,
-/// dim/2, 2).
+/// A block per row; a thread handles a pack of the first `pairs` elements of a head and their partners, `pairs`
+/// further on: `lanes` times 8 is at least `pairs`. Elements after those are copied. `sign` is −1 to
+/// turn back. table: (rows, pairs, 2).
 extern "C" __global__ void __launch_bounds__(256)
     rotary(const E* qkv, const float* table, E* y, int query_heads, int key_heads, int dim,
-           int lanes, float sign) {
+           int lanes, int pairs, float sign) {
     take_turn();
     const i64 row = blockIdx.x;
-    const int turned = query_heads + key_heads, heads = turned + key_heads, half = dim / 2;
+    const int turned = query_heads + key_heads, heads = turned + key_heads;
     const int group = threadIdx.x / lanes, groups = blockDim.x / lanes;
     const int place = threadIdx.x % lanes * PACK;
-    if (place >= half || group >= groups) return;
+    if (place >= pairs || group >= groups) return;
     float cosine[PACK], sine[PACK];
     {
-        float pairs[2][PACK]; // cosine, sine, cosine, …
-        const Row<const float> angles = {table + row * dim, dim, half % PACK == 0};
-        read8(angles, 2 * place, pairs[0]);
-        read8(angles, 2 * place + PACK, pairs[1]);
+        float both[2][PACK]; // cosine, sine, cosine, …
+        const Row<const float> angles = {table + row * 2 * pairs, 2 * pairs, pairs % PACK == 0};
+        read8(angles, 2 * place, both[0]);
+        read8(angles, 2 * place + PACK, both[1]);
 #pragma unroll
         for (int j = 0; j < PACK; j++) {
-            cosine[j] = pairs[j / 4][2 * j % 8];
-            sine[j] = sign * pairs[j / 4][2 * j % 8 + 1];
+            cosine[j] = both[j / 4][2 * j % 8];
+            sine[j] = sign * both[j / 4][2 * j % 8 + 1];
         }
     }
-    const bool aligned = half % PACK == 0;
+    const int rest = dim - 2 * pairs;
+    const bool aligned = pairs % PACK == 0 && rest % PACK == 0;
     for (int head = group; head < heads; head += groups) {
         const i64 start = (row * heads + head) * dim;
-        const Row<const E> x_low = {qkv + start, half, aligned};
-        const Row<const E> x_high = {x_low.start + half, half, aligned};
+        const Row<const E> x_rest = {qkv + start + 2 * pairs, rest, aligned};
+        const Row<E> y_rest = {y + start + 2 * pairs, rest, aligned};
+        for (int i = place; i < rest; i += lanes * PACK) write_pack(y_rest, i, read_pack(x_rest, i));
+        const Row<const E> x_low = {qkv + start, pairs, aligned};
+        const Row<const E> x_high = {x_low.start + pairs, pairs, aligned};
         const Pack<E> low_pack = read_pack(x_low, place), high_pack = read_pack(x_high, place);
-        const Row<E> y_low = {y + start, half, aligned};
-        const Row<E> y_high = {y_low.start + half, half, aligned};
+        const Row<E> y_low = {y + start, pairs, aligned};
+        const Row<E> y_high = {y_low.start + pairs, pairs, aligned};
         if (head >= turned) {
             write_pack(y_low, place, low_pack);
             write_pack(y_high, place, high_pack);
@@ -159,34 +163,19 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-/// Angle per position of a pair; a factor of 0 means no scaling. As
-/// `RotaryFrequencies::inverse_wavelengths`, rounded where that rounds.
-__device__ inline float inverse_wavelength(int pair, int dim, double theta, double factor,
-                                           double low_frequency_factor,
-                                           double high_frequency_factor, double original) {
-    const float exponent = float(2 * pair) / float(dim);
-    const float plain = 1.0f / float(pow(theta, double(exponent)));
-    if (factor == 0.0) return plain;
-    const double wavelength = 2.0 * 3.14159265358979323846 / double(plain);
-    if (wavelength > original / low_frequency_factor) return float(double(plain) / factor);
-    if (wavelength < original / high_frequency_factor) return plain;
-    const double smooth = (original / wavelength - low_frequency_factor) /
-                          (high_frequency_factor - low_frequency_factor);
-    return float((1.0 - smooth) * double(plain) / factor + smooth * double(plain));
-}
+/// Angle per position of each pair.
+struct Frequencies {
+    float of[128];
+};
 
-/// table: (rows, dim/2, 2), cosine and sine. Grid (blocks of `rows_per_block` rows, blocks of
-/// pairs); doubles come as their bits.
+/// table: (rows, pairs, 2), cosine and sine times `factor`. Grid (blocks of `rows_per_block` rows, blocks of
+/// pairs).
 extern "C" __global__ void rotary_table(const int* positions, float* table, i64 rows,
-                                        int rows_per_block, int dim, i64 theta, i64 factor,
-                                        i64 low_frequency_factor, i64 high_frequency_factor,
-                                        i64 original_positions) {
+                                        int rows_per_block, int pairs, float factor,
+                                        const __grid_constant__ Frequencies frequencies) {
     const int pair = blockIdx.y * blockDim.x + threadIdx.x;
-    if (pair >= dim / 2) return;
-    const float frequency = inverse_wavelength(
-        pair, dim, __longlong_as_double(theta), __longlong_as_double(factor),
-        __longlong_as_double(low_frequency_factor), __longlong_as_double(high_frequency_factor),
-        __longlong_as_double(original_positions));
+    if (pair >= pairs) return;
+    const float frequency = frequencies.of[pair];
     const i64 first = i64(blockIdx.x) * rows_per_block;
     const i64 end = minimum(rows, first + rows_per_block);
     for (i64 row = first; row < end; row++) {
@@ -194,7 +183,7 @@ extern "C" __global__ void rotary_table(const int* positions, float* table, i64 
         const double angle = double(__fmul_rn(float(positions[row]), frequency));
         double sine, cosine;
         sincos(angle, &sine, &cosine);
-        table[row * dim + 2 * pair] = float(cosine);
-        table[row * dim + 2 * pair + 1] = float(sine);
+        table[(row * pairs + pair) * 2] = __fmul_rn(float(cosine), factor);
+        table[(row * pairs + pair) * 2 + 1] = __fmul_rn(float(sine), factor);
     }
 }

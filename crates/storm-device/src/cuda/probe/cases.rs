@@ -4,8 +4,7 @@ use crate::DeviceError;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
     ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op,
-    ParameterGradients, RotaryDirection, RotaryFrequencies, RotaryScaling, Rounding, Shape,
-    StepScalars, TensorId,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, Shape, StepScalars, TensorId,
 };
 use storm_plan::GemmKind;
 
@@ -218,6 +217,10 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
         let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
         Ok(Op::SwiGluGrad { dy, gate_up })
     })?;
+    case(&|b| {
+        let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
+        Ok(Op::SwiGluGradAndOutput { dy, gate_up })
+    })?;
     let function = ActivationFunction::GeluTanh;
     case(&|b| Ok(Op::Activation { x: b.normal(&[tokens, inner])?, function }))?;
     case(&|b| {
@@ -229,8 +232,8 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
         let positions: Vec<i32> = (0..tokens).map(|token| (token % sequence) as i32).collect();
         let shape = [tokens / sequence, sequence];
         let positions = b.integers("positions", &shape, positions);
-        let frequencies = RotaryFrequencies { theta: 1e6, scaling: RotaryScaling::Plain };
-        let table = Op::RotaryTable { positions, head_dim: heads.head_dim, frequencies };
+        let frequencies = RotaryFrequencies::plain(1e6, heads.head_dim);
+        let table = Op::RotaryTable { positions, frequencies };
         let table = b.graph.apply_one("table", table)?;
         let qkv = b.normal(&[shape[0], shape[1], heads.qkv_width()])?;
         Ok(Op::Rotary { qkv, table, heads, direction: RotaryDirection::Forward })
@@ -448,6 +451,7 @@ mod tests {
             "NormGrad",
             "SwiGlu",
             "SwiGluGrad",
+            "SwiGluGradAndOutput",
             "Rotary",
             "Embedding",
             "EmbeddingGrad",

@@ -29,8 +29,8 @@ struct Call<'a, T> {
 
 impl Attention<'_> {
     /// Puts the keys and values of packed `qkv` (B, T, (Hq + 2·Hkv)·D) into `cache` (B, W, 2·Hkv·D) at
-    /// their `positions` (B, T); the attention of each token to the positions up to its own goes
-    /// to `out` (B, T, Hq·D).
+    /// their `positions` (B, T); the attention of each token to the positions up to its own, as far
+    /// back as the mask says, goes to `out` (B, T, Hq·D).
     ///
     /// # Panics
     /// If a buffer's length does not match the shape, or a position is not below W.
@@ -104,7 +104,13 @@ impl Attention<'_> {
         total.fill(0.0);
 
         let seen_by_any = columns.clone().map(seen_of).max().unwrap_or(0);
-        for first in (0..seen_by_any).step_by(BLOCK) {
+        let first_of = |column: usize| match self.mask.window() {
+            Some(window) => seen_of(column).saturating_sub(window),
+            None => 0,
+        };
+        // The blocks of the whole forward pass: what comes before a window is passed over in whole blocks.
+        let first_of_any = columns.clone().map(first_of).min().unwrap_or(0) / BLOCK * BLOCK;
+        for first in (first_of_any..seen_by_any).step_by(BLOCK) {
             let keys = first..seen_by_any.min(first + BLOCK);
             let row = (batch * call.window + keys.start) * width + kv_head * dim;
             load(&call.cache[row..], width, keys.len(), dim, 1.0, k, padded);
@@ -113,7 +119,9 @@ impl Attention<'_> {
             let k = BlockA { data: k, row_stride: padded, k_stride: 1 };
             block_gemm((keys.len(), padded_count, dim), k, q, BLOCK, scores, BLOCK, false);
             for (place, column) in columns.clone().enumerate() {
-                for hidden in seen_of(column).max(keys.start)..keys.end {
+                let before = keys.start..first_of(column).min(keys.end);
+                let after = seen_of(column).max(keys.start)..keys.end;
+                for hidden in before.chain(after) {
                     scores[(hidden - keys.start) * BLOCK + place] = f32::NEG_INFINITY;
                 }
             }

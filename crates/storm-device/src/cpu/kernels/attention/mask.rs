@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Attention, BLOCK, Mask};
+use super::{Attention, BLOCK};
 use crate::simd_dispatch;
 
 /// How much of a block of scores is visible.
@@ -25,11 +25,18 @@ impl Attention<'_> {
         keys: &Range<usize>,
     ) -> Visible {
         let mut everything = true;
-        if self.mask == Mask::Causal {
+        if self.mask.is_causal() {
             if keys.start >= queries.end {
                 return Visible::Nothing;
             }
             everything = keys.end <= queries.start + 1;
+        }
+        if let Some(window) = self.mask.window() {
+            // From the first query back to the last key, and from the last query back to the first key.
+            if queries.start >= keys.end.saturating_add(window - 1) {
+                return Visible::Nothing;
+            }
+            everything &= queries.end <= keys.start.saturating_add(window);
         }
         if let (Some(query_ids), Some(key_ids)) =
             (self.segment_ids(batch, queries), self.segment_ids(batch, keys))
@@ -51,10 +58,17 @@ impl Attention<'_> {
         keys: &Range<usize>,
         scores: &mut [f32],
     ) {
-        if self.mask == Mask::Causal {
+        if self.mask.is_causal() {
             for (query, row) in queries.clone().zip(scores.chunks_exact_mut(BLOCK)) {
                 let seen = (query + 1).saturating_sub(keys.start).min(keys.len());
                 row[seen..keys.len()].fill(f32::NEG_INFINITY);
+            }
+        }
+        if let Some(window) = self.mask.window() {
+            for (query, row) in queries.clone().zip(scores.chunks_exact_mut(BLOCK)) {
+                let first = (query + 1).saturating_sub(window);
+                let gone = first.saturating_sub(keys.start).min(keys.len());
+                row[..gone].fill(f32::NEG_INFINITY);
             }
         }
         self.hide_other_segments(batch, queries, keys, scores);
@@ -68,10 +82,17 @@ impl Attention<'_> {
         keys: &Range<usize>,
         scores: &mut [f32],
     ) {
-        if self.mask == Mask::Causal {
+        if self.mask.is_causal() {
             for (key, row) in keys.clone().zip(scores.chunks_exact_mut(BLOCK)) {
                 let unseen = key.saturating_sub(queries.start).min(queries.len());
                 row[..unseen].fill(f32::NEG_INFINITY);
+            }
+        }
+        if let Some(window) = self.mask.window() {
+            for (key, row) in keys.clone().zip(scores.chunks_exact_mut(BLOCK)) {
+                let end = key.saturating_add(window);
+                let last = end.saturating_sub(queries.start).min(queries.len());
+                row[last..queries.len()].fill(f32::NEG_INFINITY);
             }
         }
         self.hide_other_segments(batch, keys, queries, scores);

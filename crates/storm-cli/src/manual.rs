@@ -1,0 +1,58 @@
+//! `storm completions` and `storm man`: from the same definitions as the help.
+
+use anyhow::{Context, Result};
+use clap::{Args, Command};
+use clap_complete::{Shell, generate};
+use clap_mangen::Man;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use storm_files::replace_file;
+
+#[derive(Args)]
+#[command(
+    after_help = "bash: storm completions bash > ~/.local/share/bash-completion/completions/storm
+zsh:  storm completions zsh > \"${fpath[1]}/_storm\"
+fish: storm completions fish > ~/.config/fish/completions/storm.fish"
+)]
+pub(crate) struct CompletionsArgs {
+    /// For which shell.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+#[derive(Args)]
+#[command(
+    after_help = "To read them: man -M DIR storm-train, if DIR ends in man1 of a man folder, or man DIR/storm-train.1"
+)]
+pub(crate) struct ManArgs {
+    /// Folder to write `storm.1`, `storm-train.1` and the others to; those that are there are replaced.
+    dir: PathBuf,
+}
+
+/// Prints the script that completes commands, options and their values.
+pub(crate) fn completions(args: &CompletionsArgs, mut command: Command) {
+    let mut script = Vec::new();
+    generate(args.shell, &mut command, "storm", &mut script);
+    // As it is: a terminal would have its lines broken. A reader that leaves early has what it wanted.
+    let _ = std::io::stdout().write_all(&script);
+}
+
+/// Writes a page for every command.
+pub(crate) fn man(args: &ManArgs, command: Command) -> Result<()> {
+    let dir = &args.dir;
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let mut command = command.disable_help_subcommand(true);
+    command.build();
+    pages(&command, dir)
+}
+
+fn pages(command: &Command, dir: &Path) -> Result<()> {
+    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
+        pages(below, dir)?;
+    }
+    let page = Man::new(command.clone());
+    let path = dir.join(page.get_filename());
+    replace_file(&path, |out| page.render(out))
+        .with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,173 @@
+//! What can be refused before anything is downloaded, packed, measured or planned.
+
+use super::data;
+use super::device::{self, DeviceKind};
+use super::model;
+use super::options::Settings;
+use super::schedule;
+use crate::size::show;
+use crate::{
+    OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits, model_tokenizer,
+};
+use anyhow::Result;
+use std::num::NonZeroUsize;
+use std::path::Path;
+use storm_device::cpu::THREADS_MAX;
+use storm_model::{ModelConfig, Packing};
+use storm_train::{StepSize, TrainOptions, checkpoint_bytes};
+
+/// A run of a billion steps takes decades; more is a slip of the keyboard.
+const STEPS_MAX: u64 = 1_000_000_000;
+
+/// Longer than any model reads, and short enough that products with other sizes can be counted.
+const SEQ_MAX: usize = 1 << 24;
+
+const EPOCHS_MAX: f64 = 1e6;
+const SAMPLE_TOKENS_MAX: usize = 1 << 20;
+
+/// Refuses options that make no sense whatever model and data are.
+pub(super) fn settings(settings: &Settings) -> Result<()> {
+    name(settings.name.as_deref().unwrap_or_default())?;
+    for check in [counts, shares, optimizer] {
+        check(settings)?;
+    }
+    if settings.steps.is_some() && settings.epochs.is_some() {
+        let problem = "steps and epochs are two ways to say how long a run is; give one of them";
+        return Err(UsageError(problem.to_owned()).into());
+    }
+    // How many steps epochs make is known with the data; until then the longest run stands in for them.
+    let steps = settings.epochs.map_or(schedule::steps_given(settings), |_| STEPS_MAX);
+    schedule::of(settings, steps)?;
+    if let Some(hardware) = &settings.hardware {
+        hardware::named_or_found(Some(hardware))?;
+    }
+    Ok(())
+}
+
+fn name(name: &str) -> Result<(), UsageError> {
+    let is_plain = !name.is_empty()
+        && name.chars().all(|c| c.is_alphanumeric() || "-_.".contains(c))
+        && !name.starts_with('.');
+    match is_plain {
+        true => Ok(()),
+        false => Err(UsageError(format!(
+            "`{name}` is no name for a run: use letters, digits, - _ and ."
+        ))),
+    }
+}
+
+fn counts(settings: &Settings) -> Result<(), UsageError> {
+    let count = |value: Option<NonZeroUsize>| value.map_or(0, |value| value.get() as u64);
+    let steps = settings.steps.map_or(0, Into::into);
+    for (key, value, most) in [
+        ("steps", steps, STEPS_MAX),
+        ("seq", settings.seq.get() as u64, SEQ_MAX as u64),
+        ("threads", count(settings.threads), THREADS_MAX as u64),
+        ("sample-tokens", settings.sample_tokens as u64, SAMPLE_TOKENS_MAX as u64),
+    ] {
+        if value > most {
+            let problem = format!("{key} is {value}; it can be at most {most}");
+            return Err(UsageError(problem));
+        }
+    }
+    Ok(())
+}
+
+fn shares(settings: &Settings) -> Result<(), UsageError> {
+    let refuse = |key: &str, value: f64, range: &str| {
+        Err(UsageError(format!("{key} is {value}; it must be {range}")))
+    };
+    if !(0.0..1.0).contains(&settings.held_out) {
+        return refuse("held-out", settings.held_out, "a share from 0 to less than 1");
+    }
+    if !(settings.temperature >= 0.0 && settings.temperature.is_finite()) {
+        return refuse("temperature", settings.temperature, "a number that is not negative");
+    }
+    if let Some(epochs) = settings.epochs
+        && !(epochs > 0.0 && epochs <= EPOCHS_MAX)
+    {
+        return refuse("epochs", epochs, "more than 0 and at most a million");
+    }
+    Ok(())
+}
+
+/// Kernels take these numbers as f32.
+fn optimizer(settings: &Settings) -> Result<(), UsageError> {
+    let Settings { beta1, beta2, epsilon, weight_decay, clip, .. } = settings;
+    let is_beta = |value: f32| (0.0..1.0).contains(&value);
+    let is_positive = |value: f32| value > 0.0 && value.is_finite();
+    let is_size = |value: f32| value >= 0.0 && value.is_finite();
+    let is_norm = |value: f32| value > 0.0 || *clip == 0.0;
+    for (key, value, is_good, range) in [
+        ("beta1", beta1, is_beta(*beta1 as f32), "at least 0 and less than 1"),
+        ("beta2", beta2, is_beta(*beta2 as f32), "at least 0 and less than 1"),
+        ("epsilon", epsilon, is_positive(*epsilon as f32), "positive, and a number of 32 bits"),
+        (
+            "weight-decay",
+            weight_decay,
+            is_size(*weight_decay as f32),
+            "a number of 32 bits that is not negative",
+        ),
+        ("clip", clip, is_norm(*clip as f32), "positive, or 0 to leave gradients as they are"),
+    ] {
+        if !is_good {
+            return Err(UsageError(format!("{key} is {value}; it must be {range}")));
+        }
+    }
+    Ok(())
+}
+
+/// What is known of a run before anything slow.
+pub(super) struct Outline<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) folder: &'a Path,
+    pub(super) kind: DeviceKind,
+    pub(super) model: &'a model::Outline,
+    pub(super) data: &'a data::Outline,
+}
+
+impl Outline<'_> {
+    /// Refuses what model, data, device, memory or disk cannot be right for.
+    pub(super) fn check(&self, options: &TrainOptions, step: StepSize) -> Result<()> {
+        let settings = self.settings;
+        // Data of a preset may turn out to have more tokens, never fewer than bytes have.
+        let least = match self.data {
+            data::Outline::Dataset(dataset) => dataset.manifest().tokenizer.vocabulary as usize,
+            data::Outline::Text(_) => model_tokenizer::BYTE_VOCABULARY,
+        };
+        let config = self.model.for_vocabulary(settings, least)?;
+        device::check_size(settings.device, self.kind, config.parameter_count())?;
+        self.check_positions(&config)?;
+        let ram = memory_limits::host(settings.ram.map(|size| size.0))?;
+        if self.kind == DeviceKind::Cpu {
+            host_memory::threads(settings.threads.map(NonZeroUsize::get), ram.bytes)?;
+        }
+        host_memory::check_step(host_memory::of_step(step, options), ram.bytes)?;
+        check_disk(self.folder, checkpoint_bytes(&config, options)?)
+    }
+
+    /// Rows of text are as long as `seq`. How long samples are is known when they are packed.
+    fn check_positions(&self, config: &ModelConfig) -> Result<(), UsageError> {
+        let seq = self.settings.seq.get();
+        match self.data.packing() {
+            Packing::Single => lengths::check_positions(seq, seq, config.max_positions),
+            Packing::Segments => Ok(()),
+        }
+    }
+}
+
+/// Refuses a disk that does not hold one checkpoint.
+fn check_disk(folder: &Path, checkpoint_bytes: u64) -> Result<()> {
+    // A disk that cannot be asked will say so when it is written to.
+    let Some(free) = disk::free_bytes_for(folder) else { return Ok(()) };
+    if free >= checkpoint_bytes {
+        return Ok(());
+    }
+    Err(OverBudget(format!(
+        "a checkpoint takes {}, and the disk of {} has {} free; free some, or put the run on another disk with --runs",
+        show(checkpoint_bytes),
+        folder.display(),
+        show(free)
+    ))
+    .into())
+}

@@ -1,0 +1,73 @@
+//! What `storm plan CONFIG` plans: the run of a config file, before it is begun.
+
+use super::checks;
+use super::config::{self, BadConfig};
+use super::data;
+use super::device::{DeviceKind, Machine};
+use super::folder::Start;
+use super::model;
+use super::options::{Given, Settings};
+use super::output::Style;
+use super::setup::{check_outline, request, train_options};
+use super::values::DeviceArg;
+use crate::model_tokenizer::BYTE_VOCABULARY;
+use crate::plan::{Request, explained};
+use anyhow::Result;
+use std::path::Path;
+use storm_device::cuda::diagnose;
+use storm_model::Packing;
+
+/// The run of a config file, with flags in place of its keys. Data need not be there: a preset then has its own
+/// vocabulary.
+pub(crate) fn request_of_config(path: &Path, flags: Given) -> Result<Request> {
+    let given = flags.over(config::read(path)?);
+    config::check_values(&given)?;
+    request_of(&given.resolve())
+}
+
+/// Refuses a config whose run could not start: all that is checked and planned before data is packed.
+pub(crate) fn check_config(text: &str) -> Result<()> {
+    let given = config::parse(text).map_err(BadConfig)?;
+    let settings = given.clone().resolve();
+    checks::settings(&settings)?;
+    let folder = settings.runs.join(settings.name.as_deref().unwrap_or_default());
+    check_outline(&given, &folder, None, Start::Fresh, Style::Quiet)?;
+    let request = request_of(&settings)?;
+    match request.launch(None).plan() {
+        Ok(_) => Ok(()),
+        Err(error) => Err(explained(&request, error, false)),
+    }
+}
+
+/// The positions of a model that has weights; none if the name is that of a preset.
+pub(crate) fn positions_of_weights(name: &str) -> Result<Option<usize>> {
+    let given = Given { model: Some(name.to_owned()), ..Given::default() };
+    let model = model::Outline::new(&given.resolve())?;
+    Ok((!model.is_fresh).then_some(model.config.max_positions))
+}
+
+fn request_of(settings: &Settings) -> Result<Request> {
+    let model = model::Outline::new(settings)?;
+    let (packing, vocabulary) = match &settings.data {
+        Some(_) => {
+            let run = settings.runs.join(settings.name.as_deref().unwrap_or_default());
+            let data = data::Outline::new(settings, &run, Start::Resume)?;
+            let vocabulary = data.vocabulary(settings)?.unwrap_or(BYTE_VOCABULARY);
+            (data.packing(), vocabulary)
+        }
+        None => (Packing::Single, model.config.vocab_size),
+    };
+    let config = model.for_vocabulary(settings, vocabulary)?;
+    let options = train_options(settings, packing);
+    let machine = Machine::of_kind(kind(settings), &settings.into())?;
+    request(settings, &model.name, config, options, machine)
+}
+
+/// Where the run would train; hardware that is named need not be here.
+fn kind(settings: &Settings) -> DeviceKind {
+    match settings.device {
+        DeviceArg::Cpu => DeviceKind::Cpu,
+        DeviceArg::Auto if settings.hardware.is_none() && !diagnose().is_ready() => DeviceKind::Cpu,
+        DeviceArg::Auto | DeviceArg::Cuda => DeviceKind::Cuda,
+    }
+}

@@ -1,0 +1,97 @@
+//! How long a run is, and its learning rate by step.
+
+use super::options::Settings;
+use super::values::{CooldownShapeArg, ScheduleArg, Span};
+use crate::UsageError;
+use anyhow::Result;
+use storm_train::{Decay, Schedule};
+
+/// Steps of a run whose length is not given.
+pub(super) const STEPS_DEFAULT: u64 = 1000;
+
+/// The part of a run in which the learning rate falls, if it is not given.
+const COOLDOWN_DEFAULT: Span = Span::Share(0.2);
+
+/// The learning rate of the last step, if it is not given, as a share of the highest.
+const FINAL_SHARE: f64 = 0.1;
+
+/// Steps of a run that is not measured in epochs.
+pub(super) fn steps_given(settings: &Settings) -> u64 {
+    settings.steps.map_or(STEPS_DEFAULT, Into::into)
+}
+
+/// Steps of a run: as given, or as many as its epochs take.
+pub(super) fn steps(settings: &Settings, rows_per_epoch: u64, rows_per_step: u64) -> u64 {
+    let Some(epochs) = settings.epochs else { return steps_given(settings) };
+    // Whole rows first: 3 epochs of 5 rows are 15, however 3.0 is stored.
+    let rows = (epochs * rows_per_epoch as f64).ceil() as u64;
+    rows.div_ceil(rows_per_step.max(1)).max(1)
+}
+
+/// The learning rate of every step.
+pub(super) fn of(settings: &Settings, steps: u64) -> Result<Schedule> {
+    let Settings { learning_rate, final_learning_rate, warmup, cooldown, cooldown_shape, .. } =
+        settings;
+    let last = final_learning_rate.unwrap_or(FINAL_SHARE * learning_rate);
+    let decay = match settings.schedule {
+        ScheduleArg::Constant => Decay::Constant,
+        ScheduleArg::Linear => Decay::Linear,
+        ScheduleArg::Cosine => Decay::Cosine,
+        ScheduleArg::Wsd => cooldown_shape.unwrap_or(CooldownShapeArg::OneMinusSqrt).into(),
+    };
+    let schedule = Schedule::new(*learning_rate, last, *warmup, steps, decay)?;
+    if settings.schedule == ScheduleArg::Wsd {
+        return Ok(schedule.with_cooldown(cooldown.unwrap_or(COOLDOWN_DEFAULT).of(steps))?);
+    }
+    let useless = [("cooldown", cooldown.is_some()), ("cooldown-shape", cooldown_shape.is_some())];
+    match useless.iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => {
+            Err(UsageError(format!("{key} is for schedule = \"wsd\", which is not given")).into())
+        }
+        None => Ok(schedule),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::options::Given;
+    use super::*;
+
+    fn settings(given: Given) -> Settings {
+        given.resolve()
+    }
+
+    #[test]
+    fn epochs_are_rounded_up_to_whole_steps() {
+        let of = |epochs: f64, rows, per_step| {
+            steps(&settings(Given { epochs: Some(epochs), ..Given::default() }), rows, per_step)
+        };
+        assert_eq!([of(1.0, 10, 5), of(1.0, 11, 5), of(3.0, 5, 5), of(0.1, 10, 5)], [2, 3, 3, 1]);
+        assert_eq!(of(1e-9, 10, 5), 1);
+        assert_eq!(steps(&settings(Given::default()), 10, 5), STEPS_DEFAULT);
+    }
+
+    #[test]
+    fn a_cooldown_is_a_share_or_a_number_of_steps() {
+        let rates = |cooldown: &str| -> Vec<f32> {
+            let given = Given {
+                learning_rate: Some(1.0),
+                final_learning_rate: Some(0.0),
+                schedule: Some(ScheduleArg::Wsd),
+                cooldown: Some(cooldown.parse().expect("a span")),
+                cooldown_shape: Some(CooldownShapeArg::Linear),
+                ..Given::default()
+            };
+            let schedule = of(&settings(given), 10).expect("a schedule");
+            (0..10).map(|step| schedule.rate(step)).collect()
+        };
+        assert_eq!(rates("0.2"), rates("2"));
+        assert_eq!(rates("2")[7..], [1.0, 0.5, 0.0]);
+        for text in ["-1", "1.5", "nan", "inf", "x", "1e300"] {
+            text.parse::<Span>().expect_err("no span");
+        }
+        let without = Given { cooldown: Some(Span::Steps(3)), ..Given::default() };
+        let error = of(&settings(without), 10).expect_err("it would do nothing").to_string();
+        assert!(error.contains("wsd"), "{error}");
+    }
+}

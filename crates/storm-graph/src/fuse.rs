@@ -1,0 +1,85 @@
+//! Recomputation that shares a kernel with a gradient.
+
+use crate::graph::{Node, Phase};
+use crate::{Graph, Op, TensorId};
+
+/// Where the backward pass recomputes what a gated unit made and also computes the unit's gradient, lets
+/// one node do both: it reads their common operand once, and what it recomputes takes the memory of
+/// the gradient that it came from. Nodes that read the recomputed tensor earlier move behind that node. None of
+/// `results`, which are read after the graph has run, is overwritten.
+pub(crate) fn fuse_with_gradients(graph: &mut Graph, results: &[TensorId]) {
+    let mut nodes = graph.nodes().to_vec();
+    let mut fused_any = false;
+    let mut position = 0;
+    while position < nodes.len() {
+        match fused(graph, &nodes, position, results) {
+            Some(others) => {
+                nodes = others;
+                fused_any = true;
+            }
+            None => position += 1,
+        }
+    }
+    if fused_any {
+        graph.replace_nodes(nodes);
+    }
+}
+
+/// The nodes with the one at `position` computed beside its gradient; none if that cannot be.
+fn fused(
+    graph: &Graph,
+    nodes: &[Node],
+    position: usize,
+    results: &[TensorId],
+) -> Option<Vec<Node>> {
+    let Node { phase: Phase::Recompute, op: Op::SwiGlu { gate_up }, outputs, .. } =
+        &nodes[position]
+    else {
+        return None;
+    };
+    let (gate_up, output) = (*gate_up, outputs[0]);
+    let is_gradient =
+        |node: &Node| matches!(node.op, Op::SwiGluGrad { gate_up: g, .. } if g == gate_up);
+    let gradient = position + nodes[position..].iter().position(is_gradient)?;
+    let Op::SwiGluGrad { dy, .. } = nodes[gradient].op else { return None };
+    let reads_dy = nodes.iter().filter(|node| touches(node, dy)).count();
+    // Made here, and read by nothing but the gradient.
+    if graph.producer(dy).is_none() || reads_dy != 2 || results.contains(&dy) {
+        return None;
+    }
+    let between = &nodes[position + 1..gradient];
+    let (late, early): (Vec<usize>, Vec<usize>) =
+        (0..between.len()).partition(|&index| touches(&between[index], output));
+    for &index in &late {
+        let after = between[index + 1..].iter().chain([&nodes[gradient]]);
+        let stays = after.enumerate().filter(|(offset, _)| !late.contains(&(index + 1 + offset)));
+        if stays.into_iter().any(|(_, other)| must_keep_order(&between[index], other)) {
+            return None;
+        }
+    }
+    let mut others = nodes[..position].to_vec();
+    others.extend(early.iter().map(|&index| between[index].clone()));
+    let Node { name, outputs, phase, .. } = nodes[gradient].clone();
+    let outputs = vec![outputs[0], output];
+    others.push(Node { name, op: Op::SwiGluGradAndOutput { dy, gate_up }, outputs, phase });
+    others.extend(late.iter().map(|&index| between[index].clone()));
+    others.extend_from_slice(&nodes[gradient + 1..]);
+    Some(others)
+}
+
+/// Whether a node reads or makes a tensor.
+fn touches(node: &Node, tensor: TensorId) -> bool {
+    let reads = node.op.operands().into_iter().any(|(_, operand)| operand == tensor);
+    reads || node.outputs.contains(&tensor)
+}
+
+/// Whether two nodes must run in their order: the later one reads what the earlier one makes, or one of
+/// them overwrites what the other touches.
+fn must_keep_order(earlier: &Node, later: &Node) -> bool {
+    let overwrites = |one: &Node, other: &Node| {
+        one.op.in_place().into_iter().any(|(operand, _)| touches(other, operand))
+    };
+    earlier.outputs.iter().any(|&output| touches(later, output))
+        || overwrites(earlier, later)
+        || overwrites(later, earlier)
+}

@@ -1,0 +1,51 @@
+//! What is unusual about a model's files, and is taken into account in silence nowhere.
+
+use std::fmt;
+
+/// How the files of a model differ from what `transformers` writes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remark {
+    /// Tensors are stored as f64, and rounded to the precision of the run as they are read.
+    WideWeights {
+        /// How many tensors.
+        tensors: usize,
+    },
+    /// Names of tensors have parts that wrappers put there, which are left out.
+    WrappedNames {
+        /// The part, with its dots.
+        part: &'static str,
+        /// What puts it there.
+        by: &'static str,
+        /// How many tensors have it.
+        tensors: usize,
+    },
+    /// There is no head: training starts with a fresh one.
+    NoHead,
+}
+
+impl fmt::Display for Remark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::WideWeights { tensors } => {
+                write!(f, "{} stored as f64: each weight is rounded once", count(*tensors))
+            }
+            Self::WrappedNames { part, by, tensors } => {
+                write!(f, "{} `{part}` of {by}, which is left out", has(*tensors))
+            }
+            Self::NoHead => f.write_str(
+                "there is no `lm_head.weight`, and `tie_word_embeddings` is false: training starts with a fresh head",
+            ),
+        }
+    }
+}
+
+fn count(tensors: usize) -> String {
+    if tensors == 1 { "1 tensor is".to_owned() } else { format!("{tensors} tensors are") }
+}
+
+fn has(tensors: usize) -> String {
+    match tensors {
+        1 => "the name of 1 tensor has".to_owned(),
+        _ => format!("the names of {tensors} tensors have"),
+    }
+}
