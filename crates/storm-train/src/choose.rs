@@ -4,7 +4,8 @@
 use crate::Sampling;
 use std::cmp::Ordering;
 
-/// The token whose share of the probabilities holds `at`, from 0 to 1.
+/// The token whose share of the probabilities holds `at`, from 0 to 1. Shares follow each other as the tokens do, or from
+/// the likeliest on where `top_k` or `top_p` puts tokens in order.
 pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     let best = likeliest(logits);
     if sampling.temperature <= 0.0 {
@@ -16,12 +17,7 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
     let most = sampling.top_k.unwrap_or(logits.len()).min(logits.len());
     if most == logits.len() && sampling.top_p.is_none() {
-        let mut left = at * sum_of_weights(logits, largest, sampling.temperature);
-        let chosen = visit_in_order(logits, largest, sampling.temperature, likelier, |token| {
-            left -= weight(token);
-            left < 0.0
-        });
-        return chosen.unwrap_or(best);
+        return choose_among_all(logits, largest, sampling.temperature, at).unwrap_or(best);
     }
     // Those in question, in order. The one that reaches the share belongs to them.
     let mut kept: Vec<(usize, f64)> = Vec::new();
@@ -64,43 +60,90 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
 
 /// The first of the largest.
 fn likeliest(logits: &[f32]) -> usize {
-    // In the order of `total_cmp`, as integers, which compilers turn into vector instructions.
-    let key = |logit: f32| {
-        let bits = logit.to_bits() as i32;
-        bits ^ (((bits >> 31) as u32) >> 1) as i32
-    };
-    let largest = logits.iter().fold(i32::MIN, |largest, &logit| largest.max(key(logit)));
-    logits.iter().position(|&logit| key(logit) == largest).unwrap_or(0)
+    // Many maxima side by side, which compilers turn into vector instructions.
+    const LANES: usize = 32;
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let whole = logits.chunks_exact(LANES);
+    let rest = whole.remainder().iter().fold(f32::NEG_INFINITY, |a, &b| larger(a, b));
+    for some in whole {
+        for (lane, &logit) in lanes.iter_mut().zip(some) {
+            *lane = larger(*lane, logit);
+        }
+    }
+    let largest = lanes.iter().fold(rest, |a, &b| larger(a, b));
+    // A look at a chunk at once is quicker than one at each.
+    let has_it = |some: &[f32]| some.iter().fold(false, |any, &logit| any | (logit == largest));
+    let Some(chunk) = logits.chunks(CHUNK).position(has_it) else { return 0 };
+    let first = chunk * CHUNK;
+    first + logits[first..].iter().position(|&logit| logit == largest).unwrap_or(0)
+}
+
+/// Lanes of a sum, and logits of a part: few enough that sums in f32 stay exact to their last digits.
+const LANES: usize = 8;
+const PART: usize = 64 * LANES;
+
+/// The token whose share holds `at`, in the order of tokens; none if there are no numbers to go by. Nothing is sorted, so
+/// it takes as long for a flat distribution as for a steep one.
+fn choose_among_all(logits: &[f32], largest: f32, temperature: f64, at: f64) -> Option<usize> {
+    let factor = factor_of(temperature);
+    let sums: Vec<f64> =
+        logits.chunks(PART).map(|part| sum_of_part(part, largest, factor)).collect();
+    let mut left = at * sums.iter().sum::<f64>();
+    let mut chosen = None;
+    for (part, (&sum, logits)) in sums.iter().zip(logits.chunks(PART)).enumerate() {
+        if left >= sum {
+            left -= sum;
+            continue;
+        }
+        for (place, &logit) in logits.iter().enumerate() {
+            let exponent = (logit - largest) * factor;
+            // Tokens without a share are never chosen.
+            if exponent >= LOWEST_POWER {
+                chosen = Some(part * PART + place);
+                left -= f64::from(power_of_two(exponent));
+                if left < 0.0 {
+                    return chosen;
+                }
+            }
+        }
+        // Sums of f32 are a little off: the last token of the part may remain.
+        left = 0.0;
+    }
+    chosen
 }
 
 /// Σ exp((logit − largest) / temperature), to about seven digits.
 fn sum_of_weights(logits: &[f32], largest: f32, temperature: f64) -> f64 {
-    const LANES: usize = 8;
-    // Few enough that sums in f32 stay exact to their last digits.
-    const PART: usize = 64 * LANES;
-    let factor = (std::f64::consts::LOG2_E / temperature) as f32;
-    let mut total = 0.0;
-    for part in logits.chunks(PART) {
-        let mut sums = [0.0f32; LANES];
-        let whole = part.chunks_exact(LANES);
-        for &logit in whole.remainder() {
-            total += f64::from(power_of_two((logit - largest) * factor));
-        }
-        for lanes in whole {
-            for (sum, &logit) in sums.iter_mut().zip(lanes) {
-                *sum += power_of_two((logit - largest) * factor);
-            }
-        }
-        total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
+    let factor = factor_of(temperature);
+    logits.chunks(PART).map(|part| sum_of_part(part, largest, factor)).sum()
+}
+
+/// By which logits are multiplied to become exponents of two.
+fn factor_of(temperature: f64) -> f32 {
+    (std::f64::consts::LOG2_E / temperature) as f32
+}
+
+fn sum_of_part(part: &[f32], largest: f32, factor: f32) -> f64 {
+    // In two loops, each of which compilers turn into vector instructions.
+    let mut weights = [0.0f32; PART];
+    for (weight, &logit) in weights.iter_mut().zip(part) {
+        *weight = power_of_two((logit - largest) * factor);
     }
-    total
+    let mut sums = [0.0f32; LANES];
+    for lanes in weights.chunks_exact(LANES) {
+        for (sum, weight) in sums.iter_mut().zip(lanes) {
+            *sum += weight;
+        }
+    }
+    sums.iter().map(|&sum| f64::from(sum)).sum()
 }
 
 const LN_2: f64 = std::f64::consts::LN_2;
 
-/// Taylor's series of 2^x, for |x| ≤ 1/2.
-const SERIES: [f32; 7] = [
-    (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32,
+/// Taylor's series of 2^x, for |x| ≤ 1/2: the first factor, of x⁶, and the others.
+const HIGHEST: f32 = (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 720.0) as f32;
+const SERIES: [f32; 6] = [
     (LN_2 * LN_2 * LN_2 * LN_2 * LN_2 / 120.0) as f32,
     (LN_2 * LN_2 * LN_2 * LN_2 / 24.0) as f32,
     (LN_2 * LN_2 * LN_2 / 6.0) as f32,
@@ -109,16 +152,19 @@ const SERIES: [f32; 7] = [
     1.0,
 ];
 
+/// The lowest exponent of a number with all its digits.
+const LOWEST_POWER: f32 = -126.0;
+
 /// 2 to the power of `x`, which is not positive, without a branch. Below 2⁻¹²⁶ it is about that.
 #[inline]
 fn power_of_two(x: f32) -> f32 {
     /// Adding it leaves the nearest integer in the lowest bits.
     const ROUNDER: f32 = 12_582_912.0;
-    let x = if x < -126.0 { -126.0 } else { x };
+    let x = if x < LOWEST_POWER { LOWEST_POWER } else { x };
     let rounded = x + ROUNDER;
     let exponent = (rounded.to_bits() as i32).wrapping_sub(ROUNDER.to_bits() as i32);
     let rest = x - (rounded - ROUNDER);
-    let series = SERIES.iter().fold(0.0, |sum, coefficient| sum * rest + coefficient);
+    let series = SERIES.iter().fold(HIGHEST, |sum, coefficient| sum * rest + coefficient);
     series * f32::from_bits((exponent.wrapping_add(127) << 23) as u32)
 }
 
@@ -212,23 +258,42 @@ mod tests {
         assert!((1900..2350).contains(&all[0]), "{all:?}");
     }
 
-    /// As many tokens as a vocabulary has, put in order piece by piece.
+    /// As many tokens as a vocabulary has, in parts and put in order piece by piece.
     #[test]
     fn large_vocabularies_are_walked_in_order() {
         let logits: Vec<f32> =
             (0..2000).map(|token| -((token * 7 % 2000) as f32) / 300.0).collect();
-        let mut by_likelihood: Vec<usize> = (0..logits.len()).collect();
+        let as_they_are: Vec<usize> = (0..logits.len()).collect();
+        let mut by_likelihood = as_they_are.clone();
         by_likelihood.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]));
         let weight = |token: usize| f64::from(logits[token]).exp();
-        let total: f64 = by_likelihood.iter().map(|&token| weight(token)).sum();
-        for place in [0, 1, 254, 255, 256, 257, 511, 512, 700, 1999] {
-            let before: f64 = by_likelihood[..place].iter().map(|&token| weight(token)).sum();
-            let token = by_likelihood[place];
-            let at = (before + weight(token) / 2.0) / total;
-            assert_eq!(choose(&logits, &Sampling::default(), at), token, "{place}");
+        let total: f64 = as_they_are.iter().map(|&token| weight(token)).sum();
+        let all = Sampling::default();
+        // A share of all but the last bits puts tokens in order.
+        let ordered = Sampling { top_p: Some(1.0 - 1e-9), ..all };
+        for (sampling, order) in [(all, as_they_are), (ordered, by_likelihood.clone())] {
+            for place in [0, 1, 254, 255, 256, 257, 511, 512, 513, 700, 1999] {
+                let before: f64 = order[..place].iter().map(|&token| weight(token)).sum();
+                let at = (before + weight(order[place]) / 2.0) / total;
+                assert_eq!(choose(&logits, &sampling, at), order[place], "{sampling:?} {place}");
+            }
         }
-        let top_k = Sampling { top_k: Some(300), ..Sampling::default() };
+        let top_k = Sampling { top_k: Some(300), ..all };
         assert_eq!(choose(&logits, &top_k, 1.0 - 1e-9), by_likelihood[299]);
+    }
+
+    /// At the very ends of the shares, and where there is no number to go by.
+    #[test]
+    fn tokens_without_a_share_are_never_chosen() {
+        let mut logits = vec![f32::NEG_INFINITY; 2000];
+        logits[700] = 1.0;
+        logits[1300] = 0.5;
+        for (at, expected) in [(0.0, vec![700]), (1.0 - 1e-9, vec![1300]), (1.0, vec![700, 1300])] {
+            let chosen = choose(&logits, &Sampling::default(), at);
+            assert!(expected.contains(&chosen), "{at}: {chosen}");
+        }
+        choose(&[f32::NAN; 3], &Sampling::default(), 0.5);
+        choose(&[f32::NEG_INFINITY; 3], &Sampling::default(), 0.5);
     }
 
     #[test]
@@ -244,9 +309,9 @@ mod tests {
         assert!(hot[0] > 3000 && hot[3] > 3000 && hot[2] == 0, "{hot:?}");
     }
 
-    /// Layers and parts of sums do not show: the choice is that of one sorted list, with any of the limits.
+    /// Layers and parts of sums do not show: the choice is that of one list, sorted if there is a limit.
     #[test]
-    fn choices_are_those_of_a_sorted_list() {
+    fn choices_are_those_of_one_list() {
         let mut random = Random(5);
         for spread in [0.1f32, 3.0, 40.0] {
             let logits: Vec<f32> =
@@ -267,11 +332,14 @@ mod tests {
 
     fn by_sorting(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        let best = order.iter().copied().max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+        let largest = logits[best.expect("there are logits")];
+        if sampling.top_k.is_some() || sampling.top_p.is_some() {
+            order.sort_by(|&a, &b| logits[b].total_cmp(&logits[a]).then(a.cmp(&b)));
+        }
         order.truncate(sampling.top_k.unwrap_or(logits.len()));
-        let weight = |token: usize| {
-            (f64::from(logits[token] - logits[order[0]]) / sampling.temperature).exp()
-        };
+        let weight =
+            |token: usize| (f64::from(logits[token] - largest) / sampling.temperature).exp();
         let mut weights: Vec<f64> = order.iter().map(|&token| weight(token)).collect();
         let total: f64 = weights.iter().sum();
         let mut sum = 0.0;

@@ -158,10 +158,15 @@ impl ParameterSource for RandomWeights {
         let is_norm = spec.name.ends_with("norm.weight");
         let start =
             spec.name.bytes().fold(0, |sum: usize, byte| sum.wrapping_mul(31) ^ byte as usize);
-        let values: Vec<E> = self.values.iter().map(|&value| E::from_f32(value)).collect();
-        let values = values.iter().cycle().skip(start % self.values.len());
-        for (to, &value) in dest.iter_mut().zip(values) {
-            *to = if is_norm { E::from_f32(1.0) } else { value };
+        if is_norm {
+            dest.fill(E::from_f32(1.0));
+            return Ok(());
+        }
+        let mut values: Vec<E> = self.values.iter().map(|&value| E::from_f32(value)).collect();
+        values.rotate_left(start % self.values.len());
+        // Whole copies of the table: memory is the limit.
+        for some in dest.chunks_mut(values.len()) {
+            some.copy_from_slice(&values[..some.len()]);
         }
         Ok(())
     }

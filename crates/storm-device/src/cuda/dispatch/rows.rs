@@ -19,10 +19,14 @@ const PLAIN: KernelSource = KernelSource {
 /// rows have more, and chunks are larger.
 const ROWS_MAX: usize = 32;
 
+/// The widest rows: the kernels count the elements of a row in 32 bits.
+const WIDTH_MAX: usize = 1 << 30;
+
 /// Rows of a tile of the tensor cores.
 const TILE: usize = 8;
-/// Rows of the weight, and of x, that a block has.
-const WEIGHT_ROWS: usize = 16;
+/// Rows of the weight that a block has: with one tile, and with more.
+const WEIGHT_ROWS: [usize; 2] = [8, 16];
+/// Rows of the weight, and of x, that a block of f32 has.
 const PLAIN_WEIGHT_ROWS: usize = 4;
 const PLAIN_ROWS: usize = 4;
 const THREADS: u32 = 256;
@@ -39,10 +43,11 @@ fn definitions(tiles: usize) -> Definitions {
 /// Whether a product with so few rows, and rows that start on 16 bytes, is for these kernels. It depends on shapes
 /// alone, except for the start of an operand, which is aligned in every plan.
 pub(super) fn takes(planner: &Planner<'_>, x: &View, weight: &View) -> bool {
-    let bytes = x.shape.width() * x.dtype.size_bytes();
+    let width = x.shape.width();
+    let bytes = width * x.dtype.size_bytes();
     let is_aligned = |view: &View| planner.address(view).is_multiple_of(16);
     (1..=ROWS_MAX).contains(&x.shape.rows())
-        && bytes > 0
+        && (1..=WIDTH_MAX).contains(&width)
         && bytes.is_multiple_of(16)
         && is_aligned(x)
         && is_aligned(weight)
@@ -70,7 +75,8 @@ pub(super) fn plan(
         DType::BF16 => {
             let tiles = rows.div_ceil(TILE).next_power_of_two();
             let choice = kernel(TENSOR_CORES, "rows_product", definitions(tiles));
-            let grid = grid(planner, n.div_ceil(WEIGHT_ROWS), 1)?;
+            let weight_rows = WEIGHT_ROWS[usize::from(tiles > 1)];
+            let grid = grid(planner, n.div_ceil(weight_rows), 1)?;
             planner.launch(choice, grid, THREADS, arguments)?;
         }
         DType::F32 => {
