@@ -27,8 +27,14 @@ const CALLS: [&str; 16] = [
 ];
 
 /// Without a call here: they measure for seconds, and other tests read what they print. One needs a GPU.
-const ELSEWHERE: [&str; 5] =
-    ["bench attention", "bench checkpoint", "bench cpu", "bench curve", "bench train"];
+const ELSEWHERE: [&str; 6] = [
+    "bench attention",
+    "bench checkpoint",
+    "bench cpu",
+    "bench curve",
+    "bench generate",
+    "bench train",
+];
 
 fn storm(place: &Place, line: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
