@@ -69,7 +69,8 @@ fn a_killed_run_writes_text_and_is_not_touched() {
         saved += usize::from(is(&run.next().expect("more steps"), "saved"));
         if saved == 2 {
             // While it goes on: checkpoints are made and deleted meanwhile.
-            let (text, said) = done(storm(&place, "sample runs/a --prompt 12 --tokens 3 --device cpu"));
+            let (text, said) =
+                done(storm(&place, "sample runs/a --prompt 12 --tokens 3 --device cpu"));
             assert!(text.starts_with("12") && said.contains("the newest"), "{text}{said}");
             assert!(!said.contains("warning"), "{said}");
             let (page, _) = done(storm(&place, "report runs/a"));
