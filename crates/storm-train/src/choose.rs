@@ -174,7 +174,7 @@ const LAYER: f64 = 1.0 / 256.0;
 /// The last layer begins where weights vanish.
 const LAYERS: i32 = 6;
 
-/// Logits that are looked at together.
+/// Logits of a part, which is summed at once.
 const CHUNK: usize = 64;
 
 /// Visits tokens in order, the likeliest first, until `enough` holds for one; returns that. Few are visited as a rule, so
@@ -194,7 +194,7 @@ fn visit_in_order(
         };
         let mut tokens: Vec<usize> = Vec::new();
         for (chunk, some) in logits.chunks(CHUNK).enumerate() {
-            // Most chunks have none: a look at all of it at once is quicker than one at each.
+            // Most chunks have none: one comparison of the whole chunk is quicker than one for each.
             if some.iter().fold(false, |any, &logit| any | (logit >= below)) {
                 let first = chunk * CHUNK;
                 let is_new = |logit: f32| logit >= below && (logit < above || layer == 1);

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use storm_device::cuda::diagnose;
 
-/// Entries of a folder that are looked at.
+/// The most entries of a folder that are read.
 const ENTRIES_MAX: usize = 10_000;
 
 /// Text files that are no data.

@@ -160,7 +160,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The host reads a result some time after its copies are done and before they run again. Until
-    /// then nothing else touches it (see [`super::host::check`]), so it may be looked at right away,
+    /// then nothing else touches it (see [`super::host::check`]), so it may be checked right away,
     /// but no order with other threads follows from that.
     fn look_at_result(&self, index: usize) -> Result<(), CheckError> {
         let result = &self.plan.results[index];

@@ -1,11 +1,11 @@
-//! After a move, the memory that it took or left is made up for by how many blocks keep activations.
+//! After a move, more or fewer blocks keep activations, so that the plan uses the memory that there is.
 
 use super::Search;
 use crate::choice::{ActivationChoice, Choice};
 
 impl Search<'_> {
     /// The choice with as many blocks that keep activations as fit, in the first group and in the others; none
-    /// if it does not fit with none.
+    /// if it does not fit with none, or the user insists on another number.
     pub(super) fn refilled(&self, choice: &Choice) -> Option<Choice> {
         let main = self.main;
         let usual = choice.stages[main].activations.kept;
@@ -37,6 +37,6 @@ impl Search<'_> {
             _ => 0,
         };
         let refilled = with(usual_count, first_count);
-        self.fits(&refilled).then_some(refilled)
+        (self.obeys(&refilled) && self.fits(&refilled)).then_some(refilled)
     }
 }

@@ -167,7 +167,7 @@ impl Decoder {
     }
 
     /// Reads the next tokens of `text` at once. A run is filled up with tokens whose results are ignored;
-    /// at the window's end it begins earlier instead, and makes again what is there.
+    /// at the window's end it begins earlier instead, and computes those entries of the cache again.
     fn read(&mut self, run: Run, text: &[u32]) -> Result<(), TrainError> {
         let count = self.engine.tokens(run);
         let first = self.cached.len().min(self.window - count);

@@ -93,6 +93,19 @@ fn activations_are_treated_as_told() {
     }
 }
 
+/// Where memory is short, the search moves blocks in and out; what is forced stays.
+#[test]
+fn all_activations_are_kept_in_little_memory_too() {
+    let (task, profile) = (task("llama-2-7b"), profile("reference"));
+    let forced = Forced { activations: Some(Storage::Keep), ..Forced::default() };
+    let planned = |gib_: u64| plan(&task, &profile, budget(gib(gib_), gib(100)), &forced).ok();
+    let planned: Vec<_> = (3..16).filter_map(planned).collect();
+    assert!(planned.len() > 3, "{} budgets suffice", planned.len());
+    for stage in planned.into_iter().flat_map(|planned| activations(planned.decisions)) {
+        assert!(stage.saved.iter().flatten().all(|&found| found == Storage::Keep), "{stage:?}");
+    }
+}
+
 #[test]
 fn checkpoints_updates_and_groups() {
     for stage in activations(decided(&Forced { checkpoint_every: Some(3), ..Forced::default() })) {

@@ -15,7 +15,7 @@ namespace {
 typedef ELEMENT E;
 
 constexpr int THREADS = 256, WARPS = THREADS / WARP;
-/// Keys that are looked at together.
+/// Keys of a tile.
 constexpr int KEYS = 64;
 /// A score is computed by eight lanes, each of which has two keys.
 constexpr int LANES = 8, GROUPS = THREADS / LANES, KEYS_OF_GROUP = KEYS / GROUPS;
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int begin = part * s.part_keys, part_end = min(s.window, begin + s.part_keys);
     const bool aligned = s.dim % PACK == 0;
 
-    // The first block of columns adds the new keys and values. Nobody reads them there: new ones come from `qkv`.
+    // The first block of columns adds the new keys and values. No block reads them there in this launch: new ones come from `qkv`.
     if (blockIdx.y == 0) {
         for (int token = 0; token < s.tokens; token++) {
             const int position = positions[token];
