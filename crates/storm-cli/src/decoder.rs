@@ -1,6 +1,7 @@
 //! Where text is generated: on which device, with everything in its memory or streamed through it.
 
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, find_for};
+use crate::tuning::NO_TUNING;
 use crate::{UsageError, progress, size};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -116,7 +117,7 @@ fn streamed<D: Trains + 'static>(
         planned.prediction.step_seconds
     );
     progress::show("loading the model");
-    let device = D::options(machine.threads, budget, None);
+    let device = D::options(machine.threads, budget, NO_TUNING, None);
     let plan = Arc::new(planned.plan);
     let decoder = Decoder::streamed::<D>(config, options, source, plan, device)?;
     progress::show("");

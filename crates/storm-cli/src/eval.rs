@@ -5,6 +5,7 @@ use crate::precision::DtypeArg;
 use crate::size::positive;
 use crate::source::{ModelSource, Which};
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, OverlongArg, Recorded, Style, Trains};
+use crate::tuning::NO_TUNING;
 use crate::{UsageError, lengths, progress, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -207,7 +208,7 @@ fn evaluate<D: Trains>(
     })?;
     progress::show("loading the model");
     let begun = Instant::now();
-    let device = D::options(machine.threads, budget, None);
+    let device = D::options(machine.threads, budget, NO_TUNING, None);
     let mut evaluation: Evaluation<D> =
         Evaluation::load(config, &build, &source.weights, planned.plan.into(), device)?;
     let mut step = vec![Batch::new(Vec::new(), Vec::new(), seq); group];

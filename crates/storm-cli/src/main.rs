@@ -31,6 +31,7 @@ mod save_mode;
 mod size;
 mod source;
 mod train;
+mod tuning;
 mod verify;
 mod writing;
 

@@ -1,7 +1,7 @@
 //! Training under a memory budget, timed, beside what the plan predicted.
 
 use super::run_args::RunArgs;
-use crate::{progress, size};
+use crate::{progress, size, tuning};
 use anyhow::{Context, Result};
 use std::time::Instant;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
@@ -10,8 +10,8 @@ use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
 use storm_train::{
-    Batch, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError, StepSize, TrainOptions,
-    Trainer, TrialOptions,
+    Batch, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError, StepPlan, StepSize,
+    TrainOptions, Trainer, TrialOptions,
 };
 
 /// How many are timed.
@@ -69,16 +69,14 @@ impl Benched for CpuPlanDevice {
 
 impl Benched for CudaPlanDevice {
     fn options(run: &PlannedRun<'_>, before: Option<Self>) -> CudaPlanOptions {
-        let show = |done: usize, all: usize| {
-            let [done, all] = [done, all].map(|bytes| size::show(bytes as u64));
-            progress::show(&format!("host memory: {done} of {all}"));
-        };
         CudaPlanOptions {
             trace: true,
             vram_bytes: Some(run.budget[Tier::DEVICE]),
             copy_slowdown: run.args.slow_copies,
             multiprocessors: run.args.multiprocessors,
-            progress: Some(Box::new(show)),
+            // A part of the card is not the card that algorithms are kept for.
+            tune_seconds: run.args.multiprocessors.map_or(run.args.tune, |_| 0.0),
+            progress: Some(Box::new(|preparing| progress::show(&tuning::describe(preparing)))),
             // Host memory is slow to get. After an error of the card there is nothing to keep.
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()
@@ -98,7 +96,7 @@ struct Site<'a> {
 }
 
 impl<D: Benched> LaunchSite<D> for Site<'_> {
-    fn device(&mut self, _: Budget, before: Option<D>) -> D::Options {
+    fn device(&mut self, _: Budget, _: &StepPlan, before: Option<D>) -> D::Options {
         D::options(self.run, before)
     }
 

@@ -3,7 +3,7 @@
 use crate::forced::ForcedArgs;
 use crate::precision::PrecisionArg;
 use crate::size::{self, positive};
-use crate::{UsageError, hardware, host_memory, memory_limits};
+use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use storm_device::cpu::probe_cpu;
@@ -62,6 +62,10 @@ pub(crate) struct RunArgs {
     /// granularity (8 on an H200): some more may be used.
     #[arg(long, value_name = "COUNT", value_parser = positive)]
     pub(crate) multiprocessors: Option<usize>,
+    /// On a GPU, take so many seconds to find the fastest algorithms for matrix products. What was found is kept, so that
+    /// the next run takes none. Results do not change.
+    #[arg(long, default_value_t = tuning::SECONDS_MAX, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) tune: f64,
     #[command(flatten)]
     pub(crate) forced: ForcedArgs,
 }
@@ -76,6 +80,13 @@ fn slowdown(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if (1.0..=100.0).contains(&factor) => Ok(factor),
         _ => Err("must be a number from 1 to 100".to_owned()),
+    }
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.0..=3600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("must be a number of seconds from 0 to 3600".to_owned()),
     }
 }
 
@@ -97,6 +108,7 @@ impl RunArgs {
             hardware: None,
             slow_copies: 1.0,
             multiprocessors: None,
+            tune: 0.0,
             forced: ForcedArgs::default(),
         }
     }

@@ -6,7 +6,7 @@ use super::values::DeviceArg;
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
 use crate::model::grouped;
-use crate::{UsageError, doctor, host_memory, size};
+use crate::{UsageError, doctor, host_memory, progress, size, tuning};
 use anyhow::{Result, anyhow};
 use std::num::NonZeroUsize;
 use storm_device::PlanDevice;
@@ -137,22 +137,34 @@ impl Machine {
 
 /// A device that runs train on.
 pub(crate) trait Trains: PlanDevice {
-    /// Options for a device within a budget, with this many threads if it is the CPU. A device that ran before may
-    /// have something to keep.
-    fn options(threads: usize, budget: Budget, before: Option<Self>) -> Self::Options;
+    /// Options for a device within a budget, with this many threads if it is the CPU. A GPU may take `tune_seconds` for
+    /// finding the fastest algorithms. A device that ran before may have something to keep.
+    fn options(
+        threads: usize,
+        budget: Budget,
+        tune_seconds: f64,
+        before: Option<Self>,
+    ) -> Self::Options;
 }
 
 impl Trains for CpuPlanDevice {
-    fn options(threads: usize, _: Budget, _: Option<Self>) -> CpuPlanOptions {
+    fn options(threads: usize, _: Budget, _: f64, _: Option<Self>) -> CpuPlanOptions {
         CpuPlanOptions { threads: Some(threads), trace: true, ..CpuPlanOptions::default() }
     }
 }
 
 impl Trains for CudaPlanDevice {
-    fn options(_: usize, budget: Budget, before: Option<Self>) -> CudaPlanOptions {
+    fn options(
+        _: usize,
+        budget: Budget,
+        tune_seconds: f64,
+        before: Option<Self>,
+    ) -> CudaPlanOptions {
         CudaPlanOptions {
             trace: true,
             vram_bytes: Some(budget[Tier::DEVICE]),
+            tune_seconds,
+            progress: Some(Box::new(|preparing| progress::show(&tuning::describe(preparing)))),
             // Host memory is slow to get. After an error of the card there is nothing to keep.
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()

@@ -5,7 +5,7 @@ use super::device::{DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
 use super::setup::Setup;
-use crate::size;
+use crate::{size, tuning};
 use anyhow::Result;
 use serde_json::json;
 use std::sync::Arc;
@@ -24,8 +24,8 @@ const TRIAL_STEPS: f64 = 4.0;
 
 /// A trainer under the plan that was shown, or under a better one.
 pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
-    let Setup { launch, settings, dataset, style, threads, .. } = setup;
-    let mut site = Site { settings, dataset, style: *style, threads: *threads };
+    let Setup { launch, settings, dataset, style, threads, steps, .. } = setup;
+    let mut site = Site { settings, dataset, style: *style, threads: *threads, steps: *steps };
     let Launched { trainer, splits, .. } = launch.start::<D>(&mut site, None)?;
     setup.splits = splits;
     setup.settle();
@@ -80,8 +80,8 @@ pub(super) fn within_less<D: Trains>(
     trainer: Trainer<D>,
     alarm: Alarm,
 ) -> Result<(Trainer<D>, OnAlarm)> {
-    let Setup { launch, settings, dataset, style, threads, .. } = setup;
-    let mut site = Site { settings, dataset, style: *style, threads: *threads };
+    let Setup { launch, settings, dataset, style, threads, steps, .. } = setup;
+    let mut site = Site { settings, dataset, style: *style, threads: *threads, steps: *steps };
     let Shrunk { trainer, is_smaller } = launch.shrink::<D>(&mut site, trainer, alarm)?;
     if is_smaller {
         let bytes = size::show(launch.budget()[Tier::DEVICE]);
@@ -97,11 +97,14 @@ struct Site<'a> {
     dataset: &'a Arc<Dataset>,
     style: Style,
     threads: usize,
+    /// Of the run.
+    steps: u64,
 }
 
 impl<D: Trains> LaunchSite<D> for Site<'_> {
-    fn device(&mut self, budget: Budget, before: Option<D>) -> D::Options {
-        D::options(self.threads, budget, before)
+    fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options {
+        let run_seconds = plan.predicted_seconds() * self.steps as f64;
+        D::options(self.threads, budget, tuning::seconds(run_seconds), before)
     }
 
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<Batch>, RunError> {

@@ -1,14 +1,20 @@
 //! Matrix products by cuBLASLt, with descriptors and algorithms worked out once per shape.
 //!
-//! The algorithm is the library's first choice for the shape under a fixed workspace: a pure function
-//! of shape, dtypes, card and library version, so that every plan and every run takes the same one.
-//! For activations its bits do not depend on the number of rows either, so that a plan may chunk them
-//! without changing a bit: what counts is the choice for one number of rows, and the choice for the real
-//! number replaces it only if a trial shows the same bits. Split sums over k are allowed for weight
-//! gradients only, whose k (the tokens) is never chunked.
+//! The bits are those of the library's first choice for the shape under a fixed workspace: a pure function
+//! of shape, dtypes, card and library version, so that every plan and every run has the same.
+//! For activations they do not depend on the number of rows either, so that a plan may chunk them
+//! without changing a bit: what counts is the choice for one number of rows. Split sums over k are allowed for
+//! weight gradients only, whose k (the tokens) is never chunked.
+//!
+//! Another algorithm with the same bits may run instead: the choice for the real number of rows if a small trial
+//! shows its bits to be the same (`trial.rs`), or the fastest by measurement (`tune.rs`), which is kept on disk.
 
+mod choices;
+mod fastest;
 mod trial;
+mod tune;
 
+use super::cache::Cache;
 use super::context::{Allocation, Context, Stream};
 use super::{CudaError, libraries};
 use cudarc::cublaslt::{result, sys};
@@ -16,6 +22,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex};
 use storm_graph::DType;
+pub(super) use tune::SOURCE as TRIAL_SOURCE;
 
 /// Enough for every algorithm that pays on Hopper; part of what selects the algorithm.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -127,6 +134,8 @@ pub(super) struct GemmPlan {
     second: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
+    /// The algorithm is the fastest by measurement.
+    is_tuned: bool,
 }
 
 // SAFETY: descriptors are written in `GemmPlan::new` and, for the bias address, under the lock of
@@ -142,6 +151,8 @@ pub(super) struct Gemm {
     handle: sys::cublasLtHandle_t,
     workspace: Allocation,
     plans: Mutex<BTreeMap<GemmShape, Arc<GemmPlan>>>,
+    /// The fastest algorithms that were measured.
+    measured: Cache,
 }
 
 // SAFETY: the handle may be used from any thread.
@@ -160,7 +171,14 @@ impl Gemm {
         libraries::require_blas()?;
         let handle = result::create_handle().map_err(CudaError::blas("starting"))?;
         let workspace = context.allocate(WORKSPACE_BYTES)?;
-        Ok(Gemm { context: Arc::clone(context), handle, workspace, plans: Mutex::default() })
+        let (context, plans) = (Arc::clone(context), Mutex::default());
+        Ok(Gemm {
+            context,
+            handle,
+            workspace,
+            plans,
+            measured: Cache::of_user("products", "algorithm"),
+        })
     }
 
     /// Attaches the plan of the call's shape.
@@ -204,6 +222,10 @@ impl Gemm {
     fn plan(&self, shape: &GemmShape) -> Result<GemmPlan, CudaError> {
         let what = || format!("no algorithm for {shape:?}");
         let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
+        if let Some(algorithm) = self.measured(shape, &plan) {
+            (plan.algorithm, plan.is_tuned) = (algorithm, true);
+            return Ok(plan);
+        }
         let choose = |rows: usize| plan.first_choice(self.handle, shape, rows);
         let rows = shape.sizes.0;
         plan.algorithm = match shape.role {
@@ -273,6 +295,7 @@ impl GemmPlan {
             out: layout(shape.out, m, n)?,
             // SAFETY: plain data, overwritten before it is used.
             algorithm: unsafe { std::mem::zeroed() },
+            is_tuned: false,
         };
         // CUBLAS_OP_N is 0, CUBLAS_OP_T is 1.
         let operation = |transposed: bool| i32::from(transposed);
@@ -288,63 +311,6 @@ impl GemmPlan {
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
         Ok(plan)
-    }
-
-    /// The library's first choice if the product had so many rows.
-    fn first_choice(
-        &self,
-        handle: sys::cublasLtHandle_t,
-        shape: &GemmShape,
-        rows: usize,
-    ) -> Result<sys::cublasLtMatmulAlgo_t, result::CublasError> {
-        use sys::cublasLtMatmulPreferenceAttributes_t as Preference;
-        let (_, n, k) = shape.sizes;
-        let preference = result::create_matmul_pref()?;
-        let prefer = |attribute, value: &dyn Bytes| {
-            let (pointer, size) = value.bytes();
-            // SAFETY: the preference is alive and the value has the attribute's size.
-            unsafe { result::set_matmul_pref_attribute(preference, attribute, pointer, size) }
-        };
-        prefer(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
-        let schemes = match shape.role {
-            GemmRole::Activation => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
-            // Partial sums in f32 in the workspace, added in a fixed order.
-            GemmRole::WeightGradient => {
-                sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
-            }
-        };
-        prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &(schemes as u32))?;
-        let attributes = [
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
-            Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
-        ];
-        for (attribute, alignment) in attributes.into_iter().zip(shape.alignments) {
-            prefer(attribute, &alignment)?;
-        }
-        let (a_rows, a_cols) = if shape.a.1 { (k, rows) } else { (rows, k) };
-        let (second, out) = (layout(shape.a.0, a_rows, a_cols)?, layout(shape.out, rows, n)?);
-        // SAFETY: all descriptors are alive.
-        let found = unsafe {
-            result::get_matmul_algo_heuristic(
-                handle,
-                self.description,
-                self.first,
-                second,
-                out,
-                out,
-                preference,
-            )
-        };
-        // SAFETY: created above, destroyed once.
-        unsafe {
-            result::destroy_matrix_layout(second)?;
-            result::destroy_matrix_layout(out)?;
-        }
-        // SAFETY: created above, destroyed once.
-        unsafe { result::destroy_matmul_pref(preference)? };
-        Ok(found?.algo)
     }
 
     /// Queues the product.

@@ -1,6 +1,7 @@
 //! The CUDA devices: GPU memory, streams, kernels compiled for the card present. [`CudaDevice`] runs
 //! one instruction after another; [`CudaPlanDevice`] runs checked plans on queues.
 
+mod cache;
 mod compile;
 mod context;
 mod delay;
@@ -24,7 +25,8 @@ mod transfer;
 
 use crate::placed::PlacedNode;
 use crate::{Device, DeviceError, Scalar};
-pub use compile::{KernelCache, KernelSource, cache_folder, compile};
+pub use cache::cache_folder;
+pub use compile::{KernelCache, KernelSource, compile};
 pub use context::Card;
 use context::{Allocation, Context, Start, Stream};
 use cudarc::driver::result;
@@ -38,7 +40,7 @@ pub use memory::{Counted, MemoryHolder, MemoryInUse};
 use modules::Kernels;
 pub(crate) use pinned::PinnedMemory;
 use plan::{Action, Planner};
-pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions};
+pub use plan_device::{CudaKept, CudaPlanDevice, CudaPlanOptions, Preparing};
 pub use probe::{CopyPoint, Probe, ProbeEffort, probe};
 use std::sync::Arc;
 use storm_graph::{Graph, Node, TensorId};

@@ -26,7 +26,7 @@ impl Launch {
         for attempt in 1.. {
             site.notice(Notice::Committing(&self.plan));
             let plan = Arc::new(self.plan.planned.plan.clone());
-            let device = site.device(self.request.budget, before.take());
+            let device = site.device(self.request.budget, &self.plan, before.take());
             let error = match Trainer::new(&self.request.config, self.options(), plan, device) {
                 Ok(trainer) => {
                     site.notice(Notice::Committed(&self.plan));

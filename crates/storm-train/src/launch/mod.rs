@@ -21,9 +21,9 @@ use storm_plan::{Budget, HardwareProfile, PlanError, Tier, simulate};
 
 /// What a launch needs of its caller.
 pub trait LaunchSite<D: PlanDevice> {
-    /// Options for a device that is bound to `budget`. A device that ran before may have something to keep. For a
-    /// trial, the device must be asked to record.
-    fn device(&mut self, budget: Budget, before: Option<D>) -> D::Options;
+    /// Options for a device that is bound to `budget` and runs `plan`. A device that ran before may have something to
+    /// keep. For a trial, the device must be asked to record.
+    fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options;
 
     /// The micro-batches of a step, for a trial.
     ///

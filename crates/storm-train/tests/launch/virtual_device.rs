@@ -6,7 +6,7 @@ use std::time::Duration;
 use storm_device::{DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
-use storm_train::{Batch, Correction, LaunchSite, Notice, RunError};
+use storm_train::{Batch, Correction, LaunchSite, Notice, RunError, StepPlan};
 
 /// What a step takes, whatever a plan was made with.
 #[derive(Clone)]
@@ -129,7 +129,7 @@ impl Site {
 }
 
 impl LaunchSite<VirtualDevice> for Site {
-    fn device(&mut self, _: Budget, _: Option<VirtualDevice>) -> Truth {
+    fn device(&mut self, _: Budget, _: &StepPlan, _: Option<VirtualDevice>) -> Truth {
         self.truth.clone()
     }
 

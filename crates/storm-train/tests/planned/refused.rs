@@ -138,7 +138,7 @@ struct Site {
 }
 
 impl LaunchSite<Stingy> for Site {
-    fn device(&mut self, _: Budget, _: Option<Stingy>) -> Has {
+    fn device(&mut self, _: Budget, _: &StepPlan, _: Option<Stingy>) -> Has {
         self.has
     }
 

@@ -17,7 +17,7 @@ mod rows;
 
 use super::context::Argument;
 use super::plan::{KernelChoice, Planner, type_name};
-use super::{KernelSource, delay};
+use super::{KernelSource, delay, gemm};
 use crate::DeviceError;
 use storm_graph::{DType, Op};
 
@@ -85,7 +85,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         optimizer::kernels(),
         reduce::kernels(),
         rows::kernels(),
-        vec![(delay::SOURCE, Definitions::new())],
+        vec![(delay::SOURCE, Definitions::new()), (gemm::TRIAL_SOURCE, Definitions::new())],
     ]
     .concat()
 }

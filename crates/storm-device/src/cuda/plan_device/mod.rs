@@ -22,7 +22,7 @@ use crate::spans::Trace;
 use crate::{Device, DeviceError, HostBuffer, PlanDevice};
 use cudarc::driver::result;
 use disturbance::Disturbance;
-pub use options::CudaPlanOptions;
+pub use options::{CudaPlanOptions, Preparing};
 use program::{Program, queue_action};
 use queues::Queues;
 use rayon::prelude::*;
@@ -189,10 +189,14 @@ impl PlanDevice for CudaPlanDevice {
             None => (Tools::new(options.ordinal)?, None),
         };
         tools.context.make_current()?;
-        let program = Program::new(&plan, &tools, options.copy_slowdown)?;
+        let mut program = Program::new(&plan, &tools, options.copy_slowdown)?;
+        let mut progress = options.progress.take().unwrap_or_else(|| Box::new(|_| {}));
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
         let queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
         let compute = queues.stream(Queue::COMPUTE);
+        program.tune(compute, &tools, options.tune_seconds, |shapes, of| {
+            progress(Preparing::Products { shapes, of });
+        })?;
         program.memory().clear(compute)?;
         program.warm_up(compute, &tools.gemm)?;
         for stream in queues.streams() {
@@ -202,7 +206,7 @@ impl PlanDevice for CudaPlanDevice {
         // Host memory takes long: what is too much already is too much before it.
         check_budget(&tools, &program, options.vram_bytes)?;
 
-        let host = host_memory(&plan, &tools.context, kept_host, options.progress)?;
+        let host = host_memory(&plan, &tools.context, kept_host, &mut progress)?;
         check_host_places(&plan)?;
         warm_up_copies(&plan, &queues, &program, &host)?;
         program.memory().clear(compute)?;
@@ -451,7 +455,7 @@ fn host_memory(
     plan: &Plan,
     context: &Arc<Context>,
     kept: Option<PinnedMemory>,
-    progress: Option<Box<dyn FnMut(usize, usize)>>,
+    progress: &mut dyn FnMut(Preparing),
 ) -> Result<PinnedMemory, DeviceError> {
     let wanted = plan.bytes[Tier::HOST];
     if let Some(mut host) = kept.filter(|host| host.bytes() >= wanted) {
@@ -459,8 +463,9 @@ fn host_memory(
         return Ok(host);
     }
     // What was kept is given back by now: there may not be enough for both.
-    let mut progress = progress.unwrap_or_else(|| Box::new(|_, _| {}));
-    Ok(PinnedMemory::new(context, wanted, |present| progress(present, wanted))?)
+    Ok(PinnedMemory::new(context, wanted, |bytes| {
+        progress(Preparing::HostMemory { bytes, of: wanted });
+    })?)
 }
 
 fn check_host_places(plan: &Plan) -> Result<(), DeviceError> {

@@ -19,11 +19,32 @@ pub struct CudaPlanOptions {
     /// Make a kernel fail, after so many instructions of the compute queue. The process cannot use the
     /// card afterwards.
     pub fail_after: Option<u64>,
-    /// Hears how much of the page-locked host memory is there, and how much there will be, in bytes:
-    /// much of it takes long.
-    pub progress: Option<Box<dyn FnMut(usize, usize)>>,
+    /// How many seconds to take for finding the fastest algorithms of matrix products, about. What was found is kept on
+    /// disk, so that the next plan with the same products takes none. Bits do not change.
+    pub tune_seconds: f64,
+    /// Hears how far the preparation is: parts of it take long.
+    pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
     pub kept: Option<CudaKept>,
+}
+
+/// What takes long before a plan can run, and how far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preparing {
+    /// Host memory is page-locked.
+    HostMemory {
+        /// Done.
+        bytes: usize,
+        /// To do.
+        of: usize,
+    },
+    /// Algorithms of matrix products are tried.
+    Products {
+        /// Done.
+        shapes: usize,
+        /// To do.
+        of: usize,
+    },
 }
 
 impl Default for CudaPlanOptions {
@@ -36,6 +57,7 @@ impl Default for CudaPlanOptions {
             multiprocessors: None,
             vram_bytes: None,
             fail_after: None,
+            tune_seconds: 0.0,
             progress: None,
             kept: None,
         }
@@ -52,6 +74,7 @@ impl fmt::Debug for CudaPlanOptions {
             .field("multiprocessors", &self.multiprocessors)
             .field("vram_bytes", &self.vram_bytes)
             .field("fail_after", &self.fail_after)
+            .field("tune_seconds", &self.tune_seconds)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
     }

@@ -131,6 +131,29 @@ impl Program {
         }
     }
 
+    /// Finds the fastest algorithms for products in about `seconds`, see [`Gemm::tune`]. Overwrites the block.
+    pub(super) fn tune(
+        &mut self,
+        stream: &Stream,
+        tools: &Tools,
+        seconds: f64,
+        progress: impl FnMut(usize, usize),
+    ) -> Result<(), DeviceError> {
+        let Tools { gemm, kernels, .. } = tools;
+        let calls = self.actions.iter().filter_map(|action| match action {
+            Action::Gemm(call) => Some(call),
+            Action::Launch(_) => None,
+        });
+        // SAFETY: the calls were prepared for addresses in the block, which nothing else uses yet.
+        unsafe { gemm.tune(calls, stream, kernels, seconds, progress)? };
+        for action in &mut self.actions {
+            if let Action::Gemm(call) = action {
+                *call = gemm.prepare(call.clone())?;
+            }
+        }
+        Ok(())
+    }
+
     /// Runs every kernel and every shape of product once, on whatever the block holds: the first run
     /// of each loads code and may take memory of the card.
     pub(super) fn warm_up(&self, stream: &Stream, gemm: &Gemm) -> Result<(), DeviceError> {

@@ -1,0 +1,327 @@
+//! The fastest algorithm of a product among those that give the same bits, by measurement.
+//!
+//! The library's opinion is about single products. In a training step the card is at its power limit, and the
+//! algorithm that needs the least energy wins. So each is run for a while, on a card that is kept busy.
+
+use super::choices::Algorithm;
+use super::fastest::fastest;
+use super::{Addresses, Gemm, GemmCall, GemmPlan, GemmShape};
+use crate::DeviceError;
+use crate::cuda::CudaError;
+use crate::cuda::compile::KernelSource;
+use crate::cuda::context::{Argument, Launch, Start, Stream};
+use crate::cuda::event::Event;
+use crate::cuda::modules::Kernels;
+use crate::cuda::plan::KernelChoice;
+use cudarc::driver::result as driver;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use storm_graph::DType;
+
+/// What the kernels of a trial are compiled from, without definitions.
+pub(in crate::cuda) const SOURCE: KernelSource =
+    KernelSource { name: "trial.cu", text: include_str!("../kernels/trial.cu"), only_for: None };
+
+/// The share of the time that goes to reaching the card's power limit, and the most of it in seconds.
+const HEATING_SHARE: f64 = 0.1;
+const HEATING_SECONDS_MAX: f64 = 1.0;
+
+const BLOCKS: u32 = 1024;
+const THREADS: u32 = 256;
+
+/// A shape that was not measured yet, with a call that has it.
+struct Untuned {
+    shape: GemmShape,
+    call: GemmCall,
+    /// Of all such products in a step.
+    flops: f64,
+}
+
+impl Gemm {
+    /// Measures which algorithm is the fastest for each shape among `calls` that was not measured yet, and keeps it for
+    /// calls that are prepared from now on. That takes about `seconds` if none was, and less for fewer. `progress` hears how
+    /// many shapes are done, and of how many.
+    ///
+    /// # Safety
+    /// The calls are prepared. Their addresses are valid, hold nothing of value, and nothing else uses them or the
+    /// workspace.
+    pub(in crate::cuda) unsafe fn tune<'a>(
+        &self,
+        calls: impl Iterator<Item = &'a GemmCall>,
+        stream: &Stream,
+        kernels: &Kernels,
+        seconds: f64,
+        mut progress: impl FnMut(usize, usize),
+    ) -> Result<(), DeviceError> {
+        let (mut untuned, all_flops) = untuned(calls);
+        if untuned.is_empty() || seconds <= 0.0 {
+            return Ok(());
+        }
+        untuned.sort_by(|a, b| b.flops.total_cmp(&a.flops));
+        let bench = Bench { gemm: self, stream, kernels, marks: marks(self)? };
+        let untuned_flops: f64 = untuned.iter().map(|shape| shape.flops).sum();
+        let seconds = seconds * untuned_flops / all_flops;
+        let heating = (seconds * HEATING_SHARE).min(HEATING_SECONDS_MAX);
+        // SAFETY: the caller's promise.
+        unsafe { bench.heat(&untuned[0], heating)? };
+        let shapes = untuned.len();
+        for (index, untuned) in untuned.iter().enumerate() {
+            progress(index, shapes);
+            let share = (seconds - heating) * untuned.flops / untuned_flops;
+            // SAFETY: the caller's promise.
+            if let Some(algorithm) = unsafe { bench.fastest(untuned, share)? } {
+                self.keep(&untuned.shape, algorithm)?;
+            }
+        }
+        progress(shapes, shapes);
+        Ok(())
+    }
+
+    /// The algorithm that an earlier start measured to be the fastest, if the library still proposes it.
+    pub(super) fn measured(&self, shape: &GemmShape, plan: &GemmPlan) -> Option<Algorithm> {
+        let bytes = self.measured.read(&self.key(shape))?;
+        let choices = plan.all_choices(self.handle, shape).ok()?;
+        choices.into_iter().find(|choice| data(choice) == bytes)
+    }
+
+    fn keep(&self, shape: &GemmShape, algorithm: Algorithm) -> Result<(), DeviceError> {
+        let what = || format!("no descriptors for {shape:?}");
+        let mut plan = GemmPlan::describe_shape(shape).map_err(CudaError::blas(what()))?;
+        (plan.algorithm, plan.is_tuned) = (algorithm, true);
+        self.measured.write(&self.key(shape), &data(&algorithm));
+        let mut plans = self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        plans.insert(*shape, Arc::new(plan));
+        Ok(())
+    }
+
+    fn key(&self, shape: &GemmShape) -> String {
+        let card = &self.context.card;
+        format!("{}\n{} {}\n{shape:?}", self.library(), card.name, card.architecture())
+    }
+}
+
+fn data(algorithm: &Algorithm) -> Vec<u8> {
+    algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// The shapes that were not measured yet, and the work of all calls.
+fn untuned<'a>(calls: impl Iterator<Item = &'a GemmCall>) -> (Vec<Untuned>, f64) {
+    let mut shapes: BTreeMap<GemmShape, Untuned> = BTreeMap::new();
+    let mut all_flops = 0.0;
+    for call in calls {
+        let flops = 2.0 * call.m as f64 * call.n as f64 * call.k as f64;
+        all_flops += flops;
+        if !call.plan.as_ref().expect("prepared").is_tuned {
+            let shape = call.shape();
+            let new = || Untuned { shape, call: call.clone(), flops: 0.0 };
+            shapes.entry(shape).or_insert_with(new).flops += flops;
+        }
+    }
+    (shapes.into_values().collect(), all_flops)
+}
+
+fn marks(gemm: &Gemm) -> Result<[Event; 2], CudaError> {
+    Ok([Event::new(&gemm.context)?, Event::new(&gemm.context)?])
+}
+
+/// Runs products and takes their times.
+struct Bench<'a> {
+    gemm: &'a Gemm,
+    stream: &'a Stream,
+    kernels: &'a Kernels,
+    marks: [Event; 2],
+}
+
+/// Operands of a product in memory: address, dtype and number of elements.
+type Filled = (u64, DType, usize);
+
+impl Bench<'_> {
+    /// Keeps the card busy for so long.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tune`].
+    unsafe fn heat(&self, untuned: &Untuned, seconds: f64) -> Result<(), DeviceError> {
+        let plan = untuned.plan();
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.fill(&untuned.operands())?;
+            let once = self.time(untuned, &plan.algorithm, 1)?;
+            self.time(untuned, &plan.algorithm, (seconds / once) as usize)?;
+        }
+        Ok(())
+    }
+
+    /// The fastest algorithm with the bits of the one that the call has; none if there is no time to measure, or no
+    /// other.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tune`].
+    unsafe fn fastest(
+        &self,
+        untuned: &Untuned,
+        seconds: f64,
+    ) -> Result<Option<Algorithm>, DeviceError> {
+        let plan = untuned.plan();
+        let choices = plan.all_choices(self.gemm.handle, &untuned.shape);
+        let choices = choices.map_err(CudaError::blas("algorithms of a product"))?;
+        // SAFETY: the caller's promise.
+        unsafe {
+            self.fill(&untuned.operands())?;
+            let bits = self.bits(untuned, &plan.algorithm)?;
+            let mut same = vec![plan.algorithm];
+            for choice in choices.into_iter().filter(|choice| choice.data != plan.algorithm.data) {
+                if bits.is_some() && self.bits(untuned, &choice)? == bits {
+                    same.push(choice);
+                }
+            }
+            let once = self.time(untuned, &plan.algorithm, 2)?;
+            let measured = std::cell::Cell::new(false);
+            let way = fastest(same.len(), seconds, once, |way, runs| {
+                measured.set(true);
+                self.time(untuned, &same[way], runs)
+            })?;
+            Ok(measured.get().then(|| same[way]))
+        }
+    }
+
+    /// A digest of the product's bits; none if the algorithm does not run.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tune`].
+    unsafe fn bits(
+        &self,
+        untuned: &Untuned,
+        algorithm: &Algorithm,
+    ) -> Result<Option<u64>, DeviceError> {
+        let GemmCall { m, n, out, out_dtype, .. } = untuned.call;
+        let sum = self.gemm.workspace.start();
+        // SAFETY: the caller's promise. The workspace is free when the product is done.
+        unsafe {
+            self.fill(&[(out, out_dtype, m * n)])?;
+            if self.queue(untuned, algorithm).is_err() {
+                return Ok(None);
+            }
+            driver::memset_d8_async(sum, 0, size_of::<u64>(), self.stream.handle())
+                .map_err(CudaError::driver("clearing a digest"))?;
+            let halves = (m * n * out_dtype.size_bytes() / 2) as i64;
+            let arguments =
+                vec![Argument::Pointer(out), Argument::I64(halves), Argument::Pointer(sum)];
+            self.launch("digest", arguments)?;
+            let mut bytes = [0; size_of::<u64>()];
+            driver::memcpy_dtoh_async(&mut bytes, sum, self.stream.handle())
+                .map_err(CudaError::driver("reading a digest"))?;
+            self.stream.synchronize("comparing products")?;
+            Ok(Some(u64::from_le_bytes(bytes)))
+        }
+    }
+
+    /// Seconds of one product, by so many of them after some that are not timed.
+    ///
+    /// # Safety
+    /// As for [`Gemm::tune`].
+    unsafe fn time(
+        &self,
+        untuned: &Untuned,
+        algorithm: &Algorithm,
+        runs: usize,
+    ) -> Result<f64, DeviceError> {
+        let runs = runs.max(1);
+        let plan = untuned.with(algorithm)?;
+        let [start, end] = &self.marks;
+        for (count, is_timed) in [(runs / 4 + 1, false), (runs, true)] {
+            if is_timed {
+                start.record(self.stream)?;
+            }
+            for _ in 0..count {
+                // SAFETY: the caller's promise.
+                unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
+                    .map_err(CudaError::blas("timing a product"))?;
+            }
+        }
+        end.record(self.stream)?;
+        self.stream.synchronize("timing products")?;
+        Ok(end.seconds_since(start)? / runs as f64)
+    }
+
+    /// # Safety
+    /// As for [`Gemm::tune`].
+    unsafe fn queue(&self, untuned: &Untuned, algorithm: &Algorithm) -> Result<(), CudaError> {
+        let plan = untuned.with(algorithm)?;
+        // SAFETY: the caller's promise.
+        unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
+            .map_err(CudaError::blas("comparing products"))?;
+        // The descriptors must live as long as the call.
+        self.stream.synchronize("comparing products")
+    }
+
+    fn addresses(&self, untuned: &Untuned) -> Addresses {
+        let call = &untuned.call;
+        Addresses {
+            a: call.a.address,
+            b: call.b.address,
+            addend: if call.accumulate { Some(call.out) } else { call.addend },
+            bias: call.bias,
+            out: call.out,
+            workspace: self.gemm.workspace.start(),
+        }
+    }
+
+    /// # Safety
+    /// As for [`Gemm::tune`].
+    unsafe fn fill(&self, operands: &[Filled]) -> Result<(), DeviceError> {
+        for (seed, &(address, dtype, elements)) in operands.iter().enumerate() {
+            let name = match dtype {
+                DType::BF16 => "fill_bf16",
+                _ => "fill_f32",
+            };
+            let arguments = vec![
+                Argument::Pointer(address),
+                Argument::I64(elements as i64),
+                Argument::I64(seed as i64),
+            ];
+            // SAFETY: the caller's promise.
+            unsafe { self.launch(name, arguments)? };
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// As for [`Gemm::tune`], and the arguments are the kernel's.
+    unsafe fn launch(&self, name: &str, arguments: Vec<Argument>) -> Result<(), DeviceError> {
+        let choice =
+            KernelChoice { source: SOURCE, name, definitions: Vec::new(), shared_bytes: 0 };
+        let launch = Launch {
+            kernel: self.kernels.get(&choice)?,
+            grid: (BLOCKS, 1, 1),
+            block: THREADS,
+            shared_bytes: 0,
+            arguments,
+            begins_early: false,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { launch.queue(self.stream, Start::InOrder, || "a trial of products".to_owned()) }
+    }
+}
+
+impl Untuned {
+    fn plan(&self) -> &GemmPlan {
+        self.call.plan.as_ref().expect("prepared")
+    }
+
+    /// Descriptors of the shape with an algorithm.
+    fn with(&self, algorithm: &Algorithm) -> Result<GemmPlan, CudaError> {
+        let plan = GemmPlan::describe_shape(&self.shape);
+        let mut plan = plan.map_err(CudaError::blas("descriptors of a product"))?;
+        plan.algorithm = *algorithm;
+        Ok(plan)
+    }
+
+    /// What the product reads.
+    fn operands(&self) -> Vec<Filled> {
+        let GemmCall { m, n, k, ref a, ref b, out_dtype, bias, addend, .. } = self.call;
+        let always = [(a.address, a.dtype, m * k), (b.address, b.dtype, k * n)];
+        let bias = bias.map(|address| (address, out_dtype, n));
+        let addend = addend.map(|address| (address, out_dtype, m * n));
+        always.into_iter().chain(bias).chain(addend).collect()
+    }
+}
