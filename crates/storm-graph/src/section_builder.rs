@@ -91,6 +91,11 @@ impl SectionBuilder {
         self.graph.input(name, [self.batch, self.sequence], DType::I32)
     }
 
+    /// An input of any form, by its name. A micro-batch has entries for it.
+    pub fn input_of(&mut self, name: &str, shape: impl Into<Shape>, dtype: DType) -> TensorId {
+        self.graph.input(name, shape, dtype)
+    }
+
     /// Parameters created from here on are frozen.
     pub fn freeze(&mut self) {
         self.training = Training::Frozen;

@@ -1,7 +1,8 @@
-use crate::TrainError;
+use crate::micro_batch::{Entries, MicroBatch};
+use crate::{TrainError, TrainOptions};
 use storm_data::Samples;
-use storm_graph::{IGNORE_INDEX, Op, Program};
-use storm_model::{ModelConfig, Packing};
+use storm_graph::IGNORE_INDEX;
+use storm_model::Packing;
 
 /// One micro-batch of token sequences: `batch` rows of `sequence` tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,9 +69,13 @@ impl Batch {
         self.targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
     }
 
-    /// Checks sizes, and that every id can be looked up.
-    fn check(&self, size: &BatchSize) -> Result<(), TrainError> {
-        let BatchSize { batch, sequence, tokens, targets, positions, packing } = *size;
+    /// Checks that all columns have one length and that samples are told apart as the model expects it.
+    pub(crate) fn check_form(
+        &self,
+        batch: usize,
+        sequence: usize,
+        packing: Packing,
+    ) -> Result<(), TrainError> {
         let rows = batch * sequence;
         if self.segments.is_some() != (packing == Packing::Segments) {
             let problem = match packing {
@@ -80,31 +85,16 @@ impl Batch {
             return Err(TrainError::Batch { problem: problem.to_owned() });
         }
         let columns = [
-            ("tokens", Some(&self.tokens), tokens),
-            ("targets", Some(&self.targets), targets),
-            ("positions", Some(&self.positions), positions),
-            ("segments", self.segments.as_ref(), usize::MAX),
+            ("tokens", Some(&self.tokens)),
+            ("targets", Some(&self.targets)),
+            ("positions", Some(&self.positions)),
+            ("segments", self.segments.as_ref()),
         ];
-        for (name, values, limit) in columns {
-            let Some(values) = values else { continue };
-            if values.len() != rows {
-                return Err(TrainError::Batch {
-                    problem: format!("`{name}` has {} entries, not {rows}", values.len()),
-                });
-            }
-            let known = |value: i32| {
-                limit == usize::MAX
-                    || usize::try_from(value).is_ok_and(|value| value < limit)
-                    || (name == "targets" && value == IGNORE_INDEX)
-            };
-            if let Some(at) = values.iter().position(|&value| !known(value)) {
-                return Err(TrainError::Batch {
-                    problem: format!(
-                        "`{name}` has {} at entry {at}; the model knows 0 to {}",
-                        values[at],
-                        limit - 1
-                    ),
-                });
+        for (name, values) in columns {
+            let count = values.map_or(rows, Vec::len);
+            if count != rows {
+                let problem = format!("`{name}` has {count} entries, not {rows}");
+                return Err(TrainError::Batch { problem });
             }
         }
         self.check_segments(sequence)
@@ -129,102 +119,31 @@ impl Batch {
     }
 }
 
-/// What a batch must fit.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct BatchSize {
-    pub(crate) batch: usize,
-    pub(crate) sequence: usize,
-    /// Every token is below this, every target that counts, and every position.
-    tokens: usize,
-    targets: usize,
-    positions: usize,
-    packing: Packing,
-}
-
-/// As good as no limit: ids are i32.
-const ANY_ID: usize = i32::MAX as usize;
-
-impl BatchSize {
-    pub(crate) fn new(
-        config: &ModelConfig,
-        batch: usize,
-        sequence: usize,
-        packing: Packing,
-    ) -> BatchSize {
-        let positions = match config.rotary {
-            Some(_) => ANY_ID,
-            None => config.max_positions,
+impl MicroBatch for Batch {
+    fn entries(&self, input: &str) -> Option<Entries<'_>> {
+        let entries = match input {
+            "tokens" => &self.tokens,
+            "targets" => &self.targets,
+            "positions" => &self.positions,
+            "segments" => self.segments.as_ref()?,
+            _ => return None,
         };
-        let [tokens, targets] = [config.vocab_size; 2];
-        BatchSize { batch, sequence, tokens, targets, positions, packing }
+        Some(Entries::I32(entries))
     }
 
-    /// What a program can take: ids below the rows of every table that they are looked up in.
-    pub(crate) fn of_program(
-        program: &Program,
-        batch: usize,
-        sequence: usize,
-        packing: Packing,
-    ) -> BatchSize {
-        let [mut tokens, mut targets, mut positions] = [ANY_ID; 3];
-        for graph in program.templates().iter().map(|section| &section.graph) {
-            for node in graph.nodes() {
-                let (ids, table) = match node.op {
-                    Op::Embedding { ids, table } => (ids, table),
-                    Op::HeadLoss { targets, weight, .. } => (targets, weight),
-                    _ => continue,
-                };
-                let limit = match graph.tensor(ids).name.as_str() {
-                    "tokens" => &mut tokens,
-                    "targets" => &mut targets,
-                    "positions" => &mut positions,
-                    _ => continue,
-                };
-                *limit = (*limit).min(graph.tensor(table).shape.axes()[0]);
-            }
-        }
-        BatchSize { batch, sequence, tokens, targets, positions, packing }
+    fn counted(&self) -> usize {
+        self.valid_tokens()
     }
 
-    /// Checks all micro-batches of a step and counts the targets that count.
-    ///
-    /// # Errors
-    /// Says which entry is wrong and what it may be; also if there is nothing to learn.
-    pub(crate) fn check(&self, batches: &[Batch]) -> Result<usize, TrainError> {
-        batches.iter().try_for_each(|batch| batch.check(self))?;
-        let valid = batches.iter().map(Batch::valid_tokens).sum();
-        if valid == 0 {
-            let problem = match batches.len() {
-                0 => "the step has no batches",
-                _ => "no target of the step counts: every one is ignored",
-            };
-            return Err(TrainError::Batch { problem: problem.to_owned() });
-        }
-        Ok(valid)
+    fn check(&self, options: &TrainOptions) -> Result<(), TrainError> {
+        let TrainOptions { batch, sequence, packing, .. } = *options;
+        self.check_form(batch, sequence, packing)
     }
-
-    /// [`BatchSize::check`] for a batch that is only looked at: its targets do not matter.
-    pub(crate) fn check_inputs(&self, batch: &Batch) -> Result<(), TrainError> {
-        batch.check(self)
-    }
-}
-
-/// Writes the rows of `ids` sorted by (id, row) into `order`, without allocating.
-pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
-    for (row, order) in order.iter_mut().enumerate() {
-        *order = row as i32;
-    }
-    // Keys are distinct, so an unstable sort is a stable one.
-    order.sort_unstable_by_key(|&row| (ids[row as usize], row));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn size(sequence: usize, packing: Packing) -> BatchSize {
-        BatchSize { batch: 1, sequence, tokens: 10, targets: 10, positions: 9, packing }
-    }
 
     #[test]
     fn positions_start_again_with_each_segment() {
@@ -233,29 +152,14 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_sorted_by_id_then_row() {
-        let mut order = [0; 6];
-        sort_rows(&[3, 1, 3, 0, 1, 3], &mut order);
-        assert_eq!(order, [3, 1, 4, 0, 2, 5]);
-    }
-
-    #[test]
-    fn bad_ids_are_named() {
-        let check = |batch: Batch| batch.check(&size(2, Packing::Single)).unwrap_err().to_string();
-        let batch = Batch::new(vec![1, 10], vec![1, IGNORE_INDEX], 2);
-        assert_eq!(check(batch), "batch: `tokens` has 10 at entry 1; the model knows 0 to 9");
-        let batch = Batch::new(vec![1, 2], vec![-1, 2], 2);
-        assert_eq!(check(batch), "batch: `targets` has -1 at entry 0; the model knows 0 to 9");
-        let batch = Batch::new(vec![1, 2, 3], vec![1, 2], 3);
-        assert_eq!(check(batch), "batch: `tokens` has 3 entries, not 2");
-    }
-
-    #[test]
     fn a_segment_is_one_run() {
         let check = |segments: Vec<i32>| {
             let count = segments.len();
-            Batch::packed(vec![0; count], vec![0; count], segments, count)
-                .check(&size(count, Packing::Segments))
+            Batch::packed(vec![0; count], vec![0; count], segments, count).check_form(
+                1,
+                count,
+                Packing::Segments,
+            )
         };
         assert!(check(vec![0, 0, 1, 1, 5]).is_ok());
         let error = check(vec![0, 0, 1, 0]).unwrap_err().to_string();

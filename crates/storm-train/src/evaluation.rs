@@ -1,7 +1,7 @@
 //! The losses of a model under a forward-only plan: no gradients, no state, and of the weights only what fits.
 
-use crate::batch::BatchSize;
 use crate::feed::Exchange;
+use crate::input_rules::InputRules;
 use crate::{Batch, TrainError, weights};
 use std::sync::Arc;
 use storm_device::PlanDevice;
@@ -15,7 +15,8 @@ use storm_plan::{CheckedPlan, PerTier, Task};
 pub struct Evaluation<D: PlanDevice> {
     planned: Planned<D>,
     exchange: Exchange,
-    size: BatchSize,
+    rules: InputRules,
+    options: BuildOptions,
     loss_sum: f64,
     targets: u64,
 }
@@ -54,11 +55,12 @@ impl<D: PlanDevice> Evaluation<D> {
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<Evaluation<D>, TrainError> {
-        let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
-        let exchange = Exchange::new(&plan, options.batch * options.sequence)?;
+        let options = frozen(options);
+        let rules = InputRules::of_program(&build(config, &options)?);
+        let exchange = Exchange::new(&plan, &rules)?;
         let mut planned = Planned::commit(plan, device)?;
         weights::load(&mut planned, config, source)?;
-        Ok(Evaluation { planned, exchange, size, loss_sum: 0.0, targets: 0 })
+        Ok(Evaluation { planned, exchange, rules, options, loss_sum: 0.0, targets: 0 })
     }
 
     /// Batches that go together: their loss is one sum, divided once.
@@ -81,7 +83,11 @@ impl<D: PlanDevice> Evaluation<D> {
             let problem = format!("{} go together, of {most} at most", batches.len());
             return Err(TrainError::Batch { problem });
         }
-        batches.iter().try_for_each(|batch| self.size.check_inputs(batch))?;
+        let BuildOptions { batch: rows, sequence, packing, .. } = self.options;
+        batches.iter().try_for_each(|batch| {
+            batch.check_form(rows, sequence, packing)?;
+            self.rules.check_entries(batch)
+        })?;
         let valid: usize = batches.iter().map(Batch::valid_tokens).sum();
         if valid == 0 {
             return Ok(());

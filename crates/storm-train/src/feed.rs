@@ -1,8 +1,9 @@
 //! What a plan's inputs are filled with, and where its results go.
 
-use crate::column::Column;
+use crate::TrainError;
+use crate::input_rules::{DENOMINATOR, InputRules, Reading};
+use crate::micro_batch::MicroBatch;
 use crate::optimizer::names;
-use crate::{Batch, TrainError};
 use storm_device::bytes_of;
 use storm_exec::Feed;
 use storm_graph::random::{SEED_WORDS, Seed};
@@ -13,9 +14,9 @@ use storm_plan::CheckedPlan;
 const LOSS: &str = "loss";
 
 /// Where the data of an input comes from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Source {
-    Column(Column),
+    MicroBatch(Reading),
     Denominator,
     Scalars,
     Random,
@@ -31,25 +32,24 @@ pub(crate) struct Exchange {
 }
 
 impl Exchange {
-    /// For batches of `rows` tokens.
+    /// For micro-batches that fit `rules`.
     ///
     /// # Errors
-    /// The plan has an input that no batch has, or another size of batches.
-    pub(crate) fn new(plan: &CheckedPlan, rows: usize) -> Result<Exchange, TrainError> {
+    /// The plan has an input that the program of the rules has not, or one of another form.
+    pub(crate) fn new(plan: &CheckedPlan, rules: &InputRules) -> Result<Exchange, TrainError> {
         let mut sources = Vec::new();
         for input in &plan.inputs {
-            let name = input.tensor.name.as_str();
-            let entries = input.tensor.shape.elements();
-            if Column::named(name).is_some() && entries != rows {
-                let problem = format!("has {entries} entries there, not batch × sequence");
-                return Err(foreign(format!("`{name}` {problem}")));
+            let Tensor { name, shape, dtype, .. } = &input.tensor;
+            let reading = rules.reading(name);
+            if let Some(Reading::Entries(name)) = &reading {
+                rules.check_form(name, *dtype, shape.elements())?;
             }
-            sources.push(match (name, Column::named(name)) {
-                (_, Some(column)) => Source::Column(column),
-                ("denominator", _) => Source::Denominator,
+            sources.push(match (name.as_str(), reading) {
+                (_, Some(reading)) => Source::MicroBatch(reading),
+                (DENOMINATOR, _) => Source::Denominator,
                 (names::SCALARS, _) => Source::Scalars,
                 (names::RANDOM, _) => Source::Random,
-                _ => return Err(foreign(format!("it has an input `{name}`, which no batch has"))),
+                _ => return Err(foreign(format!("it has an input `{name}`, which this has not"))),
             });
         }
         let mut others: Vec<(String, Vec<u8>)> = Vec::new();
@@ -59,17 +59,17 @@ impl Exchange {
                 others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
             }
         }
-        Ok(Exchange { sources, staging: vec![0; rows], others })
+        Ok(Exchange { sources, staging: vec![0; rules.count_max()], others })
     }
 
     /// The data of a step or an evaluation over these batches, whose loss is divided by `denominator`.
-    pub(crate) fn feed<'a>(
+    pub(crate) fn feed<'a, B: MicroBatch>(
         &'a mut self,
-        batches: &'a [Batch],
+        batches: &'a [B],
         denominator: f32,
         scalars: StepScalars,
         seed: Seed,
-    ) -> StepFeed<'a> {
+    ) -> StepFeed<'a, B> {
         StepFeed {
             batches,
             exchange: self,
@@ -94,8 +94,8 @@ pub(crate) fn foreign(problem: String) -> TrainError {
 }
 
 /// The data of one step, and what came of it.
-pub(crate) struct StepFeed<'a> {
-    batches: &'a [Batch],
+pub(crate) struct StepFeed<'a, B> {
+    batches: &'a [B],
     exchange: &'a mut Exchange,
     denominator: [f32; 1],
     scalars: [f32; StepScalars::LEN],
@@ -104,7 +104,7 @@ pub(crate) struct StepFeed<'a> {
     pub(crate) gradient_norm: f32,
 }
 
-impl Feed for StepFeed<'_> {
+impl<B: MicroBatch> Feed for StepFeed<'_, B> {
     type Error = TrainError;
 
     fn input(
@@ -113,13 +113,14 @@ impl Feed for StepFeed<'_> {
         _: &Tensor,
         micro_batch: Option<usize>,
     ) -> Result<&[u8], TrainError> {
-        Ok(match self.exchange.sources[index] {
-            Source::Column(column) => {
+        let Exchange { sources, staging, .. } = &mut *self.exchange;
+        Ok(match &sources[index] {
+            Source::MicroBatch(reading) => {
                 // The last group of an evaluation may be larger than what is left: it is filled up with
                 // the last batch, whose results do not count again.
                 let last = self.batches.len() - 1;
                 let batch = &self.batches[micro_batch.unwrap_or(0).min(last)];
-                bytes_of(column.entries(batch, &mut self.exchange.staging))
+                reading.entries(batch, staging).bytes()
             }
             Source::Denominator => bytes_of(&self.denominator),
             Source::Scalars => bytes_of(&self.scalars),

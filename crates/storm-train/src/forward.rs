@@ -1,7 +1,7 @@
 //! A model on a device without gradients.
 
-use crate::batch::BatchSize;
-use crate::column::Column;
+use crate::input_rules::{InputRules, Reading};
+use crate::micro_batch::Entries;
 use crate::{Batch, TrainError, weights};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
@@ -12,8 +12,9 @@ use storm_model::{BuildOptions, ModelConfig, ParameterSource, Trainable, build};
 pub(crate) struct Forward<D: Device> {
     resident: Resident<D>,
     schedule: ScheduleId,
-    columns: Vec<(Column, SlotId)>,
-    pub(crate) size: BatchSize,
+    inputs: Vec<(Reading, SlotId)>,
+    rules: InputRules,
+    pub(crate) options: BuildOptions,
 }
 
 impl<D: Device> Forward<D> {
@@ -35,19 +36,27 @@ impl<D: Device> Forward<D> {
             slots.declare(input)?;
         }
         let schedule = Schedule::of_program(&program, &slots)?;
-        let columns = Column::find_all(&slots);
+        let rules = InputRules::of_program(&program);
+        let inputs = rules.slots(&slots);
         let mut resident = Resident::new(slots, vec![schedule], open)?;
         weights::load(&mut resident, config, source)?;
         let schedule = resident.schedule(0);
-        let size = BatchSize::new(config, options.batch, options.sequence, options.packing);
-        Ok(Forward { resident, schedule, columns, size })
+        Ok(Forward { resident, schedule, inputs, rules, options })
     }
 
-    /// Runs a batch that was checked.
+    /// Runs a batch.
+    ///
+    /// # Errors
+    /// It does not fit, or from the device.
     pub(crate) fn run(&mut self, batch: &Batch) -> Result<(), TrainError> {
-        for &(column, slot) in &self.columns {
-            // A program without gradients asks for no sorted order.
-            self.resident.write(slot, column.entries(batch, &mut []))?;
+        let BuildOptions { batch: rows, sequence, packing, .. } = self.options;
+        batch.check_form(rows, sequence, packing)?;
+        self.rules.check_entries(batch)?;
+        for (reading, slot) in &self.inputs {
+            // A program without gradients asks for no sorted order, and one of tokens for nothing but ids.
+            if let Entries::I32(ids) = reading.entries(batch, &mut []) {
+                self.resident.write(*slot, ids)?;
+            }
         }
         Ok(self.resident.run(self.schedule)?)
     }

@@ -30,7 +30,7 @@ impl Inference {
 
     /// Tokens that a sequence has.
     pub fn sequence(&self) -> usize {
-        self.forward.size.sequence
+        self.forward.options.sequence
     }
 
     /// Tokens that there are.
@@ -43,10 +43,9 @@ impl Inference {
     /// # Errors
     /// The batch does not fit.
     pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, TrainError> {
-        self.forward.size.check_inputs(batch)?;
         self.forward.run(batch)?;
-        let size = &self.forward.size;
-        let elements = size.batch * size.sequence * self.vocabulary;
+        let BuildOptions { batch, sequence, .. } = self.forward.options;
+        let elements = batch * sequence * self.vocabulary;
         Ok(match self.dtype {
             DType::BF16 => {
                 let mut logits = vec![bf16::ZERO; elements];

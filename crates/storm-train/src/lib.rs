@@ -18,7 +18,6 @@
 mod batch;
 mod checkpoint;
 mod choose;
-mod column;
 mod data;
 mod decode;
 mod error;
@@ -28,7 +27,9 @@ mod forward;
 mod generate;
 mod guard;
 mod inference;
+mod input_rules;
 mod launch;
+mod micro_batch;
 mod optimizer;
 mod precision;
 mod record;
@@ -56,6 +57,7 @@ pub use launch::{
     Correction, GuessedSplit, Launch, LaunchRequest, LaunchSite, Launched, Notice, Replanned,
     Shrunk, StepPlan, StepSize, TimedSplit, Trial, TrialOptions, try_plan,
 };
+pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{

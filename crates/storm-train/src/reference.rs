@@ -1,7 +1,7 @@
-use crate::batch::BatchSize;
-use crate::column::Column;
+use crate::input_rules::{DENOMINATOR, InputRules, Reading};
+use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
-use crate::{Batch, OptimizerOptions, Precision, TrainError, weights};
+use crate::{OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
@@ -92,8 +92,9 @@ struct Schedules {
 
 /// Slots that the host fills.
 struct Inputs {
-    /// Batch column and slot; columns that the program does not read are absent.
-    columns: Vec<(Column, SlotId)>,
+    /// What is read of a micro-batch, and where it goes.
+    readings: Vec<(Reading, SlotId)>,
+    rules: InputRules,
     /// Room for a sorted order.
     staging: Vec<i32>,
     denominator: SlotId,
@@ -186,7 +187,7 @@ impl<D: Device> ReferenceTrainer<D> {
         if precision.has_master() {
             schedules.push(optimizer::master_schedule(&slots, &instances)?);
         }
-        let inputs = Inputs::find(&slots, options.batch * options.sequence)?;
+        let inputs = Inputs::find(&slots, InputRules::of_program(&program))?;
         let resident = Resident::new(slots, schedules, open)?;
         let schedules = Schedules {
             initialize: resident.schedule(0),
@@ -219,9 +220,9 @@ impl<D: Device> ReferenceTrainer<D> {
     ///
     /// # Errors
     /// A batch that does not fit; nothing was changed.
-    pub fn step(
+    pub fn step<B: MicroBatch>(
         &mut self,
-        batches: &[Batch],
+        batches: &[B],
         learning_rate: f32,
     ) -> Result<StepReport, TrainError> {
         let loss = self.accumulate(batches)?;
@@ -235,8 +236,8 @@ impl<D: Device> ReferenceTrainer<D> {
     ///
     /// # Errors
     /// A batch that does not fit; nothing was changed.
-    pub fn accumulate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
-        let valid = self.size().check(batches)?;
+    pub fn accumulate(&mut self, batches: &[impl MicroBatch]) -> Result<f32, TrainError> {
+        let valid = self.inputs.rules.check(batches, &self.options)?;
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
         let mut loss = 0.0;
         for (index, batch) in batches.iter().enumerate() {
@@ -326,10 +327,10 @@ impl<D: Device> ReferenceTrainer<D> {
     /// A batch that does not fit.
     pub fn profile(
         &mut self,
-        batch: &Batch,
+        batch: &impl MicroBatch,
         observe: impl FnMut(Option<&'static str>),
     ) -> Result<(), TrainError> {
-        let valid = self.size().check(std::slice::from_ref(batch))?;
+        let valid = self.inputs.rules.check(std::slice::from_ref(batch), &self.options)?;
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
         self.write_batch(batch)?;
         Ok(self.resident.run_observed(self.schedules.start, observe)?)
@@ -348,31 +349,31 @@ impl<D: Device> ReferenceTrainer<D> {
         self.resident.device()
     }
 
-    fn size(&self) -> BatchSize {
-        let TrainOptions { batch, sequence, packing, .. } = self.options;
-        BatchSize::new(&self.config, batch, sequence, packing)
-    }
-
     fn write_random(&mut self, step: u32) -> Result<(), TrainError> {
         let words: [i32; SEED_WORDS] = Seed { seed: self.options.seed, step }.to_words();
         Ok(self.resident.write(self.inputs.random, &words)?)
     }
 
-    fn write_batch(&mut self, batch: &Batch) -> Result<(), TrainError> {
-        for &(column, slot) in &self.inputs.columns {
-            let entries = column.entries(batch, &mut self.inputs.staging);
-            self.resident.write(slot, entries)?;
+    fn write_batch(&mut self, batch: &impl MicroBatch) -> Result<(), TrainError> {
+        let Inputs { readings, staging, .. } = &mut self.inputs;
+        for (reading, slot) in readings {
+            match reading.entries(batch, staging) {
+                Entries::F32(values) => self.resident.write(*slot, values)?,
+                Entries::Bf16(values) => self.resident.write(*slot, values)?,
+                Entries::I32(values) => self.resident.write(*slot, values)?,
+            }
         }
         Ok(())
     }
 }
 
 impl Inputs {
-    fn find(slots: &Slots, rows: usize) -> Result<Inputs, TrainError> {
+    fn find(slots: &Slots, rules: InputRules) -> Result<Inputs, TrainError> {
         Ok(Inputs {
-            staging: vec![0; rows],
-            columns: Column::find_all(slots),
-            denominator: slots.get("denominator")?,
+            staging: vec![0; rules.count_max()],
+            readings: rules.slots(slots),
+            rules,
+            denominator: slots.get(DENOMINATOR)?,
             scalars: slots.get(names::SCALARS)?,
             random: slots.get(names::RANDOM)?,
             norm: slots.get(names::NORM)?,

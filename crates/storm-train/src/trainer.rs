@@ -1,9 +1,9 @@
-use crate::batch::BatchSize;
 use crate::checkpoint::{StateTensor, state_tensors};
 use crate::feed::{Exchange, StepFeed, foreign};
+use crate::input_rules::InputRules;
 use crate::optimizer::names;
 use crate::reference::{check_options, initial_graph};
-use crate::{Batch, StepReport, TrainError, TrainOptions, weights};
+use crate::{MicroBatch, NamedInputs, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
 use std::sync::Arc;
 use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
@@ -22,7 +22,7 @@ pub struct Trainer<D: PlanDevice> {
     /// None for a program that the caller has built.
     config: Option<ModelConfig>,
     options: TrainOptions,
-    size: BatchSize,
+    rules: InputRules,
     instances: Vec<ParameterInstance>,
     exchange: Exchange,
     /// Updates made or pending.
@@ -54,9 +54,9 @@ impl<D: PlanDevice> Trainer<D> {
     /// [`task_of_program`](crate::task_of_program) with the same program and options. `start` says by
     /// the name of a parameter in its section what it is filled with.
     ///
-    /// A program reads a [`Batch`] by the names of its inputs: `tokens`, `targets`, `positions`,
-    /// `segments`, each (B, T) of i32, and the scalar `denominator`, the number of targets in the step
-    /// that count. Its result `loss` is what is learned.
+    /// A program reads micro-batches by the names of its inputs: a [`Batch`](crate::Batch) has `tokens`, `targets`,
+    /// `positions` and `segments`, each (B, T) of i32, and a [`NamedInputs`] whatever it is given. The trainer fills the scalar
+    /// `denominator`, the number of targets in the step that count. The program's result `loss` is what is learned.
     ///
     /// # Errors
     /// The plan is of something else, the program reads something else, or the memory cannot be had.
@@ -69,9 +69,8 @@ impl<D: PlanDevice> Trainer<D> {
     ) -> Result<Trainer<D>, TrainError> {
         check_options(&options)?;
         let instances = program.parameter_instances();
-        let TrainOptions { batch, sequence, packing, .. } = options;
-        let size = BatchSize::of_program(program, batch, sequence, packing);
-        let exchange = Exchange::new(&plan, batch * sequence)?;
+        let rules = InputRules::of_program(program);
+        let exchange = Exchange::new(&plan, &rules)?;
         let planned = Planned::commit(plan, device)?;
         for ParameterInstance { name, parameter, .. } in &instances {
             let Tensor { shape, dtype, .. } = planned.tensor(name)?;
@@ -83,7 +82,7 @@ impl<D: PlanDevice> Trainer<D> {
             planned,
             config: None,
             options,
-            size,
+            rules,
             instances,
             exchange,
             updates: 0,
@@ -120,9 +119,9 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// Batches that do not fit, another number of them than the plan has, or from the device. A
     /// batch that is refused changes nothing.
-    pub fn step(
+    pub fn step<B: MicroBatch>(
         &mut self,
-        batches: &[Batch],
+        batches: &[B],
         learning_rate: f32,
     ) -> Result<StepReport, TrainError> {
         if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
@@ -145,14 +144,14 @@ impl<D: PlanDevice> Trainer<D> {
     ///
     /// # Errors
     /// As [`Trainer::step`], but with any number of batches; also if the plan has no such segment.
-    pub fn evaluate(&mut self, batches: &[Batch]) -> Result<f32, TrainError> {
+    pub fn evaluate(&mut self, batches: &[impl MicroBatch]) -> Result<f32, TrainError> {
         let Some(group) = self.planned.evaluated_micro_batches() else {
             return Err(TrainError::Option {
                 option: "plan",
                 problem: "has no segment that evaluates".to_owned(),
             });
         };
-        let denominator = self.size.check(batches)? as f32;
+        let denominator = self.rules.check(batches, &self.options)? as f32;
         self.flush()?;
         let seed = Seed { seed: self.options.seed, step: self.updates };
         let mut feed = self.exchange.feed(batches, denominator, StepScalars::NONE, seed);
@@ -174,14 +173,18 @@ impl<D: PlanDevice> Trainer<D> {
     }
 
     /// A step whose gradients are applied with `own` scalars.
-    fn run_step(&mut self, batches: &[Batch], own: StepScalars) -> Result<StepReport, TrainError> {
+    fn run_step(
+        &mut self,
+        batches: &[impl MicroBatch],
+        own: StepScalars,
+    ) -> Result<StepReport, TrainError> {
         let wanted = self.micro_batches();
         if batches.len() != wanted {
             let problem =
                 format!("the plan's step has {wanted} micro-batches, not {}", batches.len());
             return Err(TrainError::Batch { problem });
         }
-        let denominator = self.size.check(batches)? as f32;
+        let denominator = self.rules.check(batches, &self.options)? as f32;
         // A plan that defers updates applies what the step before left; one that does not, its own.
         let (applied, number) = match self.defers() {
             true => (self.pending.take(), self.updates),
@@ -202,7 +205,8 @@ impl<D: PlanDevice> Trainer<D> {
     pub fn flush(&mut self) -> Result<(), TrainError> {
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let seed = Seed { seed: self.options.seed, step: self.updates };
-        let mut feed = self.exchange.feed(&[], 1.0, pending, seed);
+        let none: &[NamedInputs] = &[];
+        let mut feed = self.exchange.feed(none, 1.0, pending, seed);
         // The gradients are still there, but nothing is pending: the next step does not apply them.
         self.planned.flush(&mut feed)
     }

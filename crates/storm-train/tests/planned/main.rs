@@ -3,6 +3,7 @@
 mod evaluation;
 mod exactness;
 mod faults;
+mod named_inputs;
 mod programs;
 mod refused;
 mod stages;

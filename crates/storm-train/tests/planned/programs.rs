@@ -29,8 +29,17 @@ fn program(batch: usize) -> Program {
 }
 
 fn trainer(program: &Program, vram_bytes: u64) -> Result<Trainer<CpuPlanDevice>, TrainError> {
+    trainer_by(program, program, vram_bytes)
+}
+
+/// A trainer of a program by the plan of another.
+fn trainer_by(
+    program: &Program,
+    planned: &Program,
+    vram_bytes: u64,
+) -> Result<Trainer<CpuPlanDevice>, TrainError> {
     let options: TrainOptions = options(Precision::F32);
-    let task = task_of_program(program, &options, 1)?;
+    let task = task_of_program(planned, &options, 1)?;
     let mut profile = HardwareProfile::builtin("reference").unwrap();
     profile.overhead_bytes = 0;
     let budget = Budget::new(vram_bytes, 1 << 30);
@@ -84,8 +93,11 @@ fn ids_are_held_against_the_tables_of_the_program() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let error = trainer(&program(BATCH + 1), 1 << 30).err().unwrap().to_string();
-    assert!(error.contains("`tokens` has 27 entries there, not batch × sequence"), "{error}");
+    let larger = program(BATCH + 1);
+    let error = trainer_by(&program(BATCH), &larger, 1 << 30).err().unwrap().to_string();
+    assert!(error.contains("`tokens` has 27 entries of i32 there, not 18 of i32"), "{error}");
+    let error = trainer(&larger, 1 << 30).unwrap().step(&[batch(0, 0)], 0.01).unwrap_err();
+    assert!(error.to_string().contains("`tokens` has 18 entries, not 27"), "{error}");
     let mut trainer = trainer(&program(BATCH), 1 << 30).unwrap();
     assert!(trainer.config().is_none());
     let folder = tempfile::tempdir().unwrap();

@@ -126,7 +126,7 @@ fn a_written_parameter_keeps_its_precision() {
     assert_eq!(trainer.read("final_norm.weight.master").expect("read"), [1.000_1; 24]);
     assert_eq!(trainer.read("final_norm.weight").expect("read"), [1.0; 24]);
     assert!(trainer.read("layers.0.mlp.down.weight.master").expect("read") == other);
-    assert!(trainer.step(&[], 1e-2).unwrap_err().to_string().contains("no batches"));
+    assert!(trainer.step::<Batch>(&[], 1e-2).unwrap_err().to_string().contains("no batches"));
     let error = trainer.step(&[batch(&config, Packing::Single, 1)], f32::NAN).unwrap_err();
     assert!(error.to_string().starts_with("learning_rate: must be a number"), "{error}");
 }

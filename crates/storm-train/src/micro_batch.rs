@@ -1,0 +1,144 @@
+//! What one micro-batch of a step is to a trainer: entries for the inputs of a program, by name.
+
+use crate::{TrainError, TrainOptions};
+use half::bf16;
+use std::collections::BTreeMap;
+use storm_device::bytes_of;
+use storm_graph::{DType, IGNORE_INDEX};
+
+/// The entries of one input, row by row.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Entries<'a> {
+    /// Numbers.
+    F32(&'a [f32]),
+    /// Numbers in 16 bits.
+    Bf16(&'a [bf16]),
+    /// Ids, positions, labels.
+    I32(&'a [i32]),
+}
+
+impl<'a> Entries<'a> {
+    /// Their type.
+    pub fn dtype(self) -> DType {
+        match self {
+            Entries::F32(_) => DType::F32,
+            Entries::Bf16(_) => DType::BF16,
+            Entries::I32(_) => DType::I32,
+        }
+    }
+
+    /// How many there are.
+    pub fn count(self) -> usize {
+        self.bytes().len() / self.dtype().size_bytes()
+    }
+
+    /// As they lie in memory.
+    pub fn bytes(self) -> &'a [u8] {
+        match self {
+            Entries::F32(entries) => bytes_of(entries),
+            Entries::Bf16(entries) => bytes_of(entries),
+            Entries::I32(entries) => bytes_of(entries),
+        }
+    }
+}
+
+/// One micro-batch. [`Batch`](crate::Batch) is one of tokens, [`NamedInputs`] one of anything.
+///
+/// A program has the inputs that its author has given it. Two names mean something to a trainer: it fills
+/// `denominator`, a scalar, with the sum of [`MicroBatch::counted`] over the step, and a program's result `loss` is
+/// what is learned.
+pub trait MicroBatch {
+    /// The entries of an input; none if it has no such.
+    fn entries(&self, input: &str) -> Option<Entries<'_>>;
+
+    /// How many of its targets count. The loss of a step is normalized by the sum.
+    fn counted(&self) -> usize;
+
+    /// Whether it fits the options, beyond what every micro-batch is checked for: that its entries are of the right
+    /// type and number, and that ids can be looked up.
+    ///
+    /// # Errors
+    /// It does not.
+    fn check(&self, _: &TrainOptions) -> Result<(), TrainError> {
+        Ok(())
+    }
+}
+
+/// A micro-batch of named inputs.
+///
+/// ```
+/// use storm_train::{Entries, MicroBatch, NamedInputs};
+///
+/// let inputs = NamedInputs::new(2)
+///     .with("features", vec![0.5f32, -1.0, 2.0, 0.25]) // (2, 2)
+///     .with("targets", vec![1i32, 0]);
+/// assert_eq!(inputs.entries("targets"), Some(Entries::I32(&[1, 0])));
+/// assert_eq!(inputs.counted(), 2);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NamedInputs {
+    inputs: BTreeMap<String, Values>,
+    counted: usize,
+}
+
+/// Entries that a micro-batch owns.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Values {
+    /// See [`Entries::F32`].
+    F32(Vec<f32>),
+    /// See [`Entries::Bf16`].
+    Bf16(Vec<bf16>),
+    /// See [`Entries::I32`].
+    I32(Vec<i32>),
+}
+
+macro_rules! values {
+    ($($variant:ident: $ty:ty),*) => {
+        $(impl From<Vec<$ty>> for Values {
+            fn from(values: Vec<$ty>) -> Values {
+                Values::$variant(values)
+            }
+        })*
+    };
+}
+
+values!(F32: f32, Bf16: bf16, I32: i32);
+
+impl NamedInputs {
+    /// Without inputs so far. `counted` is what it adds to the denominator of the step: the number of its samples, or of
+    /// its targets that count.
+    pub fn new(counted: usize) -> NamedInputs {
+        NamedInputs { inputs: BTreeMap::new(), counted }
+    }
+
+    /// With another input; one of the same name is replaced.
+    pub fn with(mut self, name: impl Into<String>, values: impl Into<Values>) -> NamedInputs {
+        self.inputs.insert(name.into(), values.into());
+        self
+    }
+}
+
+impl MicroBatch for NamedInputs {
+    fn entries(&self, input: &str) -> Option<Entries<'_>> {
+        Some(match self.inputs.get(input)? {
+            Values::F32(values) => Entries::F32(values),
+            Values::Bf16(values) => Entries::Bf16(values),
+            Values::I32(values) => Entries::I32(values),
+        })
+    }
+
+    fn counted(&self) -> usize {
+        self.counted
+    }
+
+    /// A count that contradicts the targets would train with another step size than meant.
+    fn check(&self, _: &TrainOptions) -> Result<(), TrainError> {
+        let Some(Values::I32(targets)) = self.inputs.get("targets") else { return Ok(()) };
+        let counted = targets.iter().filter(|&&target| target != IGNORE_INDEX).count();
+        if counted != self.counted {
+            let problem = format!("{counted} of `targets` count, not {} as it says", self.counted);
+            return Err(TrainError::Batch { problem });
+        }
+        Ok(())
+    }
+}
