@@ -8,6 +8,8 @@ mod audit;
 mod bench;
 mod bundle;
 mod check;
+#[path = "../../crates/storm-cli/tests/pages/chromium.rs"]
+mod chromium;
 mod dist;
 mod guide;
 mod lexer;
@@ -57,7 +59,8 @@ Commands:
   help          This text.
 
 Start with `cargo xtask test`. Run `cargo xtask check` before a commit: it is quick.
-STORM_PYTHON=/path/to/python3 chooses the Python that the environment is made from.
+STORM_PYTHON=/path/to/python3 chooses the Python that the environment is made from,
+STORM_CHROMIUM=/path/to/chromium the browser that pages of reports are tested in.
 ";
 
 fn main() -> ExitCode {

@@ -6,9 +6,10 @@ use std::process::Command;
 use anyhow::{Result, bail};
 
 use crate::args::Args;
+use crate::chromium;
 use crate::process::{cargo, run as run_command};
 use crate::python::Environment;
-use crate::stage::{Stage, run_all};
+use crate::stage::{Stage, Verdict, run_all};
 use crate::workspace::{crate_dirs, entries, examples_dir, release_dir, root};
 
 /// The packages whose release binaries the Python comparisons call, found through `STORM_BIN_DIR`.
@@ -51,6 +52,7 @@ fn quick_targets(crate_dirs: &[PathBuf]) -> Result<Vec<String>> {
 fn run_everything() -> Result<()> {
     run_all(vec![
         Stage::new("python set-up", || Environment::new().ensure()),
+        Stage::skippable("browser for pages", find_browser),
         Stage::new("rust tests", || {
             let test = ["test", "--workspace", "--lib", "--bins", "--tests"];
             let mut command = cargo();
@@ -67,6 +69,20 @@ fn run_everything() -> Result<()> {
         Stage::new("python wheel", || Environment::new().install_wheel()),
         Stage::new("python comparisons", run_pytest),
     ])
+}
+
+/// The tests of pages look for a Chromium themselves, and pass without one: this says so where it is seen.
+fn find_browser() -> Result<Verdict> {
+    match chromium::find() {
+        Some(program) => {
+            eprintln!("{}", program.display());
+            Ok(Verdict::Passed)
+        }
+        None => {
+            eprintln!("{}", chromium::INSTALL);
+            Ok(Verdict::Skipped)
+        }
+    }
 }
 
 /// Builds all examples in one go, which costs less than one `cargo run` for each, and runs them.

@@ -26,6 +26,7 @@ mod precision;
 mod probe;
 mod progress;
 mod report;
+mod run_page;
 mod sample;
 mod save_mode;
 mod size;

@@ -1,6 +1,6 @@
 //! `storm report`: the page of a run, rebuilt from its metrics.
 
-use crate::model::grouped;
+use crate::run_page;
 use crate::size;
 use crate::source::NoModel;
 use crate::train;
@@ -9,16 +9,17 @@ use clap::Args;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use storm_files::{open_plain, replace_file};
-use storm_train::{History, RunError, read_metrics, rewrite_report};
+use storm_train::{History, LastPlan, RunError, read_metrics, write_report};
 
-/// The largest page that is read for what it says of a step.
+/// The largest page that is read for what it says of the last plan.
 const PAGE_BYTES_MAX: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct ReportArgs {
     /// The folder of a run, `runs/NAME`.
     run: PathBuf,
-    /// Where to write the page. If not given, `report.html` in the run's folder; what that says of one step stays.
+    /// Where to write the page. If not given, `report.html` in the run's folder; what that says of the last plan and of one step
+    /// stays.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Print JSON: where the page is, and the figures of the run.
@@ -47,11 +48,11 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let name = name.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     let settings = train::settings_of_run(&args.run);
     let budgets = ["vram", "ram"].map(|key| size::parse(settings.get(key)?).ok());
-    replace_file(out, |file| {
-        let rows = rows(settings.get("model"), &history);
-        rewrite_report(&format!("Run {name}"), &rows, budgets, &history, before.as_deref(), file)
-    })
-    .map_err(RunError::write(out))?;
+    let facts = run_page::facts(&name, &settings, budgets, &history);
+    // What the plan came to is known to the run alone.
+    let last_plan = before.as_deref().map_or(LastPlan::Unknown, LastPlan::Page);
+    replace_file(out, |file| write_report(&facts, &history, last_plan, file))
+        .map_err(RunError::write(out))?;
     if args.json {
         let last = history.last();
         let object = serde_json::json!({
@@ -66,20 +67,6 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     }
     println!("{}", out.display());
     Ok(())
-}
-
-fn rows(model: Option<&String>, history: &History) -> Vec<(String, String)> {
-    let row = |what: &str, value: String| (what.to_owned(), value);
-    let mut rows: Vec<(String, String)> =
-        model.map(|model| row("model", model.clone())).into_iter().collect();
-    if let Some(last) = history.last() {
-        rows.push(row("steps", grouped(last.step)));
-        rows.push(row("tokens", grouped(last.tokens)));
-        rows.push(row("last loss", format!("{:.4}", last.loss)));
-    }
-    rows.extend(history.best_loss().map(|loss| row("best held-out loss", format!("{loss:.4}"))));
-    rows.push(row("storm", env!("CARGO_PKG_VERSION").to_owned()));
-    rows
 }
 
 /// The page that is there; none if there is none or it is no text.

@@ -61,8 +61,8 @@ pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
-    History, Measure, MetricsFile, Part, Recorder, RunFacts, Sink, StepRecord, TensorBoardFile,
-    read_metrics, rewrite_report, write_report,
+    History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts, Sample, Sink,
+    StepRecord, TensorBoardFile, read_metrics, write_report,
 };
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};
 pub use run::{

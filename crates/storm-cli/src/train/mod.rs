@@ -40,7 +40,7 @@ pub(crate) use options::Given;
 pub(crate) use output::{Style, shell_word};
 pub(crate) use planned::{check_config, positions_of_weights, request_of_config};
 pub(crate) use recorded::Recorded;
-pub(crate) use reference::with_defaults;
+pub(crate) use reference::{by_heading, with_defaults};
 use setup::{Purpose, Setup};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -230,6 +230,10 @@ impl Sink for Progress {
                     "checkpoint": finished.checkpoint.display().to_string(),
                 }));
             }
+            Event::Sampled { prompt, text, .. } => {
+                self.style.say(&format!("\nThe model writes:\n\n{prompt}{text}"));
+                self.object(json!({"event": "sample", "text": format!("{prompt}{text}")}));
+            }
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::options::Given;
 use clap::{Arg, Args, Command};
+use std::collections::BTreeMap;
 
 /// The flags that are also keys.
 pub(super) fn flags() -> Vec<Arg> {
@@ -13,6 +14,26 @@ fn default_of(key: &str) -> Option<toml::Value> {
     let defaults = toml::Table::try_from(Given::defaults())
         .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
     defaults.get(key).cloned()
+}
+
+/// Options with their values under the headings of their definition, in its order.
+pub(crate) fn by_heading(
+    settings: &BTreeMap<String, String>,
+) -> Vec<(String, Vec<(String, String)>)> {
+    let mut groups: Vec<(String, Vec<(String, String)>)> = Vec::new();
+    for flag in flags() {
+        let Some((key, value)) = flag.get_long().and_then(|key| settings.get_key_value(key)) else {
+            continue;
+        };
+        let heading = flag.get_help_heading().unwrap_or_default();
+        if groups.last().is_none_or(|(last, _)| last != heading) {
+            groups.push((heading.to_owned(), Vec::new()));
+        }
+        if let Some((_, rows)) = groups.last_mut() {
+            rows.push((key.clone(), value.clone()));
+        }
+    }
+    groups
 }
 
 /// The command line, with defaults in the help of `storm train`.

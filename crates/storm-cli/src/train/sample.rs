@@ -20,7 +20,7 @@ pub(super) struct SampleOptions<'a> {
     pub(super) sequence: usize,
 }
 
-/// Lets a saved model go on with a prompt.
+/// What a saved model goes on with after a prompt.
 pub(super) fn write(
     directory: &Path,
     tokenizer: &Tokenizer,
@@ -37,7 +37,7 @@ pub(super) fn write(
         Sampling { temperature: options.temperature, seed: options.seed, ..Sampling::default() };
     let text = tokenizer.stream_after(&prompt);
     let mut generator = Generator::new(&mut model, prompt, sampling)?;
-    let mut written = options.prompt.to_owned();
+    let mut written = String::new();
     let ends = source.ends(tokenizer)?;
     writing::write(&mut generator, text, &ends, options.tokens, |text| {
         written.push_str(text);

@@ -10,6 +10,7 @@ use super::setup::Setup;
 use super::{launch, report, saving, signals, summary};
 use anyhow::{Context, Result};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use storm_device::PlanDevice;
 use storm_device::cpu::CpuPlanDevice;
@@ -17,8 +18,8 @@ use storm_device::cuda::CudaPlanDevice;
 use storm_model::{IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
-    BatchSource, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision, Recorder, Run,
-    Stop, StopReason, TensorBoardFile, Trainer,
+    BatchSource, Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision,
+    Recorder, Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
 };
 
 /// How often device memory is looked at.
@@ -57,7 +58,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     signals::listen(&stop)?;
     setup.style.say("");
     let finished = loop {
-        let sinks: Vec<&mut dyn storm_train::Sink> =
+        let sinks: Vec<&mut dyn Sink> =
             vec![&mut history, &mut metrics, &mut events, &mut progress];
         let mut recorder = Recorder::new(&mut measure, sinks);
         let finished = run.train(&stop, &mut recorder)?;
@@ -70,14 +71,16 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     };
     let host_bytes = run.trainer().memory_taken()[Tier::HOST] as u64;
     let setup = &*setup;
+    let settings = &setup.settings;
 
     if measure.trace().is_none() && finished.reason != StopReason::Requested {
         // All steps were made by a process that was stopped before its report, which shows one of them.
         run.rehearse()?;
         measure.look(run.trainer())?;
     }
+    let plan = Arc::clone(run.trainer().plan());
     // First: a model that cannot be saved takes nothing from it.
-    let report = report::write(setup, run.trainer().plan(), &measure, &history, progress.part())?;
+    let report = report::write(setup, &plan, &measure, &history, progress.part())?;
     let model = setup.folder.join("model");
     save_model(setup, &mut run, &model)?;
     let best = setup.folder.join("model-best");
@@ -87,8 +90,14 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         print("");
         summary::lines(setup, progress.part(), host_bytes).iter().for_each(|line| print(line));
     }
-    if finished.reason != StopReason::Requested {
-        sample(setup, &model)?;
+    if finished.reason != StopReason::Requested
+        && let Some(text) = sample(setup, &model)?
+    {
+        let (step, prompt) = (finished.step, settings.sample_prompt.as_str());
+        let sampled = Event::Sampled { step, prompt, text: &text };
+        let sinks: [&mut dyn Sink; 3] = [&mut history, &mut metrics, &mut progress];
+        sinks.into_iter().try_for_each(|sink| sink.event(&sampled))?;
+        report::write(setup, &plan, &measure, &history, progress.part())?;
     }
     if setup.style != Style::Json {
         print(&format!("\nmodel        {}", model.display()));
@@ -161,10 +170,11 @@ fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> 
     Ok(run.trainer().save(output, &options)?)
 }
 
-fn sample(setup: &Setup, model: &Path) -> Result<()> {
+/// What the saved model goes on with after the prompt, if that is asked for.
+fn sample(setup: &Setup, model: &Path) -> Result<Option<String>> {
     let settings = &setup.settings;
-    if settings.sample_tokens == 0 || setup.style == Style::Quiet {
-        return Ok(());
+    if settings.sample_tokens == 0 {
+        return Ok(None);
     }
     let tokenizer = data::tokenizer(&setup.dataset)?;
     let options = SampleOptions {
@@ -174,10 +184,5 @@ fn sample(setup: &Setup, model: &Path) -> Result<()> {
         seed: settings.seed.0,
         sequence: settings.seq.get(),
     };
-    let text = sample::write(model, &tokenizer, &options)?;
-    match setup.style {
-        Style::Json => print(&serde_json::json!({"event": "sample", "text": text}).to_string()),
-        _ => print(&format!("\nThe model writes:\n\n{text}")),
-    }
-    Ok(())
+    Ok(Some(sample::write(model, &tokenizer, &options)?))
 }

@@ -256,7 +256,7 @@ impl Setup {
     }
 
     /// Every option that has a value, as text.
-    fn record(&self) -> BTreeMap<String, String> {
+    pub(super) fn record(&self) -> BTreeMap<String, String> {
         record(&self.given.clone().or(Given::defaults()))
     }
 

@@ -107,7 +107,7 @@ fn a_run_that_was_killed_before_its_report_gets_one() {
     let folder = place.run_folder("a");
     let result = place.result("a", 4);
     let report = folder.join("report.html");
-    let charts = |text: String| text.split("Predicted and measured").next().map(str::to_owned);
+    let charts = |text: String| text.split("The last plan").next().map(str::to_owned);
     let before = charts(fs::read_to_string(&report).expect("a report"));
     for file in ["report.html", "trace.json", "model/config.json"] {
         fs::remove_file(folder.join(file)).expect("a file");

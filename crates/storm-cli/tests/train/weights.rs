@@ -146,13 +146,14 @@ fn other_checkpoints_are_chosen_and_damaged_ones_passed_over() {
     failed(&sample(""), 4, "has no checkpoint yet");
 }
 
-/// The picture of a step is known to the run alone.
+/// What a plan came to, and the picture of a step, are known to the run alone.
 #[test]
 fn a_page_that_is_made_anew_keeps_its_step() {
     let place = Place::new();
-    place.run("a", &["--steps", "3"]).succeeded();
+    let flags = ["--steps", "3", "--sample-tokens", "4", "--sample-prompt", "12"];
+    place.run("a", &flags).succeeded();
     let page = place.run_folder("a").join("report.html");
-    let step = |page: &str| page.find("<h2>A step").map(|at| page[at..].to_owned());
+    let step = |page: &str| page.find("The last plan").map(|at| page[at..].to_owned());
     let before = fs::read_to_string(&page).expect("a page");
     let metrics = place.run_folder("a").join("metrics.jsonl");
     let lines = fs::read_to_string(&metrics).expect("metrics");
@@ -160,9 +161,18 @@ fn a_page_that_is_made_anew_keeps_its_step() {
     fs::write(&metrics, format!("{lines}{more}\n{{\"half")).expect("written");
     done(storm(&place, "report runs/a"));
     let after = fs::read_to_string(&page).expect("a page");
-    assert!(step(&before).is_some() && step(&after) == step(&before));
-    let has_step = |page: &str| page.contains("<dt>steps</dt><dd>777</dd>");
+    assert!(step(&before).is_some_and(|step| step.contains("A step as it ran")));
+    assert!(step(&after) == step(&before));
+    let has_step = |page: &str| page.contains("<dt>steps</dt><dd>777 of 3</dd>");
     assert!(has_step(&after) && !has_step(&before));
+    for part in [
+        "<pre class=\"sample\"><b>12</b>",
+        "<dt>duration</dt><dd>0:0",
+        "<dt>learning rate</dt><dd>0.01, cosine</dd>",
+        "<dt>decay-targets</dt><dd>matrices</dd>",
+    ] {
+        assert!(before.contains(part) && after.contains(part), "{part}");
+    }
     failed(&storm(&place, "report runs/a/model"), 4, "has no metrics.jsonl");
 }
 

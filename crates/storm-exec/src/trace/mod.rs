@@ -11,9 +11,7 @@ mod stalls;
 mod summary;
 
 pub use chrome::write_chrome;
-pub use html::{
-    ReportFacts, TierLimits, step_section, write_html, write_html_after, write_html_around,
-};
+pub use html::{ReportFacts, TierLimits, page, write_html, write_step};
 pub use occupancy::{Occupancy, occupancy};
 pub use overlap::{Overlap, overlap};
 pub use stalls::StallCause;

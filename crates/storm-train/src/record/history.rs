@@ -10,6 +10,20 @@ pub struct History {
     evaluations: Thinned<(u64, f64)>,
     last_evaluation: Option<(u64, f64)>,
     best_loss: Option<f64>,
+    step_seconds: f64,
+    other_seconds: f64,
+    sample: Option<Sample>,
+}
+
+/// Some text by the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// After which step.
+    pub step: u64,
+    /// What it begins with.
+    pub prompt: String,
+    /// How the model goes on.
+    pub text: String,
 }
 
 impl Default for History {
@@ -27,6 +41,9 @@ impl History {
             evaluations: Thinned::new(),
             last_evaluation: None,
             best_loss: None,
+            step_seconds: 0.0,
+            other_seconds: 0.0,
+            sample: None,
         }
     }
 
@@ -49,6 +66,21 @@ impl History {
     pub fn best_loss(&self) -> Option<f64> {
         self.best_loss
     }
+
+    /// That all steps took.
+    pub fn step_seconds(&self) -> f64 {
+        self.step_seconds
+    }
+
+    /// That evaluations took, and that steps waited for checkpoints.
+    pub fn other_seconds(&self) -> f64 {
+        self.other_seconds
+    }
+
+    /// The last text by the model.
+    pub fn sample(&self) -> Option<&Sample> {
+        self.sample.as_ref()
+    }
 }
 
 /// All that was kept, and the last if it was not.
@@ -64,15 +96,25 @@ fn with_last<'a, T>(
 impl Sink for History {
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
         self.last = Some(*record);
+        self.step_seconds += record.seconds;
         self.steps.push(*record);
         Ok(())
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
-        if let Event::Evaluated { step, loss, .. } = *event {
-            self.evaluations.push((step, loss));
-            self.last_evaluation = Some((step, loss));
-            self.best_loss = Some(self.best_loss.map_or(loss, |best| best.min(loss)));
+        match *event {
+            Event::Evaluated { step, loss, seconds, .. } => {
+                self.evaluations.push((step, loss));
+                self.last_evaluation = Some((step, loss));
+                self.best_loss = Some(self.best_loss.map_or(loss, |best| best.min(loss)));
+                self.other_seconds += seconds;
+            }
+            Event::Saved { pause_seconds, .. } => self.other_seconds += pause_seconds,
+            Event::Sampled { step, prompt, text } => {
+                let (prompt, text) = (prompt.to_owned(), text.to_owned());
+                self.sample = Some(Sample { step, prompt, text });
+            }
+            _ => {}
         }
         Ok(())
     }

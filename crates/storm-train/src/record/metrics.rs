@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one object per line and step, evaluation or checkpoint.
+//! `metrics.jsonl`: one object per line and step, evaluation, checkpoint or sample.
 
 use super::{Sink, StepRecord};
 use crate::{Event, RunError};
@@ -11,6 +11,9 @@ use storm_files::{append_plain, open_plain, replace_file, sync_directory};
 
 /// A longer line is none of ours.
 const LINE_BYTES_MAX: u64 = 1 << 16;
+
+/// More of a prompt or of a sample is not taken down: escaped, both fit into a line.
+const TEXT_BYTES_MAX: usize = 5 << 10;
 
 /// A file of metrics that is being written.
 #[derive(Debug)]
@@ -75,10 +78,7 @@ fn replay(
         let Some(line) = lines.next().map_err(RunError::read(path))? else { return Ok(kept_bytes) };
         match Recorded::parse(line).filter(|recorded| recorded.step() <= step) {
             Some(Recorded::Step(record)) => sink.step(&record)?,
-            Some(Recorded::Other(Other { step, eval_loss: Some(loss) })) => {
-                sink.event(&Event::Evaluated { step, loss, is_best: false, seconds: 0.0 })?;
-            }
-            Some(Recorded::Other(_)) => {}
+            Some(Recorded::Other(other)) => other.tell(sink)?,
             None => {
                 kept_bytes.get_or_insert(start);
             }
@@ -108,11 +108,42 @@ enum Recorded {
     Other(Other),
 }
 
-/// An evaluation, or a checkpoint.
+/// An evaluation, a checkpoint, or a sample.
 #[derive(Deserialize)]
 struct Other {
     step: u64,
     eval_loss: Option<f64>,
+    checkpoint: Option<PathBuf>,
+    sample: Option<String>,
+    #[serde(default)]
+    prompt: String,
+    #[serde(default)]
+    seconds: f64,
+    #[serde(default)]
+    pause_seconds: f64,
+}
+
+impl Other {
+    fn tell(&self, sink: &mut dyn Sink) -> Result<(), RunError> {
+        let Other { step, seconds, pause_seconds, ref prompt, .. } = *self;
+        if let Some(loss) = self.eval_loss {
+            sink.event(&Event::Evaluated { step, loss, is_best: false, seconds })?;
+        }
+        if let Some(path) = &self.checkpoint {
+            let before_seconds = 0.0;
+            sink.event(&Event::Saved { step, path, seconds, pause_seconds, before_seconds })?;
+        }
+        if let Some(text) = &self.sample {
+            sink.event(&Event::Sampled { step, prompt, text })?;
+        }
+        Ok(())
+    }
+}
+
+/// As much of a text as is taken down.
+fn shortened(text: &str) -> String {
+    let end = text.floor_char_boundary(TEXT_BYTES_MAX);
+    format!("{}{}", &text[..end], if end < text.len() { "…" } else { "" })
 }
 
 impl Recorded {
@@ -173,6 +204,9 @@ impl Sink for MetricsFile {
                 "step": step, "checkpoint": path.display().to_string(), "seconds": seconds,
                 "pause_seconds": pause_seconds,
             }))?,
+            Event::Sampled { step, prompt, text } => self.line(&json!({
+                "step": step, "sample": shortened(text), "prompt": shortened(prompt),
+            }))?,
             _ => {}
         }
         self.file.flush().map_err(RunError::write(&self.path))?;
@@ -181,5 +215,52 @@ impl Sink for MetricsFile {
             self.file.get_ref().sync_data().map_err(RunError::write(&self.path))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::History;
+    use super::super::history::tests::record;
+    use super::*;
+
+    #[test]
+    fn times_and_text_are_read_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("metrics.jsonl");
+        let mut history = History::new();
+        let mut metrics = MetricsFile::open(&path, 0, &mut history).expect("a file");
+        // All that JSON must escape, and longer than a line may be.
+        let long = "\u{1}\"\u{7f}ä".repeat(100_000);
+        let events = [
+            Event::Evaluated { step: 1, loss: 2.5, is_best: true, seconds: 2.0 },
+            Event::Saved {
+                step: 1,
+                path: &path,
+                seconds: 9.0,
+                pause_seconds: 0.5,
+                before_seconds: 0.0,
+            },
+            Event::Sampled { step: 1, prompt: &long, text: &long },
+        ];
+        metrics.step(&record(1)).expect("written");
+        events.iter().try_for_each(|event| metrics.event(event)).expect("written");
+        drop(metrics);
+        let before = std::fs::read(&path).expect("a file");
+        for resumes in [false, true] {
+            let mut history = History::new();
+            match resumes {
+                true => drop(MetricsFile::open(&path, 1, &mut history).expect("a file")),
+                false => read_metrics(&path, &mut history).expect("a file"),
+            }
+            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 2.5));
+            let sample = history.sample().expect("a sample");
+            for text in [&sample.prompt, &sample.text] {
+                let kept = text.strip_suffix('…').expect("it was cut");
+                assert!(long.starts_with(kept) && kept.len() > TEXT_BYTES_MAX - 4);
+            }
+            assert!(std::fs::read(&path).expect("a file") == before, "a line was dropped");
+        }
+        assert_eq!(shortened("as it is"), "as it is");
     }
 }

@@ -1,6 +1,5 @@
 //! What a run leaves behind: metrics as JSON lines, TensorBoard files, and a history for reports.
 
-mod chart;
 mod history;
 mod measure;
 mod metrics;
@@ -8,13 +7,12 @@ mod part;
 mod report;
 mod tensorboard;
 mod thinned;
-mod ticks;
 
-pub use history::History;
+pub use history::{History, Sample};
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};
 pub use part::Part;
-pub use report::{RunFacts, rewrite_report, write_report};
+pub use report::{LastPlan, PlanFacts, RunFacts, write_report};
 pub use tensorboard::TensorBoardFile;
 
 use crate::{Event, Observed, Observer, RunError, StepEvent};

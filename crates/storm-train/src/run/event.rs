@@ -93,6 +93,15 @@ pub enum Event<'a> {
     },
     /// The run is over.
     Finished(&'a Finished),
+    /// The trained model wrote some text.
+    Sampled {
+        /// After which step.
+        step: u64,
+        /// What it begins with.
+        prompt: &'a str,
+        /// How the model goes on.
+        text: &'a str,
+    },
 }
 
 /// Why a run ended.

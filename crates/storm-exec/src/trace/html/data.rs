@@ -1,11 +1,11 @@
+use super::TierLimits;
 use super::kind::Kind;
-use super::{ReportFacts, TierLimits};
 use crate::trace::occupancy::{Occupancy, occupancy};
 use crate::trace::stalls::stall_spans;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use storm_device::{Span, Trace, WaitedFor};
-use storm_plan::{InstructionId, Plan, Queue, Tier, Work};
+use storm_plan::{InstructionId, PerTier, Plan, Queue, Tier, Work};
 
 /// For a span that waited for nothing.
 const NOTHING: i64 = -1;
@@ -14,7 +14,7 @@ const HOST: i64 = -2;
 
 /// What the script draws, in columns of small numbers: each name appears once, each repeated instruction
 /// once, and times are differences.
-pub(super) fn json(plan: &Plan, trace: &Trace, facts: &ReportFacts) -> Value {
+pub(super) fn json(plan: &Plan, trace: &Trace, limits: PerTier<TierLimits>) -> Value {
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
     let mut instructions = Instructions::new(plan);
@@ -26,8 +26,7 @@ pub(super) fn json(plan: &Plan, trace: &Trace, facts: &ReportFacts) -> Value {
     let compute = of_queue(plan, trace, Queue::COMPUTE);
     let kinds = Kind::ALL.map(|kind| json!([kind.key(), kind.name()]));
     let points = occupancy(plan, trace);
-    let tiers =
-        plan.tiers().map(|of| tier(of, plan.bytes[of], facts.limits[of], &points, start_ns));
+    let tiers = plan.tiers().map(|of| tier(of, plan.bytes[of], limits[of], &points, start_ns));
     json!({
         "total": end_ns - start_ns,
         "kinds": kinds,

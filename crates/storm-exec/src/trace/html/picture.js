@@ -1,76 +1,9 @@
-"use strict";
-
-// The trace, unpacked: times in nanoseconds since the step began, memory in bytes.
-
-const data = JSON.parse(document.getElementById("data").textContent);
-const KINDS = data.kinds.map(([key, name]) => ({ key, name }));
-const WAITING = KINDS.findIndex((kind) => kind.key === "waiting");
-const BETWEEN = KINDS.findIndex((kind) => kind.key === "between-kernels");
-const NOTHING = -1;
-const HOST = -2;
-const total = Math.max(data.total, 1);
-const { strings } = data.instructions;
-
-/** Adds starts and ends to something that has them as distances. */
-function unpackTimes(packed) {
-  const count = packed.gap.length;
-  const [start, end] = [new Float64Array(count), new Float64Array(count)];
-  let now = 0;
-  for (let i = 0; i < count; i++) {
-    start[i] = now += packed.gap[i];
-    end[i] = now += packed.length[i];
-  }
-  return { ...packed, start, end, count };
-}
-
-/** Adds up memory in use; `time[i]` is since when there are `bytes[i]`. */
-function unpackTier(packed) {
-  const count = packed.gap.length;
-  const [time, bytes] = [new Float64Array(count), new Float64Array(count)];
-  let [now, used] = [0, 0];
-  for (let i = 0; i < count; i++) {
-    time[i] = now += packed.gap[i];
-    bytes[i] = used += packed.change[i];
-  }
-  const peak = bytes.reduce((most, value) => Math.max(most, value), 0);
-  return { ...packed, time, bytes, count, peak };
-}
-
-const lanes = data.lanes.map(unpackTimes);
-for (const lane of lanes) lane.kind = lane.instruction.map((id) => data.instructions.kind[id]);
-const stalls = unpackTimes(data.stalls);
-const tiers = data.memory.map(unpackTier);
-
-/** By instruction: its runs in order, as lane and position. */
-const runs = data.instructions.name.map(() => []);
-lanes.forEach((lane, at) => lane.instruction.forEach((id, i) => runs[id].push([at, i])));
-
-// ---- units ------------------------------------------------------------------------------------
-
-/** In the first unit in which a value has three digits before the point at most. */
-function inUnits(value, units, step) {
-  let unit = 0;
-  // What would be rounded to four digits goes to the next unit too.
-  while (value >= 999.5 && unit + 1 < units.length) {
-    value /= step;
-    unit += 1;
-  }
-  const digits = unit === 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-  return `${value.toFixed(digits)} ${units[unit]}`;
-}
-
-const showTime = (ns) => inUnits(ns, ["ns", "µs", "ms", "s"], 1000);
-const showBytes = (bytes) => inUnits(bytes, ["B", "KiB", "MiB", "GiB", "TiB"], 1024);
-const showShare = (share) => `${(100 * share).toFixed(1)} %`;
-
 // ---- places -----------------------------------------------------------------------------------
 
-const GUTTER = 132;
 const RULER = { y: 0, height: 22 };
 const SEGMENTS = { y: 24, height: 18 };
-const LANES = [{ y: 48, height: 64 }, { y: 118, height: 46 }, { y: 170, height: 46 }];
-const TIERS = [{ y: 236, height: 132 }, { y: 384, height: 112 }];
-const HEIGHT = 504;
+/** CSS pixels: narrower pictures have names above the plots, not beside them. */
+const BESIDE_MIN = 560;
 /** Spans at least this wide are drawn one by one. */
 const SINGLE_WIDTH = 3;
 
@@ -78,13 +11,35 @@ const canvas = document.getElementById("picture");
 const context = canvas.getContext("2d");
 /** The part of the step that is shown. */
 const view = { from: 0, to: total };
-/** CSS pixels of the plot, right of the gutter; device pixels per CSS pixel. */
-const plot = { width: 1, ratio: 1 };
+/** Where things are, in CSS pixels, and device pixels for each of these; see `layOut`. */
+const plot = { gutter: 0, width: 1, height: 1, ratio: 1, lanes: [], tiers: [] };
 /** What the pointer is on; see pointer.js. */
 let hovered = null;
+/** The key of the legend whose kind stands out. */
+let highlighted = null;
 
-const xOf = (ns) => GUTTER + ((ns - view.from) / (view.to - view.from)) * plot.width;
-const nsOf = (x) => view.from + ((x - GUTTER) / plot.width) * (view.to - view.from);
+function layOut(width, ratio) {
+  const isBeside = width >= BESIDE_MIN;
+  const head = isBeside ? 0 : 20;
+  plot.gutter = isBeside ? 132 : 0;
+  plot.width = Math.max(width - plot.gutter, 10);
+  plot.ratio = ratio;
+  let y = SEGMENTS.y + SEGMENTS.height;
+  const below = (gap, height) => {
+    const place = { y: y + gap + head, height };
+    y = place.y + height;
+    return place;
+  };
+  plot.lanes = lanes.map((_, at) => below(6, at === 0 ? 64 : 46));
+  plot.tiers = tiers.map((_, at) => below(at === 0 ? 20 : 16, at === 0 ? 132 : 112));
+  plot.height = y + 8;
+}
+
+/** How strongly a key of the legend is drawn. */
+const strength = (key) => (highlighted === null || highlighted === key ? 1 : 0.12);
+
+const xOf = (ns) => plot.gutter + ((ns - view.from) / (view.to - view.from)) * plot.width;
+const nsOf = (x) => view.from + ((x - plot.gutter) / plot.width) * (view.to - view.from);
 
 /** The first position of a sorted array whose value is above `limit`. */
 function firstAbove(sorted, limit) {
@@ -139,6 +94,21 @@ function hatch(colour) {
 
 // ---- drawing ----------------------------------------------------------------------------------
 
+/** The name of a lane or a tier, and more about it: beside its place, or above it. */
+function title(name, more, { y, height }) {
+  const lines = [name, ...more];
+  if (plot.gutter > 0) {
+    const top = y + height / 2 - ((lines.length - 1) * 15) / 2;
+    lines.forEach((line, at) => {
+      text(line, 0, top + 15 * at, at === 0 ? colours.ink : colours.quiet, { bold: at === 0 });
+    });
+    return;
+  }
+  text(name, 0, y - 10, colours.ink, { bold: true });
+  const width = context.measureText(name).width;
+  text(more.join(" "), width + 8, y - 10, colours.quiet);
+}
+
 function text(content, x, y, colour, { align = "left", bold = false, size = 12 } = {}) {
   context.font = `${bold ? "600 " : ""}${size}px ${fontFamily}`;
   context.textAlign = align;
@@ -177,17 +147,19 @@ function coverage(columns, parts) {
 function drawColumns(covered, columns, { y, height }) {
   const level = new Float32Array(columns);
   const width = 1 / plot.ratio;
-  KINDS.forEach((_, kind) => {
+  KINDS.forEach(({ key }, kind) => {
     context.fillStyle = colours.kinds[kind];
+    context.globalAlpha = strength(key);
     for (let column = 0; column < columns; column++) {
       const share = covered[column * KINDS.length + kind];
       if (share <= 0) continue;
       const tall = Math.min(share, 1 - level[column]) * height;
       const top = y + height - level[column] * height - tall;
-      context.fillRect(GUTTER + column * width, top, width, tall);
+      context.fillRect(plot.gutter + column * width, top, width, tall);
       level[column] += share;
     }
   });
+  context.globalAlpha = 1;
 }
 
 /** What is wide enough to be told apart, with its name. */
@@ -195,19 +167,24 @@ function drawSingles(part, { y, height }, fillOf, nameOf) {
   const narrowest = (SINGLE_WIDTH / plot.width) * (view.to - view.from);
   for (let i = firstAbove(part.end, view.from); i < part.count && part.start[i] < view.to; i++) {
     if (part.end[i] - part.start[i] < narrowest) continue;
-    const left = Math.max(GUTTER, xOf(part.start[i]));
-    const right = Math.min(GUTTER + plot.width, xOf(part.end[i]));
+    const left = Math.max(plot.gutter, xOf(part.start[i]));
+    const right = Math.min(plot.gutter + plot.width, xOf(part.end[i]));
+    // What is behind it is not to shine through.
+    context.fillStyle = colours.track;
+    context.fillRect(left, y, right - left, height);
+    context.globalAlpha = strength(KINDS[part.kind[i]].key);
     context.fillStyle = fillOf(i);
     context.fillRect(left, y, right - left, height);
     context.fillStyle = colours.card;
     context.fillRect(right - 0.5, y, 0.5, height);
     textWithin(nameOf(i), left, y + height / 2, right - left, colours.onKind[part.kind[i]], 11);
+    context.globalAlpha = 1;
   }
 }
 
 function drawLane(lane, place, columns) {
   context.fillStyle = colours.track;
-  context.fillRect(GUTTER, place.y, plot.width, place.height);
+  context.fillRect(plot.gutter, place.y, plot.width, place.height);
   const isCompute = lane === lanes[0];
   const covered = coverage(columns, isCompute ? [lane, stalls] : [lane]);
   drawColumns(covered, columns, place);
@@ -218,9 +195,7 @@ function drawLane(lane, place, columns) {
   }
   let busy = 0;
   covered.forEach((share, at) => { if (at % KINDS.length < WAITING) busy += share; });
-  const middle = place.y + place.height / 2;
-  text(lane.name, 0, middle - 8, colours.ink, { bold: true });
-  text(`${showShare(busy / columns)} busy`, 0, middle + 8, colours.quiet);
+  title(lane.name, [`${showShare(busy / columns)} busy`], place);
 }
 
 /** A kernel's op and node without quotes and layer, or what is copied. */
@@ -240,9 +215,9 @@ function drawRuler() {
   for (let ns = Math.ceil(view.from / step) * step; ns <= view.to; ns += step) {
     const x = xOf(ns);
     context.fillStyle = colours.line;
-    context.fillRect(x, RULER.height - 6, 1, HEIGHT - RULER.height);
+    context.fillRect(x, RULER.height - 6, 1, plot.height - RULER.height);
     const label = `${(ns / size).toFixed(digits)} ${unit}`;
-    const room = GUTTER + plot.width - x;
+    const room = plot.gutter + plot.width - x;
     text(label, room < 40 ? x - 3 : x + 3, 9, colours.quiet, { align: room < 40 ? "right" : "left", size: 11 });
   }
 }
@@ -251,14 +226,14 @@ function drawSegments() {
   const { name, start } = data.segments;
   const { y, height } = SEGMENTS;
   name.forEach((label, i) => {
-    const left = Math.max(GUTTER, xOf(start[i]));
-    const right = Math.min(GUTTER + plot.width, xOf(start[i + 1] ?? total));
+    const left = Math.max(plot.gutter, xOf(start[i]));
+    const right = Math.min(plot.gutter + plot.width, xOf(start[i + 1] ?? total));
     if (right <= left) return;
     context.fillStyle = colours.track;
     context.fillRect(left, y, Math.max(right - left - 1, 0.5), height);
     textWithin(label, left, y + height / 2, right - left, colours.quiet, 11);
   });
-  text("segment", 0, y + height / 2, colours.quiet);
+  if (plot.gutter > 0) text("segment", 0, y + height / 2, colours.quiet);
 }
 
 /** A tier's scale reaches to its budget, unless nearly all of the picture would then be empty. */
@@ -273,7 +248,7 @@ function drawTier(tier, place, columns) {
   const { top, showsBudget } = tierScale(tier);
   const yOf = (bytes) => y + height - (bytes / top) * height;
   context.fillStyle = colours.track;
-  context.fillRect(GUTTER, y, plot.width, height);
+  context.fillRect(plot.gutter, y, plot.width, height);
 
   // A column shows the most of its time.
   const width = plot.width / columns;
@@ -283,15 +258,18 @@ function drawTier(tier, place, columns) {
     let most = tier.bytes[at] ?? 0;
     while (at + 1 < tier.count && tier.time[at + 1] < until) most = Math.max(most, tier.bytes[++at]);
     const upper = yOf(tier.besides + most);
+    context.globalAlpha = strength("memory");
     context.fillStyle = colours.memory;
-    context.fillRect(GUTTER + column * width, upper, width, yOf(tier.besides) - upper);
+    context.fillRect(plot.gutter + column * width, upper, width, yOf(tier.besides) - upper);
     context.fillStyle = colours["memory-edge"];
-    context.fillRect(GUTTER + column * width, upper, width, 1.5);
+    context.fillRect(plot.gutter + column * width, upper, width, 1.5);
   }
+  context.globalAlpha = strength("besides");
   context.fillStyle = colours.besides;
-  context.fillRect(GUTTER, yOf(tier.besides), plot.width, y + height - yOf(tier.besides));
+  context.fillRect(plot.gutter, yOf(tier.besides), plot.width, y + height - yOf(tier.besides));
+  context.globalAlpha = 1;
 
-  const right = GUTTER + plot.width;
+  const right = plot.gutter + plot.width;
   const taken = tier.plan + tier.besides;
   line(yOf(taken), colours.ink, [5, 4]);
   chip(`taken ${showBytes(taken)}`, right - 4, yOf(taken) + 10, colours.ink);
@@ -302,9 +280,7 @@ function drawTier(tier, place, columns) {
   } else {
     chip(`${budget}, above this scale ↑`, right - 4, y + 9, colours.budget);
   }
-  text(tier.name, 0, y + height / 2 - 16, colours.ink, { bold: true });
-  text(`${showBytes(tier.peak)} in`, 0, y + height / 2, colours.quiet);
-  text("use at most", 0, y + height / 2 + 15, colours.quiet);
+  title(tier.name, [`${showBytes(tier.peak)} in`, "use at most"], place);
 }
 
 function line(y, colour, dashes) {
@@ -312,8 +288,8 @@ function line(y, colour, dashes) {
   context.lineWidth = 1.25;
   context.setLineDash(dashes);
   context.beginPath();
-  context.moveTo(GUTTER, y);
-  context.lineTo(GUTTER + plot.width, y);
+  context.moveTo(plot.gutter, y);
+  context.lineTo(plot.gutter + plot.width, y);
   context.stroke();
   context.setLineDash([]);
 }
@@ -333,12 +309,12 @@ function chip(content, right, y, colour) {
 function drawHovered() {
   if (!hovered) return;
   context.fillStyle = colours.quiet;
-  context.fillRect(hovered.x, SEGMENTS.y, 1, HEIGHT - SEGMENTS.y);
+  context.fillRect(hovered.x, SEGMENTS.y, 1, plot.height - SEGMENTS.y);
   if (!hovered.part) return;
-  const here = outline(hovered.part, hovered.index, LANES[hovered.lane]);
+  const here = outline(hovered.part, hovered.index, plot.lanes[hovered.lane]);
   if (!hovered.awaited) return;
   const [lane, index] = hovered.awaited;
-  const there = outline(lanes[lane], index, LANES[lane]);
+  const there = outline(lanes[lane], index, plot.lanes[lane]);
   context.beginPath();
   context.moveTo(there.right, there.middle);
   context.lineTo(hovered.part === stalls ? here.right : here.left, here.middle);
@@ -356,21 +332,20 @@ function outline(part, index, { y, height }) {
 function draw() {
   const ratio = window.devicePixelRatio || 1;
   const width = canvas.clientWidth;
+  layOut(width, ratio);
   canvas.width = Math.round(width * ratio);
-  canvas.height = Math.round(HEIGHT * ratio);
-  canvas.style.height = `${HEIGHT}px`;
-  plot.width = Math.max(width - GUTTER, 10);
-  plot.ratio = ratio;
+  canvas.height = Math.round(plot.height * ratio);
+  canvas.style.height = `${plot.height}px`;
   const columns = Math.max(1, Math.round(plot.width * ratio));
   context.setTransform(ratio, 0, 0, ratio, 0, 0);
-  context.clearRect(0, 0, width, HEIGHT);
+  context.clearRect(0, 0, width, plot.height);
   drawRuler();
   context.save();
   drawSegments();
-  lanes.forEach((lane, at) => drawLane(lane, LANES[at], columns));
-  tiers.forEach((tier, at) => drawTier(tier, TIERS[at], columns));
+  lanes.forEach((lane, at) => drawLane(lane, plot.lanes[at], columns));
+  tiers.forEach((tier, at) => drawTier(tier, plot.tiers[at], columns));
   context.beginPath();
-  context.rect(GUTTER, 0, plot.width, HEIGHT);
+  context.rect(plot.gutter, 0, plot.width, plot.height);
   context.clip();
   drawHovered();
   context.restore();

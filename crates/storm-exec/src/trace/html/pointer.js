@@ -62,9 +62,9 @@ function awaitedBy(lane, index) {
 
 /** What the pointer is on: a place of the picture, and lines for the tip. */
 function find(x, y) {
-  if (x < GUTTER) return null;
+  if (x < plot.gutter) return null;
   const ns = nsOf(x);
-  const lane = LANES.findIndex((place) => isIn(y, place));
+  const lane = plot.lanes.findIndex((place) => isIn(y, place));
   if (lane >= 0) {
     const found = longestNear(lane === 0 ? [lanes[0], stalls] : [lanes[lane]], ns);
     if (!found) return { x, lines: idleLines(lane, ns) };
@@ -75,7 +75,7 @@ function find(x, y) {
     const awaited = waiting === NOTHING ? null : awaitedBy(lane, waiting);
     return { x, lane, part: found.part, index: found.index, awaited, lines };
   }
-  const tier = TIERS.findIndex((place) => isIn(y, place));
+  const tier = plot.tiers.findIndex((place) => isIn(y, place));
   return { x, lines: tier >= 0 ? tierLines(tiers[tier], ns) : [["", `at ${showTime(ns)}`]] };
 }
 
@@ -162,7 +162,12 @@ function hover(event) {
 
 canvas.addEventListener("pointerdown", (event) => {
   if (event.button !== 0) return;
-  canvas.setPointerCapture(event.pointerId);
+  try {
+    canvas.setPointerCapture(event.pointerId);
+  } catch {
+    // The pointer is gone already.
+  }
+  hover(event);
   drag = { x: event.offsetX, from: view.from, to: view.to };
   canvas.classList.add("moving");
 });
@@ -179,7 +184,9 @@ for (const name of ["pointerup", "pointercancel"]) {
     canvas.classList.remove("moving");
   });
 }
-canvas.addEventListener("pointerleave", () => {
+canvas.addEventListener("pointerleave", (event) => {
+  // What a finger was on stays: it is off the glass to be read.
+  if (event.pointerType === "touch") return;
   hovered = null;
   showTip();
   redraw();
@@ -191,7 +198,7 @@ canvas.addEventListener("wheel", (event) => {
   if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
     move((sideways * pixels) / plot.width);
   } else {
-    zoom(Math.exp(event.deltaY * pixels * 0.0018), nsOf(Math.max(event.offsetX, GUTTER)));
+    zoom(Math.exp(event.deltaY * pixels * 0.0018), nsOf(Math.max(event.offsetX, plot.gutter)));
   }
   hover(event);
 }, { passive: false });
@@ -205,6 +212,24 @@ canvas.addEventListener("keydown", (event) => {
   event.preventDefault();
   action();
 });
+/** Kinds stand out while their key is pointed at, or once it is pressed, until it is pressed again. */
+let pressed = null;
+for (const key of document.querySelectorAll(".key[data-kind]")) {
+  const { kind } = key.dataset;
+  const highlight = (now) => { highlighted = now; redraw(); };
+  key.addEventListener("pointerenter", (event) => {
+    if (event.pointerType !== "touch") highlight(kind);
+  });
+  key.addEventListener("pointerleave", () => highlight(pressed));
+  key.addEventListener("click", () => {
+    pressed = pressed === kind ? null : kind;
+    for (const other of document.querySelectorAll(".key[data-kind]")) {
+      other.setAttribute("aria-pressed", String(other.dataset.kind === pressed));
+    }
+    highlight(pressed);
+  });
+}
+
 document.getElementById("in").addEventListener("click", () => zoom(0.6));
 document.getElementById("out").addEventListener("click", () => zoom(1 / 0.6));
 document.getElementById("reset").addEventListener("click", () => show(0, total));

@@ -1,33 +1,21 @@
-use super::units::{show_bytes, show_ns, show_share};
-use super::{Escaped, ReportFacts};
+use super::TierLimits;
+use super::page::{Cell, Table};
+use super::units::{show_bytes, show_ns};
 use crate::trace::class_name;
 use crate::trace::summary::Summary;
 use std::io::{self, Write};
-use storm_plan::{Plan, Tier};
-
-enum Cell {
-    Text(String),
-    /// Share of the total, 0 to 1; also shown as a bar.
-    Share(f64),
-}
-
-/// A caption, the names of the columns, and rows whose first cell says what they are about.
-struct Table {
-    caption: &'static str,
-    columns: &'static [&'static str],
-    rows: Vec<(String, Vec<Cell>)>,
-}
+use storm_plan::{PerTier, Plan, Tier};
 
 /// Writes the summary in numbers.
 pub(super) fn write(
     plan: &Plan,
     summary: &Summary,
-    facts: &ReportFacts,
+    limits: PerTier<TierLimits>,
     out: &mut impl Write,
 ) -> io::Result<()> {
     writeln!(out, "<div class=\"tables\">")?;
     for table in
-        [queues(summary), stalls(summary), transfers(summary), memory(plan, summary, facts)]
+        [queues(summary), stalls(summary), transfers(summary), memory(plan, summary, limits)]
     {
         table.write(out)?;
     }
@@ -79,9 +67,9 @@ fn transfers(summary: &Summary) -> Table {
     }
 }
 
-fn memory(plan: &Plan, summary: &Summary, facts: &ReportFacts) -> Table {
+fn memory(plan: &Plan, summary: &Summary, limits: PerTier<TierLimits>) -> Table {
     let row = |tier: Tier| {
-        let (plan_bytes, limits) = (plan.bytes[tier], facts.limits[tier]);
+        let (plan_bytes, limits) = (plan.bytes[tier], limits[tier]);
         let taken_bytes = plan_bytes as u64 + limits.beside_plan_bytes;
         let cells = vec![
             Cell::Text(show_bytes(summary.peak_bytes[tier] as u64)),
@@ -96,30 +84,5 @@ fn memory(plan: &Plan, summary: &Summary, facts: &ReportFacts) -> Table {
         caption: "Memory",
         columns: &["tier", "in use at most", "plan takes", "besides", "budget", "budget taken"],
         rows: plan.tiers().map(row).collect(),
-    }
-}
-
-impl Table {
-    fn write(&self, out: &mut impl Write) -> io::Result<()> {
-        writeln!(out, "<table>\n<caption>{}</caption>\n<thead><tr>", Escaped(self.caption))?;
-        for column in self.columns {
-            write!(out, "<th scope=\"col\">{}</th>", Escaped(column))?;
-        }
-        writeln!(out, "</tr></thead>\n<tbody>")?;
-        for (name, cells) in &self.rows {
-            write!(out, "<tr><th scope=\"row\">{}</th>", Escaped(name))?;
-            for cell in cells {
-                match cell {
-                    Cell::Text(text) => write!(out, "<td>{}</td>", Escaped(text))?,
-                    Cell::Share(share) => {
-                        let (percent, text) = (100.0 * share.clamp(0.0, 1.0), show_share(*share));
-                        let style = format!("--share: {percent:.1}%");
-                        write!(out, "<td class=\"share\" style=\"{style}\">{text}</td>")?;
-                    }
-                }
-            }
-            writeln!(out, "</tr>")?;
-        }
-        writeln!(out, "</tbody>\n</table>")
     }
 }

@@ -1,5 +1,7 @@
 //! Round numbers along an axis.
 
+use super::unit::PLAIN_MAX;
+
 /// What an axis counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Scale {
@@ -15,6 +17,9 @@ pub(super) enum Scale {
 
 /// A range is divided into at most so many steps.
 const STEPS_MAX: f64 = 5.0;
+
+/// Ticks that are closer than this have an exponent.
+const SMALL: f64 = 0.5e-4;
 
 /// Names of bytes, each 1024 of the one before.
 pub(super) const BYTE_UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -51,7 +56,11 @@ fn decimal_step(least: f64) -> f64 {
 /// With as many decimals as tell ticks apart; all of an axis in one unit.
 fn label(value: f64, step: f64, largest: f64, scale: Scale) -> String {
     match scale {
-        Scale::Numbers | Scale::Counts => plain(value, step),
+        Scale::Numbers if step < SMALL || largest >= PLAIN_MAX => {
+            with_exponent(value, largest, step)
+        }
+        Scale::Numbers => plain(value, step),
+        Scale::Counts => count(value, step, largest),
         Scale::Shares => format!("{} %", plain(100.0 * value, 100.0 * step)),
         Scale::Bytes => {
             let unit = (0..BYTE_UNITS.len() - 1)
@@ -65,6 +74,28 @@ fn label(value: f64, step: f64, largest: f64, scale: Scale) -> String {
             }
         }
     }
+}
+
+/// `20k`, `1.5M`: whole numbers that are short even where they are large.
+fn count(value: f64, step: f64, largest: f64) -> String {
+    let units = [(1e15, ""), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    match units.into_iter().find(|(size, _)| largest >= 10.0 * size && step >= 0.1 * size) {
+        None => plain(value, step),
+        Some((_, "")) => with_exponent(value, largest, step),
+        Some(_) if value == 0.0 => "0".to_owned(),
+        Some((size, unit)) => format!("{}{unit}", plain(value / size, (step / size).min(1.0))),
+    }
+}
+
+/// `1.5e-7`, all with the exponent of the largest.
+fn with_exponent(value: f64, largest: f64, step: f64) -> String {
+    if value == 0.0 {
+        return "0".to_owned();
+    }
+    // The tolerance: 1e-7 is a little more or less than that.
+    let exponent = (largest.log10() + 1e-9).floor();
+    let size = 10f64.powf(exponent);
+    format!("{}e{exponent}", plain(value / size, (step / size).min(1.0)))
 }
 
 fn plain(value: f64, step: f64) -> String {
@@ -101,11 +132,15 @@ mod tests {
         check(0.0, 0.5, Scale::Numbers, &["0.0", "0.1", "0.2", "0.3", "0.4", "0.5"]);
         check(0.0, 59_084.0, Scale::Numbers, &["0", "20,000", "40,000"]);
         check(-0.5, 0.5, Scale::Numbers, &["−0.4", "−0.2", "0.0", "0.2", "0.4"]);
+        check(0.0, 4e-7, Scale::Numbers, &["0", "1e-7", "2e-7", "3e-7", "4e-7"]);
+        check(0.0, 3.15e-5, Scale::Numbers, &["0", "1e-5", "2e-5", "3e-5"]);
+        check(0.0, 1.1e-5, Scale::Numbers, &["0", "0.5e-5", "1.0e-5"]);
+        check(0.0, 3.2e-4, Scale::Numbers, &["0.0000", "0.0001", "0.0002", "0.0003"]);
         check(
             0.0,
-            4e-7,
+            2.5e30,
             Scale::Numbers,
-            &["0.0000000", "0.0000001", "0.0000002", "0.0000003", "0.0000004"],
+            &["0", "0.5e30", "1.0e30", "1.5e30", "2.0e30", "2.5e30"],
         );
     }
 
@@ -114,6 +149,16 @@ mod tests {
         check(1.0, 2.0, Scale::Counts, &["1", "2"]);
         check(1.0, 500.0, Scale::Counts, &["100", "200", "300", "400", "500"]);
         check(400.0, 1500.0, Scale::Counts, &["500", "1,000", "1,500"]);
+        check(1.0, 52_000.0, Scale::Counts, &["20k", "40k"]);
+        check(
+            9_999.0,
+            10_004.0,
+            Scale::Counts,
+            &["9,999", "10,000", "10,001", "10,002", "10,003", "10,004"],
+        );
+        check(0.0, 1e6, Scale::Counts, &["0", "200k", "400k", "600k", "800k", "1,000k"]);
+        check(1.0, 1e9, Scale::Counts, &["200M", "400M", "600M", "800M", "1,000M"]);
+        check(0.0, u64::MAX as f64, Scale::Counts, &["0", "0.5e19", "1.0e19", "1.5e19"]);
     }
 
     #[test]

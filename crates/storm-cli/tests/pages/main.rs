@@ -1,0 +1,138 @@
+//! The pages that STORM writes, opened in a Chromium: wide and as narrow as a phone, with pointer and finger.
+//!
+//! Screenshots are left in `target/tmp/pages`. Without a Chromium nothing is checked; `cargo xtask test` says so.
+
+mod browser;
+mod chromium;
+
+use browser::Browser;
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+/// CSS pixels: a desktop, and a phone.
+const WIDTHS: [u32; 2] = [1280, 390];
+
+/// What a stranger could have written into a dataset, a config or a model.
+const HOSTILE: &str =
+    "</pre></script><script>document.title = 'taken over'</script><img src=x onerror=f()> '\"&";
+
+/// A model of a few thousand parameters that evaluates often and writes some text.
+const CONFIG: &str = r#"
+model = "gpt2"
+layers = 2
+width = 16
+heads = 2
+seq = 16
+batch = 2
+accumulate = 2
+steps = 60
+eval-every = 15
+warmup = 10
+learning-rate = 1e-2
+device = "cpu"
+threads = 1
+vram = "64MiB"
+ram = "256MiB"
+sample-tokens = 12
+"#;
+
+fn storm(folder: &Path, args: &[&str]) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+    let output = command.current_dir(folder).args(args).output().expect("storm starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Names and pages: of a run, of the same run from its metrics alone, and of a step.
+fn pages(folder: &Path) -> Vec<(&'static str, String)> {
+    // Nowhere to break, and longer than a phone is wide.
+    let data = format!("{}.txt", "data".repeat(40));
+    let text: String = (0..400).map(|i| format!("{} and {}; ", i * 7 % 100, i % 13)).collect();
+    fs::write(folder.join(&data), text).expect("a file");
+    fs::write(folder.join("tiny.toml"), CONFIG).expect("a file");
+    storm(folder, &["train", "tiny.toml", "--quiet", "--data", &data, "--sample-prompt", HOSTILE]);
+    let whole = fs::read_to_string(folder.join("runs/tiny/report.html")).expect("a page");
+    // A folder has any name, and one whose run was killed has no page.
+    let moved = folder.join("<b>&run");
+    fs::rename(folder.join("runs/tiny"), &moved).expect("moved");
+    fs::remove_file(moved.join("report.html")).expect("removed");
+    storm(folder, &["report", "<b>&run"]);
+    let rebuilt = fs::read_to_string(moved.join("report.html")).expect("a page");
+    let bench = "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 2 --chunk-rows 8 \
+                 --precision f32 --vram 500MiB --ram 2GiB --steps 1 --warmup 0 --report step.html";
+    storm(folder, &bench.split_whitespace().collect::<Vec<_>>());
+    let step = fs::read_to_string(folder.join("step.html")).expect("a page");
+    vec![("run", whole), ("rebuilt", rebuilt), ("step", step)]
+}
+
+#[test]
+fn pages_fit_and_answer_wide_and_narrow() {
+    let Some(browser) = Browser::find() else { return };
+    let folder = TempDir::new().expect("a folder");
+    let pages = pages(folder.path());
+    let findings = browser.check(&pages, &WIDTHS);
+    assert_eq!(findings.len(), pages.len() * WIDTHS.len());
+    for found in &findings {
+        let at = format!("{} at {}", found["page"], found["width"]);
+        for list in ["problems", "errors"] {
+            let list = found[list].as_array().expect("a list");
+            assert!(list.is_empty(), "{at}: {list:#?}");
+        }
+        assert!(found["title"] != "taken over", "{at}");
+        let (charts, has_timeline) = match found["page"].as_str() {
+            Some("run") => (7, true),
+            Some("rebuilt") => (7, false),
+            _ => (0, true),
+        };
+        assert_eq!(
+            (&found["charts"], &found["has_timeline"]),
+            (&charts.into(), &has_timeline.into())
+        );
+        assert!(found["checks"].as_u64() >= Some(if charts > 0 { 200 } else { 10 }), "{found}");
+        if charts > 0 {
+            assert_eq!(found["held_out_points"], 4, "{at}");
+            let sample = found["sample"].as_str().expect("a sample");
+            assert!(sample.starts_with(HOSTILE) && sample.len() > HOSTILE.len(), "{at}: {sample}");
+        }
+    }
+    let widths: Vec<&Value> =
+        findings[..WIDTHS.len()].iter().map(|found| &found["width"]).collect();
+    assert_eq!(widths, WIDTHS);
+    for (name, page) in &pages {
+        browser.picture(name, page, &WIDTHS, &findings);
+    }
+}
+
+/// Checks that see nothing would pass, too.
+#[test]
+fn pages_with_faults_are_found() {
+    let Some(browser) = Browser::find() else { return };
+    let page = |body: &str| format!("<!doctype html><html><head></head><body>{body}</body></html>");
+    let faults = [
+        ("too wide", "<div style='width:600px;height:9px'></div>", "problems", "608 wide"),
+        (
+            "cut off",
+            "<div style='width:99px;overflow:hidden'><p style='width:600px'>a</p></div>",
+            "problems",
+            "cut",
+        ),
+        ("to the left", "<p style='position:absolute;left:-9px'>a</p>", "problems", "from -9"),
+        ("throws", "<script>throw new Error('of the page')</script>", "errors", "of the page"),
+        ("no JavaScript", "<script>const = 1</script>", "errors", "SyntaxError"),
+        ("fetches", "<img src='x.png'>", "errors", "cannot load <img>"),
+    ];
+    let pages: Vec<(&str, String)> =
+        faults.iter().map(|(name, body, ..)| (*name, page(body))).collect();
+    let findings = browser.check(&pages, &[390]);
+    for ((name, _, list, part), found) in faults.iter().zip(&findings) {
+        assert!(found[list].to_string().contains(part), "{name}: {found}");
+    }
+    // And nothing is found where there is nothing.
+    let findings = browser.check(&[("plain", page("<p>all is well</p>"))], &[390]);
+    assert_eq!(
+        (&findings[0]["problems"], &findings[0]["errors"]),
+        (&Value::from([0; 0]), &Value::from([0; 0]))
+    );
+}

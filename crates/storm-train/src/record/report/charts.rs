@@ -1,0 +1,94 @@
+//! Which charts a run has.
+
+use super::super::{History, StepRecord};
+use super::chart::{Chart, Kind, Series, Steps};
+use super::unit::Unit;
+use serde_json::{Map, Value, json};
+use storm_exec::trace::page::for_script;
+
+/// Values from here on are none that a run has; a picture of them would have no scale.
+const VALUE_MAX: f64 = 1e300;
+
+/// The charts of a run and what the script needs for them. Budgets are of device and host memory, in bytes.
+pub(super) fn to_html(budgets: [Option<u64>; 2], history: &History) -> String {
+    let of_steps =
+        Steps { key: "steps", steps: history.steps().map(|record| record.step).collect() };
+    let of_evaluations =
+        Steps { key: "evaluations", steps: history.evaluations().map(|(step, _)| *step).collect() };
+    let charts = charts(budgets, history, &of_steps, &of_evaluations);
+    let figures: Vec<String> = charts.iter().map(Chart::to_html).collect();
+    let steps: Map<String, Value> = [&of_steps, &of_evaluations]
+        .into_iter()
+        .map(|Steps { key, steps }| ((*key).to_owned(), json!(steps)))
+        .collect();
+    let data =
+        json!({"steps": steps, "charts": charts.iter().map(Chart::to_json).collect::<Vec<_>>()});
+    format!(
+        "<div class=\"controls\" id=\"smoothing\" hidden><label>Smoothing <input type=\"range\" min=\"0\" \
+         max=\"10\" value=\"5\"></label><output></output></div>\n\
+         <div class=\"charts\">\n{}</div>\n\
+         <p class=\"hint\">Point at a chart, or tap it, for the values of the nearest step; at a key to see its \
+         line alone.</p>\n\
+         <script type=\"application/json\" id=\"charts\">{}</script>\n\
+         <script>\n\"use strict\";\n{{\n{}}}\n</script>\n",
+        figures.concat(),
+        for_script(&data.to_string()),
+        include_str!("charts.js"),
+    )
+}
+
+fn charts<'a>(
+    budgets: [Option<u64>; 2],
+    history: &History,
+    of_steps: &'a Steps,
+    of_evaluations: &'a Steps,
+) -> Vec<Chart<'a>> {
+    let series = |name, colour, kind, of: &dyn Fn(&StepRecord) -> Option<f64>| {
+        let value = |record: &StepRecord| of(record).map_or(f64::NAN, in_range);
+        Series { name, colour, kind, steps: of_steps, values: history.steps().map(value).collect() }
+    };
+    let plain = |name, colour, of: &dyn Fn(&StepRecord) -> Option<f64>| {
+        series(name, colour, Kind::Plain, of)
+    };
+    let noisy = |name, colour, of: &dyn Fn(&StepRecord) -> Option<f64>| {
+        series(name, colour, Kind::Noisy, of)
+    };
+    let [device_budget, host_budget] = budgets.map(|budget| budget.map(|bytes| bytes as f64));
+    let mut losses = vec![noisy("training", "forward", &|r| Some(f64::from(r.loss)))];
+    if !of_evaluations.steps.is_empty() {
+        losses.push(Series {
+            name: "held out",
+            colour: "gradients",
+            kind: Kind::Dots,
+            steps: of_evaluations,
+            values: history.evaluations().map(|&(_, loss)| in_range(loss)).collect(),
+        });
+    }
+    let chart =
+        |title, series, limit, from_zero, unit| Chart { title, series, limit, from_zero, unit };
+    let rates = vec![plain("applied", "recomputed", &|r| Some(f64::from(r.learning_rate)))];
+    let speeds = vec![noisy("speed", "backward", &|r| Some(r.tokens_per_second))];
+    let norms = vec![noisy("before clipping", "optimizer", &|r| Some(f64::from(r.gradient_norm)))];
+    let device = vec![plain("in use", "memory-edge", &|r| Some(r.device_bytes as f64))];
+    let host = vec![
+        plain("plan", "memory-edge", &|r| Some(r.host_bytes as f64)),
+        plain("whole process", "inputs", &|r| r.process_bytes.map(|bytes| bytes as f64)),
+    ];
+    let shares = vec![
+        noisy("copies hidden", "activations", &|r| r.hidden_share),
+        noisy("compute busy", "weights", &|r| r.compute_share),
+    ];
+    vec![
+        chart("Loss", losses, None, false, Unit::Loss),
+        chart("Learning rate", rates, None, true, Unit::LearningRate),
+        chart("Gradient norm", norms, None, true, Unit::GradientNorm),
+        chart("Tokens per second", speeds, None, true, Unit::TokensPerSecond),
+        chart("Device memory", device, device_budget, true, Unit::Bytes),
+        chart("Host memory", host, host_budget, true, Unit::Bytes),
+        chart("Overlap", shares, None, true, Unit::Share),
+    ]
+}
+
+fn in_range(value: f64) -> f64 {
+    if value.abs() < VALUE_MAX { value } else { f64::NAN }
+}
