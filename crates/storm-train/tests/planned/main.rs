@@ -3,6 +3,7 @@
 mod evaluation;
 mod exactness;
 mod faults;
+mod lora;
 mod programs;
 mod refused;
 mod stages;
