@@ -5,6 +5,17 @@ use std::sync::Arc;
 /// A target that costs nothing: padding, prompts.
 pub const IGNORE_INDEX: i32 = -100;
 
+/// Where a matrix lies in a larger one, and what it is multiplied by there.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BlockPlace {
+    /// First row.
+    pub row: usize,
+    /// First column.
+    pub column: usize,
+    /// Of every element.
+    pub factor: f32,
+}
+
 /// How heads lie in a packed row of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct HeadLayout {

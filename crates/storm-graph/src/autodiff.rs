@@ -9,6 +9,12 @@ use crate::{
 use std::cell::Cell;
 use std::collections::BTreeMap;
 
+/// How the gradient of a parameter is stored in a program that stores gradients as `usual`: one that is kept in f32
+/// beside bf16 weights has a gradient in f32.
+pub fn parameter_gradient_dtype(parameter: &Tensor, usual: DType) -> DType {
+    if parameter.dtype == DType::F32 { DType::F32 } else { usual }
+}
+
 /// What to differentiate.
 #[derive(Clone, Debug)]
 pub struct GradientRequest {
@@ -194,11 +200,20 @@ impl Backward<'_> {
     /// a fresh tensor: only a parameter's gradient has its own memory.
     pub(crate) fn parameter_accumulator(&self, id: TensorId) -> (Option<TensorId>, DType) {
         if !self.is_parameter(id) {
-            return (None, self.tensor(id).dtype);
+            return (None, self.copied_dtype(id));
         }
         let accumulator =
             self.state.gradients[id.index()].or_else(|| self.state.accumulators.get(&id).copied());
-        (accumulator, self.state.gradient_dtype)
+        (accumulator, parameter_gradient_dtype(self.tensor(id), self.state.gradient_dtype))
+    }
+
+    /// The gradient of a rounded copy of parameters is not rounded before it reaches them.
+    fn copied_dtype(&self, id: TensorId) -> DType {
+        let producer = self.graph.producer(id).map(|node| &self.graph.nodes()[node].op);
+        match producer {
+            Some(Op::BlockMatrix { parts, .. }) => self.tensor(parts[0]).dtype,
+            _ => self.tensor(id).dtype,
+        }
     }
 
     /// [`Backward::parameter_accumulator`] for an op that computes several such gradients at once,

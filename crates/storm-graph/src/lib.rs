@@ -39,10 +39,10 @@ mod tensor;
 pub mod work;
 
 pub use attributes::{
-    ActivationFunction, AdamWParameters, CacheParts, HeadLayout, IGNORE_INDEX, Mask, NormKind,
-    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, StepScalars,
+    ActivationFunction, AdamWParameters, BlockPlace, CacheParts, HeadLayout, IGNORE_INDEX, Mask,
+    NormKind, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, StepScalars,
 };
-pub use autodiff::{GradientRequest, differentiate, order_name};
+pub use autodiff::{GradientRequest, differentiate, order_name, parameter_gradient_dtype};
 pub use dtype::DType;
 pub use error::{GraphError, OperandList};
 pub use graph::{Graph, Node, Phase};

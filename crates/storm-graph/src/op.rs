@@ -225,6 +225,12 @@ define_ops! {
     Transpose [Reshape, Bytes] { x: One; axes: Vec<usize> }
     /// The same values stored as `dtype`, rounded to nearest.
     Convert [Reshape, Bytes] { x: One; dtype: DType }
+    /// A matrix of `shape` as `dtype` that is zero except where `places` put `parts`, each multiplied by the factor of its
+    /// place. Parts lie below each other, in the order of their rows. Each is rounded once.
+    BlockMatrix [Reshape, Bytes] { parts: Many; places: Vec<BlockPlace>, shape: Shape, dtype: DType }
+    /// Gradient of a part of [`Op::BlockMatrix`]: the block of `dy` at `place`, multiplied by its factor and added to
+    /// `accumulator`. Yields `shape` in `dtype`.
+    BlockGrad [Reshape, Bytes] { dy: One, accumulator: Maybe; place: BlockPlace, shape: Shape, dtype: DType }
     /// Every element is `value`.
     Fill [Reshape, Bytes] { ; shape: Shape, dtype: DType, value: f32 }
     /// Normal values with mean 0; the random bits depend on `random` (seed), `stream` and the
@@ -282,6 +288,7 @@ impl<T: Clone> Op<T> {
         let pairs: Vec<(Option<&T>, usize)> = match self {
             Op::EmbeddingGrad { accumulator, .. }
             | Op::LinearWeightGrad { accumulator, .. }
+            | Op::BlockGrad { accumulator, .. }
             | Op::ColumnSum { accumulator, .. } => vec![(accumulator.as_ref(), 0)],
             Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
                 vec![(Some(operand), 0)]
@@ -324,6 +331,7 @@ impl<T: Clone> Op<T> {
             | Op::Reshape { .. }
             | Op::Transpose { .. }
             | Op::Convert { .. }
+            | Op::BlockMatrix { .. }
             | Op::Fill { .. }
             | Op::RandomNormal { .. }
             | Op::SumOfSquares { .. }

@@ -1,6 +1,6 @@
 //! A template: the graph of one block of a model, and how it connects to the blocks around it.
 
-use crate::autodiff::{GradientRequest, differentiate, find_wanted};
+use crate::autodiff::{GradientRequest, differentiate, find_wanted, parameter_gradient_dtype};
 use crate::graph::Phase;
 use crate::overwrite::copy_what_is_still_needed;
 use crate::{
@@ -214,9 +214,10 @@ impl Section {
             .collect();
         if request.accumulation == Accumulation::Continue {
             for &parameter in &parameters {
-                let Tensor { name, shape, .. } = graph.tensor(parameter).clone();
-                let name = format!("{name}.grad_so_far");
-                let so_far = graph.source(name, shape, gradient_dtype, TensorClass::Gradient);
+                let tensor = graph.tensor(parameter).clone();
+                let dtype = parameter_gradient_dtype(&tensor, gradient_dtype);
+                let name = format!("{}.grad_so_far", tensor.name);
+                let so_far = graph.source(name, tensor.shape, dtype, TensorClass::Gradient);
                 accumulators.insert(parameter, so_far);
             }
         }

@@ -1,9 +1,13 @@
 //! From a config to a program: embedding, layers, head.
 
-use crate::{Family, ModelConfig, ModelError, ParameterLayout, ParameterSpec};
+use crate::{
+    AdaptedLinear, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
+    is_adapter,
+};
+use std::ops::Range;
 use storm_graph::{
-    ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Program,
-    RotaryDirection, Section, Shape, Stage, TensorClass, TensorId, Training,
+    ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind,
+    Op, Program, RotaryDirection, Section, Shape, Stage, TensorClass, TensorId, Training,
 };
 
 /// Rows of logits that exist at a time unless asked otherwise.
@@ -146,6 +150,14 @@ pub(crate) struct Builder<'a> {
     reach: Reach,
 }
 
+/// What makes a layer different from others.
+#[derive(Clone, Copy, PartialEq)]
+struct LayerKind<'a> {
+    /// How many tokens a token sees at most.
+    window: Option<usize>,
+    adapters: Option<&'a LayerAdapters>,
+}
+
 /// A section under construction: a graph, and the parameters it may use.
 struct Draft<'a> {
     graph: Graph,
@@ -153,6 +165,8 @@ struct Draft<'a> {
     options: &'a BuildOptions,
     config: &'a ModelConfig,
     reach: Reach,
+    /// Of the layer that it is, if it is one.
+    adapters: Option<&'a LayerAdapters>,
 }
 
 impl<'b> Builder<'b> {
@@ -166,28 +180,26 @@ impl<'b> Builder<'b> {
 
     fn draft<'a>(&'a self, specs: &'a [ParameterSpec]) -> Draft<'a> {
         let Builder { config, options, reach, .. } = *self;
-        Draft { graph: Graph::new(), specs, options, config, reach }
+        Draft { graph: Graph::new(), specs, options, config, reach, adapters: None }
     }
 
     /// Embedding, layers, and the last stage.
     pub(crate) fn program(&self, last: Section) -> Result<Program, GraphError> {
         let layer_count = self.config.layer_count;
-        let window = self.config.sliding_window.as_ref().filter(|w| w.tokens < self.span());
-        let runs = window.map_or(vec![(0..layer_count, false)], |w| w.runs(layer_count));
+        let runs = self.runs();
         // One template for each kind of layer, and a stage for each run of layers that are alike.
         let mut templates = vec![self.embedding()?];
-        let mut template_of = [None; 2];
+        let mut template_of: Vec<(LayerKind<'_>, usize)> = Vec::new();
         let mut stages = vec![Stage::once("embedding", 0)];
-        for (layers, is_windowed) in &runs {
-            let template = match template_of[usize::from(*is_windowed)] {
-                Some(template) => template,
+        for (layers, kind) in &runs {
+            let template = match template_of.iter().find(|(known, _)| known == kind) {
+                Some(&(_, template)) => template,
                 None => {
-                    let tokens = window.filter(|_| *is_windowed).map(|window| window.tokens);
-                    templates.push(self.layer(tokens)?);
+                    templates.push(self.layer(*kind)?);
+                    template_of.push((*kind, templates.len() - 1));
                     templates.len() - 1
                 }
             };
-            template_of[usize::from(*is_windowed)] = Some(template);
             stages.push(match runs.len() {
                 1 => Stage::repeated("layers", template, layer_count),
                 _ => Stage::part_of("layers", template, layers.clone()),
@@ -196,6 +208,30 @@ impl<'b> Builder<'b> {
         stages.push(Stage::once("head", templates.len()));
         templates.push(last);
         Program::new(templates, stages)
+    }
+
+    /// Runs of layers that are alike, over all layers.
+    fn runs(&self) -> Vec<(Range<usize>, LayerKind<'b>)> {
+        let config = self.config;
+        let window = config.sliding_window.as_ref().filter(|w| w.tokens < self.span());
+        let windowed = window
+            .map_or(vec![(0..config.layer_count, false)], |window| window.runs(config.layer_count));
+        let mut runs: Vec<(Range<usize>, LayerKind<'b>)> = Vec::new();
+        for (layers, is_windowed) in windowed {
+            let window = window.filter(|_| is_windowed).map(|window| window.tokens);
+            let Some(adapters) = &config.adapters else {
+                runs.push((layers, LayerKind { window, adapters: None }));
+                continue;
+            };
+            for layer in layers {
+                let kind = LayerKind { window, adapters: Some(adapters.layer(layer)) };
+                match runs.last_mut() {
+                    Some((run, last)) if *last == kind => run.end += 1,
+                    _ => runs.push((layer..layer + 1, kind)),
+                }
+            }
+        }
+        runs
     }
 
     /// How many tokens a query could see, were there no window.
@@ -241,9 +277,9 @@ impl<'b> Builder<'b> {
         })
     }
 
-    /// A layer, whose tokens see so many at most.
-    fn layer(&self, window: Option<usize>) -> Result<Section, GraphError> {
-        let mut draft = self.draft(&self.layout.layer);
+    fn layer(&self, kind: LayerKind<'_>) -> Result<Section, GraphError> {
+        let LayerKind { window, adapters } = kind;
+        let mut draft = Draft { adapters, ..self.draft(&self.layout.layer) };
         let hidden = draft.hidden();
         let (normed, _) = draft.norm("attention_norm", hidden, None)?; // (B, T, C)
         let attended = self.attention(&mut draft, normed, window)?; // (B, T, C)
@@ -391,11 +427,21 @@ impl Draft<'_> {
     fn optional(&mut self, name: &str) -> Option<TensorId> {
         let spec = self.specs.iter().find(|spec| spec.name == name)?;
         let training = match self.options.trainable {
+            Trainable::All if self.is_frozen_base(name) => Training::Frozen,
             Trainable::All => Training::Trainable,
             Trainable::Where(learns) if learns(name) => Training::Trainable,
             Trainable::Where(_) => Training::Frozen,
         };
         Some(self.graph.parameter(name, &spec.shape[..], self.options.dtype, training))
+    }
+
+    /// Whether the model has adapters, and this parameter is not trained with them.
+    fn is_frozen_base(&self, name: &str) -> bool {
+        let Some(adapters) = &self.config.adapters else { return false };
+        match self.adapters {
+            Some(layer) => !layer.saved.iter().any(|saved| saved == name),
+            None => !adapters.saves(name),
+        }
     }
 
     fn required(&mut self, name: &str) -> TensorId {
@@ -411,7 +457,54 @@ impl Draft<'_> {
     ) -> Result<TensorId, GraphError> {
         let weight = self.required(&format!("{name}.weight"));
         let bias = self.optional(&format!("{name}.bias"));
+        let adapted = self.adapters.and_then(|layer| layer.linears.iter().find(|l| l.name == name));
+        let addend = match adapted {
+            Some(linear) => Some(self.low_rank(linear, x, addend)?),
+            None => addend,
+        };
         self.graph.apply_one(name, Op::Linear { x, weight, bias, addend })
+    }
+
+    /// What the adapters of a projection add to it, which its product takes as its addend: `scale · (x · Aᵀ) · Bᵀ + addend`.
+    /// All modules of a fused projection share one product with their stacked A, and one with a matrix that has each
+    /// module's B where its rows meet the columns of its rank.
+    fn low_rank(
+        &mut self,
+        linear: &AdaptedLinear,
+        x: TensorId,
+        addend: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        let (rank, dtype) = (linear.rank_sum(), self.options.dtype);
+        let shape = Shape::from([rank, linear.inputs]);
+        let mut a = self.adapter(&linear.a_name(), shape.clone()); // (R, K)
+        if dtype != DType::F32 {
+            let places = vec![BlockPlace { row: 0, column: 0, factor: 1.0 }];
+            let op = Op::BlockMatrix { parts: vec![a], places, shape, dtype };
+            a = self.graph.apply_one(&format!("{}.rounded", linear.a_name()), op)?;
+        }
+        let (mut parts, mut places, mut column) = (Vec::new(), Vec::new(), 0);
+        for slice in &linear.slices {
+            let shape = Shape::from([slice.rows.len(), slice.rank]);
+            parts.push(self.adapter(&linear.b_name(slice), shape));
+            places.push(BlockPlace { row: slice.rows.start, column, factor: slice.scale });
+            column += slice.rank;
+        }
+        let op =
+            Op::BlockMatrix { parts, places, shape: Shape::from([linear.outputs, rank]), dtype };
+        let b = self.graph.apply_one(&format!("{}.lora_B", linear.name), op)?; // (N, R)
+        let op = Op::Linear { x, weight: a, bias: None, addend: None };
+        let low = self.graph.apply_one(&format!("{}.low_rank", linear.name), op)?; // (B, T, R)
+        let op = Op::Linear { x: low, weight: b, bias: None, addend };
+        self.graph.apply_one(&format!("{}.adapted", linear.name), op) // (B, T, N)
+    }
+
+    /// An adapter's matrix, kept in f32.
+    fn adapter(&mut self, name: &str, shape: Shape) -> TensorId {
+        let training = match self.options.trainable {
+            Trainable::Where(learns) if !learns(name) => Training::Frozen,
+            _ => Training::Trainable,
+        };
+        self.graph.parameter(name, shape, DType::F32, training)
     }
 
     /// The norm of `x + delta`, and that sum (`x` itself without a delta).
@@ -442,13 +535,25 @@ pub enum Initialization {
         /// Standard deviation.
         deviation: f32,
     },
+    /// Uniform around 0.
+    Uniform {
+        /// The largest magnitude.
+        bound: f32,
+    },
     /// The same value everywhere: 1 for norms, 0 for biases.
     Constant(f32),
 }
 
 /// How the parameter named `name` (in the layout) starts when a model is trained from scratch:
 /// normal weights, those that write into the residual stream scaled down by `√(2L)` as GPT-2 does.
+/// Adapters start as in PEFT, A uniform and B zero, so that the model is its base at first.
 pub fn initialization(config: &ModelConfig, name: &str) -> Initialization {
+    if is_adapter(name) {
+        return match name.strip_suffix(".lora_A") {
+            Some(linear) => Initialization::Uniform { bound: adapter_bound(config, linear) },
+            None => Initialization::Constant(0.0),
+        };
+    }
     if name.ends_with(".bias") {
         return Initialization::Constant(0.0);
     }
@@ -458,4 +563,13 @@ pub fn initialization(config: &ModelConfig, name: &str) -> Initialization {
     let residual = name.ends_with("attention.output.weight") || name.ends_with("mlp.down.weight");
     let depth = if residual { (2.0 * config.layer_count as f64).sqrt() } else { 1.0 };
     Initialization::Normal { deviation: (config.initializer_range / depth) as f32 }
+}
+
+/// PEFT's `kaiming_uniform_(a=√5)`: one over the root of the width that A reads.
+fn adapter_bound(config: &ModelConfig, linear: &str) -> f32 {
+    let weight = format!("{linear}.weight");
+    let layout = ParameterLayout::new(config);
+    let spec = layout.layer.iter().find(|spec| spec.name == weight);
+    let inputs = spec.map_or(config.hidden_size, ParameterSpec::row_elements);
+    (1.0 / (inputs as f64).sqrt()) as f32
 }

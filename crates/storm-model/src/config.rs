@@ -1,6 +1,6 @@
 //! The description of a language model: one plain struct for every family.
 
-use crate::{ModelError, Rotary, SlidingWindow};
+use crate::{Adapters, ModelError, Rotary, SlidingWindow};
 use storm_graph::ActivationFunction;
 
 /// The architectures that STORM has.
@@ -114,6 +114,8 @@ pub struct ModelConfig {
     pub sliding_window: Option<SlidingWindow>,
     /// Standard deviation of fresh weights.
     pub initializer_range: f64,
+    /// Adapters beside the weights, which are frozen then.
+    pub adapters: Option<Adapters>,
 }
 
 /// Hard limits, about a power of two above anything that exists.

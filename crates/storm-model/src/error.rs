@@ -19,6 +19,22 @@ pub enum ModelError {
         known: String,
     },
 
+    /// Adapters that a model cannot have.
+    #[error("lora: {problem}")]
+    Lora {
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+
+    /// An adapter directory that cannot be used.
+    #[error("{path}: {problem}", path = .path.display())]
+    BadAdapter {
+        /// The directory, or its file.
+        path: PathBuf,
+        /// What is wrong, and what to do.
+        problem: String,
+    },
+
     /// The graph of the model could not be built.
     #[error(transparent)]
     Graph(#[from] storm_graph::GraphError),

@@ -13,6 +13,7 @@ mod config;
 mod decode;
 mod error;
 mod hf;
+mod lora;
 mod presets;
 mod rotary;
 mod window;
@@ -30,6 +31,10 @@ pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,
     ParameterSource, ParameterSpec, Remark, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype,
     end_of_text, is_carried, load_parameter, parameters, safetensors_header, save,
+};
+pub use lora::{
+    AdaptedLinear, AdaptedSlice, AdaptedSource, AdapterDirectory, Adapters, LayerAdapters,
+    LoraOptions, Targets, is_adapter, is_adapter_directory, merge, save_adapter,
 };
 pub use presets::{preset, preset_names};
 pub use rotary::{Rotary, RotaryScaling};

@@ -113,6 +113,7 @@ impl Row {
             activation: ActivationFunction::Silu,
             sliding_window: None,
             initializer_range: 0.02,
+            adapters: None,
         };
         match self.kind {
             Kind::Gpt2 => ModelConfig {

@@ -15,6 +15,7 @@
 #![doc = include_str!("../examples/custom_model.rs")]
 //! ```
 
+mod base_hash;
 mod batch;
 mod checkpoint;
 mod choose;
@@ -40,6 +41,7 @@ mod task;
 mod trainer;
 mod weights;
 
+pub use base_hash::base_hash;
 pub use batch::Batch;
 pub use checkpoint::{
     Begun, Best, CheckpointError, Checkpoints, Disk, Keep, OutputFile, Progress, Retention, Saved,

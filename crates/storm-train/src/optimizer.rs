@@ -61,13 +61,16 @@ pub(crate) fn declare(
 ) -> Result<(), TrainError> {
     use TensorClass::{Activation, Gradient, Input, OptimizerState};
     for tied in program.tied_uses() {
-        let tensor_of = program.section(tied.user).parameter(&tied.parameter);
-        let shape = tensor_of.map(|t| t.shape.clone()).unwrap_or_else(Shape::scalar);
-        let name = tied.gradient_name(program);
+        let Some(parameter) = program.section(tied.user).parameter(&tied.parameter) else {
+            continue;
+        };
+        let precision = precision.of_parameter(parameter.dtype);
+        let (name, shape) = (tied.gradient_name(program), parameter.shape.clone());
         slots.declare(tensor(name, shape, precision.gradients(), Gradient))?;
     }
     for instance in trainable(instances) {
         let (name, shape) = (&instance.name, &instance.parameter.shape);
+        let precision = precision.of_parameter(instance.parameter.dtype);
         let gradient = format!("{name}.grad");
         slots.declare(tensor(gradient, shape.clone(), precision.gradients(), Gradient))?;
         for moment in ["first_moment", "second_moment"] {
@@ -102,11 +105,10 @@ pub(crate) fn norm_schedule(
     let mut schedule = Schedule::default();
     for tied in program.tied_uses() {
         let (whole, part) = (format!("{}.grad", tied.parameter), tied.gradient_name(program));
-        let shape = slots.tensor(slots.get(&part)?).shape.clone();
+        let Tensor { shape, dtype, .. } = slots.tensor(slots.get(&part)?).clone();
         let mut graph = Graph::new();
-        let mut source = |name: String| {
-            graph.source(name, shape.clone(), precision.gradients(), TensorClass::Gradient)
-        };
+        let mut source =
+            |name: String| graph.source(name, shape.clone(), dtype, TensorClass::Gradient);
         let (sum, x) = (source(whole), source(part));
         graph.apply("fold", Op::Accumulate { sum, x })?;
         schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
@@ -141,6 +143,7 @@ pub(crate) fn norm_graph(
     let mut parts = Vec::new();
     for instance in trainable(instances) {
         let (name, shape) = (&instance.name, instance.parameter.shape.clone());
+        let precision = precision.of_parameter(instance.parameter.dtype);
         let gradient = format!("{name}.grad");
         let squares = format!("{gradient}{}", names::SQUARES_SUFFIX);
         let x = graph.source(gradient, shape, precision.gradients(), TensorClass::Gradient);
@@ -160,6 +163,7 @@ pub(crate) fn update_graph(
     let ParameterInstance {
         name, parameter: ProgramParameter { shape, dtype, number, .. }, ..
     } = instance;
+    let precision = precision.of_parameter(*dtype);
     let mut graph = Graph::new();
     let parameter = graph.parameter(name, shape.clone(), *dtype, Training::Trainable);
     let mut source = |suffix: &str, dtype, class| {
@@ -200,13 +204,17 @@ pub(crate) fn update_graph(
     Ok(graph)
 }
 
-/// Copies every parameter into its master.
+/// Copies every parameter that has a master into it.
 pub(crate) fn master_schedule(
     slots: &Slots,
     instances: &[ParameterInstance],
+    precision: Precision,
 ) -> Result<Schedule, TrainError> {
     let mut graph = Graph::new();
-    for instance in trainable(instances) {
+    let has_master = |instance: &&ParameterInstance| {
+        precision.of_parameter(instance.parameter.dtype).has_master()
+    };
+    for instance in trainable(instances).filter(has_master) {
         let ParameterInstance { name, parameter: ProgramParameter { shape, dtype, .. }, .. } =
             instance;
         let x = graph.parameter(name, shape.clone(), *dtype, Training::Trainable);

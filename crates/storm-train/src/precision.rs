@@ -12,6 +12,12 @@ pub enum Precision {
 }
 
 impl Precision {
+    /// How one parameter is trained: one that is kept in f32 beside bf16 weights, such as an adapter, has everything in
+    /// f32.
+    pub fn of_parameter(self, dtype: DType) -> Precision {
+        if dtype == DType::F32 { Precision::F32 } else { self }
+    }
+
     /// Storage of parameters and activations.
     pub fn compute(self) -> DType {
         match self {

@@ -185,7 +185,7 @@ impl<D: Device> ReferenceTrainer<D> {
             optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
         ];
         if precision.has_master() {
-            schedules.push(optimizer::master_schedule(&slots, &instances)?);
+            schedules.push(optimizer::master_schedule(&slots, &instances, precision)?);
         }
         let inputs = Inputs::find(&slots, InputRules::of_program(&program))?;
         let resident = Resident::new(slots, schedules, open)?;
@@ -209,6 +209,9 @@ impl<D: Device> ReferenceTrainer<D> {
         };
         trainer.write_random(0)?;
         trainer.resident.run(trainer.schedules.initialize)?;
+        let start = |name: &str| initialization(&trainer.config, name);
+        let seed = trainer.options.seed;
+        weights::draw_uniform(&mut trainer.resident, &trainer.instances, seed, start)?;
         if let Some(fill_masters) = trainer.schedules.fill_masters {
             trainer.resident.run(fill_masters)?;
         }
@@ -428,6 +431,8 @@ pub(crate) fn initial_graph(
     let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
     let op = match start {
         Initialization::Constant(value) => Op::Fill { shape, dtype, value },
+        // Drawn on the host: see `weights::draw_uniform`.
+        Initialization::Uniform { .. } => Op::Fill { shape, dtype, value: 0.0 },
         Initialization::Normal { deviation } => {
             Op::RandomNormal { random, shape, dtype, deviation, stream: number }
         }

@@ -1,4 +1,4 @@
-use crate::checkpoint::{StateTensor, state_tensors};
+use crate::checkpoint::{Base, StateTensor, state_tensors};
 use crate::feed::{Exchange, StepFeed, foreign};
 use crate::input_rules::InputRules;
 use crate::optimizer::names;
@@ -10,7 +10,10 @@ use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
 use storm_exec::Planned;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{DType, Graph, Op, ParameterInstance, Program, StepScalars, Tensor, Training};
-use storm_model::{HfDirectory, Initialization, ModelConfig, SaveOptions, build, initialization};
+use storm_model::{
+    HfDirectory, IfExists, Initialization, ModelConfig, ParameterSource, SaveOptions, build,
+    initialization,
+};
 use storm_plan::{CheckedPlan, PerTier, Work};
 
 /// A model in training under a plan: what the plan does not keep on the device waits in host memory.
@@ -99,13 +102,14 @@ impl<D: PlanDevice> Trainer<D> {
             let graph = initial_graph(start(&instance.parameter.name), instance)?;
             self.planned.initialize(&instance.name, &graph, instance.index, &given)?;
             let learns = instance.parameter.training == Training::Trainable;
-            if learns && self.options.precision.has_master() {
+            let precision = self.options.precision.of_parameter(instance.parameter.dtype);
+            if learns && precision.has_master() {
                 let graph = widening_graph(instance)?;
                 let master = format!("{}.master", instance.name);
                 self.planned.initialize(&master, &graph, instance.index, &[])?;
             }
         }
-        Ok(())
+        weights::draw_uniform(&mut self.planned, &self.instances, self.options.seed, start)
     }
 
     /// Micro-batches that a step takes.
@@ -223,6 +227,31 @@ impl<D: PlanDevice> Trainer<D> {
         weights::load_or_start_fresh(&mut self.planned, config, directory)
     }
 
+    /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
+    ///
+    /// # Errors
+    /// As [`Trainer::load`].
+    pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
+        self.flush()?;
+        let config = self.config.as_ref().ok_or_else(no_config)?;
+        weights::load_adapters(&mut self.planned, config, source)
+    }
+
+    /// Saves the adapters as a directory of PEFT, which is told to load the base from `base`.
+    ///
+    /// # Errors
+    /// As [`Trainer::save`]; also if the model has no adapters.
+    pub fn save_adapters(
+        &mut self,
+        output: &Path,
+        base: Option<&str>,
+        if_exists: IfExists,
+    ) -> Result<(), TrainError> {
+        self.flush()?;
+        let config = self.config.as_ref().ok_or_else(no_config)?;
+        weights::save_adapters(&mut self.planned, config, output, base, if_exists)
+    }
+
     /// Saves all parameters as a Hugging Face directory.
     ///
     /// # Errors
@@ -333,7 +362,8 @@ impl<D: PlanDevice> Trainer<D> {
 
     /// Every tensor that training resumes from, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
-        state_tensors(&self.instances, self.options.precision)
+        let base = Base::of(self.config.as_ref());
+        state_tensors(&self.instances, self.options.precision, base)
     }
 
     /// All of some state tensors after the last step.

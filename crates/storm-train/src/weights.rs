@@ -6,8 +6,12 @@ use std::ops::Range;
 use std::path::Path;
 use storm_device::{Device, PlanDevice, Scalar};
 use storm_exec::{Planned, Resident};
-use storm_graph::{DType, Tensor};
-use storm_model::{Element, ModelConfig, ParameterSource, ParameterSpec, SaveOptions, parameters};
+use storm_graph::random::{Purpose, Seed, Stream, words};
+use storm_graph::{DType, ParameterInstance, Tensor};
+use storm_model::{
+    Element, IfExists, Initialization, ModelConfig, ParameterSource, ParameterSpec, SaveOptions,
+    parameters, save_adapter,
+};
 
 /// Where tensors that last can be looked up by name.
 pub(crate) trait Reader {
@@ -126,6 +130,40 @@ pub(crate) fn load_or_start_fresh(
     load_each(store, specs, source)
 }
 
+/// Loads what is trained beside a frozen base, which is there already.
+pub(crate) fn load_adapters(
+    store: &mut impl Writer,
+    config: &ModelConfig,
+    source: &impl ParameterSource,
+) -> Result<(), TrainError> {
+    let specs = config.adapters.as_ref().map(|adapters| adapters.specs(config));
+    load_each(store, specs.unwrap_or_default(), source)
+}
+
+/// Draws the parameters that start uniform. These are adapters, small enough to be drawn here and written.
+pub(crate) fn draw_uniform(
+    store: &mut impl Writer,
+    instances: &[ParameterInstance],
+    seed: u64,
+    start: impl Fn(&str) -> Initialization,
+) -> Result<(), TrainError> {
+    let seed = Seed { seed, step: 0 };
+    for ParameterInstance { name, index, parameter } in instances {
+        let Initialization::Uniform { bound } = start(&parameter.name) else { continue };
+        let stream = Stream { tensor: parameter.number, layer: *index };
+        let mut values = vec![0f32; parameter.shape.elements()];
+        for (block, values) in values.chunks_mut(4).enumerate() {
+            let words = words(seed, Purpose::Initialization, stream, block as u64);
+            for (value, word) in values.iter_mut().zip(words) {
+                let share = (f64::from(word) + 0.5) / 4_294_967_296.0;
+                *value = ((2.0 * share - 1.0) * f64::from(bound)) as f32;
+            }
+        }
+        write(store, name, &values)?;
+    }
+    Ok(())
+}
+
 fn load_each(
     store: &mut impl Writer,
     specs: Vec<ParameterSpec>,
@@ -183,6 +221,23 @@ pub(crate) fn save(
             .map_err(|error| -> Box<dyn std::error::Error + Send + Sync> { Box::new(error) })
     };
     Ok(storm_model::save(output, config, options, provide)?)
+}
+
+/// Saves the adapters for PEFT.
+pub(crate) fn save_adapters(
+    store: &mut impl Reader,
+    config: &ModelConfig,
+    output: &Path,
+    base: Option<&str>,
+    if_exists: IfExists,
+) -> Result<(), TrainError> {
+    let mut narrow: Vec<bf16> = Vec::new();
+    let provide = |spec: &ParameterSpec, dest: &mut [f32]| {
+        let name = master(store, &spec.name).unwrap_or_else(|| spec.name.clone());
+        read_widened(store, &name, 0, dest, &mut narrow)
+            .map_err(|error| -> Box<dyn std::error::Error + Send + Sync> { Box::new(error) })
+    };
+    Ok(save_adapter(output, config, base, if_exists, provide)?)
 }
 
 /// A tensor's values, widened to f32.

@@ -14,7 +14,9 @@ use crate::Scalar;
 use crate::placed::{PlacedNode, View};
 use half::bf16;
 use storm_graph::random::{Seed, Stream};
-use storm_graph::{DType, HeadLayout, Mask, NormKind, Op, ParameterGradients, StepScalars};
+use storm_graph::{
+    BlockPlace, DType, HeadLayout, Mask, NormKind, Op, ParameterGradients, StepScalars,
+};
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
 macro_rules! with_float {
@@ -321,6 +323,27 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Convert { x, dtype } => with_float!(x.dtype, A => with_float!(*dtype, B => {
             layout::convert::<A, B>(access.get(x), access.out(&outputs[0]));
         })),
+        Op::BlockMatrix { parts, places, shape, dtype } => {
+            with_float!(parts[0].dtype, A => with_float!(*dtype, B => {
+                let (width, out) = (shape.width(), access.out::<B>(&outputs[0]));
+                let mut first = 0;
+                for (index, (part, place)) in parts.iter().zip(places).enumerate() {
+                    // What no part covers is zeroed with the part above it.
+                    let end = places.get(index + 1).map_or(shape.rows(), |next| next.row);
+                    let band = &mut out[first * width..end * width];
+                    let place = BlockPlace { row: place.row - first, ..*place };
+                    layout::place_block::<A, B>(access.get(part), part.shape.width(), place, width, band);
+                    first = end;
+                }
+            }))
+        }
+        Op::BlockGrad { dy, accumulator, place, shape, dtype } => {
+            with_float!(dy.dtype, A => with_float!(*dtype, B => {
+                let out = access.out::<B>(&outputs[0]);
+                let dy = (access.get::<A>(dy), dy.shape.width());
+                layout::block_grad(dy, *place, shape.width(), mode(accumulator), out);
+            }))
+        }
         Op::RandomNormal { random, dtype, deviation, stream, .. } => {
             with_float!(*dtype, E => {
                 let stream = Stream { tensor: *stream, layer: *layer };

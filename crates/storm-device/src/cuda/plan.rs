@@ -57,6 +57,11 @@ impl<'a> Planner<'a> {
         Argument::Pointer(self.address(view))
     }
 
+    /// Where an element of a tensor lies.
+    pub(super) fn pointer_to(&self, view: &View, element: usize) -> Argument {
+        Argument::Pointer(self.address(view) + (element * view.dtype.size_bytes()) as u64)
+    }
+
     /// A null pointer if there is no such operand.
     pub(super) fn maybe(&self, view: &Option<View>) -> Argument {
         Argument::Pointer(view.as_ref().map_or(0, |view| self.address(view)))

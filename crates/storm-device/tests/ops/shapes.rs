@@ -3,7 +3,7 @@
 use crate::reference::Value;
 use crate::support::*;
 use half::bf16;
-use storm_graph::{DType, Graph, Op, SUM_BLOCK, Shape};
+use storm_graph::{BlockPlace, DType, Graph, Op, SUM_BLOCK, Shape};
 
 #[test]
 fn sums_and_broadcasts() {
@@ -45,6 +45,37 @@ fn rearrangements() {
             }
         };
         b.result("y", op);
+    });
+}
+
+/// Blocks below each other, with gaps, alone and as the weight of a product.
+#[test]
+fn block_matrices() {
+    check("blocks", 60, |b| {
+        let (mut rows, mut width) = (b.rng.below(3), 0);
+        let (mut parts, mut places) = (Vec::new(), Vec::new());
+        for index in 0..1 + b.rng.below(3) {
+            let shape = [b.rng.extent(33), b.rng.extent(9)];
+            parts.push(b.parameter(&format!("part {index}"), &shape));
+            places.push(BlockPlace {
+                row: rows,
+                column: width,
+                factor: b.rng.pick(&[1.0, 0.5, 2.0]),
+            });
+            rows += shape[0] + b.rng.below(3);
+            width += shape[1];
+        }
+        width += b.rng.below(3);
+        let shape = Shape::from([rows, width]);
+        let dtype = b.dtype;
+        let weight = b.apply("blocks", Op::BlockMatrix { parts, places, shape, dtype })[0];
+        if b.rng.coin() {
+            b.seed(weight);
+        } else {
+            let batch = b.rng.extent(9);
+            let x = b.input("x", &[batch, width]);
+            b.result("y", Op::Linear { x, weight, bias: None, addend: None });
+        }
     });
 }
 

@@ -76,6 +76,7 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         | Op::Reshape { .. }
         | Op::Transpose { .. }
         | Op::Convert { .. }
+        | Op::BlockMatrix { .. }
         | Op::Fill { .. } => shape::evaluate(op),
         Op::SumOfSquares { .. }
         | Op::GlobalNorm { .. }

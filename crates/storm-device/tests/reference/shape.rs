@@ -15,6 +15,18 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         Op::Reshape { x, shape } => Value::new(shape.clone(), x.data.clone()),
         Op::Transpose { x, axes } => transpose(x, axes),
         Op::Convert { x, .. } => (*x).clone(),
+        Op::BlockMatrix { parts, places, shape, .. } => {
+            let mut data = vec![0.0; shape.elements()];
+            for (part, place) in parts.iter().zip(places) {
+                for (row, values) in part.data.chunks(part.shape.width()).enumerate() {
+                    for (column, value) in values.iter().enumerate() {
+                        let at = (place.row + row) * shape.width() + place.column + column;
+                        data[at] = value * f64::from(place.factor);
+                    }
+                }
+            }
+            Value::new(shape.clone(), data)
+        }
         _ => unreachable!("not a reshaping op"),
     };
     vec![value]

@@ -3,6 +3,7 @@
 //! A new op is declared in [`Op`], gets its two rules in a file here, and a kernel per device.
 
 mod attention;
+mod blocks;
 mod elementwise;
 mod embedding;
 mod linear;
@@ -52,6 +53,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::Reshape { .. } | Op::Transpose { .. } | Op::Convert { .. } => {
             reshape::backward(op, ctx)
         }
+        Op::BlockMatrix { .. } => blocks::backward(op, ctx),
         // Gradients of gradients, of updates and of text generation are not supported; constants have
         // no operands that could need one.
         Op::EmbeddingGrad { .. }
@@ -68,6 +70,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::AttentionGrad { .. }
         | Op::CachedAttention { .. }
         | Op::HeadLossGrad { .. }
+        | Op::BlockGrad { .. }
         | Op::Fill { .. }
         | Op::RandomNormal { .. }
         | Op::SumOfSquares { .. }

@@ -34,6 +34,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             }
             Ok(vec![Output::activation("", x.shape.clone(), *dtype)])
         }
+        Op::BlockMatrix { .. } | Op::BlockGrad { .. } => super::blocks::infer(op),
         Op::Fill { shape, dtype, .. } => constant(shape, *dtype),
         Op::RandomNormal { random, shape, dtype, .. } => {
             rules::dtype("random", random, DType::I32)?;

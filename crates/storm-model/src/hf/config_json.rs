@@ -170,6 +170,7 @@ fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
         activation: fields.one_of("activation_function", GPT2_ACTIVATIONS)?,
         sliding_window: None,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
+        adapters: None,
     })
 }
 
@@ -233,6 +234,7 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
         activation,
         sliding_window: sliding_window(fields, family, layer_count)?,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
+        adapters: None,
     })
 }
 

@@ -31,5 +31,8 @@ pub use names::{HfPiece, ParameterLayout, ParameterSpec, parameters};
 pub use parameter_source::ParameterSource;
 pub use remarks::Remark;
 pub use safetensors_file::{HEADER_BYTES_MAX, SafetensorsFile, TensorEntry};
+pub(crate) use safetensors_writer::SafetensorsWriter;
 pub use safetensors_writer::safetensors_header;
+pub(crate) use save::write_json;
 pub use save::{IfExists, SaveOptions, save};
+pub(crate) use strict_json::{parse as parse_json, read_capped};

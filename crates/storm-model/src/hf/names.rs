@@ -83,6 +83,11 @@ impl ParameterLayout {
         spec
     }
 
+    /// The full name of a module of layer number `index`.
+    pub(crate) fn layer_module(&self, index: usize, module: &str) -> String {
+        format!("{}{index}.{module}", self.hf_layers)
+    }
+
     /// Every parameter with its full name, in the order of the forward pass.
     pub fn iter(&self) -> impl Iterator<Item = ParameterSpec> + '_ {
         let layers = (0..self.layer_count).flat_map(move |index| {
@@ -92,9 +97,12 @@ impl ParameterLayout {
     }
 }
 
-/// Every parameter of a validated config with its full name, in the order of the forward pass.
+/// Every parameter of a validated config with its full name: those of the model in the order of the forward pass, then
+/// those of its adapters.
 pub fn parameters(config: &ModelConfig) -> Vec<ParameterSpec> {
-    ParameterLayout::new(config).iter().collect()
+    let mut specs: Vec<ParameterSpec> = ParameterLayout::new(config).iter().collect();
+    specs.extend(config.adapters.iter().flat_map(|adapters| adapters.own_specs(config)));
+    specs
 }
 
 /// The prefix of all tensors but the head's, and how their names continue after it. Files of bare

@@ -5,6 +5,7 @@ use super::dtype::Element;
 use super::load::load_parameter;
 use super::names::{HF_HEAD, ParameterSpec};
 use crate::ModelError;
+use crate::lora::is_adapter;
 
 /// Something that holds every parameter of a model.
 pub trait ParameterSource {
@@ -26,6 +27,7 @@ impl ParameterSource for HfDirectory {
     }
 
     fn starts_fresh(&self, spec: &ParameterSpec) -> bool {
-        !self.has_head() && spec.pieces.iter().any(|piece| piece.hf_name == HF_HEAD)
+        is_adapter(&spec.name)
+            || !self.has_head() && spec.pieces.iter().any(|piece| piece.hf_name == HF_HEAD)
     }
 }

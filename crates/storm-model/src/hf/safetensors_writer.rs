@@ -11,7 +11,7 @@ use super::safetensors_file::HEADER_BYTES_MAX;
 use crate::ModelError;
 
 /// A file whose header is written and whose tensors are being written, in the header's order.
-pub(super) struct SafetensorsWriter {
+pub(crate) struct SafetensorsWriter {
     path: PathBuf,
     file: File,
     dtype: WeightDtype,
@@ -20,7 +20,7 @@ pub(super) struct SafetensorsWriter {
 }
 
 impl SafetensorsWriter {
-    pub(super) fn create(
+    pub(crate) fn create(
         path: &Path,
         dtype: WeightDtype,
         tensors: &[(String, Vec<usize>)],
@@ -43,7 +43,7 @@ impl SafetensorsWriter {
     }
 
     /// Writes the next elements.
-    pub(super) fn write<E: Element>(&mut self, elements: &[E]) -> Result<(), ModelError> {
+    pub(crate) fn write<E: Element>(&mut self, elements: &[E]) -> Result<(), ModelError> {
         encode(elements, self.dtype, &mut self.buffer);
         self.file.write_all(&self.buffer).map_err(ModelError::io("write weights", &self.path))?;
         self.bytes_left -= self.buffer.len() as u64;
@@ -51,7 +51,7 @@ impl SafetensorsWriter {
     }
 
     /// Ends the file and flushes it to the disk.
-    pub(super) fn finish(self) -> Result<(), ModelError> {
+    pub(crate) fn finish(self) -> Result<(), ModelError> {
         assert_eq!(self.bytes_left, 0, "every tensor of the header is written");
         self.file.sync_all().map_err(ModelError::io("flush the file to disk", &self.path))
     }

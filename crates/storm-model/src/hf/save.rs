@@ -254,7 +254,7 @@ fn write_transposed<E: Element>(
     Ok(())
 }
 
-fn write_json(path: &Path, map: Map<String, Value>) -> Result<(), ModelError> {
+pub(crate) fn write_json(path: &Path, map: Map<String, Value>) -> Result<(), ModelError> {
     // The alternate form is indented, as transformers writes it.
     let text = format!("{:#}\n", Value::Object(map));
     let mut file = File::create_new(path).map_err(ModelError::io("create the file", path))?;

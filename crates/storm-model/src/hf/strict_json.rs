@@ -14,7 +14,7 @@ use storm_files::open_plain;
 use crate::ModelError;
 
 /// Reads a whole file, unless it is longer than `limit` bytes.
-pub(super) fn read_capped(
+pub(crate) fn read_capped(
     path: &Path,
     what: &'static str,
     limit: u64,
@@ -45,7 +45,7 @@ pub(super) fn open_capped(
 }
 
 /// Parses JSON. serde_json bounds the depth of nesting.
-pub(super) fn parse<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Result<T, ModelError> {
+pub(crate) fn parse<'a, T: Deserialize<'a>>(path: &Path, bytes: &'a [u8]) -> Result<T, ModelError> {
     serde_json::from_slice(bytes).map_err(|error| ModelError::Json {
         path: path.to_owned(),
         problem: crate::error::clip(&error.to_string()),

@@ -25,7 +25,7 @@ pub use load::Verified;
 pub use manifest::{Best, Progress};
 pub use saver::{Begun, Keep, Saved, Saver};
 pub use snapshot::Snapshot;
-pub(crate) use state::state_tensors;
+pub(crate) use state::{Base, state_tensors};
 pub use state::{StatePart, StateTensor, TrainingState, checkpoint_bytes};
 pub use weights::SavedWeights;
 

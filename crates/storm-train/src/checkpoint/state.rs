@@ -54,13 +54,36 @@ impl StateTensor {
     }
 }
 
+/// Where the frozen parameters of a resumed run come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Base {
+    /// From the checkpoint, with all others.
+    Saved,
+    /// From the model that the adapters are for. The run's settings have its hash.
+    Elsewhere,
+}
+
+impl Base {
+    pub(crate) fn of(config: Option<&ModelConfig>) -> Base {
+        match config.is_some_and(|config| config.adapters.is_some()) {
+            true => Base::Elsewhere,
+            false => Base::Saved,
+        }
+    }
+}
+
 /// Every tensor that training of these parameters resumes from, in a fixed order.
 pub(crate) fn state_tensors(
     instances: &[ParameterInstance],
     precision: Precision,
+    base: Base,
 ) -> Vec<StateTensor> {
     let mut tensors = Vec::new();
     for ParameterInstance { name, parameter, .. } in instances {
+        if base == Base::Elsewhere && parameter.training == Training::Frozen {
+            continue;
+        }
+        let precision = precision.of_parameter(parameter.dtype);
         let mut add = |name: String, dtype: DType, part: StatePart| {
             tensors.push(StateTensor { name, shape: parameter.shape.clone(), dtype, part });
         };
@@ -86,7 +109,7 @@ pub(crate) fn state_tensors(
 pub fn checkpoint_bytes(config: &ModelConfig, options: &TrainOptions) -> Result<u64, TrainError> {
     let program = build(config, &options.build_options())?;
     let instances = program.parameter_instances();
-    let tensors = state_tensors(&instances, options.precision);
+    let tensors = state_tensors(&instances, options.precision, Base::of(Some(config)));
     Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
 }
 

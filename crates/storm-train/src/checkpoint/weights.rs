@@ -122,7 +122,10 @@ impl SavedWeights {
             path: self.parameters.path().to_owned(),
             problem,
         };
-        let expected = parameters(config);
+        let expected = match &config.adapters {
+            Some(adapters) => adapters.specs(config),
+            None => parameters(config),
+        };
         let mut count = 0;
         for spec in expected {
             count += 1;

@@ -2,6 +2,7 @@
 
 use crate::support::{options, planned, resident, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_model::ModelConfig;
 use storm_plan::{
     Budget, Decisions, Forced, HardwareProfile, Lowering, Tier, check, plan, random_decisions,
 };
@@ -19,7 +20,10 @@ fn plan_count() -> u64 {
 }
 
 fn random_plans_are_exact(name: &str) {
-    let config = tiny(name);
+    random_plans_of_config_are_exact(name, &tiny(name), plan_count());
+}
+
+pub(crate) fn random_plans_of_config_are_exact(name: &str, config: &ModelConfig, count: u64) {
     let profile = reference();
     for (part, (precision, micro_batches)) in [
         (Precision::Bf16Stochastic, 4),
@@ -31,17 +35,17 @@ fn random_plans_are_exact(name: &str) {
     .enumerate()
     {
         let options = options(precision);
-        let expected = resident(&config, &options, micro_batches);
-        let task = training_task(&config, &options, micro_batches).expect("a valid model");
+        let expected = resident(config, &options, micro_batches);
+        let task = training_task(config, &options, micro_batches).expect("a valid model");
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-        for seed in 0..plan_count() / 4 {
+        for seed in 0..count / 4 {
             let seed = seed * 4 + part as u64;
             let decisions: Decisions = random_decisions(&task, seed);
             let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
             let budget = plan.bytes;
             let plan = check(plan, budget)
                 .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
-            let found = planned(&config, &options, plan, Some(seed));
+            let found = planned(config, &options, plan, Some(seed));
             assert_eq!(found, expected, "{name} {precision:?} seed {seed}: {decisions:?}");
         }
     }

@@ -3,6 +3,7 @@
 mod evaluation;
 mod exactness;
 mod faults;
+mod lora;
 mod named_inputs;
 mod programs;
 mod refused;

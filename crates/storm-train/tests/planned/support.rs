@@ -105,9 +105,10 @@ pub(crate) fn resident(
     let names = tensor_names(trainer.parameter_names(), options.precision);
     let tensors = names
         .into_iter()
-        .map(|name| {
-            let values = trainer.read(&name).expect("a tensor");
-            (name, hash(&values))
+        .filter_map(|name| {
+            // Frozen parameters have no state.
+            let values = trainer.read(&name).ok()?;
+            Some((name, hash(&values)))
         })
         .collect();
     Fingerprint { steps, tensors }
@@ -129,9 +130,10 @@ pub(crate) fn planned(
     let names = tensor_names(trainer.parameter_names(), options.precision);
     let tensors = names
         .into_iter()
-        .map(|name| {
-            let values = trainer.read(&name).expect("a tensor");
-            (name, hash(&values))
+        .filter_map(|name| {
+            // Frozen parameters have no state.
+            let values = trainer.read(&name).ok()?;
+            Some((name, hash(&values)))
         })
         .collect();
     Fingerprint { steps, tensors }

@@ -357,7 +357,29 @@ impl Builder {
         let axes = self.random.pick(&[[0, 2, 1], [2, 1, 0], [1, 0, 2], [2, 0, 1]]).to_vec();
         self.result("transpose", Op::Transpose { x, axes })?;
         let dtype = self.random.pick(&[DType::F32, DType::BF16]);
-        self.result("convert", Op::Convert { x, dtype }).map(drop)
+        self.result("convert", Op::Convert { x, dtype })?;
+        self.blocks()
+    }
+
+    /// Two blocks with a gap between them.
+    fn blocks(&mut self) -> Result<(), GraphError> {
+        let [rows, more_rows, columns, more_columns] =
+            [33, 12, 9, 7].map(|n| 1 + self.random.below(n));
+        let part = self.graph.parameter("part", [rows, columns], DType::F32, Training::Trainable);
+        let other = self.graph.parameter(
+            "other",
+            [more_rows, more_columns],
+            DType::F32,
+            Training::Trainable,
+        );
+        let parts = vec![self.floats(part), self.floats(other)];
+        let places = vec![
+            BlockPlace { row: 1, column: 0, factor: 0.5 },
+            BlockPlace { row: rows + 3, column: columns, factor: 3.0 },
+        ];
+        let shape = Shape::from([rows + more_rows + 5, columns + more_columns]);
+        let op = Op::BlockMatrix { parts, places, shape, dtype: self.dtype };
+        self.result("blocks", op).map(drop)
     }
 
     fn constant(&mut self) -> Result<(), GraphError> {
@@ -515,7 +537,8 @@ impl Builder {
             for parameter in parameters {
                 let Tensor { name, shape, .. } = self.graph.tensor(parameter).clone();
                 let name = format!("{name} so far");
-                let so_far = self.graph.source(name, shape, gradient_dtype, TensorClass::Gradient);
+                let dtype = parameter_gradient_dtype(self.graph.tensor(parameter), gradient_dtype);
+                let so_far = self.graph.source(name, shape, dtype, TensorClass::Gradient);
                 accumulators.insert(parameter, self.floats(so_far));
             }
         }

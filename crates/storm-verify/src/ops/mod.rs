@@ -183,6 +183,8 @@ mod tests {
             "Reshape",
             "Transpose",
             "Convert",
+            "BlockMatrix",
+            "BlockGrad",
             "Fill",
             "RandomNormal",
             "SumOfSquares",

@@ -1,7 +1,9 @@
 //! Copies, conversions, constants and random values.
 
 use super::element::Element;
+use super::gemm::Accumulate;
 use rayon::prelude::*;
+use storm_graph::BlockPlace;
 use storm_graph::random::{Purpose, Seed, Stream, words};
 
 /// Elements per task; a multiple of 4, so that a task starts on a block of random words.
@@ -25,6 +27,46 @@ pub fn convert<A: Element, B: Element>(x: &[A], out: &mut [B]) {
 pub fn fill<E: Element>(value: f32, out: &mut [E]) {
     let value = E::from_f32(value);
     out.par_chunks_mut(CHUNK).for_each(|out| out.fill(value));
+}
+
+/// Fills the rows of `out`, `width` wide, with zeros and with `part` at its place.
+pub fn place_block<A: Element, B: Element>(
+    part: &[A],
+    part_width: usize,
+    place: BlockPlace,
+    width: usize,
+    out: &mut [B],
+) {
+    let BlockPlace { row: first, column, factor } = place;
+    out.par_chunks_mut(width).enumerate().for_each(|(row, out)| {
+        out.fill(B::from_f32(0.0));
+        let Some(row) = row.checked_sub(first) else { return };
+        let Some(part) = part.get(row * part_width..(row + 1) * part_width) else { return };
+        for (out, x) in out[column..].iter_mut().zip(part) {
+            *out = B::from_f32(x.to_f32() * factor);
+        }
+    });
+}
+
+/// The block of `dy` (its elements and its width) at `place`, multiplied by its factor, into or onto `out`.
+pub fn block_grad<A: Element, B: Element>(
+    dy: (&[A], usize),
+    place: BlockPlace,
+    width: usize,
+    accumulate: Accumulate,
+    out: &mut [B],
+) {
+    let (dy, dy_width) = dy;
+    out.par_chunks_mut(width).enumerate().for_each(|(row, out)| {
+        let start = (place.row + row) * dy_width + place.column;
+        for (out, dy) in out.iter_mut().zip(&dy[start..start + width]) {
+            let before = match accumulate {
+                Accumulate::Replace => 0.0,
+                Accumulate::Add => out.to_f32(),
+            };
+            *out = B::from_f32(dy.to_f32() * place.factor + before);
+        }
+    });
 }
 
 /// Most axes a transposition can have.

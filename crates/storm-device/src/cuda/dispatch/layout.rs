@@ -1,7 +1,7 @@
 //! Copies, conversions, constants and random values.
 
 use super::{
-    Definitions, PACK, THREADS, all_types, count, kernel, launch_flat, stream_word, types,
+    Definitions, PACK, THREADS, all_types, count, flag, kernel, launch_flat, stream_word, types,
     unsupported,
 };
 use crate::DeviceError;
@@ -9,7 +9,7 @@ use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
 use crate::placed::View;
-use storm_graph::{DType, Op};
+use storm_graph::{BlockPlace, DType, Op};
 
 const SOURCE: KernelSource =
     KernelSource { name: "layout.cu", text: include_str!("../kernels/layout.cu"), only_for: None };
@@ -40,6 +40,22 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let choice = kernel(SOURCE, "convert", types([("A", x.dtype), ("B", *dtype)]));
             launch_flat(planner, choice, elements, PER_BLOCK, arguments)
         }
+        Op::BlockMatrix { parts, places, .. } => block_matrix(planner, parts, places, out),
+        Op::BlockGrad { dy, accumulator, place, shape, .. } => {
+            let arguments = vec![
+                planner.pointer(dy),
+                planner.pointer(out),
+                count(elements),
+                count(shape.width()),
+                count(place.row),
+                count(place.column),
+                count(dy.shape.width()),
+                Argument::F32(place.factor),
+                flag(accumulator.is_some()),
+            ];
+            let choice = kernel(SOURCE, "block_grad", types([("A", dy.dtype), ("B", out.dtype)]));
+            launch_flat(planner, choice, elements, THREADS, arguments)
+        }
         Op::Reshape { x, .. } => {
             let bytes = elements * out.dtype.size_bytes();
             let arguments = vec![planner.pointer(x), planner.pointer(out), count(bytes)];
@@ -60,6 +76,35 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         _ => unreachable!("not a layout op"),
     }
+}
+
+/// A launch for each part: its rows, and those down to the next part.
+fn block_matrix(
+    planner: &mut Planner<'_>,
+    parts: &[View],
+    places: &[BlockPlace],
+    out: &View,
+) -> Result<(), DeviceError> {
+    let (width, mut first) = (out.shape.width(), 0);
+    for (index, (part, place)) in parts.iter().zip(places).enumerate() {
+        let end = places.get(index + 1).map_or(out.shape.rows(), |next| next.row);
+        let elements = (end - first) * width;
+        let arguments = vec![
+            planner.pointer(part),
+            planner.pointer_to(out, first * width),
+            count(elements),
+            count(width),
+            count(place.row - first),
+            count(place.column),
+            count(part.shape.rows()),
+            count(part.shape.width()),
+            Argument::F32(place.factor),
+        ];
+        let choice = kernel(SOURCE, "place_block", types([("A", part.dtype), ("B", out.dtype)]));
+        launch_flat(planner, choice, elements, THREADS, arguments)?;
+        first = end;
+    }
+    Ok(())
 }
 
 /// Definitions for a kernel that reads no tensor.

@@ -65,6 +65,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::Reshape { .. }
         | Op::Transpose { .. }
         | Op::Convert { .. }
+        | Op::BlockMatrix { .. }
+        | Op::BlockGrad { .. }
         | Op::Fill { .. }
         | Op::RandomNormal { .. } => layout::plan(planner),
         Op::AdamW { .. } | Op::Sgd { .. } => optimizer::plan(planner),

@@ -38,6 +38,26 @@ extern "C" __global__ void broadcast(const float* value, B* out, i64 elements) {
     fill_with(*value, out, elements);
 }
 
+/// Rows of `out`, `width` wide, zero but for `part` (rows × columns) at `row`, `column`, multiplied by `factor`. An element
+/// per thread.
+extern "C" __global__ void place_block(const A* part, B* out, i64 elements, i64 width, i64 row, i64 column, i64 rows,
+                                       i64 columns, float factor) {
+    const i64 i = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= elements) return;
+    const i64 r = i / width - row, c = i % width - column;
+    const bool inside = r >= 0 && r < rows && c >= 0 && c < columns;
+    out[i] = from_float<B>(inside ? to_float(part[r * columns + c]) * factor : 0.0f);
+}
+
+/// The block of `dy` at `row`, `column`, multiplied by `factor`, into `out` or onto what is there. An element per thread.
+extern "C" __global__ void block_grad(const A* dy, B* out, i64 elements, i64 width, i64 row, i64 column, i64 dy_width,
+                                      float factor, int accumulate) {
+    const i64 i = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i >= elements) return;
+    const float value = __fmul_rn(to_float(dy[(row + i / width) * dy_width + column + i % width]), factor);
+    out[i] = from_float<B>(accumulate ? __fadd_rn(value, to_float(out[i])) : value);
+}
+
 /// 16 bytes per thread; the last thread copies the rest as well.
 extern "C" __global__ void copy_bytes(const unsigned char* x, unsigned char* out, i64 bytes) {
     const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * 16;

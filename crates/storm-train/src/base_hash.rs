@@ -1,0 +1,33 @@
+//! The hash of a base model, by which a run of adapters knows it again.
+
+use crate::TrainError;
+use storm_model::{HfDirectory, ModelError, ParameterLayout};
+
+/// Read at a time.
+const PIECE_BYTES: usize = 4 << 20;
+
+/// BLAKE3 of every weight of a model, with its name, type and shape. How the weights are spread over files does not
+/// matter.
+///
+/// # Errors
+/// A file cannot be read.
+pub fn base_hash(directory: &HfDirectory) -> Result<String, TrainError> {
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; PIECE_BYTES];
+    let layout = ParameterLayout::new(directory.model());
+    for piece in layout.iter().flat_map(|spec| spec.pieces) {
+        let Some(entry) = directory.tensor(&piece.hf_name) else {
+            let (path, name) = (directory.path().to_owned(), piece.hf_name);
+            return Err(ModelError::NoSuchTensor { path, name }.into());
+        };
+        let head = format!("{}\n{} {:?}\n", piece.hf_name, entry.dtype.name(), entry.shape);
+        hasher.update(head.as_bytes());
+        let bytes = entry.range.end - entry.range.start;
+        for offset in (0..bytes).step_by(PIECE_BYTES) {
+            let length = PIECE_BYTES.min((bytes - offset) as usize);
+            directory.read_bytes(&piece.hf_name, offset, &mut buffer[..length])?;
+            hasher.update_rayon(&buffer[..length]);
+        }
+    }
+    Ok(hasher.finalize().to_hex().to_string())
+}
