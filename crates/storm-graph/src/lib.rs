@@ -30,6 +30,7 @@ mod op;
 mod ops;
 mod overwrite;
 mod program;
+mod quantized;
 pub mod random;
 mod recompute;
 mod section;
@@ -52,6 +53,7 @@ pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, Program, ProgramParameter, Stage,
     TiedUse,
 };
+pub use quantized::{GROUP as QUANTIZED_GROUP, QuantizedRow};
 pub use recompute::recompute;
 pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::SectionBuilder;

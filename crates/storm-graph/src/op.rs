@@ -33,6 +33,8 @@ pub enum Family {
     Reduce,
     /// Other shapes, other dtypes, constants.
     Reshape,
+    /// Matrices in 8 bits.
+    Quantize,
     /// What follows the last backward pass of a step: tied gradients, norm, update.
     Optimizer,
 }
@@ -231,6 +233,10 @@ define_ops! {
     /// Gradient of a part of [`Op::BlockMatrix`]: the block of `dy` at `place`, multiplied by its factor and added to
     /// `accumulator`. Yields `shape` in `dtype`.
     BlockGrad [Reshape, Bytes] { dy: One, accumulator: Maybe; place: BlockPlace, shape: Shape, dtype: DType }
+    /// The rows of a matrix in 8 bits, see [`QuantizedRow`](crate::QuantizedRow). Yields (N, bytes of a row) in u8.
+    Quantize [Quantize, Bytes] { x: One; }
+    /// The values of rows that [`Op::Quantize`] made: yields (N, `columns`) in `dtype`.
+    Dequantize [Quantize, Bytes] { rows: One; columns: usize, dtype: DType }
     /// Every element is `value`.
     Fill [Reshape, Bytes] { ; shape: Shape, dtype: DType, value: f32 }
     /// Normal values with mean 0; the random bits depend on `random` (seed), `stream` and the
@@ -332,6 +338,8 @@ impl<T: Clone> Op<T> {
             | Op::Transpose { .. }
             | Op::Convert { .. }
             | Op::BlockMatrix { .. }
+            | Op::Quantize { .. }
+            | Op::Dequantize { .. }
             | Op::Fill { .. }
             | Op::RandomNormal { .. }
             | Op::SumOfSquares { .. }

@@ -8,7 +8,7 @@ use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
-use super::kernels::{elementwise, embedding, layout, sum};
+use super::kernels::{elementwise, embedding, layout, quantized, sum};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
@@ -323,6 +323,12 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Convert { x, dtype } => with_float!(x.dtype, A => with_float!(*dtype, B => {
             layout::convert::<A, B>(access.get(x), access.out(&outputs[0]));
         })),
+        Op::Quantize { x } => with_float!(x.dtype, E => {
+            quantized::quantize(access.get::<E>(x), x.shape.width(), access.out(&outputs[0]));
+        }),
+        Op::Dequantize { rows, columns, dtype } => with_float!(*dtype, E => {
+            quantized::dequantize(access.get(rows), *columns, access.out::<E>(&outputs[0]));
+        }),
         Op::BlockMatrix { parts, places, shape, dtype } => {
             with_float!(parts[0].dtype, A => with_float!(*dtype, B => {
                 let (width, out) = (shape.width(), access.out::<B>(&outputs[0]));

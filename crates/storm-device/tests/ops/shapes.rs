@@ -3,7 +3,7 @@
 use crate::reference::Value;
 use crate::support::*;
 use half::bf16;
-use storm_graph::{BlockPlace, DType, Graph, Op, SUM_BLOCK, Shape};
+use storm_graph::{BlockPlace, DType, Graph, Op, QUANTIZED_GROUP, SUM_BLOCK, Shape};
 
 #[test]
 fn sums_and_broadcasts() {
@@ -77,6 +77,38 @@ fn block_matrices() {
             b.result("y", Op::Linear { x, weight, bias: None, addend: None });
         }
     });
+}
+
+/// A matrix in 8 bits and back: each value is the multiple of its group's scale that is nearest, and the scale is the
+/// smallest bf16 that covers the group.
+#[test]
+fn eight_bits() {
+    let mut rng = Rng::new(8);
+    for (columns, dtype) in [(1, DType::F32), (300, DType::BF16), (128, DType::F32)] {
+        let (mut graph, rows) = (Graph::new(), 5);
+        let x = graph.input("x", [rows, columns], dtype);
+        let packed = graph.apply_one("packed", Op::Quantize { x }).expect("fits");
+        let op = Op::Dequantize { rows: packed, columns, dtype: DType::F32 };
+        let back = graph.apply_one("back", op).expect("fits");
+        let value = |x: f64| f64::from(bf16::from_f64(x).to_f32());
+        let data: Vec<f64> = (0..rows * columns).map(|_| value(rng.normal())).collect();
+        let values = Value::new(Shape::from([rows, columns]), data.clone());
+        let mut machine = Machine::new(&graph, &[(x, values)].into());
+        machine.run();
+        let back = machine.get(back);
+        for (row, back) in data.chunks(columns).zip(back.data.chunks(columns)) {
+            for (group, back) in row.chunks(QUANTIZED_GROUP).zip(back.chunks(QUANTIZED_GROUP)) {
+                let largest = group.iter().fold(0f64, |largest, x| largest.max(x.abs()));
+                let exact = (largest as f32 / 127.0).to_bits();
+                let scale = f32::from_bits((exact + 0xffff) & 0xffff_0000);
+                for (x, back) in group.iter().zip(back) {
+                    let code = (*x as f32 / scale).round_ties_even();
+                    assert!(code.abs() <= 127.0);
+                    assert_eq!(*back, f64::from(code) * f64::from(scale), "{x} by {scale}");
+                }
+            }
+        }
+    }
 }
 
 /// Every bf16 bit pattern survives to f32 and back; f32 rounds to nearest, ties to even.

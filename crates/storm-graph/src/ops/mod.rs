@@ -10,6 +10,7 @@ mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod quantize;
 mod reduce;
 mod reshape;
 mod rules;
@@ -32,6 +33,7 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Family::Loss => loss::infer(op),
         Family::Reduce => reduce::infer(op),
         Family::Reshape => reshape::infer(op),
+        Family::Quantize => quantize::infer(op),
         Family::Optimizer => optimizer::infer(op),
     }
 }
@@ -71,6 +73,8 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::CachedAttention { .. }
         | Op::HeadLossGrad { .. }
         | Op::BlockGrad { .. }
+        | Op::Quantize { .. }
+        | Op::Dequantize { .. }
         | Op::Fill { .. }
         | Op::RandomNormal { .. }
         | Op::SumOfSquares { .. }

@@ -358,7 +358,19 @@ impl Builder {
         self.result("transpose", Op::Transpose { x, axes })?;
         let dtype = self.random.pick(&[DType::F32, DType::BF16]);
         self.result("convert", Op::Convert { x, dtype })?;
+        self.quantized()?;
         self.blocks()
+    }
+
+    /// A matrix in 8 bits and back, with whole groups and without.
+    fn quantized(&mut self) -> Result<(), GraphError> {
+        let columns = self.random.pick(&[1, 8, 127, 128, 200, 256, 515]);
+        let rows = 1 + self.random.below(9);
+        let x = self.graph.parameter("matrix", [rows, columns], self.dtype, Training::Frozen);
+        let x = self.floats(x);
+        let rows = self.apply("quantized", Op::Quantize { x })?[0];
+        let dtype = self.random.pick(&[DType::F32, DType::BF16]);
+        self.apply("dequantized", Op::Dequantize { rows, columns, dtype }).map(drop)
     }
 
     /// Two blocks with a gap between them.

@@ -185,6 +185,8 @@ mod tests {
             "Convert",
             "BlockMatrix",
             "BlockGrad",
+            "Quantize",
+            "Dequantize",
             "Fill",
             "RandomNormal",
             "SumOfSquares",

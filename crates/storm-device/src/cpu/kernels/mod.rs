@@ -19,6 +19,7 @@ pub mod loss;
 pub mod math;
 pub mod norm;
 pub mod optimizer;
+pub mod quantized;
 mod scratch;
 mod shared;
 pub mod simd;

@@ -12,6 +12,7 @@ mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod quantized;
 mod reduce;
 mod rows;
 
@@ -69,6 +70,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::BlockGrad { .. }
         | Op::Fill { .. }
         | Op::RandomNormal { .. } => layout::plan(planner),
+        Op::Quantize { .. } | Op::Dequantize { .. } => quantized::plan(planner),
         Op::AdamW { .. } | Op::Sgd { .. } => optimizer::plan(planner),
     }
 }
@@ -85,6 +87,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         loss::kernels(),
         norm::kernels(),
         optimizer::kernels(),
+        quantized::kernels(),
         reduce::kernels(),
         rows::kernels(),
         vec![(delay::SOURCE, Definitions::new()), (gemm::TRIAL_SOURCE, Definitions::new())],

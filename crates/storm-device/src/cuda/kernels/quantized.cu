@@ -1,0 +1,66 @@
+// Matrices in 8 bits: rows of codes, then a bf16 scale for each group of 128 of them. `QuantizedRow` of storm-graph has the form.
+//
+// With E: bf16 or float, the other side of a conversion.
+#include "common.cuh"
+
+constexpr i64 GROUP = 128;
+constexpr float CODE_MAX = 127.0f;
+
+/// The smallest bf16 that is not below a number that is not negative.
+__device__ inline bf16 rounded_up(float value) {
+    const u32 bits = __float_as_uint(value);
+    return bf16{(unsigned short)((bits >> 16) + ((bits & 0xffffu) != 0))};
+}
+
+/// A warp per group: four values a lane.
+extern "C" __global__ void quantize(const E* x, unsigned char* out, i64 rows, i64 columns, i64 groups, i64 scales_at,
+                                    i64 row_bytes) {
+    const i64 warp = (i64(blockIdx.x) * blockDim.x + threadIdx.x) / WARP;
+    if (warp >= rows * groups) return;
+    const int lane = threadIdx.x % WARP;
+    const i64 row = warp / groups, group = warp % groups;
+    unsigned char* to = out + row * row_bytes;
+    float values[4], largest = 0.0f;
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const i64 column = group * GROUP + part * WARP + lane;
+        values[part] = column < columns ? to_float(x[row * columns + column]) : 0.0f;
+        largest = fmaxf(largest, fabsf(values[part]));
+    }
+    for (int distance = WARP / 2; distance > 0; distance /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+    const bf16 stored = rounded_up(__fdiv_rn(largest, CODE_MAX));
+    const float scale = to_float(stored);
+#pragma unroll
+    for (int part = 0; part < 4; part++) {
+        const i64 column = group * GROUP + part * WARP + lane;
+        // Codes end where scales begin; what is between is zero.
+        if (column >= (group + 1 == groups ? scales_at : columns)) continue;
+        const float nearest = scale > 0.0f ? rintf(__fdiv_rn(values[part], scale)) : 0.0f;
+        to[column] = (unsigned char)(signed char)fminf(fmaxf(nearest, -CODE_MAX), CODE_MAX);
+    }
+    if (lane == 0) {
+        reinterpret_cast<bf16*>(to + scales_at)[group] = stored;
+        // The last group clears what follows the scales.
+        if (group + 1 == groups)
+            for (i64 at = scales_at + 2 * groups; at < row_bytes; at++) to[at] = 0;
+    }
+}
+
+/// Eight values per thread. Rows and codes are aligned to 16 bytes.
+extern "C" __global__ void dequantize(const unsigned char* rows, E* out, i64 row_count, i64 columns, i64 packs,
+                                      i64 scales_at, i64 row_bytes) {
+    const i64 thread = i64(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (thread >= row_count * packs) return;
+    const i64 row = thread / packs, column = thread % packs * PACK;
+    const unsigned char* from = rows + row * row_bytes;
+    const float scale = to_float(reinterpret_cast<const bf16*>(from + scales_at)[column / GROUP]);
+    const uint2 codes = *reinterpret_cast<const uint2*>(from + column);
+    float values[PACK];
+#pragma unroll
+    for (int i = 0; i < PACK; i++) {
+        const u32 word = i < 4 ? codes.x : codes.y;
+        values[i] = float((signed char)(word >> (8 * (i % 4)))) * scale;
+    }
+    write_pack(row_of(out, row, columns), column, packed<E>(values));
+}
