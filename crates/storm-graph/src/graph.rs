@@ -216,6 +216,16 @@ impl Graph {
         self.ids().filter(|&id| read[id.index()] && self.is_made_forward(id)).collect()
     }
 
+    /// Whether a tensor is computed from parameters alone, such as a weight that is stored in 8 bits.
+    pub fn is_of_parameters(&self, id: TensorId) -> bool {
+        match self.producer(id) {
+            None => matches!(self.tensor(id).class, TensorClass::Parameter(_)),
+            Some(node) => {
+                self.nodes[node].op.operands().into_iter().all(|(_, id)| self.is_of_parameters(id))
+            }
+        }
+    }
+
     /// From here on nodes are added to `phase`.
     pub(crate) fn set_phase(&mut self, phase: Phase) {
         self.phase = Some(phase);

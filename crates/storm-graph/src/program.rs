@@ -6,7 +6,7 @@
 
 use crate::section::SectionRequest;
 use crate::{
-    DType, GraphError, Section, Shape, Tensor, TensorClass, TensorId, Training, recompute,
+    DType, GraphError, Op, Section, Shape, Tensor, TensorClass, TensorId, Training, recompute,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -409,6 +409,18 @@ impl Program {
             true => format!("{full}.grad"),
             false => tied_gradient_name(&full, &stage.name),
         }
+    }
+
+    /// Values in a row of a parameter that is stored in 8 bits; none if it is not. By its name in its section.
+    pub fn quantized_columns(&self, parameter: &str) -> Option<usize> {
+        let graphs = self.templates.iter().map(|section| &section.graph);
+        let nodes = graphs.flat_map(|graph| graph.nodes().iter().map(move |node| (graph, node)));
+        nodes.into_iter().find_map(|(graph, node)| match node.op {
+            Op::Dequantize { rows, columns, .. } => {
+                (graph.tensor(rows).name == parameter).then_some(columns)
+            }
+            _ => None,
+        })
     }
 
     /// All batch inputs and scalars by name, each once. Exports are not among them.

@@ -1,13 +1,14 @@
 //! From a config to a program: embedding, layers, head.
 
 use crate::{
-    AdaptedLinear, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
-    is_adapter,
+    AdaptedLinear, BaseFormat, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout,
+    ParameterSpec, is_adapter,
 };
 use std::ops::Range;
 use storm_graph::{
     ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind,
-    Op, Program, RotaryDirection, Section, Shape, Stage, TensorClass, TensorId, Training,
+    Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass, TensorId,
+    Training,
 };
 
 /// Rows of logits that exist at a time unless asked otherwise.
@@ -426,13 +427,32 @@ impl Draft<'_> {
     /// A parameter, if the layout has it.
     fn optional(&mut self, name: &str) -> Option<TensorId> {
         let spec = self.specs.iter().find(|spec| spec.name == name)?;
-        let training = match self.options.trainable {
+        let training = self.training(name);
+        Some(self.graph.parameter(name, &spec.shape[..], self.options.dtype, training))
+    }
+
+    fn training(&self, name: &str) -> Training {
+        match self.options.trainable {
             Trainable::All if self.is_frozen_base(name) => Training::Frozen,
             Trainable::All => Training::Trainable,
             Trainable::Where(learns) if learns(name) => Training::Trainable,
             Trainable::Where(_) => Training::Frozen,
-        };
-        Some(self.graph.parameter(name, &spec.shape[..], self.options.dtype, training))
+        }
+    }
+
+    /// The weight of a projection. A frozen one may be stored in 8 bits; a product reads its values, which exist only
+    /// around it.
+    fn weight(&mut self, name: &str) -> Result<TensorId, GraphError> {
+        if self.config.base == BaseFormat::Computed || self.training(name) != Training::Frozen {
+            return Ok(self.required(name));
+        }
+        let spec = self.specs.iter().find(|spec| spec.name == name);
+        let spec = spec.unwrap_or_else(|| unreachable!("the layout has no `{name}`"));
+        let columns = spec.row_elements();
+        let shape = [spec.element_count() / columns, QuantizedRow::new(columns).bytes()];
+        let rows = self.graph.parameter(name, shape, DType::U8, Training::Frozen);
+        let op = Op::Dequantize { rows, columns, dtype: self.options.dtype };
+        self.graph.apply_one(&format!("{name}.values"), op)
     }
 
     /// Whether the model has adapters, and this parameter is not trained with them.
@@ -455,7 +475,7 @@ impl Draft<'_> {
         x: TensorId,
         addend: Option<TensorId>,
     ) -> Result<TensorId, GraphError> {
-        let weight = self.required(&format!("{name}.weight"));
+        let weight = self.weight(&format!("{name}.weight"))?;
         let bias = self.optional(&format!("{name}.bias"));
         let adapted = self.adapters.and_then(|layer| layer.linears.iter().find(|l| l.name == name));
         let addend = match adapted {

@@ -1,5 +1,6 @@
 //! The description of a language model: one plain struct for every family.
 
+use crate::BaseFormat;
 use crate::{Adapters, ModelError, Rotary, SlidingWindow};
 use storm_graph::ActivationFunction;
 
@@ -116,6 +117,8 @@ pub struct ModelConfig {
     pub initializer_range: f64,
     /// Adapters beside the weights, which are frozen then.
     pub adapters: Option<Adapters>,
+    /// How frozen projections are stored.
+    pub base: BaseFormat,
 }
 
 /// Hard limits, about a power of two above anything that exists.

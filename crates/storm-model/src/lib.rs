@@ -8,6 +8,7 @@
 //! Nothing here trusts a file: sizes are capped before memory is allocated, offsets are checked before a
 //! read, and formats that can run code are refused.
 
+mod base_format;
 mod build;
 mod config;
 mod decode;
@@ -18,6 +19,7 @@ mod presets;
 mod rotary;
 mod window;
 
+pub use base_format::BaseFormat;
 pub use build::{
     BuildOptions, DEFAULT_CHUNK_ROWS, Initialization, ModelOutput, Packing, Trainable, build,
     initialization,

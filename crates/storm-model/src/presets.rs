@@ -1,5 +1,6 @@
 //! Published models by name.
 
+use crate::BaseFormat;
 use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling};
 use storm_graph::ActivationFunction;
 
@@ -114,6 +115,7 @@ impl Row {
             sliding_window: None,
             initializer_range: 0.02,
             adapters: None,
+            base: BaseFormat::Computed,
         };
         match self.kind {
             Kind::Gpt2 => ModelConfig {

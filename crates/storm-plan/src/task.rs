@@ -74,7 +74,8 @@ fn saved_units(section: &Section) -> Vec<SavedUnit> {
             || section.exports.iter().any(|(_, export)| export == id)
     };
     let mut saved = graph.saved();
-    saved.retain(|id| !outlives(id));
+    // What parameters alone make is the same in every micro-batch, and parameters are at hand: it is recomputed.
+    saved.retain(|&id| !outlives(&id) && !graph.is_of_parameters(id));
     let mut units: Vec<SavedUnit> = Vec::new();
     for node in graph.nodes().iter().filter(|node| node.phase == Phase::Forward) {
         let mut made: Vec<TensorId> =

@@ -9,7 +9,7 @@ use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
     Accumulation, AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter,
-    StepScalars, Tensor, TensorClass,
+    Shape, StepScalars, Tensor, TensorClass,
 };
 use storm_model::{
     BuildOptions, HfDirectory, Initialization, ModelConfig, ModelOutput, Packing, SaveOptions,
@@ -178,7 +178,7 @@ impl<D: Device> ReferenceTrainer<D> {
         }
 
         let mut schedules = vec![
-            initialize_schedule(&slots, config, &instances)?,
+            initialize_schedule(&slots, config, &program, &instances)?,
             Schedule::of_program(&start, &slots)?,
             Schedule::of_program(&proceed, &slots)?,
             optimizer::norm_schedule(&slots, &program, &instances, precision, &options.optimizer)?,
@@ -409,32 +409,44 @@ pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
 fn initialize_schedule(
     slots: &Slots,
     config: &ModelConfig,
+    program: &Program,
     instances: &[ParameterInstance],
 ) -> Result<Schedule, TrainError> {
     let mut schedule = Schedule::default();
     for instance in instances {
         let start = initialization(config, &instance.parameter.name);
-        let graph = initial_graph(start, instance)?;
+        let quantized = program.quantized_columns(&instance.parameter.name);
+        let graph = initial_graph(start, instance, quantized)?;
         schedule.add_graph(graph, instance.index, |tensor| slots.find(&tensor.name))?;
     }
     Ok(schedule)
 }
 
-/// One node that makes a parameter as it starts.
+/// The nodes that make a parameter as it starts; `quantized` are the values in a row of one that is stored in 8 bits.
 pub(crate) fn initial_graph(
     start: Initialization,
     instance: &ParameterInstance,
+    quantized: Option<usize>,
 ) -> Result<Graph, TrainError> {
     let ParameterInstance { name, parameter, .. } = instance;
     let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
     let mut graph = Graph::new();
     let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
+    let quantized = quantized.filter(|_| dtype == DType::U8);
     let op = match start {
         Initialization::Constant(value) => Op::Fill { shape, dtype, value },
         // Drawn on the host: see `weights::draw_uniform`.
         Initialization::Uniform { .. } => Op::Fill { shape, dtype, value: 0.0 },
         Initialization::Normal { deviation } => {
-            Op::RandomNormal { random, shape, dtype, deviation, stream: number }
+            let normal =
+                |shape, dtype| Op::RandomNormal { random, shape, dtype, deviation, stream: number };
+            match quantized {
+                None => normal(shape, dtype),
+                Some(columns) => {
+                    let op = normal(Shape::from([shape.rows(), columns]), DType::BF16);
+                    Op::Quantize { x: graph.apply_one(&format!("{name}.values"), op)? }
+                }
+            }
         }
     };
     graph.apply(name, op)?;

@@ -91,15 +91,20 @@ impl<D: PlanDevice> Trainer<D> {
             updates: 0,
             pending: None,
         };
-        trainer.initialize(start)?;
+        trainer.initialize(program, start)?;
         Ok(trainer)
     }
 
-    fn initialize(&mut self, start: impl Fn(&str) -> Initialization) -> Result<(), TrainError> {
+    fn initialize(
+        &mut self,
+        program: &Program,
+        start: impl Fn(&str) -> Initialization,
+    ) -> Result<(), TrainError> {
         let random = self.random_words(0);
         let given = [(names::RANDOM, bytes_of(&random))];
         for instance in &self.instances {
-            let graph = initial_graph(start(&instance.parameter.name), instance)?;
+            let name = &instance.parameter.name;
+            let graph = initial_graph(start(name), instance, program.quantized_columns(name))?;
             self.planned.initialize(&instance.name, &graph, instance.index, &given)?;
             let learns = instance.parameter.training == Training::Trainable;
             let precision = self.options.precision.of_parameter(instance.parameter.dtype);

@@ -4,10 +4,11 @@ use crate::TrainError;
 use half::bf16;
 use std::ops::Range;
 use std::path::Path;
+use storm_device::cpu::kernels::quantized::quantize;
 use storm_device::{Device, PlanDevice, Scalar};
 use storm_exec::{Planned, Resident};
 use storm_graph::random::{Purpose, Seed, Stream, words};
-use storm_graph::{DType, ParameterInstance, Tensor};
+use storm_graph::{DType, ParameterInstance, QuantizedRow, Tensor};
 use storm_model::{
     Element, IfExists, Initialization, ModelConfig, ParameterSource, ParameterSpec, SaveOptions,
     parameters, save_adapter,
@@ -176,6 +177,7 @@ fn load_each(
         }
         match dtype {
             DType::BF16 => load_as::<bf16>(store, &spec.name, source, &spec)?,
+            DType::U8 => load_quantized(store, source, &spec)?,
             _ => load_as::<f32>(store, &spec.name, source, &spec)?,
         }
     }
@@ -188,6 +190,31 @@ fn load_as<E: Element + Scalar>(
     source: &impl ParameterSource,
     spec: &ParameterSpec,
 ) -> Result<(), TrainError> {
+    store.write(name, &loaded::<E>(source, spec)?)
+}
+
+/// Loads a weight and stores it in 8 bits.
+fn load_quantized(
+    store: &mut impl Writer,
+    source: &impl ParameterSource,
+    spec: &ParameterSpec,
+) -> Result<(), TrainError> {
+    let values = loaded::<f32>(source, spec)?;
+    store.write(&spec.name, &quantized(&values, spec.row_elements()))
+}
+
+/// Rows of `columns` values in 8 bits.
+pub(crate) fn quantized(values: &[f32], columns: usize) -> Vec<u8> {
+    let mut rows = vec![0; values.len() / columns * QuantizedRow::new(columns).bytes()];
+    quantize(values, columns, &mut rows);
+    rows
+}
+
+/// All values of a parameter, which are finite.
+fn loaded<E: Element + Scalar>(
+    source: &impl ParameterSource,
+    spec: &ParameterSpec,
+) -> Result<Vec<E>, TrainError> {
     let mut values = vec![E::default(); spec.element_count()];
     source.load(spec, &mut values)?;
     if let Some(element) = first_non_finite(&values) {
@@ -195,7 +222,7 @@ fn load_as<E: Element + Scalar>(
         let parameter = spec.name.clone();
         return Err(TrainError::NonFiniteParameter { parameter, value, element });
     }
-    store.write(name, &values)
+    Ok(values)
 }
 
 fn first_non_finite<E: Element>(values: &[E]) -> Option<usize> {
@@ -275,6 +302,11 @@ pub(crate) fn write(store: &mut impl Writer, name: &str, values: &[f32]) -> Resu
         DType::BF16 => {
             let values: Vec<bf16> = values.iter().map(|&value| bf16::from_f32(value)).collect();
             store.write(name, &values)
+        }
+        // Another number of values makes rows of another form, which do not fit.
+        DType::U8 => {
+            let columns = values.len() / store.get(name)?.shape.rows();
+            store.write(name, &quantized(values, columns.max(1)))
         }
         _ => store.write(name, values),
     }

@@ -129,7 +129,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(f32::from_ne_bytes(bytes))
     }
 
-    /// Computes a persistent tensor with the one node of `graph`, whose first output it is. Operands are
+    /// Computes a persistent tensor with the nodes of `graph`: it is the first output of the last. What comes from outside are
     /// persistent tensors, or those in `given`, by name. Tensors that are not on the device use memory there
     /// that is free between steps.
     ///
@@ -147,28 +147,31 @@ impl<D: PlanDevice> Planned<D> {
     ) -> Result<(), ExecError> {
         let plan = Arc::clone(&self.plan);
         let target = &plan.lasting[self.find(name)?];
-        let node = &graph.nodes()[0];
-        let output = graph.tensor(node.outputs[0]);
+        let wanted = graph.nodes().last().expect("a graph with a node").outputs[0];
+        let output = graph.tensor(wanted);
         check(&target.tensor, output.dtype, output.shape.elements())?;
 
         let mut room = Room::between_steps(&plan);
-        let mut places: Vec<(TensorId, usize)> = Vec::new();
-        for (_, id) in node.op.operands() {
-            places.push((id, self.place_operand(graph.tensor(id), given, &mut room)?));
-        }
         let made = match nearest(target, Tier::DEVICE) {
             place @ Place { tier: Tier::DEVICE, .. } => place,
             _ => Place { tier: Tier::DEVICE, offset: room.take(output)? },
         };
-        places.push((node.outputs[0], made.offset));
-        for &id in &node.outputs[1..] {
-            places.push((id, room.take(graph.tensor(id))?));
+        let mut places: Vec<(TensorId, usize)> = vec![(wanted, made.offset)];
+        for node in graph.nodes() {
+            for (_, id) in node.op.operands() {
+                if places.iter().all(|(known, _)| *known != id) {
+                    places.push((id, self.place_operand(graph.tensor(id), given, &mut room)?));
+                }
+            }
+            for &id in node.outputs.iter().filter(|&&id| id != wanted) {
+                places.push((id, room.take(graph.tensor(id))?));
+            }
+            let place = |id: TensorId| {
+                let known = places.iter().find(|(known, _)| *known == id);
+                known.expect("operands and outputs are placed above").1
+            };
+            self.device.run_alone(graph, node, place, layer)?;
         }
-        let place = |id: TensorId| {
-            let known = places.iter().find(|(known, _)| *known == id);
-            known.expect("operands and outputs are placed above").1
-        };
-        self.device.run_alone(graph, node, place, layer)?;
         for &place in target.places.iter().filter(|&&place| place != made) {
             self.copy(made, place, output.size_bytes())?;
         }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::config_fields::{Fields, dropout, left_behind, show};
 use super::rope_json;
 use super::strict_json::{parse, read_capped};
+use crate::BaseFormat;
 use crate::error::clip;
 use crate::{Family, ModelConfig, ModelError, SlidingWindow};
 use storm_graph::ActivationFunction;
@@ -171,6 +172,7 @@ fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
         sliding_window: None,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         adapters: None,
+        base: BaseFormat::Computed,
     })
 }
 
@@ -235,6 +237,7 @@ fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelE
         sliding_window: sliding_window(fields, family, layer_count)?,
         initializer_range: fields.number("initializer_range")?.unwrap_or(0.02),
         adapters: None,
+        base: BaseFormat::Computed,
     })
 }
 

@@ -67,6 +67,7 @@ pub(crate) fn tiny(family: Family) -> ModelConfig {
         sliding_window: (family == Family::Mistral).then(|| SlidingWindow::from_layer(40, 0, 3)),
         initializer_range: 0.03,
         adapters: None,
+        base: storm_model::BaseFormat::Computed,
     };
     config.validate().unwrap();
     config

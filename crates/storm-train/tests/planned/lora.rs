@@ -5,7 +5,10 @@ use crate::exactness::random_plans_of_config_are_exact;
 use crate::support::{batches, options, tiny};
 use std::collections::BTreeMap;
 use storm_graph::Accumulation;
-use storm_model::{Adapters, LoraOptions, ModelConfig, Targets, build, merge, parameters};
+use storm_graph::QuantizedRow;
+use storm_model::{
+    Adapters, BaseFormat, LoraOptions, ModelConfig, Targets, build, merge, parameters,
+};
 use storm_model::{Element, ModelError, ParameterSource, ParameterSpec};
 use storm_train::{Precision, ReferenceTrainer};
 
@@ -42,6 +45,57 @@ fn random_plans_of_adapters_are_exact() {
         ("qwen3-0.6b", all("qwen3-0.6b")),
     ] {
         random_plans_of_config_are_exact(name, &config, count);
+    }
+}
+
+/// The same with a base in 8 bits, whose values exist only around the products that read them.
+#[test]
+fn random_plans_of_a_base_in_8_bits_are_exact() {
+    let count = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1000 } else { 16 };
+    let all = |name| adapted(name, LoraOptions::new(3, 6.0));
+    for (name, config) in [
+        ("gpt2", all("gpt2")),
+        ("mistral-7b", patterned("mistral-7b")),
+        ("qwen3-0.6b", all("qwen3-0.6b")),
+    ] {
+        let config = ModelConfig { base: BaseFormat::Int8, ..config };
+        random_plans_of_config_are_exact(name, &config, count);
+    }
+}
+
+/// What is loaded in 8 bits computes as if the rounded weights had been loaded.
+#[test]
+fn a_base_in_8_bits_is_its_rounded_weights() {
+    let config = adapted("mistral-7b", LoraOptions::new(3, 6.0));
+    let narrow = ModelConfig { base: BaseFormat::Int8, ..config.clone() };
+    let mut wide = trainer_of(&config);
+    let mut small = trainer_of(&narrow);
+    let mut in_8_bits = 0;
+    for spec in parameters(&config) {
+        let mut values = wide.read(&spec.name).expect("a parameter");
+        let is_projection = spec.shape.len() == 2
+            && spec.name.starts_with("layers.")
+            && !storm_model::is_adapter(&spec.name);
+        if !is_projection {
+            small.write(&spec.name, &values).expect("a parameter");
+            continue;
+        }
+        in_8_bits += 1;
+        small.write(&spec.name, &values).expect("a parameter");
+        let form = QuantizedRow::new(spec.row_elements());
+        let mut row = vec![0; form.bytes()];
+        for values in values.chunks_mut(spec.row_elements()) {
+            form.quantize(|column| values[column], &mut row);
+            form.dequantize(&row, |column, value| values[column] = value);
+        }
+        wide.write(&spec.name, &values).expect("a parameter");
+    }
+    assert_eq!(in_8_bits, 4 * config.layer_count);
+    for step in 0..4 {
+        let batches = batches(&config, 2, step);
+        let [wide, small] =
+            [&mut wide, &mut small].map(|t| t.step(&batches, 0.02).expect("a step"));
+        assert_eq!(wide, small, "step {step}");
     }
 }
 
