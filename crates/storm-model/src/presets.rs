@@ -60,6 +60,8 @@ const ROWS: &[Row] = &[
     row("llama-2-70b",   Kind::Llama2,  8_192, 80, 64,  8, 28_672,  32_000,   4_096),
     row("llama-3.1-8b",  LLAMA31,       4_096, 32, 32,  8, 14_336, 128_256, 131_072),
     row("llama-3.1-70b", LLAMA31,       8_192, 80, 64,  8, 28_672, 128_256, 131_072),
+    // 50.0 billion parameters, for comparisons by size: the model above with fewer layers.
+    row("llama-50b",     LLAMA31,       8_192, 56, 64,  8, 28_672, 128_256, 131_072),
     row("llama-3.2-1b",  LLAMA32,       2_048, 16, 32,  8,  8_192, 128_256, 131_072),
     row("mistral-7b",    Kind::Mistral, 4_096, 32, 32,  8, 14_336,  32_768,  32_768),
 ];
