@@ -72,9 +72,9 @@ class Storm:
         path.write_text(json.dumps({"job": job, **fields}, default=str))
         return json.loads(self._run_tool("storm-parity", path)), output
 
-    def logits(self, model: Path, batch: Batch) -> Tensor:
+    def logits(self, model: Path, batch: Batch, **adapter) -> Tensor:
         """(B, T, V)"""
-        _, output = self._run("logits", {"model": model, "batch": batch.job()})
+        _, output = self._run("logits", {"model": model, "batch": batch.job(), **adapter})
         return load_file(output)["logits"]
 
     def gradients(self, model: Path, batches: list[Batch], chunk_rows: int) -> Gradients:

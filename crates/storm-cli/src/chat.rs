@@ -47,7 +47,7 @@ pub(crate) struct ChatArgs {
 }
 
 pub(crate) fn run(args: &ChatArgs) -> Result<()> {
-    let source = ModelSource::open(&args.model, args.which)?;
+    let source = ModelSource::open(&args.model, &args.which)?;
     let tokenizer = source.tokenizer(args.writing.tokenizer.as_deref())?;
     let template = source.chat_template(args.writing.chat_template.as_deref());
     let chats = ChatTokenizer::open(&tokenizer, &template, &data::worker()?)?;

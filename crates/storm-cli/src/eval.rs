@@ -140,9 +140,65 @@ impl Evaluated {
     }
 }
 
+impl EvalArgs {
+    /// All of the held-out part of a dataset, or so many batches of it, for a model that is opened elsewhere.
+    pub(crate) fn of_data(
+        model: PathBuf,
+        data: PathBuf,
+        seq: usize,
+        batches: Option<usize>,
+    ) -> EvalArgs {
+        EvalArgs {
+            model,
+            which: Which::default(),
+            data: Some(data),
+            split: SplitArg::HeldOut,
+            seq: Some(seq),
+            overlong: None,
+            batch: Some(4),
+            batches,
+            device: None,
+            vram: None,
+            ram: None,
+            dtype: None,
+            other_tokenizer: false,
+            json: true,
+        }
+    }
+}
+
+/// What an evaluation found.
+pub(crate) struct Measured {
+    pub(crate) loss: f64,
+    targets: u64,
+    split: Split,
+    seconds: f64,
+}
+
 pub(crate) fn run(args: &EvalArgs) -> Result<()> {
-    let source = ModelSource::open(&args.model, args.which)?;
-    let evaluated = Evaluated::new(args, &source)?;
+    let source = ModelSource::open(&args.model, &args.which)?;
+    let Measured { loss, targets, split, seconds } = measure(args, &source)?;
+    let perplexity = loss.exp();
+    if args.json {
+        let object = serde_json::json!({
+            "loss": loss,
+            "perplexity": perplexity,
+            "tokens": targets,
+            "split": split.name(),
+            "seconds": seconds,
+        });
+        println!("{object}");
+        return Ok(());
+    }
+    println!("loss        {loss:.4} a token, of {targets} {} tokens", split.name());
+    println!("perplexity  {perplexity:.2}");
+    println!("time        {seconds:.1} s, {:.0} tokens/s", targets as f64 / seconds);
+    Ok(())
+}
+
+/// Evaluates a model.
+pub(crate) fn measure(args: &EvalArgs, source: &ModelSource) -> Result<Measured> {
+    let evaluated = Evaluated::new(args, source)?;
     let asked = Asked {
         device: evaluated.device,
         vram_bytes: args.vram,
@@ -153,8 +209,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<()> {
     let style = if args.json { Style::Quiet } else { Style::People };
     let machine = Machine::new(&asked, source.config.parameter_count(), style)?;
     match machine.kind {
-        DeviceKind::Cpu => evaluate::<CpuPlanDevice>(args, &evaluated, &source, &machine),
-        DeviceKind::Cuda => evaluate::<CudaPlanDevice>(args, &evaluated, &source, &machine),
+        DeviceKind::Cpu => evaluate::<CpuPlanDevice>(args, &evaluated, source, &machine),
+        DeviceKind::Cuda => evaluate::<CudaPlanDevice>(args, &evaluated, source, &machine),
     }
 }
 
@@ -163,7 +219,7 @@ fn evaluate<D: Trains>(
     evaluated: &Evaluated,
     source: &ModelSource,
     machine: &Machine,
-) -> Result<()> {
+) -> Result<Measured> {
     let Evaluated { seq, overlong, batch, group, dtype, chunk_rows, .. } = *evaluated;
     let config = &source.config;
     let dataset = Arc::new(Dataset::open(&evaluated.data)?);
@@ -226,20 +282,5 @@ fn evaluate<D: Trains>(
     progress::show("");
     let loss = evaluation.loss().context("the data has no token to predict")?;
     let seconds = begun.elapsed().as_secs_f64();
-    let (targets, perplexity) = (evaluation.targets(), loss.exp());
-    if args.json {
-        let object = serde_json::json!({
-            "loss": loss,
-            "perplexity": perplexity,
-            "tokens": targets,
-            "split": split.name(),
-            "seconds": seconds,
-        });
-        println!("{object}");
-        return Ok(());
-    }
-    println!("loss        {loss:.4} a token, of {targets} {} tokens", split.name());
-    println!("perplexity  {perplexity:.2}");
-    println!("time        {seconds:.1} s, {:.0} tokens/s", targets as f64 / seconds);
-    Ok(())
+    Ok(Measured { loss, targets: evaluation.targets(), split, seconds })
 }

@@ -6,7 +6,9 @@ use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::ops::Range;
 use std::path::PathBuf;
-use storm_model::{IfExists, ParameterSource, ParameterSpec, SaveOptions, WeightDtype, save};
+use storm_model::{
+    IfExists, ParameterSource, ParameterSpec, SaveOptions, WeightDtype, save, save_adapter,
+};
 
 #[derive(Args)]
 pub(crate) struct ExportArgs {
@@ -38,7 +40,10 @@ enum DtypeArg {
 }
 
 pub(crate) fn run(args: &ExportArgs) -> Result<()> {
-    let source = ModelSource::open(&args.input, args.which)?;
+    let source = ModelSource::open(&args.input, &args.which)?;
+    if source.config.adapters.is_some() {
+        return export_adapter(args, &source);
+    }
     let options = SaveOptions {
         dtype: match args.dtype {
             DtypeArg::F32 => WeightDtype::F32,
@@ -61,6 +66,25 @@ pub(crate) fn run(args: &ExportArgs) -> Result<()> {
         return Ok(());
     }
     println!("wrote {total} parameters to {}", args.output.display());
+    Ok(())
+}
+
+/// Writes adapters for PEFT; `storm merge` makes a whole model of them.
+fn export_adapter(args: &ExportArgs, source: &ModelSource) -> Result<()> {
+    let if_exists = if args.replace { IfExists::Replace } else { IfExists::Refuse };
+    let base = source.files.as_ref().and_then(|files| files.canonicalize().ok());
+    let base = base.map(|base| base.display().to_string());
+    let mut total = 0;
+    save_adapter(&args.output, &source.config, base.as_deref(), if_exists, |spec, dest| {
+        total += dest.len() as u64;
+        Ok(source.weights.load(spec, dest)?)
+    })?;
+    if args.json {
+        let output = args.output.display().to_string();
+        println!("{}", serde_json::json!({"output": output, "parameters": total}));
+        return Ok(());
+    }
+    println!("wrote an adapter of {total} parameters to {}", args.output.display());
     Ok(())
 }
 

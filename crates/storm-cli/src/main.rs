@@ -16,8 +16,10 @@ mod hardware;
 mod host_memory;
 mod init;
 mod lengths;
+mod lora;
 mod manual;
 mod memory_limits;
+mod merge;
 mod model;
 mod model_tokenizer;
 mod option_table;
@@ -82,6 +84,8 @@ enum Command {
     Model(model::ModelCommand),
     /// Check a model and write it as a Hugging Face directory: a run's checkpoint, another dtype, another shard size.
     Export(export::ExportArgs),
+    /// Add an adapter into the weights that it was trained beside, and write the model as a Hugging Face directory.
+    Merge(merge::MergeArgs),
     /// Make datasets from text and look at them.
     #[command(subcommand)]
     Data(data::DataCommand),
@@ -140,6 +144,7 @@ fn run(command: Command) -> Result<()> {
         Command::Report(args) => report::run(&args),
         Command::Model(command) => model::run(&command),
         Command::Export(args) => export::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Data(command) => data::run(&command),
         Command::Plan(args) => plan::run(&args),
         Command::Bench(command) => bench::run(&command),

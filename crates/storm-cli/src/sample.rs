@@ -50,7 +50,7 @@ pub(crate) struct SampleArgs {
 }
 
 pub(crate) fn run(args: &SampleArgs) -> Result<()> {
-    let source = ModelSource::open(&args.model, args.which)?;
+    let source = ModelSource::open(&args.model, &args.which)?;
     let writer = Writer::open(args, &source)?;
     let prompt = writer.prompt(args)?;
     let all = prompt.len().saturating_add(args.tokens);

@@ -1,5 +1,6 @@
 //! Models as people name them: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
 
+use crate::lora::LoraArg;
 use crate::train;
 use crate::writing::Ends;
 use crate::{UsageError, model, model_tokenizer};
@@ -10,8 +11,8 @@ use std::path::{Path, PathBuf};
 use storm_data::{ChatTemplate, ChatTokenizer, Dataset, Tokenizer, TokenizerSource};
 use storm_hub::Wanted;
 use storm_model::{
-    Element, HfConfig, HfDirectory, ModelConfig, ModelError, ParameterSource, ParameterSpec,
-    end_of_text,
+    AdaptedSource, AdapterDirectory, Element, HfConfig, HfDirectory, ModelConfig, ModelError,
+    ParameterSource, ParameterSpec, end_of_text, is_adapter_directory,
 };
 use storm_train::{CheckpointError, Checkpoints, Disk, SavedWeights};
 
@@ -19,8 +20,12 @@ const CHECKPOINTS: &str = "checkpoints";
 const MANIFEST: &str = "manifest.json";
 
 /// Which weights of a run.
-#[derive(Args, Clone, Copy, Default)]
+#[derive(Args, Clone, Default)]
 pub(crate) struct Which {
+    /// Of an adapter: the directory of the model that it is for, or its name on the hub. If not given, as the adapter or
+    /// its run has it.
+    #[arg(long)]
+    base: Option<String>,
     /// Of a run: the checkpoint of its best evaluation, instead of the newest.
     #[arg(long, conflicts_with = "step")]
     best: bool,
@@ -51,6 +56,9 @@ impl std::error::Error for NoModel {}
 pub(crate) enum Weights {
     Directory(Box<HfDirectory>),
     Checkpoint(Box<SavedWeights>),
+    Adapter(Box<AdaptedSource<HfDirectory, AdapterDirectory>>),
+    /// Adapters of a run, beside the weights that it began with.
+    Adapted(Box<AdaptedSource<HfDirectory, SavedWeights>>),
 }
 
 impl ParameterSource for Weights {
@@ -58,6 +66,8 @@ impl ParameterSource for Weights {
         match self {
             Weights::Directory(directory) => directory.load(spec, dest),
             Weights::Checkpoint(checkpoint) => checkpoint.load(spec, dest),
+            Weights::Adapter(adapted) => adapted.load(spec, dest),
+            Weights::Adapted(adapted) => adapted.load(spec, dest),
         }
     }
 }
@@ -86,7 +96,11 @@ pub(crate) struct RunSource {
 
 impl ModelSource {
     /// Opens a model, and says on standard error which checkpoint was taken.
-    pub(crate) fn open(named: &Path, which: Which) -> Result<ModelSource> {
+    pub(crate) fn open(named: &Path, which: &Which) -> Result<ModelSource> {
+        if is_adapter_directory(named) {
+            which.refuse_checkpoints(named)?;
+            return ModelSource::of_adapter(named, which.base.as_deref());
+        }
         let located = named.to_str().map(|named| model::locate(named, Wanted::All)).transpose()?;
         if let Some(located) = located.flatten() {
             which.refuse(named)?;
@@ -102,12 +116,16 @@ impl ModelSource {
             which.refuse(named)?;
             let weights = SavedWeights::open(named)?;
             eprintln!("{}: checkpoint of step {}", named.display(), weights.progress().step);
-            return ModelSource::of_checkpoint(named, run_of_checkpoint(named), weights);
+            let run = run_of_checkpoint(named);
+            return ModelSource::of_checkpoint(named, run, weights, which);
         }
         let checkpoints = Checkpoints::reading(&named.join(CHECKPOINTS), Disk);
         match find(named, &checkpoints, which)? {
             Found::Checkpoint(weights) => {
-                ModelSource::of_checkpoint(named, Some(named.to_owned()), *weights)
+                ModelSource::of_checkpoint(named, Some(named.to_owned()), *weights, which)
+            }
+            Found::Directory(directory) if is_adapter_directory(&directory) => {
+                ModelSource::of_adapter(&directory, which.base.as_deref())
             }
             Found::Directory(directory) => ModelSource::of_directory(named, &directory),
         }
@@ -129,13 +147,91 @@ impl ModelSource {
         })
     }
 
+    /// An adapter and its base: as given, else as the adapter names it, from here or from where it lies.
+    fn of_adapter(named: &Path, base: Option<&str>) -> Result<ModelSource> {
+        let adapter = AdapterDirectory::open(named)?;
+        let Some(name) = base.or(adapter.base()) else {
+            let problem = format!(
+                "{} does not say which model it is for; give --base, its directory or its name on the hub",
+                named.display()
+            );
+            return Err(UsageError(problem).into());
+        };
+        let base = ModelSource::of_base(named, name)?;
+        let config = adapter.apply_to(&base.config)?;
+        let Weights::Directory(directory) = base.weights else {
+            unreachable!("a base is a directory");
+        };
+        let source = AdaptedSource::new(&config, *directory, adapter);
+        let weights = Weights::Adapter(Box::new(source));
+        Ok(ModelSource { config, weights, shown: named.to_owned(), ..base })
+    }
+
+    /// The model that an adapter is for.
+    fn of_base(named: &Path, base: &str) -> Result<ModelSource> {
+        let located = model::locate(base, Wanted::All)?.map(|located| located.directory);
+        let near = named.join(base);
+        let directory =
+            located.unwrap_or_else(|| match Path::new(base).is_dir() || !near.is_dir() {
+                true => PathBuf::from(base),
+                false => near,
+            });
+        if !directory.is_dir() {
+            return Err(NoModel(format!(
+                "{} is for {base}, which is not here; give --base, the directory of that model",
+                named.display()
+            ))
+            .into());
+        }
+        ModelSource::of_directory(&directory, &directory)
+    }
+
+    /// A checkpoint of a run of adapters.
+    fn of_adapted_checkpoint(
+        named: &Path,
+        run: RunSource,
+        lora: &str,
+        weights: SavedWeights,
+        base: Option<&str>,
+    ) -> Result<ModelSource> {
+        let began = run.model_files().map(|path| path.display().to_string());
+        let Some(name) = base.map(str::to_owned).or(began) else {
+            return Err(NoModel(format!(
+                "the run began from {}, which is not here; give --base, the directory of that model",
+                run.setting("model").unwrap_or_default()
+            ))
+            .into());
+        };
+        let base = ModelSource::of_base(named, &name)?;
+        let config = LoraArg::of_record(lora)?.apply_to(base.config)?;
+        weights.check(&config)?;
+        let Weights::Directory(directory) = base.weights else {
+            unreachable!("a base is a directory");
+        };
+        let source = AdaptedSource::new(&config, *directory, weights);
+        let weights = Weights::Adapted(Box::new(source));
+        Ok(ModelSource {
+            config,
+            weights,
+            files: base.files,
+            run: Some(run),
+            shown: named.to_owned(),
+            json: base.json,
+        })
+    }
+
     fn of_checkpoint(
         named: &Path,
         folder: Option<PathBuf>,
         weights: SavedWeights,
+        which: &Which,
     ) -> Result<ModelSource> {
         let settings = weights.progress().settings.clone();
         let run = RunSource { folder, settings };
+        if let Some(lora) = run.setting("lora").map(str::to_owned) {
+            let base = which.base.as_deref();
+            return ModelSource::of_adapted_checkpoint(named, run, &lora, weights, base);
+        }
         let files = run.model_files();
         let json = files.as_deref().map(HfConfig::of_directory).transpose()?;
         let config = match &json {
@@ -195,7 +291,7 @@ enum Found {
 }
 
 /// The weights of a run.
-fn find(run: &Path, checkpoints: &Checkpoints, which: Which) -> Result<Found> {
+fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
     let shown = run.display();
     let say = |weights: SavedWeights, why: &str| {
         eprintln!("{shown}: checkpoint of step {}, {why}", weights.progress().step);
@@ -241,8 +337,9 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: Which) -> Result<Found> {
         let why = if damaged == 0 { "the newest" } else { "the newest that is whole" };
         return Ok(say(weights, why));
     }
-    let model = run.join("model");
-    if damaged == 0 && model.join("config.json").exists() {
+    let adapter = run.join("adapter");
+    let model = if is_adapter_directory(&adapter) { adapter } else { run.join("model") };
+    if damaged == 0 && (model.join("config.json").exists() || is_adapter_directory(&model)) {
         eprintln!("{shown}: it has no checkpoints; taking {}", model.display());
         return Ok(Found::Directory(model));
     }
@@ -258,7 +355,15 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: Which) -> Result<Found> {
 }
 
 impl Which {
-    fn refuse(self, named: &Path) -> Result<(), UsageError> {
+    fn refuse(&self, named: &Path) -> Result<(), UsageError> {
+        if self.base.is_some() {
+            let problem = format!("--base is for adapters, and {} is none", named.display());
+            return Err(UsageError(problem));
+        }
+        self.refuse_checkpoints(named)
+    }
+
+    fn refuse_checkpoints(&self, named: &Path) -> Result<(), UsageError> {
         let flag = match self {
             Which { best: true, .. } => "--best",
             Which { step: Some(_), .. } => "--step",

@@ -211,8 +211,8 @@ pub enum ModelError {
 
     /// The directory holds an adapter, which is not a model by itself.
     #[error(
-        "{path}: {found}: this is a PEFT adapter, not a whole model; merge it into its base model in Python with \
-         `model.merge_and_unload().save_pretrained('NEW_DIR')` and use that directory",
+        "{path}: {found}: this is a PEFT adapter, not a whole model; train on from it with `--model BASE --adapter {path}`, \
+         or make a model of it with `storm merge {path} --out NEW_DIR`",
         path = .path.display()
     )]
     Adapter {

@@ -12,7 +12,13 @@ use storm_train::{Batch, DecayTargets, OptimizerOptions, Precision};
 #[serde(tag = "job", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Job {
     /// The logits of a batch in f32: tensor `logits` (B, T, V) in `output`.
-    Logits { model: PathBuf, batch: TokenBatch, output: PathBuf },
+    Logits {
+        model: PathBuf,
+        /// An adapter directory to apply to the model.
+        adapter: Option<PathBuf>,
+        batch: TokenBatch,
+        output: PathBuf,
+    },
     /// One backward pass over all micro-batches. Prints `loss` and `gradient_norm`; every
     /// parameter's gradient goes to `output` under the name and in the layout of Hugging Face.
     Gradients {
@@ -33,6 +39,10 @@ pub(crate) enum Job {
         steps: Vec<StepInput>,
         /// Where the trained model goes, if anywhere.
         save: Option<SaveTarget>,
+        /// An adapter directory: it is trained, and the model stays as it is.
+        adapter: Option<PathBuf>,
+        /// Where the trained adapter goes, if anywhere.
+        save_adapter: Option<PathBuf>,
     },
     /// Opens a model and saves it elsewhere.
     RoundTrip { model: PathBuf, save: SaveTarget },

@@ -7,20 +7,37 @@ use serde_json::{Value, json};
 use std::ops::Range;
 use std::path::Path;
 use storm_graph::DType;
-use storm_model::{BuildOptions, HfDirectory, ParameterSpec, load_parameter, parameters};
+use storm_model::{
+    AdaptedSource, AdapterDirectory, BuildOptions, HfDirectory, ParameterSpec, load_parameter,
+    parameters,
+};
 use storm_train::{Batch, Inference, ReferenceTrainer, TrainOptions};
 
 /// Runs a job; the value is for stdout.
 pub(crate) fn run(job: &Job) -> Result<Value> {
     match job {
-        Job::Logits { model, batch, output } => logits(model, batch, output),
+        Job::Logits { model, adapter, batch, output } => {
+            logits(model, adapter.as_deref(), batch, output)
+        }
         Job::Gradients { model, precision, chunk_rows, micro_batches, output } => {
-            let setup = Setup { model, precision: *precision, chunk_rows: *chunk_rows };
+            let (precision, chunk_rows) = (*precision, *chunk_rows);
+            let setup = Setup { model, adapter: None, precision, chunk_rows };
             gradients(&setup, micro_batches, output)
         }
-        Job::Train { model, precision, chunk_rows, seed, optimizer, steps, save } => {
-            let setup = Setup { model, precision: *precision, chunk_rows: *chunk_rows };
-            train(&setup, *seed, optimizer, steps, save.as_ref())
+        Job::Train {
+            model,
+            precision,
+            chunk_rows,
+            seed,
+            optimizer,
+            steps,
+            save,
+            adapter,
+            save_adapter,
+        } => {
+            let (precision, chunk_rows) = (*precision, *chunk_rows);
+            let setup = Setup { model, adapter: adapter.as_deref(), precision, chunk_rows };
+            train(&setup, *seed, optimizer, steps, save.as_ref(), save_adapter.as_deref())
         }
         Job::RoundTrip { model, save } => round_trip(model, save),
     }
@@ -30,15 +47,28 @@ fn open(model: &Path) -> Result<HfDirectory> {
     HfDirectory::open(model).with_context(|| format!("cannot open the model {}", model.display()))
 }
 
-fn logits(model: &Path, batch: &TokenBatch, output: &Path) -> Result<Value> {
+fn logits(
+    model: &Path,
+    adapter: Option<&Path>,
+    batch: &TokenBatch,
+    output: &Path,
+) -> Result<Value> {
     let directory = open(model)?;
-    let config = directory.model();
+    let config = &directory.model().clone();
     let (rows, sequence) = batch.size();
     let options = BuildOptions {
         packing: batch.packing(),
         ..BuildOptions::training(rows, sequence, DType::F32)
     };
-    let mut inference = Inference::load(config, &options, &directory)?;
+    let mut inference = match adapter {
+        None => Inference::load(config, &options, &directory)?,
+        Some(adapter) => {
+            let adapter = AdapterDirectory::open(adapter)?;
+            let config = adapter.apply_to(config)?;
+            let source = AdaptedSource::new(&config, directory, adapter);
+            Inference::load(&config, &options, &source)?
+        }
+    };
     let values = inference.logits(&batch.to_batch()?)?;
     let shape = vec![rows, sequence, config.vocab_size];
     tensors::write(output, vec![NamedTensor { name: "logits".to_owned(), shape, values }])?;
@@ -48,6 +78,7 @@ fn logits(model: &Path, batch: &TokenBatch, output: &Path) -> Result<Value> {
 /// What both kinds of training have.
 struct Setup<'a> {
     model: &'a Path,
+    adapter: Option<&'a Path>,
     precision: PrecisionName,
     chunk_rows: usize,
 }
@@ -68,8 +99,16 @@ impl Setup<'_> {
             ..TrainOptions::new(batch, sequence, self.precision.into())
         };
         change(&mut options);
-        let mut trainer = ReferenceTrainer::new(directory.model(), options)?;
+        let adapter = self.adapter.map(AdapterDirectory::open).transpose()?;
+        let config = match &adapter {
+            Some(adapter) => adapter.apply_to(directory.model())?,
+            None => directory.model().clone(),
+        };
+        let mut trainer = ReferenceTrainer::new(&config, options)?;
         trainer.load(directory)?;
+        if let Some(adapter) = &adapter {
+            trainer.load_adapters(adapter)?;
+        }
         Ok(trainer)
     }
 }
@@ -98,6 +137,7 @@ fn train(
     optimizer: &OptimizerSettings,
     steps: &[StepInput],
     save: Option<&SaveTarget>,
+    save_adapter: Option<&Path>,
 ) -> Result<Value> {
     let directory = open(setup.model)?;
     let first = steps.first().and_then(|step| step.micro_batches.first());
@@ -118,6 +158,9 @@ fn train(
     }
     if let Some(save) = save {
         trainer.save(&save.directory, &save.to_options(setup.model))?;
+    }
+    if let Some(output) = save_adapter {
+        trainer.save_adapters(output, setup.model.to_str())?;
     }
     Ok(json!({ "losses": losses, "gradient_norms": gradient_norms }))
 }

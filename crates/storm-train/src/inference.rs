@@ -3,7 +3,7 @@ use crate::{Batch, TrainError};
 use half::bf16;
 use storm_device::cpu::CpuDevice;
 use storm_graph::DType;
-use storm_model::{BuildOptions, HfDirectory, ModelConfig, ModelOutput};
+use storm_model::{BuildOptions, ModelConfig, ModelOutput, ParameterSource};
 
 /// A model that only looks forward: logits of whole sequences.
 pub struct Inference {
@@ -20,11 +20,11 @@ impl Inference {
     pub fn load(
         config: &ModelConfig,
         options: &BuildOptions,
-        directory: &HfDirectory,
+        source: &impl ParameterSource,
     ) -> Result<Inference, TrainError> {
         let (vocabulary, dtype) = (config.vocab_size, options.dtype);
         let options = BuildOptions { output: ModelOutput::Logits, ..options.clone() };
-        let forward = Forward::load(config, options, directory, CpuDevice::new)?;
+        let forward = Forward::load(config, options, source, CpuDevice::new)?;
         Ok(Inference { forward, vocabulary, dtype })
     }
 

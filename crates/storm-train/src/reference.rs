@@ -12,8 +12,8 @@ use storm_graph::{
     Shape, StepScalars, Tensor, TensorClass,
 };
 use storm_model::{
-    BuildOptions, HfDirectory, Initialization, ModelConfig, ModelOutput, Packing, SaveOptions,
-    build, initialization,
+    BuildOptions, HfDirectory, IfExists, Initialization, ModelConfig, ModelOutput, Packing,
+    ParameterSource, SaveOptions, build, initialization,
 };
 
 /// How a model is trained.
@@ -285,6 +285,23 @@ impl<D: Device> ReferenceTrainer<D> {
     /// A tensor is missing, has another shape, or cannot be read.
     pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
         weights::load_or_start_fresh(&mut self.resident, &self.config, directory)
+    }
+
+    /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::load`].
+    pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
+        weights::load_adapters(&mut self.resident, &self.config, source)
+    }
+
+    /// Saves the adapters as a directory of PEFT, which is told to load the base from `base`.
+    ///
+    /// # Errors
+    /// As [`ReferenceTrainer::save`]; also if the model has no adapters.
+    pub fn save_adapters(&self, output: &Path, base: Option<&str>) -> Result<(), TrainError> {
+        let refuse = IfExists::Refuse;
+        weights::save_adapters(&mut &self.resident, &self.config, output, base, refuse)
     }
 
     /// Saves all parameters as a Hugging Face directory.

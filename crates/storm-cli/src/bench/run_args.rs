@@ -1,6 +1,7 @@
 //! What benchmarks of real models have in common.
 
 use crate::forced::ForcedArgs;
+use crate::lora::LoraArg;
 use crate::precision::PrecisionArg;
 use crate::size::{self, positive};
 use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
@@ -44,6 +45,9 @@ pub(crate) struct RunArgs {
     /// any, it is taken to be.
     #[arg(long, default_value_t = 1)]
     pub(crate) warmup: u32,
+    /// Train adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
+    #[arg(long)]
+    pub(crate) lora: Option<LoraArg>,
     /// Fewer layers than the preset, to try a large model's layer on a small card.
     #[arg(long, value_parser = positive)]
     pub(crate) layers: Option<usize>,
@@ -103,6 +107,7 @@ impl RunArgs {
             chunk_rows: CHUNK_ROWS,
             steps: 4,
             warmup: 1,
+            lora: None,
             layers: None,
             ram: None,
             hardware: None,
@@ -118,7 +123,7 @@ impl RunArgs {
         if let Some(layers) = self.layers {
             config.layer_count = layers;
         }
-        Ok(config)
+        self.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))
     }
 
     pub(crate) fn options(&self) -> TrainOptions {

@@ -2,6 +2,7 @@
 
 use crate::forced::ForcedArgs;
 use crate::hardware;
+use crate::lora::LoraArg;
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
 use crate::size::{self, positive};
@@ -22,6 +23,9 @@ pub(crate) struct PlanArgs {
     /// `OWNER/MODEL`: only config.json is read.
     #[arg(long)]
     pub(super) model: Option<String>,
+    /// Adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
+    #[arg(long)]
+    pub(super) lora: Option<LoraArg>,
     /// Sequences per micro-batch.
     #[arg(long, value_parser = positive, conflicts_with = "tokens_per_step")]
     pub(super) batch: Option<usize>,
@@ -79,6 +83,7 @@ impl PlanArgs {
         } = self.forced;
         Given {
             model: self.model.clone(),
+            lora: self.lora.clone(),
             batch: count(self.batch),
             accumulate: count(self.accumulate),
             tokens_per_step: count(self.tokens_per_step),

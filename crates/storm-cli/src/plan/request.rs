@@ -80,6 +80,7 @@ impl Request {
             }
             false => preset(model)?,
         };
+        let config = args.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
         let step = match (args.tokens_per_step, args.batch) {
             (Some(tokens), _) => StepSize::Tokens(tokens),
             (None, Some(_)) => StepSize::MicroBatches(args.accumulate.unwrap_or(1)),

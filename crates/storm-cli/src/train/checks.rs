@@ -135,6 +135,14 @@ impl Outline<'_> {
             data::Outline::Dataset(dataset) => dataset.manifest().tokenizer.vocabulary as usize,
             data::Outline::Text(_) => model_tokenizer::BYTE_VOCABULARY,
         };
+        if self.model.is_fresh && settings.lora.is_some() {
+            let problem = format!(
+                "adapters are trained beside weights, and {} is a preset without any; give a model with weights: a \
+                 directory, or a name on the hub",
+                self.model.name
+            );
+            return Err(UsageError(problem).into());
+        }
         let config = self.model.for_vocabulary(settings, least)?;
         device::check_size(settings.device, self.kind, config.parameter_count())?;
         self.check_positions(&config)?;

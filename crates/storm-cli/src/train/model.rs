@@ -1,14 +1,15 @@
 //! Which model a run trains.
 
 use super::options::{Given, Settings};
+use crate::lora::LoraArg;
 use crate::model_tokenizer::Weights;
 use crate::{UsageError, model};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use storm_hub::Wanted;
-use storm_model::{HfConfig, HfDirectory, ModelConfig, preset};
+use storm_model::{AdapterDirectory, HfConfig, HfDirectory, ModelConfig, preset};
 
 /// A model to train, and where its weights come from.
 pub(super) struct Model {
@@ -54,12 +55,35 @@ impl Outline {
         vocabulary: usize,
     ) -> Result<ModelConfig> {
         if !self.is_fresh {
-            return Ok(self.config.clone());
+            return with_adapters(settings, self.config.clone());
         }
         let config = fresh(settings, self.config.clone(), vocabulary);
         config.validate()?;
-        Ok(config)
+        with_adapters(settings, config)
     }
+}
+
+/// The model with the adapters that a run asks for; those of a directory are known to fit it.
+fn with_adapters(settings: &Settings, config: ModelConfig) -> Result<ModelConfig> {
+    if let Some(path) = &settings.adapter {
+        return Ok(AdapterDirectory::open(path)?.apply_to(&config)?);
+    }
+    settings.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))
+}
+
+/// Writes down what the adapter that a run begins with was made with: the run has the same options, whatever becomes of
+/// that directory.
+pub(super) fn take_adapter(given: &mut Given, base: &ModelConfig) -> Result<()> {
+    let Some(path) = &given.adapter else { return Ok(()) };
+    let adapted = AdapterDirectory::open(path)?.apply_to(base)?;
+    let Some(adapters) = &adapted.adapters else { return Ok(()) };
+    let lora = LoraArg::of_options(&adapters.options)?;
+    if given.lora.as_ref().is_some_and(|given| *given != lora) {
+        let problem = format!("{} has its own options; leave out lora", path.display());
+        return Err(UsageError(problem).into());
+    }
+    given.lora = Some(lora);
+    Ok(())
 }
 
 fn named(settings: &Settings) -> Result<String> {
@@ -128,7 +152,20 @@ impl Model {
             );
             return Err(UsageError(problem).into());
         }
+        let config = with_adapters(settings, config)?;
         Ok(Model { name, directory, config, weights })
+    }
+
+    /// What PEFT is to load the base from.
+    pub(super) fn base(&self) -> String {
+        match self.directory.canonicalize() {
+            // A name on a hub, which PEFT takes without its revision.
+            _ if !Path::new(&self.name).exists() => {
+                self.name.split('@').next().unwrap_or_default().to_owned()
+            }
+            Ok(path) => path.display().to_string(),
+            Err(_) => self.name.clone(),
+        }
     }
 
     /// What ties the model to a tokenizer: none for fresh weights.

@@ -4,6 +4,7 @@ use super::values::{
     CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
 };
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
+use crate::lora::LoraArg;
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
@@ -45,6 +46,14 @@ options! {
         kv_heads: NonZeroUsize;
         /// Width inside the MLP; four times the width if that is given.
         mlp_width: NonZeroUsize;
+    }
+    "Adapters" {
+        /// Train adapters (LoRA) beside the model's weights, which stay as they are: a table of rank; alpha (twice the rank
+        /// if not given); targets: `all-linear` (if not given), a name, a list of names, or a pattern for the whole name of a
+        /// module; rslora; modules-to-save; rank-pattern and alpha-pattern. As a flag: `--lora 'rank=16, alpha=32'`.
+        lora: LoraArg;
+        /// A directory with an adapter, as PEFT or STORM saves it: go on with that one.
+        adapter: PathBuf;
     }
     "Data" {
         /// What to learn: a dataset that `storm data pack` made, or text to pack on first use.

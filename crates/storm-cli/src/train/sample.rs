@@ -26,7 +26,7 @@ pub(super) fn write(
     tokenizer: &Tokenizer,
     options: &SampleOptions<'_>,
 ) -> Result<String> {
-    let source = ModelSource::open(directory, Which::default())?;
+    let source = ModelSource::open(directory, &Which::default())?;
     let decode = DecodeOptions { window: options.sequence, dtype: DType::F32 };
     let mut model = Decoder::load(&source.config, &decode, &source.weights, CpuDevice::new)?;
     let mut prompt = tokenizer.encode_prompt(options.prompt)?;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use storm_device::PlanDevice;
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
-use storm_model::{IfExists, SaveOptions, WeightDtype};
+use storm_model::{AdapterDirectory, IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
     BatchSource, Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision,
@@ -81,9 +81,10 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let plan = Arc::clone(run.trainer().plan());
     // First: a model that cannot be saved takes nothing from it.
     let report = report::write(setup, &plan, &measure, &history, progress.part())?;
-    let model = setup.folder.join("model");
+    let what = if setup.model.config.adapters.is_some() { "adapter" } else { "model" };
+    let model = setup.folder.join(what);
     save_model(setup, &mut run, &model)?;
-    let best = setup.folder.join("model-best");
+    let best = setup.folder.join(format!("{what}-best"));
     let best_model = save_best(setup, &mut run, &finished, &best);
     drop(run);
     if setup.style == Style::People {
@@ -100,9 +101,9 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         report::write(setup, &plan, &measure, &history, progress.part())?;
     }
     if setup.style != Style::Json {
-        print(&format!("\nmodel        {}", model.display()));
+        print(&format!("\n{what:<12} {}", model.display()));
         if let Ok(true) = best_model {
-            print(&format!("best model   {}", best.display()));
+            print(&format!("{:<12} {}", format!("best {what}"), best.display()));
         }
         print(&format!("checkpoint   {}", finished.checkpoint.display()));
         print(&format!("metrics      {}", metrics_path.display()));
@@ -122,6 +123,17 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
     if let Some(weights) = &setup.model.weights {
         trainer.load(weights)?;
+    }
+    if let Some(adapter) = &setup.settings.adapter {
+        let adapter = AdapterDirectory::open(adapter)?;
+        if adapter.options().dropout != 0.0 {
+            eprintln!(
+                "warning: {} was made with dropout {}; STORM goes on without",
+                adapter.path().display(),
+                adapter.options().dropout
+            );
+        }
+        trainer.load_adapters(&adapter)?;
     }
     let plan = setup.launch.plan();
     let (train, held_out) = data::sources(&setup.settings, &setup.dataset, plan.batch)?;
@@ -156,6 +168,10 @@ fn save_best<D: PlanDevice>(
 
 /// Saves the model as it is for others to load.
 fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> Result<()> {
+    if setup.model.config.adapters.is_some() {
+        let base = setup.model.base();
+        return Ok(run.trainer().save_adapters(output, Some(&base), IfExists::Replace)?);
+    }
     let source = setup.model.source();
     let dtype = match setup.request.options.precision {
         Precision::F32 => WeightDtype::F32,

@@ -11,6 +11,7 @@ use super::output::{Style, print};
 use super::schedule;
 use super::values::OverlongArg;
 use crate::forced::ForcedArgs;
+use crate::lora::LoraArg;
 use crate::model::{grouped, must_be_downloaded};
 use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{self, Answer, DeviceMemory, Request, explained};
@@ -30,13 +31,18 @@ use storm_graph::AdamWParameters;
 use storm_model::{ModelConfig, Packing};
 use storm_train::{
     Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize, TimedSplit,
-    TrainOptions, TrialOptions, checkpoint_bytes,
+    TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
 };
 use tempfile::TempDir;
 
+/// What a run of adapters records of the weights that they stand beside.
+const BASE_HASH: &str = "base-hash";
+
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 15] = [
+const FIXED: [&str; 17] = [
     "model",
+    "lora",
+    BASE_HASH,
     "layers",
     "width",
     "heads",
@@ -86,6 +92,8 @@ pub(super) struct Setup {
     given: Given,
     pub(super) dataset: Arc<Dataset>,
     pub(super) model: Model,
+    /// Of the weights beside which adapters are trained.
+    base_hash: Option<String>,
     pub(super) machine_kind: DeviceKind,
     /// Of the CPU device; none on a card.
     pub(super) threads: usize,
@@ -144,6 +152,7 @@ impl Setup {
         }
         let model = Model::new(&given.clone().resolve())?;
         given.model = Some(model.name.clone());
+        model::take_adapter(&mut given, &model.config)?;
         // A resumed run was checked when it began.
         let other = if before.is_some() { OtherTokenizer::Allowed } else { other };
         let source = data::Source {
@@ -162,6 +171,10 @@ impl Setup {
         if let Some(words) = model.config.rotary_words(settings.seq.get()) {
             eprintln!("{}: {words}", model.name);
         }
+        let base_hash = match (&model.config.adapters, &model.weights, purpose) {
+            (Some(_), Some(weights), Purpose::Train) => Some(base_hash(weights)?),
+            _ => None,
+        };
         let step = step_size(&settings)?;
         let rows_per_step = rows_per_step(&settings, step);
         let steps = schedule::steps(&settings, rows_per_epoch, rows_per_step);
@@ -193,6 +206,7 @@ impl Setup {
             folder,
             dataset,
             model,
+            base_hash,
             machine_kind,
             threads,
             steps,
@@ -206,7 +220,14 @@ impl Setup {
         };
         setup.settle();
         if let Some(before) = &before {
-            compare(&before.settings, &setup.record())?;
+            let mut now = setup.record();
+            if setup.base_hash.is_none() {
+                // A dry run does not read the weights.
+                now.extend(
+                    before.settings.get_key_value(BASE_HASH).map(|(k, v)| (k.clone(), v.clone())),
+                );
+            }
+            compare(&before.settings, &now)?;
         }
         setup.say_epochs();
         Ok(setup)
@@ -257,7 +278,9 @@ impl Setup {
 
     /// Every option that has a value, as text.
     pub(super) fn record(&self) -> BTreeMap<String, String> {
-        record(&self.given.clone().or(Given::defaults()))
+        let mut record = record(&self.given.clone().or(Given::defaults()));
+        record.extend(self.base_hash.clone().map(|hash| (BASE_HASH.to_owned(), hash)));
+        record
     }
 
     /// Makes the folder that of this run, once nothing keeps it from going on: deletes what a killed process left
@@ -310,6 +333,11 @@ fn take_over(given: &mut Given, before: &Progress) {
             .is_some_and(|name| began.strip_prefix(name).is_some_and(|rest| rest.starts_with('@')))
     };
     given.model = began.filter(is_same).cloned().or(given.model.take());
+    // The adapter that the run began with is in its checkpoints now.
+    if let Some(lora) = before.settings.get("lora").and_then(|text| LoraArg::of_record(text).ok()) {
+        given.adapter = None;
+        given.lora = given.lora.take().or(Some(lora));
+    }
     given.tokenizer = given.tokenizer.take().or_else(|| before.settings.get("tokenizer").cloned());
 }
 
@@ -326,11 +354,13 @@ pub(super) fn check_outline(
     if let Some(before) = before {
         take_over(&mut given, before);
     }
-    let settings = given.resolve();
+    let settings = given.clone().resolve();
     let step = step_size(&settings)?;
     let data = data::Outline::new(&settings, folder, start)?;
     let kind = device::find(settings.device, style)?;
     let model = model::Outline::new(&settings)?;
+    model::take_adapter(&mut given, &model.config)?;
+    let settings = given.resolve();
     let outline = checks::Outline { settings: &settings, folder, kind, model: &model, data: &data };
     outline.check(&train_options(&settings, data.packing()), step)?;
     Ok(kind)
@@ -454,6 +484,7 @@ pub(super) fn record(all: &Given) -> BTreeMap<String, String> {
         .unwrap_or_else(|error| unreachable!("options are plain: {error}"));
     let text = |value: toml::Value| match value {
         toml::Value::String(text) => text,
+        table @ toml::Value::Table(_) => serde_json::to_string(&table).unwrap_or_default(),
         other => other.to_string(),
     };
     table.into_iter().map(|(key, value)| (key, text(value))).collect()
@@ -462,6 +493,14 @@ pub(super) fn record(all: &Given) -> BTreeMap<String, String> {
 /// Refuses options that would make it another run; says which make it learn differently.
 fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) -> Result<()> {
     let show = |value: Option<&String>| value.map_or("not given".to_owned(), Clone::clone);
+    if before.get(BASE_HASH) != now.get(BASE_HASH) && before.get("lora") == now.get("lora") {
+        let problem = format!(
+            "the weights of {} are not those beside which this run's adapters were trained; put those back, or give \
+             another --name",
+            show(now.get("model"))
+        );
+        return Err(NoModel::new(problem).into());
+    }
     for key in FIXED {
         if before.get(key) != now.get(key) {
             let problem = format!(

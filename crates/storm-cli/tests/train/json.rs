@@ -27,13 +27,14 @@ const CALLS: [&str; 16] = [
 ];
 
 /// Without a call here: they measure for seconds, and other tests read what they print. One needs a GPU.
-const ELSEWHERE: [&str; 6] = [
+const ELSEWHERE: [&str; 7] = [
     "bench attention",
     "bench checkpoint",
     "bench cpu",
     "bench curve",
     "bench generate",
     "bench train",
+    "merge",
 ];
 
 fn storm(place: &Place, line: &str) -> Output {

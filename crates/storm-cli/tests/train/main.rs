@@ -9,6 +9,7 @@ mod init;
 mod json;
 mod length;
 mod lengths;
+mod lora;
 mod no_threads;
 mod non_finite;
 mod numbers;

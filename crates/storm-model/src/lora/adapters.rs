@@ -20,7 +20,7 @@ const RANK_MAX: usize = 1 << 16;
 /// The adapters of a model. Everything else of it is frozen.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapters {
-    /// What they come from.
+    /// What they come from, without names that match nothing.
     pub options: LoraOptions,
     layers: Vec<LayerAdapters>,
     /// Parameters outside the layers that are trained whole.
@@ -273,7 +273,14 @@ impl<'a> Finder<'a> {
                 return self.no_match("rank-pattern or alpha-pattern", name);
             }
         }
-        Ok(Adapters { options: self.options, layers, saved })
+        let mut options = self.options;
+        if let Targets::Names(names) = &mut options.targets {
+            names.retain(|name| used.contains(name));
+        }
+        options.modules_to_save.retain(|name| used.contains(name));
+        options.rank_pattern.retain(|name, _| used.contains(name));
+        options.alpha_pattern.retain(|name, _| used.contains(name));
+        Ok(Adapters { options, layers, saved })
     }
 
     /// The adapted form of a projection in a layer, if it has one there.

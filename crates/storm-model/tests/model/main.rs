@@ -9,10 +9,12 @@
 //! | `round_trip` | save and open again |
 //! | `outputs` | what saving never replaces, and what a killed one leaves |
 //! | `unusual` | files as other programs leave them: wide weights, wrapped names, adapters, no head |
+//! | `lora` | adapters: which modules they are for, and PEFT's directories |
 //! | `support` | models to test with, and a meter for memory |
 
 mod config_json;
 mod directory;
+mod lora;
 mod outputs;
 mod presets;
 mod round_trip;

@@ -76,7 +76,7 @@ fn adapters_are_refused_in_words() {
     let refused = |path: &std::path::Path| {
         let error = open(path).unwrap_err();
         assert!(matches!(error, ModelError::Adapter { .. }), "{error}");
-        assert!(error.to_string().contains("merge_and_unload"), "{error}");
+        assert!(error.to_string().contains("storm merge"), "{error}");
         error.to_string()
     };
     for part in ["lora_A.default", "lora_B", "base_layer"] {

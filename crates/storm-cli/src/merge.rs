@@ -1,0 +1,154 @@
+//! `storm merge`: an adapter added into the weights that it was trained beside.
+
+use crate::eval::{self, EvalArgs};
+use crate::size::{self, positive};
+use crate::source::{ModelSource, Weights, Which};
+use crate::{UsageError, streams};
+use anyhow::Result;
+use clap::{Args, ValueEnum};
+use std::ops::Range;
+use std::path::PathBuf;
+use storm_model::{
+    Dtype, HfDirectory, IfExists, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
+    SaveOptions, WeightDtype, merge, save,
+};
+
+#[derive(Args)]
+pub(crate) struct MergeArgs {
+    /// An adapter directory, or the run of an adapter (its newest checkpoint).
+    adapter: PathBuf,
+    /// Directory to write. It must not exist, unless --replace is given.
+    #[arg(long)]
+    out: PathBuf,
+    #[command(flatten)]
+    which: Which,
+    /// Type of the written weights. If not given, that of the base.
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeArg>,
+    /// Largest file of weights.
+    #[arg(long, default_value = "5GB", value_parser = size::parse)]
+    shard_size: u64,
+    /// Replace the output directory if it is a model directory.
+    #[arg(long)]
+    replace: bool,
+    /// Dataset that `storm data pack` wrote: print the held-out loss of base, adapter and merged model.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// For --data: tokens per sequence.
+    #[arg(long, default_value_t = 1024, value_parser = positive, requires = "data")]
+    seq: usize,
+    /// For --data: batches of four sequences to look at; all if not given.
+    #[arg(long, value_parser = positive, requires = "data")]
+    batches: Option<usize>,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    F32,
+    Bf16,
+}
+
+pub(crate) fn run(args: &MergeArgs) -> Result<()> {
+    let source = ModelSource::open(&args.adapter, &args.which)?;
+    let base = match &source.weights {
+        Weights::Adapter(adapted) => adapted.base(),
+        Weights::Adapted(adapted) => adapted.base(),
+        Weights::Directory(_) | Weights::Checkpoint(_) => {
+            let problem = format!("{} has no adapter to merge", args.adapter.display());
+            return Err(UsageError(problem).into());
+        }
+    };
+    let config = ModelConfig { adapters: None, ..source.config.clone() };
+    let options = SaveOptions {
+        dtype: match args.dtype {
+            Some(DtypeArg::F32) => WeightDtype::F32,
+            Some(DtypeArg::Bf16) => WeightDtype::Bf16,
+            None => dtype_of(base)?,
+        },
+        shard_bytes: args.shard_size,
+        source: source.files.as_deref(),
+        if_exists: if args.replace { IfExists::Replace } else { IfExists::Refuse },
+    };
+    let mut current = Merged::default();
+    save(&args.out, &config, &options, |spec, range, dest: &mut [f32]| {
+        Ok(current.provide(&source, spec, range, dest)?)
+    })?;
+    streams::status("");
+    let losses = args.data.as_ref().map(|data| losses(args, data, &source, base)).transpose()?;
+    let out = args.out.display();
+    if args.json {
+        let losses = losses.map(|[base, adapter, merged]| {
+            serde_json::json!({"base": base, "adapter": adapter, "merged": merged})
+        });
+        println!("{}", serde_json::json!({"output": out.to_string(), "losses": losses}));
+        return Ok(());
+    }
+    println!("wrote {} parameters to {out}", config.parameter_count());
+    if let Some([base, adapter, merged]) = losses {
+        println!("held-out loss: base {base:.4}, adapter {adapter:.4}, merged {merged:.4}");
+    }
+    Ok(())
+}
+
+/// The type of the base's weights.
+fn dtype_of(base: &HfDirectory) -> Result<WeightDtype> {
+    let layout = ParameterLayout::new(base.model());
+    let first = layout.iter().flat_map(|spec| spec.pieces).find_map(|piece| {
+        let is_matrix = piece.shape.len() == 2;
+        base.tensor(&piece.hf_name).filter(|_| is_matrix).map(|entry| entry.dtype)
+    });
+    match first {
+        Some(Dtype::F32) => Ok(WeightDtype::F32),
+        Some(Dtype::BF16) => Ok(WeightDtype::Bf16),
+        other => {
+            let name = other.map_or("unknown", Dtype::name);
+            let problem = format!("the base is stored as {name}; give --dtype f32 or --dtype bf16");
+            Err(UsageError(problem).into())
+        }
+    }
+}
+
+/// The losses of base, adapter and merged model.
+fn losses(
+    args: &MergeArgs,
+    data: &std::path::Path,
+    source: &ModelSource,
+    base: &HfDirectory,
+) -> Result<[f64; 3]> {
+    let evaluated =
+        EvalArgs::of_data(args.adapter.clone(), data.to_owned(), args.seq, args.batches);
+    let loss =
+        |source: &ModelSource| eval::measure(&evaluated, source).map(|measured| measured.loss);
+    let before = ModelSource::open(base.path(), &Which::default())?;
+    let merged = ModelSource::open(&args.out, &Which::default())?;
+    Ok([loss(&before)?, loss(source)?, loss(&merged)?])
+}
+
+/// The parameter that is being written.
+#[derive(Default)]
+struct Merged {
+    name: String,
+    values: Vec<f32>,
+}
+
+impl Merged {
+    fn provide(
+        &mut self,
+        source: &ModelSource,
+        spec: &ParameterSpec,
+        range: Range<usize>,
+        dest: &mut [f32],
+    ) -> Result<(), ModelError> {
+        if self.name != spec.name {
+            self.values.resize(spec.element_count(), 0.0);
+            merge(&source.config, &source.weights, spec, &mut self.values)?;
+            self.name.clone_from(&spec.name);
+            streams::status(&format!("merging {}", spec.name));
+        }
+        dest.copy_from_slice(&self.values[range]);
+        Ok(())
+    }
+}
