@@ -9,10 +9,11 @@ use clap::Args;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use storm_data::{ChatTemplate, ChatTokenizer, Dataset, Tokenizer, TokenizerSource};
+use storm_graph::DType;
 use storm_hub::Wanted;
 use storm_model::{
-    AdaptedSource, AdapterDirectory, Element, HfConfig, HfDirectory, ModelConfig, ModelError,
-    ParameterSource, ParameterSpec, end_of_text, is_adapter_directory,
+    AdaptedSource, AdapterDirectory, Dtype, Element, HfConfig, HfDirectory, ModelConfig,
+    ModelError, ParameterSource, ParameterSpec, end_of_text, is_adapter_directory,
 };
 use storm_train::{CheckpointError, Checkpoints, Disk, SavedWeights};
 
@@ -243,6 +244,15 @@ impl ModelSource {
         Ok(ModelSource { config, weights, files, run, shown: named.to_owned(), json })
     }
 
+    /// The arithmetic that the model was trained in or saved for, and how that is known.
+    pub(crate) fn own_dtype(&self) -> (DType, String) {
+        match (&self.run, &self.weights) {
+            (None, Weights::Directory(directory)) => dtype_of(directory),
+            (None, Weights::Adapter(adapted)) => dtype_of(adapted.base()),
+            (run, _) => dtype_of_run(run.as_ref().and_then(|run| run.setting("precision"))),
+        }
+    }
+
     /// The tokenizer that the model knows: as given, else that of the data that it learned, else the one that it
     /// came with.
     pub(crate) fn tokenizer(&self, given: Option<&str>) -> Result<TokenizerSource> {
@@ -282,6 +292,34 @@ impl ModelSource {
         let recorded = || self.run.as_ref()?.settings.get("chat-template").map(String::as_str);
         ChatTemplate::parse(given.or_else(recorded).unwrap_or("model"))
     }
+}
+
+/// What a directory's largest tensor is stored as.
+fn dtype_of(directory: &HfDirectory) -> (DType, String) {
+    let tensors = directory.names().filter_map(|name| directory.tensor(name));
+    let stored = tensors.max_by_key(|entry| entry.element_count()).map(|entry| entry.dtype);
+    match stored {
+        Some(Dtype::BF16) => (DType::BF16, "the model's weights are bf16".to_owned()),
+        Some(Dtype::F16) => {
+            (DType::F32, "the model's weights are f16, of which bf16 would lose digits".to_owned())
+        }
+        Some(other) => {
+            (DType::F32, format!("the model's weights are {}", other.name().to_lowercase()))
+        }
+        None => (DType::F32, "the model has no weights".to_owned()),
+    }
+}
+
+/// What a run of a precision computes in.
+fn dtype_of_run(precision: Option<&str>) -> (DType, String) {
+    let dtype = match precision {
+        Some("bf16-master" | "bf16-stochastic") => DType::BF16,
+        _ => DType::F32,
+    };
+    let why = precision.map_or("the run does not say its precision".to_owned(), |precision| {
+        format!("the run's precision is {precision}")
+    });
+    (dtype, why)
 }
 
 enum Found {

@@ -34,9 +34,10 @@ pub(crate) struct WritingArgs {
     /// The same seed writes the same text.
     #[arg(long, default_value_t = 0)]
     seed: u64,
-    /// Arithmetic. bf16 takes half of the memory, and half of the time for a large model.
-    #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
-    dtype: DtypeArg,
+    /// Arithmetic. bf16 takes half of the memory, and half of the time for a large model. If not given, that of the run,
+    /// or that of the model's weights.
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeArg>,
     #[command(flatten)]
     place: PlaceArgs,
 }
@@ -61,7 +62,15 @@ impl WritingArgs {
             };
             return Err(UsageError(problem).into());
         }
-        let options = DecodeOptions { window, dtype: self.dtype.into() };
+        let dtype = match self.dtype {
+            Some(dtype) => dtype.into(),
+            None => {
+                let (dtype, why) = source.own_dtype();
+                eprintln!("precision {dtype}: {why}; --dtype chooses another");
+                dtype
+            }
+        };
+        let options = DecodeOptions { window, dtype };
         let loaded = decoder::load(&self.place, config, &options, &source.weights)?;
         if let Some(words) = &loaded.words {
             eprintln!("{words}");

@@ -14,48 +14,42 @@ pub(crate) fn choose(logits: &[f32], sampling: &Sampling, at: f64) -> usize {
     let largest = logits[best];
     let weight = |token: usize| (f64::from(logits[token] - largest) / sampling.temperature).exp();
     // Likeliest first; of equals the first.
-    let likelier = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
+    let likelier = |a: &(usize, f64), b: &(usize, f64)| {
+        logits[b.0].total_cmp(&logits[a.0]).then(a.0.cmp(&b.0))
+    };
     let most = sampling.top_k.unwrap_or(logits.len()).min(logits.len());
-    if most == logits.len() && sampling.top_p.is_none() {
+    let has_limit = most < logits.len();
+    if !has_limit && sampling.top_p.is_none() {
         return choose_among_all(logits, largest, sampling.temperature, at).unwrap_or(best);
     }
-    // Those in question, in order. The one that reaches the share belongs to them.
+    let sum_of = |tokens: &[(usize, f64)]| tokens.iter().map(|(_, weight)| weight).sum::<f64>();
+    // Those in question, with their weights, in layers from the likeliest on.
     let mut kept: Vec<(usize, f64)> = Vec::new();
     let mut sum = 0.0;
-    if most < logits.len() {
-        visit_in_order(logits, largest, sampling.temperature, likelier, |token| {
-            kept.push((token, weight(token)));
-            kept.len() == most
-        });
-        sum = kept.iter().map(|(_, weight)| weight).sum();
-    }
-    if let Some(share) = sampling.top_p {
-        let total = match most < logits.len() {
-            true => sum,
-            false => sum_of_weights(logits, largest, sampling.temperature),
-        };
-        if most < logits.len() {
-            sum = 0.0;
-            let reaches = |(_, weight): &(usize, f64)| {
-                sum += weight;
-                sum >= share * total
-            };
-            let count = kept.iter().position(reaches).map_or(kept.len(), |last| last + 1);
-            kept.truncate(count);
-        } else {
-            visit_in_order(logits, largest, sampling.temperature, likelier, |token| {
-                kept.push((token, weight(token)));
-                sum += weight(token);
-                sum >= share * total
-            });
+    let wanted = match sampling.top_p {
+        Some(share) if !has_limit => share * sum_of_weights(logits, largest, sampling.temperature),
+        _ => f64::INFINITY,
+    };
+    for tokens in layers(logits, largest, sampling.temperature) {
+        let from = kept.len();
+        kept.extend(tokens.into_iter().map(|token| (token, weight(token))));
+        sum += sum_of(&kept[from..]);
+        if kept.len() >= most || sum >= wanted {
+            break;
         }
     }
-    let mut left = at * sum;
-    let holds = |(_, weight): &&(usize, f64)| {
-        left -= weight;
-        left < 0.0
-    };
-    kept.iter().find(holds).map_or(best, |&(token, _)| token)
+    if has_limit && kept.len() > most {
+        kept.select_nth_unstable_by(most, likelier);
+        kept.truncate(most);
+    }
+    if let Some(share) = sampling.top_p {
+        let wanted = if has_limit { share * sum_of(&kept) } else { wanted };
+        // The one that reaches the share belongs to them.
+        let last = reaching(&mut kept, likelier, |sum| sum >= wanted);
+        kept.truncate(last.map_or(kept.len(), |last| last + 1));
+    }
+    let place = at * sum_of(&kept);
+    reaching(&mut kept, likelier, |sum| sum > place).map_or(best, |token| kept[token].0)
 }
 
 /// The first of the largest.
@@ -177,21 +171,16 @@ const LAYERS: i32 = 6;
 /// Logits of a part, which is summed at once.
 const CHUNK: usize = 64;
 
-/// Visits tokens in order, the likeliest first, until `enough` holds for one; returns that. Few are visited as a rule, so
-/// they are put in order layer by layer.
-fn visit_in_order(
-    logits: &[f32],
-    largest: f32,
-    temperature: f64,
-    likelier: impl Fn(&usize, &usize) -> Ordering,
-    mut enough: impl FnMut(usize) -> bool,
-) -> Option<usize> {
-    let mut above = f32::INFINITY;
-    for layer in 1..=LAYERS {
-        let below = match layer {
-            LAYERS => f32::NEG_INFINITY,
-            _ => (f64::from(largest) + temperature * LAYER.ln() * f64::from(layer)) as f32,
-        };
+/// Tokens in layers, the likeliest first; within a layer they are in no order. A layer is looked for when it is asked for:
+/// the first is enough as a rule.
+fn layers(logits: &[f32], largest: f32, temperature: f64) -> impl Iterator<Item = Vec<usize>> {
+    let lower_end = move |layer: i32| match layer {
+        0 => f32::INFINITY,
+        LAYERS => f32::NEG_INFINITY,
+        _ => (f64::from(largest) + temperature * LAYER.ln() * f64::from(layer)) as f32,
+    };
+    (1..=LAYERS).map(move |layer| {
+        let (above, below) = (lower_end(layer - 1), lower_end(layer));
         let mut tokens: Vec<usize> = Vec::new();
         for (chunk, some) in logits.chunks(CHUNK).enumerate() {
             // Most chunks have none: one comparison of the whole chunk is quicker than one for each.
@@ -202,41 +191,48 @@ fn visit_in_order(
                 tokens.extend(found.map(|(place, _)| first + place));
             }
         }
-        let found = visit_some_in_order(&mut tokens, &likelier, &mut enough);
-        if found.is_some() {
-            return found;
-        }
-        above = below;
-    }
-    None
+        tokens
+    })
 }
 
-/// Tokens of a layer that are put in order at first: flat layers are large.
-const SORTED_AT_FIRST: usize = 256;
+/// So few tokens are put in order.
+const SORTED: usize = 64;
 
-/// Puts tokens in order, as far as they are visited, until `enough` holds for one; returns that.
-fn visit_some_in_order(
-    tokens: &mut [usize],
-    likelier: &impl Fn(&usize, &usize) -> Ordering,
-    enough: &mut impl FnMut(usize) -> bool,
+/// The place of the token, in order, at which the weights up to it are `enough`; none if all of them are not. Tokens
+/// before that place are likelier. Like a quick selection, it halves the part in question again and again, so it takes
+/// a time in proportion to the tokens, however flat their weights are.
+fn reaching(
+    tokens: &mut [(usize, f64)],
+    likelier: impl Fn(&(usize, f64), &(usize, f64)) -> Ordering,
+    enough: impl Fn(f64) -> bool,
 ) -> Option<usize> {
-    let (mut rest, mut count) = (tokens, SORTED_AT_FIRST);
-    while !rest.is_empty() {
-        count = count.min(rest.len());
-        rest.select_nth_unstable_by(count - 1, likelier);
-        let (next, later) = rest.split_at_mut(count);
-        next.sort_unstable_by(likelier);
-        if let Some(&token) = next.iter().find(|&&token| enough(token)) {
-            return Some(token);
+    let (mut start, mut end) = (0, tokens.len());
+    let mut before = 0.0;
+    while end - start > SORTED {
+        let half = (end - start) / 2;
+        tokens[start..end].select_nth_unstable_by(half, &likelier);
+        let upper: f64 = tokens[start..start + half].iter().map(|(_, weight)| weight).sum();
+        match enough(before + upper) {
+            true => end = start + half,
+            false => (start, before) = (start + half, before + upper),
         }
-        (rest, count) = (later, 4 * count);
     }
-    None
+    tokens[start..end].sort_unstable_by(&likelier);
+    let place = tokens[start..end].iter().position(|(_, weight)| {
+        before += weight;
+        enough(before)
+    });
+    match place {
+        Some(place) => Some(start + place),
+        // The upper half was enough; a sum in another order is a little less.
+        None => (end < tokens.len()).then(|| end - 1),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use storm_graph::random::Random;
 
     fn counts(sampling: Sampling) -> [usize; 4] {
@@ -328,6 +324,32 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// Sorting would take 17 comparisons for each of so many tokens.
+    #[test]
+    fn flat_distributions_are_not_sorted() {
+        let mut random = Random(3);
+        let tokens: Vec<(usize, f64)> =
+            (0..131_072).map(|token| (token, 1.0 + random.unit() / 100.0)).collect();
+        let total: f64 = tokens.iter().map(|(_, weight)| weight).sum();
+        let mut sorted = tokens.clone();
+        sorted.sort_by(|a, b| b.1.total_cmp(&a.1));
+        for share in [0.0, 0.1, 0.5, 0.9, 0.999] {
+            let (mut tokens, comparisons) = (tokens.clone(), Cell::new(0));
+            let likelier = |a: &(usize, f64), b: &(usize, f64)| {
+                comparisons.set(comparisons.get() + 1);
+                b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+            };
+            let place = reaching(&mut tokens, likelier, |sum| sum > share * total);
+            let place = place.expect("all together are enough");
+            assert_eq!(tokens[place], sorted[place], "{share}");
+            let sum: f64 = sorted[..place].iter().map(|(_, weight)| weight).sum();
+            assert!((sum / total - share).abs() < 1e-4, "{share}: {sum} of {total}");
+            assert!(comparisons.get() < 6 * tokens.len(), "{share}: {comparisons:?}");
+        }
+        assert_eq!(reaching(&mut tokens.clone(), |a, b| a.0.cmp(&b.0), |_| false), None);
+        assert_eq!(reaching(&mut [], |a, b| a.0.cmp(&b.0), |_| true), None);
     }
 
     fn by_sorting(logits: &[f32], sampling: &Sampling, at: f64) -> usize {

@@ -6,7 +6,6 @@ use anyhow::Result;
 use std::path::Path;
 use storm_data::Tokenizer;
 use storm_device::cpu::CpuDevice;
-use storm_graph::DType;
 use storm_model::DecodeOptions;
 use storm_train::{Decoder, Generator, Sampling};
 
@@ -27,7 +26,7 @@ pub(super) fn write(
     options: &SampleOptions<'_>,
 ) -> Result<String> {
     let source = ModelSource::open(directory, &Which::default())?;
-    let decode = DecodeOptions { window: options.sequence, dtype: DType::F32 };
+    let decode = DecodeOptions { window: options.sequence, dtype: source.own_dtype().0 };
     let mut model = Decoder::load(&source.config, &decode, &source.weights, CpuDevice::new)?;
     let mut prompt = tokenizer.encode_prompt(options.prompt)?;
     if prompt.is_empty() {

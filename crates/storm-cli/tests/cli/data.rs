@@ -201,3 +201,29 @@ fn the_doctor_names_what_is_missing() {
     }
     words("doctor --dir /nonexistent/runs").failed(1, &["cannot train"]);
 }
+
+/// As `datetime.now()` has it for transformers. Between the first and the last zone it is never the same day.
+#[test]
+fn templates_see_the_local_date() {
+    let folder = Folder::new();
+    let chat = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}"#;
+    let input = folder.write("chat.jsonl", chat);
+    let template =
+        "{{ strftime_now('%Y-%m-%d') }}{% for m in messages %}{{ m.content }}{% endfor %}";
+    let template = folder.write("template.jinja", template);
+    let pack = |zone: &str, epoch: Option<&str>| {
+        let out = folder.path(&format!("out{zone}{}", epoch.is_some()));
+        let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+        command.args(["data", "pack", "--tokenizer", "bytes", "--json", "--out"]).arg(out);
+        command.arg("--chat-template").arg(&template).arg(&input).env("TZ", zone);
+        command.env_remove("SOURCE_DATE_EPOCH");
+        command.envs(epoch.map(|epoch| ("SOURCE_DATE_EPOCH", epoch)));
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        json["id"].as_str().unwrap().to_owned()
+    };
+    let [east, west] = ["EAST-14", "WEST+11"];
+    assert_ne!(pack(east, None), pack(west, None));
+    assert_eq!(pack(east, Some("1735689599")), pack(west, Some("1735689599")));
+}

@@ -43,6 +43,17 @@ fn the_newest_checkpoint_is_the_model_of_its_run() {
         let args = format!("export runs/{name} out-{precision} --dtype {dtype}");
         let (_, said) = done(storm(&place, &args));
         assert!(said.contains("checkpoint of step 6, the newest"), "{said}");
+        // Text is written in the same precision, by the run and by what it saved.
+        for (model, why) in [
+            (format!("runs/{name}"), format!("the run's precision is {precision}")),
+            (format!("runs/{name}/model"), format!("the model's weights are {dtype}")),
+        ] {
+            let (_, said) = done(storm(&place, &format!("sample {model} --prompt 1 --tokens 1")));
+            assert!(said.contains(&format!("precision {dtype}: {why}")), "{said}");
+            let args = format!("sample {model} --prompt 1 --tokens 1 --dtype f32");
+            let (_, said) = done(storm(&place, &args));
+            assert!(!said.contains("precision"), "{said}");
+        }
         let read = |folder: &str| fs::read(place.path().join(folder).join("model.safetensors"));
         let expected = read(&format!("runs/{name}/model")).expect("weights");
         assert!(read(&format!("out-{precision}")).expect("weights") == expected, "{precision}");

@@ -3,11 +3,12 @@
 use crate::DataError;
 use crate::manifest::read_file;
 use crate::tokenizer::{SpecialTokens, TokenizerSource};
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The longest templates in use have some tens of kilobytes.
 const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
@@ -119,7 +120,7 @@ pub(crate) struct ChatSetup {
     pub(crate) special: BTreeMap<String, String>,
     /// What special tokens are in messages.
     pub(crate) special_in_text: SpecialTokens,
-    /// The moment that templates see.
+    /// The moment that templates see, in seconds since 1970 by the clocks that it is taken from.
     pub(crate) now_seconds: i64,
     pub(crate) frame: Frame,
 }
@@ -240,11 +241,33 @@ fn read_text(path: &Path) -> Result<String, DataError> {
     String::from_utf8(bytes).map_err(|_| DataError::input(path, "is not UTF-8 text"))
 }
 
-/// Now, or what `SOURCE_DATE_EPOCH` says, so that packing can be repeated.
+/// What clocks show here now, as `datetime.now()` has it for transformers, or what `SOURCE_DATE_EPOCH` says, in UTC, so
+/// that packing can be repeated anywhere.
 fn now_seconds() -> i64 {
     let said = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse().ok());
-    said.unwrap_or_else(|| {
-        let since = SystemTime::now().duration_since(UNIX_EPOCH);
-        since.map_or(0, |since| since.as_secs() as i64)
-    })
+    said.unwrap_or_else(|| local_seconds(Timestamp::now(), &TimeZone::system()))
+}
+
+/// Seconds from the beginning of 1970 to a moment, both by the clocks of a zone.
+fn local_seconds(moment: Timestamp, zone: &TimeZone) -> i64 {
+    moment.as_second() + i64::from(zone.to_offset(moment).seconds())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clocks_are_those_of_the_zone() {
+        let moment = Timestamp::new(1_735_689_599, 0).expect("a moment");
+        for (zone, minutes) in [("UTC0", 0), ("EST5", -300), ("IST-5:30", 330), ("LINT-14", 840)] {
+            let zone = TimeZone::posix(zone).expect("a zone");
+            assert_eq!(local_seconds(moment, &zone), 1_735_689_599 + 60 * minutes);
+        }
+        // An hour later in summer.
+        let zone = TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").expect("a zone");
+        let summer = Timestamp::new(1_751_328_000, 0).expect("a moment");
+        let ahead = |moment: Timestamp| local_seconds(moment, &zone) - moment.as_second();
+        assert_eq!((ahead(moment), ahead(summer)), (3600, 7200));
+    }
 }

@@ -20,7 +20,8 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment, in seconds since 1970, as Python's `strftime` writes it in UTC and in the C locale.
+/// A moment, in seconds since 1970 by the clocks that it is written for, as Python's `strftime` writes it in the C
+/// locale.
 pub(super) fn strftime(seconds: i64, format: &str) -> Result<String, Error> {
     let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
