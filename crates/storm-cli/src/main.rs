@@ -3,6 +3,7 @@
 #[macro_use]
 mod streams;
 
+mod base;
 mod bench;
 mod chat;
 mod data;

@@ -1,5 +1,6 @@
 //! Models as people name them: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
 
+use crate::base::BaseArg;
 use crate::lora::LoraArg;
 use crate::train;
 use crate::writing::Ends;
@@ -205,6 +206,7 @@ impl ModelSource {
         };
         let base = ModelSource::of_base(named, &name)?;
         let config = LoraArg::of_record(lora)?.apply_to(base.config)?;
+        let config = BaseArg::of_record(run.setting("base"))?.apply_to(config)?;
         weights.check(&config)?;
         let Weights::Directory(directory) = base.weights else {
             unreachable!("a base is a directory");

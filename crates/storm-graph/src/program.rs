@@ -474,6 +474,10 @@ impl Program {
     ) -> Result<Program, GraphError> {
         let mut program = self.clone();
         let last = self.stages.len() - 1;
+        if !gradient_dtype.is_float() {
+            let problem = format!("gradients are f32 or bf16, not {gradient_dtype}");
+            return self.section(last).error(problem);
+        }
         let loss = self.section(last).results.iter().find(|(name, _)| name == "loss");
         let Some(&(_, loss)) = loss else {
             return self

@@ -1,5 +1,6 @@
 //! What benchmarks of real models have in common.
 
+use crate::base::BaseArg;
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::precision::PrecisionArg;
@@ -48,6 +49,9 @@ pub(crate) struct RunArgs {
     /// Train adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
     #[arg(long)]
     pub(crate) lora: Option<LoraArg>,
+    /// How the weights beside adapters are stored.
+    #[arg(long, value_enum, default_value_t = BaseArg::Bf16)]
+    pub(crate) base: BaseArg,
     /// Fewer layers than the preset, to try a large model's layer on a small card.
     #[arg(long, value_parser = positive)]
     pub(crate) layers: Option<usize>,
@@ -108,6 +112,7 @@ impl RunArgs {
             steps: 4,
             warmup: 1,
             lora: None,
+            base: BaseArg::Bf16,
             layers: None,
             ram: None,
             hardware: None,
@@ -123,7 +128,8 @@ impl RunArgs {
         if let Some(layers) = self.layers {
             config.layer_count = layers;
         }
-        self.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))
+        let config = self.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
+        Ok(self.base.apply_to(config)?)
     }
 
     pub(crate) fn options(&self) -> TrainOptions {

@@ -1,5 +1,6 @@
 //! What `storm plan` is called with.
 
+use crate::base::BaseArg;
 use crate::forced::ForcedArgs;
 use crate::hardware;
 use crate::lora::LoraArg;
@@ -26,6 +27,9 @@ pub(crate) struct PlanArgs {
     /// Adapters beside frozen weights, as in a config file: `rank=16, targets="all-linear"`.
     #[arg(long)]
     pub(super) lora: Option<LoraArg>,
+    /// How the weights beside adapters are stored; bf16 if not given.
+    #[arg(long, value_enum)]
+    pub(super) base: Option<BaseArg>,
     /// Sequences per micro-batch.
     #[arg(long, value_parser = positive, conflicts_with = "tokens_per_step")]
     pub(super) batch: Option<usize>,
@@ -84,6 +88,7 @@ impl PlanArgs {
         Given {
             model: self.model.clone(),
             lora: self.lora.clone(),
+            base: self.base,
             batch: count(self.batch),
             accumulate: count(self.accumulate),
             tokens_per_step: count(self.tokens_per_step),

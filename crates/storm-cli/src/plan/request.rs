@@ -2,6 +2,7 @@
 
 use super::PlanArgs;
 use super::saving::DeviceMemory;
+use crate::base::BaseArg;
 use crate::memory_limits::{self, Limit};
 use crate::precision::PrecisionArg;
 use crate::save_mode::SaveModeArg;
@@ -81,6 +82,7 @@ impl Request {
             false => preset(model)?,
         };
         let config = args.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
+        let config = args.base.unwrap_or(BaseArg::Bf16).apply_to(config)?;
         let step = match (args.tokens_per_step, args.batch) {
             (Some(tokens), _) => StepSize::Tokens(tokens),
             (None, Some(_)) => StepSize::MicroBatches(args.accumulate.unwrap_or(1)),

@@ -65,10 +65,11 @@ impl Outline {
 
 /// The model with the adapters that a run asks for; those of a directory are known to fit it.
 fn with_adapters(settings: &Settings, config: ModelConfig) -> Result<ModelConfig> {
-    if let Some(path) = &settings.adapter {
-        return Ok(AdapterDirectory::open(path)?.apply_to(&config)?);
-    }
-    settings.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))
+    let config = match &settings.adapter {
+        Some(path) => AdapterDirectory::open(path)?.apply_to(&config)?,
+        None => settings.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?,
+    };
+    Ok(settings.base.apply_to(config)?)
 }
 
 /// Writes down what the adapter that a run begins with was made with: the run has the same options, whatever becomes of

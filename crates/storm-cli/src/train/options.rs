@@ -3,6 +3,7 @@
 use super::values::{
     CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
 };
+use crate::base::BaseArg;
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::lora::LoraArg;
 use crate::precision::PrecisionArg;
@@ -54,6 +55,8 @@ options! {
         lora: LoraArg;
         /// A directory with an adapter, as PEFT or STORM saves it: go on with that one.
         adapter: PathBuf;
+        /// How the weights beside adapters are stored. `int8` rounds them once, when they are loaded.
+        base: BaseArg = BaseArg::Bf16;
     }
     "Data" {
         /// What to learn: a dataset that `storm data pack` made, or text to pack on first use.

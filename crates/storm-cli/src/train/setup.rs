@@ -39,9 +39,10 @@ use tempfile::TempDir;
 const BASE_HASH: &str = "base-hash";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 17] = [
+const FIXED: [&str; 18] = [
     "model",
     "lora",
+    "base",
     BASE_HASH,
     "layers",
     "width",
@@ -501,8 +502,10 @@ fn compare(before: &BTreeMap<String, String>, now: &BTreeMap<String, String>) ->
         );
         return Err(NoModel::new(problem).into());
     }
+    // A run that began before there was an option began with its default.
+    let defaults = record(&Given::defaults());
     for key in FIXED {
-        if before.get(key) != now.get(key) {
+        if before.get(key).or_else(|| defaults.get(key)) != now.get(key) {
             let problem = format!(
                 "{key} was {} when the run began and is {} now; go on as it began, or give another --name",
                 show(before.get(key)),

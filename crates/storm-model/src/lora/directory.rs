@@ -145,13 +145,6 @@ pub struct AdaptedSource<B, A> {
     trained: Vec<ParameterSpec>,
 }
 
-impl<B, A> AdaptedSource<B, A> {
-    /// What the adapters are beside.
-    pub fn base(&self) -> &B {
-        &self.base
-    }
-}
-
 impl<B: ParameterSource, A: ParameterSource> AdaptedSource<B, A> {
     /// For a config with adapters.
     pub fn new(config: &ModelConfig, base: B, adapter: A) -> AdaptedSource<B, A> {

@@ -26,6 +26,8 @@ const PUBLISHED: &[(&str, u64)] = &[
     ("llama-2-70b", 68_976_648_192),
     ("llama-3.1-8b", 8_030_261_248),
     ("llama-3.1-70b", 70_553_706_496),
+    // Not published: the 70B model with 56 of its 80 layers.
+    ("llama-50b", 50_018_000_896),
     ("llama-3.2-1b", 1_235_814_400),
     ("mistral-7b", 7_248_023_552),
 ];

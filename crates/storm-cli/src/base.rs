@@ -1,0 +1,63 @@
+//! How the weights beside adapters are stored, as people ask for it.
+
+use crate::UsageError;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use storm_model::{BaseFormat, ModelConfig};
+
+/// The storage of a frozen base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum BaseArg {
+    /// As the model computes: bf16, or f32 with precision f32.
+    Bf16,
+    /// The projections of layers in 8 bits with a scale for each 128 of them: half the memory and half the copies.
+    Int8,
+}
+
+impl BaseArg {
+    /// As a run records it.
+    pub(crate) fn of_record(text: Option<&str>) -> Result<BaseArg, UsageError> {
+        text.map_or(Ok(BaseArg::Bf16), |text| {
+            BaseArg::from_str(text, false)
+                .map_err(|_| UsageError(format!("the run's base is `{text}`, which is unknown")))
+        })
+    }
+
+    /// The model with its base stored like that.
+    pub(crate) fn apply_to(self, config: ModelConfig) -> Result<ModelConfig, UsageError> {
+        let base = match self {
+            BaseArg::Bf16 => BaseFormat::Computed,
+            BaseArg::Int8 => BaseFormat::Int8,
+        };
+        if base != BaseFormat::Computed && config.adapters.is_none() {
+            let problem = "base = \"int8\" is for weights that are not trained; give adapters beside them with lora";
+            return Err(UsageError(problem.to_owned()));
+        }
+        Ok(ModelConfig { base, ..config })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_model::{Adapters, LoraOptions, preset};
+
+    #[test]
+    fn only_frozen_weights_are_stored_in_8_bits() {
+        let config = preset("qwen2.5-0.5b").unwrap();
+        let error = BaseArg::Int8.apply_to(config.clone()).unwrap_err().to_string();
+        assert!(error.contains("give adapters"), "{error}");
+        assert_eq!(BaseArg::Bf16.apply_to(config.clone()).unwrap(), config);
+        let adapters = Some(Adapters::new(&config, LoraOptions::new(4, 8.0)).unwrap());
+        let adapted = BaseArg::Int8.apply_to(ModelConfig { adapters, ..config }).unwrap();
+        assert_eq!(adapted.base, BaseFormat::Int8);
+    }
+
+    #[test]
+    fn records_are_read_back() {
+        assert_eq!(BaseArg::of_record(None).unwrap(), BaseArg::Bf16);
+        assert_eq!(BaseArg::of_record(Some("int8")).unwrap(), BaseArg::Int8);
+        assert!(BaseArg::of_record(Some("int7")).unwrap_err().to_string().contains("`int7`"));
+    }
+}
