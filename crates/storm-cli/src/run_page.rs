@@ -130,7 +130,7 @@ mod tests {
         let short = |what: &str| of(&facts.rows, what).unwrap_or_default();
         assert_eq!(short("step"), "8 × 1 of 128 tokens");
         assert_eq!(short("learning rate"), "0.004, cosine, 40 steps of warmup");
-        assert_eq!((short("device budget"), short("duration")), ("5.0 GiB".into(), "0:00".into()));
+        assert_eq!((short("device budget"), short("duration")), ("5.00 GiB".into(), "0:00".into()));
         assert_eq!(of(&facts.rows, "speed"), None);
         let headings: Vec<&str> = facts.settings.iter().map(|(of, _)| of.as_str()).collect();
         assert_eq!(headings[..3], ["Run", "Model", "Data"]);
