@@ -7,12 +7,13 @@ mod smallest;
 
 use crate::choice::{Choice, Saving, StageChoice, savings};
 use crate::estimate::Estimator;
-use crate::lower::Lowering;
+use crate::lower::{Estimate, Lowering, Sketch};
 use crate::request::{Forced, Placement};
 use crate::tier::PerTier;
 use crate::{Decisions, HardwareProfile, Plan, Simulation, Storage, Task, UpdateTime, simulate};
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
+use std::sync::{PoisonError, RwLock};
 
 /// How many plans are built and simulated at most, before the ones near the best are tried.
 const FIRST_ROUND: usize = 24;
@@ -35,9 +36,14 @@ const FIXED: usize = 4;
 /// How many are simulated for a guess.
 const GUESSED: usize = 6;
 
-/// Instructions of all plans that are built, per block of the model: large plans take longer, so fewer of
-/// them are tried.
-const INSTRUCTIONS_PER_BLOCK: usize = 50_000;
+/// Items of all sketches, per block of the model: large ones take longer, so fewer of them are made.
+const ITEMS_PER_BLOCK: usize = 50_000;
+
+/// How many plans are built and simulated at most: those whose sketches are the fastest.
+const FINAL: usize = 6;
+
+/// And no more than this slower than the fastest of them.
+const CLOSE: f64 = 0.01;
 
 /// How many are simulated before the fastest of them is known to the next ones.
 const AT_A_TIME: usize = 6;
@@ -56,8 +62,10 @@ struct Progress {
     best: Option<(Choice, f64)>,
     /// The fastest of each way to place parameters.
     starts: Vec<(Choice, f64)>,
-    /// Of all plans that were built.
-    instructions: usize,
+    /// All that were sketched.
+    seen: Vec<(Choice, f64)>,
+    /// Of all sketches.
+    items: usize,
 }
 
 /// What is known of choices near the best: the seconds of a step, infinite if it is not worth knowing.
@@ -90,6 +98,7 @@ impl Activations {
 
 pub(crate) struct Search<'a> {
     lowering: &'a Lowering<'a>,
+    sketch: Sketch<'a>,
     /// By stage.
     savings: Vec<Vec<Saving>>,
     /// The stage whose blocks compute the most, of those that save anything.
@@ -97,6 +106,8 @@ pub(crate) struct Search<'a> {
     /// Bytes that a plan may take, of the device beyond what the process holds anyway.
     limits: PerTier<usize>,
     forced: &'a Forced,
+    /// Bytes that choices take; none for those that contradict themselves.
+    measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
 }
 
 impl<'a> Search<'a> {
@@ -116,7 +127,8 @@ impl<'a> Search<'a> {
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         };
         let main = (0..program.stages().len()).max_by(compare).unwrap_or(0);
-        Search { lowering, savings: savings(lowering), main, limits, forced }
+        let sketch = Sketch::new(lowering, lowering.piece_elements());
+        Search { lowering, sketch, savings: savings(lowering), main, limits, forced, measured: RwLock::default() }
     }
 
     fn task(&self) -> &'a Task {
@@ -154,9 +166,10 @@ impl<'a> Search<'a> {
         let mut known = Known::new();
         for (start, count) in starts.into_iter().zip(NEAR_THE_BEST) {
             let mut near = Progress { best: Some(start), ..Progress::default() };
-            near.instructions = progress.instructions;
+            near.items = progress.items;
             self.climb(&mut near, count, &mut known);
-            progress.instructions = near.instructions;
+            progress.items = near.items;
+            progress.seen.append(&mut near.seen);
             if let Some((choice, seconds)) = near.best {
                 self.compare(&choice, seconds, &mut progress);
             }
@@ -250,12 +263,13 @@ impl<'a> Search<'a> {
         let limit = progress.best.as_ref().map_or(f64::MAX, |&(_, seconds)| seconds);
         let hopeful: Vec<&Choice> =
             choices.iter().filter(|choice| estimator.least_seconds(choice) < limit).collect();
-        let simulated: Vec<_> = hopeful.par_iter().map(|choice| self.simulate(choice)).collect();
+        let simulated: Vec<_> = hopeful.par_iter().map(|choice| self.sketched(choice)).collect();
         let mut found = Vec::new();
         for (choice, simulated) in hopeful.into_iter().zip(simulated) {
-            let Some((seconds, instructions)) = simulated else { continue };
-            progress.instructions += instructions;
+            let Some(Estimate { seconds, items }) = simulated else { continue };
+            progress.items += items;
             self.compare(choice, seconds, progress);
+            progress.seen.push((choice.clone(), seconds));
             found.push((choice.clone(), seconds));
         }
         found
@@ -279,22 +293,44 @@ impl<'a> Search<'a> {
     }
 
     fn is_enough(&self, progress: &Progress) -> bool {
-        progress.instructions >= INSTRUCTIONS_PER_BLOCK * self.lowering.blocks.count()
+        progress.items >= ITEMS_PER_BLOCK * self.lowering.blocks.count()
     }
 
-    /// What a choice would do, and how long its plan is; none if it does not fit.
-    fn simulate(&self, choice: &Choice) -> Option<(f64, usize)> {
-        let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
-        let fits = plan.bytes.fits(&self.limits);
-        fits.then(|| (simulate(&plan, self.profile()).step_seconds, plan.instructions.len()))
+    /// What a choice would do; none if it does not fit.
+    fn sketched(&self, choice: &Choice) -> Option<Estimate> {
+        let decisions = self.decisions(choice);
+        let layout = self.lowering.layout(&decisions).ok()?;
+        let fits = layout.bytes().fits(&self.limits);
+        fits.then(|| self.sketch.step_seconds(&decisions, &layout))
     }
 
-    fn found(&self, progress: Progress) -> Option<Found> {
-        let (choice, _) = progress.best?;
-        let decisions = self.decisions(&choice);
+    /// The fastest as simulated of those that look fastest.
+    fn found(&self, mut progress: Progress) -> Option<Found> {
+        let (best, least) = progress.best?;
+        progress.seen.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let is_close = |(choice, seconds): &&(Choice, f64)| {
+            *seconds <= least * (1.0 + CLOSE) && *choice != best
+        };
+        let others = progress.seen.iter().filter(is_close).take(FINAL - 1);
+        let finals: Vec<&Choice> = std::iter::once(&best).chain(others.map(|(c, _)| c)).collect();
+        let simulated: Vec<_> = finals.par_iter().map(|choice| self.simulated(choice)).collect();
+        let mut fastest: Option<(&Choice, f64)> = None;
+        for (choice, seconds) in finals.into_iter().zip(simulated) {
+            let Some(seconds) = seconds else { continue };
+            if fastest.is_none_or(|(_, least)| seconds < least * (1.0 - 1e-5)) {
+                fastest = Some((choice, seconds));
+            }
+        }
+        let decisions = self.decisions(fastest?.0);
         let plan = self.lowering.lower_with_evaluation(&decisions).ok()?;
         let simulation = simulate(&plan, self.profile());
         Some(Found { decisions, plan, simulation })
+    }
+
+    /// Seconds of a step of the plan of a choice.
+    fn simulated(&self, choice: &Choice) -> Option<f64> {
+        let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
+        plan.bytes.fits(&self.limits).then(|| simulate(&plan, self.profile()).step_seconds)
     }
 
     /// What a choice stands for.
@@ -303,8 +339,21 @@ impl<'a> Search<'a> {
     }
 
     fn fits(&self, choice: &Choice) -> bool {
-        let bytes = self.lowering.memory(&self.decisions(choice));
-        bytes.is_ok_and(|bytes| bytes.fits(&self.limits))
+        self.bytes(choice).is_some_and(|bytes| bytes.fits(&self.limits))
+    }
+
+    /// Bytes that a choice takes; none if it contradicts itself.
+    fn bytes(&self, choice: &Choice) -> Option<PerTier<usize>> {
+        // The map is whole even if a thread panicked while it held the lock.
+        let known = self.measured.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&bytes) = known.get(choice) {
+            return bytes;
+        }
+        drop(known);
+        let bytes = self.lowering.memory(&self.decisions(choice)).ok();
+        let mut known = self.measured.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(choice.clone(), bytes);
+        bytes
     }
 
     /// Those that look fastest at a glance, at most `count`.
