@@ -62,6 +62,8 @@ pub(crate) struct Found {
     pub(crate) decisions: Decisions,
     pub(crate) plan: Plan,
     pub(crate) simulation: Simulation,
+    /// How many plans were built to find it.
+    pub(crate) plans_built: usize,
 }
 
 /// How far a search has come. Choices go with the seconds of their step.
@@ -170,7 +172,15 @@ impl<'a> Search<'a> {
         };
         let main = (0..program.stages().len()).max_by(compare).unwrap_or(0);
         let sketch = Sketch::new(lowering, lowering.piece_elements());
-        Search { lowering, sketch, savings: savings(lowering), main, limits, forced, measured: RwLock::default() }
+        Search {
+            lowering,
+            sketch,
+            savings: savings(lowering),
+            main,
+            limits,
+            forced,
+            measured: RwLock::default(),
+        }
     }
 
     fn task(&self) -> &'a Task {
@@ -405,6 +415,7 @@ impl<'a> Search<'a> {
         };
         let others = progress.seen.iter().filter(is_close).take(FINAL - 1);
         let finals: Vec<&Choice> = std::iter::once(&best).chain(others.map(|(c, _)| c)).collect();
+        let plans_built = finals.len();
         let simulated: Vec<_> = finals.par_iter().map(|choice| self.simulated(choice)).collect();
         let mut fastest: Option<(&Choice, f64)> = None;
         for (choice, seconds) in finals.into_iter().zip(simulated) {
@@ -416,7 +427,7 @@ impl<'a> Search<'a> {
         let decisions = self.decisions(fastest?.0);
         let plan = self.lowering.lower_with_evaluation(&decisions).ok()?;
         let simulation = simulate(&plan, self.profile());
-        Some(Found { decisions, plan, simulation })
+        Some(Found { decisions, plan, simulation, plans_built })
     }
 
     /// Seconds of a step of the plan of a choice.

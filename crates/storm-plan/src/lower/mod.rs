@@ -27,8 +27,8 @@ use crate::{
     Decisions, GroupDecisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage, Task,
 };
 use blocks::Blocks;
-use parameters::Set;
 use layout::ActivationSlab;
+use parameters::Set;
 use shared::{Cut, Shared};
 pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -69,7 +69,8 @@ impl Uses {
             let tensor = graph.tensor(id);
             let mut inputs = lowering.shared.inputs.iter();
             uses.inputs[id.index()] = inputs.position(|(input, _)| input.name == tensor.name);
-            let is_weight = matches!(tensor.class, TensorClass::Parameter(t) if t != Training::Running);
+            let is_weight =
+                matches!(tensor.class, TensorClass::Parameter(t) if t != Training::Running);
             if !is_weight || !streams.weights {
                 continue;
             }
@@ -155,7 +156,14 @@ pub(super) fn forward_parts(
 ) -> Vec<Part> {
     let streams = Streams { stage, saved: Vec::new(), weights: true, gradients: false };
     let uses = Uses::new(lowering, tables, &streams, variant);
-    joined(&variant.forward.nodes.iter().map(|node| uses.of(node, Direction::Forward)).collect::<Vec<_>>())
+    joined(
+        &variant
+            .forward
+            .nodes
+            .iter()
+            .map(|node| uses.of(node, Direction::Forward))
+            .collect::<Vec<_>>(),
+    )
 }
 
 /// Kernels in a row as one part, up to the next that touches something for the first time. What is offloaded ends

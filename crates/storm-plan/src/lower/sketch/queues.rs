@@ -222,4 +222,3 @@ fn run(segment: &Segment, rates: &Rates, now: &mut Moments) {
 fn cells(touch: &Touch) -> Range<usize> {
     touch.first as usize..(touch.first + touch.count) as usize
 }
-

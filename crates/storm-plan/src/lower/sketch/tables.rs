@@ -70,18 +70,15 @@ impl SlabCells {
     }
 
     fn of(&self, runs: &[CopyRun]) -> Vec<Run> {
-        let cell = |&(entry, piece, _): &(usize, usize, usize)| {
-            self.entries[entry].start + piece as u32
-        };
+        let cell =
+            |&(entry, piece, _): &(usize, usize, usize)| self.entries[entry].start + piece as u32;
         let range = |run: &CopyRun| match (run.pieces.first(), run.pieces.last()) {
             (Some(first), Some(last)) => cell(first)..cell(last) + 1,
             _ => 0..0,
         };
-        runs.iter().map(|run| Run {
-            offset: run.offset,
-            bytes: run.size_bytes,
-            cells: range(run),
-        }).collect()
+        runs.iter()
+            .map(|run| Run { offset: run.offset, bytes: run.size_bytes, cells: range(run) })
+            .collect()
     }
 }
 
@@ -167,9 +164,8 @@ fn stage_table(
             wanted.extend(frozen.flat_map(|p| (0..pieces_of(p)).map(move |piece| (p, piece))));
             wanted.sort_unstable();
         }
-        let weight_runs = |pieces: Vec<(usize, usize)>| {
-            weights.of(&slabs.weights.runs_of(pieces.into_iter()))
-        };
+        let weight_runs =
+            |pieces: Vec<(usize, usize)>| weights.of(&slabs.weights.runs_of(pieces.into_iter()));
         UpdateCopies {
             weights_in: weight_runs(wanted),
             weights_out: weight_runs(own),

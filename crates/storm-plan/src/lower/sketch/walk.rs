@@ -1,9 +1,9 @@
 //! The walk over a step: which items go to which queue, and which cells they touch.
 
-use super::{Estimate, Sketch};
 use super::parts::{BlockParts, Part, Streams};
 use super::queues::{Lane, Segment, Touch, Use, step_seconds as simulated};
 use super::tables::{Run, SlabCells};
+use super::{Estimate, Sketch};
 use crate::decisions::UpdateTime;
 use crate::lower::layout::Layout;
 use crate::lower::residency::{Class, Residency, Turns};
@@ -18,7 +18,11 @@ use storm_graph::Block;
 
 type Touches = SmallVec<[Touch; 24]>;
 
-pub(super) fn step_seconds(sketch: &Sketch<'_>, decisions: &Decisions, layout: &Layout) -> Estimate {
+pub(super) fn step_seconds(
+    sketch: &Sketch<'_>,
+    decisions: &Decisions,
+    layout: &Layout,
+) -> Estimate {
     let mut walk = Walk::new(sketch, decisions, layout);
     walk.settle();
     for kind in 0..decisions.groups.len() {
@@ -333,13 +337,7 @@ impl<'s> Walk<'s> {
     }
 
     /// Some cells of a block's slot; none if it is pinned.
-    fn in_slot(
-        &self,
-        class: Class,
-        block: usize,
-        cells: &Range<u32>,
-        used: Use,
-    ) -> Option<Touch> {
+    fn in_slot(&self, class: Class, block: usize, cells: &Range<u32>, used: Use) -> Option<Touch> {
         let slot = &self.cells.slots[self.slot(class, block)];
         let (first, count) = (slot.start + cells.start, cells.end - cells.start);
         (!slot.is_empty()).then_some(Touch { first, count, used })
@@ -654,7 +652,12 @@ impl<'s> Walk<'s> {
             let units = slot.iter().flat_map(|&slot| part.units.iter().map(move |&u| (slot, u)));
             let units: SmallVec<[Touch; 4]> =
                 units.map(|(slot, unit)| self.unit_cell(block, slot, unit, Use::Write)).collect();
-            self.run_part(block, m, part, taken.into_iter().chain(made).chain(units.iter().copied()));
+            self.run_part(
+                block,
+                m,
+                part,
+                taken.into_iter().chain(made).chain(units.iter().copied()),
+            );
             for (&unit, touch) in part.units.iter().zip(&units) {
                 let touch = Touch { used: Use::Read, ..*touch };
                 let host = self.host_of(self.cells.host_saved, block, m, Use::Write);
@@ -784,8 +787,9 @@ impl<'s> Walk<'s> {
                 let taken = self.input_cell(input, Use::Read).filter(|_| is_edge);
                 let units =
                     slot.iter().flat_map(|&slot| part.units.iter().map(move |&u| (slot, u)));
-                let units: SmallVec<[Touch; 4]> =
-                    units.map(|(slot, unit)| self.unit_cell(block, slot, unit, Use::Read)).collect();
+                let units: SmallVec<[Touch; 4]> = units
+                    .map(|(slot, unit)| self.unit_cell(block, slot, unit, Use::Read))
+                    .collect();
                 self.run_part(block, m, part, taken.into_iter().chain(units));
             }
             if let Some(slot) = slot {
