@@ -39,6 +39,9 @@ use variant::Variant;
 /// A block of the first micro-batch of a step, and of the others.
 type Pair = [Arc<Variant>; 2];
 
+/// Slabs of saved tensors, by stage and by which units lie in them.
+type Slabs = HashMap<(usize, Vec<bool>), Arc<ActivationSlab>>;
+
 /// The smallest pieces that a planner chooses by itself.
 const PIECE_ELEMENTS_MIN: usize = 1 << 16;
 
@@ -70,8 +73,8 @@ pub struct Lowering<'a> {
     cuts: RwLock<BTreeMap<usize, Arc<Cut>>>,
     /// By stage, and by which units the backward pass need not recompute.
     training_variants: RwLock<BTreeMap<(usize, Vec<bool>), Pair>>,
-    /// By stage, and by which units lie in it.
-    slabs: RwLock<HashMap<(usize, Vec<bool>), Arc<ActivationSlab>>>,
+    /// For plans to share.
+    slabs: RwLock<Slabs>,
     /// Seconds that a block of a stage recomputes, by the units that it has at hand.
     recompute_times: RwLock<BTreeMap<(usize, Vec<bool>), f64>>,
     /// By stage: with running statistics left as they are, and changed.
