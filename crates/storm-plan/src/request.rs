@@ -90,6 +90,8 @@ pub struct Planned {
     pub simulation: Simulation,
     /// The smallest device budget that works, everything included.
     pub vram_min_bytes: u64,
+    /// How many plans were built and simulated to find this one. Many more decisions were compared by an estimate.
+    pub plans_built: usize,
 }
 
 impl Planned {
@@ -177,11 +179,11 @@ pub fn plan(
     }
     let found = search.run(&smallest.choice).ok_or_else(too_small)?;
     let prediction = predict(&lowering, &found);
-    let Found { decisions, plan, simulation } = found;
+    let Found { decisions, plan, simulation, plans_built } = found;
     let plan =
         check(plan, limits).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
     let vram_min_bytes = min_bytes[Tier::DEVICE];
-    Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
+    Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
 /// About how long a step of the fastest plan takes, found in a small part of the time that [`plan`]
@@ -214,14 +216,14 @@ pub fn plan_decided(
     let lowering = Lowering::new(task, profile)?;
     let plan = lowering.lower_with_evaluation(&decisions)?;
     let simulation = crate::simulate(&plan, profile);
-    let found = Found { decisions, plan, simulation };
+    let found = Found { decisions, plan, simulation, plans_built: 1 };
     let prediction = predict(&lowering, &found);
     let limits = limits(budget, profile);
     let vram_min_bytes = prediction.peak_bytes[Tier::DEVICE];
-    let Found { decisions, plan, simulation } = found;
+    let Found { decisions, plan, simulation, plans_built } = found;
     let plan =
         check(plan, limits).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
-    Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes })
+    Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
 /// What fixed ways of treating activations would do within the same budget, each with the fastest
@@ -257,7 +259,7 @@ pub fn policies(
 }
 
 fn predict(lowering: &Lowering<'_>, found: &Found) -> Prediction {
-    let Found { decisions, plan, simulation } = found;
+    let Found { decisions, plan, simulation, .. } = found;
     let (recompute_seconds, recompute_flops) = lowering.recomputed(decisions);
     let computing = simulation.busy_seconds[Queue::COMPUTE];
     Prediction {

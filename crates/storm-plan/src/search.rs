@@ -7,21 +7,31 @@ mod smallest;
 
 use crate::choice::{Choice, Saving, StageChoice, savings};
 use crate::estimate::Estimator;
-use crate::lower::Lowering;
+use crate::lower::{Estimate, Lowering, Sketch};
 use crate::request::{Forced, Placement};
 use crate::tier::PerTier;
 use crate::{Decisions, HardwareProfile, Plan, Simulation, Storage, Task, UpdateTime, simulate};
 use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
+use std::sync::{PoisonError, RwLock};
 
 /// How many plans are built and simulated at most, before the ones near the best are tried.
-const FIRST_ROUND: usize = 24;
+const FIRST_ROUND: usize = 48;
 
-/// How many are tried near each of the best.
-const NEAR_THE_BEST: [usize; 3] = [80, 70, 40];
+/// How many are tried near each of the best starts.
+const NEAR_EACH_START: [usize; 7] = [160, 160, 120, 120, 96, 96, 96];
+
+/// Of each way to cut a step into groups, only so many.
+const STARTS_OF_EACH_SHAPE: usize = 2;
+
+/// How many are tried near the best of all.
+const NEAR_THE_BEST: usize = 300;
 
 /// How many of them before the next best is known.
-const NEIGHBOURS: usize = 8;
+const NEIGHBOURS: usize = 16;
+
+/// How much slower the next best may be for each time that looking near the best was in vain.
+const IMPATIENCE: f64 = 0.001;
 
 /// How many of them may look exactly as fast.
 const ALIKE: usize = 2;
@@ -35,18 +45,25 @@ const FIXED: usize = 4;
 /// How many are simulated for a guess.
 const GUESSED: usize = 6;
 
-/// Instructions of all plans that are built, per block of the model: large plans take longer, so fewer of
-/// them are tried.
-const INSTRUCTIONS_PER_BLOCK: usize = 50_000;
+/// Items of all sketches, per block of the model: large ones take longer, so fewer of them are made.
+const ITEMS_PER_BLOCK: usize = 200_000;
+
+/// How many plans are built and simulated at most: those whose sketches are the fastest.
+const FINAL: usize = 6;
+
+/// And no more than this slower than the fastest of them.
+const CLOSE: f64 = 0.01;
 
 /// How many are simulated before the fastest of them is known to the next ones.
-const AT_A_TIME: usize = 6;
+const AT_A_TIME: usize = 8;
 
 /// The best of a search.
 pub(crate) struct Found {
     pub(crate) decisions: Decisions,
     pub(crate) plan: Plan,
     pub(crate) simulation: Simulation,
+    /// How many plans were built to find it.
+    pub(crate) plans_built: usize,
 }
 
 /// How far a search has come. Choices go with the seconds of their step.
@@ -56,12 +73,47 @@ struct Progress {
     best: Option<(Choice, f64)>,
     /// The fastest of each way to place parameters.
     starts: Vec<(Choice, f64)>,
-    /// Of all plans that were built.
-    instructions: usize,
+    /// All that were sketched.
+    seen: Vec<(Choice, f64)>,
+    /// Of all sketches.
+    items: usize,
+}
+
+/// A choice that a climb looks near.
+struct Center {
+    choice: Choice,
+    seconds: f64,
+    /// How often it had its turn.
+    rounds: usize,
+    /// What is near it and not tried yet; what looks fastest comes last. None until its first turn.
+    near: Option<Vec<Choice>>,
+}
+
+impl Center {
+    fn new(choice: Choice, seconds: f64) -> Center {
+        Center { choice, seconds, rounds: 0, near: None }
+    }
+
+    fn is_exhausted(&self) -> bool {
+        self.near.as_ref().is_some_and(Vec::is_empty)
+    }
+
+    /// The least comes first.
+    fn turn(&self) -> f64 {
+        self.seconds * (1.0 + IMPATIENCE * self.rounds as f64)
+    }
 }
 
 /// What is known of choices near the best: the seconds of a step, infinite if it is not worth knowing.
 type Known = HashMap<Choice, f64>;
+
+/// Which moves a climb makes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Groups {
+    /// Those that cut a step into the same groups.
+    Same,
+    Any,
+}
 
 /// A fixed way to treat activations, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +142,7 @@ impl Activations {
 
 pub(crate) struct Search<'a> {
     lowering: &'a Lowering<'a>,
+    sketch: Sketch<'a>,
     /// By stage.
     savings: Vec<Vec<Saving>>,
     /// The stage whose blocks compute the most, of those that save anything.
@@ -97,6 +150,8 @@ pub(crate) struct Search<'a> {
     /// Bytes that a plan may take, of the device beyond what the process holds anyway.
     limits: PerTier<usize>,
     forced: &'a Forced,
+    /// Bytes that choices take; none for those that contradict themselves.
+    measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
 }
 
 impl<'a> Search<'a> {
@@ -116,7 +171,16 @@ impl<'a> Search<'a> {
             a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
         };
         let main = (0..program.stages().len()).max_by(compare).unwrap_or(0);
-        Search { lowering, savings: savings(lowering), main, limits, forced }
+        let sketch = Sketch::new(lowering, lowering.piece_elements());
+        Search {
+            lowering,
+            sketch,
+            savings: savings(lowering),
+            main,
+            limits,
+            forced,
+            measured: RwLock::default(),
+        }
     }
 
     fn task(&self) -> &'a Task {
@@ -147,19 +211,20 @@ impl<'a> Search<'a> {
         }
         let mut starts = std::mem::take(&mut progress.starts);
         starts.sort_by(|a, b| a.1.total_cmp(&b.1));
-        // One for each way to cut a step into groups: no single move leads from one to another and is faster
-        // at once.
-        let mut shapes = HashSet::new();
-        starts.retain(|(choice, _)| shapes.insert(choice.group_sizes()));
+        // Few for each way to cut a step into groups, each with parameters in other places: no single move leads
+        // from one to another and is faster at once.
+        let mut shapes: HashMap<_, usize> = HashMap::new();
+        starts.retain(|(choice, _)| {
+            let of_shape = shapes.entry(choice.group_sizes()).or_default();
+            *of_shape += 1;
+            *of_shape <= STARTS_OF_EACH_SHAPE
+        });
         let mut known = Known::new();
-        for (start, count) in starts.into_iter().zip(NEAR_THE_BEST) {
-            let mut near = Progress { best: Some(start), ..Progress::default() };
-            near.instructions = progress.instructions;
-            self.climb(&mut near, count, &mut known);
-            progress.instructions = near.instructions;
-            if let Some((choice, seconds)) = near.best {
-                self.compare(&choice, seconds, &mut progress);
-            }
+        for (start, count) in starts.into_iter().zip(NEAR_EACH_START) {
+            self.climb_from(start, Groups::Same, count, &mut known, &mut progress);
+        }
+        if let Some(best) = progress.best.clone() {
+            self.climb_from(best, Groups::Any, NEAR_THE_BEST, &mut known, &mut progress);
         }
         self.found(progress)
     }
@@ -179,39 +244,89 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Goes from the best to a better one near it for as long as there is one, over at most `count` plans that
-    /// are not known yet.
-    fn climb(&self, progress: &mut Progress, count: usize, known: &mut Known) {
+    /// Climbs from a choice, and keeps what it finds.
+    fn climb_from(
+        &self,
+        start: (Choice, f64),
+        groups: Groups,
+        count: usize,
+        known: &mut Known,
+        progress: &mut Progress,
+    ) {
+        let mut near = Progress { best: Some(start), items: progress.items, ..Progress::default() };
+        self.climb(&mut near, groups, count, known);
+        progress.items = near.items;
+        progress.seen.append(&mut near.seen);
+        if let Some((choice, seconds)) = near.best {
+            self.compare(&choice, seconds, progress);
+        }
+    }
+
+    /// Looks near the best, then near the best of what that found, and so on, over at most `count` choices that are
+    /// not known yet. The longer it looks near a choice in vain, the sooner the next best has its turn.
+    fn climb(&self, progress: &mut Progress, groups: Groups, count: usize, known: &mut Known) {
         let mut left = count;
-        while let Some((center, _)) = progress.best.clone() {
-            let with_refilled = |choice: Choice| {
-                let fits = self.fits(&choice);
-                self.refilled(&choice).into_iter().chain(fits.then_some(choice))
-            };
-            let near = self.neighbours(&center).into_par_iter().flat_map_iter(with_refilled);
-            let mut near = self.different(near.collect());
-            near.retain(|choice| *choice != center);
-            // Another climb may have seen some: they cost nothing.
-            for choice in &near {
-                if let Some(&seconds) = known.get(choice) {
-                    self.compare(choice, seconds, progress);
+        let mut open: Vec<Center> = Vec::new();
+        open.extend(progress.best.clone().map(|(choice, seconds)| Center::new(choice, seconds)));
+        while left > 0 && !self.is_enough(progress) {
+            let open_now = open.iter_mut().filter(|center| !center.is_exhausted());
+            let next = open_now.min_by(|a, b| a.turn().total_cmp(&b.turn()));
+            let Some(center) = next else { return };
+            let count = left.min(NEIGHBOURS);
+            let near = center.near.get_or_insert_with(|| self.near(&center.choice, groups));
+            let some = self.next_kinds(near, count, known, progress);
+            center.rounds += 1;
+            left -= some.len();
+            known.extend(some.iter().map(|choice| (choice.clone(), f64::INFINITY)));
+            for some in some.chunks(AT_A_TIME) {
+                for (choice, seconds) in self.consider(some, progress) {
+                    known.insert(choice.clone(), seconds);
+                    open.push(Center::new(choice, seconds));
                 }
-            }
-            near.retain(|choice| !known.contains_key(choice));
-            near = self.most_promising_kinds(near, left.min(NEIGHBOURS));
-            left -= near.len();
-            known.extend(near.iter().map(|choice| (choice.clone(), f64::INFINITY)));
-            for some in near.chunks(AT_A_TIME) {
-                if self.is_enough(progress) {
-                    return;
-                }
-                known.extend(self.consider(some, progress));
-            }
-            let has_moved = progress.best.as_ref().is_some_and(|(best, _)| *best != center);
-            if near.is_empty() && !has_moved {
-                return;
             }
         }
+    }
+
+    /// What is near a choice and fits, with as much kept as fits; what looks fastest comes last.
+    fn near(&self, center: &Choice, groups: Groups) -> Vec<Choice> {
+        let with_refilled = |choice: Choice| {
+            let fits = self.fits(&choice);
+            self.refilled(&choice).into_iter().chain(fits.then_some(choice))
+        };
+        let mut near = self.neighbours(center);
+        near.retain(|choice| groups == Groups::Any || choice.groups_alike(center));
+        let near = near.into_par_iter().flat_map_iter(with_refilled);
+        let mut near = self.different(near.collect());
+        near.retain(|choice| choice != center);
+        let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), near);
+        sorted.reverse();
+        sorted
+    }
+
+    /// Takes those that look fastest out of a list and are not known, few of which look exactly as fast as others: what
+    /// a glance does not see should not keep the search from moves that it does. Those that look as fast wait.
+    fn next_kinds(
+        &self,
+        near: &mut Vec<Choice>,
+        count: usize,
+        known: &Known,
+        progress: &mut Progress,
+    ) -> Vec<Choice> {
+        let estimator = Estimator::new(self.lowering, &self.savings);
+        let mut alike: HashMap<u64, usize> = HashMap::new();
+        let (mut taken, mut waiting) = (Vec::new(), Vec::new());
+        while let Some(choice) = near.pop().filter(|_| taken.len() < count) {
+            // Another climb may have seen it: it costs nothing.
+            if let Some(&seconds) = known.get(&choice) {
+                self.compare(&choice, seconds, progress);
+                continue;
+            }
+            let seen = alike.entry(estimator.step_seconds(&choice).to_bits()).or_default();
+            *seen += 1;
+            if *seen <= ALIKE { taken.push(choice) } else { waiting.push(choice) }
+        }
+        near.extend(waiting.into_iter().rev());
+        taken
     }
 
     /// The fastest plan with a fixed treatment of activations; none if none fits.
@@ -250,12 +365,13 @@ impl<'a> Search<'a> {
         let limit = progress.best.as_ref().map_or(f64::MAX, |&(_, seconds)| seconds);
         let hopeful: Vec<&Choice> =
             choices.iter().filter(|choice| estimator.least_seconds(choice) < limit).collect();
-        let simulated: Vec<_> = hopeful.par_iter().map(|choice| self.simulate(choice)).collect();
+        let simulated: Vec<_> = hopeful.par_iter().map(|choice| self.sketched(choice)).collect();
         let mut found = Vec::new();
         for (choice, simulated) in hopeful.into_iter().zip(simulated) {
-            let Some((seconds, instructions)) = simulated else { continue };
-            progress.instructions += instructions;
+            let Some(Estimate { seconds, items }) = simulated else { continue };
+            progress.items += items;
             self.compare(choice, seconds, progress);
+            progress.seen.push((choice.clone(), seconds));
             found.push((choice.clone(), seconds));
         }
         found
@@ -279,22 +395,45 @@ impl<'a> Search<'a> {
     }
 
     fn is_enough(&self, progress: &Progress) -> bool {
-        progress.instructions >= INSTRUCTIONS_PER_BLOCK * self.lowering.blocks.count()
+        progress.items >= ITEMS_PER_BLOCK * self.lowering.blocks.count()
     }
 
-    /// What a choice would do, and how long its plan is; none if it does not fit.
-    fn simulate(&self, choice: &Choice) -> Option<(f64, usize)> {
-        let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
-        let fits = plan.bytes.fits(&self.limits);
-        fits.then(|| (simulate(&plan, self.profile()).step_seconds, plan.instructions.len()))
+    /// What a choice would do; none if it does not fit.
+    fn sketched(&self, choice: &Choice) -> Option<Estimate> {
+        let decisions = self.decisions(choice);
+        let layout = self.lowering.layout(&decisions).ok()?;
+        let fits = layout.bytes().fits(&self.limits);
+        fits.then(|| self.sketch.step_seconds(&decisions, &layout))
     }
 
-    fn found(&self, progress: Progress) -> Option<Found> {
-        let (choice, _) = progress.best?;
-        let decisions = self.decisions(&choice);
+    /// The fastest as simulated of those that look fastest.
+    fn found(&self, mut progress: Progress) -> Option<Found> {
+        let (best, least) = progress.best?;
+        progress.seen.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let is_close = |(choice, seconds): &&(Choice, f64)| {
+            *seconds <= least * (1.0 + CLOSE) && *choice != best
+        };
+        let others = progress.seen.iter().filter(is_close).take(FINAL - 1);
+        let finals: Vec<&Choice> = std::iter::once(&best).chain(others.map(|(c, _)| c)).collect();
+        let plans_built = finals.len();
+        let simulated: Vec<_> = finals.par_iter().map(|choice| self.simulated(choice)).collect();
+        let mut fastest: Option<(&Choice, f64)> = None;
+        for (choice, seconds) in finals.into_iter().zip(simulated) {
+            let Some(seconds) = seconds else { continue };
+            if fastest.is_none_or(|(_, least)| seconds < least * (1.0 - 1e-5)) {
+                fastest = Some((choice, seconds));
+            }
+        }
+        let decisions = self.decisions(fastest?.0);
         let plan = self.lowering.lower_with_evaluation(&decisions).ok()?;
         let simulation = simulate(&plan, self.profile());
-        Some(Found { decisions, plan, simulation })
+        Some(Found { decisions, plan, simulation, plans_built })
+    }
+
+    /// Seconds of a step of the plan of a choice.
+    fn simulated(&self, choice: &Choice) -> Option<f64> {
+        let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
+        plan.bytes.fits(&self.limits).then(|| simulate(&plan, self.profile()).step_seconds)
     }
 
     /// What a choice stands for.
@@ -303,8 +442,21 @@ impl<'a> Search<'a> {
     }
 
     fn fits(&self, choice: &Choice) -> bool {
-        let bytes = self.lowering.memory(&self.decisions(choice));
-        bytes.is_ok_and(|bytes| bytes.fits(&self.limits))
+        self.bytes(choice).is_some_and(|bytes| bytes.fits(&self.limits))
+    }
+
+    /// Bytes that a choice takes; none if it contradicts itself.
+    fn bytes(&self, choice: &Choice) -> Option<PerTier<usize>> {
+        // The map is whole even if a thread panicked while it held the lock.
+        let known = self.measured.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&bytes) = known.get(choice) {
+            return bytes;
+        }
+        drop(known);
+        let bytes = self.lowering.memory(&self.decisions(choice)).ok();
+        let mut known = self.measured.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(choice.clone(), bytes);
+        bytes
     }
 
     /// Those that look fastest at a glance, at most `count`.
@@ -312,21 +464,6 @@ impl<'a> Search<'a> {
         let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         sorted.truncate(count);
         sorted
-    }
-
-    /// Those that look fastest, few of which look exactly as fast as others: what an estimate does not see
-    /// should not keep the search from moves that it does.
-    fn most_promising_kinds(&self, choices: Vec<Choice>, count: usize) -> Vec<Choice> {
-        let estimator = Estimator::new(self.lowering, &self.savings);
-        let mut alike: HashMap<u64, usize> = HashMap::new();
-        let mut picked = by_estimate(&estimator, choices);
-        picked.retain(|choice| {
-            let seen = alike.entry(estimator.step_seconds(choice).to_bits()).or_default();
-            *seen += 1;
-            *seen <= ALIKE
-        });
-        picked.truncate(count);
-        picked
     }
 
     /// Those that look fastest, and the one that looks fastest of every way to place parameters and of every way to cut

@@ -10,7 +10,7 @@ use crate::plan::Region;
 use crate::tier::{PerTier, Tier};
 use crate::{Decisions, GroupDecisions, Storage, TensorKind};
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use storm_graph::{Tensor, TensorClass, TensorId};
 
 /// One tier, filled from the bottom.
@@ -19,17 +19,28 @@ pub(crate) struct Arena {
     tier: Tier,
     pub(crate) size_bytes: usize,
     pub(crate) regions: Vec<Region>,
+    names: Names,
+}
+
+/// Whether a layout says what lies where, for people: a search asks for thousands of layouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Names {
+    Given,
+    Left,
 }
 
 impl Arena {
-    fn new(tier: Tier) -> Arena {
-        Arena { tier, size_bytes: 0, regions: Vec::new() }
+    fn new(tier: Tier, names: Names) -> Arena {
+        Arena { tier, size_bytes: 0, regions: Vec::new(), names }
     }
 
     /// Takes a named range; consecutive ranges of one name are one region.
     fn take(&mut self, kind: TensorKind, name: &str, bytes: usize) -> usize {
         let (start, bytes) = (self.size_bytes, aligned(bytes));
         self.size_bytes = start.saturating_add(bytes);
+        if self.names == Names::Left {
+            return start;
+        }
         match self.regions.last_mut() {
             Some(region) if region.name == name => region.bytes += bytes,
             _ if bytes == 0 => {}
@@ -202,9 +213,18 @@ impl Layout {
     }
 
     pub(crate) fn new(lowering: &Lowering<'_>, decisions: &Decisions) -> Layout {
+        Layout::named(lowering, decisions, Names::Given)
+    }
+
+    /// The same addresses, without regions.
+    pub(crate) fn without_names(lowering: &Lowering<'_>, decisions: &Decisions) -> Layout {
+        Layout::named(lowering, decisions, Names::Left)
+    }
+
+    fn named(lowering: &Lowering<'_>, decisions: &Decisions, names: Names) -> Layout {
         let group = decisions.group_max();
-        let mut device = Arena::new(Tier::DEVICE);
-        let mut host = Arena::new(Tier::HOST);
+        let mut device = Arena::new(Tier::DEVICE, names);
+        let mut host = Arena::new(Tier::HOST, names);
         let cut = lowering.cut(decisions.piece_elements);
 
         let inputs = place_inputs(lowering, group, &mut device, &mut host);
@@ -390,7 +410,10 @@ fn place_parameters(
     for (stage, s) in lowering.task.program().stages().iter().enumerate() {
         let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
         let mut class = |kind: TensorKind, slab: &Slab, streaming: Streaming, ring_apart: bool| {
-            let name = format!("{} of {}", kind.name(), s.name);
+            let name = match device.names {
+                Names::Given => format!("{} of {}", kind.name(), s.name),
+                Names::Left => String::new(),
+            };
             let slot_bytes = slab.size_bytes;
             let pinned = device.take(kind, &name, slot_bytes * streaming.pinned);
             let ring = match ring_apart {
@@ -476,7 +499,7 @@ fn activation_slabs(
     for (stage, saved) in lowering.each_block(group) {
         let slab = match slabs.last() {
             Some(slab) if last == Some((stage, saved)) => Arc::clone(slab),
-            _ => Arc::new(activation_slab(lowering, stage, saved, wanted)),
+            _ => activation_slab(lowering, stage, saved, wanted),
         };
         slabs.push(slab);
         last = Some((stage, saved));
@@ -489,19 +512,24 @@ fn activation_slab(
     stage: usize,
     saved: &[Storage],
     wanted: Storage,
-) -> ActivationSlab {
+) -> Arc<ActivationSlab> {
+    let key = (stage, saved.iter().map(|&storage| storage == wanted).collect::<Vec<bool>>());
+    // The map is whole even if a thread panicked while it held the lock.
+    let known = lowering.slabs.read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(slab) = known.get(&key) {
+        return Arc::clone(slab);
+    }
+    drop(known);
     let graph = &lowering.task.program().section(stage).graph;
     let mut slab = ActivationSlab::default();
-    for (unit, storage) in saved.iter().enumerate() {
-        if *storage != wanted {
-            continue;
-        }
+    for (unit, _) in key.1.iter().enumerate().filter(|&(_, &is_wanted)| is_wanted) {
         for &id in &lowering.units[stage][unit].tensors {
             slab.slab.push(graph.tensor(id).size_bytes(), COPY_BYTES_MAX);
             slab.tensors.push((unit, id));
         }
     }
-    slab
+    let mut known = lowering.slabs.write().unwrap_or_else(PoisonError::into_inner);
+    Arc::clone(known.entry(key).or_insert_with(|| Arc::new(slab)))
 }
 
 /// The largest need of any pass for temporaries.

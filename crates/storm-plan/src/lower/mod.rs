@@ -14,6 +14,7 @@ mod parameters;
 mod persistent;
 mod residency;
 mod shared;
+mod sketch;
 mod slab;
 mod streams;
 mod update;
@@ -26,8 +27,10 @@ use crate::{
     Decisions, GroupDecisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage, Task,
 };
 use blocks::Blocks;
+use layout::ActivationSlab;
 use parameters::Set;
 use shared::{Cut, Shared};
+pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use storm_graph::{Block, Graph, Op, Phase, Section, TensorId, recompute};
@@ -35,6 +38,9 @@ use variant::Variant;
 
 /// A block of the first micro-batch of a step, and of the others.
 type Pair = [Arc<Variant>; 2];
+
+/// Slabs of saved tensors, by stage and by which units lie in them.
+type Slabs = HashMap<(usize, Vec<bool>), Arc<ActivationSlab>>;
 
 /// The smallest pieces that a planner chooses by itself.
 const PIECE_ELEMENTS_MIN: usize = 1 << 16;
@@ -67,6 +73,8 @@ pub struct Lowering<'a> {
     cuts: RwLock<BTreeMap<usize, Arc<Cut>>>,
     /// By stage, and by which units the backward pass need not recompute.
     training_variants: RwLock<BTreeMap<(usize, Vec<bool>), Pair>>,
+    /// For plans to share.
+    slabs: RwLock<Slabs>,
     /// Seconds that a block of a stage recomputes, by the units that it has at hand.
     recompute_times: RwLock<BTreeMap<(usize, Vec<bool>), f64>>,
     /// By stage: with running statistics left as they are, and changed.
@@ -99,6 +107,7 @@ impl<'a> Lowering<'a> {
             squares: task.training.as_ref().map(|t| squares(&t.norm)).unwrap_or_default(),
             cuts: RwLock::default(),
             training_variants: RwLock::default(),
+            slabs: RwLock::default(),
             recompute_times: RwLock::default(),
             forward_variants: vec![[const { OnceLock::new() }; 2]; stages],
             blocks,
@@ -133,14 +142,32 @@ impl<'a> Lowering<'a> {
         Ok(plan)
     }
 
+    /// About how long a step of these decisions takes, without building its plan.
+    ///
+    /// # Errors
+    /// As [`Lowering::lower`].
+    pub fn estimate_seconds(&self, decisions: &Decisions) -> Result<f64, PlanError> {
+        self.check(decisions)?;
+        let sketch = Sketch::new(self, decisions.piece_elements);
+        Ok(sketch.step_seconds(decisions, &layout::Layout::new(self, decisions)).seconds)
+    }
+
     /// Bytes that the plan of these decisions takes.
     ///
     /// # Errors
     /// As [`Lowering::lower`].
     pub fn memory(&self, decisions: &Decisions) -> Result<PerTier<usize>, PlanError> {
         self.check(decisions)?;
-        let layout = layout::Layout::new(self, decisions);
-        Ok(layout.bytes())
+        Ok(layout::Layout::without_names(self, decisions).bytes())
+    }
+
+    /// Where everything lies under these decisions.
+    ///
+    /// # Errors
+    /// As [`Lowering::lower`].
+    pub(crate) fn layout(&self, decisions: &Decisions) -> Result<layout::Layout, PlanError> {
+        self.check(decisions)?;
+        Ok(layout::Layout::without_names(self, decisions))
     }
 
     /// What lies where under these decisions.

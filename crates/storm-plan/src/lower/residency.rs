@@ -80,6 +80,21 @@ impl Residency {
         self.first[class as usize][stage] + places.streaming.slot(index)
     }
 
+    /// The number of the first slot of a class and stage.
+    pub(super) fn first_slot(&self, class: Class, stage: usize) -> usize {
+        self.first[class as usize][stage]
+    }
+
+    /// Slots with memory in common with another.
+    pub(super) fn overlapping(&self, slot: usize) -> &[usize] {
+        &self.slots[slot].overlaps
+    }
+
+    /// The memory of a slot.
+    pub(super) fn bytes(&self, slot: usize) -> Range<usize> {
+        self.slots[slot].bytes.clone()
+    }
+
     /// Gives a block its slot. After how many kernels its tensors may come in; none if they are there.
     pub(super) fn enter(
         &mut self,

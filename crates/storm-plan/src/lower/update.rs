@@ -27,23 +27,29 @@ pub(super) struct UpdateGroup {
     pub(super) slot_bytes: usize,
 }
 
+impl UpdateGroup {
+    /// Of each copy of state.
+    pub(super) fn state_bytes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.runs.iter().map(|(run, _)| run.size_bytes)
+    }
+}
+
 /// Updates that are due, spread over other work.
-#[derive(Default)]
-pub(super) struct Pace {
-    due: VecDeque<Update>,
+pub(super) struct Pace<T = Update> {
+    due: VecDeque<T>,
     count: usize,
     /// Seconds of the work they are spread over, and how much of it is done.
     total: f64,
     done: f64,
 }
 
-impl Pace {
-    pub(super) fn over(due: Vec<Update>, total: f64) -> Pace {
+impl<T> Pace<T> {
+    pub(super) fn over(due: Vec<T>, total: f64) -> Pace<T> {
         Pace { count: due.len(), due: due.into(), total, done: 0.0 }
     }
 
     /// Counts work, and says which updates are due by now.
-    pub(super) fn advance(&mut self, seconds: f64) -> Vec<Update> {
+    pub(super) fn advance(&mut self, seconds: f64) -> Vec<T> {
         self.done += seconds;
         let share = if self.total > 0.0 { self.done / self.total } else { 1.0 };
         // The first one is given time to arrive, the last one time to be used.
@@ -53,7 +59,7 @@ impl Pace {
         self.due.drain(..now).collect()
     }
 
-    pub(super) fn rest(&mut self) -> Vec<Update> {
+    pub(super) fn rest(&mut self) -> Vec<T> {
         self.due.drain(..).collect()
     }
 }

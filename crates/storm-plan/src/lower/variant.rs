@@ -116,7 +116,7 @@ impl Pass {
                 });
                 life.last_use = position;
             }
-            let seconds = seconds(graph, node, profile);
+            let seconds = node_seconds(graph, node, profile);
             let flops = node.op.clone().map(|_, id| graph.tensor(id)).matrix_flops();
             pass.seconds += seconds;
             pass.flops += flops;
@@ -141,10 +141,11 @@ impl Pass {
 /// What the backward pass of a section takes.
 pub(super) fn backward_seconds(graph: &Graph, profile: &HardwareProfile) -> f64 {
     let backward = graph.nodes().iter().filter(|node| node.phase != Phase::Forward);
-    backward.map(|node| seconds(graph, node, profile)).sum()
+    backward.map(|node| node_seconds(graph, node, profile)).sum()
 }
 
-fn seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
+/// What a node takes.
+pub(super) fn node_seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     let op = node.op.clone().map(|_, id| graph.tensor(id));
     let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
     profile.op_seconds(&op, &outputs)
@@ -157,9 +158,9 @@ fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwarePro
         Op::SwiGluGradAndOutput { dy, gate_up } => {
             let outputs = node.outputs[..1].to_vec();
             let alone = Node { op: Op::SwiGluGrad { dy, gate_up }, outputs, ..node.clone() };
-            seconds(graph, &alone, profile)
+            node_seconds(graph, &alone, profile)
         }
-        _ => seconds(graph, node, profile),
+        _ => node_seconds(graph, node, profile),
     }
 }
 

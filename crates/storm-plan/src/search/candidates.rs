@@ -370,7 +370,7 @@ impl Search<'_> {
         if most == 0 {
             return 0;
         }
-        let Ok(bytes) = self.lowering.memory(&self.decisions(&choice(1))) else { return 0 };
+        let Some(bytes) = self.bytes(&choice(1)) else { return 0 };
         let Some(room) = self.limits[Tier::DEVICE].checked_sub(bytes[Tier::DEVICE]) else {
             return 0;
         };

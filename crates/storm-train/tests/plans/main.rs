@@ -4,6 +4,7 @@
 mod accumulation;
 mod bars;
 mod cards;
+mod estimate;
 mod exhaustive;
 mod forced;
 mod growth;

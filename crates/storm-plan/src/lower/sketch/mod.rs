@@ -1,0 +1,68 @@
+//! A step block by block, to see quickly how long decisions take.
+//!
+//! The order of kernels and copies is that of a plan (see [`super::flow`]), with the same rings. But kernels of a
+//! block that lie in a row are one item, memory is slots and pieces instead of bytes, and nothing has a name or an
+//! address. A test holds sketches of random decisions against the simulation of their plans.
+
+mod parts;
+mod queues;
+mod tables;
+mod walk;
+
+use super::Lowering;
+use super::layout::Layout;
+use crate::Decisions;
+use parts::{BlockParts, Part, Streams, forward_parts};
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use tables::Tables;
+
+/// What all sketches of a task share, for one size of pieces.
+pub(crate) struct Sketch<'a> {
+    lowering: &'a Lowering<'a>,
+    tables: Tables,
+    training: RwLock<HashMap<Streams, Arc<BlockParts>>>,
+    /// By stage: forward passes that save nothing.
+    forward: Vec<OnceLock<Vec<Part>>>,
+}
+
+/// What a sketch says of decisions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Estimate {
+    /// Of a step.
+    pub(crate) seconds: f64,
+    /// What it took to find out.
+    pub(crate) items: usize,
+}
+
+impl<'a> Sketch<'a> {
+    pub(crate) fn new(lowering: &'a Lowering<'a>, piece_elements: usize) -> Sketch<'a> {
+        let tables = Tables::new(lowering, piece_elements);
+        let forward = vec![const { OnceLock::new() }; tables.stages.len()];
+        Sketch { lowering, tables, training: RwLock::default(), forward }
+    }
+
+    /// About how long a step takes.
+    pub(crate) fn step_seconds(&self, decisions: &Decisions, layout: &Layout) -> Estimate {
+        walk::step_seconds(self, decisions, layout)
+    }
+
+    fn block_parts(&self, streams: Streams) -> Arc<BlockParts> {
+        // The map is whole even if a thread panicked while it held the lock.
+        let known = self.training.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(parts) = known.get(&streams) {
+            return Arc::clone(parts);
+        }
+        drop(known);
+        let parts = Arc::new(BlockParts::new(self.lowering, &self.tables, &streams));
+        let mut known = self.training.write().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(known.entry(streams).or_insert(parts))
+    }
+
+    fn forward_parts(&self, stage: usize) -> &[Part] {
+        self.forward[stage].get_or_init(|| {
+            let variant = self.lowering.forward_variant(stage);
+            forward_parts(self.lowering, &self.tables, stage, &variant)
+        })
+    }
+}

@@ -1,0 +1,224 @@
+//! Kernels and copies of a sketch, and when they end.
+//!
+//! Memory that copies touch is cut into cells. Whoever writes a cell comes after all who used it before, and
+//! whoever reads it after the last who wrote it: what a plan says with waits, a sketch finds from the moments at
+//! which its cells were used last.
+
+use crate::HardwareProfile;
+use crate::queue::Link;
+use std::ops::Range;
+
+/// Repetitions of a segment that are followed at most; the others take as long as the last one.
+const FOLLOWED_MAX: usize = 6;
+
+/// Repetitions that differ by less than this share are alike.
+const ALIKE: f64 = 1e-6;
+
+/// Where an item runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lane {
+    Compute,
+    In,
+    Out,
+}
+
+const LANES: usize = 3;
+
+/// What an item does with cells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Use {
+    Read,
+    Write,
+    /// Writes memory that lies over theirs: it comes after all who used them. Who uses them next says so itself.
+    TakeOver,
+}
+
+/// Consecutive cells, and what happens to them.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Touch {
+    pub(super) first: u32,
+    pub(super) count: u32,
+    pub(super) used: Use,
+}
+
+/// Some kernels in a row, or a copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Item {
+    lane: Lane,
+    kernels: u32,
+    /// Of a copy, without its latency.
+    seconds: f64,
+    touches: (u32, u32),
+    /// Whether the host waits for it before the next segment: inputs and results.
+    is_awaited: bool,
+}
+
+/// The items of a segment, in the order of issuing once it is closed.
+#[derive(Debug, Default)]
+pub(super) struct Segment {
+    computes: Vec<Item>,
+    /// After how many items of the compute queue each is issued.
+    copies: Vec<(u32, Item)>,
+    touches: Vec<Touch>,
+    order: Vec<Item>,
+    pub(super) times: usize,
+}
+
+impl Segment {
+    /// How many items the compute queue has so far.
+    pub(super) fn position(&self) -> usize {
+        self.computes.len()
+    }
+
+    /// How many items it has, once it is closed.
+    pub(super) fn items(&self) -> usize {
+        self.order.len()
+    }
+
+    pub(super) fn compute(&mut self, seconds: f64, kernels: u32, touches: &[Touch]) {
+        let item = self.item(Lane::Compute, seconds, kernels, touches);
+        self.computes.push(item);
+    }
+
+    pub(super) fn copy(&mut self, after: usize, lane: Lane, seconds: f64, touches: &[Touch]) {
+        let item = self.item(lane, seconds, 1, touches);
+        self.copies.push((after as u32, item));
+    }
+
+    fn item(&mut self, lane: Lane, seconds: f64, kernels: u32, touches: &[Touch]) -> Item {
+        let start = self.touches.len() as u32;
+        self.touches.extend_from_slice(touches);
+        let touches = (start, self.touches.len() as u32);
+        Item { lane, kernels, seconds, touches, is_awaited: false }
+    }
+
+    /// Makes the host wait for the last copy.
+    pub(super) fn await_copy(&mut self) {
+        if let Some((_, copy)) = self.copies.last_mut() {
+            copy.is_awaited = true;
+        }
+    }
+
+    /// Puts copies where they are issued: each right after the item before it.
+    pub(super) fn close(&mut self, times: usize) {
+        self.times = times;
+        self.copies.sort_by_key(|&(after, _)| after);
+        self.order = Vec::with_capacity(self.computes.len() + self.copies.len());
+        let mut copies = self.copies.iter().peekable();
+        for position in 0..=self.computes.len() {
+            while let Some((_, copy)) = copies.next_if(|(after, _)| *after as usize <= position) {
+                self.order.push(*copy);
+            }
+            self.order.extend(self.computes.get(position));
+        }
+    }
+
+    /// Seconds of copies over each lane, in all runs.
+    fn moving_seconds(&self, lane: Lane) -> f64 {
+        let copies = self.copies.iter().filter(|(_, item)| item.lane == lane);
+        self.times as f64 * copies.map(|(_, item)| item.seconds).sum::<f64>()
+    }
+}
+
+/// When cells were used last, and when queues are done.
+struct Moments {
+    host: f64,
+    free: [f64; LANES],
+    written: Vec<f64>,
+    used: Vec<f64>,
+    /// When all copies are done that the host waits for.
+    awaited: f64,
+}
+
+/// Seconds of a step of these segments.
+pub(super) fn step_seconds(segments: &[Segment], cells: u32, profile: &HardwareProfile) -> f64 {
+    let [into, out] = [Lane::In, Lane::Out]
+        .map(|lane| segments.iter().map(|segment| segment.moving_seconds(lane)).sum::<f64>());
+    let link = profile.link(Link::HOST_TO_DEVICE);
+    let back = profile.link(Link::DEVICE_TO_HOST);
+    let shared = ((link.bandwidth + back.bandwidth) / link.duplex_bandwidth).max(1.0);
+    // As the simulation of plans has it: both ways at once for as long as that can be.
+    let both = into.min(out);
+    let slower = |alone: f64| match alone > 0.0 {
+        true => 1.0 + (shared - 1.0) * both / alone,
+        false => 1.0,
+    };
+    let rates = Rates {
+        slowdown: [1.0, slower(into), slower(out)],
+        latency: [0.0, link.latency_seconds, back.latency_seconds],
+        launch: profile.launch_seconds,
+    };
+    let (written, used) = (vec![0.0; cells as usize], vec![0.0; cells as usize]);
+    let mut now = Moments { host: 0.0, free: [0.0; LANES], written, used, awaited: 0.0 };
+    for segment in segments {
+        repeat(segment, &rates, &mut now);
+    }
+    now.free.iter().copied().fold(now.host, f64::max)
+}
+
+struct Rates {
+    slowdown: [f64; LANES],
+    latency: [f64; LANES],
+    launch: f64,
+}
+
+/// All runs of a segment.
+fn repeat(segment: &Segment, rates: &Rates, now: &mut Moments) {
+    let mut last_took = f64::NAN;
+    for done in 1..=segment.times {
+        let before = now.free[0];
+        run(segment, rates, now);
+        let took = now.free[0] - before;
+        let left = segment.times - done;
+        if (took - last_took).abs() <= ALIKE * took || done == FOLLOWED_MAX {
+            let later = left as f64 * took;
+            now.host += later;
+            now.awaited += later;
+            now.free.iter_mut().for_each(|free| *free += later);
+            now.written.iter_mut().chain(&mut now.used).for_each(|moment| *moment += later);
+            return;
+        }
+        last_took = took;
+    }
+}
+
+fn run(segment: &Segment, rates: &Rates, now: &mut Moments) {
+    now.host = now.host.max(now.awaited);
+    for item in &segment.order {
+        let lane = item.lane as usize;
+        let touches = &segment.touches[item.touches.0 as usize..item.touches.1 as usize];
+        let mut start = now.free[lane].max(now.host + rates.launch);
+        for touch in touches {
+            let cells = cells(touch);
+            let moments = match touch.used {
+                Use::Read => &now.written[cells],
+                Use::Write | Use::TakeOver => &now.used[cells],
+            };
+            start = moments.iter().copied().fold(start, f64::max);
+        }
+        now.host += rates.launch * f64::from(item.kernels);
+        let seconds = rates.latency[lane] + item.seconds * rates.slowdown[lane];
+        // The last of several kernels cannot begin before it is issued.
+        let last = item.seconds / f64::from(item.kernels.max(1));
+        let end = (start + seconds).max(now.host + last);
+        for touch in touches {
+            let cells = cells(touch);
+            match touch.used {
+                Use::Read => {}
+                Use::Write => now.written[cells.clone()].fill(end),
+                Use::TakeOver => continue,
+            }
+            for used in &mut now.used[cells] {
+                *used = used.max(end);
+            }
+        }
+        now.free[lane] = end;
+        if item.is_awaited {
+            now.awaited = now.awaited.max(end);
+        }
+    }
+}
+
+fn cells(touch: &Touch) -> Range<usize> {
+    touch.first as usize..(touch.first + touch.count) as usize
+}

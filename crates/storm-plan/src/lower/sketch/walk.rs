@@ -1,0 +1,700 @@
+//! The walk over a step: which items go to which queue, and which cells they touch.
+
+mod rings;
+
+use super::parts::{BlockParts, Part, Streams};
+use super::queues::{Segment, Touch, Use, step_seconds as simulated};
+use super::tables::SlabCells;
+use super::{Estimate, Sketch};
+use crate::decisions::UpdateTime;
+use crate::lower::layout::Layout;
+use crate::lower::residency::{Class, Residency, Turns};
+use crate::lower::update::Pace;
+use crate::queue::Link;
+use crate::{Decisions, GroupDecisions, Storage};
+use smallvec::SmallVec;
+use std::ops::Range;
+use std::sync::Arc;
+use storm_graph::Block;
+
+type Touches = SmallVec<[Touch; 24]>;
+
+pub(super) fn step_seconds(
+    sketch: &Sketch<'_>,
+    decisions: &Decisions,
+    layout: &Layout,
+) -> Estimate {
+    let mut walk = Walk::new(sketch, decisions, layout);
+    walk.settle();
+    for kind in 0..decisions.groups.len() {
+        walk.groups(kind);
+    }
+    Estimate {
+        seconds: simulated(&walk.segments, walk.cells.count, sketch.lowering.profile),
+        items: walk.segments.iter().map(Segment::items).sum(),
+    }
+}
+
+/// Where the cells of everything begin.
+struct Cells {
+    count: u32,
+    /// By slot of the rings of weights and gradients; empty for slots of pinned blocks.
+    slots: Vec<Range<u32>>,
+    /// Slots by class and stage, in the order of the slots.
+    stages: Vec<(Class, usize)>,
+    state_ring: u32,
+    /// Inputs and results of a step, by micro-batch of a group.
+    inputs: u32,
+    results: u32,
+    /// Rings of the groups that are being walked.
+    activation_ring: u32,
+    input_ring: u32,
+    /// In host memory: weights and gradients by block, saved tensors and inputs by block and micro-batch.
+    host: [Vec<u32>; 2],
+    host_saved: u32,
+    host_inputs: u32,
+}
+
+impl Cells {
+    fn take(&mut self, count: usize) -> u32 {
+        let first = self.count;
+        self.count += count as u32;
+        first
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Group {
+    is_first: bool,
+    is_last: bool,
+}
+
+struct Walk<'s> {
+    sketch: &'s Sketch<'s>,
+    decisions: &'s Decisions,
+    layout: &'s Layout,
+    kind: usize,
+    residency: Residency,
+    state_turns: Turns,
+    activation_turns: Turns,
+    input_turns: Turns,
+    arriving: [Option<usize>; 2],
+    cells: Cells,
+    /// Memory of other slots that the next kernels take over.
+    taken_over: Touches,
+    /// By cell of host memory: the segment and the position at which it was written last.
+    written_at: Vec<(u32, u32)>,
+    segment: Segment,
+    segments: Vec<Segment>,
+    /// The parts of the block before, which are mostly those of the next.
+    last_parts: Option<(Streams, Arc<BlockParts>)>,
+    bandwidth: [f64; 2],
+}
+
+impl<'s> Walk<'s> {
+    fn new(sketch: &'s Sketch<'s>, decisions: &'s Decisions, layout: &'s Layout) -> Walk<'s> {
+        let lowering = sketch.lowering;
+        let mut cells = Cells {
+            count: 0,
+            slots: Vec::new(),
+            stages: Vec::new(),
+            state_ring: 0,
+            inputs: 0,
+            results: 0,
+            activation_ring: 0,
+            input_ring: 0,
+            host: [Vec::new(), Vec::new()],
+            host_saved: 0,
+            host_inputs: 0,
+        };
+        for class in Class::ALL {
+            for (stage, places) in class.places(layout).iter().enumerate() {
+                let count = slab_cells(sketch, class, stage).count;
+                for slot in 0..places.streaming.slots() {
+                    let count = if places.streaming.is_pinned(slot) { 0 } else { count };
+                    let first = cells.take(count as usize);
+                    cells.slots.push(first..first + count);
+                    cells.stages.push((class, stage));
+                }
+            }
+            let blocks = 0..lowering.blocks.count();
+            let count = |block| slab_cells(sketch, class, lowering.blocks.get(block).stage).count;
+            let host = blocks.map(|block| cells.take(count(block) as usize)).collect();
+            cells.host[class as usize] = host;
+        }
+        cells.state_ring = cells.take(layout.state_ring.slots.max(1) * sketch.tables.state_runs);
+        let most = decisions.group_max();
+        cells.inputs = cells.take(lowering.shared.inputs.len() * most);
+        cells.results = cells.take(most);
+        let links = [Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST];
+        Walk {
+            sketch,
+            decisions,
+            layout,
+            kind: 0,
+            residency: Residency::new(layout),
+            state_turns: Turns::new(layout.state_ring.slots),
+            activation_turns: Turns::new(0),
+            input_turns: Turns::new(0),
+            arriving: [None, None],
+            cells,
+            taken_over: Touches::new(),
+            written_at: Vec::new(),
+            segment: Segment::default(),
+            segments: Vec::new(),
+            last_parts: None,
+            bandwidth: links.map(|link| lowering.profile.link(link).bandwidth),
+        }
+    }
+
+    // ---- groups and segments ------------------------------------------------------------------
+
+    fn begin_group(&mut self, kind: usize) {
+        self.kind = kind;
+        let places = &self.layout.groups[kind];
+        self.activation_turns = Turns::new(places.activation_ring.slots);
+        self.input_turns = Turns::new(places.input_ring.slots);
+        let units = self.sketch.lowering.units.iter().map(Vec::len).max().unwrap_or(0);
+        let (blocks, group) = (self.count(), self.group_size());
+        let cells = &mut self.cells;
+        cells.activation_ring = cells.take(places.activation_ring.slots * units);
+        cells.input_ring = cells.take(places.input_ring.slots.max(1));
+        cells.host_saved = cells.take(blocks * group);
+        cells.host_inputs = cells.take(blocks * group);
+        self.written_at.resize(self.cells.count as usize, (u32::MAX, 0));
+    }
+
+    fn decided(&self) -> &'s GroupDecisions {
+        &self.decisions.groups[self.kind]
+    }
+
+    fn group_size(&self) -> usize {
+        self.decided().micro_batches
+    }
+
+    fn count(&self) -> usize {
+        self.sketch.lowering.blocks.count()
+    }
+
+    fn trains(&self) -> bool {
+        self.sketch.lowering.task.training.is_some()
+    }
+
+    fn defers(&self) -> bool {
+        self.decisions.update == UpdateTime::NextStep
+    }
+
+    fn position(&self) -> usize {
+        self.segment.position()
+    }
+
+    /// All groups of a kind: the first and the last of the step are segments of their own.
+    fn groups(&mut self, kind: usize) {
+        self.begin_group(kind);
+        let mut left = self.decided().times;
+        if !self.trains() {
+            return self.group(Group { is_first: true, is_last: true }, left);
+        }
+        let is_first = kind == 0;
+        let is_last = kind + 1 == self.decisions.groups.len();
+        if is_first && is_last && left == 1 {
+            return self.group(Group { is_first, is_last }, 1);
+        }
+        if is_first {
+            self.group(Group { is_first, is_last: false }, 1);
+            left -= 1;
+        }
+        let before_last = left - usize::from(is_last);
+        if before_last > 0 {
+            self.group(Group { is_first: false, is_last: false }, before_last);
+        }
+        if is_last {
+            self.group(Group { is_first: false, is_last }, 1);
+        }
+    }
+
+    fn group(&mut self, group: Group, times: usize) {
+        self.copy_inputs(group);
+        self.forward(group);
+        if self.trains() {
+            self.backward(group);
+            if group.is_last {
+                self.finish();
+            }
+        }
+        let mut segment = std::mem::take(&mut self.segment);
+        segment.close(times);
+        self.segments.push(segment);
+        self.residency.begin_segment();
+        for turns in [&mut self.state_turns, &mut self.activation_turns, &mut self.input_turns] {
+            turns.begin_segment();
+        }
+    }
+
+    fn program_input(&self, input: usize, m: usize, used: Use) -> Touch {
+        let m = if self.layout.inputs[input].per_micro_batch { m } else { 0 };
+        let first = self.cells.inputs + (input * self.decisions.group_max() + m) as u32;
+        Touch { first, count: 1, used }
+    }
+
+    fn copy_inputs(&mut self, group: Group) {
+        for (input, places) in self.layout.inputs.iter().enumerate() {
+            let count = if places.per_micro_batch { self.group_size() } else { 1 };
+            for m in (0..count).filter(|_| places.per_micro_batch || group.is_first) {
+                let touch = self.program_input(input, m, Use::Write);
+                self.copy_in(0, places.tensor.size_bytes(), None, &[touch]);
+                if places.per_micro_batch {
+                    self.segment.await_copy();
+                }
+            }
+        }
+    }
+
+    /// Puts into the rings what a step leaves there.
+    fn settle(&mut self) {
+        self.kind = self.decisions.groups.len() - 1;
+        let last = self.count() - 1;
+        let lowering = self.sketch.lowering;
+        let is_only_group = lowering.task.micro_batches == self.group_size();
+        let updates = self.trains() && is_only_group && self.defers();
+        for block in 0..=last {
+            if updates && !self.updates_beside(block) {
+                self.enter_for_update(block);
+            }
+            self.enter_weights(block);
+            if updates && block < last && self.updates_beside(block + 1) {
+                self.enter_for_update(block + 1);
+            }
+        }
+        if !self.trains() {
+            return;
+        }
+        self.enter(Class::Gradients, last);
+        for stretch in self.stretches() {
+            (stretch.start..stretch.end - 1).for_each(|block| self.enter_weights(block));
+            for block in stretch.rev().filter(|&block| lowering.blocks.is_reached(block)) {
+                self.enter_weights(block);
+                self.enter(Class::Gradients, block);
+            }
+        }
+        if !self.defers() {
+            (0..=last).for_each(|block| self.enter_for_update(block));
+        }
+    }
+
+    fn enter_weights(&mut self, block: usize) {
+        for position in 0..self.owners(block).len() {
+            self.enter(Class::Weights, self.owner(block, position));
+        }
+    }
+
+    fn enter_for_update(&mut self, block: usize) {
+        if !self.sketch.tables.stages[self.at(block).stage].updates.is_empty() {
+            for class in Class::ALL {
+                self.enter(class, block);
+            }
+        }
+    }
+
+    // ---- passes -------------------------------------------------------------------------------
+
+    fn parts(&mut self, block: usize) -> Arc<BlockParts> {
+        let Block { stage, index } = self.at(block);
+        let saved = &self.decided().stages[stage].saved[index];
+        let mut owners = (0..self.owners(block).len()).map(|position| self.owner(block, position));
+        let weights = owners.any(|owner| !self.is_pinned(Class::Weights, owner));
+        let gradients = !self.is_pinned(Class::Gradients, block);
+        if let Some((known, parts)) = &self.last_parts
+            && (known.stage, known.weights, known.gradients) == (stage, weights, gradients)
+            && known.saved == *saved
+        {
+            return Arc::clone(parts);
+        }
+        let streams = Streams { stage, saved: saved.clone(), weights, gradients };
+        let parts = self.sketch.block_parts(streams.clone());
+        self.last_parts = Some((streams, Arc::clone(&parts)));
+        parts
+    }
+
+    /// The kernels of a part, for a micro-batch.
+    fn run_part(
+        &mut self,
+        block: usize,
+        m: usize,
+        part: &Part,
+        others: impl Iterator<Item = Touch>,
+    ) {
+        let mut touches = std::mem::take(&mut self.taken_over);
+        for (position, cells) in &part.weights {
+            let owner = self.owner(block, *position);
+            touches.extend(self.in_slot(Class::Weights, owner, cells, Use::Read));
+        }
+        for cells in &part.gradients {
+            touches.extend(self.in_slot(Class::Gradients, block, cells, Use::Write));
+        }
+        for &input in &part.inputs {
+            touches.push(self.program_input(input, m, Use::Read));
+        }
+        touches.extend(others);
+        self.segment.compute(part.kernels.seconds, part.kernels.count, &touches);
+    }
+
+    fn input_cell(&self, slot: Option<usize>, used: Use) -> Option<Touch> {
+        slot.map(|slot| Touch { first: self.cells.input_ring + slot as u32, count: 1, used })
+    }
+
+    /// A unit in a slot of the ring of offloaded tensors: blocks that offload others use the same memory for them.
+    fn unit_cell(&self, block: usize, slot: usize, unit: usize, used: Use) -> Touch {
+        let units = self.sketch.lowering.units.iter().map(Vec::len).max().unwrap_or(0);
+        let Block { stage, index } = self.at(block);
+        let before = self.decided().stages[stage].saved[index][..unit].iter();
+        let position = before.filter(|&&storage| storage == Storage::Offload).count();
+        let first = self.cells.activation_ring + (slot * units + position) as u32;
+        Touch { first, count: 1, used }
+    }
+
+    fn host_of(&self, first: u32, block: usize, m: usize, used: Use) -> Touch {
+        Touch { first: first + (block * self.group_size() + m) as u32, count: 1, used }
+    }
+
+    fn offloads(&self, block: usize) -> bool {
+        let Block { stage, index } = self.at(block);
+        self.decided().stages[stage].saved[index].contains(&Storage::Offload)
+    }
+
+    fn unit_bytes(&self, block: usize, unit: usize) -> usize {
+        self.sketch.lowering.units[self.at(block).stage][unit].size_bytes
+    }
+
+    fn input_storage(&self, block: usize) -> Option<Storage> {
+        self.sketch.lowering.input_storage(self.decided(), block)
+    }
+
+    fn touch_input(&mut self, slot: Option<usize>) {
+        if let Some(slot) = slot {
+            let now = self.position();
+            self.input_turns.touch(slot, now);
+        }
+    }
+
+    // ---- forward ------------------------------------------------------------------------------
+
+    fn forward(&mut self, group: Group) {
+        let sketch = self.sketch;
+        let updates = self.trains() && group.is_first && self.defers();
+        let last = self.count() - 1;
+        let mut inputs: Vec<Option<usize>> = vec![None; self.group_size()];
+        for block in 0..=last {
+            if updates && !self.updates_beside(block) {
+                (0..self.updates_of(block)).for_each(|number| self.update(block, number));
+            }
+            self.fetch_weights(block);
+            if block == last && self.trains() {
+                return self.last_block(group, &inputs);
+            }
+            let is_reached = self.trains() && sketch.lowering.blocks.is_reached(block);
+            let beside = updates && block < last && self.updates_beside(block + 1);
+            let due = if beside { self.updates_of(block + 1) } else { 0 };
+            let parts = is_reached.then(|| self.parts(block));
+            let parts: &[Part] = match &parts {
+                Some(parts) if due > 0 => &parts.forward_kernels,
+                Some(parts) => &parts.forward,
+                None => sketch.forward_parts(self.at(block).stage),
+            };
+            let total: f64 = parts.iter().map(|part| part.kernels.seconds).sum();
+            let mut pace = Pace::over((0..due).collect(), total * self.group_size() as f64);
+            for (m, input) in inputs.iter_mut().enumerate() {
+                *input = self.block_forward(block, m, *input, parts, is_reached, &mut pace);
+            }
+            pace.rest().into_iter().for_each(|number| self.update(block + 1, number));
+            self.touch_weights(block);
+        }
+    }
+
+    fn block_forward(
+        &mut self,
+        block: usize,
+        m: usize,
+        input: Option<usize>,
+        parts: &[Part],
+        saves: bool,
+        pace: &mut Pace<usize>,
+    ) -> Option<usize> {
+        let lowering = self.sketch.lowering;
+        let mut output = None;
+        let next = block + 1;
+        if next < self.count() && lowering.blocks.seams[next].slab.size_bytes > 0 {
+            let is_kept = self.trains() && self.input_storage(next) == Some(Storage::Keep);
+            output = (!is_kept).then(|| self.input_turns.next());
+        }
+        let slot = (saves && self.offloads(block)).then(|| self.activation_turns.next());
+        for (number, part) in parts.iter().enumerate() {
+            let is_last = number + 1 == parts.len();
+            let taken = self.input_cell(input, Use::Read).filter(|_| number == 0 || is_last);
+            let made = self.input_cell(output, Use::Write).filter(|_| is_last);
+            let units = slot.iter().flat_map(|&slot| part.units.iter().map(move |&u| (slot, u)));
+            let units: SmallVec<[Touch; 4]> =
+                units.map(|(slot, unit)| self.unit_cell(block, slot, unit, Use::Write)).collect();
+            self.run_part(
+                block,
+                m,
+                part,
+                taken.into_iter().chain(made).chain(units.iter().copied()),
+            );
+            for (&unit, touch) in part.units.iter().zip(&units) {
+                let touch = Touch { used: Use::Read, ..*touch };
+                let host = self.host_of(self.cells.host_saved, block, m, Use::Write);
+                for bytes in Self::copy_sizes(self.unit_bytes(block, unit)) {
+                    self.copy_out(bytes, Some(host), &[touch]);
+                }
+            }
+            for update in pace.advance(part.kernels.seconds) {
+                self.update(next, update);
+            }
+        }
+        if let Some(slot) = slot {
+            let now = self.position();
+            self.activation_turns.touch(slot, now);
+        }
+        self.touch_input(input);
+        self.touch_input(output);
+        if self.trains() && next < self.count() {
+            self.made_input(next, m, output);
+        }
+        output
+    }
+
+    fn made_input(&mut self, block: usize, m: usize, slot: Option<usize>) {
+        if self.input_storage(block) == Some(Storage::Offload) {
+            let touches: Touches = self.input_cell(slot, Use::Read).into_iter().collect();
+            let host = self.host_of(self.cells.host_inputs, block, m, Use::Write);
+            let bytes = self.sketch.lowering.blocks.seams[block].slab.size_bytes;
+            for bytes in Self::copy_sizes(bytes) {
+                self.copy_out(bytes, Some(host), &touches);
+            }
+        }
+    }
+
+    fn last_block(&mut self, group: Group, inputs: &[Option<usize>]) {
+        let block = self.count() - 1;
+        self.begin_gradients(group, block);
+        let parts = self.parts(block);
+        for (m, &input) in inputs.iter().enumerate() {
+            let parts = &parts.backward[usize::from(!(group.is_first && m == 0))];
+            for part in parts {
+                self.run_part(block, m, part, self.input_cell(input, Use::Read).into_iter());
+            }
+            self.touch_input(input);
+            let first = self.cells.results + m as u32;
+            self.segment.compute(0.0, 0, &[Touch { first, count: 1, used: Use::Write }]);
+            self.copy_out(4, None, &[Touch { first, count: 1, used: Use::Read }]);
+            self.segment.await_copy();
+        }
+        self.touch_weights(block);
+        self.end_gradients(group, block);
+    }
+
+    // ---- backward -----------------------------------------------------------------------------
+
+    fn stretches(&self) -> Vec<Range<usize>> {
+        let mut stretches = Vec::new();
+        let blocks = &self.sketch.lowering.blocks;
+        let first = (0..self.count()).find(|&block| blocks.is_reached(block));
+        let mut end = blocks.last();
+        while end > first.unwrap_or(end) {
+            let stored = |&block: &usize| self.input_storage(block) != Some(Storage::Recompute);
+            let start = (0..end).rev().find(stored).unwrap_or(0);
+            stretches.push(start..end);
+            end = start;
+        }
+        stretches
+    }
+
+    fn backward(&mut self, group: Group) {
+        for stretch in self.stretches() {
+            self.replay(stretch.clone());
+            let start = stretch.start;
+            let blocks = &self.sketch.lowering.blocks;
+            for block in stretch.rev().filter(|&block| blocks.is_reached(block)) {
+                self.block_backward(group, block, start);
+            }
+        }
+    }
+
+    fn replay(&mut self, stretch: Range<usize>) {
+        let sketch = self.sketch;
+        for block in stretch.start..stretch.end - 1 {
+            self.fetch_weights(block);
+            let parts = sketch.forward_parts(self.at(block).stage);
+            for m in 0..self.group_size() {
+                let input = self.backward_input(block, m, stretch.start);
+                for part in parts {
+                    self.run_part(block, m, part, self.input_cell(input, Use::Read).into_iter());
+                }
+                self.touch_input(input);
+            }
+            self.touch_weights(block);
+        }
+    }
+
+    /// The slot of a block's input in the backward pass, if it comes from host memory.
+    fn backward_input(&mut self, block: usize, m: usize, stretch: usize) -> Option<usize> {
+        let bytes = self.sketch.lowering.blocks.seams[block].slab.size_bytes;
+        let is_offloaded = self.input_storage(block) == Some(Storage::Offload);
+        if block > stretch || !is_offloaded || bytes == 0 {
+            return None;
+        }
+        let slot = self.input_turns.next();
+        let after = self.input_turns.free_after(slot);
+        let touches: Touches = self.input_cell(Some(slot), Use::Write).into_iter().collect();
+        let host = self.host_of(self.cells.host_inputs, block, m, Use::Read);
+        for bytes in Self::copy_sizes(bytes) {
+            self.copy_in(after, bytes, Some(host), &touches);
+        }
+        Some(slot)
+    }
+
+    fn block_backward(&mut self, group: Group, block: usize, stretch: usize) {
+        self.fetch_weights(block);
+        self.begin_gradients(group, block);
+        let parts = self.parts(block);
+        for m in 0..self.group_size() {
+            let parts = &parts.backward[usize::from(!(group.is_first && m == 0))];
+            let input = self.backward_input(block, m, stretch);
+            let slot = self.offloads(block).then(|| self.activation_turns.next());
+            if let Some(slot) = slot {
+                self.fetch_units(block, m, slot, parts);
+            }
+            for (number, part) in parts.iter().enumerate() {
+                let is_edge = number == 0 || number + 1 == parts.len();
+                let taken = self.input_cell(input, Use::Read).filter(|_| is_edge);
+                let units =
+                    slot.iter().flat_map(|&slot| part.units.iter().map(move |&u| (slot, u)));
+                let units: SmallVec<[Touch; 4]> = units
+                    .map(|(slot, unit)| self.unit_cell(block, slot, unit, Use::Read))
+                    .collect();
+                self.run_part(block, m, part, taken.into_iter().chain(units));
+            }
+            if let Some(slot) = slot {
+                let now = self.position();
+                self.activation_turns.touch(slot, now);
+            }
+            self.touch_input(input);
+        }
+        self.touch_weights(block);
+        self.end_gradients(group, block);
+    }
+
+    /// Brings in the offloaded units of a block, in the order of their first use.
+    fn fetch_units(&mut self, block: usize, m: usize, slot: usize, parts: &[Part]) {
+        let after = self.activation_turns.free_after(slot);
+        let host = self.host_of(self.cells.host_saved, block, m, Use::Read);
+        let mut seen: SmallVec<[usize; 8]> = SmallVec::new();
+        for &unit in parts.iter().flat_map(|part| &part.units) {
+            if !seen.contains(&unit) {
+                seen.push(unit);
+                let touch = self.unit_cell(block, slot, unit, Use::Write);
+                for bytes in Self::copy_sizes(self.unit_bytes(block, unit)) {
+                    self.copy_in(after, bytes, Some(host), &[touch]);
+                }
+            }
+        }
+    }
+
+    fn begin_gradients(&mut self, group: Group, block: usize) {
+        let sketch = self.sketch;
+        let Some(after) = self.enter(Class::Gradients, block) else { return };
+        if group.is_first {
+            let overlapping = self.overlapping(Class::Gradients, block, 0..usize::MAX / 2);
+            self.taken_over.extend(overlapping);
+        } else {
+            let runs = &sketch.tables.stages[self.at(block).stage].gradients.runs;
+            self.bring(Class::Gradients, block, runs, after);
+        }
+    }
+
+    fn end_gradients(&mut self, group: Group, block: usize) {
+        let sketch = self.sketch;
+        let table = &sketch.tables.stages[self.at(block).stage];
+        if group.is_last {
+            self.fold_tied(block);
+            let all = 0..table.gradients.count;
+            let touches: Touches =
+                self.in_slot(Class::Gradients, block, &all, Use::Read).into_iter().collect();
+            if table.squares.count > 0 {
+                self.segment.compute(table.squares.seconds, table.squares.count, &touches);
+            }
+        }
+        self.touch(Class::Gradients, block);
+        if self.gradients_leave(block, group.is_last) {
+            self.send(Class::Gradients, block, &table.gradients.runs);
+        }
+    }
+
+    /// Adds the parts of tied gradients that other stages made.
+    fn fold_tied(&mut self, block: usize) {
+        let sketch = self.sketch;
+        for fold in &sketch.tables.stages[self.at(block).stage].folds {
+            let user = sketch.lowering.blocks.number(fold.user, 0);
+            let Block { stage, index } = self.at(user);
+            let is_there = self.residency.is_there(self.layout, Class::Gradients, stage, index);
+            for &(part, whole, bytes, seconds) in &fold.pieces {
+                let mut touches: Touches = self
+                    .in_slot(Class::Gradients, block, &(whole..whole + 1), Use::Write)
+                    .into_iter()
+                    .collect();
+                let mut slot = None;
+                let cells = part..part + 1;
+                if is_there {
+                    touches.extend(self.in_slot(Class::Gradients, user, &cells, Use::Read));
+                } else {
+                    let next = self.state_turns.next();
+                    let after = self.state_turns.free_after(next);
+                    let (first, count) = (self.state_cell(next), sketch.tables.state_runs as u32);
+                    let touch = Touch { first, count, used: Use::Write };
+                    let host = self.on_host(Class::Gradients, user, &cells, Use::Read);
+                    self.copy_in(after, bytes, Some(host), &[touch]);
+                    touches.push(Touch { used: Use::Read, ..touch });
+                    slot = Some(next);
+                }
+                self.segment.compute(seconds, 1, &touches);
+                if let Some(slot) = slot {
+                    let now = self.position();
+                    self.state_turns.touch(slot, now);
+                }
+            }
+        }
+    }
+
+    fn gradients_leave(&self, block: usize, is_last_group: bool) -> bool {
+        let Block { stage, index } = self.at(block);
+        let streaming = self.decisions.stages[stage].gradients;
+        if streaming.is_pinned(index) {
+            return false;
+        }
+        if self.residency.is_shared(self.layout, Class::Gradients, stage, index) {
+            return true;
+        }
+        let repeat = self.sketch.lowering.task.program().stages()[stage].repeat;
+        let stays_for_update = is_last_group && index < streaming.slots();
+        streaming.slots() < repeat && !stays_for_update
+    }
+
+    fn finish(&mut self) {
+        let norm = self.sketch.tables.norm;
+        self.segment.compute(norm.seconds, norm.count, &[]);
+        if !self.defers() {
+            for block in 0..self.count() {
+                (0..self.updates_of(block)).for_each(|number| self.update(block, number));
+            }
+        }
+    }
+}
+
+fn slab_cells<'s>(sketch: &'s Sketch<'_>, class: Class, stage: usize) -> &'s SlabCells {
+    let table = &sketch.tables.stages[stage];
+    match class {
+        Class::Weights => &table.weights,
+        Class::Gradients => &table.gradients,
+    }
+}

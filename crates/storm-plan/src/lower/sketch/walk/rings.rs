@@ -1,0 +1,247 @@
+//! Rings: which cells a block uses, what comes and goes, and updates.
+
+use super::{Touches, Walk, slab_cells};
+use crate::lower::residency::Class;
+use crate::lower::sketch::queues::{Lane, Touch, Use};
+use crate::lower::sketch::tables::Run;
+use crate::lower::slab::COPY_BYTES_MAX;
+use std::ops::Range;
+use storm_graph::Block;
+
+impl<'s> Walk<'s> {
+    // ---- blocks, slots and cells --------------------------------------------------------------
+
+    pub(super) fn at(&self, block: usize) -> Block {
+        self.sketch.lowering.blocks.get(block)
+    }
+
+    /// Stages whose weights a block reads.
+    pub(super) fn owners(&self, block: usize) -> &'s [usize] {
+        &self.sketch.lowering.blocks.weight_owners[self.at(block).stage]
+    }
+
+    /// The block that owns weights that a block reads.
+    pub(super) fn owner(&self, block: usize, position: usize) -> usize {
+        let owner = self.owners(block)[position];
+        match owner == self.at(block).stage {
+            true => block,
+            false => self.sketch.lowering.blocks.number(owner, 0),
+        }
+    }
+
+    pub(super) fn enter(&mut self, class: Class, block: usize) -> Option<usize> {
+        let Block { stage, index } = self.at(block);
+        self.residency.enter(self.layout, class, stage, index)
+    }
+
+    pub(super) fn touch(&mut self, class: Class, block: usize) {
+        let (Block { stage, index }, now) = (self.at(block), self.position());
+        self.residency.touch(self.layout, class, stage, index, now);
+    }
+
+    pub(super) fn is_pinned(&self, class: Class, block: usize) -> bool {
+        let Block { stage, index } = self.at(block);
+        class.places(self.layout)[stage].streaming.is_pinned(index)
+    }
+
+    pub(super) fn slot(&self, class: Class, block: usize) -> usize {
+        let Block { stage, index } = self.at(block);
+        let slot = class.places(self.layout)[stage].streaming.slot(index);
+        self.residency.first_slot(class, stage) + slot
+    }
+
+    /// Some cells of a block's slot; none if it is pinned.
+    pub(super) fn in_slot(
+        &self,
+        class: Class,
+        block: usize,
+        cells: &Range<u32>,
+        used: Use,
+    ) -> Option<Touch> {
+        let slot = &self.cells.slots[self.slot(class, block)];
+        let (first, count) = (slot.start + cells.start, cells.end - cells.start);
+        (!slot.is_empty()).then_some(Touch { first, count, used })
+    }
+
+    pub(super) fn on_host(
+        &self,
+        class: Class,
+        block: usize,
+        cells: &Range<u32>,
+        used: Use,
+    ) -> Touch {
+        let first = self.cells.host[class as usize][block] + cells.start;
+        Touch { first, count: cells.end - cells.start, used }
+    }
+
+    /// Memory of other slots that a block takes over with a part of its slot.
+    pub(super) fn overlapping(&self, class: Class, block: usize, part: Range<usize>) -> Touches {
+        let slot = self.slot(class, block);
+        let start = self.residency.bytes(slot).start;
+        let (start, end) = (start + part.start, start + part.end);
+        let touch = |&other: &usize| {
+            let bytes = self.residency.bytes(other);
+            let (first, end) = (start.max(bytes.start), end.min(bytes.end));
+            if first >= end {
+                return None;
+            }
+            let (class, stage) = self.cells.stages[other];
+            let slab = slab_cells(self.sketch, class, stage);
+            let cells = slab.within(first - bytes.start..end - bytes.start);
+            let (first, count) = (cells.start, cells.end - cells.start);
+            Some(Touch { first: self.cells.slots[other].start + first, count, used: Use::TakeOver })
+        };
+        self.residency.overlapping(slot).iter().filter_map(touch).collect()
+    }
+
+    // ---- copies -------------------------------------------------------------------------------
+
+    pub(super) fn seconds(&self, lane: Lane, bytes: usize) -> f64 {
+        bytes as f64 / self.bandwidth[usize::from(lane == Lane::Out)]
+    }
+
+    pub(super) fn copy_in(
+        &mut self,
+        after: usize,
+        bytes: usize,
+        host: Option<Touch>,
+        touches: &[Touch],
+    ) {
+        let mut after = after;
+        let mut all: Touches = touches.iter().copied().collect();
+        if let Some(host) = host {
+            for cell in host.first..host.first + host.count {
+                let (segment, at) = self.written_at[cell as usize];
+                if segment == self.segments.len() as u32 {
+                    after = after.max(at as usize);
+                }
+            }
+            all.push(host);
+        }
+        self.segment.copy(after, Lane::In, self.seconds(Lane::In, bytes), &all);
+    }
+
+    pub(super) fn copy_out(&mut self, bytes: usize, host: Option<Touch>, touches: &[Touch]) {
+        let position = self.position();
+        let mut all: Touches = touches.iter().copied().collect();
+        if let Some(host) = host {
+            let now = (self.segments.len() as u32, position as u32);
+            let cells = host.first as usize..(host.first + host.count) as usize;
+            self.written_at[cells].fill(now);
+            all.push(host);
+        }
+        self.segment.copy(position, Lane::Out, self.seconds(Lane::Out, bytes), &all);
+    }
+
+    pub(super) fn bring(&mut self, class: Class, block: usize, runs: &[Run], after: usize) {
+        for run in runs {
+            let bytes = run.offset..run.offset + run.bytes;
+            let mut touches = self.overlapping(class, block, bytes);
+            touches.extend(self.in_slot(class, block, &run.cells, Use::Write));
+            let host = self.on_host(class, block, &run.cells, Use::Read);
+            self.copy_in(after, run.bytes, Some(host), &touches);
+        }
+    }
+
+    pub(super) fn send(&mut self, class: Class, block: usize, runs: &[Run]) {
+        for run in runs {
+            let touches: Touches =
+                self.in_slot(class, block, &run.cells, Use::Read).into_iter().collect();
+            let host = self.on_host(class, block, &run.cells, Use::Write);
+            self.copy_out(run.bytes, Some(host), &touches);
+        }
+    }
+
+    pub(super) fn fetch_weights(&mut self, block: usize) {
+        let sketch = self.sketch;
+        for position in 0..self.owners(block).len() {
+            let owner = self.owner(block, position);
+            if let Some(after) = self.enter(Class::Weights, owner) {
+                let runs = &sketch.tables.stages[self.at(owner).stage].weights.runs;
+                self.bring(Class::Weights, owner, runs, after);
+            }
+        }
+    }
+
+    pub(super) fn touch_weights(&mut self, block: usize) {
+        for position in 0..self.owners(block).len() {
+            self.touch(Class::Weights, self.owner(block, position));
+        }
+    }
+
+    /// A tensor without pieces of its own, in copies of the usual size.
+    pub(super) fn copy_sizes(bytes: usize) -> impl Iterator<Item = usize> {
+        let whole = bytes / COPY_BYTES_MAX;
+        let rest = bytes - whole * COPY_BYTES_MAX;
+        std::iter::repeat_n(COPY_BYTES_MAX, whole).chain((rest > 0).then_some(rest))
+    }
+
+    // ---- updates ------------------------------------------------------------------------------
+
+    pub(super) fn updates_beside(&self, block: usize) -> bool {
+        let Some(before) = block.checked_sub(1) else { return false };
+        let Block { stage, index } = self.at(block);
+        (0..self.owners(before).len()).all(|position| {
+            let owner = self.at(self.owner(before, position));
+            let read = (Class::Weights, owner.stage, owner.index);
+            let meets =
+                |&class: &Class| self.residency.meet(self.layout, read, (class, stage, index));
+            !Class::ALL.iter().any(meets)
+        })
+    }
+
+    /// The first cell of a slot of the ring of optimizer state.
+    pub(super) fn state_cell(&self, slot: usize) -> u32 {
+        self.cells.state_ring + (slot * self.sketch.tables.state_runs) as u32
+    }
+
+    pub(super) fn updates_of(&self, block: usize) -> usize {
+        self.sketch.tables.stages[self.at(block).stage].updates.len()
+    }
+
+    pub(super) fn update(&mut self, block: usize, number: usize) {
+        let sketch = self.sketch;
+        let Block { stage, index } = self.at(block);
+        let update = &sketch.tables.stages[stage].updates[number];
+        let streams_state = !self.layout.states[stage].streaming.is_pinned(index);
+        let slot = streams_state.then(|| self.state_turns.next());
+        let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
+        if number == 0 {
+            self.arriving = Class::ALL.map(|class| self.enter(class, block));
+        }
+        let [weights, gradients] = self.arriving;
+        if let Some(from) = weights {
+            self.bring(Class::Weights, block, &update.weights_in, from.max(after));
+        }
+        if let Some(from) = gradients {
+            self.bring(Class::Gradients, block, &update.gradients, from.max(after));
+        }
+        let runs = slot.map_or(0, |_| update.states.len());
+        let state = slot.map_or(0, |slot| self.state_cell(slot));
+        let run_cell = |run: usize, used| Touch { first: state + run as u32, count: 1, used };
+        for (run, &bytes) in update.states[..runs].iter().enumerate() {
+            self.copy_in(after, bytes, None, &[run_cell(run, Use::Write)]);
+        }
+        let mut touches: Touches = (0..runs).map(|run| run_cell(run, Use::Write)).collect();
+        for run in &update.weights_out {
+            touches.extend(self.in_slot(Class::Weights, block, &run.cells, Use::Write));
+        }
+        for run in &update.gradients {
+            touches.extend(self.in_slot(Class::Gradients, block, &run.cells, Use::Read));
+        }
+        self.segment.compute(update.kernels.seconds, update.kernels.count, &touches);
+        if let Some(slot) = slot {
+            for (run, &bytes) in update.states.iter().enumerate() {
+                self.copy_out(bytes, None, &[run_cell(run, Use::Read)]);
+            }
+            let now = self.position();
+            self.state_turns.touch(slot, now);
+        }
+        for class in Class::ALL {
+            self.touch(class, block);
+        }
+        if !self.is_pinned(Class::Weights, block) {
+            self.send(Class::Weights, block, &update.weights_out);
+        }
+    }
+}
