@@ -212,7 +212,7 @@ mod tests {
     fn history(steps: u64) -> History {
         let mut history = History::new();
         for step in 1..=steps {
-            let (loss, tokens_per_second) = (3.0 + 1.0 / step as f32, 1234.567_89);
+            let (loss, tokens_per_second) = (3.0 + 1.0 / step as f32, 1_234.567_89);
             let record = StepRecord { loss, tokens_per_second, ..record(step) };
             history.step(&record).expect("taken down");
         }
