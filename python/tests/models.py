@@ -160,6 +160,13 @@ VARIANTS = {
         Phi3Config, 80, 4, 4, original_max_position_embeddings=CONTEXT_MAX, pad_token_id=None,
         rope_parameters={**long_rope(5, CONTEXT_MAX), "partial_rotary_factor": 0.5}, **more
     ),
+    "llama-gelu": lambda **more: llama_like(LlamaConfig, 40, 4, 4, hidden_act="gelu", **more),
+    "qwen2-gelu-tanh": lambda **more: llama_like(
+        Qwen2Config, 72, 6, 3, hidden_act="gelu_pytorch_tanh", **more
+    ),
+    "mistral-relu": lambda **more: llama_like(
+        MistralConfig, 72, 6, 2, sliding_window=None, hidden_act="relu", **more
+    ),
 }
 CONFIGS |= VARIANTS
 

@@ -32,14 +32,13 @@ fn fused(
     position: usize,
     results: &[TensorId],
 ) -> Option<Vec<Node>> {
-    let Node { phase: Phase::Recompute, op: Op::SwiGlu { gate_up }, outputs, .. } =
+    let Node { phase: Phase::Recompute, op: Op::SwiGlu { gate_up, function }, outputs, .. } =
         &nodes[position]
     else {
         return None;
     };
-    let (gate_up, output) = (*gate_up, outputs[0]);
-    let is_gradient =
-        |node: &Node| matches!(node.op, Op::SwiGluGrad { gate_up: g, .. } if g == gate_up);
+    let (gate_up, function, output) = (*gate_up, *function, outputs[0]);
+    let is_gradient = |node: &Node| matches!(node.op, Op::SwiGluGrad { gate_up: g, function: f, .. } if g == gate_up && f == function);
     let gradient = position + nodes[position..].iter().position(is_gradient)?;
     let Op::SwiGluGrad { dy, .. } = nodes[gradient].op else { return None };
     let reads_dy = nodes.iter().filter(|node| touches(node, dy)).count();
@@ -61,7 +60,12 @@ fn fused(
     others.extend(early.iter().map(|&index| between[index].clone()));
     let Node { name, outputs, phase, .. } = nodes[gradient].clone();
     let outputs = vec![outputs[0], output];
-    others.push(Node { name, op: Op::SwiGluGradAndOutput { dy, gate_up }, outputs, phase });
+    others.push(Node {
+        name,
+        op: Op::SwiGluGradAndOutput { dy, gate_up, function },
+        outputs,
+        phase,
+    });
     others.extend(late.iter().map(|&index| between[index].clone()));
     others.extend_from_slice(&nodes[gradient + 1..]);
     Some(others)

@@ -146,14 +146,15 @@ define_ops! {
     Activation [Elementwise, Bytes] { x: One; function: ActivationFunction }
     /// `dy · f'(x)`, over `x`.
     ActivationGrad [Elementwise, Bytes] { dy: One, x: One; function: ActivationFunction }
-    /// `silu(gate) · up`, where `gate_up` (.., 2F) holds the gate in its first half: yields (.., F).
-    SwiGlu [Elementwise, Bytes] { gate_up: One; }
+    /// The gated unit `f(gate) · up`, where `gate_up` (.., 2F) holds the gate in its first half: yields (.., F). With
+    /// SiLU, as in most models, it is the SwiGLU that it is named after; with GELU a GeGLU, with ReLU a ReGLU.
+    SwiGlu [Elementwise, Bytes] { gate_up: One; function: ActivationFunction }
     /// Gradient of `gate_up` (.., 2F) from `dy` (.., F), over `gate_up`: the largest activation of a
     /// layer is needed once.
-    SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; }
+    SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; function: ActivationFunction }
     /// [`Op::SwiGluGrad`] for a backward pass that did not keep what [`Op::SwiGlu`] made: also yields that, over
     /// `dy`, so that `gate_up` is read once for both.
-    SwiGluGradAndOutput [Elementwise, Bytes] { dy: One, gate_up: One; }
+    SwiGluGradAndOutput [Elementwise, Bytes] { dy: One, gate_up: One; function: ActivationFunction }
 
     // ---- norms ------------------------------------------------------------------------------
     /// Layer norm or RMS norm of `x + delta` over the width. Yields y (.., C), rstd (..) f32, then
@@ -299,7 +300,7 @@ impl<T: Clone> Op<T> {
             Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
                 vec![(Some(operand), 0)]
             }
-            Op::SwiGluGradAndOutput { dy, gate_up } => vec![(Some(gate_up), 0), (Some(dy), 1)],
+            Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }

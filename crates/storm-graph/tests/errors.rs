@@ -80,7 +80,7 @@ fn elementwise() {
     );
     check(
         &[("x", F32, &[4, 7])],
-        |t| Op::SwiGlu { gate_up: t[0] },
+        |t| Op::SwiGlu { gate_up: t[0], function: ActivationFunction::Silu },
         "SwiGlu `y`: `gate_up` must have an even width, not 7\n  given: gate_up = x f32 (4, 7)",
     );
 }
@@ -293,8 +293,15 @@ fn updates() {
 #[test]
 fn overwritten_operands() {
     let (mut graph, t) = graph_of(&[("dy", F32, &[4, 3]), ("gate_up", F32, &[4, 6])]);
-    graph.apply("grad", Op::SwiGluGrad { dy: t[0], gate_up: t[1] }).expect("fits");
-    let error = graph.apply("again", Op::SwiGlu { gate_up: t[1] }).expect_err("it is gone");
+    graph
+        .apply(
+            "grad",
+            Op::SwiGluGrad { dy: t[0], gate_up: t[1], function: ActivationFunction::Silu },
+        )
+        .expect("fits");
+    let error = graph
+        .apply("again", Op::SwiGlu { gate_up: t[1], function: ActivationFunction::Silu })
+        .expect_err("it is gone");
     assert_eq!(
         error.to_string(),
         "SwiGlu `again`: `gate_up` is gone: `grad` overwrote it; apply this node before that one, \

@@ -69,7 +69,7 @@ fn check_copies(graph: &Graph, expected: &[&str]) {
 fn a_transformer_needs_no_copy() {
     let mut b = Builder::new();
     let gate_up = b.linear("gate_up", b.x);
-    let y = b.apply("y", Op::SwiGlu { gate_up });
+    let y = b.apply("y", Op::SwiGlu { gate_up, function: ActivationFunction::Silu });
     let inner = b.linear("inner", y);
     let function = ActivationFunction::GeluTanh;
     let y = b.apply("z", Op::Activation { x: inner, function });
@@ -91,7 +91,7 @@ fn a_transformer_needs_no_copy() {
 #[test]
 fn what_comes_from_outside_is_copied() {
     let mut b = Builder::new();
-    let y = b.apply("y", Op::SwiGlu { gate_up: b.x });
+    let y = b.apply("y", Op::SwiGlu { gate_up: b.x, function: ActivationFunction::Silu });
     check_copies(&b.differentiate(&[y]), &["x"]);
 }
 
@@ -101,7 +101,7 @@ fn what_an_earlier_node_reads_is_copied() {
     let mut b = Builder::new();
     let gate_up = b.linear("gate_up", b.x);
     let product = b.apply("product", Op::Mul { a: gate_up, b: gate_up });
-    let y = b.apply("y", Op::SwiGlu { gate_up });
+    let y = b.apply("y", Op::SwiGlu { gate_up, function: ActivationFunction::Silu });
     check_copies(&b.differentiate(&[product, y]), &["gate_up"]);
 }
 
@@ -113,7 +113,7 @@ fn what_its_producer_reads_is_copied() {
     let (mask, scale) = (Mask::Causal, 0.5);
     let op = Op::Attention { qkv, segments: None, heads: HEADS, mask, scale };
     let attended = b.apply("attended", op);
-    let y = b.apply("y", Op::SwiGlu { gate_up: attended });
+    let y = b.apply("y", Op::SwiGlu { gate_up: attended, function: ActivationFunction::Silu });
     check_copies(&b.differentiate(&[y]), &["attended"]);
 }
 
@@ -122,7 +122,9 @@ fn what_its_producer_reads_is_copied() {
 fn only_the_last_reader_overwrites() {
     let mut b = Builder::new();
     let gate_up = b.linear("gate_up", b.x);
-    let results = [1, 2, 3].map(|i| b.apply(&format!("y{i}"), Op::SwiGlu { gate_up }));
+    let results = [1, 2, 3].map(|i| {
+        b.apply(&format!("y{i}"), Op::SwiGlu { gate_up, function: ActivationFunction::Silu })
+    });
     check_copies(&b.differentiate(&results), &["gate_up", "gate_up"]);
 }
 
@@ -133,7 +135,7 @@ fn recomputation_copies_what_it_reads_late() {
     let gate_up = b.linear("gate_up", b.x);
     let scaled = b.apply("scaled", Op::Scale { x: gate_up, factor: 2.0 });
     let square = b.apply("square", Op::Mul { a: scaled, b: scaled });
-    let y = b.apply("y", Op::SwiGlu { gate_up });
+    let y = b.apply("y", Op::SwiGlu { gate_up, function: ActivationFunction::Silu });
     let graph = b.differentiate(&[square, y]);
     check_copies(&graph, &[]);
 

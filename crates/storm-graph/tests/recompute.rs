@@ -124,7 +124,7 @@ fn gated_unit(results: impl Fn(&Graph) -> Vec<TensorId>) -> Graph {
     let mut apply = |name: &str, op| graph.apply_one(name, op).expect("fits");
     let linear = |x, weight| Op::Linear { x, weight, bias: None, addend: None };
     let gate_up = apply("gate_up", linear(x, inner));
-    let unit = apply("unit", Op::SwiGlu { gate_up });
+    let unit = apply("unit", Op::SwiGlu { gate_up, function: ActivationFunction::Silu });
     let y = apply("y", linear(unit, outer));
     let seed = graph.input("seed", [4, 6], DType::F32);
     let request = GradientRequest {

@@ -299,7 +299,13 @@ impl<'b> Builder<'b> {
             }
             _ => {
                 let gate_up = draft.linear("mlp.gate_up", normed, None)?; // (B, T, 2F)
-                let active = draft.graph.apply_one("mlp.swiglu", Op::SwiGlu { gate_up })?;
+                let op = Op::SwiGlu { gate_up, function: self.config.activation };
+                let name = match self.config.activation {
+                    ActivationFunction::Silu => "mlp.swiglu",
+                    ActivationFunction::Gelu | ActivationFunction::GeluTanh => "mlp.geglu",
+                    ActivationFunction::Relu => "mlp.reglu",
+                };
+                let active = draft.graph.apply_one(name, op)?;
                 draft.linear("mlp.down", active, Some(sum))? // (B, T, C)
             }
         };

@@ -190,14 +190,6 @@ impl ModelConfig {
             check(value == wanted, field, value, || format!("{wanted} for {}", family.model_type()))
         };
         fixed("rotary", self.rotary.is_some(), family != Family::Gpt2)?;
-        let is_gated = family != Family::Gpt2;
-        let activation = self.activation;
-        check(
-            !is_gated || activation == ActivationFunction::Silu,
-            "activation",
-            format!("{activation:?}"),
-            || format!("Silu for {}", family.model_type()),
-        )?;
         let share = self.rotary.as_ref().map_or(1.0, |rotary| rotary.share);
         check(share == 1.0 || family == Family::Phi3, "rotary share", share, || {
             format!("1 for {}", family.model_type())

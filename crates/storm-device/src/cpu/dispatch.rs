@@ -129,17 +129,18 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::ActivationGrad { dy, x, function } => with_float!(x.dtype, E => {
             elementwise::activation_grad::<E>(*function, access.get(dy), access.out(&outputs[0]));
         }),
-        Op::SwiGlu { gate_up } => with_float!(gate_up.dtype, E => {
+        Op::SwiGlu { gate_up, function } => with_float!(gate_up.dtype, E => {
             let width = gate_up.shape.width() / 2;
-            elementwise::swiglu::<E>(width, access.get(gate_up), access.out(&outputs[0]));
+            elementwise::gated::<E>(*function, width, access.get(gate_up), access.out(&outputs[0]));
         }),
-        Op::SwiGluGrad { dy, .. } => with_float!(dy.dtype, E => {
+        Op::SwiGluGrad { dy, function, .. } => with_float!(dy.dtype, E => {
             let width = dy.shape.width();
-            elementwise::swiglu_grad::<E>(width, access.get(dy), access.out(&outputs[0]));
+            elementwise::gated_grad::<E>(*function, width, access.get(dy), access.out(&outputs[0]));
         }),
-        Op::SwiGluGradAndOutput { dy, .. } => with_float!(dy.dtype, E => {
+        Op::SwiGluGradAndOutput { dy, function, .. } => with_float!(dy.dtype, E => {
             let (gate_up, dy_then_output) = (access.out(&outputs[0]), access.out(&outputs[1]));
-            elementwise::swiglu_grad_and_output::<E>(dy.shape.width(), dy_then_output, gate_up);
+            let width = dy.shape.width();
+            elementwise::gated_grad_and_output::<E>(*function, width, dy_then_output, gate_up);
         }),
         Op::Norm { x, delta, weight, bias, kind, epsilon } => with_float!(x.dtype, E => {
             let has_mean = *kind == NormKind::Layer;

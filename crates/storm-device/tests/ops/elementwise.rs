@@ -45,7 +45,8 @@ fn swiglu() {
         let shape = b.rng.row_shape(33, width);
         let scale = b.rng.pick(&[1.0, 1.0, 4.0, 60.0]);
         let gate_up = b.scaled_input("gate_up", &shape, scale);
-        b.result("y", Op::SwiGlu { gate_up });
+        let function = b.rng.pick(&FUNCTIONS);
+        b.result("y", Op::SwiGlu { gate_up, function });
     });
 }
 
@@ -59,11 +60,11 @@ fn operands_of_several_ops() {
         let x = b.apply("x", Op::Scale { x: input, factor: 0.5 })[0];
         let function = b.rng.pick(&FUNCTIONS);
         let ops = [
-            Op::SwiGlu { gate_up: x },
+            Op::SwiGlu { gate_up: x, function },
             Op::Activation { x, function },
             Op::Mul { a: x, b: input },
-            Op::SwiGlu { gate_up: x },
-            Op::SwiGlu { gate_up: input },
+            Op::SwiGlu { gate_up: x, function },
+            Op::SwiGlu { gate_up: input, function },
         ];
         let first = b.rng.below(ops.len());
         for turn in 0..ops.len() {

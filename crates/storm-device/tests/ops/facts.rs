@@ -33,7 +33,11 @@ fn activations() {
     let silu = Op::Activation { x: &x, function: ActivationFunction::Silu };
     check(silu, &[&[-0.268_941_42, 0.311_229_66, 1.761_594_16]]);
     let gate_up = value([1, 4], &[2.0, -1.0, 3.0, 10.0]);
-    check(Op::SwiGlu { gate_up: &gate_up }, &[&[5.284_782_48, -2.689_414_21]]);
+    let gated = |function| Op::SwiGlu { gate_up: &gate_up, function };
+    check(gated(ActivationFunction::Silu), &[&[5.284_782_48, -2.689_414_21]]);
+    check(gated(ActivationFunction::Gelu), &[&[5.863_499_21, -1.586_552_54]]);
+    check(gated(ActivationFunction::GeluTanh), &[&[5.863_793_082, -1.588_080_094]]);
+    check(gated(ActivationFunction::Relu), &[&[6.0, 0.0]]);
 }
 
 #[test]

@@ -99,7 +99,8 @@ impl Model<'_> {
             let (normed, sum) = self.norm(x, delta);
             let hidden = if self.b.rng.coin() {
                 let gate_up = self.linear(normed, [width, 2 * inner], None);
-                self.b.apply("swiglu", Op::SwiGlu { gate_up })[0]
+                self.b.apply("swiglu", Op::SwiGlu { gate_up, function: ActivationFunction::Silu })
+                    [0]
             } else {
                 let x = self.linear(normed, [width, inner], None);
                 let function =

@@ -12,24 +12,29 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         }
         Op::Mul { a, b } => a.zip(b, |a, b| a * b),
         Op::Scale { x, factor } => x.map(|x| f64::from(factor) * x),
-        Op::Activation { x, function } => x.map(match function {
-            ActivationFunction::Gelu => exact_gelu,
-            ActivationFunction::GeluTanh => gelu,
-            ActivationFunction::Relu => |x: f64| x.max(0.0),
-            ActivationFunction::Silu => silu,
-        }),
-        Op::SwiGlu { gate_up } => {
+        Op::Activation { x, function } => x.map(active(function)),
+        Op::SwiGlu { gate_up, function } => {
+            let active = active(function);
             let half = gate_up.shape.width() / 2;
             let mut data = Vec::new();
             for row in gate_up.rows() {
                 let (gate, up) = row.split_at(half);
-                data.extend(gate.iter().zip(up).map(|(&gate, &up)| silu(gate) * up));
+                data.extend(gate.iter().zip(up).map(|(&gate, &up)| active(gate) * up));
             }
             Value::new(gate_up.shape.with_width(half), data)
         }
         _ => unreachable!("not an elementwise op"),
     };
     vec![value]
+}
+
+fn active(function: ActivationFunction) -> fn(f64) -> f64 {
+    match function {
+        ActivationFunction::Gelu => exact_gelu,
+        ActivationFunction::GeluTanh => gelu,
+        ActivationFunction::Relu => |x: f64| x.max(0.0),
+        ActivationFunction::Silu => silu,
+    }
 }
 
 pub(crate) fn gelu(x: f64) -> f64 {

@@ -33,18 +33,19 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::like("dy", dy, "x", x)?;
             Ok(vec![Output::activation("", x.shape.clone(), x.dtype)])
         }
-        Op::SwiGlu { gate_up } => {
+        Op::SwiGlu { gate_up, .. } => {
             let half = half_width(gate_up)?;
             Ok(vec![Output::activation("", gate_up.shape.with_width(half), gate_up.dtype)])
         }
-        Op::SwiGluGrad { dy, gate_up } => {
+        Op::SwiGluGrad { dy, gate_up, .. } => {
             let half = half_width(gate_up)?;
             rules::dtype("dy", dy, gate_up.dtype)?;
             rules::shape("dy", dy, &gate_up.shape.with_width(half))?;
             Ok(vec![Output::activation("", gate_up.shape.clone(), gate_up.dtype)])
         }
-        Op::SwiGluGradAndOutput { dy, gate_up } => {
-            let mut outputs = infer(&Op::SwiGluGrad { dy: *dy, gate_up: *gate_up })?;
+        Op::SwiGluGradAndOutput { dy, gate_up, function } => {
+            let (dy, gate_up, function) = (*dy, *gate_up, *function);
+            let mut outputs = infer(&Op::SwiGluGrad { dy, gate_up, function })?;
             outputs.push(Output::activation("output", dy.shape.clone(), dy.dtype));
             Ok(outputs)
         }
@@ -85,8 +86,8 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             let gradient = ctx.apply("grad", Op::ActivationGrad { dy, x, function })?;
             ctx.add_gradient(x, gradient[0])
         }
-        Op::SwiGlu { gate_up } => {
-            let gradient = ctx.apply("grad", Op::SwiGluGrad { dy, gate_up })?;
+        Op::SwiGlu { gate_up, function } => {
+            let gradient = ctx.apply("grad", Op::SwiGluGrad { dy, gate_up, function })?;
             ctx.add_gradient(gate_up, gradient[0])
         }
         _ => unreachable!("not an elementwise op"),

@@ -139,6 +139,17 @@ const GPT2_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
     ("swish", ActivationFunction::Silu),
 ];
 
+/// The activations of gated units, the default first.
+const GATED_ACTIVATIONS: &[(&str, ActivationFunction)] = &[
+    ("silu", ActivationFunction::Silu),
+    ("swish", ActivationFunction::Silu),
+    ("gelu", ActivationFunction::Gelu),
+    ("gelu_new", ActivationFunction::GeluTanh),
+    ("gelu_pytorch_tanh", ActivationFunction::GeluTanh),
+    ("gelu_fast", ActivationFunction::GeluTanh),
+    ("relu", ActivationFunction::Relu),
+];
+
 /// The name of an activation, as it is written.
 pub(super) fn activation_name(activation: ActivationFunction) -> &'static str {
     let name = GPT2_ACTIVATIONS.iter().find(|(_, known)| *known == activation);
@@ -177,8 +188,7 @@ fn gpt2(fields: &Fields<'_>) -> Result<ModelConfig, ModelError> {
 }
 
 fn llama_like(fields: &Fields<'_>, family: Family) -> Result<ModelConfig, ModelError> {
-    let silu = ActivationFunction::Silu;
-    let activation = fields.one_of("hidden_act", &[("silu", silu), ("swish", silu)])?;
+    let activation = fields.one_of("hidden_act", GATED_ACTIVATIONS)?;
     // Left behind in published files by other variants of these families.
     fields.must_be("use_mrope", false)?;
     fields.must_be("rope_interleaved", false)?;

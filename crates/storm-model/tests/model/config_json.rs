@@ -219,6 +219,25 @@ fn every_scaling_is_read_and_written() {
 }
 
 #[test]
+fn activations_of_gated_units() {
+    for (name, activation) in [
+        ("silu", ActivationFunction::Silu),
+        ("gelu", ActivationFunction::Gelu),
+        ("gelu_pytorch_tanh", ActivationFunction::GeluTanh),
+        ("relu", ActivationFunction::Relu),
+    ] {
+        for family in [Family::Llama, Family::Phi3] {
+            let config = with(family, json!({"hidden_act": name})).unwrap();
+            assert_eq!(config.activation, activation);
+            let folder = TempDir::new().unwrap();
+            save_tiny(&folder.path().join("model"), &config);
+            let read = HfConfig::read(&folder.path().join("model/config.json")).unwrap();
+            assert_eq!(read.model, config);
+        }
+    }
+}
+
+#[test]
 fn activations_of_gpt2() {
     for (name, activation) in [
         ("gelu", ActivationFunction::Gelu),
@@ -385,7 +404,7 @@ fn refusals() {
             "greater than low_freq_factor",
         ),
         (Llama, json!({"partial_rotary_factor": 0.5}), "whole heads"),
-        (Llama, json!({"hidden_act": "gelu"}), "silu"),
+        (Llama, json!({"hidden_act": "quick_gelu"}), "silu, swish, gelu, gelu_new"),
         (Gpt2, json!({"activation_function": "quick_gelu"}), "gelu_new, gelu_pytorch_tanh"),
         (Gpt2, json!({"scale_attn_weights": false}), "only true"),
         (Gpt2, json!({"scale_attn_by_inverse_layer_idx": true}), "only false"),

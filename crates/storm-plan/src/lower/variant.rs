@@ -155,9 +155,10 @@ pub(super) fn node_seconds(graph: &Graph, node: &Node, profile: &HardwareProfile
 fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     match node.op {
         _ if node.phase == Phase::Recompute => 0.0,
-        Op::SwiGluGradAndOutput { dy, gate_up } => {
+        Op::SwiGluGradAndOutput { dy, gate_up, function } => {
             let outputs = node.outputs[..1].to_vec();
-            let alone = Node { op: Op::SwiGluGrad { dy, gate_up }, outputs, ..node.clone() };
+            let alone =
+                Node { op: Op::SwiGluGrad { dy, gate_up, function }, outputs, ..node.clone() };
             node_seconds(graph, &alone, profile)
         }
         _ => node_seconds(graph, node, profile),

@@ -8,6 +8,14 @@ use storm_graph::random::{Random, SEED_WORDS, Seed};
 use storm_graph::*;
 use storm_plan::ALIGNMENT;
 
+/// Every activation.
+const FUNCTIONS: [ActivationFunction; 4] = [
+    ActivationFunction::Gelu,
+    ActivationFunction::GeluTanh,
+    ActivationFunction::Relu,
+    ActivationFunction::Silu,
+];
+
 /// Names of the families.
 pub(super) fn families() -> &'static [&'static str] {
     &[
@@ -152,7 +160,8 @@ impl Builder {
                 let width = 2 * self.random.extent();
                 let shape = self.row_shape(width);
                 let gate_up = self.input("gate_up", &shape);
-                self.result("y", Op::SwiGlu { gate_up }).map(drop)
+                let function = self.random.pick(&FUNCTIONS);
+                self.result("y", Op::SwiGlu { gate_up, function }).map(drop)
             }
             "swiglu_and_output" => self.swiglu_and_output(),
             "norm" => self.norm(),
@@ -480,7 +489,8 @@ impl Builder {
             id
         };
         let (dy, gate_up) = (source(self, "dy", width), source(self, "gate_up", 2 * width));
-        self.apply("grad", Op::SwiGluGradAndOutput { dy, gate_up }).map(drop)
+        let function = self.random.pick(&FUNCTIONS);
+        self.apply("grad", Op::SwiGluGradAndOutput { dy, gate_up, function }).map(drop)
     }
 
     fn accumulate(&mut self) -> Result<(), GraphError> {

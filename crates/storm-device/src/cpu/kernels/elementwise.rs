@@ -89,29 +89,86 @@ simd_dispatch! {
         }
     }
 
-    fn swiglu_row[E: Element](gate: &[E], up: &[E], out: &mut [E]) {
+    fn gated_row[E: Element, F: Function](function: F, gate: &[E], up: &[E], out: &mut [E]) {
         for ((out, gate), up) in out.iter_mut().zip(gate).zip(up) {
-            *out = E::from_f32(silu(gate.to_f32()) * up.to_f32());
+            *out = E::from_f32(function.value(gate.to_f32()) * up.to_f32());
         }
     }
 
-    fn swiglu_grad_row[E: Element](dy: &[E], gate: &mut [E], up: &mut [E]) {
+    fn gated_grad_row[E: Element, F: Function](function: F, dy: &[E], gate: &mut [E], up: &mut [E]) {
         for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
             let (dy, g, u) = (dy.to_f32(), gate.to_f32(), up.to_f32());
-            *gate = E::from_f32(dy * u * silu_derivative(g));
-            *up = E::from_f32(dy * silu(g));
+            *gate = E::from_f32(dy * u * function.slope(g));
+            *up = E::from_f32(dy * function.value(g));
         }
     }
 
-    fn swiglu_grad_and_output_row[E: Element](dy: &mut [E], gate: &mut [E], up: &mut [E]) {
+    fn gated_grad_and_output_row[E: Element, F: Function](
+        function: F, dy: &mut [E], gate: &mut [E], up: &mut [E]
+    ) {
         for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
             let (d, g, u) = (dy.to_f32(), gate.to_f32(), up.to_f32());
-            let value = silu(g);
-            *gate = E::from_f32(d * u * silu_derivative(g));
+            let value = function.value(g);
+            *gate = E::from_f32(d * u * function.slope(g));
             *up = E::from_f32(d * value);
             *dy = E::from_f32(value * u);
         }
     }
+}
+
+/// An activation that is known when a loop is compiled, so that the loop has no branch.
+trait Function: Copy {
+    fn value(self, x: f32) -> f32;
+    fn slope(self, x: f32) -> f32;
+}
+
+macro_rules! functions {
+    ($($name:ident: $value:expr, $slope:expr;)+) => {$(
+        #[derive(Clone, Copy)]
+        struct $name;
+        impl Function for $name {
+            #[inline(always)]
+            fn value(self, x: f32) -> f32 {
+                $value(x)
+            }
+            #[inline(always)]
+            fn slope(self, x: f32) -> f32 {
+                $slope(x)
+            }
+        }
+    )+};
+}
+
+functions! {
+    Silu: silu, silu_derivative;
+    Gelu: gelu, gelu_derivative;
+    GeluTanh: gelu_tanh, gelu_tanh_derivative;
+    // NaN stays NaN.
+    Relu: |x| if x < 0.0 { 0.0 } else { x }, |x| if x <= 0.0 { 0.0 } else { 1.0 };
+}
+
+/// Names the [`Function`] of an [`ActivationFunction`].
+macro_rules! with_function {
+    ($function:expr, $name:ident => $body:expr) => {
+        match $function {
+            ActivationFunction::Silu => {
+                const $name: Silu = Silu;
+                $body
+            }
+            ActivationFunction::Gelu => {
+                const $name: Gelu = Gelu;
+                $body
+            }
+            ActivationFunction::GeluTanh => {
+                const $name: GeluTanh = GeluTanh;
+                $body
+            }
+            ActivationFunction::Relu => {
+                const $name: Relu = Relu;
+                $body
+            }
+        }
+    };
 }
 
 fn unary<E: Element>(x: &[E], out: &mut [E], f: impl Fn(&[E], &mut [E]) + Sync) {
@@ -170,40 +227,54 @@ pub fn activation_grad<E: Element>(function: ActivationFunction, dy: &[E], x: &m
     }
 }
 
-/// `out = silu(gate) · up` over rows of `gate_up` that are `2 · width` wide.
-pub fn swiglu<E: Element>(width: usize, gate_up: &[E], out: &mut [E]) {
+/// `out = f(gate) · up` over rows of `gate_up` that are `2 · width` wide.
+pub fn gated<E: Element>(function: ActivationFunction, width: usize, gate_up: &[E], out: &mut [E]) {
     let rows = (CHUNK / width.max(1)).max(1);
+    let row = with_function!(function, F => (|gate, up, out| gated_row(F, gate, up, out)) as fn(&[E], &[E], &mut [E]));
     out.par_chunks_mut(rows * width).zip(gate_up.par_chunks(rows * 2 * width)).for_each(
         |(out, gate_up)| {
-            for (out, row) in out.chunks_mut(width).zip(gate_up.chunks(2 * width)) {
-                let (gate, up) = row.split_at(width);
-                swiglu_row(gate, up, out);
+            for (out, gate_up) in out.chunks_mut(width).zip(gate_up.chunks(2 * width)) {
+                let (gate, up) = gate_up.split_at(width);
+                row(gate, up, out);
             }
         },
     );
 }
 
-/// Gradient of [`swiglu`], in place of `gate_up`.
-pub fn swiglu_grad<E: Element>(width: usize, dy: &[E], gate_up: &mut [E]) {
+/// Gradient of [`gated`], in place of `gate_up`.
+pub fn gated_grad<E: Element>(
+    function: ActivationFunction,
+    width: usize,
+    dy: &[E],
+    gate_up: &mut [E],
+) {
     let rows = (CHUNK / width.max(1)).max(1);
+    let row = with_function!(function, F => (|dy, gate, up| gated_grad_row(F, dy, gate, up)) as fn(&[E], &mut [E], &mut [E]));
     gate_up.par_chunks_mut(rows * 2 * width).zip(dy.par_chunks(rows * width)).for_each(
         |(gate_up, dy)| {
-            for (row, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks(width)) {
-                let (gate, up) = row.split_at_mut(width);
-                swiglu_grad_row(dy, gate, up);
+            for (gate_up, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks(width)) {
+                let (gate, up) = gate_up.split_at_mut(width);
+                row(dy, gate, up);
             }
         },
     );
 }
 
-/// [`swiglu_grad`], and [`swiglu`] in place of `dy`.
-pub fn swiglu_grad_and_output<E: Element>(width: usize, dy: &mut [E], gate_up: &mut [E]) {
+/// [`gated_grad`], and [`gated`] in place of `dy`.
+pub fn gated_grad_and_output<E: Element>(
+    function: ActivationFunction,
+    width: usize,
+    dy: &mut [E],
+    gate_up: &mut [E],
+) {
     let rows = (CHUNK / width.max(1)).max(1);
+    type Row<E> = fn(&mut [E], &mut [E], &mut [E]);
+    let row = with_function!(function, F => (|dy, gate, up| gated_grad_and_output_row(F, dy, gate, up)) as Row<E>);
     gate_up.par_chunks_mut(rows * 2 * width).zip(dy.par_chunks_mut(rows * width)).for_each(
         |(gate_up, dy)| {
-            for (row, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks_mut(width)) {
-                let (gate, up) = row.split_at_mut(width);
-                swiglu_grad_and_output_row(dy, gate, up);
+            for (gate_up, dy) in gate_up.chunks_mut(2 * width).zip(dy.chunks_mut(width)) {
+                let (gate, up) = gate_up.split_at_mut(width);
+                row(dy, gate, up);
             }
         },
     );
@@ -243,14 +314,21 @@ mod tests {
             (0..count).map(|_| value(random.bits())).collect()
         };
         let (dy, gate_up) = (values(rows * width), values(2 * rows * width));
-        let mut output = vec![half::bf16::ZERO; rows * width];
-        swiglu(width, &gate_up, &mut output);
-        let mut gradient = gate_up.clone();
-        swiglu_grad(width, &dy, &mut gradient);
+        for function in [
+            ActivationFunction::Silu,
+            ActivationFunction::Gelu,
+            ActivationFunction::GeluTanh,
+            ActivationFunction::Relu,
+        ] {
+            let mut output = vec![half::bf16::ZERO; rows * width];
+            gated(function, width, &gate_up, &mut output);
+            let mut gradient = gate_up.clone();
+            gated_grad(function, width, &dy, &mut gradient);
 
-        let (mut together_output, mut together_gradient) = (dy, gate_up);
-        swiglu_grad_and_output(width, &mut together_output, &mut together_gradient);
-        assert_eq!(together_output, output);
-        assert_eq!(together_gradient, gradient);
+            let (mut together_output, mut together_gradient) = (dy.clone(), gate_up.clone());
+            gated_grad_and_output(function, width, &mut together_output, &mut together_gradient);
+            assert_eq!(together_output, output, "{function:?}");
+            assert_eq!(together_gradient, gradient, "{function:?}");
+        }
     }
 }

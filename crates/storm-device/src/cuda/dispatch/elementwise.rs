@@ -32,36 +32,37 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         Op::Mul { a, b } => flat(planner, "mul", &[a, b], None),
         Op::Scale { x, factor } => flat(planner, "scale", &[x], Some(*factor)),
-        Op::Activation { x, function } => {
-            let name = match function {
-                ActivationFunction::Gelu => "gelu",
-                ActivationFunction::GeluTanh => "gelu_tanh",
-                ActivationFunction::Relu => "relu",
-                ActivationFunction::Silu => "silu",
-            };
-            flat(planner, name, &[x], None)
-        }
+        Op::Activation { x, function } => flat(planner, name_of(*function), &[x], None),
         Op::ActivationGrad { dy, function, .. } => {
-            let name = match function {
-                ActivationFunction::Gelu => "gelu_grad",
-                ActivationFunction::GeluTanh => "gelu_tanh_grad",
-                ActivationFunction::Relu => "relu_grad",
-                ActivationFunction::Silu => "silu_grad",
-            };
-            flat(planner, name, &[dy], None)
+            flat(planner, &format!("{}_grad", name_of(*function)), &[dy], None)
         }
-        Op::SwiGlu { gate_up } => {
-            gated(planner, "swiglu", &[gate_up], gate_up.shape.width() / 2)?;
+        Op::SwiGlu { gate_up, function } => {
+            let name = format!("{}_gated", name_of(*function));
+            gated(planner, &name, &[gate_up], gate_up.shape.width() / 2)?;
             planner.let_begin_early();
             Ok(())
         }
-        Op::SwiGluGrad { dy, .. } => gated(planner, "swiglu_grad", &[dy], dy.shape.width()),
+        Op::SwiGluGrad { dy, function, .. } => {
+            let name = format!("{}_gated_grad", name_of(*function));
+            gated(planner, &name, &[dy], dy.shape.width())
+        }
         // Both operands are overwritten: the outputs are where they lie.
-        Op::SwiGluGradAndOutput { dy, .. } => {
+        Op::SwiGluGradAndOutput { dy, function, .. } => {
             let output = planner.node.outputs[1].clone();
-            gated(planner, "swiglu_grad_and_output", &[&output], dy.shape.width())
+            let name = format!("{}_gated_grad_and_output", name_of(*function));
+            gated(planner, &name, &[&output], dy.shape.width())
         }
         _ => unreachable!("not an elementwise op"),
+    }
+}
+
+/// What the names of an activation's kernels begin with.
+fn name_of(function: ActivationFunction) -> &'static str {
+    match function {
+        ActivationFunction::Gelu => "gelu",
+        ActivationFunction::GeluTanh => "gelu_tanh",
+        ActivationFunction::Relu => "relu",
+        ActivationFunction::Silu => "silu",
     }
 }
 

@@ -154,8 +154,32 @@ extern "C" __global__ void silu_grad(const E* dy, E* x, i64 elements) {
 
 // ---- gated unit: grid (rows, packs of a row in blocks) ----------------------------------------
 
+/// The value of an activation and its slope at one place.
+struct Active {
+    float value, slope;
+};
+
+struct SiluOf {
+    __device__ static Active at(float x) {
+        const float s = sigmoid(x);
+        return {x * s, silu_slope(x, s)};
+    }
+};
+struct GeluOf {
+    __device__ static Active at(float x) { return {gelu_value(x), gelu_slope(x)}; }
+};
+struct GeluTanhOf {
+    __device__ static Active at(float x) { return {gelu_tanh_value(x), gelu_tanh_slope(x)}; }
+};
+struct ReluOf {
+    __device__ static Active at(float x) {
+        return {x < 0.0f ? 0.0f : x, x <= 0.0f ? 0.0f : 1.0f};
+    }
+};
+
 /// gate_up (rows, 2·width), out (rows, width).
-extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
+template <class F>
+__device__ inline void gated(const E* gate_up, E* out, i64 width) {
     take_turn();
     const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
     if (i >= width) return;
@@ -167,13 +191,13 @@ extern "C" __global__ void swiglu(const E* gate_up, E* out, i64 width) {
     unpack(gate_pack, gate);
     unpack(up_pack, up);
 #pragma unroll
-    for (int j = 0; j < PACK; j++) gate[j] = gate[j] * sigmoid(gate[j]) * up[j];
+    for (int j = 0; j < PACK; j++) gate[j] = F::at(gate[j]).value * up[j];
     write8(row_of(out, row, width), i, gate);
 }
 
 /// Gradient of the gated unit. `RECOMPUTES`: `dy` is overwritten by what the unit made.
-template <bool RECOMPUTES>
-__device__ inline void swiglu_backward(const E* dy, E* output, E* gate_up, i64 width) {
+template <class F, bool RECOMPUTES>
+__device__ inline void gated_backward(const E* dy, E* output, E* gate_up, i64 width) {
     const i64 row = blockIdx.x, i = (i64(blockIdx.y) * blockDim.x + threadIdx.x) * PACK;
     if (i >= width) return;
     const bool aligned = width % PACK == 0;
@@ -188,22 +212,30 @@ __device__ inline void swiglu_backward(const E* dy, E* output, E* gate_up, i64 w
     float d_gate[PACK], d_up[PACK];
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
-        const float s = sigmoid(gate[j]);
-        d_gate[j] = d[j] * up[j] * silu_slope(gate[j], s);
-        d_up[j] = d[j] * (gate[j] * s);
-        if (RECOMPUTES) gate[j] = gate[j] * s * up[j];
+        const Active active = F::at(gate[j]);
+        d_gate[j] = d[j] * up[j] * active.slope;
+        d_up[j] = d[j] * active.value;
+        if (RECOMPUTES) gate[j] = active.value * up[j];
     }
     write8(Row<E>{start, width, aligned}, i, d_gate);
     write8(Row<E>{start + width, width, aligned}, i, d_up);
     if (RECOMPUTES) write8(row_of(output, row, width), i, gate);
 }
 
-/// dy (rows, width); gate_up (rows, 2·width), overwritten by its gradient.
-extern "C" __global__ void swiglu_grad(const E* dy, E* gate_up, i64 width) {
-    swiglu_backward<false>(dy, nullptr, gate_up, width);
-}
+/// The unit; its gradient from dy (rows, width), over gate_up (rows, 2·width); and both, where `dy` becomes f(gate) · up,
+/// with the bits that the unit gives.
+#define GATED_KERNELS(name, F)                                                                \
+    extern "C" __global__ void name##_gated(const E* gate_up, E* out, i64 width) {            \
+        gated<F>(gate_up, out, width);                                                        \
+    }                                                                                         \
+    extern "C" __global__ void name##_gated_grad(const E* dy, E* gate_up, i64 width) {        \
+        gated_backward<F, false>(dy, nullptr, gate_up, width);                                \
+    }                                                                                         \
+    extern "C" __global__ void name##_gated_grad_and_output(E* dy, E* gate_up, i64 width) {   \
+        gated_backward<F, true>(dy, dy, gate_up, width);                                      \
+    }
 
-/// The same, and `dy` becomes silu(gate) · up, with the bits that `swiglu` gives.
-extern "C" __global__ void swiglu_grad_and_output(E* dy, E* gate_up, i64 width) {
-    swiglu_backward<true>(dy, dy, gate_up, width);
-}
+GATED_KERNELS(silu, SiluOf)
+GATED_KERNELS(gelu, GeluOf)
+GATED_KERNELS(gelu_tanh, GeluTanhOf)
+GATED_KERNELS(relu, ReluOf)

@@ -212,14 +212,19 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
             dtype,
         })
     })?;
-    case(&|b| Ok(Op::SwiGlu { gate_up: b.normal(&[tokens, 2 * inner])? }))?;
     case(&|b| {
-        let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
-        Ok(Op::SwiGluGrad { dy, gate_up })
+        Ok(Op::SwiGlu {
+            gate_up: b.normal(&[tokens, 2 * inner])?,
+            function: ActivationFunction::Silu,
+        })
     })?;
     case(&|b| {
         let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
-        Ok(Op::SwiGluGradAndOutput { dy, gate_up })
+        Ok(Op::SwiGluGrad { dy, gate_up, function: ActivationFunction::Silu })
+    })?;
+    case(&|b| {
+        let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
+        Ok(Op::SwiGluGradAndOutput { dy, gate_up, function: ActivationFunction::Silu })
     })?;
     let function = ActivationFunction::GeluTanh;
     case(&|b| Ok(Op::Activation { x: b.normal(&[tokens, inner])?, function }))?;
