@@ -132,7 +132,7 @@ def test_an_adapter_goes_through_unchanged(model, run_tool, tmp_path):
     adapter = tmp_path / "changed"
     trained.save_pretrained(adapter)
     again = tmp_path / "again"
-    run_tool("storm", "export", adapter, again, "--base", base)
+    run_tool("storm", "export", adapter, again, "--base-model", base)
     name = "adapter_model.safetensors"
     before, after = load_file(adapter / name), load_file(again / name)
     assert before.keys() == after.keys()
@@ -146,7 +146,7 @@ def test_an_adapter_goes_through_unchanged(model, run_tool, tmp_path):
 
     # Merged, it is a model of its own.
     merged = tmp_path / "merged"
-    run_tool("storm", "merge", adapter, "--base", base, "--out", merged)
+    run_tool("storm", "merge", adapter, "--base-model", base, "--out", merged)
     from models import load
 
     with torch.no_grad():

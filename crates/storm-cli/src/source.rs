@@ -26,8 +26,8 @@ const MANIFEST: &str = "manifest.json";
 pub(crate) struct Which {
     /// Of an adapter: the directory of the model that it is for, or its name on the hub. If not given, as the adapter or
     /// its run has it.
-    #[arg(long)]
-    base: Option<String>,
+    #[arg(long, value_name = "DIRECTORY OR NAME")]
+    base_model: Option<String>,
     /// Of a run: the checkpoint of its best evaluation, instead of the newest.
     #[arg(long, conflicts_with = "step")]
     best: bool,
@@ -101,7 +101,7 @@ impl ModelSource {
     pub(crate) fn open(named: &Path, which: &Which) -> Result<ModelSource> {
         if is_adapter_directory(named) {
             which.refuse_checkpoints(named)?;
-            return ModelSource::of_adapter(named, which.base.as_deref());
+            return ModelSource::of_adapter(named, which.base_model.as_deref());
         }
         let located = named.to_str().map(|named| model::locate(named, Wanted::All)).transpose()?;
         if let Some(located) = located.flatten() {
@@ -127,7 +127,7 @@ impl ModelSource {
                 ModelSource::of_checkpoint(named, Some(named.to_owned()), *weights, which)
             }
             Found::Directory(directory) if is_adapter_directory(&directory) => {
-                ModelSource::of_adapter(&directory, which.base.as_deref())
+                ModelSource::of_adapter(&directory, which.base_model.as_deref())
             }
             Found::Directory(directory) => ModelSource::of_directory(named, &directory),
         }
@@ -154,7 +154,7 @@ impl ModelSource {
         let adapter = AdapterDirectory::open(named)?;
         let Some(name) = base.or(adapter.base()) else {
             let problem = format!(
-                "{} does not say which model it is for; give --base, its directory or its name on the hub",
+                "{} does not say which model it is for; give --base-model, its directory or its name on the hub",
                 named.display()
             );
             return Err(UsageError(problem).into());
@@ -180,7 +180,7 @@ impl ModelSource {
             });
         if !directory.is_dir() {
             return Err(NoModel(format!(
-                "{} is for {base}, which is not here; give --base, the directory of that model",
+                "{} is for {base}, which is not here; give --base-model, the directory of that model",
                 named.display()
             ))
             .into());
@@ -199,7 +199,7 @@ impl ModelSource {
         let began = run.model_files().map(|path| path.display().to_string());
         let Some(name) = base.map(str::to_owned).or(began) else {
             return Err(NoModel(format!(
-                "the run began from {}, which is not here; give --base, the directory of that model",
+                "the run began from {}, which is not here; give --base-model, the directory of that model",
                 run.setting("model").unwrap_or_default()
             ))
             .into());
@@ -232,7 +232,7 @@ impl ModelSource {
         let settings = weights.progress().settings.clone();
         let run = RunSource { folder, settings };
         if let Some(lora) = run.setting("lora").map(str::to_owned) {
-            let base = which.base.as_deref();
+            let base = which.base_model.as_deref();
             return ModelSource::of_adapted_checkpoint(named, run, &lora, weights, base);
         }
         let files = run.model_files();
@@ -396,8 +396,8 @@ fn find(run: &Path, checkpoints: &Checkpoints, which: &Which) -> Result<Found> {
 
 impl Which {
     fn refuse(&self, named: &Path) -> Result<(), UsageError> {
-        if self.base.is_some() {
-            let problem = format!("--base is for adapters, and {} is none", named.display());
+        if self.base_model.is_some() {
+            let problem = format!("--base-model is for adapters, and {} is none", named.display());
             return Err(UsageError(problem));
         }
         self.refuse_checkpoints(named)

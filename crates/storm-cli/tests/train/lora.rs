@@ -166,7 +166,7 @@ fn an_adapter_for_another_base_is_refused() {
     place.run("wide", &["--steps", "1", "--width", "32"]).succeeded();
     let data = ["--data", "runs/a/data", "--seq", "16", "--device", "cpu"];
     let eval = |model: &str, base: &str| {
-        storm(&place, &[&["eval", model, "--base", base], &data[..]].concat())
+        storm(&place, &[&["eval", model, "--base-model", base], &data[..]].concat())
     };
     let refused = |output: Output, part: &str| {
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -175,7 +175,7 @@ fn an_adapter_for_another_base_is_refused() {
     };
     refused(eval("runs/a/adapter", "runs/wide/model"), "is it for another base?");
     refused(eval("runs/a", "runs/wide/model"), "in the model");
-    refused(eval("runs/a/adapter", "nowhere"), "give --base");
+    refused(eval("runs/a/adapter", "nowhere"), "give --base-model");
 
     // A number that is none, in the last bytes of the file.
     let file = place.run_folder("a").join("adapter/adapter_model.safetensors");
