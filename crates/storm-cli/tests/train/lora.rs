@@ -1,6 +1,6 @@
 //! Runs of adapters: resumed to the bit, beside a base that must stay the same, and used by every command.
 
-use crate::support::{Place, finish, losses};
+use crate::support::{Place, finish, is, losses};
 use serde_json::Value;
 use std::fs;
 use std::process::{Command, Output};
@@ -88,6 +88,33 @@ fn another_base_is_refused_when_a_run_goes_on() {
     place.run("base", &["--steps", "4", "--precision", "f32"]).succeeded();
     let resumed = run(&place, "a", &["--steps", "4", "--resume"]);
     resumed.failed(4, &["are not those beside which this run's adapters were trained"]);
+}
+
+/// A base in 8 bits: other losses than in f32, resumed to the bit, and evaluated as the run computed.
+#[test]
+fn a_base_in_8_bits_belongs_to_its_run() {
+    let place = place();
+    let flags =
+        ["--precision", "f32", "--base", "int8", "--eval-every", "6", "--eval-steps", "1000"];
+    let whole = run(&place, "whole", &[&flags[..], &["--steps", "6"]].concat()).succeeded();
+    let mut found =
+        losses(&run(&place, "a", &[&flags[..], &["--steps", "3"]].concat()).succeeded());
+    let resume = [&flags[..], &["--steps", "6", "--resume", "--vram", "32MiB"]].concat();
+    found.extend(losses(&run(&place, "a", &resume).succeeded()));
+    assert_eq!(found, losses(&whole));
+    assert!(result(&place, "a") == result(&place, "whole"));
+    let wide = ["--precision", "f32", "--steps", "6"];
+    let wide = losses(&run(&place, "wide", &wide).succeeded());
+    assert_ne!(wide[0], found[0]);
+
+    let held_out = whole.iter().rfind(|event| is(event, "evaluated")).expect("an evaluation");
+    let evaluated = json(&storm(&place, &["eval", "runs/a", "--json"]));
+    assert_eq!(evaluated["loss"], held_out["loss"], "{evaluated}");
+
+    let other = run(&place, "a", &["--precision", "f32", "--steps", "8", "--resume"]);
+    other.failed(2, &["base was int8 when the run began and is bf16 now"]);
+    let full = place.run("full", &["--steps", "1", "--base", "int8"]);
+    full.failed(2, &["is for weights that are not trained"]);
 }
 
 /// The run, its saved adapter, that adapter exported again and the merged model are the same model.
