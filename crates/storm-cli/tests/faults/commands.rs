@@ -56,6 +56,13 @@ const BASES: &[Base] = &[
     Base { line: "chat model --tokenizer bytes --chat-template plain --tokens 2", weight: 4 },
     Base { line: "export model out", weight: 8 },
     Base { line: "export runs/run out", weight: 3 },
+    Base { line: "merge adapter --base-model model --out out", weight: 4 },
+    Base { line: "eval adapter --base-model model --data data --seq 8 --batches 1", weight: 3 },
+    Base {
+        line: "train --quiet --name new --steps 1 --model model --lora rank=2 --base int8 --data text.txt \
+               --tokenizer bytes --seq 8 --vram 1GiB --ram 256MiB --device cpu --hardware reference --threads 1",
+        weight: 6,
+    },
     Base { line: "report runs/run", weight: 3 },
     Base { line: "model show model", weight: 2 },
     Base { line: "model list", weight: 1 },
@@ -183,7 +190,7 @@ const SIZES: [&str; 16] = [
 
 /// Names in the folder of a case, and some that are nowhere. No absolute path of a real device or folder:
 /// a command that replaces what it should not may only harm its own case.
-const PATHS: [&str; 26] = [
+const PATHS: [&str; 27] = [
     "",
     ".",
     "..",
@@ -198,6 +205,7 @@ const PATHS: [&str; 26] = [
     "data",
     "model",
     "sharded",
+    "adapter",
     "runs",
     "runs/run",
     "runs/run/checkpoints",
@@ -461,6 +469,7 @@ fn check(stock: &Stock, call: &Call) -> Result<Verdict, String> {
         "model",
         "runs",
         "sharded",
+        "adapter",
     ];
     let folder = stock.copy(&all);
     add_special(folder.path());

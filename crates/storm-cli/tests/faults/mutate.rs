@@ -51,7 +51,7 @@ const DATASET: &[(&str, Same)] = &[
 
 const RUN: &[&str] = &["tiny.toml", "data", "runs"];
 
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 20] = [
     Kind {
         name: "config-toml",
         file: "tiny.toml",
@@ -92,6 +92,18 @@ const KINDS: [Kind; 18] = [
             ("eval model --data data --seq 8 --batches 1", Same::Nothing),
             ("sample model --tokenizer bytes --prompt 7 --tokens 2", Same::Nothing),
         ],
+    },
+    Kind {
+        name: "adapter-json",
+        file: "adapter/adapter_config.json",
+        needs: &["adapter", "model"],
+        readers: &[("merge adapter --base-model model --out out/new", Same::Nothing)],
+    },
+    Kind {
+        name: "adapter-weights",
+        file: "adapter/adapter_model.safetensors",
+        needs: &["adapter", "model"],
+        readers: &[("merge adapter --base-model model --out out/new", Same::Nothing)],
     },
     Kind {
         name: "index-json",

@@ -58,11 +58,16 @@ impl Stock {
             &format!("train tiny.toml --json --name run --steps {STEPS}"),
             "export runs/run/model model --dtype f32",
             "export model sharded --dtype f32 --shard-size 8KiB",
+            "train --quiet --name adapted --steps 1 --model model --data text.txt --tokenizer bytes --seq 8 --vram 1GiB \
+             --ram 256MiB --device cpu --hardware reference --threads 1 --lora rank=2",
+            "export runs/adapted/adapter adapter --base-model model",
         ] {
             Call::of(line)
                 .succeed(stock.folder.path())
                 .unwrap_or_else(|problem| panic!("{problem}"));
         }
+        // Only its adapter is wanted.
+        fs::remove_dir_all(stock.folder.path().join("runs/adapted")).expect("removed");
         stock
     }
 
