@@ -15,7 +15,7 @@ use tempfile::TempDir;
 /// It takes seconds; one that hangs is ended.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Height of frames while they are looked at: scroll bars are as on a screen.
+/// Height of a frame while its page is measured: scroll bars are as on a screen.
 const FRAME_HEIGHT: u32 = 900;
 
 /// Before everything else of a page: takes down errors, and lets timers draw, as headless frames are not always drawn.
@@ -68,7 +68,7 @@ impl Browser {
         let height = |width: u32| {
             let found =
                 findings.iter().find(|found| found["page"] == name && found["width"] == width);
-            found.and_then(|found| found["height"].as_u64()).expect("it was looked at") as u32
+            found.and_then(|found| found["height"].as_u64()).expect("the page was measured") as u32
         };
         let frames: Vec<(&str, &str, u32, u32)> =
             widths.iter().map(|&width| (name, page, width, height(width))).collect();
@@ -126,7 +126,7 @@ impl Browser {
         let reader = thread::spawn(move || {
             let mut printed = String::new();
             stdout.read_to_string(&mut printed).expect("text");
-            // Whoever waits has given up if this fails.
+            // If this fails, the receiver has timed out.
             send.send(printed).ok();
         });
         let printed = receive.recv_timeout(PATIENCE);

@@ -204,7 +204,7 @@ fn an_adapter_for_another_base_is_refused() {
     refused(eval("runs/a", "runs/wide/model"), "in the model");
     refused(eval("runs/a/adapter", "nowhere"), "give --base-model");
 
-    // A number that is none, in the last bytes of the file.
+    // NaN in the last bytes of the file.
     let file = place.run_folder("a").join("adapter/adapter_model.safetensors");
     let mut bytes = fs::read(&file).expect("weights");
     let end = bytes.len();

@@ -1,8 +1,8 @@
 //! Kernels and copies of a sketch, and when they end.
 //!
-//! Memory that copies touch is cut into cells. Whoever writes a cell comes after all who used it before, and
-//! whoever reads it after the last who wrote it: what a plan says with waits, a sketch finds from the moments at
-//! which its cells were used last.
+//! Memory that copies touch is cut into cells. A write to a cell starts after every earlier use of it, and a read
+//! after the last write. A plan states this as waits; a sketch derives it from the times of each cell's last read
+//! and last write.
 
 use crate::HardwareProfile;
 use crate::queue::Link;
