@@ -48,6 +48,12 @@ const GUESSED: usize = 6;
 /// Items of all sketches, per block of the model: large ones take longer, so fewer of them are made.
 const ITEMS_PER_BLOCK: usize = 200_000;
 
+/// A climb ends when so many of them in a hundred found nothing faster.
+const IN_VAIN_PERCENT: usize = 12;
+
+/// The last climb, from the best of all.
+const IN_VAIN_PERCENT_LAST: usize = 25;
+
 /// How many plans are built and simulated at most: those whose sketches are the fastest.
 const FINAL: usize = 6;
 
@@ -113,6 +119,15 @@ enum Groups {
     /// Those that cut a step into the same groups.
     Same,
     Any,
+}
+
+/// How far a climb goes.
+struct Reach {
+    groups: Groups,
+    /// How many choices it may try that are not known yet.
+    count: usize,
+    /// Items of sketches that may find nothing faster.
+    in_vain: usize,
 }
 
 /// A fixed way to treat activations, for comparison.
@@ -221,10 +236,14 @@ impl<'a> Search<'a> {
         });
         let mut known = Known::new();
         for (start, count) in starts.into_iter().zip(NEAR_EACH_START) {
-            self.climb_from(start, Groups::Same, count, &mut known, &mut progress);
+            let in_vain = self.items_max() * IN_VAIN_PERCENT / 100;
+            let reach = Reach { groups: Groups::Same, count, in_vain };
+            self.climb_from(start, &reach, &mut known, &mut progress);
         }
         if let Some(best) = progress.best.clone() {
-            self.climb_from(best, Groups::Any, NEAR_THE_BEST, &mut known, &mut progress);
+            let in_vain = self.items_max() * IN_VAIN_PERCENT_LAST / 100;
+            let reach = Reach { groups: Groups::Any, count: NEAR_THE_BEST, in_vain };
+            self.climb_from(best, &reach, &mut known, &mut progress);
         }
         self.found(progress)
     }
@@ -248,13 +267,12 @@ impl<'a> Search<'a> {
     fn climb_from(
         &self,
         start: (Choice, f64),
-        groups: Groups,
-        count: usize,
+        reach: &Reach,
         known: &mut Known,
         progress: &mut Progress,
     ) {
         let mut near = Progress { best: Some(start), items: progress.items, ..Progress::default() };
-        self.climb(&mut near, groups, count, known);
+        self.climb(&mut near, reach, known);
         progress.items = near.items;
         progress.seen.append(&mut near.seen);
         if let Some((choice, seconds)) = near.best {
@@ -262,18 +280,26 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks near the best, then near the best of what that found, and so on, over at most `count` choices that are
-    /// not known yet. The longer it looks near a choice in vain, the sooner the next best has its turn.
-    fn climb(&self, progress: &mut Progress, groups: Groups, count: usize, known: &mut Known) {
-        let mut left = count;
+    /// Looks near the best, then near the best of what that found, and so on, as far as it may. The longer it looks
+    /// near a choice in vain, the sooner the next best has its turn.
+    fn climb(&self, progress: &mut Progress, reach: &Reach, known: &mut Known) {
+        let mut left = reach.count;
+        // The fastest so far, and where it was found.
+        let mut last = (f64::MAX, progress.items);
         let mut open: Vec<Center> = Vec::new();
         open.extend(progress.best.clone().map(|(choice, seconds)| Center::new(choice, seconds)));
         while left > 0 && !self.is_enough(progress) {
+            let least = progress.best.as_ref().map_or(f64::MAX, |&(_, seconds)| seconds);
+            if least < last.0 {
+                last = (least, progress.items);
+            } else if progress.items - last.1 > reach.in_vain {
+                return;
+            }
             let open_now = open.iter_mut().filter(|center| !center.is_exhausted());
             let next = open_now.min_by(|a, b| a.turn().total_cmp(&b.turn()));
             let Some(center) = next else { return };
             let count = left.min(NEIGHBOURS);
-            let near = center.near.get_or_insert_with(|| self.near(&center.choice, groups));
+            let near = center.near.get_or_insert_with(|| self.near(&center.choice, reach.groups));
             let some = self.next_kinds(near, count, known, progress);
             center.rounds += 1;
             left -= some.len();
@@ -395,7 +421,12 @@ impl<'a> Search<'a> {
     }
 
     fn is_enough(&self, progress: &Progress) -> bool {
-        progress.items >= ITEMS_PER_BLOCK * self.lowering.blocks.count()
+        progress.items >= self.items_max()
+    }
+
+    /// Items of all sketches at most.
+    fn items_max(&self) -> usize {
+        ITEMS_PER_BLOCK * self.lowering.blocks.count()
     }
 
     /// What a choice would do; none if it does not fit.
@@ -580,10 +611,12 @@ impl<'a> Search<'a> {
 
 /// The fastest at a glance comes first.
 fn by_estimate(estimator: &Estimator<'_>, choices: Vec<Choice>) -> Vec<Choice> {
-    let mut guessed: Vec<(f64, Choice)> =
-        choices.into_iter().map(|choice| (estimator.step_seconds(&choice), choice)).collect();
-    guessed.sort_by(|a, b| a.0.total_cmp(&b.0));
-    guessed.into_iter().map(|(_, choice)| choice).collect()
+    let guesses = choices.iter().map(|choice| estimator.step_seconds(choice));
+    let mut order: Vec<(f64, usize)> = guesses.zip(0..).collect();
+    // Positions are sorted, because choices are large.
+    order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+    let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
+    order.into_iter().filter_map(|(_, at)| choices[at].take()).collect()
 }
 
 /// Fewer things move.

@@ -102,14 +102,29 @@ impl Segment {
     /// Puts copies where they are issued: each right after the item before it.
     pub(super) fn close(&mut self, times: usize) {
         self.times = times;
-        self.copies.sort_by_key(|&(after, _)| after);
-        self.order = Vec::with_capacity(self.computes.len() + self.copies.len());
-        let mut copies = self.copies.iter().peekable();
-        for position in 0..=self.computes.len() {
-            while let Some((_, copy)) = copies.next_if(|(after, _)| *after as usize <= position) {
-                self.order.push(*copy);
-            }
-            self.order.extend(self.computes.get(position));
+        // Where each item of the compute queue comes to lie: behind those before it and their copies.
+        let mut places = vec![0; self.computes.len() + 1];
+        for (after, _) in &mut self.copies {
+            *after = (*after).min(self.computes.len() as u32);
+            places[*after as usize] += 1;
+        }
+        let mut before = 0;
+        for (position, place) in places.iter_mut().enumerate() {
+            let copies = std::mem::replace(place, before + position);
+            before += copies;
+        }
+        // Every place is written below.
+        let Some(&any) = self.computes.first().or(self.copies.first().map(|(_, copy)| copy)) else {
+            return;
+        };
+        self.order = vec![any; self.computes.len() + self.copies.len()];
+        for (after, copy) in &self.copies {
+            let place = &mut places[*after as usize];
+            self.order[*place] = *copy;
+            *place += 1;
+        }
+        for (compute, place) in self.computes.iter().zip(places) {
+            self.order[place] = *compute;
         }
     }
 

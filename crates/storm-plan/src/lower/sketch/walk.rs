@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::Block;
 
-type Touches = SmallVec<[Touch; 24]>;
+type Touches = SmallVec<[Touch; 8]>;
 
 pub(super) fn step_seconds(
     sketch: &Sketch<'_>,
