@@ -63,7 +63,7 @@ fn facts<D: Benched>(
             row("limited by", &measured.bottleneck.name()),
             row("hardware", &measured.profile.name),
             row("micro-batches in a group", &measured.decisions.group_sizes()),
-            row("recomputed", &again(prediction)),
+            row("recomputed", &recomputed(prediction)),
             row("storm", &env!("CARGO_PKG_VERSION")),
         ],
         limits: PerTier::new(
@@ -142,8 +142,8 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
     let shares: Vec<String> = plan.queues().map(share).collect();
     println!("predicted   busy: {}", shares.join(", "));
     println!(
-        "            again: {}; group of {}",
-        again(prediction),
+        "            recomputed: {}; group of {}",
+        recomputed(prediction),
         measured.decisions.group_sizes()
     );
     println!("            limited by {}", measured.bottleneck.name());
@@ -153,6 +153,6 @@ fn batch_shape(args: &TrainBenchArgs) -> String {
     format!("{} × {} of {} tokens", args.run.batch, args.run.accumulate, args.run.seq)
 }
 
-fn again(prediction: &Prediction) -> String {
+fn recomputed(prediction: &Prediction) -> String {
     format!("{:.1}% of computing", 100.0 * prediction.recompute_fraction)
 }

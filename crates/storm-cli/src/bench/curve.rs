@@ -78,12 +78,12 @@ fn run_on<D: Benched>(args: &CurveArgs) -> Result<()> {
         } else {
             if points.is_empty() {
                 println!(
-                    "{:>12} {:>12} {:>12} {:>10} {:>10} {:>7} {:>7}  limited by",
-                    "budget", "in use", "host", "tokens/s", "predicted", "compute", "again"
+                    "{:>12} {:>12} {:>12} {:>10} {:>10} {:>7} {:>10}  limited by",
+                    "budget", "in use", "host", "tokens/s", "predicted", "compute", "recomputed"
                 );
             }
             println!(
-                "{:>12} {:>12} {:>12} {:>10.0} {:>10.0} {:>5.0} % {:>5.0} %  {}",
+                "{:>12} {:>12} {:>12} {:>10.0} {:>10.0} {:>5.0} % {:>8.0} %  {}",
                 size::show(vram_bytes),
                 size::show(measured.vram_bytes),
                 size::show(measured.prediction.peak_bytes[Tier::HOST]),

@@ -115,9 +115,19 @@ fn tried(answer: &Answer) -> String {
     format!("micro-batches of {} chosen among {}", answer.batch, sizes.join(", "))
 }
 
-/// A name, where it is, and four columns.
+/// Columns of names and places.
+const NAME_WIDTH: usize = 19;
+const PLACE_WIDTH: usize = 36;
+
+/// A name, where it is, and four columns. A name that does not fit has a line of its own.
 fn row(name: &str, place: &str, [device, host, into, out]: [&str; 4]) -> String {
-    format!("{name:<19} {place:<32} {device:>11} {host:>11} {into:>11} {out:>11}")
+    let (above, name) = match name.chars().count() > NAME_WIDTH {
+        true => (format!("{name}\n"), ""),
+        false => (String::new(), name),
+    };
+    format!(
+        "{above}{name:<NAME_WIDTH$} {place:<PLACE_WIDTH$} {device:>10} {host:>10} {into:>10} {out:>10}"
+    )
 }
 
 /// As the columns have them.
@@ -138,9 +148,12 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
         let Holding { kind, bytes, copied_bytes } = holding;
         let place = words::place(kind, &planned.decisions);
         let sizes = sizes(bytes, copied_bytes);
-        lines.push(sizes_row(kind.name(), &place, sizes));
-        if let Some(moves) = words::moves(kind, &planned.decisions, answer.groups()) {
-            lines.push(format!("{:<19} {moves}", ""));
+        // What is true of the layers stands in the row; the rest, below it.
+        let (place, rest) = place.split_once("; ").unwrap_or((&place, ""));
+        lines.push(sizes_row(kind.name(), place, sizes));
+        let moves = words::moves(kind, &planned.decisions, answer.groups());
+        for below in [Some(rest).filter(|rest| !rest.is_empty()), moves].into_iter().flatten() {
+            lines.push(format!("{:<NAME_WIDTH$} {below}", ""));
         }
         if kind == TensorKind::Activations {
             lines.extend(answer.units.iter().enumerate().map(|(i, unit)| saved(answer, i, unit)));
@@ -184,15 +197,15 @@ fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
 
 fn policies(request: &Request, answer: &Answer) -> Vec<String> {
     let mut lines = vec![format!(
-        "{:<14} {:>9} {:>8} {:>11} {:>11} {:>11} {:>8} {:>5} {:>5} {:>7}",
-        "", "tokens/s", "step s", "device", "host", "moved", "compute", "in", "out", "again"
+        "{:<14} {:>9} {:>8} {:>11} {:>11} {:>11} {:>8} {:>5} {:>5} {:>10}",
+        "", "tokens/s", "step s", "device", "host", "moved", "compute", "in", "out", "recomputed"
     )];
     let line = |name: &str, prediction: &Prediction| {
         let [compute, into, out] = [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST]
             .map(|queue| percent(prediction.busy[queue]));
         let speed = answer.tokens_per_second(request, prediction.step_seconds);
         format!(
-            "{name:<14} {:>9} {:>8.3} {:>11} {:>11} {:>11} {compute:>8} {into:>5} {out:>5} {:>7}",
+            "{name:<14} {:>9} {:>8.3} {:>11} {:>11} {:>11} {compute:>8} {into:>5} {out:>5} {:>10}",
             grouped(speed.round() as u64),
             prediction.step_seconds,
             show(prediction.peak_bytes[Tier::DEVICE]),

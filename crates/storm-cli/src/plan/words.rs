@@ -72,7 +72,7 @@ pub(super) fn summary(request: &Request, answer: &Answer) -> Vec<String> {
 fn limit(answer: &Answer) -> String {
     let Prediction { busy, recompute_fraction, .. } = &answer.planned.prediction;
     let compute = percent(busy[Queue::COMPUTE]);
-    let again = percent(*recompute_fraction);
+    let recomputed = percent(*recompute_fraction);
     let stalls = &answer.planned.simulation.stalls;
     let step = answer.planned.prediction.step_seconds;
     match answer.planned.bottleneck() {
@@ -82,8 +82,8 @@ fn limit(answer: &Answer) -> String {
             )
         }
         Bottleneck::Memory => format!(
-            "Limited by memory: the device computes {compute} of the step, but {again} of that is \
-             computed again because it does not fit."
+            "Limited by memory: the device computes {compute} of the step, but {recomputed} of that is \
+             recomputed because it does not fit."
         ),
         Bottleneck::Bus => format!(
             "Limited by copies: the device waits {} of the step for copies in and {} for copies out.",
@@ -268,12 +268,9 @@ pub(super) fn counted(parts: &[(usize, &str)]) -> String {
     let present: Vec<&(usize, &str)> = parts.iter().filter(|(count, _)| *count > 0).collect();
     match present[..] {
         [(_, word)] => (*word).to_owned(),
-        // All three must fit a column.
         _ => present
             .iter()
-            .map(|(count, word)| {
-                format!("{count} {}", if *word == "recomputed" { "again" } else { word })
-            })
+            .map(|(count, word)| format!("{count} {word}"))
             .collect::<Vec<_>>()
             .join(", "),
     }

@@ -159,7 +159,7 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
         Claim::new(
             "no activation stays on the device",
             "between passes",
-            format!("{moved} offloaded, {}", again(measured.prediction.recompute_fraction)),
+            format!("{moved} offloaded, {}", recomputed(measured.prediction.recompute_fraction)),
             is_away,
         ),
         Claim::new(
@@ -180,7 +180,7 @@ fn activations_away(mut args: RunArgs, vram_bytes: u64) -> Result<Vec<Claim>> {
     ])
 }
 
-fn again(share: f64) -> String {
+fn recomputed(share: f64) -> String {
     format!("{:.1} % of computing recomputed", 100.0 * share)
 }
 
