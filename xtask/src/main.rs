@@ -10,6 +10,7 @@ mod bundle;
 mod check;
 #[path = "../../crates/storm-cli/tests/pages/chromium.rs"]
 mod chromium;
+mod data;
 mod dist;
 mod guide;
 mod lexer;
@@ -56,6 +57,9 @@ Commands:
       --check       write nothing; fail if a table differs
       --storm PATH  use this binary instead of a release build
 
+  data text     Make 50 MB and more of English text for long runs from documentation packages of Debian, in
+                target/data/text/text.jsonl (needs apt and a network; 115 MB are downloaded).
+
   help          This text.
 
 Start with `cargo xtask test`. Run `cargo xtask check` before a commit: it is quick.
@@ -76,6 +80,7 @@ fn main() -> ExitCode {
         Some("gpu-bundle") => bundle::run(args),
         Some("dist") => dist::run(args),
         Some("guide") => guide::run(args),
+        Some("data") => data::run(args),
         None | Some("help") => {
             print!("{HELP}");
             return ExitCode::SUCCESS;
