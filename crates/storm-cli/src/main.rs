@@ -93,7 +93,7 @@ enum Command {
     /// Plan a training step within a memory budget: what lives where, what moves when, how fast it
     /// will be. Needs no GPU.
     Plan(plan::PlanArgs),
-    /// Measure training speed.
+    /// Measure training speed, or what a change does to the loss.
     #[command(subcommand)]
     Bench(bench::BenchCommand),
     /// Measure what this machine's GPU can do, and write it down for the planner. Needs a GPU.

@@ -1,4 +1,4 @@
-//! `storm bench`: training speed, measured.
+//! `storm bench`: training speed and loss, measured.
 
 mod attention;
 mod budgeted;
@@ -7,6 +7,7 @@ mod clocked;
 mod cpu;
 mod curve;
 mod generate;
+mod loss;
 mod op_times;
 mod outputs;
 mod planned;
@@ -30,6 +31,8 @@ pub(crate) enum BenchCommand {
     Checkpoint(checkpoint::CheckpointBenchArgs),
     /// Text by a model with random weights, token by token: everything in device memory, or streamed under a budget.
     Generate(generate::GenerateBenchArgs),
+    /// What a change of options does to the loss: a config with and without it, over several seeds.
+    Loss(loss::LossArgs),
     /// One attention op, forward and backward, on a GPU.
     Attention(attention::AttentionBenchArgs),
 }
@@ -41,6 +44,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Curve(args) => curve::run(args),
         BenchCommand::Checkpoint(args) => checkpoint::run(args),
         BenchCommand::Generate(args) => generate::run(args),
+        BenchCommand::Loss(args) => loss::run(args),
         BenchCommand::Attention(args) => attention::run(args),
     }
 }

@@ -1,0 +1,159 @@
+//! How far the losses of two variants are apart. All differences are shares of the first one's loss.
+
+use anyhow::{Result, ensure};
+
+/// A smoothed curve has so many points: each is the mean of the steps between it and the one before.
+const POINTS: usize = 20;
+
+/// Losses of one run, by step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Curve {
+    pub(super) steps: Vec<(u64, f64)>,
+    pub(super) held_out: Vec<(u64, f64)>,
+}
+
+impl Curve {
+    fn first(&self) -> f64 {
+        self.steps[0].1
+    }
+
+    fn last_held_out(&self) -> f64 {
+        self.held_out[self.held_out.len() - 1].1
+    }
+}
+
+/// A variant beside the first one, seed by seed.
+pub(super) struct Comparison {
+    /// Mean of the last held-out losses of the variant.
+    pub(super) held_out: f64,
+    /// Difference of the last held-out loss of each seed.
+    pub(super) each: Vec<f64>,
+    /// Difference of the losses of the first step.
+    pub(super) first: f64,
+    /// The largest difference between the smoothed losses of the steps.
+    pub(super) curve: f64,
+}
+
+impl Comparison {
+    /// Compares runs with the same seeds, in the same order.
+    pub(super) fn new(base: &[Curve], other: &[Curve]) -> Result<Comparison> {
+        for (base, other) in base.iter().zip(other) {
+            let steps = |curve: &Curve| -> Vec<u64> {
+                curve.steps.iter().chain(&curve.held_out).map(|&(step, _)| step).collect()
+            };
+            ensure!(steps(base) == steps(other), "these runs differ in their steps or evaluations");
+        }
+        let pairs = || base.iter().zip(other);
+        let each = pairs().map(|(a, b)| b.last_held_out() / a.last_held_out() - 1.0).collect();
+        let (smooth, smooth_other) = (smoothed(base), smoothed(other));
+        let apart = smooth.iter().zip(&smooth_other).map(|(a, b)| (b.1 / a.1 - 1.0).abs());
+        Ok(Comparison {
+            held_out: mean_held_out(other),
+            each,
+            first: mean_first(other) / mean_first(base) - 1.0,
+            curve: apart.fold(0.0, f64::max),
+        })
+    }
+
+    /// Of the last held-out loss, mean over the seeds.
+    pub(super) fn difference(&self) -> f64 {
+        mean(self.each.iter().copied())
+    }
+}
+
+pub(super) fn mean_held_out(curves: &[Curve]) -> f64 {
+    mean(curves.iter().map(Curve::last_held_out))
+}
+
+pub(super) fn mean_first(curves: &[Curve]) -> f64 {
+    mean(curves.iter().map(Curve::first))
+}
+
+/// How far the last held-out losses of the seeds are apart.
+pub(super) fn spread(curves: &[Curve]) -> f64 {
+    let losses = || curves.iter().map(Curve::last_held_out);
+    let (least, most) = (losses().fold(f64::MAX, f64::min), losses().fold(f64::MIN, f64::max));
+    (most - least) / mean_held_out(curves)
+}
+
+/// The mean over the seeds of the loss of the steps, in a few points: the last step of each, and the mean over its steps.
+pub(super) fn smoothed(curves: &[Curve]) -> Vec<(u64, f64)> {
+    let count = curves[0].steps.len();
+    let points = POINTS.min(count);
+    let point = |point: usize| {
+        let range = point * count / points..(point + 1) * count / points;
+        let step = curves[0].steps[range.end - 1].0;
+        let losses = curves.iter().flat_map(|curve| &curve.steps[range.clone()]);
+        (step, mean(losses.map(|&(_, loss)| loss)))
+    };
+    (0..points).map(point).collect()
+}
+
+/// The mean over the seeds of each held-out loss.
+pub(super) fn held_out(curves: &[Curve]) -> Vec<(u64, f64)> {
+    let at = |number: usize| {
+        let losses = curves.iter().map(|curve| curve.held_out[number].1);
+        (curves[0].held_out[number].0, mean(losses))
+    };
+    (0..curves[0].held_out.len()).map(at).collect()
+}
+
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| (sum + value, count + 1.0));
+    sum / count
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn curve(scale: f64) -> Curve {
+        let loss = |step: u64| scale * (1.0 + 1.0 / step as f64);
+        Curve {
+            steps: (1..=40).map(|step| (step, loss(step))).collect(),
+            held_out: vec![(20, loss(20)), (40, loss(40))],
+        }
+    }
+
+    #[track_caller]
+    fn is_near(found: f64, expected: f64) {
+        assert!((found - expected).abs() < 1e-12, "{found} is not {expected}");
+    }
+
+    #[test]
+    fn equal_runs_do_not_differ() {
+        let runs = [curve(1.0), curve(2.0)];
+        let compared = Comparison::new(&runs, &runs).expect("comparable");
+        assert_eq!([compared.difference(), compared.first, compared.curve], [0.0; 3]);
+    }
+
+    #[test]
+    fn seeds_are_compared_in_pairs() {
+        let base = [curve(1.0), curve(2.0)];
+        let other = [curve(1.01), curve(2.06)];
+        let compared = Comparison::new(&base, &other).expect("comparable");
+        is_near(compared.each[0], 0.01);
+        is_near(compared.each[1], 0.03);
+        is_near(compared.difference(), 0.02);
+        // Of the mean curve: 3.07 to 3.
+        is_near(compared.curve, 0.07 / 3.0);
+        is_near(compared.first, 0.07 / 3.0);
+        is_near(spread(&base), 1.0 / 1.5);
+    }
+
+    #[test]
+    fn a_curve_is_smoothed_by_means() {
+        let points = smoothed(&[curve(1.0)]);
+        assert_eq!(points.len(), POINTS);
+        assert_eq!(points[0].0, 2);
+        is_near(points[0].1, 1.75);
+        assert_eq!(points[POINTS - 1].0, 40);
+    }
+
+    #[test]
+    fn runs_of_other_lengths_are_refused() {
+        let mut short = curve(1.0);
+        short.steps.pop();
+        assert!(Comparison::new(&[curve(1.0)], &[short]).is_err());
+    }
+}

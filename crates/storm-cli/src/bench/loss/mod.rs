@@ -1,0 +1,131 @@
+//! `storm bench loss`: what a change of options does to the loss, over several seeds.
+
+mod child;
+mod compare;
+mod draw;
+
+use super::outputs::Output;
+use crate::UsageError;
+use anyhow::Result;
+use child::{Runs, Variant};
+use clap::Args;
+use compare::{Comparison, Curve};
+use std::io::Write;
+use std::path::PathBuf;
+
+#[derive(Args)]
+pub(crate) struct LossArgs {
+    /// The config of a run, with an `eval-every`.
+    config: PathBuf,
+    /// Flags of `storm train` that make another variant of the run, in quotation marks: "--base int8". May be given several
+    /// times. The variant that all others are compared with is the config as it is.
+    #[arg(long, value_name = "FLAGS", allow_hyphen_values = true, required = true)]
+    change: Vec<String>,
+    /// Run each variant with so many seeds: 0, 1, 2, …
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
+    seeds: u64,
+    /// Folder of the runs. Those in it that are finished are not repeated, others are resumed.
+    #[arg(long, default_value = "runs/loss")]
+    runs: PathBuf,
+    /// Draw the losses, and how they differ.
+    #[arg(long, value_name = "FILE.svg")]
+    svg: Option<PathBuf>,
+    /// One line of JSON per variant instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(super) fn run(args: &LossArgs) -> Result<()> {
+    let variants = variants(&args.change)?;
+    let output = Output::create(args.svg.as_deref(), "picture")?;
+    let runs = Runs::new(&args.config, &args.runs)?;
+    let mut curves: Vec<Vec<Curve>> = vec![Vec::new(); variants.len()];
+    let total = args.seeds as usize * variants.len();
+    for seed in 0..args.seeds {
+        for (variant, curves) in variants.iter().zip(&mut curves) {
+            let number = seed as usize * variants.len() + curves.len() + 1;
+            eprintln!("run {} of {total}: {}, seed {seed}", number.min(total), variant.name);
+            curves.push(runs.curve(variant, seed)?);
+        }
+    }
+    let (base, others) = curves.split_first().expect("the config as it is");
+    let compared: Vec<Comparison> =
+        others.iter().map(|other| Comparison::new(base, other)).collect::<Result<_>>()?;
+    match args.json {
+        true => print_json(&variants, base, &compared),
+        false => print_table(&variants, base, &compared),
+    }
+    if let Some(output) = output {
+        let svg = draw::draw(&variants, &curves)?;
+        output.write(|out| out.write_all(svg.as_bytes()))?;
+    }
+    Ok(())
+}
+
+fn variants(changes: &[String]) -> Result<Vec<Variant>> {
+    let mut variants = vec![Variant::unchanged()];
+    for change in changes {
+        let variant = Variant::new(change);
+        if variant.flags.is_empty() || variants.iter().any(|known| known.flags == variant.flags) {
+            let problem = format!("--change \"{change}\" says nothing new");
+            return Err(UsageError(problem).into());
+        }
+        variants.push(variant);
+    }
+    Ok(variants)
+}
+
+fn print_table(variants: &[Variant], base: &[Curve], compared: &[Comparison]) {
+    let width = variants.iter().map(|variant| variant.name.len()).max().unwrap_or(0);
+    println!(
+        "{:width$} {:>10} {:>11} {:>12} {:>12}  each seed",
+        "", "held-out", "difference", "first loss", "curve apart"
+    );
+    let spread = compare::spread(base);
+    println!(
+        "{:width$} {:>10.4} {:>11} {:>12.4} {:>12}  seeds differ by {:.2} %",
+        variants[0].name,
+        compare::mean_held_out(base),
+        "",
+        compare::mean_first(base),
+        "",
+        100.0 * spread
+    );
+    for (variant, compared) in variants[1..].iter().zip(compared) {
+        let each: Vec<String> = compared
+            .each
+            .iter()
+            .map(|difference| format!("{:+.2} %", 100.0 * difference))
+            .collect();
+        println!(
+            "{:width$} {:>10.4} {:>+9.2} % {:>+10.3} % {:>10.2} %  {}",
+            variant.name,
+            compared.held_out,
+            100.0 * compared.difference(),
+            100.0 * compared.first,
+            100.0 * compared.curve,
+            each.join(" ")
+        );
+    }
+}
+
+fn print_json(variants: &[Variant], base: &[Curve], compared: &[Comparison]) {
+    let line = serde_json::json!({
+        "variant": variants[0].name,
+        "held_out_loss": compare::mean_held_out(base),
+        "first_loss": compare::mean_first(base),
+        "seeds_differ": compare::spread(base),
+    });
+    println!("{line}");
+    for (variant, compared) in variants[1..].iter().zip(compared) {
+        let line = serde_json::json!({
+            "variant": variant.name,
+            "held_out_loss": compared.held_out,
+            "difference": compared.difference(),
+            "difference_of_each_seed": compared.each,
+            "difference_of_first_loss": compared.first,
+            "difference_of_smoothed_curve_max": compared.curve,
+        });
+        println!("{line}");
+    }
+}
