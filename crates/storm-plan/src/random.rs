@@ -2,6 +2,7 @@
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
+use storm_graph::PIECE_ALIGNMENT;
 use storm_graph::random::Random;
 
 /// Decisions drawn from all that can work, the same for the same seed.
@@ -51,7 +52,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         rings,
         update,
         state_ring: 1 + random.below(6),
-        piece_elements: 1024 << random.below(6),
+        piece_elements: PIECE_ALIGNMENT << random.below(3),
     }
 }
 

@@ -368,7 +368,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// Every tensor that training resumes from, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
         let base = Base::of(self.config.as_ref());
-        state_tensors(&self.instances, self.options.precision, base)
+        state_tensors(&self.instances, &self.options, base)
     }
 
     /// All of some state tensors after the last step.

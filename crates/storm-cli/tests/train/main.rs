@@ -10,6 +10,7 @@ mod json;
 mod length;
 mod lengths;
 mod lora;
+mod moments;
 mod no_threads;
 mod non_finite;
 mod numbers;

@@ -33,7 +33,7 @@ use shared::{Cut, Shared};
 pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use storm_graph::{Block, Graph, Op, Phase, Section, TensorId, recompute};
+use storm_graph::{Block, Graph, Op, PIECE_ALIGNMENT, Phase, Section, TensorId, recompute};
 use variant::Variant;
 
 /// A block of the first micro-batch of a step, and of the others.
@@ -406,8 +406,9 @@ impl<'a> Lowering<'a> {
             );
         }
         decisions.groups.iter().try_for_each(|group| self.check_group(group))?;
-        if !decisions.piece_elements.is_multiple_of(1024) || decisions.piece_elements == 0 {
-            return refuse("pieces must be a multiple of 1024 elements".to_owned());
+        let pieces = decisions.piece_elements;
+        if !pieces.is_multiple_of(PIECE_ALIGNMENT) || pieces == 0 {
+            return refuse(format!("pieces must be a multiple of {PIECE_ALIGNMENT} elements"));
         }
         Ok(())
     }

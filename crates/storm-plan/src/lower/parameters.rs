@@ -2,7 +2,7 @@
 
 use super::slab::Slab;
 use crate::{PlanError, Task, UpdateRule};
-use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, TensorId, Training};
+use storm_graph::{DType, Graph, MomentFormat, Op, Shape, Tensor, TensorClass, TensorId, Training};
 
 /// What the blocks of one stage own, and what they add gradients to.
 #[derive(Clone, Debug, Default)]
@@ -23,8 +23,17 @@ pub(crate) struct Parameter {
     pub(crate) tensor: Tensor,
     /// Position among the task's update rules; none if it is frozen.
     pub(crate) rule: Option<usize>,
-    /// Suffix and dtype of each tensor of optimizer state.
-    pub(crate) state: Vec<(String, DType)>,
+    /// Optimizer state.
+    pub(crate) state: Vec<State>,
+}
+
+/// A tensor of optimizer state.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    /// Suffix of its name: `first_moment`.
+    pub(crate) kind: String,
+    /// How the elements of the parameter lie in it.
+    pub(crate) format: MomentFormat,
 }
 
 /// A gradient that a stage makes.
@@ -126,7 +135,7 @@ impl Set {
     /// Kinds of state, in the order of the slab.
     pub(crate) fn kinds(&self) -> Vec<String> {
         let mut kinds: Vec<String> = Vec::new();
-        for (kind, _) in self.parameters.iter().flat_map(|parameter| &parameter.state) {
+        for State { kind, .. } in self.parameters.iter().flat_map(|p| &p.state) {
             if !kinds.contains(kind) {
                 kinds.push(kind.clone());
             }
@@ -150,13 +159,22 @@ impl Set {
             for index in self.trainable() {
                 let parameter = &self.parameters[index];
                 // A parameter without this kind of state keeps an empty entry: positions stay simple.
-                let dtype = parameter.state.iter().find(|(known, _)| *known == kind);
-                let size = dtype.map_or(0, |(_, dtype)| dtype.size_bytes());
                 let elements = parameter.tensor.shape.elements();
-                slabs.states.push(elements * size, piece_elements * size.max(1));
+                let bytes = |elements| match parameter.state_of(&kind) {
+                    Some(state) => state.format.size_bytes(elements),
+                    None => 0,
+                };
+                slabs.states.push(bytes(elements), bytes(piece_elements).max(1));
             }
         }
         slabs
+    }
+}
+
+impl Parameter {
+    /// Its state of a kind; none if it has no such state.
+    pub(crate) fn state_of(&self, kind: &str) -> Option<&State> {
+        self.state.iter().find(|state| state.kind == kind)
     }
 }
 
@@ -167,14 +185,14 @@ impl UpdateRule {
         gradient.map_or(DType::F32, |tensor| tensor.dtype)
     }
 
-    fn state(&self) -> Vec<(String, DType)> {
+    fn state(&self) -> Vec<State> {
         let sources = self.graph.ids().filter(|&id| self.graph.producer(id).is_none());
         sources
             .map(|id| self.graph.tensor(id))
             .filter(|tensor| tensor.class == TensorClass::OptimizerState)
             .filter_map(|tensor| {
                 let suffix = tensor.name.strip_prefix(&self.parameter.name)?.strip_prefix('.')?;
-                Some((suffix.to_owned(), tensor.dtype))
+                Some(State { kind: suffix.to_owned(), format: MomentFormat::of(tensor.dtype) })
             })
             .collect()
     }
@@ -182,12 +200,15 @@ impl UpdateRule {
     /// The same update for `elements` elements from `first` on.
     pub(crate) fn piece(&self, first: usize, elements: usize) -> Result<Graph, PlanError> {
         let mut graph = Graph::new();
-        let whole = &self.parameter.shape;
         let mut ids: Vec<Option<TensorId>> = vec![None; self.graph.tensors().len()];
         for id in self.graph.ids().filter(|&id| self.graph.producer(id).is_none()) {
             let Tensor { name, shape, dtype, class } = self.graph.tensor(id).clone();
-            let is_sliced = shape == *whole && class != TensorClass::Input;
-            let shape = if is_sliced { Shape::from([elements]) } else { shape };
+            let piece = Shape::from([elements]);
+            let shape = match class {
+                TensorClass::Input => shape,
+                TensorClass::OptimizerState => MomentFormat::of(dtype).shape(&piece),
+                _ => piece,
+            };
             ids[id.index()] = Some(graph.source(name, shape, dtype, class));
         }
         let problem = |problem: String| PlanError::Task { problem };

@@ -6,7 +6,7 @@ use storm_model::ModelConfig;
 use storm_plan::{
     Budget, Decisions, Forced, HardwareProfile, Lowering, Tier, check, plan, random_decisions,
 };
-use storm_train::{Precision, Trainer, training_task};
+use storm_train::{Moments, Precision, Trainer, training_task};
 
 const FAMILIES: [&str; 5] = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
 
@@ -25,16 +25,22 @@ fn random_plans_are_exact(name: &str) {
 
 pub(crate) fn random_plans_of_config_are_exact(name: &str, config: &ModelConfig, count: u64) {
     let profile = reference();
-    for (part, (precision, micro_batches)) in [
-        (Precision::Bf16Stochastic, 4),
-        (Precision::Bf16Master, 2),
-        (Precision::F32, 3),
-        (Precision::Bf16Stochastic, 1),
+    let int8 = match config.adapters {
+        None => Moments::Int8,
+        // Adapters are f32, which has no moments in 8 bits.
+        Some(_) => Moments::Full,
+    };
+    for (part, (precision, moments, micro_batches)) in [
+        (Precision::Bf16Stochastic, Moments::Full, 4),
+        (Precision::Bf16Master, int8, 2),
+        (Precision::F32, Moments::Full, 3),
+        (Precision::Bf16Stochastic, int8, 1),
     ]
     .into_iter()
     .enumerate()
     {
-        let options = options(precision);
+        let mut options = options(precision);
+        options.optimizer.moments = moments;
         let expected = resident(config, &options, micro_batches);
         let task = training_task(config, &options, micro_batches).expect("a valid model");
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
@@ -46,7 +52,10 @@ pub(crate) fn random_plans_of_config_are_exact(name: &str, config: &ModelConfig,
             let plan = check(plan, budget)
                 .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
             let found = planned(config, &options, plan, Some(seed));
-            assert_eq!(found, expected, "{name} {precision:?} seed {seed}: {decisions:?}");
+            assert_eq!(
+                found, expected,
+                "{name} {precision:?} {moments:?} seed {seed}: {decisions:?}"
+            );
         }
     }
 }
@@ -74,6 +83,32 @@ fn qwen2() {
 #[test]
 fn qwen3() {
     random_plans_are_exact("qwen3-0.6b");
+}
+
+/// Matrices that are updated in several pieces, of whole groups each.
+#[test]
+fn moments_in_8_bits_in_pieces() {
+    let mut config = tiny("llama-3.2-1b");
+    (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
+    let mut options = options(Precision::Bf16Stochastic);
+    options.optimizer.moments = Moments::Int8;
+    let task = training_task(&config, &options, 2).expect("a valid model");
+    let profile = reference();
+    let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+    let expected = resident(&config, &options, 2);
+    let mut cut = 0;
+    for seed in 0..12 {
+        let decisions = random_decisions(&task, seed);
+        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+        let moments =
+            plan.lasting.iter().filter(|l| l.tensor.name.ends_with("gate_up.weight.first_moment"));
+        cut += usize::from(moments.into_iter().all(|moment| moment.pieces.len() > 1));
+        let budget = plan.bytes;
+        let plan = check(plan, budget).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let found = planned(&config, &options, plan, Some(seed));
+        assert_eq!(found, expected, "seed {seed}: {decisions:?}");
+    }
+    assert!(cut >= 3, "{cut} plans have moments in several pieces");
 }
 
 /// What the planner itself chooses, from the smallest budget that works to one that holds
