@@ -64,7 +64,7 @@ impl TrainOptions {
 pub struct StepReport {
     /// Mean cross-entropy over the valid tokens of the step, before the update.
     pub loss: f32,
-    /// Norm of all gradients before clipping. If it is not finite, nothing was updated.
+    /// Norm of all gradients before clipping. If it is not finite, nothing was updated, unless updates are made in the backward pass.
     pub gradient_norm: f32,
 }
 

@@ -137,10 +137,11 @@ impl RunArgs {
     }
 
     pub(crate) fn options(&self) -> TrainOptions {
-        let moments = self.moments.into();
+        let (moments, usual) = (self.moments.into(), OptimizerOptions::default());
+        let max_norm = self.forced.max_norm(usual.max_norm);
         TrainOptions {
             chunk_rows: self.chunk_rows,
-            optimizer: OptimizerOptions { moments, ..OptimizerOptions::default() },
+            optimizer: OptimizerOptions { moments, max_norm, ..usual },
             ..TrainOptions::new(self.batch, self.seq, self.precision.into())
         }
     }

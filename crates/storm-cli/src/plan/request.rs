@@ -99,7 +99,9 @@ impl Request {
         );
         let chunk_rows = args.chunk_rows.unwrap_or(CHUNK_ROWS_DEFAULT);
         let moments = args.moments.unwrap_or(MomentsArg::Full).into();
-        let optimizer = OptimizerOptions { moments, ..OptimizerOptions::default() };
+        let usual = OptimizerOptions::default();
+        let max_norm = args.forced.max_norm(usual.max_norm);
+        let optimizer = OptimizerOptions { moments, max_norm, ..usual };
         let options = TrainOptions { chunk_rows, optimizer, ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let profile = hardware::named_or_found(args.hardware.as_deref())?;

@@ -17,4 +17,5 @@ mod numbers;
 mod runs;
 mod support;
 mod tokenizers;
+mod update;
 mod weights;

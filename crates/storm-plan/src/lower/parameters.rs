@@ -1,7 +1,7 @@
 //! The parameters of each stage as plans see them.
 
 use super::slab::Slab;
-use crate::{PlanError, Task, UpdateRule};
+use crate::{PlanError, Task, UpdateRule, UpdateTime};
 use storm_graph::{DType, Graph, MomentFormat, Op, Shape, Tensor, TensorClass, TensorId, Training};
 
 /// What the blocks of one stage own, and what they add gradients to.
@@ -127,6 +127,11 @@ impl Set {
         self.gradients.iter().position(|gradient| gradient.name == name)
     }
 
+    /// Whether it makes gradients of parameters that other stages own: these must last until the owner's are complete.
+    pub(crate) fn makes_parts(&self) -> bool {
+        self.gradients.len() > self.trainable().count()
+    }
+
     /// Positions of the own parameters that learn. The n-th of them has the n-th gradient.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.parameters.len()).filter(|&index| self.parameters[index].rule.is_some())
@@ -197,8 +202,13 @@ impl UpdateRule {
             .collect()
     }
 
-    /// The same update for `elements` elements from `first` on.
-    pub(crate) fn piece(&self, first: usize, elements: usize) -> Result<Graph, PlanError> {
+    /// The same update for `elements` elements from `first` on. In the backward pass there is no clip scale yet.
+    pub(crate) fn piece(
+        &self,
+        first: usize,
+        elements: usize,
+        update: UpdateTime,
+    ) -> Result<Graph, PlanError> {
         let mut graph = Graph::new();
         let mut ids: Vec<Option<TensorId>> = vec![None; self.graph.tensors().len()];
         for id in self.graph.ids().filter(|&id| self.graph.producer(id).is_none()) {
@@ -217,8 +227,11 @@ impl UpdateRule {
         };
         let mut op = node.op.clone().map(|_, id| ids[id.index()].expect("all are sources"));
         match &mut op {
-            Op::AdamW { first_element, .. } | Op::Sgd { first_element, .. } => {
+            Op::AdamW { first_element, clip, .. } | Op::Sgd { first_element, clip, .. } => {
                 *first_element = first;
+                if update == UpdateTime::InBackward {
+                    *clip = None;
+                }
             }
             _ => return Err(problem(format!("{} is not an update", op.name()))),
         }
