@@ -58,13 +58,16 @@ pub(crate) enum PlacementArg {
     Streamed,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum UpdateArg {
     /// At the end of the step.
     EndOfStep,
     /// In the next step, each layer just before its first use.
     NextStep,
+    /// In the backward pass, each layer as soon as its gradients are complete: none are stored. Needs clip = 0, and all
+    /// micro-batches of a step go through a layer together. A gradient that is not finite ends the run, and nothing of that step is saved.
+    InBackward,
 }
 
 impl ForcedArgs {
@@ -94,9 +97,15 @@ impl ForcedArgs {
             update: self.update.map(|update| match update {
                 UpdateArg::EndOfStep => UpdateTime::EndOfStep,
                 UpdateArg::NextStep => UpdateTime::NextStep,
+                UpdateArg::InBackward => UpdateTime::InBackward,
             }),
             group: self.group,
         }
+    }
+
+    /// The norm that gradients are clipped to by commands without an option for it: none where the update comes before the norm.
+    pub(crate) fn max_norm(&self, default: Option<f32>) -> Option<f32> {
+        default.filter(|_| self.update != Some(UpdateArg::InBackward))
     }
 
     /// `--weights resident --group 4`: as the user wrote it, for messages.

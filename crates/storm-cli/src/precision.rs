@@ -1,7 +1,7 @@
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use storm_graph::DType;
-use storm_train::Precision;
+use storm_train::{Moments, Precision};
 
 /// Arithmetic without gradients, as people write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -37,6 +37,26 @@ impl From<PrecisionArg> for Precision {
             PrecisionArg::F32 => Precision::F32,
             PrecisionArg::Bf16Master => Precision::Bf16Master,
             PrecisionArg::Bf16Stochastic => Precision::Bf16Stochastic,
+        }
+    }
+}
+
+/// Storage of the optimizer's moments, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum MomentsArg {
+    /// As the precision says: bf16, or f32.
+    Full,
+    /// Those of matrices in 8 bits with a scale for each 128 of them, rounded stochastically: about a quarter less host memory.
+    /// Those of embeddings, heads, vectors and adapters stay as they are.
+    Int8,
+}
+
+impl From<MomentsArg> for Moments {
+    fn from(moments: MomentsArg) -> Moments {
+        match moments {
+            MomentsArg::Full => Moments::Full,
+            MomentsArg::Int8 => Moments::Int8,
         }
     }
 }

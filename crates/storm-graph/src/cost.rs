@@ -1,6 +1,9 @@
 //! What ops cost in arithmetic.
 
-use crate::{Cost, Mask, Op, ParameterGradients, Tensor};
+use crate::{Cost, Mask, MomentFormat, Op, ParameterGradients, Tensor};
+
+/// [`Op::AdamW`] with moments in 8 bits, where rates of kernels are listed.
+pub const ADAMW_INT8: &str = "AdamWInt8";
 
 impl Op<&Tensor> {
     /// Floating-point operations of the matrix products in the op, a multiply and an add counted as
@@ -39,6 +42,18 @@ impl Op<&Tensor> {
                 debug_assert!(!matches!(self.cost(), Cost::Product | Cost::Logits));
                 0
             }
+        }
+    }
+
+    /// The name under which its rate is known. Most ops have one kernel; an update of moments in 8 bits has another than one of
+    /// floats.
+    pub fn timed_as(&self) -> &'static str {
+        match self {
+            Op::AdamW { first_moment, .. } => match MomentFormat::of(first_moment.dtype) {
+                MomentFormat::Int8 => ADAMW_INT8,
+                MomentFormat::Elements(_) => self.name(),
+            },
+            _ => self.name(),
         }
     }
 

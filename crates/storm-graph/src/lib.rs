@@ -26,6 +26,7 @@ mod dtype;
 mod error;
 mod fuse;
 mod graph;
+mod moments;
 mod op;
 mod ops;
 mod overwrite;
@@ -44,14 +45,20 @@ pub use attributes::{
     NormKind, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, StepScalars,
 };
 pub use autodiff::{GradientRequest, differentiate, order_name, parameter_gradient_dtype};
+pub use cost::ADAMW_INT8;
 pub use dtype::DType;
 pub use error::{GraphError, OperandList};
 pub use graph::{Graph, Node, Phase};
+pub use moments::{
+    FIRST_MOMENT_LEVELS, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentFormat, SECOND_MOMENT_LEVELS,
+    decode_first_moment, decode_second_moment, encode_first_moment, encode_second_moment,
+    moment_scale,
+};
 pub use op::{Cost, Family, Op};
 pub use ops::{PIECE_ALIGNMENT, ROWS_PER_PARTIAL, SUM_BLOCK};
 pub use program::{
-    Accumulation, Block, Numbering, Origin, ParameterInstance, Program, ProgramParameter, Stage,
-    TiedUse,
+    Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,
+    ProgramParameter, Stage, TiedUse,
 };
 pub use quantized::{GROUP as QUANTIZED_GROUP, QuantizedRow};
 pub use recompute::recompute;

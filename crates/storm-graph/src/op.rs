@@ -259,7 +259,9 @@ define_ops! {
     /// there and `parameter` is its rounding. bf16 moments should round stochastically: at
     /// `beta2 = 0.999` a step's change is less than half of the last place. A parameter may be
     /// updated in pieces: `first_element`, a multiple of [`PIECE_ALIGNMENT`](crate::PIECE_ALIGNMENT),
-    /// is where the piece begins in it, so that random bits are those of the whole. Yields the
+    /// is where the piece begins in it, so that random bits are those of the whole. Moments of dtype u8 are in 8 bits, see
+    /// [`MomentFormat`](crate::MomentFormat): rounded stochastically, and a first moment beyond
+    /// [`AdamWParameters::first_moment_bound`] is cut off. Yields the
     /// parameter, both moments, and the master where there is one, each over its operand.
     AdamW [Optimizer, Bytes] {
         parameter: One, gradient: One, first_moment: One, second_moment: One, master: Maybe,

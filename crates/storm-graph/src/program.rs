@@ -6,7 +6,8 @@
 
 use crate::section::SectionRequest;
 use crate::{
-    DType, GraphError, Op, Section, Shape, Tensor, TensorClass, TensorId, Training, recompute,
+    DType, Graph, GraphError, Op, Section, Shape, Tensor, TensorClass, TensorId, Training,
+    recompute,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -135,6 +136,17 @@ pub struct ProgramParameter {
     pub stage: usize,
     /// Its number among the program's parameters; identifies its random streams.
     pub number: u16,
+    /// What its rows are.
+    pub rows: ParameterRows,
+}
+
+/// What the rows of a parameter are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ParameterRows {
+    /// One for each entry of a vocabulary, looked up or scored: embeddings and heads. A step may not touch most of them.
+    Vocabulary,
+    /// Anything else.
+    Other,
 }
 
 /// One parameter in one block.
@@ -363,11 +375,29 @@ impl Program {
                         training,
                         stage,
                         number: u16::try_from(parameters.len()).unwrap_or(u16::MAX),
+                        rows: self.rows_of(name),
                     });
                 }
             }
         }
         parameters
+    }
+
+    /// What the rows of a parameter are, by its name in its section.
+    fn rows_of(&self, parameter: &str) -> ParameterRows {
+        let graphs = self.templates.iter().map(|section| &section.graph);
+        let is_vocabulary = |graph: &Graph, op: &Op<TensorId>| match *op {
+            Op::Embedding { table: weight, .. }
+            | Op::HeadLoss { weight, .. }
+            | Op::HeadLossGrad { weight, .. } => graph.tensor(weight).name == parameter,
+            _ => false,
+        };
+        let mut found =
+            graphs.map(|graph| graph.nodes().iter().any(|n| is_vocabulary(graph, &n.op)));
+        match found.any(|found| found) {
+            true => ParameterRows::Vocabulary,
+            false => ParameterRows::Other,
+        }
     }
 
     /// Every parameter of every block, parameter by parameter.

@@ -121,7 +121,7 @@ impl OptimizerSettings {
             DecayName::Matrices => DecayTargets::Matrices,
         };
         let adamw = AdamWParameters { beta1, beta2, epsilon, weight_decay };
-        OptimizerOptions { adamw, decay, max_norm }
+        OptimizerOptions { adamw, decay, max_norm, ..OptimizerOptions::default() }
     }
 }
 

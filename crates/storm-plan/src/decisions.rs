@@ -52,13 +52,17 @@ impl Streaming {
 }
 
 /// When gradients are applied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UpdateTime {
     /// At the end of the step.
+    #[default]
     EndOfStep,
     /// In the next step, each block just before its first use, beside the block before it.
     NextStep,
+    /// In the backward pass, each block as soon as its gradients are complete, so that no gradient outlives its block except for parts
+    /// of tied ones. For steps of one group, without clipping. A gradient that is not finite cancels nothing.
+    InBackward,
 }
 
 /// How the rings of streamed weights and gradients share device memory.

@@ -85,7 +85,9 @@ impl<'a> Estimator<'a> {
         for (times, chosen) in self.stages.iter().zip(&choice.stages) {
             let beyond = |streaming: Streaming| (times.blocks - streaming.slots() as f64).max(0.0);
             weights_in += times.passes * beyond(chosen.weights) * times.sizes.weights as f64;
-            gradients_out += beyond(chosen.gradients) * times.sizes.gradients as f64;
+            if choice.update != UpdateTime::InBackward {
+                gradients_out += beyond(chosen.gradients) * times.sizes.gradients as f64;
+            }
         }
         let (profile, groups) = (self.lowering.profile, 1.0 + after_first);
         compute
@@ -181,12 +183,15 @@ impl<'a> Estimator<'a> {
             };
             let sizes = &times.sizes;
             traffic.weights += misses(chosen.weights) * sizes.weights as f64;
-            let moving = match misses(chosen.gradients) > 0.0 {
+            let last = choice.update != UpdateTime::InBackward;
+            let moving = match last && misses(chosen.gradients) > 0.0 {
                 true => beyond(chosen.gradients),
                 false => 0.0,
             };
             traffic.gradients += moving * sizes.gradients as f64;
-            traffic.update_gradients += misses(chosen.gradients) * sizes.gradients as f64;
+            if last {
+                traffic.update_gradients += misses(chosen.gradients) * sizes.gradients as f64;
+            }
             traffic.updated_weights += beyond(chosen.weights) * sizes.weights as f64;
             traffic.states += (times.blocks - chosen.states as f64) * sizes.states as f64;
         }
@@ -212,14 +217,19 @@ impl<'a> Estimator<'a> {
         }
         let gradients = traffic.gradients;
         let into = |group: &GroupTimes| traffic.weights + group.offloaded;
-        let seconds = self.usual_group_seconds(&usual, &traffic) * after_first
-            + self.pass(first.backward, into(&first), gradients);
         let update_in = traffic.states + traffic.update_gradients;
         let update_out = traffic.states + traffic.updated_weights;
+        let (more_in, more_out) = match choice.update {
+            UpdateTime::InBackward => (update_in, update_out),
+            _ => (0.0, 0.0),
+        };
+        let seconds = self.usual_group_seconds(&usual, &traffic) * after_first
+            + self.pass(first.backward, into(&first) + more_in, gradients + more_out);
         let first_forward = match choice.update {
             UpdateTime::NextStep => {
                 self.pass(first.forward, traffic.weights + update_in, first.offloaded + update_out)
             }
+            UpdateTime::InBackward => self.pass(first.forward, traffic.weights, first.offloaded),
             UpdateTime::EndOfStep => {
                 let stages = self.stages.iter().map(|t| (t.blocks, &t.sizes));
                 let all: f64 = stages

@@ -7,9 +7,9 @@
 //! The list is cut into segments, so that a step of many micro-batches is a few segments, one of them
 //! repeated: planning and checking do not grow with the accumulation count.
 
-use crate::TensorKind;
 use crate::queue::{Link, Links, Queue};
 use crate::tier::{PerTier, Tier};
+use crate::{TensorKind, UpdateTime};
 use serde::Serialize;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -240,6 +240,8 @@ pub struct Plan {
     pub segments: Vec<Segment>,
     /// What a step runs, in order. All queues are empty before and after it.
     pub step: Vec<Run>,
+    /// When gradients are applied.
+    pub update: UpdateTime,
     /// What applies a pending update outside of a step, where updates are deferred to the next step.
     pub flush: Option<SegmentId>,
     /// The forward pass of one group of micro-batches, outside of a step. Leaves everything as it was.

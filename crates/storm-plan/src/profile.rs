@@ -156,6 +156,12 @@ pub enum ProfileError {
     },
 }
 
+/// Ops that a profile may lack: each with one like it, and its rate as a share of that one's.
+const SIMILAR: &[(&str, &str, f64)] = &[
+    // Bound by quotients and roots, not by memory.
+    (storm_graph::ADAMW_INT8, "AdamW", 0.4),
+];
+
 impl HardwareProfile {
     /// Reads a profile.
     ///
@@ -303,11 +309,19 @@ impl HardwareProfile {
         if bytes == 0 {
             return 0.0;
         }
-        let bandwidth = self
-            .elementwise
-            .iter()
-            .find(|point| point.op == op.name())
-            .map_or(self.memory_bandwidth, |point| point.bandwidth);
-        bytes as f64 / bandwidth
+        bytes as f64 / self.bandwidth(op.timed_as())
+    }
+
+    /// Bytes per second of an op, by its name.
+    fn bandwidth(&self, op: &str) -> f64 {
+        let measured = |op: &str| {
+            let point = self.elementwise.iter().find(|point| point.op == op);
+            point.map(|point| point.bandwidth)
+        };
+        let similar = || {
+            let &(_, similar, share) = SIMILAR.iter().find(|&&(known, ..)| known == op)?;
+            Some(share * measured(similar)?)
+        };
+        measured(op).or_else(similar).unwrap_or(self.memory_bandwidth)
     }
 }

@@ -2,13 +2,18 @@
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
+use storm_graph::PIECE_ALIGNMENT;
 use storm_graph::random::Random;
 
 /// Decisions drawn from all that can work, the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = Random(seed);
+    let in_backward = task.training.is_some() && !task.clips() && random.below(2) == 0;
     // A first group of any size, then groups of a size that divides the rest.
-    let first = 1 + random.below(task.micro_batches);
+    let first = match in_backward {
+        true => task.micro_batches,
+        false => 1 + random.below(task.micro_batches),
+    };
     let mut sizes = vec![(first, 1)];
     let rest = task.micro_batches - first;
     let divisors: Vec<usize> = (1..=rest).filter(|g| rest.is_multiple_of(*g)).collect();
@@ -42,6 +47,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         _ => RingMemory::Shared,
     };
     let update = match random.below(2) {
+        _ if in_backward => UpdateTime::InBackward,
         0 => UpdateTime::EndOfStep,
         _ => UpdateTime::NextStep,
     };
@@ -51,7 +57,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         rings,
         update,
         state_ring: 1 + random.below(6),
-        piece_elements: 1024 << random.below(6),
+        piece_elements: PIECE_ALIGNMENT << random.below(3),
     }
 }
 

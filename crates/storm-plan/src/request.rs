@@ -123,6 +123,17 @@ impl Forced {
                 task.micro_batches
             ));
         }
+        if self.update == Some(UpdateTime::InBackward) {
+            let group = self.group.unwrap_or(task.micro_batches);
+            if let Some(problem) = task.in_backward_problem(group) {
+                return refuse(problem);
+            }
+            if group > GROUP_MAX {
+                return refuse(format!(
+                    "updates in the backward pass need all micro-batches of a step in one group, of at most {GROUP_MAX}, not {group}"
+                ));
+            }
+        }
         match self.checkpoint_every {
             Some(0) => refuse("a checkpoint every 0 layers is none at all".to_owned()),
             Some(every) if every > layers => refuse(format!(

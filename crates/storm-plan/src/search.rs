@@ -519,6 +519,9 @@ impl<'a> Search<'a> {
         if let Some(group) = self.forced.group {
             return vec![group];
         }
+        if self.forced.update == Some(UpdateTime::InBackward) {
+            return vec![micro_batches];
+        }
         let sizes = 1..=micro_batches.min(GROUP_MAX);
         sizes.filter(|group| micro_batches.is_multiple_of(*group)).collect()
     }

@@ -55,6 +55,27 @@ impl Task {
         self.training.as_ref().map_or(&self.forward, |training| &training.proceed)
     }
 
+    /// Whether gradients are scaled down by their norm, which is known at the end of a step.
+    pub fn clips(&self) -> bool {
+        let norm = self.training.iter().flat_map(|training| training.norm.nodes());
+        let mut ops = norm.map(|node| &node.op);
+        ops.any(|op| matches!(op, Op::ClipScale { max_norm, .. } if max_norm.is_finite()))
+    }
+
+    /// Why blocks cannot be updated in the backward pass of groups of this size; none if they can.
+    pub(crate) fn in_backward_problem(&self, group: usize) -> Option<String> {
+        if self.clips() {
+            return Some(
+                "updates in the backward pass come before the norm of all gradients is known: turn clipping off"
+                    .to_owned(),
+            );
+        }
+        let count = self.micro_batches;
+        (group != count).then(|| {
+            format!("updates in the backward pass need all {count} micro-batches of a step in one group, not {group}")
+        })
+    }
+
     /// What the backward pass of a stage's blocks reads of their forward pass, besides what the blocks
     /// before hand over. The last stage has none: its backward pass follows its forward pass at once.
     pub fn saved_units(&self, stage: usize) -> Vec<SavedUnit> {

@@ -46,6 +46,15 @@ pub enum TrainError {
         /// NaN or infinite.
         value: f32,
     },
+    /// What is left of a step whose gradients were not finite and were applied nevertheless.
+    #[error(
+        "the gradient norm was {norm}, and parts of the update are applied: updates in the backward pass cannot be cancelled; go on from \
+         the last checkpoint"
+    )]
+    PartlyUpdated {
+        /// NaN or infinite.
+        norm: f32,
+    },
     /// A batch that does not fit the program.
     #[error("batch: {problem}")]
     Batch {

@@ -31,6 +31,7 @@ mod inference;
 mod input_rules;
 mod launch;
 mod micro_batch;
+mod moments;
 mod optimizer;
 mod precision;
 mod record;
@@ -60,6 +61,7 @@ pub use launch::{
     Shrunk, StepPlan, StepSize, TimedSplit, Trial, TrialOptions, try_plan,
 };
 pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
+pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{

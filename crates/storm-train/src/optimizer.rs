@@ -1,11 +1,11 @@
 //! The optimizer as graphs: one for the norm, one per parameter and layer for the update.
 
-use crate::{Precision, TrainError};
+use crate::{Moments, Precision, TrainError};
 use storm_exec::{Schedule, Slots};
 use storm_graph::random::SEED_WORDS;
 use storm_graph::{
-    AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter, Rounding,
-    Shape, StepScalars, Tensor, TensorClass, Training,
+    AdamWParameters, DType, Graph, MomentFormat, Op, ParameterInstance, Program, ProgramParameter,
+    Rounding, Shape, StepScalars, Tensor, TensorClass, Training,
 };
 
 /// How parameters are updated.
@@ -17,6 +17,8 @@ pub struct OptimizerOptions {
     pub decay: DecayTargets,
     /// Gradients are scaled down to this global norm; none leaves them.
     pub max_norm: Option<f32>,
+    /// How moments are stored.
+    pub moments: Moments,
 }
 
 impl Default for OptimizerOptions {
@@ -25,6 +27,7 @@ impl Default for OptimizerOptions {
             adamw: AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
             decay: DecayTargets::Matrices,
             max_norm: Some(1.0),
+            moments: Moments::Full,
         }
     }
 }
@@ -58,6 +61,7 @@ pub(crate) fn declare(
     program: &Program,
     instances: &[ParameterInstance],
     precision: Precision,
+    options: &OptimizerOptions,
 ) -> Result<(), TrainError> {
     use TensorClass::{Activation, Gradient, Input, OptimizerState};
     for tied in program.tied_uses() {
@@ -70,12 +74,13 @@ pub(crate) fn declare(
     }
     for instance in trainable(instances) {
         let (name, shape) = (&instance.name, &instance.parameter.shape);
+        let format = options.moments.format(precision, &instance.parameter);
         let precision = precision.of_parameter(instance.parameter.dtype);
         let gradient = format!("{name}.grad");
         slots.declare(tensor(gradient, shape.clone(), precision.gradients(), Gradient))?;
         for moment in ["first_moment", "second_moment"] {
             let moment = format!("{name}.{moment}");
-            slots.declare(tensor(moment, shape.clone(), precision.moments(), OptimizerState))?;
+            slots.declare(tensor(moment, format.shape(shape), format.dtype(), OptimizerState))?;
         }
         if precision.has_master() {
             let master = format!("{name}.master");
@@ -163,25 +168,28 @@ pub(crate) fn update_graph(
     let ParameterInstance {
         name, parameter: ProgramParameter { shape, dtype, number, .. }, ..
     } = instance;
+    let format = options.moments.format(precision, &instance.parameter);
     let precision = precision.of_parameter(*dtype);
     let mut graph = Graph::new();
     let parameter = graph.parameter(name, shape.clone(), *dtype, Training::Trainable);
-    let mut source = |suffix: &str, dtype, class| {
-        graph.source(format!("{name}.{suffix}"), shape.clone(), dtype, class)
+    let mut source = |suffix: &str, format: MomentFormat, class| {
+        let (name, shape) = (format!("{name}.{suffix}"), format.shape(shape));
+        graph.source(name, shape, format.dtype(), class)
     };
-    let gradient = source("grad", precision.gradients(), TensorClass::Gradient);
+    let elements = MomentFormat::Elements;
+    let gradient = source("grad", elements(precision.gradients()), TensorClass::Gradient);
     let state = TensorClass::OptimizerState;
-    let first_moment = source("first_moment", precision.moments(), state);
-    let second_moment = source("second_moment", precision.moments(), state);
-    let master = precision.has_master().then(|| source("master", DType::F32, state));
+    let first_moment = source("first_moment", format, state);
+    let second_moment = source("second_moment", format, state);
+    let master = precision.has_master().then(|| source("master", elements(DType::F32), state));
     let scalars = graph.input(names::SCALARS, [StepScalars::LEN], DType::F32);
     let clip = graph.input(names::CLIP, Shape::scalar(), DType::F32);
     let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
     let decays = options.decay == DecayTargets::All || shape.rank() >= 2;
     let weight_decay = if decays { options.adamw.weight_decay } else { 0.0 };
-    let moment_rounding = match precision.moments() {
-        DType::BF16 => Rounding::Stochastic,
-        _ => Rounding::Nearest,
+    let moment_rounding = match format {
+        MomentFormat::Elements(DType::F32) => Rounding::Nearest,
+        _ => Rounding::Stochastic,
     };
     graph.apply(
         &format!("{name}.update"),

@@ -1,7 +1,7 @@
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
-use crate::{OptimizerOptions, Precision, TrainError, weights};
+use crate::{Moments, OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
@@ -64,7 +64,7 @@ impl TrainOptions {
 pub struct StepReport {
     /// Mean cross-entropy over the valid tokens of the step, before the update.
     pub loss: f32,
-    /// Norm of all gradients before clipping. If it is not finite, nothing was updated.
+    /// Norm of all gradients before clipping. If it is not finite, nothing was updated, unless updates are made in the backward pass.
     pub gradient_norm: f32,
 }
 
@@ -172,7 +172,8 @@ impl<D: Device> ReferenceTrainer<D> {
             let class = TensorClass::Parameter(training);
             slots.declare(Tensor { name: name.clone(), shape, dtype, class })?;
         }
-        optimizer::declare(&mut slots, &program, &instances, precision)?;
+        check_moments(&options, &instances)?;
+        optimizer::declare(&mut slots, &program, &instances, precision, &options.optimizer)?;
         for input in start.inputs() {
             slots.declare(input)?;
         }
@@ -419,6 +420,26 @@ pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
             refuse("max_norm", "must be positive; leave it out to turn clipping off")
         }
         _ => Ok(()),
+    }
+}
+
+/// Refuses moments in 8 bits for a model that has no parameter for them, and for constants with which an update would
+/// have no bound.
+pub(crate) fn check_moments(
+    options: &TrainOptions,
+    instances: &[ParameterInstance],
+) -> Result<(), TrainError> {
+    let OptimizerOptions { adamw, moments, .. } = &options.optimizer;
+    let refuse = |problem: String| Err(TrainError::Option { option: "moments", problem });
+    if let Some(problem) = moments.problem(options.precision, instances) {
+        return refuse(problem.to_owned());
+    }
+    match *moments == Moments::Int8 && adamw.first_moment_bound().is_none() {
+        true => {
+            let AdamWParameters { beta1, beta2, .. } = adamw;
+            refuse(format!("int8 needs beta1² to be less than beta2, not {beta1}² and {beta2}"))
+        }
+        false => Ok(()),
     }
 }
 

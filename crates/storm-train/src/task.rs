@@ -1,6 +1,7 @@
 //! A training step as what the planner takes.
 
 use crate::optimizer;
+use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions};
 use storm_graph::{Accumulation, ParameterInstance, Program, Training};
 use storm_model::{ModelConfig, build};
@@ -42,6 +43,7 @@ pub fn task_of_program(
     let precision = options.precision;
     let parameters = program.parameters();
     let instances = program.parameter_instances();
+    check_moments(options, &instances)?;
     let mut updates = Vec::new();
     for parameter in parameters.into_iter().filter(|p| p.training == Training::Trainable) {
         // Named without a block: one rule for all of them.

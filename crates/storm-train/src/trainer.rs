@@ -14,7 +14,7 @@ use storm_model::{
     HfDirectory, IfExists, Initialization, ModelConfig, ParameterSource, SaveOptions, build,
     initialization,
 };
-use storm_plan::{CheckedPlan, PerTier, Work};
+use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
 
 /// A model in training under a plan: what the plan does not keep on the device waits in host memory.
 ///
@@ -32,6 +32,8 @@ pub struct Trainer<D: PlanDevice> {
     updates: u32,
     /// The scalars of an update that the next step or flush applies.
     pending: Option<StepScalars>,
+    /// The gradient norm of a step that was not finite, and whose update could not be cancelled.
+    partly_updated: Option<f32>,
 }
 
 impl<D: PlanDevice> Trainer<D> {
@@ -90,6 +92,7 @@ impl<D: PlanDevice> Trainer<D> {
             exchange,
             updates: 0,
             pending: None,
+            partly_updated: None,
         };
         trainer.initialize(program, start)?;
         Ok(trainer)
@@ -123,7 +126,8 @@ impl<D: PlanDevice> Trainer<D> {
     }
 
     /// One optimizer step: gradients over all micro-batches are normalized by the valid tokens of the
-    /// step, clipped, and applied; by a plan that defers it, at the start of the next step.
+    /// step, clipped, and applied; by a plan that defers it, at the start of the next step. If the norm is not finite, nothing is
+    /// applied, unless the plan updates in the backward pass: see [`Trainer::is_partly_updated`].
     ///
     /// # Errors
     /// Batches that do not fit, another number of them than the plan has, or from the device. A
@@ -144,6 +148,8 @@ impl<D: PlanDevice> Trainer<D> {
         if report.gradient_norm.is_finite() {
             self.updates = update;
             self.pending = self.defers().then_some(scalars);
+        } else if self.planned.plan().update == UpdateTime::InBackward {
+            self.partly_updated = Some(report.gradient_norm);
         }
         Ok(report)
     }
@@ -181,12 +187,19 @@ impl<D: PlanDevice> Trainer<D> {
         self.planned.plan().flush.is_some()
     }
 
+    /// Whether parameters and state are neither those before the last step nor those after it: its gradients were not finite, and
+    /// a plan that updates in the backward pass cannot cancel. Whatever reads them returns [`TrainError::PartlyUpdated`].
+    pub fn is_partly_updated(&self) -> bool {
+        self.partly_updated.is_some()
+    }
+
     /// A step whose gradients are applied with `own` scalars.
     fn run_step(
         &mut self,
         batches: &[impl MicroBatch],
         own: StepScalars,
     ) -> Result<StepReport, TrainError> {
+        self.check_whole()?;
         let wanted = self.micro_batches();
         if batches.len() != wanted {
             let problem =
@@ -212,12 +225,20 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// From the device.
     pub fn flush(&mut self) -> Result<(), TrainError> {
+        self.check_whole()?;
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let seed = Seed { seed: self.options.seed, step: self.updates };
         let none: &[NamedInputs] = &[];
         let mut feed = self.exchange.feed(none, 1.0, pending, seed);
         // The gradients are still there, but nothing is pending: the next step does not apply them.
         self.planned.flush(&mut feed)
+    }
+
+    fn check_whole(&self) -> Result<(), TrainError> {
+        match self.partly_updated {
+            Some(norm) => Err(TrainError::PartlyUpdated { norm }),
+            None => Ok(()),
+        }
     }
 
     /// Loads all parameters from a Hugging Face directory of the same config; a head that it lacks stays as it was
@@ -368,7 +389,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// Every tensor that training resumes from, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
         let base = Base::of(self.config.as_ref());
-        state_tensors(&self.instances, self.options.precision, base)
+        state_tensors(&self.instances, &self.options, base)
     }
 
     /// All of some state tensors after the last step.

@@ -1,6 +1,7 @@
 //! Parameters between files and device memory.
 
 use crate::TrainError;
+use crate::moments::Moment;
 use half::bf16;
 use std::ops::Range;
 use std::path::Path;
@@ -8,7 +9,7 @@ use storm_device::cpu::kernels::quantized::quantize;
 use storm_device::{Device, PlanDevice, Scalar};
 use storm_exec::{Planned, Resident};
 use storm_graph::random::{Purpose, Seed, Stream, words};
-use storm_graph::{DType, ParameterInstance, QuantizedRow, Tensor};
+use storm_graph::{DType, ParameterInstance, QuantizedRow, Tensor, TensorClass};
 use storm_model::{
     Element, IfExists, Initialization, ModelConfig, ParameterSource, ParameterSpec, SaveOptions,
     parameters, save_adapter,
@@ -269,9 +270,24 @@ pub(crate) fn save_adapters(
 
 /// A tensor's values, widened to f32.
 pub(crate) fn read(store: &mut impl Reader, name: &str) -> Result<Vec<f32>, TrainError> {
+    if let Some((moment, elements)) = int8_moment(store, name)? {
+        let mut bytes = vec![0u8; store.get(name)?.size_bytes()];
+        store.read_part(name, 0, &mut bytes)?;
+        return Ok(moment.decode(&bytes, elements));
+    }
     let mut values = vec![0.0; store.get(name)?.shape.elements()];
     read_widened(store, name, 0, &mut values, &mut Vec::new())?;
     Ok(values)
+}
+
+/// Which moment in 8 bits a tensor is, and of how many elements; none if it is something else.
+fn int8_moment(store: &impl Reader, name: &str) -> Result<Option<(Moment, usize)>, TrainError> {
+    let Tensor { dtype, class, .. } = store.get(name)?;
+    if (*dtype, *class) != (DType::U8, TensorClass::OptimizerState) {
+        return Ok(None);
+    }
+    let Some((moment, parameter)) = Moment::of_name(name) else { return Ok(None) };
+    Ok(Some((moment, store.get(parameter)?.shape.elements())))
 }
 
 fn read_widened(
@@ -294,6 +310,9 @@ fn read_widened(
 
 /// Sets a tensor from f32 values, and a parameter's master with it.
 pub(crate) fn write(store: &mut impl Writer, name: &str, values: &[f32]) -> Result<(), TrainError> {
+    if let Some((moment, _)) = int8_moment(store, name)? {
+        return store.write(name, &moment.encode(values));
+    }
     let dtype = store.get(name)?.dtype;
     if let Some(master) = master(store, name) {
         store.write(&master, values)?;

@@ -3,7 +3,7 @@
 use crate::base::BaseArg;
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
-use crate::precision::PrecisionArg;
+use crate::precision::{MomentsArg, PrecisionArg};
 use crate::size::{self, positive};
 use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
 use anyhow::Result;
@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use storm_device::cpu::probe_cpu;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, HardwareProfile};
-use storm_train::{Batch, StepSize, TrainOptions};
+use storm_train::{Batch, OptimizerOptions, StepSize, TrainOptions};
 
 /// Larger than a trainer's default: benchmarks are for speed.
 const CHUNK_ROWS: usize = 2048;
@@ -36,6 +36,9 @@ pub(crate) struct RunArgs {
     /// Storage of parameters, gradients and optimizer state.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16Stochastic)]
     pub(crate) precision: PrecisionArg,
+    /// How both moments of the optimizer are stored.
+    #[arg(long, value_enum, default_value_t = MomentsArg::Full)]
+    pub(crate) moments: MomentsArg,
     /// Rows of logits that exist at a time.
     #[arg(long, default_value_t = CHUNK_ROWS, value_parser = positive)]
     pub(crate) chunk_rows: usize,
@@ -108,6 +111,7 @@ impl RunArgs {
             seq,
             device: DeviceArg::Cuda,
             precision: PrecisionArg::Bf16Stochastic,
+            moments: MomentsArg::Full,
             chunk_rows: CHUNK_ROWS,
             steps: 4,
             warmup: 1,
@@ -133,8 +137,11 @@ impl RunArgs {
     }
 
     pub(crate) fn options(&self) -> TrainOptions {
+        let (moments, usual) = (self.moments.into(), OptimizerOptions::default());
+        let max_norm = self.forced.max_norm(usual.max_norm);
         TrainOptions {
             chunk_rows: self.chunk_rows,
+            optimizer: OptimizerOptions { moments, max_norm, ..usual },
             ..TrainOptions::new(self.batch, self.seq, self.precision.into())
         }
     }

@@ -4,7 +4,7 @@ use crate::base::BaseArg;
 use crate::forced::ForcedArgs;
 use crate::hardware;
 use crate::lora::LoraArg;
-use crate::precision::PrecisionArg;
+use crate::precision::{MomentsArg, PrecisionArg};
 use crate::save_mode::SaveModeArg;
 use crate::size::{self, positive};
 use crate::train::{Given, SizeOption};
@@ -45,6 +45,9 @@ pub(crate) struct PlanArgs {
     /// Storage of parameters, gradients and optimizer state; bf16-stochastic if not given.
     #[arg(long, value_enum)]
     pub(super) precision: Option<PrecisionArg>,
+    /// How both moments of the optimizer are stored; full if not given.
+    #[arg(long, value_enum)]
+    pub(super) moments: Option<MomentsArg>,
     /// Rows of logits that exist at a time; 2048 if not given.
     #[arg(long, value_parser = positive)]
     pub(super) chunk_rows: Option<usize>,
@@ -94,6 +97,7 @@ impl PlanArgs {
             tokens_per_step: count(self.tokens_per_step),
             seq: count(self.seq),
             precision: self.precision,
+            moments: self.moments,
             chunk_rows: count(self.chunk_rows),
             vram: self.vram.map(SizeOption),
             ram: self.ram.map(SizeOption),

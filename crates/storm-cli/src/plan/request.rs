@@ -4,7 +4,7 @@ use super::PlanArgs;
 use super::saving::DeviceMemory;
 use crate::base::BaseArg;
 use crate::memory_limits::{self, Limit};
-use crate::precision::PrecisionArg;
+use crate::precision::{MomentsArg, PrecisionArg};
 use crate::save_mode::SaveModeArg;
 use crate::{UsageError, hardware, train};
 use anyhow::{Context, Result};
@@ -17,8 +17,8 @@ use storm_plan::{
     policies,
 };
 use storm_train::{
-    GuessedSplit, LaunchRequest, StepPlan, StepSize, TrainError, TrainOptions, TrialOptions,
-    checkpoint_bytes, training_task,
+    GuessedSplit, LaunchRequest, OptimizerOptions, StepPlan, StepSize, TrainError, TrainOptions,
+    TrialOptions, checkpoint_bytes, training_task,
 };
 
 /// Tokens per sequence, if neither a flag nor a config says.
@@ -98,7 +98,11 @@ impl Request {
             precision,
         );
         let chunk_rows = args.chunk_rows.unwrap_or(CHUNK_ROWS_DEFAULT);
-        let options = TrainOptions { chunk_rows, ..options };
+        let moments = args.moments.unwrap_or(MomentsArg::Full).into();
+        let usual = OptimizerOptions::default();
+        let max_norm = args.forced.max_norm(usual.max_norm);
+        let optimizer = OptimizerOptions { moments, max_norm, ..usual };
+        let options = TrainOptions { chunk_rows, optimizer, ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let profile = hardware::named_or_found(args.hardware.as_deref())?;
         Ok(Request {

@@ -11,7 +11,7 @@ use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
     Tier,
 };
-use storm_train::{Precision, StepSize};
+use storm_train::{Moments, Precision, StepSize};
 
 /// Of a line.
 const WIDTH: usize = 100;
@@ -58,13 +58,17 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         Precision::Bf16Master => "bf16 with f32 master weights",
         Precision::Bf16Stochastic => "bf16, stochastic rounding",
     };
+    let moments = match request.options.optimizer.moments {
+        Moments::Full => "",
+        Moments::Int8 => ", moments in 8 bits",
+    };
     let together = match planned.decisions.group_max() {
         1 => String::new(),
         _ => format!(", {} at a time through each layer", planned.decisions.group_sizes()),
     };
     let mut lines = vec![
         format!(
-            "model     {}: {} parameters, {} layers, {precision}",
+            "model     {}: {} parameters, {} layers, {precision}{moments}",
             request.model,
             grouped(request.config.parameter_count()),
             request.config.layer_count

@@ -239,6 +239,9 @@ pub(super) fn moves(
             1 => "in before forward and backward; out when updated",
             _ => "in before forward and backward of each group; out when updated",
         }),
+        TensorKind::Gradients if decisions.update == UpdateTime::InBackward => {
+            Some("applied in the backward; none are stored")
+        }
         TensorKind::Gradients => Some(match groups {
             1 => "out after backward; in for the update",
             _ => "in and out around each group's backward; in for the update",
@@ -246,6 +249,7 @@ pub(super) fn moves(
         TensorKind::OptimizerState => Some(match decisions.update {
             UpdateTime::EndOfStep => "in and out with the update, at the end of the step",
             UpdateTime::NextStep => "in and out with the update, beside the next step's forward",
+            UpdateTime::InBackward => "in and out with the update, beside the backward",
         }),
         TensorKind::Activations
             if stages().any(|stage| stage.saved.iter().flatten().any(is_offloaded)) =>

@@ -5,6 +5,7 @@ use super::device::{self, DeviceKind};
 use super::model;
 use super::options::Settings;
 use super::schedule;
+use crate::forced::UpdateArg;
 use crate::size::show;
 use crate::{
     OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits, model_tokenizer,
@@ -114,7 +115,13 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
             return Err(UsageError(format!("{key} is {value}; it must be {range}")));
         }
     }
-    Ok(())
+    match settings.update == Some(UpdateArg::InBackward) && *clip != 0.0 {
+        true => Err(UsageError(format!(
+            "update = \"in-backward\" applies gradients before their norm is known, and clip is {clip}; set clip = 0, or update \
+             at another time"
+        ))),
+        false => Ok(()),
+    }
 }
 
 /// What is known of a run before anything slow.

@@ -6,7 +6,7 @@ use super::values::{
 use crate::base::BaseArg;
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::lora::LoraArg;
-use crate::precision::PrecisionArg;
+use crate::precision::{MomentsArg, PrecisionArg};
 use crate::save_mode::SaveModeArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -113,6 +113,8 @@ options! {
         epsilon: f64 = 1e-8;
         /// Gradients are scaled down to this norm; 0 leaves them as they are.
         clip: f64 = 1.0;
+        /// How both moments are stored.
+        moments: MomentsArg = MomentsArg::Full;
     }
     "Memory" {
         /// Where to train.

@@ -39,7 +39,7 @@ use tempfile::TempDir;
 const BASE_HASH: &str = "base-hash";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 18] = [
+const FIXED: [&str; 19] = [
     "model",
     "lora",
     "base",
@@ -57,6 +57,7 @@ const FIXED: [&str; 18] = [
     "tokens-per-step",
     "precision",
     "chunk-rows",
+    "moments",
     "seed",
 ];
 
@@ -433,6 +434,7 @@ pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptio
             },
             decay: settings.decay_targets.into(),
             max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
+            moments: settings.moments.into(),
         },
         seed: settings.seed.0,
         ..TrainOptions::new(batch, settings.seq.get(), settings.precision.into())

@@ -15,7 +15,8 @@ use crate::placed::{PlacedNode, View};
 use half::bf16;
 use storm_graph::random::{Seed, Stream};
 use storm_graph::{
-    BlockPlace, DType, HeadLayout, Mask, NormKind, Op, ParameterGradients, StepScalars,
+    BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op, ParameterGradients,
+    StepScalars,
 };
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
@@ -381,20 +382,20 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 moments: *moment_rounding,
                 random: access.random_bits(random, *stream, *layer, *first_element),
             };
+            let (scalars, clip) = (access.scalars(scalars), access.clip(clip));
             with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
-                with_float!(first_moment.dtype, M => optimizer::adamw::<P, G, M>(
-                    hyper,
-                    &access.scalars(scalars),
-                    access.clip(clip),
-                    storage,
-                    AdamWTensors {
-                        parameter: access.out(&outputs[0]),
-                        master: master.is_some().then(|| access.out(&outputs[3])),
-                        gradient: access.get(gradient),
-                        first_moment: access.out(&outputs[1]),
-                        second_moment: access.out(&outputs[2]),
-                    },
-                ))
+                match MomentFormat::of(first_moment.dtype) {
+                    MomentFormat::Elements(dtype) => with_float!(dtype, M => {
+                        let tensors = access.updated::<P, G, M>(gradient, master, outputs);
+                        optimizer::adamw(hyper, &scalars, clip, storage, tensors);
+                    }),
+                    MomentFormat::Int8 => {
+                        let bound = hyper.first_moment_bound().expect("checked with the graph");
+                        let tensors = access.updated::<P, G, u8>(gradient, master, outputs);
+                        let hyper = (hyper, bound);
+                        optimizer::adamw_int8(hyper, &scalars, clip, storage, tensors);
+                    }
+                }
             }));
         }
         Op::Sgd {
@@ -511,6 +512,22 @@ impl<'m> Access<'_, 'm> {
             denominator: self.get::<f32>(denominator)[0],
             width: hidden.shape.width(),
             chunk_rows: chunk_rows.clamp(1, hidden.shape.rows().max(1)),
+        }
+    }
+
+    /// What an AdamW update changes, and the gradient.
+    fn updated<P: Scalar, G: Scalar, M: Scalar>(
+        &self,
+        gradient: &View,
+        master: &Option<View>,
+        outputs: &[View],
+    ) -> AdamWTensors<'m, P, G, M> {
+        AdamWTensors {
+            parameter: self.out(&outputs[0]),
+            master: master.is_some().then(|| self.out(&outputs[3])),
+            gradient: self.get(gradient),
+            first_moment: self.out(&outputs[1]),
+            second_moment: self.out(&outputs[2]),
         }
     }
 

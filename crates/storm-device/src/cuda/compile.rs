@@ -24,6 +24,7 @@ const fn header(name: &'static str, text: &'static str) -> KernelSource {
 const HEADERS: &[KernelSource] = &[
     header("common.cuh", include_str!("kernels/common.cuh")),
     header("attention_common.cuh", include_str!("kernels/attention_common.cuh")),
+    header("optimizer_common.cuh", include_str!("kernels/optimizer_common.cuh")),
 ];
 
 /// Compiles for one architecture (`sm_90`), with `-D` definitions, and returns a cubin.

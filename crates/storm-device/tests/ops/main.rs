@@ -6,7 +6,7 @@
 //! | `../reference/` | the ops in plain f64 loops |
 //! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
 //! | `linear`, `elementwise`, `norm`, `attention`, `loss`, `shapes` | random cases of one op family |
-//! | `optimizer`, `random_normal` | ops without gradients |
+//! | `optimizer`, `optimizer_int8`, `random_normal` | ops without gradients |
 //! | `transformer` | whole small models: sharing, frozen parameters |
 //! | `exactness` | thread counts and recomputation, to the bit |
 //!
@@ -25,6 +25,7 @@ mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod optimizer_int8;
 mod random_normal;
 mod shapes;
 mod transformer;

@@ -335,7 +335,7 @@ fn piece_bits(adamw: bool, dtype: DType, has_master: bool, piece: Range<usize>) 
 }
 
 /// Where pieces are cut; the last is the parameter's size.
-const PIECES: [usize; 4] = [0, PIECE_ALIGNMENT, 20 * PIECE_ALIGNMENT, 40_001];
+const PIECES: [usize; 4] = [0, PIECE_ALIGNMENT, 3 * PIECE_ALIGNMENT, 40_001];
 
 #[test]
 fn updates_in_pieces_give_the_same_bits_as_the_whole() {

@@ -81,7 +81,8 @@ impl<'g> Machine<'g> {
                 self.device.write(at, &rounded)
             }
             DType::I32 => self.device.write(at, &data.map(|&x| x as i32).collect::<Vec<i32>>()),
-            other => panic!("no test has {other}"),
+            DType::U8 => self.device.write(at, &data.map(|&x| x as u8).collect::<Vec<u8>>()),
+            DType::I8 => panic!("no test has i8"),
         };
         written.expect("inside");
     }
@@ -95,7 +96,8 @@ impl<'g> Machine<'g> {
             DType::BF16 => {
                 words(&bytes).map(|word| f64::from(bf16::from_le_bytes(word).to_f32())).collect()
             }
-            other => panic!("no test has {other}"),
+            DType::U8 => bytes.iter().copied().map(f64::from).collect(),
+            DType::I8 => panic!("no test has i8"),
         };
         Value::new(tensor.shape.clone(), data)
     }

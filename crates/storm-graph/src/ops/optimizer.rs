@@ -3,11 +3,12 @@
 use super::reduce::block_partials;
 use super::rules;
 use crate::graph::Output;
-use crate::{DType, Op, Rounding, Shape, StepScalars, Tensor};
+use crate::{AdamWParameters, DType, MomentFormat, Op, Rounding, Shape, StepScalars, Tensor};
 
 /// Pieces of a parameter that are updated one by one begin at multiples of this many elements, so
-/// that a piece is aligned for every kernel and begins with whole random words.
-pub const PIECE_ALIGNMENT: usize = 1024;
+/// that a piece is aligned for every kernel, with moments in 8 bits, too (64 groups are 33 times 256 bytes), and
+/// begins with whole random words.
+pub const PIECE_ALIGNMENT: usize = 8192;
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
@@ -47,6 +48,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             scalars,
             clip,
             random,
+            hyper,
             rounding,
             moment_rounding,
             first_element,
@@ -54,11 +56,18 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         } => {
             check_piece(*first_element)?;
             check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
-            rules::float("first_moment", first_moment)?;
-            rules::shape("first_moment", first_moment, &parameter.shape)?;
+            let format = MomentFormat::of(first_moment.dtype);
+            rules::shape("first_moment", first_moment, &format.shape(&parameter.shape))?;
             rules::like("second_moment", second_moment, "first_moment", first_moment)?;
             rules::maybe("master", master.as_ref(), &parameter.shape, DType::F32)?;
-            check_rounding("first_moment", first_moment, random.is_some(), *moment_rounding)?;
+            match format {
+                MomentFormat::Elements(_) => {
+                    rules::float("first_moment", first_moment)?;
+                    let has_random = random.is_some();
+                    check_rounding("first_moment", first_moment, has_random, *moment_rounding)?;
+                }
+                MomentFormat::Int8 => check_int8(hyper, random.is_some(), *moment_rounding)?,
+            }
             if master.is_some() && *rounding == Rounding::Stochastic {
                 return Err("stochastic rounding is for parameters without a master copy".into());
             }
@@ -127,4 +136,17 @@ fn check_rounding(
         }
     }
     Ok(())
+}
+
+fn check_int8(hyper: &AdamWParameters, has_random: bool, rounding: Rounding) -> Result<(), String> {
+    if rounding != Rounding::Stochastic || !has_random {
+        return Err("moments in 8 bits are rounded stochastically and need `random`".into());
+    }
+    match hyper.first_moment_bound() {
+        Some(_) => Ok(()),
+        None => Err(format!(
+            "moments in 8 bits need beta1 squared to be less than beta2, not {} and {}",
+            hyper.beta1, hyper.beta2
+        )),
+    }
 }

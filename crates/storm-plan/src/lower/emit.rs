@@ -111,6 +111,7 @@ impl<'a> Emit<'a> {
         let layout = Layout::new(lowering, decisions);
         let mut plan = Plan {
             bytes: layout.bytes(),
+            update: decisions.update,
             regions: layout.device.regions.iter().chain(&layout.host.regions).cloned().collect(),
             ..Plan::default()
         };

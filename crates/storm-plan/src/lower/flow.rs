@@ -547,6 +547,13 @@ impl Emit<'_> {
             self.fold_tied(block);
             self.sum_squares(block);
         }
+        if self.decisions.update == UpdateTime::InBackward {
+            // Everything is there, and what else reads these weights in this step has read them: blocks before this one in
+            // the program own what they share with it.
+            for update in self.updates(block) {
+                self.update(update);
+            }
+        }
         self.touch(Class::Gradients, block);
         if self.gradients_leave(block, group.is_last) {
             self.write_back_gradients(block, Gradients::All);
@@ -558,7 +565,9 @@ impl Emit<'_> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let streaming = self.decisions.stages[stage].gradients;
         let repeat = self.lowering.task.program().stages()[stage].repeat;
-        if streaming.is_pinned(index) {
+        let is_applied = self.decisions.update == UpdateTime::InBackward
+            && !self.lowering.sets[stage].makes_parts();
+        if streaming.is_pinned(index) || is_applied {
             return false;
         }
         if self.residency.is_shared(&self.layout, Class::Gradients, stage, index) {

@@ -8,7 +8,7 @@ use crate::decisions::{RingMemory, Streaming};
 use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::Region;
 use crate::tier::{PerTier, Tier};
-use crate::{Decisions, GroupDecisions, Storage, TensorKind};
+use crate::{Decisions, GroupDecisions, Storage, TensorKind, UpdateTime};
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use storm_graph::{Tensor, TensorClass, TensorId};
@@ -409,6 +409,8 @@ fn place_parameters(
     let mut places = Parameters { weights: Vec::new(), gradients: Vec::new(), states: Vec::new() };
     for (stage, s) in lowering.task.program().stages().iter().enumerate() {
         let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
+        let gradients_last =
+            decisions.update != UpdateTime::InBackward || lowering.sets[stage].makes_parts();
         let mut class = |kind: TensorKind, slab: &Slab, streaming: Streaming, ring_apart: bool| {
             let name = match device.names {
                 Names::Given => format!("{} of {}", kind.name(), s.name),
@@ -420,7 +422,11 @@ fn place_parameters(
                 true => 0,
                 false => device.take(kind, &name, slot_bytes * streaming.ring),
             };
-            let host = host.take(kind, &name, slot_bytes * (s.repeat - streaming.pinned));
+            let away = match kind == TensorKind::Gradients && !gradients_last {
+                true => 0,
+                false => s.repeat - streaming.pinned,
+            };
+            let host = host.take(kind, &name, slot_bytes * away);
             ClassPlaces { streaming, pinned, ring, host, slot_bytes }
         };
         let (kind, slab) = (TensorKind::Weights, &slabs.weights);

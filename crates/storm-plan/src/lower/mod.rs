@@ -24,7 +24,8 @@ mod waits;
 
 use crate::plan::Plan;
 use crate::{
-    Decisions, GroupDecisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage, Task,
+    Decisions, GroupDecisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage,
+    Task, UpdateTime,
 };
 use blocks::Blocks;
 use layout::ActivationSlab;
@@ -33,7 +34,7 @@ use shared::{Cut, Shared};
 pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use storm_graph::{Block, Graph, Op, Phase, Section, TensorId, recompute};
+use storm_graph::{Block, Graph, Op, PIECE_ALIGNMENT, Phase, Section, TensorId, recompute};
 use variant::Variant;
 
 /// A block of the first micro-batch of a step, and of the others.
@@ -65,8 +66,8 @@ pub struct Lowering<'a> {
     shared: Shared,
     /// For plans to share.
     norm: Option<Arc<Graph>>,
-    /// Updates of pieces, by rule, first element and size.
-    update_graphs: RwLock<BTreeMap<(usize, usize, usize), Arc<Graph>>>,
+    /// Updates of pieces, by rule, first element, size and time.
+    update_graphs: RwLock<HashMap<(usize, usize, usize, UpdateTime), Arc<Graph>>>,
     /// Nodes of the norm graph, by the gradient whose squares they sum.
     squares: HashMap<String, usize>,
     /// By elements of a piece.
@@ -260,14 +261,19 @@ impl<'a> Lowering<'a> {
     }
 
     /// The graph that updates a piece of a parameter.
-    fn update_graph(&self, rule: usize, first: usize, size: usize) -> Arc<Graph> {
-        let key = (rule, first, size);
+    fn update_graph(
+        &self,
+        rule: usize,
+        (first, size): (usize, usize),
+        update: UpdateTime,
+    ) -> Arc<Graph> {
+        let key = (rule, first, size, update);
         let known = self.update_graphs.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(graph) = known.get(&key) {
             return Arc::clone(graph);
         }
         drop(known);
-        let graph = self.training().updates[rule].piece(first, size);
+        let graph = self.training().updates[rule].piece(first, size, update);
         let graph = Arc::new(graph.expect("checked when the lowering was made"));
         let mut known = self.update_graphs.write().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(known.entry(key).or_insert(graph))
@@ -283,7 +289,7 @@ impl<'a> Lowering<'a> {
     fn needs_state_ring(&self, decisions: &Decisions) -> bool {
         let mut stages = self.task.program().stages().iter().zip(&decisions.stages).zip(&self.sets);
         stages.any(|((stage, decided), set)| {
-            let folds = set.gradients.len() > set.trainable().count();
+            let folds = set.makes_parts();
             let streams = decided.states_pinned < stage.repeat && !set.kinds().is_empty();
             streams || (folds && decided.gradients.pinned < stage.repeat)
         })
@@ -406,8 +412,14 @@ impl<'a> Lowering<'a> {
             );
         }
         decisions.groups.iter().try_for_each(|group| self.check_group(group))?;
-        if !decisions.piece_elements.is_multiple_of(1024) || decisions.piece_elements == 0 {
-            return refuse("pieces must be a multiple of 1024 elements".to_owned());
+        if decisions.update == UpdateTime::InBackward
+            && let Some(problem) = self.task.in_backward_problem(decisions.groups[0].micro_batches)
+        {
+            return refuse(problem);
+        }
+        let pieces = decisions.piece_elements;
+        if !pieces.is_multiple_of(PIECE_ALIGNMENT) || pieces == 0 {
+            return refuse(format!("pieces must be a multiple of {PIECE_ALIGNMENT} elements"));
         }
         Ok(())
     }

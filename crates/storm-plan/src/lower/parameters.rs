@@ -1,8 +1,8 @@
 //! The parameters of each stage as plans see them.
 
 use super::slab::Slab;
-use crate::{PlanError, Task, UpdateRule};
-use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, TensorId, Training};
+use crate::{PlanError, Task, UpdateRule, UpdateTime};
+use storm_graph::{DType, Graph, MomentFormat, Op, Shape, Tensor, TensorClass, TensorId, Training};
 
 /// What the blocks of one stage own, and what they add gradients to.
 #[derive(Clone, Debug, Default)]
@@ -23,8 +23,17 @@ pub(crate) struct Parameter {
     pub(crate) tensor: Tensor,
     /// Position among the task's update rules; none if it is frozen.
     pub(crate) rule: Option<usize>,
-    /// Suffix and dtype of each tensor of optimizer state.
-    pub(crate) state: Vec<(String, DType)>,
+    /// Optimizer state.
+    pub(crate) state: Vec<State>,
+}
+
+/// A tensor of optimizer state.
+#[derive(Clone, Debug)]
+pub(crate) struct State {
+    /// Suffix of its name: `first_moment`.
+    pub(crate) kind: String,
+    /// How the elements of the parameter lie in it.
+    pub(crate) format: MomentFormat,
 }
 
 /// A gradient that a stage makes.
@@ -118,6 +127,11 @@ impl Set {
         self.gradients.iter().position(|gradient| gradient.name == name)
     }
 
+    /// Whether it makes gradients of parameters that other stages own: these must last until the owner's are complete.
+    pub(crate) fn makes_parts(&self) -> bool {
+        self.gradients.len() > self.trainable().count()
+    }
+
     /// Positions of the own parameters that learn. The n-th of them has the n-th gradient.
     pub(crate) fn trainable(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.parameters.len()).filter(|&index| self.parameters[index].rule.is_some())
@@ -126,7 +140,7 @@ impl Set {
     /// Kinds of state, in the order of the slab.
     pub(crate) fn kinds(&self) -> Vec<String> {
         let mut kinds: Vec<String> = Vec::new();
-        for (kind, _) in self.parameters.iter().flat_map(|parameter| &parameter.state) {
+        for State { kind, .. } in self.parameters.iter().flat_map(|p| &p.state) {
             if !kinds.contains(kind) {
                 kinds.push(kind.clone());
             }
@@ -150,13 +164,22 @@ impl Set {
             for index in self.trainable() {
                 let parameter = &self.parameters[index];
                 // A parameter without this kind of state keeps an empty entry: positions stay simple.
-                let dtype = parameter.state.iter().find(|(known, _)| *known == kind);
-                let size = dtype.map_or(0, |(_, dtype)| dtype.size_bytes());
                 let elements = parameter.tensor.shape.elements();
-                slabs.states.push(elements * size, piece_elements * size.max(1));
+                let bytes = |elements| match parameter.state_of(&kind) {
+                    Some(state) => state.format.size_bytes(elements),
+                    None => 0,
+                };
+                slabs.states.push(bytes(elements), bytes(piece_elements).max(1));
             }
         }
         slabs
+    }
+}
+
+impl Parameter {
+    /// Its state of a kind; none if it has no such state.
+    pub(crate) fn state_of(&self, kind: &str) -> Option<&State> {
+        self.state.iter().find(|state| state.kind == kind)
     }
 }
 
@@ -167,27 +190,35 @@ impl UpdateRule {
         gradient.map_or(DType::F32, |tensor| tensor.dtype)
     }
 
-    fn state(&self) -> Vec<(String, DType)> {
+    fn state(&self) -> Vec<State> {
         let sources = self.graph.ids().filter(|&id| self.graph.producer(id).is_none());
         sources
             .map(|id| self.graph.tensor(id))
             .filter(|tensor| tensor.class == TensorClass::OptimizerState)
             .filter_map(|tensor| {
                 let suffix = tensor.name.strip_prefix(&self.parameter.name)?.strip_prefix('.')?;
-                Some((suffix.to_owned(), tensor.dtype))
+                Some(State { kind: suffix.to_owned(), format: MomentFormat::of(tensor.dtype) })
             })
             .collect()
     }
 
-    /// The same update for `elements` elements from `first` on.
-    pub(crate) fn piece(&self, first: usize, elements: usize) -> Result<Graph, PlanError> {
+    /// The same update for `elements` elements from `first` on. In the backward pass there is no clip scale yet.
+    pub(crate) fn piece(
+        &self,
+        first: usize,
+        elements: usize,
+        update: UpdateTime,
+    ) -> Result<Graph, PlanError> {
         let mut graph = Graph::new();
-        let whole = &self.parameter.shape;
         let mut ids: Vec<Option<TensorId>> = vec![None; self.graph.tensors().len()];
         for id in self.graph.ids().filter(|&id| self.graph.producer(id).is_none()) {
             let Tensor { name, shape, dtype, class } = self.graph.tensor(id).clone();
-            let is_sliced = shape == *whole && class != TensorClass::Input;
-            let shape = if is_sliced { Shape::from([elements]) } else { shape };
+            let piece = Shape::from([elements]);
+            let shape = match class {
+                TensorClass::Input => shape,
+                TensorClass::OptimizerState => MomentFormat::of(dtype).shape(&piece),
+                _ => piece,
+            };
             ids[id.index()] = Some(graph.source(name, shape, dtype, class));
         }
         let problem = |problem: String| PlanError::Task { problem };
@@ -196,8 +227,11 @@ impl UpdateRule {
         };
         let mut op = node.op.clone().map(|_, id| ids[id.index()].expect("all are sources"));
         match &mut op {
-            Op::AdamW { first_element, .. } | Op::Sgd { first_element, .. } => {
+            Op::AdamW { first_element, clip, .. } | Op::Sgd { first_element, clip, .. } => {
                 *first_element = first;
+                if update == UpdateTime::InBackward {
+                    *clip = None;
+                }
             }
             _ => return Err(problem(format!("{} is not an update", op.name()))),
         }

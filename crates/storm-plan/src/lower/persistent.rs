@@ -2,6 +2,7 @@
 
 use super::emit::{Emit, Pieces};
 use super::norm::norm_names;
+use super::parameters::State;
 use super::residency::Class;
 use crate::decisions::UpdateTime;
 use crate::plan::{Lasting, Place};
@@ -93,23 +94,25 @@ impl Emit<'_> {
         for (t, &position) in trainable.iter().enumerate() {
             let parameter = &set.parameters[position];
             let shape = &parameter.tensor.shape;
-            let named = |name: String, dtype: DType, class: TensorClass| Tensor {
-                name,
-                shape: shape.clone(),
-                dtype,
-                class,
-            };
             if self.decisions.update == UpdateTime::NextStep {
                 let name = program.gradient_name(block, &parameter.tensor.name);
-                let tensor = named(name, set.gradients[t].dtype, TensorClass::Gradient);
+                let tensor = Tensor {
+                    name,
+                    shape: shape.clone(),
+                    dtype: set.gradients[t].dtype,
+                    class: TensorClass::Gradient,
+                };
                 let offset = slabs.gradients.entries[t].offset;
                 all.push(lasting(tensor, self.values.gradients[number][t], &gradients, offset));
             }
             for (kind, name) in set.kinds().iter().enumerate() {
-                let state = parameter.state.iter().find(|(known, _)| known == name);
-                let Some(&(_, dtype)) = state else { continue };
-                let name = full(&format!("{}.{name}", parameter.tensor.name));
-                let tensor = named(name, dtype, TensorClass::OptimizerState);
+                let Some(State { format, .. }) = parameter.state_of(name) else { continue };
+                let tensor = Tensor {
+                    name: full(&format!("{}.{name}", parameter.tensor.name)),
+                    shape: format.shape(shape),
+                    dtype: format.dtype(),
+                    class: TensorClass::OptimizerState,
+                };
                 let entry = kind * trainable.len() + t;
                 let offset = slabs.states.entries[entry].offset;
                 all.push(lasting(tensor, self.values.states[number][entry], &[states], offset));

@@ -228,7 +228,8 @@ impl Emit<'_> {
         let first = piece * self.decisions.piece_elements;
         let size = self.decisions.piece_elements.min(elements - first);
         let id = GraphId(self.plan.graphs.len() as u32);
-        self.plan.graphs.push(self.lowering.update_graph(rule, first, size));
+        let graph = self.lowering.update_graph(rule, (first, size), self.decisions.update);
+        self.plan.graphs.push(graph);
         self.update_graphs.insert((stage, t, piece), id);
         id
     }

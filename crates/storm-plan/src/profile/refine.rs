@@ -105,7 +105,7 @@ impl HardwareProfile {
             }
             Op::Attention { .. } => Part::AttentionForward,
             Op::AttentionGrad { .. } => Part::AttentionBackward,
-            _ => return Some((Part::Moving(op.name()), self.moving_seconds(&op, &outputs))),
+            _ => return Some((Part::Moving(op.timed_as()), self.moving_seconds(&op, &outputs))),
         };
         Some((part, work_seconds))
     }
@@ -136,7 +136,7 @@ impl HardwareProfile {
             Part::Moving(op) => match self.elementwise.iter_mut().find(|point| point.op == op) {
                 Some(point) => point.bandwidth /= factor,
                 None => {
-                    let bandwidth = self.memory_bandwidth / factor;
+                    let bandwidth = self.bandwidth(op) / factor;
                     self.elementwise.push(ElementwisePoint { op: op.to_owned(), bandwidth });
                 }
             },

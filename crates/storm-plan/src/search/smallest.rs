@@ -60,7 +60,7 @@ impl Search<'_> {
             for inputs_resident in [false, true] {
                 for checkpoints in [Checkpoints::All, Checkpoints::SquareRoot] {
                     let mut choice = Choice {
-                        group: self.forced.group.unwrap_or(1),
+                        group: self.groups()[0],
                         state_ring: 1,
                         activation_ring: 1,
                         input_ring: 0,

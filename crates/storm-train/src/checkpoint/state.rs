@@ -1,6 +1,6 @@
-use crate::{Precision, TrainError, TrainOptions, Trainer};
+use crate::{TrainError, TrainOptions, Trainer};
 use storm_device::{HostBuffer, PlanDevice};
-use storm_graph::{DType, ParameterInstance, Shape, Training};
+use storm_graph::{DType, MomentFormat, ParameterInstance, Shape, Training};
 use storm_model::{Dtype, ModelConfig, build};
 
 /// Which file of a checkpoint a tensor is in.
@@ -75,7 +75,7 @@ impl Base {
 /// Every tensor that training of these parameters resumes from, in a fixed order.
 pub(crate) fn state_tensors(
     instances: &[ParameterInstance],
-    precision: Precision,
+    options: &TrainOptions,
     base: Base,
 ) -> Vec<StateTensor> {
     let mut tensors = Vec::new();
@@ -83,19 +83,21 @@ pub(crate) fn state_tensors(
         if base == Base::Elsewhere && parameter.training == Training::Frozen {
             continue;
         }
-        let precision = precision.of_parameter(parameter.dtype);
-        let mut add = |name: String, dtype: DType, part: StatePart| {
-            tensors.push(StateTensor { name, shape: parameter.shape.clone(), dtype, part });
+        let mut add = |name: String, format: MomentFormat, part: StatePart| {
+            let (shape, dtype) = (format.shape(&parameter.shape), format.dtype());
+            tensors.push(StateTensor { name, shape, dtype, part });
         };
-        add(name.clone(), parameter.dtype, StatePart::Parameters);
+        let elements = MomentFormat::Elements;
+        add(name.clone(), elements(parameter.dtype), StatePart::Parameters);
         if parameter.training != Training::Trainable {
             continue;
         }
         for moment in ["first_moment", "second_moment"] {
-            add(format!("{name}.{moment}"), precision.moments(), StatePart::Optimizer);
+            let format = options.optimizer.moments.format(options.precision, parameter);
+            add(format!("{name}.{moment}"), format, StatePart::Optimizer);
         }
-        if precision.has_master() {
-            add(format!("{name}.master"), DType::F32, StatePart::Optimizer);
+        if options.precision.of_parameter(parameter.dtype).has_master() {
+            add(format!("{name}.master"), elements(DType::F32), StatePart::Optimizer);
         }
     }
     tensors
@@ -109,7 +111,7 @@ pub(crate) fn state_tensors(
 pub fn checkpoint_bytes(config: &ModelConfig, options: &TrainOptions) -> Result<u64, TrainError> {
     let program = build(config, &options.build_options())?;
     let instances = program.parameter_instances();
-    let tensors = state_tensors(&instances, options.precision, Base::of(Some(config)));
+    let tensors = state_tensors(&instances, options, Base::of(Some(config)));
     Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
 }
 

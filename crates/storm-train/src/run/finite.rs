@@ -11,7 +11,11 @@ pub(super) fn first_bad<D: PlanDevice>(
 ) -> Result<String, TrainError> {
     // Before anything is flushed: these are of the step that failed.
     let squares = trainer.gradient_squares()?;
-    let names: Vec<String> = trainer.parameter_names().map(str::to_owned).collect();
+    // Gradients that were applied have made parameters what they are.
+    let names: Vec<String> = match trainer.is_partly_updated() {
+        true => Vec::new(),
+        false => trainer.parameter_names().map(str::to_owned).collect(),
+    };
     for name in names {
         let values = trainer.read(&name)?;
         if let Some(at) = values.iter().position(|value| !value.is_finite()) {
@@ -19,7 +23,7 @@ pub(super) fn first_bad<D: PlanDevice>(
             return Ok(format!("the parameter `{name}` has {value} at element {at}"));
         }
     }
-    if !report.loss.is_finite() {
+    if !report.loss.is_finite() && !trainer.is_partly_updated() {
         let problem = "all parameters are finite, so an activation or the loss itself overflowed";
         return Ok(problem.to_owned());
     }

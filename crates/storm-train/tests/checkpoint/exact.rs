@@ -1,6 +1,8 @@
 //! A resumed run from a checkpoint is the run that never stopped.
 
-use crate::support::{progress, save, state, tiny, train, trainer, trainer_of};
+use crate::support::{
+    CpuTrainer, int8_trainer, progress, save, state, tiny, train, trainer, trainer_of,
+};
 use storm_plan::UpdateTime;
 use storm_train::{
     CheckpointError, Checkpoints, Disk, Keep, Precision, Retention, Saver, Snapshot, TrainingState,
@@ -16,32 +18,39 @@ const UPDATES: [UpdateTime; 2] = [UpdateTime::EndOfStep, UpdateTime::NextStep];
 fn saving_changes_nothing_and_restoring_gives_all_of_it() {
     for (precision, update) in PRECISIONS.into_iter().flat_map(|p| UPDATES.map(|u| (p, u))) {
         let case = format!("{precision:?} {update:?}");
-        let mut whole = trainer(precision, update);
-        let expected = train(&mut whole, 0..7);
-
-        let folder = TempDir::new().expect("a folder");
-        let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
-        let mut first = trainer(precision, update);
-        let mut found = train(&mut first, 0..4);
-        save(&checkpoints, &mut first, 4).expect("a checkpoint");
-        let mut second = trainer(precision, update);
-        // State of its own, which must not show.
-        train(&mut second, 9..11);
-        let tensors = TrainingState::tensors(&second);
-        let verified = checkpoints
-            .newest(&tensors, |_, error| panic!("{case}: {error}"))
-            .expect("a folder")
-            .expect("a checkpoint");
-        assert_eq!(verified.progress(), &progress(4, &first));
-        verified.restore(&mut second).expect("a restore");
-        found.extend(train(&mut second, 4..7));
-        assert_eq!(found, expected, "{case}: resumed");
-        assert_eq!(state(&mut second), state(&mut whole), "{case}: resumed");
-
-        let went_on = train(&mut first, 4..7);
-        assert_eq!(went_on, expected[4..], "{case}: went on after saving");
-        assert_eq!(state(&mut first), state(&mut whole), "{case}: went on after saving");
+        saving_changes_nothing(&case, || trainer(precision, update));
     }
+    for update in UPDATES {
+        saving_changes_nothing(&format!("8 bits, {update:?}"), || int8_trainer(update));
+    }
+}
+
+fn saving_changes_nothing(case: &str, trainer: impl Fn() -> CpuTrainer) {
+    let mut whole = trainer();
+    let expected = train(&mut whole, 0..7);
+
+    let folder = TempDir::new().expect("a folder");
+    let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+    let mut first = trainer();
+    let mut found = train(&mut first, 0..4);
+    save(&checkpoints, &mut first, 4).expect("a checkpoint");
+    let mut second = trainer();
+    // State of its own, which must not show.
+    train(&mut second, 9..11);
+    let tensors = TrainingState::tensors(&second);
+    let verified = checkpoints
+        .newest(&tensors, |_, error| panic!("{case}: {error}"))
+        .expect("a folder")
+        .expect("a checkpoint");
+    assert_eq!(verified.progress(), &progress(4, &first));
+    verified.restore(&mut second).expect("a restore");
+    found.extend(train(&mut second, 4..7));
+    assert_eq!(found, expected, "{case}: resumed");
+    assert_eq!(state(&mut second), state(&mut whole), "{case}: resumed");
+
+    let went_on = train(&mut first, 4..7);
+    assert_eq!(went_on, expected[4..], "{case}: went on after saving");
+    assert_eq!(state(&mut first), state(&mut whole), "{case}: went on after saving");
 }
 
 #[test]
@@ -88,6 +97,26 @@ fn the_size_of_a_checkpoint_is_known_beforehand() {
         let bytes: usize = tensors.iter().map(|tensor| tensor.size_bytes()).sum();
         let known = checkpoint_bytes(&tiny(), trainer.options()).expect("a valid model");
         assert_eq!(known, bytes as u64, "{precision:?}");
+    }
+}
+
+/// A format of moments is part of a run: bytes of one are never read as another.
+#[test]
+fn moments_of_another_format_are_refused() {
+    let full = || trainer(Precision::Bf16Stochastic, UpdateTime::EndOfStep);
+    let int8 = || int8_trainer(UpdateTime::EndOfStep);
+    let bytes =
+        |trainer: &CpuTrainer| checkpoint_bytes(&tiny(), trainer.options()).expect("a valid model");
+    assert_ne!(bytes(&full()), bytes(&int8()));
+    for (mut saved, resumed) in [(full(), int8()), (int8(), full())] {
+        let folder = TempDir::new().expect("a folder");
+        let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+        train(&mut saved, 0..1);
+        save(&checkpoints, &mut saved, 1).expect("a checkpoint");
+        let tensors = TrainingState::tensors(&resumed);
+        let error = checkpoints.newest(&tensors, |_, _| {}).expect_err("another format");
+        assert!(matches!(error, CheckpointError::OtherRun { .. }), "{error}");
+        assert!(error.to_string().contains("first_moment"), "{error}");
     }
 }
 

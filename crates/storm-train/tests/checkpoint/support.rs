@@ -6,8 +6,8 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    Batch, Checkpoints, Precision, Progress, Storage, TrainError, TrainOptions, Trainer,
-    TrainingState, training_task,
+    Batch, Checkpoints, Moments, OptimizerOptions, Precision, Progress, Storage, TrainError,
+    TrainOptions, Trainer, TrainingState, training_task,
 };
 
 pub(crate) type CpuTrainer = Trainer<CpuPlanDevice>;
@@ -39,6 +39,18 @@ pub(crate) fn trainer_of(
     update: UpdateTime,
 ) -> CpuTrainer {
     let options = TrainOptions { seed: 3, ..TrainOptions::new(2, SEQUENCE, precision) };
+    trainer_with(config, options, update)
+}
+
+/// bf16 with moments in 8 bits.
+pub(crate) fn int8_trainer(update: UpdateTime) -> CpuTrainer {
+    let precision = Precision::Bf16Stochastic;
+    let optimizer = OptimizerOptions { moments: Moments::Int8, ..OptimizerOptions::default() };
+    let options = TrainOptions { seed: 3, optimizer, ..TrainOptions::new(2, SEQUENCE, precision) };
+    trainer_with(&tiny(), options, update)
+}
+
+fn trainer_with(config: &ModelConfig, options: TrainOptions, update: UpdateTime) -> CpuTrainer {
     let task = training_task(config, &options, MICRO_BATCHES).expect("a valid model");
     let profile = HardwareProfile {
         overhead_bytes: 0,

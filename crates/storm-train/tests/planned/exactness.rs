@@ -1,12 +1,13 @@
 //! Random plans with random delays, against everything resident.
 
-use crate::support::{options, planned, resident, tiny};
+use crate::support::{batches, options, planned, resident, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::ModelConfig;
 use storm_plan::{
-    Budget, Decisions, Forced, HardwareProfile, Lowering, Tier, check, plan, random_decisions,
+    Budget, Decisions, Forced, HardwareProfile, Lowering, Placement, Planned, TensorKind, Tier,
+    UpdateTime, check, plan, random_decisions,
 };
-use storm_train::{Precision, Trainer, training_task};
+use storm_train::{Moments, Precision, TrainError, Trainer, training_task};
 
 const FAMILIES: [&str; 5] = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
 
@@ -25,16 +26,22 @@ fn random_plans_are_exact(name: &str) {
 
 pub(crate) fn random_plans_of_config_are_exact(name: &str, config: &ModelConfig, count: u64) {
     let profile = reference();
-    for (part, (precision, micro_batches)) in [
-        (Precision::Bf16Stochastic, 4),
-        (Precision::Bf16Master, 2),
-        (Precision::F32, 3),
-        (Precision::Bf16Stochastic, 1),
+    let int8 = match config.adapters {
+        None => Moments::Int8,
+        // Adapters are f32, which has no moments in 8 bits.
+        Some(_) => Moments::Full,
+    };
+    for (part, (precision, moments, micro_batches)) in [
+        (Precision::Bf16Stochastic, Moments::Full, 4),
+        (Precision::Bf16Master, int8, 2),
+        (Precision::F32, Moments::Full, 3),
+        (Precision::Bf16Stochastic, int8, 1),
     ]
     .into_iter()
     .enumerate()
     {
-        let options = options(precision);
+        let mut options = options(precision);
+        options.optimizer.moments = moments;
         let expected = resident(config, &options, micro_batches);
         let task = training_task(config, &options, micro_batches).expect("a valid model");
         let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
@@ -46,7 +53,10 @@ pub(crate) fn random_plans_of_config_are_exact(name: &str, config: &ModelConfig,
             let plan = check(plan, budget)
                 .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
             let found = planned(config, &options, plan, Some(seed));
-            assert_eq!(found, expected, "{name} {precision:?} seed {seed}: {decisions:?}");
+            assert_eq!(
+                found, expected,
+                "{name} {precision:?} {moments:?} seed {seed}: {decisions:?}"
+            );
         }
     }
 }
@@ -74,6 +84,132 @@ fn qwen2() {
 #[test]
 fn qwen3() {
     random_plans_are_exact("qwen3-0.6b");
+}
+
+/// Matrices that are updated in several pieces, of whole groups each.
+#[test]
+fn moments_in_8_bits_in_pieces() {
+    let mut config = tiny("llama-3.2-1b");
+    (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
+    let mut options = options(Precision::Bf16Stochastic);
+    options.optimizer.moments = Moments::Int8;
+    let task = training_task(&config, &options, 2).expect("a valid model");
+    let profile = reference();
+    let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+    let expected = resident(&config, &options, 2);
+    let mut cut = 0;
+    for seed in 0..12 {
+        let decisions = random_decisions(&task, seed);
+        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+        let moments =
+            plan.lasting.iter().filter(|l| l.tensor.name.ends_with("gate_up.weight.first_moment"));
+        cut += usize::from(moments.into_iter().all(|moment| moment.pieces.len() > 1));
+        let budget = plan.bytes;
+        let plan = check(plan, budget).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let found = planned(&config, &options, plan, Some(seed));
+        assert_eq!(found, expected, "seed {seed}: {decisions:?}");
+    }
+    assert!(cut >= 3, "{cut} plans have moments in several pieces");
+}
+
+/// Updates in the backward pass, beside those at other times, with tied and untied heads.
+#[test]
+fn updates_in_the_backward_pass_are_exact() {
+    let profile = reference();
+    let mut found_in_backward = 0;
+    for (name, moments) in
+        [("llama-3.2-1b", Moments::Int8), ("gpt2", Moments::Full), ("mistral-7b", Moments::Full)]
+    {
+        for micro_batches in [1, 3] {
+            let config = tiny(name);
+            let mut options = options(Precision::Bf16Stochastic);
+            options.optimizer.moments = moments;
+            options.optimizer.max_norm = None;
+            let expected = resident(&config, &options, micro_batches);
+            let task = training_task(&config, &options, micro_batches).expect("a valid model");
+            let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+            for seed in 0..16 {
+                let decisions = random_decisions(&task, seed);
+                let in_backward = decisions.update == UpdateTime::InBackward;
+                found_in_backward += usize::from(in_backward);
+                let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+                let budget = plan.bytes;
+                let plan = check(plan, budget)
+                    .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
+                let found = planned(&config, &options, plan, Some(seed));
+                assert_eq!(found, expected, "{name} seed {seed}: {decisions:?}");
+            }
+        }
+    }
+    assert!(found_in_backward > 30, "{found_in_backward}");
+}
+
+/// Gradients take no host memory, and the planner's own plan is exact.
+#[test]
+fn the_planner_updates_in_the_backward_pass_if_told_so() {
+    let profile = HardwareProfile { overhead_bytes: 0, ..reference() };
+    let config = tiny("llama-3.2-1b");
+    let mut options = options(Precision::Bf16Stochastic);
+    options.optimizer.max_norm = None;
+    let expected = resident(&config, &options, 2);
+    let task = training_task(&config, &options, 2).expect("a valid model");
+    let forced = |update| Forced {
+        update: Some(update),
+        weights: Some(Placement::Streamed),
+        gradients: Some(Placement::Streamed),
+        states: Some(Placement::Streamed),
+        ..Forced::default()
+    };
+    let ample = Budget::new(1 << 40, 1 << 40);
+    let planned_at = |update| plan(&task, &profile, ample, &forced(update)).expect("a plan");
+    let (end, backward) = (planned_at(UpdateTime::EndOfStep), planned_at(UpdateTime::InBackward));
+    let of_layers = |planned: &Planned| -> u64 {
+        let holdings = planned.plan.holdings();
+        let gradients = holdings.iter().find(|holding| holding.kind == TensorKind::Gradients);
+        gradients.expect("there are gradients").bytes[Tier::HOST]
+    };
+    assert!(of_layers(&end) > 2 * of_layers(&backward), "{} bytes", of_layers(&backward));
+    let found = planned(&config, &options, backward.plan, Some(1));
+    assert_eq!(found, expected);
+
+    options.optimizer.max_norm = Some(1.0);
+    let clipped = training_task(&config, &options, 2).expect("a valid model");
+    let error =
+        plan(&clipped, &profile, ample, &forced(UpdateTime::InBackward)).expect_err("clips");
+    assert!(error.to_string().contains("turn clipping off"), "{error}");
+    let two = Forced { group: Some(1), ..forced(UpdateTime::InBackward) };
+    let error = plan(&task, &profile, ample, &two).expect_err("two groups");
+    assert!(error.to_string().contains("in one group"), "{error}");
+}
+
+/// A gradient that is not finite cancels nothing there, so nothing of the trainer can be read or saved afterwards.
+#[test]
+fn what_is_partly_updated_cannot_be_saved() {
+    let profile = HardwareProfile { overhead_bytes: 0, ..reference() };
+    let config = tiny("llama-3.2-1b");
+    for update in [UpdateTime::EndOfStep, UpdateTime::NextStep, UpdateTime::InBackward] {
+        let mut options = options(Precision::Bf16Stochastic);
+        options.optimizer.max_norm = None;
+        let task = training_task(&config, &options, 1).expect("a valid model");
+        let forced = Forced { update: Some(update), ..Forced::default() };
+        let budget = Budget::new(1 << 40, 1 << 40);
+        let chosen = plan(&task, &profile, budget, &forced).expect("a plan");
+        let device = CpuPlanOptions::default();
+        let mut trainer: Trainer<CpuPlanDevice> =
+            Trainer::new(&config, options, chosen.plan.into(), device).expect("a trainer");
+        let name = "layers.1.mlp.down.weight";
+        let mut values = trainer.read(name).expect("a parameter");
+        values[3] = f32::INFINITY;
+        trainer.write(name, &values).expect("a parameter");
+        let report = trainer.step(&batches(&config, 1, 0), 0.01).expect("a step");
+        assert!(!report.gradient_norm.is_finite());
+        let torn = update == UpdateTime::InBackward;
+        assert_eq!(trainer.is_partly_updated(), torn, "{update:?}");
+        let read = trainer.read("final_norm.weight");
+        assert_eq!(matches!(read, Err(TrainError::PartlyUpdated { .. })), torn, "{update:?}");
+        let step = trainer.step(&batches(&config, 1, 1), 0.01);
+        assert_eq!(matches!(step, Err(TrainError::PartlyUpdated { .. })), torn, "{update:?}");
+    }
 }
 
 /// What the planner itself chooses, from the smallest budget that works to one that holds

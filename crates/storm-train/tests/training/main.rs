@@ -4,5 +4,6 @@
 mod allocation;
 mod exactness;
 mod learning;
+mod moments;
 mod support;
 mod writing;

@@ -424,7 +424,24 @@ impl Builder {
 
     /// Where in its parameter a piece begins, beyond 32 bits as well.
     fn first_element(&mut self) -> usize {
-        PIECE_ALIGNMENT * self.random.pick(&[0, 1, 5, 1 << 22, (1 << 23) + 3])
+        PIECE_ALIGNMENT * self.random.pick(&[0, 1, 5, 1 << 19, (1 << 20) + 3])
+    }
+
+    /// Values of a moment: floats, or groups of random codes with a scale each, some of them zero.
+    fn moment(&mut self, id: TensorId) -> TensorId {
+        let tensor = self.graph.tensor(id);
+        if tensor.dtype != DType::U8 {
+            return self.floats(id);
+        }
+        const GROUP_WORDS: usize = MOMENT_GROUP_BYTES / 4;
+        let word = |word: usize, random: &mut Random| match word % GROUP_WORDS + 1 == GROUP_WORDS {
+            true => (random.below(4) as f32 * 0.01).to_bits().cast_signed(),
+            false => random.bits() as i32,
+        };
+        let count = tensor.size_bytes() / 4;
+        let words = (0..count).map(|at| word(at, &mut self.random)).collect();
+        self.data.push((id, Data::Integers(words)));
+        id
     }
 
     /// Gradients of two parameters, their norm, the clip scale, and the update of one.
@@ -442,12 +459,13 @@ impl Builder {
         let clip = self.apply("clip", Op::ClipScale { norm, max_norm: 1.0 })?[0];
         let parameter = self.graph.parameter("p", shape, self.dtype, Training::Trainable);
         self.floats(parameter);
-        let moment_dtype = self.random.pick(&[DType::F32, self.dtype]);
+        let moment_dtype = self.random.pick(&[DType::F32, self.dtype, DType::U8]);
         let class = TensorClass::OptimizerState;
-        let first_moment = self.graph.source("m", shape, moment_dtype, class);
-        self.floats(first_moment);
-        let second_moment = self.graph.source("v", shape, moment_dtype, class);
-        self.floats(second_moment);
+        let moment_shape = MomentFormat::of(moment_dtype).shape(&Shape::from(shape));
+        let [first_moment, second_moment] = ["m", "v"].map(|name| {
+            let id = self.graph.source(name, moment_shape.clone(), moment_dtype, class);
+            self.moment(id)
+        });
         if let Some((_, Data::Floats(values))) = self.data.last_mut() {
             values.iter_mut().for_each(|value| *value = value.abs());
         }
@@ -457,7 +475,7 @@ impl Builder {
             self.floats(id)
         });
         let stochastic = |dtype, allowed: bool| match dtype {
-            DType::BF16 if allowed => Rounding::Stochastic,
+            DType::BF16 | DType::U8 if allowed => Rounding::Stochastic,
             _ => Rounding::Nearest,
         };
         let (scalars, random) = (self.step_scalars(), self.seed());

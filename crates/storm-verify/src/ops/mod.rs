@@ -111,9 +111,10 @@ impl<D: Device> Pair<D> {
             self.other.synchronize()?;
             let first = case.snapshot(&self.other, &node.outputs)?;
 
-            let key = (node.op.name(), case.dtype);
+            let op = node.op.clone().map(|_, id| case.graph.tensor(id)).timed_as();
+            let key = (op, case.dtype);
             let report = reports.entry(key).or_insert_with(|| OpReport {
-                op: node.op.name(),
+                op,
                 dtype: case.dtype,
                 nodes: 0,
                 worst: 0.0,
@@ -193,6 +194,7 @@ mod tests {
             "GlobalNorm",
             "ClipScale",
             "AdamW",
+            "AdamWInt8",
             "Sgd",
         ] {
             assert!(ops.contains(op), "{op} is not verified");

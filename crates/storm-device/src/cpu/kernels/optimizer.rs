@@ -5,7 +5,10 @@ use crate::simd_dispatch;
 use half::bf16;
 use rayon::prelude::*;
 use storm_graph::random::{Purpose, Seed, Stream, words};
-use storm_graph::{AdamWParameters, Rounding, StepScalars};
+use storm_graph::{
+    AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, Rounding, StepScalars, decode_first_moment,
+    decode_second_moment, encode_first_moment, encode_second_moment, moment_scale,
+};
 
 /// Elements per task; even, so that a task starts on a block of random words.
 const CHUNK: usize = 1 << 14;
@@ -116,11 +119,23 @@ impl Factors {
     /// The new value and moments of one element.
     #[inline(always)]
     fn update(&self, value: f32, gradient: f32, first: f32, second: f32) -> (f32, f32, f32) {
+        let (first, second) = self.moments(gradient, first, second);
+        (self.value(value, first, second.sqrt()), first, second)
+    }
+
+    /// The new moments.
+    #[inline(always)]
+    fn moments(&self, gradient: f32, first: f32, second: f32) -> (f32, f32) {
         let gradient = gradient * self.clip;
         let first = self.beta1 * first + (1.0 - self.beta1) * gradient;
         let second = self.beta2 * second + (1.0 - self.beta2) * gradient * gradient;
-        let denominator = second.sqrt() * self.second_scale + self.epsilon;
-        (value * self.keep - self.step * first / denominator, first, second)
+        (first, second)
+    }
+
+    /// The new value, from the new first moment and the root of the new second one.
+    #[inline(always)]
+    fn value(&self, value: f32, first: f32, root: f32) -> f32 {
+        value * self.keep - self.step * first / (root * self.second_scale + self.epsilon)
     }
 }
 
@@ -229,6 +244,96 @@ pub fn adamw<P: Stored, G: Element, M: Stored>(
                 }
             },
         ),
+    }
+}
+
+/// [`adamw`] with moments in 8 bits, see [`MomentFormat::Int8`](storm_graph::MomentFormat::Int8). `bound` is that of
+/// [`AdamWParameters::first_moment_bound`].
+pub fn adamw_int8<P: Stored, G: Element>(
+    (hyper, bound): (&AdamWParameters, f32),
+    scalars: &StepScalars,
+    clip: f32,
+    storage: Storage,
+    tensors: AdamWTensors<'_, P, G, u8>,
+) {
+    const CHUNK_BYTES: usize = CHUNK / MOMENT_GROUP * MOMENT_GROUP_BYTES;
+    let AdamWTensors { parameter, master, gradient, first_moment, second_moment } = tensors;
+    let factors = Factors::new(hyper, scalars, clip);
+    let chunks = parameter
+        .par_chunks_mut(CHUNK)
+        .zip(gradient.par_chunks(CHUNK))
+        .zip(first_moment.par_chunks_mut(CHUNK_BYTES))
+        .zip(second_moment.par_chunks_mut(CHUNK_BYTES))
+        .enumerate();
+    match master {
+        None => chunks.for_each(|(task, (((p, g), m), v))| {
+            int8_chunk(factors, bound, storage, task * CHUNK, chunk(p, None, g, m, v));
+        }),
+        Some(master) => chunks.zip(master.par_chunks_mut(CHUNK)).for_each(
+            |((task, (((p, g), m), v)), master)| {
+                let tensors = chunk(p, Some(master), g, m, v);
+                int8_chunk(factors, bound, storage, task * CHUNK, tensors);
+            },
+        ),
+    }
+}
+
+/// The value, or the nearest that is no larger than `most`.
+#[inline(always)]
+fn within(value: f32, most: f32) -> f32 {
+    if value > most {
+        most
+    } else if value < -most {
+        -most
+    } else {
+        value
+    }
+}
+
+/// Group by group: what is stored of an element depends on the largest of its group.
+fn int8_chunk<P: Stored, G: Element>(
+    factors: Factors,
+    bound: f32,
+    storage: Storage,
+    start: usize,
+    mut tensors: AdamWTensors<'_, P, G, u8>,
+) {
+    let (p, g) = (tensors.parameter, tensors.gradient);
+    let firsts = tensors.first_moment.chunks_exact_mut(MOMENT_GROUP_BYTES);
+    let seconds = tensors.second_moment.chunks_exact_mut(MOMENT_GROUP_BYTES);
+    for (group, (m, v)) in firsts.zip(seconds).enumerate() {
+        let begin = group * MOMENT_GROUP;
+        let elements = begin..(begin + MOMENT_GROUP).min(p.len());
+        let scales = [moment_scale(m), moment_scale(v)];
+        let (mut first, mut second) = ([0.0; MOMENT_GROUP], [0.0; MOMENT_GROUP]);
+        let mut bits = [Bits::default(); MOMENT_GROUP];
+        for i in elements.clone() {
+            let at = i - begin;
+            if at % 2 == 0 {
+                let pair = storage.random.map(|random| random.pair((start + i) / 2));
+                [bits[at], bits[at + 1]] = pair.unwrap_or_default();
+            }
+            let (old_first, old_second) =
+                (decode_first_moment(m[at], scales[0]), decode_second_moment(v[at], scales[1]));
+            (first[at], second[at]) = factors.moments(g[i].to_f32(), old_first, old_second);
+            let root = second[at].sqrt();
+            let most = bound * root;
+            first[at] = within(first[at], most);
+            let before = tensors.master.as_ref().map_or(p[i].to_f32(), |master| master[i]);
+            let value = factors.value(before, first[at], root);
+            if let Some(master) = &mut tensors.master {
+                master[i] = value;
+            }
+            p[i] = store(storage.parameter, value, bits[at].parameter);
+        }
+        let largest = |values: &[f32]| values.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let scales = [largest(&first), largest(&second)];
+        for (at, bits) in bits.iter().enumerate() {
+            m[at] = encode_first_moment(first[at], scales[0], bits.first);
+            v[at] = encode_second_moment(second[at], scales[1], bits.second);
+        }
+        m[MOMENT_GROUP..].copy_from_slice(&scales[0].to_le_bytes());
+        v[MOMENT_GROUP..].copy_from_slice(&scales[1].to_le_bytes());
     }
 }
 

@@ -101,8 +101,8 @@ fn kernel<'a>(source: KernelSource, name: &'a str, definitions: Definitions) -> 
 }
 
 /// Storage types by their names in a source.
-fn types<const N: usize>(types: [(&'static str, DType); N]) -> Definitions {
-    types.map(|(name, dtype)| (name, type_name(dtype))).to_vec()
+fn types(types: impl IntoIterator<Item = (&'static str, DType)>) -> Definitions {
+    types.into_iter().map(|(name, dtype)| (name, type_name(dtype))).collect()
 }
 
 /// `source` with each of `names` standing for each float type.
@@ -113,7 +113,7 @@ fn all_types<const N: usize>(
     (0..1 << N)
         .map(|choice: usize| {
             let dtype = |i: usize| if choice >> i & 1 == 0 { DType::F32 } else { DType::BF16 };
-            (source, types::<N>(std::array::from_fn(|i| (names[i], dtype(i)))))
+            (source, types((0..N).map(|i| (names[i], dtype(i)))))
         })
         .collect()
 }

@@ -7,7 +7,7 @@ use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
-use storm_graph::{DType, Op, Rounding};
+use storm_graph::{DType, MomentFormat, Op, Rounding};
 
 const SOURCE: KernelSource = KernelSource {
     name: "optimizer.cu",
@@ -15,11 +15,17 @@ const SOURCE: KernelSource = KernelSource {
     only_for: None,
 };
 
+const INT8_SOURCE: KernelSource = KernelSource {
+    name: "optimizer_int8.cu",
+    text: include_str!("../kernels/optimizer_int8.cu"),
+    only_for: None,
+};
+
 /// Elements that a block covers: a pack a thread.
 const PER_BLOCK: usize = THREADS * PACK;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
-    all_types(SOURCE, ["P", "G", "M"])
+    [all_types(SOURCE, ["P", "G", "M"]), all_types(INT8_SOURCE, ["P", "G"])].concat()
 }
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
@@ -42,7 +48,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             first_element,
         } => {
             let elements = parameter.shape.elements();
-            let arguments = vec![
+            let format = MomentFormat::of(first_moment.dtype);
+            let mut arguments = vec![
                 planner.pointer(parameter),
                 planner.pointer(gradient),
                 planner.pointer(first_moment),
@@ -56,14 +63,22 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 Argument::F32(hyper.beta2),
                 Argument::F32(hyper.epsilon),
                 Argument::F32(hyper.weight_decay),
-                stochastic(*rounding),
-                stochastic(*moment_rounding),
-                stream_word(*stream, node.layer),
-                count(*first_element),
             ];
-            let definitions =
-                types([("P", parameter.dtype), ("G", gradient.dtype), ("M", first_moment.dtype)]);
-            let choice = kernel(SOURCE, "adamw", definitions);
+            let mut stored = vec![("P", parameter.dtype), ("G", gradient.dtype)];
+            let (source, name) = match format {
+                MomentFormat::Elements(dtype) => {
+                    stored.push(("M", dtype));
+                    arguments.extend([stochastic(*rounding), stochastic(*moment_rounding)]);
+                    (SOURCE, "adamw")
+                }
+                MomentFormat::Int8 => {
+                    let bound = hyper.first_moment_bound().expect("checked with the graph");
+                    arguments.extend([Argument::F32(bound), stochastic(*rounding)]);
+                    (INT8_SOURCE, "adamw_int8")
+                }
+            };
+            arguments.extend([stream_word(*stream, node.layer), count(*first_element)]);
+            let choice = kernel(source, name, types(stored));
             launch_flat(planner, choice, elements, PER_BLOCK, arguments)
         }
         Op::Sgd {

@@ -3,8 +3,9 @@
 use crate::DeviceError;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op,
-    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, Shape, StepScalars, TensorId,
+    ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout, Mask, MomentFormat,
+    NormKind, Op, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, Shape,
+    StepScalars, TensorClass, TensorId,
 };
 use storm_plan::GemmKind;
 
@@ -295,6 +296,7 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
     let updated = [2 * inner, width];
     case(&|b| Ok(Op::SumOfSquares { x: b.normal(&updated)? }))?;
     case(&|b| adamw(b, &updated))?;
+    case(&|b| adamw_int8(b, &updated))?;
     let (vocabulary, width) = (narrow(HEADS[0].0), narrow(HEADS[0].1));
     let rows = (HEAD_ROWS / sizes.shrink).max(8);
     case(&|b| {
@@ -320,11 +322,37 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
 fn adamw(b: &mut Builder, shape: &[usize]) -> Result<Op<TensorId>, GraphError> {
     let first_moment = b.normal(shape)?;
     let squares = Op::Mul { a: first_moment, b: first_moment };
+    let second_moment = b.graph.apply_one("squares", squares)?;
+    adamw_of(b, shape, [first_moment, second_moment])
+}
+
+/// The same with moments in 8 bits.
+fn adamw_int8(b: &mut Builder, shape: &[usize]) -> Result<Op<TensorId>, GraphError> {
+    let shape_of_moment = MomentFormat::Int8.shape(&Shape::from(shape));
+    let moments = ["first", "second"].map(|name| {
+        let class = TensorClass::OptimizerState;
+        let id = b.graph.source(name, shape_of_moment.clone(), DType::U8, class);
+        // Four codes in a word; one of 33 is a scale.
+        let word = |at: usize| match at % 33 {
+            32 => 0.01f32.to_bits().cast_signed(),
+            _ => (at as u32).wrapping_mul(0x9e37_79b9).cast_signed(),
+        };
+        b.integers.push((id, (0..shape_of_moment.elements() / 4).map(word).collect()));
+        id
+    });
+    adamw_of(b, shape, moments)
+}
+
+fn adamw_of(
+    b: &mut Builder,
+    shape: &[usize],
+    [first_moment, second_moment]: [TensorId; 2],
+) -> Result<Op<TensorId>, GraphError> {
     Ok(Op::AdamW {
         parameter: b.normal(shape)?,
         gradient: b.normal(shape)?,
         first_moment,
-        second_moment: b.graph.apply_one("squares", squares)?,
+        second_moment,
         master: None,
         scalars: b.fill(&[StepScalars::LEN], DType::F32)?,
         clip: Some(b.fill(&[], DType::F32)?),
@@ -445,7 +473,7 @@ mod tests {
         let cases = all(sizes).expect("they fit");
         assert!(cases.iter().all(|case| case.size_bytes < 8 << 30));
         let timed: BTreeSet<&str> =
-            cases.iter().map(|case| case.graph.nodes().last().expect("a node").op.name()).collect();
+            cases.iter().map(|case| super::super::figures::timed_op(case).0.timed_as()).collect();
         for op in [
             "Linear",
             "LinearInputGrad",
@@ -463,6 +491,7 @@ mod tests {
             "ColumnSum",
             "SumOfSquares",
             "AdamW",
+            "AdamWInt8",
             "HeadLossGrad",
         ] {
             assert!(timed.contains(op), "{op} is not timed");

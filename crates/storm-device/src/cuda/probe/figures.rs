@@ -97,7 +97,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         let bandwidth = figure(moved_bytes(case) / (seconds - predicted(&profile, case)));
         match case.subject {
             Subject::Moving if bandwidth.is_finite() && bandwidth > 0.0 => {
-                let op = timed_op(case).0.name().to_owned();
+                let op = timed_op(case).0.timed_as().to_owned();
                 bandwidths.push(ElementwisePoint { op, bandwidth });
             }
             Subject::Memory => profile.memory_bandwidth = bandwidth,
@@ -141,7 +141,7 @@ fn moved_bytes(case: &Case) -> f64 {
     predicted(&unit, case)
 }
 
-fn timed_op(case: &Case) -> (Op<&Tensor>, Vec<&Tensor>) {
+pub(super) fn timed_op(case: &Case) -> (Op<&Tensor>, Vec<&Tensor>) {
     let node = case.graph.nodes().last().expect("a case has a node");
     let op = node.op.clone().map(|_, id| case.graph.tensor(id));
     (op, node.outputs.iter().map(|&id| case.graph.tensor(id)).collect())

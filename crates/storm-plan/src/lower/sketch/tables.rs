@@ -6,6 +6,7 @@ use super::super::shared::Cut;
 use super::super::slab::{CopyRun, Slab};
 use super::super::update::UpdateGroup;
 use super::super::variant::node_seconds;
+use crate::UpdateTime;
 use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{Block, DType, Graph, Op, Shape, TensorClass};
@@ -191,7 +192,9 @@ fn update_kernels(
         let parameter = &set.parameters[trainable[t]];
         let first = piece * piece_elements;
         let size = piece_elements.min(parameter.tensor.shape.elements() - first);
-        let graph = lowering.update_graph(parameter.rule.expect("trainable"), first, size);
+        // Whether there is a clip scale makes no difference to the time.
+        let rule = parameter.rule.expect("trainable");
+        let graph = lowering.update_graph(rule, (first, size), UpdateTime::EndOfStep);
         kernels.add(node_seconds(&graph, &graph.nodes()[0], lowering.profile));
     }
     kernels

@@ -277,7 +277,7 @@ impl<'s> Walk<'s> {
                 self.enter(Class::Gradients, block);
             }
         }
-        if !self.defers() {
+        if self.decisions.update == UpdateTime::EndOfStep {
             (0..=last).for_each(|block| self.enter_for_update(block));
         }
     }
@@ -625,6 +625,9 @@ impl<'s> Walk<'s> {
                 self.segment.compute(table.squares.seconds, table.squares.count, &touches);
             }
         }
+        if self.decisions.update == UpdateTime::InBackward {
+            (0..self.updates_of(block)).for_each(|number| self.update(block, number));
+        }
         self.touch(Class::Gradients, block);
         if self.gradients_leave(block, group.is_last) {
             self.send(Class::Gradients, block, &table.gradients.runs);
@@ -669,7 +672,9 @@ impl<'s> Walk<'s> {
     fn gradients_leave(&self, block: usize, is_last_group: bool) -> bool {
         let Block { stage, index } = self.at(block);
         let streaming = self.decisions.stages[stage].gradients;
-        if streaming.is_pinned(index) {
+        let is_applied = self.decisions.update == UpdateTime::InBackward
+            && !self.sketch.lowering.sets[stage].makes_parts();
+        if streaming.is_pinned(index) || is_applied {
             return false;
         }
         if self.residency.is_shared(self.layout, Class::Gradients, stage, index) {
@@ -683,7 +688,7 @@ impl<'s> Walk<'s> {
     fn finish(&mut self) {
         let norm = self.sketch.tables.norm;
         self.segment.compute(norm.seconds, norm.count, &[]);
-        if !self.defers() {
+        if self.decisions.update == UpdateTime::EndOfStep {
             for block in 0..self.count() {
                 (0..self.updates_of(block)).for_each(|number| self.update(block, number));
             }

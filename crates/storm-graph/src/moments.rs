@@ -1,0 +1,254 @@
+//! Moments of the optimizer: how they lie in memory, and the arithmetic of moments in 8 bits.
+//!
+//! Elements of a parameter are taken in groups of [`MOMENT_GROUP`], in order. A group is a code of one byte for each element
+//! and then an f32 scale, the largest magnitude of the group, so that any range of whole groups is contiguous. Codes are finer near zero, where most
+//! elements are: a first moment is a sign and a level `z / (2 − z)` of `z = code / 127`, the inverse of the softsign `2y / (1 + y)`; a
+//! second moment is a level `(code / 255)⁴`. A value lies between two levels and goes to one of them at random, in proportion, so
+//! that it is kept on average. All of it is sums, products, quotients and roots of f32, each rounded by itself: every
+//! device gives the same bits.
+//!
+//! A small first moment may be rounded up while its second moment is rounded down to nothing, and their quotient would be a
+//! step dozens of times too long. [`AdamWParameters::first_moment_bound`] is what no sequence of gradients exceeds, and cuts off such a first moment.
+
+use crate::{AdamWParameters, DType, Shape};
+
+/// Elements that share a scale.
+pub const MOMENT_GROUP: usize = 128;
+
+/// Bytes of a group: codes, then the scale.
+pub const MOMENT_GROUP_BYTES: usize = MOMENT_GROUP + 4;
+
+/// How a moment is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MomentFormat {
+    /// An element for each of the parameter's.
+    Elements(DType),
+    /// Groups of 8-bit codes.
+    Int8,
+}
+
+impl MomentFormat {
+    /// The format of a stored moment.
+    pub fn of(dtype: DType) -> MomentFormat {
+        match dtype {
+            DType::U8 => MomentFormat::Int8,
+            other => MomentFormat::Elements(other),
+        }
+    }
+
+    /// What memory holds.
+    pub fn dtype(self) -> DType {
+        match self {
+            MomentFormat::Elements(dtype) => dtype,
+            MomentFormat::Int8 => DType::U8,
+        }
+    }
+
+    /// The shape of a moment of a parameter, or of a piece of one that begins with a group.
+    pub fn shape(self, parameter: &Shape) -> Shape {
+        match self {
+            MomentFormat::Elements(_) => parameter.clone(),
+            MomentFormat::Int8 => {
+                Shape::from([parameter.elements().div_ceil(MOMENT_GROUP), MOMENT_GROUP_BYTES])
+            }
+        }
+    }
+
+    /// Bytes of a moment of so many elements, the first of which begins a group.
+    pub fn size_bytes(self, elements: usize) -> usize {
+        match self {
+            MomentFormat::Elements(dtype) => elements * dtype.size_bytes(),
+            MomentFormat::Int8 => elements.div_ceil(MOMENT_GROUP) * MOMENT_GROUP_BYTES,
+        }
+    }
+}
+
+/// Levels of a first moment, by the magnitude of its code.
+pub static FIRST_MOMENT_LEVELS: [f32; 128] = {
+    let mut levels = [0.0; 128];
+    let mut code = 0;
+    while code < levels.len() {
+        let z = code as f32 / 127.0;
+        levels[code] = z / (2.0 - z);
+        code += 1;
+    }
+    levels
+};
+
+/// Levels of a second moment, by its code.
+pub static SECOND_MOMENT_LEVELS: [f32; 256] = {
+    let mut levels = [0.0; 256];
+    let mut code = 0;
+    while code < levels.len() {
+        let root = code as f32 / 255.0;
+        let square = root * root;
+        levels[code] = square * square;
+        code += 1;
+    }
+    levels
+};
+
+/// The code whose level is just below or just above a value, given a guess of the one below.
+#[inline(always)]
+fn rounded(levels: &[f32], guess: f32, value: f32, bits: u16) -> usize {
+    let low = (guess as usize).min(levels.len() - 2);
+    let (below, above) = (levels[low], levels[low + 1]);
+    let share = (f32::from(bits) + 0.5) * (1.0 / 65536.0);
+    low + usize::from(value - below > share * (above - below))
+}
+
+/// A first moment in 8 bits; `scale` is at least its magnitude. The bits decide which way it is rounded.
+#[inline(always)]
+pub fn encode_first_moment(value: f32, scale: f32, bits: u16) -> u8 {
+    if scale == 0.0 {
+        return 0;
+    }
+    let y = value.abs() / scale;
+    let code = rounded(&FIRST_MOMENT_LEVELS, (y + y) / (1.0 + y) * 127.0, y, bits) as i8;
+    (if value < 0.0 { -code } else { code }).cast_unsigned()
+}
+
+/// The value of a code.
+#[inline(always)]
+pub fn decode_first_moment(code: u8, scale: f32) -> f32 {
+    let code = code.cast_signed();
+    let value = FIRST_MOMENT_LEVELS[usize::from(code.unsigned_abs()).min(127)] * scale;
+    if code < 0 { -value } else { value }
+}
+
+/// A second moment in 8 bits; `scale` is at least as large. The bits decide which way it is rounded.
+#[inline(always)]
+pub fn encode_second_moment(value: f32, scale: f32, bits: u16) -> u8 {
+    if scale == 0.0 {
+        return 0;
+    }
+    let y = value / scale;
+    rounded(&SECOND_MOMENT_LEVELS, y.sqrt().sqrt() * 255.0, y, bits) as u8
+}
+
+/// The value of a code.
+#[inline(always)]
+pub fn decode_second_moment(code: u8, scale: f32) -> f32 {
+    SECOND_MOMENT_LEVELS[usize::from(code)] * scale
+}
+
+/// The scale of a group.
+pub fn moment_scale(group: &[u8]) -> f32 {
+    let bytes = &group[MOMENT_GROUP..MOMENT_GROUP_BYTES];
+    f32::from_le_bytes(bytes.try_into().expect("four bytes"))
+}
+
+impl AdamWParameters {
+    /// The most that a first moment can be, as a multiple of the root of its second moment, after any gradients: by Cauchy
+    /// and Schwarz `(1 − β1) / √((1 − β2)(1 − β1²/β2))`. None if there is no such bound, which is so unless `β1² < β2`.
+    pub fn first_moment_bound(&self) -> Option<f32> {
+        let (beta1, beta2) = (f64::from(self.beta1), f64::from(self.beta2));
+        if beta1 == 0.0 {
+            return Some((1.0 / (1.0 - beta2).sqrt()) as f32);
+        }
+        let rest = 1.0 - beta1 * beta1 / beta2;
+        (beta1 * beta1 < beta2).then(|| ((1.0 - beta1) / ((1.0 - beta2) * rest).sqrt()) as f32)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    #[test]
+    fn groups_lie_one_after_another() {
+        let int8 = MomentFormat::Int8;
+        assert_eq!(int8.shape(&Shape::from([3, 100])), Shape::from([3, 132]));
+        for (elements, bytes) in [(1, 132), (128, 132), (129, 264), (1024, 1056)] {
+            assert_eq!(int8.size_bytes(elements), bytes);
+            let shape = int8.shape(&Shape::from([elements]));
+            assert_eq!(shape.elements() * int8.dtype().size_bytes(), bytes);
+        }
+        let float = MomentFormat::Elements(DType::BF16);
+        assert_eq!((float.size_bytes(129), MomentFormat::of(DType::BF16)), (258, float));
+        assert_eq!(MomentFormat::of(int8.dtype()), int8);
+    }
+
+    #[test]
+    fn levels_rise_from_zero_to_one() {
+        for levels in [&FIRST_MOMENT_LEVELS[..], &SECOND_MOMENT_LEVELS[..]] {
+            assert_eq!((levels[0], levels[levels.len() - 1]), (0.0, 1.0));
+            assert!(levels.windows(2).all(|pair| pair[0] < pair[1]));
+        }
+    }
+
+    /// A level comes back whatever the bits are; what is between goes to a neighbor, and on average is what it was.
+    #[test]
+    fn values_are_kept_on_average() {
+        for scale in [1.0, 3.7e-12, 2.5e8, 1e-44] {
+            for code in 0..=127u8 {
+                let value = decode_first_moment(code, scale);
+                for bits in [0, 1, 40_000, u16::MAX].into_iter().filter(|_| scale > 1e-30) {
+                    assert_eq!(encode_first_moment(value, scale, bits), code, "{value} of {scale}");
+                    let negative = encode_first_moment(-value, scale, bits);
+                    assert_eq!(decode_first_moment(negative, scale), -value);
+                }
+            }
+            assert_eq!(decode_first_moment(encode_first_moment(-scale, scale, 9), scale), -scale);
+            assert_eq!(decode_second_moment(encode_second_moment(scale, scale, 9), scale), scale);
+        }
+        for code in 0..=255u8 {
+            let value = decode_second_moment(code, 1.0);
+            for bits in [0, u16::MAX] {
+                assert_eq!(encode_second_moment(value, 1.0, bits), code);
+            }
+        }
+        let mut random = Random(8);
+        for _ in 0..200 {
+            let value = random.unit() as f32;
+            let value = value * value * value;
+            let (mut first, mut second) = (0.0, 0.0);
+            let count = 1 << 12;
+            for part in 0..count {
+                let bits = (part * 16 + 7) as u16;
+                first += f64::from(decode_first_moment(encode_first_moment(value, 1.0, bits), 1.0));
+                let code = encode_second_moment(value, 1.0, bits);
+                second += f64::from(decode_second_moment(code, 1.0));
+            }
+            for mean in [first, second].map(|sum| sum / f64::from(count)) {
+                assert!((mean - f64::from(value)).abs() < 2e-5, "{value} became {mean}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_stays_nothing() {
+        for bits in [0, u16::MAX] {
+            assert_eq!(encode_first_moment(0.0, 0.0, bits), 0);
+            assert_eq!(encode_first_moment(-0.0, 2.0, bits), 0);
+            assert_eq!(encode_second_moment(0.0, 0.0, bits), 0);
+            assert_eq!(encode_second_moment(0.0, 2.0, bits), 0);
+        }
+        assert_eq!(decode_first_moment(0, 5.0).to_bits(), 0);
+    }
+
+    /// Adam in f64 on gradients made to reach the bound comes close to it and does not exceed it.
+    #[test]
+    fn the_bound_holds_and_is_the_least() {
+        let hyper =
+            |beta1, beta2| AdamWParameters { beta1, beta2, epsilon: 1e-8, weight_decay: 0.0 };
+        for (beta1, beta2) in [(0.9, 0.95), (0.9, 0.999), (0.0, 0.9), (0.8, 0.99)] {
+            let bound = hyper(beta1, beta2).first_moment_bound().expect("there is one");
+            let (beta1, beta2) = (f64::from(beta1), f64::from(beta2));
+            // Equality of Cauchy and Schwarz: gradients that grow by beta2 / beta1 a step.
+            let (mut first, mut second, mut gradient) = (0.0, 0.0, 1e-100);
+            let mut most: f64 = 0.0;
+            for _ in 0..400 {
+                first = beta1 * first + (1.0 - beta1) * gradient;
+                second = beta2 * second + (1.0 - beta2) * gradient * gradient;
+                most = most.max(first / f64::sqrt(second));
+                gradient *= if beta1 > 0.0 { beta2 / beta1 } else { 1.0 };
+            }
+            let share = most / f64::from(bound);
+            assert!((0.999..1.000_001).contains(&share), "{beta1} {beta2}: {share} of {bound}");
+        }
+        assert_eq!(hyper(0.95, 0.9).first_moment_bound(), None);
+        assert_eq!(hyper(0.9, 0.0).first_moment_bound(), None);
+    }
+}
