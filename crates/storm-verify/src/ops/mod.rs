@@ -166,6 +166,8 @@ mod tests {
             "SwiGlu",
             "SwiGluGrad",
             "SwiGluGradAndOutput",
+            "SwiGluCoded",
+            "SwiGluCodedGrad",
             "Norm",
             "NormGrad",
             "QkNorm",
