@@ -155,6 +155,27 @@ impl RotaryFrequencies {
     }
 }
 
+/// How the backward pass sees an activation that the forward pass made. It is part of what a step computes, so it
+/// depends on no decision about memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActivationCodec {
+    /// As it was made.
+    #[default]
+    None,
+    /// Rounded to 8 bits in groups of [`QUANTIZED_GROUP`](crate::QUANTIZED_GROUP), see
+    /// [`QuantizedRow`](crate::QuantizedRow).
+    Int8,
+}
+
+/// Whether the gradient of a gated unit also yields what the unit made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnitOutput {
+    /// The backward pass reads it.
+    Compute,
+    /// Nothing does, as with a frozen projection behind the unit.
+    Skip,
+}
+
 /// How an updated f32 value is stored in a narrower parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rounding {

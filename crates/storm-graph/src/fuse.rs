@@ -1,7 +1,7 @@
 //! Recomputation that shares a kernel with a gradient.
 
 use crate::graph::{Node, Phase};
-use crate::{Graph, Op, TensorId};
+use crate::{ActivationCodec, Graph, Op, TensorId};
 
 /// Where the backward pass recomputes what a gated unit made and also computes the unit's gradient, lets
 /// one node do both: it reads their common operand once, and what it recomputes takes the memory of
@@ -38,7 +38,12 @@ fn fused(
         return None;
     };
     let (gate_up, function, output) = (*gate_up, *function, outputs[0]);
-    let is_gradient = |node: &Node| matches!(node.op, Op::SwiGluGrad { gate_up: g, function: f, .. } if g == gate_up && f == function);
+    // With a codec, the gradient sees other values than the unit.
+    let codec = ActivationCodec::None;
+    let is_gradient = |node: &Node| {
+        matches!(node.op, Op::SwiGluGrad { gate_up: g, function: f, codec: c, .. }
+            if (g, f, c) == (gate_up, function, codec))
+    };
     let gradient = position + nodes[position..].iter().position(is_gradient)?;
     let Op::SwiGluGrad { dy, .. } = nodes[gradient].op else { return None };
     let reads_dy = nodes.iter().filter(|node| touches(node, dy)).count();
@@ -62,7 +67,7 @@ fn fused(
     let outputs = vec![outputs[0], output];
     others.push(Node {
         name,
-        op: Op::SwiGluGradAndOutput { dy, gate_up, function },
+        op: Op::SwiGluGradAndOutput { dy, gate_up, function, codec },
         outputs,
         phase,
     });
@@ -72,14 +77,14 @@ fn fused(
 }
 
 /// Whether a node reads or makes a tensor.
-fn touches(node: &Node, tensor: TensorId) -> bool {
+pub(crate) fn touches(node: &Node, tensor: TensorId) -> bool {
     let reads = node.op.operands().into_iter().any(|(_, operand)| operand == tensor);
     reads || node.outputs.contains(&tensor)
 }
 
 /// Whether two nodes must run in their order: the later one reads what the earlier one makes, or one of
 /// them overwrites what the other touches.
-fn must_keep_order(earlier: &Node, later: &Node) -> bool {
+pub(crate) fn must_keep_order(earlier: &Node, later: &Node) -> bool {
     let overwrites = |one: &Node, other: &Node| {
         one.op.in_place().into_iter().any(|(operand, _)| touches(other, operand))
     };

@@ -21,6 +21,7 @@
 
 mod attributes;
 mod autodiff;
+mod codec;
 mod cost;
 mod dtype;
 mod error;
@@ -41,10 +42,12 @@ mod tensor;
 pub mod work;
 
 pub use attributes::{
-    ActivationFunction, AdamWParameters, BlockPlace, CacheParts, HeadLayout, IGNORE_INDEX, Mask,
-    NormKind, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, StepScalars,
+    ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts, HeadLayout,
+    IGNORE_INDEX, Mask, NormKind, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding,
+    StepScalars, UnitOutput,
 };
 pub use autodiff::{GradientRequest, differentiate, order_name, parameter_gradient_dtype};
+pub use codec::encode_units;
 pub use cost::ADAMW_INT8;
 pub use dtype::DType;
 pub use error::{GraphError, OperandList};
@@ -60,7 +63,7 @@ pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,
     ProgramParameter, Stage, TiedUse,
 };
-pub use quantized::{GROUP as QUANTIZED_GROUP, QuantizedRow};
+pub use quantized::{GROUP as QUANTIZED_GROUP, QuantizedRow, dequantize_group, quantize_group};
 pub use recompute::recompute;
 pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::SectionBuilder;

@@ -150,11 +150,19 @@ define_ops! {
     /// SiLU, as in most models, it is the SwiGLU that it is named after; with GELU a GeGLU, with ReLU a ReGLU.
     SwiGlu [Elementwise, Bytes] { gate_up: One; function: ActivationFunction }
     /// Gradient of `gate_up` (.., 2F) from `dy` (.., F), over `gate_up`: the largest activation of a
-    /// layer is needed once.
-    SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; function: ActivationFunction }
+    /// layer is needed once. With a `codec`, the values of `gate_up` are taken as they come back from it.
+    SwiGluGrad [Elementwise, Bytes] { dy: One, gate_up: One; function: ActivationFunction, codec: ActivationCodec }
     /// [`Op::SwiGluGrad`] for a backward pass that did not keep what [`Op::SwiGlu`] made: also yields that, over
     /// `dy`, so that `gate_up` is read once for both.
-    SwiGluGradAndOutput [Elementwise, Bytes] { dy: One, gate_up: One; function: ActivationFunction }
+    SwiGluGradAndOutput [Elementwise, Bytes] { dy: One, gate_up: One; function: ActivationFunction, codec: ActivationCodec }
+    /// [`Op::SwiGlu`], which also yields the halves of each row of `gate_up` in 8 bits, in the form of
+    /// [`QuantizedRow`](crate::QuantizedRow): two rows of F values, one after the other, in u8. The first output is that of
+    /// [`Op::SwiGlu`], bit by bit.
+    SwiGluCoded [Elementwise, Bytes] { gate_up: One; function: ActivationFunction }
+    /// Gradient of `gate_up` (.., 2F) from `dy` (.., F) and the `code` of [`Op::SwiGluCoded`]. With `output: Compute` also
+    /// `f(gate) · up` of the values that the code stands for, over `dy`: what [`Op::SwiGluGradAndOutput`] yields with
+    /// [`ActivationCodec::Int8`], bit by bit.
+    SwiGluCodedGrad [Elementwise, Bytes] { dy: One, code: One; function: ActivationFunction, output: UnitOutput }
 
     // ---- norms ------------------------------------------------------------------------------
     /// Layer norm or RMS norm of `x + delta` over the width. Yields y (.., C), rstd (..) f32, then
@@ -303,6 +311,7 @@ impl<T: Clone> Op<T> {
                 vec![(Some(operand), 0)]
             }
             Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
+            Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => vec![(Some(dy), 1)],
             Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }
@@ -328,6 +337,8 @@ impl<T: Clone> Op<T> {
             | Op::Scale { .. }
             | Op::Activation { .. }
             | Op::SwiGlu { .. }
+            | Op::SwiGluCoded { .. }
+            | Op::SwiGluCodedGrad { output: UnitOutput::Skip, .. }
             | Op::Norm { .. }
             | Op::QkNorm { .. }
             | Op::RotaryTable { .. }

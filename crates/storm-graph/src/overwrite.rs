@@ -1,7 +1,7 @@
 //! Gradients that overwrite the tensor that they are a gradient of.
 
 use crate::graph::{Node, Phase};
-use crate::{Graph, Op, TensorId};
+use crate::{Graph, Op, TensorId, UnitOutput};
 
 /// Inserts a copy before each backward node that would overwrite a tensor which is still
 /// needed: by a later node, by the node itself in another role, by the owner of a tensor from outside, or
@@ -57,6 +57,7 @@ fn taken_over(op: &Op<TensorId>) -> Option<(&'static str, TensorId)> {
         Op::SwiGluGrad { gate_up, .. } | Op::SwiGluGradAndOutput { gate_up, .. } => {
             Some(("gate_up", gate_up))
         }
+        Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => Some(("dy", dy)),
         _ => None,
     }
 }

@@ -4,10 +4,11 @@
 //! Stages run in order. A *block* is one run of a stage's template. Blocks share *carried* tensors,
 //! *exports* that every later block may read, and parameters and inputs of the same name.
 
+use crate::codec::encode_units;
 use crate::section::SectionRequest;
 use crate::{
-    DType, Graph, GraphError, Op, Section, Shape, Tensor, TensorClass, TensorId, Training,
-    recompute,
+    ActivationCodec, DType, Graph, GraphError, Op, Section, Shape, Tensor, TensorClass, TensorId,
+    Training, recompute,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -547,6 +548,30 @@ impl Program {
             })?;
         }
         Ok(program)
+    }
+
+    /// Makes the backward pass see activations as `codec` stores them. With [`ActivationCodec::Int8`] the operands of
+    /// gated units wait for it in 8 bits; the forward pass gives the bits that it gives without.
+    ///
+    /// # Errors
+    /// Nothing that the backward pass reads can be stored like that.
+    pub fn encode_activations(&mut self, codec: ActivationCodec) -> Result<(), GraphError> {
+        if codec == ActivationCodec::None {
+            return Ok(());
+        }
+        let mut coded = 0;
+        for section in self.templates.iter_mut().filter(|section| section.backward.is_some()) {
+            let results = section.handed_out();
+            coded += encode_units(&mut section.graph, &results);
+        }
+        match coded {
+            0 => self.section(0).error(
+                "no gated unit of the program is differentiated, so there is no activation to store in 8 bits: \
+                 turn the codec of activations off"
+                    .to_owned(),
+            ),
+            _ => Ok(()),
+        }
     }
 
     /// By stage: whether a gradient is needed in it, because it learns or something that it takes

@@ -1,8 +1,9 @@
-//! Frozen weights in 8 bits: how a matrix lies in memory, and the arithmetic of one row.
+//! Matrices in 8 bits, frozen weights or activations: how one lies in memory, and the arithmetic of one row.
 //!
 //! A row has its codes first and then a scale for each group of [`GROUP`] of them, so that any range of rows is a matrix of
 //! its own. A value is its code times the scale of its group. Scales are bf16 and codes have 7 bits and a sign, so that the product is
-//! exact in f32: every device gives the same bits.
+//! exact in f32: every device gives the same bits. A group with a value that is not finite has a scale that is not, so each of its
+//! values comes back as NaN.
 
 use half::bf16;
 
@@ -43,8 +44,7 @@ impl QuantizedRow {
         (self.scales_at() + 2 * self.groups()).next_multiple_of(ALIGNMENT)
     }
 
-    /// Quantizes a row of finite values, which `value` gives by their columns. Each code is the nearest; a scale is rounded
-    /// up, so that no code is cut off.
+    /// Quantizes a row of values, which `value` gives by their columns.
     pub fn quantize(self, value: impl Fn(usize) -> f32, row: &mut [u8]) {
         assert_eq!(row.len(), self.bytes(), "a row of another form");
         row.fill(0);
@@ -52,17 +52,16 @@ impl QuantizedRow {
         let groups = codes[..self.columns].chunks_mut(GROUP).zip(scales.chunks_exact_mut(2));
         for (group, (codes, scale_bytes)) in groups.enumerate() {
             let first = group * GROUP;
-            let magnitudes = (first..first + codes.len()).map(|column| value(column).abs());
-            let scale = rounded_up(magnitudes.fold(0.0, f32::max) / CODE_MAX);
+            let scale = quantize_group(|at| value(first + at), codes);
             scale_bytes.copy_from_slice(&scale.to_le_bytes());
-            let scale = scale.to_f32();
-            if scale > 0.0 {
-                for (at, code) in codes.iter_mut().enumerate() {
-                    let nearest = (value(first + at) / scale).round_ties_even();
-                    *code = (nearest.clamp(-CODE_MAX, CODE_MAX) as i8).cast_unsigned();
-                }
-            }
         }
+    }
+
+    /// The codes and the scale of a group of a row.
+    pub fn group(self, row: &[u8], group: usize) -> (&[u8], bf16) {
+        let codes = group * GROUP..((group + 1) * GROUP).min(self.columns);
+        let scale = self.scales_at() + 2 * group;
+        (&row[codes], bf16::from_le_bytes([row[scale], row[scale + 1]]))
     }
 
     /// Hands each value of a row to `put`, with its column.
@@ -71,16 +70,43 @@ impl QuantizedRow {
         let (codes, scales) = row.split_at(self.scales_at());
         let groups = codes[..self.columns].chunks(GROUP).zip(scales.chunks_exact(2));
         for (group, (codes, scale)) in groups.enumerate() {
-            let scale = bf16::from_le_bytes([scale[0], scale[1]]).to_f32();
-            for (at, code) in codes.iter().enumerate() {
-                put(group * GROUP + at, f32::from(code.cast_signed()) * scale);
-            }
+            let scale = bf16::from_le_bytes([scale[0], scale[1]]);
+            dequantize_group(codes, scale, |at, value| put(group * GROUP + at, value));
         }
     }
 }
 
-/// The smallest bf16 that is not below a number that is not negative.
+/// The codes of at most [`GROUP`] values, which `value` gives by their places, and their scale. Each code is the nearest; the
+/// scale is rounded up, so that no code is cut off. It is not finite if a value is not.
+pub fn quantize_group(value: impl Fn(usize) -> f32, codes: &mut [u8]) -> bf16 {
+    // As integers, magnitudes are in order, with NaN above all numbers.
+    let magnitudes = (0..codes.len()).map(|at| value(at).abs().to_bits());
+    let scale = rounded_up(f32::from_bits(magnitudes.max().unwrap_or(0)) / CODE_MAX);
+    let divisor = scale.to_f32();
+    if divisor > 0.0 && divisor.is_finite() {
+        for (at, code) in codes.iter_mut().enumerate() {
+            let nearest = (value(at) / divisor).round_ties_even();
+            *code = (nearest.clamp(-CODE_MAX, CODE_MAX) as i8).cast_unsigned();
+        }
+    } else {
+        codes.fill(0);
+    }
+    scale
+}
+
+/// Hands each value of a group to `put`, with its place.
+pub fn dequantize_group(codes: &[u8], scale: bf16, mut put: impl FnMut(usize, f32)) {
+    let scale = scale.to_f32();
+    for (at, code) in codes.iter().enumerate() {
+        put(at, f32::from(code.cast_signed()) * scale);
+    }
+}
+
+/// The smallest bf16 that is not below a number that is not negative. NaN stays NaN, one and the same.
 fn rounded_up(value: f32) -> bf16 {
+    if value.is_nan() {
+        return bf16::NAN;
+    }
     let bits = value.to_bits();
     let dropped = bits & 0xffff != 0;
     bf16::from_bits((bits >> 16) as u16 + u16::from(dropped))
@@ -137,6 +163,23 @@ mod tests {
             assert!((back[largest] + 7.25).abs() < 0.04);
             form.quantize(|_| 0.0, &mut row);
             assert!(row.iter().all(|&byte| byte == 0));
+        }
+    }
+
+    /// A number that is lost is seen: all of its group comes back as NaN, and no other group does.
+    #[test]
+    fn what_is_not_finite_stays_visible() {
+        let form = QuantizedRow::new(3 * GROUP);
+        for bad in [f32::NAN, f32::from_bits(0xffff_ffff), f32::INFINITY, f32::NEG_INFINITY] {
+            for place in [0, GROUP - 1, GROUP + 5, 3 * GROUP - 1] {
+                let mut row = vec![0xff; form.bytes()];
+                let value = |column: usize| if column == place { bad } else { column as f32 };
+                form.quantize(value, &mut row);
+                form.dequantize(&row, |column, value| {
+                    let is_lost = column / GROUP == place / GROUP;
+                    assert_eq!(value.is_nan(), is_lost, "{bad} at {place}: {value} at {column}");
+                });
+            }
         }
     }
 

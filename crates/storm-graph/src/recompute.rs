@@ -1,5 +1,6 @@
 //! Recomputation: the backward pass recomputes the tensors that are not kept.
 
+use crate::codec::drop_codes;
 use crate::fuse::fuse_with_gradients;
 use crate::graph::{Node, Phase};
 use crate::overwrite::copy_what_is_still_needed;
@@ -29,6 +30,7 @@ pub fn recompute(graph: &mut Graph, results: &[TensorId], is_kept: impl Fn(Tenso
         rewritten.push(Node { op, ..node.clone() });
     }
     graph.replace_nodes(rewritten);
+    drop_codes(graph);
     fuse_with_gradients(graph, results);
     // Recomputed tensors may be read where the backward pass has overwritten the original.
     copy_what_is_still_needed(graph, &[]);

@@ -296,7 +296,12 @@ fn overwritten_operands() {
     graph
         .apply(
             "grad",
-            Op::SwiGluGrad { dy: t[0], gate_up: t[1], function: ActivationFunction::Silu },
+            Op::SwiGluGrad {
+                dy: t[0],
+                gate_up: t[1],
+                function: ActivationFunction::Silu,
+                codec: ActivationCodec::None,
+            },
         )
         .expect("fits");
     let error = graph

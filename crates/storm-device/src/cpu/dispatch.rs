@@ -8,15 +8,15 @@ use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
-use super::kernels::{elementwise, embedding, layout, quantized, sum};
+use super::kernels::{elementwise, embedding, gated_coded, layout, quantized, sum};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
 use half::bf16;
 use storm_graph::random::{Seed, Stream};
 use storm_graph::{
-    BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op, ParameterGradients,
-    StepScalars,
+    ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
+    ParameterGradients, StepScalars, UnitOutput,
 };
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
@@ -134,14 +134,47 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let width = gate_up.shape.width() / 2;
             elementwise::gated::<E>(*function, width, access.get(gate_up), access.out(&outputs[0]));
         }),
-        Op::SwiGluGrad { dy, function, .. } => with_float!(dy.dtype, E => {
-            let width = dy.shape.width();
-            elementwise::gated_grad::<E>(*function, width, access.get(dy), access.out(&outputs[0]));
+        Op::SwiGluGrad { dy, function, codec, .. } => with_float!(dy.dtype, E => {
+            let (width, gate_up) = (dy.shape.width(), access.out(&outputs[0]));
+            match codec {
+                ActivationCodec::None => {
+                    elementwise::gated_grad::<E>(*function, width, access.get(dy), gate_up);
+                }
+                ActivationCodec::Int8 => {
+                    gated_coded::rounded_grad::<E>(*function, width, access.get(dy), gate_up);
+                }
+            }
         }),
-        Op::SwiGluGradAndOutput { dy, function, .. } => with_float!(dy.dtype, E => {
+        Op::SwiGluGradAndOutput { dy, function, codec, .. } => with_float!(dy.dtype, E => {
             let (gate_up, dy_then_output) = (access.out(&outputs[0]), access.out(&outputs[1]));
-            let width = dy.shape.width();
-            elementwise::gated_grad_and_output::<E>(*function, width, dy_then_output, gate_up);
+            let make = match codec {
+                ActivationCodec::None => elementwise::gated_grad_and_output::<E>,
+                ActivationCodec::Int8 => gated_coded::rounded_grad_and_output::<E>,
+            };
+            make(*function, dy.shape.width(), dy_then_output, gate_up);
+        }),
+        Op::SwiGluCoded { gate_up, function } => with_float!(gate_up.dtype, E => {
+            let width = gate_up.shape.width() / 2;
+            let gate_up = access.get::<E>(gate_up);
+            elementwise::gated::<E>(*function, width, gate_up, access.out(&outputs[0]));
+            // A row of code is that of the gates, then that of the ups.
+            quantized::quantize::<E>(gate_up, width, access.out(&outputs[1]));
+        }),
+        Op::SwiGluCodedGrad { dy, code, function, output } => with_float!(dy.dtype, E => {
+            let (width, code) = (dy.shape.width(), access.get(code));
+            let gradient = access.out(&outputs[0]);
+            match output {
+                UnitOutput::Skip => {
+                    gated_coded::coded_grad::<E>(*function, width, access.get(dy), code, gradient);
+                }
+                UnitOutput::Compute => gated_coded::coded_grad_and_output::<E>(
+                    *function,
+                    width,
+                    access.out(&outputs[1]),
+                    code,
+                    gradient,
+                ),
+            }
         }),
         Op::Norm { x, delta, weight, bias, kind, epsilon } => with_float!(x.dtype, E => {
             let has_mean = *kind == NormKind::Layer;

@@ -23,6 +23,7 @@ const fn header(name: &'static str, text: &'static str) -> KernelSource {
 /// Headers that sources may include by name.
 const HEADERS: &[KernelSource] = &[
     header("common.cuh", include_str!("kernels/common.cuh")),
+    header("activations.cuh", include_str!("kernels/activations.cuh")),
     header("attention_common.cuh", include_str!("kernels/attention_common.cuh")),
     header("optimizer_common.cuh", include_str!("kernels/optimizer_common.cuh")),
 ];

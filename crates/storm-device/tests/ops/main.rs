@@ -7,6 +7,7 @@
 //! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
 //! | `linear`, `elementwise`, `norm`, `attention`, `loss`, `shapes` | random cases of one op family |
 //! | `optimizer`, `optimizer_int8`, `random_normal` | ops without gradients |
+//! | `codec` | gated units whose operand waits in 8 bits |
 //! | `transformer` | whole small models: sharing, frozen parameters |
 //! | `exactness` | thread counts and recomputation, to the bit |
 //!
@@ -18,6 +19,7 @@ mod reference;
 mod support;
 
 mod attention;
+mod codec;
 mod elementwise;
 mod exactness;
 mod facts;

@@ -3,7 +3,10 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{DType, GraphError, Op, Tensor, TensorClass, TensorId, Training};
+use crate::{
+    ActivationCodec, DType, GraphError, Op, QuantizedRow, Tensor, TensorClass, TensorId, Training,
+    UnitOutput,
+};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
@@ -43,14 +46,39 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::shape("dy", dy, &gate_up.shape.with_width(half))?;
             Ok(vec![Output::activation("", gate_up.shape.clone(), gate_up.dtype)])
         }
-        Op::SwiGluGradAndOutput { dy, gate_up, function } => {
-            let (dy, gate_up, function) = (*dy, *gate_up, *function);
-            let mut outputs = infer(&Op::SwiGluGrad { dy, gate_up, function })?;
+        Op::SwiGluGradAndOutput { dy, gate_up, function, codec } => {
+            let (dy, gate_up, function, codec) = (*dy, *gate_up, *function, *codec);
+            let mut outputs = infer(&Op::SwiGluGrad { dy, gate_up, function, codec })?;
             outputs.push(Output::activation("output", dy.shape.clone(), dy.dtype));
+            Ok(outputs)
+        }
+        Op::SwiGluCoded { gate_up, .. } => {
+            let half = half_width(gate_up)?;
+            let code = gate_up.shape.with_width(code_bytes(half));
+            Ok(vec![
+                Output::activation("", gate_up.shape.with_width(half), gate_up.dtype),
+                Output::activation("code", code, DType::U8),
+            ])
+        }
+        Op::SwiGluCodedGrad { dy, code, output, .. } => {
+            rules::float("dy", dy)?;
+            rules::rank_at_least("dy", dy, 1)?;
+            rules::dtype("code", code, DType::U8)?;
+            let half = dy.shape.width();
+            rules::shape("code", code, &dy.shape.with_width(code_bytes(half)))?;
+            let mut outputs = vec![Output::activation("", dy.shape.with_width(2 * half), dy.dtype)];
+            if *output == UnitOutput::Compute {
+                outputs.push(Output::activation("output", dy.shape.clone(), dy.dtype));
+            }
             Ok(outputs)
         }
         _ => unreachable!("not an elementwise op"),
     }
+}
+
+/// Bytes of the code of a row whose halves are so wide.
+fn code_bytes(half: usize) -> usize {
+    2 * QuantizedRow::new(half).bytes()
 }
 
 fn half_width(gate_up: &Tensor) -> Result<usize, String> {
@@ -87,7 +115,8 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             ctx.add_gradient(x, gradient[0])
         }
         Op::SwiGlu { gate_up, function } => {
-            let gradient = ctx.apply("grad", Op::SwiGluGrad { dy, gate_up, function })?;
+            let codec = ActivationCodec::None;
+            let gradient = ctx.apply("grad", Op::SwiGluGrad { dy, gate_up, function, codec })?;
             ctx.add_gradient(gate_up, gradient[0])
         }
         _ => unreachable!("not an elementwise op"),

@@ -66,6 +66,8 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::ActivationGrad { .. }
         | Op::SwiGluGrad { .. }
         | Op::SwiGluGradAndOutput { .. }
+        | Op::SwiGluCoded { .. }
+        | Op::SwiGluCodedGrad { .. }
         | Op::NormGrad { .. }
         | Op::QkNormGrad { .. }
         | Op::RotaryTable { .. }

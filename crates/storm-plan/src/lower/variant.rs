@@ -3,7 +3,7 @@
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
 use std::sync::Arc;
-use storm_graph::{Graph, Node, Op, Phase, Section, Tensor, TensorId};
+use storm_graph::{ActivationCodec, Graph, Node, Op, Phase, Section, Tensor, TensorId};
 
 /// A section as it will run: which nodes, and where its temporaries lie in the work area.
 #[derive(Clone, Debug)]
@@ -155,10 +155,11 @@ pub(super) fn node_seconds(graph: &Graph, node: &Node, profile: &HardwareProfile
 fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     match node.op {
         _ if node.phase == Phase::Recompute => 0.0,
-        Op::SwiGluGradAndOutput { dy, gate_up, function } => {
+        // With a codec, the output is made by the gradient whatever is kept.
+        Op::SwiGluGradAndOutput { dy, gate_up, function, codec: codec @ ActivationCodec::None } => {
             let outputs = node.outputs[..1].to_vec();
-            let alone =
-                Node { op: Op::SwiGluGrad { dy, gate_up, function }, outputs, ..node.clone() };
+            let op = Op::SwiGluGrad { dy, gate_up, function, codec };
+            let alone = Node { op, outputs, ..node.clone() };
             node_seconds(graph, &alone, profile)
         }
         _ => node_seconds(graph, node, profile),

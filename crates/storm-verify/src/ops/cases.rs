@@ -24,6 +24,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "elementwise",
         "swiglu",
         "swiglu_and_output",
+        "swiglu_coded",
         "norm",
         "qk_norm",
         "rotary",
@@ -164,6 +165,7 @@ impl Builder {
                 self.result("y", Op::SwiGlu { gate_up, function }).map(drop)
             }
             "swiglu_and_output" => self.swiglu_and_output(),
+            "swiglu_coded" => self.swiglu_coded(),
             "norm" => self.norm(),
             "qk_norm" | "rotary" | "attention" | "attention64" | "attention128" => {
                 self.heads(family)
@@ -508,7 +510,31 @@ impl Builder {
         };
         let (dy, gate_up) = (source(self, "dy", width), source(self, "gate_up", 2 * width));
         let function = self.random.pick(&FUNCTIONS);
-        self.apply("grad", Op::SwiGluGradAndOutput { dy, gate_up, function }).map(drop)
+        let codec = self.random.pick(&[ActivationCodec::None, ActivationCodec::Int8]);
+        match self.random.coin() {
+            true => self.apply("grad", Op::SwiGluGradAndOutput { dy, gate_up, function, codec }),
+            false => self.apply("grad", Op::SwiGluGrad { dy, gate_up, function, codec }),
+        }
+        .map(drop)
+    }
+
+    /// A unit whose operand waits in 8 bits, and its gradient. Some groups are of very small or very large values.
+    fn swiglu_coded(&mut self) -> Result<(), GraphError> {
+        let (rows, width) = (self.random.extent(), self.random.extent());
+        let class = TensorClass::Activation;
+        let gate_up = self.graph.source("gate_up", [rows, 2 * width], self.dtype, class);
+        self.floats(gate_up);
+        if let Some((_, Data::Floats(values))) = self.data.last_mut() {
+            for (place, value) in values.iter_mut().enumerate() {
+                *value *= [1.0, 1.0, 1e-3, 30.0, 1e-25, 0.0, 1e-38][place / QUANTIZED_GROUP % 7];
+            }
+        }
+        let dy = self.graph.source("dy", [rows, width], self.dtype, class);
+        self.floats(dy);
+        let function = self.random.pick(&FUNCTIONS);
+        let code = self.apply("unit", Op::SwiGluCoded { gate_up, function })?[1];
+        let output = self.random.pick(&[UnitOutput::Skip, UnitOutput::Compute]);
+        self.apply("grad", Op::SwiGluCodedGrad { dy, code, function, output }).map(drop)
     }
 
     fn accumulate(&mut self) -> Result<(), GraphError> {

@@ -167,6 +167,8 @@ mod tests {
             "SwiGlu",
             "SwiGluGrad",
             "SwiGluGradAndOutput",
+            "SwiGluCoded",
+            "SwiGluCodedGrad",
             "Norm",
             "NormGrad",
             "QkNorm",

@@ -7,7 +7,7 @@ use rayon::prelude::*;
 use storm_graph::ActivationFunction;
 
 /// Elements per task: large enough to hide the cost of a task, small enough for two caches.
-const CHUNK: usize = 1 << 14;
+pub(super) const CHUNK: usize = 1 << 14;
 
 simd_dispatch! {
     fn add_chunk[E: Element](a: &[E], b: &[E], out: &mut [E]) {
@@ -117,7 +117,7 @@ simd_dispatch! {
 }
 
 /// An activation that is known when a loop is compiled, so that the loop has no branch.
-trait Function: Copy {
+pub(super) trait Function: Copy {
     fn value(self, x: f32) -> f32;
     fn slope(self, x: f32) -> f32;
 }
@@ -125,7 +125,7 @@ trait Function: Copy {
 macro_rules! functions {
     ($($name:ident: $value:expr, $slope:expr;)+) => {$(
         #[derive(Clone, Copy)]
-        struct $name;
+        pub(super) struct $name;
         impl Function for $name {
             #[inline(always)]
             fn value(self, x: f32) -> f32 {
@@ -152,24 +152,29 @@ macro_rules! with_function {
     ($function:expr, $name:ident => $body:expr) => {
         match $function {
             ActivationFunction::Silu => {
+                use $crate::cpu::kernels::elementwise::Silu;
                 const $name: Silu = Silu;
                 $body
             }
             ActivationFunction::Gelu => {
+                use $crate::cpu::kernels::elementwise::Gelu;
                 const $name: Gelu = Gelu;
                 $body
             }
             ActivationFunction::GeluTanh => {
+                use $crate::cpu::kernels::elementwise::GeluTanh;
                 const $name: GeluTanh = GeluTanh;
                 $body
             }
             ActivationFunction::Relu => {
+                use $crate::cpu::kernels::elementwise::Relu;
                 const $name: Relu = Relu;
                 $body
             }
         }
     };
 }
+pub(super) use with_function;
 
 fn unary<E: Element>(x: &[E], out: &mut [E], f: impl Fn(&[E], &mut [E]) + Sync) {
     out.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(out, x)| f(x, out));

@@ -12,6 +12,7 @@ pub mod column_sum;
 pub mod element;
 pub mod elementwise;
 pub mod embedding;
+pub mod gated_coded;
 pub mod gemm;
 pub mod heads;
 pub mod layout;

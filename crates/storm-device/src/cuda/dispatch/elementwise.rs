@@ -1,14 +1,15 @@
 //! Ops on single elements, and the gated unit.
 
 use super::{
-    Definitions, PACK, THREADS, all_types, count, grid, kernel, launch_flat, threads_for, types,
+    Definitions, PACK, THREADS, all_types, count, gated_coded, grid, kernel, launch_flat,
+    threads_for, types,
 };
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
 use crate::placed::View;
-use storm_graph::{ActivationFunction, Op};
+use storm_graph::{ActivationCodec, ActivationFunction, Op};
 
 const SOURCE: KernelSource = KernelSource {
     name: "elementwise.cu",
@@ -42,6 +43,10 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             planner.let_begin_early();
             Ok(())
         }
+        Op::SwiGluGrad { codec: ActivationCodec::Int8, .. }
+        | Op::SwiGluGradAndOutput { codec: ActivationCodec::Int8, .. } => {
+            gated_coded::plan(planner)
+        }
         Op::SwiGluGrad { dy, function, .. } => {
             let name = format!("{}_gated_grad", name_of(*function));
             gated(planner, &name, &[dy], dy.shape.width())
@@ -57,7 +62,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
 }
 
 /// What the names of an activation's kernels begin with.
-fn name_of(function: ActivationFunction) -> &'static str {
+pub(super) fn name_of(function: ActivationFunction) -> &'static str {
     match function {
         ActivationFunction::Gelu => "gelu",
         ActivationFunction::GeluTanh => "gelu_tanh",

@@ -6,6 +6,7 @@ mod attention;
 mod attention_cached;
 mod elementwise;
 mod embedding;
+mod gated_coded;
 mod heads;
 mod layout;
 mod linear;
@@ -50,6 +51,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::SwiGlu { .. }
         | Op::SwiGluGrad { .. }
         | Op::SwiGluGradAndOutput { .. } => elementwise::plan(planner),
+        Op::SwiGluCoded { .. } | Op::SwiGluCodedGrad { .. } => gated_coded::plan(planner),
         Op::Norm { .. } | Op::NormGrad { .. } => norm::plan(planner),
         Op::QkNorm { .. } | Op::QkNormGrad { .. } | Op::RotaryTable { .. } | Op::Rotary { .. } => {
             heads::plan(planner)
@@ -82,6 +84,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         attention_cached::kernels(),
         elementwise::kernels(),
         embedding::kernels(),
+        gated_coded::kernels(),
         heads::kernels(),
         layout::kernels(),
         loss::kernels(),

@@ -6,8 +6,9 @@
 constexpr i64 GROUP = 128;
 constexpr float CODE_MAX = 127.0f;
 
-/// The smallest bf16 that is not below a number that is not negative.
+/// The smallest bf16 that is not below a number that is not negative. NaN stays NaN, one and the same.
 __device__ inline bf16 rounded_up(float value) {
+    if (value != value) return bf16{0x7fc0};
     const u32 bits = __float_as_uint(value);
     return bf16{(unsigned short)((bits >> 16) + ((bits & 0xffffu) != 0))};
 }
@@ -20,23 +21,26 @@ extern "C" __global__ void quantize(const E* x, unsigned char* out, i64 rows, i6
     const int lane = threadIdx.x % WARP;
     const i64 row = warp / groups, group = warp % groups;
     unsigned char* to = out + row * row_bytes;
-    float values[4], largest = 0.0f;
+    // As integers, magnitudes are in order, with NaN above all numbers.
+    u32 largest = 0;
+    float values[4];
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         const i64 column = group * GROUP + part * WARP + lane;
         values[part] = column < columns ? to_float(x[row * columns + column]) : 0.0f;
-        largest = fmaxf(largest, fabsf(values[part]));
+        largest = max(largest, __float_as_uint(values[part]) & 0x7fffffffu);
     }
     for (int distance = WARP / 2; distance > 0; distance /= 2)
-        largest = fmaxf(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
-    const bf16 stored = rounded_up(__fdiv_rn(largest, CODE_MAX));
+        largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, distance));
+    const bf16 stored = rounded_up(__fdiv_rn(__uint_as_float(largest), CODE_MAX));
     const float scale = to_float(stored);
 #pragma unroll
     for (int part = 0; part < 4; part++) {
         const i64 column = group * GROUP + part * WARP + lane;
         // Codes end where scales begin; what is between is zero.
         if (column >= (group + 1 == groups ? scales_at : columns)) continue;
-        const float nearest = scale > 0.0f ? rintf(__fdiv_rn(values[part], scale)) : 0.0f;
+        const bool has_codes = scale > 0.0f && scale <= -LOWEST;
+        const float nearest = has_codes ? rintf(__fdiv_rn(values[part], scale)) : 0.0f;
         to[column] = (unsigned char)(signed char)fminf(fmaxf(nearest, -CODE_MAX), CODE_MAX);
     }
     if (lane == 0) {

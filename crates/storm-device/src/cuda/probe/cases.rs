@@ -3,9 +3,9 @@
 use crate::DeviceError;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout, Mask, MomentFormat,
-    NormKind, Op, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, Shape,
-    StepScalars, TensorClass, TensorId,
+    ActivationCodec, ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout,
+    Mask, MomentFormat, NormKind, Op, ParameterGradients, RotaryDirection, RotaryFrequencies,
+    Rounding, Shape, StepScalars, TensorClass, TensorId, UnitOutput,
 };
 use storm_plan::GemmKind;
 
@@ -213,19 +213,22 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
             dtype,
         })
     })?;
+    let (silu, codec) = (ActivationFunction::Silu, ActivationCodec::None);
+    case(&|b| Ok(Op::SwiGlu { gate_up: b.normal(&[tokens, 2 * inner])?, function: silu }))?;
     case(&|b| {
-        Ok(Op::SwiGlu {
-            gate_up: b.normal(&[tokens, 2 * inner])?,
-            function: ActivationFunction::Silu,
-        })
+        let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
+        Ok(Op::SwiGluGrad { dy, gate_up, function: silu, codec })
     })?;
     case(&|b| {
         let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
-        Ok(Op::SwiGluGrad { dy, gate_up, function: ActivationFunction::Silu })
+        Ok(Op::SwiGluGradAndOutput { dy, gate_up, function: silu, codec })
     })?;
+    case(&|b| Ok(Op::SwiGluCoded { gate_up: b.normal(&[tokens, 2 * inner])?, function: silu }))?;
     case(&|b| {
         let (dy, gate_up) = (b.normal(&[tokens, inner])?, b.normal(&[tokens, 2 * inner])?);
-        Ok(Op::SwiGluGradAndOutput { dy, gate_up, function: ActivationFunction::Silu })
+        let unit = Op::SwiGluCoded { gate_up, function: silu };
+        let code = b.graph.apply("unit", unit)?[1];
+        Ok(Op::SwiGluCodedGrad { dy, code, function: silu, output: UnitOutput::Compute })
     })?;
     let function = ActivationFunction::GeluTanh;
     case(&|b| Ok(Op::Activation { x: b.normal(&[tokens, inner])?, function }))?;
@@ -485,6 +488,8 @@ mod tests {
             "SwiGlu",
             "SwiGluGrad",
             "SwiGluGradAndOutput",
+            "SwiGluCoded",
+            "SwiGluCodedGrad",
             "Rotary",
             "Embedding",
             "EmbeddingGrad",
