@@ -53,7 +53,7 @@ pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, Program, ProgramParameter, Stage,
     TiedUse,
 };
-pub use quantized::{GROUP as QUANTIZED_GROUP, QuantizedRow};
+pub use quantized::{NF4, QuantizedFormat, QuantizedRow};
 pub use recompute::recompute;
 pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::SectionBuilder;

@@ -18,6 +18,7 @@ mod reference;
 mod support;
 
 mod attention;
+mod dropout;
 mod elementwise;
 mod exactness;
 mod facts;

@@ -49,6 +49,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             outputs.push(Output::activation("output", dy.shape.clone(), dy.dtype));
             Ok(outputs)
         }
+        Op::Dropout { .. } => super::dropout::infer(op),
         _ => unreachable!("not an elementwise op"),
     }
 }

@@ -4,5 +4,6 @@
 mod allocation;
 mod exactness;
 mod learning;
+mod loading;
 mod support;
 mod writing;

@@ -161,6 +161,7 @@ mod tests {
             "Add",
             "Mul",
             "Scale",
+            "Dropout",
             "Activation",
             "ActivationGrad",
             "SwiGlu",
