@@ -1,5 +1,6 @@
 //! Where text is generated: on which device, with everything in its memory or streamed through it.
 
+use crate::loading::Loading;
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, find_for};
 use crate::tuning::NO_TUNING;
 use crate::{UsageError, progress, size};
@@ -43,6 +44,7 @@ pub(crate) fn load(
     options: &DecodeOptions,
     source: &impl ParameterSource,
 ) -> Result<Loaded> {
+    let source = &Loading::new(source, config, options.dtype);
     let needed = Decoder::size_bytes(config, options)? as u64;
     // Slow on the CPU is better than not at all: a text may be short.
     let kind = find_for(args.device, 0, Style::Quiet)?;

@@ -1,5 +1,6 @@
 //! `storm eval`: how well a model predicts a dataset.
 
+use crate::loading::Loading;
 use crate::model_tokenizer::{OtherTokenizer, Weights};
 use crate::precision::DtypeArg;
 use crate::size::positive;
@@ -265,8 +266,9 @@ fn evaluate<D: Trains>(
     progress::show("loading the model");
     let begun = Instant::now();
     let device = D::options(machine.threads, budget, NO_TUNING, None);
+    let weights = Loading::new(&source.weights, config, dtype);
     let mut evaluation: Evaluation<D> =
-        Evaluation::load(config, &build, &source.weights, planned.plan.into(), device)?;
+        Evaluation::load(config, &build, &weights, planned.plan.into(), device)?;
     let mut step = vec![Batch::new(Vec::new(), Vec::new(), seq); group];
     for first in (0..batches).step_by(group) {
         progress::show(&format!("batch {} of {batches}", first + 1));

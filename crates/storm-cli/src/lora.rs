@@ -74,7 +74,7 @@ impl LoraArg {
         Ok(serde_json::from_str(text)?)
     }
 
-    /// What an adapter was made with. STORM trains it without dropout.
+    /// What an adapter was made with.
     pub(crate) fn of_options(options: &LoraOptions) -> Result<LoraArg, UsageError> {
         let rank = |rank: usize| {
             NonZeroUsize::new(rank).ok_or_else(|| UsageError("an adapter has rank 0".to_owned()))
@@ -83,7 +83,7 @@ impl LoraArg {
         Ok(LoraArg {
             rank: rank(options.rank)?,
             alpha: Some(options.alpha),
-            dropout: 0.0,
+            dropout: options.dropout,
             targets: match &options.targets {
                 Targets::AllLinear => TargetsArg::default(),
                 Targets::Names(names) => TargetsArg::Several(names.clone()),
@@ -123,13 +123,6 @@ impl LoraArg {
 
     /// The model with these adapters.
     pub(crate) fn apply_to(&self, config: ModelConfig) -> Result<ModelConfig> {
-        if self.dropout != 0.0 {
-            let problem = format!(
-                "lora: dropout is {}; STORM trains adapters without dropout, leave it out",
-                self.dropout
-            );
-            return Err(UsageError(problem).into());
-        }
         let adapters = Adapters::new(&config, self.options())?;
         Ok(ModelConfig { adapters: Some(adapters), ..config })
     }

@@ -17,6 +17,7 @@ mod hardware;
 mod host_memory;
 mod init;
 mod lengths;
+mod loading;
 mod lora;
 mod manual;
 mod memory_limits;

@@ -9,8 +9,8 @@ use clap::{Args, ValueEnum};
 use std::ops::Range;
 use std::path::PathBuf;
 use storm_model::{
-    Dtype, HfDirectory, IfExists, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
-    SaveOptions, WeightDtype, merge, save,
+    BaseFormat, Dequantized, Dtype, HfDirectory, IfExists, ModelConfig, ModelError,
+    ParameterLayout, ParameterSpec, SaveOptions, WeightDtype, merge, save,
 };
 
 #[derive(Args)]
@@ -25,6 +25,9 @@ pub(crate) struct MergeArgs {
     /// Type of the written weights. If not given, that of the base.
     #[arg(long, value_enum)]
     dtype: Option<DtypeArg>,
+    /// Which weights of the base to add to: as they are in its directory, or as the run had them that stored them in 8 or 4 bits.
+    #[arg(long, value_enum, default_value_t = Onto::Original)]
+    onto: Onto,
     /// Largest file of weights.
     #[arg(long, default_value = "5GB", value_parser = size::parse)]
     shard_size: u64,
@@ -51,6 +54,15 @@ enum DtypeArg {
     Bf16,
 }
 
+/// Weights of the base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Onto {
+    /// As they are in its directory.
+    Original,
+    /// Rounded as the run stored them (`base = "int8"` or `"nf4"`).
+    Dequantized,
+}
+
 pub(crate) fn run(args: &MergeArgs) -> Result<()> {
     let source = ModelSource::open(&args.adapter, &args.which)?;
     let base = match &source.weights {
@@ -61,7 +73,15 @@ pub(crate) fn run(args: &MergeArgs) -> Result<()> {
             return Err(UsageError(problem).into());
         }
     };
-    let config = ModelConfig { adapters: None, ..source.config.clone() };
+    if args.onto == Onto::Dequantized && source.config.base == BaseFormat::Computed {
+        let problem = format!(
+            "--onto dequantized is for adapters that were trained beside a base in 8 or 4 bits, and {} was not; leave it out",
+            args.adapter.display()
+        );
+        return Err(UsageError(problem).into());
+    }
+    let config =
+        ModelConfig { adapters: None, base: BaseFormat::Computed, ..source.config.clone() };
     let options = SaveOptions {
         dtype: match args.dtype {
             Some(DtypeArg::F32) => WeightDtype::F32,
@@ -74,7 +94,7 @@ pub(crate) fn run(args: &MergeArgs) -> Result<()> {
     };
     let mut current = Merged::default();
     save(&args.out, &config, &options, |spec, range, dest: &mut [f32]| {
-        Ok(current.provide(&source, spec, range, dest)?)
+        Ok(current.provide(&source, args.onto, spec, range, dest)?)
     })?;
     streams::status("");
     let losses = args.data.as_ref().map(|data| losses(args, data, &source, base)).transpose()?;
@@ -138,13 +158,20 @@ impl Merged {
     fn provide(
         &mut self,
         source: &ModelSource,
+        onto: Onto,
         spec: &ParameterSpec,
         range: Range<usize>,
         dest: &mut [f32],
     ) -> Result<(), ModelError> {
         if self.name != spec.name {
             self.values.resize(spec.element_count(), 0.0);
-            merge(&source.config, &source.weights, spec, &mut self.values)?;
+            let ModelSource { config, weights, .. } = source;
+            match onto {
+                Onto::Original => merge(config, weights, spec, &mut self.values)?,
+                Onto::Dequantized => {
+                    merge(config, &Dequantized::new(config, weights), spec, &mut self.values)?;
+                }
+            }
             self.name.clone_from(&spec.name);
             streams::status(&format!("merging {}", spec.name));
         }

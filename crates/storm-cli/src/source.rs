@@ -8,13 +8,14 @@ use crate::{UsageError, model, model_tokenizer};
 use anyhow::{Context, Result};
 use clap::Args;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use storm_data::{ChatTemplate, ChatTokenizer, Dataset, Tokenizer, TokenizerSource};
 use storm_graph::DType;
 use storm_hub::Wanted;
 use storm_model::{
-    AdaptedSource, AdapterDirectory, Dtype, Element, HfConfig, HfDirectory, ModelConfig,
-    ModelError, ParameterSource, ParameterSpec, end_of_text, is_adapter_directory,
+    AdaptedSource, AdapterDirectory, BaseFormat, Dtype, Element, HfConfig, HfDirectory,
+    ModelConfig, ModelError, ParameterSource, ParameterSpec, end_of_text, is_adapter_directory,
 };
 use storm_train::{CheckpointError, Checkpoints, Disk, SavedWeights};
 
@@ -64,12 +65,17 @@ pub(crate) enum Weights {
 }
 
 impl ParameterSource for Weights {
-    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
         match self {
-            Weights::Directory(directory) => directory.load(spec, dest),
-            Weights::Checkpoint(checkpoint) => checkpoint.load(spec, dest),
-            Weights::Adapter(adapted) => adapted.load(spec, dest),
-            Weights::Adapted(adapted) => adapted.load(spec, dest),
+            Weights::Directory(directory) => directory.load_rows(spec, rows, dest),
+            Weights::Checkpoint(checkpoint) => checkpoint.load_rows(spec, rows, dest),
+            Weights::Adapter(adapted) => adapted.load_rows(spec, rows, dest),
+            Weights::Adapted(adapted) => adapted.load_rows(spec, rows, dest),
         }
     }
 }
@@ -160,7 +166,10 @@ impl ModelSource {
             return Err(UsageError(problem).into());
         };
         let base = ModelSource::of_base(named, name)?;
-        let config = adapter.apply_to(&base.config)?;
+        let config = ModelConfig {
+            base: said_base(named, adapter.base_format()),
+            ..adapter.apply_to(&base.config)?
+        };
         let Weights::Directory(directory) = base.weights else {
             unreachable!("a base is a directory");
         };
@@ -207,6 +216,7 @@ impl ModelSource {
         let base = ModelSource::of_base(named, &name)?;
         let config = LoraArg::of_record(lora)?.apply_to(base.config)?;
         let config = BaseArg::of_record(run.setting("base"))?.apply_to(config)?;
+        said_base(named, config.base);
         weights.check(&config)?;
         let Weights::Directory(directory) = base.weights else {
             unreachable!("a base is a directory");
@@ -296,8 +306,19 @@ impl ModelSource {
     }
 }
 
+/// Says how the base of an adapter is stored, where that changes the result.
+fn said_base(named: &Path, base: BaseFormat) -> BaseFormat {
+    if base != BaseFormat::Computed {
+        eprintln!("{}: its base is stored as {base}, as in the run", named.display());
+    }
+    base
+}
+
 /// What a directory's largest tensor is stored as.
 fn dtype_of(directory: &HfDirectory) -> (DType, String) {
+    if let Some(quantization) = directory.config().quantization() {
+        return (DType::BF16, format!("the model's weights are quantized ({quantization})"));
+    }
     let tensors = directory.names().filter_map(|name| directory.tensor(name));
     let stored = tensors.max_by_key(|entry| entry.element_count()).map(|entry| entry.dtype);
     match stored {

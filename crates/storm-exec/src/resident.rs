@@ -166,6 +166,20 @@ impl<D: Device> Resident<D> {
         Ok(self.device.write(self.slots.offset(slot), values)?)
     }
 
+    /// Sets some elements of a slot, `first` and following.
+    ///
+    /// # Errors
+    /// Wrong dtype, or more elements than there are.
+    pub fn write_part<T: Scalar>(
+        &mut self,
+        slot: SlotId,
+        first: usize,
+        values: &[T],
+    ) -> Result<(), ExecError> {
+        check_part(self.slots.tensor(slot), T::DTYPE, first, values.len())?;
+        Ok(self.device.write(self.slots.offset(slot) + first * size_of::<T>(), values)?)
+    }
+
     /// Copies a slot's data to the host.
     ///
     /// # Errors
@@ -185,11 +199,7 @@ impl<D: Device> Resident<D> {
         first: usize,
         values: &mut [T],
     ) -> Result<(), ExecError> {
-        let tensor = self.slots.tensor(slot);
-        if first.saturating_add(values.len()) > tensor.shape.elements() {
-            check(tensor, T::DTYPE, first.saturating_add(values.len()))?;
-        }
-        check(tensor, T::DTYPE, tensor.shape.elements())?;
+        check_part(self.slots.tensor(slot), T::DTYPE, first, values.len())?;
         Ok(self.device.read(self.slots.offset(slot) + first * size_of::<T>(), values)?)
     }
 
@@ -219,6 +229,16 @@ pub fn resident_bytes(slots: &Slots, schedules: &[Schedule]) -> usize {
 }
 
 /// Host data must have a tensor's dtype and fill it.
+/// Whether a tensor has `count` elements of a dtype, `first` and following.
+pub(crate) fn check_part(
+    tensor: &Tensor,
+    given_dtype: DType,
+    first: usize,
+    count: usize,
+) -> Result<(), DeviceError> {
+    check(tensor, given_dtype, first.saturating_add(count).max(tensor.shape.elements()))
+}
+
 pub(crate) fn check(tensor: &Tensor, given_dtype: DType, given: usize) -> Result<(), DeviceError> {
     let elements = tensor.shape.elements();
     if tensor.dtype == given_dtype && elements == given {

@@ -291,8 +291,9 @@ impl<'a> Unrolling<'a> {
     }
 
     fn run(&mut self, instance: &mut Instance<'_>, pass: Pass) {
-        let index = instance.block.index as u16;
-        self.schedule.add_nodes(&instance.graph, Some(pass), index, &mut instance.values);
+        let Block { stage, index } = instance.block;
+        let number = self.program.stages()[stage].number(index) as u16;
+        self.schedule.add_nodes(&instance.graph, Some(pass), number, &mut instance.values);
     }
 
     fn full_name(&self, block: Block, name: &str) -> String {

@@ -8,7 +8,8 @@ use crate::fuse::{must_keep_order, touches};
 use crate::graph::{Node, Phase};
 use crate::overwrite::copy_what_is_still_needed;
 use crate::{
-    ActivationCodec, DType, Graph, Op, QuantizedRow, Tensor, TensorClass, TensorId, UnitOutput,
+    ActivationCodec, DType, Graph, Op, QuantizedFormat, QuantizedRow, Tensor, TensorClass,
+    TensorId, UnitOutput,
 };
 
 /// Rewrites a differentiated graph so that the gradients of gated units read codes. How many do. A unit whose operand the
@@ -66,7 +67,8 @@ fn encode_unit(graph: &mut Graph, gradient: TensorId) -> bool {
 fn add_code(graph: &mut Graph, gate_up: TensorId, made: TensorId) -> TensorId {
     let Tensor { name, shape, .. } = graph.tensor(made).clone();
     debug_assert_eq!(graph.tensor(gate_up).shape.width(), 2 * shape.width());
-    let shape = shape.with_width(2 * QuantizedRow::new(shape.width()).bytes());
+    let shape =
+        shape.with_width(2 * QuantizedRow::new(QuantizedFormat::Int8, shape.width()).bytes());
     graph.source(format!("{name}.code"), shape, DType::U8, TensorClass::Activation)
 }
 

@@ -63,7 +63,7 @@ pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,
     ProgramParameter, Stage, TiedUse,
 };
-pub use quantized::{GROUP as QUANTIZED_GROUP, QuantizedRow, dequantize_group, quantize_group};
+pub use quantized::{GROUP as QUANTIZED_GROUP, NF4, QuantizedFormat, QuantizedRow};
 pub use recompute::recompute;
 pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::SectionBuilder;

@@ -5,7 +5,7 @@
 //! with what its time follows from: planner and profile know no more of it.
 
 use crate::attributes::*;
-use crate::{DType, Shape};
+use crate::{DType, QuantizedFormat, QuantizedRow, Shape};
 
 /// An operand that is always there.
 type One<T> = T;
@@ -33,7 +33,7 @@ pub enum Family {
     Reduce,
     /// Other shapes, other dtypes, constants.
     Reshape,
-    /// Matrices in 8 bits.
+    /// Matrices in 8 or 4 bits.
     Quantize,
     /// What follows the last backward pass of a step: tied gradients, norm, update.
     Optimizer,
@@ -142,6 +142,10 @@ define_ops! {
     Mul [Elementwise, Bytes] { a: One, b: One; }
     /// `factor · x`.
     Scale [Elementwise, Bytes] { x: One; factor: f32 }
+    /// `x` with a share of `rate` of its elements zero and the others divided by `1 - rate`, plus `addend`. `random`
+    /// ([`DropoutWords`](crate::random::DropoutWords)) says where in the step its rows are, or that nothing is dropped; which
+    /// elements are zero depends on it, `stream`, the block and the element alone. Its gradient is the op itself.
+    Dropout [Elementwise, Bytes] { x: One, random: One, addend: Maybe; rate: f32, stream: u16 }
     /// GELU (either form), ReLU or SiLU.
     Activation [Elementwise, Bytes] { x: One; function: ActivationFunction }
     /// `dy · f'(x)`, over `x`.
@@ -242,10 +246,10 @@ define_ops! {
     /// Gradient of a part of [`Op::BlockMatrix`]: the block of `dy` at `place`, multiplied by its factor and added to
     /// `accumulator`. Yields `shape` in `dtype`.
     BlockGrad [Reshape, Bytes] { dy: One, accumulator: Maybe; place: BlockPlace, shape: Shape, dtype: DType }
-    /// The rows of a matrix in 8 bits, see [`QuantizedRow`](crate::QuantizedRow). Yields (N, bytes of a row) in u8.
-    Quantize [Quantize, Bytes] { x: One; }
-    /// The values of rows that [`Op::Quantize`] made: yields (N, `columns`) in `dtype`.
-    Dequantize [Quantize, Bytes] { rows: One; columns: usize, dtype: DType }
+    /// The rows of a matrix in 8 or 4 bits, see [`QuantizedRow`](crate::QuantizedRow). Yields (N, bytes of a row) in u8.
+    Quantize [Quantize, Bytes] { x: One; format: QuantizedFormat }
+    /// The values of rows that [`Op::Quantize`] made: yields (N, columns of `form`) in `dtype`.
+    Dequantize [Quantize, Bytes] { rows: One; form: QuantizedRow, dtype: DType }
     /// Every element is `value`.
     Fill [Reshape, Bytes] { ; shape: Shape, dtype: DType, value: f32 }
     /// Normal values with mean 0; the random bits depend on `random` (seed), `stream` and the
@@ -335,6 +339,7 @@ impl<T: Clone> Op<T> {
             | Op::Add { .. }
             | Op::Mul { .. }
             | Op::Scale { .. }
+            | Op::Dropout { .. }
             | Op::Activation { .. }
             | Op::SwiGlu { .. }
             | Op::SwiGluCoded { .. }

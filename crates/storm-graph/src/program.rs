@@ -7,8 +7,8 @@
 use crate::codec::encode_units;
 use crate::section::SectionRequest;
 use crate::{
-    ActivationCodec, DType, Graph, GraphError, Op, Section, Shape, Tensor, TensorClass, TensorId,
-    Training, recompute,
+    ActivationCodec, DType, Graph, GraphError, Op, QuantizedRow, Section, Shape, Tensor,
+    TensorClass, TensorId, Training, recompute,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -82,6 +82,11 @@ impl Stage {
             Numbering::Plain => name.to_owned(),
             Numbering::Numbered { series, first } => format!("{series}.{}.{name}", first + index),
         }
+    }
+
+    /// The number of block `index` in its series: blocks of a series never share one, whatever stage they are in.
+    pub fn number(&self, index: usize) -> usize {
+        self.numbers().map_or(index, |(_, numbers)| numbers.start + index)
     }
 
     /// The series and numbers of its blocks.
@@ -442,13 +447,13 @@ impl Program {
         }
     }
 
-    /// Values in a row of a parameter that is stored in 8 bits; none if it is not. By its name in its section.
-    pub fn quantized_columns(&self, parameter: &str) -> Option<usize> {
+    /// The rows of a parameter that is stored in 8 or 4 bits; none if it is not. By its name in its section.
+    pub fn quantized_rows(&self, parameter: &str) -> Option<QuantizedRow> {
         let graphs = self.templates.iter().map(|section| &section.graph);
         let nodes = graphs.flat_map(|graph| graph.nodes().iter().map(move |node| (graph, node)));
         nodes.into_iter().find_map(|(graph, node)| match node.op {
-            Op::Dequantize { rows, columns, .. } => {
-                (graph.tensor(rows).name == parameter).then_some(columns)
+            Op::Dequantize { rows, form, .. } => {
+                (graph.tensor(rows).name == parameter).then_some(form)
             }
             _ => None,
         })

@@ -1,42 +1,176 @@
-//! Matrices in 8 bits, frozen weights or activations: how one lies in memory, and the arithmetic of one row.
+//! Matrices in 8 or 4 bits, frozen weights or activations: how one lies in memory, and the arithmetic of one row.
 //!
-//! A row has its codes first and then a scale for each group of [`GROUP`] of them, so that any range of rows is a matrix of
-//! its own. A value is its code times the scale of its group. Scales are bf16 and codes have 7 bits and a sign, so that the product is
-//! exact in f32: every device gives the same bits. A group with a value that is not finite has a scale that is not, so each of its
-//! values comes back as NaN.
+//! A row has its codes first and then a scale for each group of them, so that any range of rows is a matrix of its own. A
+//! value is what its code stands for, times the scale of its group. Scales are bf16, rounded up, in every format. Quantizing
+//! divides and compares, and dequantizing is one product in f32, which IEEE 754 defines to the bit: every device gives the same.
+//! A group with a value that is not finite has a scale that is not, so each of its values comes back as NaN.
 
 use half::bf16;
+use std::fmt;
+use std::ops::Range;
 
-/// Values that share a scale.
+/// What the codes of a row are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizedFormat {
+    /// Whole numbers from -127 to 127 in 8 bits, in groups of 128. The product with a scale is exact in f32.
+    Int8,
+    /// The 4-bit code points of NF4 (Dettmers et al., 2023), in groups of 64 whose scale is the largest magnitude. Two codes a
+    /// byte, the first in the upper half.
+    Nf4,
+}
+
+/// Values of [`QuantizedFormat::Int8`] that share a scale.
 pub const GROUP: usize = 128;
 
-/// The largest code.
+/// The largest code of [`QuantizedFormat::Int8`].
 const CODE_MAX: f32 = 127.0;
+
+/// What the codes of [`QuantizedFormat::Nf4`] stand for: quantiles of a normal distribution, with an exact zero.
+pub const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
 
 /// Codes and scales of a row begin at a multiple of this, in bytes.
 const ALIGNMENT: usize = 16;
 
+impl QuantizedFormat {
+    /// All of them.
+    pub const ALL: [QuantizedFormat; 2] = [QuantizedFormat::Int8, QuantizedFormat::Nf4];
+
+    /// Values that share a scale.
+    pub fn group(self) -> usize {
+        match self {
+            QuantizedFormat::Int8 => GROUP,
+            QuantizedFormat::Nf4 => 64,
+        }
+    }
+
+    /// Bytes of so many codes.
+    fn code_bytes(self, codes: usize) -> usize {
+        match self {
+            QuantizedFormat::Int8 => codes,
+            QuantizedFormat::Nf4 => codes.div_ceil(2),
+        }
+    }
+
+    /// The scale of a group whose largest magnitude this is.
+    fn scale(self, largest: f32) -> bf16 {
+        match self {
+            QuantizedFormat::Int8 => rounded_up(largest / CODE_MAX),
+            QuantizedFormat::Nf4 => rounded_up(largest),
+        }
+    }
+
+    /// The code of a value divided by its scale. The nearest, except that 4 bits break ties downwards.
+    fn code(self, value: f32) -> u8 {
+        match self {
+            QuantizedFormat::Int8 => {
+                let nearest = value.round_ties_even();
+                (nearest.clamp(-CODE_MAX, CODE_MAX) as i8).cast_unsigned()
+            }
+            QuantizedFormat::Nf4 => {
+                NF4.windows(2).filter(|pair| value > 0.5 * (pair[0] + pair[1])).count() as u8
+            }
+        }
+    }
+
+    /// The codes of a group of values, which `value` gives by their places, and their scale. The scale is rounded up, so that
+    /// no code is cut off. It is not finite if a value is not.
+    pub fn quantize_group(
+        self,
+        count: usize,
+        value: impl Fn(usize) -> f32,
+        codes: &mut [u8],
+    ) -> bf16 {
+        // As integers, magnitudes are in order, with NaN above all numbers.
+        let magnitudes = (0..count).map(|at| value(at).abs().to_bits());
+        let stored = self.scale(f32::from_bits(magnitudes.max().unwrap_or(0)));
+        let scale = stored.to_f32();
+        codes.fill(0);
+        for at in 0..count {
+            let code = self.code(if scale > 0.0 { value(at) / scale } else { 0.0 });
+            match self {
+                QuantizedFormat::Int8 => codes[at] = code,
+                QuantizedFormat::Nf4 => codes[at / 2] |= code << (4 * (1 - at % 2)),
+            }
+        }
+        stored
+    }
+
+    /// Hands each value of a group to `put`, with its place.
+    pub fn dequantize_group(
+        self,
+        count: usize,
+        codes: &[u8],
+        scale: bf16,
+        mut put: impl FnMut(usize, f32),
+    ) {
+        let scale = scale.to_f32();
+        for at in 0..count {
+            let code = match self {
+                QuantizedFormat::Int8 => codes[at],
+                QuantizedFormat::Nf4 => codes[at / 2] >> (4 * (1 - at % 2)),
+            };
+            put(at, self.value(code) * scale);
+        }
+    }
+
+    /// What a code stands for.
+    fn value(self, code: u8) -> f32 {
+        match self {
+            QuantizedFormat::Int8 => f32::from(code.cast_signed()),
+            QuantizedFormat::Nf4 => NF4[usize::from(code & 15)],
+        }
+    }
+}
+
+impl fmt::Display for QuantizedFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            QuantizedFormat::Int8 => "int8",
+            QuantizedFormat::Nf4 => "nf4",
+        })
+    }
+}
+
 /// The form of a row of so many values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizedRow {
+    /// Of its codes.
+    pub format: QuantizedFormat,
     /// Values.
     pub columns: usize,
 }
 
 impl QuantizedRow {
     /// Of so many values.
-    pub fn new(columns: usize) -> QuantizedRow {
-        QuantizedRow { columns }
+    pub fn new(format: QuantizedFormat, columns: usize) -> QuantizedRow {
+        QuantizedRow { format, columns }
     }
 
     /// Groups, the last of which may be smaller.
     pub fn groups(self) -> usize {
-        self.columns.div_ceil(GROUP)
+        self.columns.div_ceil(self.format.group())
     }
 
     /// Where the scales begin.
     pub fn scales_at(self) -> usize {
-        self.columns.next_multiple_of(ALIGNMENT)
+        self.format.code_bytes(self.columns).next_multiple_of(ALIGNMENT)
     }
 
     /// The whole row.
@@ -49,56 +183,41 @@ impl QuantizedRow {
         assert_eq!(row.len(), self.bytes(), "a row of another form");
         row.fill(0);
         let (codes, scales) = row.split_at_mut(self.scales_at());
-        let groups = codes[..self.columns].chunks_mut(GROUP).zip(scales.chunks_exact_mut(2));
-        for (group, (codes, scale_bytes)) in groups.enumerate() {
-            let first = group * GROUP;
-            let scale = quantize_group(|at| value(first + at), codes);
+        for (group, scale_bytes) in scales.chunks_exact_mut(2).enumerate().take(self.groups()) {
+            let columns = self.columns_of(group);
+            let codes = &mut codes[self.codes_of(group)];
+            let value = |at: usize| value(columns.start + at);
+            let scale = self.format.quantize_group(columns.len(), value, codes);
             scale_bytes.copy_from_slice(&scale.to_le_bytes());
         }
     }
 
     /// The codes and the scale of a group of a row.
     pub fn group(self, row: &[u8], group: usize) -> (&[u8], bf16) {
-        let codes = group * GROUP..((group + 1) * GROUP).min(self.columns);
         let scale = self.scales_at() + 2 * group;
-        (&row[codes], bf16::from_le_bytes([row[scale], row[scale + 1]]))
+        (&row[self.codes_of(group)], bf16::from_le_bytes([row[scale], row[scale + 1]]))
     }
 
     /// Hands each value of a row to `put`, with its column.
     pub fn dequantize(self, row: &[u8], mut put: impl FnMut(usize, f32)) {
         assert_eq!(row.len(), self.bytes(), "a row of another form");
-        let (codes, scales) = row.split_at(self.scales_at());
-        let groups = codes[..self.columns].chunks(GROUP).zip(scales.chunks_exact(2));
-        for (group, (codes, scale)) in groups.enumerate() {
-            let scale = bf16::from_le_bytes([scale[0], scale[1]]);
-            dequantize_group(codes, scale, |at, value| put(group * GROUP + at, value));
+        for group in 0..self.groups() {
+            let (codes, scale) = self.group(row, group);
+            let columns = self.columns_of(group);
+            let put = |at: usize, value: f32| put(columns.start + at, value);
+            self.format.dequantize_group(columns.len(), codes, scale, put);
         }
     }
-}
 
-/// The codes of at most [`GROUP`] values, which `value` gives by their places, and their scale. Each code is the nearest; the
-/// scale is rounded up, so that no code is cut off. It is not finite if a value is not.
-pub fn quantize_group(value: impl Fn(usize) -> f32, codes: &mut [u8]) -> bf16 {
-    // As integers, magnitudes are in order, with NaN above all numbers.
-    let magnitudes = (0..codes.len()).map(|at| value(at).abs().to_bits());
-    let scale = rounded_up(f32::from_bits(magnitudes.max().unwrap_or(0)) / CODE_MAX);
-    let divisor = scale.to_f32();
-    if divisor > 0.0 && divisor.is_finite() {
-        for (at, code) in codes.iter_mut().enumerate() {
-            let nearest = (value(at) / divisor).round_ties_even();
-            *code = (nearest.clamp(-CODE_MAX, CODE_MAX) as i8).cast_unsigned();
-        }
-    } else {
-        codes.fill(0);
+    fn columns_of(self, group: usize) -> Range<usize> {
+        let size = self.format.group();
+        group * size..self.columns.min((group + 1) * size)
     }
-    scale
-}
 
-/// Hands each value of a group to `put`, with its place.
-pub fn dequantize_group(codes: &[u8], scale: bf16, mut put: impl FnMut(usize, f32)) {
-    let scale = scale.to_f32();
-    for (at, code) in codes.iter().enumerate() {
-        put(at, f32::from(code.cast_signed()) * scale);
+    fn codes_of(self, group: usize) -> Range<usize> {
+        let columns = self.columns_of(group);
+        let first = self.format.code_bytes(columns.start);
+        first..first + self.format.code_bytes(columns.len())
     }
 }
 
@@ -119,14 +238,17 @@ mod tests {
 
     #[test]
     fn rows_are_aligned() {
-        for columns in [1, 15, 16, 127, 128, 129, 896, 1536, 5120] {
-            let row = QuantizedRow::new(columns);
-            assert!(row.scales_at() >= columns && row.scales_at().is_multiple_of(16));
-            assert!(row.bytes() >= row.scales_at() + 2 * row.groups());
-            assert!(row.bytes().is_multiple_of(16));
+        for format in QuantizedFormat::ALL {
+            for columns in [1, 15, 16, 127, 128, 129, 896, 1536, 5120] {
+                let row = QuantizedRow::new(format, columns);
+                assert!(row.scales_at() >= format.code_bytes(columns));
+                assert!(row.scales_at().is_multiple_of(16) && row.bytes().is_multiple_of(16));
+                assert!(row.bytes() >= row.scales_at() + 2 * row.groups());
+            }
         }
-        // 1 byte a value, 2 for each 128 of them.
-        assert_eq!(QuantizedRow::new(5120).bytes(), 5120 + 80);
+        // 1 byte a value, 2 for each 128 of them; half a byte, 2 for each 64.
+        assert_eq!(QuantizedRow::new(QuantizedFormat::Int8, 5120).bytes(), 5120 + 80);
+        assert_eq!(QuantizedRow::new(QuantizedFormat::Nf4, 5120).bytes(), 2560 + 160);
     }
 
     #[test]
@@ -136,12 +258,15 @@ mod tests {
         }
     }
 
-    /// The error is at most half a step, the largest value keeps its sign and nearly its size, and zeros stay zeros.
+    /// No other code stands for something nearer, the largest value keeps its sign and nearly its size, and zeros stay zeros.
     #[test]
     fn codes_are_the_nearest() {
         let mut random = Random(4);
-        for columns in [1, 128, 200, 515] {
-            let form = QuantizedRow::new(columns);
+        for (format, columns) in QuantizedFormat::ALL
+            .into_iter()
+            .flat_map(|format| [1, 64, 128, 200, 515].map(|columns| (format, columns)))
+        {
+            let form = QuantizedRow::new(format, columns);
             let mut values: Vec<f32> =
                 (0..columns).map(|_| (random.unit() as f32 - 0.5) * 3.0).collect();
             let largest = columns / 2;
@@ -150,26 +275,36 @@ mod tests {
             form.quantize(|column| values[column], &mut row);
             let mut back = vec![f32::NAN; columns];
             form.dequantize(&row, |column, value| back[column] = value);
-            for (group, (values, back)) in values.chunks(GROUP).zip(back.chunks(GROUP)).enumerate()
+            let points: Vec<f32> = match format {
+                QuantizedFormat::Int8 => (-127..=127).map(|code| code as f32).collect(),
+                QuantizedFormat::Nf4 => NF4.to_vec(),
+            };
+            let group = format.group();
+            for (index, (values, back)) in values.chunks(group).zip(back.chunks(group)).enumerate()
             {
                 let top = values.iter().fold(0.0f32, |top, value| top.max(value.abs()));
-                let at = form.scales_at() + 2 * group;
+                let at = form.scales_at() + 2 * index;
                 let scale = bf16::from_le_bytes([row[at], row[at + 1]]).to_f32();
-                assert!(scale * 127.0 >= top && scale * 127.0 <= top * 1.01, "{scale} for {top}");
+                let reach = points[points.len() - 1] * scale;
+                assert!(reach >= top && reach <= top * 1.01, "{scale} for {top}");
                 for (value, back) in values.iter().zip(back) {
-                    assert!((value - back).abs() <= scale * 0.500_01, "{value} became {back}");
+                    let errors = points.iter().map(|point| (value - point * scale).abs());
+                    let least = errors.fold(f32::INFINITY, f32::min);
+                    let error = (value - back).abs();
+                    assert!(error <= least * 1.000_1 + 1e-6, "{value} became {back}");
                 }
             }
             assert!((back[largest] + 7.25).abs() < 0.04);
             form.quantize(|_| 0.0, &mut row);
-            assert!(row.iter().all(|&byte| byte == 0));
+            form.dequantize(&row, |column, value| back[column] = value);
+            assert!(back.iter().all(|&value| value == 0.0));
         }
     }
 
     /// A number that is lost is seen: all of its group comes back as NaN, and no other group does.
     #[test]
     fn what_is_not_finite_stays_visible() {
-        let form = QuantizedRow::new(3 * GROUP);
+        let form = QuantizedRow::new(QuantizedFormat::Int8, 3 * GROUP);
         for bad in [f32::NAN, f32::from_bits(0xffff_ffff), f32::INFINITY, f32::NEG_INFINITY] {
             for place in [0, GROUP - 1, GROUP + 5, 3 * GROUP - 1] {
                 let mut row = vec![0xff; form.bytes()];
@@ -184,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_exact() {
+    fn products_in_8_bits_are_exact() {
         for code in -127i8..=127 {
             for bits in [0x3f80u16, 0x3f81, 0x3fff, 0x0080, 0x7b7f] {
                 let scale = bf16::from_bits(bits).to_f32();
@@ -192,5 +327,16 @@ mod tests {
                 assert_eq!(f64::from(f32::from(code) * scale), exact);
             }
         }
+    }
+
+    /// Sixteen points as published, each the f32 next to its decimal.
+    #[test]
+    fn code_points_rise_and_have_a_zero() {
+        assert!(NF4.windows(2).all(|pair| pair[0] < pair[1]));
+        assert_eq!((NF4[0], NF4[7], NF4[15]), (-1.0, 0.0, 1.0));
+        assert_eq!(NF4[1], -0.696_192_800_998_687_7);
+        assert_eq!(NF4[14], 0.722_956_836_223_602_3);
+        let codes = [-2.0, -0.9, -0.8, 0.03, 0.05, 2.0].map(|x| QuantizedFormat::Nf4.code(x));
+        assert_eq!(codes, [0, 0, 1, 7, 8, 15]);
     }
 }

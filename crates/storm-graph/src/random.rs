@@ -18,6 +18,8 @@ pub enum Purpose {
     Initialization,
     /// Stochastic rounding of an update.
     Rounding,
+    /// Elements that are dropped.
+    Dropout,
 }
 
 /// Which tensor the bits are for: a parameter's number in its program, and its layer.
@@ -51,12 +53,48 @@ impl Seed {
     }
 }
 
+/// Words of the device tensor that says what is dropped: those of the seed, the micro-batch, and whether anything is.
+pub const DROPOUT_WORDS: usize = SEED_WORDS + 2;
+
+/// What the elements that are dropped from a micro-batch depend on, as the host sets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DropoutWords {
+    /// Its step is that of the update that the gradients are for.
+    pub seed: Seed,
+    /// Position in the step. Elements are counted through all micro-batches of a step, so no two of them share a mask, and how a
+    /// step is split changes none.
+    pub micro_batch: u32,
+    /// Whether anything is dropped: an evaluation runs the same program without.
+    pub drops: bool,
+}
+
+impl DropoutWords {
+    /// As the device tensor holds them.
+    pub fn to_words(self) -> [i32; DROPOUT_WORDS] {
+        let [low, high, step] = self.seed.to_words();
+        [low, high, step, self.micro_batch as i32, i32::from(self.drops)]
+    }
+
+    /// Back from the device tensor.
+    pub fn from_words(words: [i32; DROPOUT_WORDS]) -> DropoutWords {
+        let [low, high, step, micro_batch, drops] = words;
+        let seed = Seed::from_words([low, high, step]);
+        DropoutWords { seed, micro_batch: micro_batch as u32, drops: drops != 0 }
+    }
+}
+
+/// An element is dropped if its word is below this.
+pub fn drop_threshold(rate: f32) -> u32 {
+    (f64::from(rate) * 4_294_967_296.0) as u32
+}
+
 /// Four independent words for the elements `4·block .. 4·block + 4` of a tensor.
 #[inline]
 pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 4] {
     let tag = match purpose {
         Purpose::Initialization => 0,
         Purpose::Rounding => 0x5bd1_e995,
+        Purpose::Dropout => 0x27d4_eb2f,
     };
     let key = [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag];
     let tensor = u32::from(stream.tensor) << 16 | u32::from(stream.layer);
@@ -110,6 +148,7 @@ mod tests {
             words(Seed { seed: 7 << 32, ..seed }, Purpose::Rounding, stream, 11),
             words(Seed { step: 4, ..seed }, Purpose::Rounding, stream, 11),
             words(seed, Purpose::Initialization, stream, 11),
+            words(seed, Purpose::Dropout, stream, 11),
             words(seed, Purpose::Rounding, Stream { tensor: 3, ..stream }, 11),
             words(seed, Purpose::Rounding, Stream { layer: 6, ..stream }, 11),
             words(seed, Purpose::Rounding, stream, 12),
@@ -123,5 +162,9 @@ mod tests {
     fn words_round_trip() {
         let seed = Seed { seed: 0xfedc_ba98_7654_3210, step: u32::MAX };
         assert_eq!(Seed::from_words(seed.to_words()), seed);
+        for (micro_batch, drops) in [(0, true), (u32::MAX, false)] {
+            let words = DropoutWords { seed, micro_batch, drops };
+            assert_eq!(DropoutWords::from_words(words.to_words()), words);
+        }
     }
 }

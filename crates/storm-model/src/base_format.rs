@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use storm_graph::QuantizedFormat;
 
 /// The storage of a model's frozen projections. Everything else is stored as the model computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -9,17 +10,34 @@ pub enum BaseFormat {
     /// As the model computes.
     #[default]
     Computed,
-    /// In 8 bits with a scale for each 128 of them, see [`QuantizedRow`](storm_graph::QuantizedRow); half the memory of
-    /// bf16.
-    Int8,
+    /// In 8 or 4 bits, see [`QuantizedRow`](storm_graph::QuantizedRow): about half of the memory of bf16, or a bit more than a
+    /// quarter.
+    Quantized(QuantizedFormat),
+}
+
+impl BaseFormat {
+    /// All of them.
+    pub const ALL: [BaseFormat; 3] = [
+        BaseFormat::Computed,
+        BaseFormat::Quantized(QuantizedFormat::Int8),
+        BaseFormat::Quantized(QuantizedFormat::Nf4),
+    ];
+
+    /// What a projection's rows are stored as, if not as the model computes.
+    pub fn quantized(self) -> Option<QuantizedFormat> {
+        match self {
+            BaseFormat::Computed => None,
+            BaseFormat::Quantized(format) => Some(format),
+        }
+    }
 }
 
 impl fmt::Display for BaseFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            BaseFormat::Computed => "bf16",
-            BaseFormat::Int8 => "int8",
-        })
+        match self {
+            BaseFormat::Computed => f.write_str("bf16"),
+            BaseFormat::Quantized(format) => format.fmt(f),
+        }
     }
 }
 
@@ -27,10 +45,7 @@ impl FromStr for BaseFormat {
     type Err = String;
 
     fn from_str(text: &str) -> Result<BaseFormat, String> {
-        match text {
-            "bf16" => Ok(BaseFormat::Computed),
-            "int8" => Ok(BaseFormat::Int8),
-            _ => Err(format!("`{text}` is not a format of a base: use bf16 or int8")),
-        }
+        let found = BaseFormat::ALL.into_iter().find(|format| format.to_string() == text);
+        found.ok_or_else(|| format!("`{text}` is not a format of a base: use bf16, int8 or nf4"))
     }
 }

@@ -1,15 +1,19 @@
 //! From a config to a program: embedding, layers, head.
 
 use crate::{
-    AdaptedLinear, BaseFormat, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout,
-    ParameterSpec, is_adapter,
+    AdaptedLinear, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
+    is_adapter,
 };
 use std::ops::Range;
+use storm_graph::random::DROPOUT_WORDS;
 use storm_graph::{
     ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind,
     Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass, TensorId,
     Training,
 };
+
+/// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).
+pub const DROPOUT_INPUT: &str = "dropout.random";
 
 /// Rows of logits that exist at a time unless asked otherwise.
 pub const DEFAULT_CHUNK_ROWS: usize = 1024;
@@ -79,7 +83,7 @@ impl BuildOptions {
 /// Builds the forward program of a model.
 ///
 /// Inputs: `tokens`, `positions` (B, T) i32; with [`Packing::Segments`] also `segments`; for the
-/// loss `targets` and `denominator`.
+/// loss `targets` and `denominator`; with dropout of adapters that learn, [`DROPOUT_INPUT`].
 ///
 /// # Errors
 /// The config is not valid, or the sequence is longer than the model allows.
@@ -168,6 +172,8 @@ struct Draft<'a> {
     reach: Reach,
     /// Of the layer that it is, if it is one.
     adapters: Option<&'a LayerAdapters>,
+    /// [`DROPOUT_INPUT`], once something is dropped.
+    dropout: Option<TensorId>,
 }
 
 impl<'b> Builder<'b> {
@@ -181,7 +187,7 @@ impl<'b> Builder<'b> {
 
     fn draft<'a>(&'a self, specs: &'a [ParameterSpec]) -> Draft<'a> {
         let Builder { config, options, reach, .. } = *self;
-        Draft { graph: Graph::new(), specs, options, config, reach, adapters: None }
+        Draft { graph: Graph::new(), specs, options, config, reach, adapters: None, dropout: None }
     }
 
     /// Embedding, layers, and the last stage.
@@ -446,18 +452,19 @@ impl Draft<'_> {
         }
     }
 
-    /// The weight of a projection. A frozen one may be stored in 8 bits; a product reads its values, which exist only
+    /// The weight of a projection. A frozen one may be stored in 8 or 4 bits; a product reads its values, which exist only
     /// around it.
     fn weight(&mut self, name: &str) -> Result<TensorId, GraphError> {
-        if self.config.base == BaseFormat::Computed || self.training(name) != Training::Frozen {
+        let is_frozen = self.training(name) == Training::Frozen;
+        let Some(format) = self.config.base.quantized().filter(|_| is_frozen) else {
             return Ok(self.required(name));
-        }
+        };
         let spec = self.specs.iter().find(|spec| spec.name == name);
         let spec = spec.unwrap_or_else(|| unreachable!("the layout has no `{name}`"));
-        let columns = spec.row_elements();
-        let shape = [spec.element_count() / columns, QuantizedRow::new(columns).bytes()];
+        let form = QuantizedRow::new(format, spec.row_elements());
+        let shape = [spec.element_count() / form.columns, form.bytes()];
         let rows = self.graph.parameter(name, shape, DType::U8, Training::Frozen);
-        let op = Op::Dequantize { rows, columns, dtype: self.options.dtype };
+        let op = Op::Dequantize { rows, form, dtype: self.options.dtype };
         self.graph.apply_one(&format!("{name}.values"), op)
     }
 
@@ -518,19 +525,45 @@ impl Draft<'_> {
         let op =
             Op::BlockMatrix { parts, places, shape: Shape::from([linear.outputs, rank]), dtype };
         let b = self.graph.apply_one(&format!("{}.lora_B", linear.name), op)?; // (N, R)
+        let x = self.dropped(linear, x)?;
         let op = Op::Linear { x, weight: a, bias: None, addend: None };
         let low = self.graph.apply_one(&format!("{}.low_rank", linear.name), op)?; // (B, T, R)
         let op = Op::Linear { x: low, weight: b, bias: None, addend };
         self.graph.apply_one(&format!("{}.adapted", linear.name), op) // (B, T, N)
     }
 
+    /// What the adapters of a projection read while they are trained: all of its modules the same, with the same elements
+    /// dropped.
+    fn dropped(&mut self, linear: &AdaptedLinear, x: TensorId) -> Result<TensorId, GraphError> {
+        let rate = self.config.adapters.as_ref().map_or(0.0, |adapters| adapters.options.dropout);
+        let learns = self.adapter_training(&linear.a_name()) == Training::Trainable;
+        if rate == 0.0 || !learns || !matches!(self.reach, Reach::Sequence) {
+            return Ok(x);
+        }
+        let matrices = self.specs.iter().filter(|spec| spec.shape.len() == 2);
+        let mut names = matrices.map(|spec| spec.name.strip_suffix(".weight"));
+        let stream = names.position(|name| name == Some(linear.name.as_str()));
+        let stream = stream.unwrap_or_else(|| unreachable!("the layout has `{}`", linear.name));
+        let graph = &mut self.graph;
+        let random = *self
+            .dropout
+            .get_or_insert_with(|| graph.input(DROPOUT_INPUT, [DROPOUT_WORDS], DType::I32));
+        let (rate, stream) = (rate as f32, stream as u16);
+        let op = Op::Dropout { x, random, addend: None, rate, stream };
+        self.graph.apply_one(&format!("{}.dropped", linear.name), op)
+    }
+
     /// An adapter's matrix, kept in f32.
     fn adapter(&mut self, name: &str, shape: Shape) -> TensorId {
-        let training = match self.options.trainable {
+        let training = self.adapter_training(name);
+        self.graph.parameter(name, shape, DType::F32, training)
+    }
+
+    fn adapter_training(&self, name: &str) -> Training {
+        match self.options.trainable {
             Trainable::Where(learns) if !learns(name) => Training::Frozen,
             _ => Training::Trainable,
-        };
-        self.graph.parameter(name, shape, DType::F32, training)
+        }
     }
 
     /// The norm of `x + delta`, and that sum (`x` itself without a delta).

@@ -103,14 +103,26 @@ pub enum ModelError {
         supported: String,
     },
 
-    /// The weights are quantized.
+    /// The weights are quantized in a way that is not read.
     #[error(
-        "config.json: the weights are quantized ({method}); STORM reads f64, f32, bf16 and f16 weights: \
-         take the unquantized model, or dequantize it in transformers with `model.dequantize()` and save it again"
+        "config.json: the weights are quantized ({method}); STORM reads f64, f32, bf16 and f16 weights, and of quantized ones \
+         those of compressed-tensors (int-quantized, 8 bits, symmetric) and bitsandbytes (int8, nf4): take the unquantized \
+         model, or dequantize it in transformers with `model.dequantize()` and save it again"
     )]
     Quantized {
         /// The method the file names.
         method: String,
+    },
+
+    /// A quantized weight is not what its config says.
+    #[error("{path}: the quantized weight {name} cannot be read: {problem}", path = .path.display())]
+    BadQuantized {
+        /// The model directory.
+        path: PathBuf,
+        /// The weight.
+        name: String,
+        /// What is wrong.
+        problem: String,
     },
 
     /// A JSON file does not parse.

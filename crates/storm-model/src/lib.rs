@@ -12,6 +12,7 @@ mod base_format;
 mod build;
 mod config;
 mod decode;
+mod dequantized;
 mod error;
 mod hf;
 mod lora;
@@ -21,18 +22,20 @@ mod window;
 
 pub use base_format::BaseFormat;
 pub use build::{
-    BuildOptions, DEFAULT_CHUNK_ROWS, Initialization, ModelOutput, Packing, Trainable, build,
-    initialization,
+    BuildOptions, DEFAULT_CHUNK_ROWS, DROPOUT_INPUT, Initialization, ModelOutput, Packing,
+    Trainable, build, initialization,
 };
 pub use config::{Family, ModelConfig};
 pub use decode::{
     DecodeOptions, DecodePrograms, PieceProgram, build_decoder, build_streamed_decoder,
 };
+pub use dequantized::{Dequantized, quantized_rows};
 pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,
-    ParameterSource, ParameterSpec, Remark, SafetensorsFile, SaveOptions, TensorEntry, WeightDtype,
-    end_of_text, is_carried, load_parameter, parameters, safetensors_header, save,
+    ParameterSource, ParameterSpec, Quantization, Remark, SafetensorsFile, SaveOptions,
+    TensorEntry, WeightDtype, end_of_text, is_carried, load_parameter, parameters,
+    safetensors_header, save,
 };
 pub use lora::{
     AdaptedLinear, AdaptedSlice, AdaptedSource, AdapterDirectory, Adapters, LayerAdapters,

@@ -22,6 +22,20 @@ pub fn base_hash(directory: &HfDirectory) -> Result<String, TrainError> {
         };
         let head = format!("{}\n{} {:?}\n", piece.hf_name, entry.dtype.name(), entry.shape);
         hasher.update(head.as_bytes());
+        // Scales and the like of a quantized weight.
+        for (name, part) in directory.parts(&piece.hf_name) {
+            hasher.update(format!("{name}\n{} {:?}\n", part.dtype.name(), part.shape).as_bytes());
+            let bytes = part.range.end - part.range.start;
+            for offset in (0..bytes).step_by(PIECE_BYTES) {
+                let length = PIECE_BYTES.min((bytes - offset) as usize);
+                let file = directory.file(part).ok_or_else(|| ModelError::NoSuchTensor {
+                    path: directory.path().to_owned(),
+                    name: name.clone(),
+                })?;
+                file.read_bytes(part, offset, &mut buffer[..length])?;
+                hasher.update_rayon(&buffer[..length]);
+            }
+        }
         let bytes = entry.range.end - entry.range.start;
         for offset in (0..bytes).step_by(PIECE_BYTES) {
             let length = PIECE_BYTES.min((bytes - offset) as usize);

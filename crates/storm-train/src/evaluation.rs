@@ -1,6 +1,6 @@
 //! The losses of a model under a forward-only plan: no gradients, no state, and of the weights only what fits.
 
-use crate::feed::Exchange;
+use crate::feed::{Exchange, StepSeeds};
 use crate::input_rules::InputRules;
 use crate::{Batch, TrainError, weights};
 use std::sync::Arc;
@@ -92,8 +92,8 @@ impl<D: PlanDevice> Evaluation<D> {
         if valid == 0 {
             return Ok(());
         }
-        let seed = Seed { seed: 0, step: 0 };
-        let mut feed = self.exchange.feed(batches, valid as f32, StepScalars::NONE, seed);
+        let seeds = StepSeeds { update: Seed { seed: 0, step: 0 }, forward: None };
+        let mut feed = self.exchange.feed(batches, valid as f32, StepScalars::NONE, seeds);
         self.planned.step(&mut feed)?;
         let loss = feed.loss;
         if !loss.is_finite() {

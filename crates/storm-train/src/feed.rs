@@ -6,8 +6,9 @@ use crate::micro_batch::MicroBatch;
 use crate::optimizer::names;
 use storm_device::bytes_of;
 use storm_exec::Feed;
-use storm_graph::random::{SEED_WORDS, Seed};
+use storm_graph::random::{DROPOUT_WORDS, DropoutWords, SEED_WORDS, Seed};
 use storm_graph::{StepScalars, Tensor};
+use storm_model::DROPOUT_INPUT;
 use storm_plan::CheckedPlan;
 
 /// The result that is learned.
@@ -20,6 +21,23 @@ enum Source {
     Denominator,
     Scalars,
     Random,
+    Dropout,
+}
+
+/// Seeds of what runs.
+#[derive(Clone, Copy)]
+pub(crate) struct StepSeeds {
+    /// Of the update that is applied.
+    pub(crate) update: Seed,
+    /// Of the update that the forward pass is for; none if it is for none, and nothing is dropped.
+    pub(crate) forward: Option<Seed>,
+}
+
+/// What is dropped from a micro-batch, as the device reads it.
+pub(crate) fn dropout_words(seed: Option<Seed>, micro_batch: usize) -> [i32; DROPOUT_WORDS] {
+    let drops = seed.is_some();
+    let seed = seed.unwrap_or(Seed { seed: 0, step: 0 });
+    DropoutWords { seed, micro_batch: micro_batch as u32, drops }.to_words()
 }
 
 /// What fills each input of a plan, and its results other than loss and norm.
@@ -49,6 +67,7 @@ impl Exchange {
                 (DENOMINATOR, _) => Source::Denominator,
                 (names::SCALARS, _) => Source::Scalars,
                 (names::RANDOM, _) => Source::Random,
+                (DROPOUT_INPUT, _) => Source::Dropout,
                 _ => return Err(foreign(format!("it has an input `{name}`, which this has not"))),
             });
         }
@@ -68,14 +87,16 @@ impl Exchange {
         batches: &'a [B],
         denominator: f32,
         scalars: StepScalars,
-        seed: Seed,
+        seeds: StepSeeds,
     ) -> StepFeed<'a, B> {
         StepFeed {
             batches,
             exchange: self,
             denominator: [denominator],
             scalars: scalars.to_array(),
-            random: seed.to_words(),
+            random: seeds.update.to_words(),
+            forward: seeds.forward,
+            dropout: [0; DROPOUT_WORDS],
             loss: 0.0,
             gradient_norm: f32::NAN,
         }
@@ -100,6 +121,8 @@ pub(crate) struct StepFeed<'a, B> {
     denominator: [f32; 1],
     scalars: [f32; StepScalars::LEN],
     random: [i32; SEED_WORDS],
+    forward: Option<Seed>,
+    dropout: [i32; DROPOUT_WORDS],
     pub(crate) loss: f32,
     pub(crate) gradient_norm: f32,
 }
@@ -125,6 +148,10 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
             Source::Denominator => bytes_of(&self.denominator),
             Source::Scalars => bytes_of(&self.scalars),
             Source::Random => bytes_of(&self.random),
+            Source::Dropout => {
+                self.dropout = dropout_words(self.forward, micro_batch.unwrap_or(0));
+                bytes_of(&self.dropout)
+            }
         })
     }
 

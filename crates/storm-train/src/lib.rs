@@ -75,4 +75,4 @@ pub use run::{
 };
 pub use schedule::{Decay, Schedule};
 pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
-pub use trainer::Trainer;
+pub use trainer::{Initialized, Trainer};

@@ -1,3 +1,4 @@
+use crate::feed::dropout_words;
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
@@ -9,10 +10,10 @@ use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
     Accumulation, AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter,
-    Shape, StepScalars, Tensor, TensorClass,
+    QuantizedRow, Shape, StepScalars, Tensor, TensorClass,
 };
 use storm_model::{
-    BuildOptions, HfDirectory, IfExists, Initialization, ModelConfig, ModelOutput, Packing,
+    BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelConfig, ModelOutput, Packing,
     ParameterSource, SaveOptions, build, initialization,
 };
 
@@ -98,6 +99,8 @@ struct Inputs {
     /// Room for a sorted order.
     staging: Vec<i32>,
     denominator: SlotId,
+    /// What is dropped, in a program that drops something.
+    dropout: Option<SlotId>,
     scalars: SlotId,
     random: SlotId,
     norm: SlotId,
@@ -246,6 +249,10 @@ impl<D: Device> ReferenceTrainer<D> {
         let mut loss = 0.0;
         for (index, batch) in batches.iter().enumerate() {
             self.write_batch(batch)?;
+            if let Some(dropout) = self.inputs.dropout {
+                let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
+                self.resident.write(dropout, &dropout_words(Some(seed), index))?;
+            }
             let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
             self.resident.run(schedule)?;
             let mut part = [0.0];
@@ -279,13 +286,12 @@ impl<D: Device> ReferenceTrainer<D> {
         Ok(norm[0])
     }
 
-    /// Loads all parameters from a Hugging Face directory of the same config; a head that it lacks stays as it was
-    /// initialized.
+    /// Loads all parameters of a model of the same config; a head that the source lacks stays as it was initialized.
     ///
     /// # Errors
     /// A tensor is missing, has another shape, or cannot be read.
-    pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
-        weights::load_or_start_fresh(&mut self.resident, &self.config, directory)
+    pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
+        weights::load_or_start_fresh(&mut self.resident, &self.config, source)
     }
 
     /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
@@ -328,7 +334,7 @@ impl<D: Device> ReferenceTrainer<D> {
     /// # Errors
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
-        weights::write(&mut self.resident, name, values)
+        weights::write(&mut self.resident, name, values, self.config.base.quantized())
     }
 
     /// Names of all parameters, layer by layer.
@@ -395,6 +401,7 @@ impl Inputs {
             readings: rules.slots(slots),
             rules,
             denominator: slots.get(DENOMINATOR)?,
+            dropout: slots.find(DROPOUT_INPUT),
             scalars: slots.get(names::SCALARS)?,
             random: slots.get(names::RANDOM)?,
             norm: slots.get(names::NORM)?,
@@ -453,18 +460,18 @@ fn initialize_schedule(
     let mut schedule = Schedule::default();
     for instance in instances {
         let start = initialization(config, &instance.parameter.name);
-        let quantized = program.quantized_columns(&instance.parameter.name);
+        let quantized = program.quantized_rows(&instance.parameter.name);
         let graph = initial_graph(start, instance, quantized)?;
         schedule.add_graph(graph, instance.index, |tensor| slots.find(&tensor.name))?;
     }
     Ok(schedule)
 }
 
-/// The nodes that make a parameter as it starts; `quantized` are the values in a row of one that is stored in 8 bits.
+/// The nodes that make a parameter as it starts; `quantized` are the rows of one that is stored in 8 or 4 bits.
 pub(crate) fn initial_graph(
     start: Initialization,
     instance: &ParameterInstance,
-    quantized: Option<usize>,
+    quantized: Option<QuantizedRow>,
 ) -> Result<Graph, TrainError> {
     let ParameterInstance { name, parameter, .. } = instance;
     let ProgramParameter { shape, dtype, number, .. } = parameter.clone();
@@ -480,9 +487,10 @@ pub(crate) fn initial_graph(
                 |shape, dtype| Op::RandomNormal { random, shape, dtype, deviation, stream: number };
             match quantized {
                 None => normal(shape, dtype),
-                Some(columns) => {
+                Some(QuantizedRow { format, columns }) => {
                     let op = normal(Shape::from([shape.rows(), columns]), DType::BF16);
-                    Op::Quantize { x: graph.apply_one(&format!("{name}.values"), op)? }
+                    let x = graph.apply_one(&format!("{name}.values"), op)?;
+                    Op::Quantize { x, format }
                 }
             }
         }

@@ -1,5 +1,5 @@
 use crate::checkpoint::{Base, StateTensor, state_tensors};
-use crate::feed::{Exchange, StepFeed, foreign};
+use crate::feed::{Exchange, StepFeed, StepSeeds, foreign};
 use crate::input_rules::InputRules;
 use crate::optimizer::names;
 use crate::reference::{check_options, initial_graph};
@@ -8,11 +8,12 @@ use std::path::Path;
 use std::sync::Arc;
 use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
 use storm_exec::Planned;
-use storm_graph::random::{SEED_WORDS, Seed};
-use storm_graph::{DType, Graph, Op, ParameterInstance, Program, StepScalars, Tensor, Training};
+use storm_graph::random::Seed;
+use storm_graph::{
+    DType, Graph, Op, ParameterInstance, Program, ProgramParameter, StepScalars, Tensor, Training,
+};
 use storm_model::{
-    HfDirectory, IfExists, Initialization, ModelConfig, ParameterSource, SaveOptions, build,
-    initialization,
+    IfExists, Initialization, ModelConfig, ParameterSource, SaveOptions, build, initialization,
 };
 use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
 
@@ -36,6 +37,15 @@ pub struct Trainer<D: PlanDevice> {
     partly_updated: Option<f32>,
 }
 
+/// How much of the parameters has been made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Initialized {
+    /// Of parameters that are ready.
+    pub done_bytes: u64,
+    /// Of all parameters, as they are stored.
+    pub total_bytes: u64,
+}
+
 impl<D: PlanDevice> Trainer<D> {
     /// Puts a plan of [`training_task`](crate::training_task) with the same config and options on a
     /// device. Parameters are initialized from the seed.
@@ -48,9 +58,24 @@ impl<D: PlanDevice> Trainer<D> {
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<Trainer<D>, TrainError> {
+        Trainer::with_progress(config, options, plan, device, &mut |_| {})
+    }
+
+    /// [`Trainer::new`], which says how far it is: parameters are made one by one, which takes a while for large models.
+    ///
+    /// # Errors
+    /// As [`Trainer::new`].
+    pub fn with_progress(
+        config: &ModelConfig,
+        options: TrainOptions,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
+        progress: &mut dyn FnMut(Initialized),
+    ) -> Result<Trainer<D>, TrainError> {
         let program = build(config, &options.build_options())?;
         let start = |name: &str| initialization(config, name);
-        let mut trainer = Trainer::of_program(&program, options, plan, device, start)?;
+        let mut trainer = Trainer::commit(&program, options, plan, device)?;
+        trainer.initialize(&program, start, progress)?;
         trainer.config = Some(config.clone());
         Ok(trainer)
     }
@@ -72,6 +97,18 @@ impl<D: PlanDevice> Trainer<D> {
         device: D::Options,
         start: impl Fn(&str) -> Initialization,
     ) -> Result<Trainer<D>, TrainError> {
+        let mut trainer = Trainer::commit(program, options, plan, device)?;
+        trainer.initialize(program, start, &mut |_| {})?;
+        Ok(trainer)
+    }
+
+    /// A trainer whose parameters are not set yet.
+    fn commit(
+        program: &Program,
+        options: TrainOptions,
+        plan: Arc<CheckedPlan>,
+        device: D::Options,
+    ) -> Result<Trainer<D>, TrainError> {
         check_options(&options)?;
         let instances = program.parameter_instances();
         let rules = InputRules::of_program(program);
@@ -83,7 +120,7 @@ impl<D: PlanDevice> Trainer<D> {
                 return Err(foreign(format!("`{name}` is {dtype} {shape} there")));
             }
         }
-        let mut trainer = Trainer {
+        Ok(Trainer {
             planned,
             config: None,
             options,
@@ -93,21 +130,26 @@ impl<D: PlanDevice> Trainer<D> {
             updates: 0,
             pending: None,
             partly_updated: None,
-        };
-        trainer.initialize(program, start)?;
-        Ok(trainer)
+        })
     }
 
     fn initialize(
         &mut self,
         program: &Program,
         start: impl Fn(&str) -> Initialization,
+        progress: &mut dyn FnMut(Initialized),
     ) -> Result<(), TrainError> {
-        let random = self.random_words(0);
+        let random = self.seed(0).to_words();
         let given = [(names::RANDOM, bytes_of(&random))];
+        let bytes = |instance: &ParameterInstance| {
+            let ProgramParameter { shape, dtype, .. } = &instance.parameter;
+            (shape.elements() * dtype.size_bytes()) as u64
+        };
+        let total_bytes = self.instances.iter().map(bytes).sum();
+        let mut done_bytes = 0;
         for instance in &self.instances {
             let name = &instance.parameter.name;
-            let graph = initial_graph(start(name), instance, program.quantized_columns(name))?;
+            let graph = initial_graph(start(name), instance, program.quantized_rows(name))?;
             self.planned.initialize(&instance.name, &graph, instance.index, &given)?;
             let learns = instance.parameter.training == Training::Trainable;
             let precision = self.options.precision.of_parameter(instance.parameter.dtype);
@@ -116,6 +158,8 @@ impl<D: PlanDevice> Trainer<D> {
                 let master = format!("{}.master", instance.name);
                 self.planned.initialize(&master, &graph, instance.index, &[])?;
             }
+            done_bytes += bytes(instance);
+            progress(Initialized { done_bytes, total_bytes });
         }
         weights::draw_uniform(&mut self.planned, &self.instances, self.options.seed, start)
     }
@@ -168,8 +212,8 @@ impl<D: PlanDevice> Trainer<D> {
         };
         let denominator = self.rules.check(batches, &self.options)? as f32;
         self.flush()?;
-        let seed = Seed { seed: self.options.seed, step: self.updates };
-        let mut feed = self.exchange.feed(batches, denominator, StepScalars::NONE, seed);
+        let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
+        let mut feed = self.exchange.feed(batches, denominator, StepScalars::NONE, seeds);
         for first in (0..batches.len()).step_by(group) {
             self.planned.evaluate(&mut feed, first)?;
         }
@@ -212,9 +256,11 @@ impl<D: PlanDevice> Trainer<D> {
             true => (self.pending.take(), self.updates),
             false => (Some(own), self.updates + 1),
         };
-        let seed = Seed { seed: self.options.seed, step: number };
+        // What is dropped belongs to the gradients of this step, whenever they are applied.
+        let forward = Some(self.seed(self.updates + 1));
+        let seeds = StepSeeds { update: self.seed(number), forward };
         let scalars = applied.unwrap_or(StepScalars::NONE);
-        let mut feed = self.exchange.feed(batches, denominator, scalars, seed);
+        let mut feed = self.exchange.feed(batches, denominator, scalars, seeds);
         self.planned.step(&mut feed)?;
         let StepFeed { loss, gradient_norm, .. } = feed;
         Ok(StepReport { loss, gradient_norm })
@@ -227,9 +273,9 @@ impl<D: PlanDevice> Trainer<D> {
     pub fn flush(&mut self) -> Result<(), TrainError> {
         self.check_whole()?;
         let Some(pending) = self.pending.take() else { return Ok(()) };
-        let seed = Seed { seed: self.options.seed, step: self.updates };
+        let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
         let none: &[NamedInputs] = &[];
-        let mut feed = self.exchange.feed(none, 1.0, pending, seed);
+        let mut feed = self.exchange.feed(none, 1.0, pending, seeds);
         // The gradients are still there, but nothing is pending: the next step does not apply them.
         self.planned.flush(&mut feed)
     }
@@ -241,16 +287,16 @@ impl<D: PlanDevice> Trainer<D> {
         }
     }
 
-    /// Loads all parameters from a Hugging Face directory of the same config; a head that it lacks stays as it was
-    /// initialized.
+    /// Loads all parameters of a model of the same config; a head that the source lacks stays as it was initialized. Memory
+    /// beyond the plan's does not grow with the size of a parameter.
     ///
     /// # Errors
     /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
     /// config.
-    pub fn load(&mut self, directory: &HfDirectory) -> Result<(), TrainError> {
+    pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
         self.flush()?;
         let config = self.config.as_ref().ok_or_else(no_config)?;
-        weights::load_or_start_fresh(&mut self.planned, config, directory)
+        weights::load_or_start_fresh(&mut self.planned, config, source)
     }
 
     /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
@@ -305,7 +351,8 @@ impl<D: PlanDevice> Trainer<D> {
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
         self.flush()?;
-        weights::write(&mut self.planned, name, values)
+        let format = self.config.as_ref().and_then(|config| config.base.quantized());
+        weights::write(&mut self.planned, name, values, format)
     }
 
     /// Updates made so far.
@@ -430,8 +477,8 @@ impl<D: PlanDevice> Trainer<D> {
         self.updates = updates;
     }
 
-    fn random_words(&self, step: u32) -> [i32; SEED_WORDS] {
-        Seed { seed: self.options.seed, step }.to_words()
+    fn seed(&self, step: u32) -> Seed {
+        Seed { seed: self.options.seed, step }
     }
 }
 

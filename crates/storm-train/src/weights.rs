@@ -9,7 +9,7 @@ use storm_device::cpu::kernels::quantized::quantize;
 use storm_device::{Device, PlanDevice, Scalar};
 use storm_exec::{Planned, Resident};
 use storm_graph::random::{Purpose, Seed, Stream, words};
-use storm_graph::{DType, ParameterInstance, QuantizedRow, Tensor, TensorClass};
+use storm_graph::{DType, ParameterInstance, QuantizedFormat, QuantizedRow, Tensor, TensorClass};
 use storm_model::{
     Element, IfExists, Initialization, ModelConfig, ParameterSource, ParameterSpec, SaveOptions,
     parameters, save_adapter,
@@ -33,6 +33,13 @@ pub(crate) trait Reader {
 /// Where they can be set, too.
 pub(crate) trait Writer: Reader {
     fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), TrainError>;
+
+    fn write_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &[T],
+    ) -> Result<(), TrainError>;
 }
 
 impl<D: Device> Reader for &Resident<D> {
@@ -78,6 +85,16 @@ impl<D: Device> Writer for Resident<D> {
         let slot = self.slots().get(name)?;
         Ok(Resident::write(self, slot, values)?)
     }
+
+    fn write_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &[T],
+    ) -> Result<(), TrainError> {
+        let slot = self.slots().get(name)?;
+        Ok(Resident::write_part(self, slot, first, values)?)
+    }
 }
 
 impl<D: PlanDevice> Reader for Planned<D> {
@@ -103,6 +120,15 @@ impl<D: PlanDevice> Writer for Planned<D> {
     fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), TrainError> {
         Ok(Planned::write(self, name, values)?)
     }
+
+    fn write_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &[T],
+    ) -> Result<(), TrainError> {
+        Ok(Planned::write_part(self, name, first, values)?)
+    }
 }
 
 /// The name of a parameter's f32 master, where there is one.
@@ -118,7 +144,7 @@ pub(crate) fn load(
     config: &ModelConfig,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
-    load_each(store, parameters(config), source)
+    load_each(store, config, parameters(config), source)
 }
 
 /// The same, except that parameters that the source lacks stay as they were initialized.
@@ -129,7 +155,7 @@ pub(crate) fn load_or_start_fresh(
 ) -> Result<(), TrainError> {
     let mut specs = parameters(config);
     specs.retain(|spec| !source.starts_fresh(spec));
-    load_each(store, specs, source)
+    load_each(store, config, specs, source)
 }
 
 /// Loads what is trained beside a frozen base, which is there already.
@@ -139,7 +165,7 @@ pub(crate) fn load_adapters(
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
     let specs = config.adapters.as_ref().map(|adapters| adapters.specs(config));
-    load_each(store, specs.unwrap_or_default(), source)
+    load_each(store, config, specs.unwrap_or_default(), source)
 }
 
 /// Draws the parameters that start uniform. These are adapters, small enough to be drawn here and written.
@@ -161,69 +187,91 @@ pub(crate) fn draw_uniform(
                 *value = ((2.0 * share - 1.0) * f64::from(bound)) as f32;
             }
         }
-        write(store, name, &values)?;
+        write(store, name, &values, None)?;
     }
     Ok(())
 }
+
+/// Elements that are read at a time, in whole rows: memory does not grow with the size of a parameter.
+const ELEMENTS_AT_A_TIME: usize = 1 << 20;
 
 fn load_each(
     store: &mut impl Writer,
+    config: &ModelConfig,
     specs: Vec<ParameterSpec>,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
-    for spec in specs {
+    let mut buffers = Buffers::default();
+    for spec in &specs {
         let dtype = store.get(&spec.name)?.dtype;
-        if let Some(master) = master(store, &spec.name) {
-            load_as::<f32>(store, &master, source, &spec)?;
-        }
-        match dtype {
-            DType::BF16 => load_as::<bf16>(store, &spec.name, source, &spec)?,
-            DType::U8 => load_quantized(store, source, &spec)?,
-            _ => load_as::<f32>(store, &spec.name, source, &spec)?,
+        let master = master(store, &spec.name);
+        let row = spec.row_elements().max(1);
+        let all = spec.rows();
+        for start in all.clone().step_by((ELEMENTS_AT_A_TIME / row).max(1)) {
+            let end = all.end.min(start + (ELEMENTS_AT_A_TIME / row).max(1));
+            let part = Part { source, spec, rows: start..end };
+            if let Some(master) = &master {
+                store.write_part(master, start * row, part.read(&mut buffers.wide)?)?;
+            }
+            match dtype {
+                DType::BF16 => {
+                    store.write_part(&spec.name, start * row, part.read(&mut buffers.narrow)?)?;
+                }
+                DType::U8 => {
+                    let format = quantized_format(&spec.name, config.base.quantized())?;
+                    let form = QuantizedRow::new(format, row);
+                    let values = part.read(&mut buffers.wide)?;
+                    buffers.packed.resize(values.len() / row * form.bytes(), 0);
+                    quantize(form, values, &mut buffers.packed);
+                    store.write_part(&spec.name, start * form.bytes(), &buffers.packed)?;
+                }
+                _ => store.write_part(&spec.name, start * row, part.read(&mut buffers.wide)?)?,
+            }
         }
     }
     Ok(())
 }
 
-fn load_as<E: Element + Scalar>(
-    store: &mut impl Writer,
-    name: &str,
-    source: &impl ParameterSource,
-    spec: &ParameterSpec,
-) -> Result<(), TrainError> {
-    store.write(name, &loaded::<E>(source, spec)?)
+/// Room for what is being loaded.
+#[derive(Default)]
+struct Buffers {
+    wide: Vec<f32>,
+    narrow: Vec<bf16>,
+    packed: Vec<u8>,
 }
 
-/// Loads a weight and stores it in 8 bits.
-fn load_quantized(
-    store: &mut impl Writer,
-    source: &impl ParameterSource,
-    spec: &ParameterSpec,
-) -> Result<(), TrainError> {
-    let values = loaded::<f32>(source, spec)?;
-    store.write(&spec.name, &quantized(&values, spec.row_elements()))
+/// Rows of a parameter.
+struct Part<'a, S> {
+    source: &'a S,
+    spec: &'a ParameterSpec,
+    rows: Range<usize>,
 }
 
-/// Rows of `columns` values in 8 bits.
-pub(crate) fn quantized(values: &[f32], columns: usize) -> Vec<u8> {
-    let mut rows = vec![0; values.len() / columns * QuantizedRow::new(columns).bytes()];
-    quantize(values, columns, &mut rows);
-    rows
-}
-
-/// All values of a parameter, which are finite.
-fn loaded<E: Element + Scalar>(
-    source: &impl ParameterSource,
-    spec: &ParameterSpec,
-) -> Result<Vec<E>, TrainError> {
-    let mut values = vec![E::default(); spec.element_count()];
-    source.load(spec, &mut values)?;
-    if let Some(element) = first_non_finite(&values) {
-        let value = values[element].to_f32();
-        let parameter = spec.name.clone();
-        return Err(TrainError::NonFiniteParameter { parameter, value, element });
+impl<S: ParameterSource> Part<'_, S> {
+    /// Their values, which are finite.
+    fn read<'b, E: Element + Scalar>(&self, buffer: &'b mut Vec<E>) -> Result<&'b [E], TrainError> {
+        let Part { source, spec, rows } = self;
+        let row = spec.row_elements();
+        buffer.resize(rows.len() * row, E::default());
+        source.load_rows(spec, rows.clone(), buffer)?;
+        if let Some(place) = first_non_finite(buffer) {
+            let (parameter, value) = (spec.name.clone(), buffer[place].to_f32());
+            let element = rows.start * row + place;
+            return Err(TrainError::NonFiniteParameter { parameter, value, element });
+        }
+        Ok(buffer)
     }
-    Ok(values)
+}
+
+/// The format of a parameter in bytes. A program without a config does not say it.
+fn quantized_format(
+    name: &str,
+    format: Option<QuantizedFormat>,
+) -> Result<QuantizedFormat, TrainError> {
+    format.ok_or_else(|| TrainError::Option {
+        option: "base",
+        problem: format!("does not say how `{name}` is stored: it cannot be set from numbers"),
+    })
 }
 
 fn first_non_finite<E: Element>(values: &[E]) -> Option<usize> {
@@ -309,7 +357,12 @@ fn read_widened(
 }
 
 /// Sets a tensor from f32 values, and a parameter's master with it.
-pub(crate) fn write(store: &mut impl Writer, name: &str, values: &[f32]) -> Result<(), TrainError> {
+pub(crate) fn write(
+    store: &mut impl Writer,
+    name: &str,
+    values: &[f32],
+    format: Option<QuantizedFormat>,
+) -> Result<(), TrainError> {
     if let Some((moment, _)) = int8_moment(store, name)? {
         return store.write(name, &moment.encode(values));
     }
@@ -324,8 +377,12 @@ pub(crate) fn write(store: &mut impl Writer, name: &str, values: &[f32]) -> Resu
         }
         // Another number of values makes rows of another form, which do not fit.
         DType::U8 => {
-            let columns = values.len() / store.get(name)?.shape.rows();
-            store.write(name, &quantized(values, columns.max(1)))
+            let row_count = store.get(name)?.shape.rows();
+            let columns = (values.len() / row_count).max(1);
+            let form = QuantizedRow::new(quantized_format(name, format)?, columns);
+            let mut rows = vec![0; values.len() / columns * form.bytes()];
+            quantize(form, values, &mut rows);
+            store.write(name, &rows)
         }
         _ => store.write(name, values),
     }

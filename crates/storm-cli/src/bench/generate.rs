@@ -6,6 +6,7 @@ use crate::precision::DtypeArg;
 use crate::size::{self, positive};
 use anyhow::Result;
 use clap::Args;
+use std::ops::Range;
 use std::time::Instant;
 use storm_graph::DType;
 use storm_graph::random::Random;
@@ -137,6 +138,9 @@ fn write(
     Ok(times)
 }
 
+/// Values in the table of [`RandomWeights`].
+const VALUES: usize = (1 << 16) - 1;
+
 /// Weights as a fresh model has them, drawn from one table: quick to make, and large models are.
 struct RandomWeights {
     values: Vec<f32>,
@@ -144,7 +148,6 @@ struct RandomWeights {
 
 impl RandomWeights {
     fn new() -> RandomWeights {
-        const VALUES: usize = (1 << 16) - 1;
         const SPREAD: f64 = 0.04;
         let mut random = Random(7);
         let value = |_| ((random.unit() - 0.5) * 2.0 * SPREAD) as f32;
@@ -153,7 +156,12 @@ impl RandomWeights {
 }
 
 impl ParameterSource for RandomWeights {
-    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
         // Norms have a vector of ones.
         let is_norm = spec.name.ends_with("norm.weight");
         let start =
@@ -163,7 +171,7 @@ impl ParameterSource for RandomWeights {
             return Ok(());
         }
         let mut values: Vec<E> = self.values.iter().map(|&value| E::from_f32(value)).collect();
-        values.rotate_left(start % self.values.len());
+        values.rotate_left((start % VALUES + rows.start * spec.row_elements()) % VALUES);
         // Whole copies of the table: memory is the limit.
         for some in dest.chunks_mut(values.len()) {
             some.copy_from_slice(&values[..some.len()]);

@@ -10,8 +10,8 @@ use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
 use storm_train::{
-    Batch, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError, StepPlan, StepSize,
-    TrainOptions, Trainer, TrialOptions,
+    Batch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError, StepPlan,
+    StepSize, TrainOptions, Trainer, TrialOptions,
 };
 
 /// How many are timed.
@@ -93,6 +93,8 @@ struct Site<'a> {
     run: &'a PlannedRun<'a>,
     /// When it began with what it does now.
     begun: Instant,
+    /// Weights that are being made.
+    making: Option<progress::Bytes>,
 }
 
 impl<D: Benched> LaunchSite<D> for Site<'_> {
@@ -105,6 +107,12 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
     }
 
     fn notice(&mut self, notice: Notice<'_>) {
+        if let Notice::Initializing(Initialized { done_bytes, total_bytes }) = notice {
+            let bytes = || progress::Bytes::new("making weights", total_bytes);
+            self.making.get_or_insert_with(bytes).show(done_bytes);
+            return;
+        }
+        self.making = None;
         progress::show("");
         match notice {
             Notice::Committing(plan) => {
@@ -124,7 +132,7 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
                 size::show(budget[Tier::DEVICE]),
                 size::show(budget[Tier::HOST]),
             ),
-            Notice::Trying(_) | Notice::NotTried { .. } => {}
+            Notice::Initializing(_) | Notice::Trying(_) | Notice::NotTried { .. } => {}
             Notice::Corrected(correction) => eprintln!(
                 "a step takes {:.3} s, not {:.3}: planned with a corrected profile for {:.3}",
                 correction.measured_seconds,
@@ -213,7 +221,7 @@ impl<'a> PlannedRun<'a> {
             forced: self.args.forced.forced(),
             trial,
         };
-        let mut site = Site { run: self, begun: Instant::now() };
+        let mut site = Site { run: self, begun: Instant::now(), making: None };
         let start = || -> Result<(Launch, Launched<D>), RunError> {
             let mut launch = Launch::new(request)?;
             let launched = launch.start(&mut site, before)?;

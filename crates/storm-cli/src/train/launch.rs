@@ -5,15 +5,15 @@ use super::device::{DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
 use super::setup::Setup;
-use crate::{size, tuning};
+use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
 use std::sync::Arc;
 use storm_data::Dataset;
 use storm_plan::{Budget, Tier};
 use storm_train::{
-    Alarm, Batch, BatchSource, Correction, GuessedSplit, LaunchSite, Launched, Notice, OnAlarm,
-    Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
+    Alarm, Batch, BatchSource, Correction, GuessedSplit, Initialized, LaunchSite, Launched, Notice,
+    OnAlarm, Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
 };
 
 /// A trial that takes longer is announced.
@@ -25,7 +25,8 @@ const TRIAL_STEPS: f64 = 4.0;
 /// A trainer under the plan that was shown, or under a better one.
 pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     let Setup { launch, settings, dataset, style, threads, steps, .. } = setup;
-    let mut site = Site { settings, dataset, style: *style, threads: *threads, steps: *steps };
+    let mut site =
+        Site { settings, dataset, style: *style, threads: *threads, steps: *steps, making: None };
     let Launched { trainer, splits, .. } = launch.start::<D>(&mut site, None)?;
     setup.splits = splits;
     setup.settle();
@@ -81,7 +82,8 @@ pub(super) fn within_less<D: Trains>(
     alarm: Alarm,
 ) -> Result<(Trainer<D>, OnAlarm)> {
     let Setup { launch, settings, dataset, style, threads, steps, .. } = setup;
-    let mut site = Site { settings, dataset, style: *style, threads: *threads, steps: *steps };
+    let mut site =
+        Site { settings, dataset, style: *style, threads: *threads, steps: *steps, making: None };
     let Shrunk { trainer, is_smaller } = launch.shrink::<D>(&mut site, trainer, alarm)?;
     if is_smaller {
         let bytes = size::show(launch.budget()[Tier::DEVICE]);
@@ -99,6 +101,8 @@ struct Site<'a> {
     threads: usize,
     /// Of the run.
     steps: u64,
+    /// Weights that are being made.
+    making: Option<progress::Bytes>,
 }
 
 impl<D: Trains> LaunchSite<D> for Site<'_> {
@@ -118,7 +122,12 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
 
     fn notice(&mut self, notice: Notice<'_>) {
         match notice {
-            Notice::Committing(_) | Notice::Committed(_) => {}
+            Notice::Committing(_) => self.making = None,
+            Notice::Initializing(Initialized { done_bytes, total_bytes }) => self
+                .making
+                .get_or_insert_with(|| progress::Bytes::new("making weights", total_bytes))
+                .show(done_bytes),
+            Notice::Committed(_) => progress::show(""),
             Notice::Refused { reason, budget } => {
                 let vram = size::show(budget[Tier::DEVICE]);
                 let ram = size::show(budget[Tier::HOST]);

@@ -50,7 +50,7 @@ options! {
     }
     "Adapters" {
         /// Train adapters (LoRA) beside the model's weights, which stay as they are: a table of rank; alpha (twice the rank
-        /// if not given); targets: `all-linear` (if not given), a name, a list of names, or a pattern for the whole name of a
+        /// if not given); dropout; targets: `all-linear` (if not given), a name, a list of names, or a pattern for the whole name of a
         /// module; rslora; modules-to-save; rank-pattern and alpha-pattern. As a flag: `--lora 'rank=16, alpha=32'`.
         lora: LoraArg;
         /// A directory with an adapter, as PEFT or STORM saves it: go on with that one.

@@ -8,6 +8,8 @@ use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::Setup;
 use super::{launch, report, saving, signals, summary};
+use crate::loading::Loading;
+use crate::progress;
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -122,17 +124,12 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
 /// A run at its beginning, from the model that it starts with.
 fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -> Result<Run<D>> {
     if let Some(weights) = &setup.model.weights {
-        trainer.load(weights)?;
+        let dtype = trainer.options().precision.compute();
+        trainer.load(&Loading::new(weights, &setup.model.config, dtype))?;
+        progress::show("");
     }
     if let Some(adapter) = &setup.settings.adapter {
         let adapter = AdapterDirectory::open(adapter)?;
-        if adapter.options().dropout != 0.0 {
-            eprintln!(
-                "warning: {} was made with dropout {}; STORM goes on without",
-                adapter.path().display(),
-                adapter.options().dropout
-            );
-        }
         trainer.load_adapters(&adapter)?;
     }
     let plan = setup.launch.plan();

@@ -117,6 +117,59 @@ fn a_base_in_8_bits_belongs_to_its_run() {
     full.failed(2, &["is for weights that are not trained"]);
 }
 
+/// In 4 bits: the saved adapter knows its base, and a merge onto the weights of the run is nearer to it than one onto the
+/// original ones.
+#[test]
+fn an_adapter_knows_how_its_base_was_stored() {
+    let place = place();
+    run(&place, "a", &["--steps", "6", "--precision", "f32", "--base", "nf4"]).succeeded();
+    run(&place, "wide", &["--steps", "1", "--precision", "f32"]).succeeded();
+    let eval = |model: &str| {
+        let args = ["eval", model, "--data", "runs/a/data", "--seq", "16", "--batch", "4"];
+        let more = ["--batches", "20", "--device", "cpu", "--json", "--dtype", "f32"];
+        storm(&place, &[&args[..], &more[..]].concat())
+    };
+    let loss = |model: &str| json(&eval(model))["loss"].as_f64().expect("a loss");
+    let said = String::from_utf8_lossy(&eval("runs/a/adapter").stderr).into_owned();
+    assert!(said.contains("its base is stored as nf4"), "{said}");
+    let trained = loss("runs/a");
+    assert_eq!(loss("runs/a/adapter"), trained);
+    for (onto, out) in [("original", "far"), ("dequantized", "near")] {
+        let merged =
+            storm(&place, &["merge", "runs/a/adapter", "--out", out, "--onto", onto, "--json"]);
+        json(&merged);
+    }
+    assert!((loss("near") - trained).abs() < 1e-5, "{} and {trained}", loss("near"));
+    assert!((loss("far") - trained).abs() > 1e-4, "{} and {trained}", loss("far"));
+    let refused =
+        storm(&place, &["merge", "runs/wide/adapter", "--out", "x", "--onto", "dequantized"]);
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("leave it out"));
+}
+
+/// With dropout a run learns something else, resumes to the bit under another plan, and its adapter says it to PEFT.
+#[test]
+fn dropout_belongs_to_a_run() {
+    let place = place();
+    let flags = ["--precision", "f32", "--lora", "rank=2, dropout=0.4"];
+    let whole = run(&place, "whole", &[&flags[..], &["--steps", "6"]].concat()).succeeded();
+    let mut found =
+        losses(&run(&place, "a", &[&flags[..], &["--steps", "3"]].concat()).succeeded());
+    let resume = [&flags[..], &["--steps", "6", "--resume", "--vram", "32MiB"]].concat();
+    found.extend(losses(&run(&place, "a", &resume).succeeded()));
+    assert_eq!(found, losses(&whole));
+    assert!(result(&place, "a") == result(&place, "whole"));
+    let without = ["--precision", "f32", "--lora", "rank=2", "--steps", "6"];
+    let without = losses(&run(&place, "without", &without).succeeded());
+    // B begins at zero, so that the first step computes the same.
+    assert_eq!(without[0], found[0]);
+    assert_ne!(without[2..], found[2..]);
+    let config = place.run_folder("a").join("adapter/adapter_config.json");
+    let config: serde_json::Value =
+        serde_json::from_slice(&fs::read(config).expect("a config")).expect("JSON");
+    assert_eq!(config["lora_dropout"], 0.4);
+}
+
 /// The run, its saved adapter, that adapter exported again and the merged model are the same model.
 #[test]
 fn every_command_takes_an_adapter() {
@@ -174,7 +227,7 @@ fn what_cannot_be_adapted_is_refused_before_anything_is_made() {
         ("rank=2, targets=\"wte\"", 4, "`transformer.wte` cannot have an adapter"),
         ("rank=17", 4, "take a rank of at most 16"),
         ("rank=2, alpha=-1", 4, "alpha is -1"),
-        ("rank=2, dropout=0.1", 2, "without dropout"),
+        ("rank=2, dropout=1.0", 4, "less than 1"),
         ("rank=2, modules-to-save=[\"wte\"]", 4, "stays frozen"),
         ("rank=2, rank-pattern={ nothing = 3 }", 4, "nothing"),
         ("rank=2, unknown=1", 2, "unknown"),

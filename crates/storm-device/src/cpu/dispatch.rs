@@ -3,6 +3,7 @@
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
 use super::kernels::column_sum::column_sum;
+use super::kernels::dropout::{self, Mask as DropoutMask};
 use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
 use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput};
@@ -13,10 +14,10 @@ use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
 use half::bf16;
-use storm_graph::random::{Seed, Stream};
+use storm_graph::random::{DropoutWords, Seed, Stream};
 use storm_graph::{
     ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
-    ParameterGradients, StepScalars, UnitOutput,
+    ParameterGradients, QuantizedRow, StepScalars, UnitOutput,
 };
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
@@ -123,6 +124,13 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         }),
         Op::Scale { x, factor } => with_float!(x.dtype, E => {
             elementwise::scale::<E>(access.get(x), *factor, access.out(&outputs[0]));
+        }),
+        Op::Dropout { x, random, addend, rate, stream } => with_float!(x.dtype, E => {
+            let words = DropoutWords::from_words(access.get(random).try_into().expect("its shape"));
+            let stream = Stream { tensor: *stream, layer: *layer };
+            let mask = DropoutMask { words, stream, rate: *rate };
+            let (x, addend) = (access.get::<E>(x), access.maybe::<E>(addend));
+            dropout::dropout(mask, x, addend, access.out(&outputs[0]));
         }),
         Op::Activation { x, function } => with_float!(x.dtype, E => {
             elementwise::activation::<E>(*function, access.get(x), access.out(&outputs[0]));
@@ -358,11 +366,12 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Convert { x, dtype } => with_float!(x.dtype, A => with_float!(*dtype, B => {
             layout::convert::<A, B>(access.get(x), access.out(&outputs[0]));
         })),
-        Op::Quantize { x } => with_float!(x.dtype, E => {
-            quantized::quantize(access.get::<E>(x), x.shape.width(), access.out(&outputs[0]));
+        Op::Quantize { x, format } => with_float!(x.dtype, E => {
+            let form = QuantizedRow::new(*format, x.shape.width());
+            quantized::quantize(form, access.get::<E>(x), access.out(&outputs[0]));
         }),
-        Op::Dequantize { rows, columns, dtype } => with_float!(*dtype, E => {
-            quantized::dequantize(access.get(rows), *columns, access.out::<E>(&outputs[0]));
+        Op::Dequantize { rows, form, dtype } => with_float!(*dtype, E => {
+            quantized::dequantize(*form, access.get(rows), access.out::<E>(&outputs[0]));
         }),
         Op::BlockMatrix { parts, places, shape, dtype } => {
             with_float!(parts[0].dtype, A => with_float!(*dtype, B => {

@@ -20,6 +20,7 @@ mod support;
 
 mod attention;
 mod codec;
+mod dropout;
 mod elementwise;
 mod exactness;
 mod facts;

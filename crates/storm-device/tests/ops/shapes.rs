@@ -3,7 +3,7 @@
 use crate::reference::Value;
 use crate::support::*;
 use half::bf16;
-use storm_graph::{BlockPlace, DType, Graph, Op, QUANTIZED_GROUP, SUM_BLOCK, Shape};
+use storm_graph::{BlockPlace, DType, Graph, Op, QuantizedFormat, QuantizedRow, SUM_BLOCK, Shape};
 
 #[test]
 fn sums_and_broadcasts() {
@@ -87,8 +87,10 @@ fn eight_bits() {
     for (columns, dtype) in [(1, DType::F32), (300, DType::BF16), (128, DType::F32)] {
         let (mut graph, rows) = (Graph::new(), 5);
         let x = graph.input("x", [rows, columns], dtype);
-        let packed = graph.apply_one("packed", Op::Quantize { x }).expect("fits");
-        let op = Op::Dequantize { rows: packed, columns, dtype: DType::F32 };
+        let format = QuantizedFormat::Int8;
+        let packed = graph.apply_one("packed", Op::Quantize { x, format }).expect("fits");
+        let form = QuantizedRow::new(format, columns);
+        let op = Op::Dequantize { rows: packed, form, dtype: DType::F32 };
         let back = graph.apply_one("back", op).expect("fits");
         let value = |x: f64| f64::from(bf16::from_f64(x).to_f32());
         let data: Vec<f64> = (0..rows * columns).map(|_| value(rng.normal())).collect();
@@ -97,7 +99,7 @@ fn eight_bits() {
         machine.run();
         let back = machine.get(back);
         for (row, back) in data.chunks(columns).zip(back.data.chunks(columns)) {
-            for (group, back) in row.chunks(QUANTIZED_GROUP).zip(back.chunks(QUANTIZED_GROUP)) {
+            for (group, back) in row.chunks(128).zip(back.chunks(128)) {
                 let largest = group.iter().fold(0f64, |largest, x| largest.max(x.abs()));
                 let exact = (largest as f32 / 127.0).to_bits();
                 let scale = f32::from_bits((exact + 0xffff) & 0xffff_0000);
@@ -105,6 +107,61 @@ fn eight_bits() {
                     let code = (*x as f32 / scale).round_ties_even();
                     assert!(code.abs() <= 127.0);
                     assert_eq!(*back, f64::from(code) * f64::from(scale), "{x} by {scale}");
+                }
+            }
+        }
+    }
+}
+
+/// A matrix in 4 bits and back: each value is the code point nearest to it, times the smallest bf16 that covers its group.
+#[test]
+fn four_bits() {
+    const POINTS: [f32; 8] = [
+        0.0,
+        0.079_580_3,
+        0.160_930_2,
+        0.246_112_3,
+        0.337_915_24,
+        0.440_709_83,
+        0.562_617,
+        0.722_956_84,
+    ];
+    const NEGATIVE: [f32; 7] = [
+        -1.0,
+        -0.696_192_8,
+        -0.525_073_05,
+        -0.394_917_5,
+        -0.284_441_38,
+        -0.184_773_43,
+        -0.091_050_036,
+    ];
+    let points: Vec<f32> = NEGATIVE.into_iter().chain(POINTS).chain([1.0]).collect();
+    let mut rng = Rng::new(9);
+    for (columns, dtype) in
+        [(1, DType::F32), (300, DType::BF16), (64, DType::F32), (127, DType::F32)]
+    {
+        let (mut graph, rows) = (Graph::new(), 5);
+        let x = graph.input("x", [rows, columns], dtype);
+        let format = QuantizedFormat::Nf4;
+        let packed = graph.apply_one("packed", Op::Quantize { x, format }).expect("fits");
+        let form = QuantizedRow::new(format, columns);
+        let op = Op::Dequantize { rows: packed, form, dtype: DType::F32 };
+        let back = graph.apply_one("back", op).expect("fits");
+        let value = |x: f64| f64::from(bf16::from_f64(x).to_f32());
+        let data: Vec<f64> = (0..rows * columns).map(|_| value(rng.normal())).collect();
+        let values = Value::new(Shape::from([rows, columns]), data.clone());
+        let mut machine = Machine::new(&graph, &[(x, values)].into());
+        machine.run();
+        let back = machine.get(back);
+        for (row, back) in data.chunks(columns).zip(back.data.chunks(columns)) {
+            for (group, back) in row.chunks(64).zip(back.chunks(64)) {
+                let largest = group.iter().fold(0f64, |largest, x| largest.max(x.abs()));
+                let scale = f32::from_bits(((largest as f32).to_bits() + 0xffff) & 0xffff_0000);
+                for (x, back) in group.iter().zip(back) {
+                    let distance = |point: &f32| (x / f64::from(scale) - f64::from(*point)).abs();
+                    let nearest = points.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
+                    let nearest = *nearest.expect("sixteen points");
+                    assert_eq!(*back, f64::from(nearest * scale), "{x} by {scale}");
                 }
             }
         }

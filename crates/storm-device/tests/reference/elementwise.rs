@@ -1,6 +1,7 @@
 //! Ops on single elements, and on pairs of gate and up.
 
 use super::Value;
+use storm_graph::random::{self, Purpose, Seed, Stream};
 use storm_graph::{ActivationFunction, Op};
 
 pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
@@ -12,6 +13,20 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         }
         Op::Mul { a, b } => a.zip(b, |a, b| a * b),
         Op::Scale { x, factor } => x.map(|x| f64::from(factor) * x),
+        Op::Dropout { x, random, addend, rate, stream } => {
+            let words: Vec<i32> = random.data.iter().map(|&word| word as i32).collect();
+            let dropped = dropped(&words, x.data.len(), rate, stream);
+            let factor =
+                |is_dropped: bool| if is_dropped { 0.0 } else { 1.0 / (1.0 - f64::from(rate)) };
+            let mut data: Vec<f64> = match words[4] {
+                0 => x.data.clone(),
+                _ => x.data.iter().zip(dropped).map(|(x, dropped)| x * factor(dropped)).collect(),
+            };
+            for (x, addend) in data.iter_mut().zip(addend.iter().flat_map(|value| &value.data)) {
+                *x += addend;
+            }
+            Value::new(x.shape.clone(), data)
+        }
         Op::Activation { x, function } => x.map(active(function)),
         Op::SwiGlu { gate_up, function } => {
             let active = active(function);
@@ -26,6 +41,19 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         _ => unreachable!("not an elementwise op"),
     };
     vec![value]
+}
+
+/// Which elements of a micro-batch are dropped, in block 0.
+fn dropped(words: &[i32], elements: usize, rate: f32, stream: u16) -> Vec<bool> {
+    let seed = Seed::from_words([words[0], words[1], words[2]]);
+    let stream = Stream { tensor: stream, layer: 0 };
+    (0..elements as u64)
+        .map(|at| {
+            let element = words[3] as u32 as u64 * elements as u64 + at;
+            let block = random::words(seed, Purpose::Dropout, stream, element / 4);
+            f64::from(block[element as usize % 4]) < (f64::from(rate) * 4_294_967_296.0).floor()
+        })
+        .collect()
 }
 
 fn active(function: ActivationFunction) -> fn(f64) -> f64 {

@@ -64,6 +64,7 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         | Op::MovingAverage { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
+        | Op::Dropout { .. }
         | Op::Activation { .. }
         | Op::SwiGlu { .. } => elementwise::evaluate(op),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::evaluate(op),

@@ -3,7 +3,7 @@
 use super::Planned;
 use super::room::Room;
 use crate::ExecError;
-use crate::resident::check;
+use crate::resident::{check, check_part};
 use std::sync::Arc;
 use storm_device::{DeviceError, HostBuffer, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{Graph, Tensor, TensorId};
@@ -31,6 +31,20 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
+    /// Sets some elements of a persistent tensor, `first` and following, in whatever tier it is.
+    ///
+    /// # Errors
+    /// No such tensor, the wrong dtype, more elements than there are, or from the device.
+    pub fn write_part<T: Scalar>(
+        &mut self,
+        name: &str,
+        first: usize,
+        values: &[T],
+    ) -> Result<(), ExecError> {
+        check_part(self.tensor(name)?, T::DTYPE, first, values.len())?;
+        self.write_bytes(name, first * size_of::<T>(), bytes_of(values))
+    }
+
     /// Fetches a persistent tensor.
     ///
     /// # Errors
@@ -52,9 +66,7 @@ impl<D: PlanDevice> Planned<D> {
         values: &mut [T],
     ) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
-        let (elements, end) = (lasting.tensor.shape.elements(), first.saturating_add(values.len()));
-        let given = if end > elements { end } else { elements };
-        check(&lasting.tensor, T::DTYPE, given)?;
+        check_part(&lasting.tensor, T::DTYPE, first, values.len())?;
         let Place { tier, offset } = nearest(lasting, Tier::HOST);
         let place = Place { tier, offset: offset + first * size_of::<T>() };
         Ok(self.device.read(place, bytes_of_mut(values))?)

@@ -4,8 +4,8 @@ use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
 use crate::{
-    ActivationCodec, DType, GraphError, Op, QuantizedRow, Tensor, TensorClass, TensorId, Training,
-    UnitOutput,
+    ActivationCodec, DType, GraphError, Op, QuantizedFormat, QuantizedRow, Tensor, TensorClass,
+    TensorId, Training, UnitOutput,
 };
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
@@ -72,13 +72,14 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             }
             Ok(outputs)
         }
+        Op::Dropout { .. } => super::dropout::infer(op),
         _ => unreachable!("not an elementwise op"),
     }
 }
 
 /// Bytes of the code of a row whose halves are so wide.
 fn code_bytes(half: usize) -> usize {
-    2 * QuantizedRow::new(half).bytes()
+    2 * QuantizedRow::new(QuantizedFormat::Int8, half).bytes()
 }
 
 fn half_width(gate_up: &Tensor) -> Result<usize, String> {

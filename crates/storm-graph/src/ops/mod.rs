@@ -4,6 +4,7 @@
 
 mod attention;
 mod blocks;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod linear;
@@ -48,6 +49,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::Scale { .. }
         | Op::Activation { .. }
         | Op::SwiGlu { .. } => elementwise::backward(op, ctx),
+        Op::Dropout { .. } => dropout::backward(op, ctx),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::backward(op, ctx),
         Op::Rotary { .. } | Op::Attention { .. } => attention::backward(op, ctx),
         Op::HeadLoss { .. } => loss::backward(op, ctx),

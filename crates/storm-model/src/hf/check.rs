@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use super::names::{HF_HEAD, HfPiece, ParameterLayout, hf_embedding, is_saved_constant};
+use super::packed::Packed;
 use super::safetensors_file::TensorEntry;
 use crate::ModelConfig;
 use crate::error::{TensorReport, clip};
@@ -11,6 +12,7 @@ use crate::error::{TensorReport, clip};
 pub(super) fn check_tensors(
     config: &ModelConfig,
     tensors: &BTreeMap<String, TensorEntry>,
+    packed: &BTreeMap<String, Packed>,
 ) -> TensorReport {
     let mut report = TensorReport::default();
     let mut needed: HashSet<String> = HashSet::new();
@@ -19,7 +21,7 @@ pub(super) fn check_tensors(
         for piece in spec.pieces {
             let is_embedding = piece.hf_name == hf_embedding(config.family);
             match tensors.get(&piece.hf_name) {
-                Some(entry) => check_entry(&piece, entry, &mut report),
+                Some(entry) => check_entry(&piece, entry, packed, &mut report),
                 // A tied model may have been saved with the head only.
                 None if is_embedding && config.tied_embeddings && has_head => {}
                 // A model without its head can be trained: the head starts fresh.
@@ -31,7 +33,7 @@ pub(super) fn check_tensors(
                 && let Some(entry) = tensors.get(HF_HEAD)
             {
                 let head = HfPiece { hf_name: HF_HEAD.into(), ..piece.clone() };
-                check_entry(&head, entry, &mut report);
+                check_entry(&head, entry, packed, &mut report);
                 needed.insert(head.hf_name);
             }
             // Absent tensors cannot be left over: this keeps a hostile layer count from filling memory.
@@ -48,13 +50,18 @@ pub(super) fn check_tensors(
     report
 }
 
-fn check_entry(piece: &HfPiece, entry: &TensorEntry, report: &mut TensorReport) {
+fn check_entry(
+    piece: &HfPiece,
+    entry: &TensorEntry,
+    packed: &BTreeMap<String, Packed>,
+    report: &mut TensorReport,
+) {
     if piece.shape != entry.shape {
         report.wrong_shape.add(|| {
             format!("{}: found {:?}, expected {:?}", piece.hf_name, entry.shape, piece.shape)
         });
     }
-    if !entry.dtype.is_weight() {
+    if !entry.dtype.is_weight() && !packed.contains_key(&piece.hf_name) {
         report.wrong_dtype.add(|| format!("{}: {}", piece.hf_name, entry.dtype.name()));
     }
 }

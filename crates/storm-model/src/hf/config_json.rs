@@ -5,6 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::config_fields::{Fields, dropout, left_behind, show};
+use super::quantization::Quantization;
 use super::rope_json;
 use super::strict_json::{parse, read_capped};
 use crate::BaseFormat;
@@ -37,6 +38,11 @@ impl HfConfig {
         left_behind(&self.original)
     }
 
+    /// How quantized weights are stored; none if they are not.
+    pub fn quantization(&self) -> Option<Quantization> {
+        Quantization::of_config(&self.original).ok().flatten()
+    }
+
     /// Dropout that the config asks for, field and share. STORM trains without.
     pub fn dropout(&self) -> Vec<(&'static str, f64)> {
         dropout(&self.original)
@@ -49,12 +55,11 @@ pub(super) fn model_config(map: &Map<String, Value>) -> Result<ModelConfig, Mode
     if map.get("auto_map").is_some_and(|value| !value.is_null()) {
         return Err(ModelError::RemoteCode { supported: supported() });
     }
-    if let Some(quantization) = map.get("quantization_config").filter(|value| !value.is_null()) {
-        let method =
-            quantization.get("quant_method").map_or_else(|| "method not named".into(), show);
-        return Err(ModelError::Quantized { method });
-    }
+    let quantization = Quantization::of_config(map)?;
     let family = family(map)?;
+    if let Some(quantization) = quantization.filter(|_| family == Family::Gpt2) {
+        return Err(ModelError::Quantized { method: format!("{quantization} of GPT-2") });
+    }
     let fields = Fields::new(map, "", family);
     for (field, wanted) in [
         ("is_encoder_decoder", false),

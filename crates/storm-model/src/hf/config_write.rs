@@ -21,6 +21,8 @@ pub(super) fn config_json(
         return fresh(model, dtype);
     };
     let mut map = original.clone();
+    // What is saved is not quantized, whatever it was read from.
+    map.remove("quantization_config");
     if model_config(original).is_ok_and(|described| described == *model) {
         let key = if map.contains_key("torch_dtype") { "torch_dtype" } else { "dtype" };
         map.remove("dtype");

@@ -14,6 +14,7 @@ use super::check::check_tensors;
 use super::config_json::HfConfig;
 use super::dtype::{Dtype, Element};
 use super::names::{HF_HEAD, hf_embedding, hf_prefix};
+use super::packed::{self, Packed, Reading};
 use super::paths::Root;
 use super::pickle::is_pickle;
 use super::remarks::Remark;
@@ -41,6 +42,8 @@ pub struct HfDirectory {
     files: Vec<SafetensorsFile>,
     /// By the name that transformers gives a tensor, whatever the file calls it.
     tensors: BTreeMap<String, TensorEntry>,
+    /// Those that are quantized, by the same names.
+    packed: BTreeMap<String, Packed>,
     remarks: Vec<Remark>,
 }
 
@@ -57,8 +60,13 @@ impl HfDirectory {
             },
         };
         let mut unwrapped = Unwrapped::default();
-        let tensors = with_prefix(&root, &config.model, stored, &mut unwrapped)?;
-        let report = check_tensors(&config.model, &tensors);
+        let mut tensors = with_prefix(&root, &config.model, stored, &mut unwrapped)?;
+        let quantization = config.quantization();
+        let packed = match quantization {
+            Some(by) => packed::find(root.directory(), by, &files, &mut tensors)?,
+            None => BTreeMap::new(),
+        };
+        let report = check_tensors(&config.model, &tensors, &packed);
         if !report.is_empty() {
             let path = root.directory().to_owned();
             return Err(ModelError::Tensors { path, report: Box::new(report) });
@@ -68,7 +76,10 @@ impl HfDirectory {
         if wide > 0 {
             remarks.push(Remark::WideWeights { tensors: wide });
         }
-        let mut directory = Self { root, config, files, tensors, remarks };
+        if let Some(by) = quantization {
+            remarks.push(Remark::Quantized { by, tensors: packed.len() });
+        }
+        let mut directory = Self { root, config, files, tensors, packed, remarks };
         if !directory.has_head() {
             directory.remarks.push(Remark::NoHead);
         }
@@ -118,16 +129,43 @@ impl HfDirectory {
 
     /// Reads a whole tensor as `f32` or `bf16`.
     pub fn read<E: Element>(&self, name: &str, dest: &mut [E]) -> Result<(), ModelError> {
-        let (file, entry) = self.find(name)?;
-        if dest.len() != entry.element_count() {
-            return Err(ModelError::WrongLength {
-                what: "the buffer",
-                name: clip(name),
-                got: dest.len(),
-                expected: entry.element_count(),
-            });
+        let expected = self.element_count(name)?;
+        if dest.len() != expected {
+            let (what, name, got) = ("the buffer", clip(name), dest.len());
+            return Err(ModelError::WrongLength { what, name, got, expected });
         }
-        file.read_elements(name, entry, 0, dest)
+        self.read_elements(name, 0, dest)
+    }
+
+    /// How many elements a tensor has, quantized or not.
+    pub(super) fn element_count(&self, name: &str) -> Result<usize, ModelError> {
+        let (_, entry) = self.find(name)?;
+        Ok(match self.packed.get(name) {
+            Some(packed) => packed.shape.iter().product(),
+            None => entry.element_count(),
+        })
+    }
+
+    /// Reads elements of a tensor, from `first` on, as `f32` or `bf16`; those of a quantized one as what they stand for.
+    pub(super) fn read_elements<E: Element>(
+        &self,
+        name: &str,
+        first: usize,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
+        let (file, entry) = self.find(name)?;
+        match self.packed.get(name) {
+            Some(packed) => {
+                let reading = Reading { path: self.path(), files: &self.files, name, entry };
+                packed.read(&reading, first, dest)
+            }
+            None => file.read_elements(name, entry, first, dest),
+        }
+    }
+
+    /// The other tensors that a quantized one is made of, with their names.
+    pub fn parts(&self, name: &str) -> &[(String, TensorEntry)] {
+        self.packed.get(name).map_or(&[], |packed| &packed.parts)
     }
 
     /// Reads bytes of a tensor as they are stored, from `offset` in the tensor on.

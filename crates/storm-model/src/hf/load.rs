@@ -3,8 +3,9 @@
 use super::directory::HfDirectory;
 use super::dtype::Element;
 use super::names::{HF_HEAD, HfPiece, ParameterSpec, hf_embedding};
-use super::safetensors_file::{CHUNK_BYTES, SafetensorsFile, TensorEntry};
+use super::safetensors_file::CHUNK_BYTES;
 use crate::ModelError;
+use std::ops::Range;
 
 /// Reads a parameter as `f32` or `bf16`: pieces stacked, GPT-2's matrices transposed. `dest` holds
 /// exactly the parameter's elements. Needs a few more megabytes, whatever its size.
@@ -13,50 +14,65 @@ pub fn load_parameter<E: Element>(
     spec: &ParameterSpec,
     dest: &mut [E],
 ) -> Result<(), ModelError> {
+    load_rows(directory, spec, spec.rows(), dest)
+}
+
+/// The same for some of its rows.
+pub(super) fn load_rows<E: Element>(
+    directory: &HfDirectory,
+    spec: &ParameterSpec,
+    rows: Range<usize>,
+    dest: &mut [E],
+) -> Result<(), ModelError> {
     let wrong = |what, got, expected| ModelError::WrongLength {
         what,
         name: spec.name.clone(),
         got,
         expected,
     };
-    if dest.len() != spec.element_count() {
-        return Err(wrong("the buffer", dest.len(), spec.element_count()));
-    }
     let row = spec.row_elements();
+    if rows.end > spec.rows().end {
+        return Err(wrong("the end of the rows", rows.end, spec.rows().end));
+    }
+    if dest.len() != rows.len() * row {
+        return Err(wrong("the buffer", dest.len(), rows.len() * row));
+    }
     for piece in &spec.pieces {
+        if piece.rows.end > spec.rows().end {
+            return Err(wrong("the end of a piece", piece.rows.end, spec.rows().end));
+        }
+        let Some((own, at)) = piece.part_of(&rows) else { continue };
         if piece.hf_name == HF_HEAD && !directory.has_head() {
             return Err(ModelError::NoHead { path: directory.path().to_owned() });
         }
-        let (file, entry) = directory.find(&piece.hf_name)?;
-        let elements = piece.rows.start * row..piece.rows.end * row;
-        let expected = elements.len();
-        let dest = dest
-            .get_mut(elements)
-            .ok_or_else(|| wrong("the end of a piece", piece.rows.end, spec.shape[0]))?;
-        if entry.element_count() != expected {
-            return Err(wrong("a piece", entry.element_count(), expected));
+        let stored = directory.element_count(&piece.hf_name)?;
+        if stored != piece.rows.len() * row {
+            return Err(wrong("a piece", stored, piece.rows.len() * row));
         }
+        let dest = &mut dest[at * row..(at + own.len()) * row];
         if piece.transposed {
-            load_transposed(file, piece, entry, dest)?;
+            load_transposed(directory, piece, own.clone(), dest)?;
         } else {
-            file.read_elements(&piece.hf_name, entry, 0, dest)?;
+            directory.read_elements(&piece.hf_name, own.start * row, dest)?;
         }
-        if piece.hf_name == hf_embedding(directory.model().family) {
+        if own.start == 0 && piece.hf_name == hf_embedding(directory.model().family) {
             check_tied(directory)?;
         }
     }
     Ok(())
 }
 
-/// `dest` is (out, in), the file (in, out): reads bands of the file's rows and spreads them.
+/// `dest` is some rows of (out, in), the file (in, out): reads bands of the file's rows and spreads them.
 fn load_transposed<E: Element>(
-    file: &SafetensorsFile,
+    directory: &HfDirectory,
     piece: &HfPiece,
-    entry: &TensorEntry,
+    wanted: Range<usize>,
     dest: &mut [E],
 ) -> Result<(), ModelError> {
     let (inputs, outputs) = match *piece.shape.as_slice() {
-        [inputs, outputs] if inputs.checked_mul(outputs) == Some(dest.len()) => (inputs, outputs),
+        [inputs, outputs] if wanted.len().checked_mul(inputs) == Some(dest.len()) => {
+            (inputs, outputs)
+        }
         _ => {
             return Err(ModelError::WrongLength {
                 what: "the shape of a transposed piece",
@@ -71,9 +87,9 @@ fn load_transposed<E: Element>(
     for start in (0..inputs).step_by(band_rows) {
         let rows = band_rows.min(inputs - start);
         let band = &mut band[..rows * outputs];
-        file.read_elements(&piece.hf_name, entry, start * outputs, band)?;
-        for output in 0..outputs {
-            let dest = &mut dest[output * inputs + start..][..rows];
+        directory.read_elements(&piece.hf_name, start * outputs, band)?;
+        for (place, output) in wanted.clone().enumerate() {
+            let dest = &mut dest[place * inputs + start..][..rows];
             for (row, dest) in dest.iter_mut().enumerate() {
                 *dest = band[row * outputs + output];
             }

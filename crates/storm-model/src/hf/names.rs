@@ -31,10 +31,25 @@ pub struct HfPiece {
     pub transposed: bool,
 }
 
+impl HfPiece {
+    /// Which of its own rows are among these of the parameter, counted from its first, and where they begin in what is read.
+    pub(crate) fn part_of(&self, rows: &Range<usize>) -> Option<(Range<usize>, usize)> {
+        let start = self.rows.start.max(rows.start);
+        let end = self.rows.end.min(rows.end);
+        let own = || start - self.rows.start..end - self.rows.start;
+        (start < end).then(|| (own(), start - rows.start))
+    }
+}
+
 impl ParameterSpec {
     /// How many elements the parameter has.
     pub fn element_count(&self) -> usize {
         self.shape.iter().product()
+    }
+
+    /// All rows; of a vector, all elements.
+    pub fn rows(&self) -> Range<usize> {
+        0..self.shape.first().copied().unwrap_or(1)
     }
 
     /// Elements of one row: 1 for a vector.

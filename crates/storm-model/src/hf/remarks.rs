@@ -1,5 +1,6 @@
 //! What is unusual about a model's files, and is taken into account in silence nowhere.
 
+use super::quantization::Quantization;
 use std::fmt;
 
 /// How the files of a model differ from what `transformers` writes.
@@ -21,6 +22,13 @@ pub enum Remark {
     },
     /// There is no head: training starts with a fresh one.
     NoHead,
+    /// Weights are quantized, and read as the numbers that they stand for.
+    Quantized {
+        /// How.
+        by: Quantization,
+        /// How many tensors.
+        tensors: usize,
+    },
 }
 
 impl fmt::Display for Remark {
@@ -32,6 +40,12 @@ impl fmt::Display for Remark {
             Self::WrappedNames { part, by, tensors } => {
                 write!(f, "{} `{part}` of {by}, which is left out", has(*tensors))
             }
+            Self::Quantized { by, tensors } => write!(
+                f,
+                "{} quantized ({by}), and read as the numbers that they stand for; what they are stored as from here on \
+                 rounds them once more",
+                count(*tensors)
+            ),
             Self::NoHead => f.write_str(
                 "there is no `lm_head.weight`, and `tie_word_embeddings` is false: training starts with a fresh head",
             ),

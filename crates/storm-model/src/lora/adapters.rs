@@ -227,6 +227,10 @@ impl<'a> Finder<'a> {
 
     fn adapters(self) -> Result<Adapters, ModelError> {
         self.check_alpha(self.options.alpha)?;
+        let dropout = self.options.dropout;
+        if !(0.0..1.0).contains(&dropout) {
+            return refuse(format!("dropout is {dropout}; it must be at least 0 and less than 1"));
+        }
         let mut used = BTreeSet::new();
         let mut layers = Vec::new();
         for index in 0..self.config.layer_count {

@@ -8,15 +8,27 @@ use crate::hf::{
     Element, ParameterSource, ParameterSpec, SafetensorsFile, SafetensorsWriter, WeightDtype,
     parse_json, read_capped, write_json,
 };
-use crate::{IfExists, ModelConfig, ModelError};
+use crate::{BaseFormat, IfExists, ModelConfig, ModelError};
+use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::error::Error;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use storm_files::StagedDirectory;
 
 const CONFIG: &str = "adapter_config.json";
 const WEIGHTS: &str = "adapter_model.safetensors";
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
+
+/// What STORM alone needs to know of an adapter; PEFT passes over the file.
+const OWN: &str = "storm.json";
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+struct Own {
+    /// How the run stored the base.
+    base_format: String,
+}
 
 /// Whether a directory holds an adapter instead of a model.
 pub fn is_adapter_directory(path: &Path) -> bool {
@@ -28,6 +40,7 @@ pub fn is_adapter_directory(path: &Path) -> bool {
 pub struct AdapterDirectory {
     path: PathBuf,
     config: PeftConfig,
+    base_format: BaseFormat,
     file: SafetensorsFile,
 }
 
@@ -45,7 +58,13 @@ impl AdapterDirectory {
             return Err(ModelError::Pickle { path: path.join("adapter_model.bin") });
         }
         let file = SafetensorsFile::open(&path.join(WEIGHTS))?;
-        Ok(AdapterDirectory { path: path.to_owned(), config, file })
+        let base_format = base_format(&path.join(OWN))?;
+        Ok(AdapterDirectory { path: path.to_owned(), config, base_format, file })
+    }
+
+    /// How the base was stored that it was trained beside.
+    pub fn base_format(&self) -> BaseFormat {
+        self.base_format
     }
 
     /// Its folder.
@@ -109,18 +128,37 @@ impl AdapterDirectory {
     }
 }
 
+/// As the file says, or as the model computes where there is none.
+fn base_format(path: &Path) -> Result<BaseFormat, ModelError> {
+    if !path.exists() {
+        return Ok(BaseFormat::Computed);
+    }
+    let bytes = read_capped(path, OWN, CONFIG_BYTES_MAX)?;
+    let own: Own = parse_json(path, &bytes)?;
+    own.base_format.parse().map_err(|problem: String| ModelError::BadAdapter {
+        path: path.to_owned(),
+        problem: clip(&problem),
+    })
+}
+
 impl ParameterSource for AdapterDirectory {
-    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
         let row = spec.row_elements();
         for piece in &spec.pieces {
+            let Some((own, at)) = piece.part_of(&rows) else { continue };
             let Some(entry) = self.file.tensors().get(&piece.hf_name) else {
                 let (path, name) = (self.path.clone(), piece.hf_name.clone());
                 return Err(ModelError::NoSuchTensor { path, name });
             };
-            let part = dest.get_mut(piece.rows.start * row..piece.rows.end * row);
+            let part = dest.get_mut(at * row..(at + own.len()) * row);
             match part {
-                Some(part) if part.len() == entry.element_count() => {
-                    self.file.read_elements(&piece.hf_name, entry, 0, part)?;
+                Some(part) if piece.rows.len() * row == entry.element_count() => {
+                    self.file.read_elements(&piece.hf_name, entry, own.start * row, part)?;
                 }
                 _ => {
                     return Err(ModelError::WrongLength {
@@ -165,10 +203,15 @@ impl<B: ParameterSource, A: ParameterSource> AdaptedSource<B, A> {
 }
 
 impl<B: ParameterSource, A: ParameterSource> ParameterSource for AdaptedSource<B, A> {
-    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
         match self.trained.iter().find(|trained| trained.name == spec.name) {
-            Some(trained) => self.adapter.load(trained, dest),
-            None => self.base.load(spec, dest),
+            Some(trained) => self.adapter.load_rows(trained, rows, dest),
+            None => self.base.load_rows(spec, rows, dest),
         }
     }
 
@@ -200,6 +243,10 @@ pub fn save_adapter(
         unreachable!("an object was written");
     };
     write_json(&staged.path().join(CONFIG), fields)?;
+    if config.base != BaseFormat::Computed {
+        let own = Map::from_iter([("base-format".to_owned(), config.base.to_string().into())]);
+        write_json(&staged.path().join(OWN), own)?;
+    }
     let specs = adapters.specs(config);
     let tensors: Vec<(String, Vec<usize>)> = specs
         .iter()

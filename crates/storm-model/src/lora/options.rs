@@ -13,7 +13,7 @@ pub struct LoraOptions {
     pub rank: usize,
     /// The product of both is scaled by `alpha / rank`.
     pub alpha: f64,
-    /// Share of the adapters' input that is dropped in training. Recorded for PEFT; STORM trains without.
+    /// Share of the adapters' input that is dropped in training.
     pub dropout: f64,
     /// Which projections.
     pub targets: Targets,

@@ -9,6 +9,7 @@
 //! | `round_trip` | save and open again |
 //! | `outputs` | what saving never replaces, and what a killed one leaves |
 //! | `unusual` | files as other programs leave them: wide weights, wrapped names, adapters, no head |
+//! | `quantized` | weights in 8 and 4 bits of other libraries: what they stand for, and damage |
 //! | `lora` | adapters: which modules they are for, and PEFT's directories |
 //! | `support` | models to test with, and a meter for memory |
 
@@ -17,6 +18,7 @@ mod directory;
 mod lora;
 mod outputs;
 mod presets;
+mod quantized;
 mod round_trip;
 mod safetensors;
 mod support;

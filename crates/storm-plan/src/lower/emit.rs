@@ -287,7 +287,7 @@ impl<'a> Emit<'a> {
         })
     }
 
-    /// One kernel; `index` is the position of its block in its stage, for random streams.
+    /// One kernel; `index` is the number of its block in its series, or of a parameter's among those that share an update.
     pub(super) fn compute(
         &mut self,
         graph: GraphId,

@@ -413,8 +413,8 @@ impl Emit<'_> {
         }
         let slab = self.places().offloaded_slabs[block].clone();
         let start = slot.map(|slot| self.places().activation_ring.slot(slot));
-        let index = self.lowering.blocks.get(block).index;
-        self.run_pass(&variant, &variant.forward, index, &bound, |emit, node| {
+        let number = self.number(block);
+        self.run_pass(&variant, &variant.forward, number, &bound, |emit, node| {
             if let Some(start) = start {
                 emit.send_offloaded(block, m, start, &slab, node);
             }
@@ -448,7 +448,7 @@ impl Emit<'_> {
             let section = &variant.section;
             self.bind_taken(&mut bound, section, block, m, input);
             self.bind_carried_gradients(&mut bound, section, block, m);
-            self.run_pass(&variant, &variant.backward, index, &bound, |_, _| {});
+            self.run_pass(&variant, &variant.backward, self.number(block), &bound, |_, _| {});
             self.touch_input(input);
             self.send_results(block, m);
         }
@@ -483,12 +483,18 @@ impl Emit<'_> {
         }
     }
 
+    /// The number of a block in its series, for random streams.
+    fn number(&self, block: usize) -> usize {
+        let Block { stage, index } = self.lowering.blocks.get(block);
+        self.lowering.task.forward.stages()[stage].number(index)
+    }
+
     /// Runs blocks forward again, for the inputs of those after the first.
     fn replay(&mut self, stretch: Range<usize>) {
         let group = self.group_size();
         for block in stretch.start..stretch.end - 1 {
             self.fetch_weights(block);
-            let Block { stage, index } = self.lowering.blocks.get(block);
+            let Block { stage, .. } = self.lowering.blocks.get(block);
             let variant = self.lowering.forward_variant(stage);
             for m in 0..group {
                 let input = self.backward_input(block, m, stretch.start);
@@ -497,7 +503,7 @@ impl Emit<'_> {
                 let section = &variant.section;
                 self.bind_taken(&mut bound, section, block, m, input);
                 self.bind_handed_on(&mut bound, section, block, m, output);
-                self.run_pass(&variant, &variant.forward, index, &bound, |_, _| {});
+                self.run_pass(&variant, &variant.forward, self.number(block), &bound, |_, _| {});
                 self.touch_input(input);
             }
             self.touch_weights(block);
@@ -522,7 +528,7 @@ impl Emit<'_> {
             if let Some(slot) = slot {
                 self.fetch_offloaded(block, m, slot, &variant);
             }
-            self.run_pass(&variant, &variant.backward, index, &bound, |_, _| {});
+            self.run_pass(&variant, &variant.backward, self.number(block), &bound, |_, _| {});
             let now = self.position();
             if let Some(slot) = slot {
                 self.activation_turns.touch(slot, now);

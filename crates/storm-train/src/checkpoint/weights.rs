@@ -6,6 +6,7 @@ use super::manifest::{self, Manifest};
 use super::source::Hashing;
 use super::{CheckpointError, Checkpoints, Progress, StatePart, Storage, step_of};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use storm_model::{
     Element, ModelConfig, ModelError, ParameterSource, ParameterSpec, SafetensorsFile, TensorEntry,
@@ -161,19 +162,27 @@ impl SavedWeights {
 }
 
 impl ParameterSource for SavedWeights {
-    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
         let Some((file, entry)) = self.find(spec) else {
             let (path, name) = (self.path.clone(), spec.name.clone());
             return Err(ModelError::NoSuchTensor { path, name });
         };
-        if entry.element_count() != dest.len() {
-            return Err(ModelError::WrongLength {
-                what: "the buffer",
-                name: spec.name.clone(),
-                got: dest.len(),
-                expected: entry.element_count(),
-            });
+        let row = spec.row_elements();
+        let wrong = |what, got, expected| {
+            let name = spec.name.clone();
+            Err(ModelError::WrongLength { what, name, got, expected })
+        };
+        if entry.element_count() != spec.element_count() {
+            return wrong("the tensor", entry.element_count(), spec.element_count());
         }
-        file.read_elements(&spec.name, entry, 0, dest)
+        if dest.len() != rows.len() * row {
+            return wrong("the buffer", dest.len(), rows.len() * row);
+        }
+        file.read_elements(&spec.name, entry, rows.start * row, dest)
     }
 }

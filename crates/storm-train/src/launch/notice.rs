@@ -1,4 +1,5 @@
 use super::{GuessedSplit, StepPlan};
+use crate::Initialized;
 use storm_plan::Budget;
 
 /// What happens while a launch goes on, for people.
@@ -6,6 +7,8 @@ use storm_plan::Budget;
 pub enum Notice<'a> {
     /// This plan is about to be put on the device.
     Committing(&'a StepPlan),
+    /// Parameters of the model are being made.
+    Initializing(Initialized),
     /// A trainer is ready under the plan.
     Committed(&'a StepPlan),
     /// The machine refused the memory; a plan within less follows.

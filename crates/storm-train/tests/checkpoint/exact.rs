@@ -3,6 +3,7 @@
 use crate::support::{
     CpuTrainer, int8_trainer, progress, save, state, tiny, train, trainer, trainer_of,
 };
+use storm_model::{Adapters, LoraOptions, ModelConfig};
 use storm_plan::UpdateTime;
 use storm_train::{
     CheckpointError, Checkpoints, Disk, Keep, Precision, Retention, Saver, Snapshot, TrainingState,
@@ -51,6 +52,29 @@ fn saving_changes_nothing(case: &str, trainer: impl Fn() -> CpuTrainer) {
     let went_on = train(&mut first, 4..7);
     assert_eq!(went_on, expected[4..], "{case}: went on after saving");
     assert_eq!(state(&mut first), state(&mut whole), "{case}: went on after saving");
+}
+
+/// What is dropped belongs to a step, also where its gradients are applied in the next one.
+#[test]
+fn a_resumed_run_drops_what_it_would_have_dropped() {
+    for update in UPDATES {
+        let lora = LoraOptions { dropout: 0.4, ..LoraOptions::new(2, 4.0) };
+        let adapters = Some(Adapters::new(&tiny(), lora).expect("adapters"));
+        let config = ModelConfig { adapters, ..tiny() };
+        let trainer = || trainer_of(&config, Precision::F32, update);
+        let expected = train(&mut trainer(), 0..6);
+        let folder = TempDir::new().expect("a folder");
+        let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+        let mut first = trainer();
+        let mut found = train(&mut first, 0..3);
+        save(&checkpoints, &mut first, 3).expect("a checkpoint");
+        let mut second = trainer();
+        let tensors = TrainingState::tensors(&second);
+        let newest = checkpoints.newest(&tensors, |_, error| panic!("{error}")).expect("a folder");
+        newest.expect("a checkpoint").restore(&mut second).expect("a restore");
+        found.extend(train(&mut second, 3..6));
+        assert_eq!(found, expected, "{update:?}");
+    }
 }
 
 #[test]

@@ -4,8 +4,9 @@
 use crate::exactness::random_plans_of_config_are_exact;
 use crate::support::{batches, options, tiny};
 use std::collections::BTreeMap;
+use std::ops::Range;
 use storm_graph::Accumulation;
-use storm_graph::QuantizedRow;
+use storm_graph::{QuantizedFormat, QuantizedRow};
 use storm_model::{
     Adapters, BaseFormat, LoraOptions, ModelConfig, Targets, build, merge, parameters,
 };
@@ -13,14 +14,14 @@ use storm_model::{Element, ModelError, ParameterSource, ParameterSpec};
 use storm_train::{Precision, ReferenceTrainer};
 
 /// A tiny model with adapters.
-fn adapted(name: &str, options: LoraOptions) -> ModelConfig {
+pub(crate) fn adapted(name: &str, options: LoraOptions) -> ModelConfig {
     let base = tiny(name);
     let adapters = Adapters::new(&base, options).expect("adapters that fit");
     ModelConfig { adapters: Some(adapters), ..base }
 }
 
 /// Some layers only, other ranks and scales for some modules, and norms that are trained whole.
-fn patterned(name: &str) -> ModelConfig {
+pub(crate) fn patterned(name: &str) -> ModelConfig {
     adapted(
         name,
         LoraOptions {
@@ -48,29 +49,37 @@ fn random_plans_of_adapters_are_exact() {
     }
 }
 
-/// The same with a base in 8 bits, whose values exist only around the products that read them.
+const INT8: BaseFormat = BaseFormat::Quantized(QuantizedFormat::Int8);
+const NF4: BaseFormat = BaseFormat::Quantized(QuantizedFormat::Nf4);
+
+/// The same with a base in 8 or 4 bits, whose values exist only around the products that read them.
 #[test]
-fn random_plans_of_a_base_in_8_bits_are_exact() {
+fn random_plans_of_a_quantized_base_are_exact() {
     let count = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1000 } else { 16 };
     let all = |name| adapted(name, LoraOptions::new(3, 6.0));
-    for (name, config) in [
-        ("gpt2", all("gpt2")),
-        ("mistral-7b", patterned("mistral-7b")),
-        ("qwen3-0.6b", all("qwen3-0.6b")),
+    for (name, config, base) in [
+        ("gpt2", all("gpt2"), INT8),
+        ("mistral-7b", patterned("mistral-7b"), INT8),
+        ("qwen3-0.6b", all("qwen3-0.6b"), NF4),
+        ("mistral-7b", patterned("mistral-7b"), NF4),
     ] {
-        let config = ModelConfig { base: BaseFormat::Int8, ..config };
+        let config = ModelConfig { base, ..config };
         random_plans_of_config_are_exact(name, &config, count);
     }
 }
 
-/// What is loaded in 8 bits computes as if the rounded weights had been loaded.
+/// What is loaded in 8 or 4 bits computes as if the rounded weights had been loaded.
 #[test]
-fn a_base_in_8_bits_is_its_rounded_weights() {
+fn a_quantized_base_is_its_rounded_weights() {
+    [QuantizedFormat::Int8, QuantizedFormat::Nf4].into_iter().for_each(is_its_rounded_weights);
+}
+
+fn is_its_rounded_weights(format: QuantizedFormat) {
     let config = adapted("mistral-7b", LoraOptions::new(3, 6.0));
-    let narrow = ModelConfig { base: BaseFormat::Int8, ..config.clone() };
+    let narrow = ModelConfig { base: BaseFormat::Quantized(format), ..config.clone() };
     let mut wide = trainer_of(&config);
     let mut small = trainer_of(&narrow);
-    let mut in_8_bits = 0;
+    let mut rounded = 0;
     for spec in parameters(&config) {
         let mut values = wide.read(&spec.name).expect("a parameter");
         let is_projection = spec.shape.len() == 2
@@ -80,9 +89,9 @@ fn a_base_in_8_bits_is_its_rounded_weights() {
             small.write(&spec.name, &values).expect("a parameter");
             continue;
         }
-        in_8_bits += 1;
+        rounded += 1;
         small.write(&spec.name, &values).expect("a parameter");
-        let form = QuantizedRow::new(spec.row_elements());
+        let form = QuantizedRow::new(format, spec.row_elements());
         let mut row = vec![0; form.bytes()];
         for values in values.chunks_mut(spec.row_elements()) {
             form.quantize(|column| values[column], &mut row);
@@ -90,7 +99,7 @@ fn a_base_in_8_bits_is_its_rounded_weights() {
         }
         wide.write(&spec.name, &values).expect("a parameter");
     }
-    assert_eq!(in_8_bits, 4 * config.layer_count);
+    assert_eq!(rounded, 4 * config.layer_count);
     for step in 0..4 {
         let batches = batches(&config, 2, step);
         let [wide, small] =
@@ -103,9 +112,15 @@ fn a_base_in_8_bits_is_its_rounded_weights() {
 struct Held<'a>(&'a ReferenceTrainer);
 
 impl ParameterSource for Held<'_> {
-    fn load<E: Element>(&self, spec: &ParameterSpec, dest: &mut [E]) -> Result<(), ModelError> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
         let values = self.0.read(&spec.name).expect("a parameter");
-        dest.iter_mut().zip(values).for_each(|(dest, value)| *dest = E::from_f32(value));
+        let first = rows.start * spec.row_elements();
+        dest.iter_mut().zip(&values[first..]).for_each(|(dest, &value)| *dest = E::from_f32(value));
         Ok(())
     }
 }

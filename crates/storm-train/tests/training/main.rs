@@ -4,6 +4,7 @@
 mod allocation;
 mod exactness;
 mod learning;
+mod loading;
 mod moments;
 mod support;
 mod writing;

@@ -4,7 +4,7 @@ use half::bf16;
 use std::collections::BTreeMap;
 use storm_device::{Device, DeviceError};
 use storm_exec::ExecError;
-use storm_graph::random::{Random, SEED_WORDS, Seed};
+use storm_graph::random::{DROPOUT_WORDS, DropoutWords, Random, SEED_WORDS, Seed};
 use storm_graph::*;
 use storm_plan::ALIGNMENT;
 
@@ -40,6 +40,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "optimizer",
         "accumulate",
         "moving_average",
+        "dropout",
         "sgd",
     ]
 }
@@ -186,6 +187,7 @@ impl Builder {
             "optimizer" => self.optimizer(),
             "accumulate" => self.accumulate(),
             "moving_average" => self.moving_average(),
+            "dropout" => self.dropout(),
             _ => self.sgd(),
         }
     }
@@ -373,15 +375,17 @@ impl Builder {
         self.blocks()
     }
 
-    /// A matrix in 8 bits and back, with whole groups and without.
+    /// A matrix in 8 or 4 bits and back, with whole groups and without.
     fn quantized(&mut self) -> Result<(), GraphError> {
         let columns = self.random.pick(&[1, 8, 127, 128, 200, 256, 515]);
         let rows = 1 + self.random.below(9);
         let x = self.graph.parameter("matrix", [rows, columns], self.dtype, Training::Frozen);
         let x = self.floats(x);
-        let rows = self.apply("quantized", Op::Quantize { x })?[0];
+        let format = self.random.pick(&QuantizedFormat::ALL);
+        let rows = self.apply("quantized", Op::Quantize { x, format })?[0];
         let dtype = self.random.pick(&[DType::F32, DType::BF16]);
-        self.apply("dequantized", Op::Dequantize { rows, columns, dtype }).map(drop)
+        let form = QuantizedRow::new(format, columns);
+        self.apply("dequantized", Op::Dequantize { rows, form, dtype }).map(drop)
     }
 
     /// Two blocks with a gap between them.
@@ -411,6 +415,18 @@ impl Builder {
         self.apply("fill", Op::Fill { shape: shape.clone(), dtype, value: 0.3 })?;
         let op = Op::RandomNormal { random, shape, dtype, deviation: 0.5, stream: 3 };
         self.apply("normal", op).map(drop)
+    }
+
+    fn dropout(&mut self) -> Result<(), GraphError> {
+        let shape = [self.random.extent(), self.random.extent()];
+        let x = self.input("x", &shape);
+        let addend = self.random.coin().then(|| self.input("addend", &shape));
+        let seed = Seed { seed: self.random.bits(), step: 7 };
+        let micro_batch = self.random.pick(&[0, 1, 3, 1 << 20]);
+        let words = DropoutWords { seed, micro_batch, drops: self.random.chance(80) }.to_words();
+        let random = self.integers("random", &[DROPOUT_WORDS], |_, i| words[i]);
+        let rate = self.random.pick(&[0.05, 0.5]);
+        self.result("y", Op::Dropout { x, random, addend, rate, stream: 3 }).map(drop)
     }
 
     fn seed(&mut self) -> TensorId {

@@ -162,6 +162,7 @@ mod tests {
             "Add",
             "Mul",
             "Scale",
+            "Dropout",
             "Activation",
             "ActivationGrad",
             "SwiGlu",

@@ -5,9 +5,10 @@ use super::element::Element;
 use super::elementwise::{CHUNK, Function, with_function};
 use crate::simd_dispatch;
 use rayon::prelude::*;
-use storm_graph::{
-    ActivationFunction, QUANTIZED_GROUP, QuantizedRow, dequantize_group, quantize_group,
-};
+use storm_graph::{ActivationFunction, QUANTIZED_GROUP, QuantizedFormat, QuantizedRow};
+
+/// Of codes.
+const FORMAT: QuantizedFormat = QuantizedFormat::Int8;
 
 simd_dispatch! {
     /// Writes the gradients of a group of gates and ups; `gate` becomes what the unit makes of them.
@@ -47,7 +48,7 @@ fn row<E: Element>(
     gate_up: &mut [E],
 ) {
     let width = gate_up.len() / 2;
-    let form = QuantizedRow::new(width);
+    let form = QuantizedRow::new(FORMAT, width);
     let code = code.map(|code| code.split_at(form.bytes()));
     let (gates, ups) = gate_up.split_at_mut(width);
     let halves = gates.chunks_mut(QUANTIZED_GROUP).zip(ups.chunks_mut(QUANTIZED_GROUP));
@@ -59,9 +60,9 @@ fn row<E: Element>(
         match code {
             Some((gate_code, up_code)) => {
                 let (codes, scale) = form.group(gate_code, group);
-                dequantize_group(codes, scale, |at, value| gate[at] = value);
+                FORMAT.dequantize_group(count, codes, scale, |at, value| gate[at] = value);
                 let (codes, scale) = form.group(up_code, group);
-                dequantize_group(codes, scale, |at, value| up[at] = value);
+                FORMAT.dequantize_group(count, codes, scale, |at, value| up[at] = value);
             }
             None => {
                 round(gates, gate);
@@ -84,9 +85,9 @@ fn row<E: Element>(
 /// The values of a group as they come back from 8 bits.
 fn round<E: Element>(values: &[E], rounded: &mut [f32; QUANTIZED_GROUP]) {
     let mut codes = [0; QUANTIZED_GROUP];
-    let codes = &mut codes[..values.len()];
-    let scale = quantize_group(|at| values[at].to_f32(), codes);
-    dequantize_group(codes, scale, |at, value| rounded[at] = value);
+    let (count, codes) = (values.len(), &mut codes[..values.len()]);
+    let scale = FORMAT.quantize_group(count, |at| values[at].to_f32(), codes);
+    FORMAT.dequantize_group(count, codes, scale, |at, value| rounded[at] = value);
 }
 
 /// Rows of a task.
@@ -102,7 +103,7 @@ pub fn coded_grad<E: Element>(
     code: &[u8],
     gradient: &mut [E],
 ) {
-    let (rows, bytes) = (rows_of(width), 2 * QuantizedRow::new(width).bytes());
+    let (rows, bytes) = (rows_of(width), 2 * QuantizedRow::new(FORMAT, width).bytes());
     let grad = group_of::<E>(function);
     let tasks = gradient.par_chunks_mut(rows * 2 * width).zip(code.par_chunks(rows * bytes));
     tasks.zip(dy.par_chunks(rows * width)).for_each(|((gradient, code), dy)| {
@@ -121,7 +122,7 @@ pub fn coded_grad_and_output<E: Element>(
     code: &[u8],
     gradient: &mut [E],
 ) {
-    let (rows, bytes) = (rows_of(width), 2 * QuantizedRow::new(width).bytes());
+    let (rows, bytes) = (rows_of(width), 2 * QuantizedRow::new(FORMAT, width).bytes());
     let grad = group_of::<E>(function);
     let tasks = gradient.par_chunks_mut(rows * 2 * width).zip(code.par_chunks(rows * bytes));
     tasks.zip(dy.par_chunks_mut(rows * width)).for_each(|((gradient, code), dy)| {

@@ -9,6 +9,7 @@
 
 pub mod attention;
 pub mod column_sum;
+pub mod dropout;
 pub mod element;
 pub mod elementwise;
 pub mod embedding;

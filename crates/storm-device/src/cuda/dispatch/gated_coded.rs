@@ -5,7 +5,7 @@ use super::{Definitions, PACK, THREADS, all_types, count, grid, kernel, threads_
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::plan::Planner;
-use storm_graph::{Op, QuantizedRow, UnitOutput};
+use storm_graph::{Op, QuantizedFormat, QuantizedRow, UnitOutput};
 
 const SOURCE: KernelSource = KernelSource {
     name: "gated_coded.cu",
@@ -54,7 +54,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     };
     arguments.push(count(width));
     if matches!(node.op, Op::SwiGluCoded { .. } | Op::SwiGluCodedGrad { .. }) {
-        let form = QuantizedRow::new(width);
+        let form = QuantizedRow::new(QuantizedFormat::Int8, width);
         arguments.extend([count(form.scales_at()), count(form.bytes())]);
     }
     let threads = threads_for(width, THREADS);

@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_cached;
+mod dropout;
 mod elementwise;
 mod embedding;
 mod gated_coded;
@@ -52,6 +53,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         | Op::SwiGluGrad { .. }
         | Op::SwiGluGradAndOutput { .. } => elementwise::plan(planner),
         Op::SwiGluCoded { .. } | Op::SwiGluCodedGrad { .. } => gated_coded::plan(planner),
+        Op::Dropout { .. } => dropout::plan(planner),
         Op::Norm { .. } | Op::NormGrad { .. } => norm::plan(planner),
         Op::QkNorm { .. } | Op::QkNormGrad { .. } | Op::RotaryTable { .. } | Op::Rotary { .. } => {
             heads::plan(planner)
@@ -82,6 +84,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
     [
         attention::kernels(),
         attention_cached::kernels(),
+        dropout::kernels(),
         elementwise::kernels(),
         embedding::kernels(),
         gated_coded::kernels(),

@@ -1,19 +1,18 @@
-//! Matrices in 8 bits.
+//! Matrices in 8 or 4 bits.
 
-use super::{Definitions, PACK, THREADS, all_types, count, kernel, launch_flat, types};
+use super::{Definitions, PACK, THREADS, WARP, all_types, count, kernel, launch_flat, types};
 use crate::DeviceError;
 use crate::cuda::KernelSource;
+use crate::cuda::context::{Argument, FLOATS};
 use crate::cuda::plan::Planner;
-use storm_graph::{Op, QuantizedRow};
+use std::sync::Arc;
+use storm_graph::{NF4, Op, QuantizedFormat, QuantizedRow};
 
 const SOURCE: KernelSource = KernelSource {
     name: "quantized.cu",
     text: include_str!("../kernels/quantized.cu"),
     only_for: None,
 };
-
-/// Threads that quantize a group.
-const WARP: usize = 32;
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
     all_types(SOURCE, ["E"])
@@ -22,36 +21,56 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let (node, out) = (planner.node, &planner.node.outputs[0]);
     match &node.op {
-        Op::Quantize { x } => {
-            let (rows, columns) = (x.shape.rows(), x.shape.width());
-            let form = QuantizedRow::new(columns);
-            let arguments = vec![
+        // A warp for each group.
+        Op::Quantize { x, format } => {
+            let (rows, form) = (x.shape.rows(), QuantizedRow::new(*format, x.shape.width()));
+            let mut arguments = vec![
                 planner.pointer(x),
                 planner.pointer(out),
                 count(rows),
-                count(columns),
+                count(form.columns),
                 count(form.groups()),
                 count(form.scales_at()),
                 count(form.bytes()),
             ];
-            let choice = kernel(SOURCE, "quantize", types([("E", x.dtype)]));
+            arguments.extend(points(*format));
+            let name = match format {
+                QuantizedFormat::Int8 => "quantize",
+                QuantizedFormat::Nf4 => "quantize_nf4",
+            };
+            let choice = kernel(SOURCE, name, types([("E", x.dtype)]));
             launch_flat(planner, choice, rows * form.groups() * WARP, THREADS, arguments)
         }
-        Op::Dequantize { rows, columns, .. } => {
-            let form = QuantizedRow::new(*columns);
-            let (row_count, packs) = (rows.shape.rows(), columns.div_ceil(PACK));
-            let arguments = vec![
+        Op::Dequantize { rows, form, .. } => {
+            let (row_count, packs) = (rows.shape.rows(), form.columns.div_ceil(PACK));
+            let mut arguments = vec![
                 planner.pointer(rows),
                 planner.pointer(out),
                 count(row_count),
-                count(*columns),
+                count(form.columns),
                 count(packs),
                 count(form.scales_at()),
                 count(form.bytes()),
             ];
-            let choice = kernel(SOURCE, "dequantize", types([("E", out.dtype)]));
+            arguments.extend(points(form.format));
+            let name = match form.format {
+                QuantizedFormat::Int8 => "dequantize",
+                QuantizedFormat::Nf4 => "dequantize_nf4",
+            };
+            let choice = kernel(SOURCE, name, types([("E", out.dtype)]));
             launch_flat(planner, choice, row_count * packs, THREADS, arguments)
         }
-        _ => unreachable!("not an op of 8 bits"),
+        _ => unreachable!("not an op of quantized matrices"),
     }
+}
+
+/// What codes stand for, where that is not the code itself.
+fn points(format: QuantizedFormat) -> Option<Argument> {
+    let points = match format {
+        QuantizedFormat::Int8 => return None,
+        QuantizedFormat::Nf4 => NF4,
+    };
+    let mut floats = [0.0; FLOATS];
+    floats[..points.len()].copy_from_slice(&points);
+    Some(Argument::Floats(Arc::new(floats)))
 }

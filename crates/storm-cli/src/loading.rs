@@ -1,0 +1,58 @@
+//! Weights on their way from a disk, with a figure of how much has been read.
+
+use crate::progress::Bytes;
+use std::cell::RefCell;
+use std::ops::Range;
+use storm_graph::DType;
+use storm_model::{Element, ModelConfig, ModelError, ParameterSource, ParameterSpec};
+
+/// A source that shows what is read of it.
+pub(crate) struct Loading<'a, S> {
+    source: &'a S,
+    /// Of an element in the model's arithmetic.
+    element_bytes: u64,
+    elements: u64,
+    state: RefCell<State>,
+}
+
+struct State {
+    shown: Bytes,
+    done: u64,
+    /// What was read last: a parameter with a master is read twice.
+    last: (String, Range<usize>),
+}
+
+impl<'a, S: ParameterSource> Loading<'a, S> {
+    /// For a model that computes in `dtype`; the figures are of weights in that type.
+    pub(crate) fn new(source: &'a S, config: &ModelConfig, dtype: DType) -> Loading<'a, S> {
+        let (elements, element_bytes) = (config.parameter_count(), dtype.size_bytes() as u64);
+        let shown = Bytes::new("loading weights", elements * element_bytes);
+        let state = RefCell::new(State { shown, done: 0, last: (String::new(), 0..0) });
+        Loading { source, element_bytes, elements, state }
+    }
+}
+
+impl<S: ParameterSource> ParameterSource for Loading<'_, S> {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
+        let count = dest.len() as u64;
+        self.source.load_rows(spec, rows.clone(), dest)?;
+        let mut state = self.state.borrow_mut();
+        if (spec.name.as_str(), &rows) != (state.last.0.as_str(), &state.last.1) {
+            state.done += count;
+            state.last = (spec.name.clone(), rows);
+        }
+        // Adapters are not counted among the parameters, and come last.
+        let done = state.done.min(self.elements) * self.element_bytes;
+        state.shown.show(done);
+        Ok(())
+    }
+
+    fn starts_fresh(&self, spec: &ParameterSpec) -> bool {
+        self.source.starts_fresh(spec)
+    }
+}
