@@ -17,7 +17,7 @@ use half::bf16;
 use storm_graph::random::{DropoutWords, Seed, Stream};
 use storm_graph::{
     ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
-    ParameterGradients, QuantizedRow, StepScalars, UnitOutput,
+    ParameterGradients, QuantizedFormat, QuantizedRow, StepScalars, UnitOutput,
 };
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
@@ -166,7 +166,8 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             let gate_up = access.get::<E>(gate_up);
             elementwise::gated::<E>(*function, width, gate_up, access.out(&outputs[0]));
             // A row of code is that of the gates, then that of the ups.
-            quantized::quantize::<E>(gate_up, width, access.out(&outputs[1]));
+            let form = QuantizedRow::new(QuantizedFormat::Int8, width);
+            quantized::quantize::<E>(form, gate_up, access.out(&outputs[1]));
         }),
         Op::SwiGluCodedGrad { dy, code, function, output } => with_float!(dy.dtype, E => {
             let (width, code) = (dy.shape.width(), access.get(code));
