@@ -177,7 +177,7 @@ impl Device for CudaDevice {
     fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
         self.check_range::<T>(offset, values.len())?;
         let to = self.memory.start() + offset as u64;
-        // In the stream, because it does not wait for copies outside of it.
+        // In this stream, which does not wait for copies outside it.
         // SAFETY: in bounds; `values` stays borrowed until the wait below.
         unsafe { result::memcpy_htod_async(to, values, self.stream.handle()) }
             .map_err(CudaError::driver("copying to the GPU"))?;
