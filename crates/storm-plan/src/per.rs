@@ -1,4 +1,4 @@
-//! Lists with one entry for each of a few things that are numbered.
+//! Arrays with one entry per key, for small sets of numbered keys.
 
 /// A type with one entry per key. The key has `COUNT_MAX`, `index` and `at`.
 macro_rules! per {

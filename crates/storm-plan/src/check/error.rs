@@ -73,11 +73,11 @@ impl fmt::Display for Spot {
 /// What lies where something else was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing that this step wrote or that rests between steps.
+    /// Nothing that this step wrote, and no persistent tensor.
     Nothing,
-    /// The right value, but it was written again since.
+    /// An outdated version of the right value.
     Stale,
-    /// The right value, but other bytes of it.
+    /// Other bytes of the right value.
     Shifted,
     /// Another value.
     Other(String),
@@ -94,10 +94,10 @@ impl fmt::Display for Found {
     }
 }
 
-/// Why a plan is not safe to run. The first problem in the order in which instructions are issued.
+/// Why a plan is not safe to run: the first problem in issue order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
-    /// Bytes are read while their write may still be under way.
+    /// Bytes are read while their write may still be in progress.
     #[error("{reader} reads {spot}, but does not wait for {writer}, which writes there")]
     UnorderedRead {
         /// Who reads.
@@ -117,7 +117,7 @@ pub enum CheckError {
         /// Who may not be done.
         reader: Actor,
     },
-    /// Bytes are written by two at a time.
+    /// Two instructions may write the same bytes at once.
     #[error("{writer} writes {spot}, but does not wait for {earlier}, which writes there too")]
     UnorderedWrite {
         /// Who writes later.
@@ -127,7 +127,7 @@ pub enum CheckError {
         /// Who may not be done.
         earlier: Actor,
     },
-    /// Bytes do not hold what their reader takes them for.
+    /// Bytes do not hold what their reader expects.
     #[error("{reader} expects {spot}, where {found}")]
     WrongContent {
         /// Who reads.
@@ -210,7 +210,7 @@ pub enum CheckError {
         /// What is wrong.
         problem: String,
     },
-    /// A kernel whose operands and outputs share bytes that must be apart, or do not where they must.
+    /// A kernel's operands and outputs overlap where they must not, or do not where they must.
     #[error("{instruction}: {first} and {second} {}", if *must_share { "must be in one place" } else { "overlap" })]
     Aliasing {
         /// Which.
@@ -222,7 +222,7 @@ pub enum CheckError {
         /// What the op asks for.
         must_share: bool,
     },
-    /// A tensor that outlives the step is not where the next step expects it.
+    /// A persistent tensor is not where the next step expects it.
     #[error("after the {program}, {spot} of tensor `{tensor}` must rest, but {found} there")]
     NotAtRest {
         /// `step`, `flush` or `evaluation`.
@@ -234,7 +234,7 @@ pub enum CheckError {
         /// What is there.
         found: Found,
     },
-    /// Memory of an input or a result that the plan uses in another way.
+    /// The plan also uses the memory of an input or a result for something else.
     #[error("{tier} memory of `{tensor}`: {problem}")]
     HostMemory {
         /// Which memory.
@@ -244,7 +244,7 @@ pub enum CheckError {
         /// What is wrong.
         problem: String,
     },
-    /// A position in a list that is not that long.
+    /// An index beyond the end of its list.
     #[error("{whom} refers to {what} {index} of {count}")]
     Unknown {
         /// Who refers to it.
@@ -256,7 +256,7 @@ pub enum CheckError {
         /// How many there are.
         count: usize,
     },
-    /// Segments that do not make up the list of instructions.
+    /// The segments do not partition the list of instructions.
     #[error("segment `{segment}`: {problem}")]
     Segments {
         /// Which.
@@ -264,7 +264,7 @@ pub enum CheckError {
         /// What is wrong.
         problem: String,
     },
-    /// Memory looks different after every repetition.
+    /// Memory never reaches a state that repeats.
     #[error(
         "what lies in memory after segment `{segment}` still changes after {times} repetitions"
     )]
