@@ -48,7 +48,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use std::io::Read;
 
-    /// What opening a path fails with, as text.
+    /// The error of opening a path, as text.
     fn refusal(path: &Path) -> String {
         open_plain(path).unwrap_err().to_string()
     }

@@ -6,7 +6,7 @@ pub enum HubError {
     /// No folder for models.
     #[error("there is no folder to keep models of a hub in; set HF_HOME to one")]
     NoCache,
-    /// It is not in the cache, and nothing may be downloaded.
+    /// It is not in the cache, and downloads are not allowed.
     #[error(
         "{name} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids to download it; unset that, or give \
          the path of a folder (there is none of that name here)"
@@ -15,7 +15,7 @@ pub enum HubError {
         /// The model.
         name: String,
     },
-    /// The hub does not know it, or does not say that it does.
+    /// The hub does not know it, or hides it.
     #[error(
         "{endpoint} has no model {name} that may be seen, and there is no folder of that name here; check the name, and for \
          a private model set HF_TOKEN"
@@ -26,7 +26,7 @@ pub enum HubError {
         /// The hub.
         endpoint: String,
     },
-    /// Its owner asks for something first.
+    /// Its owner requires something first.
     #[error(
         "{endpoint} does not hand out {name}: it is gated or private. Accept its conditions on {endpoint}/{page}, and set \
          HF_TOKEN to a token of your account that may read it"
@@ -50,7 +50,7 @@ pub enum HubError {
         /// The first such file.
         file: String,
     },
-    /// Something that every model has is not there.
+    /// A file that every model has is missing.
     #[error("{name} has no {missing}: it is no model that can be used here")]
     NotAModel {
         /// The repository.
@@ -73,7 +73,7 @@ pub enum HubError {
         /// The file.
         file: String,
     },
-    /// What came is not what the hub promised.
+    /// The download does not match the hub's metadata.
     #[error("{file}: {problem}; try again")]
     Damaged {
         /// The file.

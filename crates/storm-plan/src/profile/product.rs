@@ -48,7 +48,7 @@ impl Product {
     /// The ratio of all multiprocessors to busy ones, with the best-suited tiles.
     fn idle(&self, multiprocessors: u64) -> f64 {
         if self.kind == GemmKind::WeightGradient {
-            // Its sums are long and may be split: that makes as many tiles as it takes.
+            // Its sums are long and may be split into as many tiles as needed.
             return 1.0;
         }
         let (rows, columns) = (self.rows.max(1), self.columns.max(1));
