@@ -57,7 +57,7 @@ pub struct HeldOut {
     pub from_sample: u64,
 }
 
-/// What went in and what did not.
+/// What was packed and what was left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
@@ -85,7 +85,7 @@ pub struct Manifest {
     version: u32,
     /// What it is made of.
     pub kind: Kind,
-    /// What made the tokens.
+    /// The tokenizer of its tokens.
     pub tokenizer: TokenizerInfo,
     /// What went in.
     pub counts: Counts,

@@ -83,11 +83,11 @@ pub enum DeviceError {
          stopped"
     )]
     Instruction {
-        /// What it was to do.
+        /// What it was supposed to do.
         instruction: String,
         /// Where.
         queue: String,
-        /// What it was to make or move.
+        /// What it was supposed to compute or copy.
         tensor: String,
         /// What went wrong.
         reason: String,
@@ -100,7 +100,7 @@ pub enum DeviceError {
     OutOfTurn {
         /// What was issued.
         segment: &'static str,
-        /// What the plan has next.
+        /// The plan's next segment.
         expected: &'static str,
     },
     /// Host data of the wrong size.

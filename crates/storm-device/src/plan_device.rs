@@ -24,7 +24,7 @@ use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 /// learns of it, and every later call, returns the same error. Since work runs asynchronously, a call may
 /// report the failure of something issued earlier.
 pub trait PlanDevice: Sized {
-    /// What a device is opened with.
+    /// Options for opening the device.
     type Options;
 
     /// Offsets of tensors in device memory are multiples of this.

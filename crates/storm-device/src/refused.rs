@@ -13,7 +13,7 @@ pub struct MemoryRefused {
     pub wanted_bytes: u64,
     /// How much was available; none if unknown.
     pub available_bytes: Option<u64>,
-    /// Who refused it, and what to do.
+    /// What refused it, and what to do.
     pub reason: String,
 }
 

@@ -1,4 +1,4 @@
-//! What queues did when.
+//! What queues did, and when.
 
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
@@ -22,7 +22,7 @@ pub struct Span {
 pub enum WaitedFor {
     /// Nothing did.
     Nothing,
-    /// The host had not given it out.
+    /// The host had not issued it yet.
     Host,
     /// This one, in another queue, was not done.
     Instruction(InstructionId),
@@ -76,7 +76,7 @@ impl Recorder {
         self.left_out = 0;
     }
 
-    /// Notes what a queue did.
+    /// Records what a queue did.
     pub(crate) fn record(&mut self, queue: Queue, span: Span) {
         let spans = &mut self.spans[queue];
         if spans.len() < spans.capacity() {
@@ -86,7 +86,7 @@ impl Recorder {
         }
     }
 
-    /// All that was noted.
+    /// Everything recorded.
     pub(crate) fn trace(&self) -> Trace {
         let spans = self.spans.iter().flat_map(|(_, spans)| spans).copied().collect();
         Trace { spans, left_out: self.left_out }

@@ -401,7 +401,7 @@ fn a_report_shows_what_the_trace_holds() {
         assert!(page.contains(part), "{part} is not in the page");
     }
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
-    // Nothing comes from elsewhere.
+    // Nothing is loaded from elsewhere.
     for part in ["http:", "https:", "//cdn", "src=", "href=", "@import", "url("] {
         assert!(!page.contains(part), "{part} is in the page");
     }
@@ -427,7 +427,7 @@ fn names_in_a_report_are_text() {
         assert!(!page.contains(part), "{part} is in the page as it is");
     }
     assert_eq!(page.matches("</script>").count(), 2);
-    // They are there, as what they are.
+    // They are there, as plain text.
     let strings = data["instructions"]["strings"].as_array().unwrap();
     assert!(strings.iter().any(|name| name == hostile));
     assert!(page.contains("<h1>&lt;/script&gt;&lt;script&gt;alert(1)"));

@@ -23,7 +23,7 @@ pub enum HostLimit {
         /// What it may have.
         limit_bytes: u64,
     },
-    /// The user may not lock so much.
+    /// The user may not lock that much.
     #[error(
         "the limit on locked memory is {limit_bytes} bytes: raise it with `ulimit -l unlimited`, or \
          for good in /etc/security/limits.conf (docker: --ulimit memlock=-1)"

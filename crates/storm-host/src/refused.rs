@@ -7,7 +7,7 @@ use crate::size::show_bytes;
 pub struct HostMemoryRefused {
     /// What was asked for.
     pub wanted_bytes: usize,
-    /// Who refused it, and what to do.
+    /// What refused it, and what to do.
     pub limit: HostLimit,
 }
 

@@ -1,4 +1,4 @@
-//! From a hub into the cache.
+//! Downloads from a hub into the cache.
 
 use crate::files::{CONFIG, INDEX, SINGLE, check, shards, small_files};
 use crate::name::is_hash;
@@ -17,14 +17,14 @@ const RETRIES: usize = 3;
 /// Digits of the hash that identifies weights.
 const SHA256_DIGITS: usize = 64;
 
-/// How far a file has come.
+/// The progress of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// Its name.
     pub file: &'a str,
-    /// Bytes that are there.
+    /// Bytes downloaded.
     pub done: u64,
-    /// Bytes that it has.
+    /// Bytes in total.
     pub total: u64,
 }
 
@@ -120,7 +120,7 @@ impl Hub {
     }
 }
 
-/// Whether it is not the disk.
+/// Whether an error is the network's, not the disk's.
 fn is_of_network(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(

@@ -1,6 +1,6 @@
 use std::path::PathBuf;
 
-/// Why a model cannot be had.
+/// Why a model is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// No folder for models.
@@ -67,7 +67,7 @@ pub enum HubError {
         /// The cache.
         path: PathBuf,
     },
-    /// Another process has the file.
+    /// Another process is downloading the file.
     #[error("another process downloads {file}; wait until it is done")]
     Busy {
         /// The file.

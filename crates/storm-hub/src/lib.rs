@@ -33,7 +33,7 @@ pub struct Hub {
     pub retry_pause: Duration,
 }
 
-/// What of a model is needed.
+/// Which files of a model are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// config.json alone.

@@ -228,7 +228,7 @@ fn shards_are_those_of_the_index() {
 fn a_download_that_broke_goes_on_where_it_stopped() {
     let weights: Vec<u8> = (0..50_000_u32).map(|i| (i % 241) as u8).collect();
     let server = Server::new(&[CONFIG, ("model.safetensors", &weights)]);
-    // Once, and all is well in the end.
+    // The connection breaks once, and the download succeeds.
     server.change(|state| state.cuts = vec![20_000]);
     let snapshot = server.get("o/m").unwrap();
     assert!(contents(&snapshot.directory)["model.safetensors"] == weights);

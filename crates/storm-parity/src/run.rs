@@ -75,7 +75,7 @@ fn logits(
     Ok(json!({}))
 }
 
-/// What both kinds of training have.
+/// What both kinds of training share.
 struct Setup<'a> {
     model: &'a Path,
     adapter: Option<&'a Path>,

@@ -117,7 +117,7 @@ impl ActivationChoice {
         both.collect()
     }
 
-    /// The same with the least said.
+    /// The same decisions in canonical form.
     fn normalize(&mut self, blocks: usize) {
         self.kept.1 = self.kept.1.min(blocks);
         if self.kept.0 == 0 || self.kept.1 == 0 {

@@ -65,7 +65,7 @@ pub enum UpdateTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RingMemory {
-    /// Each stage has rings of its own.
+    /// Each stage has separate rings.
     Separate,
     /// The rings of all stages overlap: a stage's weights and gradients reuse the memory of the stage
     /// that ran before it. Nothing of the next stage is fetched until then.

@@ -4,7 +4,7 @@ pub enum PlanError {
     /// A program that cannot be planned.
     #[error("cannot plan this program: {problem}")]
     Task {
-        /// What is in the way.
+        /// What prevents it.
         problem: String,
     },
     /// Hardware without a link that every plan needs.

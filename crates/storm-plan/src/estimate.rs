@@ -41,7 +41,7 @@ struct ParameterTraffic {
 /// A group of micro-batches: its costs besides parameters.
 struct GroupTimes {
     forward: f64,
-    /// With what is recomputed.
+    /// Including recomputation.
     backward: f64,
     /// Bytes that leave in the forward pass and return in the backward pass.
     offloaded: f64,

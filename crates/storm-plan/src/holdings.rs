@@ -56,7 +56,7 @@ impl TensorKind {
 pub struct Holding {
     /// Of what.
     pub kind: TensorKind,
-    /// Where it lies, all the time.
+    /// Its memory in each tier.
     pub bytes: PerTier<u64>,
     /// What each queue copies of it, per step.
     pub copied_bytes: PerQueue<u64>,

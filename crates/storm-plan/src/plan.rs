@@ -1,4 +1,4 @@
-//! What a plan is made of.
+//! The data model of a plan.
 //!
 //! A plan is a list of instructions in the order in which the host issues them to the queues. Each
 //! queue runs its instructions in that order, one after another. An instruction starts when the one
@@ -34,7 +34,7 @@ impl ValueId {
 pub struct Value {
     /// For display: `layers.3.mlp.gate_up[1]`.
     pub name: String,
-    /// What it takes wherever it lies.
+    /// Its size, wherever it lies.
     pub size_bytes: usize,
     /// What kind of tensor it is.
     #[serde(skip)]
@@ -108,7 +108,7 @@ pub struct Copy {
 }
 
 impl Copy {
-    /// What it goes over.
+    /// The link it uses.
     pub fn link(&self) -> Link {
         Link { from: self.from.tier, to: self.to.tier }
     }
@@ -216,7 +216,7 @@ pub struct PlanResult {
 pub struct Region {
     /// `weights of layers`, `work area`.
     pub name: String,
-    /// What lies in it.
+    /// What it holds.
     pub kind: TensorKind,
     /// Which memory.
     pub tier: Tier,
@@ -255,7 +255,7 @@ pub struct Plan {
     pub bytes: PerTier<usize>,
     /// The links that copies use. Each has a queue.
     pub links: Links,
-    /// What lies where.
+    /// Named ranges of memory.
     pub regions: Vec<Region>,
 }
 

@@ -181,7 +181,7 @@ impl HardwareProfile {
         self.links.iter().find(|known| known.has(link)).map(|known| known.rates(link))
     }
 
-    /// What a link can do.
+    /// The rates of a link.
     ///
     /// # Panics
     /// If the machine does not have it.

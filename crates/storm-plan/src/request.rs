@@ -20,7 +20,7 @@ pub enum Placement {
     Streamed,
 }
 
-/// What the planner may not decide.
+/// Decisions that the user forces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forced {
     /// What layers save for their backward pass.
@@ -53,7 +53,7 @@ pub type Budget = PerTier<u64>;
 pub struct Policy {
     /// `keep-all`.
     pub name: &'static str,
-    /// What it does, in a sentence.
+    /// Its description, in a sentence.
     pub description: &'static str,
     /// Its prediction; none if no variant fits the budget.
     pub prediction: Option<Prediction>,

@@ -89,7 +89,7 @@ struct Progress {
 struct Center {
     choice: Choice,
     seconds: f64,
-    /// How often it had its turn.
+    /// How many turns it has had.
     rounds: usize,
     /// Its untried neighbors, those with the fastest estimate last. None until its first turn.
     near: Option<Vec<Choice>>,
@@ -104,7 +104,7 @@ impl Center {
         self.near.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// The least comes first.
+    /// The choice with the least value is next.
     fn turn(&self) -> f64 {
         self.seconds * (1.0 + IMPATIENCE * self.rounds as f64)
     }
@@ -121,7 +121,7 @@ enum Groups {
     Any,
 }
 
-/// How far a climb goes.
+/// The limits of a climb.
 struct Reach {
     groups: Groups,
     /// How many unknown choices it may try.
@@ -137,7 +137,7 @@ pub(crate) enum Activations {
     KeepAll,
     /// Layer inputs stay, the rest is recomputed.
     RecomputeAll,
-    /// All of them wait in host memory.
+    /// All of them are offloaded.
     OffloadAll,
     /// The inputs of every √N-th layer stay.
     SquareRoot,

@@ -4,7 +4,7 @@ use std::fmt;
 /// No plan fits the budget.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TooSmall {
-    /// What was given.
+    /// The given budget.
     pub budget: Budget,
     /// What the smallest plan that works with this much host memory takes.
     pub min_bytes: Budget,

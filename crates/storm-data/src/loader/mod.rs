@@ -16,9 +16,9 @@ pub use write::write_batches;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// What is learned.
+    /// The training part.
     Train,
-    /// What is held out for evaluation.
+    /// The part held out for evaluation.
     Held,
 }
 
@@ -32,7 +32,7 @@ impl Split {
     }
 }
 
-/// In which order rows come.
+/// The order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
@@ -335,7 +335,7 @@ impl Loader {
         self.rows.report()
     }
 
-    /// What is loaded from.
+    /// The dataset it loads from.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }

@@ -1,4 +1,4 @@
-//! Which samples share a row.
+//! Decides which samples share a row.
 //!
 //! Samples are taken in groups of [`GROUP`], in disk order. In each group the longest come first, each into
 //! the fullest row that still has room. So rows are nearly full, and neighbors stay near each other on disk.
@@ -124,7 +124,7 @@ impl PackedRows {
         self.report
     }
 
-    /// What is in a row.
+    /// The parts of samples in a row.
     pub(super) fn parts(&self, row: u64) -> impl Iterator<Item = Part> {
         let row = row as usize;
         let places = self.starts[row] as usize..self.starts[row + 1] as usize;

@@ -15,14 +15,14 @@ pub(super) enum Rows {
     Packed { rows: PackedRows, padding: i32 },
 }
 
-/// Where a row goes, T entries each.
+/// The destination of a row, T entries each.
 pub(super) struct RowMut<'a> {
     pub(super) tokens: &'a mut [i32],
     pub(super) targets: &'a mut [i32],
     pub(super) segments: Option<&'a mut [i32]>,
 }
 
-/// Room to work in, taken once.
+/// Scratch buffers, allocated once.
 #[derive(Debug)]
 pub(super) struct RowBuffers {
     /// One token more than a row: the last is only a target.

@@ -1,4 +1,4 @@
-//! From what was read to tokens.
+//! Turns input into tokens.
 
 use super::cut::{PIECE_BYTES, pieces};
 use super::input::{Content, Inputs, Job, Piece};

@@ -174,7 +174,7 @@ fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, Dat
 
 /// Divides a file of text into documents, and long ones into pieces.
 struct Cutter {
-    /// Where the text to come is.
+    /// Where the remaining text starts.
     place: Place,
     pieces: Vec<Piece>,
     /// Bytes at the start of the text with no place where a piece may end, and no separator.
@@ -183,11 +183,11 @@ struct Cutter {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// At the beginning of the file.
+    /// At the start of the file.
     File,
-    /// Behind a separator.
+    /// After a separator.
     Separated,
-    /// Inside of a document.
+    /// Inside a document.
     Inside,
 }
 

@@ -31,7 +31,7 @@ use under_way::UnderWay;
 /// Tokens in a shard: half a gigabyte or one gigabyte.
 pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
 
-/// What the files to pack are.
+/// The format of the files to pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputFormat {
     /// JSONL if the name ends in `.jsonl` or `.ndjson`, text otherwise.
@@ -49,7 +49,7 @@ pub struct PackOptions {
     pub inputs: Vec<PathBuf>,
     /// What they are.
     pub format: InputFormat,
-    /// What makes the tokens.
+    /// The tokenizer.
     pub tokenizer: TokenizerSource,
     /// The name of the token between documents, if it is not a common one.
     pub end_of_text: Option<String>,
@@ -58,11 +58,11 @@ pub struct PackOptions {
     /// How special tokens in prompts, completions and messages of samples are treated. In documents they are
     /// text.
     pub special_tokens: SpecialTokens,
-    /// What runs the tokenizer's code.
+    /// The program that runs the tokenizer's code.
     pub worker: WorkerCommand,
     /// The directory to make.
     pub out: PathBuf,
-    /// What to do if it is there.
+    /// What to do if it exists.
     pub if_exists: IfExists,
     /// The share of the data, at its end, to hold out for evaluation: at least 0 and less than 1.
     pub held_out: f64,
@@ -77,7 +77,7 @@ pub struct PackOptions {
 pub struct PackProgress {
     /// Bytes of input packed.
     pub bytes_done: u64,
-    /// Bytes of input in all.
+    /// Bytes of input in total.
     pub bytes_total: u64,
     /// Tokens so far.
     pub tokens: u64,
@@ -85,16 +85,16 @@ pub struct PackProgress {
     pub samples: u64,
 }
 
-/// What [`pack`] made.
+/// The result of [`pack`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackSummary {
     /// Identifies the dataset by its content.
     pub id: String,
     /// What it is made of.
     pub kind: Kind,
-    /// What made the tokens.
+    /// The tokenizer of its tokens.
     pub tokenizer: TokenizerInfo,
-    /// What went in and what did not.
+    /// What was packed and what was left out.
     pub counts: Counts,
     /// The part for evaluation.
     pub held_out: HeldOut,

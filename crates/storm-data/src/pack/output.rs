@@ -46,7 +46,7 @@ impl Output {
         })
     }
 
-    /// Text fills shards to the brim.
+    /// Text fills shards completely.
     fn push_text(&mut self, chunk: &Chunk) -> Result<(), DataError> {
         self.begins |= chunk.begins;
         let mut tokens = &chunk.tokens[..];
@@ -71,7 +71,7 @@ impl Output {
         Ok(())
     }
 
-    /// Samples stay in one shard each.
+    /// A sample stays in one shard.
     fn push_sample(&mut self, chunk: &Chunk) -> Result<(), DataError> {
         if chunk.tokens.len() < 2 {
             self.counts.empty_samples += 1;

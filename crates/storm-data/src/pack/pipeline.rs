@@ -37,7 +37,7 @@ where
                 .spawn_scoped(scope, move || encode_all(encoder, work_receiver))
                 .map_err(no_thread)?;
         }
-        // Results to come, in order.
+        // Pending results, in order.
         let (order_sender, order_receiver) = sync_channel::<Receiver<Reply>>(2 * threads);
         let closing = Closing(under_way);
         thread::Builder::new()

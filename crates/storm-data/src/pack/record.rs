@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::path::Path;
 
-/// What a record may be.
+/// The kinds of records.
 pub(super) enum Record {
     /// `{"text": …}`
     Text(String),

@@ -28,7 +28,7 @@ impl ShardWriter {
         let header = Header { kind, width, vocabulary, token_count: 0, sample_count: 0 };
         let io = DataError::io(path);
         let mut file = BufWriter::new(File::create_new(path).map_err(&io)?);
-        // The header is known at the end.
+        // The header is written at the end.
         file.write_all(&[0; HEADER_BYTES as usize]).map_err(&io)?;
         let file = Checksummed::new(file);
         Ok(ShardWriter { path: path.to_owned(), file, header, index: Vec::new(), mask: Vec::new() })

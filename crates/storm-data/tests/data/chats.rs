@@ -218,7 +218,7 @@ fn templates_are_found_and_chosen() {
         error.contains("line 1") && error.contains("--chat-template: chatml, plain"),
         "{error}"
     );
-    // Who packs no chats needs none.
+    // Data without chats needs no template.
     encoded(&folder, r#"{"prompt": "1", "completion": "2"}"#).unwrap();
     let missing =
         encoded_with(&folder, &chat.to_string(), ChatTemplate::File(folder.path("gone.jinja")));

@@ -101,7 +101,7 @@ pub(crate) fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOption
     LoaderOptions::training(batch, sequence, seed)
 }
 
-/// The next so many batches.
+/// The next `count` batches.
 pub(crate) fn batches(loader: &mut Loader, count: usize) -> Vec<Samples> {
     (0..count)
         .map(|_| {

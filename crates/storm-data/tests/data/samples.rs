@@ -72,7 +72,7 @@ fn answers_are_learned() {
     let expected =
         "system: be brief\nuser: hi\nassistant:[ ho\n]user: well?\nassistant:[ well.\n$]";
     assert_eq!(shown(&dataset, 1), expected);
-    // An empty answer is one: it ends.
+    // An empty answer is an answer: it ends the turn.
     assert_eq!(shown(&dataset, 2), "a[$]");
     assert_eq!(shown(&dataset, 3), "assistant:[ yes\n]user: no\n$");
     let counts = dataset.manifest().counts;

@@ -50,7 +50,7 @@ impl CpuDevice {
     /// per-thread buffers, so no later call allocates.
     ///
     /// # Errors
-    /// The memory cannot be had.
+    /// The memory cannot be allocated.
     pub fn new(capacity_bytes: usize) -> Result<CpuDevice, DeviceError> {
         kernels::warm_up();
         Ok(CpuDevice { memory: Memory::new(Tier::DEVICE, capacity_bytes)? })

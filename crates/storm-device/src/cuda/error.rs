@@ -18,7 +18,7 @@ pub enum CudaError {
     NoDevice {
         /// How many there are.
         count: usize,
-        /// Which was asked for, from 0.
+        /// The requested number, from 0.
         wanted: usize,
     },
     /// The driver does not know the CUDA version that STORM is built for.

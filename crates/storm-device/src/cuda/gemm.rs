@@ -42,7 +42,7 @@ pub(super) struct Operand {
     pub(super) transposed: bool,
 }
 
-/// What a product is part of.
+/// The role of a product in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GemmRole {
     /// Rows may be chunked, so an element must not depend on the number of rows.

@@ -83,7 +83,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // Whatever still copies ends first.
+        // Copies still in flight must end first.
         let _ = self.context.make_current();
         let _ = cudarc::driver::result::ctx::synchronize();
         // SAFETY: registered in `new`, unregistered once.

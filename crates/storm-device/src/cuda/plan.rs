@@ -26,7 +26,7 @@ pub(super) struct Planner<'a> {
     actions: Vec<Action>,
 }
 
-/// Which kernel, compiled how.
+/// A kernel and its compile-time definitions.
 #[derive(Clone, Debug)]
 pub(super) struct KernelChoice<'a> {
     pub(super) source: KernelSource,

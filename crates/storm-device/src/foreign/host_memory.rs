@@ -24,12 +24,12 @@ impl HostMemory {
         HostMemory { companion: Some(companion), ..self }
     }
 
-    /// What lives as long as this.
+    /// The attached value.
     pub fn companion(&self) -> Option<Rc<dyn Any>> {
         self.companion.clone()
     }
 
-    /// What is in it now.
+    /// The current contents.
     pub fn contents(&self) -> Vec<u8> {
         // SAFETY: only copies write the bytes, and while one does, a guard owns the memory and gives
         // out no reference.

@@ -10,7 +10,7 @@ use storm_plan::{Link, Plan, Queue, Work};
 pub struct Overlap {
     /// From the first start to the last end.
     pub total_ns: u64,
-    /// Time in which all queues work.
+    /// Time in which all queues are busy.
     pub all_queues_ns: u64,
     /// The forward passes: their kernels, and the waits of these.
     pub forward_ns: u64,

@@ -15,7 +15,7 @@ pub struct Summary {
     pub total_ns: u64,
     /// In the order of the plan's.
     pub queues: Vec<QueueSummary>,
-    /// What moved, by link and class.
+    /// What was copied, by link and class.
     pub transfers: Vec<TransferSummary>,
     /// Why the compute queue was not always busy, longest first.
     pub stalls: Vec<Stall>,

@@ -35,7 +35,7 @@ pub enum MapError {
         offset: u64,
         /// The byte after the last.
         end: u64,
-        /// What it had when it was opened.
+        /// The length when it was opened.
         length: u64,
     },
     /// It was truncated after it was opened, or its disk cannot read some bytes.
@@ -49,7 +49,7 @@ pub enum MapError {
     TooMany {
         /// The file.
         path: PathBuf,
-        /// How many there can be.
+        /// The most files that can be mapped.
         limit: usize,
     },
 }

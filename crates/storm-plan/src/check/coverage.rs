@@ -5,7 +5,7 @@ use super::structure::{aligned, check_copy, within};
 use crate::plan::{Compute, InstructionId, Operand, Place, Plan, Work};
 use storm_graph::Graph;
 
-/// What a node asks of its memory.
+/// A node's requirements on its memory.
 #[derive(Clone, Debug)]
 struct NodeNeeds {
     /// Name and size of the operands, then of the outputs.

@@ -1,4 +1,4 @@
-//! What the checker says.
+//! The checker's errors.
 
 use crate::plan::{InstructionId, Plan, ValueId};
 use crate::queue::Link;
@@ -6,7 +6,7 @@ use crate::tier::Tier;
 use std::fmt;
 use std::ops::Range;
 
-/// Who touches memory.
+/// Something that touches memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Actor {
     /// An instruction of a queue.
@@ -110,21 +110,21 @@ pub enum CheckError {
     /// Bytes are overwritten while an instruction may still read them.
     #[error("{writer} overwrites {spot}, but does not wait for {reader}, which reads there")]
     OverwriteBeforeRead {
-        /// Who overwrites.
+        /// The instruction that overwrites.
         writer: Actor,
         /// What is written.
         spot: Spot,
-        /// Who may not be done.
+        /// The reader that may not be done.
         reader: Actor,
     },
     /// Two instructions may write the same bytes at once.
     #[error("{writer} writes {spot}, but does not wait for {earlier}, which writes there too")]
     UnorderedWrite {
-        /// Who writes later.
+        /// The later writer.
         writer: Actor,
         /// What it writes.
         spot: Spot,
-        /// Who may not be done.
+        /// The earlier writer that may not be done.
         earlier: Actor,
     },
     /// Bytes do not hold what their reader expects.
@@ -148,7 +148,7 @@ pub enum CheckError {
     /// Bytes beyond the end of a tier.
     #[error("{what} takes {tier} bytes {}..{} of {size}", bytes.start, bytes.end)]
     OutOfBounds {
-        /// Who takes them.
+        /// What uses them.
         what: String,
         /// Which memory.
         tier: Tier,
@@ -179,9 +179,9 @@ pub enum CheckError {
     /// A copy between tiers that have no link.
     #[error("{whom} copies from {link}, and the plan has no such link")]
     NoLink {
-        /// Which instruction.
+        /// The instruction.
         whom: String,
-        /// What it would go over.
+        /// The link it would use.
         link: Link,
     },
     /// An offset that a kernel or the host cannot use.
@@ -219,7 +219,7 @@ pub enum CheckError {
         first: String,
         /// The other.
         second: String,
-        /// What the op asks for.
+        /// What the op requires.
         must_share: bool,
     },
     /// A persistent tensor is not where the next step expects it.
@@ -247,7 +247,7 @@ pub enum CheckError {
     /// An index beyond the end of its list.
     #[error("{whom} refers to {what} {index} of {count}")]
     Unknown {
-        /// Who refers to it.
+        /// What refers to it.
         whom: String,
         /// Of what kind.
         what: &'static str,

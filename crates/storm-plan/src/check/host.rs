@@ -66,7 +66,7 @@ impl HostWork {
 /// What the host does with an area.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// It writes, and copies read.
+    /// The host writes it, and copies read it.
     Input,
     /// Copies write, and it reads.
     Result,

@@ -28,7 +28,7 @@ impl Emit<'_> {
         }
     }
 
-    /// The same where nothing is stored.
+    /// The same when nothing is stored.
     pub(super) fn next_ring_input(&mut self, block: usize) -> usize {
         if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
             return self.places().input_ring.start;

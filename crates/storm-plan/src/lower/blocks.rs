@@ -11,7 +11,7 @@ pub(crate) struct Blocks {
     blocks: Vec<Block>,
     /// By block: what it receives from the block right before.
     pub(crate) seams: Vec<Seam>,
-    /// What is taken from further back.
+    /// Carried tensors from earlier blocks.
     pub(crate) skips: Vec<Skip>,
     /// By stage: whether the backward pass runs its blocks.
     reached: Vec<bool>,

@@ -487,7 +487,7 @@ fn places_of_their_own(
     own
 }
 
-/// What lowering relies on.
+/// Checks what lowering assumes.
 fn check_task(task: &Task) -> Result<(), PlanError> {
     let refuse = |problem: String| Err(PlanError::Task { problem });
     if task.micro_batches == 0 {

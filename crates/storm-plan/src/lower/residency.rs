@@ -3,7 +3,7 @@
 use super::layout::{ClassPlaces, Layout};
 use std::ops::Range;
 
-/// What streams through slots.
+/// The classes that stream through slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Weights,
@@ -194,7 +194,7 @@ impl Residency {
     }
 }
 
-/// Slots that are taken in turn.
+/// Slots that are used in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     next: usize,

@@ -145,7 +145,7 @@ pub(super) fn backward_seconds(graph: &Graph, profile: &HardwareProfile) -> f64 
     backward.map(|node| node_seconds(graph, node, profile)).sum()
 }
 
-/// What a node takes.
+/// Seconds of a node.
 pub(super) fn node_seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     let op = node.op.clone().map(|_, id| graph.tensor(id));
     let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();

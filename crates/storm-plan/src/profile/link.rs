@@ -22,7 +22,7 @@ pub struct LinkProfile {
     pub latency_seconds: f64,
 }
 
-/// What one link can do.
+/// The rates of one link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRates {
     /// Bytes per second.

@@ -17,7 +17,7 @@ pub(super) struct Product {
     pub(super) inner: u64,
 }
 
-/// What a product runs on.
+/// The hardware that a product runs on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Multiprocessors {
     pub(super) count: u64,
@@ -64,7 +64,7 @@ impl Product {
     /// The time to read and write an element of the result, relative to the time of its sum.
     fn ends(&self, on: &Multiprocessors) -> f64 {
         let moves = match self.kind {
-            // Added to what is there.
+            // Added to the existing value.
             GemmKind::WeightGradient => 2.0,
             GemmKind::Forward | GemmKind::InputGradient => 1.0,
         };

@@ -7,7 +7,7 @@ use crate::simulate::instruction_seconds;
 use std::collections::BTreeMap;
 use storm_graph::{DType, Op, Tensor};
 
-/// What is corrected together.
+/// A group of figures that is corrected together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
     /// A kind of matrix product, and whether it is in bf16.

@@ -8,7 +8,7 @@ use crate::queue::Link;
 /// are in no data sheet.
 const UNCERTAINTY: f64 = 0.3;
 
-/// What a vendor says of a card.
+/// A vendor's figures for a card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DataSheet {
     /// As `--hardware` takes it.

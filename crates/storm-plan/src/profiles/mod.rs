@@ -18,7 +18,7 @@ fn sheet(name: &str) -> Option<&'static DataSheet> {
 }
 
 impl HardwareProfile {
-    /// A profile that comes with STORM.
+    /// A built-in profile.
     ///
     /// # Errors
     /// There is none of that name.

@@ -32,7 +32,7 @@ impl Waited {
 /// The times that everything else follows from.
 #[derive(Clone, Debug)]
 pub(super) struct Moments {
-    /// When the host goes on.
+    /// The host's time.
     pub(super) host: f64,
     /// By queue: when it has done everything it was given.
     pub(super) free: PerQueue<f64>,
@@ -88,7 +88,7 @@ impl<'a> Queues<'a> {
         self.now.free[Queue::COMPUTE]
     }
 
-    /// When all is done.
+    /// When everything is done.
     pub(super) fn end(&self) -> f64 {
         self.now.free.iter().map(|(_, &free)| free).fold(self.now.host, f64::max)
     }

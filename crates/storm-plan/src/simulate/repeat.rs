@@ -91,7 +91,7 @@ impl Queues<'_> {
 
     fn move_on(&mut self, from: &Moments, to: &Moments, times: f64) {
         let move_on = |now: &mut f64, from: f64, to: f64| {
-            // What was never issued stays so.
+            // An instruction that was never issued stays that way.
             if to > f64::NEG_INFINITY && from > f64::NEG_INFINITY {
                 *now += times * (to - from);
             }

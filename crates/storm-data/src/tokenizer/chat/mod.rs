@@ -71,7 +71,7 @@ impl KnownTokens {
 pub(super) struct Chats {
     engine: Engine,
     known: KnownTokens,
-    /// What they are in messages.
+    /// How special tokens in messages are treated.
     special_in_text: SpecialTokens,
 }
 

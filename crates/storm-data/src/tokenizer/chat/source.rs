@@ -51,7 +51,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Reads what renders chats.
+    /// Reads everything needed to render chats.
     pub(crate) fn read(
         &self,
         tokenizer: &TokenizerSource,

@@ -17,7 +17,7 @@ pub(super) struct Board {
     /// One per queue, signaled when it has a command, when what it waits for is done, or when all
     /// must stop.
     queue_news: PerQueue<Condvar>,
-    /// What the host waits for has come.
+    /// Signaled when what the host waits for is done.
     host_news: Condvar,
 }
 
@@ -55,7 +55,7 @@ enum HostWait {
     Done(Progress),
 }
 
-/// A command whose time has come.
+/// A command that may start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) instruction: InstructionId,
@@ -89,7 +89,7 @@ impl Board {
 
     // ---- the host's side --------------------------------------------------------------------
 
-    /// What has failed so far.
+    /// The first failure so far.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         self.lock().failure.clone().map_or(Ok(()), Err)
     }
@@ -182,7 +182,7 @@ impl Board {
         Some(Taken { instruction: command.instruction, waited_for })
     }
 
-    /// The queue has done what it took.
+    /// The queue has completed the command it took.
     pub(super) fn complete(&self, queue: Queue, span: Span) {
         let mut state = self.lock();
         state.done[queue] += 1;

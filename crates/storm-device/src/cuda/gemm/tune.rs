@@ -136,7 +136,7 @@ struct Bench<'a> {
 type Filled = (u64, DType, usize);
 
 impl Bench<'_> {
-    /// Keeps the card busy for so long.
+    /// Keeps the card busy for this long.
     ///
     /// # Safety
     /// As for [`Gemm::tune`].

@@ -50,7 +50,7 @@ pub struct CudaPlanDevice {
     vram_bytes: Option<u64>,
     /// Wait after every instruction, so an error is attributed to the one that caused it.
     synchronous: bool,
-    /// What ended everything.
+    /// The error that stopped the device.
     failure: Option<DeviceError>,
 }
 
@@ -62,7 +62,7 @@ pub struct CudaKept {
     tools: Tools,
 }
 
-/// What all plans need of a card.
+/// What all plans on a card share.
 #[derive(Debug)]
 struct Tools {
     gemm: Gemm,

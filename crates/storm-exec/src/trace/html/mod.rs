@@ -28,7 +28,7 @@ pub struct ReportFacts {
 /// How much of a tier a run may use, and what it uses besides the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierLimits {
-    /// All that the run may take.
+    /// The budget of the run.
     pub budget_bytes: u64,
     /// What the process holds outside of the plan's memory: a context, libraries.
     pub beside_plan_bytes: u64,

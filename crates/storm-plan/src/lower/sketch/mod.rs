@@ -26,12 +26,12 @@ pub(crate) struct Sketch<'a> {
     forward: Vec<OnceLock<Vec<Part>>>,
 }
 
-/// What a sketch says of decisions.
+/// A sketch's estimate for decisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Estimate {
     /// Of a step.
     pub(crate) seconds: f64,
-    /// What it took to find out.
+    /// The work it took, in items.
     pub(crate) items: usize,
 }
 

@@ -31,7 +31,7 @@ pub(super) struct BlockParts {
     pub(super) backward: [Vec<Part>; 2],
 }
 
-/// What of a block may be copied.
+/// What may be copied of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Streams {
     pub(super) stage: usize,

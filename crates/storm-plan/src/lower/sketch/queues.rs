@@ -114,7 +114,7 @@ impl Segment {
             let copies = std::mem::replace(place, before + position);
             before += copies;
         }
-        // Every place is written below.
+        // Every entry is overwritten below.
         let Some(&any) = self.computes.first().or(self.copies.first().map(|(_, copy)| copy)) else {
             return;
         };

@@ -96,14 +96,14 @@ pub(super) struct UpdateCopies {
 /// A part of a tied gradient, which is added to the total piece by piece.
 #[derive(Debug)]
 pub(super) struct Fold {
-    /// The stage that made it.
+    /// The stage that computes it.
     pub(super) user: usize,
     /// For each piece: its cell in that stage's slab, the cell of the total in this one's, bytes and
     /// seconds.
     pub(super) pieces: Vec<(u32, u32, usize, f64)>,
 }
 
-/// What a stage's blocks have alike.
+/// What all blocks of a stage share.
 #[derive(Debug)]
 pub(super) struct StageTable {
     pub(super) weights: SlabCells,
