@@ -107,8 +107,8 @@ impl Manifest {
         Manifest { format, version, kind, tokenizer, counts, held_out, shards }
     }
 
-    /// Writes the manifest and the checksums, next to the tokenizer's copy. Returns the dataset's
-    /// id.
+    /// Writes the manifest and the checksums, and returns the dataset's id. The tokenizer's copy
+    /// must already be there.
     pub(crate) fn write(&self, dir: &Path) -> Result<String, DataError> {
         let mut json = serde_json::to_vec_pretty(self)
             .map_err(|error| DataError::damaged(dir, error.to_string()))?;

@@ -345,7 +345,7 @@ fn a_tier_without_a_link_is_named() {
     assert!(error.contains("device memory of `x`"), "{error}");
 }
 
-/// A card has two tiers. It says so before it looks for a driver.
+/// A card has two tiers, and reports that before it looks for a driver.
 #[test]
 fn a_card_refuses_a_tier_that_it_does_not_have() {
     let error = CudaPlanDevice::commit(checked(), CudaPlanOptions::default()).unwrap_err();

@@ -13,10 +13,10 @@ macro_rules! per {
                 $name(std::array::from_fn(|index| entry($key::at(index))))
             }
 
-            /// From the entry of each, if all can be had.
+            /// As `from_fn`, with a function that may fail.
             ///
             /// # Errors
-            /// The first one's.
+            /// The first error.
             pub fn try_from_fn<E>(
                 mut entry: impl FnMut($key) -> Result<T, E>,
             ) -> Result<$name<T>, E> {

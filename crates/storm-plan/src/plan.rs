@@ -79,7 +79,7 @@ pub struct Compute {
     pub graph: GraphId,
     /// The node's position in it.
     pub node: u32,
-    /// Which layer it belongs to, for random streams; 0 outside of layers.
+    /// Which layer it belongs to, for random streams; 0 outside layers.
     pub layer: u16,
     /// Offsets of the op's operands in their order, then of the node's outputs.
     pub places: SmallVec<[usize; 6]>,

@@ -109,7 +109,7 @@ impl Links {
         self.0.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
     }
 
-    /// The link of a queue; none of the queue of kernels.
+    /// The link of a queue; none for the queue of kernels.
     pub fn link(&self, queue: Queue) -> Option<Link> {
         queue.index().checked_sub(1).and_then(|index| self.0.get(index)).copied()
     }

@@ -105,7 +105,7 @@ impl Worker {
             chat: served.chat.cloned(),
             end_of_text: served.end_of_text.map(str::to_owned),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
-            // Longer than the wait for a reply, whose error says more, so that the wait ends first.
+            // Longer than the wait for a reply, so the wait ends first: its error says more.
             request_seconds_max: reply_time_max.as_secs().saturating_add(2),
         };
         let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;

@@ -13,7 +13,7 @@ use storm_host::show_bytes;
 pub struct MemoryInUse {
     /// How much.
     pub bytes: u64,
-    /// By whom.
+    /// What the figure covers.
     pub counted: Counted,
 }
 

@@ -100,11 +100,11 @@ pub enum CheckError {
     /// Bytes are read while their write may still be in progress.
     #[error("{reader} reads {spot}, but does not wait for {writer}, which writes there")]
     UnorderedRead {
-        /// Who reads.
+        /// The reader.
         reader: Actor,
         /// What.
         spot: Spot,
-        /// Who wrote it.
+        /// The writer.
         writer: Actor,
     },
     /// Bytes are overwritten while an instruction may still read them.
@@ -130,19 +130,19 @@ pub enum CheckError {
     /// Bytes do not hold what their reader expects.
     #[error("{reader} expects {spot}, where {found}")]
     WrongContent {
-        /// Who reads.
+        /// The reader.
         reader: Actor,
         /// What it expects.
         spot: Spot,
         /// What is there.
         found: Found,
     },
-    /// A wait that nothing ever fulfils.
+    /// A wait that nothing ever fulfills.
     #[error("{waiter} waits for {awaited}, which is never issued before it")]
     WaitNeverRecorded {
-        /// Who waits.
+        /// The waiting instruction.
         waiter: Actor,
-        /// For whom.
+        /// The instruction it waits for.
         awaited: Actor,
     },
     /// Bytes beyond the end of a tier.
@@ -197,7 +197,7 @@ pub enum CheckError {
     /// A tensor or value that is needed and has no address.
     #[error("{whom} has no address for {what}")]
     NoAddress {
-        /// Who needs it.
+        /// What needs it.
         whom: String,
         /// What is missing.
         what: String,

@@ -71,7 +71,7 @@ pub(super) struct Conflict {
     pub(super) was_write: bool,
 }
 
-/// Bytes with one content, and who wrote it.
+/// Bytes with one content, and the action that wrote it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Part {
     pub(super) bytes: Range<usize>,

@@ -163,7 +163,7 @@ impl Emit<'_> {
                 Class::Gradients => {}
             }
         }
-        // The rings now hold what this segment left, but the next segment follows a step.
+        // The next segment follows a step, so it does not see what else this one left in the rings.
         self.residency = rest;
         self.end_segment(name)
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// How a step decides.
 pub(super) enum Mode {
-    /// Everything is offloaded, one piece at a time, so that memory use shows the rest of the step.
+    /// Everything is offloaded, one piece at a time, so memory use shows what the rest of the step needs.
     Recorded(Recorder),
     /// Follows a recording and its plan.
     Planned { recording: u64, plan: Arc<SavedPlan>, next_fetch: usize, surprises: u32 },

@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// Its colour in the style sheet.
+    /// Its color in the style sheet.
     pub(super) fn key(self) -> &'static str {
         match self {
             Kind::Forward => "forward",

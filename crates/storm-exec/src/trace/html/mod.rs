@@ -30,7 +30,7 @@ pub struct ReportFacts {
 pub struct TierLimits {
     /// The budget of the run.
     pub budget_bytes: u64,
-    /// What the process holds outside of the plan's memory: a context, libraries.
+    /// What the process holds besides the plan's memory: a context, libraries.
     pub beside_plan_bytes: u64,
 }
 
