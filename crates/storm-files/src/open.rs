@@ -1,4 +1,4 @@
-//! Opening plain files.
+//! Opens plain files, and nothing else.
 
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, OpenOptions};

@@ -1,4 +1,4 @@
-//! The form of a job.
+//! The format of a job.
 
 use anyhow::{Result, ensure};
 use serde::Deserialize;

@@ -1,4 +1,4 @@
-//! Addresses from lifetimes.
+//! Assigns addresses by lifetime.
 
 /// Alignment of offsets, sufficient for every device.
 pub const ALIGNMENT: usize = 256;

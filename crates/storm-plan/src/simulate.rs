@@ -1,4 +1,4 @@
-//! How long a plan takes, on paper.
+//! Predicts how long a plan takes.
 //!
 //! The host issues instructions one after another. Each queue runs its own in that order, so one
 //! that waits holds up all those behind it. Waits only refer back in issue order, so one pass in

@@ -1,4 +1,4 @@
-//! Where the part for evaluation starts.
+//! Decides where the part for evaluation starts.
 
 use crate::{DataError, Dataset, HeldOut, Kind};
 

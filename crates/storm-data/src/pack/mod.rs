@@ -1,4 +1,4 @@
-//! From text files to a dataset.
+//! Packs text files into a dataset.
 //!
 //! One thread reads, several encode, and the calling one writes, all in the order of the input. The same input
 //! and options give the same bytes, whatever the number of threads.

@@ -1,4 +1,4 @@
-//! Writing a shard, front to back.
+//! Writes a shard, front to back.
 
 use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, TokenWidth};
 use crate::{DataError, Kind, ShardInfo};

@@ -1,4 +1,4 @@
-//! Chats that a model is to answer.
+//! Prompts from chats, for a model to answer.
 
 use super::chat::ChatTemplate;
 use super::client::Prompted;

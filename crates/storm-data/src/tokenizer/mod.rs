@@ -1,4 +1,4 @@
-//! From text to token ids and back.
+//! Converts text to token ids and back.
 //!
 //! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter panics on some
 //! files; others make it use all memory, overflow its stack or loop forever. Most of this cannot be

@@ -1,4 +1,4 @@
-//! Marks in a queue of work.
+//! CUDA events: they order streams, and time them.
 
 use super::CudaError;
 use super::context::{Context, Stream};

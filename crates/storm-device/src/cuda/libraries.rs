@@ -1,4 +1,4 @@
-//! Finding the CUDA libraries at run time: the driver, NVRTC and cuBLASLt.
+//! Finds the CUDA libraries at run time: the driver, NVRTC and cuBLASLt.
 //!
 //! `cudarc` loads a library by its plain name at first use and panics if that fails. So we look for each
 //! library first. One that is not on the loader's path is loaded here by its full path; from then on its

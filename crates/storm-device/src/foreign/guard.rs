@@ -1,4 +1,4 @@
-//! Memory that a copy is using.
+//! Guards that own memory while a copy uses it.
 
 use super::{ComputeStream, CopyTime, Foreign, Mark, Stall};
 use crate::DeviceError;

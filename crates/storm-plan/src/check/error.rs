@@ -227,9 +227,9 @@ pub enum CheckError {
     NotAtRest {
         /// `step`, `flush` or `evaluation`.
         program: &'static str,
-        /// Whose.
+        /// The tensor.
         tensor: String,
-        /// What must be where.
+        /// What must be there.
         spot: Spot,
         /// What is there.
         found: Found,

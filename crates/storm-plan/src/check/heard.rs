@@ -1,4 +1,4 @@
-//! Waits that nothing ever fulfils.
+//! Finds waits that nothing ever fulfills.
 
 use super::error::{Actor, CheckError};
 use crate::plan::{InstructionId, Plan};

@@ -1,4 +1,4 @@
-//! The least memory that works.
+//! Finds the least memory that works.
 
 use super::Search;
 use crate::choice::{Choice, StageChoice};

@@ -1,4 +1,5 @@
-//! The passes of a block as a few parts: runs of kernels that start using nothing streamed in between.
+//! The passes of a block as a few parts. A part is a run of kernels; a new one starts where a streamed tensor is
+//! first used.
 
 use super::super::Lowering;
 use super::super::variant::{Pass, PassNode, Variant};
