@@ -81,7 +81,7 @@ def median_seconds(action, repeats: int = 5) -> float:
 
 
 def fastest_adamw(model: nn.Module) -> str:
-    """Which variant updates fastest; the learning rate of 0 leaves the weights as they are."""
+    """The variant that updates fastest; a learning rate of 0 leaves the weights unchanged."""
     seconds = {}
     for variant in ADAMW_VARIANTS:
         try:

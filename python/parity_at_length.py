@@ -1,4 +1,4 @@
-"""A long training run of STORM, in a third of the memory that it would take, beside plain PyTorch.
+"""A long training run of STORM, in a third of the memory of a resident run, compared with plain PyTorch.
 
     python python/parity_at_length.py --storm target/release/storm --device cpu
 
@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-# Before transformers is imported: nothing here is to come from the network.
+# Must be set before transformers is imported: nothing may be downloaded.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import parity_chart
@@ -47,7 +47,7 @@ SMOOTHING_STEPS = 20
 BATCH = {"cpu": 2, "cuda": 32}
 SEQUENCE = {"cpu": 128, "cuda": 256}
 
-# Options that leave the planner nothing to save memory by.
+# Options that leave the planner no way to save memory.
 RESIDENT = [
     *("--activations", "keep", "--layer-inputs", "resident", "--weights", "resident"),
     *("--gradients", "resident", "--optimizer-state", "resident", "--update", "end-of-step"),
@@ -80,7 +80,7 @@ def arguments() -> argparse.Namespace:
     args.batch = args.batch or BATCH[args.device]
     args.seq = args.seq or SEQUENCE[args.device]
     args.warmup = min(args.warmup, args.steps)
-    # Relative to where the caller is, not to where anything runs.
+    # Relative to the caller's working directory, not to that of the commands.
     args.storm, args.out = args.storm.resolve(), args.out.resolve()
     return args
 
@@ -90,7 +90,7 @@ def storm_command(args: argparse.Namespace, *words: object) -> list[str]:
 
 
 def storm(args: argparse.Namespace, *words: object) -> None:
-    """Runs a command of STORM and shows what it says only if it fails."""
+    """Runs a STORM command and shows its output only if it fails."""
     done = subprocess.run(storm_command(args, *words), capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"storm {words[0]} {words[1]} failed:\n{done.stdout}{done.stderr}")
@@ -164,7 +164,7 @@ def train_storm(args: argparse.Namespace, work: Path, name: str, *more: object) 
 
 
 def learning_rate(args: argparse.Namespace, step: int) -> float:
-    """Up over the warm-up, then down along half a wave to a tenth at the last step."""
+    """Warm-up, then cosine decay to a tenth at the last step."""
     if step < args.warmup:
         return args.learning_rate * (step + 1) / args.warmup
     falling = max(args.steps - args.warmup - 1, 1)
@@ -207,7 +207,7 @@ def show(side: str, step: int, loss: float, begun: float) -> None:
 
 
 def resident_bytes(field: str) -> int:
-    """Of this process: `VmRSS` now, `VmHWM` at most so far."""
+    """Memory of this process: `VmRSS` is current, `VmHWM` the peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return 1024 * int(line.split()[1])
@@ -223,7 +223,7 @@ def torch_memory_bytes(args: argparse.Namespace, before_bytes: int) -> int:
 
 
 def smooth(values: list[float]) -> list[float]:
-    """The mean of each value and those before it."""
+    """A moving average over each value and those before it."""
     return [
         statistics.fmean(values[max(0, end - SMOOTHING_STEPS) : end])
         for end in range(1, len(values) + 1)
@@ -235,7 +235,7 @@ def differences(ours: list[float], theirs: list[float]) -> list[float]:
 
 
 def compare(args: argparse.Namespace, work: Path) -> dict:
-    """Runs both sides and returns all that is known of them."""
+    """Runs both sides and returns all figures."""
     corpus = ROOT / "corpus" / "pride-and-prejudice.txt"
     storm(args, "data", "pack", corpus, "--tokenizer", "bytes", "--out", work / "data")
     batches_file = work / "batches.safetensors"
@@ -253,7 +253,7 @@ def compare(args: argparse.Namespace, work: Path) -> dict:
     print(f"STORM within {mebibytes(budget_bytes)}", file=sys.stderr)
     steps = ["--steps", args.steps, "--warmup", args.warmup]
     ours = train_storm(args, work, "budget", *steps, "--vram", f"{budget_bytes}B")
-    # The first loss is the model's before any update: no plan may change a bit of it.
+    # The first loss comes before any update: no plan may change a bit of it.
     if ours.losses[0] != resident.losses[0]:
         sys.exit(f"the budget changed the first loss: {ours.losses[0]}, not {resident.losses[0]}")
     for step, rate in enumerate(ours.learning_rates):

@@ -1,4 +1,4 @@
-"""Two loss curves and their difference, as SVG that suits a light and a dark page."""
+"""Two loss curves and their difference, as SVG for light and dark pages."""
 
 import math
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ LEFT, RIGHT = 64, 16
 LOSS_TOP, LOSS_BOTTOM = 74, 316
 DIFFERENCE_TOP, DIFFERENCE_BOTTOM = 350, 424
 
-# Plain classes rather than variables: not every program that shows SVG knows those.
+# Plain classes rather than variables: not every SVG viewer supports variables.
 STYLE = """
 text { font: 13px sans-serif; fill: #1f2328; }
 .title { font-size: 15px; font-weight: 600; }
@@ -33,7 +33,7 @@ text { font: 13px sans-serif; fill: #1f2328; }
 
 @dataclass
 class Panel:
-    """From steps and values to places in the picture."""
+    """Maps steps and values to positions in the picture."""
 
     steps: int
     low: float
@@ -82,7 +82,7 @@ def number(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    """With two digits that say something, however small it is."""
+    """With two significant digits, however small it is."""
     decimals = 2 if value == 0 else max(0, 1 - math.floor(math.log10(value)))
     return f"{value:.{decimals}f} %"
 

@@ -1,4 +1,4 @@
-"""Records what `transformers` makes of chats, for the tests of `storm data pack`.
+"""Records how `transformers` renders chats, for the tests of `storm data pack`.
 
     python python/record_chats.py
 
@@ -123,7 +123,7 @@ def main():
                 case["ids"] = list(out["input_ids"])
                 if "assistant_masks" in out:
                     case["learned"] = list(out["assistant_masks"])
-            except Exception as error:  # What a template raises is of many kinds.
+            except Exception as error:  # Templates raise many kinds of errors.
                 case["error"] = str(error)
             cases.append(case)
     text = ",\n".join(json.dumps(case, ensure_ascii=False) for case in cases)

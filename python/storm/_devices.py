@@ -1,4 +1,4 @@
-"""PyTorch's devices, as the engine needs them."""
+"""What the engine needs to know about PyTorch's devices."""
 
 import warnings
 from typing import Optional, Tuple
@@ -9,7 +9,7 @@ from . import _native
 
 
 class DeviceState:
-    """The engine of one device, and what the hooks ask PyTorch about it."""
+    """The engine of one device, and its PyTorch queries for the hooks."""
 
     def __init__(
         self,
@@ -35,13 +35,13 @@ class DeviceState:
         )
 
     def current_stream(self) -> int:
-        """The handle of the stream that PyTorch computes in now."""
+        """The handle of PyTorch's current stream."""
         if not self.is_cuda:
             return 0
         return _current_raw_stream(self.device.index)
 
     def hand_over(self, tensor: torch.Tensor, stream: int) -> torch.Tensor:
-        """Tells the allocator if ``tensor`` is used in another stream than it was allocated in."""
+        """Tells the allocator if ``tensor`` is used in a stream other than the one it was allocated in."""
         if self.stream is None:
             self.stream = stream
         elif stream != self.stream:
@@ -49,7 +49,7 @@ class DeviceState:
         return tensor
 
     def peak_bytes(self) -> Optional[int]:
-        """The most that PyTorch allocated, as far as is known."""
+        """The most memory that PyTorch is known to have allocated."""
         if not self.is_cuda:
             return None
         return max(self._peak_bytes, torch.cuda.max_memory_allocated(self.device))
@@ -72,12 +72,12 @@ def _current_raw_stream(index: int) -> int:
     return torch.cuda.current_stream(index).cuda_stream
 
 
-# Far cheaper than an object for the stream; this runs for every saved tensor.
+# Far cheaper than creating a stream object, and this runs for every saved tensor.
 _current_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_raw_stream)
 
 
 def default_vram(device: torch.device) -> Optional[int]:
-    """Without a budget: what the card has, less a tenth for what PyTorch does not count."""
+    """The default budget: the card's memory, minus a tenth for what PyTorch does not count."""
     if device.type != "cuda":
         return None
     return torch.cuda.get_device_properties(device).total_memory * 9 // 10

@@ -1,7 +1,7 @@
 """Hooks for saved tensors: what stays, and what goes through the engine.
 
 This file only gathers facts; the engine decides and copies. A saved tensor becomes a tuple that PyTorch
-keeps: either the tensor itself and its version, or the piece of its storage, with all that is needed to build
+keeps: either the tensor itself and its version, or the piece of its storage, with everything needed to build
 the same view again, at the same version.
 """
 
@@ -172,19 +172,19 @@ class Offload:
         return counter, version, piece, state, tensor.dtype, size, stride, offset, itemsize
 
     def _stays(self, tensor: Tensor) -> bool:
-        """Whether moving the tensor could not free memory, or is not possible."""
+        """Whether the tensor stays: moving it would free no memory, or is impossible."""
         if tensor.device.type != self._device_type or tensor.layout is not torch.strided:
             return True
         # What the user holds stays, and so do views of it.
         base = tensor._base
         if base is not None and base.is_leaf and base.requires_grad:
             return True
-        # Saved in a backward pass, for example by checkpoints: needed at once.
+        # Saved in a backward pass, for example by checkpoints: needed right away.
         if _in_backward() != -1:
             return True
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return True
-        # Without memory of their own: zeros of forward-mode differentiation, and what transforms wrap.
+        # Tensors without a storage: zeros of forward-mode differentiation, and those that transforms wrap.
         return tensor._is_zerotensor() or _is_wrapped(tensor) or _is_functional(tensor)
 
     @staticmethod

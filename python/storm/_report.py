@@ -1,4 +1,4 @@
-"""What an offload did, for people and programs."""
+"""What an offload did, as figures and as text."""
 
 from dataclasses import dataclass
 from typing import Dict, Optional
@@ -9,17 +9,17 @@ from ._sizes import show_size
 
 @dataclass(frozen=True)
 class Report:
-    """Sums over all steps so far; ``kept``, ``moved`` and ``shared`` are of the last step."""
+    """Sums over all steps so far; ``kept``, ``moved`` and ``shared`` are for the last step only."""
 
     device: str
-    #: Steps that began: how many, how many of them were recorded, and how many ran by a plan.
+    #: Steps: how many started, were recorded, and ran by a plan.
     steps: int
     recorded_steps: int
     planned_steps: int
     #: Bytes copied to host memory and back.
     stored_bytes: int
     fetched_bytes: int
-    #: Seconds that copies took, one by one, and that the GPU waited for them.
+    #: Seconds: the sum over all copies, and how long the GPU waited for them.
     copy_seconds: float
     stall_seconds: float
     stalls: int
@@ -30,7 +30,7 @@ class Report:
     moved_bytes: int
     shared_tensors: int
     shared_bytes: int
-    #: Host memory held now, and the most that was stored in it at a time.
+    #: Host memory held now, and the most that was in use at a time.
     host_bytes: int
     host_used_bytes: int
     #: PyTorch's own figure (``torch.cuda.max_memory_allocated``); None on the CPU.
@@ -73,7 +73,7 @@ class Report:
 
 
 def make_report(device: str, engine: _native.Report, peak_bytes: Optional[int]) -> Report:
-    """From an engine's numbers and PyTorch's."""
+    """Builds a report from the engine's figures and PyTorch's."""
     (kept, moved, shared) = (engine.kept, engine.moved, engine.shared)
     return Report(
         device=device,

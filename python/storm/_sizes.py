@@ -1,11 +1,11 @@
-"""Sizes as people write them."""
+"""Parses and prints sizes such as ``24GiB``."""
 
 import re
 from typing import Tuple, Union
 
 Size = Union[int, float, str]
 
-#: Budgets that are smaller were meant in gigabytes: no model fits into so few bytes.
+#: A smaller budget was meant in gigabytes: no model fits in so few bytes.
 _BUDGET_BYTES_MIN = 10_000
 
 _UNITS = {"": 1, "B": 1}
@@ -15,7 +15,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 def parse_size(size: Size, name: str) -> int:
-    """Bytes, from a number of them or from text such as ``"24GiB"``; ``name`` is for the error."""
+    """Bytes, from a number or from text such as ``"24GiB"``; ``name`` is for the error."""
     if isinstance(size, (int, float)) and not isinstance(size, bool) and size >= 0 and size == size // 1:
         return int(size)
     if isinstance(size, str):
@@ -26,7 +26,7 @@ def parse_size(size: Size, name: str) -> int:
 
 
 def parse_budget(size: Size, name: str) -> int:
-    """The same for the memory that may be used: numbers that can only be gigabytes are refused."""
+    """The same for a memory budget. Refuses numbers that can only be meant as gigabytes."""
     if isinstance(size, str):
         number, unit = _split(size)
     else:
@@ -42,7 +42,7 @@ def parse_budget(size: Size, name: str) -> int:
 
 
 def _split(text: str) -> Tuple[str, str]:
-    """Number and unit in capitals; a unit that there is not if the text is no size."""
+    """Number and unit in capitals; an unknown unit if the text is not a size."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     return (match[1], match[2].upper()) if match else (text, "?")
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-# Before transformers is imported: nothing here is to come from the network.
+# Must be set before transformers is imported: nothing may be downloaded.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import pytest
@@ -57,7 +57,7 @@ def corpus() -> bytes:
 
 
 class Storm:
-    """STORM as these tests call it: one process of `storm-parity` for each job."""
+    """Runs STORM for these tests: one `storm-parity` process per job."""
 
     def __init__(self, run_tool, folder: Path):
         self._run_tool = run_tool
@@ -131,7 +131,7 @@ def record(request):
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """How far from the bars the comparisons were."""
+    """Prints how close the comparisons were to their limits."""
     if _worst:
         terminalreporter.section("worst errors")
     for subject, errors in _worst.items():

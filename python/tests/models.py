@@ -61,7 +61,7 @@ _YARN_ROPE = {
 
 
 def long_rope(pairs: int, original: int) -> dict:
-    """A factor for each pair, other ones beyond `original` positions."""
+    """A factor for each pair, with other factors beyond `original` positions."""
     return {
         "rope_type": "longrope",
         "rope_theta": 50.0,
@@ -73,7 +73,7 @@ def long_rope(pairs: int, original: int) -> dict:
 
 
 def dynamic_rope(positions: int) -> dict:
-    """A model of so many positions whose rotary base grows beyond them."""
+    """A model with this many positions, whose rotary base grows beyond them."""
     rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 2.5}
     return {"rope_parameters": rope, "max_position_embeddings": positions}
 
@@ -117,7 +117,7 @@ CONFIGS = {
 
 EVERY_MODEL = [(name, tied) for name in CONFIGS for tied in (True, False)]
 
-# What single models have and no family as such.
+# Features of single models rather than of a family.
 VARIANTS = {
     "gpt2-gelu": lambda **more: _gpt2(activation_function="gelu", **more),
     "gpt2-relu": lambda **more: _gpt2(activation_function="relu", **more),
@@ -170,7 +170,7 @@ VARIANTS = {
 }
 CONFIGS |= VARIANTS
 
-# Ties have nothing to do with what these have of their own: each has one or the other.
+# Tying does not interact with these features, so each model has one or the other.
 EVERY_MODEL += [(name, number % 2 == 0) for number, name in enumerate(VARIANTS)]
 
 
@@ -195,7 +195,7 @@ def random_model(name: str, tied: bool) -> PreTrainedModel:
 
 
 def with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
-    """The model with other weights, all of which matter."""
+    """The model with new weights, all of which matter."""
     generator = torch.Generator().manual_seed(1)
     for key, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -206,7 +206,7 @@ def with_random_weights(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def load(directory: Path, **options) -> PreTrainedModel:
-    """What transformers makes of a directory; it must hold exactly the tensors of its config."""
+    """Loads a directory with transformers; it must hold exactly the tensors of its config."""
     model, report = AutoModelForCausalLM.from_pretrained(
         directory, attn_implementation="eager", output_loading_info=True, **options
     )

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 IGNORED = -100
 
-# The bars of the project: f32 against f32.
+# The project's error limits, f32 against f32.
 LOGITS_ABSOLUTE = 1e-4
 LOSS_ABSOLUTE = 1e-5
 GRADIENT_RELATIVE = 1e-4
@@ -36,7 +36,7 @@ class Batch:
         return {name: column.tolist() for name, column in columns.items() if column is not None}
 
     def samples(self) -> list["Batch"]:
-        """Each packed sample as a batch of its own; without segments the batch itself."""
+        """Each packed sample as a separate batch; without segments the batch itself."""
         if self.segments is None:
             return [self]
         samples = []

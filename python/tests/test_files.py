@@ -17,7 +17,7 @@ BATCH = random_batch(2, 23, VOCABULARY, seed=20)
 
 
 def settings(model) -> dict:
-    """The config, but for where it came from."""
+    """The config without its origin."""
     return {**model.config.to_dict(), "_name_or_path": None}
 
 

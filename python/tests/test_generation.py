@@ -47,7 +47,7 @@ def make_tokenizer(has_bos: bool) -> PreTrainedTokenizerFast:
 def greedy(model: PreTrainedModel, prompt: list[int], eos: int | None) -> list[int]:
     """What `generate` adds, with clear choices only: near a tie, rounding would decide."""
     ids = torch.tensor([prompt])
-    # An eos of its own would end the text somewhere else.
+    # The config's own eos would end the text elsewhere.
     model.generation_config.eos_token_id = eos
     model.generation_config.pad_token_id = 0
     added = model.generate(
@@ -101,7 +101,7 @@ def test_greedy_text_is_that_of_generate(family, has_bos, run_tool, tmp_path):
     assert (found["tokens"], found["finish"]) == (expected, "length")
     assert found["text"].split() == tokenizer.decode(expected).split()
 
-    # A token that the text comes to is now one that ends it.
+    # A token that occurs in the text now ends it.
     end = expected[NEW_TOKENS // 2]
     shorter = greedy(model, ids, end)
     assert shorter == expected[: expected.index(end) + 1]
@@ -122,7 +122,7 @@ def test_a_chat_prompt_is_that_of_apply_chat_template(family, run_tool, tmp_path
     expected = greedy(model, ids, None)
     found = Sampler(run_tool, tmp_path)("w9 w80 w62", "--chat")
     assert found["prompt_tokens"] == ids
-    # What the template writes behind an answer ends it, and so do the tokenizer's eos and the model's.
+    # The template's text after an answer ends it, and so do the tokenizer's eos and the model's.
     ends = {tokenizer.convert_tokens_to_ids(name) for name in ("</s>", "<|done|>")}
     ends.add(VOCABULARY - 1)
     cut = next((at for at, token in enumerate(expected) if token in ends), NEW_TOKENS)

@@ -58,7 +58,7 @@ def fresh_adapter(name: str, tied: bool, folder) -> tuple[PeftModel, "Path", "Pa
 
 
 def steps() -> list[Step]:
-    """A few batches over and over, so that there is something to learn."""
+    """The same few batches over and over, so there is something to learn."""
     return [
         Step(
             warmup_cosine(index, STEPS, peak=1e-2),
@@ -69,7 +69,7 @@ def steps() -> list[Step]:
 
 
 def loaded(base: "Path", adapter: "Path") -> PeftModel:
-    """What PEFT makes of the two directories."""
+    """The two directories, loaded by PEFT."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -85,7 +85,7 @@ def test_a_hundred_steps_against_peft(model, storm, record, tmp_path):
     before = copy.deepcopy(trained)
     batch = random_batch(2, 17, VOCABULARY, seed=99)
 
-    # PEFT trains what asks for a gradient, and nothing else.
+    # PEFT trains only what requires a gradient.
     class Trainable:
         def __init__(self, module):
             self.module = module
@@ -111,7 +111,7 @@ def test_a_hundred_steps_against_peft(model, storm, record, tmp_path):
     record("loss in 100 steps", error)
     assert error <= 1e-3
 
-    # What we save, PEFT loads with the logits that we compute, and ours are PEFT's for what it saved.
+    # PEFT loads what we save and gets our logits, and we get PEFT's logits from what it saved.
     with torch.no_grad():
         for directory, module in [(ours, loaded(base, ours)), (adapter, before)]:
             wanted = reference.logits(module, batch)
@@ -144,7 +144,7 @@ def test_an_adapter_goes_through_unchanged(model, run_tool, tmp_path):
     config = json.loads((again / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
 
-    # Merged, it is a model of its own.
+    # Merged, it is an ordinary model.
     merged = tmp_path / "merged"
     run_tool("storm", "merge", adapter, "--base-model", base, "--out", merged)
     from models import load

@@ -26,7 +26,7 @@ def resident_kib() -> int:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("settings", SETTINGS[1:3])
 def test_memory_is_flat(settings):
-    """A thousand steps, each saving 0.4 MB: a leak of a hundredth of that would be seen."""
+    """A thousand steps, each saving 0.4 MB: a leak of a hundredth of that would be detected."""
     model = nn.Sequential(*[nn.Sequential(nn.Linear(64, 64), nn.Tanh()) for _ in range(6)])
     block = make_block("cpu", seed=0, **settings)
 
@@ -68,7 +68,7 @@ def test_hugging_face_models(name, checkpointing):
 
 
 def test_threads_with_one_block_each():
-    """Hooks belong to their thread, and engines do not share anything."""
+    """Hooks belong to their thread, and engines share nothing."""
     model = Mixed(layers=1).eval()
     ids = batches("cpu", 4)
     expected = []

@@ -1,4 +1,4 @@
-"""Random autograd programs, and one by one what they are made of; compiled functions, transforms, storages."""
+"""Random autograd programs, and their parts one by one; compiled functions, transforms, storages."""
 
 import contextlib
 import os
@@ -36,7 +36,7 @@ RECURRENT = {
 @pytest.mark.parametrize("settings", [{"policy": "all", "window": 0}, {"vram": "1MiB"}])
 @pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_modules(name, settings):
-    """Their gates are parts of one storage that are written in turns, each with a version of its own."""
+    """Their gates are parts of one storage, written in turn, each with a separate version counter."""
     torch.manual_seed(0)
     x = torch.randn(128, 256) if name.endswith("Cell") else torch.randn(2, 128, 256)
 
@@ -57,7 +57,7 @@ def test_recurrent_modules(name, settings):
 
 
 class Product(torch.autograd.Function):
-    """A backward pass that writes what it was handed."""
+    """A backward pass that writes its input."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -200,7 +200,7 @@ def engine(device=None):
 
 
 class Liar(torch.UntypedStorage):
-    """Says that it has more than it has."""
+    """Reports a larger size than it has."""
 
     def nbytes(self):
         return 1 << 40

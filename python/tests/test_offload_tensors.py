@@ -1,4 +1,4 @@
-"""What is moved, what stays, and that every kind of view comes back as it was."""
+"""What is moved, what stays, and that every kind of view returns unchanged."""
 
 import gc
 import pickle
@@ -22,7 +22,7 @@ def batches(count):
 
 
 class Keep(torch.autograd.Function):
-    """Saves tensors and hands them out again as gradients would see them."""
+    """Saves tensors and returns them as a backward pass would see them."""
 
     seen = []
 
@@ -38,7 +38,7 @@ class Keep(torch.autograd.Function):
 
 
 def save_and_need(block, make):
-    """Checks what comes back of the tensors that `make()` returns, in a recorded step and in planned ones."""
+    """Checks what is returned for the tensors that `make()` creates, in a recorded step and in planned ones."""
     for _ in range(3):
         Keep.seen.clear()
         anchor = torch.zeros((), requires_grad=True)
@@ -210,7 +210,7 @@ def test_freed_graphs_free_their_memory():
 
 
 def test_budget_is_kept():
-    """On the CPU the budget is for saved tensors alone: the plan's peak never passes it."""
+    """On the CPU the budget is for saved tensors alone: the plan's peak never exceeds it."""
     for vram in (100_000, 200_000, 300_000):
         block = make_block(vram=vram)
         model = Mixed()

@@ -1,4 +1,4 @@
-"""`parity_at_length.py` as people call it, with a model and a run that take seconds."""
+"""`parity_at_length.py` as users call it, with a model and a run that take seconds."""
 
 import csv
 import json

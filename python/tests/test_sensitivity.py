@@ -1,4 +1,4 @@
-"""The comparisons can fail: a small change of any one tensor is further off than the bars allow."""
+"""The comparisons can fail: a small change of any one tensor exceeds the limits."""
 
 import copy
 
@@ -29,7 +29,7 @@ def test_a_change_of_any_tensor_is_noticed(name, saved, storm):
 
 
 def test_a_missing_part_is_noticed(saved, storm):
-    """Reference models with one part of the architecture taken out."""
+    """Reference models with one part of the architecture removed."""
     batch = random_batch(3, 33, VOCABULARY, seed=31)
 
     def check(name, change):

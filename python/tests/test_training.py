@@ -97,7 +97,7 @@ TEXT_MODELS = {
 
 
 def text_steps(corpus: bytes, count: int, batch: int, sequence: int) -> list[Step]:
-    """Random places of the text, bytes as tokens."""
+    """Random excerpts of the text, with bytes as tokens."""
     text = torch.frombuffer(bytearray(corpus), dtype=torch.uint8).long()
     generator = torch.Generator().manual_seed(12)
     steps = []
@@ -121,7 +121,7 @@ def test_three_hundred_steps_on_text(family, storm, corpus, record, tmp_path):
         return sum(losses[-20:]) / 20
 
     expected = final(training.train(module, steps, settings)[0])
-    # From 5.5 and above at the start: without learning the comparison would say nothing.
+    # Down from 5.5 or more at the start: without learning the comparison would be meaningless.
     assert expected < 2.6
     actual = {}
     for precision in ("f32", "bf16-master", "bf16-stochastic"):

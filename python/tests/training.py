@@ -30,7 +30,7 @@ class Step:
 
 
 def warmup_cosine(step: int, steps: int, peak: float) -> float:
-    """A tenth of the steps up, the rest down to a tenth of the peak."""
+    """Warm-up over a tenth of the steps, then decay to a tenth of the peak."""
     warmup = steps // 10
     if step < warmup:
         return peak * (step + 1) / warmup
@@ -39,7 +39,7 @@ def warmup_cosine(step: int, steps: int, peak: float) -> float:
 
 
 def job(steps: list[Step], settings: AdamW) -> dict:
-    """The part of a `train` job that PyTorch is given as well."""
+    """The part of a `train` job that PyTorch also receives."""
     return {
         "optimizer": asdict(settings),
         "steps": [

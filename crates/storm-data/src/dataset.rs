@@ -23,9 +23,9 @@ pub struct Dataset {
     manifest: Manifest,
     id: String,
     shards: Vec<Shard>,
-    /// Tokens before each shard, and in all.
+    /// Tokens before each shard, and in total.
     tokens_before: Vec<u64>,
-    /// Documents or samples that begin before each shard, and in all.
+    /// Documents or samples that start before each shard, and in total.
     samples_before: Vec<u64>,
 }
 
@@ -59,7 +59,7 @@ impl Dataset {
         };
         let shards: Vec<Shard> =
             manifest.shards.iter().enumerate().map(open).collect::<Result<_, _>>()?;
-        // Shards have less than 2^40 tokens each, and there are less than 2^24 of them.
+        // Each shard has fewer than 2^40 tokens, and there are fewer than 2^24 shards.
         let sums = |count: fn(&Shard) -> u64| {
             let mut sums = vec![0];
             sums.extend(shards.iter().scan(0, |sum, shard| {
@@ -78,7 +78,7 @@ impl Dataset {
         Ok(Dataset { dir, manifest, id, shards, tokens_before, samples_before })
     }
 
-    /// The held-out part begins where its sample does, or inside a document.
+    /// The held-out part starts at its sample, or inside a document.
     fn check_held_out(&self) -> Result<(), DataError> {
         let held_out = &self.manifest.held_out;
         let counts = &self.manifest.counts;
@@ -104,7 +104,8 @@ impl Dataset {
         &self.dir
     }
 
-    /// Identifies the dataset by its content: the same input packed with the same options has the same.
+    /// Identifies the dataset by its content: the same input packed with the same options has the same
+    /// id.
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -118,7 +119,7 @@ impl Dataset {
         }
     }
 
-    /// The samples of a part; for text, the documents that begin in it.
+    /// The samples of a part; for text, the documents that start in it.
     pub fn sample_range(&self, split: Split) -> Range<u64> {
         let cut = self.manifest.held_out.from_sample;
         match split {
@@ -127,7 +128,7 @@ impl Dataset {
         }
     }
 
-    /// Reads every byte and compares it with its checksum, the tokenizer's copy too.
+    /// Reads every byte and compares it with its checksum, including the tokenizer's copy.
     ///
     /// # Errors
     /// Names the first file that is damaged, and where.
@@ -143,10 +144,10 @@ impl Dataset {
         Ok(())
     }
 
-    /// The copy of tokenizer.json, compared with its checksum; none for the tokenizer of bytes.
+    /// The copy of tokenizer.json, checked against its checksum; none for the byte tokenizer.
     ///
     /// # Errors
-    /// If it is not there, or not the one that made the tokens.
+    /// If it is missing, or not the one that produced the tokens.
     pub fn tokenizer_json(&self) -> Result<Option<Vec<u8>>, DataError> {
         let Some(sha256) = &self.manifest.tokenizer.sha256 else { return Ok(None) };
         let path = self.dir.join(TOKENIZER);
@@ -157,7 +158,7 @@ impl Dataset {
         }
     }
 
-    /// Copies token ids, from token `start` on. `bytes` is room for them as they are stored.
+    /// Copies token ids, starting at token `start`. `bytes` is a buffer for their stored form.
     ///
     /// # Errors
     /// If there are fewer, or a shard is damaged.
@@ -178,7 +179,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// Copies the loss masks of tokens, from token `start` on: whether each is learned. All of text is.
+    /// Copies the loss masks of tokens, starting at token `start`: whether each is learned. In text,
+    /// all are.
     ///
     /// # Errors
     /// If there are fewer, or a shard is damaged.
@@ -216,7 +218,7 @@ impl Dataset {
     /// The tokens of a document or sample.
     ///
     /// # Errors
-    /// If there is none of that number, or the index cannot be read.
+    /// If there is no such number, or the index cannot be read.
     pub fn sample(&self, number: u64) -> Result<Range<u64>, DataError> {
         if number >= self.manifest.counts.samples {
             let count = self.manifest.counts.samples;
@@ -232,14 +234,15 @@ impl Dataset {
         }
     }
 
-    /// Where a document or sample begins; after the last one, the end of the data.
+    /// Where a document or sample starts; after the last one, the end of the data.
     pub(crate) fn sample_start(&self, number: u64) -> Result<u64, DataError> {
         let mut start = [0];
         self.sample_starts(number, &mut start)?;
         Ok(start[0])
     }
 
-    /// Where documents or samples begin, from the `first` on; after the last one, the end of the data.
+    /// Where documents or samples start, from number `first` on; after the last one, the end of the
+    /// data.
     pub(crate) fn sample_starts(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
         let (mut first, mut dest) = (first, dest);
         while !dest.is_empty() {
@@ -247,7 +250,7 @@ impl Dataset {
                 dest.fill(self.manifest.counts.tokens);
                 break;
             }
-            // The last shard that begins at or before it: earlier ones may have none.
+            // The last shard that starts at or before it: earlier ones may be empty.
             let number = self.samples_before.partition_point(|&before| before <= first) - 1;
             let shard = &self.shards[number];
             let at = first - self.samples_before[number];
@@ -269,7 +272,8 @@ impl Dataset {
         Ok(())
     }
 
-    /// The shard of a token that exists, the token's place in it, and how many of `count` are there.
+    /// The shard of an existing token, the token's place in it, and how many of `count` tokens are
+    /// there.
     fn place(&self, token: u64, count: usize) -> (&Shard, u64, usize) {
         let number = self.tokens_before.partition_point(|&before| before <= token) - 1;
         let at = token - self.tokens_before[number];

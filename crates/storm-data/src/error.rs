@@ -67,7 +67,7 @@ pub enum DataError {
         /// What is wrong with it.
         problem: String,
     },
-    /// The output cannot go where it should.
+    /// The output cannot be written to its place.
     #[error("{path} {problem}")]
     Output {
         /// Where it should go.
@@ -124,7 +124,7 @@ impl DataError {
         move |source| DataError::Io { path: path.to_owned(), source }
     }
 
-    /// For `map_err`: an output that could not be moved to its place.
+    /// For `map_err`: an output could not be moved to its place.
     pub(crate) fn stage(output: &Path) -> impl Fn(StageError) -> DataError + '_ {
         move |error| match error {
             StageError::Refused { problem } => {

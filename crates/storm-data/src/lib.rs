@@ -2,8 +2,8 @@
 //!
 //! [`pack`] turns text into a directory of shards: token ids in files that are mapped into memory, with
 //! an index and checksums. [`Dataset::open`] checks such a directory, and a [`Loader`] draws rows from
-//! it: each once per epoch, in an order that depends on the seed alone, from any position on. Files are
-//! hostile until parsed. Nothing here knows a model.
+//! it: each once per epoch, in an order that depends only on the seed, starting at any position. Files
+//! are untrusted until parsed. Nothing here knows about models.
 //!
 //! ```
 //! use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a dataset says of itself: `dataset.json`, and the checksums of it and of the tokenizer.
+//! A dataset's metadata: `dataset.json`, and the checksums of it and of the tokenizer.
 
 use crate::{DataError, TokenizerInfo};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ const VERSION: u32 = 1;
 
 /// A hundred thousand shards need less.
 const MANIFEST_BYTES_MAX: u64 = 16 << 20;
-/// The largest tokenizers in use have 35 MB.
+/// The largest tokenizers in use are 35 MB.
 pub(crate) const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
 
 /// What a dataset is made of.
@@ -39,7 +39,7 @@ pub enum Kind {
 pub struct ShardInfo {
     /// Token ids in it.
     pub tokens: u64,
-    /// Documents or samples that begin in it.
+    /// Documents or samples that start in it.
     pub samples: u64,
     /// Length of the file.
     pub bytes: u64,
@@ -47,17 +47,17 @@ pub struct ShardInfo {
     pub checksum: u32,
 }
 
-/// Where the part for evaluation begins; it goes to the end.
+/// Where the part for evaluation starts; it extends to the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeldOut {
     /// Its first token.
     pub from_token: u64,
-    /// Its first sample; for text, the first document that begins in it.
+    /// Its first sample; for text, the first document that starts in it.
     pub from_sample: u64,
 }
 
-/// What went in and what did not.
+/// What was packed and what was left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
@@ -69,15 +69,15 @@ pub struct Counts {
     pub samples: u64,
     /// Tokens.
     pub tokens: u64,
-    /// Of those, tokens that are learned: all of text, of samples what the mask says.
+    /// Of those, the learned tokens: for text all, for samples those in the mask.
     pub learned_tokens: u64,
-    /// Left out because there was nothing in them.
+    /// Left out because they were empty.
     pub empty_samples: u64,
-    /// Left out because no token of them is learned.
+    /// Left out because none of their tokens is learned.
     pub unlearned_samples: u64,
 }
 
-/// All that is known of a dataset besides its tokens.
+/// Everything known about a dataset besides its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
@@ -85,7 +85,7 @@ pub struct Manifest {
     version: u32,
     /// What it is made of.
     pub kind: Kind,
-    /// What made the tokens.
+    /// The tokenizer of its tokens.
     pub tokenizer: TokenizerInfo,
     /// What went in.
     pub counts: Counts,
@@ -107,8 +107,8 @@ impl Manifest {
         Manifest { format, version, kind, tokenizer, counts, held_out, shards }
     }
 
-    /// Writes the manifest and the checksums; the tokenizer's copy is there already.
-    /// Returns what identifies the dataset.
+    /// Writes the manifest and the checksums, and returns the dataset's id. The tokenizer's copy
+    /// must already be there.
     pub(crate) fn write(&self, dir: &Path) -> Result<String, DataError> {
         let mut json = serde_json::to_vec_pretty(self)
             .map_err(|error| DataError::damaged(dir, error.to_string()))?;
@@ -128,7 +128,7 @@ impl Manifest {
         text
     }
 
-    /// Reads the manifest, and what identifies the dataset: the checksum of all checksums.
+    /// Reads the manifest and the dataset's id, which is the checksum of all checksums.
     pub(crate) fn read(dir: &Path) -> Result<(Manifest, String), DataError> {
         let path = dir.join(MANIFEST);
         if !path.is_file() {

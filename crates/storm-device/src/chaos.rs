@@ -1,7 +1,7 @@
 use storm_graph::random::{Purpose, Seed, Stream, words};
 use storm_plan::Queue;
 
-/// Random short delays for a queue, so that queues overtake each other in every way that the plan
+/// Short random delays for a queue, so tests see queues overtake each other in every way the plan
 /// allows.
 #[derive(Clone, Debug)]
 pub(crate) struct Chaos {
@@ -19,7 +19,7 @@ impl Chaos {
         Chaos { seed: Seed { seed, step: 0 }, stream, delays: 0 }
     }
 
-    /// How long the queue's next instruction is to be held up.
+    /// How long to delay the queue's next instruction.
     pub(crate) fn delay_ns(&mut self) -> u32 {
         let [word, ..] = words(self.seed, Purpose::Rounding, self.stream, self.delays);
         self.delays += 1;

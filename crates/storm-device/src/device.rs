@@ -15,13 +15,13 @@ pub trait Device {
     /// Size of the block.
     fn capacity_bytes(&self) -> usize;
 
-    /// Resolves a node: `place` gives the byte offset of each tensor, in-place outputs that of what
-    /// they overwrite. `layer` is the layer that the node belongs to, for random streams; 0 outside
-    /// of layers.
+    /// Resolves a node. `place` gives the byte offset of each tensor; an in-place output has the
+    /// offset of the operand it overwrites. `layer` is the node's layer, for random streams; 0
+    /// outside of layers.
     ///
     /// # Errors
-    /// A tensor outside the block or misaligned, outputs that overlap what they must not, or an op
-    /// that the device has no kernel for.
+    /// A tensor is outside the block or misaligned, an output overlaps something it must not, or
+    /// the device has no kernel for the op.
     fn prepare(
         &self,
         graph: &Graph,
@@ -30,10 +30,10 @@ pub trait Device {
         layer: u16,
     ) -> Result<Self::Instruction, DeviceError>;
 
-    /// Runs an instruction after all before it. May return before it is done.
+    /// Runs an instruction after all earlier ones. May return before it is done.
     ///
     /// # Errors
-    /// From the device; an error inside a kernel may be reported by a later call.
+    /// From the device. An error inside a kernel may be reported by a later call.
     fn run(&mut self, instruction: &Self::Instruction) -> Result<(), DeviceError>;
 
     /// Waits until everything is done.

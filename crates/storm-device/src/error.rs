@@ -8,16 +8,17 @@ use storm_plan::{InstructionId, Plan, Tier};
 /// Why a device refused.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum DeviceError {
-    /// Memory of a tier could not be had, of the device or of the host.
+    /// Device or host memory could not be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryRefused),
-    /// A plan that takes memory of a tier which the device does not have.
+    /// The plan uses a tier that the device does not have.
     #[error("this device has no {tier} memory: plan for its own memory and the host's")]
     NoTier {
         /// Which.
         tier: Tier,
     },
-    /// From the GPU, its driver or its libraries; refused memory is [`DeviceError::Memory`].
+    /// From the GPU, its driver or its libraries. Refused memory is [`DeviceError::Memory`]
+    /// instead.
     #[error(transparent)]
     Cuda(CudaError),
     /// A tensor lies outside the block.
@@ -54,7 +55,7 @@ pub enum DeviceError {
         /// What it overlaps.
         other: String,
     },
-    /// An in-place output is not where its operand is.
+    /// An in-place output is not at its operand's address.
     #[error("{op} `{node}`: `{output}` must lie exactly over `{operand}`, which it overwrites")]
     NotInPlace {
         /// The op's name.
@@ -82,16 +83,16 @@ pub enum DeviceError {
          stopped"
     )]
     Instruction {
-        /// What it was to do.
+        /// What it was supposed to do.
         instruction: String,
         /// Where.
         queue: String,
-        /// What it was to make or move.
+        /// What it was supposed to compute or copy.
         tensor: String,
         /// What went wrong.
         reason: String,
     },
-    /// A segment of a plan was issued out of turn.
+    /// A segment of a plan was issued out of order.
     #[error(
         "segment `{segment}` was issued where `{expected}` is next: a plan is safe in the order \
          of its step only; a step that was broken off cannot be taken up again"
@@ -99,7 +100,7 @@ pub enum DeviceError {
     OutOfTurn {
         /// What was issued.
         segment: &'static str,
-        /// What the plan has next.
+        /// The plan's next segment.
         expected: &'static str,
     },
     /// Host data of the wrong size.
@@ -112,7 +113,7 @@ pub enum DeviceError {
         /// What was given.
         given_bytes: usize,
     },
-    /// The operating system gave no thread.
+    /// The operating system refused to start a thread.
     #[error(
         "cannot start threads: {reason}; allow more processes (ulimit -u) or ask for fewer threads"
     )]

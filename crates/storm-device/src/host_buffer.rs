@@ -1,14 +1,14 @@
-//! Host memory for what is fetched from a device as a whole.
+//! Host buffers for large reads from a device.
 
 use crate::DeviceError;
 use crate::cuda::PinnedMemory;
 use rayon::prelude::*;
 use storm_host::HostPages;
 
-/// What a core copies at a time.
+/// The piece that one core copies at a time.
 const PIECE_BYTES: usize = 4 << 20;
 
-/// Host memory of exactly the size asked for, all of it present; page-locked where a card copies to it.
+/// Host memory of exactly the requested size, all of it present; pinned if a card copies to it.
 #[derive(Debug)]
 pub struct HostBuffer(Memory);
 
@@ -19,7 +19,7 @@ enum Memory {
 }
 
 impl HostBuffer {
-    /// Takes `bytes` of plain memory, at least one.
+    /// Allocates `bytes` of ordinary memory, at least one.
     ///
     /// # Errors
     /// The machine or its control group has less.
@@ -48,8 +48,8 @@ impl HostBuffer {
     }
 }
 
-/// Copies each first to its second, of the same length, with all cores: one alone does not use up the
-/// memory's bandwidth.
+/// Copies each first slice to its second, of the same length, on all cores: one core alone does not
+/// saturate the memory bandwidth.
 pub(crate) fn copy_all(pairs: Vec<(&[u8], &mut [u8])>) {
     pairs.into_par_iter().for_each(|(from, to)| {
         let pieces = to.par_chunks_mut(PIECE_BYTES).zip(from.par_chunks(PIECE_BYTES));

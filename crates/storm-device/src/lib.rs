@@ -1,8 +1,8 @@
 //! Devices that run STORM's ops.
 //!
-//! [`cpu`] is the reference that every other device is checked
-//! against, and a fast device of its own. A [`Device`] runs one instruction after another; a
-//! [`PlanDevice`] runs a checked plan on queues beside each other.
+//! [`cpu`] is the reference that every other device is checked against, and a fast device in its
+//! own right. A [`Device`] runs one instruction after another; a [`PlanDevice`] runs a checked
+//! plan on concurrent queues.
 
 mod chaos;
 pub mod cpu;

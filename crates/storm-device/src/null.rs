@@ -1,4 +1,4 @@
-//! A device without memory or work, on a virtual clock.
+//! A device that does no work and has no memory, on a virtual clock.
 
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
@@ -24,7 +24,7 @@ pub struct NullOptions {
 }
 
 impl NullOptions {
-    /// As long as the simulator takes each instruction to last on that hardware, with a trace.
+    /// The simulator's time for each instruction on that hardware, with a trace.
     pub fn of_profile(plan: &Plan, profile: &HardwareProfile) -> NullOptions {
         NullOptions {
             instruction_seconds: instruction_seconds(plan, profile),
@@ -34,8 +34,8 @@ impl NullOptions {
     }
 }
 
-/// Runs a plan on paper: every instruction takes the time it is said to take, what is written is
-/// forgotten, and what is read is zero.
+/// Runs a plan without doing its work: every instruction takes its given time, writes are
+/// discarded, and reads return zeros.
 #[derive(Debug)]
 pub struct NullDevice {
     plan: Arc<CheckedPlan>,
@@ -44,11 +44,11 @@ pub struct NullDevice {
     issue_ns: u64,
     /// By instruction: how long it takes.
     durations_ns: Vec<u64>,
-    /// By instruction: when it was done last; 0 if it never ran.
+    /// By instruction: when its last run ended; 0 if it never ran.
     ends_ns: Vec<u64>,
-    /// By queue: when it has done all it was given.
+    /// By queue: when it finishes everything it was given.
     free_ns: PerQueue<u64>,
-    /// When the host is, waits included.
+    /// The host's time, waits included.
     host_ns: u64,
 }
 
@@ -77,7 +77,7 @@ impl NullDevice {
         }
     }
 
-    /// When the host goes on if it waits for all of these.
+    /// When the host continues if it waits for all of these.
     fn end_of(&self, instructions: &[InstructionId]) -> u64 {
         let ends = instructions.iter().map(|id| self.ends_ns[id.index()]);
         ends.fold(self.host_ns, u64::max)
@@ -100,7 +100,7 @@ impl PlanDevice for NullDevice {
     const ALIGNMENT: usize = 64;
 
     /// # Panics
-    /// If the options have another number of instructions than the plan.
+    /// If the number of instructions in the options differs from the plan's.
     fn commit(plan: Arc<CheckedPlan>, options: NullOptions) -> Result<NullDevice, DeviceError> {
         assert_eq!(options.instruction_seconds.len(), plan.instructions.len());
         let durations_ns = options.instruction_seconds.into_iter().map(nanoseconds);

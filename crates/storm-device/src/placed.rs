@@ -1,4 +1,4 @@
-//! A node with addresses: what every device prepares its instructions from.
+//! A node with addresses, from which every device prepares its instructions.
 
 use crate::DeviceError;
 use std::ops::Range;
@@ -20,7 +20,7 @@ impl View {
 }
 
 /// A node whose tensors are all placed: in bounds, aligned, and with outputs that overlap nothing
-/// but the operand they overwrite. Kernels rely on it.
+/// but the operand they overwrite. Kernels rely on this for soundness.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacedNode {
     pub(crate) op: Op<View>,
@@ -88,7 +88,7 @@ pub(crate) fn node_of<'a>(
     (graph, node, place)
 }
 
-/// What an instruction makes or moves; the first, where it is several.
+/// What an instruction computes or copies; the first tensor if there are several.
 pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
     let values = match work {
         Work::Compute(compute) => &compute.writes,
@@ -111,8 +111,8 @@ pub(crate) fn unsupported(node: &Node, reason: String) -> DeviceError {
     DeviceError::Unsupported { op: node.op.name(), node: node.name.clone(), reason }
 }
 
-/// An output may share bytes with the operand that it overwrites, all of them, and with nothing
-/// else. The kernels rely on it for the soundness of their slices.
+/// An output must cover exactly the operand that it overwrites, and overlap nothing else. The
+/// slices in the kernels are sound only because of this.
 fn check_overlaps(
     graph: &Graph,
     node: &Node,
@@ -149,7 +149,7 @@ fn check_overlaps(
             }
         }
     }
-    // An operand that is overwritten must not also be read under another role.
+    // An overwritten operand must not also be read in another role.
     for (operand, _) in &in_place {
         let uses = views[..operands].iter().filter(|(id, _)| id == operand).count();
         if uses > 1 {

@@ -4,62 +4,61 @@ use std::time::{Duration, Instant};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 
-/// What runs a checked plan: memory in every tier of exactly the plan's size, and queues that run
-/// beside each other and beside the host.
+/// A device that runs a checked plan. It has memory in every tier, of exactly the plan's size, and queues
+/// that run concurrently with each other and with the host.
 ///
-/// The host issues segments; each queue works off its instructions in the order given, and an
-/// instruction starts when what it waits for is done. Everything is taken and resolved by
-/// [`PlanDevice::commit`]; after that nothing is allocated or looked up.
+/// The host issues segments. Each queue runs its instructions in the order issued, and an instruction
+/// starts when everything it waits for is done. [`PlanDevice::commit`] allocates and resolves everything;
+/// after that nothing is allocated or looked up.
 ///
 /// # Why this is safe
-/// The checker has proved, for the order of the plan's step and for one step after another, that
-/// no two instructions which are not ordered by queues and waits touch the same bytes in conflict.
-/// A device keeps its side: it refuses a segment out of turn, starts a step or a flush on empty
-/// queues, resolves a wait to the last giving-out of the awaited instruction before the waiter,
-/// issues a segment only when earlier copies of the inputs and results that it copies are done,
-/// lets the host write an input only when the copies that read it are done, and lets it read or
-/// write any other memory on empty queues only.
+/// The checker has proved, for the plan's step order and for consecutive steps, that two instructions not
+/// ordered by queues and waits never access the same bytes in conflict. A device must do its part. It
+/// refuses a segment out of order. It starts a step or a flush on empty queues. It resolves a wait to the
+/// latest issue of the awaited instruction before the waiting one. It issues a segment only after earlier
+/// copies of the inputs and results that the segment copies are done. It lets the host write an input only
+/// after the copies that read it are done, and read or write any other memory only on empty queues.
 ///
 /// # Errors
-/// When an instruction fails, every queue stops before its next instruction, and the call in
-/// which the host learns of it and all later ones return the same error. Work runs while the host
-/// goes on: a call may report the failure of something that was issued earlier.
+/// When an instruction fails, every queue stops before its next instruction. The call in which the host
+/// learns of it, and every later call, returns the same error. Since work runs asynchronously, a call may
+/// report the failure of something issued earlier.
 pub trait PlanDevice: Sized {
-    /// What a device is opened with.
+    /// Options for opening the device.
     type Options;
 
     /// Offsets of tensors in device memory are multiples of this.
     const ALIGNMENT: usize;
 
-    /// Takes the plan's memory, zeroed, resolves every instruction, and starts the queues.
+    /// Allocates the plan's memory, zeroed, resolves every instruction, and starts the queues.
     ///
     /// # Errors
-    /// The memory cannot be had, or the device has no kernel for an instruction.
+    /// The memory cannot be allocated, or the device has no kernel for an instruction.
     fn commit(plan: Arc<CheckedPlan>, options: Self::Options) -> Result<Self, DeviceError>;
 
     /// What it runs.
     fn plan(&self) -> &Arc<CheckedPlan>;
 
-    /// Gives the instructions of a segment to the queues, in order. Waits where a queue has no room
-    /// for more; for empty queues before the first segment of a step and before a flush; and for
-    /// earlier copies of inputs and results that the segment copies too, as the host has done if it
-    /// has written and read them.
+    /// Issues the instructions of a segment to their queues, in order. Waits while a queue is full; waits
+    /// for empty queues before the first segment of a step and before a flush; and waits for earlier
+    /// copies of the inputs and results that the segment copies too, unless the host has already done so
+    /// by writing and reading them.
     ///
     /// # Errors
-    /// The plan has another segment next, or anything that was issued has failed.
+    /// The plan has a different segment next, or something issued has failed.
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError>;
 
-    /// Sets an input, a position in the plan's inputs, once the copies that read it are done.
+    /// Sets an input, given by its index in the plan's inputs, once the copies that read it are done.
     ///
     /// # Errors
-    /// The wrong number of bytes, or anything that was issued has failed.
+    /// The number of bytes is wrong, or something issued has failed.
     fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Fetches a result, a position in the plan's results, once the last copy that brings it is
+    /// Reads a result, given by its index in the plan's results, once the last copy that brings it is
     /// done.
     ///
     /// # Errors
-    /// The wrong number of bytes, or anything that was issued has failed.
+    /// The number of bytes is wrong, or something issued has failed.
     fn read_result(&mut self, result: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Waits until all queues are empty.
@@ -68,28 +67,27 @@ pub trait PlanDevice: Sized {
     /// Of anything that was issued.
     fn synchronize(&mut self) -> Result<(), DeviceError>;
 
-    /// Sets memory, on empty queues.
+    /// Writes memory, on empty queues.
     ///
     /// # Errors
-    /// Outside of the tier, or anything that was issued has failed.
+    /// The place is outside the tier, or something issued has failed.
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Fetches memory, on empty queues.
+    /// Reads memory, on empty queues.
     ///
     /// # Errors
-    /// Outside of the tier, or anything that was issued has failed.
+    /// The place is outside the tier, or something issued has failed.
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
-    /// Fetches memory of many places, on empty queues, as fast as it can be had.
+    /// Reads many places, on empty queues, as fast as possible.
     ///
     /// # Errors
-    /// As [`PlanDevice::read`]; what was fetched of the rest is not said.
+    /// As [`PlanDevice::read`]; the contents of the other buffers are then unspecified.
     fn read_all(&mut self, reads: Vec<(Place, &mut [u8])>) -> Result<(), DeviceError> {
         reads.into_iter().try_for_each(|(place, bytes)| self.read(place, bytes))
     }
 
-    /// Host memory that this device can fill the fastest. It is not among
-    /// [`PlanDevice::memory_taken`].
+    /// Host memory that this device can fill fastest. It does not count in [`PlanDevice::memory_taken`].
     ///
     /// # Errors
     /// The machine or a limit does not allow it.
@@ -97,12 +95,11 @@ pub trait PlanDevice: Sized {
         HostBuffer::new(bytes)
     }
 
-    /// Runs one node that is not part of the plan, on empty queues, and waits for it. `place` gives
-    /// the offset of each tensor in device memory. For what precedes the first step; it may
-    /// allocate.
+    /// Runs one node that is not part of the plan, on empty queues, and waits for it. `place` gives the
+    /// offset of each tensor in device memory. For work before the first step; it may allocate.
     ///
     /// # Errors
-    /// As [`PlanDevice::commit`] of the node, or it failed.
+    /// As [`PlanDevice::commit`] for the node, or the node failed.
     fn run_alone(
         &mut self,
         graph: &Graph,
@@ -111,10 +108,10 @@ pub trait PlanDevice: Sized {
         layer: u16,
     ) -> Result<(), DeviceError>;
 
-    /// Bytes that are held for the plan; that does not change after [`PlanDevice::commit`].
+    /// Bytes held for the plan; constant after [`PlanDevice::commit`].
     fn memory_taken(&self) -> PerTier<usize>;
 
-    /// Device memory that the process holds now, as the driver counts it where there is one.
+    /// Device memory that the process holds now, as counted by the driver if there is one.
     ///
     /// # Errors
     /// From the driver.
@@ -122,7 +119,7 @@ pub trait PlanDevice: Sized {
         Ok(self.memory_taken()[Tier::DEVICE] as u64)
     }
 
-    /// Device memory that is free; none if the device's memory is its own.
+    /// Free device memory; none if the device does not share its memory.
     ///
     /// # Errors
     /// From the driver.
@@ -130,23 +127,23 @@ pub trait PlanDevice: Sized {
         Ok(None)
     }
 
-    /// What computes: the card and the library that chooses its matrix products. On what has the same
-    /// identity a plan gives the same bits.
+    /// What computes: the card, and the library that chooses its matrix products. A plan gives the same
+    /// bits on every device with the same identity.
     fn identity(&self) -> String;
 
-    /// The clock that steps are timed by: that of the host, except on a device whose time is virtual. Only
-    /// differences mean anything.
+    /// The clock for timing steps: the host's, except on a device with virtual time. Only differences are
+    /// meaningful.
     fn now(&self) -> Duration {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         START.elapsed()
     }
 
-    /// Whether steps from now on are recorded, for a device that was asked to record and does so until
-    /// told otherwise. One on which recording costs nothing worth mentioning goes on with it.
+    /// Turns the recording of later steps on or off, on a device that was opened with recording, which
+    /// starts out on. A device on which recording costs next to nothing may ignore this.
     fn set_recording(&mut self, _recording: bool) {}
 
-    /// What the queues did in the step or flush recorded last, once it is done; none if the
-    /// device was not asked to record any.
+    /// What the queues did in the last recorded step or flush, once it is done; none if the device was not
+    /// opened with recording.
     ///
     /// # Errors
     /// Of anything that was issued.

@@ -2,23 +2,23 @@ use std::fmt;
 use storm_host::{HostMemoryRefused, show_bytes};
 use storm_plan::Tier;
 
-/// Memory of a tier that could not be had, for any reason.
+/// Memory of a tier could not be allocated, for any reason.
 ///
-/// A planner can act on it without knowing the device: less of the tier, by what is missing.
+/// A planner can handle this without knowing the device: use less of the tier, by what is missing.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct MemoryRefused {
     /// Of which tier.
     pub tier: Tier,
     /// What was asked for.
     pub wanted_bytes: u64,
-    /// What could have been had; none if who refused did not say.
+    /// How much was available; none if unknown.
     pub available_bytes: Option<u64>,
-    /// Who refused it, and what to do.
+    /// What refused it, and what to do.
     pub reason: String,
 }
 
 impl MemoryRefused {
-    /// How much less to ask for. If the available amount is unknown, an eighth less.
+    /// How much less to request. If the available amount is unknown, an eighth less.
     pub fn missing_bytes(&self) -> u64 {
         match self.available_bytes {
             Some(available) => self.wanted_bytes.saturating_sub(available),

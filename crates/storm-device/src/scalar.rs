@@ -5,7 +5,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A type that tensors are made of. Every bit pattern is a value, so memory may be read as any.
+/// An element type of tensors. Every bit pattern is valid, so memory may be read as any of them.
 pub trait Scalar: Copy + Send + Sync + 'static + sealed::Sealed {
     /// The dtype it stores.
     const DTYPE: DType;
@@ -24,13 +24,13 @@ macro_rules! scalar {
 
 /// The bytes that values are stored as.
 pub fn bytes_of<T: Scalar>(values: &[T]) -> &[u8] {
-    // SAFETY: a scalar has no padding, and bytes need no alignment; the borrow is passed on.
+    // SAFETY: a scalar has no padding, and bytes need no alignment; the result keeps the borrow.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// The bytes that values are stored as, to be overwritten.
 pub fn bytes_of_mut<T: Scalar>(values: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and every bit pattern is a value.
+    // SAFETY: as above, and every bit pattern is a valid scalar.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 

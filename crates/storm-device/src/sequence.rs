@@ -1,11 +1,11 @@
 use crate::DeviceError;
 use storm_plan::{InstructionId, Plan, Segment, SegmentId};
 
-/// Where in its step a plan is, and what the host must have waited for before it goes on. A plan was
-/// checked in this order and with these waits only: devices refuse whatever is not next.
+/// Tracks where a plan is in its step, and what the host must wait for before it continues. A plan
+/// is checked only for this order and these waits, so devices refuse any other segment.
 #[derive(Clone, Debug)]
 pub(crate) struct Sequence {
-    /// The run that is next or under way, as a position in the plan's step.
+    /// The run that is next or in progress, as an index into the plan's step.
     run: usize,
     /// How often its segment has been issued.
     times: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Sequence {
 /// What a segment follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing: the queues must be empty first.
+    /// None: the queues must be empty first.
     Begins,
     /// The segment before it in the step.
     GoesOn,
@@ -30,7 +30,7 @@ impl Sequence {
         let all: Vec<_> = inputs.chain(plan.results.iter().map(|result| &result.copies)).collect();
         let copies_of = |segment: &Segment| {
             let here = |id: &InstructionId| segment.instructions.contains(&id.index());
-            // All copies of whatever the segment copies, those in other segments too.
+            // All copies of everything the segment copies, including those in other segments.
             let touched = all.iter().filter(|copies| copies.iter().any(here));
             touched.flat_map(|copies| copies.iter().copied()).collect()
         };
@@ -38,12 +38,12 @@ impl Sequence {
         Sequence { run: 0, times: 0, host_copies }
     }
 
-    /// What must be done, as last issued, before the host issues the segment.
+    /// The copies whose latest runs must be done before the host issues the segment.
     pub(crate) fn host_copies(&self, segment: SegmentId) -> &[InstructionId] {
         &self.host_copies[segment.0 as usize]
     }
 
-    /// Takes note of a segment that is issued.
+    /// Registers that a segment is issued.
     pub(crate) fn advance(&mut self, plan: &Plan, segment: SegmentId) -> Result<Turn, DeviceError> {
         self.skip_empty(plan);
         let begins = plan.step[..self.run].iter().all(|run| run.times == 0) && self.times == 0;

@@ -1,13 +1,13 @@
-//! What queues did when.
+//! What queues did, and when.
 
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// One instruction as it ran. Times are nanoseconds from an origin that is the device's.
+/// One run of an instruction. Times are nanoseconds from an origin chosen by the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// Which.
     pub instruction: InstructionId,
-    /// What held it up last, after the one before it in its queue was done.
+    /// What it waited for last, after the previous instruction of its queue was done.
     pub waited_for: WaitedFor,
     /// When nothing held it up any more.
     pub ready_ns: u64,
@@ -17,12 +17,12 @@ pub struct Span {
     pub end_ns: u64,
 }
 
-/// What holds up an instruction at the head of its queue.
+/// What an instruction at the head of its queue waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WaitedFor {
     /// Nothing did.
     Nothing,
-    /// The host had not given it out.
+    /// The host had not issued it yet.
     Host,
     /// This one, in another queue, was not done.
     Instruction(InstructionId),
@@ -31,20 +31,20 @@ pub enum WaitedFor {
 /// All instructions of a step, a flush or an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trace {
-    /// Queue by queue, each in the order it ran.
+    /// Queue by queue, each in execution order.
     pub spans: Vec<Span>,
-    /// How many more there were than a trace holds.
+    /// How many more spans there were than fit.
     pub left_out: usize,
 }
 
-/// Room for the spans of one step, taken beforehand.
+/// Preallocated room for the spans of one step.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     spans: PerQueue<Vec<Span>>,
     left_out: usize,
 }
 
-/// By queue: the instructions of a step of the plan, or of its flush or evaluation where those are more.
+/// By queue: the instructions of a step of the plan, or of its flush or evaluation if longer.
 pub(crate) fn longest(plan: &Plan) -> PerQueue<usize> {
     let in_segment = |segment, queue| {
         let range = plan.segment(segment).instructions.clone();
@@ -60,11 +60,11 @@ pub(crate) fn longest(plan: &Plan) -> PerQueue<usize> {
     })
 }
 
-/// Most spans of a queue that are kept: 40 MB of them.
+/// The most spans kept for a queue: 40 MB of them.
 const SPANS_MAX: usize = 1 << 20;
 
 impl Recorder {
-    /// Room for a step of the plan, or its flush or evaluation where that is longer.
+    /// Room for a step of the plan, or its flush or evaluation if longer.
     pub(crate) fn new(plan: &Plan) -> Recorder {
         let spans = longest(plan).map(|count| Vec::with_capacity(count.min(SPANS_MAX)));
         Recorder { spans, left_out: 0 }
@@ -76,7 +76,7 @@ impl Recorder {
         self.left_out = 0;
     }
 
-    /// Notes what a queue did.
+    /// Records what a queue did.
     pub(crate) fn record(&mut self, queue: Queue, span: Span) {
         let spans = &mut self.spans[queue];
         if spans.len() < spans.capacity() {
@@ -86,7 +86,7 @@ impl Recorder {
         }
     }
 
-    /// All that was noted.
+    /// Everything recorded.
     pub(crate) fn trace(&self) -> Trace {
         let spans = self.spans.iter().flat_map(|(_, spans)| spans).copied().collect();
         Trace { spans, left_out: self.left_out }

@@ -1,7 +1,7 @@
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// A queue's progress to wait for: `count` instructions done, none if 0. The last of
-/// them is `instruction`.
+/// Progress of a queue to wait for: `count` instructions done, the last of which is `instruction`. A
+/// count of 0 means no wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) count: u64,
@@ -13,20 +13,20 @@ pub(crate) type Targets = PerQueue<Target>;
 
 const NOTHING: Targets = PerQueue::of_each(Target { count: 0, instruction: InstructionId(0) });
 
-/// What a queue is given: an instruction, and how far the others must be before it starts.
+/// What a queue is given: an instruction, and how far the other queues must be before it starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Command {
     pub(crate) instruction: InstructionId,
     pub(crate) targets: Targets,
 }
 
-/// How much was given to each queue. Turns "the last run of that instruction before this one" into
-/// a count, once, when the waiter is issued: later runs do not change what it means.
+/// Counts what was issued to each queue. Turns "the latest run of that instruction before this one"
+/// into a count, when the waiting instruction is issued, so later runs do not change its meaning.
 #[derive(Debug)]
 pub(crate) struct Tickets {
     queues: Vec<Queue>,
-    /// By instruction: how many its queue had been given, itself included, when it was issued
-    /// last; 0 if it never was.
+    /// By instruction: how many its queue had been given, itself included, when it was last issued;
+    /// 0 if never.
     last: Vec<u64>,
     given: PerQueue<u64>,
 }
@@ -38,7 +38,7 @@ impl Tickets {
         Tickets { queues, last, given: PerQueue::default() }
     }
 
-    /// Notes that an instruction is issued.
+    /// Registers that an instruction is issued.
     pub(crate) fn give(&mut self, plan: &Plan, id: InstructionId) -> (Queue, Command) {
         let queue = self.queues[id.index()];
         let targets = self.targets(&plan.instruction(id).waits);
@@ -47,7 +47,7 @@ impl Tickets {
         (queue, Command { instruction: id, targets })
     }
 
-    /// How far the queues must be for all of these to be done, as last issued.
+    /// How far the queues must be for the latest runs of all of these to be done.
     pub(crate) fn targets(&self, instructions: &[InstructionId]) -> Targets {
         let mut targets = NOTHING;
         for &instruction in instructions {
@@ -60,8 +60,8 @@ impl Tickets {
         targets
     }
 
-    /// How many its queue had been given when the instruction was issued last, itself included; 0 if
-    /// it never was.
+    /// How many its queue had been given when the instruction was last issued, itself included; 0 if
+    /// never.
     pub(crate) fn last(&self, id: InstructionId) -> u64 {
         self.last[id.index()]
     }

@@ -20,7 +20,7 @@ pub enum ExecError {
         /// Name of the tensor.
         tensor: String,
     },
-    /// Two slots of one name that differ.
+    /// Two slots have the same name but differ.
     #[error("slot `{name}` is {known}, and cannot also be {wanted}")]
     SlotMismatch {
         /// Name of the slot.
@@ -30,7 +30,7 @@ pub enum ExecError {
         /// What was asked for.
         wanted: Box<Tensor>,
     },
-    /// A tensor of the host is to be computed, and the device has no room for it.
+    /// A tensor kept on the host is to be computed, and the device has no room for it.
     #[error(
         "`{tensor}` is to be made in {bytes} bytes of device memory, of which {largest_bytes} are \
          free in one piece; make it on the host and write it"

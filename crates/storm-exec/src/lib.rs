@@ -1,11 +1,11 @@
 //! Runs programs on a device.
 //!
 //! [`Resident`] keeps everything in device memory: parameters, gradients and optimizer state in
-//! slots that last, and all activations of a step in a work area that is laid out beforehand from
+//! persistent slots, and all activations of a step in a work area that is laid out in advance from
 //! their lifetimes. Nothing is allocated, decided or looked up while a schedule runs.
 //!
-//! [`Planned`] runs a checked plan, which says what moves between device and host and when; [`trace`]
-//! shows what its queues did.
+//! [`Planned`] runs a checked plan, which says what is copied between device and host and when;
+//! [`trace`] shows what its queues did.
 
 mod error;
 mod layout;

@@ -5,7 +5,7 @@ use storm_device::{Device, DeviceError, Scalar};
 use storm_graph::{DType, Tensor, TensorId};
 use storm_plan::ALIGNMENT;
 
-/// Programs on a device with everything in its memory.
+/// Runs programs with everything in device memory.
 #[derive(Debug)]
 pub struct Resident<D: Device> {
     device: D,
@@ -108,7 +108,7 @@ impl<D: Device> Resident<D> {
         Ok(())
     }
 
-    /// The names of a schedule's nodes, each once, in order: those of all layers have the same.
+    /// The names of a schedule's nodes, each once, in order. All layers use the same names.
     pub fn node_names(&self, schedule: ScheduleId) -> Vec<&str> {
         let mut names: Vec<&str> = Vec::new();
         for step in &self.schedules[schedule.0].schedule.steps {
@@ -120,7 +120,8 @@ impl<D: Device> Resident<D> {
         names
     }
 
-    /// Runs only the nodes of that name, of all layers one after another: for profiles. What they make is of no use.
+    /// Runs only the nodes of that name, of all layers one after another, for profiles. Their results are
+    /// meaningless.
     ///
     /// # Errors
     /// From the device.
@@ -152,7 +153,7 @@ impl<D: Device> Resident<D> {
         &self.slots
     }
 
-    /// Device memory in all, and how much of it is the work area of a schedule.
+    /// Total device memory, and how much of it is the work area of a schedule.
     pub fn memory_bytes(&self, schedule: ScheduleId) -> (usize, usize) {
         (self.device.capacity_bytes(), self.schedules[schedule.0].work_bytes)
     }
@@ -189,10 +190,10 @@ impl<D: Device> Resident<D> {
         Ok(self.device.read(self.slots.offset(slot), values)?)
     }
 
-    /// Copies some elements of a slot, `first` and following, to the host.
+    /// Copies elements of a slot, starting at `first`, to the host.
     ///
     /// # Errors
-    /// Wrong dtype, or more elements than there are.
+    /// Wrong dtype, or more elements than it has.
     pub fn read_part<T: Scalar>(
         &self,
         slot: SlotId,
@@ -206,7 +207,7 @@ impl<D: Device> Resident<D> {
     /// Copies a result of the schedule that ran last to the host.
     ///
     /// # Errors
-    /// The schedule has no result of that name, or another dtype.
+    /// The schedule has no result of that name, or its dtype differs.
     pub fn result<T: Scalar>(
         &self,
         schedule: ScheduleId,

@@ -1,5 +1,5 @@
-//! A program, unrolled: every node of every layer in execution order, over values that are either
-//! slots or places in the work area.
+//! An unrolled program: every node of every layer in execution order, over values that are either slots
+//! or places in the work area.
 
 use crate::{ExecError, SlotId, Slots};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ pub(crate) struct ValueId(pub(crate) usize);
 #[derive(Clone, Debug)]
 pub(crate) enum Home {
     Slot(SlotId),
-    /// In the work area, from the step that makes it to the last that reads it.
+    /// In the work area, from the step that computes it to the last that reads it.
     Work {
         size_bytes: usize,
         made: usize,
@@ -31,7 +31,7 @@ pub(crate) struct Step {
     pub(crate) graph: Arc<Graph>,
     pub(crate) node: usize,
     pub(crate) layer: u16,
-    /// The value of each tensor of the graph, as far as the step needs it.
+    /// The value of each tensor of the graph that the step needs.
     pub(crate) values: Arc<Vec<Option<ValueId>>>,
 }
 
@@ -44,7 +44,7 @@ pub struct Schedule {
     slot_values: BTreeMap<SlotId, ValueId>,
 }
 
-/// The part of a graph that runs with one pass over the model.
+/// The part of a graph that runs in one pass over the model.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pass {
     Forward,
@@ -71,11 +71,11 @@ impl Schedule {
             .unroll()
     }
 
-    /// Appends a single graph. `slot_of` binds tensors to slots: all from outside, and those that
-    /// the graph computes and that persist. In-place results share the value that they overwrite.
+    /// Appends a single graph. `slot_of` binds tensors to slots: all sources, and those computed by the
+    /// graph that persist. In-place results share the value that they overwrite.
     ///
     /// # Errors
-    /// A tensor from outside has no slot.
+    /// A source has no slot.
     pub fn add_graph(
         &mut self,
         graph: Graph,
@@ -114,7 +114,7 @@ impl Schedule {
         })
     }
 
-    /// Appends the nodes of a pass (or all), giving each new tensor a value.
+    /// Appends the nodes of a pass (or all nodes), giving each new tensor a value.
     fn add_nodes(
         &mut self,
         graph: &Arc<Graph>,
@@ -258,7 +258,7 @@ impl<'a> Unrolling<'a> {
         Ok(Instance { section, graph: Arc::clone(graph), block, values })
     }
 
-    /// Binds what the blocks before it export; whatever is still unknown has no slot.
+    /// Binds what the blocks before it export; a source that is still unbound has no slot.
     fn bind_exports(&self, instance: &mut Instance<'_>) -> Result<(), ExecError> {
         for id in instance.section.outside_tensors() {
             let name = &instance.graph.tensor(id).name;

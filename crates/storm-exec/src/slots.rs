@@ -30,7 +30,7 @@ impl Slots {
     /// The slot of that name, created if it is new.
     ///
     /// # Errors
-    /// There is one of another shape or dtype.
+    /// There is one with a different shape or dtype.
     pub fn declare(&mut self, tensor: Tensor) -> Result<SlotId, ExecError> {
         if let Some(&id) = self.by_name.get(&tensor.name) {
             let known = &self.slots[id.0].tensor;

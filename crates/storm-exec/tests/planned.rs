@@ -18,13 +18,13 @@ use storm_testing::{
 const REPETITIONS: usize = 3;
 const MICRO_BATCHES: usize = GROUP * (1 + REPETITIONS);
 
-/// Feeds numbers and notes what comes back.
+/// Feeds numbers and records the results.
 #[derive(Default)]
 struct Numbers {
     x: Vec<Vec<f32>>,
     shift: Vec<f32>,
     results: StepResults,
-    /// Micro-batches that there is no data for.
+    /// A micro-batch without data.
     missing: Option<usize>,
 }
 
@@ -96,7 +96,7 @@ fn read<D: PlanDevice>(planned: &mut Planned<D>, name: &str) -> Vec<f32> {
     values
 }
 
-/// Some steps with a flush in between, against plain arithmetic.
+/// Several steps with a flush in between, compared with plain arithmetic.
 fn check_steps(options: CpuPlanOptions) {
     let mut plain = Plain::new(numbers(7));
     let mut planned = planned(options.clone());
@@ -141,8 +141,8 @@ fn faults_are_reported_by_the_step() {
     }
 }
 
-/// A feed that fails in the middle ends the step, and no other follows on half of one. One that
-/// fails before anything was issued does no harm.
+/// A feed that fails in the middle ends the step, and no other step can follow. One that fails
+/// before anything was issued does no harm.
 #[test]
 fn a_step_is_not_taken_up_in_the_middle() {
     let mut planned = planned(CpuPlanOptions::default());
@@ -174,8 +174,8 @@ fn lasting_tensors_are_known_by_name() {
     assert!(error.to_string().contains("20000 elements of i32 do not fit `m`"), "{error}");
 }
 
-/// Tensors are made on the device wherever they rest, from what is given or rests anywhere, and
-/// what rests on the device is left alone.
+/// Tensors are computed on the device wherever they are kept, from given or persistent tensors,
+/// and what is kept on the device stays unchanged.
 #[test]
 fn lasting_tensors_are_made_on_the_device() {
     let mut planned = planned(CpuPlanOptions::default());
@@ -190,10 +190,10 @@ fn lasting_tensors_are_made_on_the_device() {
     let add = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<_>>();
     let (three, four) = (numbers(3), numbers(4));
     let given = [("three", bytes_of(&three)), ("four", bytes_of(&four))];
-    // On the host alone, by way of the device.
+    // Kept on the host only, computed by way of the device.
     planned.initialize("m", &sum("three", "four"), 0, &given).unwrap();
     assert_eq!(read(&mut planned, "m"), add(&three, &four));
-    // From what is on the host, to both.
+    // From the host, to both.
     planned.initialize("w", &sum("m", "three"), 0, &given).unwrap();
     let w = add(&read(&mut planned, "m"), &three);
     let places = planned.plan().lasting[0].places.clone();
@@ -275,10 +275,10 @@ fn a_summary_says_what_was_hidden_and_what_was_not() {
     assert_eq!(activations.bytes, ((2 * MICRO_BATCHES + 1) * ELEMENTS * 4) as u64);
     assert_eq!(activations.busy_ns, (2 * MICRO_BATCHES as u64 + 1) * 400);
     assert!(activations.hidden_share() > 0.1 && activations.hidden_share() < 0.9);
-    // The moments come while the last group computes.
+    // The moments are fetched while the last group computes.
     assert_eq!(find(Link::HOST_TO_DEVICE, TensorClass::OptimizerState).hidden_share(), 1.0);
 
-    // Two tensors that last and up to five at work, of eight slots.
+    // Two persistent tensors and up to five in use, of eight slots.
     assert!((1..=7 * ELEMENTS * 4).contains(&summary.peak_bytes[Tier::DEVICE]));
     // Everything but one of the two tensors that go to the host and back.
     assert_eq!(summary.peak_bytes[Tier::HOST], 9 * ELEMENTS * 4);
@@ -315,7 +315,7 @@ fn a_trace_opens_in_chrome() {
     let names = of_phase("M").into_iter().filter(|event| event["name"] == "thread_name");
     assert_eq!(names.count(), 3);
 
-    // Every arrow ends where it says, and starts inside of what was waited for.
+    // Every arrow ends where it says, and starts inside the span that was waited for.
     let (starts, ends) = (of_phase("s"), of_phase("f"));
     assert!(!starts.is_empty() && starts.len() == ends.len());
     for (start, end) in starts.iter().zip(ends) {
@@ -396,18 +396,18 @@ fn a_report_shows_what_the_trace_holds() {
     let moved = ["activations", "forward", "inputs", "optimizer-state", "weights"];
     assert_eq!(used, moved, "all kernels of this plan are forward ones");
 
-    // In words too, for who cannot see the picture or runs no scripts.
+    // Also in words, for readers who cannot see the picture or run no scripts.
     for part in ["host to device", "activations to the host", "the last copies", "10.0 MiB"] {
         assert!(page.contains(part), "{part} is not in the page");
     }
     assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
-    // Nothing comes from elsewhere.
+    // Nothing is loaded from elsewhere.
     for part in ["http:", "https:", "//cdn", "src=", "href=", "@import", "url("] {
         assert!(!page.contains(part), "{part} is in the page");
     }
 }
 
-/// Names of tensors come from files of strangers.
+/// Names of tensors come from untrusted files.
 #[test]
 fn names_in_a_report_are_text() {
     let (mut plan, trace) = traced_step();
@@ -427,7 +427,7 @@ fn names_in_a_report_are_text() {
         assert!(!page.contains(part), "{part} is in the page as it is");
     }
     assert_eq!(page.matches("</script>").count(), 2);
-    // They are there, as what they are.
+    // They are there, as plain text.
     let strings = data["instructions"]["strings"].as_array().unwrap();
     assert!(strings.iter().any(|name| name == hostile));
     assert!(page.contains("<h1>&lt;/script&gt;&lt;script&gt;alert(1)"));
@@ -439,7 +439,7 @@ fn a_report_of_many_spans_is_small() {
     for value in &mut plan.values {
         value.name = format!("layers.27.mlp.gate_up.weight.first_moment of {}", value.name);
     }
-    // The same step over and over, at times as long as those of real ones.
+    // The same step over and over, with durations like those of real steps.
     let length_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap() * 10_000;
     let mut spans = Vec::new();
     for queue in plan.queues() {

@@ -1,4 +1,4 @@
-//! After a plan is committed, no thread allocates in a step. A binary of its own, because it counts
+//! After a plan is committed, no thread allocates in a step. A separate binary, because it counts
 //! the allocations of the whole process.
 
 use storm_device::bytes_of;
@@ -49,7 +49,7 @@ fn a_step_allocates_nothing() {
         planned.synchronize().unwrap();
         count_of_all_threads() - before
     });
-    // The thread of the test harness may come in between, but not in every round.
+    // The test harness's thread may allocate in between, but not in every round.
     assert_eq!(rounds.into_iter().min(), Some(0), "{rounds:?}");
     assert_eq!(feed.results, 30 * (planned.micro_batches() + 1));
 }

@@ -1,7 +1,7 @@
-//! A tier behind the host: what checker, simulator and CPU device make of a plan that has one.
+//! A tier behind the host: the checker, the simulator and the CPU device on a plan that has one.
 //!
-//! Weights rest in the third tier. Each goes through a ring in host memory and one in device memory,
-//! is added to, and goes back the same way.
+//! Weights are kept in the third tier. Each passes through a ring in host memory and one in device
+//! memory, is added to, and returns the same way.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const LAYERS: usize = 5;
 const RING: usize = 2;
 const BODY: SegmentId = SegmentId(0);
 
-/// Where things are, in slots: rings of weights on their way to the kernels and back.
+/// Addresses in slots: rings of weights on their way to the kernels and back.
 const ON_DEVICE: [usize; 2] = [0, RING];
 const ON_HOST: [usize; 2] = [0, RING];
 const X: usize = 2 * RING;
@@ -112,7 +112,7 @@ fn touched(plan: &Plan, id: InstructionId) -> Vec<(Tier, Range<usize>, bool)> {
     }
 }
 
-/// Adds `x` to every weight, and tells the last of them twice.
+/// Adds `x` to every weight, and returns the last of them twice.
 fn plan() -> Plan {
     let mut graph = Graph::new();
     let [a, b] = ["a", "b"].map(|name| graph.input(name, [ELEMENTS], DType::F32));
@@ -185,7 +185,7 @@ fn add(a: &[f32], b: &[f32]) -> Vec<f32> {
     a.iter().zip(b).map(|(a, b)| a + b).collect()
 }
 
-/// Steps on the CPU give what plain arithmetic gives, bit by bit, in whatever order the queues run.
+/// Steps on the CPU match plain arithmetic, bit for bit, in whatever order the queues run.
 #[test]
 fn steps_are_exact() {
     for seed in 0..30 {
@@ -231,8 +231,8 @@ fn tensors_are_found_where_they_rest() {
     assert_eq!(w, numbers(3));
 }
 
-/// Without what orders it against others, every single instruction is refused: the checker follows
-/// what lies in the third tier and over its links.
+/// Without its ordering waits, every single instruction is rejected: the checker tracks what is in
+/// the third tier and what crosses its links.
 #[test]
 fn every_wait_matters() {
     let plan = plan();
@@ -253,7 +253,7 @@ fn every_wait_matters() {
         );
         assert!(is_order, "{error}");
     }
-    // What comes back one slot off does not rest where the next step looks for it.
+    // A weight that returns one slot off is not where the next step looks for it.
     let mut damaged = plan.clone();
     let last =
         damaged.instructions.iter_mut().rev().find_map(|instruction| match &mut instruction.work {
@@ -295,11 +295,11 @@ fn the_slowest_link_is_what_a_step_waits_for() {
     assert_eq!(busy, [60.0, 24.0, 48.0, 100.0, 200.0]);
     let out = plan.links.queue(Link { from: Tier::HOST, to: third() }).unwrap();
     assert_eq!(simulation.bytes(out), (LAYERS * SLOT) as u64);
-    // The first weight goes back after it came, was added to and left: 20 + 4 + 10 + 8 s.
+    // The first weight starts back after it was fetched, added to and copied out: 20 + 4 + 10 + 8 s.
     assert_eq!(simulation.step_seconds, 42.0 + 200.0);
     assert_eq!(simulation.stalls.total_seconds(), simulation.step_seconds - 60.0);
 
-    // The null device goes by the same clock.
+    // The null device uses the same clock.
     let options = NullOptions::of_profile(&plan, &profile);
     let mut device = NullDevice::commit(checked(), options).unwrap();
     device.issue(BODY).unwrap();
@@ -310,7 +310,8 @@ fn the_slowest_link_is_what_a_step_waits_for() {
     assert_eq!(summary.queues[out.index()].busy_ns, 200_000_000_000);
     assert_eq!(summary.peak_bytes[third()], LAYERS * SLOT);
 
-    // Links share only what they go over: half of it for both ways slows these two alone.
+    // Links share bandwidth only with their opposite: halving the duplex bandwidth slows these two
+    // alone.
     let mut shared = machine();
     shared.links[1].duplex_bandwidth /= 2.0;
     let busy_of = |profile: &HardwareProfile, queue| simulate(&plan, profile).busy_seconds[queue];
@@ -344,7 +345,7 @@ fn a_tier_without_a_link_is_named() {
     assert!(error.contains("device memory of `x`"), "{error}");
 }
 
-/// A card has two tiers. It says so before it looks for a driver.
+/// A card has two tiers, and reports that before it looks for a driver.
 #[test]
 fn a_card_refuses_a_tier_that_it_does_not_have() {
     let error = CudaPlanDevice::commit(checked(), CudaPlanOptions::default()).unwrap_err();

@@ -1,4 +1,4 @@
-//! Temporary names next to an output, and removing those that a killed process left.
+//! Temporary names next to an output, and the removal of those that a killed process left.
 //!
 //! A process holds a lock for as long as it uses a temporary name. A name whose lock is free is a leftover.
 
@@ -13,7 +13,7 @@ use std::path::Path;
 /// Bytes of the output's name in temporary names, which must not be longer than file systems allow.
 const NAME_BYTES_MAX: usize = 100;
 
-/// How often a temporary name is tried: another process may remove it as a leftover before it is locked.
+/// How many temporary names are tried: another process may remove one as a leftover before it is locked.
 pub(crate) const ATTEMPTS: usize = 16;
 
 /// What temporary names of this output begin with. An unpredictable part follows.
@@ -25,8 +25,8 @@ pub(crate) fn prefix(name: &OsStr, purpose: &str) -> OsString {
     OsString::from_vec(prefix)
 }
 
-/// Deletes something temporary, and tries once more if that fails. Whether it is gone: what stays is removed by
-/// the next one to write there.
+/// Deletes something temporary, and retries once. Returns whether it is gone; the next process that writes
+/// there removes what is left.
 pub(crate) fn delete(remove: impl Fn() -> io::Result<()>) -> bool {
     let is_gone = || match remove() {
         Ok(()) => true,
@@ -37,8 +37,7 @@ pub(crate) fn delete(remove: impl Fn() -> io::Result<()>) -> bool {
 
 /// Locks a new file. False if another process removed it before it was locked.
 ///
-/// A file system without locks is no reason to fail: the temporary name then stays if this process is
-/// killed.
+/// On a file system without locks this still succeeds: the temporary name then stays if this process is killed.
 pub(crate) fn lock(file: &File) -> io::Result<bool> {
     file.lock().ok();
     Ok(file.metadata()?.nlink() > 0)

@@ -1,4 +1,4 @@
-//! Swapping two names.
+//! Swaps two names atomically.
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;

@@ -1,4 +1,4 @@
-//! One process at a time in a folder.
+//! Lets one process at a time change a folder.
 
 use crate::claim;
 use crate::open::check_plain;
@@ -41,7 +41,7 @@ pub struct Holder {
 /// Why a lock could not be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process holds it; which one, if it has recorded itself yet.
+    /// Another process holds it; names it if it has recorded itself yet.
     #[error("in use by {}", .0.as_ref().map_or("another process".to_owned(), Holder::to_string))]
     Held(Option<Holder>),
     /// The file system has no locks.
@@ -102,7 +102,7 @@ impl Drop for FolderLock {
     }
 }
 
-/// Opens or creates the file; whether it is new.
+/// Opens or creates the file. Returns whether it is new.
 fn open(path: &Path) -> io::Result<(File, bool)> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
     let mut options = OpenOptions::new();

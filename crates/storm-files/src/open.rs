@@ -1,4 +1,4 @@
-//! Opening plain files.
+//! Opens plain files, and nothing else.
 
 use rustix::fs::OFlags;
 use std::fs::{File, FileType, OpenOptions};
@@ -48,7 +48,7 @@ mod tests {
     use rustix::fs::{CWD, FileType, Mode, mknodat};
     use std::io::Read;
 
-    /// What opening a path fails with, as text.
+    /// The error of opening a path, as text.
     fn refusal(path: &Path) -> String {
         open_plain(path).unwrap_err().to_string()
     }

@@ -1,4 +1,4 @@
-//! Moving files and directories to their final place.
+//! Moves files and directories to their final place.
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
@@ -8,8 +8,8 @@ use std::path::Path;
 
 /// Renames a file or directory to a name that is free at that moment.
 ///
-/// A file system that cannot check and rename in one operation gets a check right before the rename: another
-/// process could then still create the name in between.
+/// On a file system that cannot check and rename in one operation, the check comes right before the rename:
+/// another process could still create the name in between.
 ///
 /// # Errors
 /// [`io::ErrorKind::AlreadyExists`] if anything is at `to`, even an empty directory or a dangling link.
@@ -24,7 +24,7 @@ pub fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Waits until the names in a directory are on the disk.
+/// Waits until the names in a directory are on disk.
 ///
 /// # Errors
 /// From the file system.

@@ -15,7 +15,7 @@ const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Reads a plain file of at most `bytes_max` bytes that belongs to this user and that no other user can write.
 ///
-/// The check is on the opened file, not on its path: another process cannot exchange the file in between.
+/// The check is on the opened file, not on its path: another process cannot swap the file in between.
 ///
 /// # Errors
 /// The file cannot be read, is larger, or another user could have written it.
@@ -40,8 +40,8 @@ pub fn read_private(path: &Path, bytes_max: u64) -> io::Result<Vec<u8>> {
 /// Writes a private file, completely or not at all, in a folder that only this user can enter. A missing
 /// folder is created; one that was open to others is closed to them.
 ///
-/// The file is written under a name that cannot be guessed and renamed, so that processes that write the same
-/// file at the same time do not mix their bytes.
+/// The file is written under an unguessable name and then renamed, so processes that write the same file at
+/// once do not mix their bytes.
 ///
 /// # Errors
 /// The folder belongs to another user, or the file system refuses.
@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_others_is_refused() {
-        // Root may give files away and so try both; another user finds the system's own folder.
+        // Root can change owners, so it tries both; another user uses a system folder.
         let folder = tempfile::tempdir().unwrap();
         let (inside, entry) = (folder.path().join("theirs"), folder.path().join("theirs/entry"));
         fs::create_dir(&inside).unwrap();

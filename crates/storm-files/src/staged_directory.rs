@@ -209,7 +209,8 @@ impl StagedDirectory {
             Err(error) => Err(failed(error)),
         };
         if replaced.is_ok() {
-            // Without the mark `remove_folder` deletes what was replaced. If the mark stays, it checks it again.
+            // Without the mark, `remove_folder` deletes what was replaced. If the mark stays, `remove_folder` checks it
+            // again.
             claim::delete(|| fs::remove_file(&mark));
         }
         replaced
@@ -221,7 +222,7 @@ impl StagedDirectory {
         rename_new(&self.target, &old).map_err(StageError::io("move aside", &self.target))?;
         let placed = self.is_as_checked(&old, checked).and_then(|()| self.rename_to_target());
         if placed.is_err() {
-            // If even this fails, it stays where it is: `remove_folder` keeps it.
+            // If even this fails, it stays where it is, and `remove_folder` keeps it.
             rename_new(&old, &self.target).ok();
         }
         placed
@@ -442,7 +443,7 @@ mod tests {
         Ok(())
     }
 
-    /// Replaced, unless a file was added to it.
+    /// Allows replacement unless a file was added.
     fn unless_extended(path: &Path) -> Result<(), String> {
         match path.join("thesis").exists() {
             true => Err("it holds a thesis".to_owned()),
@@ -576,7 +577,7 @@ mod tests {
         assert_eq!(scene.names("."), ["out", "real"]);
     }
 
-    /// What a process leaves that is killed now.
+    /// What a process that is killed now leaves behind.
     fn kill(staged: StagedDirectory) {
         let lock = staged._lock.try_clone().unwrap();
         std::mem::forget(staged);
@@ -598,7 +599,7 @@ mod tests {
         assert_eq!(scene.names("."), ["out"]);
     }
 
-    /// What a process leaves that is killed right after the exchange.
+    /// What a process that is killed right after the exchange leaves behind.
     fn kill_after_exchange(staged: StagedDirectory, mark: &str) -> PathBuf {
         fs::write(staged.folder.join(EXCHANGING), mark).unwrap();
         let folder = staged.folder.clone();
@@ -643,7 +644,7 @@ mod tests {
             let folder = kill_after_exchange(staged, &mark);
             drop(scene.staged(unless_extended));
             assert!(folder.join(NEW).join("before").exists());
-            // Exchanged back, it is what the killed process wrote.
+            // Exchanged back, this is what the killed process wrote.
             exchange(&folder.join(NEW), &scene.path("out")).unwrap();
             drop(StagedDirectory::create(&scene.path("out"), "writing", always).unwrap());
             assert!(!folder.exists());

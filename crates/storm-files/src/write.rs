@@ -1,4 +1,4 @@
-//! Writing plain files so that a reader never sees half of one.
+//! Writes plain files so that a reader never sees a partial one.
 
 use crate::open::check_plain;
 use crate::{IfPresent, StageError, StagedFile};

@@ -1,12 +1,12 @@
-//! A global allocator that counts, for tests of "allocates nothing" and "allocates little".
+//! A counting global allocator, for tests of "allocates nothing" and "allocates little".
 //!
-//! It is here because a global allocator needs `unsafe`, which few crates may have.
+//! It is here because a global allocator needs `unsafe`, which few crates may use.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, metered. A test binary installs it:
+/// The system's allocator, with counters. A test binary installs it:
 ///
 /// ```
 /// use storm_host::allocation::{AllocationMeter, count, peak_bytes};
@@ -29,8 +29,8 @@ thread_local! {
     static PEAK_BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
-/// Allocations of this thread so far, reallocations included. By thread, because tests of one
-/// binary run side by side: ask every thread of a pool for that of the pool.
+/// Allocations of this thread so far, reallocations included. Per thread, because tests of one binary
+/// run concurrently. For a pool, ask each of its threads.
 pub fn count() -> usize {
     COUNT.get()
 }
@@ -40,8 +40,8 @@ pub fn count_of_all_threads() -> usize {
     COUNT_OF_ALL.load(Ordering::SeqCst)
 }
 
-/// Runs something and returns the most bytes that this thread held at once meanwhile, beyond what
-/// it held before.
+/// Runs a closure and returns the peak bytes that this thread held meanwhile, beyond what it held
+/// before.
 pub fn peak_bytes<T>(run: impl FnOnce() -> T) -> (T, isize) {
     let before = CURRENT_BYTES.get();
     PEAK_BYTES.set(before);
@@ -61,18 +61,18 @@ fn given_back(bytes: usize) {
     CURRENT_BYTES.set(CURRENT_BYTES.get() - bytes as isize);
 }
 
-// SAFETY: every call is passed on to the system's allocator unchanged. The counters are cells
-// without a destructor, which are valid for the whole life of a thread and do not allocate.
+// SAFETY: every call is forwarded to the system's allocator unchanged. The counters are cells without
+// a destructor, so they are valid for the whole life of a thread and do not allocate.
 unsafe impl GlobalAlloc for AllocationMeter {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         taken(layout.size());
-        // SAFETY: the caller keeps the promises of `alloc`.
+        // SAFETY: the caller upholds the contract of `alloc`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         taken(layout.size());
-        // SAFETY: the caller keeps the promises of `alloc_zeroed`.
+        // SAFETY: the caller upholds the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
     }
 
@@ -83,10 +83,11 @@ unsafe impl GlobalAlloc for AllocationMeter {
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // Old and new exist at once while the bytes are copied.
+        // Old and new blocks coexist while the bytes are copied.
         taken(size);
         given_back(layout.size());
-        // SAFETY: `pointer` came from `System` with this layout; the caller keeps the other promises.
+        // SAFETY: `pointer` came from `System` with this layout; the caller upholds the rest of the
+        // contract.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }

@@ -1,11 +1,10 @@
-//! Memory of the host, whatever device works beside it.
+//! Host memory, independent of any device.
 //!
-//! [`HostPages`] is memory of exactly the size asked for, present before it is used. [`HostLimit`] says how much
-//! there is to take and who refuses more: the machine, its control group, or the limit on locked memory.
-//! [`MappedFile`] is a file in memory that may be cut short without harm. [`allocation`] counts what tests
-//! allocate.
+//! [`HostPages`] is memory of exactly the requested size, present before it is used. [`HostLimit`] says how much
+//! is available and what limits it: the machine, its control group, or the limit on locked memory.
+//! [`MappedFile`] is a mapped file that tolerates truncation. [`allocation`] counts what tests allocate.
 //!
-//! Nothing here knows a device. A device that copies from pages by itself registers them with its driver, and
+//! Nothing here knows about devices. A device that copies pages by DMA registers them with its driver, and
 //! reports a refusal as [`HostMemoryRefused::to_lock`].
 
 pub mod allocation;

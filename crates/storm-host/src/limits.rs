@@ -1,9 +1,9 @@
-//! How much host memory there is to take, and who says so.
+//! How much host memory is available, and what limits it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What stands against taking host memory.
+/// What prevents taking more host memory.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HostLimit {
     /// The machine has less.
@@ -23,7 +23,7 @@ pub enum HostLimit {
         /// What it may have.
         limit_bytes: u64,
     },
-    /// The user may not lock so much.
+    /// The user may not lock that much.
     #[error(
         "the limit on locked memory is {limit_bytes} bytes: raise it with `ulimit -l unlimited`, or \
          for good in /etc/security/limits.conf (docker: --ulimit memlock=-1)"
@@ -32,7 +32,7 @@ pub enum HostLimit {
         /// RLIMIT_MEMLOCK.
         limit_bytes: u64,
     },
-    /// The caller set a limit of its own.
+    /// The caller's limit.
     #[error("{limit_bytes} bytes were allowed in all, and {available_bytes} are left")]
     Given {
         /// What is left.
@@ -48,8 +48,8 @@ pub enum HostLimit {
     },
 }
 
-/// What there is to take: of the machine or of its control group, whichever has less. None where
-/// neither says.
+/// What is available: on the machine or in its control group, whichever is less. None if neither
+/// says.
 pub fn host_memory() -> Option<HostLimit> {
     let machine = machine_available().map(|available_bytes| HostLimit::Machine { available_bytes });
     let group = control_group().map(|group| HostLimit::ControlGroup {
@@ -60,7 +60,7 @@ pub fn host_memory() -> Option<HostLimit> {
 }
 
 impl HostLimit {
-    /// How much can be taken; none if who refused did not say.
+    /// How much can be allocated; none if unknown.
     pub fn available_bytes(&self) -> Option<u64> {
         match *self {
             HostLimit::Machine { available_bytes }
@@ -72,7 +72,7 @@ impl HostLimit {
     }
 }
 
-/// Whether `bytes` more can be taken.
+/// Whether `bytes` more can be allocated.
 pub(crate) fn check(bytes: usize) -> Result<(), HostLimit> {
     let wanted = bytes as u64;
     if let Some(available_bytes) = machine_available().filter(|&available| available < wanted) {
@@ -110,7 +110,7 @@ fn locked_limit(text: &str) -> Option<u64> {
 struct ControlGroup {
     limit_bytes: u64,
     used_bytes: u64,
-    /// Of those used: file pages that give way.
+    /// The part of `used` in reclaimable file pages.
     reclaimable_bytes: u64,
 }
 
@@ -121,7 +121,7 @@ impl ControlGroup {
     }
 }
 
-/// The tightest of the groups that this process is in, and of those above them.
+/// The tightest of this process's groups and their ancestors.
 fn control_group() -> Option<ControlGroup> {
     let text = fs::read_to_string("/proc/self/cgroup").ok()?;
     group_folders(&text)
@@ -130,7 +130,7 @@ fn control_group() -> Option<ControlGroup> {
         .min_by_key(ControlGroup::available_bytes)
 }
 
-/// The folders of the memory controller, from the group itself up to the root: version 2, or 1.
+/// The folders of the memory controller, from the group itself up to the root, in version 2 or 1.
 fn group_folders(cgroup: &str) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for line in cgroup.lines() {
@@ -145,7 +145,7 @@ fn group_folders(cgroup: &str) -> Vec<PathBuf> {
             list if list.split(',').any(|name| name == "memory") => "/sys/fs/cgroup/memory",
             _ => continue,
         };
-        // Inside a container the path may be the host's, and only the root is there.
+        // In a container the path may be the host's, so only the root exists.
         for ancestor in Path::new(path).ancestors() {
             folders.push(Path::new(root).join(ancestor.strip_prefix("/").unwrap_or(ancestor)));
         }
@@ -220,7 +220,7 @@ mod tests {
         write("memory.stat", "anon 5\ninactive_file 300\n");
         let new = read_group(&folder).expect("version 2");
         assert_eq!((new.limit_bytes, new.available_bytes()), (5000, 3300));
-        // No limit: the older files count, where there are any.
+        // No limit here: the files of version 1 count, if there are any.
         write("memory.max", "max\n");
         assert_eq!(read_group(&folder).map(|group| group.limit_bytes), Some(1000));
         fs::remove_dir_all(&folder).expect("ours");

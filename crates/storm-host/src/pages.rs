@@ -1,27 +1,27 @@
-//! Host memory by the page: exactly as much as asked for, present before it is used.
+//! Page-granular host memory: exactly as much as requested, present before it is used.
 
 use crate::{HostLimit, HostMemoryRefused, limits};
 use memmap2::{Advice, MmapOptions, MmapRaw};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// What a thread makes present at a time: many huge pages, and many times in a second.
+/// What a thread touches at a time: many huge pages, yet small enough for several reports a second.
 const PIECE_BYTES: usize = 64 << 20;
 
-/// More threads only wait for each other in the kernel.
+/// More threads would only contend in the kernel.
 const THREADS_MAX: usize = 16;
 
-/// The smallest page there is; touching each is enough for larger ones.
+/// The smallest page size; touching every such page also covers larger ones.
 const PAGE_BYTES: usize = 4096;
 
-/// Zeroed anonymous memory, in huge pages where the system has them, all of it present.
+/// Zeroed anonymous memory, in huge pages where available, all of it present.
 #[derive(Debug)]
 pub struct HostPages {
     map: MmapRaw,
 }
 
 impl HostPages {
-    /// Takes `bytes`, at least one, and makes them present with all cores; `progress` hears how many are.
+    /// Allocates `bytes`, at least one, and faults them in on all cores. `progress` is told how many are present.
     ///
     /// # Errors
     /// The machine or its control group has less.
@@ -30,13 +30,13 @@ impl HostPages {
         mut progress: impl FnMut(usize),
     ) -> Result<HostPages, HostMemoryRefused> {
         let refused = |limit| HostMemoryRefused { wanted_bytes: bytes, limit };
-        // Pages that the system cannot give end the process later: look before.
+        // If the system runs out of pages, it kills the process later, so check first.
         limits::check(bytes).map_err(refused)?;
         let map = MmapOptions::new()
             .len(bytes.max(1))
             .map_anon()
             .map_err(|error| refused(HostLimit::System { reason: error.to_string() }))?;
-        // Advice only: without huge pages it is slower, and works.
+        // Only a hint: it works without huge pages, just slower.
         let _ = map.advise(Advice::HugePage);
         let pages = HostPages { map: map.into() };
 
@@ -45,8 +45,8 @@ impl HostPages {
         Ok(pages)
     }
 
-    /// Touches all pages with that many threads, or as many of them as the system gives: without any, the caller
-    /// does it.
+    /// Touches all pages with this many threads, or as many as the system grants. If it grants none, the caller does
+    /// it.
     fn make_present(&self, threads: usize, progress: &mut impl FnMut(usize)) {
         let pieces = self.bytes().div_ceil(PIECE_BYTES);
         let next = AtomicUsize::new(0);
@@ -56,7 +56,7 @@ impl HostPages {
                 if piece >= pieces {
                     break;
                 }
-                // Nobody hears it only if `progress` has panicked.
+                // Sending fails only if `progress` has panicked.
                 let _ = report.send(self.touch(piece));
             }
         };
@@ -85,8 +85,8 @@ impl HostPages {
         let start = piece * PIECE_BYTES;
         let end = self.bytes().min(start + PIECE_BYTES);
         for offset in (start..end).step_by(PAGE_BYTES) {
-            // SAFETY: inside the map, which is fresh: there is no other reference, and each piece
-            // is touched by one thread. A zero leaves it as it is.
+            // SAFETY: inside the map, which is new: there is no other reference, and one thread touches each piece.
+            // Writing zero does not change the zeroed page.
             unsafe { self.start().add(offset).write_volatile(0) };
         }
         end - start
@@ -97,21 +97,22 @@ impl HostPages {
         self.map.len()
     }
 
-    /// Where they begin, for a driver or for threads that copy. Write through it only while no slice of the pages is borrowed.
+    /// Where they start, for a driver or for threads that copy. Write through it only while no slice of the pages is
+    /// borrowed.
     pub fn start(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// The memory, where the host alone uses it.
+    /// The memory, while only the host uses it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and initialized as long as `self`; a writer through `start` does so
-        // while this borrow does not exist.
+        // SAFETY: mapped and initialized as long as `self` lives; nobody writes through `start` while a slice is
+        // borrowed.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes()) }
     }
 
-    /// As [`HostPages::as_slice`], to be filled.
+    /// As [`HostPages::as_slice`], mutable.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        // SAFETY: as above, and `self` is borrowed for this alone.
+        // SAFETY: as above, and `self` is borrowed exclusively.
         unsafe { std::slice::from_raw_parts_mut(self.start(), self.bytes()) }
     }
 }
@@ -128,7 +129,7 @@ mod tests {
             assert_eq!(pages.bytes(), bytes);
             assert_eq!(heard.last(), Some(&bytes));
             assert!(heard.is_sorted(), "{heard:?}");
-            // SAFETY: the memory is the map's, and only this test has it.
+            // SAFETY: the memory belongs to the map, and only this test uses it.
             let slice = unsafe { std::slice::from_raw_parts(pages.start(), bytes) };
             assert!(slice.iter().all(|&byte| byte == 0));
         }

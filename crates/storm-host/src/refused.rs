@@ -1,19 +1,19 @@
 use crate::limits::{self, HostLimit};
 use crate::size::show_bytes;
 
-/// Host memory that could not be had.
+/// Host memory could not be allocated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} of host memory cannot be had: {limit}", show_bytes(*.wanted_bytes as u64))]
 pub struct HostMemoryRefused {
     /// What was asked for.
     pub wanted_bytes: usize,
-    /// Who refused it, and what to do.
+    /// What refused it, and what to do.
     pub limit: HostLimit,
 }
 
 impl HostMemoryRefused {
-    /// A driver could not lock pages that are present. It does not say why: this looks whether the limit on locked
-    /// memory is below what was asked for. `reason` is what the driver said.
+    /// A driver could not pin pages that are present. It does not say why, so this checks whether the limit on
+    /// locked memory is below what was requested. `reason` is the driver's message.
     pub fn to_lock(wanted_bytes: usize, reason: impl Into<String>) -> HostMemoryRefused {
         HostMemoryRefused::within(wanted_bytes, limits::locked_memory_limit(), reason)
     }

@@ -1,4 +1,4 @@
-/// `1.50 GiB`, with a unit that leaves one to three digits before the point.
+/// `1.50 GiB`, in the unit that leaves one to three digits before the point.
 pub fn show_bytes(bytes: u64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = bytes as f64;

@@ -1,4 +1,4 @@
-//! Mapped files that change under the map.
+//! Mapped files that change while they are mapped.
 
 use std::fs::{self, OpenOptions};
 use std::os::unix::process::ExitStatusExt;
@@ -8,7 +8,7 @@ use storm_host::{Access, MapError, MappedFile};
 
 const PAGE: usize = 4096;
 
-/// A file of its own for each test, removed at the end.
+/// A separate file for each test, removed at the end.
 struct Fixture(PathBuf);
 
 impl Fixture {
@@ -63,12 +63,12 @@ fn a_file_cut_short_is_an_error() {
         let mut read = vec![0; content.len()];
         map.read(0, &mut read).unwrap();
         fixture.cut(length as u64);
-        // Whole pages that are gone, and the rest of a page that is not.
+        // Whole lost pages, and the lost rest of a partial page.
         for offset in [5 * PAGE, 2 * PAGE + 200] {
             let error = map.read(offset as u64, &mut read[..8]).unwrap_err();
             assert!(matches!(error, MapError::Lost { .. }), "{error}");
         }
-        // What was lost stays lost: the zeros put there must not be taken for data.
+        // A loss is permanent: the zeros must never be taken for data.
         fs::write(&fixture.0, &content).unwrap();
         assert!(map.read(5 * PAGE as u64, &mut read[..8]).is_err());
     }
@@ -93,7 +93,7 @@ fn many_threads_lose_a_file_at_once() {
     });
 }
 
-/// Set for a process of this test's own that is to end by the signal.
+/// Set in a child process that is expected to die by the signal.
 const VICTIM: &str = "STORM_TEST_MAPPED_VICTIM";
 
 #[test]
@@ -105,7 +105,7 @@ fn other_faults_still_end_the_process() {
         let stranger = memmap2::MmapOptions::new().map_raw_read_only(&file).unwrap();
         fixture.cut(0);
         drop(fixture);
-        // SAFETY: the page is mapped, but lost: reading it raises the signal, which is the point.
+        // SAFETY: the page is mapped but lost: reading it raises the signal, as intended.
         unsafe { std::ptr::read_volatile(stranger.as_ptr()) };
         return;
     }
@@ -122,7 +122,7 @@ fn other_faults_still_end_the_process() {
 #[test]
 fn places_are_given_back() {
     let fixture = Fixture::new("places", &bytes(10));
-    // More than the table has places, one after another.
+    // More maps than the table has entries, one after another.
     for _ in 0..20_000 {
         MappedFile::open(&fixture.0).unwrap();
     }

@@ -1,4 +1,4 @@
-//! What is in the cache: `models--OWNER--MODEL/refs/REVISION` names a commit, `snapshots/COMMIT` has its files.
+//! The cache's layout: `models--OWNER--MODEL/refs/REVISION` names a commit, `snapshots/COMMIT` has its files.
 
 use crate::files::{CONFIG, SINGLE, shards};
 use crate::name::is_hash;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
 impl Hub {
-    /// A model in the cache, if all that is wanted of it is there.
+    /// A model in the cache, if all its wanted files are there.
     pub fn find(&self, name: &HubName, wanted: Wanted) -> Option<Snapshot> {
         let repository = self.repository(name);
         let revision = name.revision();

@@ -1,4 +1,4 @@
-//! From a hub into the cache.
+//! Downloads from a hub into the cache.
 
 use crate::files::{CONFIG, INDEX, SINGLE, check, shards, small_files};
 use crate::name::is_hash;
@@ -11,20 +11,20 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
-/// Connections that break are tried so many times more, each time from where the last one stopped.
+/// How often a broken connection is retried, each time from where the last one stopped.
 const RETRIES: usize = 3;
 
-/// Digits of the hash that weights are known by.
+/// Digits of the hash that identifies weights.
 const SHA256_DIGITS: usize = 64;
 
-/// How far a file has come.
+/// The progress of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// Its name.
     pub file: &'a str,
-    /// Bytes that are there.
+    /// Bytes downloaded.
     pub done: u64,
-    /// Bytes that it has.
+    /// Bytes in total.
     pub total: u64,
 }
 
@@ -49,7 +49,7 @@ impl Hub {
             return Err(self.nonsense("a commit that is no hash".to_owned()));
         }
         let all: Vec<String> = info.siblings.into_iter().map(|file| file.rfilename).collect();
-        // The commit, not the branch: it may move while files are downloaded.
+        // The commit, not the branch: the branch may move during the download.
         let from = From { hub: self, api: &api, name, repo: repo(&info.sha), commit: &info.sha };
         match wanted {
             Wanted::Config if all.iter().any(|file| file == CONFIG) => {
@@ -69,7 +69,7 @@ impl Hub {
                 }
             }
         }
-        // Last: a name that is found stands for a whole file.
+        // Last: a name that is found must stand for a complete file.
         let cache = Cache::new(self.cache.clone());
         cache.repo(repo(name.revision())).create_ref(&info.sha).map_err(|error| self.io(error))?;
         let directory = from.directory();
@@ -90,7 +90,7 @@ impl Hub {
         }
     }
 
-    /// What to do about an error of the library.
+    /// What the user can do about an error of the library.
     fn words(&self, name: &HubName, file: &str, error: ApiError) -> HubError {
         let (model, endpoint) = (name.to_string(), self.endpoint.clone());
         let file = if file.is_empty() { model.clone() } else { format!("{file} of {model}") };
@@ -105,7 +105,7 @@ impl Hub {
             ApiError::IoError(error) => self.io(error),
             ApiError::RequestError(error) => match *error {
                 ureq::Error::StatusCode(404) => HubError::NotFound { name: model, endpoint },
-                // Without a token, hubs do not tell a model that is not there from one that may not be seen.
+                // Without a token, hubs do not distinguish a missing model from a hidden one.
                 ureq::Error::StatusCode(401) if self.token.is_none() => {
                     HubError::NotFound { name: model, endpoint }
                 }
@@ -120,7 +120,7 @@ impl Hub {
     }
 }
 
-/// Whether it is not the disk.
+/// Whether an error is the network's, not the disk's.
 fn is_of_network(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
@@ -150,7 +150,7 @@ impl From<'_> {
         self.hub.repository(self.name).join("snapshots").join(self.commit)
     }
 
-    /// The files of the weights; the index must be there.
+    /// The files of the weights; the index must already be there.
     fn weights(&self, all: &[String]) -> Result<Vec<String>, HubError> {
         if all.iter().any(|file| file == SINGLE) {
             return Ok(vec![SINGLE.to_owned()]);
@@ -167,7 +167,7 @@ impl From<'_> {
         }
     }
 
-    /// Downloads a file, unless it is there.
+    /// Downloads a file unless it is there.
     fn get(&self, file: &str, progress: &mut dyn FnMut(Progress<'_>)) -> Result<(), HubError> {
         let pointer = self.directory().join(file);
         if pointer.is_file() {
@@ -203,8 +203,8 @@ impl From<'_> {
         self.hub.repository(self.name).join("blobs").join(metadata.etag())
     }
 
-    /// Makes what an interrupted download left such that the rest can be asked for: of a part that is whole there is
-    /// none, so that its last byte goes; one that is too long is of something else.
+    /// Prepares what an interrupted download left so that the rest can be requested. A complete part has no rest to
+    /// request, so its last byte is removed; a part that is too long belongs to another file and is removed.
     fn prepare_part(&self, metadata: &Metadata) -> io::Result<()> {
         let part = self.blob(metadata).with_extension("part");
         let Ok(found) = fs::symlink_metadata(&part) else { return Ok(()) };
@@ -218,12 +218,12 @@ impl From<'_> {
         Ok(())
     }
 
-    /// Compares a file with what the hub says of it; one that differs is removed.
+    /// Compares a file with the hub's metadata, and removes it if it differs.
     fn check(&self, file: &str, pointer: &Path, metadata: &Metadata) -> Result<(), HubError> {
         let blob = self.blob(metadata);
         let problem = self.problem(&blob, metadata).map_err(|error| self.hub.io(error))?;
         let Some(problem) = problem else { return Ok(()) };
-        // Where that fails, the next one to look finds the same.
+        // If removal fails, the next check finds the same difference.
         let _ = fs::remove_file(pointer);
         let _ = fs::remove_file(&blob);
         Err(HubError::Damaged { file: format!("{file} of {}", self.name), problem })
@@ -252,7 +252,7 @@ impl From<'_> {
     }
 }
 
-/// Tells how far a download has come.
+/// Reports the progress of a download.
 struct Shown<'a> {
     file: &'a str,
     done: u64,

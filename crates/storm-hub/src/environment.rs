@@ -25,7 +25,7 @@ impl Hub {
         let user = || folder("HOME").map(|home| home.join(".cache/huggingface/hub"));
         let cache = folder("HF_HUB_CACHE").or_else(home).or_else(shared).or_else(user);
         let cache = cache.ok_or(HubError::NoCache)?;
-        // The links of a snapshot are relative: both ends must be of the same kind.
+        // The links of a snapshot are relative, so their paths must both be absolute.
         let cache = std::path::absolute(&cache).unwrap_or(cache);
         let text = |name: &str| given(name).and_then(|value| value.into_string().ok());
         let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());

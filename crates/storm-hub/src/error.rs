@@ -1,12 +1,12 @@
 use std::path::PathBuf;
 
-/// Why a model cannot be had.
+/// Why a model is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
     /// No folder for models.
     #[error("there is no folder to keep models of a hub in; set HF_HOME to one")]
     NoCache,
-    /// It is not in the cache, and nothing may be downloaded.
+    /// It is not in the cache, and downloads are not allowed.
     #[error(
         "{name} is not in the local Hugging Face cache, and HF_HUB_OFFLINE forbids to download it; unset that, or give \
          the path of a folder (there is none of that name here)"
@@ -15,7 +15,7 @@ pub enum HubError {
         /// The model.
         name: String,
     },
-    /// The hub does not know it, or does not say that it does.
+    /// The hub does not know it, or hides it.
     #[error(
         "{endpoint} has no model {name} that may be seen, and there is no folder of that name here; check the name, and for \
          a private model set HF_TOKEN"
@@ -26,7 +26,7 @@ pub enum HubError {
         /// The hub.
         endpoint: String,
     },
-    /// Its owner asks for something first.
+    /// Its owner requires something first.
     #[error(
         "{endpoint} does not hand out {name}: it is gated or private. Accept its conditions on {endpoint}/{page}, and set \
          HF_TOKEN to a token of your account that may read it"
@@ -50,7 +50,7 @@ pub enum HubError {
         /// The first such file.
         file: String,
     },
-    /// Something that every model has is not there.
+    /// A file that every model has is missing.
     #[error("{name} has no {missing}: it is no model that can be used here")]
     NotAModel {
         /// The repository.
@@ -67,13 +67,13 @@ pub enum HubError {
         /// The cache.
         path: PathBuf,
     },
-    /// Another process has the file.
+    /// Another process is downloading the file.
     #[error("another process downloads {file}; wait until it is done")]
     Busy {
         /// The file.
         file: String,
     },
-    /// What came is not what the hub promised.
+    /// The download does not match the hub's metadata.
     #[error("{file}: {problem}; try again")]
     Damaged {
         /// The file.

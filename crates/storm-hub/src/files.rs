@@ -1,4 +1,4 @@
-//! Which files of a model are wanted.
+//! Which files of a model to download.
 
 use crate::HubError;
 use serde::Deserialize;
@@ -14,10 +14,10 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// An index of a thousand shards is far smaller.
 const INDEX_BYTES_MAX: u64 = 16 << 20;
 
-/// The names of files that hold pickles or other code.
+/// Endings of files that hold pickles or other code.
 const CODE_ENDINGS: [&str; 7] = [".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5"];
 
-/// Kinds of small files that are taken.
+/// Kinds of small files to download.
 const TEXT_ENDINGS: [&str; 3] = [".json", ".jinja", ".txt"];
 
 #[derive(Deserialize)]
@@ -34,7 +34,7 @@ pub(crate) fn is_plain(name: &str) -> bool {
         && !name.contains(char::is_control)
 }
 
-/// The small files that are wanted of a repository: all but weights, with the index of these.
+/// The small files to download from a repository: everything but weights, including their index.
 pub(crate) fn small_files(all: &[String], is_carried: fn(&str) -> bool) -> Vec<String> {
     let is_wanted = |name: &&String| {
         let is_text = TEXT_ENDINGS.iter().any(|ending| name.ends_with(ending));
@@ -48,7 +48,7 @@ pub(crate) fn small_files(all: &[String], is_carried: fn(&str) -> bool) -> Vec<S
     files
 }
 
-/// Why a repository cannot be used, by the names of its files.
+/// Why a repository cannot be used, judged by its file names.
 pub(crate) fn check(model: &str, all: &[String]) -> Result<(), HubError> {
     let has = |file: &str| all.iter().any(|name| name == file);
     let name = model.to_owned();

@@ -1,8 +1,8 @@
-//! Models by their names on a Hugging Face hub: from the local cache, else downloaded into it.
+//! Finds models by their names on a Hugging Face hub: in the local cache, or by downloading them into it.
 //!
-//! The cache is that of `huggingface_hub`, so that what Python has downloaded is found here, and the other way round.
-//! What comes from a network is hostile: only files of known kinds with plain names are taken, nothing that can run code,
-//! and weights are compared with the hash that the hub names.
+//! The cache is that of `huggingface_hub`, so models that Python downloaded are found here, and the reverse. Data from
+//! the network is untrusted: only files of known kinds with plain names are accepted, nothing that can run code, and
+//! weights are compared with the hash that the hub names.
 
 mod cache;
 mod download;
@@ -18,27 +18,27 @@ pub use name::HubName;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A hub, and where its models are kept.
+/// A hub, and where its models are cached.
 #[derive(Clone, Debug)]
 pub struct Hub {
-    /// Folder of the cache, `models--…` of all models.
+    /// Folder of the cache, with `models--…` for each model.
     pub cache: PathBuf,
     /// `https://huggingface.co`.
     pub endpoint: String,
-    /// For models that are private or gated.
+    /// For private or gated models.
     pub token: Option<String>,
     /// Nothing is asked of the network.
     pub is_offline: bool,
-    /// Before a connection that broke is tried again.
+    /// Pause before a broken connection is retried.
     pub retry_pause: Duration,
 }
 
-/// What of a model is needed.
+/// Which files of a model are needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// config.json alone.
     Config,
-    /// Weights, tokenizer and what else belongs to them.
+    /// Weights, tokenizer and everything that belongs to them.
     All,
 }
 
@@ -54,11 +54,11 @@ pub struct Snapshot {
 }
 
 impl Hub {
-    /// A model, from the cache if all of it is there. Otherwise it is downloaded; what an interrupted download left
-    /// is gone on with. `is_carried` says which small files beside config and weights are wanted, by name.
+    /// A model, from the cache if complete. Otherwise it is downloaded, resuming an interrupted download. `is_carried`
+    /// decides, by name, which small files to fetch besides config and weights.
     ///
     /// # Errors
-    /// The model is not there, may not be had, has no weights that can be used, or the network or the disk fails.
+    /// The model does not exist, access is denied, it has no usable weights, or the network or the disk fails.
     pub fn get(
         &self,
         name: &HubName,

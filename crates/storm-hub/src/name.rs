@@ -43,7 +43,7 @@ impl fmt::Display for HubName {
     }
 }
 
-/// Whether a text is one step of a path and of an address, whatever is done with it.
+/// Whether a text is a single component of a path and of a URL, safe in both.
 pub(crate) fn is_part(text: &str) -> bool {
     text.len() <= PART_LETTERS_MAX
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))

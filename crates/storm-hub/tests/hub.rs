@@ -1,4 +1,4 @@
-//! Downloads from a hub that this very process serves, with all that goes wrong on a network.
+//! Downloads from a hub served by the test process, with everything that goes wrong on a network.
 
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -13,19 +13,19 @@ use tempfile::TempDir;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What a hub has, and how it behaves.
+/// What a hub contains, and how it behaves.
 #[derive(Default)]
 struct State {
     files: BTreeMap<String, Vec<u8>>,
-    /// Bytes of each body after which the connection ends, as long as there are entries.
+    /// After how many bytes of each body the connection ends, as long as there are entries.
     cuts: Vec<usize>,
-    /// Sent for everything instead of an answer.
+    /// Sent instead of every answer.
     status: Option<u16>,
     /// Instead of the hash of a file.
     etag: Option<String>,
     /// Bytes are changed on their way.
     is_bad_line: bool,
-    /// First lines of requests, with the range that was asked for.
+    /// First lines of requests, with the requested range.
     asked: Vec<String>,
     token: Option<String>,
 }
@@ -82,7 +82,7 @@ fn get(hub: &Hub, name: &str, wanted: Wanted) -> Result<Snapshot, HubError> {
     hub.get(&HubName::parse(name).unwrap(), wanted, is_carried, &mut |_| {})
 }
 
-/// Answers requests of one connection, each on its own.
+/// Answers the requests of one connection, one by one.
 fn serve(mut stream: TcpStream, state: &Mutex<State>) {
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
     let Some(first) = lines.next() else { return };
@@ -171,7 +171,7 @@ fn a_model_is_downloaded_once() {
     server.asked();
     let again = server.get("o/m").unwrap();
     assert_eq!(again, Snapshot { is_new: false, ..snapshot.clone() });
-    // At its commit, and without any network, too.
+    // At its commit, and also without a network.
     let offline = Hub { is_offline: true, ..server.hub() };
     assert_eq!(get(&offline, &format!("o/m@{COMMIT}"), Wanted::All).unwrap(), again);
     assert!(server.asked().is_empty());
@@ -185,7 +185,7 @@ fn a_config_alone_is_enough_for_a_plan() {
     let snapshot = get(&server.hub(), "o/m", Wanted::Config).unwrap();
     assert_eq!(contents(&snapshot.directory).len(), 1);
     assert!(!server.asked().iter().any(|line| line.contains("safetensors")));
-    // What is there of it does not pass for the model.
+    // A partial model does not pass for the complete one.
     assert_eq!(contents(&server.get("o/m").unwrap().directory).len(), 2);
 }
 
@@ -200,7 +200,7 @@ fn shards_are_those_of_the_index() {
     let found = contents(&snapshot.directory);
     assert_eq!(found.len(), 4);
     assert_eq!(found["x-2.safetensors"], b"two");
-    // A shard that is gone is downloaded again, and nothing else.
+    // A missing shard is downloaded again, and nothing else.
     fs::remove_file(snapshot.directory.join("x-2.safetensors")).unwrap();
     server.asked();
     assert!(server.get("o/m").unwrap().is_new);
@@ -228,7 +228,7 @@ fn shards_are_those_of_the_index() {
 fn a_download_that_broke_goes_on_where_it_stopped() {
     let weights: Vec<u8> = (0..50_000_u32).map(|i| (i % 241) as u8).collect();
     let server = Server::new(&[CONFIG, ("model.safetensors", &weights)]);
-    // Once, and all is well in the end.
+    // The connection breaks once, and the download succeeds.
     server.change(|state| state.cuts = vec![20_000]);
     let snapshot = server.get("o/m").unwrap();
     assert!(contents(&snapshot.directory)["model.safetensors"] == weights);
@@ -240,7 +240,7 @@ fn a_download_that_broke_goes_on_where_it_stopped() {
     };
     assert_eq!(from(&asked), [0, 20_000]);
 
-    // More often than it is tried: the next call goes on.
+    // More failures than retries: the next call resumes.
     let server = Server::new(&[CONFIG, ("model.safetensors", &weights)]);
     server.change(|state| state.cuts = vec![0, 0, 0, 30_000]);
     let error = server.get("o/m").unwrap_err();
@@ -252,7 +252,7 @@ fn a_download_that_broke_goes_on_where_it_stopped() {
     let snapshot = server.get("o/m").unwrap();
     assert!(contents(&snapshot.directory)["model.safetensors"] == weights);
     assert_eq!(from(&server.asked()), [30_000]);
-    // A part that was whole when its process was killed, and one that is of something else.
+    // A part that was complete when its process was killed, and a part of another file.
     for bytes in [weights.clone(), vec![0; 60_000]] {
         let blob = fs::canonicalize(snapshot.directory.join("model.safetensors")).unwrap();
         fs::remove_file(snapshot.directory.join("model.safetensors")).unwrap();

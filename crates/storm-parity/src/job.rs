@@ -1,4 +1,4 @@
-//! The form of a job.
+//! The format of a job.
 
 use anyhow::{Result, ensure};
 use serde::Deserialize;
@@ -39,7 +39,7 @@ pub(crate) enum Job {
         steps: Vec<StepInput>,
         /// Where the trained model goes, if anywhere.
         save: Option<SaveTarget>,
-        /// An adapter directory: it is trained, and the model stays as it is.
+        /// An adapter directory: it is trained, and the model stays unchanged.
         adapter: Option<PathBuf>,
         /// Where the trained adapter goes, if anywhere.
         save_adapter: Option<PathBuf>,
@@ -62,9 +62,9 @@ pub(crate) struct StepInput {
 pub(crate) struct TokenBatch {
     /// (B, T)
     tokens: Vec<Vec<i32>>,
-    /// (B, T), -100 where nothing is to be learned; not needed for logits.
+    /// (B, T), -100 at positions without a loss; not needed for logits.
     targets: Option<Vec<Vec<i32>>>,
-    /// (B, T), where rows hold several samples.
+    /// (B, T), if rows hold several samples.
     segments: Option<Vec<Vec<i32>>>,
 }
 
@@ -150,13 +150,13 @@ impl From<PrecisionName> for Precision {
     }
 }
 
-/// A Hugging Face directory to be written; it must not exist.
+/// A Hugging Face directory to write; it must not exist.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SaveTarget {
     pub(crate) directory: PathBuf,
     dtype: WeightDtypeName,
-    /// The most bytes of weights in a file; without, all are in one.
+    /// The most bytes of weights in a file; if absent, all are in one.
     shard_bytes: Option<u64>,
 }
 

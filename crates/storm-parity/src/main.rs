@@ -1,7 +1,7 @@
-//! Helper of the comparisons with PyTorch in `python/tests`.
+//! Helper for the comparisons with PyTorch in `python/tests`.
 //!
-//! `storm-parity JOB.json` runs the one [`Job`] of the file. Numbers go to stdout as one line of
-//! JSON, tensors into the safetensors file or Hugging Face directory that the job names.
+//! `storm-parity JOB.json` runs the [`Job`] in the file. Numbers go to stdout as one line of JSON;
+//! tensors go to the safetensors file or Hugging Face directory that the job names.
 
 mod job;
 mod run;

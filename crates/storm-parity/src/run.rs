@@ -75,7 +75,7 @@ fn logits(
     Ok(json!({}))
 }
 
-/// What both kinds of training have.
+/// What both kinds of training share.
 struct Setup<'a> {
     model: &'a Path,
     adapter: Option<&'a Path>,
@@ -121,7 +121,7 @@ fn gradients(setup: &Setup<'_>, micro_batches: &[TokenBatch], output: &Path) -> 
     let directory = open(setup.model)?;
     let mut trainer = setup.trainer(&directory, micro_batches.first(), |_| {})?;
     let loss = trainer.accumulate(&to_batches(micro_batches)?)?;
-    // The gradients of the uses of a tied parameter are summed with the norm.
+    // The update sums the gradients of a tied parameter's uses before it takes the norm.
     let gradient_norm = trainer.update(0.0)?;
     let mut gradients = Vec::new();
     for spec in parameters(directory.model()) {
@@ -168,7 +168,7 @@ fn train(
 fn round_trip(model: &Path, save: &SaveTarget) -> Result<Value> {
     let directory = open(model)?;
     let config = directory.model();
-    // The parameter that was asked for last, whole.
+    // The parameter requested last, complete.
     let mut last = (String::new(), Vec::new());
     let provide = |spec: &ParameterSpec, range: Range<usize>, dest: &mut [f32]| {
         if last.0 != spec.name {

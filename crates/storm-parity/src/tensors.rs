@@ -1,4 +1,5 @@
-//! Tensors for Python: from STORM's layout to that of Hugging Face, into a safetensors file.
+//! Converts tensors from STORM's layout to Hugging Face's and writes them to a safetensors file,
+//! for Python.
 
 use anyhow::{Context, Result};
 use safetensors::Dtype;
@@ -13,7 +14,7 @@ pub(crate) struct NamedTensor {
     pub(crate) values: Vec<f32>,
 }
 
-/// The tensors that Hugging Face keeps of a parameter, or of anything of its shape.
+/// The Hugging Face tensors of a parameter, or of anything of its shape.
 pub(crate) fn to_hf(spec: &ParameterSpec, values: &[f32]) -> Vec<NamedTensor> {
     let row = spec.row_elements();
     let tensors = spec.pieces.iter().map(|piece| {

@@ -1,11 +1,11 @@
 use crate::{Prediction, Queue, Simulation};
 
-/// What a plan would be faster with more of.
+/// The resource that limits a plan's speed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
-    /// The card computes all the time, and computes nothing twice.
+    /// The card computes all the time, and recomputes nothing.
     Compute,
-    /// The card computes all the time, but some of it twice, for lack of memory.
+    /// The card computes all the time, but recomputes some of it for lack of memory.
     Memory,
     /// The card waits for copies.
     Bus,
@@ -13,10 +13,10 @@ pub enum Bottleneck {
     Launches,
 }
 
-/// A compute queue that works less than this waits for something worth naming.
+/// A compute queue busy for less than this share waits for something worth naming.
 const BUSY: f64 = 0.9;
 
-/// Less than this recomputed is not worth naming.
+/// Recomputation below this share is not worth naming.
 const AGAIN: f64 = 0.02;
 
 impl Bottleneck {

@@ -1,18 +1,17 @@
-//! Decisions in few numbers, for a search: blocks of a stage are treated alike except for where they
-//! stand.
+//! Decisions as a few numbers, for a search: the blocks of a stage differ only by their position.
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::lower::Lowering;
 use crate::{Decisions, Storage, Streaming, UpdateTime};
 
-/// Which saved units of a stage are at hand in the backward pass, and what recomputing the others costs.
+/// Which saved units of a stage are available in the backward pass, and what recomputing the others costs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Saving {
     /// One per unit.
     pub(crate) mask: Vec<bool>,
-    /// Of the units at hand, in one block and micro-batch.
+    /// Bytes of the available units, in one block and micro-batch.
     pub(crate) bytes: usize,
-    /// Of what is recomputed, in one block and micro-batch.
+    /// Seconds of recomputation, in one block and micro-batch.
     pub(crate) recompute_seconds: f64,
 }
 
@@ -26,7 +25,7 @@ pub(crate) const INPUT_RING: usize = 2;
 pub(crate) struct Choice {
     /// Micro-batches in a group.
     pub(crate) group: usize,
-    /// The first group of a step, if it is unlike the others.
+    /// The first group of a step, if it differs from the others.
     pub(crate) first: Option<FirstGroup>,
     /// One for each stage.
     pub(crate) stages: Vec<StageChoice>,
@@ -38,8 +37,8 @@ pub(crate) struct Choice {
     pub(crate) piece_elements: usize,
 }
 
-/// A first group of another size than the others: a larger one gives the copies of a deferred update more
-/// time, a smaller one after it leaves each micro-batch more memory.
+/// A first group of a different size. A larger one gives the copies of a deferred update more time; smaller
+/// groups after it leave each micro-batch more memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct FirstGroup {
     pub(crate) group: usize,
@@ -68,9 +67,9 @@ pub(crate) struct ActivationChoice {
     pub(crate) offloads_beside: bool,
     /// The last blocks that keep their input.
     pub(crate) inputs_kept: usize,
-    /// The other blocks: every n-th stores its input, those between run again.
+    /// For the other blocks: every n-th stores its input, and those between are rerun.
     pub(crate) inputs_every: usize,
-    /// Whether inputs that are stored, and not among the last ones, stay on the device as well.
+    /// Whether stored inputs outside the last `inputs_kept` blocks also stay on the device.
     pub(crate) inputs_resident: bool,
 }
 
@@ -110,7 +109,7 @@ impl ActivationChoice {
         ActivationDecisions { saved, inputs }
     }
 
-    /// Units at hand in blocks that keep some.
+    /// Units available in blocks that keep some.
     pub(crate) fn mask_of_kept(&self, savings: &[Saving]) -> Vec<bool> {
         let kept = &savings[self.kept.0].mask;
         let beside = &savings[self.offloaded.0].mask;
@@ -118,7 +117,7 @@ impl ActivationChoice {
         both.collect()
     }
 
-    /// The same with the least said.
+    /// The same decisions in canonical form.
     fn normalize(&mut self, blocks: usize) {
         self.kept.1 = self.kept.1.min(blocks);
         if self.kept.0 == 0 || self.kept.1 == 0 {
@@ -138,8 +137,8 @@ impl ActivationChoice {
 }
 
 impl Choice {
-    /// The same decisions with the least said: what has no effect is as if it were not chosen, so that equal
-    /// choices are recognized.
+    /// The same decisions in canonical form: whatever has no effect is reset, so equal choices compare
+    /// equal.
     pub(crate) fn normalized(mut self, repeats: &[usize]) -> Choice {
         let mut streams_state = false;
         for (chosen, &blocks) in self.stages.iter_mut().zip(repeats) {
@@ -174,12 +173,12 @@ impl Choice {
         self.stages.iter().map(pinned).eq(other.stages.iter().map(pinned))
     }
 
-    /// Micro-batches in a group, and in the first one if that is unlike the others.
+    /// Micro-batches in a group, and in the first one if it differs.
     pub(crate) fn group_sizes(&self) -> (usize, Option<usize>) {
         (self.group, self.first.as_ref().map(|first| first.group))
     }
 
-    /// Whether a step is cut into the same groups.
+    /// Whether both divide a step into the same groups.
     pub(crate) fn groups_alike(&self, other: &Choice) -> bool {
         self.group_sizes() == other.group_sizes()
     }
@@ -247,15 +246,16 @@ impl Choice {
     }
 }
 
-/// By stage, all choices of units to have at hand that no other beats in both bytes and time, fewest
-/// bytes first. The first has nothing at hand; the last needs nothing recomputed.
+/// By stage, the Pareto-optimal sets of units to have available, by bytes and time, fewest bytes first. The
+/// first set is empty; with the last, nothing is recomputed.
 pub(crate) fn savings(lowering: &Lowering<'_>) -> Vec<Vec<Saving>> {
     (0..lowering.units.len()).map(|stage| savings_of(lowering, stage)).collect()
 }
 
 fn savings_of(lowering: &Lowering<'_>, stage: usize) -> Vec<Saving> {
     let units = &lowering.units[stage];
-    // Few units matter; with many, the smallest are always recomputed or at hand with the rest.
+    // Only a few units matter. If there are many, the smallest are recomputed unless all units are
+    // available.
     let mut by_size: Vec<usize> = (0..units.len()).collect();
     by_size.sort_by_key(|&unit| std::cmp::Reverse(units[unit].size_bytes));
     let choosable = &by_size[..units.len().min(8)];

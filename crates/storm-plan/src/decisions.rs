@@ -1,10 +1,10 @@
-//! What a planner decides. None of it changes a bit of the result.
+//! What a planner decides. No decision changes a bit of the result.
 
 use crate::Task;
 use serde::Serialize;
 
-/// What happens to a tensor between the forward pass that makes it and the backward pass that
-/// reads it.
+/// What happens to a tensor between the forward pass that computes it and the backward pass that reads
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Storage {
@@ -16,8 +16,8 @@ pub enum Storage {
     Offload,
 }
 
-/// Where a class of a stage's tensors lives: that of the first `pinned` blocks on the device, that of the
-/// others in host memory, coming in through a ring of `ring` slots.
+/// Where the tensors of one class of a stage live. Those of the first `pinned` blocks stay on the device;
+/// the others live in host memory and stream through a ring of `ring` slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Streaming {
     /// Blocks whose tensors stay on the device.
@@ -32,7 +32,7 @@ impl Streaming {
         Streaming { pinned: blocks, ring: 0 }
     }
 
-    /// Blocks whose tensors have memory on the device at a time.
+    /// How many blocks' tensors have memory on the device at a time.
     pub fn slots(self) -> usize {
         self.pinned + self.ring
     }
@@ -58,7 +58,7 @@ pub enum UpdateTime {
     /// At the end of the step.
     #[default]
     EndOfStep,
-    /// In the next step, each block just before its first use, beside the block before it.
+    /// In the next step: each block is updated just before its first use, while the block before it runs.
     NextStep,
     /// In the backward pass, each block as soon as its gradients are complete, so that no gradient outlives its block except for parts
     /// of tied ones. For steps of one group, without clipping. A gradient that is not finite cancels nothing.
@@ -69,18 +69,18 @@ pub enum UpdateTime {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RingMemory {
-    /// Each stage has rings of its own.
+    /// Each stage has separate rings.
     Separate,
-    /// The rings of all stages lie over each other: a stage's weights and gradients take the memory of
-    /// those of the stage that ran before. Nothing of the next stage is fetched before that.
+    /// The rings of all stages overlap: a stage's weights and gradients reuse the memory of the stage
+    /// that ran before it. Nothing of the next stage is fetched until then.
     Shared,
 }
 
 /// All decisions of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Decisions {
-    /// The groups of micro-batches of a step, in order. The first one differs where it pays: it applies a
-    /// deferred update beside its forward pass, which takes time to hide and leaves less memory.
+    /// The groups of micro-batches of a step, in order. The first may differ: it also applies a deferred
+    /// update during its forward pass, which takes time to hide and leaves less memory.
     pub groups: Vec<GroupDecisions>,
     /// One for each stage of the program.
     pub stages: Vec<StageDecisions>,
@@ -88,39 +88,38 @@ pub struct Decisions {
     pub rings: RingMemory,
     /// When gradients are applied.
     pub update: UpdateTime,
-    /// Pieces of optimizer state that have memory on the device at a time, where any is streamed.
+    /// How many pieces of optimizer state have memory on the device at a time, if any is streamed.
     pub state_ring: usize,
     /// Parameters are updated and copied in pieces of this many elements.
     pub piece_elements: usize,
 }
 
-/// Groups of micro-batches in a row that are treated alike.
+/// Consecutive groups of micro-batches that are treated alike.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GroupDecisions {
-    /// Micro-batches that go through a block together: streamed weights move once for all of them.
+    /// Micro-batches that run through a block together: streamed weights are copied once for all of them.
     pub micro_batches: usize,
-    /// How many such groups follow each other.
+    /// How many such groups there are in a row.
     pub times: usize,
     /// One for each stage of the program.
     pub stages: Vec<ActivationDecisions>,
     /// How many blocks' offloaded tensors have memory on the device at a time.
     pub activation_ring: usize,
-    /// How many offloaded inputs of blocks have memory on the device at a time, beyond what a group
-    /// needs.
+    /// How many offloaded block inputs have memory on the device at a time, beyond what a group needs.
     pub input_ring: usize,
 }
 
-/// What the blocks of one stage do with what their backward pass reads.
+/// How the blocks of one stage provide what their backward pass reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ActivationDecisions {
     /// Per block and saved unit (see [`Task::saved_units`]).
     pub saved: Vec<Vec<Storage>>,
-    /// Per block, what it takes from the block before. [`Storage::Recompute`] runs the blocks since the
-    /// last one whose input is stored. Without meaning for the last stage, which runs backward at once.
+    /// Per block: its input, from the block before. [`Storage::Recompute`] reruns the blocks since the
+    /// last one with a stored input. Unused for the last stage, whose backward pass follows immediately.
     pub inputs: Vec<Storage>,
 }
 
-/// Where the parameters of one stage live, and what belongs to them.
+/// Where the parameters of one stage live, with their gradients and optimizer state.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct StageDecisions {
     /// Parameters.
@@ -131,7 +130,7 @@ pub struct StageDecisions {
     pub states_pinned: usize,
 }
 
-/// Elements of a piece unless decided otherwise: 32 MiB of bf16.
+/// Default size of a piece in elements: 32 MiB of bf16.
 pub const PIECE_ELEMENTS: usize = 16 << 20;
 
 impl Decisions {
@@ -163,7 +162,7 @@ impl Decisions {
         }
     }
 
-    /// Nothing stays on the device for longer than it must, with rings of two.
+    /// Nothing stays on the device longer than it must; all rings have two slots.
     pub fn streamed(task: &Task) -> Decisions {
         let mut decisions =
             Decisions { update: UpdateTime::NextStep, state_ring: 2, ..Decisions::resident(task) };
@@ -182,7 +181,7 @@ impl Decisions {
         decisions
     }
 
-    /// The most micro-batches that go through a block together.
+    /// The most micro-batches that run through a block together.
     pub fn group_max(&self) -> usize {
         self.groups.iter().map(|group| group.micro_batches).max().unwrap_or(0)
     }
@@ -194,7 +193,7 @@ impl Decisions {
         sizes.join(", then ")
     }
 
-    /// The groups that most micro-batches of a step are in.
+    /// The groups that contain most micro-batches of a step.
     ///
     /// # Panics
     /// If there are no groups.

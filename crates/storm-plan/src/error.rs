@@ -1,10 +1,10 @@
 /// Why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
-    /// A program that plans cannot be made for.
+    /// A program that cannot be planned.
     #[error("cannot plan this program: {problem}")]
     Task {
-        /// What is in the way.
+        /// What prevents it.
         problem: String,
     },
     /// Hardware without a link that every plan needs.
@@ -18,7 +18,7 @@ pub enum PlanError {
     /// Nothing fits the budget.
     #[error("no plan fits the budget: {0}")]
     TooSmall(Box<crate::TooSmall>),
-    /// A plan that the checker refuses: a bug, reported instead of run.
+    /// A plan that the checker rejects: a bug, reported instead of run.
     #[error("the plan is not safe to run, which is a bug in STORM: {problem}")]
     Unsafe {
         /// What the checker found.

@@ -1,5 +1,5 @@
-//! A quick guess of a plan's step time, to decide which plans are worth building: each pass takes as
-//! long as the busiest of compute and the two copy queues.
+//! A quick estimate of a plan's step time, to decide which plans are worth building: each pass takes
+//! as long as its busiest queue, of compute and the two copy queues.
 
 use crate::choice::{ActivationChoice, Choice, Saving, StageChoice};
 use crate::decisions::RingMemory;
@@ -7,10 +7,10 @@ use crate::lower::{Lowering, Sizes};
 use crate::queue::Link;
 use crate::{Storage, Streaming, UpdateTime};
 
-/// A queue of copies is not busy all the time even where it is the busiest: it waits for slots.
+/// Even the busiest copy queue is not always busy: it waits for slots.
 const COPIES_WAIT: f64 = 1.1;
 
-/// Times and sizes of a task that all guesses share.
+/// Times and sizes of a task that all estimates share.
 pub(crate) struct Estimator<'a> {
     lowering: &'a Lowering<'a>,
     savings: &'a [Vec<Saving>],
@@ -21,14 +21,14 @@ pub(crate) struct Estimator<'a> {
 struct Times {
     blocks: f64,
     forward: f64,
-    /// Without what is recomputed. Of the last stage, both passes.
+    /// Without recomputation. For the last stage, both passes.
     backward: f64,
     sizes: Sizes,
     /// Passes of a group in which its weights are read.
     passes: f64,
 }
 
-/// Bytes that parameters, gradients and state move in a pass of a group, or with the update.
+/// Bytes of parameters, gradients and state copied in a pass of a group, or with the update.
 #[derive(Clone, Copy, Default)]
 struct ParameterTraffic {
     weights: f64,
@@ -38,12 +38,12 @@ struct ParameterTraffic {
     updated_weights: f64,
 }
 
-/// A group of micro-batches: what it takes besides its parameters.
+/// A group of micro-batches: its costs besides parameters.
 struct GroupTimes {
     forward: f64,
-    /// With what is recomputed.
+    /// Including recomputation.
     backward: f64,
-    /// Bytes that leave in the forward pass, and return in the backward pass.
+    /// Bytes that leave in the forward pass and return in the backward pass.
     offloaded: f64,
 }
 
@@ -73,12 +73,12 @@ impl<'a> Estimator<'a> {
         Estimator { lowering, savings, stages }
     }
 
-    /// Less than any plan of this choice takes: one queue without a pause.
+    /// A lower bound for every plan of this choice: the busiest queue without a pause.
     pub(crate) fn least_seconds(&self, choice: &Choice) -> f64 {
         let micro_batches = self.lowering.task.micro_batches;
         let after_first = choice.groups_after_first(micro_batches) as f64;
         let [first, usual] = self.groups(choice);
-        // The first micro-batch adds to no gradient, which is a little quicker.
+        // The first micro-batch adds to no gradient, which is slightly faster.
         let compute = |group: &GroupTimes| 0.999 * (group.forward + group.backward);
         let compute = compute(&first) + after_first * compute(&usual);
         let (mut weights_in, mut gradients_out) = (0.0, 0.0);
@@ -162,7 +162,7 @@ impl<'a> Estimator<'a> {
         offloaded * bytes + kept * beside + inputs
     }
 
-    /// What a block offloads that keeps some units.
+    /// What a block that keeps some units offloads.
     fn bytes_beside(&self, stage: usize, chosen: &ActivationChoice) -> f64 {
         let savings = &self.savings[stage];
         let (kept, away) = (&savings[chosen.kept.0].mask, &savings[chosen.offloaded.0].mask);
@@ -171,7 +171,7 @@ impl<'a> Estimator<'a> {
         leaves.map(|(unit, _)| unit.size_bytes as f64).sum()
     }
 
-    /// What parameters and what belongs to them move.
+    /// The traffic of parameters, gradients and state.
     fn traffic(&self, choice: &Choice) -> ParameterTraffic {
         let mut traffic = ParameterTraffic::default();
         let shared = choice.rings == RingMemory::Shared;
@@ -198,7 +198,7 @@ impl<'a> Estimator<'a> {
         traffic
     }
 
-    /// The time of a pass: its busiest queue's.
+    /// The time of a pass: that of its busiest queue.
     fn pass(&self, compute: f64, into: f64, out: f64) -> f64 {
         let profile = self.lowering.profile;
         let into = into / profile.link(Link::HOST_TO_DEVICE).bandwidth;
@@ -255,7 +255,7 @@ impl<'a> Estimator<'a> {
             + self.pass(group.backward, weights + group.offloaded + gradients, gradients)
     }
 
-    /// With a single slot, what comes in waits for what it replaces: about half is not hidden.
+    /// With a single slot, incoming data waits for what it replaces: about half of it is not hidden.
     fn exposed_seconds(
         &self,
         choice: &Choice,

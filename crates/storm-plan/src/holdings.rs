@@ -1,11 +1,11 @@
-//! What a plan holds where and what a step moves, by kind of tensor.
+//! What a plan holds in each tier and what a step copies, by kind of tensor.
 
 use crate::plan::{Copy, InstructionId, Plan, Region, Work};
 use crate::queue::PerQueue;
 use crate::tier::PerTier;
 use serde::Serialize;
 
-/// Tensors that people think of as one thing.
+/// Tensors that users think of as one thing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TensorKind {
@@ -17,7 +17,7 @@ pub enum TensorKind {
     OptimizerState,
     /// What blocks save for their backward pass.
     Activations,
-    /// What blocks take from those before them, and its gradients.
+    /// What blocks receive from the blocks before them, and its gradients.
     LayerInputs,
     /// Temporaries.
     WorkArea,
@@ -51,19 +51,19 @@ impl TensorKind {
     }
 }
 
-/// Bytes of one kind in every tier, and what a step moves of it.
+/// Bytes of one kind in every tier, and what a step copies of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Of what.
     pub kind: TensorKind,
-    /// Where it lies, all the time.
+    /// Its memory in each tier.
     pub bytes: PerTier<u64>,
     /// What each queue copies of it, per step.
     pub copied_bytes: PerQueue<u64>,
 }
 
 impl Plan {
-    /// What the plan holds and moves, in the order of [`TensorKind::ALL`]. These add up to all of its memory
+    /// What the plan holds and copies, in the order of [`TensorKind::ALL`]. The sums are all of its memory
     /// and all of its copies.
     pub fn holdings(&self) -> Vec<Holding> {
         let mut holdings = TensorKind::ALL.map(|kind| Holding {
@@ -88,7 +88,7 @@ impl Plan {
     }
 }
 
-/// Told by the far side: on the near one what moves goes through rings that several may share.
+/// Determined by the far side: on the near side, streamed data uses rings that several kinds may share.
 fn kind_of_copy(regions: &[&Region], copy: &Copy) -> Option<TensorKind> {
     let far = copy.from.max(copy.to);
     let after =

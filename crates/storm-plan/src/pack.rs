@@ -1,9 +1,9 @@
-//! Addresses from lifetimes.
+//! Assigns addresses by lifetime.
 
-/// Offsets are multiples of this: enough for every device.
+/// Alignment of offsets, sufficient for every device.
 pub const ALIGNMENT: usize = 256;
 
-/// What takes memory from one position in time to another, both included.
+/// Something that needs memory from one point in time to another, inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     /// How much.
@@ -30,13 +30,13 @@ struct Gap {
     end: usize,
 }
 
-/// The smaller of two packings: first fit over time, and the largest first.
+/// The smaller of two packings: first fit over time, and largest first.
 pub fn pack(lifetimes: &[Lifetime]) -> Packing {
     let (over_time, by_size) = (pack_over_time(lifetimes), pack_by_size(lifetimes));
     if by_size.size_bytes < over_time.size_bytes { by_size } else { over_time }
 }
 
-/// The largest first, each at the lowest offset that is free for all of its life.
+/// Largest first, each at the lowest offset that is free for its whole lifetime.
 fn pack_by_size(lifetimes: &[Lifetime]) -> Packing {
     let mut order: Vec<usize> = (0..lifetimes.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(lifetimes[index].size_bytes));
@@ -60,8 +60,8 @@ fn pack_by_size(lifetimes: &[Lifetime]) -> Packing {
     packing
 }
 
-/// First fit over time: each takes the lowest gap that holds it when it is made, and gives its bytes
-/// back after its last use.
+/// First fit over time: each takes the lowest gap that holds it when it is created, and frees it
+/// after its last use.
 fn pack_over_time(lifetimes: &[Lifetime]) -> Packing {
     let positions = lifetimes.iter().map(|l| l.last_use + 1).max().unwrap_or(0);
     let mut made_at: Vec<Vec<usize>> = vec![Vec::new(); positions];
@@ -99,7 +99,7 @@ fn take(gaps: &mut Vec<Gap>, top: &mut usize, size: usize) -> usize {
         }
         return start;
     }
-    // Grow, starting inside the last gap if it touches the top.
+    // Grow, starting inside the last gap if that reaches the top.
     let start = match gaps.last() {
         Some(gap) if gap.end == *top => gaps.pop().expect("just seen").start,
         _ => *top,
@@ -126,7 +126,7 @@ mod tests {
     use super::*;
     use storm_graph::random::Random;
 
-    /// What lives at the same time never shares a byte, for many seeded random lifetimes.
+    /// Values alive at the same time never share a byte, for many seeded random lifetimes.
     #[test]
     fn living_values_do_not_overlap() {
         let mut random = Random(1);
@@ -155,7 +155,7 @@ mod tests {
         }
     }
 
-    /// A chain in which each is read by the next position only needs room for two.
+    /// A chain in which only the next position reads each value needs room for two.
     #[test]
     fn dead_bytes_are_used_again() {
         let chain: Vec<Lifetime> = (0..10)

@@ -1,4 +1,4 @@
-//! Lists with one entry for each of a few things that are numbered.
+//! Arrays with one entry per key, for small sets of numbered keys.
 
 /// A type with one entry per key. The key has `COUNT_MAX`, `index` and `at`.
 macro_rules! per {
@@ -13,10 +13,10 @@ macro_rules! per {
                 $name(std::array::from_fn(|index| entry($key::at(index))))
             }
 
-            /// From the entry of each, if all can be had.
+            /// As `from_fn`, with a function that may fail.
             ///
             /// # Errors
-            /// The first one's.
+            /// The first error.
             pub fn try_from_fn<E>(
                 mut entry: impl FnMut($key) -> Result<T, E>,
             ) -> Result<$name<T>, E> {

@@ -1,11 +1,11 @@
-//! What a plan is made of.
+//! The data model of a plan.
 //!
-//! A plan is a list of instructions in the order in which the host gives them to the queues. Each
+//! A plan is a list of instructions in the order in which the host issues them to the queues. Each
 //! queue runs its instructions in that order, one after another. An instruction starts when the one
 //! before it in its queue is done and everything in its [`Instruction::waits`] is done.
 //!
-//! The list is cut into segments, so that a step of many micro-batches is a few segments, one of them
-//! repeated: planning and checking do not grow with the accumulation count.
+//! The list is divided into segments. A step of many micro-batches is a few segments, one of them
+//! repeated, so planning and checking do not grow with the accumulation count.
 
 use crate::queue::{Link, Links, Queue};
 use crate::tier::{PerTier, Tier};
@@ -27,14 +27,14 @@ impl ValueId {
     }
 }
 
-/// A tensor by its meaning, or a piece of one: the gate of layer 3 in the second micro-batch of a
-/// group. It may lie in several places at a time, and is written once per meaning: a reader
-/// must find what the compute queue wrote last before the reader.
+/// A tensor or a piece of one, by its meaning: the gate of layer 3 in the second micro-batch of a
+/// group. It may lie in several places at a time. A reader must find the version that the compute
+/// queue wrote last before it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Value {
-    /// For people: `layers.3.mlp.gate_up[1]`.
+    /// For display: `layers.3.mlp.gate_up[1]`.
     pub name: String,
-    /// What it takes wherever it lies.
+    /// Its size, wherever it lies.
     pub size_bytes: usize,
     /// What kind of tensor it is.
     #[serde(skip)]
@@ -50,14 +50,14 @@ pub struct Operand {
     pub offset: usize,
 }
 
-/// What an instruction touches: a few values, in place, since a search builds many plans.
+/// What an instruction touches. Inline for a few values, since a search builds many plans.
 pub type Operands = SmallVec<[Operand; 4]>;
 
 /// A position in [`Plan::graphs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct GraphId(pub u32);
 
-/// A position in [`Plan::instructions`].
+/// An index into [`Plan::instructions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct InstructionId(pub u32);
 
@@ -79,13 +79,13 @@ pub struct Compute {
     pub graph: GraphId,
     /// The node's position in it.
     pub node: u32,
-    /// Which layer it belongs to, for random streams; 0 outside of layers.
+    /// Which layer it belongs to, for random streams; 0 outside layers.
     pub layer: u16,
     /// Offsets of the op's operands in their order, then of the node's outputs.
     pub places: SmallVec<[usize; 6]>,
-    /// Values that are read. An operand that lies in pieces is several.
+    /// Values that are read. An operand in several pieces has several.
     pub reads: Operands,
-    /// Values that are written, all bytes of each.
+    /// Values that are written, each completely.
     pub writes: Operands,
 }
 
@@ -94,7 +94,7 @@ impl Compute {
     pub const TIER: Tier = Tier::DEVICE;
 }
 
-/// A copy of values that lie one after another, in the same way in both tiers.
+/// A copy of consecutive values, laid out the same in both tiers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Copy {
     /// First byte that is read.
@@ -103,12 +103,12 @@ pub struct Copy {
     pub to: Place,
     /// How many.
     pub bytes: usize,
-    /// What is copied, and where it lies relative to the first byte.
+    /// What is copied, and its offset from the first byte.
     pub values: Operands,
 }
 
 impl Copy {
-    /// What it goes over.
+    /// The link it uses.
     pub fn link(&self) -> Link {
         Link { from: self.from.tier, to: self.to.tier }
     }
@@ -133,8 +133,8 @@ pub enum Work {
 pub struct Instruction {
     /// What it does.
     pub work: Work,
-    /// Instructions of other queues that must be done before it starts: the last run of each that
-    /// was given to its queue before this one. One that was never issued delays nothing.
+    /// Instructions of other queues that must be done before it starts: the last run of each that was
+    /// issued before this one. One that was never issued delays nothing.
     pub waits: Vec<InstructionId>,
 }
 
@@ -147,7 +147,7 @@ pub struct Segment {
     pub instructions: Range<usize>,
 }
 
-/// A segment, run some times in a row.
+/// A segment, run a number of times in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Run {
     /// Which.
@@ -165,16 +165,16 @@ pub struct Place {
     pub offset: usize,
 }
 
-/// A tensor that outlives a step: a parameter, its gradient, its optimizer state.
+/// A persistent tensor: a parameter, its gradient, its optimizer state.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Lasting {
     /// Full name, shape, dtype.
     #[serde(skip)]
     pub tensor: Tensor,
-    /// Its values, which lie one after another without gaps.
+    /// Its values, which are contiguous.
     pub pieces: Vec<ValueId>,
-    /// Everywhere it lies between two steps: a change there must change all of them, and every
-    /// step ends with its last value in all of them.
+    /// All its places between two steps. A change must be made in all of them, and every step ends
+    /// with the latest value in all of them.
     pub places: Vec<Place>,
 }
 
@@ -186,11 +186,11 @@ pub struct Input {
     pub tensor: Tensor,
     /// Its value.
     pub value: ValueId,
-    /// The micro-batch within the group that it belongs to; none for what a step has once.
+    /// The micro-batch of the group that it belongs to; none for what exists once per step.
     pub micro_batch: Option<u16>,
     /// Where the host writes it.
     pub place: Place,
-    /// The copies that read it there. The host writes it only when all that were issued are done.
+    /// The copies that read it. The host writes it only when all issued ones are done.
     pub copies: Vec<InstructionId>,
 }
 
@@ -202,21 +202,21 @@ pub struct PlanResult {
     pub tensor: Tensor,
     /// Its value.
     pub value: ValueId,
-    /// The micro-batch within the group that it belongs to; none for what a step has once.
+    /// The micro-batch of the group that it belongs to; none for what exists once per step.
     pub micro_batch: Option<u16>,
     /// Where the host finds it.
     pub place: Place,
-    /// The copies that bring it there. The host reads it when the last that was issued is done, and
-    /// issues no further segment that has one of them before it has read.
+    /// The copies that write it. The host reads it when the last issued one is done, and reads it
+    /// before it issues another segment that contains one of them.
     pub copies: Vec<InstructionId>,
 }
 
-/// A named range of a tier, for people.
+/// A named range of a tier, for display.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Region {
     /// `weights of layers`, `work area`.
     pub name: String,
-    /// What lies in it.
+    /// What it holds.
     pub kind: TensorKind,
     /// Which memory.
     pub tier: Tier,
@@ -229,7 +229,7 @@ pub struct Region {
 /// A training step as instructions on queues.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Plan {
-    /// What compute instructions refer to.
+    /// The graphs that compute instructions refer to.
     #[serde(skip)]
     pub graphs: Vec<Arc<Graph>>,
     /// All values.
@@ -242,11 +242,12 @@ pub struct Plan {
     pub step: Vec<Run>,
     /// When gradients are applied.
     pub update: UpdateTime,
-    /// What applies a pending update outside of a step, where updates are deferred to the next step.
+    /// The segment that applies a pending update outside of a step, if updates are deferred to the
+    /// next step.
     pub flush: Option<SegmentId>,
-    /// The forward pass of one group of micro-batches, outside of a step. Leaves everything as it was.
+    /// The forward pass of one group of micro-batches, outside of a step. Leaves all state unchanged.
     pub evaluation: Option<SegmentId>,
-    /// What outlives a step, and where it rests between steps.
+    /// The persistent tensors, and where they are between steps.
     pub lasting: Vec<Lasting>,
     /// What the host writes.
     pub inputs: Vec<Input>,
@@ -254,14 +255,14 @@ pub struct Plan {
     pub results: Vec<PlanResult>,
     /// Size of the memory that it takes.
     pub bytes: PerTier<usize>,
-    /// What copies go over. Each has a queue.
+    /// The links that copies use. Each has a queue.
     pub links: Links,
-    /// What lies where.
+    /// Named ranges of memory.
     pub regions: Vec<Region>,
 }
 
 impl Plan {
-    /// What it takes memory of. Host and device are always among them.
+    /// The tiers it uses memory of, always including host and device.
     pub fn tiers(&self) -> impl Iterator<Item = Tier> {
         let always = [Tier::DEVICE, Tier::HOST];
         let taken = self.bytes.iter().map(|(tier, &bytes)| (tier, bytes > 0));
@@ -309,7 +310,7 @@ impl Plan {
         &self.segments[id.0 as usize]
     }
 
-    /// For people: the node and its layer, or what is copied.
+    /// For display: the node and its layer, or what is copied.
     pub fn describe(&self, id: InstructionId) -> String {
         match &self.instruction(id).work {
             Work::Compute(compute) => {

@@ -13,36 +13,37 @@ use product::{Multiprocessors, Product};
 use serde::{Deserialize, Serialize};
 use storm_graph::{DType, Op, Tensor};
 
-/// A card and its connection to the host.
+/// A card and its link to the host.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HardwareProfile {
     /// Short: `h200`.
     pub name: String,
     /// Where the figures come from: a command and a date, or the publications.
     pub source: String,
-    /// How far predicted step times may be off, as a share, if the figures are from a data sheet; none if
+    /// How far off predicted step times may be, as a fraction, if the figures are from a data sheet; none if
     /// they were measured.
     pub uncertainty: Option<f64>,
     /// All memory of the card.
     pub memory_bytes: u64,
-    /// What the process holds on the card before the plan's own block: context, code, workspaces.
+    /// What the process holds on the card besides the plan's block: context, code, workspaces.
     pub overhead_bytes: u64,
-    /// Where it is known, what small kernels lose is priced: idle multiprocessors, short sums, and that a kernel
-    /// must start. Where it is not, a kernel is taken to do as well with few rows as with many.
+    /// If known, the model includes what small kernels lose: idle multiprocessors, short sums, and kernel start.
+    /// Otherwise a kernel is assumed to be as efficient with few rows as with many.
     pub multiprocessors: Option<u32>,
-    /// Dense bf16 matrix products, floating-point operations per second, where no point is closer.
+    /// Dense bf16 matrix products, floating-point operations per second, for products without a nearby measured
+    /// point.
     pub gemm_flops: f64,
     /// Dense f32 matrix products.
     pub gemm_f32_flops: f64,
-    /// Attention forward, causal squares counted half.
+    /// Attention forward; a causal square counts half.
     pub attention_forward_flops: f64,
-    /// Attention backward, five products counted.
+    /// Attention backward; five products count.
     pub attention_backward_flops: f64,
-    /// Bytes per second that elementwise kernels move, reads and writes together.
+    /// Bytes per second that elementwise kernels move, reads plus writes.
     pub memory_bandwidth: f64,
     /// Which tiers copies can go between, and how fast. Host and device are always linked.
     pub links: Vec<LinkProfile>,
-    /// The least that a kernel takes, from its start to the next one's.
+    /// The least time from a kernel's start to the start of the next.
     pub kernel_seconds: f64,
     /// What issuing one instruction costs the host.
     pub launch_seconds: f64,
@@ -52,11 +53,11 @@ pub struct HardwareProfile {
     pub gemm: Vec<GemmPoint>,
     /// Measured attention.
     pub attention: Vec<AttentionPoint>,
-    /// Measured kernels that move bytes rather than compute.
+    /// Measured kernels that are limited by memory rather than compute.
     pub elementwise: Vec<ElementwisePoint>,
 }
 
-/// What a product of usual size loses, which rates that are given for all of them include.
+/// What a product of typical size loses; rates given for all products include it.
 const USUAL_WASTE: f64 = 1.1;
 
 /// The three products of a linear layer.
@@ -110,7 +111,7 @@ pub struct AttentionPoint {
     pub backward_flops: f64,
 }
 
-/// Bytes per second of an op, operands and outputs together.
+/// Bytes per second of an op, operands plus outputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ElementwisePoint {
@@ -134,12 +135,12 @@ pub enum ProfileError {
         /// What it was.
         value: f64,
     },
-    /// A list of links that makes no sense.
+    /// An invalid list of links.
     #[error(
         "`links` joins {near} and {far}: `near` must be a tier before `far`, and no two links may be alike"
     )]
     Link {
-        /// The tier that is said to be closer to the kernels.
+        /// The tier given as closer to the kernels.
         near: Tier,
         /// The other.
         far: Tier,
@@ -166,7 +167,7 @@ impl HardwareProfile {
     /// Reads a profile.
     ///
     /// # Errors
-    /// Not a profile, or a number that makes no sense.
+    /// Not a profile, or an invalid number.
     pub fn from_json(text: &str) -> Result<HardwareProfile, ProfileError> {
         serde_json::from_str::<ProfileFile>(text)?.into_profile()
     }
@@ -186,7 +187,7 @@ impl HardwareProfile {
         self.links.iter().find(|known| known.has(link)).map(|known| known.rates(link))
     }
 
-    /// What a link can do.
+    /// The rates of a link.
     ///
     /// # Panics
     /// If the machine does not have it.
@@ -195,7 +196,7 @@ impl HardwareProfile {
         found.unwrap_or_else(|| panic!("hardware `{}` has no link from {link}", self.name))
     }
 
-    /// Time of a copy in a queue of its own.
+    /// Time of a copy that is alone in its queue.
     ///
     /// # Panics
     /// If the machine does not have the link.
@@ -210,7 +211,7 @@ impl HardwareProfile {
         self.kernel_seconds.max(work_seconds + self.start_seconds())
     }
 
-    /// What every kernel takes beside its work.
+    /// The fixed cost of every kernel.
     fn start_seconds(&self) -> f64 {
         self.multiprocessors.map_or(0.0, |_| self.kernel_seconds)
     }
@@ -257,9 +258,9 @@ impl HardwareProfile {
         flops / rate
     }
 
-    /// The rate of the closest measured product of the same kind and dtype. What a smaller product loses against
-    /// it is priced if the number of multiprocessors is known; otherwise every extent must be within a factor of
-    /// four.
+    /// The rate of the closest measured product of the same kind and dtype. If the number of multiprocessors is
+    /// known, the model includes what a smaller product loses against it; otherwise every extent must be within
+    /// a factor of four.
     fn gemm_rate(&self, kind: GemmKind, [rows, columns, inner]: [usize; 3], dtype: DType) -> f64 {
         let bf16 = dtype == DType::BF16;
         let wanted =
@@ -287,7 +288,7 @@ impl HardwareProfile {
         }
     }
 
-    /// Attention is measured in bf16; in f32 it is taken to lose as much speed as products do.
+    /// Attention is measured in bf16. In f32 it is assumed to slow down by the same factor as products.
     fn attention_share(&self, qkv: &Tensor) -> f64 {
         match qkv.dtype {
             DType::BF16 => 1.0,
@@ -303,7 +304,7 @@ impl HardwareProfile {
         })
     }
 
-    /// What an op's kernels move besides what hides behind its arithmetic.
+    /// Time for the bytes that an op's kernels move and that its arithmetic does not hide.
     fn moving_seconds(&self, op: &Op<&Tensor>, outputs: &[&Tensor]) -> f64 {
         let bytes = op.moved_bytes(outputs);
         if bytes == 0 {

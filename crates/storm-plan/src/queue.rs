@@ -1,11 +1,11 @@
-//! What runs beside what: kernels, and copies over the links between tiers.
+//! What runs concurrently: kernels, and copies over the links between tiers.
 
 use crate::per::per;
 use crate::tier::Tier;
 use serde::Serialize;
 use std::fmt;
 
-/// A way from one tier to another. Copies over different links run beside each other.
+/// A path from one tier to another. Copies over different links run concurrently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Link {
     /// Where copies read.
@@ -34,8 +34,8 @@ impl fmt::Display for Link {
     }
 }
 
-/// An ordered list of work that runs beside the others: one of kernels, and one of copies for each of
-/// a plan's [`Links`].
+/// An ordered list of work that runs concurrently with other queues: one for kernels, and one for
+/// copies over each of a plan's [`Links`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Queue(u8);
 
@@ -60,23 +60,23 @@ impl Queue {
 }
 
 per! {
-    /// One thing of every queue; the default of those that a plan does not have.
+    /// One entry per queue; the default for queues that a plan does not have.
     PerQueue by Queue
 }
 
-/// The links of a plan, in the order of their queues: two different tiers each, no two alike. Host and
-/// device are always linked.
+/// The links of a plan, in the order of their queues: each between two different tiers, no two alike.
+/// Host and device are always linked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Links(Vec<Link>);
 
 impl Links {
-    /// How many there may be: all between three tiers.
+    /// The maximum: all between three tiers.
     pub const COUNT_MAX: usize = 6;
 
     /// With two more links: from one tier to another and back.
     ///
     /// # Panics
-    /// If they are linked already, are one and the same, or if that makes too many links.
+    /// If they are already linked, are the same tier, or there would be too many links.
     #[must_use]
     pub fn and_between(mut self, near: Tier, far: Tier) -> Links {
         let link = Link { from: far, to: near };
@@ -109,12 +109,12 @@ impl Links {
         self.0.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
     }
 
-    /// The link of a queue; none of the queue of kernels.
+    /// The link of a queue; none for the queue of kernels.
     pub fn link(&self, queue: Queue) -> Option<Link> {
         queue.index().checked_sub(1).and_then(|index| self.0.get(index)).copied()
     }
 
-    /// For people: `compute`, `host to device`.
+    /// For display: `compute`, `host to device`.
     pub fn queue_name(&self, queue: Queue) -> String {
         self.link(queue).map_or_else(|| "compute".to_owned(), |link| link.to_string())
     }

@@ -1,11 +1,11 @@
-//! Random decisions that can work, for proofs that no decision changes a bit.
+//! Random valid decisions, for tests that no decision changes a bit.
 
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::{Decisions, Storage, Streaming, Task, UpdateTime};
 use storm_graph::PIECE_ALIGNMENT;
 use storm_graph::random::Random;
 
-/// Decisions drawn from all that can work, the same for the same seed.
+/// Valid decisions, drawn at random; the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = Random(seed);
     let in_backward = task.training.is_some() && !task.clips() && random.below(2) == 0;
@@ -73,7 +73,7 @@ fn random_activations(task: &Task, random: &mut Random) -> Vec<ActivationDecisio
     for (stage, s) in program.stages().iter().enumerate() {
         let (blocks, units) = (s.repeat, task.saved_units(stage).len());
         let mut inputs: Vec<Storage> = (0..blocks).map(|_| storage(random)).collect();
-        // What nothing before it can recompute must be stored.
+        // An input that nothing before it can recompute must be stored.
         let must_store = stage == 0 || Some(stage) == first_reached;
         if must_store && inputs[0] == Storage::Recompute {
             inputs[0] = if random.below(2) == 0 { Storage::Keep } else { Storage::Offload };

@@ -1,4 +1,4 @@
-//! What a user asks of the planner, and what it answers.
+//! The planner's interface: requests and answers.
 
 use crate::queue::{PerQueue, Queue};
 use crate::search::{Activations, Found, Search};
@@ -16,21 +16,21 @@ use serde::Serialize;
 pub enum Placement {
     /// On the device.
     Resident,
-    /// In host memory, coming in as needed.
+    /// In host memory, fetched as needed.
     Streamed,
 }
 
-/// What the planner may not decide.
+/// Decisions that the user forces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Forced {
     /// What layers save for their backward pass.
     pub activations: Option<Storage>,
-    /// Nothing of a layer stays on the device between its forward and its backward pass: it is
-    /// offloaded or recomputed.
+    /// Nothing of a layer stays on the device between its forward and its backward pass: everything is offloaded
+    /// or recomputed.
     pub nothing_kept: bool,
     /// The inputs of layers.
     pub layer_inputs: Option<Placement>,
-    /// Only the input of every n-th layer is stored; the layers between run again.
+    /// Store only the input of every n-th layer; the layers between are rerun.
     pub checkpoint_every: Option<usize>,
     /// Parameters of layers.
     pub weights: Option<Placement>,
@@ -40,12 +40,12 @@ pub struct Forced {
     pub states: Option<Placement>,
     /// When gradients are applied.
     pub update: Option<UpdateTime>,
-    /// Micro-batches that go through a layer together.
+    /// Micro-batches that run through a layer together.
     pub group: Option<usize>,
 }
 
-/// Memory that a run may take of each tier, everything included: on the device what the driver counts
-/// for the process, in host memory what is pinned.
+/// Limit on a run's memory in each tier, everything included: on the device, what the driver counts for the
+/// process; on the host, what is pinned.
 pub type Budget = PerTier<u64>;
 
 /// How a plan compares.
@@ -53,31 +53,30 @@ pub type Budget = PerTier<u64>;
 pub struct Policy {
     /// `keep-all`.
     pub name: &'static str,
-    /// What it does, in a sentence.
+    /// Its description, in a sentence.
     pub description: &'static str,
-    /// Its prediction; none if it does not fit the budget in any way.
+    /// Its prediction; none if no variant fits the budget.
     pub prediction: Option<Prediction>,
 }
 
 /// What a plan will do, as simulated.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Most that the process holds of each tier: the plan's memory, and on the device what the process
-    /// holds besides.
+    /// Peak memory of the process in each tier: the plan's, and on the device also what the process holds besides.
     pub peak_bytes: PerTier<u64>,
     /// One step.
     pub step_seconds: f64,
-    /// The part of the step in which each queue works.
+    /// The share of the step in which each queue is busy.
     pub busy: PerQueue<f64>,
-    /// Time spent on what is recomputed, as a share of all computing.
+    /// Time spent on recomputation, as a share of all computing.
     pub recompute_fraction: f64,
-    /// Matrix arithmetic that is recomputed, in a step.
+    /// FLOPs of recomputed matrix products in a step.
     pub recompute_flops: f64,
     /// What each queue copies, per step.
     pub copied_bytes: PerQueue<u64>,
 }
 
-/// A plan that fits, checked, with what is known about it.
+/// A checked plan that fits, with what is known about it.
 #[derive(Clone, Debug)]
 pub struct Planned {
     /// The plan.
@@ -95,13 +94,13 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// What it would be faster with more of.
+    /// The resource that limits its speed.
     pub fn bottleneck(&self) -> Bottleneck {
         Bottleneck::of(&self.prediction, &self.simulation)
     }
 }
 
-/// The largest group that a user may insist on.
+/// The largest group that a user may request.
 const GROUP_MAX: usize = 1024;
 
 impl Forced {
@@ -144,14 +143,14 @@ impl Forced {
     }
 }
 
-/// What of a budget is left for the plan.
+/// What is left of a budget for the plan.
 fn limits(mut budget: Budget, profile: &HardwareProfile) -> PerTier<usize> {
     let device = &mut budget[Tier::DEVICE];
     *device = device.saturating_sub(profile.overhead_bytes);
     budget.map(|bytes| usize::try_from(bytes).unwrap_or(usize::MAX))
 }
 
-/// What the process takes for a plan of that size.
+/// What the process takes for a plan of this size.
 fn with_overhead(bytes: PerTier<usize>, profile: &HardwareProfile) -> PerTier<u64> {
     let mut bytes = bytes.map(|bytes| bytes as u64);
     bytes[Tier::DEVICE] += profile.overhead_bytes;
@@ -161,7 +160,7 @@ fn with_overhead(bytes: PerTier<usize>, profile: &HardwareProfile) -> PerTier<u6
 /// Finds the fastest plan within the budget, and proves it safe.
 ///
 /// # Errors
-/// [`PlanError::TooSmall`] if nothing fits; otherwise a task or decisions that cannot work.
+/// [`PlanError::TooSmall`] if nothing fits; otherwise an invalid task or decisions.
 pub fn plan(
     task: &Task,
     profile: &HardwareProfile,
@@ -197,11 +196,11 @@ pub fn plan(
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
-/// About how long a step of the fastest plan takes, found in a small part of the time that [`plan`]
-/// needs: good for comparing sizes of micro-batches. None if nothing fits.
+/// About how long a step of the fastest plan takes, in a fraction of the time that [`plan`] needs: good for
+/// comparing micro-batch sizes. None if nothing fits.
 ///
 /// # Errors
-/// A task or decisions that cannot work.
+/// An invalid task or decisions.
 pub fn guess_step_seconds(
     task: &Task,
     profile: &HardwareProfile,
@@ -214,7 +213,7 @@ pub fn guess_step_seconds(
     Ok(search.guess())
 }
 
-/// The plan of given decisions, checked against the budget.
+/// The plan for given decisions, checked against the budget.
 ///
 /// # Errors
 /// Decisions that contradict each other, or a plan over budget.
@@ -237,8 +236,8 @@ pub fn plan_decided(
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
-/// What fixed ways of treating activations would do within the same budget, each with the fastest
-/// placement of everything else that fits.
+/// What fixed policies for activations would achieve within the same budget, each with the fastest placement of
+/// everything else that fits.
 ///
 /// # Errors
 /// A task that cannot be planned.

@@ -1,4 +1,4 @@
-//! The planner: looks for the decisions whose simulated step is the fastest within the budget.
+//! The planner: searches for the decisions with the fastest simulated step within the budget.
 
 mod candidates;
 mod near;
@@ -15,52 +15,52 @@ use rayon::prelude::*;
 use std::collections::{HashMap, HashSet};
 use std::sync::{PoisonError, RwLock};
 
-/// How many plans are built and simulated at most, before the ones near the best are tried.
+/// How many choices with the fastest estimate are sketched before neighbors of the best are tried.
 const FIRST_ROUND: usize = 48;
 
-/// How many are tried near each of the best starts.
+/// How many neighbors are tried from each of the best starting points.
 const NEAR_EACH_START: [usize; 7] = [160, 160, 120, 120, 96, 96, 96];
 
-/// Of each way to cut a step into groups, only so many.
+/// Only this many starting points for each way to divide a step into groups.
 const STARTS_OF_EACH_SHAPE: usize = 2;
 
-/// How many are tried near the best of all.
+/// How many neighbors of the overall best are tried.
 const NEAR_THE_BEST: usize = 300;
 
-/// How many of them before the next best is known.
+/// How many of them in a turn, after which the next best choice is looked up again.
 const NEIGHBOURS: usize = 16;
 
-/// How much slower the next best may be for each time that looking near the best was in vain.
+/// A choice counts as this much slower for each turn it has had, so other choices get a turn, too.
 const IMPATIENCE: f64 = 0.001;
 
-/// How many of them may look exactly as fast.
+/// How many neighbors in a turn may have exactly the same estimate.
 const ALIKE: usize = 2;
 
-/// Larger groups are not tried: plans grow with the group.
+/// Larger groups are not tried, since plans grow with the group.
 const GROUP_MAX: usize = 64;
 
-/// How many are simulated of each fixed policy.
+/// How many choices of each fixed policy are sketched.
 const FIXED: usize = 4;
 
-/// How many are simulated for a guess.
+/// How many choices are sketched for a guess of the step time.
 const GUESSED: usize = 6;
 
-/// Items of all sketches, per block of the model: large ones take longer, so fewer of them are made.
+/// Total items of all sketches, per block of the model. Large sketches take longer, so fewer of them are made.
 const ITEMS_PER_BLOCK: usize = 200_000;
 
-/// A climb ends when so many of them in a hundred found nothing faster.
+/// A climb ends after this percentage of all items without finding anything faster.
 const IN_VAIN_PERCENT: usize = 12;
 
-/// The last climb, from the best of all.
+/// For the last climb, from the overall best.
 const IN_VAIN_PERCENT_LAST: usize = 25;
 
-/// How many plans are built and simulated at most: those whose sketches are the fastest.
+/// The most plans built and simulated at the end: those with the fastest sketches.
 const FINAL: usize = 6;
 
-/// And no more than this slower than the fastest of them.
+/// And at most this much slower than the fastest of them.
 const CLOSE: f64 = 0.01;
 
-/// How many are simulated before the fastest of them is known to the next ones.
+/// How many are sketched at a time; those that cannot beat the best so far are skipped.
 const AT_A_TIME: usize = 8;
 
 /// The best of a search.
@@ -72,12 +72,12 @@ pub(crate) struct Found {
     pub(crate) plans_built: usize,
 }
 
-/// How far a search has come. Choices go with the seconds of their step.
+/// The state of a search. Choices come with the seconds of their step.
 #[derive(Default)]
 struct Progress {
     /// The fastest so far.
     best: Option<(Choice, f64)>,
-    /// The fastest of each way to place parameters.
+    /// The fastest choice for each way to place parameters.
     starts: Vec<(Choice, f64)>,
     /// All that were sketched.
     seen: Vec<(Choice, f64)>,
@@ -89,9 +89,9 @@ struct Progress {
 struct Center {
     choice: Choice,
     seconds: f64,
-    /// How often it had its turn.
+    /// How many turns it has had.
     rounds: usize,
-    /// What is near it and not tried yet; what looks fastest comes last. None until its first turn.
+    /// Its untried neighbors, those with the fastest estimate last. None until its first turn.
     near: Option<Vec<Choice>>,
 }
 
@@ -104,40 +104,40 @@ impl Center {
         self.near.as_ref().is_some_and(Vec::is_empty)
     }
 
-    /// The least comes first.
+    /// The choice with the least value is next.
     fn turn(&self) -> f64 {
         self.seconds * (1.0 + IMPATIENCE * self.rounds as f64)
     }
 }
 
-/// What is known of choices near the best: the seconds of a step, infinite if it is not worth knowing.
+/// Choices near the best that were tried: the seconds of a step, infinite if they were skipped.
 type Known = HashMap<Choice, f64>;
 
 /// Which moves a climb makes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Groups {
-    /// Those that cut a step into the same groups.
+    /// Those that divide a step into the same groups.
     Same,
     Any,
 }
 
-/// How far a climb goes.
+/// The limits of a climb.
 struct Reach {
     groups: Groups,
-    /// How many choices it may try that are not known yet.
+    /// How many unknown choices it may try.
     count: usize,
-    /// Items of sketches that may find nothing faster.
+    /// Items of sketches it may spend without finding anything faster.
     in_vain: usize,
 }
 
-/// A fixed way to treat activations, for comparison.
+/// A fixed policy for activations, for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activations {
     /// All of them stay.
     KeepAll,
     /// Layer inputs stay, the rest is recomputed.
     RecomputeAll,
-    /// All of them wait in host memory.
+    /// All of them are offloaded.
     OffloadAll,
     /// The inputs of every √N-th layer stay.
     SquareRoot,
@@ -146,7 +146,7 @@ pub(crate) enum Activations {
 }
 
 impl Activations {
-    /// Those that leave nothing to choose.
+    /// Those with nothing left to choose.
     const FIXED: [Activations; 4] = [
         Activations::KeepAll,
         Activations::RecomputeAll,
@@ -160,12 +160,12 @@ pub(crate) struct Search<'a> {
     sketch: Sketch<'a>,
     /// By stage.
     savings: Vec<Vec<Saving>>,
-    /// The stage whose blocks compute the most, of those that save anything.
+    /// The stage with the most compute in its blocks, among those that save anything.
     main: usize,
-    /// Bytes that a plan may take, of the device beyond what the process holds anyway.
+    /// Bytes that a plan may take; on the device, besides what the process holds anyway.
     limits: PerTier<usize>,
     forced: &'a Forced,
-    /// Bytes that choices take; none for those that contradict themselves.
+    /// Bytes that choices take; none for contradictory ones.
     measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
 }
 
@@ -206,14 +206,14 @@ impl<'a> Search<'a> {
         self.lowering.profile
     }
 
-    /// The fastest plan that fits; none if nothing does. `smallest` is where to begin if nothing else
-    /// that is tried first fits.
+    /// The fastest plan that fits; none if nothing does. `smallest` is the starting point if none of the first
+    /// candidates fits.
     pub(crate) fn run(&self, smallest: &Choice) -> Option<Found> {
         let mut progress = Progress::default();
         let free = self.first_round(self.candidates(Activations::Free));
         let (first, others) = free.split_at(free.len().min(AT_A_TIME));
         self.consider(first, &mut progress);
-        // All that the fixed policies would try, so that none of them is ever faster.
+        // Everything that the fixed policies would try, so none of them is ever faster.
         for activations in Activations::FIXED {
             self.consider(&self.fixed(activations), &mut progress);
         }
@@ -226,8 +226,8 @@ impl<'a> Search<'a> {
         }
         let mut starts = std::mem::take(&mut progress.starts);
         starts.sort_by(|a, b| a.1.total_cmp(&b.1));
-        // Few for each way to cut a step into groups, each with parameters in other places: no single move leads
-        // from one to another and is faster at once.
+        // A few for each way to divide a step into groups, each with a different placement of parameters: no single
+        // move from one to another is an improvement by itself.
         let mut shapes: HashMap<_, usize> = HashMap::new();
         starts.retain(|(choice, _)| {
             let of_shape = shapes.entry(choice.group_sizes()).or_default();
@@ -248,7 +248,7 @@ impl<'a> Search<'a> {
         self.found(progress)
     }
 
-    /// Whether nothing moves and nothing is recomputed, so that no plan is faster.
+    /// Whether nothing is copied and nothing recomputed, so no plan is faster.
     fn does_the_least(&self, choice: &Choice) -> bool {
         self.stages().zip(&choice.stages).all(|(stage, chosen)| {
             let blocks = self.blocks(stage);
@@ -263,7 +263,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Climbs from a choice, and keeps what it finds.
+    /// Climbs from a choice, and records what it finds.
     fn climb_from(
         &self,
         start: (Choice, f64),
@@ -280,11 +280,11 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Looks near the best, then near the best of what that found, and so on, as far as it may. The longer it looks
-    /// near a choice in vain, the sooner the next best has its turn.
+    /// Tries neighbors of the best choice, then neighbors of the best result, and so on, within its limits. The more
+    /// turns a choice has had, the sooner the next best gets one.
     fn climb(&self, progress: &mut Progress, reach: &Reach, known: &mut Known) {
         let mut left = reach.count;
-        // The fastest so far, and where it was found.
+        // The fastest so far, and when it was found.
         let mut last = (f64::MAX, progress.items);
         let mut open: Vec<Center> = Vec::new();
         open.extend(progress.best.clone().map(|(choice, seconds)| Center::new(choice, seconds)));
@@ -313,7 +313,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// What is near a choice and fits, with as much kept as fits; what looks fastest comes last.
+    /// Neighbors of a choice that fit, with as much kept as fits; those with the fastest estimate last.
     fn near(&self, center: &Choice, groups: Groups) -> Vec<Choice> {
         let with_refilled = |choice: Choice| {
             let fits = self.fits(&choice);
@@ -329,8 +329,9 @@ impl<'a> Search<'a> {
         sorted
     }
 
-    /// Takes those that look fastest out of a list and are not known, few of which look exactly as fast as others: what
-    /// a glance does not see should not keep the search from moves that it does. Those that look as fast wait.
+    /// Takes the unknown choices with the fastest estimate from a list, but only a few with exactly the same estimate:
+    /// differences that the estimate cannot see must not crowd out moves that it can. Those with the same estimate stay
+    /// for later.
     fn next_kinds(
         &self,
         near: &mut Vec<Choice>,
@@ -342,7 +343,7 @@ impl<'a> Search<'a> {
         let mut alike: HashMap<u64, usize> = HashMap::new();
         let (mut taken, mut waiting) = (Vec::new(), Vec::new());
         while let Some(choice) = near.pop().filter(|_| taken.len() < count) {
-            // Another climb may have seen it: it costs nothing.
+            // Another climb may have seen it, which makes it free.
             if let Some(&seconds) = known.get(&choice) {
                 self.compare(&choice, seconds, progress);
                 continue;
@@ -355,14 +356,14 @@ impl<'a> Search<'a> {
         taken
     }
 
-    /// The fastest plan with a fixed treatment of activations; none if none fits.
+    /// The fastest plan with a fixed policy for activations; none if none fits.
     pub(crate) fn run_fixed(&self, activations: Activations) -> Option<Found> {
         let mut progress = Progress::default();
         self.consider(&self.fixed(activations), &mut progress);
         self.found(progress)
     }
 
-    /// About how fast the fastest plan is, from few simulations; none if nothing fits.
+    /// About how long a step of the fastest plan takes, from a few sketches; none if nothing fits.
     pub(crate) fn guess(&self) -> Option<f64> {
         let mut progress = Progress::default();
         let candidates = self.candidates(Activations::Free);
@@ -384,8 +385,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Builds and simulates choices, several at a time, and keeps the fastest so far. Which one that
-    /// is does not depend on the number of threads. Returns those that were simulated.
+    /// Sketches choices, in parallel, and records the fastest so far, which does not depend on the number of threads.
+    /// Skips choices that cannot beat the best so far. Returns the sketched ones.
     fn consider(&self, choices: &[Choice], progress: &mut Progress) -> Vec<(Choice, f64)> {
         let estimator = Estimator::new(self.lowering, &self.savings);
         let limit = progress.best.as_ref().map_or(f64::MAX, |&(_, seconds)| seconds);
@@ -403,10 +404,10 @@ impl<'a> Search<'a> {
         found
     }
 
-    /// Keeps a simulated choice if it is the fastest so far, of all or of those that place parameters alike.
+    /// Records a sketched choice if it is the fastest so far, overall or among those of its kind.
     fn compare(&self, choice: &Choice, seconds: f64, progress: &mut Progress) {
         let is_better = |(known, best): &(Choice, f64)| {
-            // At equal speed the simpler plan: nothing moves that does not have to.
+            // At equal speed prefer the simpler plan, without unnecessary copies.
             let gain = (best - seconds) / best;
             gain > 1e-4 || (gain > -1e-6 && simpler(choice, known))
         };
@@ -429,7 +430,7 @@ impl<'a> Search<'a> {
         ITEMS_PER_BLOCK * self.lowering.blocks.count()
     }
 
-    /// What a choice would do; none if it does not fit.
+    /// What a sketch predicts for a choice; none if it does not fit.
     fn sketched(&self, choice: &Choice) -> Option<Estimate> {
         let decisions = self.decisions(choice);
         let layout = self.lowering.layout(&decisions).ok()?;
@@ -437,7 +438,7 @@ impl<'a> Search<'a> {
         fits.then(|| self.sketch.step_seconds(&decisions, &layout))
     }
 
-    /// The fastest as simulated of those that look fastest.
+    /// The fastest by simulation among those with the fastest sketches.
     fn found(&self, mut progress: Progress) -> Option<Found> {
         let (best, least) = progress.best?;
         progress.seen.sort_by(|a, b| a.1.total_cmp(&b.1));
@@ -461,7 +462,7 @@ impl<'a> Search<'a> {
         Some(Found { decisions, plan, simulation, plans_built })
     }
 
-    /// Seconds of a step of the plan of a choice.
+    /// Seconds of a step of a choice's plan.
     fn simulated(&self, choice: &Choice) -> Option<f64> {
         let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
         plan.bytes.fits(&self.limits).then(|| simulate(&plan, self.profile()).step_seconds)
@@ -476,9 +477,9 @@ impl<'a> Search<'a> {
         self.bytes(choice).is_some_and(|bytes| bytes.fits(&self.limits))
     }
 
-    /// Bytes that a choice takes; none if it contradicts itself.
+    /// Bytes that a choice takes; none if it is contradictory.
     fn bytes(&self, choice: &Choice) -> Option<PerTier<usize>> {
-        // The map is whole even if a thread panicked while it held the lock.
+        // The map is consistent even if a thread panicked while holding the lock.
         let known = self.measured.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(&bytes) = known.get(choice) {
             return bytes;
@@ -490,15 +491,15 @@ impl<'a> Search<'a> {
         bytes
     }
 
-    /// Those that look fastest at a glance, at most `count`.
+    /// Those with the fastest estimate, at most `count`.
     fn most_promising(&self, choices: Vec<Choice>, count: usize) -> Vec<Choice> {
         let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         sorted.truncate(count);
         sorted
     }
 
-    /// Those that look fastest, and the one that looks fastest of every way to place parameters and of every way to cut
-    /// a step into groups: a glance compares plans that are alike in these better than others.
+    /// Those with the fastest estimate, plus the fastest for each placement of parameters and for each division into
+    /// groups: the estimate is better at comparing plans that agree in these.
     fn first_round(&self, choices: Vec<Choice>) -> Vec<Choice> {
         let mut sorted = by_estimate(&Estimator::new(self.lowering, &self.savings), choices);
         let others = sorted.split_off(sorted.len().min(FIRST_ROUND));
@@ -535,7 +536,7 @@ impl<'a> Search<'a> {
         0..self.task().program().stages().len()
     }
 
-    /// Updates wait for the next step where anything that they need streams.
+    /// Defers updates to the next step if anything that they need is streamed.
     fn set_update(&self, choice: &mut Choice) {
         let is_resident = |(stage, chosen): (usize, &StageChoice)| {
             let blocks = self.blocks(stage);
@@ -552,13 +553,13 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether a choice respects what the user insists on.
+    /// Whether a choice respects the user's requests.
     fn obeys(&self, choice: &Choice) -> bool {
         let decisions = self.decisions(choice);
         let forced = self.forced;
         for (stage, chosen) in choice.stages.iter().enumerate() {
             let blocks = self.blocks(stage);
-            // Streaming is asked for where there are several blocks to stream.
+            // A request for streaming applies only to stages with several blocks.
             let placed = |wanted: Option<Placement>, pinned: usize| match wanted {
                 Some(Placement::Resident) => pinned == blocks,
                 Some(Placement::Streamed) => pinned == 0 || blocks == 1,
@@ -612,11 +613,11 @@ impl<'a> Search<'a> {
     }
 }
 
-/// The fastest at a glance comes first.
+/// Fastest estimate first.
 fn by_estimate(estimator: &Estimator<'_>, choices: Vec<Choice>) -> Vec<Choice> {
     let guesses = choices.iter().map(|choice| estimator.step_seconds(choice));
     let mut order: Vec<(f64, usize)> = guesses.zip(0..).collect();
-    // Positions are sorted, because choices are large.
+    // Sorts indices, because choices are large.
     order.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
     let mut choices: Vec<Option<Choice>> = choices.into_iter().map(Some).collect();
     order.into_iter().filter_map(|(_, at)| choices[at].take()).collect()

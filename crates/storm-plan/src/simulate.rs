@@ -1,8 +1,8 @@
-//! How long a plan takes, on paper.
+//! Predicts how long a plan takes.
 //!
-//! The host issues instructions one after another; each queue runs its own in that order, so one
-//! that waits holds up all behind it. As waits only look back in the order of issuing, one pass
-//! in that order finds every start and end.
+//! The host issues instructions one after another. Each queue runs its own in that order, so one
+//! that waits holds up all those behind it. Waits only refer back in issue order, so one pass in
+//! that order finds every start and end.
 
 mod cost;
 mod queues;
@@ -34,27 +34,27 @@ const CLASSES: [TensorClass; 9] = [
 pub struct Simulation {
     /// From empty queues to empty queues.
     pub step_seconds: f64,
-    /// The same for a flush, where the plan has one.
+    /// The same for a flush, if the plan has one.
     pub flush_seconds: Option<f64>,
-    /// The same for the evaluation of a group of micro-batches, where the plan has one.
+    /// The same for the evaluation of a group of micro-batches, if the plan has one.
     pub evaluation_seconds: Option<f64>,
     /// How long each queue works in a step.
     pub busy_seconds: PerQueue<f64>,
-    /// Why the compute queue does not work all of the step.
+    /// Why the compute queue is not busy for the whole step.
     pub stalls: Stalls,
-    /// What moves in a step, by queue and class; only what does.
+    /// What a step copies, by queue and class, without empty entries.
     pub transfers: Vec<Transfer>,
-    /// In the order of [`Plan::step`]. These add up to the step.
+    /// In the order of [`Plan::step`]. They sum to the step.
     pub segments: Vec<SegmentTime>,
-    /// Every instruction that was followed, in the order of issuing; empty unless asked for.
-    /// Repetitions that do the same as those before them are left out, and so is the flush.
+    /// Every instruction that was followed, in issue order; empty unless requested. Repetitions
+    /// equal to those before them are left out, and so is the flush.
     pub timeline: Vec<Span>,
 }
 
 /// Time in which the compute queue waits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stalls {
-    /// For copies of each queue: to bring something, or to take it away so that its bytes are free.
+    /// For copies of each queue: to fetch something, or to free its bytes.
     pub copy_seconds: PerQueue<f64>,
     /// For the host to issue the next kernel.
     pub launch_seconds: f64,
@@ -70,7 +70,7 @@ impl Stalls {
     }
 }
 
-/// What moves of one class over one link.
+/// What is copied of one class over one link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Transfer {
     /// What kind of tensors.
@@ -81,12 +81,12 @@ pub struct Transfer {
     pub bytes: u64,
     /// How long that takes.
     pub busy_seconds: f64,
-    /// How long the compute queue waits for it, at the end of the step included.
+    /// How long the compute queue waits for it, including at the end of the step.
     pub exposed_seconds: f64,
 }
 
 impl Transfer {
-    /// The part that costs no time, 0 to 1.
+    /// The share that costs no time, 0 to 1.
     pub fn hidden_share(&self) -> f64 {
         match self.busy_seconds > 0.0 {
             true => (1.0 - self.exposed_seconds / self.busy_seconds).clamp(0.0, 1.0),
@@ -102,8 +102,8 @@ pub struct SegmentTime {
     pub segment: SegmentId,
     /// How often.
     pub times: usize,
-    /// From the end of the compute queue's work before it to that of its own; the last one ends with
-    /// the step.
+    /// From the end of the compute queue's work before it to the end of its own; the last one ends
+    /// with the step.
     pub seconds: f64,
 }
 
@@ -118,12 +118,12 @@ pub struct Span {
     pub start_seconds: f64,
     /// The same.
     pub end_seconds: f64,
-    /// Who held it up last; none if its own queue or the host did.
+    /// What it waited for last; none if its own queue or the host delayed it.
     pub waited_for: Option<InstructionId>,
 }
 
 impl Simulation {
-    /// The part of the step in which a queue works, 0 to 1.
+    /// The share of the step in which a queue is busy, 0 to 1.
     pub fn busy_share(&self, queue: Queue) -> f64 {
         match self.step_seconds > 0.0 {
             true => self.busy_seconds[queue] / self.step_seconds,
@@ -140,8 +140,8 @@ impl Simulation {
 /// Predicts a step of a plan that the checker accepts.
 ///
 /// # Panics
-/// If the plan refers to something that it does not have, or copies over a link that the profile
-/// does not have.
+/// If the plan refers to something that does not exist, or copies over a link that the profile does
+/// not have.
 pub fn simulate(plan: &Plan, profile: &HardwareProfile) -> Simulation {
     run(plan, profile, None)
 }

@@ -1,11 +1,11 @@
-//! What is to be planned: a model and, for training, its optimizer, before any decision.
+//! What is to be planned, before any decision: a model and, for training, its optimizer.
 
 use storm_graph::{Graph, Op, Phase, Program, ProgramParameter, Section, TensorId};
 
-/// Some micro-batches of a program, forward alone or as a training step.
+/// Several micro-batches of a program, forward only or as a training step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Task {
-    /// The model, not differentiated: evaluation, and all there is to a task without training.
+    /// The undifferentiated model, for evaluation and for tasks without training.
     pub forward: Program,
     /// What a training step adds; none for a forward-only task.
     pub training: Option<TrainingGraphs>,
@@ -27,8 +27,8 @@ pub struct TrainingGraphs {
     pub updates: Vec<UpdateRule>,
 }
 
-/// The update of one parameter as a graph of a single node. Its sources are named after the parameter,
-/// without a block: `NAME`, `NAME.grad`, `NAME.first_moment`, …; scalars have names of their own.
+/// The update of one parameter as a graph with a single node. Its sources are named after the parameter, without
+/// a block: `NAME`, `NAME.grad`, `NAME.first_moment`, …; scalars have names of their own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpdateRule {
     /// Whose.
@@ -37,11 +37,11 @@ pub struct UpdateRule {
     pub graph: Graph,
 }
 
-/// Saved tensors of a block that are decided about together: what one node makes, except for the fused
-/// residual sum, from which the rest of its norm can be recomputed.
+/// Saved tensors of a block that are decided on together: the outputs of one node, except for the fused residual
+/// sum, from which the rest of its norm can be recomputed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SavedUnit {
-    /// Of its first tensor: `mlp.gate_up`.
+    /// Name of its first tensor: `mlp.gate_up`.
     pub name: String,
     /// In the graph of the template.
     pub tensors: Vec<TensorId>,
@@ -76,8 +76,8 @@ impl Task {
         })
     }
 
-    /// What the backward pass of a stage's blocks reads of their forward pass, besides what the blocks
-    /// before hand over. The last stage has none: its backward pass follows its forward pass at once.
+    /// What the backward pass of a stage's blocks reads from their forward pass, besides what the blocks before
+    /// pass on. The last stage has none, since its backward pass follows its forward pass immediately.
     pub fn saved_units(&self, stage: usize) -> Vec<SavedUnit> {
         let program = self.program();
         let is_last = stage + 1 == program.stages().len();
@@ -95,7 +95,8 @@ fn saved_units(section: &Section) -> Vec<SavedUnit> {
             || section.exports.iter().any(|(_, export)| export == id)
     };
     let mut saved = graph.saved();
-    // What parameters alone make is the same in every micro-batch, and parameters are at hand: it is recomputed.
+    // What is computed from parameters alone is the same in every micro-batch, and parameters are available: it
+    // is recomputed.
     saved.retain(|&id| !outlives(&id) && !graph.is_of_parameters(id));
     let mut units: Vec<SavedUnit> = Vec::new();
     for node in graph.nodes().iter().filter(|node| node.phase == Phase::Forward) {

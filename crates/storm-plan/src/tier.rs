@@ -1,10 +1,10 @@
-//! Kinds of memory, and one thing of each.
+//! Kinds of memory, and arrays with one entry for each.
 
 use crate::per::per;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// A kind of memory, as a position in the list of tiers: the one that kernels work in comes first, and
+/// A kind of memory, as an index into the list of tiers: the one that kernels work in comes first, and
 /// each further one lies behind the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8")]
@@ -56,12 +56,12 @@ impl fmt::Display for Tier {
 }
 
 per! {
-    /// One thing of every tier. Bytes of a tier that a machine or a plan does not have are 0.
+    /// One entry per tier. Tiers that a machine or a plan does not have count as 0 bytes.
     PerTier by Tier
 }
 
 impl<T: Default> PerTier<T> {
-    /// Of the device and of the host, and the default of all behind it.
+    /// For the device and the host; the default for all tiers behind them.
     pub fn new(device: T, host: T) -> PerTier<T> {
         let mut all = PerTier::default();
         all[Tier::DEVICE] = device;

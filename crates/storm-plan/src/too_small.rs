@@ -1,14 +1,14 @@
 use crate::{Budget, Tier};
 use std::fmt;
 
-/// There is no plan within the budget.
+/// No plan fits the budget.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TooSmall {
-    /// What was given.
+    /// The given budget.
     pub budget: Budget,
-    /// The smallest plan that works with this much host memory: what it takes.
+    /// What the smallest plan that works with this much host memory takes.
     pub min_bytes: Budget,
-    /// What the smallest plan holds on the device, by name, the largest first.
+    /// What the smallest plan holds on the device, by name, largest first.
     pub consumers: Vec<(String, u64)>,
 }
 

@@ -11,11 +11,11 @@ use storm_device::foreign::{Copies, CopyOptions, Foreign};
 use storm_saved::plan::Allowance;
 use storm_saved::{PieceName, SavedOptions, Session, Source, Use};
 
-/// A session that hooks of any thread use. Whoever waits for it lets other threads run Python
-/// meanwhile: its owner may need that to go on.
+/// A session that hooks on any thread use. A thread that waits for it releases the GIL, because the
+/// thread that holds it may need the GIL to continue.
 struct Shared {
     session: Mutex<Session<Torch>>,
-    /// Names that were given up while the session was in use.
+    /// Names released while the session was in use.
     released: Mutex<Vec<(PieceName, Option<Use>)>>,
 }
 
@@ -45,12 +45,13 @@ impl Shared {
                 session.release(name, usage);
                 self.release_pending(&mut session);
             }
-            // The owner does it later, and may be this very thread: garbage is collected anywhere.
+            // The thread that holds the session does it later. That may be this very thread, since
+            // garbage is collected anywhere.
             Err(TryLockError::WouldBlock) => {
                 let released = self.released.lock();
                 released.unwrap_or_else(|poisoned| poisoned.into_inner()).push((name, usage));
             }
-            // Nothing can be asked for any more.
+            // The session can no longer be used.
             Err(TryLockError::Poisoned(_)) => {}
         }
     }
@@ -65,9 +66,9 @@ pub(crate) struct Engine {
 
 #[pymethods]
 impl Engine {
-    /// `cuda_device` is the number of a GPU, or None for the CPU; `vram_bytes` the budget, or None for as
-    /// little as moving can reach plus the window; `ram_bytes` what host memory may be taken, or None for
-    /// what there is.
+    /// `cuda_device` is the number of a GPU, or None for the CPU. `vram_bytes` is the budget, or None for
+    /// the least that offloading can reach plus the window. `ram_bytes` limits host memory, or None for
+    /// what is available.
     #[new]
     #[pyo3(signature = (cuda_device, vram_bytes, ram_bytes, window_bytes, allocate, memory_use, chaos_seed))]
     #[allow(clippy::too_many_arguments)]
@@ -100,7 +101,7 @@ impl Engine {
         Ok(Engine { shared: Arc::new(shared), storages })
     }
 
-    /// Saves the bytes `start..end` of a storage as they are after what `stream` was given.
+    /// Saves the bytes `start..end` of a storage, as they are after the work issued to `stream` so far.
     #[pyo3(signature = (storage, start, end, version, stream))]
     fn save(
         &self,
@@ -111,7 +112,7 @@ impl Engine {
         stream: usize,
     ) -> PyResult<Saved> {
         let py = storage.py();
-        // Where it is and how large, the storage says itself: what is copied is never a caller's number.
+        // Address and size come from the storage itself, never from the caller.
         let memory = self.storages.open(&storage)?;
         let bytes = memory.bytes();
         if start >= end || end > bytes {
@@ -131,13 +132,13 @@ impl Engine {
         Ok(Report::new(self.shared.lock(py)?.report()?))
     }
 
-    /// Gives host memory that is not in use back to the system.
+    /// Returns unused host memory to the system.
     fn give_back_host_memory(&self, py: Python<'_>) -> PyResult<()> {
         Ok(self.shared.lock(py)?.give_back_host_memory()?)
     }
 }
 
-/// A piece of a storage that was saved. As long as it lives, its bytes can be had back.
+/// A saved piece of a storage. While it lives, its bytes can be fetched.
 #[pyclass(frozen, module = "storm._native")]
 pub(crate) struct Saved {
     shared: Arc<Shared>,
@@ -147,8 +148,8 @@ pub(crate) struct Saved {
 
 #[pymethods]
 impl Saved {
-    /// A storage with the bytes, for what `stream` is given from now on, and the byte of the original
-    /// storage that it begins at.
+    /// A storage with the bytes, ready for work issued to `stream` from now on, and the offset in the
+    /// original storage at which it begins.
     fn fetch(&self, py: Python<'_>, stream: usize) -> PyResult<(Py<PyAny>, usize)> {
         let usage = if self.used.swap(true, Ordering::Relaxed) { Use::Again } else { Use::First };
         let mut session = self.shared.lock(py)?;
@@ -160,7 +161,7 @@ impl Saved {
 impl Drop for Saved {
     fn drop(&mut self) {
         Python::try_attach(|py| {
-            // Objects die while exceptions are on their way too: what is called here must not see them.
+            // Objects may be dropped while an exception is pending: the calls here must not see it.
             let pending = PyErr::take(py);
             let usage = self.used.load(Ordering::Relaxed).then_some(Use::First);
             self.shared.release(self.name, usage);

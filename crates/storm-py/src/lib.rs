@@ -1,7 +1,8 @@
-//! The Python module `storm._native`: what PyTorch saves, moved by STORM's queues.
+//! The Python module `storm._native`: STORM's queues offload what PyTorch saves.
 //!
-//! Glue only. Python registers hooks for saved tensors and makes views; the session of `storm-exec`
-//! decides and moves; the copies of `storm-device` run beside PyTorch's own work.
+//! Only glue. Python registers hooks for saved tensors and creates views, a session of
+//! `storm-saved` decides and moves, and the copies of `storm-device` run concurrently with
+//! PyTorch's own work.
 
 mod engine;
 mod report;

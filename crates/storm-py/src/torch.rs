@@ -1,4 +1,4 @@
-//! PyTorch as the session sees it: memory is a storage, its origin a weak reference to one.
+//! PyTorch as the session sees it: memory is a storage, and its origin a weak reference to one.
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -20,8 +20,8 @@ impl Storage {
     }
 }
 
-// SAFETY: PyTorch keeps a storage's memory while the object lives, and its allocator reuses it in the
-// order of the stream that it was allocated in, which is the one that saved tensors are used in.
+// SAFETY: a storage's memory stays valid while the object lives. After that, PyTorch's allocator reuses it in
+// the order of the stream that it was allocated in, which is the stream that uses the saved tensors.
 #[allow(unsafe_code)]
 unsafe impl Foreign for Storage {
     fn address(&self) -> usize {
@@ -35,7 +35,7 @@ unsafe impl Foreign for Storage {
 
 /// The stream that PyTorch computes in, by its handle.
 pub(crate) fn compute_stream(handle: usize) -> ComputeStream {
-    // SAFETY: Python hands over the handle of PyTorch's current stream, which PyTorch never destroys.
+    // SAFETY: Python passes the handle of PyTorch's current stream, which PyTorch never destroys.
     #[allow(unsafe_code)]
     unsafe {
         ComputeStream::from_handle(handle)
@@ -50,7 +50,7 @@ pub(crate) struct WeakStorage {
 
 impl Drop for WeakStorage {
     fn drop(&mut self) {
-        // Not while Python ends: then all is freed anyway.
+        // Not while Python shuts down: then everything is freed anyway.
         Python::try_attach(|py| {
             // It cannot fail: the reference is valid and freed once.
             let _ = self.storages.free.call1(py, (self.reference,));
@@ -58,8 +58,8 @@ impl Drop for WeakStorage {
     }
 }
 
-/// What `torch.UntypedStorage` says of storages of one device. Its methods are called by the class: an object
-/// that only looks like a storage, or has methods of its own, is not believed.
+/// Calls into `torch.UntypedStorage` for storages of one device. Methods are called through the class, so an
+/// object that only looks like a storage, or overrides methods, is not trusted.
 pub(crate) struct Storages {
     class: Py<PyAny>,
     device: Py<PyAny>,
@@ -72,7 +72,7 @@ pub(crate) struct Storages {
 }
 
 impl Storages {
-    /// Of a GPU by its number, or of the CPU.
+    /// For a GPU by its number, or for the CPU.
     pub(crate) fn new(py: Python<'_>, cuda_device: Option<usize>) -> PyResult<Arc<Storages>> {
         let torch = py.import("torch")?;
         let class = torch.getattr("UntypedStorage")?;
@@ -114,7 +114,7 @@ impl Storages {
         Ok(Storage { object: object.clone().unbind(), address, bytes })
     }
 
-    /// Tells a storage that is alive apart from all others.
+    /// Identifies a live storage uniquely.
     pub(crate) fn number(&self, storage: &Bound<'_, PyAny>) -> PyResult<usize> {
         storage.getattr("_cdata")?.extract()
     }
@@ -126,7 +126,7 @@ impl Storages {
     }
 }
 
-/// The functions of PyTorch that are called from here.
+/// The PyTorch functions called from here.
 pub(crate) struct Torch {
     /// `(bytes) -> UntypedStorage` on the session's device and current stream.
     allocate: Py<PyAny>,
@@ -160,7 +160,7 @@ impl Framework for Torch {
     fn is_alive(&self, origin: &WeakStorage) -> bool {
         Python::attach(|py| {
             let expired = self.storages.expired.call1(py, (origin.reference,));
-            // A storage that cannot be asked is not relied upon.
+            // If the check fails, the storage counts as gone.
             expired.and_then(|expired| expired.extract::<bool>(py)).is_ok_and(|expired| !expired)
         })
     }

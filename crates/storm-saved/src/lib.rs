@@ -1,4 +1,4 @@
-//! Tensors that another framework saves between forward and backward: kept, offloaded and fetched back.
+//! Keeps, offloads and fetches the tensors that another framework saves between forward and backward.
 //!
 //! The framework calls [`Session::save`] where it would keep memory, [`Session::need`] where it reads it
 //! and [`Session::release`] when it no longer needs it. The first step is recorded: everything

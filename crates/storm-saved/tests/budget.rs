@@ -1,5 +1,5 @@
-//! Sessions keep to their budget: a program that counts its memory, as a framework's allocator does, never
-//! uses more than was allowed once a step was recorded.
+//! Sessions stay within their budget: a program that counts its memory, as a framework's allocator does, never
+//! uses more than allowed once a step is recorded.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use storm_saved::{Framework, MemoryUse, Peak, SavedOptions, SavedReport, Session
 
 const HERE: ComputeStream = ComputeStream::CALLING_THREAD;
 
-/// What is in use, and the most that was.
+/// What is in use, and its peak.
 #[derive(Default)]
 struct Allocator {
     in_use: u64,
@@ -21,7 +21,7 @@ struct Allocator {
     peak: u64,
 }
 
-/// Memory that the allocator counts for as long as somebody holds this.
+/// Memory that the allocator counts while this is held.
 struct Block {
     bytes: u64,
     allocator: Rc<RefCell<Allocator>>,
@@ -80,8 +80,8 @@ impl Framework for Program {
     }
 }
 
-/// A network: bytes that each layer saves, works with in passing, returns from its backward pass, and the layers
-/// that its input lives on for.
+/// A network: the bytes that each layer saves, uses temporarily and returns from its backward pass, and how many
+/// layers its input stays alive for.
 struct Layer {
     saved: usize,
     passing: usize,
@@ -101,12 +101,12 @@ fn layers(seed: u64) -> Vec<Layer> {
             lives_on: lives_on as usize % 3,
         }
     };
-    // As of logits: memory peaks where the loss is differentiated, and what was saved goes in between.
+    // As for logits: memory peaks where the loss is differentiated, and saved pieces are released in between.
     let loss = Layer { saved: 10_000, passing: 40_000, result: 5_000, lives_on: 0 };
     (0..20).map(layer).chain([loss]).collect()
 }
 
-/// One step; returns the most memory that was in use.
+/// One step; returns the peak memory in use.
 fn step(program: &Program, session: &mut Session<Program>, layers: &[Layer]) -> u64 {
     program.memory_use(Peak::Forget);
     let mut seen = 0;

@@ -1,4 +1,4 @@
-//! Sessions of saved memory, without a framework: random steps with random delays hand out what was saved.
+//! Sessions of saved memory, without a framework: random steps with random delays return what was saved.
 
 use std::cell::RefCell;
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ use storm_saved::{
 
 const HERE: ComputeStream = ComputeStream::CALLING_THREAD;
 
-/// Memory by number; those in `alive` are held by the program itself.
+/// Memory by number; the program itself holds those in `alive`.
 #[derive(Clone, Default)]
 struct Program {
     alive: Rc<RefCell<HashSet<usize>>>,
@@ -80,7 +80,7 @@ fn need(session: &mut Session<Program>, (memory, name): (usize, PieceName), usag
     assert_eq!(found[..], contents(memory)[start..], "memory {memory}");
 }
 
-/// Saves these, needs them in reverse, gives them up.
+/// Saves these, needs them in reverse, and releases them.
 fn step(session: &mut Session<Program>, memories: &[usize]) -> SavedReport {
     let names: Vec<_> = memories.iter().map(|&memory| save(session, memory)).collect();
     for &name in names.iter().rev() {
@@ -132,8 +132,8 @@ fn shared_pieces_move_once_and_stay_until_their_last_use() {
     assert!(report.fetched_bytes <= 4 * once as u64, "no piece is fetched twice in a step");
 }
 
-/// Tensors may share memory and not its version: a later save of the same version finds other bytes. No save
-/// is answered with bytes that are older than it, and a step by plan copies them once.
+/// Tensors may share memory but not its version: a later save of the same version may find different bytes.
+/// No need is answered with bytes older than its save, and a planned step copies them once.
 #[test]
 fn what_is_saved_again_is_not_older_than_its_last_save() {
     let older: Vec<u8> = vec![1; 3000];
@@ -169,7 +169,7 @@ fn what_is_saved_again_is_not_older_than_its_last_save() {
     }
 }
 
-/// A step that saves less often than the recorded one has pieces that wait for a save that does not come.
+/// If a step saves less often than the recorded one, some pieces wait for a save that never comes.
 #[test]
 fn saves_that_do_not_come_again_are_no_loss() {
     for (seed, allowance) in ALLOWANCES.into_iter().enumerate() {
@@ -230,7 +230,7 @@ fn everything_can_be_had_again_until_it_is_given_up() {
     }
 }
 
-/// Steps of random pieces, in random order, with parts that are never needed and steps that overlap.
+/// Steps with random pieces in random order, some never needed, and with overlapping steps.
 #[test]
 fn random_steps_hand_out_what_was_saved() {
     for seed in 0..32 {

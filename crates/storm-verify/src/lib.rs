@@ -1,9 +1,9 @@
 //! Checks any device against the CPU device, for `storm verify` and for tests.
 //!
-//! From small to large: [`verify_ops`] compares every op, node by node, and [`verify_row_chunks`] matrix products
-//! by chunks of rows; [`verify_plan_device`] checks that queues keep to the order of a plan;
-//! [`verify_models`] compares gradients and repeated runs of whole models; [`verify_plans`] checks that no
-//! plan changes a bit.
+//! From small to large: [`verify_ops`] compares every op, node by node, and [`verify_row_chunks`] compares matrix
+//! products in chunks of rows. [`verify_plan_device`] checks that queues keep the order of a plan.
+//! [`verify_models`] compares gradients and repeated runs of whole models. [`verify_plans`] checks that no plan
+//! changes a bit.
 
 mod models;
 mod ops;

@@ -7,7 +7,7 @@ use storm_graph::{ActivationFunction, IGNORE_INDEX};
 use storm_model::{Family, ModelConfig, Packing, SlidingWindow, build, preset};
 use storm_train::{Batch, Precision, ReferenceTrainer, TrainError, TrainOptions};
 
-/// What was found of one family at one precision.
+/// Results for one family at one precision.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelReport {
     /// `qwen3` and the like.
@@ -39,7 +39,7 @@ pub(crate) const LEARNING_RATE: f32 = 1e-3;
 const BATCH: usize = 2;
 const SEQUENCE: usize = 70;
 
-/// Small models of every family, with heads that the fast attention kernels take.
+/// Small models of every family, with head sizes that the fast attention kernels support.
 pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
     let names = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
     names
@@ -55,7 +55,7 @@ pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
             config.intermediate_size = 320;
             config.max_positions = SEQUENCE;
             config.initializer_range = 0.08;
-            // What no preset has: a window shorter than the samples, of all layers and of some.
+            // Not in any preset: a window shorter than the samples, in all layers and in some.
             match config.family {
                 Family::Gpt2 => config.activation = ActivationFunction::Gelu,
                 Family::Mistral => {
@@ -69,8 +69,8 @@ pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
         .collect()
 }
 
-/// Compares gradients of every family with the CPU device's, and checks that `runs` runs of `steps`
-/// steps give the same bits. `progress` is told what begins.
+/// Compares gradients of every family with those of the CPU device, and checks that `runs` runs of
+/// `steps` steps give the same bits. `progress` is told what is starting.
 ///
 /// # Errors
 /// The device failed.

@@ -20,8 +20,8 @@ pub struct PlanReport {
     pub plans: usize,
     /// Steps of each.
     pub steps: usize,
-    /// Plans that gave other bits than everything resident, or a snapshot that is not of their state: a
-    /// random one's seed, or a budget.
+    /// Plans whose bits differ from the resident run, or whose snapshot differs from their state: the
+    /// seed of a random plan, or a budget.
     pub differing: Vec<String>,
 }
 
@@ -34,16 +34,16 @@ impl PlanReport {
 
 const MICRO_BATCHES: usize = 4;
 
-/// How many budgets the planner's own choice is tried at.
+/// At how many budgets the planner's own choice is tested.
 const BUDGETS: u64 = 3;
 
-/// Trains small models of every family under `plans` random plans and the planner's choice at three
-/// budgets, and compares losses, norms and final parameters bit by bit with everything resident, and
-/// snapshots of the final state with that state.
-/// `device` makes the options of a device that delays its work at random, from a seed.
+/// Trains small models of every family under `plans` random plans and under the planner's choice at
+/// three budgets. Compares losses, norms and final parameters bit for bit with a resident run, and
+/// snapshots of the final state with that state. `device` returns the options of a device that delays
+/// its work at random, from a seed.
 ///
 /// # Errors
-/// A device failed, or a plan could not be made.
+/// A device failed, or a plan could not be built.
 pub fn verify_plans<R: Device, P: PlanDevice>(
     plans: usize,
     steps: usize,
@@ -55,7 +55,7 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
     let mut reports = Vec::new();
     let configs = configs()?;
     let families = configs.len();
-    // What the process holds besides is not the subject here.
+    // The rest of the process's memory is not tested here.
     let profile = HardwareProfile { overhead_bytes: 0, ..profile.clone() };
     for (number, config) in configs.iter().enumerate() {
         let precision = match number % 2 {
@@ -124,7 +124,7 @@ fn run_planned<P: PlanDevice>(
     Ok(bits)
 }
 
-/// Whether a snapshot right after a step is that of the state, twice in the same memory.
+/// Whether a snapshot right after a step matches the state, twice in the same memory.
 fn is_snapshot_exact<P: PlanDevice>(
     trainer: &mut Trainer<P>,
     batches: &[Batch],

@@ -1,4 +1,4 @@
-//! Checks the queues of a device: small plans with delays, against plain arithmetic.
+//! Checks the queues of a device: small plans with delays, compared with plain arithmetic.
 
 use std::collections::BTreeMap;
 use storm_device::{PlanDevice, Span, Trace, bytes_of, bytes_of_mut};
@@ -10,21 +10,21 @@ use storm_testing::{
     tiny_plan,
 };
 
-/// What was found of one plan with one seed of delays.
+/// Results for one plan with one seed of delays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueReport {
     /// Groups of micro-batches in a step.
     pub groups: usize,
     /// Of the delays; none without them.
     pub chaos_seed: Option<u64>,
-    /// Instructions that the recorded times were checked of; 0 if the device records none.
+    /// How many instructions had their recorded times checked; 0 if the device records none.
     pub spans: usize,
     /// What is wrong.
     pub problem: Option<String>,
 }
 
 impl QueueReport {
-    /// Whether all results were right to the last bit, and all was in order.
+    /// Whether all results were right to the last bit, and all instructions in order.
     pub fn passed(&self) -> bool {
         self.problem.is_none()
     }
@@ -37,10 +37,10 @@ const FLUSHED: usize = 1;
 /// Clocks of different queues may differ by this much.
 const CLOCK_NS_MAX: u64 = 2_000;
 
-/// Runs small plans on a device: a group that is repeated, tensors that go to the host and back, an
-/// update whose state stays there. Without delays and with `seeds` seeds of them. `options` gets
-/// the seed, and the previous device, which may keep something for the next; recorded times are also
-/// checked.
+/// Runs small plans on a device, without delays and with `seeds` seeds of them: a repeated group,
+/// tensors offloaded to the host and fetched back, and an update whose state stays there. `options`
+/// receives the seed and the previous device, which may keep something for the next. Recorded times
+/// are also checked.
 ///
 /// # Errors
 /// The device failed.
@@ -64,7 +64,8 @@ pub fn verify_plan_device<D: PlanDevice>(
     Ok(reports)
 }
 
-/// Runs a small plan on a device that is to fail, and says how it did; none if it did not.
+/// Runs a small plan on a device that is supposed to fail, and returns its error; none if it did not
+/// fail.
 pub fn failure_of_plan<D: PlanDevice>(options: D::Options) -> Option<ExecError> {
     let mut planned: Planned<D> = match Planned::commit(tiny_plan(2), options) {
         Ok(planned) => planned,
@@ -73,7 +74,7 @@ pub fn failure_of_plan<D: PlanDevice>(options: D::Options) -> Option<ExecError> 
     run(&mut planned).err()
 }
 
-/// Some steps and a flush. The number of spans that were checked, or what is wrong.
+/// Runs several steps and a flush. Returns the number of spans checked, or what is wrong.
 fn run<D: PlanDevice>(planned: &mut Planned<D>) -> Result<Result<usize, String>, ExecError> {
     let mut plain = Plain::new(numbers(7));
     planned.write("w", &plain.w)?;
@@ -117,7 +118,7 @@ fn difference(results: &StepResults, expected: &StepResults) -> String {
 }
 
 /// Every instruction of a step ran as often as it was issued, after the one before it in its queue,
-/// and after the runs that it waits for: those issued last before it.
+/// and after the runs it waits for, which are the last ones issued before it.
 fn check_trace(plan: &Plan, trace: &Trace) -> Result<(), String> {
     let mut runs: BTreeMap<usize, Vec<Span>> = BTreeMap::new();
     for span in &trace.spans {

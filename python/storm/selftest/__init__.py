@@ -1,1 +1,1 @@
-"""Checks and benchmarks of ``storm.offload`` on the machine at hand: ``python -m storm.selftest``."""
+"""Checks and benchmarks of ``storm.offload`` on this machine: ``python -m storm.selftest``."""

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from typing import Iterator, List
 
-# Before PyTorch starts CUDA: matrix products that repeat to the bit.
+# Must be set before PyTorch starts CUDA: makes matrix products deterministic.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
@@ -21,8 +21,8 @@ from .programs import check_program
 
 @contextlib.contextmanager
 def repeatable() -> Iterator[None]:
-    """Kernels that give the same bits each time."""
-    # Some settings allow less than these models need, on purpose.
+    """Selects deterministic kernels."""
+    # Some settings intentionally allow less than these models need.
     warnings.filterwarnings("ignore", message="storm: a step on")
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.backends.cuda.enable_flash_sdp(False)

@@ -1,4 +1,4 @@
-"""Speed and memory of training a transformer, beside what else there is, in one run.
+"""Speed and memory of training a transformer, compared with other offload methods, in one run.
 
 A Qwen2 model of the ``transformers`` library with random weights, bf16, fused AdamW. Memory is
 ``torch.cuda.max_memory_allocated``; the steps before the measured ones are not counted in either.

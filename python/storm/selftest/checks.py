@@ -1,4 +1,4 @@
-"""Loops of every kind. Each must see the same with STORM as without, to the bit."""
+"""Training loops of every kind. Each must give the same results with and without STORM, to the bit."""
 
 from typing import Callable, Dict, NamedTuple, Optional
 
@@ -158,7 +158,7 @@ def branches(module, block):
 
 
 def other_orders(module, block):
-    """The same tensors, needed in another order."""
+    """The same tensors, needed in a different order."""
     seen = []
     for turn in range(8):
         x = torch.randn(16, 32, device=device_of(module))
@@ -200,7 +200,7 @@ def exceptions_in_backward(module, block):
 
 
 def unused_parts(module, block):
-    """Half of the graph is never needed, and lives until the next step."""
+    """Half of the graph is never needed, but stays alive until the next step."""
     seen, unused = [], None
     for ids in batches(device_of(module), 6):
         with block:
@@ -224,7 +224,7 @@ def read_twice(module, block):
 
 
 def wide_rows(module, block):
-    """Copies last longer than kernels, and meet many of them."""
+    """Copies take longer than kernels, so each overlaps many of them."""
     seen = []
     for _ in range(4):
         x = torch.randn(16384 if torch.cuda.is_available() else 256, 512, device=device_of(module))

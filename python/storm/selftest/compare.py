@@ -1,4 +1,4 @@
-"""A loop with STORM against the same loop without it, to the bit."""
+"""Compares a loop with STORM and the same loop without it, to the bit."""
 
 import contextlib
 import copy
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from .._offload import Offload
 
-#: A loop: runs steps of a model, with the block around its forward passes, and returns what it saw.
+#: A loop: runs steps of a model, with the block around its forward passes, and returns its results.
 Loop = Callable[[nn.Module, ContextManager], Any]
 
-#: Settings that between them keep all, keep some, and move all.
+#: Settings that keep everything, keep some, and offload everything.
 SETTINGS: List[Dict[str, Any]] = [
     {"policy": "all", "window": 0},
     {"policy": "all", "window": "100KiB"},
@@ -28,14 +28,14 @@ def make_block(device: str, seed: int, **settings: Any) -> Offload:
 
 
 def gradients(module: nn.Module) -> List[Any]:
-    """Copies of all gradients, which are then cleared."""
+    """Copies all gradients, then clears them."""
     found = [None if p.grad is None else p.grad.clone() for p in module.parameters()]
     module.zero_grad(set_to_none=True)
     return found
 
 
 def assert_same(expected: Any, found: Any) -> None:
-    """The same tensors to the bit, in nested lists."""
+    """Checks that nested lists hold the same tensors, to the bit."""
     if isinstance(expected, (list, tuple)):
         assert len(expected) == len(found)
         for one, other in zip(expected, found):
@@ -47,7 +47,7 @@ def assert_same(expected: Any, found: Any) -> None:
 
 
 def run_twice(loop: Loop, module: nn.Module, block: ContextManager, seed: int = 3) -> None:
-    """Runs a loop without STORM and with it, from the same state, and compares all that it saw."""
+    """Runs a loop without STORM and with it, from the same state, and compares all results."""
     plain, offloaded = copy.deepcopy(module), copy.deepcopy(module)
     torch.manual_seed(seed)
     expected = loop(plain, contextlib.nullcontext())

@@ -72,7 +72,7 @@ class Fails(Mixed):
 
 
 class Branches(nn.Module):
-    """Takes a different branch from call to call, after a common beginning."""
+    """Takes a different branch from call to call, after a common start."""
 
     def __init__(self):
         super().__init__()
@@ -90,7 +90,7 @@ class Branches(nn.Module):
 
 
 class Cube(torch.autograd.Function):
-    """Asks for its saved tensors twice."""
+    """Reads its saved tensors twice."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,10 +1,10 @@
 """Random autograd programs: the same gradients with STORM as without, to the bit.
 
-A program is a function of its seed. It is made of what PyTorch allows and what is easily got wrong: views,
-writes in place, and tensors that share memory but not a version counter, so that PyTorch does not see it
-when one is written through another. A program may write what was saved before, and is then refused with and
-without STORM. Where PyTorch does not see the write, no program uses what was saved before it. So what was
-saved and what is there when it is needed are the same, and ``save_on_cpu`` must agree too.
+A program is a function of its seed. It combines valid but error-prone uses of PyTorch: views, writes in place,
+and tensors that share memory but not a version counter, so PyTorch does not notice when one is written
+through another. A program may overwrite what was saved before, and is then refused with and without STORM. If
+PyTorch does not notice the write, the program never uses what was saved before it. So the saved bytes are the
+same as the bytes at the time of use, and ``save_on_cpu`` must agree, too.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from .compare import SETTINGS, assert_same, gradients, make_block
 #: Rows and columns of every value.
 ROWS, COLUMNS = 24, 32
 
-#: Enough for a step that is recorded, and two by plan.
+#: Enough for one recorded step and two planned ones.
 STEPS = 3
 
 
@@ -39,7 +39,7 @@ def _recurrent(kind: int) -> nn.Module:
 
 
 class Parts(nn.Module):
-    """What the programs learn."""
+    """The parameters of the programs."""
 
     def __init__(self, kind: int):
         super().__init__()
@@ -50,7 +50,7 @@ class Parts(nn.Module):
 
 
 class Doubled(torch.autograd.Function):
-    """Writes its input, says so, and saves what it wrote."""
+    """Writes its input in place, marks it dirty, and saves the result."""
 
     @staticmethod
     def forward(ctx, x):
@@ -66,7 +66,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Squared(torch.autograd.Function):
-    """Saves its input and a part of it that has a version of its own."""
+    """Saves its input and a part of it with a separate version counter."""
 
     @staticmethod
     def forward(ctx, x):
@@ -94,11 +94,11 @@ class Run:
         return self.random.choice(list(self.parts.scales))
 
     def fresh(self) -> Tensor:
-        """A value of its own, which nobody has saved."""
+        """A new value that nothing has saved."""
         return self.value() * 1
 
     def write(self, x: Tensor) -> Tensor:
-        """In place, as PyTorch sees; up to three times."""
+        """Writes in place, visibly to PyTorch, up to three times."""
         for kind in self.random.choices(range(5), k=self.random.randrange(3)):
             if kind == 0:
                 x.add_(0.5)
@@ -115,7 +115,7 @@ class Run:
         return self.random.choice([x.sigmoid_, x.tanh_, lambda: x.sub_(0.5)])()
 
     def write_unseen(self, x: Tensor) -> None:
-        """In place, through memory with another version counter, or with none."""
+        """Writes in place, through memory with another version counter, or with none."""
         same = x.detach()
         kind = self.random.randrange(5)
         if kind == 0:
@@ -189,7 +189,7 @@ def written(run: Run) -> Tensor:
 
 
 def written_too_late(run: Run) -> Tensor:
-    """PyTorch refuses the backward pass, unless nobody needs this."""
+    """PyTorch refuses the backward pass, unless nothing needs this value."""
     x = run.fresh()
     y = x.square()
     x.mul_(2)
@@ -197,7 +197,7 @@ def written_too_late(run: Run) -> Tensor:
 
 
 def unsafe_parts(run: Run) -> Tensor:
-    """Parts of one storage with a version each, written and saved in turns."""
+    """Parts of one storage with separate version counters, written and saved in turn."""
     x = run.fresh()
     count, dim = run.random.choice([2, 4]), run.random.randrange(2)
     if run.random.random() < 0.5:
@@ -225,7 +225,7 @@ def written_unseen(run: Run) -> Tensor:
 
 
 def filled_in_parts(run: Run) -> Tensor:
-    """Each part is saved as soon as it is filled, as by a kernel that PyTorch does not know."""
+    """Each part is saved as soon as it is filled, as by a kernel unknown to PyTorch."""
     x = torch.zeros(ROWS, COLUMNS, device=run.value().device)
     count = run.random.choice([2, 3])
     parts = x.chunk(count, run.random.randrange(2))
@@ -271,7 +271,7 @@ OPS: List[Tuple[Callable[[Run], Tensor], int]] = [
 
 
 def step(parts: Parts, random: Random, x: Tensor, block: ContextManager) -> Any:
-    """One step of a program; what it saw, or that PyTorch refused it."""
+    """Runs one step of a program; returns its results, or that PyTorch refused it."""
     ops, weights = zip(*OPS)
     with block:
         run = Run(parts, random, [x, torch.sin(x @ parts.square)])
@@ -292,7 +292,7 @@ def step(parts: Parts, random: Random, x: Tensor, block: ContextManager) -> Any:
 
 
 def run_program(seed: int, parts: Parts, block: ContextManager) -> List[Any]:
-    """All that the steps of a program saw."""
+    """The results of all steps of a program."""
     seen = []
     generator = torch.Generator().manual_seed(seed)
     device = parts.square.device
@@ -303,7 +303,7 @@ def run_program(seed: int, parts: Parts, block: ContextManager) -> List[Any]:
 
 
 def check_program(seed: int, device: str) -> Dict[str, int]:
-    """Compares a program with STORM, and without, and with ``save_on_cpu``; says what became of it."""
+    """Compares a program with STORM, without it, and with ``save_on_cpu``; returns the outcome."""
     torch.manual_seed(seed)
     parts = Parts(seed % 7).to(device)
     settings = SETTINGS[seed // 7 % len(SETTINGS)]

@@ -1,4 +1,4 @@
-//! Batches from a dataset: each row once per epoch, from any position on.
+//! Batches from a dataset: each row once per epoch, starting at any position.
 
 mod packed;
 mod rows;
@@ -16,9 +16,9 @@ pub use write::write_batches;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// What is learned.
+    /// The training part.
     Train,
-    /// What is held out for evaluation.
+    /// The part held out for evaluation.
     Held,
 }
 
@@ -32,11 +32,11 @@ impl Split {
     }
 }
 
-/// In which order rows come.
+/// The order of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Another one in every epoch, a function of seed and epoch.
+    /// A different one in every epoch, a function of seed and epoch.
     Shuffled,
     /// As they lie on disk.
     Sequential,
@@ -45,13 +45,13 @@ pub enum Order {
 /// How often to go through the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passes {
-    /// Epoch after epoch; a batch may hold the end of one and the beginning of the next.
+    /// Epoch after epoch; a batch may hold the end of one and the start of the next.
     Endless,
     /// Once; the last batch may hold fewer rows.
     One,
 }
 
-/// What becomes of samples that are longer than a row.
+/// What happens to samples that are longer than a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Overlong {
@@ -80,30 +80,30 @@ pub struct LoaderOptions {
     pub order: Order,
     /// How often.
     pub passes: Passes,
-    /// What becomes of samples that are longer than a row. Text has none.
+    /// What happens to samples that are longer than a row. Text has none.
     pub overlong: Overlong,
 }
 
 impl LoaderOptions {
-    /// What training sees: shuffled rows without end, of samples that fit one.
+    /// For training: shuffled rows without end, of samples that fit in one.
     pub fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
         let (split, order, passes) = (Split::Train, Order::Shuffled, Passes::Endless);
         LoaderOptions { batch, sequence, seed, split, order, passes, overlong: Overlong::Drop }
     }
 }
 
-/// A batch, in buffers that are used again.
+/// A batch, in reusable buffers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Samples {
     /// (B, T) token ids.
     pub tokens: Vec<i32>,
-    /// (B, T) what follows each token; [`storm_graph::IGNORE_INDEX`] where there is nothing to learn.
+    /// (B, T) the token after each token; [`storm_graph::IGNORE_INDEX`] where there is nothing to learn.
     pub targets: Vec<i32>,
     /// (B, T) which sample of its row each token belongs to; none for text, where a row is one sample.
     pub segments: Option<Vec<i32>>,
 }
 
-/// Where a loader is. Small; goes into checkpoints.
+/// The position of a loader. It is small, and part of checkpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Position {
@@ -111,7 +111,7 @@ pub struct Position {
     pub dataset: String,
     /// Which part of it.
     pub split: Split,
-    /// Tokens in a row: with others, rows are others.
+    /// Tokens in a row. Another length means other rows.
     pub sequence: usize,
     /// In which order.
     pub order: Order,
@@ -121,7 +121,8 @@ pub struct Position {
     pub epoch: u64,
     /// Rows of this pass that were returned.
     pub row: u64,
-    /// What happened to samples longer than a row: it changes the rows. In positions that do not say, they lost their end.
+    /// What happened to samples longer than a row, which changes the rows. Positions without this field mean that they
+    /// were truncated.
     #[serde(default = "lost_their_end")]
     pub overlong: Overlong,
 }
@@ -130,18 +131,18 @@ fn lost_their_end() -> Overlong {
     Overlong::Truncate
 }
 
-/// What a loader found when it cut the data into rows.
+/// What a loader found when it divided the data into rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoaderReport {
     /// Rows in an epoch.
     pub rows: u64,
-    /// Samples in an epoch, pieces counted on their own; for text, rows.
+    /// Samples in an epoch, counting pieces separately; for text, rows.
     pub samples: u64,
     /// Samples longer than a row.
     pub overlong_samples: u64,
     /// Samples dropped: longer than a row, or without learned text.
     pub dropped_samples: u64,
-    /// The sequence length that would hold every sample completely; for text, that of the rows.
+    /// The sequence length that would hold every sample completely; for text, the rows' length.
     pub longest_sample: u64,
     /// Places in rows that hold no token of any sample.
     pub padding_tokens: u64,
@@ -191,8 +192,8 @@ impl Loader {
         Ok(loader)
     }
 
-    /// Fills `samples` with the next batch, and says how many of its rows hold data: all of them, except
-    /// for the last batch of [`Passes::One`], and none after that. Other rows have no targets.
+    /// Fills `samples` with the next batch, and returns how many of its rows hold data: all of them, except in the last
+    /// batch of [`Passes::One`], and none after that. Other rows have no targets.
     ///
     /// # Errors
     /// If the dataset on disk was damaged in the meantime. The loader then stays where it was.
@@ -227,7 +228,7 @@ impl Loader {
         if let Some(segments) = &mut samples.segments {
             segments[filled * sequence..].fill(0);
         }
-        // An epoch that is over is over, not a position behind its last row.
+        // At the end of an epoch, the position is the start of the next, not one past the last row.
         if row == self.rows.count() && self.options.passes == Passes::Endless {
             (epoch, row) = (epoch + 1, 0);
         }
@@ -236,7 +237,7 @@ impl Loader {
         Ok(filled)
     }
 
-    /// The row that comes at a place of an epoch.
+    /// The row at a place in an epoch.
     fn number(&self, epoch: u64, row: u64) -> u64 {
         match self.options.order {
             Order::Sequential => row,
@@ -244,7 +245,7 @@ impl Loader {
         }
     }
 
-    /// Lets the system read the next batch in while this one is worked on.
+    /// Prefetches the next batch while this one is in use.
     fn announce(&self) {
         let end = self.rows.count().min(self.row + self.options.batch as u64);
         for row in self.row..end {
@@ -329,12 +330,12 @@ impl Loader {
         self.rows.count() * self.options.sequence as u64
     }
 
-    /// What was found when the data was cut into rows.
+    /// What was found when the data was divided into rows.
     pub fn report(&self) -> LoaderReport {
         self.rows.report()
     }
 
-    /// What is loaded from.
+    /// The dataset it loads from.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
     }

@@ -1,9 +1,8 @@
-//! Which samples share a row.
+//! Decides which samples share a row.
 //!
-//! Samples are taken in groups of [`GROUP`] in the order in which they lie on disk. In a group the
-//! longest come first, each into the fullest row that still has room. So rows are nearly full, and
-//! neighbours stay near each other on disk. Costs four bytes of memory for each sample and row, and four more
-//! where samples are split.
+//! Samples are taken in groups of [`GROUP`], in disk order. In each group the longest come first, each into
+//! the fullest row that still has room. So rows are nearly full, and neighbors stay near each other on disk.
+//! Costs four bytes of memory for each sample and row, and four more if samples are split.
 
 use super::{LoaderReport, Overlong, Split};
 use crate::{DataError, Dataset};
@@ -17,9 +16,9 @@ pub(super) struct PackedRows {
     sequence: usize,
     /// Samples, row after row.
     samples: Vec<u32>,
-    /// Which piece of its sample each is; none where samples are not split.
+    /// Which piece of its sample each is; none if samples are not split.
     pieces: Vec<u32>,
-    /// Where in `samples` each row begins, and the end of all.
+    /// Where in `samples` each row starts, and the end of the last.
     starts: Vec<u32>,
     report: LoaderReport,
 }
@@ -56,7 +55,7 @@ impl PackedRows {
                 let fits = places <= sequence as u64;
                 rows.report.overlong_samples += u64::from(!fits);
                 let pieces = match overlong {
-                    // One token has nothing behind it to learn.
+                    // A single token has no next token to learn.
                     _ if places == 0 => 0,
                     _ if fits => 1,
                     Overlong::Drop | Overlong::Error => 0,
@@ -125,7 +124,7 @@ impl PackedRows {
         self.report
     }
 
-    /// What is in a row.
+    /// The parts of samples in a row.
     pub(super) fn parts(&self, row: u64) -> impl Iterator<Item = Part> {
         let row = row as usize;
         let places = self.starts[row] as usize..self.starts[row + 1] as usize;
@@ -135,7 +134,7 @@ impl PackedRows {
         })
     }
 
-    /// The tokens of a part that go into its row: one more than places, the last is a target only.
+    /// The tokens of a part that go into its row: one more than places, since the last is only a target.
     pub(super) fn range(&self, dataset: &Dataset, part: Part) -> Result<Range<u64>, DataError> {
         let range = dataset.sample(u64::from(part.sample))?;
         Ok(piece_of(&range, self.sequence, part.piece))
@@ -143,7 +142,7 @@ impl PackedRows {
 
     pub(super) fn will_need(&self, dataset: &Dataset, row: u64) {
         for part in self.parts(row) {
-            // A hint only: if the index cannot be read, loading the row will say so.
+            // Only a hint: if the index cannot be read, loading the row reports it.
             if let Ok(range) = self.range(dataset, part) {
                 dataset.will_need(range.start, (range.end - range.start) as usize);
             }
@@ -158,7 +157,7 @@ pub(super) struct Part {
     piece: u32,
 }
 
-/// The tokens of a piece as long as a row. The first token of a piece is the last target of the one before.
+/// The tokens of a piece as long as a row. Its first token is the last target of the piece before.
 fn piece_of(sample: &Range<u64>, sequence: usize, piece: u32) -> Range<u64> {
     let start = sample.start.saturating_add(u64::from(piece) * sequence as u64).min(sample.end);
     start..sample.end.min(start + sequence as u64 + 1)
@@ -169,7 +168,7 @@ fn too_many(dataset: &Dataset, count: u64) -> DataError {
     DataError::damaged(dataset.dir(), problem)
 }
 
-/// Reads masks, in buffers that are used again.
+/// Reads masks, in reusable buffers.
 #[derive(Default)]
 struct Mask {
     learned: Vec<bool>,

@@ -1,4 +1,4 @@
-//! From the number of a row to its tokens, targets and segments.
+//! Maps the number of a row to its tokens, targets and segments.
 
 use super::packed::PackedRows;
 use super::{LoaderOptions, LoaderReport};
@@ -9,23 +9,23 @@ use storm_graph::IGNORE_INDEX;
 /// All rows of a part at a sequence length.
 #[derive(Debug)]
 pub(super) enum Rows {
-    /// Windows that follow each other. The first token of a window is the last target of the one before.
+    /// Consecutive windows. The first token of a window is the last target of the one before.
     Windows { tokens: Range<u64>, sequence: usize, padding: i32 },
     /// Rows of several samples.
     Packed { rows: PackedRows, padding: i32 },
 }
 
-/// Where a row goes, T entries each.
+/// The destination of a row, T entries each.
 pub(super) struct RowMut<'a> {
     pub(super) tokens: &'a mut [i32],
     pub(super) targets: &'a mut [i32],
     pub(super) segments: Option<&'a mut [i32]>,
 }
 
-/// Room to work in, taken once.
+/// Scratch buffers, allocated once.
 #[derive(Debug)]
 pub(super) struct RowBuffers {
-    /// A token more than a row: the last is a target only.
+    /// One token more than a row: the last is only a target.
     tokens: Vec<i32>,
     mask: Vec<bool>,
     bytes: Vec<u8>,
@@ -57,7 +57,7 @@ impl Rows {
 
     pub(super) fn count(&self) -> u64 {
         match self {
-            // A token without one behind it has no target.
+            // A token without a successor has no target.
             Rows::Windows { tokens, sequence, .. } => {
                 (tokens.end - tokens.start).saturating_sub(1).div_ceil(*sequence as u64)
             }
@@ -118,7 +118,7 @@ impl Rows {
         }
     }
 
-    /// Asks the system to read a row in soon.
+    /// Prefetches a row.
     pub(super) fn will_need(&self, dataset: &Dataset, row: u64) {
         match self {
             Rows::Windows { tokens, sequence, .. } => {
@@ -130,7 +130,7 @@ impl Rows {
     }
 }
 
-/// The tokens of a window, its last target included.
+/// The tokens of a window, including its last target.
 fn window(tokens: &Range<u64>, sequence: usize, row: u64) -> Range<u64> {
     let start = tokens.start + row * sequence as u64;
     start..tokens.end.min(start + sequence as u64 + 1)
@@ -172,7 +172,7 @@ fn fill_packed(
     }
     dest.tokens[at..].fill(padding);
     dest.targets[at..].fill(IGNORE_INDEX);
-    // Padding is a separate sample, so that nothing attends to it.
+    // Padding is a separate sample, so nothing attends to it.
     if let Some(segments) = dest.segments {
         segments[at..].fill(segment);
     }

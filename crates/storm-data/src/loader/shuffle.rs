@@ -1,9 +1,9 @@
-//! A shuffle that takes no memory: a keyed one-to-one function on the numbers below `count`.
+//! A shuffle without memory: a keyed permutation of the numbers below `count`.
 
 use storm_graph::random::Random;
 
-/// Rounds of mixing; four make a permutation that no efficient test tells from a random one if the
-/// mixing function is ideal, so some more.
+/// Rounds of mixing. With an ideal mixing function, no efficient test can tell four rounds from a
+/// random permutation; this one is not ideal, so there are more.
 const ROUNDS: u64 = 8;
 
 /// The order of one epoch.
@@ -17,18 +17,19 @@ pub(crate) struct Shuffle {
 
 impl Shuffle {
     pub(crate) fn new(count: u64, seed: u64, epoch: u64) -> Shuffle {
-        // Halves such that both together number at least `count`, and less than four times that.
+        // Bits of each half, so that both together cover at least `count` numbers, and fewer than
+        // four times that.
         let bits = u64::BITS - count.saturating_sub(1).leading_zeros();
         let half_bits = bits.div_ceil(2).max(1);
         Shuffle { count, half_bits, key: mix(mix(seed) ^ epoch.wrapping_mul(GOLDEN)) }
     }
 
-    /// What comes at a place below `count`.
+    /// The number at a place below `count`.
     pub(crate) fn at(&self, place: u64) -> u64 {
         debug_assert!(place < self.count);
         let mut value = place;
-        // The network permutes a range that is somewhat larger. Following it until it returns into
-        // ours is a permutation of ours; four turns are the mean at most.
+        // The network permutes a somewhat larger range. Iterating until the result is below
+        // `count` gives a permutation of our range, after at most four rounds on average.
         loop {
             value = self.permute(value);
             if value < self.count {
@@ -100,7 +101,7 @@ mod tests {
 
     #[test]
     fn every_value_comes_at_every_place() {
-        // 64 values by 64 places over 6400 orders: 100 each, give or take.
+        // 64 values in 64 places over 6400 orders: about 100 each.
         let mut counts = [[0u32; 64]; 64];
         for seed in 0..6400 {
             for (place, value) in order(64, seed, 0).into_iter().enumerate() {

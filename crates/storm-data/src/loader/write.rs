@@ -1,6 +1,6 @@
-//! Batches as a file, for programs that are to see what a run sees, in the same order.
+//! Writes batches to a file, for programs that need exactly the batches of a run, in the same order.
 //!
-//! The file is in the safetensors format: `tokens` and `targets`, and `segments` where rows hold several
+//! The file is in the safetensors format: `tokens` and `targets`, and `segments` if rows hold several
 //! samples, each (N, B, T) of i32.
 
 use super::{Loader, LoaderOptions, Samples};
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 use storm_files::{IfPresent, StagedFile};
 
-/// Headers of safetensors end where data of eight bytes could begin.
+/// Safetensors headers are padded so that the data is aligned to eight bytes.
 const ALIGNMENT_BYTES: usize = 8;
 
 /// A column of a batch.
@@ -59,7 +59,7 @@ pub fn write_batches(
     file.write_all(header.as_bytes()).map_err(&io)?;
     let mut samples = Samples::default();
     for (_, column) in columns {
-        // The data is gone through once for each column, so that none of them is ever in memory.
+        // One pass over the data for each column, so that none of them is ever in memory as a whole.
         let mut loader = Loader::new(Arc::clone(dataset), options)?;
         for _ in 0..count {
             loader.next_batch(&mut samples)?;

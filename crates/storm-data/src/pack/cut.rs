@@ -1,34 +1,34 @@
-//! Cutting long text into pieces that are encoded on their own.
+//! Divides long text into pieces that are encoded separately.
 //!
-//! A piece ends after a line break that has no other white space next to it. Common tokenizers never
-//! merge across such a place, and an end of text there changes nothing for them,
-//! so pieces have the same tokens as the whole. Text without such a place is cut at a worse one.
+//! A piece ends after a line break with no other white space next to it. Common tokenizers never merge across
+//! such a place, and an end of text there changes nothing for them, so the pieces have the same tokens as the
+//! whole. Text without such a place is divided at a worse one.
 
 use std::ops::Range;
 
 /// The approximate length of a piece.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Text of this length without a line break is cut between any two characters.
+/// Text of this length without a line break may be divided between any two characters.
 pub(super) const PIECE_BYTES_MAX: usize = 4 * PIECE_BYTES;
 
-/// Where a piece at the front of `text` may end; none if more should be read. The first `searched` bytes were
-/// already searched, when there was no more text, and are not searched again.
+/// Where a piece at the start of `text` may end; none if more should be read. The first `searched` bytes were
+/// already searched in an earlier, shorter text and are not searched again.
 pub(super) fn piece_end(text: &str, searched: usize) -> Option<usize> {
     let is_text = |next: Option<char>| next.is_some_and(|next| !next.is_whitespace());
-    // What follows the last of the bytes searched was not known.
+    // The character after the last searched byte was not known then.
     let from = searched.saturating_sub(1);
     let bytes = text.as_bytes();
     let mut good = None;
     for at in (from..bytes.len()).rev() {
         let end = at + 1;
-        // Most line breaks are told by a byte: they have text behind them, or another line break.
+        // Most line breaks can be judged by the next byte: it is text, or another line break.
         let is_candidate = bytes[at] == b'\n' && bytes.get(end).is_some_and(|&next| next != b'\n');
         if is_candidate && is_text(text[end..].chars().next()) {
             if is_text(text[..at].chars().next_back()) {
                 return Some(end);
             }
-            // A line that ends with a carriage return too, or that is empty.
+            // The line also ends with a carriage return, or is empty.
             good.get_or_insert(end);
         }
     }
@@ -72,11 +72,11 @@ mod tests {
         assert_eq!(piece_end("one two", 0), None);
     }
 
-    /// Text without a good place is gone through once, not once more for every read.
+    /// Text without a good place is searched once, not again for every read.
     #[test]
     fn what_was_searched_is_not_searched_again() {
         assert_eq!(piece_end("one\ntwo", 5), None);
-        // Only now it is known what follows the line break.
+        // Only now is it known what follows the line break.
         assert_eq!(piece_end("one\ntwo", 4), Some(4));
         assert_eq!(piece_end("one\ntwo\nthree", 5), Some(8));
         assert_eq!(piece_end("é\nthree", 2), Some(3));

@@ -1,4 +1,4 @@
-//! From what was read to tokens.
+//! Turns input into tokens.
 
 use super::cut::{PIECE_BYTES, pieces};
 use super::input::{Content, Inputs, Job, Piece};
@@ -8,7 +8,7 @@ use crate::{DataError, Kind};
 use std::mem;
 use std::sync::Mutex;
 
-/// Parts of samples that are encoded at once. Their overhead in memory is many times that of their text.
+/// Parts of samples encoded at once. Their overhead in memory is many times that of their text.
 const PARTS_MAX: usize = 1 << 14;
 
 /// The tokens of a job.
@@ -17,7 +17,7 @@ pub(super) struct Encoded {
     pub(super) input_bytes: u64,
 }
 
-/// Tokens that follow each other in one document or sample.
+/// Consecutive tokens of one document or sample.
 pub(super) struct Chunk {
     pub(super) tokens: Vec<u32>,
     /// For samples, whether each token is learned.
@@ -29,7 +29,7 @@ pub(super) struct Chunk {
 /// How samples are encoded.
 pub(super) struct Rules {
     pub(super) special_tokens: SpecialTokens,
-    /// Why chats cannot be rendered, if they cannot.
+    /// Why chats cannot be rendered; none if they can.
     pub(super) no_template: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
         match job.content {
             Content::Text(pieces) => pieces.into_iter().try_for_each(|piece| batch.piece(piece))?,
             Content::Lines { file, lines } => {
-                // A line may be long: it is dropped before its record is encoded.
+                // A line may be long, so it is dropped before its record is encoded.
                 for (number, line) in lines {
                     let record = self.parse(file, number, &line)?;
                     drop(line);
@@ -174,7 +174,7 @@ impl<'a> Batch<'a> {
     fn encode(&mut self) -> Result<(), DataError> {
         (self.text_bytes, self.parts) = (0, 0);
         let waiting = mem::take(&mut self.waiting);
-        // Documents and samples do not come together.
+        // A batch never mixes documents and samples.
         let special_tokens = match waiting.first() {
             Some(Waiting::Instruction(_)) => self.special_tokens,
             _ => SpecialTokens::AsText,
@@ -201,7 +201,7 @@ impl<'a> Batch<'a> {
     }
 }
 
-/// A document, or a piece of one, with the marks around it. An empty one has none.
+/// A document, or a piece of one, with the special tokens around it. An empty one has none.
 fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     let info = tokenizer.info();
     let &Piece { begins, ends, .. } = piece;
@@ -214,7 +214,7 @@ fn document(tokenizer: &Tokenizer, ids: Vec<u32>, piece: &Piece) -> Chunk {
     Chunk { tokens, learned: Vec::new(), begins, ends }
 }
 
-/// An instruction with the marks around it, unless they are written out in it.
+/// An instruction with the special tokens around it, unless they are already written in it.
 fn sample<'t>(
     tokenizer: &Tokenizer,
     texts: &mut Texts<'_, 't, impl Iterator<Item = &'t str>>,
@@ -234,15 +234,14 @@ fn sample<'t>(
     Ok(Chunk { tokens, learned, begins: true, ends: true })
 }
 
-/// Encodes texts one after another, long ones in pieces, and asks the tokenizer for about a megabyte at a
-/// time.
+/// Encodes texts in order, long ones in pieces, with requests of about a megabyte to the tokenizer.
 struct Texts<'a, 't, I> {
     tokenizer: &'a Tokenizer,
     special_tokens: SpecialTokens,
     texts: I,
-    /// Encoded pieces, and whether each is the last of its text, in reverse.
+    /// Encoded pieces, and whether each is the last of its text, in reverse order.
     encoded: Vec<(Vec<u32>, bool)>,
-    /// Pieces of a text that are not encoded yet, in reverse.
+    /// Pieces of a text that are not encoded yet, in reverse order.
     cut: Vec<&'t str>,
 }
 
@@ -274,7 +273,8 @@ impl<'a, 't, I: Iterator<Item = &'t str>> Texts<'a, 't, I> {
 
     /// Encodes the next pieces.
     fn ask(&mut self) -> Result<(), DataError> {
-        // For each piece whether it is encoded, which nothing is not, and whether it is the last of its text.
+        // For each piece: whether it is sent to the tokenizer, which an empty piece is not, and whether it is
+        // the last of its text.
         let (mut request, mut slots) = (Vec::new(), Vec::new());
         let mut bytes = 0;
         while bytes < PIECE_BYTES {

@@ -1,9 +1,9 @@
-//! Where the part for evaluation begins.
+//! Decides where the part for evaluation starts.
 
 use crate::{DataError, Dataset, HeldOut, Kind};
 
-/// Holds out the last samples, or the end of a text. A text is cut between two documents if there is such
-/// a nearby place: one that changes the part's size by no more than a quarter.
+/// Holds out the last samples, or the end of a text. A text is divided between two documents if such a
+/// place is near enough: it changes the part's size by no more than a quarter.
 pub(super) fn cut(dataset: &Dataset, share: f64) -> Result<HeldOut, DataError> {
     let counts = &dataset.manifest().counts;
     let held = |total: u64| ((total as f64 * share).round() as u64).min(total);
@@ -15,7 +15,7 @@ pub(super) fn cut(dataset: &Dataset, share: f64) -> Result<HeldOut, DataError> {
         Kind::Text => {
             let held = held(counts.tokens);
             let wanted = counts.tokens - held;
-            // The first document that begins at or behind the wanted place.
+            // The first document that starts at or after the wanted place.
             let after = first_from(dataset, wanted)?;
             for sample in [after, after.saturating_sub(1)] {
                 let start = dataset.sample_start(sample)?;

@@ -1,4 +1,4 @@
-//! Reading the files that are to be packed, in parts that can be encoded on their own.
+//! Reads the files to pack, in parts that can be encoded separately.
 
 use super::InputFormat;
 use super::cut::{PIECE_BYTES, piece_end};
@@ -21,7 +21,7 @@ const BYTE_ORDER_MARK: char = '\u{feff}';
 /// Something to encode.
 pub(super) struct Job {
     pub(super) content: Content,
-    /// Bytes of input that it is made of.
+    /// Bytes of input that it was read from.
     pub(super) input_bytes: u64,
 }
 
@@ -58,7 +58,7 @@ enum FileFormat {
 }
 
 impl Inputs {
-    /// Looks at all files, and into the first to see what they hold.
+    /// Checks all files, and reads the start of the first to see what they hold.
     pub(super) fn open(paths: &[PathBuf], format: InputFormat) -> Result<Inputs, DataError> {
         let mut files = Vec::with_capacity(paths.len());
         let mut bytes = 0;
@@ -97,7 +97,7 @@ impl Inputs {
         &self.files[file].path
     }
 
-    /// Reads everything; stops early when `emit` says that no more is needed.
+    /// Reads everything; stops early if `emit` says that no more is needed.
     pub(super) fn read(&self, emit: &mut dyn FnMut(Job) -> bool) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
             let wanted = match file.format {
@@ -118,7 +118,7 @@ fn is_table(path: &Path) -> bool {
     ["json", "csv", "tsv", "parquet", "arrow"].contains(&extension.to_lowercase().as_str())
 }
 
-/// Text if there is a file of text; otherwise what the first record is.
+/// Text if any file is text; otherwise the kind of the first record.
 fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
     if files.iter().any(|file| file.format == FileFormat::Text) {
         return Ok(Kind::Text);
@@ -172,30 +172,31 @@ fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, Dat
     }
 }
 
-/// Cuts a file of text into documents, and long ones into pieces.
+/// Divides a file of text into documents, and long ones into pieces.
 struct Cutter {
-    /// Where the text to come is.
+    /// Where the remaining text starts.
     place: Place,
     pieces: Vec<Piece>,
-    /// Bytes at the front of the text that have no place where a piece may end, and no separator.
+    /// Bytes at the start of the text with no place where a piece may end, and no separator.
     searched: usize,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// At the beginning of the file.
+    /// At the start of the file.
     File,
-    /// Behind a separator.
+    /// After a separator.
     Separated,
-    /// Inside of a document.
+    /// Inside a document.
     Inside,
 }
 
 impl Cutter {
-    /// Takes what it can from the front of `text`, and says how many bytes that was: all at the end.
+    /// Takes what it can from the start of `text`, and returns how many bytes that was. At the end it
+    /// takes everything.
     fn cut(&mut self, text: &str, ends: bool) -> usize {
         let mut taken = 0;
-        // No separator begins in what was searched before, nor right behind it.
+        // No separator starts in what was searched before, or right after it.
         while let Some(at) = text[taken + self.searched..].find(SEPARATOR) {
             let end = taken + self.searched + at;
             let document = text[taken..end].trim_end_matches(LINE_BREAKS);
@@ -206,13 +207,13 @@ impl Cutter {
         }
         let rest = &text[taken..];
         if ends {
-            // Nothing behind the last separator is no document.
+            // White space after the last separator is not a document.
             if self.place != Place::Separated || !rest.trim_matches(LINE_BREAKS).is_empty() {
                 self.push(rest, true);
             }
             return text.len();
         }
-        // What may be the beginning of a separator, with a line break before it, waits for the rest.
+        // A possible start of a separator, with a line break before it, waits for the rest.
         let sure = rest.floor_char_boundary(rest.len().saturating_sub(SEPARATOR.len()));
         if rest.len() >= PIECE_BYTES {
             let end = piece_end(&rest[..sure], self.searched);
@@ -313,8 +314,8 @@ impl Lines {
 mod tests {
     use super::*;
 
-    /// Line breaks alone have no place where a piece may end: what was read is not searched again with
-    /// every read.
+    /// A file of line breaks has no place where a piece may end. What was read must not be searched
+    /// again with every read.
     #[test]
     fn a_file_of_line_breaks_is_searched_once() {
         let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };

@@ -1,7 +1,7 @@
-//! From text files to a dataset.
+//! Packs text files into a dataset.
 //!
-//! One thread reads, some encode, and the one that called writes, all in the order of the input: the same
-//! input and options give the same bytes, whatever the number of threads.
+//! One thread reads, several encode, and the calling one writes, all in the order of the input. The same input
+//! and options give the same bytes, whatever the number of threads.
 
 mod cut;
 mod encode;
@@ -28,10 +28,10 @@ use std::sync::Arc;
 use storm_files::StagedDirectory;
 use under_way::UnderWay;
 
-/// Tokens in a shard: half a gigabyte or one.
+/// Tokens in a shard: half a gigabyte or one gigabyte.
 pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
 
-/// What the files to pack are.
+/// The format of the files to pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputFormat {
     /// JSONL if the name ends in `.jsonl` or `.ndjson`, text otherwise.
@@ -49,21 +49,22 @@ pub struct PackOptions {
     pub inputs: Vec<PathBuf>,
     /// What they are.
     pub format: InputFormat,
-    /// What makes the tokens.
+    /// The tokenizer.
     pub tokenizer: TokenizerSource,
-    /// The name of the token between documents, if it is not one of the usual.
+    /// The name of the token between documents, if it is not a common one.
     pub end_of_text: Option<String>,
     /// How chats become text.
     pub chat_template: ChatTemplate,
-    /// What special tokens are in the prompts, completions and messages of samples. In documents they are text.
+    /// How special tokens in prompts, completions and messages of samples are treated. In documents they are
+    /// text.
     pub special_tokens: SpecialTokens,
-    /// What runs the tokenizer's code.
+    /// The program that runs the tokenizer's code.
     pub worker: WorkerCommand,
     /// The directory to make.
     pub out: PathBuf,
-    /// What to do if it is there.
+    /// What to do if it exists.
     pub if_exists: IfExists,
-    /// The share of the data, at its end, that is held out for evaluation: from 0 to less than 1.
+    /// The share of the data, at its end, to hold out for evaluation: at least 0 and less than 1.
     pub held_out: f64,
     /// Threads that encode.
     pub threads: usize,
@@ -76,7 +77,7 @@ pub struct PackOptions {
 pub struct PackProgress {
     /// Bytes of input packed.
     pub bytes_done: u64,
-    /// Bytes of input in all.
+    /// Bytes of input in total.
     pub bytes_total: u64,
     /// Tokens so far.
     pub tokens: u64,
@@ -84,16 +85,16 @@ pub struct PackProgress {
     pub samples: u64,
 }
 
-/// What [`pack`] made.
+/// The result of [`pack`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackSummary {
     /// Identifies the dataset by its content.
     pub id: String,
     /// What it is made of.
     pub kind: Kind,
-    /// What made the tokens.
+    /// The tokenizer of its tokens.
     pub tokenizer: TokenizerInfo,
-    /// What went in and what did not.
+    /// What was packed and what was left out.
     pub counts: Counts,
     /// The part for evaluation.
     pub held_out: HeldOut,
@@ -103,8 +104,8 @@ pub struct PackSummary {
     pub bytes: u64,
 }
 
-/// Packs files into a dataset. It is written next to its place and renamed when it is complete: whatever
-/// happens, `out` is never half a dataset.
+/// Packs files into a dataset. It is written next to its place and renamed when complete: whatever happens,
+/// `out` is never a partial dataset.
 ///
 /// # Errors
 /// Names the file, and for JSONL the line, that cannot be packed.
@@ -118,7 +119,7 @@ pub fn pack(
         TokenizerSource::Bytes => None,
         TokenizerSource::File(path) => Some(read_file(path, TOKENIZER_BYTES_MAX)?),
     };
-    // Without a template, the first chat says so.
+    // If there is no template, the first chat reports that.
     let chat = match inputs.kind() {
         Kind::Text => None,
         Kind::Samples => {
@@ -155,7 +156,7 @@ pub fn pack(
         options.threads,
         &UnderWay::new(under_way::bytes_max(options.threads)),
         |emit| inputs.read(emit),
-        // The first thread takes the tokenizer that is open, the others open their own.
+        // The first thread uses the open tokenizer, the others open their own.
         Encoder::new(&inputs, &rules, tokenizer, &open),
         |encoded| {
             bytes_done += encoded.input_bytes;

@@ -1,11 +1,11 @@
-//! Writing tokens into shards, and counting them.
+//! Writes tokens into shards and counts them.
 
 use super::encode::{Chunk, Encoded};
 use crate::shard::{ShardWriter, file_name};
 use crate::{Counts, DataError, Kind, ShardInfo};
 use std::path::{Path, PathBuf};
 
-/// Documents or samples in a shard: their index is in memory until the shard is written.
+/// The most documents or samples in a shard: their index is in memory until the shard is written.
 const SHARD_SAMPLES_MAX: usize = 1 << 22;
 
 /// The shards of a dataset that is being written.
@@ -17,7 +17,7 @@ pub(super) struct Output {
     shard: Option<ShardWriter>,
     finished: Vec<ShardInfo>,
     counts: Counts,
-    /// A document has begun, but none of its tokens has come.
+    /// A document has started, but none of its tokens has arrived.
     begins: bool,
 }
 
@@ -46,7 +46,7 @@ impl Output {
         })
     }
 
-    /// Text fills shards to the brim.
+    /// Text fills shards completely.
     fn push_text(&mut self, chunk: &Chunk) -> Result<(), DataError> {
         self.begins |= chunk.begins;
         let mut tokens = &chunk.tokens[..];
@@ -71,7 +71,7 @@ impl Output {
         Ok(())
     }
 
-    /// Samples stay in one shard each.
+    /// A sample stays in one shard.
     fn push_sample(&mut self, chunk: &Chunk) -> Result<(), DataError> {
         if chunk.tokens.len() < 2 {
             self.counts.empty_samples += 1;

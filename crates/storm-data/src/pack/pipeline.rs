@@ -1,4 +1,4 @@
-//! Threads that read, encode and write at once, in order and with a bound on what is in flight.
+//! Threads that read, encode and write concurrently, in order and with a bound on what is in flight.
 
 use super::encode::{Encoded, Encoder};
 use super::input::Job;
@@ -15,8 +15,8 @@ type Reply = Result<Encoded, DataError>;
 /// A job, and where its result goes.
 type Work = (Job, Sender<Reply>);
 
-/// Reads with `read` on one thread, encodes on `threads`, and writes with `write` on this one, in the order
-/// of reading. The first failure in that order ends everything.
+/// Reads with `read` on one thread, encodes on `threads`, and writes with `write` on this one, in reading order.
+/// The first failure in that order ends everything.
 pub(super) fn run<O>(
     threads: usize,
     under_way: &UnderWay,
@@ -31,19 +31,19 @@ where
     let work_receiver = Mutex::new(work_receiver);
     let (encoder, work_receiver) = (&encoder, &work_receiver);
     thread::scope(move |scope| {
-        // Threads that encode come first: when the system refuses one, the end of `work_sender` ends the others.
+        // Start the encoding threads first: if the system refuses one, dropping `work_sender` ends the others.
         for _ in 0..threads {
             thread::Builder::new()
                 .spawn_scoped(scope, move || encode_all(encoder, work_receiver))
                 .map_err(no_thread)?;
         }
-        // Results to come, in order.
+        // Pending results, in order.
         let (order_sender, order_receiver) = sync_channel::<Receiver<Reply>>(2 * threads);
         let closing = Closing(under_way);
         thread::Builder::new()
             .spawn_scoped(scope, move || read_all(read, under_way, &work_sender, &order_sender))
             .map_err(no_thread)?;
-        // Consumed here: on a failure its end, and that of `closing`, make the other threads stop.
+        // Consumed here: on a failure, dropping it and `closing` stops the other threads.
         for reply in order_receiver {
             let result = reply.recv().map_err(|_| lost()).flatten();
             let encoded = result?;
@@ -89,7 +89,7 @@ fn read_all(
     };
     if let Err(error) = read(&mut emit) {
         let (sender, receiver) = channel();
-        // If the channel is closed, there was a failure before this one.
+        // If the channel is closed, something failed before this.
         sender.send(Err(error)).ok();
         order.send(receiver).ok();
     }
@@ -115,7 +115,7 @@ where
             tokenizer = Some(opened);
             result
         });
-        // After a failure, nothing waits for it.
+        // After a failure nothing waits for it.
         reply.send(result).ok();
     }
 }

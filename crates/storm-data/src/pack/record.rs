@@ -5,17 +5,17 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::path::Path;
 
-/// What a record may be.
+/// The kinds of records.
 pub(super) enum Record {
     /// `{"text": …}`
     Text(String),
-    /// `{"messages": [{"role": …, "content": …}, …]}`, or the same as ShareGPT and Alpaca have it.
+    /// `{"messages": [{"role": …, "content": …}, …]}`, or the ShareGPT or Alpaca equivalent.
     Chat(Chat),
     /// `{"prompt": …, "completion": …}`
     Instruction(Instruction),
 }
 
-/// A chat as it was written. Only the process that renders it takes it apart: messages take far more memory than
+/// A chat as written. Only the process that renders it parses it, because parsed messages take far more memory than
 /// their text.
 #[derive(Serialize)]
 pub(super) struct Chat {
@@ -37,7 +37,7 @@ struct Fields {
     tools: Option<Box<RawValue>>,
     prompt: Option<String>,
     completion: Option<String>,
-    // Other records may have fields of these names that hold something else.
+    // Other records may have fields of these names with other contents.
     conversations: Option<Box<RawValue>>,
     instruction: Option<Box<RawValue>>,
     input: Option<Box<RawValue>>,
@@ -81,7 +81,7 @@ impl Chat {
         Ok(Chat { messages: messages.map_err(|error| error.to_string())?, tools: None })
     }
 
-    /// A conversation as ShareGPT has it.
+    /// A conversation in ShareGPT's format.
     fn of_said(json: &RawValue) -> Result<Chat, String> {
         let said: Vec<Said> = serde_json::from_str(json.get())
             .map_err(|error| format!("`conversations`: {error}"))?;
@@ -90,7 +90,7 @@ impl Chat {
         Chat::of(&messages)
     }
 
-    /// A task as Alpaca has it: what is to be done, perhaps with what, and the answer.
+    /// A task in Alpaca's format: the instruction, optional input, and the answer.
     fn of_task(
         instruction: &RawValue,
         input: Option<&RawValue>,
@@ -112,8 +112,8 @@ impl Chat {
 }
 
 impl Record {
-    /// A chat if it has messages, an instruction if it has prompt and completion, text if it has that, otherwise a chat
-    /// as ShareGPT or Alpaca has it.
+    /// A chat if it has messages, an instruction if it has a prompt and a completion, text if it has that, otherwise a
+    /// chat in ShareGPT's or Alpaca's format.
     pub(super) fn parse(path: &Path, line: u64, json: &str) -> Result<Record, DataError> {
         let bad = |problem: String| DataError::Record { path: path.to_owned(), line, problem };
         let fields: Fields = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
@@ -194,7 +194,7 @@ mod tests {
         refused(r#"{"conversations": [{"role": "user", "content": "x"}]}"#, "`conversations`");
         refused(r#"{"instruction": 1, "output": "x"}"#, "`instruction`");
         refused(r#"{"instruction": "x"}"#, "has neither `text`");
-        // Fields that mean nothing in a text are passed over.
+        // Fields that have no meaning in a text are ignored.
         assert!(matches!(
             parsed(r#"{"text": "a", "input": 1, "conversations": 2}"#),
             Ok(Record::Text(_))

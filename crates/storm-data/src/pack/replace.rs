@@ -10,12 +10,12 @@ pub enum IfExists {
     /// Refuse, unless it is empty.
     #[default]
     Refuse,
-    /// Replace it, if it is empty, or a dataset with nothing else in it.
+    /// Replace it if it is empty, or a dataset with nothing else in it.
     Replace,
 }
 
 impl IfExists {
-    /// Whether a directory that is not empty may be replaced; if not, why.
+    /// Whether a nonempty directory may be replaced; if not, why.
     pub(super) fn may_replace(self, dir: &Path) -> Result<(), String> {
         if self == IfExists::Refuse {
             return Err("exists already; choose another name, or --overwrite it".to_owned());

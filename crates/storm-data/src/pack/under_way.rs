@@ -1,8 +1,8 @@
-//! A bound on the input that is read but not written yet.
+//! A bound on input that was read but not written yet.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Input in flight at once: the longest line, or two pieces for every thread if that is more.
+/// The most input in flight: the longest line, or two pieces per thread if that is more.
 pub(super) fn bytes_max(threads: usize) -> u64 {
     let for_threads = 2 * super::cut::PIECE_BYTES as u64 * threads as u64;
     for_threads.max(super::input::LINE_BYTES_MAX)

@@ -1,17 +1,17 @@
 //! The layout of a shard.
 //!
-//! A header of [`HEADER_BYTES`], then, each padded with zeros to a multiple of eight bytes: the token
-//! ids; the index, a `u64` for each document or sample that begins in this shard, the place of its first
-//! token; for samples the loss mask, a bit per token, lowest bit first. At the end a `u32` for each
-//! [`BLOCK_BYTES`] between header and table, their CRC-32, and the CRC-32 of that table. All numbers
-//! are little-endian.
+//! A header of [`HEADER_BYTES`], followed by sections, each zero-padded to a multiple of eight bytes:
+//! the token ids; the index, with a `u64` for each document or sample that starts in this shard, the
+//! position of its first token; and for samples the loss mask, one bit per token, lowest bit first. At
+//! the end come a table with the CRC-32 of each [`BLOCK_BYTES`] between header and table, as `u32`, and
+//! the CRC-32 of that table. All numbers are little-endian.
 
 use crate::Kind;
 
 pub(crate) const HEADER_BYTES: u64 = 4096;
 pub(crate) const BLOCK_BYTES: u64 = 1 << 20;
 
-/// The longest shard. Bounds the memory of its table of checksums.
+/// The largest shard. Bounds the memory of its checksum table.
 const SHARD_BYTES_MAX: u64 = 1 << 40;
 
 const MAGIC: [u8; 8] = *b"STORMSHD";
@@ -40,7 +40,7 @@ impl TokenWidth {
     }
 }
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
@@ -48,7 +48,7 @@ pub(crate) struct Header {
     /// Ids are below it.
     pub(crate) vocabulary: u32,
     pub(crate) token_count: u64,
-    /// Documents or samples that begin in this shard.
+    /// Documents or samples that start in this shard.
     pub(crate) sample_count: u64,
 }
 
@@ -104,7 +104,7 @@ impl Header {
         Ok(Header { kind, width, vocabulary, token_count, sample_count })
     }
 
-    /// The offsets; none if the counts exceed any file.
+    /// The offsets; none if the counts exceed any possible file.
     pub(crate) fn layout(&self) -> Option<Layout> {
         let padded = |bytes: u64| bytes.checked_next_multiple_of(8);
         let tokens = padded(self.token_count.checked_mul(self.width.bytes())?)?;

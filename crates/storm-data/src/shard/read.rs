@@ -1,4 +1,4 @@
-//! Reading a shard, whose bytes are untrusted.
+//! Reads a shard, whose bytes are untrusted.
 
 use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, Layout, TokenWidth};
 use crate::{DataError, Kind, ShardInfo};
@@ -30,7 +30,7 @@ struct Block {
 }
 
 impl Shard {
-    /// Maps a shard and checks it against what the manifest says of it.
+    /// Maps a shard and checks it against its entry in the manifest.
     pub(crate) fn open(
         path: &Path,
         kind: Kind,
@@ -77,7 +77,7 @@ impl Shard {
         self.header.sample_count
     }
 
-    /// Copies token ids; `bytes` is room for them as they are stored.
+    /// Copies token ids; `bytes` is a buffer for their stored form.
     pub(crate) fn read_tokens(
         &self,
         start: u64,
@@ -112,7 +112,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Copies loss masks; only for samples. `bytes` is room for them as they are stored.
+    /// Copies loss masks; only for samples. `bytes` is a buffer for their stored form.
     pub(crate) fn read_mask(
         &self,
         start: u64,
@@ -134,7 +134,7 @@ impl Shard {
         self.file.will_need(HEADER_BYTES + start * width, count * width);
     }
 
-    /// First tokens of `dest.len()` documents or samples, from the `first` on.
+    /// First tokens of `dest.len()` documents or samples, starting at number `first`.
     pub(crate) fn read_index(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
         let mut bytes = [0; 8 * 64];
         for (chunk, at) in dest.chunks_mut(64).zip((first..).step_by(64)) {
@@ -147,7 +147,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Checks that every document begins after the one before it and inside the shard.
+    /// Checks that every document starts after the one before it and inside the shard.
     fn check_index(&self) -> Result<(), DataError> {
         let damaged = |problem: &str| DataError::damaged(self.file.path(), problem);
         let mut starts = vec![0; INDEX_CHUNK.min(self.header.sample_count as usize)];
@@ -170,7 +170,7 @@ impl Shard {
         Ok(())
     }
 
-    /// The table of checksums, and its own.
+    /// The checksum table, and its own checksum.
     fn read_checksums(&self) -> Result<(Vec<u32>, u32), DataError> {
         let table_bytes = (self.layout.file_bytes - self.layout.table_at) as usize;
         let mut bytes = vec![0; table_bytes];
@@ -213,7 +213,7 @@ impl Shard {
         Ok(self.file.read(at, dest)?)
     }
 
-    /// Compares a block with its checksum; its bytes.
+    /// Compares a block with its checksum, and returns its range of bytes.
     fn check_block(&self, block: usize) -> Result<u64, DataError> {
         let start = HEADER_BYTES + block as u64 * BLOCK_BYTES;
         let end = (start + BLOCK_BYTES).min(self.layout.table_at);

@@ -1,4 +1,4 @@
-//! Writing a shard, front to back.
+//! Writes a shard, front to back.
 
 use super::layout::{BLOCK_BYTES, HEADER_BYTES, Header, TokenWidth};
 use crate::{DataError, Kind, ShardInfo};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 /// Numbers that are turned into bytes at a time.
 const NUMBERS_AT_ONCE: usize = 1 << 16;
 
-/// A shard that is being written. Tokens go to disk as they arrive; index and mask follow at the end.
+/// A shard being written. Tokens go to disk as they arrive; index and mask follow at the end.
 pub(crate) struct ShardWriter {
     path: PathBuf,
     file: Checksummed<BufWriter<File>>,
@@ -28,7 +28,7 @@ impl ShardWriter {
         let header = Header { kind, width, vocabulary, token_count: 0, sample_count: 0 };
         let io = DataError::io(path);
         let mut file = BufWriter::new(File::create_new(path).map_err(&io)?);
-        // The header is known at the end.
+        // The header is written at the end.
         file.write_all(&[0; HEADER_BYTES as usize]).map_err(&io)?;
         let file = Checksummed::new(file);
         Ok(ShardWriter { path: path.to_owned(), file, header, index: Vec::new(), mask: Vec::new() })
@@ -38,7 +38,7 @@ impl ShardWriter {
         self.header.token_count
     }
 
-    /// Documents or samples that begin in it so far.
+    /// Documents or samples that start in it so far.
     pub(crate) fn sample_count(&self) -> usize {
         self.index.len()
     }
@@ -48,7 +48,8 @@ impl ShardWriter {
         self.index.push(self.header.token_count);
     }
 
-    /// Adds tokens; `learned` says for each whether it is a target, and counts for samples only.
+    /// Adds tokens. For samples, `learned` says for each whether it is a target; otherwise it is
+    /// ignored.
     pub(crate) fn push(&mut self, tokens: &[u32], learned: &[bool]) -> Result<(), DataError> {
         for tokens in tokens.chunks(NUMBERS_AT_ONCE) {
             let bytes: Vec<u8> = match self.header.width {
@@ -69,7 +70,7 @@ impl ShardWriter {
         Ok(())
     }
 
-    /// Writes what is left, and flushes it to disk.
+    /// Writes the rest, and flushes it to disk.
     pub(crate) fn finish(mut self) -> Result<ShardInfo, DataError> {
         self.header.sample_count = self.index.len() as u64;
         let io = DataError::io(&self.path);
@@ -101,7 +102,7 @@ impl ShardWriter {
     }
 }
 
-/// Takes the checksum of each block that goes through.
+/// Computes the checksum of each block written through it.
 struct Checksummed<W> {
     inner: W,
     written: u64,

@@ -1,4 +1,4 @@
-//! The client of a tokenizer's process.
+//! The client of the tokenizer process.
 
 use super::protocol::{
     Ask, DONE, LEARNED, Open, Opened, REFUSED, put, read_frame, take, write_frame,
@@ -13,18 +13,18 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Default time limit of a tokenizer for one request, a batch of about a megabyte of text.
+/// Default time limit for one request, a batch of about a megabyte of text.
 const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
 
-/// The program that runs third-party tokenizer code: it must call [`crate::tokenize_worker`], in the process that
-/// is started. A wrapper has to `exec` it.
+/// The program that runs third-party tokenizer code. It must call [`crate::tokenize_worker`] in the process that
+/// is started; a wrapper must `exec` it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkerCommand {
     /// Its path.
     pub program: PathBuf,
     /// Its arguments.
     pub arguments: Vec<OsString>,
-    /// The longest that it may take for one request: a batch of about a megabyte of text.
+    /// The time limit for one request: a batch of about a megabyte of text.
     pub reply_time_max: Duration,
 }
 
@@ -36,7 +36,7 @@ impl WorkerCommand {
     pub fn this_program<A: Into<OsString>>(
         arguments: impl IntoIterator<Item = A>,
     ) -> Result<WorkerCommand, DataError> {
-        // The file may have been replaced since; this names the one that runs.
+        // The file may have been replaced since; this path names the running one.
         let running = Path::new("/proc/self/exe");
         let program = match running.exists() {
             true => running.to_owned(),
@@ -54,7 +54,7 @@ pub(crate) struct EncodedChat {
     pub(crate) learned: Vec<bool>,
 }
 
-/// A chat as tokens that an answer follows.
+/// A chat as tokens, up to where an answer follows.
 pub(super) enum Prompted {
     Tokens(Vec<u32>),
     /// What is wrong with the chat.
@@ -64,7 +64,7 @@ pub(super) enum Prompted {
 /// The reply to a request.
 enum Reply {
     Done(Vec<u8>),
-    /// What was sent cannot be used, and why.
+    /// The request cannot be used, and why.
     Refused(String),
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Worker {
     reply_time_max: Duration,
     /// Of the tokenizer, for messages.
     path: PathBuf,
-    /// Why it can no longer be used: a late reply would be mistaken for the reply to another request.
+    /// Why it can no longer be used: a late reply would be taken for the reply to another request.
     broken: Option<String>,
 }
 
@@ -105,7 +105,7 @@ impl Worker {
             chat: served.chat.cloned(),
             end_of_text: served.end_of_text.map(str::to_owned),
             parent: rustix::process::getpid().as_raw_nonzero().get(),
-            // So that the wait for a reply, whose error says more, ends first.
+            // Longer than the wait for a reply, so the wait ends first: its error says more.
             request_seconds_max: reply_time_max.as_secs().saturating_add(2),
         };
         let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;
@@ -184,7 +184,7 @@ impl Worker {
         }
     }
 
-    /// The tokens of a chat up to where the assistant answers.
+    /// The tokens of a chat up to the point where the assistant answers.
     pub(super) fn chat_prompt(
         &mut self,
         json: &[u8],
@@ -205,7 +205,7 @@ impl Worker {
         }
     }
 
-    /// Sends a request and waits for what it yields.
+    /// Sends a request and waits for its reply.
     fn ask(&mut self, request: &[&[u8]]) -> Result<Vec<u8>, DataError> {
         match self.reply(request)? {
             Reply::Done(reply) => Ok(reply),
@@ -219,7 +219,7 @@ impl Worker {
         }
         let sent = write_frame(&mut self.input, request);
         let mut reply = match sent {
-            // A process that is gone may have sent the reason before.
+            // A process that is gone may have sent the reason before it ended.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 return Err(self.give_up(format!("its process takes no requests: {error}")));
             }
@@ -243,7 +243,7 @@ impl Worker {
         }
     }
 
-    /// Ends the process; later requests fail with this reason.
+    /// Ends the process. Later requests fail with this reason.
     fn give_up(&mut self, problem: String) -> DataError {
         self.child.kill().ok();
         self.broken = Some(problem.clone());
@@ -274,8 +274,8 @@ impl Worker {
 
 /// Starts the process, and a thread that reads its replies so that we can stop waiting for one.
 ///
-/// That thread also starts the process: the system kills the process when the *thread* that started it ends,
-/// and this one lives as long as there can be a reply.
+/// That thread also starts the process: the system kills the process when the *thread* that started it ends, and
+/// this thread lives as long as a reply can arrive.
 fn spawn(command: &WorkerCommand) -> io::Result<(Child, ChildStdin, Receiver<Frame>)> {
     let mut process = Command::new(&command.program);
     process.args(&command.arguments);

@@ -1,4 +1,4 @@
-//! Chats that a model is to answer.
+//! Prompts from chats, for a model to answer.
 
 use super::chat::ChatTemplate;
 use super::client::Prompted;
@@ -68,7 +68,7 @@ impl ChatTokenizer {
         &self.tokenizer
     }
 
-    /// The tokens that end an answer: the tokenizer's end of a text, and what the template writes behind an answer.
+    /// The tokens that end an answer: the tokenizer's end of text, and what the template writes after an answer.
     pub fn ends(&self) -> &[u32] {
         &self.ends
     }
@@ -78,8 +78,8 @@ impl ChatTokenizer {
         self.line_ends
     }
 
-    /// The tokens of a chat up to where the assistant answers, as `transformers.apply_chat_template` with
-    /// `add_generation_prompt` makes them.
+    /// The tokens of a chat up to the point where the assistant answers, as from `transformers.apply_chat_template`
+    /// with `add_generation_prompt`.
     ///
     /// # Errors
     /// The template refuses the chat, or the tokenizer fails on it.
@@ -103,7 +103,7 @@ impl ChatTokenizer {
             }
         }
         let chat = [ChatMessage::new("user", "a"), ChatMessage::new("assistant", "b")];
-        // A template that does not say what an answer is still renders prompts.
+        // A template that does not reveal what an answer is can still render prompts.
         let Ok(answered) = self.tokenizer.chat(&self.json(&chat)?)? else { return Ok(ends) };
         let learned =
             answered.tokens.iter().zip(&answered.learned).filter(|(_, learned)| **learned);
@@ -115,9 +115,9 @@ impl ChatTokenizer {
         Ok(ends)
     }
 
-    /// Whether a token is more than the text that it is written as.
+    /// Whether a token is more than its text.
     fn is_special(&self, id: u32) -> Result<bool, DataError> {
-        // Inside a word: some vocabularies hold special tokens as words, too.
+        // Tested inside a word: some vocabularies also contain special tokens as words.
         let text = format!("a{}a", self.tokenizer.decode(&[id])?);
         let has = |special: SpecialTokens| -> Result<bool, DataError> {
             let ids = self.tokenizer.encode_all(&[&text], special)?;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A larger vocabulary is a mistake: its embedding alone would not fit a GPU.
+/// A larger vocabulary is a mistake: its embedding alone would not fit on a GPU.
 pub(super) const VOCABULARY_MAX: u32 = 1 << 28;
 
 /// What a tokenizer is.
@@ -41,12 +41,12 @@ pub struct TokenizerInfo {
     pub begin_of_text: Option<u32>,
     /// For chats, if the tokenizer has them.
     pub chat: Option<ChatTokens>,
-    /// Of `tokenizer.json`. Without it, such a tokenizer is unknown.
+    /// SHA-256 of `tokenizer.json`. Without it, such a tokenizer is unknown.
     pub sha256: Option<String>,
 }
 
 impl TokenizerInfo {
-    /// Whether nothing says which `tokenizer.json` it was.
+    /// Whether it is not known which `tokenizer.json` it was.
     pub fn is_unknown(&self) -> bool {
         self.kind == TokenizerKind::HuggingFace && self.sha256.is_none()
     }
@@ -79,7 +79,7 @@ impl TokenizerSource {
         }
     }
 
-    /// Identifies a `tokenizer.json` by its bytes, as datasets do; none for bytes.
+    /// Identifies a `tokenizer.json` by its bytes, as datasets do; none for the byte tokenizer.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -93,7 +93,7 @@ impl TokenizerSource {
     }
 }
 
-/// As [`TokenizerSource::parse`] takes it.
+/// In the form that [`TokenizerSource::parse`] accepts.
 impl fmt::Display for TokenizerSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,8 +1,8 @@
-//! From text to token ids and back.
+//! Converts text to token ids and back.
 //!
 //! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter panics on some
-//! files, and others make it use all memory, overflow its stack or loop forever. None of these can be
-//! caught in the process itself, so it runs in a separate one with a limit on memory: see [`worker`].
+//! files; others make it use all memory, overflow its stack or loop forever. Most of this cannot be
+//! caught in the same process, so it runs in a separate one with a memory limit: see [`worker`].
 
 mod bytes;
 pub(crate) mod chat;
@@ -67,7 +67,7 @@ impl Tokenizer {
         Tokenizer { info: bytes::info(), backend: Backend::Bytes }
     }
 
-    /// Opens a tokenizer. `end_of_text` names the token between documents if it is not one of the usual.
+    /// Opens a tokenizer. `end_of_text` names the token between documents if it is not a common one.
     ///
     /// # Errors
     /// If the file cannot be used, or has no such token.
@@ -130,7 +130,7 @@ impl Tokenizer {
         &self.info
     }
 
-    /// Encodes a text. Special tokens that are written out in it are text like any other.
+    /// Encodes a text. Special tokens written in it are ordinary text.
     ///
     /// # Errors
     /// If the tokenizer fails on it.
@@ -138,7 +138,7 @@ impl Tokenizer {
         Ok(self.encode_all(&[text], SpecialTokens::AsText)?.pop().unwrap_or_default())
     }
 
-    /// Encodes texts, each on its own, without special tokens around them.
+    /// Encodes texts separately, without special tokens around them.
     ///
     /// # Errors
     /// If the tokenizer fails on one of them.
@@ -154,8 +154,8 @@ impl Tokenizer {
         self.encode_as(ask, texts)
     }
 
-    /// Encodes a text as `transformers` does by default: special tokens that are spelled out in it are
-    /// tokens, and the tokenizer adds its own around it.
+    /// Encodes a text as `transformers` does by default: special tokens written in it are tokens, and
+    /// the tokenizer adds its own around it.
     ///
     /// # Errors
     /// If the tokenizer fails on it.
@@ -178,7 +178,7 @@ impl Tokenizer {
         }
     }
 
-    /// Decodes ids. Special tokens are written out; what is not UTF-8 is replaced.
+    /// Decodes ids. Special tokens are written out; invalid UTF-8 is replaced.
     ///
     /// # Errors
     /// If the tokenizer fails on them.
@@ -194,13 +194,13 @@ impl Tokenizer {
         DecodeStream::new(self, &[])
     }
 
-    /// Decodes ids one after another that continue these: a space between them is not lost.
+    /// Decodes ids one by one, as a continuation of these, so that a space between them is kept.
     pub fn stream_after(&self, before: &[u32]) -> DecodeStream<'_> {
         DecodeStream::new(self, before)
     }
 }
 
-/// A thread that panicked leaves a worker that reports its own failures.
+/// If a thread panicked while holding the lock, the worker reports its own failures.
 fn lock(worker: &Mutex<Worker>) -> std::sync::MutexGuard<'_, Worker> {
     worker.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

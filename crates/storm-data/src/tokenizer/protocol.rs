@@ -1,4 +1,4 @@
-//! The protocol between a process and its tokenizer: frames of a length and that many bytes.
+//! The protocol between a process and its tokenizer: frames with a length and that many bytes.
 
 use super::chat::ChatSetup;
 use super::{ChatTokens, TokenizerKind};
@@ -16,10 +16,10 @@ pub(super) enum Ask {
     Decode = 2,
     /// They are tokens.
     EncodeParsed = 3,
-    /// They are, and the tokenizer puts its own around the text.
+    /// They are tokens, and the tokenizer adds its own around the text.
     EncodePrompt = 4,
     Chat = 5,
-    /// A chat up to where the assistant answers.
+    /// A chat up to the point where the assistant answers.
     ChatPrompt = 6,
 }
 
@@ -29,7 +29,7 @@ pub(super) const FAILED: u8 = 1;
 /// The request itself was invalid.
 pub(super) const REFUSED: u8 = 2;
 
-/// Set in the ids of a chat that are learned. No id has it: vocabularies are smaller.
+/// Set in the learned ids of a chat. No id uses this bit: vocabularies are smaller.
 pub(super) const LEARNED: u32 = 1 << 31;
 
 /// The first request, before the bytes of `tokenizer.json`.
@@ -75,7 +75,7 @@ pub(super) fn read_frame(input: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     if length > FRAME_BYTES_MAX {
         return Err(io::Error::other("a message that is too long"));
     }
-    // Memory is allocated as bytes arrive, not as they are announced.
+    // Allocate memory as bytes arrive, not as they are announced.
     let mut bytes = Vec::new();
     input.take(u64::from(length)).read_to_end(&mut bytes)?;
     match bytes.len() == length as usize {
@@ -96,7 +96,7 @@ pub(super) fn take(bytes: &mut &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(*number))
 }
 
-/// Takes this many bytes from the front.
+/// Takes this many bytes from the start.
 pub(super) fn take_bytes<'a>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [u8]> {
     let (taken, rest) = bytes.split_at_checked(count)?;
     *bytes = rest;

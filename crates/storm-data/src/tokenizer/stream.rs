@@ -1,4 +1,4 @@
-//! Decoding one token at a time.
+//! Decodes one token at a time.
 
 use super::Tokenizer;
 use crate::DataError;

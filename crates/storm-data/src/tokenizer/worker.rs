@@ -18,13 +18,13 @@ use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::Tokenizer;
 
-/// Address space of the process. The largest common tokenizers need some hundred megabytes.
+/// Address space limit of the process. The largest common tokenizers need a few hundred megabytes.
 const MEMORY_BYTES_MAX: u64 = 4 << 30;
 
 /// Names of the end of a document, in order of preference.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 
-/// Tokens for a byte of text. Normalization makes some characters longer, but none this much.
+/// Most tokens per byte of text. Normalization makes some characters longer, but none this much.
 const TOKENS_PER_BYTE_MAX: usize = 16;
 
 /// Serves requests until there are no more. For a program that does nothing else: it limits memory and processor
@@ -36,7 +36,7 @@ pub fn tokenize_worker() -> io::Result<()> {
     // An endless regular expression would continue to run although nothing reads its reply.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
-        // A lower limit that is already set stays.
+        // A lower existing limit stays.
         let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
         setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
     }
@@ -166,7 +166,7 @@ impl Serving {
         Ok((serving, opened))
     }
 
-    /// The reply to a request; the inner error is that of what was sent.
+    /// The reply to a request; the inner error is about the request itself.
     fn answer(&mut self, request: &[u8]) -> Result<Result<Vec<u8>, String>, String> {
         let (&ask, rest) = request.split_first().ok_or("an empty request")?;
         let asks = [
@@ -225,7 +225,7 @@ impl Serving {
         Ok(text.into_bytes())
     }
 
-    /// What renders chats, made when the first one comes; the inner error is the template's.
+    /// The chat renderer, created for the first chat; the inner error is the template's.
     fn chats(&mut self) -> Result<Result<(&Chats, Frame), String>, String> {
         let Some(setup) = &self.setup else { return Err("chats were not asked for".to_owned()) };
         if self.chats.is_none() {
@@ -287,7 +287,7 @@ impl Encoder {
         known
     }
 
-    /// The ids of a rendered chat, with a mark on those that are learned: all that hold some of a learned text.
+    /// The ids of a rendered chat, with a mark on learned ones: those that contain any learned text.
     fn encode_chat(&mut self, rendered: &Rendered) -> Result<Vec<u32>, String> {
         let (mut ids, offsets): (Vec<u32>, Vec<(usize, usize)>) = match self {
             Encoder::Bytes => {

@@ -1,5 +1,5 @@
-//! Chats by the templates that models come with: the tokens of `transformers`, recorded by `python/record_chats.py`,
-//! and what of them is learned. Templates are programs: some never end, some take all memory.
+//! Chats rendered with models' own templates: the tokens of `transformers`, recorded by `python/record_chats.py`,
+//! and which of them are learned. Templates are programs: some never end, some use all memory.
 
 use crate::helpers::{Folder, packed};
 use serde::Deserialize;
@@ -12,7 +12,7 @@ use storm_data::{ChatTemplate, Dataset, IfExists, PackOptions, Tokenizer, Tokeni
 struct Recorded {
     template: String,
     name: String,
-    /// As it was written: the order of fields counts.
+    /// As it was written: the order of fields matters.
     chat: Box<RawValue>,
     #[serde(default)]
     ids: Vec<i32>,
@@ -24,7 +24,7 @@ fn chats() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/chats"))
 }
 
-/// A folder with the tokenizer that was recorded, and a template beside it.
+/// A folder with the recorded tokenizer and a template.
 fn model(template: &str) -> Folder {
     let folder = Folder::new();
     std::fs::copy(chats().join("tokenizer.json"), folder.path("tokenizer.json")).unwrap();
@@ -77,7 +77,7 @@ fn learned_text(folder: &Folder, (ids, learned): &(Vec<i32>, Vec<bool>)) -> Stri
     tokenizer.decode(&ids).unwrap()
 }
 
-/// What is refused although `transformers` renders it, and why: the text would miss part of the chat, or contain
+/// What is refused although `transformers` renders it, and why: the text would omit part of the chat, or contain
 /// text that is not in it.
 const REFUSED: [(&str, &str, &str); 7] = [
     ("gemma", "parts", "message 1: the chat template does not know content parts"),
@@ -109,7 +109,7 @@ fn chats_have_the_tokens_of_transformers() {
             }
             (None, Some(said)) => {
                 let error = found.expect_err(&place);
-                // What a template says is passed on; what Jinja says has other words.
+                // Messages of a template are passed on; those of Jinja are worded differently.
                 let passed_on = error.contains(&format!("the chat template refuses it: {said}"));
                 let failed = error.contains("the chat template fails, line ");
                 assert!(passed_on || (failed && said.contains("concatenate")), "{place}: {error}");
@@ -188,7 +188,7 @@ fn templates_are_found_and_chosen() {
     let print = "{% for m in messages %}{{ m.content }}{% endfor %}";
     let folder = model(&format!("config:{print}"));
     assert_eq!(of_model(&folder), "config:hiho");
-    // The file of its own is what counts.
+    // The separate file takes precedence.
     folder.write("chat_template.jinja", format!("file:{print}"));
     assert_eq!(of_model(&folder), "file:hiho");
     let other = folder.write("other.jinja", format!("other:{print}\n"));
@@ -218,7 +218,7 @@ fn templates_are_found_and_chosen() {
         error.contains("line 1") && error.contains("--chat-template: chatml, plain"),
         "{error}"
     );
-    // Who packs no chats needs none.
+    // Data without chats needs no template.
     encoded(&folder, r#"{"prompt": "1", "completion": "2"}"#).unwrap();
     let missing =
         encoded_with(&folder, &chat.to_string(), ChatTemplate::File(folder.path("gone.jinja")));
@@ -248,7 +248,7 @@ fn what_templates_and_chats_must_not_do() {
     let hidden = "{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}";
     let with_tool = [&turn[..], &[say("tool", json!("7"))]].concat();
     check(hidden, &with_tool, "message 3: the chat template does not show what `tool` says");
-    // Nothing tells the answer from the question in front of it.
+    // Nothing separates the answer from the question before it.
     let mixed = "{{ messages[1].content | upper }}{{ messages[0].content }}{% if messages[2] %}{{ messages[2].content }}{% endif %}";
     let three = [&turn[..], &[say("user", json!("x"))]].concat();
     check(mixed, &three, "message 2: what the assistant says cannot be told");

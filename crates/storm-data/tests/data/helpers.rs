@@ -12,7 +12,7 @@ use storm_data::{
 };
 use tempfile::TempDir;
 
-/// A folder that is gone at the end of the test.
+/// A folder that is removed at the end of the test.
 pub(crate) struct Folder {
     path: PathBuf,
     /// None if another process removes it.
@@ -35,7 +35,7 @@ impl Folder {
         path
     }
 
-    /// What is in the folder, hidden files too.
+    /// What is in the folder, including hidden files.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.path).unwrap();
         let mut names: Vec<String> =
@@ -62,7 +62,7 @@ impl Folder {
         }
     }
 
-    /// Packs a text of so many bytes, which makes one token more.
+    /// Packs a text of this many bytes, which makes one token more.
     pub(crate) fn text_dataset(&self, bytes: usize, held_out: f64) -> Arc<Dataset> {
         let text: String = (0..bytes).map(|i| char::from(b'a' + (i * i % 26) as u8)).collect();
         let input = self.write("input.txt", text);
@@ -72,17 +72,17 @@ impl Folder {
     }
 }
 
-/// Tells a test that it runs in a process of its own, and on which folder.
+/// Tells a test that it runs in a child process, and on which folder.
 const RERUN: &str = "STORM_TEST_RERUN";
 
-/// Runs a test of this binary once more in another process, which may be killed.
+/// Runs a test of this binary again in a child process, which may be killed.
 pub(crate) fn rerun(test: &str, folder: &Folder) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture"]).env(RERUN, folder.path(""));
     command.output().unwrap()
 }
 
-/// The folder to work on, in the other process.
+/// The folder to work on, in the child process.
 pub(crate) fn rerun_folder() -> Option<Folder> {
     std::env::var_os(RERUN).map(|path| Folder { path: path.into(), _owned: None })
 }
@@ -101,7 +101,7 @@ pub(crate) fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOption
     LoaderOptions::training(batch, sequence, seed)
 }
 
-/// The next so many batches.
+/// The next `count` batches.
 pub(crate) fn batches(loader: &mut Loader, count: usize) -> Vec<Samples> {
     (0..count)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! Datasets with any bytes in them: an error, never a crash, never much memory.
+//! Datasets with arbitrary bytes: an error, never a crash, never much memory.
 
 use crate::helpers::{Folder, batches, packed, training};
 use sha2::{Digest, Sha256};
@@ -9,7 +9,7 @@ use storm_data::{DataError, Dataset, Loader, PackOptions, Samples};
 use storm_host::allocation::peak_bytes;
 
 const HEADER_BYTES: usize = 4096;
-/// What opening a small dataset may take.
+/// Memory limit for opening a small dataset.
 const MEMORY_BYTES_MAX: isize = 4 << 20;
 
 /// A small dataset of samples, so that shards have all sections.
@@ -115,7 +115,7 @@ fn damage_in_every_block_is_noticed() {
     }
 }
 
-/// Tokens, index and mask: what training reads is checked although nobody asked for it.
+/// Tokens, index and mask: what training reads is checked without a request to verify.
 #[test]
 fn damage_is_noticed_while_loading() {
     let folder = Folder::new();
@@ -140,7 +140,7 @@ fn damage_is_noticed_while_loading() {
     }
 }
 
-/// A shard, and a manifest that vouches for it: what somebody may make on purpose.
+/// A shard with a matching manifest: what an attacker could make.
 struct Forged {
     dir: PathBuf,
     shard: Vec<u8>,
@@ -164,7 +164,7 @@ impl Forged {
         HEADER_BYTES + (2 * tokens).next_multiple_of(8)
     }
 
-    /// Makes all checksums right, and says what comes of using it.
+    /// Makes all checksums right, and returns the result of using it.
     fn try_it(mut self) -> String {
         let table_at = self.shard.len() - 8;
         let header = crc32fast::hash(&self.shard[..HEADER_BYTES - 4]);
@@ -244,7 +244,7 @@ fn a_shard_cut_while_in_use_is_an_error() {
     let results: Vec<_> = (0..20).map(|_| loader.next_batch(&mut samples)).collect();
     let error = results.into_iter().find_map(Result::err).expect("most of the file is gone");
     assert!(error.to_string().contains("cut short"), "{error}");
-    // The loader stays where it was, and does not go on.
+    // The loader stays where it was, and does not advance.
     assert_eq!(loader.position(), position);
     assert!(loader.next_batch(&mut samples).is_err());
     assert!(dataset.verify(&|_| {}).is_err());

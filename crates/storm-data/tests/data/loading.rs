@@ -1,4 +1,4 @@
-//! Rows: each once per epoch, in a reproducible order, from any position on.
+//! Rows: each once per epoch, in a reproducible order, starting at any position.
 
 use crate::helpers::{Folder, batches, packed, seeded, training};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use storm_data::{
 };
 use storm_graph::IGNORE_INDEX;
 
-/// All targets that count, in the order in which they come.
+/// All targets that count, in order.
 fn targets(samples: &Samples) -> impl Iterator<Item = i32> + '_ {
     samples.targets.iter().copied().filter(|&target| target != IGNORE_INDEX)
 }
@@ -154,7 +154,7 @@ fn impossible_options() {
     check(held, "held-out part");
 }
 
-/// The header of a safetensors file and the data behind it.
+/// The header of a safetensors file and the data after it.
 fn safetensors(path: &Path) -> (serde_json::Value, Vec<u8>) {
     let bytes = std::fs::read(path).unwrap();
     let (length, rest) = bytes.split_first_chunk().unwrap();

@@ -4,8 +4,7 @@ use crate::helpers::{Folder, rerun, rerun_folder};
 use std::fs;
 use storm_data::{PackOptions, SHARD_TOKENS_DEFAULT, pack};
 
-/// Packs the folder's `a.jsonl` on eight threads in another process; returns what it said and the most memory
-/// that it had.
+/// Packs the folder's `a.jsonl` on eight threads in a child process; returns its output and its peak memory.
 fn peak_of_packing(test: &str, content: &str) -> (String, u64) {
     let folder = Folder::new();
     folder.write("a.jsonl", content);
@@ -29,7 +28,7 @@ fn pack_and_report(folder: &Folder) {
     println!("{}", fs::read_to_string("/proc/self/status").unwrap());
 }
 
-/// A long line takes less than the 16 bytes for each of its own that are stated: those are for short ones too.
+/// A long line takes less than the stated 16 bytes per byte of input, which also cover short lines.
 #[test]
 fn a_long_record_takes_what_is_stated() {
     if let Some(folder) = rerun_folder() {
@@ -43,7 +42,7 @@ fn a_long_record_takes_what_is_stated() {
     assert!(peak < 11 * record.len() as u64, "{} MiB", peak >> 20);
 }
 
-/// A message takes many times the memory of its text: millions of them are refused before that.
+/// A message takes many times the memory of its text, so millions of them are refused before they are parsed.
 #[test]
 fn millions_of_messages_are_refused_in_little_memory() {
     if let Some(folder) = rerun_folder() {

@@ -80,7 +80,7 @@ fn records_of_text_are_documents() {
 #[test]
 fn long_texts_are_packed_in_pieces() {
     let folder = Folder::new();
-    // Characters of several bytes lie across every boundary of reading.
+    // Multibyte characters cross every read boundary.
     let lines: String = (0..200_000).map(|i| format!("línea número {i}\n")).collect();
     let input = folder.write("long.txt", &lines);
     let record = serde_json::json!({ "text": lines }).to_string();
@@ -137,7 +137,7 @@ fn the_end_is_held_out() {
     // Inside of the only document.
     check(&["nine byte"], 0.2, 2, 0);
     check(&["nine byte"], 0.0, 0, 0);
-    // Between two: ten tokens each, eight wanted.
+    // Between two documents: ten tokens each, eight wanted.
     check(&["nine byte", "nine byte", "nine byte", "nine byte"], 0.2, 10, 1);
     check(&["nine byte", "nine byte", "nine byte", "nine byte"], 0.3, 10, 1);
     check(&["nine byte", "nine byte", "nine byte", "nine byte"], 0.5, 20, 2);
@@ -228,7 +228,7 @@ fn what_is_there_is_kept() {
     packed(&refuse).unwrap();
     let error = packed(&refuse).unwrap_err().to_string();
     assert!(error.contains("exists already") && error.contains("--overwrite"), "{error}");
-    // A dataset is replaced, but only by a whole one.
+    // A dataset is replaced, but only by a complete one.
     let bad = folder.write("bad.txt", b"\xff");
     packed(&PackOptions { inputs: vec![bad], ..replace.clone() }).unwrap_err();
     assert_eq!(documents(&refuse.out), ["text"]);

@@ -10,7 +10,7 @@ use storm_data::{
 };
 use storm_graph::IGNORE_INDEX;
 
-/// The dataset of these records, and what became of them.
+/// The dataset of these records, and what happened to them.
 fn dataset(folder: &Folder, records: &[serde_json::Value]) -> Arc<Dataset> {
     let lines: String = records.iter().map(|record| format!("{record}\n")).collect();
     let input = folder.write("samples.jsonl", lines);
@@ -25,7 +25,7 @@ fn instruction(prompt: &str, completion: &str) -> serde_json::Value {
     serde_json::json!({"prompt": prompt, "completion": completion})
 }
 
-/// A sample as text, with what is learned in brackets; the end of text is `$`.
+/// A sample as text, with the learned part in brackets; the end of text is `$`.
 fn shown(dataset: &Dataset, number: u64) -> String {
     let range = dataset.sample(number).unwrap();
     let count = (range.end - range.start) as usize;
@@ -72,7 +72,7 @@ fn answers_are_learned() {
     let expected =
         "system: be brief\nuser: hi\nassistant:[ ho\n]user: well?\nassistant:[ well.\n$]";
     assert_eq!(shown(&dataset, 1), expected);
-    // An empty answer is one: it ends.
+    // An empty answer is an answer: it ends the turn.
     assert_eq!(shown(&dataset, 2), "a[$]");
     assert_eq!(shown(&dataset, 3), "assistant:[ yes\n]user: no\n$");
     let counts = dataset.manifest().counts;
@@ -95,7 +95,7 @@ fn rows_hold_whole_samples() {
         values[row * 9..(row + 1) * 9].iter().map(character).collect()
     };
     let segments = samples.segments.clone().unwrap();
-    // The longest first: nine places, then five and two in one row.
+    // Longest first: nine places, then five and two in one row.
     assert_eq!(text(0, &samples.tokens), "eeeeeeeef");
     assert_eq!(text(0, &samples.targets), ".......f$");
     assert_eq!(segments[..9], [0; 9]);
@@ -144,11 +144,11 @@ fn long_samples_are_left_out_cut_or_refused() {
     for part in ["3 samples of the training part", "a row of 10 tokens", "a sequence of 52"] {
         assert!(error.contains(part), "{error}");
     }
-    // Rows are others: a position of one is none of the other.
+    // The rows differ: a position of one is not valid for the other.
     let position = load(Overlong::Truncate).unwrap().position();
     let error = load(Overlong::Drop).unwrap().resume(&position).unwrap_err().to_string();
     assert!(error.contains("overlong was Truncate and is Drop now"), "{error}");
-    // One that does not say is of a time when they lost their end.
+    // A position without the field is from a version that truncated.
     let mut written = serde_json::to_value(&position).unwrap();
     written.as_object_mut().unwrap().remove("overlong").unwrap();
     assert_eq!(serde_json::from_value::<Position>(written).unwrap(), position);
@@ -190,7 +190,7 @@ fn samples_are_held_out_whole() {
 proptest! {
     #![proptest_config(seeded())]
 
-    /// Every learned token of every sample that fits comes once per epoch, in the right segment.
+    /// Every learned token of every sample that fits occurs once per epoch, in the right segment.
     #[test]
     fn each_sample_once_per_epoch(
         lengths in prop::collection::vec((0usize..30, 1usize..30), 1..60),
@@ -226,7 +226,7 @@ proptest! {
             }
         }
         prop_assert_eq!(loader.epoch(), 2);
-        // From any place on, in batches of any size.
+        // From any position, in batches of any size.
         let mut position = loader.position();
         (position.epoch, position.row) = (0, seed % rows as u64);
         let mut resumed = Loader::new(dataset, options).unwrap();
@@ -250,10 +250,10 @@ fn samples_of(row: &Samples) -> Vec<String> {
             continue;
         }
         let mask = targets.iter().position(|&target| target != IGNORE_INDEX).unwrap();
-        // Instructions: all behind the prompt is learned.
+        // Instructions: everything after the prompt is learned.
         let prompt: String = tokens[..=mask].iter().map(|&token| character(token)).collect();
         let learned: String = targets[mask..].iter().map(|&token| character(token)).collect();
-        // An empty prompt: the first token of the answer is nobody's target.
+        // With an empty prompt, the first token of the answer is not a target.
         let text = match prompt.starts_with('?') {
             true => format!("{prompt}[{learned}]"),
             false => format!("[{prompt}{learned}]"),

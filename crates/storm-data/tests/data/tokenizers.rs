@@ -1,4 +1,4 @@
-//! Foreign tokenizers: what they yield, and that they cannot bring us down.
+//! Third-party tokenizers: their results, and that they cannot crash us.
 
 use crate::helpers::{Folder, packed, worker};
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub(crate) fn tokenizer_json(special: &[&str]) -> Value {
     });
     json!({
         "version": "1.0",
-        // Must be passed over: nothing may be cut off or filled up.
+        // Must be ignored: nothing may be truncated or padded.
         "truncation": {
             "direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0,
         },
@@ -92,14 +92,14 @@ fn texts_become_ids_and_back() {
     let all = tokenizer.encode_all(&texts, SpecialTokens::AsText).unwrap();
     for (text, ids) in texts.iter().zip(&all) {
         assert_eq!(tokenizer.decode(ids).unwrap(), *text);
-        // A special token that is written out is text.
+        // A special token written in the text is ordinary text.
         assert!(!ids.contains(&260), "{text}");
         let mut stream = tokenizer.stream();
         let parts: Vec<String> = ids.iter().map(|&id| stream.step(id).unwrap()).collect();
         assert_eq!(parts.concat() + &stream.finish().unwrap(), *text);
     }
     assert_eq!(tokenizer.decode(&[260]).unwrap(), "<|endoftext|>");
-    // Ids that mean nothing decode to nothing, or are refused.
+    // Meaningless ids decode to nothing, or are refused.
     assert!(tokenizer.decode(&[u32::MAX]).is_ok_and(|text| text.is_empty()));
 }
 
@@ -112,7 +112,7 @@ fn special_tokens_are_found() {
     let tokenizer = open(&tokenizer_json(&["<|im_end|>", "<|im_start|>"])).unwrap();
     let chat = tokenizer.info().chat.unwrap();
     assert_eq!((chat.start, chat.end), (261, 260));
-    // What the tokenizer itself puts before a text.
+    // The tokenizer itself adds this before a text.
     let mut json = tokenizer_json(&["<s>", "</s>"]);
     json["post_processor"] = begins_with_s();
     assert_eq!(open(&json).unwrap().info().begin_of_text, Some(260));
@@ -134,7 +134,7 @@ fn prompts_have_special_tokens() {
     assert_eq!(tokenizer.encode("</s>").unwrap(), b"</s>".map(u32::from));
 }
 
-/// Decoders like that of SentencePiece drop the space before the first word: behind a prompt it must stay.
+/// Decoders like SentencePiece's drop the space before the first word: after a prompt it must stay.
 #[test]
 fn text_behind_a_prompt_keeps_its_space() {
     let metaspace =
@@ -185,7 +185,7 @@ fn instructions_have_special_tokens() {
     };
     let (q, a) = (i32::from(b'q'), i32::from(b'a'));
     let whole = vec![260, 262, q, a, 261];
-    // The marks that are there are not put there again.
+    // Special tokens that are already there are not added again.
     assert_eq!(tokens(&options), [whole.clone(), whole, vec![260, q, 261, 261]]);
     let plain = PackOptions {
         special_tokens: SpecialTokens::AsText,
@@ -198,7 +198,7 @@ fn instructions_have_special_tokens() {
     assert_eq!(second.len(), 1 + "<s>[INST]qa</s>".len() + 1);
 }
 
-/// Long text is encoded in pieces that end behind line breaks: it must make no difference.
+/// Long text is encoded in pieces that end after line breaks, which must make no difference.
 #[test]
 fn pieces_have_the_tokens_of_the_whole() {
     let text = "hello world\n\n  hello\r\n\r\nwell, 1234 hello's\n\thello\n\n\nhell\n'll hello.\nhello\n🦀\nhe\n12\nll";
@@ -215,7 +215,7 @@ fn pieces_have_the_tokens_of_the_whole() {
     ];
     for pattern in patterns {
         let mut json = tokenizer_json(&[]);
-        // Line breaks that would merge with each other and with words, were they not kept apart.
+        // Line breaks that would merge with each other and with words if they were not kept apart.
         for (id, merge) in (260..).zip([["Ċ", "Ċ"], ["Ċ", "h"], ["Ċ", "w"], ["ĊĊ", "h"]]) {
             json["model"]["vocab"][merge.concat()] = id.into();
             json["model"]["merges"].as_array_mut().unwrap().push(merge.into());
@@ -266,7 +266,8 @@ fn datasets_keep_their_tokenizer() {
     let ids: Vec<u32> = ids.into_iter().map(|id| id as u32).collect();
     let text = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n<|im_end|><|im_end|>\n";
     assert_eq!(tokenizer.decode(&ids).unwrap(), text);
-    // Two messages have four marks; a fifth that is written out is a mark too, as `transformers` has it.
+    // Two messages have four marks; a fifth that is written in a message is also a mark, as in
+    // `transformers`.
     assert_eq!(ids.iter().filter(|&&id| id == 260 || id == 261).count(), 5);
     let answer: Vec<u32> =
         ids.iter().zip(&learned).filter_map(|(&id, &learned)| learned.then_some(id)).collect();
@@ -348,7 +349,7 @@ fn bad_tokenizers_are_refused() {
     assert!(error.contains("it has no token `<gone>`"), "{error}");
 }
 
-/// A process that does this instead of serving.
+/// A process that runs this script instead of serving.
 fn shell(script: &str) -> WorkerCommand {
     let arguments = ["-c", script].map(OsString::from).to_vec();
     WorkerCommand { program: "/bin/sh".into(), arguments, ..worker() }
@@ -395,14 +396,14 @@ fn a_tokenizer_that_never_comes_back_is_an_error() {
 
 #[test]
 fn a_tokenizer_that_takes_too_much_memory_is_an_error() {
-    // A regular expression that compiles to gigabytes if nobody stops it.
+    // A regular expression that compiles to gigabytes unless it is stopped.
     let mut json = tokenizer_json(&[]);
     json["normalizer"] = json!({
         "type": "Replace", "pattern": {"Regex": "(?:(?:(?:x{1,9999}){1,9999}){1,9999}){1,9999}"},
         "content": "",
     });
     open(&json).unwrap_err();
-    // Each letter becomes a megabyte: a thousand of them are more than the process may have here.
+    // Each letter becomes a megabyte: a thousand of them exceed the limit of the process here.
     let mut json = tokenizer_json(&[]);
     json["normalizer"] =
         json!({"type": "Replace", "pattern": {"String": "a"}, "content": "b".repeat(1 << 20)});

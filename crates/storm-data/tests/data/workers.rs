@@ -1,4 +1,4 @@
-//! The processes that run tokenizers do not outlive the one that started them, nor run without end.
+//! The processes that run tokenizers do not outlive the one that started them, nor run forever.
 
 use crate::helpers::{Folder, packed, rerun, rerun_folder, worker};
 use crate::tokenizers::tokenizer_json;
@@ -17,7 +17,7 @@ use storm_data::{PackOptions, Tokenizer, TokenizerSource, WorkerCommand};
 /// Fires on failure only.
 const WATCHDOG: Duration = Duration::from_secs(60);
 
-/// A tokenizer that goes through a hundred thousand letters at each letter `a` of a text.
+/// A tokenizer that scans a hundred thousand letters at each letter `a` of a text.
 fn endless_json() -> Value {
     json!({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [],
@@ -43,9 +43,10 @@ fn processor_ticks(process: &str) -> Option<u64> {
     Some(ticks(11)? + ticks(12)?)
 }
 
-/// The other process of the next test: packs until it kills itself.
+/// The child process of the next test: packs until it kills itself.
 fn pack_without_end(folder: &Folder) {
-    // The wrapper holds a FIFO open, with its number for the test to see, and becomes the tokenizer.
+    // The wrapper holds a FIFO open, writes its process number for the test, and becomes the
+    // tokenizer.
     let (fifo, number) = (folder.path("fifo"), folder.path("number"));
     let (fifo, number, program) = (fifo.display(), number.display(), worker().program);
     let script =
@@ -54,7 +55,7 @@ fn pack_without_end(folder: &Folder) {
     std::thread::spawn(move || {
         loop {
             let process = fs::read_to_string(&number).unwrap_or_default();
-            // Opening takes far less: it is busy with the text.
+            // Opening takes far less, so now it is busy with the text.
             if processor_ticks(process.trim()).is_some_and(|ticks| ticks > 100) {
                 kill_process(getpid(), Signal::KILL).unwrap();
             }
@@ -86,7 +87,7 @@ fn a_killed_pack_takes_its_busy_tokenizer_along() {
         let mut reader = File::open(fifo).unwrap();
         let mut text = Vec::new();
         loop {
-            // Ends when nobody has the other end open any more.
+            // Ends when no process has the other end open any more.
             let mut bytes = [0; 64];
             let count = reader.read(&mut bytes).unwrap();
             text.extend(&bytes[..count]);
@@ -109,7 +110,7 @@ fn a_killed_pack_takes_its_busy_tokenizer_along() {
     assert!(is_gone, "the tokenizer goes on without anybody to read its reply");
 }
 
-/// The process that a tokenizer depends on is the one that opened it, not the thread.
+/// A tokenizer depends on the process that opened it, not on the thread.
 #[test]
 fn a_tokenizer_outlives_the_thread_that_opened_it() {
     let folder = Folder::new();
@@ -173,7 +174,7 @@ impl ByHand {
 fn a_request_may_take_so_much_processor_time_and_the_next_as_much_again() {
     let mut worker = ByHand::open(&endless_json(), std::process::id(), 1);
     worker.reply().expect("it is open");
-    // Many requests take longer than one may.
+    // Many requests together take longer than one may.
     while worker.processor_ticks() < 300 {
         worker.encode(&"a".repeat(2000));
         worker.reply().expect("short requests go on");

@@ -1,4 +1,4 @@
-//! From an instruction to its kernel: one arm per op, with dtypes resolved.
+//! Dispatches an instruction to its kernel: one arm per op, with dtypes resolved.
 
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
@@ -379,7 +379,7 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 let (width, out) = (shape.width(), access.out::<B>(&outputs[0]));
                 let mut first = 0;
                 for (index, (part, place)) in parts.iter().zip(places).enumerate() {
-                    // What no part covers is zeroed with the part above it.
+                    // Elements that no part covers are zeroed with the part above them.
                     let end = places.get(index + 1).map_or(shape.rows(), |next| next.row);
                     let band = &mut out[first * width..end * width];
                     let place = BlockPlace { row: place.row - first, ..*place };
@@ -494,15 +494,15 @@ fn linear<E: super::kernels::element::Element>(
     gemm(x, weight, MatrixMut::row_major(out, rows, cols), epilogue);
 }
 
-/// Typed access to the views of the running instruction. [`execute`] asks for each output once,
-/// and never for an operand that an output overwrites: kernels read it through the output.
+/// Typed access to the views of the running instruction. [`execute`] requests each output once,
+/// and never an operand that an output overwrites: kernels read that through the output.
 struct Access<'f, 'm> {
     frame: &'f Frame<'m>,
 }
 
 impl<'m> Access<'_, 'm> {
     fn get<T: Scalar>(&self, view: &View) -> &'m [T] {
-        // SAFETY: an operand that is not overwritten, by the rule above.
+        // SAFETY: by the rule above, no output overwrites this operand.
         unsafe { self.frame.operand(view) }
     }
 
@@ -512,7 +512,7 @@ impl<'m> Access<'_, 'm> {
 
     #[allow(clippy::mut_from_ref)] // distinct outputs are distinct memory
     fn out<T: Scalar>(&self, view: &View) -> &'m mut [T] {
-        // SAFETY: an output that is asked for once, by the rule above.
+        // SAFETY: by the rule above, this output is requested only once.
         unsafe { self.frame.output(view) }
     }
 

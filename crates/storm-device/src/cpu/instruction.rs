@@ -34,7 +34,7 @@ impl Instruction {
     }
 }
 
-/// Limits of the kernels that the shape rules do not know.
+/// Kernel limits that the shape rules do not check.
 fn check_supported(node: &Node) -> Result<(), DeviceError> {
     match &node.op {
         Op::Transpose { axes, .. } if axes.len() > MAX_AXES => {

@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use storm_plan::Tier;
 
-/// One zeroed block, aligned for huge pages' sake to 2 MiB where it is that large.
+/// One zeroed block, aligned to 2 MiB for huge pages if it is that large.
 #[derive(Debug)]
 pub(super) struct Memory {
     start: NonNull<u8>,
@@ -13,7 +13,7 @@ pub(super) struct Memory {
     capacity_bytes: usize,
 }
 
-// SAFETY: the block is owned, and all access goes through `&self` or `&mut self`.
+// SAFETY: this value owns the block, and all access goes through `&self` or `&mut self`.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
@@ -22,7 +22,7 @@ const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 
 impl Memory {
-    /// Takes a block that stands for this tier.
+    /// Allocates a block that stands for this tier.
     pub(super) fn new(tier: Tier, capacity_bytes: usize) -> Result<Memory, DeviceError> {
         let out_of_memory = MemoryRefused {
             tier,
@@ -88,17 +88,16 @@ impl Memory {
         Frame { start: self.start, memory: PhantomData }
     }
 
-    /// Access for the kernels of one instruction while others work on other bytes.
+    /// Access for the kernels of one instruction while other instructions use other bytes.
     ///
     /// # Safety
-    /// As long as the frame is used, nothing else writes what the instruction reads, and nothing
-    /// else reads or writes what it writes.
+    /// While the frame is in use, nothing else writes what the instruction reads, and nothing else
+    /// reads or writes what it writes.
     pub(super) unsafe fn shared_frame(&self) -> Frame<'_> {
         Frame { start: self.start, memory: PhantomData }
     }
 
-    /// Where a range of bytes begins. Using the address is up to who has arranged for nobody else
-    /// to be in the way.
+    /// The address of a range of bytes. The caller must make sure that using it does not race.
     pub(super) fn address(
         &self,
         tensor: &str,
@@ -136,8 +135,8 @@ impl<'a> Frame<'a> {
     /// `view` is an operand of the running instruction that no output overwrites.
     pub(super) unsafe fn operand<T: Scalar>(&self, view: &View) -> &'a [T] {
         assert_eq!(view.dtype, T::DTYPE);
-        // SAFETY: in bounds and aligned by `PlacedNode::new`; outputs do not overlap it, so no
-        // `&mut` to these bytes exists.
+        // SAFETY: in bounds and aligned by `PlacedNode::new`; no output overlaps it, so no `&mut` to
+        // these bytes exists.
         unsafe {
             std::slice::from_raw_parts(
                 self.start.as_ptr().add(view.offset).cast(),
@@ -146,14 +145,15 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// The data of an output, holding what was there before.
+    /// The data of an output, with its previous contents.
     ///
     /// # Safety
-    /// `view` is an output of the running instruction, asked for once.
+    /// `view` is an output of the running instruction and is requested only once.
     pub(super) unsafe fn output<T: Scalar>(&self, view: &View) -> &'a mut [T] {
         assert_eq!(view.dtype, T::DTYPE);
-        // SAFETY: in bounds and aligned by `PlacedNode::new`; it overlaps no other view that is
-        // asked for, and the frame borrows the memory exclusively.
+        // SAFETY: in bounds and aligned by `PlacedNode::new`. It overlaps no other requested view,
+        // and nothing else uses its bytes while the frame exists: `frame` borrows the memory
+        // exclusively, and the caller of `shared_frame` promises it.
         unsafe {
             std::slice::from_raw_parts_mut(
                 self.start.as_ptr().add(view.offset).cast(),

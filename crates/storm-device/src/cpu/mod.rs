@@ -19,7 +19,7 @@ use storm_graph::{Graph, Node, TensorId};
 use storm_plan::Tier;
 pub use threads::{THREAD_BYTES, THREADS_MAX};
 
-/// A device whose memory is one block of host memory, separate from everything else.
+/// A device whose memory is a separate block of host memory.
 ///
 /// ```
 /// use storm_device::Device;
@@ -46,11 +46,11 @@ pub struct CpuDevice {
 }
 
 impl CpuDevice {
-    /// A device with this much memory, zeroed, and never more. Also creates the kernels' fixed
-    /// per-thread buffers, so that no later call allocates.
+    /// A device with this much zeroed memory, and never more. Also allocates the kernels' fixed
+    /// per-thread buffers, so no later call allocates.
     ///
     /// # Errors
-    /// The memory cannot be had.
+    /// The memory cannot be allocated.
     pub fn new(capacity_bytes: usize) -> Result<CpuDevice, DeviceError> {
         kernels::warm_up();
         Ok(CpuDevice { memory: Memory::new(Tier::DEVICE, capacity_bytes)? })
@@ -76,7 +76,7 @@ impl Device for CpuDevice {
         Instruction::new(self.capacity_bytes(), graph, node, place, layer)
     }
 
-    /// Runs one instruction to its end. Allocates nothing.
+    /// Runs one instruction to completion. Allocates nothing.
     ///
     /// # Panics
     /// If the instruction was prepared for a larger device, or an id in its data is out of range.

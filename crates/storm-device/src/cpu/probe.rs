@@ -1,5 +1,5 @@
-//! What this machine's cores can do, measured in about a second: enough for a planner to weigh
-//! computing against copying.
+//! Measures what this machine's cores can do, in about a second: enough for a planner to weigh computing against
+//! copying.
 
 use super::CpuDevice;
 use super::threads;
@@ -14,15 +14,16 @@ const FIGURE: Duration = Duration::from_millis(60);
 /// Rows of the measured ops: a small micro-batch.
 const ROWS: usize = 512;
 
-/// A profile of the CPU device as it is now, with that many threads; none: as many as the caller's rayon pool has.
+/// A profile of the CPU device as it is now, with this many threads; by default as many as the caller's rayon
+/// pool.
 ///
 /// # Errors
-/// A few megabytes or the threads cannot be had.
+/// A few megabytes, or the threads, are not available.
 pub fn probe_cpu(
     memory_bytes: u64,
     threads: Option<usize>,
 ) -> Result<HardwareProfile, DeviceError> {
-    // Threads of its own, which give their buffers back: those of a plan come later.
+    // A separate pool, which frees its buffers before those of a plan are allocated.
     let pool = threads::pool(threads)?;
     pool.install(|| measured(memory_bytes))
 }
@@ -38,7 +39,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         source: format!("measured on {} threads", rayon::current_num_threads()),
         uncertainty: None,
         memory_bytes,
-        // Everything that the CPU device holds is in its block; its threads take host memory.
+        // Everything the CPU device holds is in its block; its threads use host memory.
         overhead_bytes: 0,
         multiprocessors: None,
         gemm_flops,
@@ -51,7 +52,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
             far: Tier::HOST,
             to_near_bandwidth: copy_bandwidth,
             to_far_bandwidth: copy_bandwidth,
-            // Both ways go over the same memory bus.
+            // Both directions share the memory bus.
             duplex_bandwidth: copy_bandwidth,
             latency_seconds: 5e-6,
         }],
@@ -102,7 +103,7 @@ fn moved_per_second() -> Result<f64, DeviceError> {
     Ok((3 * elements * size_of::<f32>()) as f64 / seconds)
 }
 
-/// One thread, as the copy queues have.
+/// With one thread, as in a copy queue.
 fn copied_per_second() -> f64 {
     const BYTES: usize = 8 << 20;
     let from = vec![1u8; BYTES];

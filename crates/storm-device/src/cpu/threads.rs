@@ -1,4 +1,4 @@
-//! The threads that kernels run on: how many there may be, and what each takes.
+//! The threads that kernels run on: how many there may be, and what memory each takes.
 
 use super::kernels::{attention, gemm};
 use crate::DeviceError;
@@ -7,15 +7,15 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 /// More threads than this are refused: no machine has the cores for them, and each takes memory.
 pub const THREADS_MAX: usize = 1024;
 
-/// Kernels need little stack; this is what threads usually get.
+/// Kernels need little stack; this is the usual default.
 const STACK_BYTES: usize = 2 << 20;
 
-/// Host memory that one thread of the kernels takes beside the blocks of a plan: its stack, and its buffers for
-/// packing and for blocks of attention.
+/// Host memory of one kernel thread besides the plan's blocks: its stack, and its buffers for packing and for
+/// blocks of attention.
 pub const THREAD_BYTES: u64 =
     (STACK_BYTES + size_of::<f32>() * (gemm::SCRATCH_LEN + attention::SCRATCH_LEN)) as u64;
 
-/// Threads for kernels; by default as many as the caller's rayon pool has.
+/// A thread pool for kernels; by default with as many threads as the caller's rayon pool.
 pub(super) fn pool(threads: Option<usize>) -> Result<ThreadPool, DeviceError> {
     start(threads.unwrap_or_else(|| rayon::current_num_threads().min(THREADS_MAX)))
 }

@@ -1,18 +1,19 @@
-//! What is slow to make and the same on the next start, kept on disk in a folder of the user's own.
+//! A cache on disk, in the user's cache folder, for results that are slow to compute and the same on the next
+//! start.
 //!
-//! An entry holds its whole key and a hash of its value, so that a stale or damaged one is never taken for the
-//! right one.
+//! An entry stores its full key and a hash of its value, so a stale or damaged entry is never used.
 
 use super::environment;
 use std::path::{Path, PathBuf};
 use storm_files::{read_private, write_private};
 
-/// Where a user's caches are: `STORM_CACHE`, or `storm` in the system's cache folder; none without either.
+/// The root of the user's caches: `STORM_CACHE`, or `storm` in the system's cache folder; none if neither is
+/// set.
 pub fn cache_folder() -> Option<PathBuf> {
     cache_folder_by(environment::folder)
 }
 
-/// `folder` is what a variable names.
+/// `folder` looks up the path in an environment variable.
 fn cache_folder_by(folder: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
     folder("STORM_CACHE").or_else(|| {
         let of_home = || folder("HOME").map(|home| home.join(".cache"));
@@ -23,12 +24,12 @@ fn cache_folder_by(folder: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> 
 /// Entries of one kind.
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
-    /// None keeps nothing.
+    /// Without a folder, nothing is cached.
     folder: Option<PathBuf>,
     extension: &'static str,
 }
 
-/// The largest, a cubin of one source, has some hundred kilobytes.
+/// The largest entry, the cubin of one source, is a few hundred kilobytes.
 const ENTRY_BYTES_MAX: u64 = 64 << 20;
 
 const HASH_BYTES: usize = blake3::OUT_LEN;
@@ -36,7 +37,7 @@ const HASH_BYTES: usize = blake3::OUT_LEN;
 const MAGIC: &[u8; 8] = b"STORMK02";
 
 impl Cache {
-    /// The user's, in a folder of [`cache_folder`].
+    /// The user's cache, in a subfolder of [`cache_folder`].
     pub(super) fn of_user(folder: &str, extension: &'static str) -> Cache {
         Cache { folder: cache_folder().map(|all| all.join(folder)), extension }
     }
@@ -45,7 +46,7 @@ impl Cache {
         read_entry(&self.path(key)?, key.as_bytes())
     }
 
-    /// Best effort: a cache that cannot be written costs only time.
+    /// Best effort: failing to write costs only time.
     pub(super) fn write(&self, key: &str, value: &[u8]) {
         if let Some(path) = self.path(key) {
             let _ = write_private(&path, &entry(key.as_bytes(), value));
@@ -84,7 +85,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
 
-    /// Where caches are with these variables set.
+    /// The cache folder when these variables are set.
     fn cache_with(variables: &[(&str, &str)]) -> Option<PathBuf> {
         cache_folder_by(|name| {
             let (_, value) = variables.iter().find(|(known, _)| *known == name)?;

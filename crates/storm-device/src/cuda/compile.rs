@@ -1,18 +1,18 @@
-//! Kernel sources to machine code, by NVRTC, cached on disk.
+//! Compiles kernel sources to machine code with NVRTC and caches the result on disk.
 
 use super::cache::Cache;
 use super::{CudaError, libraries};
 use cudarc::nvrtc::sys as nvrtc;
 use std::ffi::{CStr, CString};
 
-/// A kernel source that is part of the program.
+/// A kernel source that is built into the binary.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSource {
     /// File name.
     pub name: &'static str,
     /// Its text.
     pub text: &'static str,
-    /// The one architecture that it is written for; none if it is for all.
+    /// The only architecture it is written for; none if it runs on all.
     pub only_for: Option<&'static str>,
 }
 
@@ -44,7 +44,7 @@ pub fn compile(
         "--fmad=true".to_owned(),
     ];
     options.extend(definitions.iter().map(|(name, value)| format!("-D{name}={value}")));
-    // SAFETY: all strings outlive the calls; the program is destroyed once.
+    // SAFETY: NVRTC is loaded, and all strings outlive the call.
     unsafe { compile_with(source, architecture, &options) }
 }
 
@@ -83,7 +83,7 @@ unsafe fn compile_with(
     status.result().map_err(|error| failed(format!("{error:?}")))?;
     let options: Vec<CString> = options.iter().map(|option| text(option)).collect();
     let option_pointers = pointers(&options);
-    // SAFETY: the program was created above; the buffers have the sizes that NVRTC gave.
+    // SAFETY: the program was created above, and the buffers have the sizes that NVRTC reported.
     unsafe {
         let status =
             nvrtc::nvrtcCompileProgram(program, options.len() as i32, option_pointers.as_ptr());
@@ -109,7 +109,7 @@ unsafe fn compile_with(
     }
 }
 
-/// Cubins on disk. The key of one is its compiler, architecture, definitions and sources.
+/// Cubins on disk, keyed by compiler, architecture, definitions and sources.
 #[derive(Clone, Debug)]
 pub struct KernelCache {
     entries: Cache,
@@ -117,7 +117,8 @@ pub struct KernelCache {
 }
 
 impl KernelCache {
-    /// The user's, in [`cache_folder`](super::cache_folder). Without that nothing is cached.
+    /// The user's cache, in [`cache_folder`](super::cache_folder). Without such a folder nothing
+    /// is cached.
     ///
     /// # Errors
     /// NVRTC is missing.
@@ -130,7 +131,7 @@ impl KernelCache {
         Ok(KernelCache { entries, compiler: format!("nvrtc {major}.{minor}") })
     }
 
-    /// The cubin, from disk if it is there. A cache that cannot be written costs only time.
+    /// The cubin, from disk if cached. Failing to write the cache costs only time.
     ///
     /// # Errors
     /// The source does not compile.

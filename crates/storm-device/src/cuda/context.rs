@@ -1,4 +1,4 @@
-//! The card, a stream, memory and events: owners of driver handles.
+//! Owners of driver handles: the card's context, streams, memory, modules and kernels.
 
 use super::memory::{Counted, MemoryInUse, MemoryMeter};
 use super::part::Part;
@@ -9,7 +9,7 @@ use cudarc::driver::{result, sys};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
-/// What the kernels may assume of the card.
+/// What the kernels may assume about the card.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Card {
     /// `NVIDIA H200`.
@@ -40,22 +40,22 @@ pub(super) struct Context {
 
 // SAFETY: a context may be used from any thread that makes it current.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks.
+// SAFETY: as above; the driver synchronizes access.
 unsafe impl Sync for Context {}
 
-/// What the driver must support: the CUDA version whose libraries are loaded.
+/// The CUDA version that the driver must support: that of the libraries we load.
 const CUDA_NEEDED: (i32, &str) = (13_000, "13.0");
 
 /// What a context is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Everything: a driver and a card that the kernels were made for.
+    /// Everything. Needs a driver and a card that the kernels support.
     Kernels,
-    /// Copies for another framework, which any driver and card can do.
+    /// Copies for another framework, which every driver and card can do.
     Copies,
 }
 
-/// What a context takes, roughly; only an error says it.
+/// Approximate size of a context, for error messages only.
 const CONTEXT_BYTES: usize = 512 << 20;
 
 impl Context {
@@ -70,7 +70,7 @@ impl Context {
             return Err(problem);
         }
         let meter = MemoryMeter::new(device);
-        // SAFETY: the device is valid; released in `drop`.
+        // SAFETY: the device is valid; `drop` releases the context.
         let handle =
             unsafe { result::primary_ctx::retain(device) }.map_err(|error| match error.0 {
                 sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
@@ -87,7 +87,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes the context current until the guard is dropped: for threads that are not ours.
+    /// Makes the context current until the guard is dropped. For threads that STORM did not start.
     pub(super) fn enter(&self) -> Result<Entered, CudaError> {
         let before = result::ctx::get_current()
             .map_err(CudaError::driver("asking for the current context"))?;
@@ -108,12 +108,12 @@ impl Context {
             .map_err(CudaError::driver("making the context current"))
     }
 
-    /// Free and total bytes as the driver sees them, for all processes together.
+    /// Free and total bytes according to the driver, for all processes together.
     pub(super) fn memory_info(&self) -> Result<(usize, usize), CudaError> {
         result::mem_get_info().map_err(CudaError::driver("asking for free memory"))
     }
 
-    /// What this process holds, context and code included, as exactly as can be known here.
+    /// What this process holds, context and code included, as precisely as it can be known.
     pub(super) fn memory_in_use(&self) -> Result<MemoryInUse, CudaError> {
         if let Some(memory) = self.meter.in_use() {
             return Ok(memory);
@@ -123,7 +123,7 @@ impl Context {
     }
 
     pub(super) fn allocate(self: &Arc<Self>, bytes: usize) -> Result<Allocation, CudaError> {
-        // SAFETY: freed in `drop`.
+        // SAFETY: `drop` frees it.
         match unsafe { result::malloc_sync(bytes.max(1)) } {
             Ok(start) => Ok(Allocation { context: Arc::clone(self), start, bytes }),
             Err(error) if error.0 == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
@@ -138,12 +138,12 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `open`. At exit the driver may be gone: the result is of no use.
+        // SAFETY: retained once in `open`. At exit the driver may already be gone, so the result is ignored.
         let _ = unsafe { result::primary_ctx::release(self.device) };
     }
 }
 
-/// A context is current on this thread; afterwards the one before is again.
+/// Guard: the context is current on this thread. Dropping it restores the previous one.
 #[derive(Debug)]
 pub(super) struct Entered {
     /// None if it already was.
@@ -159,7 +159,7 @@ impl Drop for Entered {
     }
 }
 
-/// Starts the driver, and says which CUDA version it supports: a sufficient one for the purpose.
+/// Initializes the driver and returns the CUDA version it supports, which suffices for the purpose.
 pub(super) fn start_driver(ordinal: usize, purpose: Purpose) -> Result<String, CudaError> {
     libraries::require_driver()?;
     result::init().map_err(|error| match error.0 {
@@ -178,7 +178,7 @@ pub(super) fn start_driver(ordinal: usize, purpose: Purpose) -> Result<String, C
     }
 }
 
-/// How many cards a started driver sees.
+/// How many cards the initialized driver sees.
 pub(super) fn card_count() -> Result<usize, CudaError> {
     let count = result::device::get_count().map_err(CudaError::driver("counting GPUs"))?;
     Ok(usize::try_from(count).unwrap_or(0))
@@ -195,7 +195,7 @@ pub(super) fn find_card(ordinal: usize) -> Result<(sys::CUdevice, Card), CudaErr
     Ok((device, card))
 }
 
-/// Why a card cannot be used, if it cannot.
+/// Why a card cannot be used; none if it can.
 pub(super) fn card_problem(card: &Card) -> Option<CudaError> {
     let (major, minor) = card.capability;
     (major < 8).then(|| CudaError::CardTooOld { name: card.name.clone(), major, minor })
@@ -234,13 +234,13 @@ impl Allocation {
         self.bytes
     }
 
-    /// Queues writing zeros over all of it.
+    /// Queues zeroing all of it.
     pub(super) fn clear(&self, stream: &Stream) -> Result<(), CudaError> {
         if self.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the range is this allocation, which outlives its streams' work, see `drop`; who
-        // reads it meanwhile reads arbitrary bytes, no more.
+        // SAFETY: the range is this allocation, and `drop` waits for the work of all streams before freeing it. A
+        // kernel that reads it meanwhile sees arbitrary bytes, which is harmless.
         unsafe { result::memset_d8_async(self.start, 0, self.bytes, stream.handle()) }
             .map_err(CudaError::driver("clearing device memory"))
     }
@@ -248,7 +248,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Whatever still runs on this memory ends first.
+        // Everything that still runs on this memory must finish first.
         let _ = self.context.make_current();
         let _ = result::ctx::synchronize();
         // SAFETY: allocated in `allocate`, freed once.
@@ -261,11 +261,11 @@ impl Drop for Allocation {
 pub(super) struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
-    /// What it runs on, if not on all of the card.
+    /// The multiprocessors it runs on; none for the whole card.
     _part: Option<Part>,
 }
 
-// SAFETY: a stream may be used from any thread; the driver locks.
+// SAFETY: a stream may be used from any thread; the driver synchronizes access.
 unsafe impl Send for Stream {}
 // SAFETY: as above.
 unsafe impl Sync for Stream {}
@@ -277,7 +277,7 @@ impl Stream {
         Ok(Stream { context: Arc::clone(context), handle, _part: None })
     }
 
-    /// Runs on so many multiprocessors, or a few more.
+    /// Runs on this many multiprocessors, or a few more.
     pub(super) fn on_part(
         context: &Arc<Context>,
         multiprocessors: usize,
@@ -295,7 +295,7 @@ impl Stream {
         &self.context
     }
 
-    /// Reports an error inside of anything that was given to the card, as far as it is known.
+    /// Reports errors of anything issued to the card, as far as they are known yet.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.handle) }.result() {
@@ -306,7 +306,7 @@ impl Stream {
         }
     }
 
-    /// Waits until all work given so far is done; reports an error inside a kernel.
+    /// Waits until all work issued so far is done; reports errors inside kernels.
     pub(super) fn synchronize(&self, what: &str) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         unsafe { result::stream::synchronize(self.handle) }.map_err(CudaError::driver(what))
@@ -316,7 +316,7 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: created in `new`, destroyed once; the driver finishes what is queued.
+        // SAFETY: created in `new`, destroyed once; the driver finishes queued work first.
         let _ = unsafe { result::stream::destroy(self.handle) };
     }
 }
@@ -343,9 +343,9 @@ unsafe impl Send for Kernel {}
 unsafe impl Sync for Kernel {}
 
 impl Module {
-    /// Loads machine code into the current context; it stays for the life of the process.
+    /// Loads machine code into the current context. It stays loaded until the process ends.
     pub(super) fn load(source_name: &'static str, cubin: &[u8]) -> Result<Module, CudaError> {
-        // SAFETY: the driver checks and copies the image, which is a whole cubin.
+        // SAFETY: the driver checks and copies the image, which is a complete cubin.
         let handle = unsafe { result::module::load_data(cubin.as_ptr().cast()) }
             .map_err(CudaError::driver(format!("loading {source_name}")))?;
         Ok(Module { handle, source_name })
@@ -364,8 +364,8 @@ impl Module {
 }
 
 impl Kernel {
-    /// Allows the kernel to use so much dynamic shared memory, and no more. Beyond 48 KiB, static
-    /// shared memory included, it must be told beforehand.
+    /// Sets the kernel's limit on dynamic shared memory. The driver requires this above 48 KiB, static shared memory
+    /// included.
     pub(super) fn allow_shared(&self, bytes: usize) -> Result<(), CudaError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is valid.
@@ -374,7 +374,7 @@ impl Kernel {
     }
 }
 
-/// A kernel's argument, as the driver wants it: the address of a value.
+/// A kernel argument. The driver takes the address of its value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Argument {
     /// Device address; 0 for an absent operand.
@@ -410,29 +410,29 @@ pub(super) struct Launch {
     pub(super) block: u32,
     pub(super) shared_bytes: u32,
     pub(super) arguments: Vec<Argument>,
-    /// It waits by itself for the kernels before it, so it may begin while these end.
+    /// It waits for the kernels before it inside the kernel, so it may start while they finish.
     pub(super) begins_early: bool,
 }
 
 /// When a kernel may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Start {
-    /// After all before it in the stream.
+    /// After everything before it in the stream.
     InOrder,
-    /// Earlier, if it waits by itself. Only for streams in which nothing but kernels runs between two waits of the host,
-    /// on cards that have such a wait.
+    /// Earlier, if the kernel itself waits. Only for streams that run nothing but kernels between two host waits, on
+    /// cards that support that wait.
     Early,
 }
 
-/// Most arguments that a kernel has.
+/// The most arguments any kernel has.
 const ARGUMENTS_MAX: usize = 24;
 
 impl Launch {
     /// Queues the kernel; `what` names it in an error.
     ///
     /// # Safety
-    /// The arguments match the kernel's parameters, and the addresses stay valid, and unused by
-    /// others, until the stream has run it.
+    /// The arguments match the kernel's parameters. Until the stream has run the kernel, the addresses stay valid and
+    /// nothing else uses that memory.
     pub(super) unsafe fn queue(
         &self,
         stream: &Stream,
@@ -461,7 +461,7 @@ impl Launch {
             attrs: &mut early,
             numAttrs: u32::from(self.begins_early && start == Start::Early),
         };
-        // SAFETY: as the caller promises; the driver copies arguments and attributes before it returns.
+        // SAFETY: the caller's promise; the driver copies arguments and attributes before it returns.
         unsafe {
             sys::cuLaunchKernelEx(
                 &config,

@@ -1,4 +1,4 @@
-//! Kernels that do nothing useful: waiting, and failing.
+//! Kernels for tests: one that only waits, and one that fails.
 
 use super::compile::KernelSource;
 use super::context::{Argument, Launch, Start, Stream};
@@ -6,11 +6,11 @@ use super::modules::Kernels;
 use super::plan::KernelChoice;
 use crate::DeviceError;
 
-/// What these kernels are compiled from, without definitions.
+/// The source of these kernels; it needs no definitions.
 pub(super) const SOURCE: KernelSource =
     KernelSource { name: "delay.cu", text: include_str!("kernels/delay.cu"), only_for: None };
 
-/// Holds up a stream without using more than one thread of the card.
+/// Delays a stream while using only one thread of the card.
 #[derive(Debug)]
 pub(super) struct Delay {
     launch: Launch,
@@ -22,7 +22,7 @@ impl Delay {
         Ok(Delay { launch })
     }
 
-    /// What `stream` is given from now on starts at least so much later.
+    /// Delays everything issued to `stream` from now on by at least this long.
     pub(super) fn queue(&mut self, stream: &Stream, nanoseconds: u32) -> Result<(), DeviceError> {
         self.launch.arguments[0] = Argument::I64(i64::from(nanoseconds));
         // SAFETY: the kernel takes one 64-bit integer and touches no memory.
@@ -30,7 +30,7 @@ impl Delay {
     }
 }
 
-/// A kernel that fails: afterwards nothing runs in this context any more.
+/// A kernel that fails. Nothing runs in this context afterwards.
 #[derive(Debug)]
 pub(super) struct Trap {
     launch: Launch,
@@ -42,7 +42,7 @@ impl Trap {
     }
 
     pub(super) fn queue(&self, stream: &Stream) -> Result<(), DeviceError> {
-        // SAFETY: the kernel takes nothing and touches no memory.
+        // SAFETY: the kernel takes no arguments and touches no memory.
         unsafe { self.launch.queue(stream, Start::InOrder, || "a failure on purpose".to_owned()) }
     }
 }

@@ -1,10 +1,10 @@
-//! What is there of what a GPU needs, each thing on its own.
+//! Checks, one by one, what a GPU needs: driver, cards and libraries.
 
 use super::context::{self, Card};
 use super::memory::MemoryMeter;
 use super::{CudaError, libraries};
 
-/// What was found. Nothing of it takes GPU memory.
+/// What was found. Looking takes no GPU memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CudaDiagnosis {
     /// The CUDA version that the driver supports.
@@ -13,7 +13,7 @@ pub struct CudaDiagnosis {
     pub cards: Vec<CardDiagnosis>,
     /// NVRTC, which compiles the kernels.
     pub compiler: Result<(), CudaError>,
-    /// cuBLASLt, which makes matrix products.
+    /// cuBLASLt, which computes matrix products.
     pub products: Result<(), CudaError>,
 }
 

@@ -13,12 +13,12 @@ pub enum CudaError {
          needs none of this"
     )]
     NoDriver,
-    /// The driver works, but there is no card, or not that many.
+    /// The driver works, but there is no such card.
     #[error("the NVIDIA driver sees {count} GPUs, and number {wanted} was asked for")]
     NoDevice {
         /// How many there are.
         count: usize,
-        /// Which was asked for, from 0.
+        /// The requested number, from 0.
         wanted: usize,
     },
     /// The driver does not know the CUDA version that STORM is built for.
@@ -59,7 +59,7 @@ pub enum CudaError {
         /// What the compiler says.
         log: String,
     },
-    /// A module has no such kernel: a defect of STORM.
+    /// A module lacks a kernel: a bug in STORM.
     #[error("kernel `{kernel}` is not in {source_name}")]
     NoKernel {
         /// The kernel.
@@ -67,10 +67,10 @@ pub enum CudaError {
         /// The file.
         source_name: &'static str,
     },
-    /// Memory of the card or of the host could not be had.
+    /// Card or host memory could not be allocated.
     #[error(transparent)]
     Memory(#[from] MemoryRefused),
-    /// Bytes that went to the card came back changed.
+    /// Bytes copied to the card came back changed.
     #[error(
         "{bytes} bytes that were copied to the GPU came back changed: the card, its memory or its \
          connection is faulty"
@@ -79,13 +79,13 @@ pub enum CudaError {
         /// How many were copied.
         bytes: usize,
     },
-    /// A call failed, or a kernel before it.
+    /// A call failed, or a kernel that ran before it.
     #[error(
         "{what} failed: {code:?}. An error inside a kernel shows up at a later call; \
              run again with STORM_CUDA_SYNC=1 to find the instruction"
     )]
     Driver {
-        /// The call, or the instruction with STORM_CUDA_SYNC=1.
+        /// The call; with STORM_CUDA_SYNC=1, the instruction.
         what: String,
         /// The driver's code.
         code: CUresult,
@@ -101,7 +101,7 @@ pub enum CudaError {
 }
 
 impl CudaError {
-    // Text is made from `what` only if there is an error: calls that issue work do not allocate.
+    // Formats `what` only on an error: calls that issue work must not allocate.
 
     pub(crate) fn driver(what: impl Into<String>) -> impl FnOnce(DriverError) -> CudaError {
         move |DriverError(code)| CudaError::Driver { what: what.into(), code }

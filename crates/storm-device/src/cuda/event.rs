@@ -1,30 +1,30 @@
-//! Marks in a queue of work.
+//! CUDA events: they order streams, and time them.
 
 use super::CudaError;
 use super::context::{Context, Stream};
 use cudarc::driver::{result, sys};
 use std::sync::Arc;
 
-/// A mark in a stream: done when all that was given to the stream before it is. Marks of different
-/// streams order them, and two marks tell the time between them.
+/// A CUDA event: done when everything issued to its stream before it is done. Events order streams,
+/// and two events measure the time between them.
 #[derive(Debug)]
 pub(super) struct Event {
     context: Arc<Context>,
     handle: sys::CUevent,
 }
 
-// SAFETY: an event may be used from any thread; the driver locks.
+// SAFETY: an event may be used from any thread; the driver synchronizes access.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event that counts as done until it is recorded.
+    /// An event that counts as done until it is first recorded.
     pub(super) fn new(context: &Arc<Context>) -> Result<Event, CudaError> {
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    /// An event that does not tell the time, and is cheaper for it.
+    /// An event without timing, which is cheaper.
     pub(super) fn without_time(context: &Arc<Context>) -> Result<Event, CudaError> {
         Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
@@ -35,41 +35,42 @@ impl Event {
         Ok(Event { context: Arc::clone(context), handle })
     }
 
-    /// Marks what `stream` has been given so far; an earlier mark is forgotten.
+    /// Marks the work issued to `stream` so far; replaces the previous record.
     pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         unsafe { self.record_in(stream.handle()) }
     }
 
-    /// As `record`, in a stream of another library.
+    /// As `record`, in another library's stream.
     ///
     /// # Safety
-    /// The stream is alive and of the event's context.
+    /// The stream is alive and belongs to the event's context.
     pub(super) unsafe fn record_in(&self, stream: sys::CUstream) -> Result<(), CudaError> {
-        // SAFETY: the event is alive, and the stream by the caller's promise.
+        // SAFETY: the event is alive; the caller promises that the stream is.
         unsafe { result::event::record(self.handle, stream) }
             .map_err(CudaError::driver("recording an event"))
     }
 
-    /// What `stream` is given from now on starts after the mark.
+    /// Makes everything issued to `stream` from now on wait for the event.
     pub(super) fn hold(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: the stream is alive.
         unsafe { self.hold_in(stream.handle()) }
     }
 
-    /// As `hold`, for a stream of another library.
+    /// As `hold`, for another library's stream.
     ///
     /// # Safety
-    /// The stream is alive and of the event's context.
+    /// The stream is alive and belongs to the event's context.
     pub(super) unsafe fn hold_in(&self, stream: sys::CUstream) -> Result<(), CudaError> {
         let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
-        // SAFETY: the event is alive, the stream by the caller's promise; the driver keeps what it
-        // needs of the event.
+        // SAFETY: the event is alive, and the caller promises that the stream is; the driver keeps
+        // what it needs of the event.
         unsafe { result::stream::wait_event(stream, self.handle, flags) }
             .map_err(CudaError::driver("waiting for an event"))
     }
 
-    /// Whether all before the mark is done. An error may be of anything that was given to the card.
+    /// Whether everything before the event is done. An error may come from anything issued to the
+    /// card.
     pub(super) fn is_done(&self) -> Result<bool, CudaError> {
         // SAFETY: the event is alive.
         match unsafe { result::event::query(self.handle) } {
@@ -79,14 +80,14 @@ impl Event {
         }
     }
 
-    /// Waits, on the host, until all before the mark is done.
+    /// Blocks the host until everything before the event is done.
     pub(super) fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: the event is alive.
         unsafe { result::event::synchronize(self.handle) }
             .map_err(CudaError::driver("waiting for an event"))
     }
 
-    /// Seconds from one mark to this; both must be done.
+    /// Seconds from `start` to this event; both must be done.
     pub(super) fn seconds_since(&self, start: &Event) -> Result<f64, CudaError> {
         // SAFETY: both events are alive.
         let milliseconds = unsafe { result::event::elapsed(start.handle, self.handle) }
@@ -98,7 +99,8 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         let _ = self.context.make_current();
-        // SAFETY: created in `new`, destroyed once; the driver waits with that for its completion.
+        // SAFETY: created in `new`, destroyed once; the driver defers the destruction until the
+        // event completes.
         let _ = unsafe { result::event::destroy(self.handle) };
     }
 }

@@ -1,4 +1,5 @@
-//! Copies in two streams beside those of another framework, in the primary context that both use.
+//! Copies in two streams of our own, beside the streams of another framework, in the primary context that both
+//! share.
 
 use super::CudaError;
 use super::context::{Context, Purpose, Stream};
@@ -48,7 +49,7 @@ impl Lane {
     fn disturb(&self) -> Result<(), DeviceError> {
         let Some(chaos) = &self.chaos else { return Ok(()) };
         let (delay, chaos) = &mut *chaos.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        // Copies last longer than the kernels that the delays were made for.
+        // Copies take longer than the kernels these delays are sized for.
         delay.queue(&self.stream, chaos.delay_ns().saturating_mul(30))
     }
 }
@@ -71,16 +72,16 @@ impl CudaCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the mark is done; those that are written meanwhile arrive as they were or
-    /// as they become, and nothing relies on them. The slot's are used by nothing else but what the slot waits
-    /// for.
+    /// The device bytes stay valid until the event is done. If the framework writes them meanwhile, the copy
+    /// holds old or new bytes, and nothing relies on those. Nothing else uses the slot's bytes, except the
+    /// copies that the slot waits for.
     pub(crate) unsafe fn store(
         &self,
         copy: &RawCopy<'_>,
         compute: ComputeStream,
     ) -> Result<Arc<CudaMark>, DeviceError> {
         let queue = |stream| {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller's promise.
             unsafe {
                 sys::cuMemcpyDtoHAsync_v2(
                     copy.slot.address() as *mut _,
@@ -94,14 +95,14 @@ impl CudaCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the mark is done, and nothing else uses them meanwhile.
+    /// The device bytes stay valid until the event is done, and nothing else uses them meanwhile.
     pub(crate) unsafe fn fetch(
         &self,
         copy: &RawCopy<'_>,
         compute: ComputeStream,
     ) -> Result<Arc<CudaMark>, DeviceError> {
         let queue = |stream| {
-            // SAFETY: as the caller promises.
+            // SAFETY: the caller's promise.
             unsafe {
                 sys::cuMemcpyHtoDAsync_v2(
                     copy.device as u64,
@@ -123,7 +124,7 @@ impl CudaCopies {
     ) -> Result<Arc<CudaMark>, DeviceError> {
         let _entered = self.context.enter()?;
         let ready = self.events.take()?;
-        // SAFETY: the compute stream lives, by the promise of who made its handle known.
+        // SAFETY: the compute stream is alive: whoever created its `ComputeStream` promised that.
         unsafe { ready.record_in(raw(compute))? };
         ready.hold(&lane.stream)?;
         for mark in after {
@@ -145,7 +146,7 @@ fn raw(stream: ComputeStream) -> sys::CUstream {
     stream.handle() as sys::CUstream
 }
 
-/// Events that were used before: making one costs more than recording it.
+/// A pool of events: creating one costs more than recording it.
 #[derive(Debug)]
 struct Events {
     context: Arc<Context>,
@@ -164,8 +165,8 @@ impl Events {
     }
 }
 
-/// An event that is used again after this. Streams that were told to wait for it still do so when it is
-/// recorded again.
+/// An event that returns to the pool. Streams already told to wait for it are not affected when it is recorded
+/// again.
 #[derive(Debug)]
 struct Pooled {
     /// Always there.
@@ -206,7 +207,7 @@ impl CudaMark {
         }
         let _entered = self.end.events.context.enter()?;
         let (before, after) = (self.end.events.take()?, self.end.events.take()?);
-        // SAFETY: the compute stream lives, by the promise of who made its handle known.
+        // SAFETY: the compute stream is alive: whoever created its `ComputeStream` promised that.
         unsafe {
             before.record_in(raw(compute))?;
             self.end.hold_in(raw(compute))?;
@@ -243,7 +244,7 @@ impl CudaStall {
     }
 }
 
-/// Page-locked host memory for copies.
+/// Pinned host memory for copies.
 #[derive(Debug)]
 pub(crate) struct CudaSlab(PinnedMemory);
 

@@ -1,13 +1,12 @@
-//! Matrix products by cuBLASLt, with descriptors and algorithms worked out once per shape.
+//! Matrix products by cuBLASLt, with descriptors and algorithms chosen once per shape.
 //!
-//! The bits are those of the library's first choice for the shape under a fixed workspace: a pure function
-//! of shape, dtypes, card and library version, so that every plan and every run has the same.
-//! For activations they do not depend on the number of rows either, so that a plan may chunk them
-//! without changing a bit: what counts is the choice for one number of rows. Split sums over k are allowed for
-//! weight gradients only, whose k (the tokens) is never chunked.
+//! The bits of a product are those of the library's first choice for the shape under a fixed workspace. That
+//! choice is a pure function of shape, dtypes, card and library version, so every plan and every run gives the
+//! same bits. For activations, the choice is made for one fixed number of rows, so a plan may chunk rows without
+//! changing a bit. Split-k sums are allowed for weight gradients only, whose k (the tokens) is never chunked.
 //!
-//! Another algorithm with the same bits may run instead: the choice for the real number of rows if a small trial
-//! shows its bits to be the same (`trial.rs`), or the fastest by measurement (`tune.rs`), which is kept on disk.
+//! Another algorithm may run instead if it gives the same bits: the choice for the real number of rows, if a
+//! small trial shows equal bits (`trial.rs`), or the fastest one measured (`tune.rs`), which is cached on disk.
 
 mod choices;
 mod fastest;
@@ -24,14 +23,14 @@ use std::sync::{Arc, Mutex};
 use storm_graph::DType;
 pub(super) use tune::SOURCE as TRIAL_SOURCE;
 
-/// Enough for every algorithm that pays on Hopper; part of what selects the algorithm.
+/// Enough for every worthwhile algorithm on Hopper. Algorithm selection depends on it.
 const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// The number of rows whose algorithm defines the bits of an activation product, whatever the number of
-/// rows it has.
+/// The number of rows for which the algorithm of an activation product is chosen, whatever number of rows it
+/// has.
 const CHOICE_ROWS: usize = 8192;
 
-/// The best alignment that an algorithm can make use of, in bytes.
+/// The largest alignment that any algorithm exploits, in bytes.
 const ALIGNMENT_MAX: u64 = 16;
 
 /// A row-major matrix in device memory, dense.
@@ -39,21 +38,21 @@ const ALIGNMENT_MAX: u64 = 16;
 pub(super) struct Operand {
     pub(super) address: u64,
     pub(super) dtype: DType,
-    /// Stored as the transpose of what the product takes.
+    /// Stored as the transpose of the matrix in the product.
     pub(super) transposed: bool,
 }
 
-/// What a product is part of.
+/// The role of a product in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GemmRole {
-    /// Rows may be chunked: an element must not depend on how many rows there are.
+    /// Rows may be chunked, so an element must not depend on the number of rows.
     Activation,
     /// The sum over tokens.
     WeightGradient,
 }
 
-/// `out (m × n) = a (m × k) · b (k × n) + bias + addend`, row-major, one rounding. With
-/// `accumulate`, the addend is what `out` holds.
+/// `out (m × n) = a (m × k) · b (k × n) + bias + addend`, row-major, rounded once. With `accumulate`, the addend
+/// is the previous content of `out`.
 #[derive(Clone, Debug)]
 pub(super) struct GemmCall {
     pub(super) m: usize,
@@ -63,7 +62,7 @@ pub(super) struct GemmCall {
     pub(super) b: Operand,
     pub(super) out: u64,
     pub(super) out_dtype: DType,
-    /// One value per column, of the dtype of `out`.
+    /// One value per column, in the dtype of `out`.
     pub(super) bias: Option<u64>,
     pub(super) addend: Option<u64>,
     pub(super) accumulate: bool,
@@ -105,13 +104,13 @@ impl GemmCall {
     }
 }
 
-/// The largest power of two that divides an address, as far as it matters. Tensors are well aligned;
-/// a chunk of a tensor's rows need not be.
+/// The largest power of two that divides an address, up to the maximum that matters. Tensors are well aligned,
+/// but a chunk of a tensor's rows may not be.
 fn alignment(address: u64) -> u32 {
     (1u64 << address.trailing_zeros().min(63)).min(ALIGNMENT_MAX) as u32
 }
 
-/// Everything that selects an algorithm.
+/// Everything that the choice of algorithm depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct GemmShape {
     sizes: (usize, usize, usize),
@@ -125,8 +124,8 @@ struct GemmShape {
     alignments: [u32; 4],
 }
 
-/// Descriptors and algorithm of one shape. Everything in cuBLASLt's column-major terms, where a
-/// row-major matrix is its transpose: `outᵀ = bᵀ · aᵀ`.
+/// Descriptors and algorithm of one shape, in cuBLASLt's column-major terms, where a row-major matrix is its
+/// transpose: `outᵀ = bᵀ · aᵀ`.
 #[derive(Debug)]
 pub(super) struct GemmPlan {
     description: sys::cublasLtMatmulDesc_t,
@@ -134,24 +133,24 @@ pub(super) struct GemmPlan {
     second: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
     algorithm: sys::cublasLtMatmulAlgo_t,
-    /// The algorithm is the fastest by measurement.
+    /// The algorithm is the fastest one measured.
     is_tuned: bool,
 }
 
-// SAFETY: descriptors are written in `GemmPlan::new` and, for the bias address, under the lock of
-// the device that runs them.
+// SAFETY: after construction only `queue` writes a descriptor, to set the bias address, and its callers promise
+// that no other thread queues the same plan.
 unsafe impl Send for GemmPlan {}
 // SAFETY: as above.
 unsafe impl Sync for GemmPlan {}
 
-/// The library, its workspace, and the plans so far.
+/// The library, its workspace, and the plans made so far.
 #[derive(Debug)]
 pub(super) struct Gemm {
     context: Arc<Context>,
     handle: sys::cublasLtHandle_t,
     workspace: Allocation,
     plans: Mutex<BTreeMap<GemmShape, Arc<GemmPlan>>>,
-    /// The fastest algorithms that were measured.
+    /// The fastest algorithms measured, on disk.
     measured: Cache,
 }
 
@@ -161,9 +160,9 @@ unsafe impl Send for Gemm {}
 unsafe impl Sync for Gemm {}
 
 impl Gemm {
-    /// `cuBLASLt 130001`: with the card, what decides how products are made.
+    /// `cuBLASLt 130001`: together with the card, this determines how products are computed.
     pub(super) fn library(&self) -> String {
-        // SAFETY: the library is loaded, or there would be no handle; the call takes nothing.
+        // SAFETY: the library is loaded, since a handle exists; the call takes no arguments.
         format!("cuBLASLt {}", unsafe { sys::cublasLtGetVersion() })
     }
 
@@ -181,7 +180,7 @@ impl Gemm {
         })
     }
 
-    /// Attaches the plan of the call's shape.
+    /// Attaches the plan for the call's shape.
     pub(super) fn prepare(&self, mut call: GemmCall) -> Result<GemmCall, CudaError> {
         let shape = call.shape();
         let mut plans = self.plans.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -200,8 +199,8 @@ impl Gemm {
     /// Queues a prepared call.
     ///
     /// # Safety
-    /// The addresses are valid for the shape until the stream has run it, no other stream uses the
-    /// workspace meanwhile, and no other thread runs a call of the same shape.
+    /// Until the stream has run the call, the addresses are valid for the shape and no other stream uses the
+    /// workspace. No other thread runs a call of the same shape.
     pub(super) unsafe fn queue(&self, call: &GemmCall, stream: &Stream) -> Result<(), CudaError> {
         let plan = call.plan.as_ref().expect("prepared");
         let what = || format!("product {} × {} × {}", call.m, call.n, call.k);
@@ -213,7 +212,7 @@ impl Gemm {
             out: call.out,
             workspace: self.workspace.start(),
         };
-        // SAFETY: as the caller promises.
+        // SAFETY: the caller's promise.
         unsafe { plan.queue(self.handle, &addresses, stream) }
             .map_err(|error| CudaError::blas(what())(error))
     }
@@ -282,7 +281,7 @@ impl GemmPlan {
     fn describe_shape(shape: &GemmShape) -> Result<GemmPlan, result::CublasError> {
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let (m, n, k) = shape.sizes;
-        // f32 accumulation; f32 operands are not cut to TF32.
+        // f32 accumulation; f32 operands are not truncated to TF32.
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
         let (a_transposed, b_transposed) = (shape.a.1, shape.b.1);
@@ -306,7 +305,7 @@ impl GemmPlan {
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
             let dtype = data_type(shape.out) as i32;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
-            // Any aligned address: heuristics want to see one.
+            // Any aligned address will do; the heuristics need to see one.
             let address = 256u64;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
@@ -316,8 +315,8 @@ impl GemmPlan {
     /// Queues the product.
     ///
     /// # Safety
-    /// The addresses are valid for the shape until the stream has run it, no other stream uses the
-    /// workspace meanwhile, and no other thread queues the same plan.
+    /// Until the stream has run it, the addresses are valid for the shape and no other stream uses the
+    /// workspace. No other thread queues the same plan.
     unsafe fn queue(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -330,7 +329,7 @@ impl GemmPlan {
         }
         let (alpha, beta) = (1.0f32, if at.addend.is_some() { 1.0f32 } else { 0.0 });
         let pointer = |address: u64| address as *mut c_void;
-        // SAFETY: as the caller promises; alpha and beta are read before the call returns.
+        // SAFETY: the caller's promise; alpha and beta are read before the call returns.
         unsafe {
             result::matmul(
                 handle,
@@ -359,14 +358,14 @@ impl GemmPlan {
         value: &dyn Bytes,
     ) -> Result<(), result::CublasError> {
         let (pointer, size) = value.bytes();
-        // SAFETY: the description is alive and the value has the attribute's size.
+        // SAFETY: the descriptor is alive and the value has the attribute's size.
         unsafe { result::set_matmul_desc_attribute(self.description, attribute, pointer, size) }
     }
 }
 
 impl Drop for GemmPlan {
     fn drop(&mut self) {
-        // SAFETY: created in `build`, destroyed once.
+        // SAFETY: created in `describe_shape`, destroyed once.
         unsafe {
             let _ = result::destroy_matmul_desc(self.description);
             for layout in [self.first, self.second, self.out] {

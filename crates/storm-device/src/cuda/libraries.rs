@@ -1,8 +1,8 @@
-//! Finding the CUDA libraries at run time: the driver, NVRTC and cuBLASLt.
+//! Finds the CUDA libraries at run time: the driver, NVRTC and cuBLASLt.
 //!
-//! `cudarc` loads a library by its plain name at first use and panics if there is none. So the
-//! libraries are looked for here first, and one found outside of the loader's path is loaded by its
-//! full name: from then on its plain name means the loaded one.
+//! `cudarc` loads a library by its plain name at first use and panics if that fails. So we look for each
+//! library first. One that is not on the loader's path is loaded here by its full path; from then on its
+//! plain name refers to the loaded one.
 
 use super::{CudaError, environment};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
@@ -53,8 +53,8 @@ fn preload(name: &str) -> bool {
     false
 }
 
-/// NVRTC opens its built-ins by their plain name; beside a library that is not on the loader's path
-/// they must be loaded first.
+/// NVRTC opens its built-ins by their plain name. If NVRTC is not on the loader's path, they must be
+/// loaded first.
 fn load_companions(path: &Path) {
     let is_nvrtc = path.file_name().is_some_and(|name| name == NVRTC);
     let Some(folder) = path.parent().filter(|_| is_nvrtc) else { return };
@@ -66,12 +66,12 @@ fn load_companions(path: &Path) {
     }
 }
 
-/// Loads a library for the whole process and for good.
+/// Loads a library for the whole process; it is never unloaded.
 fn load(path: &Path) -> bool {
     // SAFETY: NVIDIA's libraries have no preconditions for being loaded.
     match unsafe { Library::open(Some(path), RTLD_NOW | RTLD_GLOBAL) } {
         Ok(library) => {
-            // Never unloaded: function pointers into it are kept.
+            // Never unloaded: we keep function pointers into it.
             std::mem::forget(library);
             true
         }
@@ -79,8 +79,9 @@ fn load(path: &Path) -> bool {
     }
 }
 
-/// Where libraries may be besides the loader's own path: a folder that the user names, the CUDA
-/// toolkit, and the `nvidia` wheels of the active Python environment. `folder` is what a variable names.
+/// Where to look besides the loader's path: a folder that the user names, the CUDA toolkit, and the
+/// `nvidia` wheels of the active Python environment. `folder` looks up the path in an environment
+/// variable.
 fn folders(folder: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = Vec::new();
     folders.extend(folder("STORM_CUDA_LIBRARIES"));
@@ -105,14 +106,14 @@ fn folders(folder: impl Fn(&str) -> Option<PathBuf>) -> Vec<PathBuf> {
 mod tests {
     use super::*;
 
-    /// Where libraries are looked for if every variable has this value.
+    /// The folders searched if every variable has this value.
     fn with_all(value: &str) -> Vec<PathBuf> {
         folders(|_| environment::absolute(value.into()))
     }
 
     #[test]
     fn no_folder_depends_on_where_the_process_was_started() {
-        // This crate's own folder is the current one here, and `src` is in it.
+        // Tests run in this crate's folder, which contains `src`.
         for value in ["", ".", "src", "../storm-device"] {
             assert_eq!(with_all(value), [PathBuf::from("/usr/local/cuda/lib64")], "{value}");
         }

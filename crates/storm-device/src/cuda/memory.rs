@@ -1,4 +1,4 @@
-//! Whose the memory of a card is, by NVML where it is there.
+//! Which process holds how much of a card's memory, from NVML where available.
 
 use cudarc::driver::sys;
 use nvml_wrapper::Nvml;
@@ -13,19 +13,19 @@ use storm_host::show_bytes;
 pub struct MemoryInUse {
     /// How much.
     pub bytes: u64,
-    /// By whom.
+    /// What the figure covers.
     pub counted: Counted,
 }
 
 /// What a figure of memory covers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counted {
-    /// This process, context and code included, by NVML.
+    /// This process, context and code included, from NVML.
     Process,
-    /// What the whole card holds beyond what it held before this process's context, by NVML. Other
-    /// processes' changes are in it.
+    /// The increase of the whole card's use since before this process's context, from NVML. It
+    /// includes changes by other processes.
     CardSinceStart,
-    /// The whole card, all processes together, by the driver.
+    /// The whole card, all processes together, from the driver.
     Card,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Counted {
 pub struct MemoryHolder {
     /// Its number.
     pub process: u32,
-    /// Its program, if it can be seen from here.
+    /// Its program, if visible from here.
     pub program: Option<String>,
     /// What it holds, if NVML says.
     pub bytes: Option<u64>,
@@ -66,17 +66,17 @@ impl fmt::Display for MemoryHolder {
 /// Reads the memory of one card.
 #[derive(Debug)]
 pub(super) struct MemoryMeter {
-    /// The library and the card's address in it; none where the library is missing.
+    /// NVML and the card's address in it; none if NVML is missing.
     nvml: Option<(Nvml, String)>,
-    /// What the whole card held before this process's context.
+    /// What was in use on the whole card before this process's context.
     used_before: Option<u64>,
 }
 
 impl MemoryMeter {
-    /// To be called before the context is made.
+    /// Must be called before the context is created.
     pub(super) fn new(device: sys::CUdevice) -> MemoryMeter {
         let mut meter = MemoryMeter { nvml: None, used_before: None };
-        // The name with a number is there without development files.
+        // The versioned name exists without the development files.
         let library = Nvml::builder().lib_path(OsStr::new("libnvidia-ml.so.1")).init();
         if let (Ok(library), Some(address)) = (library, bus_address(device)) {
             meter.nvml = Some((library, address));
@@ -85,7 +85,7 @@ impl MemoryMeter {
         meter
     }
 
-    /// What is in use, as exactly as can be known; none if NVML says nothing.
+    /// What is in use, as precisely as it can be known; none if NVML does not say.
     pub(super) fn in_use(&self) -> Option<MemoryInUse> {
         let own = std::process::id();
         let process = self.processes().into_iter().find(|(process, _)| *process == own);
@@ -96,7 +96,7 @@ impl MemoryMeter {
         Some(MemoryInUse { bytes, counted: Counted::CardSinceStart })
     }
 
-    /// Other processes that compute on the card, largest first.
+    /// Other processes with compute work on the card, largest first.
     pub(super) fn other_holders(&self) -> Vec<MemoryHolder> {
         let own = std::process::id();
         let mut holders: Vec<MemoryHolder> = self
@@ -137,10 +137,10 @@ impl MemoryMeter {
     }
 }
 
-/// `0000:0f:00.0`: the card's number differs between the driver and NVML.
+/// `0000:0f:00.0`. Needed because the driver and NVML number cards differently.
 fn bus_address(device: sys::CUdevice) -> Option<String> {
     let mut text = [0u8; 32];
-    // SAFETY: the device is valid; at most the buffer's size is written, with a NUL.
+    // SAFETY: the device is valid; the call writes at most the buffer's size, including the NUL.
     unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, device) }
         .result()
         .ok()?;

@@ -1,5 +1,5 @@
-//! The CUDA devices: GPU memory, streams, kernels compiled for the card present. [`CudaDevice`] runs
-//! one instruction after another; [`CudaPlanDevice`] runs checked plans on queues.
+//! The CUDA devices: GPU memory, streams, and kernels compiled for the card present. [`CudaDevice`]
+//! runs one instruction after another; [`CudaPlanDevice`] runs checked plans on queues.
 
 mod cache;
 mod compile;
@@ -48,15 +48,15 @@ use storm_graph::{Graph, Node, TensorId};
 /// A GPU with a block of its memory.
 #[derive(Debug)]
 pub struct CudaDevice {
-    // Dropped in this order: work first, then what it uses.
+    // Dropped in this order: first the work, then what it uses.
     stream: Stream,
     memory: Allocation,
     gemm: Gemm,
     kernels: Kernels,
     context: Arc<Context>,
-    /// Wait after every instruction, so that an error is reported by the one that caused it.
+    /// Wait after every instruction, so an error is attributed to the one that caused it.
     synchronous: bool,
-    /// When kernels that wait by themselves begin.
+    /// When kernels that wait for themselves may start.
     start: Start,
 }
 
@@ -84,7 +84,7 @@ impl CudaDevice {
         let stream = Stream::new(&context)?;
         let memory = context.allocate(capacity_bytes)?;
         let synchronous = std::env::var_os("STORM_CUDA_SYNC").is_some_and(|value| value == "1");
-        // Older cards have no instruction that waits.
+        // Older cards lack the instruction that waits.
         let start = if context.card.capability >= (9, 0) { Start::Early } else { Start::InOrder };
         let in_order = std::env::var_os("STORM_CUDA_IN_ORDER").is_some_and(|value| value == "1");
         let start = if in_order { Start::InOrder } else { start };
@@ -157,8 +157,8 @@ impl Device for CudaDevice {
         let what = || format!("{} `{}`", instruction.op_name, instruction.name);
         for action in &instruction.actions {
             match action {
-                // SAFETY: arguments were made for the kernel by its planner, over views that
-                // `PlacedNode` checked; one stream runs everything, and the memory outlives it.
+                // SAFETY: the planner made the arguments for this kernel, from views that
+                // `PlacedNode` checked. One stream runs everything, and the memory outlives it.
                 Action::Launch(launch) => unsafe { launch.queue(&self.stream, self.start, what)? },
                 // SAFETY: as above; `&mut self` keeps other threads out.
                 Action::Gemm(call) => unsafe { self.gemm.queue(call, &self.stream)? },
@@ -177,7 +177,7 @@ impl Device for CudaDevice {
     fn write<T: Scalar>(&mut self, offset: usize, values: &[T]) -> Result<(), DeviceError> {
         self.check_range::<T>(offset, values.len())?;
         let to = self.memory.start() + offset as u64;
-        // In the stream, because it does not wait for copies outside of it.
+        // In this stream, which does not wait for copies outside it.
         // SAFETY: in bounds; `values` stays borrowed until the wait below.
         unsafe { result::memcpy_htod_async(to, values, self.stream.handle()) }
             .map_err(CudaError::driver("copying to the GPU"))?;

@@ -1,4 +1,4 @@
-//! Kernels that are compiled and loaded, each once.
+//! Compiled and loaded kernels, each loaded once.
 
 use super::CudaError;
 use super::compile::{KernelCache, KernelSource};
@@ -6,7 +6,7 @@ use super::context::{Card, Kernel, Module};
 use super::plan::KernelChoice;
 use std::sync::Mutex;
 
-/// All kernels that were asked for so far.
+/// All kernels requested so far.
 #[derive(Debug)]
 pub(super) struct Kernels {
     cache: KernelCache,
@@ -14,8 +14,8 @@ pub(super) struct Kernels {
     loaded: Mutex<Vec<Loaded>>,
 }
 
-/// A module and what was taken from it. A step of a plan has ten thousands of launches and a few dozen
-/// modules: looking through these costs less than making a key for each launch.
+/// A module and the kernels taken from it. A plan's step has tens of thousands of launches but a few
+/// dozen modules, so scanning the modules is cheaper than building a key for each launch.
 #[derive(Debug)]
 struct Loaded {
     source: KernelSource,
@@ -29,8 +29,8 @@ struct Loaded {
 struct Known {
     name: String,
     kernel: Kernel,
-    /// Dynamic shared memory that it may use. Never lowered: launches for other shapes that were
-    /// prepared before still run.
+    /// Its limit on dynamic shared memory. Never lowered: launches prepared earlier for other shapes
+    /// still run.
     shared_bytes: usize,
 }
 
@@ -49,7 +49,7 @@ impl Kernels {
         self.loaded.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).len()
     }
 
-    /// The kernel, compiled and loaded if it is the first of its source and definitions.
+    /// The kernel. Compiles and loads it on the first request with this source and these definitions.
     pub(super) fn get(&self, choice: &KernelChoice<'_>) -> Result<Kernel, CudaError> {
         let KernelChoice { source, name, definitions, shared_bytes } = choice;
         let mut loaded = self.loaded.lock().unwrap_or_else(|poisoned| poisoned.into_inner());

@@ -1,29 +1,29 @@
-//! A part of a card's multiprocessors, for work that is to take as long as on a smaller card.
+//! A subset of a card's multiprocessors, to make work take as long as on a smaller card.
 
 use super::CudaError;
 use super::context::Context;
 use cudarc::driver::sys;
 use std::sync::Arc;
 
-/// Some of the multiprocessors, set apart from the others.
+/// Some of the multiprocessors, reserved by a green context.
 #[derive(Debug)]
 pub(super) struct Part {
     handle: sys::CUgreenCtx,
-    // Outlives the handle, which is made of it.
+    // Keeps the primary context alive: the handle was created from it.
     context: Arc<Context>,
 }
 
-// SAFETY: the handle is only read, to make streams of it.
+// SAFETY: after creation the handle is only used to create streams.
 unsafe impl Send for Part {}
-// SAFETY: as above; the driver locks.
+// SAFETY: as above; the driver synchronizes access.
 unsafe impl Sync for Part {}
 
 impl Part {
-    /// At least so many: cards have a granularity.
+    /// Has at least this many; cards have a granularity.
     pub(super) fn new(context: &Arc<Context>, multiprocessors: usize) -> Result<Part, CudaError> {
         let failed = CudaError::driver("setting multiprocessors apart");
         let wanted = u32::try_from(multiprocessors).unwrap_or(u32::MAX);
-        // SAFETY: all are plain numbers, for which zero is a value.
+        // SAFETY: plain integers, for which zero is valid.
         let mut all: sys::CUdevResource = unsafe { std::mem::zeroed() };
         let mut part = all;
         let mut rest = all;
@@ -33,8 +33,8 @@ impl Part {
         let kind = sys::CUdevResourceType::CU_DEV_RESOURCE_TYPE_SM;
         let flags = sys::CUgreenCtxCreate_flags::CU_GREEN_CTX_DEFAULT_STREAM as u32;
         let device = context.device();
-        // SAFETY: every pointer is to a local of the type that the driver expects, and one group is asked for
-        // where one is pointed to; the context keeps the device's primary context alive.
+        // SAFETY: every pointer is to a local of the type the driver expects, and the group count of 1
+        // matches the one group pointed to. `context` keeps the primary context alive.
         unsafe {
             sys::cuDeviceGetDevResource(device, &mut all, kind)
                 .result()
@@ -64,7 +64,7 @@ impl Part {
     pub(super) fn stream(&self) -> Result<sys::CUstream, CudaError> {
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: the handle is alive; the stream is written to a local.
+        // SAFETY: the handle is alive; the driver writes the stream to a local.
         unsafe { sys::cuGreenCtxStreamCreate(&mut stream, self.handle, flags, 0) }
             .result()
             .map_err(CudaError::driver("making a stream"))?;

@@ -1,4 +1,4 @@
-//! Host memory that the card copies from and to by itself.
+//! Host memory that the card can copy from and to by DMA.
 
 use super::CudaError;
 use super::context::Context;
@@ -8,21 +8,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use storm_host::{HostMemoryRefused, HostPages};
 
-/// Page-locked host memory of exactly the size asked for: the driver's own allocator rounds up, in
-/// one thread. Zeroed at first.
+/// Pinned host memory of exactly the requested size, zeroed at first. The driver's allocator would
+/// round up, and uses one thread.
 #[derive(Debug)]
 pub(crate) struct PinnedMemory {
     context: Arc<Context>,
     pages: HostPages,
-    /// Copies that are not known to be done. The host may not look while there are any.
+    /// Copies not known to be done. While there are any, the host must not access the memory.
     in_flight: AtomicUsize,
 }
 
 impl PinnedMemory {
-    /// Takes `bytes`; `progress` hears how many are present, because many take long.
+    /// Allocates `bytes`. `progress` is told how many are present, since a large allocation takes
+    /// long.
     ///
     /// # Errors
-    /// The machine, the container, or a limit of the user does not allow it: the error says which.
+    /// The machine, the container or a user limit does not allow it; the error says which.
     pub(super) fn new(
         context: &Arc<Context>,
         bytes: usize,
@@ -31,7 +32,7 @@ impl PinnedMemory {
         let pages = HostPages::new(bytes, progress).map_err(MemoryRefused::from)?;
         context.make_current()?;
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE;
-        // SAFETY: the pages are mapped, and stay so until they are unregistered in `drop`.
+        // SAFETY: the pages are mapped and stay mapped until `drop` unregisters them.
         unsafe { sys::cuMemHostRegister_v2(pages.start().cast(), pages.bytes(), flags) }
             .result()
             .map_err(|error| {
@@ -82,7 +83,7 @@ impl PinnedMemory {
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        // Whatever still copies ends first.
+        // Copies still in flight must end first.
         let _ = self.context.make_current();
         let _ = cudarc::driver::result::ctx::synchronize();
         // SAFETY: registered in `new`, unregistered once.

@@ -1,4 +1,4 @@
-//! From a placed node to what the card is asked to do: kernels and matrix products, with addresses.
+//! Translates a placed node into kernel launches and matrix products with addresses.
 
 use super::compile::KernelSource;
 use super::context::{Argument, Card, Launch};
@@ -9,7 +9,7 @@ use crate::DeviceError;
 use crate::placed::{PlacedNode, View};
 use storm_graph::DType;
 
-/// One thing that the card is asked to do.
+/// One operation for the card.
 #[derive(Clone, Debug)]
 pub(super) enum Action {
     Launch(Launch),
@@ -26,7 +26,7 @@ pub(super) struct Planner<'a> {
     actions: Vec<Action>,
 }
 
-/// Which kernel, compiled how.
+/// A kernel and its compile-time definitions.
 #[derive(Clone, Debug)]
 pub(super) struct KernelChoice<'a> {
     pub(super) source: KernelSource,
@@ -84,7 +84,7 @@ impl<'a> Planner<'a> {
         block: u32,
         arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
-        // A grid of nothing is an error to the driver and nothing to do for us.
+        // The driver rejects an empty grid; here it means there is nothing to do.
         if grid.0 == 0 || grid.1 == 0 || grid.2 == 0 {
             return Ok(());
         }
@@ -102,7 +102,7 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Lets the kernel that was added last begin before the one before it in a stream has ended. Its source must call
+    /// Lets the kernel added last start before the previous one in the stream has ended. Its source must call
     /// `wait_for_kernels_before`.
     pub(super) fn let_begin_early(&mut self) {
         if let Some(Action::Launch(launch)) = self.actions.last_mut() {

@@ -1,12 +1,12 @@
-//! Memory of a card that could not be had: which processes hold it, and what to do.
+//! Errors for card memory that could not be allocated: which processes hold it, and what to do.
 
 use super::memory::{MemoryHolder, MemoryInUse};
 use crate::MemoryRefused;
 use storm_host::show_bytes;
 use storm_plan::Tier;
 
-/// The driver has less free than was asked for. `holders` are other processes on the card, largest first; empty
-/// if there are none, or if NVML is not there to name them.
+/// The driver has less free than requested. `holders` are the other processes on the card, largest first; empty
+/// if there are none or NVML is missing.
 pub(super) fn out_of_memory(
     wanted_bytes: usize,
     free_bytes: usize,
@@ -39,7 +39,7 @@ fn advice(wanted: u64, free: u64, total: u64, holders: &[MemoryHolder]) -> Strin
     "choose a smaller batch or budget".into()
 }
 
-/// More of the card is in use than was allowed, of which `block_bytes` are the plan's.
+/// More card memory is in use than allowed; the plan's block is `block_bytes` of it.
 pub(super) fn over_budget(
     in_use: MemoryInUse,
     budget_bytes: u64,
@@ -98,7 +98,7 @@ mod tests {
         );
     }
 
-    /// Callers of a device act on a refusal without knowing which device it was.
+    /// Callers handle a refusal without knowing which device it came from.
     #[test]
     fn a_refusal_of_the_card_is_one_of_any_device() {
         let refused = out_of_memory(3, 2, 9, &[]);

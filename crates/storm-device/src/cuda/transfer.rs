@@ -1,4 +1,4 @@
-//! Copies between pinned host memory and the card, beside whatever else runs.
+//! Copies between pinned host memory and the card, concurrent with other work.
 
 use super::CudaError;
 use super::context::{Allocation, Stream};
@@ -18,7 +18,7 @@ pub(super) struct CopyRange {
     pub(super) bytes: usize,
 }
 
-/// Which of the driver's copies it is.
+/// Which of the driver's copy functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// Into device memory.
@@ -30,10 +30,11 @@ pub(super) enum Direction {
 /// Queues a copy in `stream`.
 ///
 /// # Errors
-/// A range that is outside of its memory, or from the driver.
+/// A range is outside its memory, or the driver failed.
 ///
 /// # Safety
-/// Both memories live, and nothing else uses these bytes against the copy, until the stream has made it.
+/// Until the stream has made the copy, both memories stay alive, and nothing writes the source bytes or
+/// accesses the destination bytes.
 pub(super) unsafe fn queue_copy(
     stream: &Stream,
     direction: Direction,
@@ -45,7 +46,7 @@ pub(super) unsafe fn queue_copy(
     check("host memory", host_offset, bytes, host.bytes())?;
     check("device memory", device_offset, bytes, device.bytes())?;
     let (host, device) = (host.address(host_offset).cast(), device.start() + device_offset as u64);
-    // SAFETY: in bounds by the checks; the rest is the caller's promise.
+    // SAFETY: in bounds by the checks above; the rest is the caller's promise.
     let status = unsafe {
         match direction {
             Direction::ToDevice => sys::cuMemcpyHtoDAsync_v2(device, host, bytes, stream.handle()),
@@ -55,7 +56,7 @@ pub(super) unsafe fn queue_copy(
     Ok(status.result().map_err(CudaError::driver("queueing a copy"))?)
 }
 
-/// Refuses a range that is outside of its memory; `what` names it.
+/// Refuses a range outside its memory; `what` names it.
 pub(super) fn check(
     what: &str,
     offset: usize,
@@ -73,8 +74,8 @@ pub(super) fn check(
     }
 }
 
-/// Copies in flight: neither memory can be freed or given away while it exists, and dropping it
-/// waits. If it is leaked, the host memory stays out of the host's reach.
+/// Copies in flight. While it exists, neither memory can be freed or moved out, and dropping it waits.
+/// If it is leaked, the host can no longer access the host memory.
 #[derive(Debug)]
 pub(super) struct Transfer<'a> {
     stream: &'a Stream,
@@ -85,8 +86,8 @@ pub(super) struct Transfer<'a> {
 }
 
 impl<'a> Transfer<'a> {
-    /// A transfer without copies yet. The device memory is for this alone: others may not use what
-    /// it copies to.
+    /// A transfer with no copies yet. It borrows the device memory exclusively, since others must not
+    /// use the destination.
     pub(super) fn begin(
         stream: &'a Stream,
         direction: Direction,
@@ -98,20 +99,21 @@ impl<'a> Transfer<'a> {
         Ok(Transfer { stream, direction, host, device, done })
     }
 
-    /// Queues one more copy, after those before it.
+    /// Queues one more copy, after the previous ones.
     ///
     /// # Errors
-    /// A range that is outside of its memory, or from the driver.
+    /// A range is outside its memory, or the driver failed.
     pub(super) fn copy(&mut self, range: CopyRange) -> Result<(), DeviceError> {
-        // SAFETY: the borrows keep both memories; while `in_flight` counts this, the host does not
-        // look at its memory. Kernels that read what is written read arbitrary bytes, no more.
+        // SAFETY: the borrows keep both memories alive, and while `in_flight` counts this transfer, the
+        // host does not access the host memory. A kernel that reads the destination meanwhile sees
+        // arbitrary bytes, which is harmless.
         unsafe { queue_copy(self.stream, self.direction, self.host, self.device, range) }
     }
 
     /// Waits for all copies.
     ///
     /// # Errors
-    /// Of the copies, or of what ran before them.
+    /// From the copies, or from work that ran before them.
     pub(super) fn finish(self) -> Result<(), CudaError> {
         self.done.record(self.stream)?;
         self.done.synchronize()
@@ -120,7 +122,7 @@ impl<'a> Transfer<'a> {
 
 impl Drop for Transfer<'_> {
     fn drop(&mut self) {
-        // After an error of the card nothing copies any more: the results say nothing new.
+        // After an error of the card nothing copies any more, and the error was already reported.
         let _ = self.done.record(self.stream);
         let _ = self.done.synchronize();
         self.host.copy_is_done();

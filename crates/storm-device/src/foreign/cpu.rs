@@ -32,9 +32,9 @@ impl CpuCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the ticket is done; those that are written meanwhile arrive as they were
-    /// or as they become, and nothing relies on them. The slot's are used by nothing else but what the slot
-    /// waits for.
+    /// The device bytes stay valid until the ticket is done. If the framework writes them meanwhile, the copy
+    /// holds old or new bytes, and nothing relies on those. Nothing else uses the slot's bytes, except the
+    /// copies that the slot waits for.
     pub(super) unsafe fn store(&self, copy: &RawCopy<'_>) -> Arc<Ticket> {
         self.out.queue(Job {
             from: copy.device,
@@ -47,7 +47,7 @@ impl CpuCopies {
     }
 
     /// # Safety
-    /// The device's bytes live until the ticket is done, and nothing else uses them meanwhile.
+    /// The device bytes stay valid until the ticket is done, and nothing else uses them meanwhile.
     pub(super) unsafe fn fetch(&self, copy: &RawCopy<'_>) -> Arc<Ticket> {
         self.back.queue(Job {
             from: copy.slot.address(),
@@ -60,7 +60,7 @@ impl CpuCopies {
     }
 }
 
-/// The end of a copy, for those who wait for it.
+/// Signals the end of a copy.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket {
     /// How long the copy took, once it is done.
@@ -81,7 +81,7 @@ impl Ticket {
         *self.lock()
     }
 
-    /// Waits and says how long that took.
+    /// Waits, and returns how long that took.
     pub(super) fn wait(&self) -> f64 {
         let mut seconds = self.lock();
         if seconds.is_some() {
@@ -123,15 +123,15 @@ impl Worker {
         let work = move || {
             for job in queue {
                 for mark in &job.after {
-                    // Marks of this device only: they cannot fail.
+                    // All marks here belong to this device, so they cannot fail.
                     let _ = mark.wait();
                 }
                 if let Some(chaos) = &mut chaos {
                     keep_busy(Duration::from_nanos(u64::from(chaos.delay_ns())));
                 }
                 let start = Instant::now();
-                // SAFETY: both ranges are valid and unused by others until the ticket is done, by the
-                // promise of who queued the job; host slabs and the framework's memory never overlap.
+                // SAFETY: whoever queued the job promised that both ranges stay valid and unused by others
+                // until the ticket is done. Host slabs and the framework's memory never overlap.
                 unsafe {
                     std::ptr::copy_nonoverlapping(
                         job.from as *const u8,
@@ -162,13 +162,13 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.jobs.take();
         if let Some(thread) = self.thread.take() {
-            // A panic of the thread has left its tickets open; nothing waits for them any more.
+            // If the thread panicked, its tickets stay open, but nothing waits for them any more.
             let _ = thread.join();
         }
     }
 }
 
-/// Delays are far shorter than what a sleep can do.
+/// Delays are far shorter than the resolution of a sleep.
 fn keep_busy(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {

@@ -1,9 +1,9 @@
-//! Memory that a copy is using.
+//! Guards that own memory while a copy uses it.
 
 use super::{ComputeStream, CopyTime, Foreign, Mark, Stall};
 use crate::DeviceError;
 
-/// Memory on its way out. It can still be read.
+/// Memory being copied out. It can still be read.
 #[derive(Debug)]
 pub struct Leaving<F: Foreign>(InFlight<F>);
 
@@ -13,7 +13,7 @@ pub struct Coming<F: Foreign>(InFlight<F>);
 
 #[derive(Debug)]
 struct InFlight<F: Foreign> {
-    /// Always there, but while it is taken out.
+    /// Always present, except while it is being taken out.
     memory: Option<F>,
     mark: Mark,
 }
@@ -27,7 +27,7 @@ impl<F: Foreign> InFlight<F> {
 impl<F: Foreign> Drop for InFlight<F> {
     fn drop(&mut self) {
         if self.memory.is_some() {
-            // After an error nothing copies any more: it says nothing new.
+            // After an error nothing copies any more, and the error was already reported.
             let _ = self.mark.wait();
         }
     }
@@ -38,7 +38,7 @@ impl<F: Foreign> Leaving<F> {
         Leaving(InFlight { memory: Some(memory), mark })
     }
 
-    /// With a later copy of the same queue: waiting for that one covers this one.
+    /// Replaces its mark by that of a later copy in the same queue, which covers this one.
     pub(super) fn until(mut self, mark: Mark) -> Leaving<F> {
         self.0.mark = mark;
         self
@@ -57,7 +57,7 @@ impl<F: Foreign> Leaving<F> {
         self.0.mark.is_done()
     }
 
-    /// Gives the memory back; what `stream` is given from now on starts after the copy.
+    /// Returns the memory. Everything issued to `stream` from now on waits for the copy.
     ///
     /// # Errors
     /// From the driver.
@@ -85,7 +85,7 @@ impl<F: Foreign> Coming<F> {
         self.0.mark.is_done()
     }
 
-    /// The memory; what `stream` is given from now on starts after the copy.
+    /// Returns the memory. Everything issued to `stream` from now on waits for the copy.
     ///
     /// # Errors
     /// From the driver.

@@ -1,4 +1,4 @@
-//! Host memory of our own in the place of a framework's.
+//! Our own host memory in place of a framework's.
 
 use super::Foreign;
 use std::any::Any;
@@ -19,20 +19,20 @@ impl HostMemory {
         HostMemory { bytes, companion: None }
     }
 
-    /// With something that lives as long: it can count how much memory there is.
+    /// Attaches a value that lives as long, for example to count live memory.
     pub fn with_companion(self, companion: Rc<dyn Any>) -> HostMemory {
         HostMemory { companion: Some(companion), ..self }
     }
 
-    /// What lives as long as this.
+    /// The attached value.
     pub fn companion(&self) -> Option<Rc<dyn Any>> {
         self.companion.clone()
     }
 
-    /// What is in it now.
+    /// The current contents.
     pub fn contents(&self) -> Vec<u8> {
-        // SAFETY: bytes are written by copies only, and while one writes, a guard owns the memory and
-        // hands out no reference.
+        // SAFETY: only copies write the bytes, and while one does, a guard owns the memory and gives
+        // out no reference.
         self.bytes.iter().map(|byte| unsafe { *byte.get() }).collect()
     }
 }
@@ -43,8 +43,8 @@ impl fmt::Debug for HostMemory {
     }
 }
 
-// SAFETY: the bytes are valid as long as the box, which is not moved with the value, and may be written
-// through shared references. Nothing reuses them before they are freed, which guards put off.
+// SAFETY: the bytes are valid as long as the box, which does not move with the value, and may be
+// written through shared references. Nothing reuses them before they are freed, and guards delay that.
 unsafe impl Foreign for HostMemory {
     fn address(&self) -> usize {
         self.bytes.as_ptr() as usize

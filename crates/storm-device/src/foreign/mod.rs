@@ -1,9 +1,9 @@
-//! Copies between another framework's memory and host slabs, beside that framework's work.
+//! Copies between another framework's memory and host slabs, concurrent with that framework's work.
 //!
 //! The framework allocates, computes and frees; we only move bytes. [`Copies`] has two queues, out and
-//! in. What is on its way is owned by a guard, [`Leaving`] or [`Coming`]: memory cannot be freed while a
-//! copy touches it, and taking it out of the guard names the stream that waits for the copy. The host
-//! itself waits nowhere, except where a guard is dropped without that.
+//! in. A guard, [`Leaving`] or [`Coming`], owns memory while it is copied, so the memory cannot be freed
+//! while a copy touches it. Taking the memory out of its guard names a stream, which then waits for the
+//! copy. The host never waits, unless a guard is dropped without that.
 
 mod cpu;
 mod guard;
@@ -23,9 +23,9 @@ use std::sync::Arc;
 /// Memory of another allocator.
 ///
 /// # Safety
-/// As long as the value lives, `bytes` from `address` on are valid, readable and writable for the device
-/// of the [`Copies`] that it is used with. When it is dropped, the memory is reused in the order of the
-/// stream that was named when it was taken out of its guard, or after all work of the device.
+/// While the value lives, `bytes` from `address` on are valid, readable and writable for the device of
+/// the [`Copies`] it is used with. After it is dropped, the memory is reused in order with the stream
+/// that was named when it was taken out of its guard, or after all work of the device.
 pub unsafe trait Foreign {
     /// Its first byte.
     fn address(&self) -> usize;
@@ -33,7 +33,7 @@ pub unsafe trait Foreign {
     fn bytes(&self) -> usize;
 }
 
-/// The stream that the other framework computes in. On the CPU there is none: the thread that calls.
+/// The stream in which the other framework computes. On the CPU this is the calling thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ComputeStream(usize);
 
@@ -44,7 +44,7 @@ impl ComputeStream {
     /// A CUDA stream by its handle; 0 is the default stream.
     ///
     /// # Safety
-    /// It is a stream of the device's primary context and lives until the last call with it returns.
+    /// It is a stream of the device's primary context and outlives the last call that uses it.
     pub unsafe fn from_handle(handle: usize) -> ComputeStream {
         ComputeStream(handle)
     }
@@ -54,10 +54,10 @@ impl ComputeStream {
     }
 }
 
-/// What is done to copies on purpose.
+/// Deliberate disturbances of copies, for tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CopyOptions {
-    /// Holds copies up at random, from this seed. Results must not change.
+    /// Delays copies at random, from this seed. Results must not change.
     pub chaos_seed: Option<u64>,
 }
 
@@ -74,7 +74,7 @@ enum Backend {
 }
 
 impl Copies {
-    /// For memory of the host: a thread for each queue.
+    /// For host memory: one thread per queue.
     ///
     /// # Errors
     /// The system gives no threads.
@@ -83,8 +83,8 @@ impl Copies {
         Ok(Arc::new(Copies { backend }))
     }
 
-    /// For memory of GPU number `ordinal`: a stream for each queue, in the context that other
-    /// frameworks use too.
+    /// For memory of GPU number `ordinal`: one stream per queue, in the primary context that other
+    /// frameworks also use.
     ///
     /// # Errors
     /// No driver, or no such card.
@@ -93,13 +93,14 @@ impl Copies {
         Ok(Arc::new(Copies { backend }))
     }
 
-    /// Queues a copy of `bytes` from `offset` on into the slot, after what `stream` has been given.
+    /// Queues a copy of `bytes` from `offset` on into the slot, after everything issued to `stream` so
+    /// far.
     ///
     /// # Errors
     /// From the driver.
     ///
     /// # Panics
-    /// The range is outside of the memory, or the slot was fetched from.
+    /// The range is outside the memory, or the slot was fetched from.
     pub fn store<F: Foreign>(
         &self,
         memory: F,
@@ -111,8 +112,8 @@ impl Copies {
         Ok(Leaving::new(memory, mark))
     }
 
-    /// Queues the copy of memory on its way out once more: the slot then holds what the memory held after
-    /// what `stream` has been given by now.
+    /// Queues the copy of memory on its way out once more. The slot then holds the contents after
+    /// everything issued to `stream` by now.
     ///
     /// # Errors
     /// From the driver.
@@ -130,7 +131,7 @@ impl Copies {
         Ok(leaving.until(mark))
     }
 
-    /// Queues a copy of memory that its owner keeps until the mark.
+    /// Queues a copy of memory that its owner keeps alive until the mark is done.
     fn queue_store<F: Foreign>(
         &self,
         memory: &F,
@@ -144,8 +145,8 @@ impl Copies {
         assert!(!slot.was_fetched(), "a copy into a slot that others may read");
         let copy = RawCopy { device: memory.address() + offset, slot, bytes };
         let mark = match &self.backend {
-            // SAFETY: in bounds; a guard keeps the memory until the copy is done, and the slot's
-            // bytes belong to it.
+            // SAFETY: in bounds; a guard keeps the memory alive until the copy is done, and the slot owns
+            // its bytes.
             Backend::Cpu(copies) => Mark::Cpu(unsafe { copies.store(&copy) }),
             // SAFETY: as above.
             Backend::Cuda(copies) => Mark::Cuda(unsafe { copies.store(&copy, stream)? }),
@@ -154,7 +155,7 @@ impl Copies {
         Ok(mark)
     }
 
-    /// Queues a copy of the slot to the start of the memory, after what `stream` has been given.
+    /// Queues a copy of the slot to the start of the memory, after everything issued to `stream` so far.
     ///
     /// # Errors
     /// From the driver.
@@ -172,7 +173,8 @@ impl Copies {
         assert!(slot.stored().is_some(), "nothing was stored in this slot");
         let copy = RawCopy { device: memory.address(), slot, bytes };
         let mark = match &self.backend {
-            // SAFETY: in bounds; the guard keeps the memory until the copy is done, the slot its bytes.
+            // SAFETY: in bounds; the guard keeps the memory alive until the copy is done, and the slot
+            // owns its bytes.
             Backend::Cpu(copies) => Mark::Cpu(unsafe { copies.fetch(&copy) }),
             // SAFETY: as above.
             Backend::Cuda(copies) => Mark::Cuda(unsafe { copies.fetch(&copy, stream)? }),
@@ -190,7 +192,7 @@ impl Copies {
     }
 }
 
-/// A copy between an address of the device and a slot.
+/// A copy between a device address and a slot.
 pub(crate) struct RawCopy<'a> {
     pub(crate) device: usize,
     pub(crate) slot: &'a Slot,
@@ -212,7 +214,8 @@ impl Mark {
         }
     }
 
-    /// What `stream` is given from now on starts after the copy; the wait can be asked for its length.
+    /// Makes everything issued to `stream` from now on wait for the copy. The result tells how long that
+    /// wait was.
     fn hold(&self, stream: ComputeStream) -> Result<Stall, DeviceError> {
         match self {
             Mark::Cpu(ticket) => Ok(Stall(StallKind::Known(ticket.wait()))),

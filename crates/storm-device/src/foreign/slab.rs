@@ -1,4 +1,4 @@
-//! Host memory for pieces: exact in size, taken rarely, reused always.
+//! Slabs of host memory for saved tensors: exact in size, allocated rarely and reused.
 
 use super::{Copies, Mark};
 use crate::cuda::CudaSlab;
@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use storm_host::{HostLimit, HostMemoryRefused, HostPages, host_memory, show_bytes};
 use storm_plan::Tier;
 
-/// What host addresses of slots are multiples of.
+/// Alignment of slots in host memory.
 pub const HOST_ALIGNMENT: usize = 512;
 
-/// What is taken at least when more is needed than was planned for: page-locking has a price per call.
+/// The least to allocate when more is needed than planned: each pinning call has a fixed cost.
 const GROWTH_BYTES: usize = 64 << 20;
 
-/// What growing leaves to the rest of the machine.
+/// What growth leaves for the rest of the machine.
 const SPARED_BYTES: u64 = 512 << 20;
 
 /// Host memory for copies, in as few blocks as possible.
@@ -26,7 +26,7 @@ pub struct SlabPool {
 }
 
 impl SlabPool {
-    /// A pool without memory yet, which takes no more than this.
+    /// An empty pool that never takes more than this.
     pub fn new(copies: &Arc<Copies>, limit_bytes: u64) -> SlabPool {
         SlabPool { copies: Arc::clone(copies), slabs: Vec::new(), limit_bytes }
     }
@@ -36,7 +36,7 @@ impl SlabPool {
         self.slabs.iter().map(|slab| slab.bytes).sum()
     }
 
-    /// Gives up what is not in use. If nothing is, takes one block of exactly `bytes` instead.
+    /// Frees what is not in use. If nothing is in use, allocates one block of exactly `bytes` instead.
     ///
     /// # Errors
     /// The machine or a limit does not allow it.
@@ -62,12 +62,12 @@ impl SlabPool {
         Err(HostMemoryRefused { wanted_bytes, limit })
     }
 
-    /// A slot at a fixed place of the first block, if it is free there.
+    /// A slot at a fixed offset of the first block, if that range is free.
     pub fn take_at(&self, offset: usize, bytes: usize) -> Option<Slot> {
         Slab::take_at(self.slabs.first()?, offset, bytes)
     }
 
-    /// A slot anywhere; takes more memory if it must.
+    /// A slot anywhere; allocates more memory if needed.
     ///
     /// # Errors
     /// The machine or a limit does not allow it.
@@ -87,7 +87,7 @@ impl SlabPool {
     }
 }
 
-/// Refuses what would leave too little to the rest of the machine.
+/// Refuses growth that would leave too little for the rest of the machine.
 fn check_growth(wanted_bytes: u64, limit: Option<HostLimit>) -> Result<(), MemoryRefused> {
     let Some(limit) = limit else { return Ok(()) };
     let available_bytes = limit.available_bytes().map(|free| free.saturating_sub(SPARED_BYTES));
@@ -171,8 +171,8 @@ impl Slab {
         let is_pending = |mark: &Mark| !mark.is_done().unwrap_or(true);
         reads.retain(is_pending);
         let (mut start, mut bytes) = (offset, room);
-        // Neighbours become one range again once nothing reads them; before, they are more useful as
-        // they are: the next step takes the same places.
+        // Merge neighbors only once nothing reads them. Until then separate ranges are more useful,
+        // since the next step takes the same places.
         let mergeable = |free: &Free| !free.reads.iter().any(is_pending);
         if reads.is_empty() {
             if let Some((&before, free)) = all.range(..offset).next_back()
@@ -192,18 +192,18 @@ impl Slab {
     }
 }
 
-/// A place in host memory, for as long as it lives.
+/// A range of host memory, reserved until dropped.
 #[derive(Debug)]
 pub struct Slot {
     slab: Arc<Slab>,
     offset: usize,
     bytes: usize,
-    /// What is taken of the slab: the next slot starts aligned.
+    /// Bytes reserved in the slab, rounded up so the next slot is aligned.
     room: usize,
-    /// Copies that may still read what was here before.
+    /// Copies that may still read the previous contents.
     waits: Vec<Mark>,
     stored: Option<Mark>,
-    /// Copies that may still read what is here.
+    /// Copies that may still read the current contents.
     reads: Vec<Mark>,
 }
 
@@ -248,7 +248,8 @@ impl Slot {
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        // A copy into this slot needs no mark: the next copy here comes after it in the same queue.
+        // A copy into this slot needs no mark: the next copy into this range comes later in the same
+        // queue.
         let mut reads = std::mem::take(&mut self.reads);
         reads.append(&mut self.waits);
         self.slab.give_back(self.offset, self.room, reads);

@@ -1,7 +1,7 @@
 use storm_plan::{InstructionId, Plan, SegmentId};
 
-/// What the host exchanges with a run of a segment, or with a step or a flush as a whole: positions
-/// in the plan's inputs, which it writes before, and results, which it reads after.
+/// What the host exchanges with a run of a segment, or with a whole step or flush: indices of the
+/// plan's inputs, which it writes before, and of the results, which it reads after.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) inputs: Vec<usize>,

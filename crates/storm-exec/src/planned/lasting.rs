@@ -18,10 +18,10 @@ impl<D: PlanDevice> Planned<D> {
         Ok(&self.plan.lasting[self.find(name)?].tensor)
     }
 
-    /// Sets a persistent tensor, in whatever tier it is.
+    /// Writes a persistent tensor, in whatever tier it is.
     ///
     /// # Errors
-    /// No such tensor, the wrong dtype or element count, or from the device.
+    /// No such tensor, the wrong dtype or element count, or an error of the device.
     pub fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check(&lasting.tensor, T::DTYPE, values.len())?;
@@ -48,17 +48,17 @@ impl<D: PlanDevice> Planned<D> {
     /// Fetches a persistent tensor.
     ///
     /// # Errors
-    /// No such tensor, the wrong dtype or element count, or from the device.
+    /// No such tensor, the wrong dtype or element count, or an error of the device.
     pub fn read<T: Scalar>(&mut self, name: &str, values: &mut [T]) -> Result<(), ExecError> {
         let tensor = &self.plan.lasting[self.find(name)?].tensor;
         check(tensor, T::DTYPE, values.len())?;
         self.read_part(name, 0, values)
     }
 
-    /// Fetches some elements of a persistent tensor, `first` and following.
+    /// Reads elements of a persistent tensor, starting at `first`.
     ///
     /// # Errors
-    /// No such tensor, the wrong dtype, more elements than there are, or from the device.
+    /// No such tensor, the wrong dtype, more elements than it has, or an error of the device.
     pub fn read_part<T: Scalar>(
         &mut self,
         name: &str,
@@ -72,10 +72,10 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.read(place, bytes_of_mut(values))?)
     }
 
-    /// Fetches bytes of a persistent tensor as it is stored, `first` and following.
+    /// Reads bytes of a persistent tensor as it is stored, starting at `first`.
     ///
     /// # Errors
-    /// No such tensor, more bytes than it has, or from the device.
+    /// No such tensor, more bytes than it has, or an error of the device.
     pub fn read_bytes(
         &mut self,
         name: &str,
@@ -88,10 +88,10 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.read(Place { tier, offset: offset + first }, bytes)?)
     }
 
-    /// Fetches persistent tensors as they are stored, as fast as the device can.
+    /// Reads persistent tensors as they are stored, as fast as the device can.
     ///
     /// # Errors
-    /// No such tensor, another number of bytes than it has, or from the device.
+    /// No such tensor, the wrong number of bytes, or an error of the device.
     pub fn read_all(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), ExecError> {
         let mut places = Vec::with_capacity(reads.len());
         for (name, bytes) in reads {
@@ -117,10 +117,10 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.host_buffer(bytes)?)
     }
 
-    /// Sets bytes of a persistent tensor as it is stored, `first` and following, in whatever tier it is.
+    /// Writes bytes of a persistent tensor as it is stored, starting at `first`, in whatever tier it is.
     ///
     /// # Errors
-    /// No such tensor, more bytes than it has, or from the device.
+    /// No such tensor, more bytes than it has, or an error of the device.
     pub fn write_bytes(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check_bytes(&lasting.tensor, first, bytes.len())?;
@@ -130,8 +130,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Fetches what the last step left at the place of a scalar of the plan, such as a gradient's sum of
-    /// squares.
+    /// Reads a scalar of the plan as the last step left it, such as a gradient's sum of squares.
     ///
     /// # Errors
     /// From the device.
@@ -141,12 +140,12 @@ impl<D: PlanDevice> Planned<D> {
         Ok(f32::from_ne_bytes(bytes))
     }
 
-    /// Computes a persistent tensor with the nodes of `graph`: it is the first output of the last. What comes from outside are
-    /// persistent tensors, or those in `given`, by name. Tensors that are not on the device use memory there
-    /// that is free between steps.
+    /// Computes a persistent tensor with the nodes of `graph`: it is the first output of the last node. The graph's
+    /// sources are persistent tensors, or those in `given`, by name. Tensors that are not on the device use device
+    /// memory that is free between steps.
     ///
     /// # Errors
-    /// An unknown name, another shape or dtype, no room on the device, or from the device.
+    /// An unknown name, the wrong shape or dtype, no room on the device, or an error of the device.
     ///
     /// # Panics
     /// If the graph has no node.

@@ -12,16 +12,16 @@ use storm_device::{PlanDevice, Trace};
 use storm_graph::Tensor;
 use storm_plan::{CheckedPlan, PerTier, Plan, Run, SegmentId};
 
-/// The inputs of a step from the host and its results. `micro_batch` counts through the whole
-/// step; it is none for what occurs once per step.
+/// Supplies the inputs of a step and receives its results. `micro_batch` counts through the whole step; it is
+/// none for what exists once per step.
 pub trait Feed {
     /// Why data is not available, or the step failed.
     type Error: From<ExecError>;
 
-    /// The data of an input, a position in the plan's inputs.
+    /// The data of an input, given by its index in the plan's inputs.
     ///
     /// # Errors
-    /// There is no data. The step ends where it is, and no other step can follow.
+    /// There is no data. The step ends there, and no other step can follow.
     fn input(
         &mut self,
         index: usize,
@@ -29,24 +29,24 @@ pub trait Feed {
         micro_batch: Option<usize>,
     ) -> Result<&[u8], Self::Error>;
 
-    /// A result has arrived, a position in the plan's results. Those of micro-batches arrive in their
+    /// Receives a result, given by its index in the plan's results. Those of micro-batches arrive in their
     /// order, before those of the step.
     fn result(&mut self, index: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]);
 }
 
 /// A checked plan on a device.
 ///
-/// The host keeps ahead of the queues: it waits only for what it must read before the next segment
-/// overwrites it, and for the copies of inputs that it is about to write again.
+/// The host runs ahead of the queues. It waits only for results that the next segment would overwrite, and for
+/// the copies of inputs that it is about to write again.
 #[derive(Debug)]
 pub struct Planned<D> {
     device: D,
     plan: Arc<CheckedPlan>,
-    /// Positions of the persistent tensors.
+    /// Indices of the persistent tensors.
     by_name: BTreeMap<String, usize>,
     /// What the host exchanges with each run of a segment.
     segments: Vec<Exchange>,
-    /// What it exchanges with a step, a flush and an evaluation as a whole.
+    /// What it exchanges with a whole step, flush and evaluation.
     step: Exchange,
     flush: Exchange,
     evaluation: Exchange,
@@ -90,8 +90,8 @@ impl<D: PlanDevice> Planned<D> {
         self.plan.step.iter().map(of_run).sum()
     }
 
-    /// Runs a step. All results have arrived when it returns, but queues may still work on what
-    /// is not read before the next step: an error there is reported by a later call.
+    /// Runs a step. All results have arrived when it returns, but queues may still be busy with what is not
+    /// read before the next step. An error there is reported by a later call.
     ///
     /// # Errors
     /// From the device or the feed.
@@ -116,7 +116,7 @@ impl<D: PlanDevice> Planned<D> {
         Ok(())
     }
 
-    /// Applies an update that the plan defers to the next step, if it does.
+    /// Applies the update that the plan defers to the next step, if there is one.
     ///
     /// # Errors
     /// From the device or the feed.
@@ -139,8 +139,8 @@ impl<D: PlanDevice> Planned<D> {
         Some(self.segments[segment.0 as usize].micro_batches)
     }
 
-    /// Runs the forward pass of the micro-batches `first` and following, as many as
-    /// [`Planned::evaluated_micro_batches`] says. Persistent tensors do not change.
+    /// Runs the forward pass of micro-batches from `first` on, as many as [`Planned::evaluated_micro_batches`]
+    /// says. Persistent tensors do not change.
     ///
     /// # Errors
     /// From the device or the feed.
@@ -155,7 +155,7 @@ impl<D: PlanDevice> Planned<D> {
         self.read_unread(feed)
     }
 
-    /// One run of a segment, whose micro-batches are `first` and following.
+    /// One run of a segment, whose micro-batches start at `first`.
     fn segment<F: Feed>(
         &mut self,
         feed: &mut F,
@@ -194,12 +194,12 @@ impl<D: PlanDevice> Planned<D> {
         Ok(self.device.synchronize()?)
     }
 
-    /// Whether steps from now on are recorded, on a device that was asked to record.
+    /// Turns recording of later steps on or off, on a device that was opened with recording.
     pub fn set_recording(&mut self, recording: bool) {
         self.device.set_recording(recording);
     }
 
-    /// What the queues did in the last step or flush that was recorded; none if the device does not record it.
+    /// What the queues did in the last recorded step or flush; none if the device does not record.
     ///
     /// # Errors
     /// Of anything that ran before.

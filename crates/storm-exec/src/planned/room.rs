@@ -3,7 +3,7 @@ use std::ops::Range;
 use storm_graph::Tensor;
 use storm_plan::{ALIGNMENT, Plan, Tier};
 
-/// Device memory between steps: whatever no persistent tensor covers is free.
+/// Device memory between steps: everything that no persistent tensor covers is free.
 pub(crate) struct Room {
     free: Vec<Range<usize>>,
 }
@@ -28,7 +28,7 @@ impl Room {
         Room { free }
     }
 
-    /// Room for a tensor, which is then no longer free.
+    /// Allocates room for a tensor.
     pub(crate) fn take(&mut self, tensor: &Tensor) -> Result<usize, ExecError> {
         let bytes = tensor.size_bytes();
         let Some(range) = self.free.iter_mut().find(|range| range.len() >= bytes) else {
@@ -68,7 +68,7 @@ mod tests {
             bytes: PerTier::new(2048, 0),
             ..Plan::default()
         };
-        // Free are 256..1024 and 1536..2048.
+        // Free: 256..1024 and 1536..2048.
         let mut room = Room::between_steps(&plan);
         assert_eq!(room.take(&tensor(500)), Ok(256));
         assert_eq!(room.take(&tensor(500)), Ok(1536));

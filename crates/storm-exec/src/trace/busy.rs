@@ -1,13 +1,13 @@
 use storm_device::Span;
 
-/// When one queue works, for questions about ranges of time.
+/// The busy times of one queue, for queries over time ranges.
 pub(super) struct BusyTime {
-    /// Start, end, and how long the queue worked until the end, of each span in order.
+    /// For each span in order: start, end, and how long the queue has been busy up to the end.
     spans: Vec<(u64, u64, u64)>,
 }
 
 impl BusyTime {
-    /// Of the spans of a queue, in the order they ran.
+    /// From the spans of a queue, in execution order.
     pub(super) fn new<'a>(spans: impl IntoIterator<Item = &'a Span>) -> BusyTime {
         let mut total_ns = 0;
         let spans = spans.into_iter().map(|span| {
@@ -17,7 +17,7 @@ impl BusyTime {
         BusyTime { spans: spans.collect() }
     }
 
-    /// How long it works between two moments.
+    /// How long it is busy between two times.
     pub(super) fn between_ns(&self, from_ns: u64, to_ns: u64) -> u64 {
         self.until_ns(to_ns) - self.until_ns(from_ns)
     }

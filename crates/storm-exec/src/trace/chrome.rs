@@ -6,8 +6,8 @@ use std::io::{self, Write};
 use storm_device::{Span, Trace, WaitedFor};
 use storm_plan::{InstructionId, Plan, Work};
 
-/// Writes a trace as Chrome and Perfetto read it: a thread per queue, arrows to an instruction from those
-/// that it waited for, and the bytes in use of each tier.
+/// Writes a trace in the format of Chrome and Perfetto: a thread per queue, arrows to an instruction from
+/// those that it waited for, and the bytes in use of each tier.
 ///
 /// # Errors
 /// From `out`.
@@ -101,7 +101,7 @@ impl<W: Write> Events<'_, W> {
             let runs = &runs[awaited.index()];
             let ended = runs.partition_point(|run| run.end_ns <= span.start_ns);
             let Some(from) = ended.checked_sub(1).map(|last| runs[last]) else { continue };
-            // An arrow belongs to the span that its time is inside of.
+            // An arrow belongs to the span that contains its time.
             let inside_ns = from.end_ns.saturating_sub(1).max(from.start_ns);
             let (ts, tid_from) = (self.microseconds(inside_ns), tid(awaited));
             self.add(json!({

@@ -1,4 +1,4 @@
-//! What the queues of a plan did: for people to look at, and in numbers.
+//! What the queues of a plan did, as pages, traces and numbers.
 //!
 //! Works on any [`Trace`](storm_device::Trace), measured or on a virtual clock.
 

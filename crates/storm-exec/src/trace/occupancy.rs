@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use storm_device::{Span, Trace};
 use storm_plan::{Compute, Plan, Tier, Work};
 
-/// Bytes in use from some moment on, in a tier.
+/// Bytes in use in a tier, from some time on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Occupancy {
     /// Since when.
@@ -13,9 +13,9 @@ pub struct Occupancy {
     pub bytes: usize,
 }
 
-/// How much of each tier holds something that is still needed, whenever that changes. What outlives
-/// a step, and the host memory of inputs and results, is always in use; anything else from when
-/// it is written until it is read last.
+/// How much of each tier holds something still needed, at each change. Persistent tensors, and the
+/// host memory of inputs and results, are always in use; anything else is in use from its write to
+/// its last read.
 pub fn occupancy(plan: &Plan, trace: &Trace) -> Vec<Occupancy> {
     let always = Always::new(plan);
     let mut uses = Uses::default();
@@ -135,7 +135,7 @@ impl Uses {
             let (from_ns, until_ns) = (span.start_ns, span.end_ns);
             let written = Use { bytes: touch.bytes, from_ns, until_ns };
             if let Some(mut before) = self.current.insert(key, written) {
-                // An op that overwrites its operand needs only one of the two at any moment.
+                // An op that overwrites its operand needs only one of the two at any time.
                 before.until_ns = before.until_ns.min(from_ns).max(before.from_ns);
                 self.over.push((touch.tier, before));
             }

@@ -5,14 +5,14 @@ use storm_device::{Span, Trace};
 use storm_graph::{Phase, TensorClass};
 use storm_plan::{Link, Plan, Queue, Work};
 
-/// How well copies hide behind computing.
+/// How well copies are hidden behind compute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// From the first start to the last end.
     pub total_ns: u64,
-    /// Time in which all queues work.
+    /// Time in which all queues are busy.
     pub all_queues_ns: u64,
-    /// The forward passes: their kernels and what these wait for.
+    /// The forward passes: their kernels, and the waits of these.
     pub forward_ns: u64,
     /// The part spent waiting for copies to the host while activations are copied there. If copies of the optimizer
     /// are queued before them, the wait counts for the optimizer.
@@ -24,17 +24,17 @@ pub struct Overlap {
 }
 
 impl Overlap {
-    /// The part of the forward passes in which the compute queue waits for copies to the host.
+    /// The share of the forward passes in which the compute queue waits for copies to the host.
     pub fn offload_gap(&self) -> f64 {
         self.offload_gap_ns as f64 / self.forward_ns.max(1) as f64
     }
 
-    /// The part of the backward passes in which it waits for copies from the host.
+    /// The share of the backward passes in which it waits for copies from the host.
     pub fn fetch_gap(&self) -> f64 {
         self.fetch_gap_ns as f64 / self.backward_ns.max(1) as f64
     }
 
-    /// The part of the time in which all queues work.
+    /// The share of the time in which all queues are busy.
     pub fn all_queues(&self) -> f64 {
         self.all_queues_ns as f64 / self.total_ns.max(1) as f64
     }
@@ -45,7 +45,7 @@ impl Overlap {
 enum Pass {
     Forward,
     Backward,
-    /// The optimizer, which runs during either.
+    /// The optimizer, which may run during either.
     Update,
 }
 
@@ -113,13 +113,13 @@ fn pass(plan: &Plan, span: &Span) -> Pass {
     }
 }
 
-/// Time in which every one of the queues works. A queue's own spans do not overlap.
+/// Time in which all queues are busy. A queue's own spans do not overlap.
 fn all_busy_ns(queues: &[Vec<&Span>]) -> u64 {
     let mut moments: Vec<(u64, i32)> = Vec::new();
     for span in queues.iter().flatten() {
         moments.extend([(span.start_ns, 1), (span.end_ns, -1)]);
     }
-    // At the same moment ends come first.
+    // At equal times, ends come first.
     moments.sort_unstable();
     let (mut busy, mut since_ns, mut total_ns) = (0, 0, 0);
     for (moment_ns, change) in moments {

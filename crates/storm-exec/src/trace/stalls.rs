@@ -32,18 +32,17 @@ impl fmt::Display for StallCause {
     }
 }
 
-/// A stretch of time in which the compute queue did nothing, for one cause.
+/// A stretch of time in which the compute queue was idle, for one cause.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StallSpan {
     pub(super) cause: StallCause,
     pub(super) start_ns: u64,
     pub(super) end_ns: u64,
-    /// Position among the queue's spans of the kernel that was delayed; none after the last.
+    /// Index, among the queue's spans, of the kernel that was delayed; none after the last.
     pub(super) before: Option<usize>,
 }
 
-/// All time between `start_ns` and `end_ns` in which the compute queue, whose spans these are, did
-/// nothing.
+/// All idle time of the compute queue between `start_ns` and `end_ns`; `spans` are the queue's.
 pub(super) fn stall_spans(
     plan: &Plan,
     compute: &[&Span],

@@ -15,11 +15,11 @@ pub struct Summary {
     pub total_ns: u64,
     /// In the order of the plan's.
     pub queues: Vec<QueueSummary>,
-    /// What moved, by link and class.
+    /// What was copied, by link and class.
     pub transfers: Vec<TransferSummary>,
-    /// Why the compute queue did not work all the time, longest first.
+    /// Why the compute queue was not always busy, longest first.
     pub stalls: Vec<Stall>,
-    /// Most bytes that held something needed at a time.
+    /// The most bytes that held something needed at one time.
     pub peak_bytes: PerTier<usize>,
 }
 
@@ -36,7 +36,7 @@ pub struct QueueSummary {
     pub busy_ns: u64,
 }
 
-/// What moved of a class over a link. A copy of several values counts by their bytes.
+/// What was copied of a class over a link. A copy of several values counts by their bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferSummary {
     /// Which way.
@@ -47,12 +47,12 @@ pub struct TransferSummary {
     pub bytes: u64,
     /// How long that took.
     pub busy_ns: u64,
-    /// How much of that time the compute queue worked.
+    /// How much of that time the compute queue was busy.
     pub hidden_ns: u64,
 }
 
 impl TransferSummary {
-    /// The part of the time in which the compute queue worked, 0 to 1.
+    /// The share of the time in which the compute queue was busy, 0 to 1.
     pub fn hidden_share(&self) -> f64 {
         match self.busy_ns {
             0 => 1.0,
@@ -61,7 +61,7 @@ impl TransferSummary {
     }
 }
 
-/// Time in which the compute queue did nothing.
+/// Idle time of the compute queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stall {
     /// Why.
@@ -71,7 +71,7 @@ pub struct Stall {
 }
 
 impl Summary {
-    /// The part of the time in which a queue worked, 0 to 1.
+    /// The share of the time in which a queue was busy, 0 to 1.
     pub fn busy_share(&self, queue: Queue) -> f64 {
         self.queues[queue.index()].busy_ns as f64 / self.total_ns.max(1) as f64
     }
@@ -133,7 +133,7 @@ fn transfers(plan: &Plan, trace: &Trace, compute: &BusyTime) -> Vec<TransferSumm
     totals.into_values().collect()
 }
 
-/// How long the compute queue did nothing for each cause, longest first.
+/// How long the compute queue was idle for each cause, longest first.
 fn stalls(spans: &[StallSpan]) -> Vec<Stall> {
     let mut totals: BTreeMap<StallCause, u64> = BTreeMap::new();
     for span in spans {
@@ -145,7 +145,7 @@ fn stalls(spans: &[StallSpan]) -> Vec<Stall> {
     stalls
 }
 
-/// The class that most bytes of a copy are of.
+/// The class that most bytes of a copy belong to.
 pub(super) fn largest_class(plan: &Plan, copy: &Copy) -> TensorClass {
     let mut bytes: BTreeMap<TensorClass, usize> = BTreeMap::new();
     for operand in &copy.values {

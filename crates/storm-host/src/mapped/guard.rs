@@ -1,4 +1,4 @@
-//! The table of guarded memory and the handler of SIGBUS that looks things up in it.
+//! The table of guarded ranges, and the SIGBUS handler that looks addresses up in it.
 
 use std::ffi::c_int;
 use std::ops::Range;
@@ -6,12 +6,12 @@ use std::ptr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Maps at once. A table of fixed size: a signal handler cannot take locks or memory.
+/// The most maps at a time. The table has a fixed size because a signal handler can neither lock nor allocate.
 const PLACES: usize = 16_384;
 
 static TABLE: [Place; PLACES] = [const { Place::new() }; PLACES];
 
-/// What handled the signal before, and the size of a page.
+/// The previous handler of the signal, and the page size.
 static BEFORE: OnceLock<Before> = OnceLock::new();
 
 struct Before {
@@ -19,16 +19,16 @@ struct Before {
     page_bytes: usize,
 }
 
-/// One guarded range, which a signal handler reads while other threads may give the place to another map.
+/// One guarded range. The signal handler reads it while other threads may reassign the entry to another map.
 ///
-/// `start` and `end` mean something only together. A writer makes `version` odd, changes both, and makes it even
-/// again; a reader that finds `version` odd, or changed since before it read both, has not read a range. Looking
-/// at `end` a second time would not do: a later map may well end where an earlier one did.
+/// `start` and `end` are valid only together, under a sequence lock: a writer makes `version` odd, changes both,
+/// and makes it even again. A reader that finds `version` odd, or changed since before it read both, has not
+/// read a range. Reading `end` twice would not be enough: a later map may end where an earlier one did.
 struct Place {
     taken: AtomicBool,
     version: AtomicU64,
     start: AtomicUsize,
-    /// Not above `start` while the place guards nothing.
+    /// Not above `start` while the entry guards nothing.
     end: AtomicUsize,
     lost: AtomicBool,
 }
@@ -44,7 +44,7 @@ impl Place {
         }
     }
 
-    /// Only for the thread that has taken the place, so that no two write at once.
+    /// Only for the thread that has taken the entry, so two threads never write at once.
     fn set(&self, range: Range<usize>) {
         self.version.fetch_add(1, Ordering::SeqCst);
         self.start.store(range.start, Ordering::SeqCst);
@@ -52,14 +52,14 @@ impl Place {
         self.version.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Whether the place guards an address; false if it changes meanwhile. A guarded map is read only while its
-    /// [`Guarded`] lives, so the place that guards an address that was just read does not change: it is never
-    /// missed, and there is no need to look again.
+    /// Whether the entry guards an address; false if the entry changes meanwhile. A guarded map is read only
+    /// while its [`Guarded`] lives, so the entry that guards an address being read does not change. It is never
+    /// missed, and no retry is needed.
     fn holds(&self, address: usize) -> bool {
         self.holds_despite(address, || {})
     }
 
-    /// The same, with something that happens between the reads of `end` and `start`.
+    /// The same, with a callback between the reads of `end` and `start`.
     fn holds_despite(&self, address: usize, meanwhile: impl FnOnce()) -> bool {
         let version = self.version.load(Ordering::SeqCst);
         let end = self.end.load(Ordering::SeqCst);
@@ -70,21 +70,21 @@ impl Place {
     }
 }
 
-/// A range of mapped memory whose lost pages read as zeros; from construction to drop.
+/// A mapped range whose lost pages read as zeros, until dropped.
 #[derive(Debug)]
 pub(super) struct Guarded {
     place: usize,
 }
 
 impl Guarded {
-    /// Guards a map. On failure says how many there can be.
+    /// Guards a map. If the table is full, returns its size.
     pub(super) fn new(start: usize, length: usize) -> Result<Guarded, usize> {
         install();
         let free = |place: &Place| !place.taken.swap(true, Ordering::SeqCst);
         let place = TABLE.iter().position(free).ok_or(PLACES)?;
         let entry = &TABLE[place];
         entry.lost.store(false, Ordering::SeqCst);
-        // Last: from here on the handler believes the entry.
+        // Last: from here on the handler sees the entry.
         entry.set(start..start + length);
         Ok(Guarded { place })
     }
@@ -99,14 +99,14 @@ impl Drop for Guarded {
     fn drop(&mut self) {
         let entry = &TABLE[self.place];
         entry.set(0..0);
-        // Last: from here on others write the entry.
+        // Last: from here on other threads may write the entry.
         entry.taken.store(false, Ordering::SeqCst);
     }
 }
 
 fn install() {
     BEFORE.get_or_init(|| {
-        // SAFETY: asks for the handler in place; a zeroed `sigaction` is a valid one to be written over.
+        // SAFETY: only queries the current handler; a zeroed `sigaction` is valid and is overwritten.
         let action = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             libc::sigaction(libc::SIGBUS, ptr::null(), &mut action);
@@ -118,12 +118,12 @@ fn install() {
     });
     static INSTALLED: OnceLock<()> = OnceLock::new();
     INSTALLED.get_or_init(|| {
-        // SAFETY: `handler` does only what a signal handler may: atomics and system calls. It finds
-        // `BEFORE` set, since that happened above.
+        // SAFETY: `handler` does only what a signal handler may: atomics and system calls. `BEFORE` is already
+        // set, as it needs.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handler as *const () as usize;
-            // On the alternate stack, where there is one: threads may have little stack left.
+            // On the alternate stack if there is one: the thread may have little stack left.
             action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
             libc::sigemptyset(&mut action.sa_mask);
             libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
@@ -135,22 +135,21 @@ extern "C" fn handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut l
     let Some(before) = BEFORE.get() else { return };
     // SAFETY: the kernel hands a valid `siginfo_t` to a handler installed with SA_SIGINFO.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    // Only the kernel's own signals carry an address; others were sent by a process.
+    // Only signals from the kernel carry an address; others were sent by a process.
     if code <= 0 || !replace_page(address, before.page_bytes) {
         pass_on(before, signal, info, context);
     }
 }
 
-/// Puts zeros where a page was lost. False if the address is not guarded, or that cannot be done.
+/// Maps zeros over a lost page. False if the address is not guarded, or mapping fails.
 fn replace_page(address: usize, page_bytes: usize) -> bool {
     let Some(place) = TABLE.iter().find(|place| place.holds(address)) else { return false };
-    // Before any thread can read the zeros.
+    // Set before any thread can read the zeros.
     place.lost.store(true, Ordering::SeqCst);
     let page = address & !(page_bytes - 1);
-    // SAFETY: replaces one page of a map that is ours and read only, which nothing borrows from. It is ours
-    // because `start` and `end` were of one range, and still is: the interrupted read borrows the file, so its
-    // map and its place stay until this handler has returned. `errno` is put back for the code that was
-    // interrupted.
+    // SAFETY: replaces one page of our own read-only map, which nothing borrows from. It is our map because
+    // `start` and `end` belong to one range. It stays mapped because the interrupted read borrows the file, so
+    // map and entry live until this handler returns. `errno` is restored for the interrupted code.
     unsafe {
         let errno = *libc::__errno_location();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -165,8 +164,8 @@ fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: 
     let action = &before.action;
     match action.sa_sigaction {
         libc::SIG_DFL | libc::SIG_IGN => {
-            // SAFETY: restores the default and sends the signal again, which ends the process when this
-            // handler returns and lets it through.
+            // SAFETY: restores the default action and raises the signal again, which ends the process when this
+            // handler returns and unblocks it.
             unsafe {
                 let mut default: libc::sigaction = std::mem::zeroed();
                 default.sa_sigaction = libc::SIG_DFL;
@@ -175,13 +174,13 @@ fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: 
             }
         }
         function if action.sa_flags & libc::SA_SIGINFO != 0 => {
-            // SAFETY: the kernel took it for a handler of this type.
+            // SAFETY: the kernel accepted it as a handler of this type.
             let function: extern "C" fn(c_int, *mut libc::siginfo_t, *mut libc::c_void) =
                 unsafe { std::mem::transmute(function) };
             function(signal, info, context);
         }
         function => {
-            // SAFETY: the kernel took it for a handler of this type.
+            // SAFETY: the kernel accepted it as a handler of this type.
             let function: extern "C" fn(c_int) = unsafe { std::mem::transmute(function) };
             function(signal);
         }
@@ -192,8 +191,8 @@ fn pass_on(before: &Before, signal: c_int, info: *mut libc::siginfo_t, context: 
 mod tests {
     use super::*;
 
-    /// Whether a place that guards `before` is taken to hold an address, if it is given to another map
-    /// between two reads of the handler.
+    /// Whether an entry that guards `before` seems to hold an address if it is reassigned to another map between
+    /// two reads of the handler.
     fn held_despite(before: Range<usize>, after: Range<usize>, address: usize) -> bool {
         let place = Place::new();
         place.set(before);
@@ -207,11 +206,11 @@ mod tests {
 
     #[test]
     fn a_range_is_read_whole_or_not_at_all() {
-        // Given back: `start` is 0 and anything below the old end would be inside.
+        // Freed: `start` is 0, and anything below the old end would seem inside.
         assert!(!held_despite(1000..2000, 0..0, 500));
         // Another map: the old end with the new start.
         assert!(!held_despite(1000..2000, 100..200, 500));
-        // Another map that ends in the same place, which a second look at `end` would not tell.
+        // Another map with the same end, which a second read of `end` would not detect.
         assert!(!held_despite(1000..2000, 400..2000, 500));
     }
 
@@ -219,7 +218,7 @@ mod tests {
     fn a_range_in_the_middle_of_a_change_is_none() {
         let place = Place::new();
         place.set(1000..2000);
-        // A writer stopped after its first store.
+        // A writer interrupted after its first store.
         place.version.fetch_add(1, Ordering::SeqCst);
         place.start.store(0, Ordering::SeqCst);
         assert!(!place.holds(500));

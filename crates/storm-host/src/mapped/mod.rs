@@ -1,9 +1,9 @@
-//! Files mapped into memory that another process may cut short without harm.
+//! Memory-mapped files that another process may truncate without harm.
 //!
-//! Reading a page of a map that lies behind the end of its file raises SIGBUS, which ends the process.
-//! Here a handler puts a page of zeros there instead and marks the file; [`MappedFile::read`] copies,
-//! and then looks for the mark and at the length of the file. There is no way to borrow the mapped
-//! bytes: they may change at any time.
+//! Reading a mapped page beyond the end of its file raises SIGBUS, which kills the process. Here a
+//! signal handler maps a page of zeros there instead and marks the file as damaged. [`MappedFile::read`]
+//! copies, then checks the mark and the file's length. The mapped bytes cannot be borrowed, because they
+//! may change at any time.
 
 mod guard;
 
@@ -26,7 +26,7 @@ pub enum MapError {
         /// In the system's words.
         source: io::Error,
     },
-    /// Asked for bytes that it never had.
+    /// A read beyond the length the file had when opened.
     #[error("{path}: bytes {offset}..{end} are not in a file of {length}")]
     OutOfRange {
         /// The file.
@@ -35,10 +35,10 @@ pub enum MapError {
         offset: u64,
         /// The byte after the last.
         end: u64,
-        /// What it had when it was opened.
+        /// The length when it was opened.
         length: u64,
     },
-    /// It lost bytes after it was opened, or its disk cannot read them.
+    /// It was truncated after it was opened, or its disk cannot read some bytes.
     #[error("{path}: the file was cut short, or its disk failed, while it was in use")]
     Lost {
         /// The file.
@@ -49,7 +49,7 @@ pub enum MapError {
     TooMany {
         /// The file.
         path: PathBuf,
-        /// How many there can be.
+        /// The most files that can be mapped.
         limit: usize,
     },
 }
@@ -66,7 +66,7 @@ pub enum Access {
 /// A file in memory, read only.
 #[derive(Debug)]
 pub struct MappedFile {
-    // Before the map: given up first, so that the table never names memory that is no longer ours.
+    // Before the map: dropped first, so the table never names memory that is no longer mapped.
     guarded: Option<Guarded>,
     map: Option<MmapRaw>,
     file: File,
@@ -78,13 +78,13 @@ impl MappedFile {
     /// Maps all of a regular file.
     ///
     /// # Errors
-    /// If it cannot be opened, is no regular file, or too many are mapped.
+    /// If it cannot be opened, is not a regular file, or too many files are mapped.
     pub fn open(path: &Path) -> Result<MappedFile, MapError> {
         let io = |source| MapError::Io { path: path.to_owned(), source };
         let file = open_plain(path).map_err(io)?;
         let length = file.metadata().map_err(io)?.len();
         let size = usize::try_from(length).map_err(|_| io(io::ErrorKind::FileTooLarge.into()))?;
-        // An empty range cannot be mapped, and there is nothing to read in it.
+        // An empty range cannot be mapped, and has nothing to read.
         let map = match size {
             0 => None,
             _ => Some(MmapOptions::new().len(size).map_raw_read_only(&file).map_err(io)?),
@@ -110,7 +110,7 @@ impl MappedFile {
     /// Copies bytes out of the file.
     ///
     /// # Errors
-    /// If the range is outside of the file, or the file is no longer whole.
+    /// If the range is outside the file, or the file is no longer complete.
     pub fn read(&self, offset: u64, dest: &mut [u8]) -> Result<(), MapError> {
         let end = offset.saturating_add(dest.len() as u64);
         if end > self.length {
@@ -118,15 +118,15 @@ impl MappedFile {
             return Err(MapError::OutOfRange { path, offset, end, length });
         }
         let (Some(map), Some(guarded)) = (&self.map, &self.guarded) else { return Ok(()) };
-        // SAFETY: the range lies in the map, which lives as long as `self`; `dest` is ours alone. A page
-        // that the file lost is replaced by the handler.
+        // SAFETY: the range lies in the map, which lives as long as `self`; `dest` is exclusively
+        // borrowed. The handler replaces pages that the file lost.
         unsafe {
             let source = map.as_ptr().add(offset as usize);
             std::ptr::copy_nonoverlapping(source, dest.as_mut_ptr(), dest.len());
         }
-        // The mark is looked for after the copy, not before.
+        // The mark must be read after the copy, not before.
         fence(Ordering::SeqCst);
-        // A cut inside of a page raises no signal: the rest of that page reads as zeros.
+        // Truncation inside a page raises no signal: the rest of that page reads as zeros.
         let whole = self.file.metadata().is_ok_and(|metadata| metadata.len() >= end);
         if guarded.is_lost() || !whole {
             return Err(MapError::Lost { path: self.path.clone() });
@@ -134,7 +134,7 @@ impl MappedFile {
         Ok(())
     }
 
-    /// Tells the system in which order the file will be read. A hint: refusal changes nothing.
+    /// Tells the system in which order the file will be read. Only a hint; errors are ignored.
     pub fn advise(&self, access: Access) {
         let advice = match access {
             Access::Sequential => Advice::Sequential,
@@ -145,7 +145,7 @@ impl MappedFile {
         }
     }
 
-    /// Asks the system to read these bytes in soon, without waiting. A hint: refusal changes nothing.
+    /// Asks the system to prefetch these bytes, without waiting. Only a hint; errors are ignored.
     pub fn will_need(&self, offset: u64, length: u64) {
         let end = offset.saturating_add(length).min(self.length);
         if let Some(map) = self.map.as_ref().filter(|_| offset < end) {

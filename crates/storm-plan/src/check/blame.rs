@@ -1,4 +1,4 @@
-//! From what a walk found to what it says.
+//! Turns what a walk found into an error message.
 
 use super::error::{Actor, CheckError, Found, Spot};
 use super::memory::{Conflict, Content, Stamp};

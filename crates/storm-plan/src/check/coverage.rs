@@ -1,17 +1,17 @@
-//! Whether what an instruction says it touches is what it touches.
+//! Checks that the values an instruction lists are the bytes it touches.
 
 use super::error::{Actor, CheckError};
 use super::structure::{aligned, check_copy, within};
 use crate::plan::{Compute, InstructionId, Operand, Place, Plan, Work};
 use storm_graph::Graph;
 
-/// What a node asks of its memory.
+/// A node's requirements on its memory.
 #[derive(Clone, Debug)]
 struct NodeNeeds {
     /// Name and size of the operands, then of the outputs.
     tensors: Vec<(String, usize)>,
     operand_count: usize,
-    /// Positions of an operand and of the output that overwrites it.
+    /// Indices of an operand and of the output that overwrites it.
     in_place: Vec<(usize, usize)>,
 }
 
@@ -28,7 +28,7 @@ impl NodeNeeds {
             let tensor = graph.tensor(id);
             (format!("output `{}`", tensor.name), tensor.size_bytes())
         }));
-        // By position rather than by tensor: one tensor may be two operands.
+        // By index rather than by tensor: one tensor may be two operands.
         let mut position = 0..;
         let positions = node.op.clone().map(|_, _| position.next().expect("endless"));
         let in_place = positions
@@ -105,7 +105,7 @@ impl ComputeCheck<'_> {
         tensors: std::ops::Range<usize>,
     ) -> Result<(), CheckError> {
         let size = |operand: &Operand| self.plan.value(operand.value).size_bytes;
-        // Empty tensors have values, but no bytes to look after.
+        // Empty tensors have values, but no bytes to check.
         let mut values: Vec<&Operand> = operands.iter().filter(|o| size(o) > 0).collect();
         values.sort_by_key(|operand| operand.offset);
         let mut used = vec![false; values.len()];
@@ -120,7 +120,7 @@ impl ComputeCheck<'_> {
                     let what = format!("byte {} of {name}", bytes - (end - next));
                     return Err(CheckError::NoAddress { whom, what });
                 };
-                // An operand that is given twice may be listed twice.
+                // An operand that is passed twice may be listed twice.
                 let same = values[first..].iter().take_while(|operand| operand == &value).count();
                 used[first..first + same].fill(true);
                 next = next.saturating_add(size(value));
@@ -138,7 +138,7 @@ impl ComputeCheck<'_> {
         }
     }
 
-    /// A value has one new version per instruction, so it can have one place only.
+    /// An instruction writes one new version of a value, so the value can be in only one place.
     fn written_once(&self) -> Result<(), CheckError> {
         let mut values: Vec<_> = self.compute.writes.iter().map(|operand| operand.value).collect();
         values.sort();

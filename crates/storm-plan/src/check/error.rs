@@ -1,4 +1,4 @@
-//! What the checker says.
+//! The checker's errors.
 
 use crate::plan::{InstructionId, Plan, ValueId};
 use crate::queue::Link;
@@ -6,7 +6,7 @@ use crate::tier::Tier;
 use std::fmt;
 use std::ops::Range;
 
-/// Who touches memory.
+/// Something that touches memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Actor {
     /// An instruction of a queue.
@@ -73,11 +73,11 @@ impl fmt::Display for Spot {
 /// What lies where something else was expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing that this step wrote or that rests between steps.
+    /// Nothing that this step wrote, and no persistent tensor.
     Nothing,
-    /// The right value, but it was written again since.
+    /// An outdated version of the right value.
     Stale,
-    /// The right value, but other bytes of it.
+    /// Other bytes of the right value.
     Shifted,
     /// Another value.
     Other(String),
@@ -94,61 +94,61 @@ impl fmt::Display for Found {
     }
 }
 
-/// Why a plan is not safe to run. The first problem in the order in which instructions are issued.
+/// Why a plan is not safe to run: the first problem in issue order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CheckError {
-    /// Bytes are read while their write may still be under way.
+    /// Bytes are read while their write may still be in progress.
     #[error("{reader} reads {spot}, but does not wait for {writer}, which writes there")]
     UnorderedRead {
-        /// Who reads.
+        /// The reader.
         reader: Actor,
         /// What.
         spot: Spot,
-        /// Who wrote it.
+        /// The writer.
         writer: Actor,
     },
     /// Bytes are overwritten while an instruction may still read them.
     #[error("{writer} overwrites {spot}, but does not wait for {reader}, which reads there")]
     OverwriteBeforeRead {
-        /// Who overwrites.
+        /// The instruction that overwrites.
         writer: Actor,
         /// What is written.
         spot: Spot,
-        /// Who may not be done.
+        /// The reader that may not be done.
         reader: Actor,
     },
-    /// Bytes are written by two at a time.
+    /// Two instructions may write the same bytes at once.
     #[error("{writer} writes {spot}, but does not wait for {earlier}, which writes there too")]
     UnorderedWrite {
-        /// Who writes later.
+        /// The later writer.
         writer: Actor,
         /// What it writes.
         spot: Spot,
-        /// Who may not be done.
+        /// The earlier writer that may not be done.
         earlier: Actor,
     },
-    /// Bytes do not hold what their reader takes them for.
+    /// Bytes do not hold what their reader expects.
     #[error("{reader} expects {spot}, where {found}")]
     WrongContent {
-        /// Who reads.
+        /// The reader.
         reader: Actor,
         /// What it expects.
         spot: Spot,
         /// What is there.
         found: Found,
     },
-    /// A wait that nothing ever fulfils.
+    /// A wait that nothing ever fulfills.
     #[error("{waiter} waits for {awaited}, which is never issued before it")]
     WaitNeverRecorded {
-        /// Who waits.
+        /// The waiting instruction.
         waiter: Actor,
-        /// For whom.
+        /// The instruction it waits for.
         awaited: Actor,
     },
     /// Bytes beyond the end of a tier.
     #[error("{what} takes {tier} bytes {}..{} of {size}", bytes.start, bytes.end)]
     OutOfBounds {
-        /// Who takes them.
+        /// What uses them.
         what: String,
         /// Which memory.
         tier: Tier,
@@ -179,9 +179,9 @@ pub enum CheckError {
     /// A copy between tiers that have no link.
     #[error("{whom} copies from {link}, and the plan has no such link")]
     NoLink {
-        /// Which instruction.
+        /// The instruction.
         whom: String,
-        /// What it would go over.
+        /// The link it would use.
         link: Link,
     },
     /// An offset that a kernel or the host cannot use.
@@ -197,7 +197,7 @@ pub enum CheckError {
     /// A tensor or value that is needed and has no address.
     #[error("{whom} has no address for {what}")]
     NoAddress {
-        /// Who needs it.
+        /// What needs it.
         whom: String,
         /// What is missing.
         what: String,
@@ -210,7 +210,7 @@ pub enum CheckError {
         /// What is wrong.
         problem: String,
     },
-    /// A kernel whose operands and outputs share bytes that must be apart, or do not where they must.
+    /// A kernel's operands and outputs overlap where they must not, or do not where they must.
     #[error("{instruction}: {first} and {second} {}", if *must_share { "must be in one place" } else { "overlap" })]
     Aliasing {
         /// Which.
@@ -219,22 +219,22 @@ pub enum CheckError {
         first: String,
         /// The other.
         second: String,
-        /// What the op asks for.
+        /// What the op requires.
         must_share: bool,
     },
-    /// A tensor that outlives the step is not where the next step expects it.
+    /// A persistent tensor is not where the next step expects it.
     #[error("after the {program}, {spot} of tensor `{tensor}` must rest, but {found} there")]
     NotAtRest {
         /// `step`, `flush` or `evaluation`.
         program: &'static str,
-        /// Whose.
+        /// The tensor.
         tensor: String,
-        /// What must be where.
+        /// What must be there.
         spot: Spot,
         /// What is there.
         found: Found,
     },
-    /// Memory of an input or a result that the plan uses in another way.
+    /// The plan also uses the memory of an input or a result for something else.
     #[error("{tier} memory of `{tensor}`: {problem}")]
     HostMemory {
         /// Which memory.
@@ -244,10 +244,10 @@ pub enum CheckError {
         /// What is wrong.
         problem: String,
     },
-    /// A position in a list that is not that long.
+    /// An index beyond the end of its list.
     #[error("{whom} refers to {what} {index} of {count}")]
     Unknown {
-        /// Who refers to it.
+        /// What refers to it.
         whom: String,
         /// Of what kind.
         what: &'static str,
@@ -256,7 +256,7 @@ pub enum CheckError {
         /// How many there are.
         count: usize,
     },
-    /// Segments that do not make up the list of instructions.
+    /// The segments do not partition the list of instructions.
     #[error("segment `{segment}`: {problem}")]
     Segments {
         /// Which.
@@ -264,7 +264,7 @@ pub enum CheckError {
         /// What is wrong.
         problem: String,
     },
-    /// Memory looks different after every repetition.
+    /// Memory never reaches a state that repeats.
     #[error(
         "what lies in memory after segment `{segment}` still changes after {times} repetitions"
     )]

@@ -1,11 +1,11 @@
-//! Waits that nothing ever fulfils.
+//! Finds waits that nothing ever fulfills.
 
 use super::error::{Actor, CheckError};
 use crate::plan::{InstructionId, Plan};
 
-/// Which waits ever held an instruction up.
+/// Which waits ever had something to wait for.
 pub(super) struct Heard {
-    /// By instruction: where its waits begin.
+    /// By instruction: where its waits start.
     first: Vec<usize>,
     heard: Vec<bool>,
 }
@@ -21,12 +21,12 @@ impl Heard {
         Heard { first, heard: vec![false; count] }
     }
 
-    /// The instruction's wait found what it waits for.
+    /// Records that a wait of the instruction had something to wait for.
     pub(super) fn hear(&mut self, instruction: usize, wait: usize) {
         self.heard[self.first[instruction] + wait] = true;
     }
 
-    /// Every wait was fulfilled by something at least once.
+    /// Every wait had something to wait for at least once.
     pub(super) fn check(&self, plan: &Plan) -> Result<(), CheckError> {
         for (index, instruction) in plan.instructions.iter().enumerate() {
             for (wait, &awaited) in instruction.waits.iter().enumerate() {

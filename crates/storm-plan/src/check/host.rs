@@ -1,4 +1,4 @@
-//! The host's part in a step: which inputs it writes and which results it reads, and when.
+//! The host's part in a step: which inputs it writes, which results it reads, and when.
 
 use super::error::{Actor, CheckError};
 use super::structure::{aligned, within};
@@ -8,12 +8,12 @@ use storm_graph::Tensor;
 /// What the host does around the segments.
 #[derive(Clone, Debug)]
 pub(crate) struct HostWork {
-    /// By segment: positions of the inputs that are written before each run of it.
+    /// By segment: indices of the inputs that the host writes before each run of it.
     inputs: Vec<Vec<usize>>,
-    /// By segment: positions of the results that arrive with a run of it. They have to be read
-    /// before the next run of a segment that brings them.
+    /// By segment: indices of the results that a run of it delivers. The host must read them
+    /// before the next run of a segment that delivers them.
     results: Vec<Vec<usize>>,
-    /// By segment: positions of the inputs that it copies and that a step has once.
+    /// By segment: indices of the inputs that it copies and that are written once per step.
     once: Vec<Vec<usize>>,
 }
 
@@ -48,7 +48,7 @@ impl HostWork {
         &self.inputs[segment.0 as usize]
     }
 
-    /// Results that a run of the segment brings.
+    /// Results that a run of the segment delivers.
     pub(crate) fn results(&self, segment: SegmentId) -> &[usize] {
         &self.results[segment.0 as usize]
     }
@@ -66,14 +66,14 @@ impl HostWork {
 /// What the host does with an area.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
-    /// It writes, and copies read.
+    /// The host writes it, and copies read it.
     Input,
     /// Copies write, and it reads.
     Result,
 }
 
 impl Use {
-    /// The end of a copy that is in the area.
+    /// The end of a copy that lies in the area.
     fn end(self, copy: &Copy) -> Place {
         match self {
             Use::Input => copy.from,
@@ -103,8 +103,8 @@ impl Area<'_> {
     }
 }
 
-/// Only the listed copies touch the memory of inputs and results. As the host waits for these, it
-/// does not matter when exactly it writes and reads.
+/// Only the listed copies touch the memory of inputs and results. The host waits for those, so it
+/// does not matter exactly when it writes and reads.
 pub(super) fn check(plan: &Plan) -> Result<(), CheckError> {
     let mut areas = areas(plan)?;
     areas.sort_by_key(|area| area.place);

@@ -1,4 +1,4 @@
-//! What lies at each byte of a tier, and who touched it.
+//! What each byte of a tier holds, and which threads touched it.
 
 use crate::plan::ValueId;
 use crate::queue::Queue;
@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use storm_graph::work;
 
-/// The host as a thread, behind the queues.
+/// The host as a thread, numbered after the queues.
 pub(super) const HOST: usize = Queue::COUNT_MAX;
 
 /// Queues and the host.
@@ -15,15 +15,15 @@ pub(super) const THREADS: usize = HOST + 1;
 /// How many actions of each thread are known to be done.
 pub(super) type Clock = [u32; THREADS];
 
-/// Takes in what another thread knows.
+/// Merges in what another thread knows.
 pub(super) fn join(clock: &mut Clock, other: &Clock) {
     for (mine, theirs) in clock.iter_mut().zip(other) {
         *mine = (*mine).max(*theirs);
     }
 }
 
-/// An action: the thread, and how many it had with this one. Nobody's action has count 0 and is
-/// before everything.
+/// An action: its thread, and its number in that thread, from 1. Number 0 stands for no action and
+/// is before everything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stamp {
     pub(super) thread: usize,
@@ -56,10 +56,10 @@ impl Content {
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
     end: usize,
-    /// Content of the first byte, the others follow.
+    /// Content of the first byte; the other bytes follow it.
     content: Option<Content>,
     written: Stamp,
-    /// Counts of the last readers since the write. A thread's earlier readers are before its last.
+    /// By thread: its last read since the write. A thread's earlier reads are before its last.
     read: Clock,
 }
 
@@ -71,11 +71,11 @@ pub(super) struct Conflict {
     pub(super) was_write: bool,
 }
 
-/// Bytes with one content, and who wrote it.
+/// Bytes with one content, and the action that wrote it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Part {
     pub(super) bytes: Range<usize>,
-    /// Of the first byte, the others follow.
+    /// Of the first byte; the other bytes follow it.
     pub(super) content: Option<Content>,
     pub(super) written: Stamp,
 }
@@ -87,7 +87,7 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Reads bytes: `see` gets each range of them with the content of its first byte.
+    /// Reads bytes: calls `see` for each range, with the content of its first byte.
     pub(super) fn read(
         &mut self,
         bytes: Range<usize>,
@@ -111,7 +111,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Overwrites bytes; `content` is that of the first.
+    /// Overwrites bytes; `content` is that of the first one.
     pub(super) fn write(
         &mut self,
         bytes: Range<usize>,
@@ -143,7 +143,7 @@ impl Memory {
         Ok(())
     }
 
-    /// What lies there, in order, without touching it.
+    /// The contents, in order, without counting as an access.
     pub(super) fn look(&self, bytes: Range<usize>) -> Vec<Part> {
         let first = self.cells.range(..bytes.start).next_back().map_or(bytes.start, |(&s, _)| s);
         let mut next = bytes.start;
@@ -166,7 +166,7 @@ impl Memory {
         parts
     }
 
-    /// All that lies in this memory, in as few ranges as possible.
+    /// Everything in this memory, in as few ranges as possible.
     pub(super) fn contents(&self) -> Vec<(Range<usize>, Content)> {
         let mut all: Vec<(Range<usize>, Content)> = Vec::new();
         for (&start, cell) in &self.cells {
@@ -183,7 +183,7 @@ impl Memory {
         all
     }
 
-    /// Makes cells that begin and end with `bytes` and cover all of them.
+    /// Splits cells so that `bytes` is covered by whole cells.
     fn isolate(&mut self, bytes: &Range<usize>) {
         if self.cells.get(&bytes.start).is_some_and(|cell| cell.end == bytes.end) {
             return;
@@ -206,7 +206,7 @@ impl Memory {
         }
     }
 
-    /// Cuts the cell that has `at` inside in two.
+    /// Splits the cell that has `at` inside.
     fn split(&mut self, at: usize) {
         let Some((&start, cell)) = self.cells.range_mut(..at).next_back() else { return };
         if cell.end <= at {

@@ -1,30 +1,30 @@
 //! Proves that a plan is safe to run.
 //!
-//! Every byte of every tier is followed through a step: which value lies there, in which version,
-//! who wrote it, who read it. A plan passes if
+//! The checker tracks every byte of every tier through a step: which value it holds, in which
+//! version, which instruction wrote it, and which read it. A plan passes if
 //! - every read is ordered after the write of what it reads, and every write after all earlier
 //!   accesses of the same bytes, by queues and waits alone (happens-before, with vector clocks over
 //!   the queues and the host);
 //! - every kernel finds the values it reads as the kernels before it in the compute queue left them:
-//!   that queue's order is the meaning of the step, copies only move values around;
-//! - everything that outlives a step is where it was, so that steps and flushes follow one another in
-//!   any order (step∘step);
+//!   that queue's order defines the step, and copies only move values;
+//! - everything persistent ends the step where it started, so steps and flushes can follow one
+//!   another in any order (step∘step);
 //! - every address is inside its tier, and the tiers are inside the budget.
 //!
 //! # Why a few repetitions stand for all
-//! A segment that runs many times is followed until memory looks the same after a repetition as
-//! after the one before it: the same values at the same bytes, the same of them current. From
-//! then on every further repetition finds and leaves the same.
+//! A repeated segment is followed until memory looks the same after a repetition as after the
+//! previous one: the same values at the same bytes, with the same of them current. From then on every
+//! further repetition finds and leaves the same state.
 //!
-//! The order of accesses does not need more either. Call (i, r) the run of instruction i in
-//! repetition r. Accesses of the same byte that have to be ordered are at most one repetition apart,
-//! as whoever touches a byte does so in every repetition. An order between (i, r) and (j, r + 1)
-//! comes from a chain of queue neighbours, waits and actions of the host, all of them issued between
-//! the two. Waits look back to the last run of an instruction, so the links within and between two
-//! neighbouring repetitions are the same for every pair of them: what holds between the first and the
-//! second holds for all. What comes after the segment sees the last repetition as it would see any
-//! other, and a chain from before the segment to after it only grows with more repetitions, along the
-//! queues.
+//! The same number of repetitions is enough for the order of accesses. Let (i, r) be the run of
+//! instruction i in repetition r. Two accesses of the same byte that must be ordered are at most one
+//! repetition apart, because an instruction that touches a byte does so in every repetition. An order
+//! between (i, r) and (j, r + 1) comes from a chain of queue neighbors, waits and host actions, all
+//! issued between the two. Waits refer back to the last run of an instruction, so the links within
+//! and between two neighboring repetitions are the same for every pair: what holds between the first
+//! and the second holds for all. Whatever follows the segment sees the last repetition as it would
+//! see any other. A chain from before the segment to after it only grows along the queues with more
+//! repetitions.
 
 mod blame;
 mod coverage;
@@ -44,14 +44,14 @@ use host::HostWork;
 use std::ops::Deref;
 use walk::Walk;
 
-/// A plan that [`check`] found safe. Devices take nothing else: their memory safety rests on it.
+/// A plan that [`check`] found safe. Devices accept nothing else: their memory safety depends on it.
 #[derive(Clone, Debug)]
 pub struct CheckedPlan {
     plan: Plan,
 }
 
 impl CheckedPlan {
-    /// The plan, which may then be changed and is no longer checked.
+    /// The plan itself. It may then be changed, so it no longer counts as checked.
     pub fn into_plan(self) -> Plan {
         self.plan
     }
@@ -65,7 +65,7 @@ impl Deref for CheckedPlan {
     }
 }
 
-/// Checks a plan and vouches for it. It may take as much memory of each tier as `budget` says.
+/// Checks a plan. It may take as much memory of each tier as `budget` says.
 ///
 /// # Errors
 /// The first problem: which instructions, which value, which bytes.
@@ -74,7 +74,7 @@ pub fn check(plan: Plan, budget: PerTier<usize>) -> Result<CheckedPlan, CheckErr
     Ok(CheckedPlan { plan })
 }
 
-/// [`check`] for those who want the answer only.
+/// [`check`] for callers that want only the answer.
 ///
 /// # Errors
 /// As [`check`].

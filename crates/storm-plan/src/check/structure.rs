@@ -1,4 +1,4 @@
-//! What can be checked without following the step: references, bounds, segments.
+//! Checks that need no walk through the step: references, bounds, segments.
 
 use super::error::{Actor, CheckError};
 use super::{coverage, host};
@@ -7,7 +7,7 @@ use crate::plan::{Copy, InstructionId, Lasting, Place, Plan, ValueId, Work};
 use crate::tier::PerTier;
 use std::ops::Range;
 
-/// Everything that [`super::walk`] may take for granted.
+/// Everything that [`super::walk`] may assume.
 pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckError> {
     for (tier, &needed) in plan.bytes.iter() {
         if needed > budget[tier] {
@@ -26,7 +26,7 @@ pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckErro
     host::check(plan)
 }
 
-/// Every position in a list exists. Nothing else may look anything up before this.
+/// Every index is within its list. Nothing may be looked up before this check.
 fn references(plan: &Plan) -> Result<(), CheckError> {
     let value = |whom: &str, id: ValueId| known(whom, "value", id.index(), plan.values.len());
     for (index, instruction) in plan.instructions.iter().enumerate() {
@@ -85,7 +85,8 @@ fn known(whom: &str, what: &'static str, index: usize, count: usize) -> Result<(
     }
 }
 
-/// Every instruction is in one segment, and every segment runs: what never runs is never checked.
+/// Every instruction is in exactly one segment, and every segment runs: what never runs is never
+/// checked.
 fn segments(plan: &Plan) -> Result<(), CheckError> {
     let mut taken = vec![false; plan.instructions.len()];
     for (index, segment) in plan.segments.iter().enumerate() {

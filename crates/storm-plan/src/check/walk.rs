@@ -1,8 +1,8 @@
-//! Follows the runs of a step in the order in which instructions are issued.
+//! Follows the runs of a step in issue order.
 //!
-//! That order is one that the queues may take: waits and queues only ever hold an instruction back
-//! behind earlier ones. If no two accesses of the same bytes are unordered, every other order the
-//! queues may take gives the same contents, so looking at this one is enough.
+//! The queues may really execute in that order, since queues and waits only ever delay an
+//! instruction behind earlier ones. If no two conflicting accesses are unordered, every other
+//! possible order gives the same contents. So checking this one order is enough.
 
 use super::error::{Actor, CheckError, Spot};
 use super::heard::Heard;
@@ -13,10 +13,10 @@ use crate::queue::PerQueue;
 use crate::tier::{PerTier, Tier};
 use std::ops::Range;
 
-/// Repetitions after which memory has to look the same as one repetition earlier.
+/// After this many repetitions, memory must look the same as one repetition earlier.
 const REPETITIONS_MAX: usize = 4;
 
-/// The state of all tiers and of what every queue knows, from one barrier to the next.
+/// The state of all tiers, and what every queue knows, from one barrier to the next.
 pub(super) struct Walk<'a> {
     pub(super) plan: &'a Plan,
     host_work: &'a HostWork,
@@ -30,12 +30,14 @@ pub(super) struct Walk<'a> {
     done: Vec<Option<Clock>>,
     /// By queue: what was issued.
     pub(super) given_out: PerQueue<Vec<InstructionId>>,
-    /// What the copy under way carries: bytes relative to its first, and the content of the first.
+    /// What the current copy carries: bytes relative to its first, and the content of the first
+    /// byte.
     carried: Vec<(Range<usize>, Option<Content>)>,
 }
 
 impl<'a> Walk<'a> {
-    /// Between two steps: all that lasts is where it rests, all else is unknown.
+    /// The state between two steps: everything persistent is in its place, and everything else is
+    /// unknown.
     pub(super) fn at_rest(
         plan: &'a Plan,
         host_work: &'a HostWork,
@@ -61,7 +63,8 @@ impl<'a> Walk<'a> {
         walk
     }
 
-    /// Runs segments from barrier to barrier, and checks that everything is at rest again.
+    /// Runs segments from barrier to barrier, and checks that everything persistent is back in its
+    /// place.
     pub(super) fn program(mut self, name: &'static str, runs: &[Run]) -> Result<(), CheckError> {
         for input in self.host_work.inputs_at_start(runs) {
             self.write_input(input)?;
@@ -106,7 +109,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// What lies where, and whether it is current: all that matters to a later reader.
+    /// What is where, and whether it is current: everything that matters to a later reader.
     fn contents(&self) -> Vec<(Tier, Range<usize>, ValueId, usize, bool)> {
         let all = self.memory.iter().flat_map(|(tier, memory)| {
             memory.contents().into_iter().map(move |(bytes, content)| (tier, bytes, content))
@@ -160,8 +163,8 @@ impl<'a> Walk<'a> {
     }
 
     /// The host reads a result some time after its copies are done and before they run again. Until
-    /// then nothing else touches it (see [`super::host::check`]), so it may be checked right away,
-    /// but no order with other threads follows from that.
+    /// then nothing else touches it (see [`super::host::check`]), so it can be checked right away.
+    /// The read does not order other threads.
     fn look_at_result(&self, index: usize) -> Result<(), CheckError> {
         let result = &self.plan.results[index];
         let mut clock = self.known[HOST];
@@ -261,7 +264,7 @@ impl<'a> Walk<'a> {
         carried.clear();
         let mut next = 0;
         for operand in &copy.values {
-            // What lies between the values is copied as well, whatever it is.
+            // The bytes between the values are copied as well, whatever they hold.
             self.pick_up(None, from, next..operand.offset, stamp, clock, &mut carried)?;
             next = operand.offset + self.plan.value(operand.value).size_bytes;
             let bytes = operand.offset..next;
@@ -279,7 +282,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Reads a value of a copy, of whatever version, or bytes between two values.
+    /// Reads a value for a copy, in any version, or the bytes between two values.
     fn pick_up(
         &mut self,
         value: Option<ValueId>,
@@ -324,7 +327,7 @@ struct RestingSpot {
     bytes: Range<usize>,
 }
 
-/// All values that last, at all their places, with the position of their tensor.
+/// All persistent values, at all their places, with the index of their tensor.
 fn resting(plan: &Plan) -> impl Iterator<Item = (usize, RestingSpot)> {
     plan.lasting.iter().enumerate().flat_map(move |(tensor, lasting)| {
         lasting.places.iter().flat_map(move |place| {

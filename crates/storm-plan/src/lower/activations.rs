@@ -1,4 +1,4 @@
-//! What waits between a block's forward and its backward pass: its input and its saved tensors.
+//! What is stored between a block's forward and its backward pass: its input and its saved tensors.
 
 use super::emit::{Bound, Emit, Ends};
 use super::layout::ActivationSlab;
@@ -14,7 +14,7 @@ impl Emit<'_> {
         self.lowering.input_storage(self.decided(), block)
     }
 
-    /// Where the input of a block is to be written in the forward pass.
+    /// Where the forward pass writes the input of a block.
     pub(super) fn next_input(&mut self, block: usize, m: usize) -> usize {
         if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
             return self.places().input_ring.start;
@@ -28,7 +28,7 @@ impl Emit<'_> {
         }
     }
 
-    /// The same where nothing is stored.
+    /// The same when nothing is stored.
     pub(super) fn next_ring_input(&mut self, block: usize) -> usize {
         if self.lowering.blocks.seams[block].slab.size_bytes == 0 {
             return self.places().input_ring.start;
@@ -37,7 +37,8 @@ impl Emit<'_> {
         self.places().input_ring.slot(slot)
     }
 
-    /// Notes that a block's input has been made: sends it away if it is to wait in host memory.
+    /// Registers that a block's input has been computed, and offloads it if it is to be stored in host
+    /// memory.
     pub(super) fn made_input(&mut self, block: usize, m: usize, place: usize) {
         if self.input_storage(block) == Some(Storage::Offload) {
             let runs = all_runs(&self.lowering.blocks.seams[block].slab);
@@ -47,7 +48,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Where the input of a block is in the backward pass. `stretch` is the first block of those whose
+    /// Where the input of a block is in the backward pass. `stretch` is the first of the blocks whose
     /// inputs were recomputed together.
     pub(super) fn backward_input(&mut self, block: usize, m: usize, stretch: usize) -> usize {
         if block > stretch {
@@ -69,7 +70,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Notes that a slot of the ring of inputs was in use up to now, if the place is one.
+    /// If the place is a slot of the input ring, registers that it was in use until now.
     pub(super) fn touch_input(&mut self, place: usize) {
         if let Some(slot) = self.places().input_ring.slot_of(place) {
             let now = self.position();
@@ -106,7 +107,7 @@ impl Emit<'_> {
         Some(slot)
     }
 
-    /// Sends what a node has just made of the offloaded units, each unit as a whole.
+    /// Offloads the units that a node has just completed, each as a whole.
     pub(super) fn send_offloaded(
         &mut self,
         block: usize,
@@ -125,7 +126,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Brings in the offloaded units of a block, in the order of their first use.
+    /// Fetches the offloaded units of a block, in the order of their first use.
     pub(super) fn fetch_offloaded(
         &mut self,
         block: usize,

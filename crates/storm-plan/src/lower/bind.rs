@@ -53,7 +53,7 @@ impl Emit<'_> {
         bound
     }
 
-    /// What a block takes from the block before it, lying at `place`.
+    /// What a block receives from the block before it, at `place`.
     pub(super) fn bind_taken(
         &self,
         bound: &mut Bindings,
@@ -70,7 +70,7 @@ impl Emit<'_> {
         }
     }
 
-    /// What a block hands on to the block after it, to lie at `place`.
+    /// What a block passes to the block after it, at `place`.
     pub(super) fn bind_handed_on(
         &self,
         bound: &mut Bindings,
@@ -87,7 +87,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Gradients of what a block takes from the block before and hands on to the block after.
+    /// Gradients of what a block receives from the block before and passes to the block after.
     pub(super) fn bind_carried_gradients(
         &self,
         bound: &mut Bindings,
@@ -140,7 +140,7 @@ impl Emit<'_> {
         }
     }
 
-    /// A parameter that a block reads: its own or one that another stage owns.
+    /// A parameter that a block reads: its own, or one that another stage owns.
     fn weight_bound(&self, block: usize, name: &str) -> Bound {
         let program = self.lowering.task.program();
         let Block { stage, index } = self.lowering.blocks.get(block);
@@ -153,7 +153,7 @@ impl Emit<'_> {
         self.values.weights[block][position].at(place + offset)
     }
 
-    /// A gradient that a block makes: by its position in the stage's set.
+    /// A gradient that a block computes, by its index in the stage's set.
     pub(super) fn gradient_bound(&self, block: usize, position: usize) -> Bound {
         let stage = self.lowering.blocks.get(block).stage;
         let offset = self.layout.cut.stages[stage].gradients.entries[position].offset;
@@ -161,7 +161,7 @@ impl Emit<'_> {
         self.values.gradients[block][position].at(place + offset)
     }
 
-    /// Running statistics and caches, and every tensor that is written over one.
+    /// Running statistics and caches, and every tensor that overwrites one.
     fn bind_changing(
         &self,
         section: &Section,
@@ -206,7 +206,7 @@ impl Emit<'_> {
         }
     }
 
-    /// A scalar of the step, or an input that a step has once.
+    /// A scalar of the step, or an input that is written once per step.
     pub(super) fn scalar(&self, name: &str) -> Bound {
         if let Some(offset) = self.layout.scalar(self.lowering, name) {
             return Bound::one(offset, self.values.scalars[name]);

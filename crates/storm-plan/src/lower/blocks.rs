@@ -1,4 +1,5 @@
-//! A program block by block: which stage each block belongs to, and how blocks meet.
+//! A program as a list of blocks: which stage each block belongs to, and what neighboring blocks
+//! exchange.
 
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::{PlanError, Task};
@@ -8,9 +9,9 @@ use storm_graph::{Block, GraphError, Origin, Tensor};
 #[derive(Debug)]
 pub(crate) struct Blocks {
     blocks: Vec<Block>,
-    /// By block: what it takes from the block right before.
+    /// By block: what it receives from the block right before.
     pub(crate) seams: Vec<Seam>,
-    /// What is taken from further back.
+    /// Carried tensors from earlier blocks.
     pub(crate) skips: Vec<Skip>,
     /// By stage: whether the backward pass runs its blocks.
     reached: Vec<bool>,
@@ -20,20 +21,20 @@ pub(crate) struct Blocks {
     first: Vec<usize>,
 }
 
-/// What a block takes from the block right before it.
+/// What a block receives from the block right before it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seam {
-    /// Positions among what the block takes and what the one before hands on.
+    /// Index among the block's inputs, and among the outputs of the block before.
     pub(crate) tensors: Vec<(usize, usize)>,
     /// One entry for each.
     pub(crate) slab: Slab,
 }
 
-/// A carried tensor that goes around at least one block.
+/// A carried tensor that bypasses at least one block.
 #[derive(Clone, Debug)]
 pub(crate) struct Skip {
     pub(crate) from: Origin,
-    /// The block that takes it, and the position among what that takes.
+    /// The block that receives it, and the index among that block's inputs.
     pub(crate) to: (usize, usize),
     pub(crate) tensor: Tensor,
 }
@@ -105,7 +106,7 @@ impl Blocks {
         self.reached[self.blocks[block].stage]
     }
 
-    /// Bytes of the largest seam before a block that `wanted` holds for.
+    /// Bytes of the largest seam before a block for which `wanted` holds.
     pub(crate) fn seam_bytes_max(&self, wanted: impl Fn(usize) -> bool) -> usize {
         let blocks = (0..self.count()).filter(|&block| wanted(block));
         blocks.map(|block| self.seams[block].slab.size_bytes).max().unwrap_or(0)

@@ -50,7 +50,7 @@ impl Pieces {
     }
 }
 
-/// What the host must know of a copy, once its position is known.
+/// What the host must know about a copy, once its index is known.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Mark {
     None,
@@ -93,16 +93,16 @@ pub(super) struct Emit<'a> {
     pub(super) input_turns: Turns,
     pub(super) residency: Residency,
     pub(super) norm_graph: GraphId,
-    /// After how many kernels the weights and gradients of the block that is being updated may come
-    /// in; none if they are there.
+    /// After how many kernels the weights and gradients of the block being updated may be fetched; none
+    /// if they are on the device.
     pub(super) arriving: [Option<usize>; 2],
     variants: Vec<(Arc<Variant>, GraphId)>,
     /// By graph and tensor.
     temporaries: Vec<Vec<Option<ValueId>>>,
     computes: Vec<Instruction>,
-    /// After how many of the segment's kernels each copy is issued.
+    /// Each copy, and after how many of the segment's kernels it is issued.
     copies: Vec<(usize, Instruction, Mark)>,
-    /// Host memory that was written in this segment: by first byte, the end, and after how many kernels.
+    /// Host memory written in this segment: by first byte, the end, and after how many kernels.
     host_written: BTreeMap<usize, (usize, usize)>,
 }
 
@@ -142,7 +142,7 @@ impl<'a> Emit<'a> {
 
     // ---- groups -------------------------------------------------------------------------------
 
-    /// What follows is about groups of this kind.
+    /// Switches to groups of this kind.
     pub(super) fn begin_group(&mut self, kind: usize) {
         self.kind = kind;
         let places = &self.layout.groups[kind];
@@ -150,7 +150,7 @@ impl<'a> Emit<'a> {
         self.input_turns = Turns::new(places.input_ring.slots);
     }
 
-    /// Decisions about the groups that are being emitted.
+    /// Decisions about the groups being emitted.
     pub(super) fn decided(&self) -> &'a GroupDecisions {
         &self.decisions.groups[self.kind]
     }
@@ -226,8 +226,8 @@ impl<'a> Emit<'a> {
         id
     }
 
-    /// Runs the nodes of a pass. `bound` has the tensors that are not temporaries; `after_each` is
-    /// called with the pass's node after each.
+    /// Emits the nodes of a pass. `bound` holds the tensors that are not temporaries; `after_each` is
+    /// called with each node of the pass after it.
     pub(super) fn run_pass(
         &mut self,
         variant: &Arc<Variant>,
@@ -271,7 +271,7 @@ impl<'a> Emit<'a> {
         self.value_of(self.norm_graph, id, tensor)
     }
 
-    /// The value of a tensor of a graph that has one for all blocks.
+    /// The value of a tensor of a graph that is shared by all blocks.
     fn value_of(&mut self, graph: GraphId, id: TensorId, tensor: &Tensor) -> ValueId {
         let graph = graph.0 as usize;
         if self.temporaries.len() <= graph {
@@ -317,8 +317,8 @@ impl<'a> Emit<'a> {
 
     // ---- copies -------------------------------------------------------------------------------
 
-    /// Brings bytes in, as soon as `after` kernels of the segment are issued and whatever wrote them
-    /// to host memory is.
+    /// Copies bytes in, as soon as `after` kernels of the segment are issued and the copies that wrote
+    /// them to host memory are, too.
     pub(super) fn copy_in(&mut self, after: usize, ends: Ends, run: &CopyRun, values: Operands) {
         let after = after.max(self.written_after(ends.host..ends.host + run.size_bytes));
         self.copy(after, Link::HOST_TO_DEVICE, ends, run.size_bytes, values, Mark::None);
@@ -326,14 +326,14 @@ impl<'a> Emit<'a> {
 
     /// After how many kernels of the segment host memory was last written.
     fn written_after(&self, bytes: Range<usize>) -> usize {
-        // No copy is larger, so none that begins earlier reaches into the range.
+        // Copies have this maximum size, so none that starts earlier reaches into the range.
         let first = bytes.start.saturating_sub(COPY_BYTES_MAX);
         let near = self.host_written.range(first..bytes.end);
         let overlapping = near.filter(|(_, (end, _))| *end > bytes.start);
         overlapping.map(|(_, &(_, after))| after).max().unwrap_or(0)
     }
 
-    /// Takes bytes out, right after the last kernel so far.
+    /// Copies bytes out, right after the last kernel so far.
     pub(super) fn copy_out(&mut self, ends: Ends, run: &CopyRun, values: Operands) {
         let after = self.position();
         self.host_written.insert(ends.host, (ends.host + run.size_bytes, after));
@@ -354,7 +354,7 @@ impl<'a> Emit<'a> {
         self.copies.push((after, Instruction { work, waits: Vec::new() }, mark));
     }
 
-    /// Brings in a slab's entries, after that many kernels.
+    /// Fetches a slab's entries, after that many kernels.
     pub(super) fn bring_runs(
         &mut self,
         after: usize,
@@ -377,7 +377,7 @@ impl<'a> Emit<'a> {
     }
 }
 
-/// What a run carries, and where each value lies in it.
+/// What a run contains, and where each value lies in it.
 pub(super) fn copy_values(run: &CopyRun, value: impl Fn(usize, usize) -> ValueId) -> Operands {
     let operand = |&(entry, piece, offset): &(usize, usize, usize)| Operand {
         value: value(entry, piece),

@@ -1,4 +1,4 @@
-//! The order of a step: groups of micro-batches, block by block, forward and back.
+//! The order of a step: groups of micro-batches, block by block, forward and backward.
 
 use super::Lowering;
 use super::emit::{Emit, Ends, Mark};
@@ -22,16 +22,16 @@ use storm_graph::{Block, DType, Shape, Tensor, TensorClass};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Besides {
     Nothing,
-    /// One that applies a pending update by itself, if updates wait for the next step.
+    /// One that applies a pending update alone, if updates are deferred to the next step.
     Flush,
-    /// One that evaluates the model as well.
+    /// That, and one that evaluates the model.
     FlushAndEvaluation,
 }
 
 /// What is special about a group of micro-batches.
 #[derive(Clone, Copy)]
 struct Group {
-    /// Starts the gradients, and applies what the step before left.
+    /// Starts the gradients, and applies what the previous step deferred.
     is_first: bool,
     /// Ends them: norm, clipping.
     is_last: bool,
@@ -69,7 +69,8 @@ pub(super) fn emit(lowering: &Lowering<'_>, decisions: &Decisions, besides: Besi
         emit.plan.flush = Some(emit.flush());
     }
     if besides == Besides::FlushAndEvaluation {
-        // As many micro-batches as a block can take at once: streamed weights move least.
+        // As many micro-batches as a block can take at once, so streamed weights are copied least
+        // often.
         let kinds = 0..decisions.groups.len();
         let largest = kinds.max_by_key(|&kind| decisions.groups[kind].micro_batches);
         emit.begin_group(largest.expect("a step has groups"));
@@ -86,7 +87,7 @@ impl Emit<'_> {
         self.lowering.blocks.count()
     }
 
-    /// All groups of a kind: the first and the last of the step are segments of their own.
+    /// All groups of a kind. The first and the last group of the step are separate segments.
     fn training_groups(&mut self, kind: usize) {
         let is_first = kind == 0;
         let is_last = kind + 1 == self.decisions.groups.len();
@@ -129,7 +130,7 @@ impl Emit<'_> {
         self.end_segment(name)
     }
 
-    /// Applies a pending update by itself.
+    /// Applies a pending update alone.
     fn flush(&mut self) -> SegmentId {
         self.restoring("flush", |emit| {
             emit.copy_inputs_where(false);
@@ -147,7 +148,7 @@ impl Emit<'_> {
         })
     }
 
-    /// A segment outside of a step, which leaves in the rings what it found there.
+    /// A segment outside of a step, which restores the contents of the rings.
     fn restoring(&mut self, name: &'static str, run: impl FnOnce(&mut Self)) -> SegmentId {
         let rest = self.residency.clone();
         run(self);
@@ -155,20 +156,20 @@ impl Emit<'_> {
             let block = self.lowering.blocks.number(stage, index);
             match class {
                 Class::Weights => self.fetch_own_weights(block),
-                // Gradients outlast a step only until a deferred update.
+                // Gradients outlive a step only until a deferred update.
                 Class::Gradients if self.decisions.update == UpdateTime::NextStep => {
                     self.fetch_gradients(block, Gradients::Own);
                 }
                 Class::Gradients => {}
             }
         }
-        // What else it left there is not what the next one finds after a step.
+        // The next segment follows a step, so it does not see what else this one left in the rings.
         self.residency = rest;
         self.end_segment(name)
     }
 
-    /// Puts into the rings what a step leaves there: every slot is used in a step, so what was there
-    /// before makes no difference.
+    /// Sets the rings to what a step leaves there. Every slot is used in a step, so earlier contents
+    /// make no difference.
     fn settle(&mut self) {
         self.begin_group(self.decisions.groups.len() - 1);
         let last = self.lowering.blocks.last();
@@ -177,7 +178,7 @@ impl Emit<'_> {
                 emit.enter(Class::Weights, owner);
             }
         };
-        // The last group is the one that counts. If it is the first, too, it applies deferred updates.
+        // The last group decides. If it is also the first, it applies deferred updates.
         let trains = self.lowering.task.training.is_some();
         let is_only_group = self.lowering.task.micro_batches == self.group_size();
         let updates = trains && is_only_group && self.decisions.update == UpdateTime::NextStep;
@@ -210,7 +211,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Gives a block the slots that its updates need, if it has any.
+    /// Gives a block the slots that its updates need, if there are any.
     fn enter_for_update(&mut self, block: usize) {
         if !self.updates(block).is_empty() {
             for class in Class::ALL {
@@ -221,7 +222,7 @@ impl Emit<'_> {
 
     // ---- inputs and results ---------------------------------------------------------------------
 
-    /// Tells the plan what the host writes and reads; their copies are filled in as they come.
+    /// Declares what the host writes and reads; the copies are filled in as they are emitted.
     fn declare_host_tensors(&mut self) {
         let mut inputs = Vec::new();
         for (index, input) in self.layout.inputs.iter().enumerate() {
@@ -300,7 +301,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Sends the results of a block to the host.
+    /// Copies the results of a block to the host.
     fn send_results(&mut self, block: usize, m: usize) {
         for index in 0..self.lowering.shared.results.len() {
             if self.lowering.shared.results[index].block == block {
@@ -354,8 +355,8 @@ impl Emit<'_> {
         }
     }
 
-    /// Whether the updates of a block can go beside the block before, which then needs memory for the
-    /// weights of both.
+    /// Whether a block's updates can run while the block before it does, which then needs memory for
+    /// the weights of both.
     fn updates_beside(&self, block: usize) -> bool {
         let Some(before) = block.checked_sub(1) else { return false };
         let at = |block: usize| {
@@ -435,7 +436,7 @@ impl Emit<'_> {
         output
     }
 
-    /// The last block of each micro-batch, forward and back.
+    /// The last block of each micro-batch, forward and backward.
     fn last_block(&mut self, group: Group, inputs: &[usize]) {
         let block = self.lowering.blocks.last();
         let Block { stage, index } = self.lowering.blocks.get(block);
@@ -458,8 +459,8 @@ impl Emit<'_> {
 
     // ---- backward ---------------------------------------------------------------------------------
 
-    /// Runs of blocks, from the last to the first that learns, of each of which only the first has its
-    /// input at hand.
+    /// Ranges of blocks, from the last to the first that learns; in each, only the first block has its
+    /// input stored.
     fn stretches(&self) -> Vec<Range<usize>> {
         let mut stretches = Vec::new();
         let first = (0..self.count()).find(|&block| self.lowering.blocks.is_reached(block));
@@ -489,7 +490,7 @@ impl Emit<'_> {
         self.lowering.task.forward.stages()[stage].number(index)
     }
 
-    /// Runs blocks forward again, for the inputs of those after the first.
+    /// Reruns blocks forward, for the inputs of those after the first.
     fn replay(&mut self, stretch: Range<usize>) {
         let group = self.group_size();
         for block in stretch.start..stretch.end - 1 {
@@ -539,7 +540,8 @@ impl Emit<'_> {
         self.end_gradients(group, block);
     }
 
-    /// Gives a block's gradients their slot: empty at the start of a step, with the sums so far later.
+    /// Gives a block's gradients their slot: empty at the start of a step, with the sums so far later
+    /// on.
     fn begin_gradients(&mut self, group: Group, block: usize) {
         match group.is_first {
             true => drop(self.enter(Class::Gradients, block)),
@@ -547,7 +549,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Takes a block's gradients out if they cannot stay; at the end of a step they are final.
+    /// Copies a block's gradients out if they cannot stay. At the end of a step they are final.
     fn end_gradients(&mut self, group: Group, block: usize) {
         if group.is_last {
             self.fold_tied(block);

@@ -1,7 +1,7 @@
-//! From decisions to instructions: which node runs when, at which addresses, and what moves when.
+//! Lowers decisions to instructions: which node runs when, at which addresses, and what is copied when.
 //!
-//! Nothing is decided here. The order of compute is fixed by the group size; copies are issued as early
-//! as the memory they go to is free; waits follow from the bytes that instructions touch.
+//! Nothing is decided here. The group size fixes the order of compute, copies are issued as soon as
+//! their destination is free, and waits follow from the bytes that instructions touch.
 
 mod activations;
 mod bind;
@@ -37,16 +37,16 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use storm_graph::{Block, Graph, Op, PIECE_ALIGNMENT, Phase, Section, TensorId, recompute};
 use variant::Variant;
 
-/// A block of the first micro-batch of a step, and of the others.
+/// A block in the first micro-batch of a step, and in the others.
 type Pair = [Arc<Variant>; 2];
 
-/// Slabs of saved tensors, by stage and by which units lie in them.
+/// Slabs of saved tensors, by stage and by the units they contain.
 type Slabs = HashMap<(usize, Vec<bool>), Arc<ActivationSlab>>;
 
-/// The smallest pieces that a planner chooses by itself.
+/// The smallest pieces that the planner chooses.
 const PIECE_ELEMENTS_MIN: usize = 1 << 16;
 
-/// Bytes of one block of a stage, and of what it takes from the one before in one micro-batch.
+/// Bytes of one block of a stage, and of its input in one micro-batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     pub(crate) input: usize,
@@ -55,7 +55,7 @@ pub(crate) struct Sizes {
     pub(crate) states: usize,
 }
 
-/// A task, with what all of its plans share.
+/// A task, with everything that all of its plans share.
 pub struct Lowering<'a> {
     pub(crate) task: &'a Task,
     pub(crate) profile: &'a HardwareProfile,
@@ -76,9 +76,9 @@ pub struct Lowering<'a> {
     training_variants: RwLock<BTreeMap<(usize, Vec<bool>), Pair>>,
     /// For plans to share.
     slabs: RwLock<Slabs>,
-    /// Seconds that a block of a stage recomputes, by the units that it has at hand.
+    /// Seconds that a block of a stage recomputes, by the units that are available.
     recompute_times: RwLock<BTreeMap<(usize, Vec<bool>), f64>>,
-    /// By stage: with running statistics left as they are, and changed.
+    /// By stage: with running statistics left unchanged, and updated.
     forward_variants: Vec<[OnceLock<Arc<Variant>>; 2]>,
 }
 
@@ -86,8 +86,8 @@ impl<'a> Lowering<'a> {
     /// Looks at the task once.
     ///
     /// # Errors
-    /// A program whose blocks do not meet in the way that plans need, or hardware without a link between
-    /// host and device.
+    /// A program whose blocks do not connect as plans require, or hardware without a link between host
+    /// and device.
     pub fn new(task: &'a Task, profile: &'a HardwareProfile) -> Result<Lowering<'a>, PlanError> {
         check_task(task)?;
         for link in Links::default().iter() {
@@ -131,7 +131,7 @@ impl<'a> Lowering<'a> {
         self.lowered(decisions, flow::Besides::FlushAndEvaluation)
     }
 
-    /// The step alone, to see how long it takes.
+    /// The step alone, to find out how long it takes.
     pub(crate) fn lower_step(&self, decisions: &Decisions) -> Result<Plan, PlanError> {
         self.lowered(decisions, flow::Besides::Nothing)
     }
@@ -177,12 +177,12 @@ impl<'a> Lowering<'a> {
         layout.device.regions.into_iter().chain(layout.host.regions).collect()
     }
 
-    /// A block of a training step, for a choice of what its backward pass finds at hand. The forward and
-    /// backward pass of the last stage are one.
+    /// A block of a training step, for a set of units available to its backward pass. In the last stage
+    /// the forward and backward pass are one.
     pub(crate) fn training_variants(&self, stage: usize, storage: &[Storage]) -> Pair {
         let at_hand: Vec<bool> = storage.iter().map(|&s| s != Storage::Recompute).collect();
         let key = (stage, at_hand);
-        // The map is whole even if a thread panicked while it held the lock.
+        // The map is consistent even if a thread panicked while holding the lock.
         let known = self.training_variants.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(pair) = known.get(&key) {
             return pair.clone();
@@ -202,12 +202,13 @@ impl<'a> Lowering<'a> {
             let elsewhere = |id| elsewhere.contains(&id);
             Arc::new(Variant::new(section, pass, running, self.profile, elsewhere))
         });
-        // Two threads may have made it at the same time: plans tell variants apart by address.
+        // Two threads may have built it at the same time; keep one, since plans tell variants apart by
+        // address.
         let mut known = self.training_variants.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(key).or_insert(pair).clone()
     }
 
-    /// The forward pass of a block from which nothing is saved, as an evaluation runs it.
+    /// The forward pass of a block that saves nothing, as in an evaluation.
     pub(crate) fn forward_variant(&self, stage: usize) -> Arc<Variant> {
         self.forward_only(stage, variant::Running::Leave)
     }
@@ -248,7 +249,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// What happens to a block's input between its forward and its backward pass; none if the two are
-    /// one or there is no backward pass.
+    /// one, or there is no backward pass.
     pub(crate) fn input_storage(&self, group: &GroupDecisions, block: usize) -> Option<Storage> {
         let Block { stage, index } = self.blocks.get(block);
         let is_stored = self.blocks.is_reached(block) && block != self.blocks.last();
@@ -310,8 +311,8 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    /// A size of pieces that cuts a block of the largest repeated stage into several, so that copies and
-    /// updates of a block overlap, and is not so small that copies are slow: a power of two.
+    /// A piece size, a power of two. It divides a block of the largest repeated stage into several
+    /// pieces, so copies and updates of a block overlap, but it is not so small that copies are slow.
     pub(crate) fn piece_elements(&self) -> usize {
         let stages = self.task.program().stages().iter().zip(&self.sets);
         let elements =
@@ -321,7 +322,7 @@ impl<'a> Lowering<'a> {
         (elements / 8).next_power_of_two().clamp(PIECE_ELEMENTS_MIN, crate::PIECE_ELEMENTS)
     }
 
-    /// Seconds and matrix arithmetic of what a step recomputes.
+    /// Seconds and matrix FLOPs of recomputation in a step.
     pub(crate) fn recomputed(&self, decisions: &Decisions) -> (f64, f64) {
         let (mut seconds, mut flops) = (0.0, 0.0);
         if self.task.training.is_none() {
@@ -336,7 +337,7 @@ impl<'a> Lowering<'a> {
                 seconds += times * variant.backward.recompute_seconds;
                 flops += times * variant.backward.recompute_flops as f64;
                 if block + 1 < end {
-                    // All but the last block of a stretch run again for the inputs of the next.
+                    // All but the last block of a stretch are rerun for the inputs of the next.
                     let forward = &self.forward_variant(stage).forward;
                     seconds += times * forward.seconds;
                     flops += times * forward.flops as f64;
@@ -349,7 +350,8 @@ impl<'a> Lowering<'a> {
         (seconds, flops)
     }
 
-    /// What the backward pass of a stage's block recomputes if only these units are at hand.
+    /// Seconds of recomputation in the backward pass of a stage's block if only these units are
+    /// available.
     pub(crate) fn recompute_seconds(&self, stage: usize, at_hand: &[bool]) -> f64 {
         let known = self.recompute_times.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(&seconds) = known.get(&(stage, at_hand.to_vec())) {
@@ -471,20 +473,20 @@ fn squares(norm: &Graph) -> HashMap<String, usize> {
     found
 }
 
-/// What a block makes that outlives it whatever is decided.
+/// What a block computes that outlives it whatever is decided.
 fn lasting(section: &Section) -> Vec<TensorId> {
     let carried = section.carried_out.iter().map(|carried| carried.tensor);
     carried.chain(section.exports.iter().map(|&(_, id)| id)).collect()
 }
 
-/// Makes the backward pass of a block recompute what is neither kept nor outlives it.
+/// Makes the backward pass of a block recompute whatever is neither kept nor outlives the block.
 fn recompute_without(section: &mut Section, kept: &BTreeSet<TensorId>) {
     let (lasting, results) = (lasting(section), section.handed_out());
     recompute(&mut section.graph, &results, |id| kept.contains(&id) || lasting.contains(&id));
 }
 
-/// Tensors of a section that are not temporaries: what comes from outside, what is handed on, and
-/// what waits for the backward pass.
+/// Tensors of a section that are not temporaries: what comes from outside, what is passed on, and what
+/// is stored for the backward pass.
 fn places_of_their_own(
     section: &Section,
     kept: impl IntoIterator<Item = TensorId>,
@@ -497,7 +499,7 @@ fn places_of_their_own(
     own
 }
 
-/// What lowering relies on.
+/// Checks what lowering assumes.
 fn check_task(task: &Task) -> Result<(), PlanError> {
     let refuse = |problem: String| Err(PlanError::Task { problem });
     if task.micro_batches == 0 {

@@ -1,4 +1,4 @@
-//! The end of the backward pass: parts of tied gradients are added up, and the norm is taken.
+//! The end of the backward pass: sums the parts of tied gradients and computes the norm.
 
 use super::emit::{Bound, Emit, Ends, copy_values};
 use super::residency::Class;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, TensorClass, TensorId};
 
 impl Emit<'_> {
-    /// Adds to a block's gradients the parts that blocks of other stages made of them.
+    /// Adds to a block's gradients the parts that blocks of other stages computed.
     pub(super) fn fold_tied(&mut self, block: usize) {
         let blocks = &self.lowering.blocks;
         let stage = blocks.get(block).stage;
@@ -24,7 +24,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Adds one gradient to another, piece by piece: the part may wait in host memory.
+    /// Adds one gradient to another, piece by piece: the part may be in host memory.
     fn fold(&mut self, whole: (usize, usize), part: (usize, usize), dtype: DType) {
         let (user, position) = part;
         let stage = self.lowering.blocks.get(user).stage;
@@ -98,7 +98,7 @@ impl Emit<'_> {
         }
     }
 
-    /// A node of the norm graph: results are scalars with places of their own, scratch goes to the
+    /// A node of the norm graph. Results are scalars with separate addresses; scratch goes to the
     /// work area.
     fn norm_node(&mut self, node: usize, reads: &[Bound]) {
         let lowering = self.lowering;

@@ -1,4 +1,4 @@
-//! Where everything that outlives a step rests between steps.
+//! Where everything persistent is kept between steps.
 
 use super::emit::{Emit, Pieces};
 use super::norm::norm_names;
@@ -17,7 +17,7 @@ fn on_host(offset: usize) -> Place {
     Place { tier: Tier::HOST, offset }
 }
 
-/// A tensor of a block, wherever it rests.
+/// A tensor of a block, wherever it is kept.
 fn lasting(tensor: Tensor, pieces: Pieces, starts: &[Place], offset: usize) -> Lasting {
     let places =
         starts.iter().map(|place| Place { offset: place.offset + offset, ..*place }).collect();
@@ -26,7 +26,7 @@ fn lasting(tensor: Tensor, pieces: Pieces, starts: &[Place], offset: usize) -> L
 }
 
 impl Emit<'_> {
-    /// Tells the plan what lasts. Called when the last group is emitted.
+    /// Declares the plan's persistent tensors. Called when the last group is emitted.
     pub(super) fn declare_lasting(&mut self) {
         let mut all = Vec::new();
         for block in 0..self.lowering.blocks.count() {

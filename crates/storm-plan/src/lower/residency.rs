@@ -1,9 +1,9 @@
-//! Which blocks' weights and gradients are on the device, and until when their memory is in use.
+//! Tracks which blocks' weights and gradients are on the device, and how long their memory is in use.
 
 use super::layout::{ClassPlaces, Layout};
 use std::ops::Range;
 
-/// What streams through slots.
+/// The classes that stream through slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Weights,
@@ -27,11 +27,11 @@ impl Class {
 struct Slot {
     bytes: Range<usize>,
     is_pinned: bool,
-    /// The position in its stage of the block whose tensors are there.
+    /// The index in its stage of the block whose tensors are there.
     contents: Option<usize>,
     /// How many kernels of the segment precede its last use.
     free_after: usize,
-    /// Other slots with memory in common.
+    /// Other slots that overlap it in memory.
     overlaps: Vec<usize>,
 }
 
@@ -85,7 +85,7 @@ impl Residency {
         self.first[class as usize][stage]
     }
 
-    /// Slots with memory in common with another.
+    /// Slots that overlap another in memory.
     pub(super) fn overlapping(&self, slot: usize) -> &[usize] {
         &self.slots[slot].overlaps
     }
@@ -95,7 +95,8 @@ impl Residency {
         self.slots[slot].bytes.clone()
     }
 
-    /// Gives a block its slot. After how many kernels its tensors may come in; none if they are there.
+    /// Gives a block its slot. Returns after how many kernels its tensors may be fetched; none if they
+    /// are already there.
     pub(super) fn enter(
         &mut self,
         layout: &Layout,
@@ -129,7 +130,7 @@ impl Residency {
         self.slots[slot].contents == Some(index)
     }
 
-    /// Notes that a block's tensors are in use until the kernel at `position`.
+    /// Registers that a block's tensors are in use until the kernel at `position`.
     pub(super) fn touch(
         &mut self,
         layout: &Layout,
@@ -154,7 +155,7 @@ impl Residency {
         !self.slots[slot].overlaps.is_empty()
     }
 
-    /// Whether two slots are one or have memory in common.
+    /// Whether two slots are the same or overlap in memory.
     pub(super) fn meet(
         &self,
         layout: &Layout,
@@ -167,7 +168,7 @@ impl Residency {
         one == other || self.slots[one].overlaps.contains(&other)
     }
 
-    /// What is in the rings: class, stage and position in it.
+    /// What is in the rings: class, stage and index in it.
     pub(super) fn in_rings(&self) -> Vec<(Class, usize, usize)> {
         let mut found = Vec::new();
         for class in Class::ALL {
@@ -185,7 +186,7 @@ impl Residency {
         found
     }
 
-    /// Positions are counted from the start of a segment.
+    /// Positions count from the start of a segment.
     pub(super) fn begin_segment(&mut self) {
         for slot in &mut self.slots {
             slot.free_after = 0;
@@ -193,7 +194,7 @@ impl Residency {
     }
 }
 
-/// Slots that are taken in turn.
+/// Slots that are used in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Turns {
     next: usize,

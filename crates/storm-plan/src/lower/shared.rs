@@ -1,4 +1,4 @@
-//! What all plans of a task share, so that it is looked up once and not for every plan that is tried.
+//! What all plans of a task share, computed once instead of for every plan that is tried.
 
 use super::Lowering;
 use super::blocks::Blocks;
@@ -11,12 +11,12 @@ use storm_graph::{Block, DType, Graph, Shape, Tensor, TensorClass};
 
 /// Inputs, results and scalars of a step.
 pub(super) struct Shared {
-    /// Each with whether every micro-batch has its own.
+    /// Each with whether every micro-batch has a separate one.
     pub(super) inputs: Vec<(Tensor, bool)>,
-    /// What the norm graph makes, except for scratch: norm, clip, and the sum of squares of each
-    /// gradient. By name, with its position.
+    /// The outputs of the norm graph except scratch: norm, clip, and the sum of squares of each
+    /// gradient. By name, with its index.
     pub(super) scalars: BTreeMap<String, usize>,
-    /// What each micro-batch yields for the host, with the block that makes it.
+    /// What each micro-batch yields for the host, with the block that computes it.
     pub(super) results: Vec<BlockResult>,
 }
 
@@ -30,15 +30,15 @@ pub(super) struct BlockResult {
     pub(super) tensor: Tensor,
 }
 
-/// All parameters, cut into pieces of one size.
+/// All parameters, divided into pieces of one size.
 #[derive(Debug)]
 pub(super) struct Cut {
     /// One for each stage.
     pub(super) stages: Vec<SetSlabs>,
     /// What is updated together, by stage.
     pub(super) updates: Vec<Vec<UpdateGroup>>,
-    /// What a slot of the state ring must hold: the state of a group, or a piece of a gradient that is
-    /// added to another.
+    /// The capacity of a slot of the state ring: the state of a group, or a piece of a gradient that
+    /// is added to another.
     pub(super) state_slot_bytes: usize,
 }
 
@@ -87,9 +87,9 @@ fn scalars(norm: &Graph) -> BTreeMap<String, usize> {
 }
 
 impl Lowering<'_> {
-    /// All parameters in pieces of that many elements.
+    /// All parameters in pieces of this many elements.
     pub(super) fn cut(&self, piece_elements: usize) -> Arc<Cut> {
-        // The map is whole even if a thread panicked while it held the lock.
+        // The map is consistent even if a thread panicked while holding the lock.
         let known = self.cuts.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(cut) = known.get(&piece_elements) {
             return cut.clone();

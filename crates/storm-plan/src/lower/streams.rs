@@ -12,9 +12,9 @@ pub(super) fn all_runs(slab: &Slab) -> Vec<CopyRun> {
 /// Which of a block's gradients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Gradients {
-    /// Those of its own parameters: all that lasts beyond a step.
+    /// Those of its own parameters: all that are persistent.
     Own,
-    /// Its parts of the gradients of tied parameters, too.
+    /// Also its parts of the gradients of tied parameters.
     All,
 }
 
@@ -26,7 +26,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Where a block's weights or gradients are on the device, while they are.
+    /// Where a block's weights or gradients are on the device, while they are there.
     pub(super) fn place(&self, class: Class, block: usize) -> usize {
         let Block { stage, index } = self.lowering.blocks.get(block);
         class.places(&self.layout)[stage].device(index)
@@ -50,7 +50,8 @@ impl Emit<'_> {
         class.places(&self.layout)[stage].streaming.is_pinned(index)
     }
 
-    /// Gives a block its slot; after how many kernels its tensors may come in, or none if they are there.
+    /// Gives a block its slot. Returns after how many kernels its tensors may be fetched; none if they
+    /// are already there.
     pub(super) fn enter(&mut self, class: Class, block: usize) -> Option<usize> {
         let Block { stage, index } = self.lowering.blocks.get(block);
         self.residency.enter(&self.layout, class, stage, index)
@@ -62,14 +63,14 @@ impl Emit<'_> {
         self.residency.is_there(&self.layout, class, stage, index)
     }
 
-    /// Notes that a block's tensors were in use up to now.
+    /// Registers that a block's tensors were in use until now.
     pub(super) fn touch(&mut self, class: Class, block: usize) {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let now = self.position();
         self.residency.touch(&self.layout, class, stage, index, now);
     }
 
-    /// Brings a block's own weights in unless they are there.
+    /// Fetches a block's own weights unless they are on the device.
     pub(super) fn fetch_own_weights(&mut self, block: usize) {
         let class = Class::Weights;
         if let Some(after) = self.enter(class, block) {
@@ -79,7 +80,7 @@ impl Emit<'_> {
         }
     }
 
-    /// Blocks whose weights a block reads: its own, and those that own its tied parameters.
+    /// Blocks whose weights a block reads: itself, and those that own its tied parameters.
     pub(super) fn weight_blocks(&self, block: usize) -> Vec<usize> {
         let blocks = &self.lowering.blocks;
         let Block { stage, index } = blocks.get(block);
@@ -91,22 +92,22 @@ impl Emit<'_> {
         blocks.weight_owners[stage].iter().map(owner).collect()
     }
 
-    /// Brings in all weights that a block reads.
+    /// Fetches all weights that a block reads.
     pub(super) fn fetch_weights(&mut self, block: usize) {
         for owner in self.weight_blocks(block) {
             self.fetch_own_weights(owner);
         }
     }
 
-    /// Notes that a block has read its weights up to now.
+    /// Registers that a block has read its weights until now.
     pub(super) fn touch_weights(&mut self, block: usize) {
         for owner in self.weight_blocks(block) {
             self.touch(Class::Weights, owner);
         }
     }
 
-    /// Brings in what one group of a block's updates needs, unless it is there. All groups of a block are
-    /// updated in a row; each fetches its own part, so that the first need not wait for the last.
+    /// Fetches what one group of a block's updates needs, unless it is on the device. All groups of a
+    /// block are updated in a row; each fetches its own part, so the first need not wait for the last.
     pub(super) fn fetch_for_update(
         &mut self,
         block: usize,
@@ -124,7 +125,7 @@ impl Emit<'_> {
             let mut wanted: Vec<(usize, usize)> =
                 pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
             if group == 0 {
-                // What is not updated comes with the first group.
+                // What is not updated is fetched with the first group.
                 let frozen = (0..set.parameters.len()).filter(|p| !trainable.contains(p));
                 let slab = self.slab(Class::Weights, stage);
                 let pieces_of = |p: usize| slab.entries[p].pieces.len();
@@ -160,7 +161,7 @@ impl Emit<'_> {
         self.send_runs(&runs, &pieces, ends);
     }
 
-    /// Brings a block's gradients in unless they are there.
+    /// Fetches a block's gradients unless they are on the device.
     pub(super) fn fetch_gradients(&mut self, block: usize, which: Gradients) {
         if let Some(after) = self.enter(Class::Gradients, block) {
             let runs = self.gradient_runs(block, which);
@@ -180,7 +181,7 @@ impl Emit<'_> {
         self.slab(Class::Gradients, stage).runs(0..entries)
     }
 
-    /// Takes pieces of a block's weights out, unless they stay on the device.
+    /// Copies pieces of a block's weights out, unless they stay on the device.
     pub(super) fn write_back_weights(&mut self, block: usize, pieces: &[(usize, usize)]) {
         let class = Class::Weights;
         if self.is_pinned(class, block) {

@@ -20,15 +20,15 @@ pub(super) struct Values {
     pub(super) weights: Vec<Vec<Pieces>>,
     pub(super) gradients: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
-    /// By block and position among what it changes in place.
+    /// By block and index among what it changes in place.
     pub(super) changing: Vec<Vec<ValueId>>,
     /// By decided group.
     pub(super) saved: Vec<SavedValues>,
-    /// What blocks take from the block before, by block, micro-batch and slab entry.
+    /// What blocks receive from the block before, by block, micro-batch and slab entry.
     pub(super) seams: Vec<Vec<Vec<Pieces>>>,
     /// Their gradients.
     pub(super) carries: Vec<Vec<Vec<ValueId>>>,
-    /// A tensor that goes around blocks and its gradient, by skip and micro-batch.
+    /// A tensor that bypasses blocks, and its gradient, by skip and micro-batch.
     pub(super) skips: Vec<Vec<(ValueId, ValueId)>>,
     pub(super) exports: Vec<BTreeMap<String, ValueId>>,
 }

@@ -1,4 +1,4 @@
-//! A section's graph after a choice of what is kept, with its temporaries laid out.
+//! A section's graph for a given set of kept tensors, with its temporaries laid out.
 
 use crate::HardwareProfile;
 use crate::pack::{Lifetime, pack};
@@ -9,9 +9,9 @@ use storm_graph::{ActivationCodec, Graph, Node, Op, Phase, Section, Tensor, Tens
 #[derive(Clone, Debug)]
 pub(crate) struct Variant {
     pub(crate) section: Section,
-    /// That of the section, for plans to share.
+    /// The section's graph, for plans to share.
     pub(crate) graph: Arc<Graph>,
-    /// By tensor: the one whose memory it is written over, or itself.
+    /// By tensor: the one whose memory it overwrites, or itself.
     pub(crate) storage: Vec<TensorId>,
     pub(crate) forward: Pass,
     pub(crate) backward: Pass,
@@ -21,7 +21,7 @@ pub(crate) struct Variant {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pass {
     pub(crate) nodes: Vec<PassNode>,
-    /// Offset in the work area, by tensor that has storage; none for tensors that lie elsewhere.
+    /// Offset in the work area, by tensor that owns storage; none for tensors that lie elsewhere.
     pub(crate) offsets: Vec<Option<usize>>,
     pub(crate) size_bytes: usize,
     /// Of all nodes.
@@ -32,7 +32,7 @@ pub(crate) struct Pass {
     pub(crate) flops: u128,
 }
 
-/// A node with what it touches, looked up once.
+/// A node and what it touches, looked up once.
 #[derive(Clone, Debug)]
 pub(crate) struct PassNode {
     /// Position in the graph.
@@ -45,23 +45,24 @@ pub(crate) struct PassNode {
 /// How the forward and the backward pass of a section run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Passes {
-    /// With the passes of other blocks between them.
+    /// Separately, with the passes of other blocks between them.
     Apart,
-    /// The backward nodes right after the forward nodes, as one pass, which is then `backward`.
+    /// As one pass, which is then `backward`: the backward nodes right after the forward nodes.
     Joined,
 }
 
-/// Whether the nodes that change running statistics are among those that run.
+/// Whether the nodes that change running statistics run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Running {
     /// In the forward pass of a training step.
     Change,
-    /// In an evaluation, and where a forward pass is repeated.
+    /// In an evaluation, and when a forward pass is rerun.
     Leave,
 }
 
 impl Variant {
-    /// `lies_elsewhere` tells tensors that have a place of their own from temporaries.
+    /// `lies_elsewhere` is true for tensors with an address outside the work area: those that are
+    /// not temporaries.
     pub(crate) fn new(
         section: Section,
         passes: Passes,
@@ -144,7 +145,7 @@ pub(super) fn backward_seconds(graph: &Graph, profile: &HardwareProfile) -> f64 
     backward.map(|node| node_seconds(graph, node, profile)).sum()
 }
 
-/// What a node takes.
+/// Seconds of a node.
 pub(super) fn node_seconds(graph: &Graph, node: &Node, profile: &HardwareProfile) -> f64 {
     let op = node.op.clone().map(|_, id| graph.tensor(id));
     let outputs: Vec<&Tensor> = node.outputs.iter().map(|&id| graph.tensor(id)).collect();
@@ -166,8 +167,8 @@ fn seconds_without_recomputing(graph: &Graph, node: &Node, profile: &HardwarePro
     }
 }
 
-/// The tensor whose memory `id` is written over, through any number of in-place nodes; `id` itself
-/// if it has memory of its own.
+/// The tensor whose memory `id` overwrites, through any number of in-place nodes; `id` itself if
+/// it has separate memory.
 fn storage_of(graph: &Graph, mut id: TensorId) -> TensorId {
     while let Some(under) = overwritten_by(graph, id) {
         id = under;

@@ -1,8 +1,8 @@
-//! Which instructions wait for which: from the bytes that instructions touch to event edges.
+//! Derives which instructions wait for which from the bytes that they touch.
 //!
-//! Instructions are walked in the order in which they are issued. Two that touch the same bytes, at
-//! least one of them writing, in different queues, need an order: the later one waits for the
-//! earlier one unless that follows already from other waits.
+//! Instructions are walked in issue order. Two instructions in different queues that touch the same
+//! bytes, at least one of them writing, need an order: the later one waits for the earlier one,
+//! unless other waits already imply that.
 
 use crate::plan::{Compute, Instruction, InstructionId, Operand, Plan, Run, Work};
 use crate::queue::Queue;
@@ -12,13 +12,13 @@ use storm_graph::work;
 
 const QUEUES: usize = Queue::COUNT_MAX;
 
-/// How far along each queue something is: positions counted from 1 over the whole walk.
+/// How far along each queue something is: positions count from 1 over the whole walk.
 type Clock = [u32; QUEUES];
 
 /// Fills in the waits of every instruction.
 pub(crate) fn add_waits(plan: &mut Plan) {
     let mut waits: Vec<Vec<InstructionId>> = vec![Vec::new(); plan.instructions.len()];
-    // A segment that is repeated meets itself: twice is enough for every pair of neighbours.
+    // A repeated segment also conflicts with itself: two repetitions cover every pair of neighbors.
     let step: Vec<Run> =
         plan.step.iter().map(|run| Run { times: run.times.min(2), ..*run }).collect();
     let walk = Walk::new(plan);
@@ -31,7 +31,7 @@ pub(crate) fn add_waits(plan: &mut Plan) {
     }
 }
 
-/// What touched a range of bytes last, as positions in queues; 0 for nothing.
+/// The last accesses of a range of bytes, as positions in queues; 0 for none.
 #[derive(Clone, Copy, Debug, Default)]
 struct Touched {
     written: Option<(usize, u32)>,
@@ -39,7 +39,7 @@ struct Touched {
 }
 
 impl Touched {
-    /// Notes an access of all of it, and raises `needed` to what that must come after.
+    /// Registers an access to all of it, and raises `needed` to what that must come after.
     fn touch(&mut self, queue: usize, position: u32, writes: bool, needed: &mut Clock) {
         if let Some((writer, at)) = self.written {
             needed[writer] = needed[writer].max(at);
@@ -56,7 +56,7 @@ impl Touched {
     }
 }
 
-/// A tier's bytes, cut wherever something that is touched starts or ends.
+/// A tier's bytes, split wherever something that is touched starts or ends.
 #[derive(Clone)]
 struct Bytes {
     /// Where each part starts; it ends where the next one starts.
@@ -71,7 +71,7 @@ impl Bytes {
         Bytes { parts: vec![Touched::default(); starts.len()], starts }
     }
 
-    /// Notes an access, and raises `needed` to what it must come after.
+    /// Registers an access, and raises `needed` to what it must come after.
     fn touch(
         &mut self,
         range: Range<usize>,
@@ -94,7 +94,8 @@ impl Bytes {
 #[derive(Clone)]
 struct Walk<'a> {
     plan: &'a Plan,
-    /// What copies touch of the tier that kernels work in: kernels alone are in order anyway.
+    /// The bytes of the kernels' tier that copies touch: kernels among themselves are in order
+    /// anyway.
     shared: Vec<Range<usize>>,
     tiers: PerTier<Bytes>,
     /// What is known to be done when the next instruction of a queue starts.
@@ -144,7 +145,8 @@ impl<'a> Walk<'a> {
                 }
             }
         }
-        // Waiting for one queue may tell of another: take the queues in turn, and only what is news.
+        // Waiting for one queue may imply progress of another: take the queues in turn, and add only
+        // waits that are not implied.
         for other in (0..QUEUES).filter(|&other| other != queue) {
             if needed[other] > self.known[queue][other] {
                 let (id, clock) = self.done[other][needed[other] as usize - 1];

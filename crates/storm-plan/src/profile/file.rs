@@ -1,5 +1,5 @@
-//! A profile as its file has it: the connection of host and device in fields of its own, and a list of
-//! whatever other links there are.
+//! The file format of a profile: the link between host and device in separate fields, and a list of
+//! any other links.
 
 use super::{
     AttentionPoint, ElementwisePoint, GemmPoint, HardwareProfile, LinkProfile, ProfileError,
@@ -7,7 +7,7 @@ use super::{
 use crate::tier::Tier;
 use serde::{Deserialize, Serialize};
 
-/// See [`HardwareProfile`] for what the fields are.
+/// See [`HardwareProfile`] for the fields.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ProfileFile {
@@ -80,7 +80,7 @@ impl ProfileFile {
         }
     }
 
-    /// The profile, if all of its numbers make sense.
+    /// The profile, if all of its numbers are valid.
     pub(super) fn into_profile(self) -> Result<HardwareProfile, ProfileError> {
         self.check_numbers()?;
         let host = LinkProfile {

@@ -4,7 +4,7 @@ use crate::queue::Link;
 use crate::tier::Tier;
 use serde::{Deserialize, Serialize};
 
-/// A connection of two tiers: a link each way.
+/// A connection between two tiers: a link in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkProfile {
@@ -16,18 +16,18 @@ pub struct LinkProfile {
     pub to_near_bandwidth: f64,
     /// Into the far tier, bytes per second.
     pub to_far_bandwidth: f64,
-    /// Both ways at once, bytes per second of the two together.
+    /// Both directions at once, in total bytes per second.
     pub duplex_bandwidth: f64,
     /// From the end of one copy in a queue to the start of the next.
     pub latency_seconds: f64,
 }
 
-/// What one link can do.
+/// The rates of one link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkRates {
     /// Bytes per second.
     pub bandwidth: f64,
-    /// Bytes per second of this link and the opposite one together, both busy.
+    /// Total bytes per second of this link and the opposite one when both are busy.
     pub duplex_bandwidth: f64,
     /// From the end of one copy in a queue to the start of the next.
     pub latency_seconds: f64,

@@ -1,11 +1,11 @@
-//! What matrix products lose where they are small.
+//! What matrix products lose when they are small.
 //!
-//! A product of few rows has few tiles: in the last wave of them, or in the only one, multiprocessors are idle. And
-//! the ends of a tile, where the result is read and written, weigh more the shorter its sums are.
+//! A product with few rows has few tiles, so multiprocessors are idle in the last or only wave. The prologue and
+//! epilogue of a tile, where it reads and writes the result, weigh more the shorter its sums are.
 
 use super::GemmKind;
 
-/// Tiles of a result that one multiprocessor computes at a time: rows, columns, and speed against the best.
+/// Tiles that one multiprocessor computes at a time: rows, columns, and speed relative to the best.
 const TILES: [(u64, u64, f64); 3] = [(128, 256, 1.0), (256, 128, 1.0), (128, 128, 0.85)];
 
 /// A matrix product: (rows, inner) times (inner, columns).
@@ -17,7 +17,7 @@ pub(super) struct Product {
     pub(super) inner: u64,
 }
 
-/// What a product runs on.
+/// The hardware that a product runs on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Multiprocessors {
     pub(super) count: u64,
@@ -30,7 +30,7 @@ pub(super) struct Multiprocessors {
 }
 
 impl Product {
-    /// How far the extents of two products are apart, as logarithms: all together, and the most.
+    /// How far apart the extents of two products are, in logarithms: in total, and at most.
     pub(super) fn distance(&self, other: &Product) -> (f64, f64) {
         let pairs =
             [(self.rows, other.rows), (self.columns, other.columns), (self.inner, other.inner)];
@@ -40,15 +40,15 @@ impl Product {
             .fold((0.0, 0.0f64), |(sum, most), d| (sum + d, most.max(d)))
     }
 
-    /// How many times as long the product takes as its arithmetic would at full speed.
+    /// How many times as long the product takes as its arithmetic at full speed.
     pub(super) fn waste(&self, on: &Multiprocessors) -> f64 {
         self.idle(on.count) * (1.0 + self.ends(on))
     }
 
-    /// All multiprocessors against those that work, with the tiles that suit best.
+    /// The ratio of all multiprocessors to busy ones, with the best-suited tiles.
     fn idle(&self, multiprocessors: u64) -> f64 {
         if self.kind == GemmKind::WeightGradient {
-            // Its sums are long and may be split: that makes as many tiles as it takes.
+            // Its sums are long and may be split into as many tiles as needed.
             return 1.0;
         }
         let (rows, columns) = (self.rows.max(1), self.columns.max(1));
@@ -61,10 +61,10 @@ impl Product {
         TILES.into_iter().map(of_tile).fold(f64::INFINITY, f64::min)
     }
 
-    /// The time to read and write an element of the result against that of its sum.
+    /// The time to read and write an element of the result, relative to the time of its sum.
     fn ends(&self, on: &Multiprocessors) -> f64 {
         let moves = match self.kind {
-            // Added to what is there.
+            // Added to the existing value.
             GemmKind::WeightGradient => 2.0,
             GemmKind::Forward | GemmKind::InputGradient => 1.0,
         };
@@ -90,7 +90,7 @@ mod tests {
         let of_rows = |rows| waste(GemmKind::Forward, [rows, 2048, 2048]);
         assert!(of_rows(1024) > 1.15 * of_rows(4096), "{} {}", of_rows(1024), of_rows(4096));
         assert!(of_rows(4096) < 1.05 * of_rows(32768), "{} {}", of_rows(4096), of_rows(32768));
-        // One row takes as long as a tile of them.
+        // One row takes as long as a tile of rows.
         assert!((of_rows(1) / of_rows(128) / 128.0 - 1.0).abs() < 1e-9);
     }
 

@@ -1,4 +1,4 @@
-//! A profile, corrected by what a real step took.
+//! Corrects a profile by what a real step took.
 
 use super::{ElementwisePoint, GemmKind, HardwareProfile};
 use crate::plan::{InstructionId, Plan, Work};
@@ -7,19 +7,19 @@ use crate::simulate::instruction_seconds;
 use std::collections::BTreeMap;
 use storm_graph::{DType, Op, Tensor};
 
-/// What is corrected together.
+/// A group of figures that is corrected together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Part {
-    /// A kind of matrix product, and whether it is of bf16.
+    /// A kind of matrix product, and whether it is in bf16.
     Gemm(u8, bool),
     AttentionForward,
     AttentionBackward,
-    /// Bytes that an op of this name moves.
+    /// Bytes moved by an op of this name.
     Moving(&'static str),
     Copies(Queue),
 }
 
-/// No machine is further from its profile: a step that was disturbed must not spoil it.
+/// No machine is further from its profile, so a disturbed step cannot spoil it.
 const FACTOR_MAX: f64 = 100.0;
 
 /// Seconds as predicted and as measured.
@@ -40,14 +40,15 @@ impl Seconds {
 }
 
 impl HardwareProfile {
-    /// The profile under which the instructions of a step would have taken as long as they did:
-    /// `measured` has instructions of `plan`, each as often as it ran, with their seconds.
+    /// The profile under which the instructions of a step would have taken as long as measured.
+    /// `measured` lists instructions of `plan`, once per run, with their seconds.
     pub fn refined(&self, plan: &Plan, measured: &[(InstructionId, f64)]) -> HardwareProfile {
         let mut refined = self.clone();
         refined.name = format!("{}, refined", self.name);
         refined.source = format!("{}; corrected by a measured step", self.source);
         refined.uncertainty = None;
-        // What ops move beside their products is known when products are.
+        // The bytes that ops move besides their products can be told only once products are
+        // corrected.
         refined.correct(plan, measured, |part| !matches!(part, Part::Moving(_)));
         refined.correct(plan, measured, |part| matches!(part, Part::Moving(_)));
         refined
@@ -67,7 +68,7 @@ impl HardwareProfile {
             if wanted(part) {
                 let sum = parts.entry(part).or_default();
                 sum.predicted += known;
-                // What is not of this part took as long as predicted.
+                // The rest of the instruction is assumed to have taken as long as predicted.
                 sum.measured += (seconds - (whole - known)).max(0.0);
             }
         }
@@ -76,8 +77,8 @@ impl HardwareProfile {
         }
     }
 
-    /// Which part an instruction measures, and how many of its seconds are that part's; none for
-    /// what is too short to tell.
+    /// Which part an instruction measures, and how many of its seconds belong to it; none if it is
+    /// too short to tell.
     fn part(&self, plan: &Plan, id: InstructionId, predicted: f64) -> Option<(Part, f64)> {
         let compute = match &plan.instruction(id).work {
             Work::Copy(copy) => {

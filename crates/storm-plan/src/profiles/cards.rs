@@ -9,7 +9,8 @@ const PCIE_4_X8: Pcie = Pcie { generation: 4, lanes: 8 };
 const PCIE_5: Pcie = Pcie { generation: 5, lanes: 16 };
 const PCIE_5_X8: Pcie = Pcie { generation: 5, lanes: 8 };
 
-/// Tensor rates of cards that it does not list follow from its 128 operations per clock and tensor core.
+/// The source also gives 128 operations per clock and tensor core, from which the tensor rates of
+/// unlisted cards follow.
 const GA102: &str = "NVIDIA Ampere GA102 whitepaper";
 const ADA: &str = "NVIDIA Ada whitepaper";
 const BLACKWELL: &str = "NVIDIA RTX Blackwell whitepaper";

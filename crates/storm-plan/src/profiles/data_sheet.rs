@@ -1,20 +1,20 @@
-//! Profiles of cards that have not been measured: the vendor's figures, times the share of such figures
-//! that the H200 reached when it was measured.
+//! Profiles of unmeasured cards: the vendor's figures, times the share of such figures that the H200 reached
+//! when measured.
 
 use crate::profile::{HardwareProfile, LinkProfile};
 use crate::queue::Link;
 
-/// How far step times may be off. Power limits, the slot and the host's memory differ from machine to
-/// machine, and no data sheet knows them.
+/// How far off step times may be. Power limits, the slot and the host's memory differ between machines and
+/// are in no data sheet.
 const UNCERTAINTY: f64 = 0.3;
 
-/// What a vendor says of a card.
+/// A vendor's figures for a card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DataSheet {
     /// As `--hardware` takes it.
     pub(super) name: &'static str,
     pub(super) multiprocessors: u32,
-    /// What the driver calls it; boards of one chip may have several names.
+    /// The driver's names for it; boards with one chip may have several.
     pub(super) cards: &'static [&'static str],
     pub(super) memory_gib: u64,
     pub(super) ecc: Ecc,
@@ -33,7 +33,7 @@ pub(super) struct DataSheet {
 /// Whether error correction takes a share of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ecc {
-    /// Off, or in memory chips of its own.
+    /// Off, or in separate memory chips.
     Free,
     /// A sixteenth of GDDR6 holds check bits.
     Inline,
@@ -42,13 +42,13 @@ pub(super) enum Ecc {
 /// How fast tensor cores accumulate in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Accumulation {
-    /// As fast as in f16: cards for data centres and workstations.
+    /// As fast as in f16: data center and workstation cards.
     FullRate,
     /// Half as fast: GeForce.
     HalfRate,
 }
 
-/// Generation and lanes of the card's connector.
+/// PCIe generation and lanes of the card.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pcie {
     pub(super) generation: u32,
@@ -64,12 +64,12 @@ impl Pcie {
     }
 }
 
-/// The share of the tensor peak that large products reach on GeForce. The H200 is limited by its power and
-/// reaches less; at half rate the tensor cores draw less. An RTX 4090 was measured at 158.6 of 165.2 TFLOP/s
+/// The share of the tensor peak that large products reach on GeForce. The H200 is limited by power and
+/// reaches less; tensor cores at half rate draw less. An RTX 4090 was measured at 158.6 of 165.2 TFLOP/s
 /// (github.com/mli/transformers-benchmarks/issues/4).
 const HALF_RATE_SHARE: f64 = 0.9;
 
-/// The card whose shares are taken for all others.
+/// The card whose shares are used for all others.
 pub(super) const H200: DataSheet = DataSheet {
     name: "h200",
     multiprocessors: 132,
@@ -93,13 +93,14 @@ impl DataSheet {
         }
     }
 
-    /// What the card would do at the shares of its peaks that `measured`, the profile of the H200, reached.
+    /// What the card would do at the shares of its peaks that the H200 reached; `measured` is the H200's
+    /// profile.
     pub(super) fn profile(&self, measured: &HardwareProfile) -> HardwareProfile {
         let gemm_share = match self.accumulation {
             Accumulation::FullRate => measured.gemm_flops / (H200.bf16_tflops * 1e12),
             Accumulation::HalfRate => HALF_RATE_SHARE,
         };
-        // Attention keeps its distance from products, and every op its share of the bandwidth.
+        // Attention keeps its ratio to products, and every op its share of the bandwidth.
         let tensor = gemm_share * self.bf16_tflops * 1e12 / measured.gemm_flops;
         let memory = self.bandwidth_gb / H200.bandwidth_gb;
         let f32_products = self.f32_tflops / H200.f32_tflops;
@@ -162,7 +163,7 @@ impl DataSheet {
     }
 }
 
-/// To four digits, as in measured profiles: more would promise what a data sheet cannot keep.
+/// To four digits, as in measured profiles: more would suggest precision that a data sheet does not have.
 fn scale(rate: &mut f64, factor: f64) {
     let scaled = *rate * factor;
     *rate = format!("{scaled:.3e}").parse().unwrap_or(scaled);

@@ -1,4 +1,4 @@
-//! Profiles that come with STORM: measured ones as files, others computed from data sheets.
+//! Built-in profiles: measured ones as files, others computed from data sheets.
 
 mod cards;
 mod data_sheet;
@@ -7,7 +7,7 @@ use crate::profile::{HardwareProfile, ProfileError};
 use cards::CARDS;
 use data_sheet::DataSheet;
 
-/// Measured, and the one that tests pin their figures to.
+/// Measured profiles, and the one that tests pin their figures to.
 const FILES: [(&str, &str); 2] = [
     ("h200", include_str!("../../profiles/h200.json")),
     ("reference", include_str!("../../profiles/reference.json")),
@@ -18,7 +18,7 @@ fn sheet(name: &str) -> Option<&'static DataSheet> {
 }
 
 impl HardwareProfile {
-    /// A profile that comes with STORM.
+    /// A built-in profile.
     ///
     /// # Errors
     /// There is none of that name.
@@ -43,8 +43,8 @@ impl HardwareProfile {
         names.into_iter()
     }
 
-    /// What the driver calls the cards of a profile that is from a data sheet, and their memory: enough to
-    /// find a measured profile of such a card. Empty for other profiles.
+    /// The driver's names for the cards of a data-sheet profile, and their memory: enough to find a
+    /// measured profile of such a card. Empty for other profiles.
     pub fn builtin_cards(name: &str) -> impl Iterator<Item = (&'static str, u64)> {
         let sheet = sheet(name);
         sheet
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(files, FILES.map(|(name, _)| format!("{name}.json")));
     }
 
-    /// Every rate of a profile from a data sheet lies below the card's peak, and not far below it.
+    /// Every rate of a data-sheet profile is below the card's peak, and not far below it.
     #[test]
     fn no_card_exceeds_its_data_sheet() {
         for sheet in CARDS {
@@ -125,7 +125,7 @@ mod tests {
         }
     }
 
-    /// A data sheet says that it is one; a measurement does not.
+    /// A data-sheet profile says that it is one; a measured one does not.
     #[test]
     fn what_is_not_measured_says_so() {
         for name in HardwareProfile::builtin_names() {
@@ -137,7 +137,7 @@ mod tests {
         }
     }
 
-    /// The H200's own data sheet gives back what was measured on it.
+    /// The H200's own data sheet reproduces what was measured on it.
     #[test]
     fn shares_are_those_of_the_measured_card() {
         let measured = HardwareProfile::builtin("h200").unwrap();
@@ -160,7 +160,7 @@ mod tests {
         for card in CARDS {
             let geforce = card.name.starts_with("rtx-");
             assert_eq!(card.accumulation == Accumulation::HalfRate, geforce, "{}", card.name);
-            // On these chips a tensor core at half rate does twice what the plain cores do.
+            // On these chips a tensor core at half rate is twice as fast as the plain cores.
             if geforce {
                 assert!((card.bf16_tflops / card.f32_tflops - 2.0).abs() < 0.02, "{}", card.name);
             }

@@ -1,4 +1,4 @@
-//! Where the search begins: ways to place parameters, each with ways to treat activations.
+//! Where the search starts: ways to place parameters, each with ways to treat activations.
 
 use super::{Activations, GROUP_MAX, Search, by_estimate};
 use crate::choice::{
@@ -13,17 +13,17 @@ use crate::tier::Tier;
 use crate::{Streaming, UpdateTime};
 use rayon::prelude::*;
 
-/// Of each placement and group size, only so many go on: those that look fastest.
+/// How many of each placement and group size continue: those with the fastest estimate.
 const OF_EACH_BASE: usize = 6;
 
-/// First groups that are tried, in multiples of the others.
+/// Sizes of the first group to try, in multiples of the others.
 const FIRST_GROUPS: [usize; 3] = [2, 3, 4];
 
-/// What stays of the stages that run once.
+/// What stays on the device of the stages that run once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Edges {
     Resident,
-    /// All but their optimizer state stays.
+    /// Everything but their optimizer state stays.
     StateStreamed,
     Streamed,
 }
@@ -33,8 +33,8 @@ impl Search<'_> {
     pub(super) fn bases(&self) -> Vec<Choice> {
         use Placement::{Resident, Streamed};
         let mut bases = Vec::new();
-        // Weights, gradients and state of repeated stages; of the others all but their state stays, or
-        // nothing does and rings share memory.
+        // Weights, gradients and state of repeated stages. Of the other stages either everything but the
+        // state stays, or nothing does and rings share memory.
         for (weights, gradients, states, edges) in [
             (Resident, Resident, Resident, Edges::Resident),
             (Resident, Resident, Streamed, Edges::Resident),
@@ -106,7 +106,7 @@ impl Search<'_> {
                 piece_elements: self.lowering.piece_elements(),
             };
             self.set_update(&mut base);
-            // What is forced makes some of them the same.
+            // Forced decisions make some of them equal.
             if !bases.contains(&base) {
                 bases.push(base);
             }
@@ -135,8 +135,8 @@ impl Search<'_> {
         all
     }
 
-    /// The best of every placement and group size, with a first group that is larger than the others: so
-    /// the copies of a deferred update have more time.
+    /// The best of every placement and group size, with a larger first group, which gives the copies of
+    /// a deferred update more time.
     fn with_first_groups(&self, choices: &[Choice]) -> Vec<Choice> {
         let estimator = Estimator::new(self.lowering, &self.savings);
         let mut best: Vec<(f64, &Choice)> = Vec::new();
@@ -159,7 +159,7 @@ impl Search<'_> {
     /// The choice with first groups of several sizes, which keep as much as fits.
     pub(super) fn first_groups(&self, choice: &Choice) -> Vec<Choice> {
         let mut found = Vec::new();
-        // Inputs of the larger group take a little of what the others may have filled.
+        // Inputs of the larger group need some of the memory that the others may have filled.
         let mut less = choice.clone();
         for chosen in &mut less.stages {
             chosen.activations.kept.1 = chosen.activations.kept.1.saturating_sub(1);
@@ -207,7 +207,7 @@ impl Search<'_> {
         sizes.filter(leaves_whole_groups).filter(|&size| size <= GROUP_MAX).collect()
     }
 
-    /// A base with activations treated in a fixed way, or in all ways that look good.
+    /// A base with a fixed policy for activations, or with every promising one.
     fn treated(&self, base: Choice, activations: Activations) -> Vec<Choice> {
         let each = |change: &dyn Fn(usize, &mut StageChoice)| {
             let mut choice = base.clone();
@@ -246,7 +246,7 @@ impl Search<'_> {
         (self.savings[stage].len() - 1, self.blocks(stage))
     }
 
-    /// What corresponds in a stage to a saving of some blocks of the main stage.
+    /// The equivalent, in another stage, of a saving in some blocks of the main stage.
     fn alike(&self, stage: usize, (saving, blocks): (usize, usize)) -> (usize, usize) {
         if stage == self.main {
             return (saving, blocks);
@@ -256,7 +256,7 @@ impl Search<'_> {
         (scaled, (blocks * self.blocks(stage)).div_ceil(self.blocks(self.main)))
     }
 
-    /// The choice with units kept and offloaded in the main stage, and in the others alike.
+    /// The choice with units kept and offloaded in the main stage, and likewise in the others.
     pub(super) fn with_units(
         &self,
         base: &Choice,
@@ -271,7 +271,7 @@ impl Search<'_> {
         choice
     }
 
-    /// The choice, with rings as short as need be; none if it does not fit even so.
+    /// The choice with rings shortened as needed; none if it still does not fit.
     fn fitted(&self, choice: Choice) -> Option<Choice> {
         if self.fits(&choice) {
             return Some(choice);
@@ -290,11 +290,11 @@ impl Search<'_> {
         [tight(2, 1), tight(1, 0)].into_iter().find(|choice| self.fits(choice))
     }
 
-    /// A base, and ways to use the memory it leaves: activations kept in the last blocks, others
+    /// A base, and ways to use its remaining memory: activations kept in the last blocks, others
     /// offloaded.
     fn filled(&self, base: Choice) -> Vec<Choice> {
         let (blocks, savings) = (self.blocks(self.main), &self.savings[self.main]);
-        // Rings come first: what is kept at their cost is paid for by waiting.
+        // Rings come first: keeping more at their cost is paid for by waiting.
         let Some(base) = self.fitted(base) else { return Vec::new() };
         let mut filled = vec![base.clone()];
         for saving in 1..savings.len() {
@@ -310,7 +310,7 @@ impl Search<'_> {
                 continue;
             }
             for (saving, kept) in savings.iter().enumerate().skip(1) {
-                // Only what is worth more than waiting in host memory.
+                // Only what is better than offloading.
                 if kept.recompute_seconds >= savings[offloaded].recompute_seconds {
                     continue;
                 }
@@ -349,18 +349,19 @@ impl Search<'_> {
         }
     }
 
-    /// Savings of the main stage whose units can leave while their block computes; the first is nothing.
+    /// Savings of the main stage whose units can be offloaded while their block computes; the first is
+    /// empty.
     fn hidden_savings(&self) -> Vec<usize> {
         let forward = self.lowering.forward_variant(self.main).forward.seconds;
         let bandwidth = self.profile().link(Link::DEVICE_TO_HOST).bandwidth;
         let is_hidden = |saving: &&Saving| saving.bytes as f64 / bandwidth <= 1.2 * forward;
         let savings = &self.savings[self.main];
         let count = savings.iter().take_while(is_hidden).count().max(1);
-        // Few of them: the largest are the ones that pay.
+        // Only a few: the largest are worthwhile.
         std::iter::once(0).chain(count.saturating_sub(4).max(1)..count).collect()
     }
 
-    /// The largest count up to `most` for which the choice fits, where each takes about `bytes_each`.
+    /// The largest count up to `most` for which the choice fits, if each takes about `bytes_each`.
     pub(super) fn most(
         &self,
         most: usize,

@@ -1,4 +1,4 @@
-//! Choices that are one move away from another.
+//! Neighbors: choices that are one move apart.
 
 use super::Search;
 use crate::choice::{ActivationChoice, Choice, FirstGroup, StageChoice};
@@ -34,7 +34,7 @@ impl Search<'_> {
         for rings in [RingMemory::Separate, RingMemory::Shared] {
             add(&|choice| choice.rings = rings);
         }
-        // Stages that run once go together: half of a move may gain nothing.
+        // Stages that run once change together: half of such a move may gain nothing.
         let blocks: Vec<usize> = self.stages().map(|stage| self.blocks(stage)).collect();
         let edges = |choice: &mut Choice, change: &dyn Fn(&mut StageChoice)| {
             for (chosen, &blocks) in choice.stages.iter_mut().zip(&blocks) {
@@ -160,7 +160,8 @@ impl Search<'_> {
                 }
             }
             add(&|chosen| chosen.offloads_beside = !chosen.offloads_beside);
-            // All blocks at once: a single one that recomputes more than the others sets the work area.
+            // All blocks at once: a single block that recomputes more than the others determines the
+            // size of the work area.
             for saving in 1..self.savings[stage].len() {
                 for beside in [false, true] {
                     add(&|chosen| {
@@ -172,7 +173,7 @@ impl Search<'_> {
             for count in around(chosen.kept.1) {
                 add(&|chosen| chosen.kept.1 = count);
                 add(&|chosen| chosen.inputs_kept = count);
-                // What is kept may wait in host memory instead, and the other way round.
+                // What is kept may be offloaded instead, and the reverse.
                 add(&|chosen| {
                     chosen.kept.1 = count;
                     chosen.offloaded = (chosen.kept.0, blocks);

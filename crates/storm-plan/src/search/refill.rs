@@ -1,11 +1,11 @@
-//! After a move, more or fewer blocks keep activations, so that the plan uses the memory that there is.
+//! After a move, adjusts how many blocks keep activations, to use the available memory.
 
 use super::Search;
 use crate::choice::{ActivationChoice, Choice};
 
 impl Search<'_> {
-    /// The choice with as many blocks that keep activations as fit, in the first group and in the others; none
-    /// if it does not fit with none, or the user insists on another number.
+    /// The choice with as many blocks keeping activations as fit, in the first group and in the others; none
+    /// if it does not fit at all, or the user requests another number.
     pub(super) fn refilled(&self, choice: &Choice) -> Option<Choice> {
         let main = self.main;
         let usual = choice.stages[main].activations.kept;

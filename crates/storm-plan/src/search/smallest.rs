@@ -1,4 +1,4 @@
-//! The least memory that works.
+//! Finds the least memory that works.
 
 use super::Search;
 use crate::choice::{Choice, StageChoice};
@@ -6,15 +6,15 @@ use crate::request::Placement;
 use crate::tier::{PerTier, Tier};
 use crate::{PlanError, Storage, Streaming};
 
-/// What takes the least device memory, whatever its speed.
+/// The choice with the least device memory, whatever its speed.
 pub(crate) struct Smallest {
     pub(crate) choice: Choice,
     pub(crate) bytes: PerTier<usize>,
 }
 
 impl Search<'_> {
-    /// What takes the least device memory within the host's. Where the host has too little for
-    /// anything, what takes the least of it.
+    /// The choice with the least device memory within the host's limit. If the host has too little
+    /// for any, the one with the least host memory.
     pub(crate) fn smallest(&self) -> Result<Smallest, PlanError> {
         let mut problem = None;
         let mut smallest = None;
@@ -31,7 +31,8 @@ impl Search<'_> {
                 problem: "what was asked for contradicts itself".to_owned(),
             }));
         };
-        // Recomputing everything takes room for it; in a model of few blocks keeping takes less.
+        // Recomputing everything needs room, too; in a model with few blocks keeping may take
+        // less.
         let blocks = self.blocks(self.main);
         let mut consider = |choice: Choice| {
             if let Ok(found) = self.relieved(choice)
@@ -97,7 +98,7 @@ impl Search<'_> {
         }
     }
 
-    /// The choice, with as many blocks on the device as the host has no room for.
+    /// The choice with as many blocks on the device as do not fit in host memory.
     fn relieved(&self, choice: Choice) -> Result<Smallest, PlanError> {
         let limit = self.limits[Tier::HOST];
         let found = self.measured(choice)?;
@@ -158,7 +159,7 @@ impl Search<'_> {
     }
 }
 
-/// Which inputs of blocks are stored.
+/// Which block inputs are stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Checkpoints {
     All,

@@ -1,4 +1,4 @@
-//! What does not depend on when things happen: durations, bytes, work per queue.
+//! What does not depend on timing: durations, bytes, work per queue.
 
 use super::queues::Waited;
 use super::{CLASSES, Transfer};
@@ -7,12 +7,12 @@ use crate::profile::HardwareProfile;
 use crate::queue::{Link, PerQueue, Queue};
 use storm_graph::{Graph, Tensor, TensorClass};
 
-/// By instruction: how long it takes on that hardware, copies slowed by those of the opposite link
-/// that they may meet in a step.
+/// By instruction: its duration on that hardware. Copies are slowed by those in the opposite
+/// direction that may overlap them in a step.
 ///
 /// # Panics
-/// If the plan refers to something that it does not have, or copies over a link that the profile
-/// does not have.
+/// If the plan refers to something that does not exist, or copies over a link that the profile does
+/// not have.
 pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
     let slowdown = duplex_slowdown(plan, profile);
     let mut known: Vec<Vec<Option<f64>>> =
@@ -40,16 +40,16 @@ fn node_seconds(profile: &HardwareProfile, graph: &Graph, node: usize) -> f64 {
     profile.op_seconds(&op, &outputs)
 }
 
-/// Of a copy, without what it takes to begin.
+/// Time of a copy without its latency.
 fn moving_seconds(profile: &HardwareProfile, bytes: usize, link: Link) -> f64 {
     profile.copy_seconds(bytes, link) - profile.link(link).latency_seconds
 }
 
-/// By queue: how much longer copies take because those of the opposite link share the connection.
+/// By queue: how much longer copies take because the opposite direction shares the link.
 ///
-/// Both ways at once are slower only where `duplex_bandwidth` is less than the two together, and only
-/// while both are busy. That time is not known before the simulation, so it is taken as large as it
-/// can be: all of the link that moves less, and as much time of the opposite one.
+/// Both directions at once are slower only if `duplex_bandwidth` is less than their sum, and only
+/// while both are busy. That time is not known before the simulation, so its upper bound is used: the
+/// whole time of the direction that moves less, and as much of the other.
 fn duplex_slowdown(plan: &Plan, profile: &HardwareProfile) -> PerQueue<f64> {
     let mut alone = PerQueue::of_each(0.0);
     for_each_copy(plan, |queue, _, copy, times| {
@@ -80,7 +80,7 @@ pub(super) fn busy_seconds(plan: &Plan, seconds: &[f64]) -> PerQueue<f64> {
     busy
 }
 
-/// What moves in a step. Bytes between the values of a copy go with the next of them.
+/// What a step copies. Bytes between the values of a copy count toward the next value.
 pub(super) fn transfers(plan: &Plan, seconds: &[f64], waited: &Waited) -> Vec<Transfer> {
     let mut totals = PerQueue::of_each([(0u64, 0.0); CLASSES.len()]);
     for_each_copy(plan, |queue, index, copy, times| {
@@ -106,7 +106,7 @@ pub(super) fn transfers(plan: &Plan, seconds: &[f64], waited: &Waited) -> Vec<Tr
     transfers
 }
 
-/// Each value's class, as a position in [`CLASSES`], and its share of the bytes of the values.
+/// Each value's class, as an index into [`CLASSES`], and its share of the bytes of the values.
 pub(super) fn class_shares(plan: &Plan, copy: &Copy) -> impl Iterator<Item = (usize, f64)> {
     let size = |value| plan.value(value).size_bytes as f64;
     let total: f64 = copy.values.iter().map(|operand| size(operand.value)).sum();
@@ -120,7 +120,7 @@ fn class_index(class: TensorClass) -> usize {
     CLASSES.iter().position(|&known| known == class).expect("all classes are listed")
 }
 
-/// Every copy of a step: its queue and position, and how often it runs.
+/// Every copy of a step: its queue and index, and how often it runs.
 fn for_each_copy(plan: &Plan, mut visit: impl FnMut(Queue, usize, &Copy, usize)) {
     for run in &plan.step {
         for index in plan.segment(run.segment).instructions.clone() {

@@ -1,4 +1,4 @@
-//! The pass over the instructions: when each starts and ends, and what held it up.
+//! The pass over the instructions: when each starts and ends, and what delayed it.
 
 use super::cost::class_shares;
 use super::{CLASSES, Span};
@@ -17,7 +17,7 @@ pub(super) struct Waited {
 }
 
 impl Waited {
-    /// Each number from those of several.
+    /// Combines several arrays of numbers element by element.
     pub(super) fn combine<const N: usize>(
         all: [&Waited; N],
         each: impl Fn([f64; N]) -> f64,
@@ -29,18 +29,18 @@ impl Waited {
     }
 }
 
-/// The moments that everything follows from.
+/// The times that everything else follows from.
 #[derive(Clone, Debug)]
 pub(super) struct Moments {
-    /// When the host goes on.
+    /// The host's time.
     pub(super) host: f64,
-    /// By queue: when it has done all that it was given.
+    /// By queue: when it has done everything it was given.
     pub(super) free: PerQueue<f64>,
-    /// By instruction: when its last run ends; never issued is long ago.
+    /// By instruction: when its last run ends; far in the past if it was never issued.
     pub(super) ends: Vec<f64>,
 }
 
-/// Queues at work, from empty to empty.
+/// The state of the queues, from empty to empty.
 pub(super) struct Queues<'a> {
     pub(super) plan: &'a Plan,
     host_work: &'a HostWork,
@@ -48,15 +48,15 @@ pub(super) struct Queues<'a> {
     launch_seconds: f64,
     pub(super) now: Moments,
     pub(super) waited: Waited,
-    /// What every moment is the latest of; see [`super::repeat`]. None while it is not needed.
+    /// The candidates of every maximum; see [`super::repeat`]. None while not needed.
     pub(super) reasons: Option<Reasons>,
     timeline: Option<Vec<Span>>,
 }
 
-/// Moments that were the latest of others.
+/// Times that were the maximum of several candidates.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reasons {
-    /// Candidates, and after them the latest of them; then the next.
+    /// Candidates, followed by their maximum; then the next.
     pub(super) moments: Vec<f64>,
     /// Where each group ends.
     pub(super) group_ends: Vec<usize>,
@@ -83,12 +83,12 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// When the compute queue has done all that it was given.
+    /// When the compute queue has done everything it was given.
     pub(super) fn compute_end(&self) -> f64 {
         self.now.free[Queue::COMPUTE]
     }
 
-    /// When all is done.
+    /// When everything is done.
     pub(super) fn end(&self) -> f64 {
         self.now.free.iter().map(|(_, &free)| free).fold(self.now.host, f64::max)
     }
@@ -157,7 +157,7 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// Blames time of the idle compute queue on the instruction that held it up last.
+    /// Charges idle time of the compute queue to the instruction that it waited for last.
     fn charge(&mut self, to: Option<InstructionId>, seconds: f64) {
         match to.map(|id| (self.plan.queue(id), &self.plan.instruction(id).work)) {
             Some((queue, Work::Copy(copy))) => {
@@ -170,8 +170,8 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// How long the queues work on after the last kernel. That time is laid to the copies of the
-    /// queue that is done last.
+    /// How long the queues continue after the last kernel. That time is charged to the copies of
+    /// the queue that finishes last.
     pub(super) fn drain(&mut self) -> f64 {
         let (kernels_end, all_end) = (self.compute_end(), self.end());
         let copies = self.plan.queues().filter(|&queue| queue != Queue::COMPUTE);

@@ -1,20 +1,20 @@
-//! Repetitions of a segment without following each.
+//! Simulates repetitions of a segment without following each one.
 //!
-//! Every moment is the latest of a few others, plus a duration. When from one repetition to the next
-//! every moment moves by as much as it did before, it will go on like that for as long as the latest
-//! of each few remains the latest. That may end, as moments that are not the latest may move faster:
-//! a queue that falls behind a little in each repetition will at some time hold up others. How many
-//! repetitions that takes is known, so these are skipped and the next ones followed again. The result
-//! is that of following all.
+//! Every time is the maximum of a few others, plus a duration. Once every time advances from one
+//! repetition to the next by the same amount as before, this continues for as long as each maximum
+//! keeps coming from the same candidate. It may end, because other candidates may advance faster: a
+//! queue that falls behind a little in each repetition eventually delays others. The number of
+//! repetitions until then can be computed, so those are skipped and the next ones are followed again.
+//! The result is the same as following all of them.
 
 use super::queues::{Moments, Queues, Reasons, Waited};
 use crate::plan::Run;
 
-/// Repetitions that are followed if they do not become regular; the others are taken to be like
-/// those of the last half of these, on average.
+/// Repetitions that are followed if they do not become regular; the others are assumed to equal the
+/// average of the last half of these.
 const FOLLOWED_MAX: usize = 64;
 
-/// Differences below this share of a repetition are those of rounding.
+/// Differences below this share of a repetition are rounding errors.
 const ROUNDING: f64 = 1e-9;
 
 /// The end of a repetition.
@@ -73,17 +73,17 @@ impl Queues<'_> {
         Snapshot { now: self.now.clone(), waited: self.waited, reasons }
     }
 
-    /// Moves everything on as it moved from the second to the third.
+    /// Advances everything as it advanced from the second to the third.
     fn skip_regular(&mut self, [first, second, third]: [&Snapshot; 3], times: f64) {
         self.move_on(&second.now, &third.now, times);
-        // What a repetition waits may itself change by the same in each: a sum over a ramp.
+        // The wait of a repetition may itself change by the same amount each time: a sum over a ramp.
         let all = [&first.waited, &second.waited, &third.waited];
         let ramp = times * (times + 1.0) / 2.0;
         self.waited =
             Waited::combine(all, |[a, b, c]| c + times * (c - b) + ramp * (c - 2.0 * b + a));
     }
 
-    /// Moves everything on by a share of what it moved between two snapshots.
+    /// Advances everything by a share of the difference between two snapshots.
     fn skip_on_average(&mut self, from: &Snapshot, to: &Snapshot, share: f64) {
         self.move_on(&from.now, &to.now, share);
         self.waited = Waited::combine([&from.waited, &to.waited], |[a, b]| b + share * (b - a));
@@ -91,7 +91,7 @@ impl Queues<'_> {
 
     fn move_on(&mut self, from: &Moments, to: &Moments, times: f64) {
         let move_on = |now: &mut f64, from: f64, to: f64| {
-            // What was never issued stays so.
+            // An instruction that was never issued stays that way.
             if to > f64::NEG_INFINITY && from > f64::NEG_INFINITY {
                 *now += times * (to - from);
             }
@@ -106,7 +106,8 @@ impl Queues<'_> {
     }
 }
 
-/// If every moment moved by the same twice: how many repetitions that will go on for at least.
+/// If every time advanced by the same amount twice: for how many repetitions at least that will
+/// continue.
 fn regular_repetitions(first: &Snapshot, second: &Snapshot, third: &Snapshot) -> Option<usize> {
     let [a, b, c] = [first, second, third].map(|snapshot| &snapshot.reasons.moments[..]);
     if a.len() != c.len() || b.len() != c.len() {
@@ -116,7 +117,7 @@ fn regular_repetitions(first: &Snapshot, second: &Snapshot, third: &Snapshot) ->
     let is_known = |index: usize| c[index] > f64::NEG_INFINITY;
     let period = (0..c.len()).filter(|&i| is_known(i)).map(moved).fold(0.0, f64::max);
     let tolerance = period * ROUNDING;
-    // Also false where a moment became known only just now.
+    // Also false if a time only just became known.
     let is_regular = |i: usize| (moved(i) - (b[i] - a[i])).abs() <= tolerance;
     if !(0..c.len()).all(|index| !is_known(index) || is_regular(index)) {
         return None;

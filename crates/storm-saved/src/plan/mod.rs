@@ -1,8 +1,8 @@
-//! Plans for what another framework saves between its forward and backward pass.
+//! Plans what another framework saves between its forward and backward pass.
 //!
-//! The framework's step is not ours to order: we learn from one step what is saved, when it is needed
-//! again and how much memory everything else takes meanwhile, and decide for the steps after it what
-//! stays, what waits in host memory, and when it is fetched back.
+//! We do not control the order of the framework's step. From one recorded step we learn what is saved,
+//! when it is needed again, and how much memory everything else uses meanwhile. For later steps we then
+//! decide what stays, what is offloaded, and when it is fetched back.
 //!
 //! Time is counted in *positions*: one for each piece that is saved, in that order, then one for each
 //! piece that is needed, in the order of first need. Position `p` lasts until position `p + 1` begins.
@@ -17,8 +17,8 @@ use storm_device::foreign::HOST_ALIGNMENT;
 pub struct Recording {
     /// What was saved, in that order.
     pub pieces: Vec<RecordedPiece>,
-    /// By position: the most memory in use while it lasted, without the pieces that had been given up
-    /// by the forward pass. As long as `pieces` and then one for each piece that was needed.
+    /// By position: the most memory in use during it, without the pieces that the forward pass had
+    /// released. One entry for each piece, then one for each piece that was needed.
     pub other_bytes: Vec<u64>,
     /// Memory in use when the step began.
     pub baseline_bytes: u64,
@@ -29,16 +29,16 @@ pub struct Recording {
 pub struct RecordedPiece {
     /// Its size.
     pub bytes: usize,
-    /// The first position at which only the saving holds it.
+    /// The first position at which only the saved reference holds it.
     pub given_up: usize,
-    /// The positions of first and last need; none if it never was needed.
+    /// The positions of first and last need; none if it was never needed.
     pub needed: Option<(usize, usize)>,
-    /// How often it was saved: once by each of those that share it.
+    /// How often it was saved: once by each tensor that shares it.
     pub saves: u32,
     /// How often it was needed.
     pub uses: u32,
-    /// Somebody else held it all the time, or there was no host memory for it: it stays, and is part of
-    /// what everything else takes.
+    /// Something else held it all the time, or there was no host memory for it. It stays, and counts as
+    /// part of everything else's memory.
     pub fixed: bool,
 }
 
@@ -50,7 +50,7 @@ pub enum Allowance {
         /// Bytes.
         bytes: u64,
     },
-    /// As little memory as moving can reach, and so much beyond that.
+    /// The least memory that offloading can reach, plus this much.
     Least {
         /// Bytes.
         window_bytes: u64,
@@ -62,7 +62,7 @@ pub enum Allowance {
 pub enum Fate {
     /// It stays where it is.
     Stay,
-    /// It waits in host memory, in the slab at this offset.
+    /// It is offloaded, to this offset in the host slab.
     Move {
         /// Its first byte there.
         host_offset: usize,
@@ -85,27 +85,27 @@ pub struct SavedPlan {
     pub fates: Vec<Fate>,
     /// Size of the slab in host memory.
     pub slab_bytes: usize,
-    /// By position: how many bytes of pieces may still be on their way out, those aside that the
-    /// forward pass itself still holds.
+    /// By position: how many bytes may still be on their way out, not counting pieces that the forward
+    /// pass itself still holds.
     pub leaving_bytes_max: Vec<u64>,
-    /// In the order in which they are issued.
+    /// In issue order.
     pub fetches: Vec<PlannedFetch>,
-    /// The most memory in use, by this plan.
+    /// The peak memory under this plan.
     pub peak_bytes: u64,
-    /// The least that any plan could reach.
+    /// The least peak that any plan could reach.
     pub least_bytes: u64,
     /// What was allowed.
     pub allowed_bytes: u64,
-    /// The difference of the baseline to the recording's that this plan is for.
+    /// How much the baseline that this plan is for differs from the recording's.
     pub baseline_shift: i64,
 }
 
-/// Decides for every piece. `baseline_shift`: how much more memory is in use now, when a step begins,
-/// than when the recorded one began.
+/// Decides for every piece. `baseline_shift` is how much more memory is in use at the start of a step
+/// now than at the start of the recorded one.
 ///
-/// What backward needs first is the last to have been saved: keeping it saves the most waiting per
-/// byte, because it would have the least time to leave and to come back. So pieces stay in the order of
-/// their need, as long as they fit.
+/// What the backward pass needs first was saved last. Keeping it avoids the most waiting per byte,
+/// because it would have the least time to leave and return. So pieces are kept in the order of their
+/// need, as long as they fit.
 pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i64) -> SavedPlan {
     let pieces = &recording.pieces;
     let last = recording.other_bytes.len().saturating_sub(1);
@@ -114,10 +114,10 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     let mut in_use = RangeMax::new(&others);
 
     let mut order: Vec<usize> = (0..pieces.len()).collect();
-    // What is never needed is as if needed last: it may have a graph of its own that lives on.
+    // Pieces that are never needed sort last: they may belong to another graph that stays alive.
     order.sort_by_key(|&piece| pieces[piece].needed.map_or((1, 0), |(first, _)| (0, first)));
 
-    // Everything that is moved is there while it is needed.
+    // Every moved piece is on the device while it is needed.
     for piece in pieces.iter().filter(|piece| !piece.fixed) {
         if let Some((first, until)) = piece.needed {
             in_use.add(first, until, piece.bytes as i64);
@@ -136,7 +136,7 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
             stays[index] = true;
             continue;
         }
-        // Staying takes memory from when it is given up to when it would be fetched at the latest.
+        // Keeping it takes memory from its release to the latest time at which it would be fetched.
         let until = piece.needed.map_or(last, |(first, _)| first.saturating_sub(1));
         let bytes = piece.bytes as i64;
         let fits = piece.given_up > until || in_use.max(piece.given_up, until) + bytes <= allowed;
@@ -151,7 +151,7 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     for &index in order.iter().filter(|&&index| !stays[index]) {
         let Some((first, _)) = pieces[index].needed else { continue };
         let bytes = pieces[index].bytes as i64;
-        // The earliest position from which on it fits until it is needed anyway.
+        // The earliest position from which it fits until it is needed.
         let (mut low, mut high) = (earliest.min(first), first);
         while low < high {
             let middle = usize::midpoint(low, high);
@@ -182,7 +182,7 @@ pub fn plan_saved(recording: &Recording, allowance: Allowance, baseline_shift: i
     }
 }
 
-/// One after another, in the order in which they are saved: all are there together between the passes.
+/// One after another, in the order of saving: between the passes all of them exist together.
 fn place(pieces: &[RecordedPiece], stays: &[bool]) -> (Vec<Fate>, usize) {
     let mut end = 0;
     let fates = pieces.iter().zip(stays).map(|(piece, &stays)| {

@@ -1,12 +1,12 @@
-//! Sums over ranges of positions, and their maxima, in logarithmic time.
+//! Range additions and range maxima over positions, in logarithmic time.
 
-/// One number per position: ranges are added to, and asked for their maximum.
+/// One number per position, with range addition and range maximum.
 #[derive(Clone, Debug)]
 pub(super) struct RangeMax {
     positions: usize,
-    /// Of a node: the maximum below it, without what waits at the nodes above.
+    /// By node: the maximum below it, without the additions pending at the nodes above.
     maxima: Vec<i64>,
-    /// Of a node: what is added to all positions below it.
+    /// By node: what is added to all positions below it.
     added: Vec<i64>,
 }
 
@@ -21,14 +21,14 @@ impl RangeMax {
         RangeMax { positions, maxima, added: vec![0; 2 * positions] }
     }
 
-    /// Adds to the positions `first..=last`; nothing if there are none.
+    /// Adds to the positions `first..=last`; does nothing if the range is empty.
     pub(super) fn add(&mut self, first: usize, last: usize, value: i64) {
         if first <= last {
             self.add_below(1, 0, self.positions, first, last + 1, value);
         }
     }
 
-    /// The maximum of the positions `first..=last`, of which there is at least one.
+    /// The maximum over the positions `first..=last`, a range that is not empty.
     pub(super) fn max(&self, first: usize, last: usize) -> i64 {
         self.max_below(1, 0, self.positions, first, last + 1)
     }

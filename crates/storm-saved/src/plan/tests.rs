@@ -3,7 +3,7 @@ use storm_graph::random::{Purpose, Seed, Stream, words};
 
 const KIB: usize = 1024;
 
-/// `count` pieces of `bytes`, given up one position after they are saved, needed in reverse; nothing else
+/// `count` pieces of `bytes`, released one position after they are saved, needed in reverse; nothing else
 /// in use.
 fn chain(count: usize, bytes: usize) -> Recording {
     let pieces = (0..count).map(|index| RecordedPiece {
@@ -22,7 +22,7 @@ fn moved(plan: &SavedPlan) -> Vec<usize> {
     plan.fates.iter().enumerate().filter_map(moves).collect()
 }
 
-/// Memory in use at each position when everything leaves at once and is fetched as planned.
+/// Memory in use at each position if everything leaves immediately and is fetched as planned.
 fn in_use(recording: &Recording, plan: &SavedPlan) -> Vec<i64> {
     let mut bytes: Vec<i64> =
         recording.other_bytes.iter().map(|&other| other as i64 + plan.baseline_shift).collect();
@@ -61,7 +61,7 @@ fn what_is_needed_last_moves() {
     assert_eq!(moved(&plan), [0, 1, 2]);
     assert_eq!(plan.slab_bytes, 3 * KIB);
     assert!(plan.peak_bytes <= 5 * 1024);
-    // As soon as three that stayed are used, there is room to fetch the next.
+    // Once three kept pieces are used, there is room to fetch the next.
     let first = plan.fetches[0];
     assert_eq!((first.piece, first.position), (2, 9));
 }
@@ -76,7 +76,7 @@ fn a_shifted_baseline_takes_from_the_budget() {
 #[test]
 fn least_memory_moves_all_but_what_moving_cannot_help() {
     let mut recording = chain(8, KIB);
-    // The last is given up only when it is needed first: nothing lies between.
+    // The last is released only when it is first needed, with nothing in between.
     recording.pieces[7].given_up = 8;
     let plan = plan_saved(&recording, Allowance::Least { window_bytes: 0 }, 0);
     assert_eq!(moved(&plan), [0, 1, 2, 3, 4, 5, 6]);
@@ -112,8 +112,8 @@ fn nothing_saved_is_a_plan_too() {
     assert_eq!((plan.fates.len(), plan.slab_bytes, plan.peak_bytes), (0, 0, 0));
 }
 
-/// Random recordings: budgets hold whenever they can, everything needed is there in time and in order,
-/// and host addresses do not overlap.
+/// Random recordings: budgets hold whenever possible, everything needed arrives in time and in order, and
+/// host addresses do not overlap.
 #[test]
 fn random_recordings_keep_to_their_budget() {
     for round in 0..300 {

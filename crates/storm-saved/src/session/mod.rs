@@ -139,7 +139,7 @@ impl<W: Framework> Session<W> {
             && expected.saves <= 1
             && let Err(error) = self.mover.send(step, index, Some(host_offset), stream)
         {
-            // Its name was not returned to the caller.
+            // The caller never received its name.
             step.pieces[index].holders = 0;
             self.mover.forget(step, index);
             return Err(error);
@@ -149,8 +149,8 @@ impl<W: Framework> Session<W> {
         Ok(PieceName { step: number, piece: index })
     }
 
-    /// A piece is saved once more. A tensor with a separate version counter may have written its memory since:
-    /// it is offloaded after the last save, and if it already was, it is copied again.
+    /// A piece is saved once more. A tensor with a separate version counter may have written its memory since.
+    /// So it is offloaded after the last save, and copied again if it already was.
     fn save_again(
         &mut self,
         number: u64,
@@ -270,7 +270,7 @@ impl<W: Framework> Session<W> {
         Ok(report)
     }
 
-    /// A step begins whose first piece has so many bytes.
+    /// Begins a step whose first piece has this many bytes.
     fn begin_step(&mut self, bytes: usize, stream: ComputeStream) -> Result<(), W::Error> {
         self.conclude_step(stream)?;
         self.mover.clock.read(&mut self.mover.report)?;
@@ -293,7 +293,7 @@ impl<W: Framework> Session<W> {
         Ok(())
     }
 
-    /// Ends the current step and keeps what it recorded.
+    /// Ends the current step and keeps its recording.
     fn conclude_step(&mut self, stream: ComputeStream) -> Result<(), W::Error> {
         let Some(step) = self.steps.get_mut(&self.current) else { return Ok(()) };
         self.mover.limit_leaving(step, 0, |_| true, stream)?;
@@ -424,7 +424,7 @@ impl<W: Framework> Session<W> {
         self.limit_leaving(name.step, stream)
     }
 
-    /// Without a plan, what was saved before is guessed to be needed next.
+    /// Without a plan, guesses that the piece saved before this one is needed next.
     fn fetch_backwards(&mut self, name: PieceName, stream: ComputeStream) -> Result<(), W::Error> {
         let step = self.steps.get_mut(&name.step).expect("a step lives as long as its names");
         let mut bytes = 0;

@@ -10,7 +10,7 @@ pub(super) struct Piece<W: Framework> {
     pub(super) offset: usize,
     pub(super) origin: W::Origin,
     pub(super) place: Place<W>,
-    /// Where it is in host memory, once it was moved.
+    /// Where it is in host memory, once offloaded.
     pub(super) slot: Option<Slot>,
     /// Whether it was ever offloaded.
     pub(super) moved: bool,
@@ -28,7 +28,8 @@ pub(super) struct Piece<W: Framework> {
     pub(super) uses_expected: Option<u32>,
     pub(super) given_up: Option<usize>,
     pub(super) needed: Option<(usize, usize)>,
-    /// Something else also holds it, or it could not be moved: it counts as memory that cannot be moved.
+    /// Something else also holds it, or it could not be offloaded: it counts as memory that cannot be
+    /// moved.
     pub(super) fixed: bool,
 }
 
@@ -40,7 +41,7 @@ pub(super) struct Expected {
 }
 
 impl Expected {
-    /// It is offloaded at once, and stays in host memory until its last name is used.
+    /// It is offloaded immediately, and stays in host memory until its last name is used.
     pub(super) const NOTHING: Expected = Expected { saves: 1, uses: None };
 }
 

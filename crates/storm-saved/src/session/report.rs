@@ -10,7 +10,7 @@ pub struct SavedReport {
     pub steps: u64,
     /// Of those: recorded.
     pub recorded_steps: u64,
-    /// Of those: run by a plan to the end.
+    /// Of those: run to the end by a plan.
     pub planned_steps: u64,
     /// Copied to the host, all steps.
     pub stored_bytes: u64,
@@ -26,7 +26,7 @@ pub struct SavedReport {
     pub stalls: u64,
     /// Last step: pieces and bytes that stayed.
     pub kept: (u64, u64),
-    /// Last step: pieces and bytes that were moved.
+    /// Last step: pieces and bytes that were offloaded.
     pub moved: (u64, u64),
     /// Last step: saved again while already saved, with the bytes that this avoided.
     pub shared: (u64, u64),

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 /// How a step decides.
 pub(super) enum Mode {
-    /// Everything is offloaded, one piece at a time, so that memory use shows the rest of the step.
+    /// Everything is offloaded, one piece at a time, so memory use shows what the rest of the step needs.
     Recorded(Recorder),
     /// Follows a recording and its plan.
     Planned { recording: u64, plan: Arc<SavedPlan>, next_fetch: usize, surprises: u32 },
@@ -62,7 +62,7 @@ impl<W: Framework> Step<W> {
         self.needs > 0
     }
 
-    /// The piece of these bytes of a memory of this size: its copy may be older than the memory is now.
+    /// The piece with these bytes of a memory of this size. Its copy may be older than the memory's current contents.
     pub(super) fn find(&self, source: &Source, memory_bytes: usize) -> Option<usize> {
         let found = self.index.get(&(source.memory, source.version))?;
         let range = &source.range;
@@ -107,7 +107,7 @@ impl<W: Framework> Step<W> {
         held.all(|index| self.unsent(index).is_none())
     }
 
-    /// A position begins: if this step is recorded, so is what was in use during the one before.
+    /// Begins a position. In a recorded step, also records what was in use during the previous one.
     pub(super) fn record_position(&mut self, framework: &W, position: usize) {
         if !matches!(self.mode, Mode::Recorded(_)) {
             return;
@@ -175,8 +175,7 @@ impl<W: Framework> Step<W> {
         self.holders == 0
     }
 
-    /// Whether the next save belongs to it: its backward pass has not begun, and some of its graph
-    /// is alive.
+    /// Whether the next save belongs to it: its backward pass has not begun, and part of its graph is alive.
     pub(super) fn goes_on(&self) -> bool {
         !self.is_backward() && (self.holders > 0 || self.pieces.is_empty())
     }

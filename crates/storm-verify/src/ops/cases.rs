@@ -45,7 +45,7 @@ pub(super) fn families() -> &'static [&'static str] {
     ]
 }
 
-/// A graph, its sources' data, and where everything lies.
+/// A graph, the data of its sources, and the place of each tensor.
 pub(super) struct Case {
     pub(super) family: &'static str,
     pub(super) dtype: DType,
@@ -67,7 +67,7 @@ trait Draw {
     /// Roughly normal.
     fn value(&mut self) -> f32;
 
-    /// Rows and widths, ones and non-multiples of any tile among them.
+    /// Rows and widths, including 1 and non-multiples of any tile.
     fn extent(&mut self) -> usize;
 }
 
@@ -87,7 +87,7 @@ struct Builder {
     random: Random,
     dtype: DType,
     data: Vec<(TensorId, Data)>,
-    /// Results to be given a random gradient.
+    /// Results that receive a random gradient.
     results: Vec<TensorId>,
     /// Inputs whose gradient is wanted.
     wanted: Vec<TensorId>,
@@ -212,11 +212,11 @@ impl Builder {
             self.input("addend", &shape)
         });
         self.result("y", Op::Linear { x, weight, bias, addend })?;
-        // A second use: gradients of x and of the weight add up.
+        // A second use, so gradients of x and of the weight are summed.
         self.result("z", Op::Linear { x, weight, bias: None, addend: None }).map(drop)
     }
 
-    /// As many rows as text that is generated has at a time, in widths like those of models.
+    /// As many rows as text generation has at a time, in widths like those of models.
     fn few_rows(&mut self) -> Result<(), GraphError> {
         let rows = self.random.pick(&[1, 1, 2, 5, 8, 9, 16, 17, 31, 32]);
         let inputs = self.random.pick(&[8, 24, 32, 256, 264, 1000, 1024, 2056]);
@@ -228,7 +228,8 @@ impl Builder {
         self.result("y", Op::Linear { x, weight, bias, addend }).map(drop)
     }
 
-    /// New tokens after others, around the ends of blocks and parts of the keys, with one to eight queries a key.
+    /// New tokens after cached ones, around the ends of blocks and parts of the keys, with one to eight queries
+    /// per key.
     fn cached_attention(&mut self) -> Result<(), GraphError> {
         let key_value_heads = self.random.pick(&[1, 2]);
         let group = 1 + self.random.below(8);
@@ -238,7 +239,7 @@ impl Builder {
         let tokens = self.random.pick(&[1, 1, 2, 5, 31, 32, 33]);
         let past = self.random.pick(&[0, 1, 31, 62, 63, 64, 65, 127, 128, 200]);
         let end = past + tokens;
-        // In a window beyond 4096 a part has more than one block of keys.
+        // In a window longer than 4096, a part has more than one block of keys.
         let long = if batch * head_dim <= 128 { 4500 } else { end + 1 };
         let window = self.random.pick(&[end, end + 64, long]);
         let qkv = self.input("qkv", &[batch, tokens, heads.qkv_width()]);
@@ -279,7 +280,7 @@ impl Builder {
     }
 
     fn norm(&mut self) -> Result<(), GraphError> {
-        // Not one or two: the gradient of a norm over so few is all cancellation.
+        // Not one or two: the gradient of a norm over so few elements is all cancellation.
         let width = self.random.pick(&[7, 33, 64, 100, 384, 1024, 1536, 3584]);
         let shape = self.row_shape(width);
         let x = self.input("x", &shape);
@@ -440,7 +441,7 @@ impl Builder {
         id
     }
 
-    /// Where in its parameter a piece begins, beyond 32 bits as well.
+    /// The index of a piece's first element in its parameter, including beyond 32 bits.
     fn first_element(&mut self) -> usize {
         PIECE_ALIGNMENT * self.random.pick(&[0, 1, 5, 1 << 19, (1 << 20) + 3])
     }
@@ -515,7 +516,7 @@ impl Builder {
         self.apply("update", op).map(drop)
     }
 
-    /// A gradient that recomputes, as plans have it in place of the two ops.
+    /// A gradient fused with recomputation, which plans use in place of the two ops.
     fn swiglu_and_output(&mut self) -> Result<(), GraphError> {
         let (rows, width) = (self.random.extent(), self.random.extent());
         let source = |case: &mut Self, name: &str, width: usize| {
@@ -598,7 +599,7 @@ impl Builder {
         self.apply("update", op).map(drop)
     }
 
-    /// Adds the backward pass: random gradients of the results, half of the time accumulating.
+    /// Adds the backward pass: random gradients of the results, accumulating in half of the cases.
     fn differentiate(&mut self) -> Result<(), GraphError> {
         if self.results.is_empty() {
             return Ok(());
@@ -627,7 +628,7 @@ impl Builder {
         let wanted = self.wanted.clone();
         let request = GradientRequest { seeds, wanted, accumulators, gradient_dtype };
         differentiate(&mut self.graph, &request)?;
-        // The sorted order of ids, which the backward pass of an embedding asks for.
+        // The sorted order of ids, which the backward pass of an embedding needs.
         let orders: Vec<(TensorId, Vec<i32>)> = self
             .graph
             .ids()

@@ -1,4 +1,4 @@
-//! Products by chunks of rows must give the same bits as the whole product: plans are free to chunk.
+//! Products in chunks of rows must give the same bits as the whole product: plans may chunk freely.
 
 use half::bf16;
 use storm_device::{Device, DeviceError};
@@ -18,7 +18,7 @@ pub struct ChunkReport {
     pub differs_at: Vec<usize>,
 }
 
-/// Rows of the whole, and of the chunks that plans may make.
+/// Rows of the whole product, and of the chunks that plans may use.
 const ROWS: usize = 4096;
 const CHUNKS: [usize; 5] = [64, 256, 768, 1024, 2048];
 
@@ -26,7 +26,7 @@ const CHUNKS: [usize; 5] = [64, 256, 768, 1024, 2048];
 const FEW_ROWS: usize = 32;
 const FEW_CHUNKS: [usize; 4] = [1, 2, 8, 16];
 
-/// Runs projections of models' shapes whole and in chunks of rows, bf16.
+/// Runs projections with models' shapes, whole and in chunks of rows, in bf16.
 ///
 /// # Errors
 /// The device failed.
@@ -51,7 +51,7 @@ pub fn verify_row_chunks<D: Device>(
 struct Product {
     op: &'static str,
     rows: usize,
-    /// Of the rows that are read, and of those that are written.
+    /// Widths of the rows that are read, and of those that are written.
     widths: (usize, usize),
     weight_shape: [usize; 2],
 }
@@ -62,7 +62,7 @@ impl Product {
         Product { op, rows, widths, weight_shape: [outputs, inputs] }
     }
 
-    /// The whole against chunks of each size.
+    /// Compares the whole with chunks of each size.
     fn compare<D: Device>(
         &self,
         open: impl Fn(usize) -> Result<D, DeviceError>,

@@ -6,7 +6,7 @@ use storm_device::Device;
 use storm_exec::ExecError;
 use storm_graph::{DType, Node, Op, Tensor, TensorClass, TensorId};
 
-/// A tensor and its largest error as a share of what is allowed.
+/// A tensor and its largest error, as a fraction of the tolerance.
 pub(super) struct Difference {
     pub(super) tensor: String,
     pub(super) share: f64,
@@ -14,7 +14,7 @@ pub(super) struct Difference {
 
 /// One rounding of bf16, with room for a second.
 const BF16_TOLERANCE: f64 = 1.6e-2;
-/// Updates are the same to the bit: a wrong random bit changes the last place only.
+/// Updates must match to the bit: a wrong random bit changes only the last place.
 const EXACT: f64 = 1e-12;
 /// A few roundings of f32 per term.
 const F32_TOLERANCE: f64 = 1.3e-6;
@@ -35,7 +35,7 @@ pub(super) fn compare<D: Device>(
         let want = read(cpu, case.offset(output), tensor)?;
         let got = read(other, case.offset(output), tensor)?;
         let tolerance = tolerance(case, node, output);
-        // Relative to the value, or to the tensor's typical value where the value is small.
+        // Relative to the value, or to the tensor's typical value if the value is small.
         let typical = (want.iter().map(|x| x * x).sum::<f64>() / want.len().max(1) as f64).sqrt();
         let share = want.iter().zip(&got).fold(0.0f64, |worst, (want, got)| {
             let share = if want.to_bits() == got.to_bits() || want == got {
@@ -50,8 +50,8 @@ pub(super) fn compare<D: Device>(
     Ok(differences)
 }
 
-/// What rounding allows: by the storage of the result and of the operands, and for f32 by the number
-/// of terms in a sum.
+/// The tolerance for rounding: by the storage of the result and of the operands, and for f32 by the
+/// number of terms in a sum.
 fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
     if matches!(node.op, Op::AdamW { .. } | Op::Sgd { .. }) {
         return EXACT;
@@ -91,11 +91,11 @@ fn terms(case: &Case, node: &Node) -> usize {
         Op::QkNormGrad { qkv, .. } => shape(qkv).rows() * shape(qkv).width(),
         Op::EmbeddingGrad { dy, .. } => shape(dy).rows(),
         Op::Attention { qkv, .. } | Op::AttentionGrad { qkv, .. } => shape(qkv).elements(),
-        // Scores and sums over the keys: a dozen roundings a key.
+        // Scores and sums over the keys: a dozen roundings per key.
         Op::CachedAttention { cache, .. } => 16 * shape(cache).axes()[1],
         Op::HeadLoss { weight, .. } | Op::HeadLossGrad { weight, .. } => shape(weight).elements(),
         Op::Sum { x } | Op::SumOfSquares { x } => shape(x).elements(),
-        // Box–Muller through different libraries.
+        // Box–Muller with different math libraries.
         Op::RandomNormal { .. } => 10_000,
         _ => 16,
     }

@@ -1,8 +1,8 @@
 //! Checks a device against the CPU device, op by op.
 //!
-//! Each case is a small graph with its backward pass over random shapes and data. Both devices run
-//! it node by node; before every node the other device gets the CPU's operands, so that an error
-//! appears only where it originates.
+//! Each case is a small graph with its backward pass over random shapes and data. Both devices run it
+//! node by node. Before every node the other device receives the CPU's operands, so an error appears
+//! only where it originates.
 
 mod cases;
 mod chunks;
@@ -19,7 +19,7 @@ use storm_exec::ExecError;
 use storm_graph::DType;
 use storm_plan::ALIGNMENT;
 
-/// What was found of one op at one dtype.
+/// Results for one op at one dtype.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpReport {
     /// The op.
@@ -28,11 +28,11 @@ pub struct OpReport {
     pub dtype: DType,
     /// Nodes that were compared.
     pub nodes: usize,
-    /// The largest error, as a share of what is allowed; 1 or less passes.
+    /// The largest error, as a fraction of the tolerance; 1 or less passes.
     pub worst: f64,
     /// Where the largest error is: family, seed, tensor.
     pub place: String,
-    /// A second run of some node gave other bits.
+    /// A second run of some node gave different bits.
     pub unstable: Option<String>,
 }
 
@@ -43,10 +43,11 @@ impl OpReport {
     }
 }
 
-/// Runs every family of cases with `seeds` seeds at f32 and bf16, each on a device that `open` makes.
+/// Runs every family of cases with `seeds` seeds at f32 and bf16, each on a device that `open`
+/// creates.
 ///
 /// # Errors
-/// The device failed: no kernel, an error inside one, no memory.
+/// The device failed: no kernel, an error inside one, or no memory.
 pub fn verify_ops<D: Device>(
     seeds: u64,
     open: impl Fn(usize) -> Result<D, DeviceError>,
@@ -57,7 +58,7 @@ pub fn verify_ops<D: Device>(
         for dtype in [DType::F32, DType::BF16] {
             for seed in 0..seeds {
                 let case = Case::build(family, dtype, seed)?;
-                // One pair of devices serves all cases that fit; opening a GPU is slow.
+                // One pair of devices serves all cases that fit, because opening a GPU is slow.
                 let enough = pair.as_ref().is_some_and(|pair| pair.capacity >= case.size_bytes());
                 if !enough {
                     drop(pair.take());

@@ -1,4 +1,4 @@
-//! Jinja as `transformers` sets it up: what templates may call, and how much they may do.
+//! Jinja as `transformers` configures it: what templates may call, and how much work they may do.
 
 use super::source::ChatSetup;
 use super::{Chat, MARK_BEGIN, MARK_END, json, strftime};
@@ -9,14 +9,14 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
-/// Instructions for a rendering, and for all renderings of one chat.
+/// Limit of instructions for a rendering, and for all renderings of one chat.
 const RENDER_FUEL: u64 = 20_000_000;
 const CHAT_FUEL: u64 = 200_000_000;
 
 const NAME: &str = "chat template";
 const TOOL_NAME: &str = "chat template for tools";
 
-/// Replaces `{% generation %}`, a tag that Jinja does not have: a filter over the same block.
+/// Replaces `{% generation %}`, a tag that Jinja does not have, by a filter over the same block.
 const GENERATION_FILTER: &str = "storm_generation";
 
 /// A compiled template.
@@ -92,11 +92,11 @@ impl Engine {
     }
 }
 
-/// What comes behind the last message.
+/// What follows the last message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     Nothing,
-    /// What the assistant's answer begins with.
+    /// The start of the assistant's answer.
     Answer,
 }
 
@@ -126,7 +126,7 @@ impl Render<'_> {
         let special = special.map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
         let given = [
             ("messages", Value::from(chat.messages.clone())),
-            // Absent ones are there and none, as `transformers` has them.
+            // Absent ones are defined as none, as in `transformers`.
             ("tools", chat.tools.clone().unwrap_or_else(|| Value::from(()))),
             ("documents", Value::from(())),
             ("add_generation_prompt", Value::from(then == Then::Answer)),
@@ -163,7 +163,7 @@ fn words(name: &str, error: &Error) -> String {
     format!("the {name} fails{line}: {detail}")
 }
 
-/// Takes the marks out of a text; returns the bytes between them.
+/// Removes the marks from a text; returns the byte ranges between them.
 fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     let (mut text, mut spans) = (String::with_capacity(marked.len()), Vec::new());
     let (mut depth, mut begin) = (0, 0);
@@ -184,7 +184,8 @@ fn without_marks(marked: &str) -> (String, Vec<Range<usize>>) {
     (text, spans)
 }
 
-/// `{% generation %}` and its end, as a block that is Jinja's; and whether there was one.
+/// Replaces `{% generation %}` and its end by a block that Jinja knows; returns whether there was
+/// one.
 fn with_generation_filter(source: &str) -> (String, bool) {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;

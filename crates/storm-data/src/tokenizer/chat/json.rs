@@ -1,4 +1,4 @@
-//! Values as Python writes them: `tojson` is `json.dumps`, and what is printed is `str`.
+//! Formats values as Python does: `tojson` is `json.dumps`, and printing is `str`.
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
@@ -159,7 +159,7 @@ fn number(value: &Value) -> String {
     format!("{digits}e{sign}{power:0>2}")
 }
 
-/// How Python prints a value that Jinja here prints otherwise.
+/// How Python prints a value that this Jinja prints differently.
 pub(super) fn printed(value: &Value) -> Option<String> {
     match value.kind() {
         ValueKind::None => Some("None".to_owned()),

@@ -1,7 +1,7 @@
-//! Finds what the assistant says if a template does not mark it.
+//! Finds the assistant's answers in a rendered chat if the template does not mark them.
 //!
-//! The chat up to an answer is rendered once more, with the prompt for an answer, and then with the answer. Where
-//! the whole chat begins with the former, the answer begins after it; it ends where the latter does.
+//! For each answer, the chat before it is rendered again, first with the prompt for an answer and then with the
+//! answer. If the whole chat starts with the former, the answer starts after it; it ends where the latter ends.
 
 use super::engine::{Render, Then};
 use super::{Chat, KnownTokens, PROBE, field, role, with_field};
@@ -56,11 +56,11 @@ impl Answers<'_> {
         if let (Ok(prompt), Ok(bare)) = (prompt, bare)
             && self.text.starts_with(bare.as_str())
         {
-            // Some templates begin an answer with thoughts, which they omit from older answers.
+            // Some templates start an answer with thoughts, which they omit from older answers.
             let begun = self.known.before(&prompt, common_prefix(&prompt, self.text));
             return Ok(begun.max(bare.len()));
         }
-        // Some put what a chat begins with into its last question.
+        // Some templates put the start of a chat into its last question.
         let content = self.content(number).ok_or_else(|| unclear(number))?;
         let other = format!("{PROBE}{content}");
         let message = with_field(&self.chat.messages[number], "content", Value::from(other));
@@ -71,10 +71,10 @@ impl Answers<'_> {
         }
     }
 
-    /// The end of an answer that begins at `start`: the longest text there that the chat up to it ends with.
+    /// The end of an answer that starts at `start`: the longest text there that the chat up to it ends with.
     fn end(&self, number: usize, start: usize) -> Result<usize, String> {
         let until = self.render.text(&self.chat.until(number + 1), Then::Nothing)?;
-        // Earlier messages do not matter for it.
+        // Earlier messages do not affect it.
         let until = until.strip_prefix(&self.text[..start]).unwrap_or(&until);
         let ended = until.trim_end();
         let token = self.known.special.iter().find(|token| ended.ends_with(token.as_str()));
@@ -92,7 +92,7 @@ impl Answers<'_> {
         }
     }
 
-    /// What a message says, if that is a text.
+    /// The content of a message, if it is a text.
     fn content(&self, number: usize) -> Option<String> {
         let content = field(&self.chat.messages[number], "content")?;
         content.as_str().filter(|text| !text.trim().is_empty()).map(str::to_owned)
@@ -112,13 +112,13 @@ fn common_prefix(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
-/// The longest beginning of `text` that `ended` ends with, in bytes.
+/// The longest prefix of `text` that is a suffix of `ended`, in bytes.
 fn overlap(ended: &str, text: &str) -> usize {
     let text = &text.as_bytes()[..text.len().min(ended.len())];
     if ended.as_bytes().ends_with(text) {
         return text.len();
     }
-    // Knuth, Morris and Pratt: for each place, the longest beginning that ends there, itself left out.
+    // Knuth–Morris–Pratt: for each position, the longest proper prefix that ends there.
     let mut borders = vec![0_usize; text.len()];
     let next = |borders: &[usize], mut length: usize, byte: u8| loop {
         if length < text.len() && text[length] == byte {

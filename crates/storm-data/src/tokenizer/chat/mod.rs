@@ -22,7 +22,7 @@ use serde::{Deserialize, Deserializer};
 use std::fmt;
 use std::ops::Range;
 
-/// Messages in a chat: each needs far more memory than its text.
+/// The most messages in a chat: each needs far more memory than its text.
 const MESSAGES_MAX: usize = 1 << 16;
 
 /// Bytes of a rendered chat. It is encoded as a whole.
@@ -45,7 +45,7 @@ pub(super) struct Rendered {
     pub(super) ends_with_answer: bool,
 }
 
-/// Tokens that a tokenizer finds in a text before all else, as they are written.
+/// Tokens that a tokenizer finds in a text first, as they are written.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KnownTokens {
     pub(super) special: Vec<String>,
@@ -54,7 +54,7 @@ pub(super) struct KnownTokens {
 }
 
 impl KnownTokens {
-    /// The place in a text, or the beginning of the token that it is inside of.
+    /// The place in a text, or the start of the token that contains it.
     fn before(&self, text: &str, at: usize) -> usize {
         let begins = |token: &String| {
             let from = text.floor_char_boundary(at.saturating_sub(token.len()));
@@ -71,7 +71,7 @@ impl KnownTokens {
 pub(super) struct Chats {
     engine: Engine,
     known: KnownTokens,
-    /// What they are in messages.
+    /// How special tokens in messages are treated.
     special_in_text: SpecialTokens,
 }
 
@@ -81,7 +81,7 @@ impl Chats {
         Ok(Chats { engine: Engine::new(setup)?, known, special_in_text })
     }
 
-    /// Renders the JSON of a chat up to where the assistant answers.
+    /// Renders the JSON of a chat up to the point where the assistant answers.
     pub(super) fn prompt(&self, json: &[u8]) -> Result<String, String> {
         let chat = self.read(json)?;
         if chat.messages.is_empty() {
@@ -90,7 +90,7 @@ impl Chats {
         let render = self.engine.begin();
         let text = render.text(&chat, Then::Answer)?;
         check_length(&text)?;
-        // The model would answer something else than what was said.
+        // Otherwise the model would answer something other than what was said.
         shown::check(&render, &chat, &render.text(&chat, Then::Nothing)?)?;
         Ok(text)
     }
@@ -183,7 +183,7 @@ impl Chat {
         }
     }
 
-    /// The same chat with another message in the place of one.
+    /// The same chat with one message replaced.
     pub(super) fn with(&self, number: usize, message: Value) -> Chat {
         let mut messages = self.messages.clone();
         messages[number] = message;
@@ -233,7 +233,7 @@ pub(super) fn role(message: &Value) -> String {
     field(message, "role").map_or_else(String::new, |role| role.to_string())
 }
 
-/// The same map with another value for a key.
+/// The same map with one value replaced.
 pub(super) fn with_field(map: &Value, name: &str, value: Value) -> Value {
     let keys: Vec<Value> = map.try_iter().map(Iterator::collect).unwrap_or_default();
     let is_new = !keys.iter().any(|key| key.as_str() == Some(name));
@@ -289,7 +289,7 @@ fn check_parts(parts: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Thoughts have several names; `transformers` lets templates see them under two.
+/// Thoughts have several names; `transformers` shows them to templates under two.
 fn with_thoughts(message: Value) -> Value {
     let names = ["reasoning_content", "thinking", "reasoning"];
     let Some(thoughts) = names.iter().find_map(|name| field(&message, name)) else {
@@ -303,7 +303,7 @@ fn with_thoughts(message: Value) -> Value {
     with_field(&message, "reasoning_content", thoughts)
 }
 
-/// Whether a text inside a value is such.
+/// Whether any text inside a value satisfies `is`.
 fn holds(value: &Value, is: &dyn Fn(&str) -> bool) -> bool {
     match value.kind() {
         ValueKind::String => value.as_str().is_some_and(is),

@@ -1,4 +1,5 @@
-//! Whether a template shows all of a chat. Many ignore what they do not know: a role, a tool, a part.
+//! Checks that a template renders all of a chat. Many ignore what they do not know: a role, a tool, a
+//! part.
 
 use super::engine::{Render, Then};
 use super::{Chat, PROBE, field, role, with_field};
@@ -39,7 +40,7 @@ pub(super) fn check(render: &Render<'_>, chat: &Chat, text: &str) -> Result<(), 
     Ok(())
 }
 
-/// What the template does wrong with a content of parts, if anything.
+/// What the template does wrong with a message made of parts; none if nothing.
 fn parts(
     render: &Render<'_>,
     chat: &Chat,
@@ -56,7 +57,7 @@ fn parts(
             let other = with_field(message, "content", Value::from(parts));
             render.text(&chat.with(number, other), Then::Nothing)
         };
-        // A template that does not know parts prints them with all that they hold.
+        // A template that does not know parts prints them with everything in them.
         if with(with_field(part, "other", Value::from(PROBE.to_string())))?.contains(PROBE) {
             return Ok(Some("does not know content parts; write `content` as one text".to_owned()));
         }
@@ -86,7 +87,7 @@ fn with_probe(message: &Value, content: &Value) -> Value {
     with_field(message, "content", other)
 }
 
-/// The same calls, of which the last is of another function.
+/// The same calls, with the last one calling another function.
 fn other_calls(calls: &Value) -> Result<Value, String> {
     let bad = || "`tool_calls` is a list of objects with a `function`".to_owned();
     let mut calls: Vec<Value> = match calls.kind() {

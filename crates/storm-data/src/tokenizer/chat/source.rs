@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The longest templates in use have some tens of kilobytes.
+/// The longest templates in use are tens of kilobytes.
 const TEMPLATE_BYTES_MAX: u64 = 1 << 20;
 /// `tokenizer_config.json` lists every added token.
 const CONFIG_BYTES_MAX: u64 = 32 << 20;
@@ -21,7 +21,7 @@ const CHATML: &str = "\
 {{ message.content }}<|im_end|>{% endif %}{{ '\\n' }}{% endfor %}\
 {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-// The space goes with what follows it, as tokenizers see words.
+// The space goes with the following word, as in tokenizers.
 const PLAIN: &str = "\
 {% for message in messages %}{{ message.role }}:{% if message.role == 'assistant' %}{% generation %} \
 {{ message.content }}{{ '\\n' }}{% endgeneration %}{% else %} {{ message.content }}{{ '\\n' }}{% endif %}{% endfor %}\
@@ -30,11 +30,11 @@ const PLAIN: &str = "\
 /// How messages become text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ChatTemplate {
-    /// The one that came with the tokenizer: `chat_template.jinja` next to it, or in `tokenizer_config.json`.
+    /// The tokenizer's own: `chat_template.jinja` next to it, or in `tokenizer_config.json`.
     OfTokenizer,
     /// `<|im_start|>role`, the message, `<|im_end|>`.
     ChatMl,
-    /// `role: message`, a line each, between the marks of a document.
+    /// `role: message`, one per line, between the special tokens of a document.
     Plain,
     /// A Jinja template.
     File(PathBuf),
@@ -51,7 +51,7 @@ impl ChatTemplate {
         }
     }
 
-    /// Reads what renders chats.
+    /// Reads everything needed to render chats.
     pub(crate) fn read(
         &self,
         tokenizer: &TokenizerSource,
@@ -88,7 +88,7 @@ impl ChatTemplate {
     }
 }
 
-/// As [`ChatTemplate::parse`] takes it.
+/// In the form that [`ChatTemplate::parse`] accepts.
 impl fmt::Display for ChatTemplate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -114,13 +114,13 @@ fn missing(tokenizer: &TokenizerSource) -> DataError {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct ChatSetup {
     pub(crate) template: String,
-    /// For chats with tools, where there is another one.
+    /// For chats with tools, if there is a separate one.
     pub(crate) tool_template: Option<String>,
     /// Special tokens by their name in a template, such as `bos_token`.
     pub(crate) special: BTreeMap<String, String>,
-    /// What special tokens are in messages.
+    /// How special tokens in messages are treated.
     pub(crate) special_in_text: SpecialTokens,
-    /// The moment that templates see, in seconds since 1970 by the clocks that it is taken from.
+    /// The time that templates see, in seconds since 1970, local time.
     pub(crate) now_seconds: i64,
     pub(crate) frame: Frame,
 }
@@ -128,7 +128,7 @@ pub(crate) struct ChatSetup {
 /// What is put around a rendered chat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Frame {
-    /// Nothing: a template has all of it.
+    /// Nothing: the template contains everything.
     AsRendered,
     /// The marks of a document.
     Document,
@@ -156,7 +156,7 @@ struct NamedTemplate {
     template: String,
 }
 
-/// A special token as it is written, or with how it is found.
+/// A special token as a string, or as an object with its matching rules.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum SpecialToken {
@@ -169,7 +169,7 @@ impl TokenizerConfig {
     fn beside(tokenizer: &Path) -> Result<TokenizerConfig, DataError> {
         let folder = tokenizer.parent().unwrap_or(Path::new(""));
         let mut config = TokenizerConfig::default();
-        // The config comes last: it holds what was changed last.
+        // The config comes last: it has the latest changes.
         for name in ["special_tokens_map.json", "tokenizer_config.json"] {
             let path = folder.join(name);
             if !path.exists() {
@@ -241,14 +241,14 @@ fn read_text(path: &Path) -> Result<String, DataError> {
     String::from_utf8(bytes).map_err(|_| DataError::input(path, "is not UTF-8 text"))
 }
 
-/// What clocks show here now, as `datetime.now()` has it for transformers, or what `SOURCE_DATE_EPOCH` says, in UTC, so
-/// that packing can be repeated anywhere.
+/// The local time, like `datetime.now()` in transformers, or `SOURCE_DATE_EPOCH` in UTC, so packing can be reproduced
+/// anywhere.
 fn now_seconds() -> i64 {
     let said = std::env::var("SOURCE_DATE_EPOCH").ok().and_then(|text| text.parse().ok());
     said.unwrap_or_else(|| local_seconds(Timestamp::now(), &TimeZone::system()))
 }
 
-/// Seconds from the beginning of 1970 to a moment, both by the clocks of a zone.
+/// Seconds from the start of 1970 to a moment, both in local time of a zone.
 fn local_seconds(moment: Timestamp, zone: &TimeZone) -> i64 {
     moment.as_second() + i64::from(zone.to_offset(moment).seconds())
 }

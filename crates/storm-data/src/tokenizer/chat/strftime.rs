@@ -20,8 +20,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment, in seconds since 1970 by the clocks that it is written for, as Python's `strftime` writes it in the C
-/// locale.
+/// Formats a time, in seconds since 1970 local time, as Python's `strftime` does in the C locale.
 pub(super) fn strftime(seconds: i64, format: &str) -> Result<String, Error> {
     let (days, of_day) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let (year, month, day) = civil(days);
@@ -35,7 +34,7 @@ pub(super) fn strftime(seconds: i64, format: &str) -> Result<String, Error> {
             text.push(character);
             continue;
         }
-        // A minus leaves out the zeros in front.
+        // A minus sign omits leading zeros.
         let (bare, directive) = match characters.next() {
             Some('-') => (true, characters.next()),
             other => (false, other),

@@ -5,28 +5,30 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// What host and queues tell each other: commands one way, progress and failure the other.
+/// What the host and the queues share: commands in one direction, progress and failures in the
+/// other.
 ///
-/// No deadlock: of all commands issued and not done, the one issued first has nothing before
-/// it in its queue and waits only for what was issued before it, which is done. So it can run,
-/// however little room the queues have.
+/// It cannot deadlock: of all commands issued and not done, the one issued first is at the head of
+/// its queue and waits only for commands issued before it, which are done. So it can run, however
+/// small the queues are.
 #[derive(Debug)]
 pub(super) struct Board {
     state: Mutex<State>,
-    /// One per queue: it has a command, what it waits for is done, or all must stop.
+    /// One per queue, signaled when it has a command, when what it waits for is done, or when all
+    /// must stop.
     queue_news: PerQueue<Condvar>,
-    /// What the host waits for has come.
+    /// Signaled when what the host waits for is done.
     host_news: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Given out and not started, at most `room` of them.
+    /// Issued and not started, at most `room` per queue.
     commands: PerQueue<VecDeque<Command>>,
     room: usize,
     /// Instructions done, by queue.
     done: PerQueue<u64>,
-    /// What each waits for, so that only those are woken who can go on; none while they work.
+    /// What each queue waits for, so only queues that can continue are woken; none while it works.
     queue_waits: PerQueue<Option<QueueWait>>,
     host_waits: Option<HostWait>,
     failure: Option<DeviceError>,
@@ -34,7 +36,7 @@ struct State {
     recorder: Option<Recorder>,
 }
 
-/// A queue that has done some number of instructions.
+/// A queue that has completed some number of instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Progress {
     queue: Queue,
@@ -53,7 +55,7 @@ enum HostWait {
     Done(Progress),
 }
 
-/// A command whose time has come.
+/// A command that may start.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taken {
     pub(super) instruction: InstructionId,
@@ -87,12 +89,12 @@ impl Board {
 
     // ---- the host's side --------------------------------------------------------------------
 
-    /// What has failed so far.
+    /// The first failure so far.
     pub(super) fn check(&self) -> Result<(), DeviceError> {
         self.lock().failure.clone().map_or(Ok(()), Err)
     }
 
-    /// Gives a command to a queue, when there is room.
+    /// Issues a command to a queue, once there is room.
     pub(super) fn give(&self, queue: Queue, command: Command) -> Result<(), DeviceError> {
         let mut state = self.wait_as_host(HostWait::Room { queue })?;
         state.commands[queue].push_back(command);
@@ -102,7 +104,7 @@ impl Board {
         Ok(())
     }
 
-    /// Waits until the queues are that far.
+    /// Waits until the queues have progressed this far.
     pub(super) fn wait(&self, counts: PerQueue<u64>) -> Result<(), DeviceError> {
         for (queue, &count) in counts.iter() {
             drop(self.wait_as_host(HostWait::Done(Progress { queue, count }))?);
@@ -115,7 +117,7 @@ impl Board {
         self.wait(targets.map(|target| target.count))
     }
 
-    /// Forgets the trace of the step before.
+    /// Discards the trace of the previous step.
     pub(super) fn begin_trace(&self) {
         if let Some(recorder) = &mut self.lock().recorder {
             recorder.begin();
@@ -126,13 +128,13 @@ impl Board {
         self.lock().recorder.as_ref().map(Recorder::trace)
     }
 
-    /// Tells all queues to end after what they are at.
+    /// Tells all queues to stop after their current command.
     pub(super) fn stop(&self) {
         self.lock().stopping = true;
         self.wake_all();
     }
 
-    /// Holds the lock, with `wait` fulfilled.
+    /// Waits until `wait` is fulfilled, and returns holding the lock.
     fn wait_as_host(&self, wait: HostWait) -> Result<MutexGuard<'_, State>, DeviceError> {
         let mut state = self.lock();
         loop {
@@ -150,7 +152,7 @@ impl Board {
 
     // ---- the queues' side -------------------------------------------------------------------
 
-    /// Waits for the queue's next command and for what that waits for. None: stop.
+    /// Waits for the queue's next command, and for what that command waits for. None means stop.
     pub(super) fn take(&self, queue: Queue) -> Option<Taken> {
         let mut waited_for = WaitedFor::Nothing;
         let mut state = self.lock();
@@ -180,7 +182,7 @@ impl Board {
         Some(Taken { instruction: command.instruction, waited_for })
     }
 
-    /// The queue has done what it took.
+    /// The queue has completed the command it took.
     pub(super) fn complete(&self, queue: Queue, span: Span) {
         let mut state = self.lock();
         state.done[queue] += 1;
@@ -197,7 +199,7 @@ impl Board {
         self.wake_host(&state);
     }
 
-    /// What the queue took has failed: all queues stop before their next command.
+    /// The command that the queue took has failed: all queues stop before their next command.
     pub(super) fn fail(&self, failure: DeviceError) {
         self.lock().failure.get_or_insert(failure);
         self.wake_all();

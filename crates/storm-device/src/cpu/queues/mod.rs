@@ -1,5 +1,5 @@
-//! A plan on the CPU: a thread per queue, and copies between blocks of host memory, one for each of
-//! the plan's tiers.
+//! Runs a plan on the CPU: one thread per queue, and copies between blocks of host memory, one block
+//! per tier.
 
 mod board;
 mod options;
@@ -27,8 +27,8 @@ use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Queue, SegmentId, Tier};
 use worker::Worker;
 
-/// A checked plan on the CPU. Kernels run in a rayon pool of their own, whose threads the compute
-/// queue is one of: handing work to a pool from outside may allocate.
+/// A checked plan on the CPU. Kernels run in a separate rayon pool, and the compute queue is one of
+/// its threads: handing work to a pool from outside may allocate.
 #[derive(Debug)]
 pub struct CpuPlanDevice {
     program: Arc<Program>,
@@ -49,7 +49,7 @@ impl CpuPlanDevice {
         Ok(())
     }
 
-    /// Memory of a tier, once nothing else uses it.
+    /// Memory of a tier, once all queues are empty.
     fn quiet_memory(&mut self, tier: Tier) -> Result<&Memory, DeviceError> {
         self.synchronize()?;
         Ok(&self.program.memory[tier])
@@ -75,7 +75,7 @@ impl PlanDevice for CpuPlanDevice {
 
         let threads = Vec::new();
         let mut device = CpuPlanDevice { program, tickets, sequence, threads };
-        // From here on dropping the device ends the threads that were started.
+        // From here on, dropping the device ends the threads that were started.
         let mut pool = Some(pool);
         for (queue, worker) in workers {
             let name = plan.links.queue_name(queue);
@@ -93,7 +93,7 @@ impl PlanDevice for CpuPlanDevice {
 
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
         let plan = &self.program.plan;
-        // A failure is the answer to everything that follows it, an order that it broke included.
+        // After a failure every call returns it, even a call that is also out of order.
         self.program.board.check()?;
         if self.sequence.advance(plan, segment)? == Turn::Begins {
             self.program.board.wait(self.tickets.given())?;
@@ -112,8 +112,8 @@ impl PlanDevice for CpuPlanDevice {
         check_size(&input.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&input.copies))?;
         let to = self.program.address(&input.tensor.name, input.place, bytes.len())?;
-        // SAFETY: in bounds. The copies that were issued are done; the checker has proved that no
-        // other instruction touches these bytes, and `&mut self` keeps new ones from being issued.
+        // SAFETY: in bounds. The copies that read these bytes are done, the checker has proved that
+        // no other instruction touches them, and `&mut self` prevents new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -134,7 +134,7 @@ impl PlanDevice for CpuPlanDevice {
 
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
         let to = self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
-        // SAFETY: in bounds, and no queue has anything to do while `self` is borrowed.
+        // SAFETY: in bounds, and the queues are empty while `self` is borrowed.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -152,7 +152,7 @@ impl PlanDevice for CpuPlanDevice {
         for (place, bytes) in reads {
             let from =
                 self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
-            // SAFETY: in bounds and initialized, and no queue has anything to do until this returns.
+            // SAFETY: in bounds and initialized, and the queues stay empty until this returns.
             let from = unsafe { std::slice::from_raw_parts(from.cast_const(), bytes.len()) };
             pairs.push((from, bytes));
         }
@@ -170,7 +170,7 @@ impl PlanDevice for CpuPlanDevice {
     ) -> Result<(), DeviceError> {
         let memory = self.quiet_memory(Tier::DEVICE)?;
         let instruction = Instruction::new(memory.capacity_bytes(), graph, node, place, layer)?;
-        // SAFETY: no queue has anything to do while `self` is borrowed.
+        // SAFETY: the queues are empty while `self` is borrowed.
         let frame = unsafe { memory.shared_frame() };
         catch_unwind(AssertUnwindSafe(|| super::execute(&instruction, &frame))).map_err(|panic| {
             DeviceError::Instruction {
@@ -186,7 +186,7 @@ impl PlanDevice for CpuPlanDevice {
         PerTier::from_fn(|tier| self.program.memory[tier].capacity_bytes())
     }
 
-    /// Neither threads nor instruction sets show in the bits.
+    /// The bits depend on neither the threads nor the instruction set.
     fn identity(&self) -> String {
         "cpu".to_owned()
     }

@@ -3,13 +3,13 @@ use storm_plan::Queue;
 /// How the CPU runs a plan.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CpuPlanOptions {
-    /// Threads of the compute queue's kernels; none: as many as the caller's rayon pool has.
+    /// Threads for the compute queue's kernels; by default as many as the caller's rayon pool.
     pub threads: Option<usize>,
     /// Commands that may wait in each queue; the host waits when it is that far ahead.
     pub commands_max: usize,
     /// Record what the queues did in each step.
     pub trace: bool,
-    /// Delay every instruction by a random time from this seed: results must not change.
+    /// Delay every instruction by a random time derived from this seed. Results must not change.
     pub chaos_seed: Option<u64>,
     /// Make an instruction fail.
     pub fault: Option<Fault>,
@@ -32,7 +32,7 @@ impl Default for CpuPlanOptions {
 pub struct Fault {
     /// Where.
     pub queue: Queue,
-    /// Instructions that the queue runs before it.
+    /// How many instructions the queue runs before it.
     pub after: u64,
     /// How.
     pub kind: FaultKind,
@@ -43,6 +43,6 @@ pub struct Fault {
 pub enum FaultKind {
     /// With an error, as a driver reports it.
     Error,
-    /// With a panic, as a kernel that finds an id out of range.
+    /// With a panic, like a kernel that finds an id out of range.
     Panic,
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use storm_plan::{CheckedPlan, Compute, InstructionId, PerTier, Place, Plan, Work};
 
-/// What the threads of all queues share: the plan, resolved, and the memory it runs on.
+/// What the threads of all queues share: the resolved plan and the memory it runs on.
 #[derive(Debug)]
 pub(super) struct Program {
     pub(super) plan: Arc<CheckedPlan>,
@@ -46,13 +46,15 @@ impl Program {
     /// If an id in its data is out of range.
     ///
     /// # Safety
-    /// It was issued in the order of a checked plan, what it waits for is done, and whoever
-    /// waits for it does so until this returns. The checker has proved that nothing else touches
-    /// its bytes meanwhile: all who might are ordered before or after it.
+    /// The instruction was issued in the order of a checked plan, everything it waits for is done, and
+    /// everything that waits for it keeps waiting until this returns. The checker has proved that
+    /// nothing else touches its bytes meanwhile: every instruction that could is ordered before or
+    /// after it.
     pub(super) unsafe fn run(&self, id: InstructionId) {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
-                // SAFETY: the caller's promise, and the plan's: nothing else touches these bytes.
+                // SAFETY: by the caller's promise and the checked plan, nothing else touches these
+                // bytes.
                 let frame = unsafe { self.memory[Compute::TIER].shared_frame() };
                 execute(instruction, &frame);
             }
@@ -60,9 +62,9 @@ impl Program {
                 let [from, to] = [from, to].map(|place| {
                     self.address("", place, bytes).expect("checked when it was prepared")
                 });
-                // SAFETY: in bounds of two blocks that do not overlap: a link has two tiers. The
-                // caller and the checked plan guarantee that no other instruction writes the source or
-                // accesses the destination meanwhile.
+                // SAFETY: in bounds of two blocks that do not overlap, since a link joins two tiers.
+                // The caller and the checked plan guarantee that no other instruction writes the
+                // source or accesses the destination meanwhile.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
             }
         }

@@ -25,7 +25,7 @@ impl Worker {
         Worker { queue, program, chaos, fault, executed: 0 }
     }
 
-    /// Works off the queue until it must stop.
+    /// Runs the queue's commands until it must stop.
     pub(super) fn run(mut self) {
         let program = Arc::clone(&self.program);
         while let Some(Taken { instruction, waited_for }) = program.board.take(self.queue) {
@@ -51,8 +51,8 @@ impl Worker {
             Some(FaultKind::Error) => Err("failed on purpose".to_owned()),
             Some(FaultKind::Panic) => panic!("panicked on purpose"),
             None => {
-                // SAFETY: the board has handed out this instruction to this thread alone, everything
-                // that it waits for is done, and it is not complete before this returns.
+                // SAFETY: the board gave this instruction to this thread alone, everything it waits
+                // for is done, and it does not count as done before this returns.
                 unsafe { self.program.run(instruction) };
                 Ok(())
             }
@@ -61,7 +61,7 @@ impl Worker {
     }
 }
 
-/// Keeps the thread, but not the core, busy for a while.
+/// Occupies the thread, but not the core, for a while.
 fn keep_busy(time: Duration) {
     let start = Instant::now();
     while start.elapsed() < time {
@@ -69,7 +69,7 @@ fn keep_busy(time: Duration) {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(super) fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));

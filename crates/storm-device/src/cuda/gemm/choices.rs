@@ -1,4 +1,4 @@
-//! What the library proposes for a shape.
+//! The algorithms that the library proposes for a shape.
 
 use super::{Bytes, GemmPlan, GemmRole, GemmShape, WORKSPACE_BYTES, layout};
 use cudarc::cublaslt::{result, sys};
@@ -9,7 +9,7 @@ pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
 const CHOICES_MAX: usize = 16;
 
 impl GemmPlan {
-    /// The library's first choice if the product had so many rows.
+    /// The library's first choice for this number of rows.
     pub(super) fn first_choice(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -20,7 +20,7 @@ impl GemmPlan {
         self.choices(handle, shape, rows, 1)?.first().copied().ok_or(none)
     }
 
-    /// All that it proposes for the shape, the best first in its opinion.
+    /// All its proposals for the shape, the one it ranks best first.
     pub(super) fn all_choices(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -47,7 +47,7 @@ impl GemmPlan {
         prefer(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(WORKSPACE_BYTES as u64))?;
         let schemes = match shape.role {
             GemmRole::Activation => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
-            // Partial sums in f32 in the workspace, added in a fixed order.
+            // The workspace holds partial sums in f32, added in a fixed order.
             GemmRole::WeightGradient => {
                 sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
             }
@@ -64,7 +64,7 @@ impl GemmPlan {
         }
         let (a_rows, a_cols) = if shape.a.1 { (k, rows) } else { (rows, k) };
         let (second, out) = (layout(shape.a.0, a_rows, a_cols)?, layout(shape.out, rows, n)?);
-        // SAFETY: plain data, of which the library fills the first `found`.
+        // SAFETY: plain data; the library fills the first `found` entries.
         let mut results: [sys::cublasLtMatmulHeuristicResult_t; CHOICES_MAX] =
             unsafe { std::mem::zeroed() };
         let mut found = 0;

@@ -1,11 +1,12 @@
-//! Which of several ways is the fastest, by measuring the better half of them again and again.
+//! Finds the fastest of several candidates by repeatedly measuring the better half of them.
 
-/// Runs of a way in a round, at least. With less time than that for all of them, fewer are measured.
+/// Minimum runs of a candidate in a round. If there is not enough time for that, fewer candidates are measured.
 const RUNS_MIN: f64 = 3.0;
 
-/// Finds the fastest of `count` ways in about `seconds`: `time` runs one of them so many times and says how long a
-/// run took. Each round measures half as many ways as the round before, twice as long each. `first_seconds` is what a
-/// run of the first takes, about. The first wins where there is no time to measure others.
+/// Finds the fastest of `count` candidates in about `seconds`. `time` runs one of them a given number of times and
+/// returns the time of one run. Each round measures half as many candidates as the previous one, each for twice as
+/// long. `first_seconds` is roughly the time of one run of the first candidate, which wins if there is no time to
+/// measure others.
 pub(super) fn fastest<E>(
     count: usize,
     seconds: f64,
@@ -39,7 +40,7 @@ fn rounds(count: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Ways that take these times, plus noise that halves with every round.
+    /// Candidates with these times, plus noise that halves with every round.
     fn found(times: &[f64], seconds: f64) -> (usize, f64) {
         let (mut spent, mut calls) = (0.0, 0u32);
         let way = fastest(times.len(), seconds, times[0], |way, runs| {
@@ -65,7 +66,7 @@ mod tests {
     fn the_first_wins_without_time_to_measure() {
         assert_eq!(found(&[1.0, 0.5], 2.0), (0, 0.0));
         assert_eq!(found(&[1.0], 100.0), (0, 0.0));
-        // Time for some of them only: those that the library proposes first.
+        // Time for only some of them: those that the library proposes first.
         let (way, spent) = found(&[1.0, 0.9, 0.5, 0.4, 0.3, 0.2, 0.1, 0.1], 20.0);
         assert_eq!(way, 1);
         assert!(spent < 25.0, "{spent}");

@@ -1,7 +1,7 @@
-//! Whether two algorithms give the same bits: both compute a small product of random numbers.
+//! Tests whether two algorithms give the same bits: both compute a small product of random numbers.
 //!
-//! An element of a product is a sum over k. Algorithms that differ in their tiles add in the same order on
-//! some cards and not on others, and the library does not say. So it is tried.
+//! An element of a product is a sum over k. Algorithms with different tiles add in the same order on some
+//! cards and not on others, and the library does not say which, so we test it.
 
 use super::{Gemm, GemmPlan, GemmShape, WORKSPACE_BYTES};
 use crate::cuda::CudaError;
@@ -11,18 +11,17 @@ use cudarc::driver::result as driver;
 use storm_graph::DType;
 use storm_graph::random::Random;
 
-/// Extents of the product, where the real one is larger: several tiles of every size, and many steps of a
-/// sum.
+/// Upper bounds on the trial's extents: several tiles of every size, and many steps along k.
 const ROWS: usize = 512;
 const COLUMNS: usize = 768;
 const INNER: usize = 4096;
 
-/// Where each part of the trial's memory begins: operands, addend, bias, results, workspace.
+/// The trial's memory is divided into parts of this size: operands, addend, bias, results, workspace.
 const PART_BYTES: usize = 16 << 20;
 const PARTS: usize = 5;
 
 impl Gemm {
-    /// Whether another algorithm may replace the plan's. A failure is a no: the plan's own stays.
+    /// Whether another algorithm may replace the plan's. If the trial fails, the answer is no.
     pub(super) fn gives_same_bits(
         &self,
         shape: &GemmShape,
@@ -36,7 +35,7 @@ impl Gemm {
         run().unwrap_or(false)
     }
 
-    /// The bytes of a small product with an algorithm.
+    /// The bytes of a small product computed with an algorithm.
     fn trial(
         &self,
         shape: &GemmShape,
@@ -55,8 +54,8 @@ impl Gemm {
             [(part(0), shape.a.0, m * k), (part(1), shape.b.0, k * n), (part(2), shape.out, m * n)];
         for (to, dtype, elements) in operands.into_iter().chain([(part(3), shape.out, n)]) {
             let bytes = values(&mut random, dtype, elements);
-            // SAFETY: each part is larger than what goes there; the host's bytes live until the
-            // stream is synchronized.
+            // SAFETY: each part is larger than what is copied there; `bytes` lives until the stream is
+            // synchronized.
             unsafe { driver::memcpy_htod_async(to, &bytes, stream.handle()) }
                 .map_err(CudaError::driver("copying"))?;
             stream.synchronize("a trial of products")?;
@@ -69,12 +68,12 @@ impl Gemm {
             out: part(4),
             workspace: part(PARTS),
         };
-        // SAFETY: all parts are as large as the small product needs, and nothing else uses them.
+        // SAFETY: every part is large enough for the small product, and nothing else uses them.
         unsafe { plan.queue(self.handle, &addresses, &stream) }
             .map_err(CudaError::blas("a trial"))?;
         let mut found = vec![0; m * n * shape.out.size_bytes()];
         stream.synchronize("a trial of products")?;
-        // SAFETY: the product is done, and the host's bytes live until the stream is synchronized.
+        // SAFETY: the product is done; `found` lives until the stream is synchronized.
         unsafe { driver::memcpy_dtoh_async(&mut found, part(4), stream.handle()) }
             .map_err(CudaError::driver("copying"))?;
         stream.synchronize("a trial of products")?;
@@ -82,7 +81,7 @@ impl Gemm {
     }
 }
 
-/// Random numbers around 0, whose sums round.
+/// Random numbers around 0 whose sums are inexact.
 fn values(random: &mut Random, dtype: DType, elements: usize) -> Vec<u8> {
     let mut value = || random.unit() as f32 - 0.5;
     match dtype {

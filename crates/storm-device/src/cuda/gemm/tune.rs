@@ -1,7 +1,7 @@
-//! The fastest algorithm of a product among those that give the same bits, by measurement.
+//! Finds, by measurement, the fastest algorithm of a product among those that give the same bits.
 //!
-//! The library's opinion is about single products. In a training step the card is at its power limit, and the
-//! algorithm that needs the least energy wins. So each is run for a while, on a card that is kept busy.
+//! The library ranks algorithms for a product that runs alone. In a training step the card is at its power limit, and
+//! the algorithm that needs the least energy wins. So each candidate runs for a while on a card that is kept busy.
 
 use super::choices::Algorithm;
 use super::fastest::fastest;
@@ -18,18 +18,18 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use storm_graph::DType;
 
-/// What the kernels of a trial are compiled from, without definitions.
+/// The source of the trial's kernels; it needs no definitions.
 pub(in crate::cuda) const SOURCE: KernelSource =
     KernelSource { name: "trial.cu", text: include_str!("../kernels/trial.cu"), only_for: None };
 
-/// The share of the time that goes to reaching the card's power limit, and the most of it in seconds.
+/// The share of the time spent on reaching the card's power limit, and its maximum in seconds.
 const HEATING_SHARE: f64 = 0.1;
 const HEATING_SECONDS_MAX: f64 = 1.0;
 
 const BLOCKS: u32 = 1024;
 const THREADS: u32 = 256;
 
-/// A shape that was not measured yet, with a call that has it.
+/// A shape that has not been measured yet, and a call with that shape.
 struct Untuned {
     shape: GemmShape,
     call: GemmCall,
@@ -38,12 +38,12 @@ struct Untuned {
 }
 
 impl Gemm {
-    /// Measures which algorithm is the fastest for each shape among `calls` that was not measured yet, and keeps it for
-    /// calls that are prepared from now on. That takes about `seconds` if none was, and less for fewer. `progress` hears how
-    /// many shapes are done, and of how many.
+    /// For each shape among `calls` that has not been measured yet, measures which algorithm is fastest and uses it in
+    /// calls prepared from now on. Takes about `seconds` if no shape has been measured, and less for fewer. `progress`
+    /// is told how many shapes are done, and of how many.
     ///
     /// # Safety
-    /// The calls are prepared. Their addresses are valid, hold nothing of value, and nothing else uses them or the
+    /// The calls are prepared. Their addresses are valid and hold nothing of value, and nothing else uses them or the
     /// workspace.
     pub(in crate::cuda) unsafe fn tune<'a>(
         &self,
@@ -77,7 +77,7 @@ impl Gemm {
         Ok(())
     }
 
-    /// The algorithm that an earlier start measured to be the fastest, if the library still proposes it.
+    /// The fastest algorithm that an earlier run measured, if the library still proposes it.
     pub(super) fn measured(&self, shape: &GemmShape, plan: &GemmPlan) -> Option<Algorithm> {
         let bytes = self.measured.read(&self.key(shape))?;
         let choices = plan.all_choices(self.handle, shape).ok()?;
@@ -104,7 +104,7 @@ fn data(algorithm: &Algorithm) -> Vec<u8> {
     algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// The shapes that were not measured yet, and the work of all calls.
+/// The shapes that have not been measured yet, and the work of all calls.
 fn untuned<'a>(calls: impl Iterator<Item = &'a GemmCall>) -> (Vec<Untuned>, f64) {
     let mut shapes: BTreeMap<GemmShape, Untuned> = BTreeMap::new();
     let mut all_flops = 0.0;
@@ -124,7 +124,7 @@ fn marks(gemm: &Gemm) -> Result<[Event; 2], CudaError> {
     Ok([Event::new(&gemm.context)?, Event::new(&gemm.context)?])
 }
 
-/// Runs products and takes their times.
+/// Runs and times products.
 struct Bench<'a> {
     gemm: &'a Gemm,
     stream: &'a Stream,
@@ -136,7 +136,7 @@ struct Bench<'a> {
 type Filled = (u64, DType, usize);
 
 impl Bench<'_> {
-    /// Keeps the card busy for so long.
+    /// Keeps the card busy for this long.
     ///
     /// # Safety
     /// As for [`Gemm::tune`].
@@ -151,7 +151,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The fastest algorithm with the bits of the one that the call has; none if there is no time to measure, or no
+    /// The fastest algorithm that gives the same bits as the call's own; none if there is no time to measure, or no
     /// other.
     ///
     /// # Safety
@@ -195,7 +195,7 @@ impl Bench<'_> {
     ) -> Result<Option<u64>, DeviceError> {
         let GemmCall { m, n, out, out_dtype, .. } = untuned.call;
         let sum = self.gemm.workspace.start();
-        // SAFETY: the caller's promise. The workspace is free when the product is done.
+        // SAFETY: the caller's promise. The workspace is free once the product is done.
         unsafe {
             self.fill(&[(out, out_dtype, m * n)])?;
             if self.queue(untuned, algorithm).is_err() {
@@ -215,7 +215,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Seconds of one product, by so many of them after some that are not timed.
+    /// Seconds of one product, averaged over this many, after some untimed runs.
     ///
     /// # Safety
     /// As for [`Gemm::tune`].
@@ -250,7 +250,7 @@ impl Bench<'_> {
         // SAFETY: the caller's promise.
         unsafe { plan.queue(self.gemm.handle, &self.addresses(untuned), self.stream) }
             .map_err(CudaError::blas("comparing products"))?;
-        // The descriptors must live as long as the call.
+        // The descriptors must outlive the call.
         self.stream.synchronize("comparing products")
     }
 
@@ -286,7 +286,7 @@ impl Bench<'_> {
     }
 
     /// # Safety
-    /// As for [`Gemm::tune`], and the arguments are the kernel's.
+    /// As for [`Gemm::tune`], and the arguments match the kernel.
     unsafe fn launch(&self, name: &str, arguments: Vec<Argument>) -> Result<(), DeviceError> {
         let choice =
             KernelChoice { source: SOURCE, name, definitions: Vec::new(), shared_bytes: 0 };

@@ -6,11 +6,12 @@ use crate::DeviceError;
 use crate::chaos::Chaos;
 use storm_plan::{PerQueue, Queue};
 
-/// What is done to the queues on purpose: delays that must change nothing, and a failure.
+/// Deliberate disturbances of the queues for tests: delays, which must not change results, and a
+/// failure.
 #[derive(Debug)]
 pub(super) struct Disturbance {
     chaos: Option<(Delay, PerQueue<Chaos>)>,
-    /// The failure, and how many instructions of the compute queue come before it.
+    /// The failure, and how many instructions of the compute queue run before it.
     fault: Option<(Trap, u64)>,
 }
 
@@ -32,7 +33,7 @@ impl Disturbance {
         Ok(Disturbance { chaos, fault })
     }
 
-    /// Runs what can be run without harm once.
+    /// Runs once whatever can run without harm.
     pub(super) fn warm_up(&mut self, stream: &Stream) -> Result<(), DeviceError> {
         self.chaos.as_mut().map_or(Ok(()), |(delay, _)| delay.queue(stream, 0))
     }

@@ -1,4 +1,4 @@
-//! Finds the instruction behind an error of the card.
+//! Finds the instruction that caused an error of the card.
 
 use super::super::CudaError;
 use super::queues::{Queues, Unfinished};
@@ -6,7 +6,8 @@ use crate::DeviceError;
 use crate::placed::tensor_name;
 use storm_plan::{InstructionId, Plan, Queue};
 
-/// The error for an instruction that the driver refused, or that failed and was waited for.
+/// The error for an instruction that the driver refused, or that failed while the host waited for
+/// it.
 pub(super) fn of_instruction(plan: &Plan, id: InstructionId, error: &DeviceError) -> DeviceError {
     let reason = match error {
         DeviceError::Cuda(CudaError::Driver { what, code }) => format!("{what}: {code:?}"),
@@ -15,9 +16,9 @@ pub(super) fn of_instruction(plan: &Plan, id: InstructionId, error: &DeviceError
     DeviceError::instruction(plan, id, reason)
 }
 
-/// The error for something that was issued and failed later. The driver does not say what: it is
-/// between what was done when the queue was heard of last and what was issued. Kernels come
-/// first: copies of memory that is there do not fail.
+/// The error for something that failed after it was issued. The driver does not say what failed:
+/// only that it lies between the last instruction known to be done and the last one issued.
+/// Kernels are suspected first, since copies between valid memory do not fail.
 pub(super) fn of_something(plan: &Plan, queues: &Queues, error: CudaError) -> DeviceError {
     let unfinished = |queue: Queue| queues.unfinished(queue).map(|unfinished| (queue, unfinished));
     let Some((queue, suspects)) = plan.queues().find_map(unfinished) else {

@@ -1,4 +1,4 @@
-//! A plan on a GPU: a stream for each queue, one block of its memory, and page-locked host memory.
+//! Runs a plan on a GPU: one stream per queue, one block of device memory, and pinned host memory.
 
 mod disturbance;
 mod failure;
@@ -33,11 +33,11 @@ use timeline::Timeline;
 
 /// A checked plan on a GPU.
 ///
-/// The host issues instructions in the order of the plan and waits only where the driver takes no
-/// more. All kernels run in one stream, so that matrix products share a workspace.
+/// The host issues instructions in the order of the plan and waits only when the driver accepts no more. All
+/// kernels run in one stream, so matrix products can share a workspace.
 #[derive(Debug)]
 pub struct CudaPlanDevice {
-    // Dropped in this order: work first, then what it uses.
+    // Dropped in this order: first the work, then what it uses.
     queues: Queues,
     program: Program,
     kept: CudaKept,
@@ -48,21 +48,21 @@ pub struct CudaPlanDevice {
     recording: bool,
     disturbance: Disturbance,
     vram_bytes: Option<u64>,
-    /// Wait after every instruction, so that an error is reported by the one that caused it.
+    /// Wait after every instruction, so an error is attributed to the one that caused it.
     synchronous: bool,
-    /// What ended everything.
+    /// The error that stopped the device.
     failure: Option<DeviceError>,
 }
 
-/// What a device leaves to the next, see [`CudaPlanDevice::keep`].
+/// What a device passes on to the next, see [`CudaPlanDevice::keep`].
 #[derive(Debug)]
 pub struct CudaKept {
-    // Dropped in this order: what is registered with the context first.
+    // Dropped in this order: first what is registered with the context.
     host: PinnedMemory,
     tools: Tools,
 }
 
-/// What all plans need of a card.
+/// What all plans on a card share.
 #[derive(Debug)]
 struct Tools {
     gemm: Gemm,
@@ -84,7 +84,7 @@ impl CudaPlanDevice {
         &self.kept.tools.context.card
     }
 
-    /// The card's memory that this process holds: the block, workspaces, code, the context itself.
+    /// Card memory that this process holds: the block, workspaces, code, the context itself.
     ///
     /// # Errors
     /// From the driver.
@@ -92,17 +92,17 @@ impl CudaPlanDevice {
         Ok(self.kept.tools.context.memory_in_use()?)
     }
 
-    /// Ends the device and keeps what is slow to get: page-locked host memory, loaded kernels. The next
-    /// device takes the host memory if it is large enough for its plan, whatever is too much.
+    /// Shuts down the device but keeps what is slow to set up: pinned host memory and loaded kernels. The next
+    /// device reuses the host memory if it is large enough for its plan, however much larger.
     ///
     /// # Errors
-    /// Of anything that was issued: after an error of the card nothing can be kept.
+    /// From anything that was issued. After an error of the card nothing can be kept.
     pub fn keep(mut self) -> Result<CudaKept, DeviceError> {
         self.synchronize()?;
         Ok(self.kept)
     }
 
-    /// Refuses if anything has failed before; else the driver may be called.
+    /// Fails if anything has failed before; otherwise makes the context current.
     fn enter(&self) -> Result<(), DeviceError> {
         match &self.failure {
             Some(failure) => Err(failure.clone()),
@@ -110,8 +110,8 @@ impl CudaPlanDevice {
         }
     }
 
-    /// Remembers an error that ends everything, under the name of the instruction that failed: `id` if that was
-    /// being issued, unless the card reports a failure of something before it.
+    /// Records a fatal error with the instruction that failed: `id` if it was being issued, unless the card
+    /// reports the failure of an earlier one.
     fn fail(&mut self, id: Option<InstructionId>, error: DeviceError) -> DeviceError {
         let card = self.queues.stream(Queue::COMPUTE).check();
         let failure = match (id, card) {
@@ -136,8 +136,8 @@ impl CudaPlanDevice {
         };
         let CudaKept { host, tools } = &self.kept;
         let what = || self.plan.describe(id);
-        // SAFETY: segments are issued in the order of the step of a checked plan; `begin` made the
-        // stream wait. The device drops its queues, which waits for them, before block and host memory.
+        // SAFETY: segments are issued in the step order of a checked plan, and `begin` made the stream wait.
+        // The device drops its queues, which waits for all work, before the block and the host memory.
         unsafe { self.program.queue(id, stream, &tools.gemm, host, what)? };
         if let (Some(timeline), Some(started)) = (&self.timeline, started) {
             timeline.end(queue, started, stream)?;
@@ -153,7 +153,7 @@ impl CudaPlanDevice {
         self.queues.wait_for(instructions).map_err(|error| self.fail(None, error.into()))
     }
 
-    /// Memory of the host's tier, which is at least as large as the plan says.
+    /// An address in the host tier, which is at least as large as the plan says.
     fn host_address(
         &self,
         what: &str,
@@ -174,8 +174,7 @@ impl PlanDevice for CudaPlanDevice {
 
     const ALIGNMENT: usize = CudaDevice::ALIGNMENT;
 
-    /// As [`PlanDevice::commit`]; also runs every kernel once, so that nothing of the card's memory is
-    /// taken later.
+    /// As [`PlanDevice::commit`]; also runs every kernel once, so no card memory is allocated later.
     fn commit(
         plan: Arc<CheckedPlan>,
         mut options: CudaPlanOptions,
@@ -183,7 +182,7 @@ impl PlanDevice for CudaPlanDevice {
         if let Some(tier) = plan.tiers().find(|tier| ![Tier::DEVICE, Tier::HOST].contains(tier)) {
             return Err(DeviceError::NoTier { tier });
         }
-        // Locals are dropped last to first: on an error work ends first, and the context last.
+        // Locals are dropped in reverse order: on an error the work ends first and the context goes last.
         let (tools, kept_host) = match options.kept.take() {
             Some(CudaKept { host, tools }) => (tools, Some(host)),
             None => (Tools::new(options.ordinal)?, None),
@@ -203,7 +202,7 @@ impl PlanDevice for CudaPlanDevice {
             disturbance.warm_up(stream)?;
         }
         compute.synchronize("running every kernel once")?;
-        // Host memory takes long: what is too much already is too much before it.
+        // Pinning host memory is slow, so check the budget first.
         check_budget(&tools, &program, options.vram_bytes)?;
 
         let host = host_memory(&plan, &tools.context, kept_host, &mut progress)?;
@@ -262,8 +261,8 @@ impl PlanDevice for CudaPlanDevice {
         check_size(&input.tensor, bytes.len())?;
         self.wait_for(&input.copies)?;
         let to = self.host_address(&input.tensor.name, input.place.offset, bytes.len())?;
-        // SAFETY: in bounds. The copies that were issued are done; the checker has proved that no
-        // other instruction touches these bytes, and `&mut self` keeps new ones from being issued.
+        // SAFETY: in bounds. The copies that read these bytes are done, the checker has proved that no other
+        // instruction touches them, and `&mut self` prevents new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -290,7 +289,7 @@ impl PlanDevice for CudaPlanDevice {
         match tier {
             Tier::HOST => {
                 let to = self.host_address("host data", offset, bytes.len())?;
-                // SAFETY: in bounds, and no queue has anything to do while `self` is borrowed.
+                // SAFETY: in bounds, and the queues are empty while `self` is borrowed.
                 unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
                 Ok(())
             }
@@ -299,7 +298,7 @@ impl PlanDevice for CudaPlanDevice {
                 transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                 let to = memory.start() + offset as u64;
                 let stream = self.queues.stream(Queue::HOST_TO_DEVICE);
-                // SAFETY: in bounds, the queues are empty, and `bytes` stay borrowed until the wait.
+                // SAFETY: in bounds; the queues are empty, and `bytes` stays borrowed until the wait.
                 unsafe { result::memcpy_htod_async(to, bytes, stream.handle()) }
                     .map_err(CudaError::driver("copying to the GPU"))
                     .and_then(|()| stream.synchronize("copying to the GPU"))
@@ -324,7 +323,7 @@ impl PlanDevice for CudaPlanDevice {
                 transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                 let from = memory.start() + offset as u64;
                 let stream = self.queues.stream(Queue::DEVICE_TO_HOST);
-                // SAFETY: as in `write`; any bits are bytes.
+                // SAFETY: as in `write`; every bit pattern is a valid byte.
                 unsafe { result::memcpy_dtoh_async(bytes, from, stream.handle()) }
                     .map_err(CudaError::driver("copying from the GPU"))
                     .and_then(|()| stream.synchronize("copying from the GPU"))
@@ -356,12 +355,12 @@ impl PlanDevice for CudaPlanDevice {
         }
         let stream = self.queues.stream(Queue::DEVICE_TO_HOST);
         let queued = there.iter_mut().try_for_each(|(from, bytes)| {
-            // SAFETY: in bounds, the queues are empty, and `bytes` stay borrowed until the wait below,
-            // which comes whatever else happens; any bits are bytes.
+            // SAFETY: in bounds; the queues are empty, and `bytes` stays borrowed until the wait below, which
+            // happens on every path. Every bit pattern is a valid byte.
             unsafe { result::memcpy_dtoh_async(bytes, *from, stream.handle()) }
                 .map_err(CudaError::driver("copying from the GPU"))
         });
-        // Beside the card's copies.
+        // While the card copies its part.
         copy_all(here);
         let done = stream.synchronize("copying from the GPU");
         queued.and(done).map_err(|error| self.fail(None, error.into()))
@@ -388,7 +387,7 @@ impl PlanDevice for CudaPlanDevice {
         let stream = self.queues.stream(Queue::COMPUTE);
         let what = || format!("{} `{}`", node.op.name(), node.name);
         let queued = actions.iter().try_for_each(|action| {
-            // SAFETY: in the block by `PlacedNode`; the queues are empty while `self` is borrowed.
+            // SAFETY: `PlacedNode` keeps it inside the block; the queues are empty while `self` is borrowed.
             unsafe { queue_action(action, stream, gemm, what) }
         });
         let done = queued.and_then(|()| Ok(stream.synchronize(&what())?));
@@ -402,7 +401,7 @@ impl PlanDevice for CudaPlanDevice {
             self.failure = Some(failure.clone());
             return Err(failure);
         }
-        // New code takes memory.
+        // New code uses card memory.
         if kernels.module_count() > modules { self.check_budget() } else { Ok(()) }
     }
 
@@ -435,7 +434,7 @@ impl PlanDevice for CudaPlanDevice {
     }
 }
 
-/// Refuses if more of the card's memory is in use than is allowed.
+/// Fails if more card memory is in use than allowed.
 fn check_budget(
     tools: &Tools,
     program: &Program,
@@ -450,7 +449,7 @@ fn check_budget(
     Err(over_budget(in_use, budget_bytes, block_bytes).into())
 }
 
-/// Host memory for a plan, zeroed: what was kept if that is enough.
+/// Zeroed host memory for a plan: the kept memory if it is large enough.
 fn host_memory(
     plan: &Plan,
     context: &Arc<Context>,
@@ -462,7 +461,7 @@ fn host_memory(
         host.as_mut_slice().par_chunks_mut(64 << 20).for_each(|part| part.fill(0));
         return Ok(host);
     }
-    // What was kept is given back by now: there may not be enough for both.
+    // The kept memory is already freed here: there may not be enough for both.
     Ok(PinnedMemory::new(context, wanted, |bytes| {
         progress(Preparing::HostMemory { bytes, of: wanted });
     })?)
@@ -477,7 +476,7 @@ fn check_host_places(plan: &Plan) -> Result<(), DeviceError> {
     })
 }
 
-/// Copies some bytes each way: the first copy of a stream may take memory of the card.
+/// Copies a few bytes each way: the first copy of a stream may allocate card memory.
 fn warm_up_copies(
     plan: &Plan,
     queues: &Queues,
@@ -490,7 +489,7 @@ fn warm_up_copies(
         [(Queue::HOST_TO_DEVICE, Direction::ToDevice), (Queue::DEVICE_TO_HOST, Direction::ToHost)]
     {
         let stream = queues.stream(queue);
-        // SAFETY: nothing else uses either memory, which both outlive the wait.
+        // SAFETY: nothing else uses either memory, and both outlive the wait.
         unsafe { queue_copy(stream, direction, host, program.memory(), range)? };
         stream.synchronize("copying for the first time")?;
     }
@@ -501,7 +500,7 @@ fn warm_up_copies(
 mod tests {
     use super::*;
 
-    /// A host thread of its own may issue the work.
+    /// A separate host thread may issue the work.
     #[test]
     fn devices_may_move_between_threads() {
         fn check<T: Send>() {}

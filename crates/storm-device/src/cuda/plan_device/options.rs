@@ -3,42 +3,42 @@ use std::fmt;
 
 /// How a GPU runs a plan.
 pub struct CudaPlanOptions {
-    /// Which GPU, from 0. With `kept`, it is the one that was kept.
+    /// Which GPU, from 0. With `kept`, the kept device's GPU is used.
     pub ordinal: usize,
-    /// Record what the queues did in each step. Costs two events an instruction.
+    /// Record what the queues did in each step. Costs two events per instruction.
     pub trace: bool,
-    /// Delay every instruction by a random time from this seed: results must not change.
+    /// Delay every instruction by a random time derived from this seed. Results must not change.
     pub chaos_seed: Option<u64>,
-    /// How many times as long copies take, as if the card had a slower connection: each moves its
-    /// bytes so often. At most 1 is full speed.
+    /// How many times as long copies take, to imitate a slower link: each copy moves its bytes this many times. 1 or
+    /// less is full speed.
     pub copy_slowdown: f64,
-    /// Compute on so many of the card's multiprocessors, or a few more, as if it were a smaller card.
+    /// Compute on this many of the card's multiprocessors, or a few more, to imitate a smaller card.
     pub multiprocessors: Option<usize>,
-    /// What all of this process may take of the card's memory, context and code included.
+    /// Limit on the card memory of this whole process, context and code included.
     pub vram_bytes: Option<u64>,
-    /// Make a kernel fail, after so many instructions of the compute queue. The process cannot use the
-    /// card afterwards.
+    /// Make a kernel fail after this many instructions of the compute queue. The process cannot use the card
+    /// afterwards.
     pub fail_after: Option<u64>,
-    /// How many seconds to take for finding the fastest algorithms of matrix products, about. What was found is kept on
-    /// disk, so that the next plan with the same products takes none. Bits do not change.
+    /// Approximate seconds to spend on finding the fastest algorithms for matrix products. Results are cached on disk,
+    /// so the next plan with the same products spends none. Bits do not change.
     pub tune_seconds: f64,
-    /// Hears how far the preparation is: parts of it take long.
+    /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
     pub kept: Option<CudaKept>,
 }
 
-/// What takes long before a plan can run, and how far it is.
+/// A slow preparation before a plan can run, and its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preparing {
-    /// Host memory is page-locked.
+    /// Host memory is being pinned.
     HostMemory {
         /// Done.
         bytes: usize,
         /// To do.
         of: usize,
     },
-    /// Algorithms of matrix products are tried.
+    /// Algorithms for matrix products are being measured.
     Products {
         /// Done.
         shapes: usize,

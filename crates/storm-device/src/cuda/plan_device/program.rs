@@ -1,4 +1,4 @@
-//! The instructions of a plan, resolved.
+//! The instructions of a plan, resolved to launches, products and copies.
 
 use super::super::context::{Allocation, Kernel, Start, Stream};
 use super::super::gemm::Gemm;
@@ -12,10 +12,10 @@ use std::collections::HashSet;
 use std::ops::Range;
 use storm_plan::{Compute, InstructionId, Link, Plan, Tier, Work};
 
-/// All launches, products and copies of a plan, with addresses, and the block that these are in.
+/// All launches, products and copies of a plan with their addresses, and the block of memory they use.
 #[derive(Debug)]
 pub(super) struct Program {
-    /// Of all kernels, one after another.
+    /// For all kernels, one after another.
     actions: Vec<Action>,
     /// By instruction.
     work: Vec<Prepared>,
@@ -31,7 +31,7 @@ enum Prepared {
 }
 
 impl Program {
-    /// Takes the block and resolves every instruction to it.
+    /// Takes the block and resolves every instruction to addresses in it.
     pub(super) fn new(
         plan: &Plan,
         tools: &Tools,
@@ -80,7 +80,7 @@ impl Program {
         Ok(Prepared::Kernels(first..self.actions.len() as u32))
     }
 
-    /// What the card is asked to do for a node that lies in the block.
+    /// The launches and products for a node that lies in the block.
     pub(super) fn resolve(
         &self,
         node: &PlacedNode,
@@ -97,9 +97,10 @@ impl Program {
     /// Queues an instruction; `what` names it in an error.
     ///
     /// # Safety
-    /// The stream is that of the instruction's queue, it was issued in the order of a checked plan,
-    /// and the stream waits for what it waits for. The checker has proved that nothing else touches
-    /// its bytes then. `host` is as large as the plan says, and lives until the stream has run it.
+    /// The stream belongs to the instruction's queue. The instruction was issued in the order of a checked
+    /// plan, and the stream waits for everything the instruction waits for; the checker has proved that
+    /// nothing else touches its bytes then. `host` is as large as the plan says and lives until the stream has
+    /// run the instruction.
     pub(super) unsafe fn queue(
         &self,
         id: InstructionId,
@@ -118,8 +119,8 @@ impl Program {
             }
             Prepared::Copy(direction, range) => {
                 let copy = |range| {
-                    // SAFETY: the caller's promise: the source does not change meanwhile, so that
-                    // copying it again changes nothing.
+                    // SAFETY: the caller's promise. The source does not change meanwhile, so copying it again
+                    // changes nothing.
                     unsafe { queue_copy(stream, *direction, host, &self.memory, range) }
                 };
                 copy(*range)?;
@@ -154,8 +155,8 @@ impl Program {
         Ok(())
     }
 
-    /// Runs every kernel and every shape of product once, on whatever the block holds: the first run
-    /// of each loads code and may take memory of the card.
+    /// Runs every kernel and every product shape once, on whatever the block holds: the first run of each
+    /// loads code and may allocate card memory.
     pub(super) fn warm_up(&self, stream: &Stream, gemm: &Gemm) -> Result<(), DeviceError> {
         let mut kernels: HashSet<Kernel> = HashSet::new();
         let mut products = HashSet::new();
@@ -168,8 +169,8 @@ impl Program {
             };
             if is_new {
                 let what = || "running every kernel once".to_owned();
-                // SAFETY: the addresses are in the block, which nothing else uses yet; kernels stay
-                // inside of their tensors whatever these hold.
+                // SAFETY: the addresses are in the block, which nothing else uses yet. Kernels stay inside
+                // their tensors whatever the contents.
                 unsafe { queue_action(action, stream, gemm, what)? };
             }
         }
@@ -180,8 +181,8 @@ impl Program {
 /// Queues one action; `what` names it in an error.
 ///
 /// # Safety
-/// The addresses are valid, and unused by others, until the stream has run it; products run in one
-/// stream only.
+/// Until the stream has run it, the addresses are valid and nothing else uses that memory. All products run in
+/// the same stream.
 pub(super) unsafe fn queue_action(
     action: &Action,
     stream: &Stream,
@@ -189,15 +190,15 @@ pub(super) unsafe fn queue_action(
     what: impl Fn() -> String,
 ) -> Result<(), DeviceError> {
     match action {
-        // SAFETY: the caller's promise; arguments were made for the kernel by its planner.
+        // SAFETY: the caller's promise; the planner made the arguments for this kernel.
         Action::Launch(launch) => unsafe { launch.queue(stream, Start::InOrder, what) },
         // SAFETY: the caller's promise.
         Action::Gemm(call) => Ok(unsafe { gemm.queue(call, stream) }?),
     }
 }
 
-/// How many bytes a copy moves again to take `slowdown` times as long: all of them some times, then a
-/// part.
+/// How many bytes a copy moves in each repetition to take `slowdown` times as long: all of them several times,
+/// then a part.
 fn again(bytes: usize, slowdown: f64) -> impl Iterator<Item = usize> {
     let more = slowdown - 1.0;
     let part = (bytes as f64 * more.fract()) as usize;

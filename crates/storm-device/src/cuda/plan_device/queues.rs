@@ -1,4 +1,4 @@
-//! Streams in step with each other and with the host.
+//! One stream per queue, with events that order the streams and tell the host how far each is.
 
 use super::super::CudaError;
 use super::super::context::{Context, Stream};
@@ -8,20 +8,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// A queue has a mark at least so often, so that the host knows how far it is.
+/// Each queue records an event at least this often, to tell the host how far it is.
 const MARK_EVERY: usize = 32;
 
-/// Marks of a queue that the host has not seen done. The host waits when it is that far ahead; the
-/// driver makes it wait much earlier if there are kernels between.
+/// The most events of a queue not yet seen done. The host waits when it is that far ahead; the driver makes
+/// it wait much earlier if there are kernels between events.
 const PENDING_MAX: usize = 4096;
 
-/// A stream for each queue, and marks in them that others wait for.
+/// One stream per queue, and the events that other streams and the host wait for.
 #[derive(Debug)]
 pub(super) struct Queues {
     /// By queue.
     streams: Vec<Stream>,
-    /// By instruction: the mark behind it, where an instruction waits for it. Recorded again each time that
-    /// the instruction is issued; earlier waits are not affected.
+    /// By instruction: the event after it, if anything waits for it. Recorded again each time the
+    /// instruction is issued, which does not affect earlier waits.
     marks: Vec<Option<Event>>,
     tickets: Tickets,
     /// By waiting queue and awaited queue: how far the first has already waited for the second.
@@ -33,19 +33,19 @@ pub(super) struct Queues {
 /// What the host knows of a queue.
 #[derive(Debug)]
 struct Progress {
-    /// Marks that were not seen done: how many instructions the queue had been given with it, and the
-    /// last of them.
+    /// Events not yet seen done: how many instructions the queue had been given by then, and the last of
+    /// them.
     pending: VecDeque<(u64, InstructionId)>,
-    /// Instructions that are done, and the last of them that has a mark.
+    /// Instructions that are done, and the last of them that has an event.
     done: u64,
     done_last: Option<InstructionId>,
     given_last: Option<InstructionId>,
 }
 
-/// What a queue was given and is not known to have done.
+/// Instructions given to a queue and not known to be done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unfinished {
-    /// All up to this was done; none if nothing is known to be.
+    /// Everything up to this one is done; none if nothing is known to be.
     pub(super) after: Option<InstructionId>,
     /// The last that was issued.
     pub(super) last: InstructionId,
@@ -54,7 +54,7 @@ pub(super) struct Unfinished {
 }
 
 impl Queues {
-    /// Computes on `multiprocessors` of the card; on all of it if none are given.
+    /// Computes on `multiprocessors` of the card, or on all of it if none.
     pub(super) fn new(
         plan: &Plan,
         context: &Arc<Context>,
@@ -97,7 +97,7 @@ impl Queues {
         self.tickets.given()
     }
 
-    /// Notes that an instruction is issued, and lets its stream wait for what it waits for.
+    /// Registers that an instruction is being issued, and makes its stream wait for what it waits for.
     pub(super) fn begin(
         &mut self,
         plan: &Plan,
@@ -107,8 +107,8 @@ impl Queues {
         self.progress[queue.index()].given_last = Some(id);
         let waited = &mut self.waited[queue];
         for (other, target) in command.targets.iter() {
-            // A stream works in order: who has waited for more has waited for this, and so has who
-            // knows it to be done.
+            // A stream runs in order. No wait is needed if this queue has already waited for this or a
+            // later instruction, or if the host knows it is done.
             if target.count > waited[other] && target.count > self.progress[other.index()].done {
                 let mark = self.marks[target.instruction.index()].as_ref();
                 mark.expect("awaited instructions have marks")
@@ -119,7 +119,7 @@ impl Queues {
         Ok((queue, command))
     }
 
-    /// Notes that all of an instruction is in its stream.
+    /// Registers that all of an instruction is in its stream.
     pub(super) fn end(&mut self, queue: Queue, id: InstructionId) -> Result<(), CudaError> {
         let Some(mark) = &self.marks[id.index()] else { return Ok(()) };
         mark.record(&self.streams[queue.index()])?;
@@ -132,19 +132,19 @@ impl Queues {
         self.look(queue.index())
     }
 
-    /// Waits, on the host, until all of these are done, as last issued.
+    /// Blocks the host until the latest run of each of these is done.
     pub(super) fn wait_for(&mut self, instructions: &[InstructionId]) -> Result<(), CudaError> {
         let targets: Targets = self.tickets.targets(instructions);
         self.wait(targets.map(|target| target.count))
     }
 
-    /// Waits, on the host, until all is done.
+    /// Blocks the host until everything is done.
     pub(super) fn wait_for_all(&mut self) -> Result<(), CudaError> {
         self.wait(self.tickets.given())
     }
 
-    /// Looks at the marks of all queues rather than to wait for one: after an error the driver does not
-    /// say any more which were done.
+    /// Polls the events of all queues instead of blocking on one: after an error the driver no longer says
+    /// which are done.
     fn wait(&mut self, counts: PerQueue<u64>) -> Result<(), CudaError> {
         let counts = counts.iter().map(|(_, &count)| count);
         for (queue, count) in (0..self.progress.len()).zip(counts) {
@@ -158,11 +158,12 @@ impl Queues {
         Ok(())
     }
 
-    /// Takes note of what a queue has done.
+    /// Updates what is known of a queue's progress.
     fn look(&mut self, queue: usize) -> Result<(), CudaError> {
         let progress = &mut self.progress[queue];
         while let Some(&(count, id)) = progress.pending.front() {
-            // Given out again since then, its mark is of the later run, which is also in the list.
+            // If the instruction was issued again since, its event belongs to the later run, which is also
+            // in the list.
             if self.tickets.last(id) == count {
                 let mark = self.marks[id.index()].as_ref().expect("it was recorded");
                 if !mark.is_done()? {
@@ -175,7 +176,7 @@ impl Queues {
         Ok(())
     }
 
-    /// Where a queue is, if it is not done with all it was given.
+    /// Where a queue is, if it has not finished everything it was given.
     pub(super) fn unfinished(&self, queue: Queue) -> Option<Unfinished> {
         let progress = &self.progress[queue.index()];
         let count = self.tickets.given()[queue] - progress.done;
@@ -185,17 +186,17 @@ impl Queues {
 }
 
 impl Drop for Queues {
-    /// Whatever was issued ends before the memory that it uses can be freed.
+    /// All issued work must end before the memory it uses can be freed.
     fn drop(&mut self) {
         let _ = self.streams[0].context().make_current();
         for stream in &self.streams {
-            // After an error nothing runs any more: the result says nothing new.
+            // After an error nothing runs any more, and the error was already reported.
             let _ = stream.synchronize("ending");
         }
     }
 }
 
-/// By instruction: whether the host asks if it is done.
+/// By instruction: whether an event follows it.
 fn is_marked(plan: &Plan) -> Vec<bool> {
     let mut is_marked = vec![false; plan.instructions.len()];
     let waits = plan.instructions.iter().flat_map(|instruction| &instruction.waits);

@@ -9,15 +9,15 @@ use std::sync::Arc;
 use std::time::Instant;
 use storm_plan::{InstructionId, PerQueue, Plan, Queue};
 
-/// Most instructions of a queue that are timed in a step: each takes two events.
+/// The most instructions of a queue that are timed in a step; each takes two events.
 const SPANS_MAX: usize = 1 << 17;
 
 /// The times of one step.
 #[derive(Debug)]
 pub(super) struct Timeline {
-    /// All of the step starts after this, and times count from it.
+    /// The whole step starts after this event, and times count from it.
     base: Event,
-    /// When that was, by the host's clock.
+    /// The time of that event by the host's clock.
     origin: Instant,
     queues: PerQueue<Times>,
     /// Instructions given to each queue before the step.
@@ -28,7 +28,7 @@ pub(super) struct Timeline {
 /// The times of one queue.
 #[derive(Debug)]
 struct Times {
-    /// Start and end; as many are in use as there are runs.
+    /// Start and end of each run. Only the first `runs.len()` are in use.
     events: Vec<[Event; 2]>,
     runs: Vec<Run>,
 }
@@ -38,16 +38,16 @@ struct Times {
 struct Run {
     instruction: InstructionId,
     given_ns: u64,
-    /// By queue: how far it must be, counted as the tickets do.
+    /// By queue: how many instructions it must have done, counted as in `Tickets`.
     targets: PerQueue<u64>,
 }
 
-/// A run that has been started and not ended, as a position among the queue's.
+/// A run that has started and not ended, as an index into its queue's runs.
 #[derive(Debug)]
 pub(super) struct Started(usize);
 
 impl Timeline {
-    /// Room for a step of the plan, or as much of it as there may be.
+    /// Room for a step of the plan, up to the limit.
     pub(super) fn new(plan: &Plan, context: &Arc<Context>) -> Result<Timeline, CudaError> {
         let times = |count: usize| -> Result<Times, CudaError> {
             let count = count.min(SPANS_MAX);
@@ -66,7 +66,7 @@ impl Timeline {
         })
     }
 
-    /// Begins a step on empty streams, to which so many instructions were given before.
+    /// Begins a step on empty streams, which had been given this many instructions before.
     pub(super) fn begin(
         &mut self,
         streams: &[Stream],
@@ -78,14 +78,14 @@ impl Timeline {
             self.base.hold(stream)?;
         }
         self.base.synchronize()?;
-        // The card was there at some time in between.
+        // The card recorded the event at some time in between.
         self.origin = before + before.elapsed() / 2;
         self.queues.iter_mut().for_each(|(_, times)| times.runs.clear());
         (self.given_before, self.left_out) = (given_before, 0);
         Ok(())
     }
 
-    /// An instruction starts when its stream is here. None if there is no room for it.
+    /// Records that an instruction starts at this point of its stream. None if there is no room.
     pub(super) fn start(
         &mut self,
         queue: Queue,
@@ -107,7 +107,7 @@ impl Timeline {
         Ok(Some(Started(index)))
     }
 
-    /// What was started is done when its stream is here.
+    /// Records that the started instruction ends at this point of its stream.
     pub(super) fn end(
         &self,
         queue: Queue,
@@ -137,7 +137,7 @@ impl Timeline {
                         (ready_ns, waited_for) = (awaited_ns, WaitedFor::Instruction(instruction));
                     }
                 }
-                // The two clocks agree to some microseconds only.
+                // The two clocks agree only to within a few microseconds.
                 let ready_ns = ready_ns.min(start_ns);
                 let instruction = run.instruction;
                 spans.push(Span { instruction, waited_for, ready_ns, start_ns, end_ns });
@@ -148,7 +148,7 @@ impl Timeline {
     }
 
     /// What a run waited for in another queue, and when that was done; none if it was done before the
-    /// step, or was left out.
+    /// step, or was not recorded.
     fn awaited(
         &self,
         run: &Run,
@@ -162,7 +162,7 @@ impl Timeline {
 }
 
 impl Times {
-    /// Start and end of each run, in nanoseconds from `base`, never going back.
+    /// Start and end of each run, in nanoseconds from `base`, never decreasing.
     fn times(&self, base: &Event) -> Result<Vec<[u64; 2]>, CudaError> {
         let mut clock = Clock { anchor: base, anchor_seconds: 0.0, last_ns: 0 };
         let in_use = &self.events[..self.runs.len()];
@@ -170,15 +170,15 @@ impl Times {
     }
 }
 
-/// Reads events of a stream one after another. The driver tells times between events as `f32`
-/// milliseconds: from one that is near, this is exact to nanoseconds.
+/// Reads the events of a stream in order. The driver reports the time between two events as `f32`
+/// milliseconds, so measuring from a nearby event keeps nanosecond precision.
 struct Clock<'a> {
     anchor: &'a Event,
     anchor_seconds: f64,
     last_ns: u64,
 }
 
-/// Beyond this an event becomes the anchor of those that follow.
+/// An event further away than this becomes the anchor for those that follow.
 const ANCHOR_SECONDS_MAX: f64 = 0.05;
 
 impl<'a> Clock<'a> {

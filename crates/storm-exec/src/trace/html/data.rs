@@ -12,8 +12,8 @@ const NOTHING: i64 = -1;
 /// For a span that the host had not issued yet.
 const HOST: i64 = -2;
 
-/// What the script draws, in columns of small numbers: each name appears once, each repeated instruction
-/// once, and times are differences.
+/// The data that the script draws, in columns of small numbers: each name and each repeated instruction
+/// appears once, and times are differences.
 pub(super) fn json(plan: &Plan, trace: &Trace, limits: PerTier<TierLimits>) -> Value {
     let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
     let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
@@ -43,7 +43,7 @@ fn of_queue<'a>(plan: &Plan, trace: &'a Trace, queue: Queue) -> Vec<&'a Span> {
     spans.filter(|span| plan.queue(span.instruction) == queue).collect()
 }
 
-/// Starts as distances from the end before, and lengths.
+/// Starts as distances from the previous end, and durations.
 #[derive(Default)]
 struct Times {
     gap: Vec<i64>,
@@ -112,7 +112,7 @@ fn stalls(plan: &Plan, compute: &[&Span], start_ns: u64, end_ns: u64) -> Value {
     })
 }
 
-/// When each run of a segment begins on the compute queue; the first begins with the step.
+/// When each run of a segment starts on the compute queue; the first starts with the step.
 fn segments(plan: &Plan, compute: &[&Span], start_ns: u64) -> Value {
     let (mut names, mut starts) = (Vec::new(), Vec::new());
     let mut before: Option<(usize, InstructionId)> = None;
@@ -120,7 +120,7 @@ fn segments(plan: &Plan, compute: &[&Span], start_ns: u64) -> Value {
         let index = span.instruction.index();
         let contains = |segment: &storm_plan::Segment| segment.instructions.contains(&index);
         let Some(segment) = plan.segments.iter().position(contains) else { continue };
-        // Within a run, instructions come in the order of the list.
+        // Within a run, instructions are in list order.
         if before.is_none_or(|(of, last)| of != segment || span.instruction <= last) {
             names.push(plan.segments[segment].name);
             starts.push(if starts.is_empty() { 0 } else { span.start_ns - start_ns });
@@ -177,7 +177,7 @@ struct Instructions<'a> {
     strings: Strings,
     name: Vec<usize>,
     kind: Vec<usize>,
-    /// What it writes first, where its name does not say so.
+    /// The first tensor it writes, if its name does not say so.
     writes: Vec<i64>,
     bytes: Vec<usize>,
 }

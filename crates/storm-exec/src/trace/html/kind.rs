@@ -3,7 +3,7 @@ use crate::trace::summary::largest_class;
 use storm_graph::{Phase, TensorClass};
 use storm_plan::{Compute, InstructionId, Plan, Work};
 
-/// What a stretch of time was used for; each has a colour.
+/// What a stretch of time was used for; each has a color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Forward,
@@ -17,7 +17,7 @@ pub(super) enum Kind {
     Inputs,
     /// The compute queue waits for a copy or for the host.
     Waiting,
-    /// The compute queue goes from one kernel to the next.
+    /// The compute queue is between two kernels.
     BetweenKernels,
 }
 
@@ -69,7 +69,7 @@ impl Kind {
         }
     }
 
-    /// Its colour in the style sheet.
+    /// Its color in the style sheet.
     pub(super) fn key(self) -> &'static str {
         match self {
             Kind::Forward => "forward",

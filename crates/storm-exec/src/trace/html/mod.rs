@@ -1,4 +1,4 @@
-//! A trace as a page for people: one file that needs nothing else, neither network nor server.
+//! A trace as a web page: one self-contained file that needs neither network nor server.
 
 mod data;
 mod kind;
@@ -14,7 +14,7 @@ use storm_device::Trace;
 use storm_plan::{PerTier, Plan, Queue};
 use units::{show_ns, show_share};
 
-/// What a report says besides what the queues did.
+/// What a report says besides the trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportFacts {
     /// The heading.
@@ -25,12 +25,12 @@ pub struct ReportFacts {
     pub limits: PerTier<TierLimits>,
 }
 
-/// How much of a tier a run may take, and what it takes besides the plan.
+/// How much of a tier a run may use, and what it uses besides the plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierLimits {
-    /// All that the run may take.
+    /// The budget of the run.
     pub budget_bytes: u64,
-    /// What the process holds outside of the plan's memory: a context, libraries.
+    /// What the process holds besides the plan's memory: a context, libraries.
     pub beside_plan_bytes: u64,
 }
 
@@ -51,7 +51,7 @@ pub fn write_html(
     write_end(out)
 }
 
-/// Writes what [`write_html`] says of the step, for a page that says more.
+/// Writes the part of [`write_html`] about the step, for a larger page.
 ///
 /// # Errors
 /// From `out`.

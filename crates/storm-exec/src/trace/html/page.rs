@@ -1,16 +1,16 @@
-//! What pages of reports are made of. Text that others supplied goes through [`Escaped`], always.
+//! The building blocks of report pages. Text from outside always goes through [`Escaped`].
 
 use std::fmt;
 use std::io::{self, Write};
 
-/// The page may show its own content and fetch nothing, whatever it contains.
+/// The page may show only its own content and fetch nothing.
 const CONTENT_POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
 
 /// A name and a value, as text.
 pub type Row = (String, String);
 
-/// Writes the beginning of a page, to its heading.
+/// Writes the start of a page, up to its heading.
 ///
 /// # Errors
 /// From `out`.
@@ -47,7 +47,7 @@ pub fn write_rows(rows: &[Row], out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "</dl>")
 }
 
-/// Text as HTML shows it, in an element or between quotes.
+/// Text escaped for HTML, in an element or in a quoted attribute.
 #[derive(Clone, Copy, Debug)]
 pub struct Escaped<'a>(pub &'a str);
 
@@ -73,11 +73,11 @@ impl fmt::Display for Escaped<'_> {
 
 /// Equivalent JSON that cannot end the script element around it.
 pub fn for_script(json: &str) -> String {
-    // These are in strings only, where JSON allows them in another form.
+    // These occur only in strings, where JSON allows the escaped form.
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
-/// What stands in a table.
+/// A cell of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cell {
     /// As it is.
@@ -86,14 +86,14 @@ pub enum Cell {
     Share(f64),
 }
 
-/// A caption, the names of the columns, and rows whose first cell says what they are about.
+/// A caption, the names of the columns, and rows whose first cell is their name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
     /// Above the table.
     pub caption: &'static str,
-    /// The first is that of the rows' names.
+    /// The first is the heading of the row names.
     pub columns: &'static [&'static str],
-    /// With as many cells as there are columns after the first.
+    /// With one cell for each column after the first.
     pub rows: Vec<(String, Vec<Cell>)>,
 }
 

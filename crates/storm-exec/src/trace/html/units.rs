@@ -8,10 +8,10 @@ pub(super) fn show_bytes(bytes: u64) -> String {
     in_units(bytes, &["B", "KiB", "MiB", "GiB", "TiB"], 1024.0)
 }
 
-/// In the first unit in which it has three digits before the point at most.
+/// In the first unit with at most three digits before the point.
 fn in_units(value: u64, units: &[&str], step: f64) -> String {
     let (mut scaled, mut unit) = (value as f64, 0);
-    // What would be rounded to four digits goes to the next unit too.
+    // A value that would round to four digits also goes to the next unit.
     while scaled >= 999.5 && unit + 1 < units.len() {
         scaled /= step;
         unit += 1;

@@ -1,8 +1,8 @@
-//! A step block by block, to see quickly how long decisions take.
+//! A quick, block-level estimate of how long decisions take.
 //!
-//! The order of kernels and copies is that of a plan (see [`super::flow`]), with the same rings. But kernels of a
-//! block that lie in a row are one item, memory is slots and pieces instead of bytes, and nothing has a name or an
-//! address. A test holds sketches of random decisions against the simulation of their plans.
+//! The order of kernels and copies is that of a plan (see [`super::flow`]), with the same rings. But consecutive
+//! kernels of a block are one item, memory is slots and pieces instead of bytes, and nothing has a name or an
+//! address. A test compares sketches of random decisions with the simulation of their plans.
 
 mod parts;
 mod queues;
@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use tables::Tables;
 
-/// What all sketches of a task share, for one size of pieces.
+/// What all sketches of a task share, for one piece size.
 pub(crate) struct Sketch<'a> {
     lowering: &'a Lowering<'a>,
     tables: Tables,
@@ -26,12 +26,12 @@ pub(crate) struct Sketch<'a> {
     forward: Vec<OnceLock<Vec<Part>>>,
 }
 
-/// What a sketch says of decisions.
+/// A sketch's estimate for decisions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Estimate {
     /// Of a step.
     pub(crate) seconds: f64,
-    /// What it took to find out.
+    /// The work it took, in items.
     pub(crate) items: usize,
 }
 
@@ -48,7 +48,7 @@ impl<'a> Sketch<'a> {
     }
 
     fn block_parts(&self, streams: Streams) -> Arc<BlockParts> {
-        // The map is whole even if a thread panicked while it held the lock.
+        // The map is consistent even if a thread panicked while holding the lock.
         let known = self.training.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(parts) = known.get(&streams) {
             return Arc::clone(parts);

@@ -1,4 +1,5 @@
-//! The passes of a block as few parts: kernels in a row between which nothing streamed begins to be used.
+//! The passes of a block as a few parts. A part is a run of kernels; a new one starts where a streamed tensor is
+//! first used.
 
 use super::super::Lowering;
 use super::super::variant::{Pass, PassNode, Variant};
@@ -8,11 +9,11 @@ use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{ParameterGradient, TensorClass, TensorId, Training};
 
-/// Kernels in a row, and what they touch that may be copied.
+/// Consecutive kernels, and the data they touch that may be copied.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Part {
     pub(super) kernels: Kernels,
-    /// The stage that owns the weights, among those whose weights the block reads; and their cells.
+    /// The stage that owns the weights, as an index among those whose weights the block reads; and their cells.
     pub(super) weights: Vec<(usize, Range<u32>)>,
     pub(super) gradients: Vec<Range<u32>>,
     /// Saved units.
@@ -25,13 +26,13 @@ pub(super) struct Part {
 #[derive(Debug)]
 pub(super) struct BlockParts {
     pub(super) forward: Vec<Part>,
-    /// The same, each kernel by itself, for updates to go between.
+    /// The same with each kernel separate, so updates can go in between.
     pub(super) forward_kernels: Vec<Part>,
     /// In the first micro-batch of a step, and in the others.
     pub(super) backward: [Vec<Part>; 2],
 }
 
-/// What of a block may be copied.
+/// What may be copied of a block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Streams {
     pub(super) stage: usize,
@@ -46,7 +47,7 @@ enum Direction {
     Backward,
 }
 
-/// What each tensor of a variant's graph is.
+/// The role of each tensor of a variant's graph.
 struct Uses {
     weights: Vec<Option<(usize, Range<u32>)>>,
     gradients: Vec<Option<Range<u32>>>,
@@ -110,7 +111,7 @@ impl Uses {
             push_new(&mut part.gradients, &self.gradients[id]);
             push_new(&mut part.inputs, &self.inputs[id]);
         }
-        // What a forward pass makes leaves; what a backward pass reads must be there.
+        // A forward pass offloads what it writes; a backward pass needs what it reads.
         let ids = match direction {
             Direction::Forward => &node.outputs,
             Direction::Backward => &node.operands,
@@ -147,7 +148,7 @@ impl BlockParts {
     }
 }
 
-/// The parts of a forward pass from which nothing is saved.
+/// The parts of a forward pass that saves nothing.
 pub(super) fn forward_parts(
     lowering: &Lowering<'_>,
     tables: &Tables,
@@ -166,8 +167,8 @@ pub(super) fn forward_parts(
     )
 }
 
-/// Kernels in a row as one part, up to the next that touches something for the first time. What is offloaded ends
-/// a part: it leaves as soon as it is made.
+/// Joins kernels into one part, up to the next that touches something for the first time. Offloaded data ends a
+/// part, because it leaves as soon as it is computed.
 fn joined(kernels: &[Part]) -> Vec<Part> {
     let mut parts: Vec<Part> = Vec::new();
     let mut seen = Part::default();

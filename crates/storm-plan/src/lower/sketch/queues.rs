@@ -1,17 +1,17 @@
 //! Kernels and copies of a sketch, and when they end.
 //!
-//! Memory that copies touch is cut into cells. A write to a cell starts after every earlier use of it, and a read
-//! after the last write. A plan states this as waits; a sketch derives it from the times of each cell's last read
-//! and last write.
+//! Memory that copies touch is divided into cells. A write to a cell starts after every earlier use of it, and a
+//! read after the last write. A plan states this as waits; a sketch derives it from the times of each cell's last
+//! read and last write.
 
 use crate::HardwareProfile;
 use crate::queue::Link;
 use std::ops::Range;
 
-/// Repetitions of a segment that are followed at most; the others take as long as the last one.
+/// The most repetitions of a segment that are followed; the others take as long as the last one.
 const FOLLOWED_MAX: usize = 6;
 
-/// Repetitions that differ by less than this share are alike.
+/// Repetitions that differ by less than this share count as equal.
 const ALIKE: f64 = 1e-6;
 
 /// Where an item runs.
@@ -29,7 +29,8 @@ const LANES: usize = 3;
 pub(super) enum Use {
     Read,
     Write,
-    /// Writes memory that lies over theirs: it comes after all who used them. Who uses them next says so itself.
+    /// Overwrites memory that overlaps these cells, so it starts after every earlier use of them. It does not
+    /// count as a use: the next use of these cells adds its own touch.
     TakeOver,
 }
 
@@ -49,15 +50,15 @@ pub(super) struct Item {
     /// Of a copy, without its latency.
     seconds: f64,
     touches: (u32, u32),
-    /// Whether the host waits for it before the next segment: inputs and results.
+    /// Whether the host waits for it before the next segment, as for inputs and results.
     is_awaited: bool,
 }
 
-/// The items of a segment, in the order of issuing once it is closed.
+/// The items of a segment; in issue order once it is closed.
 #[derive(Debug, Default)]
 pub(super) struct Segment {
     computes: Vec<Item>,
-    /// After how many items of the compute queue each is issued.
+    /// Each copy, and after how many items of the compute queue it is issued.
     copies: Vec<(u32, Item)>,
     touches: Vec<Touch>,
     order: Vec<Item>,
@@ -99,10 +100,10 @@ impl Segment {
         }
     }
 
-    /// Puts copies where they are issued: each right after the item before it.
+    /// Inserts the copies where they are issued: each right after the item before it.
     pub(super) fn close(&mut self, times: usize) {
         self.times = times;
-        // Where each item of the compute queue comes to lie: behind those before it and their copies.
+        // The index of each compute item after insertion: after the earlier items and their copies.
         let mut places = vec![0; self.computes.len() + 1];
         for (after, _) in &mut self.copies {
             *after = (*after).min(self.computes.len() as u32);
@@ -113,7 +114,7 @@ impl Segment {
             let copies = std::mem::replace(place, before + position);
             before += copies;
         }
-        // Every place is written below.
+        // Every entry is overwritten below.
         let Some(&any) = self.computes.first().or(self.copies.first().map(|(_, copy)| copy)) else {
             return;
         };
@@ -135,13 +136,13 @@ impl Segment {
     }
 }
 
-/// When cells were used last, and when queues are done.
+/// When cells were last used, and when queues are done.
 struct Moments {
     host: f64,
     free: [f64; LANES],
     written: Vec<f64>,
     used: Vec<f64>,
-    /// When all copies are done that the host waits for.
+    /// When all copies that the host waits for are done.
     awaited: f64,
 }
 
@@ -152,7 +153,7 @@ pub(super) fn step_seconds(segments: &[Segment], cells: u32, profile: &HardwareP
     let link = profile.link(Link::HOST_TO_DEVICE);
     let back = profile.link(Link::DEVICE_TO_HOST);
     let shared = ((link.bandwidth + back.bandwidth) / link.duplex_bandwidth).max(1.0);
-    // As the simulation of plans has it: both ways at once for as long as that can be.
+    // As in the simulation of plans: both directions are busy at once for as long as possible.
     let both = into.min(out);
     let slower = |alone: f64| match alone > 0.0 {
         true => 1.0 + (shared - 1.0) * both / alone,
@@ -213,7 +214,7 @@ fn run(segment: &Segment, rates: &Rates, now: &mut Moments) {
         }
         now.host += rates.launch * f64::from(item.kernels);
         let seconds = rates.latency[lane] + item.seconds * rates.slowdown[lane];
-        // The last of several kernels cannot begin before it is issued.
+        // The last of several kernels cannot start before it is issued.
         let last = item.seconds / f64::from(item.kernels.max(1));
         let end = (start + seconds).max(now.host + last);
         for touch in touches {

@@ -86,7 +86,7 @@ impl SlabCells {
 /// Pieces that are updated together.
 #[derive(Debug)]
 pub(super) struct UpdateCopies {
-    /// With what is not updated, in the first group.
+    /// Including what is not updated, in the first group.
     pub(super) weights_in: Vec<Run>,
     pub(super) weights_out: Vec<Run>,
     pub(super) gradients: Vec<Run>,
@@ -94,16 +94,17 @@ pub(super) struct UpdateCopies {
     pub(super) kernels: Kernels,
 }
 
-/// A part of a tied gradient, which is added to the whole piece by piece.
+/// A part of a tied gradient, which is added to the total piece by piece.
 #[derive(Debug)]
 pub(super) struct Fold {
-    /// The stage that made it.
+    /// The stage that computes it.
     pub(super) user: usize,
-    /// Cells of it in that stage's slab and of the whole in this one's, bytes and seconds of each piece.
+    /// For each piece: its cell in that stage's slab, the cell of the total in this one's, bytes and
+    /// seconds.
     pub(super) pieces: Vec<(u32, u32, usize, f64)>,
 }
 
-/// What a stage's blocks have alike.
+/// What all blocks of a stage share.
 #[derive(Debug)]
 pub(super) struct StageTable {
     pub(super) weights: SlabCells,
@@ -114,13 +115,13 @@ pub(super) struct StageTable {
     pub(super) folds: Vec<Fold>,
 }
 
-/// All stages, cut into pieces of one size.
+/// All stages, divided into pieces of one size.
 #[derive(Debug)]
 pub(super) struct Tables {
     pub(super) stages: Vec<StageTable>,
     /// Norm and clip scale.
     pub(super) norm: Kernels,
-    /// Copies of state that an update has at most, and at least one.
+    /// The most copies of state that an update has, at least one.
     pub(super) state_runs: usize,
 }
 
@@ -214,7 +215,7 @@ fn squares(lowering: &Lowering<'_>, stage: usize) -> Kernels {
     kernels
 }
 
-/// Parts of a stage's gradients that other stages make.
+/// Parts of a stage's gradients that other stages compute.
 fn folds(lowering: &Lowering<'_>, cut: &Cut, stages: &[StageTable], stage: usize) -> Vec<Fold> {
     let mut folds = Vec::new();
     for (user, set) in lowering.sets.iter().enumerate().filter(|&(user, _)| user != stage) {

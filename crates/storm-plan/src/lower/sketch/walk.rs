@@ -1,4 +1,4 @@
-//! The walk over a step: which items go to which queue, and which cells they touch.
+//! Walks over a step: which items go to which queue, and which cells they touch.
 
 mod rings;
 
@@ -35,7 +35,7 @@ pub(super) fn step_seconds(
     }
 }
 
-/// Where the cells of everything begin.
+/// Where the cells of each thing start.
 struct Cells {
     count: u32,
     /// By slot of the rings of weights and gradients; empty for slots of pinned blocks.
@@ -46,7 +46,7 @@ struct Cells {
     /// Inputs and results of a step, by micro-batch of a group.
     inputs: u32,
     results: u32,
-    /// Rings of the groups that are being walked.
+    /// Rings of the groups being walked.
     activation_ring: u32,
     input_ring: u32,
     /// In host memory: weights and gradients by block, saved tensors and inputs by block and micro-batch.
@@ -80,13 +80,13 @@ struct Walk<'s> {
     input_turns: Turns,
     arriving: [Option<usize>; 2],
     cells: Cells,
-    /// Memory of other slots that the next kernels take over.
+    /// Memory of other slots that the next kernels overwrite.
     taken_over: Touches,
-    /// By cell of host memory: the segment and the position at which it was written last.
+    /// By cell of host memory: the segment and the position at which it was last written.
     written_at: Vec<(u32, u32)>,
     segment: Segment,
     segments: Vec<Segment>,
-    /// The parts of the block before, which are mostly those of the next.
+    /// The parts of the previous block, which the next one usually shares.
     last_parts: Option<(Streams, Arc<BlockParts>)>,
     bandwidth: [f64; 2],
 }
@@ -188,7 +188,7 @@ impl<'s> Walk<'s> {
         self.segment.position()
     }
 
-    /// All groups of a kind: the first and the last of the step are segments of their own.
+    /// All groups of a kind. The first and the last group of the step are separate segments.
     fn groups(&mut self, kind: usize) {
         self.begin_group(kind);
         let mut left = self.decided().times;
@@ -250,7 +250,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    /// Puts into the rings what a step leaves there.
+    /// Sets the rings to what a step leaves there.
     fn settle(&mut self) {
         self.kind = self.decisions.groups.len() - 1;
         let last = self.count() - 1;
@@ -343,7 +343,8 @@ impl<'s> Walk<'s> {
         slot.map(|slot| Touch { first: self.cells.input_ring + slot as u32, count: 1, used })
     }
 
-    /// A unit in a slot of the ring of offloaded tensors: blocks that offload others use the same memory for them.
+    /// The cell of a unit in a slot of the ring of offloaded tensors. Blocks that offload other units use the same
+    /// memory for those.
     fn unit_cell(&self, block: usize, slot: usize, unit: usize, used: Use) -> Touch {
         let units = self.sketch.lowering.units.iter().map(Vec::len).max().unwrap_or(0);
         let Block { stage, index } = self.at(block);
@@ -585,7 +586,7 @@ impl<'s> Walk<'s> {
         self.end_gradients(group, block);
     }
 
-    /// Brings in the offloaded units of a block, in the order of their first use.
+    /// Fetches the offloaded units of a block, in the order of their first use.
     fn fetch_units(&mut self, block: usize, m: usize, slot: usize, parts: &[Part]) {
         let after = self.activation_turns.free_after(slot);
         let host = self.host_of(self.cells.host_saved, block, m, Use::Read);
@@ -634,7 +635,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    /// Adds the parts of tied gradients that other stages made.
+    /// Adds the parts of tied gradients that other stages computed.
     fn fold_tied(&mut self, block: usize) {
         let sketch = self.sketch;
         for fold in &sketch.tables.stages[self.at(block).stage].folds {

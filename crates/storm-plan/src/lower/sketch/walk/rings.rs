@@ -1,4 +1,4 @@
-//! Rings: which cells a block uses, what comes and goes, and updates.
+//! Rings: which cells a block uses, what is fetched and evicted, and updates.
 
 use super::{Touches, Walk, slab_cells};
 use crate::lower::residency::Class;
@@ -74,7 +74,7 @@ impl<'s> Walk<'s> {
         Touch { first, count: cells.end - cells.start, used }
     }
 
-    /// Memory of other slots that a block takes over with a part of its slot.
+    /// Memory of other slots that a block overwrites with a part of its slot.
     pub(super) fn overlapping(&self, class: Class, block: usize, part: Range<usize>) -> Touches {
         let slot = self.slot(class, block);
         let start = self.residency.bytes(slot).start;
@@ -169,7 +169,7 @@ impl<'s> Walk<'s> {
         }
     }
 
-    /// A tensor without pieces of its own, in copies of the usual size.
+    /// A tensor that is not divided into pieces, in copies of the usual size.
     pub(super) fn copy_sizes(bytes: usize) -> impl Iterator<Item = usize> {
         let whole = bytes / COPY_BYTES_MAX;
         let rest = bytes - whole * COPY_BYTES_MAX;
