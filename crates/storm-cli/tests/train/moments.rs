@@ -22,4 +22,5 @@ fn moments_in_8_bits_belong_to_their_run() {
     place.run("a", &other).failed(2, &["moments was int8 when the run began and is full now"]);
     let single = ["--precision", "f32", "--moments", "int8", "--steps", "1"];
     place.run("f32", &single).failed(2, &["moments", "int8 is for bf16 matrices"]);
+    assert!(!place.run_folder("f32").exists());
 }
