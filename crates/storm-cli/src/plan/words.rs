@@ -195,6 +195,9 @@ pub(super) fn place(kind: TensorKind, decisions: &Decisions) -> String {
             let place = streamed(stage.weights.pinned, stage.weights.ring);
             place + edges(|edge| edge.weights.pinned > 0)
         }
+        TensorKind::Gradients if decisions.update == UpdateTime::InBackward => {
+            format!("those of {} layers at a time on the device", stage.gradients.slots())
+        }
         TensorKind::Gradients => {
             let place = streamed(stage.gradients.pinned, stage.gradients.ring);
             place + edges(|edge| edge.gradients.pinned > 0)

@@ -3,6 +3,7 @@
 use crate::reference::Value;
 use crate::support::*;
 use half::bf16;
+use rayon::ThreadPoolBuilder;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use storm_graph::random::{SEED_WORDS, Seed};
@@ -356,6 +357,22 @@ fn pieces_give_the_same_bits_as_the_whole() {
             let made = state.piece(piece.clone()).update(&gradient[piece.clone()], step);
             assert!(made == whole.piece(piece.clone()), "{dtype}, {piece:?}");
         }
+    }
+}
+
+#[test]
+fn any_number_of_threads_gives_the_same_bits() {
+    let mut rng = Rng::new(6);
+    let state = State::random(&mut rng, DType::BF16, 100_001, false);
+    let gradient: Vec<f64> = (0..100_001).map(|_| stored(DType::F32, 0.1 * rng.normal())).collect();
+    let step = Step { dtype: DType::BF16, hyper: HYPER, rate: 1e-2, number: 3, first_element: 0 };
+    let run = |threads: usize| {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().expect("threads");
+        pool.install(|| state.update(&gradient, step))
+    };
+    let alone = run(1);
+    for threads in [2, 3, 8] {
+        assert!(run(threads) == alone, "{threads} threads");
     }
 }
 

@@ -1,3 +1,4 @@
+use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions, Trainer};
 use storm_device::{HostBuffer, PlanDevice};
 use storm_graph::{DType, MomentFormat, ParameterInstance, Shape, Training};
@@ -111,6 +112,7 @@ pub(crate) fn state_tensors(
 pub fn checkpoint_bytes(config: &ModelConfig, options: &TrainOptions) -> Result<u64, TrainError> {
     let program = build(config, &options.build_options())?;
     let instances = program.parameter_instances();
+    check_moments(options, &instances)?;
     let tensors = state_tensors(&instances, options, Base::of(Some(config)));
     Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
 }
