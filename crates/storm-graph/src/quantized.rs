@@ -334,8 +334,8 @@ mod tests {
     fn code_points_rise_and_have_a_zero() {
         assert!(NF4.windows(2).all(|pair| pair[0] < pair[1]));
         assert_eq!((NF4[0], NF4[7], NF4[15]), (-1.0, 0.0, 1.0));
-        assert_eq!(NF4[1], -0.696_192_800_998_687_7);
-        assert_eq!(NF4[14], 0.722_956_836_223_602_3);
+        assert_eq!(f64::from(NF4[1]), -0.696_192_800_998_687_7);
+        assert_eq!(f64::from(NF4[14]), 0.722_956_836_223_602_3);
         let codes = [-2.0, -0.9, -0.8, 0.03, 0.05, 2.0].map(|x| QuantizedFormat::Nf4.code(x));
         assert_eq!(codes, [0, 0, 1, 7, 8, 15]);
     }

@@ -21,7 +21,7 @@ fn dropping(name: &str) -> ModelConfig {
 
 #[test]
 fn random_plans_with_dropout_are_exact() {
-    let count = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1000 } else { 16 };
+    let count = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1000 } else { 12 };
     for (name, config) in [
         ("gpt2", dropping("gpt2")),
         ("mistral-7b", with_dropout(patterned("mistral-7b"), 0.5)),
@@ -84,16 +84,17 @@ fn no_two_micro_batches_share_a_mask() {
     let config = dropping("mistral-7b");
     let mut trainer =
         ReferenceTrainer::new(&config, options(Precision::F32)).expect("a valid model");
-    let batch = batches(&config, 1, 0).remove(0);
+    let one = batches(&config, 1, 0);
+    let two = [one[0].clone(), one[0].clone()];
     // B is not zero afterwards, so that masks show.
-    trainer.step(&[batch.clone()], 0.05).expect("a step");
-    let once = trainer.accumulate(&[batch.clone()]).expect("a loss");
-    let again = trainer.accumulate(&[batch.clone()]).expect("a loss");
+    trainer.step(&one, 0.05).expect("a step");
+    let once = trainer.accumulate(&one).expect("a loss");
+    let again = trainer.accumulate(&one).expect("a loss");
     assert_eq!(once.to_bits(), again.to_bits(), "the same step");
-    let twice = trainer.accumulate(&[batch.clone(), batch.clone()]).expect("a loss");
+    let twice = trainer.accumulate(&two).expect("a loss");
     assert!((twice - once).abs() > 1e-6, "{twice} is {once}");
     trainer.update(0.0).expect("an update that changes nothing");
-    let later = trainer.accumulate(&[batch]).expect("a loss");
+    let later = trainer.accumulate(&one).expect("a loss");
     assert!((later - once).abs() > 1e-6, "{later} is {once}");
 }
 

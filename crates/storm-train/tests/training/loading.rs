@@ -103,8 +103,8 @@ fn tensors_of_72b_are_loaded_within_4_gib() {
     loaded.expect("loads");
     let beyond = status_bytes("VmHWM:").saturating_sub(before);
     println!(
-        "{} bytes of weights; the plan holds {} of host and {} of device memory; loading took {beyond} bytes more, \
-         {heap} of them on the heap",
+        "{} bytes of weights; the plan holds {} of host and {} of device memory; while they were loaded, resident memory rose \
+         by {beyond} bytes at most, and {heap} were on the heap",
         2 * config.parameter_count(),
         trainer.memory_taken()[Tier::HOST],
         trainer.memory_taken()[Tier::DEVICE],

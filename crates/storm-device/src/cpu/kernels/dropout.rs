@@ -32,7 +32,7 @@ pub fn dropout<E: Element>(mask: Mask, x: &[E], addend: Option<&[E]>, out: &mut 
             let mut value = x[place].to_f32();
             if drops {
                 let element = first + place as u64;
-                if at == 0 || element % 4 == 0 {
+                if at == 0 || element.is_multiple_of(4) {
                     block = words(seed, Purpose::Dropout, stream, element / 4);
                 }
                 let is_kept = block[(element % 4) as usize] >= threshold;
