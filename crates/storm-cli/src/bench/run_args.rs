@@ -1,6 +1,7 @@
 //! What benchmarks of real models have in common.
 
 use crate::base::BaseArg;
+use crate::codec::CodecArg;
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::precision::PrecisionArg;
@@ -36,6 +37,9 @@ pub(crate) struct RunArgs {
     /// Storage of parameters, gradients and optimizer state.
     #[arg(long, value_enum, default_value_t = PrecisionArg::Bf16Stochastic)]
     pub(crate) precision: PrecisionArg,
+    /// How activations wait for the backward pass.
+    #[arg(long, value_enum, default_value_t = CodecArg::None)]
+    pub(crate) activation_codec: CodecArg,
     /// Rows of logits that exist at a time.
     #[arg(long, default_value_t = CHUNK_ROWS, value_parser = positive)]
     pub(crate) chunk_rows: usize,
@@ -108,6 +112,7 @@ impl RunArgs {
             seq,
             device: DeviceArg::Cuda,
             precision: PrecisionArg::Bf16Stochastic,
+            activation_codec: CodecArg::None,
             chunk_rows: CHUNK_ROWS,
             steps: 4,
             warmup: 1,
@@ -129,12 +134,15 @@ impl RunArgs {
             config.layer_count = layers;
         }
         let config = self.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
-        Ok(self.base.apply_to(config)?)
+        let config = self.base.apply_to(config)?;
+        self.activation_codec.check(&config)?;
+        Ok(config)
     }
 
     pub(crate) fn options(&self) -> TrainOptions {
         TrainOptions {
             chunk_rows: self.chunk_rows,
+            activation_codec: self.activation_codec.into(),
             ..TrainOptions::new(self.batch, self.seq, self.precision.into())
         }
     }

@@ -1,6 +1,7 @@
 //! What `storm plan` is called with.
 
 use crate::base::BaseArg;
+use crate::codec::CodecArg;
 use crate::forced::ForcedArgs;
 use crate::hardware;
 use crate::lora::LoraArg;
@@ -45,6 +46,9 @@ pub(crate) struct PlanArgs {
     /// Storage of parameters, gradients and optimizer state; bf16-stochastic if not given.
     #[arg(long, value_enum)]
     pub(super) precision: Option<PrecisionArg>,
+    /// How activations wait for the backward pass; none if not given.
+    #[arg(long, value_enum)]
+    pub(super) activation_codec: Option<CodecArg>,
     /// Rows of logits that exist at a time; 2048 if not given.
     #[arg(long, value_parser = positive)]
     pub(super) chunk_rows: Option<usize>,
@@ -94,6 +98,7 @@ impl PlanArgs {
             tokens_per_step: count(self.tokens_per_step),
             seq: count(self.seq),
             precision: self.precision,
+            activation_codec: self.activation_codec,
             chunk_rows: count(self.chunk_rows),
             vram: self.vram.map(SizeOption),
             ram: self.ram.map(SizeOption),

@@ -39,7 +39,7 @@ use tempfile::TempDir;
 const BASE_HASH: &str = "base-hash";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 18] = [
+const FIXED: [&str; 19] = [
     "model",
     "lora",
     "base",
@@ -56,6 +56,7 @@ const FIXED: [&str; 18] = [
     "accumulate",
     "tokens-per-step",
     "precision",
+    "activation-codec",
     "chunk-rows",
     "seed",
 ];
@@ -386,6 +387,7 @@ pub(super) fn request(
     options: TrainOptions,
     machine: Machine,
 ) -> Result<Request> {
+    settings.activation_codec.check(&config)?;
     let forced = forced(settings);
     let step = step_size(settings)?;
     let step_bytes = host_memory::of_step(step, &options);
@@ -424,6 +426,7 @@ pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptio
     TrainOptions {
         packing,
         chunk_rows: settings.chunk_rows.get(),
+        activation_codec: settings.activation_codec.into(),
         optimizer: OptimizerOptions {
             adamw: AdamWParameters {
                 beta1: settings.beta1 as f32,

@@ -40,7 +40,8 @@ fn backward_of(size: Size, seed: u64, dtype: DType) -> Backward {
 
 /// Lets operands of gated units wait in 8 bits.
 fn encode(backward: &mut Backward, case: &Case) {
-    encode_units(&mut backward.graph, &results_of(backward, case));
+    let results = results_of(backward, case);
+    encode_units(&mut backward.graph, &results);
 }
 
 /// What is read after both passes.

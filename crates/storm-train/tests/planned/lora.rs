@@ -13,14 +13,14 @@ use storm_model::{Element, ModelError, ParameterSource, ParameterSpec};
 use storm_train::{Precision, ReferenceTrainer};
 
 /// A tiny model with adapters.
-fn adapted(name: &str, options: LoraOptions) -> ModelConfig {
+pub(crate) fn adapted(name: &str, options: LoraOptions) -> ModelConfig {
     let base = tiny(name);
     let adapters = Adapters::new(&base, options).expect("adapters that fit");
     ModelConfig { adapters: Some(adapters), ..base }
 }
 
 /// Some layers only, other ranks and scales for some modules, and norms that are trained whole.
-fn patterned(name: &str) -> ModelConfig {
+pub(crate) fn patterned(name: &str) -> ModelConfig {
     adapted(
         name,
         LoraOptions {
