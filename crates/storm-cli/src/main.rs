@@ -6,6 +6,7 @@ mod streams;
 mod base;
 mod bench;
 mod chat;
+mod codec;
 mod data;
 mod decoder;
 mod disk;

@@ -37,7 +37,7 @@ fn encode_unit(graph: &mut Graph, gradient: TensorId) -> bool {
     };
     let Some(unit) = nodes.iter().position(is_unit) else { return false };
     let made = nodes[unit].outputs[0];
-    let code = add_code(graph, gate_up, made);
+    let code = add_code(graph, made);
     nodes[unit].op = Op::SwiGluCoded { gate_up, function };
     nodes[unit].outputs.push(code);
 
@@ -63,13 +63,35 @@ fn encode_unit(graph: &mut Graph, gradient: TensorId) -> bool {
     true
 }
 
-/// The tensor of a unit's code.
-fn add_code(graph: &mut Graph, gate_up: TensorId, made: TensorId) -> TensorId {
-    let Tensor { name, shape, .. } = graph.tensor(made).clone();
-    debug_assert_eq!(graph.tensor(gate_up).shape.width(), 2 * shape.width());
+/// Adds the tensor of each unit's code to a graph that is not differentiated yet, so that what the forward pass makes
+/// has the same ids however the graph is differentiated.
+pub(crate) fn reserve_codes(graph: &mut Graph) {
+    let units: Vec<TensorId> = graph
+        .nodes()
+        .iter()
+        .filter(|node| matches!(node.op, Op::SwiGlu { .. }))
+        .map(|node| node.outputs[0])
+        .collect();
+    for made in units {
+        let code = code_of(graph, made);
+        graph.source(code.name, code.shape, code.dtype, code.class);
+    }
+}
+
+/// The tensor of the code of the unit that makes `made`: the reserved one, or a new one.
+fn add_code(graph: &mut Graph, made: TensorId) -> TensorId {
+    let code = code_of(graph, made);
+    let is_reserved = |&id: &TensorId| graph.producer(id).is_none() && *graph.tensor(id) == code;
+    let reserved = graph.ids().find(is_reserved);
+    reserved.unwrap_or_else(|| graph.source(code.name, code.shape, code.dtype, code.class))
+}
+
+fn code_of(graph: &Graph, made: TensorId) -> Tensor {
+    let Tensor { name, shape, .. } = graph.tensor(made);
     let shape =
         shape.with_width(2 * QuantizedRow::new(QuantizedFormat::Int8, shape.width()).bytes());
-    graph.source(format!("{name}.code"), shape, DType::U8, TensorClass::Activation)
+    let (name, class) = (format!("{name}.code"), TensorClass::Activation);
+    Tensor { name, shape, dtype: DType::U8, class }
 }
 
 /// Backward nodes before the one at `end` that read `tensor` and can run after it, in order.

@@ -4,7 +4,7 @@
 //! Stages run in order. A *block* is one run of a stage's template. Blocks share *carried* tensors,
 //! *exports* that every later block may read, and parameters and inputs of the same name.
 
-use crate::codec::encode_units;
+use crate::codec::{encode_units, reserve_codes};
 use crate::section::SectionRequest;
 use crate::{
     ActivationCodec, DType, Graph, GraphError, Op, QuantizedRow, Section, Shape, Tensor,
@@ -555,17 +555,26 @@ impl Program {
         Ok(program)
     }
 
-    /// Makes the backward pass see activations as `codec` stores them. With [`ActivationCodec::Int8`] the operands of
-    /// gated units wait for it in 8 bits; the forward pass gives the bits that it gives without.
+    /// [`Program::differentiate`], with a backward pass that sees activations as `codec` stores them. With
+    /// [`ActivationCodec::Int8`] the operands of gated units wait for it in 8 bits; the forward pass gives the bits that it gives
+    /// without.
     ///
     /// # Errors
-    /// Nothing that the backward pass reads can be stored like that.
-    pub fn encode_activations(&mut self, codec: ActivationCodec) -> Result<(), GraphError> {
+    /// As [`Program::differentiate`], or nothing that the backward pass reads can be stored like that.
+    pub fn differentiate_with_codec(
+        &self,
+        accumulation: Accumulation,
+        gradient_dtype: DType,
+        codec: ActivationCodec,
+    ) -> Result<Program, GraphError> {
         if codec == ActivationCodec::None {
-            return Ok(());
+            return self.differentiate(accumulation, gradient_dtype);
         }
+        let mut forward = self.clone();
+        forward.templates.iter_mut().for_each(|section| reserve_codes(&mut section.graph));
+        let mut program = forward.differentiate(accumulation, gradient_dtype)?;
         let mut coded = 0;
-        for section in self.templates.iter_mut().filter(|section| section.backward.is_some()) {
+        for section in program.templates.iter_mut().filter(|section| section.backward.is_some()) {
             let results = section.handed_out();
             coded += encode_units(&mut section.graph, &results);
         }
@@ -575,7 +584,7 @@ impl Program {
                  turn the codec of activations off"
                     .to_owned(),
             ),
-            _ => Ok(()),
+            _ => Ok(program),
         }
     }
 

@@ -66,6 +66,11 @@ impl Family {
         self == Self::Qwen3
     }
 
+    /// Whether its MLP is a gated unit, as [`Op::SwiGlu`](storm_graph::Op::SwiGlu) is one.
+    pub fn has_gated_units(self) -> bool {
+        self != Self::Gpt2
+    }
+
     pub(crate) fn window(self) -> WindowKind {
         match self {
             Self::Gpt2 | Self::Llama => WindowKind::None,

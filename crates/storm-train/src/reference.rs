@@ -9,8 +9,8 @@ use storm_device::{Device, DeviceError};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    Accumulation, AdamWParameters, DType, Graph, Op, ParameterInstance, Program, ProgramParameter,
-    QuantizedRow, Shape, StepScalars, Tensor, TensorClass,
+    Accumulation, ActivationCodec, AdamWParameters, DType, Graph, Op, ParameterInstance, Program,
+    ProgramParameter, QuantizedRow, Shape, StepScalars, Tensor, TensorClass,
 };
 use storm_model::{
     BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelConfig, ModelOutput, Packing,
@@ -30,6 +30,8 @@ pub struct TrainOptions {
     pub packing: Packing,
     /// Rows of logits that exist at a time.
     pub chunk_rows: usize,
+    /// How the backward pass sees activations.
+    pub activation_codec: ActivationCodec,
     /// How parameters are updated.
     pub optimizer: OptimizerOptions,
     /// Of initialization and stochastic rounding.
@@ -45,6 +47,7 @@ impl TrainOptions {
             precision,
             packing: Packing::Single,
             chunk_rows: storm_model::DEFAULT_CHUNK_ROWS,
+            activation_codec: ActivationCodec::None,
             optimizer: OptimizerOptions::default(),
             seed: 0,
         }
@@ -161,7 +164,9 @@ impl<D: Device> ReferenceTrainer<D> {
         check_options(&options)?;
         let precision = options.precision;
         let differentiated = |accumulation| -> Result<Program, TrainError> {
-            let mut program = program.differentiate(accumulation, precision.gradients())?;
+            let codec = options.activation_codec;
+            let dtype = precision.gradients();
+            let mut program = program.differentiate_with_codec(accumulation, dtype, codec)?;
             change(&mut program);
             Ok(program)
         };

@@ -55,9 +55,13 @@ pub fn task_of_program(
         let graph = optimizer::update_graph(&template, precision, &options.optimizer)?;
         updates.push(UpdateRule { parameter, graph });
     }
+    let differentiated = |accumulation| {
+        let codec = options.activation_codec;
+        program.differentiate_with_codec(accumulation, precision.gradients(), codec)
+    };
     let training = TrainingGraphs {
-        start: program.differentiate(Accumulation::Start, precision.gradients())?,
-        proceed: program.differentiate(Accumulation::Continue, precision.gradients())?,
+        start: differentiated(Accumulation::Start)?,
+        proceed: differentiated(Accumulation::Continue)?,
         norm: optimizer::norm_graph(&instances, precision, &options.optimizer)?,
         updates,
     };

@@ -1,6 +1,7 @@
 //! What benchmarks of real models have in common.
 
 use crate::base::BaseArg;
+use crate::codec::CodecArg;
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::precision::{MomentsArg, PrecisionArg};
@@ -39,6 +40,9 @@ pub(crate) struct RunArgs {
     /// How both moments of the optimizer are stored.
     #[arg(long, value_enum, default_value_t = MomentsArg::Full)]
     pub(crate) moments: MomentsArg,
+    /// How activations wait for the backward pass.
+    #[arg(long, value_enum, default_value_t = CodecArg::None)]
+    pub(crate) activation_codec: CodecArg,
     /// Rows of logits that exist at a time.
     #[arg(long, default_value_t = CHUNK_ROWS, value_parser = positive)]
     pub(crate) chunk_rows: usize,
@@ -112,6 +116,7 @@ impl RunArgs {
             device: DeviceArg::Cuda,
             precision: PrecisionArg::Bf16Stochastic,
             moments: MomentsArg::Full,
+            activation_codec: CodecArg::None,
             chunk_rows: CHUNK_ROWS,
             steps: 4,
             warmup: 1,
@@ -133,7 +138,9 @@ impl RunArgs {
             config.layer_count = layers;
         }
         let config = self.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
-        Ok(self.base.apply_to(config)?)
+        let config = self.base.apply_to(config)?;
+        self.activation_codec.check(&config)?;
+        Ok(config)
     }
 
     pub(crate) fn options(&self) -> TrainOptions {
@@ -142,6 +149,7 @@ impl RunArgs {
         TrainOptions {
             chunk_rows: self.chunk_rows,
             optimizer: OptimizerOptions { moments, max_norm, ..usual },
+            activation_codec: self.activation_codec.into(),
             ..TrainOptions::new(self.batch, self.seq, self.precision.into())
         }
     }

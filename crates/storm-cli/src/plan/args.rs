@@ -1,6 +1,7 @@
 //! What `storm plan` is called with.
 
 use crate::base::BaseArg;
+use crate::codec::CodecArg;
 use crate::forced::ForcedArgs;
 use crate::hardware;
 use crate::lora::LoraArg;
@@ -48,6 +49,9 @@ pub(crate) struct PlanArgs {
     /// How both moments of the optimizer are stored; full if not given.
     #[arg(long, value_enum)]
     pub(super) moments: Option<MomentsArg>,
+    /// How activations wait for the backward pass; none if not given.
+    #[arg(long, value_enum)]
+    pub(super) activation_codec: Option<CodecArg>,
     /// Rows of logits that exist at a time; 2048 if not given.
     #[arg(long, value_parser = positive)]
     pub(super) chunk_rows: Option<usize>,
@@ -98,6 +102,7 @@ impl PlanArgs {
             seq: count(self.seq),
             precision: self.precision,
             moments: self.moments,
+            activation_codec: self.activation_codec,
             chunk_rows: count(self.chunk_rows),
             vram: self.vram.map(SizeOption),
             ram: self.ram.map(SizeOption),

@@ -2,6 +2,7 @@
 
 use super::request::{Answer, Request};
 use super::words::{self, Shares, hidden_share};
+use crate::codec::CodecArg;
 use serde_json::{Value, json};
 use storm_plan::{Holding, Prediction, Queue, Storage, Streaming, Tier, TooSmall};
 use storm_train::StepSize;
@@ -47,6 +48,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "placement": placement(answer),
             "checkpoint": checkpoint(request, answer),
             "policies": policies,
+            "with_activation_codec": answer.coded.as_ref().map(|coded| figures(request, answer, coded)),
             "limited_by": answer.planned.bottleneck().name(),
             "summary": words::summary(request, answer),
             "planning_seconds": answer.planning_seconds,
@@ -82,6 +84,7 @@ fn about(request: &Request) -> Value {
         "model": request.model,
         "parameters": request.config.parameter_count(),
         "sequence": request.options.sequence,
+        "activation_codec": CodecArg::from(request.options.activation_codec),
         "hardware": request.profile.name,
         "hardware_source": request.profile.source,
         "hardware_uncertainty": request.profile.uncertainty,

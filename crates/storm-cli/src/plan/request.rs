@@ -3,6 +3,7 @@
 use super::PlanArgs;
 use super::saving::DeviceMemory;
 use crate::base::BaseArg;
+use crate::codec::CodecArg;
 use crate::memory_limits::{self, Limit};
 use crate::precision::{MomentsArg, PrecisionArg};
 use crate::save_mode::SaveModeArg;
@@ -10,11 +11,12 @@ use crate::{UsageError, hardware, train};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::time::Instant;
+use storm_graph::ActivationCodec;
 use storm_hub::Wanted;
 use storm_model::{HfConfig, ModelConfig, preset};
 use storm_plan::{
-    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, SavedUnit, TooSmall, plan,
-    policies,
+    Bottleneck, Budget, Forced, HardwareProfile, PlanError, Planned, Policy, Prediction, SavedUnit,
+    TooSmall, plan, policies,
 };
 use storm_train::{
     GuessedSplit, LaunchRequest, OptimizerOptions, StepPlan, StepSize, TrainError, TrainOptions,
@@ -55,6 +57,8 @@ pub(crate) struct Answer {
     /// Empty if they were not looked at.
     pub(crate) policies: Vec<Policy>,
     pub(crate) units: Vec<SavedUnit>,
+    /// With activations in 8 bits, where that was looked at.
+    pub(crate) coded: Option<Prediction>,
     /// Sizes that were compared, where the planner chose.
     pub(crate) tried: Vec<GuessedSplit>,
     /// What planning took.
@@ -102,7 +106,10 @@ impl Request {
         let usual = OptimizerOptions::default();
         let max_norm = args.forced.max_norm(usual.max_norm);
         let optimizer = OptimizerOptions { moments, max_norm, ..usual };
-        let options = TrainOptions { chunk_rows, optimizer, ..options };
+        let codec = args.activation_codec.unwrap_or(CodecArg::None);
+        codec.check(&config)?;
+        let options =
+            TrainOptions { chunk_rows, optimizer, activation_codec: codec.into(), ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let profile = hardware::named_or_found(args.hardware.as_deref())?;
         Ok(Request {
@@ -148,8 +155,29 @@ impl Request {
         let mut answer = Answer::new(self, launch.plan()?)?;
         let task = launch.task(answer.batch, answer.accumulate)?;
         answer.policies = policies(&task, &self.profile, self.budget())?;
+        answer.coded = self.coded(&answer);
         answer.planning_seconds = begun.elapsed().as_secs_f64();
         Ok(answer)
+    }
+
+    /// What the plan would be with activations in 8 bits, if it is made without and memory costs it time. Micro-batches have
+    /// the same size.
+    fn coded(&self, answer: &Answer) -> Option<Prediction> {
+        let Prediction { recompute_fraction, .. } = answer.planned.prediction;
+        let is_short =
+            recompute_fraction > 0.0 || answer.planned.bottleneck() != Bottleneck::Compute;
+        if !is_short
+            || self.options.activation_codec != ActivationCodec::None
+            || CodecArg::Int8.check(&self.config).is_err()
+        {
+            return None;
+        }
+        let activation_codec = ActivationCodec::Int8;
+        let options =
+            TrainOptions { batch: answer.batch, activation_codec, ..self.options.clone() };
+        let task = training_task(&self.config, &options, answer.accumulate).ok()?;
+        let planned = plan(&task, &self.profile, self.budget(), &self.forced).ok()?;
+        Some(planned.prediction)
     }
 
     /// The least memory that works for micro-batches of this size, with this much host memory.
@@ -180,8 +208,16 @@ impl Answer {
         let most = |&stage: &usize| task.forward.stages()[stage].repeat;
         let layers = (0..task.forward.stages().len()).max_by_key(most).unwrap_or(0);
         let units = task.saved_units(layers);
-        let (policies, tried) = (Vec::new(), guesses);
-        Ok(Answer { batch, accumulate, planned, policies, units, tried, planning_seconds: 0.0 })
+        Ok(Answer {
+            batch,
+            accumulate,
+            planned,
+            policies: Vec::new(),
+            units,
+            coded: None,
+            tried: guesses,
+            planning_seconds: 0.0,
+        })
     }
 
     pub(super) fn tokens_per_step(&self, request: &Request) -> usize {

@@ -7,6 +7,7 @@ use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
 use crate::streams::columns;
+use storm_graph::ActivationCodec;
 use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
     Tier,
@@ -80,6 +81,9 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
             request.options.sequence,
         ),
     ];
+    if request.options.activation_codec == ActivationCodec::Int8 {
+        lines.push("          activations in 8 bits".to_owned());
+    }
     if matches!(request.step, StepSize::Tokens(_)) {
         lines.extend(wrapped("          ", &tried(answer)));
     }

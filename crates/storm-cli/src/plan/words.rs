@@ -6,7 +6,7 @@ use crate::size::show;
 use storm_graph::DType;
 use storm_plan::{
     Bottleneck, Decisions, Link, Placement, Prediction, Queue, StageDecisions, Storage, Streaming,
-    TensorKind, UpdateTime,
+    TensorKind, Tier, UpdateTime,
 };
 
 /// How much of what layers save goes which way, as shares of its bytes.
@@ -66,7 +66,29 @@ pub(super) fn percent(share: f64) -> String {
 /// What limits the plan, what it does with activations, and why.
 pub(super) fn summary(request: &Request, answer: &Answer) -> Vec<String> {
     let checkpoints = saving::words(request, answer);
-    vec![limit(answer), activations(answer), balance(request), checkpoints, least(answer)]
+    let mut sentences =
+        vec![limit(answer), activations(answer), balance(request), checkpoints, least(answer)];
+    sentences.extend(coded(request, answer));
+    sentences
+}
+
+/// What activations in 8 bits would gain.
+fn coded(request: &Request, answer: &Answer) -> Option<String> {
+    let coded = answer.coded.as_ref()?;
+    let before = &answer.planned.prediction;
+    let gain = before.step_seconds / coded.step_seconds - 1.0;
+    let speed = match gain > 0.0005 {
+        true => format!("{} faster", percent(gain)),
+        false => "no faster".to_owned(),
+    };
+    let memory = |tier: Tier| show(coded.peak_bytes[tier]);
+    Some(format!(
+        "With activation-codec = \"int8\" it would be {speed}: {:.0} tokens/s with {} of device and {} of host memory. That \
+         changes gradients a little, so it is not chosen for you.",
+        answer.tokens_per_second(request, coded.step_seconds),
+        memory(Tier::DEVICE),
+        memory(Tier::HOST),
+    ))
 }
 
 fn limit(answer: &Answer) -> String {

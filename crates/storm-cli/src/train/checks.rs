@@ -151,6 +151,7 @@ impl Outline<'_> {
             return Err(UsageError(problem).into());
         }
         let config = self.model.for_vocabulary(settings, least)?;
+        settings.activation_codec.check(&config)?;
         device::check_size(settings.device, self.kind, config.parameter_count())?;
         self.check_positions(&config)?;
         let ram = memory_limits::host(settings.ram.map(|size| size.0))?;

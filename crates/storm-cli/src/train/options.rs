@@ -4,6 +4,7 @@ use super::values::{
     CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
 };
 use crate::base::BaseArg;
+use crate::codec::CodecArg;
 use crate::forced::{ActivationsArg, PlacementArg, UpdateArg};
 use crate::lora::LoraArg;
 use crate::precision::{MomentsArg, PrecisionArg};
@@ -84,6 +85,9 @@ options! {
         tokens_per_step: NonZeroUsize;
         /// Storage of parameters, gradients and optimizer state.
         precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
+        /// How activations wait for the backward pass. `int8` stores what goes into gated units, the largest of them, in half
+        /// of the memory. It changes gradients a little, so it stays for the whole run.
+        activation_codec: CodecArg = CodecArg::None;
         /// Rows of logits that exist at a time.
         chunk_rows: NonZeroUsize = count!(2048);
     }

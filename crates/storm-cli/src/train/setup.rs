@@ -56,6 +56,7 @@ const FIXED: [&str; 19] = [
     "accumulate",
     "tokens-per-step",
     "precision",
+    "activation-codec",
     "chunk-rows",
     "moments",
     "seed",
@@ -387,6 +388,7 @@ pub(super) fn request(
     options: TrainOptions,
     machine: Machine,
 ) -> Result<Request> {
+    settings.activation_codec.check(&config)?;
     let forced = forced(settings);
     let step = step_size(settings)?;
     let step_bytes = host_memory::of_step(step, &options);
@@ -425,6 +427,7 @@ pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptio
     TrainOptions {
         packing,
         chunk_rows: settings.chunk_rows.get(),
+        activation_codec: settings.activation_codec.into(),
         optimizer: OptimizerOptions {
             adamw: AdamWParameters {
                 beta1: settings.beta1 as f32,

@@ -2,6 +2,7 @@
 
 mod afterwards;
 mod chat;
+mod codec;
 mod early;
 mod figures;
 mod folder;

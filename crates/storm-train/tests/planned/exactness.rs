@@ -7,11 +7,11 @@ use storm_plan::{
     Budget, Decisions, Forced, HardwareProfile, Lowering, Placement, Planned, TensorKind, Tier,
     UpdateTime, check, plan, random_decisions,
 };
-use storm_train::{Moments, Precision, TrainError, Trainer, training_task};
+use storm_train::{Moments, Precision, TrainError, TrainOptions, Trainer, training_task};
 
 const FAMILIES: [&str; 5] = ["gpt2", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"];
 
-fn reference() -> HardwareProfile {
+pub(crate) fn reference() -> HardwareProfile {
     HardwareProfile::builtin("reference").expect("built in")
 }
 
@@ -25,6 +25,15 @@ fn random_plans_are_exact(name: &str) {
 }
 
 pub(crate) fn random_plans_of_config_are_exact(name: &str, config: &ModelConfig, count: u64) {
+    random_plans_of_options_are_exact(name, config, options, count);
+}
+
+pub(crate) fn random_plans_of_options_are_exact(
+    name: &str,
+    config: &ModelConfig,
+    options: impl Fn(Precision) -> TrainOptions,
+    count: u64,
+) {
     let profile = reference();
     let int8 = match config.adapters {
         None => Moments::Int8,

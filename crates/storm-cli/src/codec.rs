@@ -1,0 +1,65 @@
+//! How activations wait for the backward pass, as people ask for it.
+
+use crate::UsageError;
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+use storm_graph::ActivationCodec;
+use storm_model::ModelConfig;
+
+/// The storage of activations between the passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CodecArg {
+    /// As they were computed.
+    None,
+    /// What goes into gated units in 8 bits with a scale for each 128 of them. Losses stay as they are; gradients change a
+    /// little.
+    Int8,
+}
+
+impl CodecArg {
+    /// Refuses a codec for a model that has nothing to store with it.
+    pub(crate) fn check(self, config: &ModelConfig) -> Result<(), UsageError> {
+        if self == CodecArg::None || config.family.has_gated_units() {
+            return Ok(());
+        }
+        Err(UsageError(format!(
+            "activation-codec = \"int8\" stores what goes into gated units, and a model of the family {} has none; leave it \
+             out",
+            config.family.model_type()
+        )))
+    }
+}
+
+impl From<ActivationCodec> for CodecArg {
+    fn from(codec: ActivationCodec) -> CodecArg {
+        match codec {
+            ActivationCodec::None => CodecArg::None,
+            ActivationCodec::Int8 => CodecArg::Int8,
+        }
+    }
+}
+
+impl From<CodecArg> for ActivationCodec {
+    fn from(codec: CodecArg) -> ActivationCodec {
+        match codec {
+            CodecArg::None => ActivationCodec::None,
+            CodecArg::Int8 => ActivationCodec::Int8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_model::preset;
+
+    #[test]
+    fn models_without_gated_units_are_refused() {
+        let gpt2 = preset("gpt2").unwrap();
+        let error = CodecArg::Int8.check(&gpt2).unwrap_err().to_string();
+        assert!(error.contains("gated units") && error.contains("gpt2"), "{error}");
+        assert!(CodecArg::None.check(&gpt2).is_ok());
+        assert!(CodecArg::Int8.check(&preset("qwen2.5-0.5b").unwrap()).is_ok());
+    }
+}
