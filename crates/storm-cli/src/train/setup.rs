@@ -39,7 +39,7 @@ use tempfile::TempDir;
 const BASE_HASH: &str = "base-hash";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 19] = [
+const FIXED: [&str; 20] = [
     "model",
     "lora",
     "base",

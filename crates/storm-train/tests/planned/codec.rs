@@ -4,7 +4,7 @@
 use crate::exactness::{random_plans_of_options_are_exact, reference};
 use crate::lora::{adapted, patterned};
 use crate::support::{BATCH, Random, SEQUENCE, options, planned, resident, tiny};
-use storm_graph::{ActivationCodec, ActivationFunction, Op, UnitOutput};
+use storm_graph::{ActivationCodec, ActivationFunction, Op, QuantizedFormat, UnitOutput};
 use storm_model::{BaseFormat, LoraOptions, ModelConfig, Targets};
 use storm_plan::{Budget, Forced, Storage, Tier, plan};
 use storm_train::{Batch, Precision, ReferenceTrainer, TrainOptions, training_task};
@@ -48,7 +48,7 @@ fn random_plans_of_adapters_are_exact_with_a_codec() {
     let some = patterned("mistral-7b");
     for config in [all, some] {
         random_plans_are_exact("adapters", &config, 8);
-        let config = ModelConfig { base: BaseFormat::Int8, ..config };
+        let config = ModelConfig { base: BaseFormat::Quantized(QuantizedFormat::Int8), ..config };
         random_plans_are_exact("adapters beside int8", &config, 8);
     }
 }
