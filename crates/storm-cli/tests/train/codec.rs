@@ -3,16 +3,8 @@
 use crate::support::{Place, losses};
 
 /// A tiny model with gated units.
-const LLAMA: [&str; 8] = [
-    "--model",
-    "llama-3.2-1b",
-    "--kv-heads",
-    "2",
-    "--mlp-width",
-    "200",
-    "--schedule",
-    "constant",
-];
+const LLAMA: [&str; 8] =
+    ["--model", "llama-3.2-1b", "--kv-heads", "2", "--mlp-width", "200", "--schedule", "constant"];
 
 /// Other gradients than without, from the same first loss; resumed to the bit; and part of what the run is.
 #[test]

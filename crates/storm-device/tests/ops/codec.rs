@@ -188,7 +188,10 @@ fn gradients_are_those_of_the_values_of_the_code() {
                     dy * up * slope
                 );
                 let d_up = found.data[at + width];
-                assert!(close(d_up, dy * f(gate), (dy * gate).abs() * 1e-6, dtype), "{context}: {d_up}");
+                assert!(
+                    close(d_up, dy * f(gate), (dy * gate).abs() * 1e-6, dtype),
+                    "{context}: {d_up}"
+                );
             }
         }
     }
