@@ -68,6 +68,10 @@ pub(crate) struct PlanArgs {
     /// What steps do while a checkpoint is written; auto if not given.
     #[arg(long, value_enum)]
     pub(super) save_mode: Option<SaveModeArg>,
+    /// Also plan the step with activations and with moments in 8 bits, and say what each would gain. Takes as long again for
+    /// each.
+    #[arg(long)]
+    pub(super) what_if: bool,
     /// One object of JSON instead of tables.
     #[arg(long)]
     pub(super) json: bool,

@@ -24,6 +24,15 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             object
         })
         .collect();
+    let what_if: Vec<Value> = answer
+        .what_if
+        .iter()
+        .map(|other| {
+            let mut object = figures(request, answer, &other.prediction);
+            object["option"] = json!(other.option);
+            object
+        })
+        .collect();
     extend(&mut object, about(request));
     extend(
         &mut object,
@@ -48,7 +57,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "placement": placement(answer),
             "checkpoint": checkpoint(request, answer),
             "policies": policies,
-            "with_activation_codec": answer.coded.as_ref().map(|coded| figures(request, answer, coded)),
+            "what_if": what_if,
             "limited_by": answer.planned.bottleneck().name(),
             "summary": words::summary(request, answer),
             "planning_seconds": answer.planning_seconds,

@@ -21,7 +21,7 @@ pub(crate) fn run(args: &PlanArgs) -> Result<()> {
         return hardware::list(args.json);
     }
     let request = Request::new(args)?;
-    let answer = match request.answer() {
+    let answer = match request.answer(args.what_if) {
         Ok(answer) => answer,
         Err(error) => return Err(explained(&request, error, args.json)),
     };

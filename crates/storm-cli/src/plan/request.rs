@@ -15,12 +15,12 @@ use storm_graph::ActivationCodec;
 use storm_hub::Wanted;
 use storm_model::{HfConfig, ModelConfig, preset};
 use storm_plan::{
-    Bottleneck, Budget, Forced, HardwareProfile, PlanError, Planned, Policy, Prediction, SavedUnit,
-    TooSmall, plan, policies,
+    Budget, Forced, HardwareProfile, PlanError, Planned, Policy, Prediction, SavedUnit, TooSmall,
+    plan, policies,
 };
 use storm_train::{
-    GuessedSplit, LaunchRequest, OptimizerOptions, StepPlan, StepSize, TrainError, TrainOptions,
-    TrialOptions, checkpoint_bytes, training_task,
+    GuessedSplit, LaunchRequest, Moments, OptimizerOptions, Precision, StepPlan, StepSize,
+    TrainError, TrainOptions, TrialOptions, checkpoint_bytes, training_task,
 };
 
 /// Tokens per sequence, if neither a flag nor a config says.
@@ -57,12 +57,19 @@ pub(crate) struct Answer {
     /// Empty if they were not looked at.
     pub(crate) policies: Vec<Policy>,
     pub(crate) units: Vec<SavedUnit>,
-    /// With activations in 8 bits, where that was looked at.
-    pub(crate) coded: Option<Prediction>,
+    /// What other options would do, where that was asked for.
+    pub(crate) what_if: Vec<WhatIf>,
     /// Sizes that were compared, where the planner chose.
     pub(crate) tried: Vec<GuessedSplit>,
     /// What planning took.
     pub(crate) planning_seconds: f64,
+}
+
+/// The same step with an option that changes what is computed, and so is never chosen.
+pub(crate) struct WhatIf {
+    /// As in a config file.
+    pub(crate) option: &'static str,
+    pub(crate) prediction: Prediction,
 }
 
 impl Request {
@@ -148,36 +155,47 @@ impl Request {
         }
     }
 
-    /// Plans, and compares with the fixed policies.
-    pub(super) fn answer(&self) -> Result<Answer, TrainError> {
+    /// Plans, and compares with the fixed policies and, if asked, with other options.
+    pub(super) fn answer(&self, what_if: bool) -> Result<Answer, TrainError> {
         let begun = Instant::now();
         let launch = self.launch(None);
         let mut answer = Answer::new(self, launch.plan()?)?;
         let task = launch.task(answer.batch, answer.accumulate)?;
         answer.policies = policies(&task, &self.profile, self.budget())?;
-        answer.coded = self.coded(&answer);
+        if what_if {
+            let others = self.other_options(&answer).into_iter();
+            let predicted = others.filter_map(|(option, options)| {
+                let task = training_task(&self.config, &options, answer.accumulate).ok()?;
+                let planned = plan(&task, &self.profile, self.budget(), &self.forced).ok()?;
+                Some(WhatIf { option, prediction: planned.prediction })
+            });
+            answer.what_if = predicted.collect();
+        }
         answer.planning_seconds = begun.elapsed().as_secs_f64();
         Ok(answer)
     }
 
-    /// What the plan would be with activations in 8 bits, if it is made without and memory costs it time. Micro-batches have
-    /// the same size.
-    fn coded(&self, answer: &Answer) -> Option<Prediction> {
-        let Prediction { recompute_fraction, .. } = answer.planned.prediction;
-        let is_short =
-            recompute_fraction > 0.0 || answer.planned.bottleneck() != Bottleneck::Compute;
-        if !is_short
-            || self.options.activation_codec != ActivationCodec::None
-            || CodecArg::Int8.check(&self.config).is_err()
+    /// Options that would take less memory and are not given, with micro-batches of the same size.
+    pub(super) fn other_options(&self, answer: &Answer) -> Vec<(&'static str, TrainOptions)> {
+        let options = TrainOptions { batch: answer.batch, ..self.options.clone() };
+        let mut others = Vec::new();
+        if options.activation_codec == ActivationCodec::None
+            && CodecArg::Int8.check(&self.config).is_ok()
         {
-            return None;
+            let activation_codec = ActivationCodec::Int8;
+            let coded = TrainOptions { activation_codec, ..options.clone() };
+            others.push(("activation-codec = \"int8\"", coded));
         }
-        let activation_codec = ActivationCodec::Int8;
-        let options =
-            TrainOptions { batch: answer.batch, activation_codec, ..self.options.clone() };
-        let task = training_task(&self.config, &options, answer.accumulate).ok()?;
-        let planned = plan(&task, &self.profile, self.budget(), &self.forced).ok()?;
-        Some(planned.prediction)
+        // Adapters are f32, whose moments stay as they are.
+        if options.optimizer.moments == Moments::Full
+            && options.precision != Precision::F32
+            && self.config.adapters.is_none()
+        {
+            let optimizer =
+                OptimizerOptions { moments: Moments::Int8, ..options.optimizer.clone() };
+            others.push(("moments = \"int8\"", TrainOptions { optimizer, ..options }));
+        }
+        others
     }
 
     /// The least memory that works for micro-batches of this size, with this much host memory.
@@ -214,7 +232,7 @@ impl Answer {
             planned,
             policies: Vec::new(),
             units,
-            coded: None,
+            what_if: Vec::new(),
             tried: guesses,
             planning_seconds: 0.0,
         })

@@ -1,7 +1,8 @@
 //! A plan in sentences.
 
-use super::request::{Answer, Request};
+use super::request::{Answer, Request, WhatIf};
 use super::saving;
+use crate::model::grouped;
 use crate::size::show;
 use storm_graph::DType;
 use storm_plan::{
@@ -68,27 +69,37 @@ pub(super) fn summary(request: &Request, answer: &Answer) -> Vec<String> {
     let checkpoints = saving::words(request, answer);
     let mut sentences =
         vec![limit(answer), activations(answer), balance(request), checkpoints, least(answer)];
-    sentences.extend(coded(request, answer));
+    sentences.extend(answer.what_if.iter().map(|other| what_if(request, answer, other)));
+    sentences.extend(what_if_hint(request, answer));
     sentences
 }
 
-/// What activations in 8 bits would gain.
-fn coded(request: &Request, answer: &Answer) -> Option<String> {
-    let coded = answer.coded.as_ref()?;
-    let before = &answer.planned.prediction;
-    let gain = before.step_seconds / coded.step_seconds - 1.0;
+/// What another option would gain.
+fn what_if(request: &Request, answer: &Answer, other: &WhatIf) -> String {
+    let WhatIf { option, prediction } = other;
+    let gain = answer.planned.prediction.step_seconds / prediction.step_seconds - 1.0;
     let speed = match gain > 0.0005 {
         true => format!("{} faster", percent(gain)),
         false => "no faster".to_owned(),
     };
-    let memory = |tier: Tier| show(coded.peak_bytes[tier]);
-    Some(format!(
-        "With activation-codec = \"int8\" it would be {speed}: {:.0} tokens/s with {} of device and {} of host memory. That \
-         changes gradients a little, so it is not chosen for you.",
-        answer.tokens_per_second(request, coded.step_seconds),
+    let memory = |tier: Tier| show(prediction.peak_bytes[tier]);
+    format!(
+        "With {option} it would be {speed}: {} tokens/s with {} of device and {} of host memory. That changes what the run \
+         computes a little, so it is not chosen for you.",
+        grouped(answer.tokens_per_second(request, prediction.step_seconds).round() as u64),
         memory(Tier::DEVICE),
         memory(Tier::HOST),
-    ))
+    )
+}
+
+/// That there are such options, where memory costs time.
+fn what_if_hint(request: &Request, answer: &Answer) -> Option<String> {
+    let is_short = answer.planned.prediction.recompute_fraction > 0.0
+        || answer.planned.bottleneck() != Bottleneck::Compute;
+    let unknown = answer.what_if.is_empty() && !request.other_options(answer).is_empty();
+    (is_short && unknown).then(|| {
+        "`storm plan --what-if` shows what activations and moments in 8 bits would gain.".to_owned()
+    })
 }
 
 fn limit(answer: &Answer) -> String {

@@ -1,6 +1,8 @@
 //! Runs whose activations wait in 8 bits.
 
 use crate::support::{Place, losses};
+use serde_json::Value;
+use std::process::Command;
 
 /// A tiny model with gated units.
 const LLAMA: [&str; 8] =
@@ -39,4 +41,29 @@ fn a_model_without_gated_units_is_refused() {
     assert!(!place.run_folder("a").exists());
     let unknown = place.run("a", &["--steps", "1", "--activation-codec", "int4"]);
     unknown.failed(2, &["int4"]);
+}
+
+/// What 8 bits would gain is said if it is asked for, and never where they are used already.
+#[test]
+fn a_plan_says_what_8_bits_would_gain() {
+    let place = Place::new();
+    let options = |flags: &[&str]| -> Vec<String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+        command.current_dir(place.path()).args(["plan", "--model", "qwen2.5-0.5b", "--json"]);
+        command.args(["--batch", "4", "--seq", "512", "--vram", "3GiB", "--ram", "16GiB"]);
+        let output =
+            command.args(["--hardware", "h200"]).args(flags).output().expect("storm starts");
+        let plan: Value = serde_json::from_slice(&output.stdout).expect("an object");
+        let others = plan["what_if"].as_array().expect("a list");
+        // It is planned for the same memory, so it is not slower.
+        let seconds = |of: &Value| of["step_seconds"].as_f64().expect("seconds");
+        assert!(others.iter().all(|o| seconds(o) <= 1.001 * seconds(&plan)), "{others:?}");
+        let name = |other: &Value| other["option"].as_str().expect("a name").to_owned();
+        others.iter().map(name).collect()
+    };
+    assert!(options(&[]).is_empty());
+    let [codec, moments] = ["activation-codec = \"int8\"", "moments = \"int8\""];
+    assert_eq!(options(&["--what-if"]), [codec, moments]);
+    assert_eq!(options(&["--what-if", "--activation-codec", "int8"]), [moments]);
+    assert!(options(&["--what-if", "--precision", "f32", "--activation-codec", "int8"]).is_empty());
 }
