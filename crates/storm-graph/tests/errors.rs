@@ -277,7 +277,7 @@ fn updates() {
             stream: 0,
             first_element: 1000,
         },
-        "Sgd `y`: first_element must be a multiple of 1024, not 1000: cut the parameter there\n  \
+        "Sgd `y`: first_element must be a multiple of 8192, not 1000: cut the parameter there\n  \
            given: parameter = p f32 (4)\n         \
                   gradient = g f32 (4)\n         \
                   scalars = scalars f32 (3)",

@@ -27,12 +27,13 @@ const CALLS: [&str; 16] = [
 ];
 
 /// Without a call here: they measure for seconds, and other tests read what they print. One needs a GPU.
-const ELSEWHERE: [&str; 7] = [
+const ELSEWHERE: [&str; 8] = [
     "bench attention",
     "bench checkpoint",
     "bench cpu",
     "bench curve",
     "bench generate",
+    "bench loss",
     "bench train",
     "merge",
 ];

@@ -32,7 +32,7 @@ fn backward_of(size: Size, seed: u64, dtype: DType) -> Backward {
         add_other_ops(b);
     });
     let mut backward = case.differentiate(&Start::Fresh, dtype);
-    if seed % 2 == 0 {
+    if seed.is_multiple_of(2) {
         encode(&mut backward, &case);
     }
     backward

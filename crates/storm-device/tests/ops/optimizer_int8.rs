@@ -247,12 +247,15 @@ fn longest_step(hyper: &AdamWParameters, number: u32) -> f64 {
     bound * correction(hyper.beta2).sqrt() / correction(hyper.beta1)
 }
 
+/// An element of a gradient by step, position and a random number.
+type Gradient = fn(u32, usize, f64) -> f64;
+
 /// Gradients that are hard on groups with one scale: no step is longer than any of Adam's, and nothing becomes NaN. Without the
 /// bound, small moments that are rounded up against second moments that are rounded to nothing make steps dozens of
 /// times as long.
 #[test]
 fn hard_gradients_make_no_long_steps() {
-    let gradients: [(&str, fn(u32, usize, f64) -> f64); 6] = [
+    let gradients: [(&str, Gradient); 6] = [
         ("one huge element in a group", |_, i, x| if i % 128 == 5 { 1e3 } else { 1e-3 * x }),
         (
             "another huge one each time",
@@ -261,7 +264,7 @@ fn hard_gradients_make_no_long_steps() {
             },
         ),
         ("alternating", |t, i, _| if t % 2 == 0 { 1.0 + i as f64 } else { -1.0 - i as f64 }),
-        ("mostly nothing", |t, i, x| if (t + i as u32) % 17 == 0 { x } else { 0.0 }),
+        ("mostly nothing", |t, i, x| if (t + i as u32).is_multiple_of(17) { x } else { 0.0 }),
         ("a wide range", |_, i, x| x * 10f64.powi(i as i32 % 16 - 12)),
         ("tiny", |_, _, x| 1e-21 * x),
     ];

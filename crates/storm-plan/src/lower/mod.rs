@@ -55,6 +55,9 @@ pub(crate) struct Sizes {
     pub(crate) states: usize,
 }
 
+/// Graphs of updates by rule, first element, size and time of the update.
+type UpdateGraphs = HashMap<(usize, usize, usize, UpdateTime), Arc<Graph>>;
+
 /// A task, with everything that all of its plans share.
 pub struct Lowering<'a> {
     pub(crate) task: &'a Task,
@@ -67,7 +70,7 @@ pub struct Lowering<'a> {
     /// For plans to share.
     norm: Option<Arc<Graph>>,
     /// Updates of pieces, by rule, first element, size and time.
-    update_graphs: RwLock<HashMap<(usize, usize, usize, UpdateTime), Arc<Graph>>>,
+    update_graphs: RwLock<UpdateGraphs>,
     /// Nodes of the norm graph, by the gradient whose squares they sum.
     squares: HashMap<String, usize>,
     /// By elements of a piece.

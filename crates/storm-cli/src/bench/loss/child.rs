@@ -3,10 +3,14 @@
 use super::compare::Curve;
 use anyhow::{Context, Result, bail};
 use sha2::{Digest, Sha256};
-use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use storm_files::open_plain;
 use storm_train::{Event, RunError, Sink, StepRecord, read_metrics};
+
+/// More of a config is not read; `storm train` refuses one that is longer.
+const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
 /// A way to run the config.
 pub(super) struct Variant {
@@ -38,7 +42,10 @@ pub(super) struct Runs<'a> {
 
 impl<'a> Runs<'a> {
     pub(super) fn new(config: &'a Path, folder: &'a Path) -> Result<Runs<'a>> {
-        let text = fs::read(config).with_context(|| format!("cannot read {}", config.display()))?;
+        let cannot = || format!("cannot read {}", config.display());
+        let mut text = Vec::new();
+        let file = open_plain(config).with_context(cannot)?;
+        file.take(CONFIG_BYTES_MAX).read_to_end(&mut text).with_context(cannot)?;
         Ok(Runs { config, folder, hash: hex(&Sha256::digest(&text)) })
     }
 

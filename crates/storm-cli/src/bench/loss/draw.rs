@@ -39,7 +39,7 @@ fn draw_into(
     let named = |number: usize| variants[number].name.clone();
     let title = format!("held-out loss, mean of {seeds} seeds");
     let losses = (0..variants.len()).map(|v| (v, held[v].clone())).collect();
-    panel(&above, &title, "loss", losses, &named)?;
+    panel(&above, &title, "loss", losses, Some(&named))?;
 
     let smooth: Vec<Points> = curves.iter().map(|curves| smoothed(curves)).collect();
     let percent = |other: &Points, base: &Points| -> Points {
@@ -47,18 +47,19 @@ fn draw_into(
     };
     let differences = (1..variants.len()).map(|v| (v, percent(&smooth[v], &smooth[0]))).collect();
     let title = "difference of the smoothed training loss";
-    panel(&below, title, "percent", differences, &named)?;
+    // The keys of the panel above hold for this one.
+    panel(&below, title, "percent", differences, None)?;
     root.present()?;
     Ok(())
 }
 
-/// Lines over the same steps, with a legend.
+/// Lines over the same steps, with a legend if there are names.
 fn panel(
     area: &Area<'_>,
     title: &str,
     y_name: &str,
     lines: Vec<(usize, Points)>,
-    named: &dyn Fn(usize) -> String,
+    named: Option<&dyn Fn(usize) -> String>,
 ) -> Result<(), Box<dyn std::error::Error>> {
     let all = || lines.iter().flat_map(|(_, points)| points);
     let steps = all().map(|&(step, _)| step as f64).fold(1.0, f64::max);
@@ -84,18 +85,22 @@ fn panel(
     for (number, points) in lines {
         let colour = COLOURS[number % COLOURS.len()];
         let points = points.into_iter().map(|(step, y)| (step as f64, y));
-        chart
-            .draw_series(LineSeries::new(points, colour.stroke_width(2)))?
-            .label(named(number))
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2)));
+        let line = chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
+        if let Some(named) = named {
+            line.label(named(number)).legend(move |(x, y)| {
+                PathElement::new([(x, y), (x + 18, y)], colour.stroke_width(2))
+            });
+        }
     }
-    chart
-        .configure_series_labels()
-        .position(SeriesLabelPosition::UpperRight)
-        .border_style(RGBColor(200, 200, 200))
-        .background_style(WHITE)
-        .label_font(("sans-serif", 13))
-        .draw()?;
+    if named.is_some() {
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .border_style(RGBColor(200, 200, 200))
+            .background_style(WHITE)
+            .label_font(("sans-serif", 13))
+            .draw()?;
+    }
     Ok(())
 }
 
@@ -112,7 +117,7 @@ mod tests {
         let variants = [Variant::unchanged(), Variant::new("--base int8")];
         let svg = draw(&variants, &[vec![curve(3.0)], vec![curve(3.3)]]).expect("it draws");
         assert!(svg.starts_with("<svg") && svg.contains("base int8"), "{svg}");
-        // Two lines above, one below, and as many in the legends.
-        assert_eq!(svg.matches("stroke-width=\"2\"").count(), 6, "{svg}");
+        // Two lines above, one below, and two in the legend.
+        assert_eq!(svg.matches("stroke-width=\"2\"").count(), 5, "{svg}");
     }
 }

@@ -41,10 +41,11 @@ pub(super) fn run(args: &LossArgs) -> Result<()> {
     let runs = Runs::new(&args.config, &args.runs)?;
     let mut curves: Vec<Vec<Curve>> = vec![Vec::new(); variants.len()];
     let total = args.seeds as usize * variants.len();
+    let mut number = 0;
     for seed in 0..args.seeds {
         for (variant, curves) in variants.iter().zip(&mut curves) {
-            let number = seed as usize * variants.len() + curves.len() + 1;
-            eprintln!("run {} of {total}: {}, seed {seed}", number.min(total), variant.name);
+            number += 1;
+            eprintln!("run {number} of {total}: {}, seed {seed}", variant.name);
             curves.push(runs.curve(variant, seed)?);
         }
     }

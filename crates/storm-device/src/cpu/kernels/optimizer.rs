@@ -309,7 +309,7 @@ fn int8_chunk<P: Stored, G: Element>(
         let mut bits = [Bits::default(); MOMENT_GROUP];
         for i in elements.clone() {
             let at = i - begin;
-            if at % 2 == 0 {
+            if at.is_multiple_of(2) {
                 let pair = storage.random.map(|random| random.pair((start + i) / 2));
                 [bits[at], bits[at + 1]] = pair.unwrap_or_default();
             }
