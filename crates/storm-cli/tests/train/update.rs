@@ -1,6 +1,6 @@
 //! Updates in the backward pass.
 
-use crate::support::{Place, losses};
+use crate::support::{Place, is, losses};
 
 #[test]
 fn updates_in_the_backward_pass_are_those_of_the_end_of_the_step() {
@@ -18,4 +18,19 @@ fn clipping_before_the_norm_is_known_is_refused() {
     let clipped = place.run("clipped", &["--update", "in-backward", "--steps", "1"]);
     clipped.failed(2, &["before their norm is known", "set clip = 0"]);
     assert!(!place.run_folder("clipped").exists());
+}
+
+/// A gradient that is not finite cannot cancel the updates before it: the run ends and says so, and its checkpoints stay.
+#[test]
+fn a_step_that_is_partly_applied_is_not_saved() {
+    let place = Place::new();
+    let flags = ["--steps", "50", "--save-every", "1", "--clip", "0", "--update", "in-backward"];
+    let wild = ["--learning-rate", "1e37", "--final-learning-rate", "1e37"];
+    let done = place.run("wild", &[&flags[..], &wild].concat());
+    let saved = done.events.iter().filter(|event| is(event, "saved")).count();
+    assert!(saved > 0, "{:?}", done.events);
+    let path = format!("step-{saved:08}");
+    done.failed(1, &["so the weights are lost", "The last good checkpoint is", &path]);
+    let newest = place.run_folder("wild").join("checkpoints").join(&path);
+    assert!(newest.exists() && !newest.with_file_name(format!("step-{:08}", saved + 1)).exists());
 }

@@ -11,10 +11,11 @@ pub enum RunError {
     Train(#[from] TrainError),
     /// A non-finite number.
     #[error(
-        "step {step}: the loss is {} and the gradient norm {}: {culprit}. Nothing was updated. {} Try a \
+        "step {step}: the loss is {} and the gradient norm {}: {culprit}. {} {} Try a \
          lower learning-rate, more warmup, or another precision",
         report.loss,
         report.gradient_norm,
+        updated(*partly_updated),
         advice(checkpoint.as_deref())
     )]
     NotFinite {
@@ -24,6 +25,8 @@ pub enum RunError {
         report: StepReport,
         /// The first bad tensor.
         culprit: String,
+        /// Whether the backward pass had applied gradients by then.
+        partly_updated: bool,
         /// The last good checkpoint.
         checkpoint: Option<PathBuf>,
     },
@@ -76,6 +79,13 @@ impl RunError {
 impl From<CheckpointError> for RunError {
     fn from(error: CheckpointError) -> RunError {
         RunError::Train(error.into())
+    }
+}
+
+fn updated(partly: bool) -> &'static str {
+    match partly {
+        true => "Layers behind it were updated already, so the weights are lost.",
+        false => "Nothing was updated.",
     }
 }
 

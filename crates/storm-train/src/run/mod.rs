@@ -252,7 +252,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             let culprit = finite::first_bad(&mut self.trainer, report)?;
             self.settle(observer);
             let checkpoint = self.saved.map(|step| self.saver.checkpoints().path(step));
-            return Err(RunError::NotFinite { step, report, culprit, checkpoint });
+            let partly_updated = self.trainer.is_partly_updated();
+            return Err(RunError::NotFinite { step, report, culprit, partly_updated, checkpoint });
         }
         let tokens: usize = self.batches.iter().map(|batch| batch.tokens.len()).sum();
         self.progress.step = step;
