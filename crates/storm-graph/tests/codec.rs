@@ -67,7 +67,7 @@ fn a_frozen_projection_needs_no_output() {
     assert_eq!(gradient.outputs.len(), 1);
 }
 
-/// Where the code is not kept, nobody makes one: the forward pass has the plain unit, and the gradient rounds the
+/// Where the code is not kept, no code is computed: the forward pass has the plain unit, and the gradient rounds the
 /// recomputed operand, which it overwrites.
 #[test]
 fn a_code_that_is_not_kept_is_not_made() {

@@ -105,7 +105,7 @@ impl HostPages {
 
     /// The memory, while only the host uses it.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped and initialized as long as `self` lives; nobody writes through `start` while a slice is
+        // SAFETY: mapped and initialized as long as `self` lives; no writes go through `start` while a slice is
         // borrowed.
         unsafe { std::slice::from_raw_parts(self.start(), self.bytes()) }
     }

@@ -93,7 +93,7 @@ fn less_is_saved() {
     assert_eq!(size(&coded, "mlp.swiglu.code"), Some(rows * 2 * (512 + 16)));
 }
 
-/// Where the projection behind a unit is frozen and has no adapter, nothing reads what the unit made: it is not made again.
+/// Where the projection behind a unit is frozen and has no adapter, no backward node reads the unit's output: it is not recomputed.
 #[test]
 fn outputs_are_made_again_only_where_they_are_read() {
     for (targets, expected) in [("q_proj", UnitOutput::Skip), ("down_proj", UnitOutput::Compute)] {
