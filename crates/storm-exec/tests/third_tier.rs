@@ -14,7 +14,8 @@ use storm_graph::{DType, Graph, Op, Tensor, TensorClass, Training};
 use storm_plan::{
     CheckError, CheckedPlan, Compute, Copy, GraphId, HardwareProfile, Input, Instruction,
     InstructionId, Lasting, Link, LinkProfile, Links, Operand, PerTier, Place, Plan, PlanResult,
-    Queue, Run, Segment, SegmentId, Tier, Value, ValueId, Work, check, simulate, verify,
+    Queue, Run, Segment, SegmentId, TensorKind, Tier, Value, ValueId, Work, check, simulate,
+    verify,
 };
 
 const ELEMENTS: usize = 64;
@@ -56,7 +57,8 @@ impl Builder {
 
     fn copy(&mut self, value: ValueId, from: Place, to: Place) -> InstructionId {
         let values = vec![Operand { value, offset: 0 }];
-        self.add(Work::Copy(Copy { from, to, bytes: SLOT, values: values.into() }))
+        let (values, kind) = (values.into(), TensorKind::Weights);
+        self.add(Work::Copy(Copy { from, to, bytes: SLOT, values, kind }))
     }
 
     /// `to` is the sum of two values in slots of device memory.

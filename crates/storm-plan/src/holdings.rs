@@ -1,6 +1,6 @@
 //! What a plan holds in each tier and what a step copies, by kind of tensor.
 
-use crate::plan::{Copy, InstructionId, Plan, Region, Work};
+use crate::plan::{InstructionId, Plan, Work};
 use crate::queue::PerQueue;
 use crate::tier::PerTier;
 use serde::Serialize;
@@ -74,25 +74,13 @@ impl Plan {
         for region in &self.regions {
             holdings[region.kind as usize].bytes[region.tier] += region.bytes as u64;
         }
-        let mut regions: Vec<&Region> = self.regions.iter().collect();
-        regions.sort_by_key(|region| (region.tier, region.start));
         for run in &self.step {
             for index in self.segment(run.segment).instructions.clone() {
                 let Work::Copy(copy) = &self.instructions[index].work else { continue };
-                let Some(kind) = kind_of_copy(&regions, copy) else { continue };
                 let queue = self.queue(InstructionId(index as u32));
-                holdings[kind as usize].copied_bytes[queue] += (copy.bytes * run.times) as u64;
+                holdings[copy.kind as usize].copied_bytes[queue] += (copy.bytes * run.times) as u64;
             }
         }
         holdings.to_vec()
     }
-}
-
-/// Determined by the far side: on the near side, streamed data uses rings that several kinds may share.
-fn kind_of_copy(regions: &[&Region], copy: &Copy) -> Option<TensorKind> {
-    let far = copy.from.max(copy.to);
-    let after =
-        regions.partition_point(|region| (region.tier, region.start) <= (far.tier, far.offset));
-    let last = after.checked_sub(1).map(|index| regions[index]);
-    last.filter(|region| region.tier == far.tier).map(|region| region.kind)
 }

@@ -105,6 +105,8 @@ pub struct Copy {
     pub bytes: usize,
     /// What is copied, and its offset from the first byte.
     pub values: Operands,
+    /// What users think of it as, for reports.
+    pub kind: TensorKind,
 }
 
 impl Copy {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use storm_graph::{DType, Graph, Op, Tensor, TensorClass, Training};
 use storm_plan::{
     CheckedPlan, Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand,
-    Operands, PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId,
-    Work, check,
+    Operands, PerTier, Place, Plan, PlanResult, Run, Segment, SegmentId, TensorKind, Tier, Value,
+    ValueId, Work, check,
 };
 
 /// f32 values of every tensor: enough for kernels to use more than one thread, and for a race to
@@ -109,6 +109,7 @@ impl PlanBuilder {
             to: end(link.to),
             bytes: self.plan.value(value).size_bytes,
             values: [Operand { value, offset: 0 }].into_iter().collect(),
+            kind: TensorKind::Weights,
         };
         self.add(Work::Copy(copy), waits)
     }

@@ -4,7 +4,7 @@ use super::emit::{Bound, Emit, Ends};
 use super::layout::ActivationSlab;
 use super::streams::all_runs;
 use super::variant::{PassNode, Variant};
-use crate::Storage;
+use crate::{Storage, TensorKind};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,12 +37,22 @@ impl Emit<'_> {
         self.places().input_ring.slot(slot)
     }
 
+    fn input_ends(&self, block: usize, m: usize, device: usize) -> Ends {
+        let host = self.places().inputs_host[block].of(m);
+        Ends { kind: TensorKind::LayerInputs, device, host }
+    }
+
+    fn offloaded_ends(&self, block: usize, m: usize, device: usize) -> Ends {
+        let host = self.places().offloaded_host[block].of(m);
+        Ends { kind: TensorKind::Activations, device, host }
+    }
+
     /// Registers that a block's input has been computed, and offloads it if it is to be stored in host
     /// memory.
     pub(super) fn made_input(&mut self, block: usize, m: usize, place: usize) {
         if self.input_storage(block) == Some(Storage::Offload) {
             let runs = all_runs(&self.lowering.blocks.seams[block].slab);
-            let ends = Ends { device: place, host: self.places().inputs_host[block].of(m) };
+            let ends = self.input_ends(block, m, place);
             let pieces = self.values.seams[block][m].clone();
             self.send_runs(&runs, &pieces, ends);
         }
@@ -61,7 +71,7 @@ impl Emit<'_> {
                 let place = self.places().input_ring.slot(slot);
                 let after = self.input_turns.free_after(slot);
                 let runs = all_runs(&self.lowering.blocks.seams[block].slab);
-                let ends = Ends { device: place, host: self.places().inputs_host[block].of(m) };
+                let ends = self.input_ends(block, m, place);
                 let pieces = self.values.seams[block][m].clone();
                 self.bring_runs(after, &runs, &pieces, ends);
                 place
@@ -119,7 +129,7 @@ impl Emit<'_> {
         for entries in units(slab) {
             if node.outputs.contains(&slab.tensors[entries.start].1) {
                 let runs = slab.slab.runs(entries);
-                let ends = Ends { device: start, host: self.places().offloaded_host[block].of(m) };
+                let ends = self.offloaded_ends(block, m, start);
                 let pieces = self.saved_values().offloaded[block][m].clone();
                 self.send_runs(&runs, &pieces, ends);
             }
@@ -137,7 +147,7 @@ impl Emit<'_> {
         let slab = self.places().offloaded_slabs[block].clone();
         let device = self.places().activation_ring.slot(slot);
         let after = self.activation_turns.free_after(slot);
-        let ends = Ends { device, host: self.places().offloaded_host[block].of(m) };
+        let ends = self.offloaded_ends(block, m, device);
         let pieces = self.saved_values().offloaded[block][m].clone();
         let nodes = &variant.backward.nodes;
         let first_use = |entries: &Range<usize>| {

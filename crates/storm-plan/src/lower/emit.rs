@@ -12,7 +12,7 @@ use crate::plan::{
 };
 use crate::queue::Link;
 use crate::tier::Tier;
-use crate::{Decisions, GroupDecisions};
+use crate::{Decisions, GroupDecisions, TensorKind};
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -61,6 +61,8 @@ pub(super) enum Mark {
 /// The two ends of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
+    /// Of what.
+    pub(super) kind: TensorKind,
     pub(super) device: usize,
     pub(super) host: usize,
 }
@@ -72,7 +74,7 @@ impl Ends {
     }
 
     pub(super) fn shifted(self, bytes: usize) -> Ends {
-        Ends { device: self.device + bytes, host: self.host + bytes }
+        Ends { device: self.device + bytes, host: self.host + bytes, ..self }
     }
 }
 
@@ -350,7 +352,7 @@ impl<'a> Emit<'a> {
         mark: Mark,
     ) {
         let (from, to) = (ends.at(link.from), ends.at(link.to));
-        let work = Work::Copy(Copy { from, to, bytes, values });
+        let work = Work::Copy(Copy { from, to, bytes, values, kind: ends.kind });
         self.copies.push((after, Instruction { work, waits: Vec::new() }, mark));
     }
 

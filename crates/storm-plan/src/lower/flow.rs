@@ -12,7 +12,7 @@ use crate::decisions::UpdateTime;
 use crate::plan::{Input, Operand, Place, Plan, PlanResult, Run, SegmentId};
 use crate::queue::Link;
 use crate::tier::Tier;
-use crate::{Decisions, Storage};
+use crate::{Decisions, Storage, TensorKind};
 use smallvec::smallvec;
 use std::ops::Range;
 use std::sync::Arc;
@@ -293,7 +293,7 @@ impl Emit<'_> {
                     let value = self.values.inputs[index][m];
                     let values = smallvec![Operand { value, offset: 0 }];
                     let (bytes, mark) = (input.tensor.size_bytes(), Mark::Input(number));
-                    let ends = Ends { device, host };
+                    let ends = Ends { kind: TensorKind::Inputs, device, host };
                     self.copy(0, Link::HOST_TO_DEVICE, ends, bytes, values, mark);
                 }
                 number += 1;
@@ -315,7 +315,8 @@ impl Emit<'_> {
         let PlanResult { value, place, ref tensor, .. } = self.plan.results[index];
         let bytes = tensor.size_bytes();
         let values = smallvec![Operand { value, offset: 0 }];
-        let (after, ends) = (self.position(), Ends { device, host: place.offset });
+        let ends = Ends { kind: TensorKind::Inputs, device, host: place.offset };
+        let after = self.position();
         self.copy(after, Link::DEVICE_TO_HOST, ends, bytes, values, Mark::Result(index));
     }
 

@@ -2,6 +2,7 @@
 
 use super::emit::{Bound, Emit, Ends, copy_values};
 use super::residency::Class;
+use crate::TensorKind;
 use crate::pack::aligned;
 use crate::plan::GraphId;
 use std::sync::Arc;
@@ -52,7 +53,11 @@ impl Emit<'_> {
                     let after = self.state_turns.free_after(next);
                     let host = self.layout.gradients[stage].host(index);
                     for run in &runs {
-                        let ends = Ends { device: start, host: host + run.offset };
+                        let ends = Ends {
+                            kind: TensorKind::Gradients,
+                            device: start,
+                            host: host + run.offset,
+                        };
                         let pieces = &self.values.gradients[user];
                         let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
                         self.copy_in(after, ends, run, values);

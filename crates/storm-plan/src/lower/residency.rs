@@ -1,6 +1,7 @@
 //! Tracks which blocks' weights and gradients are on the device, and how long their memory is in use.
 
 use super::layout::{ClassPlaces, Layout};
+use crate::TensorKind;
 use std::ops::Range;
 
 /// The classes that stream through slots.
@@ -12,6 +13,13 @@ pub(super) enum Class {
 
 impl Class {
     pub(super) const ALL: [Class; 2] = [Class::Weights, Class::Gradients];
+
+    pub(super) fn kind(self) -> TensorKind {
+        match self {
+            Class::Weights => TensorKind::Weights,
+            Class::Gradients => TensorKind::Gradients,
+        }
+    }
 
     /// Its places, by stage.
     pub(super) fn places(self, layout: &Layout) -> &[ClassPlaces] {

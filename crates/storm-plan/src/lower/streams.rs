@@ -35,7 +35,7 @@ impl Emit<'_> {
     fn ends(&self, class: Class, block: usize) -> Ends {
         let Block { stage, index } = self.lowering.blocks.get(block);
         let places = &class.places(&self.layout)[stage];
-        Ends { device: places.device(index), host: places.host(index) }
+        Ends { kind: class.kind(), device: places.device(index), host: places.host(index) }
     }
 
     fn pieces(&self, class: Class, block: usize) -> Vec<super::emit::Pieces> {

@@ -4,6 +4,7 @@ use super::emit::{Bound, Emit, Ends, copy_values};
 use super::parameters::{Set, SetSlabs};
 use super::residency::Class;
 use super::slab::CopyRun;
+use crate::TensorKind;
 use crate::pack::aligned;
 use crate::plan::GraphId;
 use std::collections::{BTreeMap, VecDeque};
@@ -135,8 +136,8 @@ impl Emit<'_> {
                     for &(entry, piece, relative) in &run.pieces {
                         state_places.insert((entry, piece), start + place + relative);
                     }
-                    let ends =
-                        Ends { device: start + place, host: states.host(index) + run.offset };
+                    let (device, host) = (start + place, states.host(index) + run.offset);
+                    let ends = Ends { kind: TensorKind::OptimizerState, device, host };
                     let pieces = &self.values.states[block];
                     let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
                     self.copy_in(after, ends, run, values);
@@ -148,7 +149,8 @@ impl Emit<'_> {
         }
         if let Some((slot, start)) = slot {
             for (run, place) in &group.runs {
-                let ends = Ends { device: start + place, host: states.host(index) + run.offset };
+                let (device, host) = (start + place, states.host(index) + run.offset);
+                let ends = Ends { kind: TensorKind::OptimizerState, device, host };
                 let pieces = &self.values.states[block];
                 let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
                 self.copy_out(ends, run, values);

@@ -4,7 +4,7 @@ use super::random::{Random, between};
 use storm_graph::{Graph, TensorClass};
 use storm_plan::{
     ALIGNMENT, Compute, Copy, GraphId, Instruction, InstructionId, Link, Operand, Place, Plan,
-    Segment, SegmentId, Tier, Value, ValueId, Work,
+    Segment, SegmentId, TensorKind, Tier, Value, ValueId, Work,
 };
 
 /// Where a slab lives.
@@ -199,7 +199,9 @@ impl Builder {
             Tier::DEVICE => Place { tier, offset: device },
             tier => Place { tier, offset: host },
         };
-        let whole = Copy { from: end(link.from), to: end(link.to), bytes, values: values.into() };
+        let kind = TensorKind::Weights;
+        let (from, to) = (end(link.from), end(link.to));
+        let whole = Copy { from, to, bytes, values: values.into(), kind };
         let copies = match self.random.chance(70) || purpose.is_some() {
             true => vec![whole],
             false => whole.values.iter().map(|o| self.part(&whole, o)).collect(),
@@ -216,6 +218,7 @@ impl Builder {
             to: Place { offset: whole.to.offset + operand.offset, ..whole.to },
             bytes: self.plan.value(operand.value).size_bytes,
             values: [Operand { value: operand.value, offset: 0 }].into_iter().collect(),
+            kind: whole.kind,
         }
     }
 

@@ -3,7 +3,7 @@
 use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, Training};
 use storm_plan::{
     Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand, PerTier,
-    Place, Plan, PlanResult, Run, Segment, SegmentId, Tier, Value, ValueId, Work,
+    Place, Plan, PlanResult, Run, Segment, SegmentId, TensorKind, Tier, Value, ValueId, Work,
 };
 
 /// Size of every tensor and value.
@@ -67,6 +67,7 @@ pub(crate) fn copy(
         to: end(link.to),
         bytes: values.len() * BLOCK,
         values: values.iter().enumerate().map(place).collect(),
+        kind: TensorKind::Weights,
     });
     push(plan, work, waits)
 }
