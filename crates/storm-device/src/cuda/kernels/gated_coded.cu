@@ -26,17 +26,38 @@ __device__ inline bool warp_is_outside(i64 i, i64 width) {
     return i - threadIdx.x % WARP * PACK >= width;
 }
 
-/// The smallest bf16 that is not below the largest magnitude of the group divided by the largest code. Not finite if one
-/// of the values is not: as integers, magnitudes are in order, with NaN above all numbers.
-__device__ inline bf16 scale_of_group(const float (&x)[PACK]) {
+/// The largest magnitude of a pack as the bits of an f32. As integers, magnitudes are in order, with NaN above all numbers.
+__device__ inline u32 largest_magnitude(const Pack<bf16>& pack) {
+    constexpr u32 BOTH = 0x7fff7fffu;
+    const u32 largest = __vmaxu2(__vmaxu2(pack.words.x & BOTH, pack.words.y & BOTH),
+                                 __vmaxu2(pack.words.z & BOTH, pack.words.w & BOTH));
+    return max(largest & 0xffff0000u, largest << 16);
+}
+__device__ inline u32 largest_magnitude(const Pack<float>& pack) {
+    float x[PACK];
+    unpack(pack, x);
     u32 largest = 0;
 #pragma unroll
     for (int j = 0; j < PACK; j++) largest = max(largest, __float_as_uint(x[j]) & 0x7fffffffu);
+    return largest;
+}
+
+/// A magnitude divided by the largest code, rounded in a way that does not change the next larger bf16. The quotient of a
+/// bf16 is either a bf16 itself or far from one, by 2⁻¹⁵ of its size. A factor just below 1/127 errs by less, downwards.
+__device__ inline float part_of_largest(u32 largest) {
+    if (EXACT<E>) return __fdiv_rn(__uint_as_float(largest), CODE_MAX);
+    return __fmul_rn(__uint_as_float(largest), 0x1.020408p-7f);
+}
+
+/// The smallest bf16 that is not below the largest magnitude of the group divided by the largest code. Not finite if one
+/// of the values is not.
+__device__ inline bf16 scale_of_group(const Pack<E>& pack) {
+    u32 largest = largest_magnitude(pack);
 #pragma unroll
     for (int step = GROUP_LANES / 2; step > 0; step /= 2)
         largest = max(largest, __shfl_xor_sync(ALL_LANES, largest, step));
     if (largest > INFINITE) return bf16{0x7fc0};
-    const u32 bits = __float_as_uint(__fdiv_rn(__uint_as_float(largest), CODE_MAX));
+    const u32 bits = __float_as_uint(part_of_largest(largest));
     return bf16{(unsigned short)((bits >> 16) + ((bits & 0xffffu) != 0))};
 }
 
@@ -47,24 +68,42 @@ __device__ inline u32 four_codes(const u32 (&codes)[PACK], int first) {
     return __byte_perm(low, high, 0x5410);
 }
 
+/// At 1.5 · 2²³ the last place of an f32 is one: a sum is rounded to a whole number, ties to even, which is in its low bits.
+constexpr float WHOLE = 12582912.0f;
+/// And at 1.5 · 2¹¹ it is 2⁻¹².
+constexpr float FINE = 3072.0f;
+
+/// A value divided by its scale and rounded to the nearest code, ties to even, in the low byte. Neither the scale nor its
+/// inverse is subnormal.
+__device__ inline u32 code_of(float x, float scale, float inverse) {
+    if (EXACT<E>) {
+        // A quotient and its remainder give the rounded quotient that a division gives.
+        const float quotient = __fmul_rn(x, inverse);
+        return __float_as_uint(__fadd_rn(fmaf(fmaf(-quotient, scale, x), inverse, quotient), WHOLE));
+    }
+    // The quotient of two bf16 is either in the middle between two codes or 2⁻¹¹ away from it, so rounding to steps of 2⁻¹²
+    // corrects the error of the inverse where it counts.
+    return __float_as_uint(__fadd_rn(fmaf(x, inverse, FINE), WHOLE - FINE));
+}
+
+__device__ inline float inverse_of(float scale) {
+    if (EXACT<E>) return __frcp_rn(scale);
+    float inverse;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(scale));
+    return inverse;
+}
+
 /// The nearest code of each value, ties to even.
 __device__ inline uint2 codes_of(const float (&x)[PACK], float scale) {
     if (!(scale > 0.0f && scale < __uint_as_float(INFINITE))) return make_uint2(0, 0);
-    // A quotient and its remainder give the rounded quotient that a division gives, wherever neither is subnormal.
-    const bool is_usual = scale > 0x1p-60f && scale < 0x1p60f;
-    const float inverse = __frcp_rn(scale);
     u32 codes[PACK];
+    if (scale > 0x1p-60f && scale < 0x1p60f) {
+        const float inverse = inverse_of(scale);
 #pragma unroll
-    for (int j = 0; j < PACK; j++) {
-        float quotient;
-        if (is_usual) {
-            quotient = __fmul_rn(x[j], inverse);
-            quotient = fmaf(fmaf(-quotient, scale, x[j]), inverse, quotient);
-        } else {
-            quotient = __fdiv_rn(x[j], scale);
-        }
-        // At 1.5 · 2²³ the last place is one: the sum is rounded to a whole number, which is then in its low bits.
-        codes[j] = __float_as_uint(__fadd_rn(quotient, 12582912.0f));
+        for (int j = 0; j < PACK; j++) codes[j] = code_of(x[j], scale, inverse);
+    } else {
+#pragma unroll
+        for (int j = 0; j < PACK; j++) codes[j] = __float_as_uint(__fadd_rn(__fdiv_rn(x[j], scale), WHOLE));
     }
     return make_uint2(four_codes(codes, 0), four_codes(codes, 4));
 }
@@ -81,8 +120,9 @@ __device__ inline void values_of(uint2 codes, float scale, float (&x)[PACK]) {
 }
 
 /// Writes the codes of a pack of a half row, and the scale once for each group.
-__device__ inline void write_code(unsigned char* to, const Form& form, i64 i, const float (&x)[PACK]) {
-    const bf16 stored = scale_of_group(x);
+__device__ inline void write_code(unsigned char* to, const Form& form, i64 i, const Pack<E>& pack,
+                                  const float (&x)[PACK]) {
+    const bf16 stored = scale_of_group(pack);
     // Codes end where scales begin; what is between is zero.
     if (i < form.scales_at) *reinterpret_cast<uint2*>(to + i) = codes_of(x, to_float(stored));
     if (i % GROUP != 0 || i >= form.width) return;
@@ -103,8 +143,9 @@ __device__ inline void read_code(const unsigned char* from, const Form& form, i6
 }
 
 /// The values of a pack as they come back from 8 bits.
-__device__ inline void round_pack(float (&x)[PACK]) {
-    const float scale = to_float(scale_of_group(x));
+__device__ inline void rounded(const Pack<E>& pack, float (&x)[PACK]) {
+    const float scale = to_float(scale_of_group(pack));
+    unpack(pack, x);
     values_of(codes_of(x, scale), scale, x);
 }
 
@@ -122,8 +163,8 @@ __device__ inline void gated_coded(const E* gate_up, E* out, unsigned char* code
     unpack(gate_pack, gate);
     unpack(up_pack, up);
     unsigned char* const row_code = code + 2 * row * form.bytes;
-    write_code(row_code, form, i, gate);
-    write_code(row_code + form.bytes, form, i, up);
+    write_code(row_code, form, i, gate_pack, gate);
+    write_code(row_code + form.bytes, form, i, up_pack, up);
 #pragma unroll
     for (int j = 0; j < PACK; j++) gate[j] = F::at(gate[j]).value * up[j];
     write8(row_of(out, row, width), i, gate);
@@ -169,10 +210,8 @@ __device__ inline void rounded_backward(const E* dy, E* output, E* gate_up, i64 
     const Pack<E> up_pack = read_pack(Row<const E>{start + width, width, aligned}, i);
     float d[PACK], gate[PACK], up[PACK];
     unpack(dy_pack, d);
-    unpack(gate_pack, gate);
-    unpack(up_pack, up);
-    round_pack(gate);
-    round_pack(up);
+    rounded(gate_pack, gate);
+    rounded(up_pack, up);
     write_gradients<F, OUTPUT>(d, gate, up, output, gate_up, width, row, i);
 }
 
