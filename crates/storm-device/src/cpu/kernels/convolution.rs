@@ -210,8 +210,8 @@ fn copy_run<E: Element>(from: &[E], to: &mut [E]) {
             to[len - 4..].copy_from_slice(&from[len - 4..]);
         }
         _ => {
-            for i in 0..len {
-                to[i] = from[i];
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = *from;
             }
         }
     }
