@@ -1,0 +1,260 @@
+//! Convolutions as products with columns: the rows that windows cover, side by side in memory for some images at a time.
+//!
+//! Columns should stay in the second-level cache of the thread that reads them. So the forward pass and the gradient of
+//! the input give each thread a part of the memory, and parts of the batch to go with it. The gradient of a weight adds up
+//! pieces of the batch one after another, which all threads compute together: these pieces follow from the shape alone.
+
+use super::element::Element;
+use super::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm, gemm_on_this_thread};
+use super::shared::SharedMut;
+use crate::simd_dispatch;
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use storm_graph::Planes;
+
+/// Most bytes of columns that all threads work on together. The sum of a weight's gradient depends on it.
+const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of columns of one thread, unless an image has more.
+const PART_BYTES: usize = 1 << 19;
+
+/// Parts of a batch for each thread: enough that all end at about the same time.
+const PARTS_PER_THREAD: usize = 8;
+
+/// Channels summed at a time, on the stack.
+const CHANNELS: usize = 64;
+
+/// Images (B, H, W, C), a window over them, and memory for columns.
+pub struct Columns<'a, E> {
+    /// The extents.
+    pub planes: Planes,
+    /// For the columns of at least one image.
+    pub memory: &'a mut [E],
+}
+
+impl<E: Element> Columns<'_, E> {
+    /// Elements of an image.
+    fn image(&self) -> usize {
+        self.planes.pixels() * self.planes.channels
+    }
+
+    /// `columns · weightᵀ + bias`, for some rows of output planes at a time.
+    pub fn forward(&mut self, x: &[E], weight: &[E], bias: Option<Bias<'_>>, y: &mut [E]) {
+        let planes = self.planes;
+        let ([high, wide], covered) = (planes.output, planes.covered());
+        let (stride, image) = (planes.column_stride(), self.image());
+        let outputs = weight.len() / covered;
+        let weight = Matrix::row_major(weight, outputs, covered).transposed();
+        let row = wide * outputs;
+        let y = SharedMut::new(y);
+        in_parts(self.memory, planes.images * high, wide * stride, |first, rows, columns| {
+            for (index, columns) in columns.chunks_exact_mut(wide * stride).enumerate() {
+                let index = first + index;
+                fill_row(&planes, &x[index / high * image..][..image], index % high, columns);
+            }
+            // SAFETY: every part has rows of its own.
+            let y = unsafe { y.piece(first * row..(first + rows) * row) };
+            let columns = Matrix::new(columns, rows * wide, covered, stride, 1);
+            let y = MatrixMut::row_major(y, rows * wide, outputs);
+            gemm_on_this_thread(columns, weight, y, Epilogue { bias, ..Epilogue::default() });
+        });
+    }
+
+    /// `dy · weight` as columns, which each position of the input gathers, for some images at a time.
+    pub fn input_grad(&mut self, dy: &[E], weight: &[E], addend: Option<&[E]>, dx: &mut [E]) {
+        let planes = self.planes;
+        let (covered, stride, image) = (planes.covered(), planes.column_stride(), self.image());
+        let (positions, outputs) = (planes.positions(), weight.len() / covered);
+        let weight = Matrix::row_major(weight, outputs, covered);
+        let (high, row) = (planes.input[0], planes.input[1] * planes.channels);
+        let dx = SharedMut::new(dx);
+        in_parts(self.memory, planes.images, positions * stride, |first, images, columns| {
+            let rows = images * positions;
+            let dy = &dy[first * positions * outputs..][..rows * outputs];
+            gemm_on_this_thread(
+                Matrix::row_major(dy, rows, outputs),
+                weight,
+                MatrixMut::new(columns, rows, covered, stride),
+                Epilogue::default(),
+            );
+            // SAFETY: every part has images of its own.
+            let dx = unsafe { dx.piece(first * image..(first + images) * image) };
+            let addend = addend.map(|addend| &addend[first * image..]);
+            for (index, dx) in dx.chunks_exact_mut(row).enumerate() {
+                let columns = &columns[index / high * positions * stride..];
+                let addend = addend.map(|addend| &addend[index * row..][..row]);
+                gather_row(&planes, columns, index % high, addend, dx);
+            }
+        });
+    }
+
+    /// Writes the columns of some images, which have so many positions of the window.
+    fn fill(&mut self, x: &[E], rows: usize) -> Matrix<'_, E> {
+        let (planes, image) = (self.planes, self.image());
+        let [high, wide] = planes.output;
+        let stride = planes.column_stride();
+        let columns = &mut self.memory[..rows * stride];
+        columns.par_chunks_mut(wide * stride).enumerate().for_each(|(index, columns)| {
+            fill_row(&planes, &x[index / high * image..][..image], index % high, columns);
+        });
+        Matrix::new(self.memory, rows, planes.covered(), stride, 1)
+    }
+
+    /// `dyᵀ · columns` into `sum` (O, column stride), piece by piece, and from there into or onto `out`.
+    pub fn weight_grad<G: Element>(
+        &mut self,
+        dy: &[E],
+        x: &[E],
+        accumulate: Accumulate,
+        sum: &mut [f32],
+        out: &mut [G],
+    ) {
+        let planes = self.planes;
+        let (covered, stride) = (planes.covered(), planes.column_stride());
+        let outputs = out.len() / covered;
+        if dy.is_empty() {
+            sum.fill(0.0);
+        }
+        let images = planes.images_per_chunk(size_of::<E>(), PIECE_BYTES).max(1);
+        let pieces = dy.chunks(images * planes.positions() * outputs);
+        for (piece, (dy, x)) in pieces.zip(x.chunks(images * self.image())).enumerate() {
+            let rows = dy.len() / outputs;
+            let columns = self.fill(x, rows);
+            let dy = Matrix::row_major(dy, rows, outputs).transposed();
+            let accumulate = if piece == 0 { Accumulate::Replace } else { Accumulate::Add };
+            let sum = MatrixMut::new(sum, outputs, covered, stride);
+            gemm(dy, columns, sum, Epilogue { accumulate, ..Epilogue::default() });
+        }
+        out.par_chunks_mut(covered).zip(sum.par_chunks(stride)).for_each(|(out, sum)| {
+            for (out, sum) in out.iter_mut().zip(sum) {
+                let before = match accumulate {
+                    Accumulate::Replace => 0.0,
+                    Accumulate::Add => out.to_f32(),
+                };
+                *out = G::from_f32(sum + before);
+            }
+        });
+    }
+}
+
+/// Calls `each(first, count, memory)` for parts of `units` (images, or rows of them) in parallel, each with memory for the
+/// columns of as many units: a unit has `unit` elements of columns. Which part gets which memory changes no bit.
+fn in_parts<E: Element>(
+    memory: &mut [E],
+    units: usize,
+    unit: usize,
+    each: impl Fn(usize, usize, &mut [E]) + Sync,
+) {
+    if units == 0 {
+        return;
+    }
+    let threads = rayon::current_num_threads();
+    let room = (memory.len() / unit).max(1);
+    let slots = threads.min(room);
+    let small = PART_BYTES / (unit * size_of::<E>());
+    let even = units.div_ceil(threads * PARTS_PER_THREAD);
+    let part = small.min(even).clamp(1, room / slots);
+    let next = AtomicUsize::new(0);
+    let slots = memory[..slots * part * unit].par_chunks_mut(part * unit).with_max_len(1);
+    slots.for_each(|memory| {
+        loop {
+            let first = next.fetch_add(part, Ordering::Relaxed);
+            if first >= units {
+                return;
+            }
+            let count = part.min(units - first);
+            each(first, count, &mut memory[..count * unit]);
+        }
+    });
+}
+
+/// What the windows at the positions of an output row cover.
+fn fill_row<E: Element>(planes: &Planes, x: &[E], high: usize, out: &mut [E]) {
+    let Planes { input: [height, width], channels, window, .. } = *planes;
+    let [_, kernel] = window.kernel;
+    let inside_rows = window.inside(0, high, height);
+    let run = kernel * channels;
+    let zero = E::from_f32(0.0);
+    for (wide, out) in out.chunks_exact_mut(planes.column_stride()).enumerate() {
+        let inside = window.inside(1, wide, width);
+        let first = wide * window.stride[1] + inside.start - window.padding[1];
+        let taps = inside.start * channels..inside.end * channels;
+        for (kh, out) in out[..planes.covered()].chunks_exact_mut(run).enumerate() {
+            if !inside_rows.contains(&kh) {
+                out.fill(zero);
+                continue;
+            }
+            let row = high * window.stride[0] + kh - window.padding[0];
+            let from = &x[(row * width + first) * channels..][..taps.len()];
+            if taps.len() < run {
+                out[..taps.start].fill(zero);
+                out[taps.end..].fill(zero);
+            }
+            copy_run(from, &mut out[taps.clone()]);
+        }
+    }
+}
+
+/// Copies a few elements. Runs of images with few channels are so short that a call of `memcpy` takes longer than the copy.
+#[inline(always)]
+fn copy_run<E: Element>(from: &[E], to: &mut [E]) {
+    let len = from.len();
+    match len {
+        16.. => to.copy_from_slice(from),
+        8.. => {
+            to[..8].copy_from_slice(&from[..8]);
+            to[len - 8..].copy_from_slice(&from[len - 8..]);
+        }
+        4.. => {
+            to[..4].copy_from_slice(&from[..4]);
+            to[len - 4..].copy_from_slice(&from[len - 4..]);
+        }
+        _ => {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = *from;
+            }
+        }
+    }
+}
+
+simd_dispatch! {
+    /// Adds up, for each position of an input row, what columns hold of it.
+    fn gather_row[E: Element](
+        planes: &Planes,
+        columns: &[E],
+        row: usize,
+        addend: Option<&[E]>,
+        dx: &mut [E],
+    ) {
+        let Planes { output: [high, wide], channels, window, .. } = *planes;
+        let stride = planes.column_stride();
+        for (at, dx) in dx.chunks_exact_mut(channels).enumerate() {
+            for (block, dx) in dx.chunks_mut(CHANNELS).enumerate() {
+                let first = block * CHANNELS;
+                let mut sums = [0.0f32; CHANNELS];
+                let sums = &mut sums[..dx.len()];
+                // From the last position to the first, so that taps come in their order.
+                for oh in window.covering(0, row, high).rev() {
+                    let kh = row + window.padding[0] - oh * window.stride[0];
+                    for ow in window.covering(1, at, wide).rev() {
+                        let kw = at + window.padding[1] - ow * window.stride[1];
+                        let tap = kh * window.kernel[1] + kw;
+                        let start = (oh * wide + ow) * stride + tap * channels + first;
+                        for (sum, x) in sums.iter_mut().zip(&columns[start..start + dx.len()]) {
+                            *sum += x.to_f32();
+                        }
+                    }
+                }
+                if let Some(addend) = addend {
+                    let addend = &addend[at * channels + first..][..dx.len()];
+                    for (sum, x) in sums.iter_mut().zip(addend) {
+                        *sum += x.to_f32();
+                    }
+                }
+                for (dx, sum) in dx.iter_mut().zip(&*sums) {
+                    *dx = E::from_f32(*sum);
+                }
+            }
+        }
+    }
+}
