@@ -1,9 +1,11 @@
 //! `storm data`: datasets on disk.
 
 mod batches;
+mod estimate;
 mod inspect;
 mod pack;
 mod progress;
+mod records;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -12,12 +14,14 @@ use storm_data::{DataError, WorkerCommand, tokenize_worker};
 
 #[derive(Subcommand)]
 pub(crate) enum DataCommand {
-    /// Turn text or JSONL into a dataset: tokens in shards that training reads without loading them.
+    /// Turn text, JSONL or images into a dataset: shards that training reads without loading them.
     Pack(pack::PackArgs),
     /// Show what a dataset holds, and check it.
     Inspect(inspect::InspectArgs),
     /// Write the batches that training sees, in their order, for other programs to train on.
     Batches(batches::BatchesArgs),
+    /// Say how fast records can be read here, which stage is the slowest, and what memory that takes.
+    Estimate(estimate::EstimateArgs),
     /// Run a tokenizer for another process of this program; started by it alone.
     #[command(hide = true)]
     TokenizeWorker,
@@ -28,6 +32,7 @@ pub(crate) fn run(command: &DataCommand) -> Result<()> {
         DataCommand::Pack(args) => pack::run(args),
         DataCommand::Inspect(args) => inspect::run(args),
         DataCommand::Batches(args) => batches::run(args),
+        DataCommand::Estimate(args) => estimate::run(args),
         DataCommand::TokenizeWorker => Ok(tokenize_worker()?),
     }
 }
@@ -41,6 +46,7 @@ pub(crate) fn worker() -> Result<WorkerCommand, DataError> {
 pub(crate) fn code_of(error: &DataError) -> u8 {
     match error {
         DataError::Option { .. } => 2,
+        DataError::ReadBlock { .. } => 1,
         DataError::Io { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::NotADirectory => 4,
             // A device or a FIFO where a plain file should be.
