@@ -19,7 +19,7 @@ use storm_device::cuda::CudaPlanDevice;
 use storm_graph::DType;
 use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing};
 use storm_plan::{Budget, Forced, plan};
-use storm_train::{Batch, BatchSource, Evaluation, LoaderSource, Precision, evaluation_task};
+use storm_train::{AnyBatch, BatchSource, Evaluation, LoaderSource, Precision, evaluation_task};
 
 #[derive(Args)]
 pub(crate) struct EvalArgs {
@@ -269,7 +269,7 @@ fn evaluate<D: Trains>(
     let weights = Loading::new(&source.weights, config, dtype);
     let mut evaluation: Evaluation<D> =
         Evaluation::load(config, &build, &weights, planned.plan.into(), device)?;
-    let mut step = vec![Batch::new(Vec::new(), Vec::new(), seq); group];
+    let mut step = vec![AnyBatch::default(); group];
     for first in (0..batches).step_by(group) {
         progress::show(&format!("batch {} of {batches}", first + 1));
         let mut rows = 0;
@@ -282,7 +282,8 @@ fn evaluate<D: Trains>(
         evaluation.add(&step)?;
     }
     progress::show("");
-    let loss = evaluation.loss().context("the data has no token to predict")?;
+    let losses = evaluation.losses();
+    let loss = losses.loss().context("the data has no token to predict")?;
     let seconds = begun.elapsed().as_secs_f64();
-    Ok(Measured { loss, targets: evaluation.targets(), split, seconds })
+    Ok(Measured { loss, targets: losses.targets(), split, seconds })
 }

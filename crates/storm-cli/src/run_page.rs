@@ -47,10 +47,13 @@ fn rows(
         let of = number("steps").map_or(String::new(), |steps| format!(" of {steps}"));
         row("steps", Some(format!("{}{of}", grouped(last.step))));
         row("epochs", setting("epochs"));
-        row("tokens", Some(grouped(last.tokens)));
+        let unit = last.throughput.unit();
+        row(unit.name(), Some(grouped(last.throughput.total())));
         row("last loss", Some(format!("{:.4}", last.loss)));
+        row("last accuracy", last.accuracy.map(|share| percent(f64::from(share))));
     }
     row("best held-out loss", history.best_loss().map(|loss| format!("{loss:.4}")));
+    row("best held-out accuracy", history.best_accuracy().map(percent));
     row("duration", Some(time(history)));
     row("speed", speed(history));
     row("step", step_shape(settings));
@@ -75,10 +78,15 @@ fn time(history: &History) -> String {
     }
 }
 
-/// Tokens of all steps over the seconds of these steps.
+fn percent(share: f64) -> String {
+    format!("{:.2} %", 100.0 * share)
+}
+
+/// Tokens or images of all steps over the seconds of these steps.
 fn speed(history: &History) -> Option<String> {
-    let speed = history.last()?.tokens as f64 / history.step_seconds();
-    speed.is_finite().then(|| format!("{} tokens/s", grouped(speed.round() as u64)))
+    let read = history.last()?.throughput;
+    let speed = read.total() as f64 / history.step_seconds();
+    speed.is_finite().then(|| format!("{} {}/s", grouped(speed.round() as u64), read.unit()))
 }
 
 fn step_shape(settings: &BTreeMap<String, String>) -> Option<String> {

@@ -1,8 +1,8 @@
 //! From a config to a program: embedding, layers, head.
 
 use crate::{
-    AdaptedLinear, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
-    is_adapter,
+    AdaptedLinear, Augmentation, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout,
+    ParameterSpec, is_adapter,
 };
 use std::ops::Range;
 use storm_graph::random::DROPOUT_WORDS;
@@ -33,6 +33,8 @@ pub struct BuildOptions {
     pub output: ModelOutput,
     /// Which parameters learn.
     pub trainable: Trainable,
+    /// How pictures of a training step are changed; language models have none.
+    pub augmentation: Augmentation,
 }
 
 /// How samples are placed in a row of tokens.
@@ -76,6 +78,7 @@ impl BuildOptions {
             packing: Packing::Single,
             output: ModelOutput::Loss { chunk_rows: DEFAULT_CHUNK_ROWS },
             trainable: Trainable::All,
+            augmentation: Augmentation::default(),
         }
     }
 }
@@ -599,6 +602,9 @@ pub enum Initialization {
         /// The largest magnitude.
         bound: f32,
     },
+    /// Uniform around 0, up to one over the root of a row's elements: how PyTorch starts the weights of linear layers
+    /// and convolutions.
+    UniformByRow,
     /// The same value everywhere: 1 for norms, 0 for biases.
     Constant(f32),
 }

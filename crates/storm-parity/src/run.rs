@@ -120,7 +120,7 @@ fn to_batches(micro_batches: &[TokenBatch]) -> Result<Vec<Batch>> {
 fn gradients(setup: &Setup<'_>, micro_batches: &[TokenBatch], output: &Path) -> Result<Value> {
     let directory = open(setup.model)?;
     let mut trainer = setup.trainer(&directory, micro_batches.first(), |_| {})?;
-    let loss = trainer.accumulate(&to_batches(micro_batches)?)?;
+    let loss = trainer.accumulate(&to_batches(micro_batches)?)?.loss;
     // The update sums the gradients of a tied parameter's uses before it takes the norm.
     let gradient_norm = trainer.update(0.0)?;
     let mut gradients = Vec::new();

@@ -1,9 +1,9 @@
 //! What a plan's inputs are filled with, and where its results go.
 
-use crate::TrainError;
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::MicroBatch;
 use crate::optimizer::names;
+use crate::{Found, TrainError};
 use storm_device::bytes_of;
 use storm_exec::Feed;
 use storm_graph::random::{DROPOUT_WORDS, DropoutWords, SEED_WORDS, Seed};
@@ -13,6 +13,9 @@ use storm_plan::CheckedPlan;
 
 /// The result that is learned.
 const LOSS: &str = "loss";
+
+/// How many targets have the highest score, in a program that classifies.
+pub(crate) const CORRECT: &str = "correct";
 
 /// Where the data of an input comes from.
 #[derive(Clone, Debug)]
@@ -47,6 +50,8 @@ pub(crate) struct Exchange {
     staging: Vec<i32>,
     /// As they came last.
     others: Vec<(String, Vec<u8>)>,
+    /// Whether the plan says how many targets were found.
+    classifies: bool,
 }
 
 impl Exchange {
@@ -72,13 +77,14 @@ impl Exchange {
             });
         }
         let mut others: Vec<(String, Vec<u8>)> = Vec::new();
-        let is_known = |name: &str| name == LOSS || name == names::NORM;
+        let is_known = |name: &str| [LOSS, CORRECT, names::NORM].contains(&name);
         for result in plan.results.iter().filter(|result| !is_known(&result.tensor.name)) {
             if others.iter().all(|(known, _)| *known != result.tensor.name) {
                 others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
             }
         }
-        Ok(Exchange { sources, staging: vec![0; rules.count_max()], others })
+        let classifies = plan.results.iter().any(|result| result.tensor.name == CORRECT);
+        Ok(Exchange { sources, staging: vec![0; rules.count_max()], others, classifies })
     }
 
     /// The data of a step or an evaluation over these batches, whose loss is divided by `denominator`.
@@ -98,6 +104,7 @@ impl Exchange {
             forward: seeds.forward,
             dropout: [0; DROPOUT_WORDS],
             loss: 0.0,
+            correct: 0.0,
             gradient_norm: f32::NAN,
         }
     }
@@ -123,8 +130,17 @@ pub(crate) struct StepFeed<'a, B> {
     random: [i32; SEED_WORDS],
     forward: Option<Seed>,
     dropout: [i32; DROPOUT_WORDS],
-    pub(crate) loss: f32,
+    loss: f32,
+    correct: f32,
     pub(crate) gradient_norm: f32,
+}
+
+impl<B> StepFeed<'_, B> {
+    /// What the micro-batches came to together.
+    pub(crate) fn found(&self) -> Found {
+        let accuracy = self.exchange.classifies.then_some(self.correct / self.denominator[0]);
+        Found { loss: self.loss, accuracy }
+    }
 }
 
 impl<B: MicroBatch> Feed for StepFeed<'_, B> {
@@ -163,6 +179,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
         match tensor.name.as_str() {
             // In the order of the micro-batches, as the sum over them is.
             LOSS => self.loss += value(),
+            CORRECT => self.correct += value(),
             names::NORM => self.gradient_norm = value(),
             name => {
                 let known = self.exchange.others.iter_mut().find(|(known, _)| known == name);

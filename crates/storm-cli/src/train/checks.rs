@@ -7,14 +7,12 @@ use super::options::Settings;
 use super::schedule;
 use crate::forced::UpdateArg;
 use crate::size::show;
-use crate::{
-    OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits, model_tokenizer,
-};
+use crate::{OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits};
 use anyhow::Result;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use storm_device::cpu::THREADS_MAX;
-use storm_model::{ModelConfig, Packing};
+use storm_model::{AnyModel, Packing};
 use storm_train::{StepSize, TrainOptions, checkpoint_bytes};
 
 /// A run of a billion steps takes decades; more is a slip of the keyboard.
@@ -137,11 +135,6 @@ impl Outline<'_> {
     /// Refuses what model, data, device, memory or disk cannot be right for.
     pub(super) fn check(&self, options: &TrainOptions, step: StepSize) -> Result<()> {
         let settings = self.settings;
-        // Data of a preset may turn out to have more tokens, never fewer than bytes have.
-        let least = match self.data {
-            data::Outline::Dataset(dataset) => dataset.manifest().tokenizer.vocabulary as usize,
-            data::Outline::Text(_) => model_tokenizer::BYTE_VOCABULARY,
-        };
         if self.model.is_fresh && settings.lora.is_some() {
             let problem = format!(
                 "adapters are trained beside weights, and {} is a preset without any; give a model with weights: a \
@@ -150,7 +143,8 @@ impl Outline<'_> {
             );
             return Err(UsageError(problem).into());
         }
-        let config = self.model.for_vocabulary(settings, least)?;
+        // Text of a preset may turn out to have more tokens, never fewer than bytes have.
+        let config = self.model.for_data(settings, &self.data.form())?;
         settings.activation_codec.check(&config)?;
         device::check_size(settings.device, self.kind, config.parameter_count())?;
         self.check_positions(&config)?;
@@ -163,7 +157,8 @@ impl Outline<'_> {
     }
 
     /// Rows of text are as long as `seq`. How long samples are is known when they are packed.
-    fn check_positions(&self, config: &ModelConfig) -> Result<(), UsageError> {
+    fn check_positions(&self, model: &AnyModel) -> Result<(), UsageError> {
+        let Some(config) = model.language() else { return Ok(()) };
         let seq = self.settings.seq.get();
         match self.data.packing() {
             Packing::Single => lengths::check_positions(seq, seq, config.max_positions),

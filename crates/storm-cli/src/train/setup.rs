@@ -2,7 +2,7 @@
 
 use super::checks;
 use super::config;
-use super::data;
+use super::data::{self, RunData};
 use super::device::{self, DeviceKind, Machine};
 use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
@@ -23,12 +23,10 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
-use storm_data::Dataset;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::AdamWParameters;
-use storm_model::{ModelConfig, Packing};
+use storm_model::{AnyModel, Packing, Unit};
 use storm_train::{
     Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize, TimedSplit,
     TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
@@ -93,7 +91,7 @@ pub(super) struct Setup {
     _scratch: Option<TempDir>,
     /// What was given, and what was chosen for what was not.
     given: Given,
-    pub(super) dataset: Arc<Dataset>,
+    pub(super) data: RunData,
     pub(super) model: Model,
     /// Of the weights beside which adapters are trained.
     base_hash: Option<String>,
@@ -166,15 +164,16 @@ impl Setup {
             other,
             style,
         };
-        let dataset = source.open(&mut given)?;
+        let data = source.open(&mut given)?;
         let settings = given.clone().resolve();
-        let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
-        let model = model.for_vocabulary(&settings, vocabulary)?;
-        let rows_per_epoch = data::check_lengths(&settings, &dataset, model.config.max_positions)?;
-        if let Some(words) = model.config.rotary_words(settings.seq.get()) {
+        let model = model.for_data(&settings, &data.form())?;
+        let rows_per_epoch = data.rows_per_epoch(&settings, &model.config)?;
+        let language = model.config.language();
+        if let Some(words) = language.and_then(|config| config.rotary_words(settings.seq.get())) {
             eprintln!("{}: {words}", model.name);
         }
-        let base_hash = match (&model.config.adapters, &model.weights, purpose) {
+        let base = model.weights.as_ref().and_then(|weights| weights.language());
+        let base_hash = match (model.config.adapters(), base, purpose) {
             (Some(_), Some(weights), Purpose::Train) => Some(base_hash(weights)?),
             _ => None,
         };
@@ -189,7 +188,7 @@ impl Setup {
 
         let machine = Machine::of_kind(machine_kind, &(&settings).into())?;
         let threads = machine.threads;
-        let options = train_options(&settings, data::packing(&dataset));
+        let options = train_options(&settings, &model.config, data.packing());
         let request = request(&settings, &model.name, model.config.clone(), options, machine)?;
         let begun = Instant::now();
         let mut trial = TrialOptions::of_run(steps);
@@ -207,7 +206,7 @@ impl Setup {
             style,
             start,
             folder,
-            dataset,
+            data,
             model,
             base_hash,
             machine_kind,
@@ -365,7 +364,7 @@ pub(super) fn check_outline(
     model::take_adapter(&mut given, &model.config)?;
     let settings = given.resolve();
     let outline = checks::Outline { settings: &settings, folder, kind, model: &model, data: &data };
-    outline.check(&train_options(&settings, data.packing()), step)?;
+    outline.check(&train_options(&settings, &model.config, data.packing()), step)?;
     Ok(kind)
 }
 
@@ -384,7 +383,7 @@ fn check_cached(given: &Given) -> Result<(), NoModel> {
 pub(super) fn request(
     settings: &Settings,
     name: &str,
-    config: ModelConfig,
+    config: AnyModel,
     options: TrainOptions,
     machine: Machine,
 ) -> Result<Request> {
@@ -422,8 +421,16 @@ fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
     }
 }
 
-pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptions {
+pub(super) fn train_options(
+    settings: &Settings,
+    model: &AnyModel,
+    packing: Packing,
+) -> TrainOptions {
     let batch = settings.batch.map_or(1, NonZeroUsize::get);
+    let sequence = match model.unit() {
+        Unit::Tokens => settings.seq.get(),
+        Unit::Images => 1,
+    };
     TrainOptions {
         packing,
         chunk_rows: settings.chunk_rows.get(),
@@ -440,7 +447,7 @@ pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptio
             moments: settings.moments.into(),
         },
         seed: settings.seed.0,
-        ..TrainOptions::new(batch, settings.seq.get(), settings.precision.into())
+        ..TrainOptions::new(batch, sequence, settings.precision.into())
     }
 }
 

@@ -145,9 +145,12 @@ fn measured(plan: &PlanFacts<'_>, history: &History) -> Table {
         let [predicted, median, off] = cells;
         row("step, median", [predicted, median, off, String::new()]);
     }
-    if let Some(speed) = part.tokens_per_second() {
+    if let Some(speed) = part.units_per_second() {
         let empty = String::new;
-        row("tokens per second", [empty(), format!("{speed:.0}"), empty(), empty()]);
+        row(
+            &format!("{} per second", part.unit()),
+            [empty(), format!("{speed:.0}"), empty(), empty()],
+        );
     }
     // Of a plan under which no step was made, nothing was measured.
     let seen = |bytes: u64| (part.steps() > 0).then_some(bytes);
@@ -184,10 +187,11 @@ fn measured(plan: &PlanFacts<'_>, history: &History) -> Table {
 #[cfg(test)]
 mod tests {
     use super::super::history::tests::record;
-    use super::super::{Sink, StepRecord};
+    use super::super::{Sink, StepRecord, Throughput};
     use super::*;
     use crate::Event;
     use storm_graph::random::Random;
+    use storm_model::Unit;
 
     const HOSTILE: &str =
         "</script><script>alert(1)</script><img src=x onerror='f()'>\"&\0\u{2028}";
@@ -212,8 +216,9 @@ mod tests {
     fn history(steps: u64) -> History {
         let mut history = History::new();
         for step in 1..=steps {
-            let (loss, tokens_per_second) = (3.0 + 1.0 / step as f32, 1_234.567_89);
-            let record = StepRecord { loss, tokens_per_second, ..record(step) };
+            let loss = 3.0 + 1.0 / step as f32;
+            let throughput = Throughput::new(Unit::Tokens, step, 1_234.567_89);
+            let record = StepRecord { loss, throughput, ..record(step) };
             history.step(&record).expect("taken down");
         }
         history
@@ -241,7 +246,7 @@ mod tests {
         let mut history = history(2);
         for (step, value) in [(3, f64::MAX), (4, f64::NAN), (u64::MAX, -f64::MAX)] {
             let record = StepRecord {
-                tokens_per_second: value,
+                throughput: Throughput::new(Unit::Tokens, step, value),
                 loss: value as f32,
                 device_bytes: u64::MAX,
                 hidden_share: Some(value),
@@ -264,7 +269,7 @@ mod tests {
                 loss: x as f32,
                 gradient_norm: y as f32,
                 learning_rate: 1.0 / z as f32,
-                tokens_per_second: x,
+                throughput: Throughput::new(Unit::Tokens, step, x),
                 device_bytes: a,
                 host_bytes: b,
                 process_bytes: Some(c),
@@ -273,7 +278,8 @@ mod tests {
                 ..record(step)
             };
             history.step(&record).expect("taken down");
-            let evaluated = Event::Evaluated { step, loss: z, is_best: false, seconds: 0.0 };
+            let (accuracy, is_best, seconds) = (None, false, 0.0);
+            let evaluated = Event::Evaluated { step, loss: z, accuracy, is_best, seconds };
             history.event(&evaluated).expect("taken down");
         }
         let page = page(&facts("a"), &history, LastPlan::Unknown);

@@ -1,0 +1,16 @@
+//! Image classifiers: small convolutional networks and residual networks for small pictures.
+
+mod build;
+mod config;
+mod files;
+mod network;
+mod parameters;
+mod presets;
+
+pub use build::{Augmentation, PIXEL_VALUES_MAX};
+pub(crate) use build::{build, initialization};
+pub use config::{IMAGE_MODEL_TYPE, ImageConfig, ImageNetwork};
+pub use files::ImageDirectory;
+pub(crate) use files::save;
+pub(crate) use parameters::parameters;
+pub use presets::{image_preset, image_preset_names};
