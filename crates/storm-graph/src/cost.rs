@@ -1,6 +1,6 @@
 //! What ops cost in arithmetic.
 
-use crate::{Cost, Mask, MomentFormat, Op, ParameterGradients, Tensor};
+use crate::{Cost, Mask, MomentFormat, Op, ParameterGradients, Tensor, Window};
 
 /// [`Op::AdamW`] with moments in 8 bits, where rates of kernels are listed.
 pub const ADAMW_INT8: &str = "AdamWInt8";
@@ -21,6 +21,10 @@ impl Op<&Tensor> {
             Op::LinearWeightGrad { dy, x, .. } => {
                 product(dy.shape.width(), x.shape.width(), dy.shape.rows())
             }
+            Op::Conv2d { .. } | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => {
+                let [positions, outputs, covered] = self.convolution().expect("one of them");
+                product(positions, outputs, covered)
+            }
             Op::HeadLoss { hidden, weight, .. } => {
                 product(hidden.shape.rows(), weight.shape.rows(), hidden.shape.width())
             }
@@ -39,9 +43,28 @@ impl Op<&Tensor> {
             }
             _ => {
                 // Only an op that is declared without products may be missing above.
-                debug_assert!(!matches!(self.cost(), Cost::Product | Cost::Logits));
+                debug_assert!(!matches!(self.cost(), Cost::Product | Cost::Logits | Cost::Columns));
                 0
             }
+        }
+    }
+
+    /// The extents of a convolution's product: positions of the window in all images, output channels, and what a window
+    /// covers. None for any other op.
+    pub fn convolution(&self) -> Option<[usize; 3]> {
+        match self {
+            Op::Conv2d { x, weight, window, .. } => {
+                let &[images, height, width, _] = x.shape.axes() else { return None };
+                let [high, wide] = window.positions([height, width]).ok()?;
+                Some([images * high * wide, weight.shape.rows(), weight.shape.width()])
+            }
+            Op::Conv2dInputGrad { dy, weight, .. } => {
+                Some([dy.shape.rows(), dy.shape.width(), weight.shape.width()])
+            }
+            Op::Conv2dWeightGrad { dy, x, window, .. } => {
+                Some([dy.shape.rows(), dy.shape.width(), window.taps() * x.shape.width()])
+            }
+            _ => None,
         }
     }
 
@@ -70,6 +93,18 @@ impl Op<&Tensor> {
                 }
                 _ => unreachable!("`{}` has no logits", self.name()),
             },
+            Cost::Columns => {
+                let [positions, _, covered] = self.convolution().expect("only they have columns");
+                let (window, element) = match self {
+                    Op::Conv2d { x, window, .. } => (*window, x.dtype),
+                    Op::Conv2dInputGrad { dy, window, .. }
+                    | Op::Conv2dWeightGrad { dy, window, .. } => (*window, dy.dtype),
+                    _ => unreachable!("`{}` has no columns", self.name()),
+                };
+                // Written and read; a pointwise window needs none.
+                let passes = if Window::is_pointwise(&window) { 0 } else { 2 };
+                passes * positions * covered * element.size_bytes()
+            }
             Cost::TableRows => 2 * written,
             // The first operand is the gradient.
             Cost::GradientRows => 3 * operands().next().unwrap_or(0),

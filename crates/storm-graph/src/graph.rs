@@ -43,6 +43,7 @@ pub struct Graph {
 }
 
 /// What a shape rule says of one output.
+#[derive(Clone)]
 pub(crate) struct Output {
     pub(crate) suffix: &'static str,
     pub(crate) shape: Shape,

@@ -39,6 +39,7 @@ mod section;
 mod section_builder;
 mod shape;
 mod tensor;
+mod window;
 pub mod work;
 
 pub use attributes::{
@@ -69,3 +70,4 @@ pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::SectionBuilder;
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorClass, TensorId, Training};
+pub use window::{COLUMN_CHUNK_BYTES, Planes, Window};

@@ -5,7 +5,7 @@
 //! with what its time follows from: planner and profile know no more of it.
 
 use crate::attributes::*;
-use crate::{DType, QuantizedFormat, QuantizedRow, Shape};
+use crate::{DType, QuantizedFormat, QuantizedRow, Shape, Window};
 
 /// An operand that is always there.
 type One<T> = T;
@@ -21,6 +21,10 @@ pub enum Family {
     Embedding,
     /// Matrix products.
     Linear,
+    /// Convolutions.
+    Convolution,
+    /// Largest values and means of windows.
+    Pool,
     /// Element by element.
     Elementwise,
     /// Norms of rows and of heads.
@@ -46,6 +50,8 @@ pub enum Cost {
     Product,
     /// Products whose result, a chunk of logits at a time, goes through memory several times.
     Logits,
+    /// Products of which an operand or the result, a chunk of columns at a time, goes through memory.
+    Columns,
     /// Rows of a table that are read, and written once.
     TableRows,
     /// Rows of a gradient that are read, and added to rows of a table.
@@ -129,6 +135,30 @@ define_ops! {
     LinearWeightGrad [Linear, Product] { dy: One, x: One, accumulator: Maybe; dtype: DType }
     /// Sum over rows, added to `accumulator`. Yields (C) in `dtype`, and partial sums as scratch.
     ColumnSum [Reduce, Bytes] { x: One, accumulator: Maybe; dtype: DType }
+
+    // ---- images -----------------------------------------------------------------------------
+    /// Each window of `x` (B, H, W, I) times `weight` (O, KH·KW·I), whose rows are in the order (kh, kw, i), plus `bias`
+    /// (O): yields (B, OH, OW, O), rounded once. Unless the window is [pointwise](Window::is_pointwise), also yields
+    /// scratch: columns, the rows that windows cover, of [some images at a time](crate::Planes::images_per_chunk), and the
+    /// weight in rows as wide as columns where its own are not.
+    Conv2d [Convolution, Columns] { x: One, weight: One, bias: Maybe; window: Window }
+    /// Gradient of `x` of [`Op::Conv2d`]: `dy · weight` is the gradient of columns, rounded to the dtype of `dy`; each
+    /// position of the input adds up its own in the order (kh, kw), then `addend`. Yields `input` and the scratch of
+    /// [`Op::Conv2d`].
+    Conv2dInputGrad [Convolution, Columns] { dy: One, weight: One, addend: Maybe; window: Window, input: Shape }
+    /// Gradient of `weight` of [`Op::Conv2d`]: `dyᵀ · columns`, summed in f32 chunk by chunk in order, then added to
+    /// `accumulator` and rounded once. Yields (O, KH·KW·I) in `dtype`; unless the window is pointwise, also a chunk of
+    /// columns and the sum as scratch.
+    Conv2dWeightGrad [Convolution, Columns] { dy: One, x: One, accumulator: Maybe; window: Window, dtype: DType }
+    /// The largest of each window of `x` (B, H, W, C), or NaN if there is one: yields (B, OH, OW, C).
+    MaxPool [Pool, Bytes] { x: One; window: Window }
+    /// Gradient of `x` of [`Op::MaxPool`]. A window passes its gradient to the first of its largest elements in the order
+    /// (kh, kw), or to its last NaN, as PyTorch does. Yields (B, H, W, C).
+    MaxPoolGrad [Pool, Bytes] { dy: One, x: One; window: Window }
+    /// The sum of each window of `x` (B, H, W, C), divided by KH·KW: yields (B, OH, OW, C).
+    AveragePool [Pool, Bytes] { x: One; window: Window }
+    /// Gradient of `x` of [`Op::AveragePool`]: yields `input`.
+    AveragePoolGrad [Pool, Bytes] { dy: One; window: Window, input: Shape }
 
     // ---- elementwise ------------------------------------------------------------------------
     /// `a + b`, same shape.
@@ -309,6 +339,7 @@ impl<T: Clone> Op<T> {
         let pairs: Vec<(Option<&T>, usize)> = match self {
             Op::EmbeddingGrad { accumulator, .. }
             | Op::LinearWeightGrad { accumulator, .. }
+            | Op::Conv2dWeightGrad { accumulator, .. }
             | Op::BlockGrad { accumulator, .. }
             | Op::ColumnSum { accumulator, .. } => vec![(accumulator.as_ref(), 0)],
             Op::ActivationGrad { x: operand, .. } | Op::SwiGluGrad { gate_up: operand, .. } => {
@@ -336,6 +367,12 @@ impl<T: Clone> Op<T> {
             Op::Embedding { .. }
             | Op::Linear { .. }
             | Op::LinearInputGrad { .. }
+            | Op::Conv2d { .. }
+            | Op::Conv2dInputGrad { .. }
+            | Op::MaxPool { .. }
+            | Op::MaxPoolGrad { .. }
+            | Op::AveragePool { .. }
+            | Op::AveragePoolGrad { .. }
             | Op::Add { .. }
             | Op::Mul { .. }
             | Op::Scale { .. }

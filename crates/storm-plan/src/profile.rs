@@ -247,6 +247,19 @@ impl HardwareProfile {
                 [dy.shape.width(), x.shape.width(), dy.shape.rows()],
                 dy.dtype,
             ),
+            Op::Conv2d { x: of_rows, .. }
+            | Op::Conv2dInputGrad { dy: of_rows, .. }
+            | Op::Conv2dWeightGrad { dy: of_rows, .. } => {
+                let [positions, outputs, covered] = op.convolution().expect("one of them");
+                let (kind, sizes) = match op {
+                    Op::Conv2d { .. } => (GemmKind::Forward, [positions, outputs, covered]),
+                    Op::Conv2dInputGrad { .. } => {
+                        (GemmKind::InputGradient, [positions, covered, outputs])
+                    }
+                    _ => (GemmKind::WeightGradient, [outputs, covered, positions]),
+                };
+                self.gemm_rate(kind, sizes, of_rows.dtype)
+            }
             Op::HeadLoss { hidden, weight, .. } | Op::HeadLossGrad { hidden, weight, .. } => self
                 .gemm_rate(
                     GemmKind::Forward,

@@ -3,13 +3,15 @@
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
 use super::kernels::column_sum::column_sum;
+use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
+use super::kernels::element::Element;
 use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
 use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
-use super::kernels::{elementwise, embedding, gated_coded, layout, quantized, sum};
+use super::kernels::{elementwise, embedding, gated_coded, layout, pool, quantized, sum};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
@@ -17,7 +19,8 @@ use half::bf16;
 use storm_graph::random::{DropoutWords, Seed, Stream};
 use storm_graph::{
     ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
-    ParameterGradients, QuantizedFormat, QuantizedRow, StepScalars, UnitOutput,
+    ParameterGradients, Planes, QuantizedFormat, QuantizedRow, Shape, StepScalars, UnitOutput,
+    Window,
 };
 
 /// Runs `$body` with `$ty` standing for the storage type of a float dtype.
@@ -96,10 +99,8 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         }),
         Op::LinearWeightGrad { dy, x, accumulator, dtype } => {
             with_float!(dy.dtype, E => with_float!(*dtype, G => {
-                let (dy, x) = (access.matrix::<E>(dy).transposed(), access.matrix::<E>(x));
-                let out = MatrixMut::row_major(access.out::<G>(&outputs[0]), dy.rows(), x.cols());
-                let accumulate = mode(accumulator);
-                gemm(dy, x, out, Epilogue { accumulate, ..Epilogue::default() });
+                let out = access.out::<G>(&outputs[0]);
+                weight_grad::<E, G>(access.matrix(dy), access.matrix(x), mode(accumulator), out);
             }))
         }
         Op::ColumnSum { x, accumulator, dtype } => {
@@ -110,6 +111,53 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 column_sum(access.get::<E>(x), width, partials, mode(accumulator), out);
             }))
         }
+        Op::Conv2d { x, weight, bias, window } => with_float!(x.dtype, E => {
+            let y = access.out::<E>(&outputs[0]);
+            let bias = access.maybe::<E>(bias).map(Bias::from);
+            if window.is_pointwise() {
+                let weight = access.matrix::<E>(weight).transposed();
+                return linear(access.matrix(x), weight, bias, None, y);
+            }
+            let (x_data, weight) = (access.get(x), access.get(weight));
+            access.columns(&x.shape, *window, &outputs[1]).forward(x_data, weight, bias, y);
+        }),
+        Op::Conv2dInputGrad { dy, weight, addend, window, input } => with_float!(dy.dtype, E => {
+            let dx = access.out::<E>(&outputs[0]);
+            let addend = access.maybe::<E>(addend);
+            if window.is_pointwise() {
+                return linear(access.matrix(dy), access.matrix(weight), None, addend, dx);
+            }
+            let (dy, weight) = (access.get(dy), access.get(weight));
+            access.columns(input, *window, &outputs[1]).input_grad(dy, weight, addend, dx);
+        }),
+        Op::Conv2dWeightGrad { dy, x, accumulator, window, dtype } => {
+            with_float!(dy.dtype, E => with_float!(*dtype, G => {
+                let (out, accumulate) = (access.out::<G>(&outputs[0]), mode(accumulator));
+                if window.is_pointwise() {
+                    return weight_grad::<E, G>(access.matrix(dy), access.matrix(x), accumulate, out);
+                }
+                let mut columns = access.columns::<E>(&x.shape, *window, &outputs[1]);
+                let (dy, x, sum) = (access.get(dy), access.get(x), access.out(&outputs[2]));
+                columns.weight_grad(dy, x, accumulate, sum, out);
+            }))
+        }
+        Op::MaxPool { x, window } => with_float!(x.dtype, E => {
+            let planes = planes(&x.shape, *window);
+            pool::max_pool::<E>(&planes, access.get(x), access.out(&outputs[0]));
+        }),
+        Op::MaxPoolGrad { dy, x, window } => with_float!(x.dtype, E => {
+            let planes = planes(&x.shape, *window);
+            let (dy, x) = (access.get::<E>(dy), access.get(x));
+            pool::max_pool_grad(&planes, dy, x, access.out(&outputs[0]));
+        }),
+        Op::AveragePool { x, window } => with_float!(x.dtype, E => {
+            let planes = planes(&x.shape, *window);
+            pool::average_pool::<E>(&planes, access.get(x), access.out(&outputs[0]));
+        }),
+        Op::AveragePoolGrad { dy, window, input } => with_float!(dy.dtype, E => {
+            let planes = planes(input, *window);
+            pool::average_pool_grad::<E>(&planes, access.get(dy), access.out(&outputs[0]));
+        }),
         Op::Add { a, b } => with_float!(a.dtype, E => {
             elementwise::add::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),
@@ -478,7 +526,7 @@ fn mode(accumulator: &Option<View>) -> Accumulate {
     if accumulator.is_some() { Accumulate::Add } else { Accumulate::Replace }
 }
 
-fn linear<E: super::kernels::element::Element>(
+fn linear<E: Element>(
     x: Matrix<'_, E>,
     weight: Matrix<'_, E>,
     bias: Option<Bias<'_>>,
@@ -492,6 +540,21 @@ fn linear<E: super::kernels::element::Element>(
         accumulate: Accumulate::Replace,
     };
     gemm(x, weight, MatrixMut::row_major(out, rows, cols), epilogue);
+}
+
+/// `dyᵀ · x`.
+fn weight_grad<E: Element, G: Element>(
+    dy: Matrix<'_, E>,
+    x: Matrix<'_, E>,
+    accumulate: Accumulate,
+    out: &mut [G],
+) {
+    let out = MatrixMut::row_major(out, dy.cols(), x.cols());
+    gemm(dy.transposed(), x, out, Epilogue { accumulate, ..Epilogue::default() });
+}
+
+fn planes(input: &Shape, window: Window) -> Planes {
+    Planes::new(input, window).expect("the shape rule has checked it")
 }
 
 /// Typed access to the views of the running instruction. [`execute`] requests each output once,
@@ -517,8 +580,13 @@ impl<'m> Access<'_, 'm> {
     }
 
     /// The rows of a tensor as a matrix.
-    fn matrix<T: Scalar + super::kernels::element::Element>(&self, view: &View) -> Matrix<'m, T> {
+    fn matrix<T: Scalar + Element>(&self, view: &View) -> Matrix<'m, T> {
         Matrix::row_major(self.get(view), view.shape.rows(), view.shape.width())
+    }
+
+    /// Memory for columns of a convolution.
+    fn columns<E: Scalar>(&self, input: &Shape, window: Window, memory: &View) -> Columns<'m, E> {
+        Columns { planes: planes(input, window), memory: self.out(memory) }
     }
 
     fn attention(

@@ -26,6 +26,7 @@ const HEADERS: &[KernelSource] = &[
     header("activations.cuh", include_str!("kernels/activations.cuh")),
     header("attention_common.cuh", include_str!("kernels/attention_common.cuh")),
     header("optimizer_common.cuh", include_str!("kernels/optimizer_common.cuh")),
+    header("planes.cuh", include_str!("kernels/planes.cuh")),
 ];
 
 /// Compiles for one architecture (`sm_90`), with `-D` definitions, and returns a cubin.

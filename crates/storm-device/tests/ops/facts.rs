@@ -3,7 +3,7 @@
 use crate::reference::{Value, evaluate};
 use storm_graph::{
     ActivationFunction, DType, HeadLayout, Mask, NormKind, Op, RotaryDirection, RotaryFrequencies,
-    Shape,
+    Shape, Window,
 };
 
 fn value<const N: usize>(shape: [usize; N], data: &[f64]) -> Value {
@@ -128,6 +128,31 @@ fn attention_averages_what_it_sees() {
     check(op(sliding(2), None), &[&[1.0, 2.0, 5.5], &[0.0, two, two]]);
     check(op(sliding(1), None), &[&[1.0, 3.0, 8.0], &[0.0, 0.0, 0.0]]);
     check(op(sliding(3), None), &[&[1.0, 2.0, 4.0], &[0.0, two, three]]);
+}
+
+#[test]
+fn windows_over_a_small_plane() {
+    // 1 2 3
+    // 4 5 6
+    let x = value([1, 2, 3, 1], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+    // Left minus right neighbour, and the one above.
+    let weight = value(
+        [2, 9],
+        &[
+            0.0, 0.0, 0.0, 1.0, 0.0, -1.0, 0.0, 0.0, 0.0, //
+            0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0,
+        ],
+    );
+    let bias = value([2], &[0.0, 10.0]);
+    let window = Window::square(3, 1, 1);
+    check(
+        Op::Conv2d { x: &x, weight: &weight, bias: Some(&bias), window },
+        &[&[-2.0, 10.0, -2.0, 10.0, 2.0, 10.0, -5.0, 11.0, -2.0, 12.0, 5.0, 13.0]],
+    );
+    let window = Window { kernel: [2, 2], stride: [1, 2], padding: [0, 1] };
+    check(Op::MaxPool { x: &x, window }, &[&[4.0, 6.0]]);
+    check(Op::AveragePool { x: &x, window }, &[&[1.25, 4.0]]);
+    check(Op::AveragePool { x: &x, window: Window::whole(2, 3) }, &[&[3.5]]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `../reference/` | the ops in plain f64 loops |
 //! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
-//! | `linear`, `elementwise`, `norm`, `attention`, `loss`, `shapes` | random cases of one op family |
+//! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `attention`, `loss`, `shapes` | random cases of one op family |
 //! | `optimizer`, `optimizer_int8`, `random_normal` | ops without gradients |
 //! | `codec` | gated units whose operand waits in 8 bits |
 //! | `transformer` | whole small models: sharing, frozen parameters |
@@ -20,6 +20,7 @@ mod support;
 
 mod attention;
 mod codec;
+mod convolution;
 mod dropout;
 mod elementwise;
 mod exactness;
@@ -29,6 +30,7 @@ mod loss;
 mod norm;
 mod optimizer;
 mod optimizer_int8;
+mod pool;
 mod random_normal;
 mod shapes;
 mod transformer;

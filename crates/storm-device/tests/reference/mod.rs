@@ -6,6 +6,7 @@
 
 mod attention;
 mod elementwise;
+mod images;
 mod linear;
 mod loss;
 mod norm;
@@ -59,6 +60,7 @@ impl Value {
 pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     match op {
         Op::Embedding { .. } | Op::Linear { .. } | Op::ColumnSum { .. } => linear::evaluate(op),
+        Op::Conv2d { .. } | Op::MaxPool { .. } | Op::AveragePool { .. } => images::evaluate(op),
         Op::Add { .. }
         | Op::Accumulate { .. }
         | Op::MovingAverage { .. }

@@ -4,6 +4,7 @@
 
 mod attention;
 mod blocks;
+mod convolution;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -11,6 +12,7 @@ mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod pool;
 mod quantize;
 mod reduce;
 mod reshape;
@@ -28,6 +30,8 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op.family() {
         Family::Embedding => embedding::infer(op),
         Family::Linear => linear::infer(op),
+        Family::Convolution => convolution::infer(op),
+        Family::Pool => pool::infer(op),
         Family::Elementwise => elementwise::infer(op),
         Family::Norm => norm::infer(op),
         Family::Attention => attention::infer(op),
@@ -44,6 +48,8 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
     match op {
         Op::Embedding { .. } => embedding::backward(op, ctx),
         Op::Linear { .. } => linear::backward(op, ctx),
+        Op::Conv2d { .. } => convolution::backward(op, ctx),
+        Op::MaxPool { .. } | Op::AveragePool { .. } => pool::backward(op, ctx),
         Op::Add { .. }
         | Op::Mul { .. }
         | Op::Scale { .. }
@@ -63,6 +69,10 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::EmbeddingGrad { .. }
         | Op::LinearInputGrad { .. }
         | Op::LinearWeightGrad { .. }
+        | Op::Conv2dInputGrad { .. }
+        | Op::Conv2dWeightGrad { .. }
+        | Op::MaxPoolGrad { .. }
+        | Op::AveragePoolGrad { .. }
         | Op::Accumulate { .. }
         | Op::MovingAverage { .. }
         | Op::ActivationGrad { .. }

@@ -9,6 +9,7 @@
 
 pub mod attention;
 pub mod column_sum;
+pub mod convolution;
 pub mod dropout;
 pub mod element;
 pub mod elementwise;
@@ -21,6 +22,7 @@ pub mod loss;
 pub mod math;
 pub mod norm;
 pub mod optimizer;
+pub mod pool;
 pub mod quantized;
 mod scratch;
 mod shared;

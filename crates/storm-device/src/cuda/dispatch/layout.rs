@@ -9,6 +9,7 @@ use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
 use crate::placed::View;
+use std::ops::Range;
 use storm_graph::{BlockPlace, DType, Op};
 
 const SOURCE: KernelSource =
@@ -41,20 +42,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             launch_flat(planner, choice, elements, PER_BLOCK, arguments)
         }
         Op::BlockMatrix { parts, places, .. } => block_matrix(planner, parts, places, out),
-        Op::BlockGrad { dy, accumulator, place, shape, .. } => {
-            let arguments = vec![
-                planner.pointer(dy),
-                planner.pointer(out),
-                count(elements),
-                count(shape.width()),
-                count(place.row),
-                count(place.column),
-                count(dy.shape.width()),
-                Argument::F32(place.factor),
-                flag(accumulator.is_some()),
-            ];
-            let choice = kernel(SOURCE, "block_grad", types([("A", dy.dtype), ("B", out.dtype)]));
-            launch_flat(planner, choice, elements, THREADS, arguments)
+        Op::BlockGrad { dy, accumulator, place, .. } => {
+            block_grad(planner, dy, *place, accumulator.is_some(), out)
         }
         Op::Reshape { x, .. } => {
             let bytes = elements * out.dtype.size_bytes();
@@ -85,26 +74,62 @@ fn block_matrix(
     places: &[BlockPlace],
     out: &View,
 ) -> Result<(), DeviceError> {
-    let (width, mut first) = (out.shape.width(), 0);
+    let mut first = 0;
     for (index, (part, place)) in parts.iter().zip(places).enumerate() {
         let end = places.get(index + 1).map_or(out.shape.rows(), |next| next.row);
-        let elements = (end - first) * width;
-        let arguments = vec![
-            planner.pointer(part),
-            planner.pointer_to(out, first * width),
-            count(elements),
-            count(width),
-            count(place.row - first),
-            count(place.column),
-            count(part.shape.rows()),
-            count(part.shape.width()),
-            Argument::F32(place.factor),
-        ];
-        let choice = kernel(SOURCE, "place_block", types([("A", part.dtype), ("B", out.dtype)]));
-        launch_flat(planner, choice, elements, THREADS, arguments)?;
+        place_block(planner, part, *place, out, first..end)?;
         first = end;
     }
     Ok(())
+}
+
+/// Some rows of `out`: zeros, and `part` at its place.
+pub(super) fn place_block(
+    planner: &mut Planner<'_>,
+    part: &View,
+    place: BlockPlace,
+    out: &View,
+    rows: Range<usize>,
+) -> Result<(), DeviceError> {
+    let width = out.shape.width();
+    let elements = rows.len() * width;
+    let arguments = vec![
+        planner.pointer(part),
+        planner.pointer_to(out, rows.start * width),
+        count(elements),
+        count(width),
+        count(place.row - rows.start),
+        count(place.column),
+        count(part.shape.rows()),
+        count(part.shape.width()),
+        Argument::F32(place.factor),
+    ];
+    let choice = kernel(SOURCE, "place_block", types([("A", part.dtype), ("B", out.dtype)]));
+    launch_flat(planner, choice, elements, THREADS, arguments)
+}
+
+/// The block of `dy` at its place into a matrix `out`, or onto what is there.
+pub(super) fn block_grad(
+    planner: &mut Planner<'_>,
+    dy: &View,
+    place: BlockPlace,
+    accumulate: bool,
+    out: &View,
+) -> Result<(), DeviceError> {
+    let elements = out.shape.elements();
+    let arguments = vec![
+        planner.pointer(dy),
+        planner.pointer(out),
+        count(elements),
+        count(out.shape.width()),
+        count(place.row),
+        count(place.column),
+        count(dy.shape.width()),
+        Argument::F32(place.factor),
+        flag(accumulate),
+    ];
+    let choice = kernel(SOURCE, "block_grad", types([("A", dy.dtype), ("B", out.dtype)]));
+    launch_flat(planner, choice, elements, THREADS, arguments)
 }
 
 /// Definitions for a kernel that reads no tensor.

@@ -9,26 +9,25 @@ use storm_graph::Op;
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let out = &planner.node.outputs[0];
+    // A convolution whose window is a single position is a projection of the pixels.
     match &planner.node.op {
         Op::Linear { x, weight, bias, addend } => {
             if rows::takes(planner, x, weight) {
                 return rows::plan(planner, x, weight, bias, addend);
             }
-            let sizes = (x.shape.rows(), weight.shape.rows(), x.shape.width());
-            let (a, b) = (operand(planner, x), transposed(planner, weight));
-            let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
-            call.bias = bias.as_ref().map(|bias| planner.address(bias));
-            call.addend = addend.as_ref().map(|addend| planner.address(addend));
-            gemm(planner, call)
+            forward(planner, x, weight, bias, addend, out)
         }
-        Op::LinearInputGrad { dy, weight, addend } => {
+        Op::Conv2d { x, weight, bias, .. } => forward(planner, x, weight, bias, &None, out),
+        Op::LinearInputGrad { dy, weight, addend }
+        | Op::Conv2dInputGrad { dy, weight, addend, .. } => {
             let sizes = (dy.shape.rows(), weight.shape.width(), dy.shape.width());
             let (a, b) = (operand(planner, dy), operand(planner, weight));
             let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
             call.addend = addend.as_ref().map(|addend| planner.address(addend));
             gemm(planner, call)
         }
-        Op::LinearWeightGrad { dy, x, accumulator, .. } => {
+        Op::LinearWeightGrad { dy, x, accumulator, .. }
+        | Op::Conv2dWeightGrad { dy, x, accumulator, .. } => {
             if x.shape.rows() == 0 {
                 // A sum of nothing.
                 return match accumulator {
@@ -44,6 +43,22 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         _ => unreachable!("not a linear op"),
     }
+}
+
+fn forward(
+    planner: &mut Planner<'_>,
+    x: &View,
+    weight: &View,
+    bias: &Option<View>,
+    addend: &Option<View>,
+    out: &View,
+) -> Result<(), DeviceError> {
+    let sizes = (x.shape.rows(), weight.shape.rows(), x.shape.width());
+    let (a, b) = (operand(planner, x), transposed(planner, weight));
+    let mut call = product(planner, sizes, a, b, out, GemmRole::Activation);
+    call.bias = bias.as_ref().map(|bias| planner.address(bias));
+    call.addend = addend.as_ref().map(|addend| planner.address(addend));
+    gemm(planner, call)
 }
 
 /// A tensor's rows as a matrix.

@@ -4,6 +4,7 @@
 
 mod attention;
 mod attention_cached;
+mod convolution;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -14,6 +15,7 @@ mod linear;
 mod loss;
 mod norm;
 mod optimizer;
+mod pool;
 mod quantized;
 mod reduce;
 mod rows;
@@ -42,6 +44,13 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Linear { .. } | Op::LinearInputGrad { .. } | Op::LinearWeightGrad { .. } => {
             linear::plan(planner)
         }
+        Op::Conv2d { .. } | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => {
+            convolution::plan(planner)
+        }
+        Op::MaxPool { .. }
+        | Op::MaxPoolGrad { .. }
+        | Op::AveragePool { .. }
+        | Op::AveragePoolGrad { .. } => pool::plan(planner),
         Op::Add { .. }
         | Op::Accumulate { .. }
         | Op::MovingAverage { .. }
@@ -84,6 +93,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
     [
         attention::kernels(),
         attention_cached::kernels(),
+        convolution::kernels(),
         dropout::kernels(),
         elementwise::kernels(),
         embedding::kernels(),
@@ -93,6 +103,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         loss::kernels(),
         norm::kernels(),
         optimizer::kernels(),
+        pool::kernels(),
         quantized::kernels(),
         reduce::kernels(),
         rows::kernels(),

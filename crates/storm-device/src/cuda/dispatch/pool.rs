@@ -1,0 +1,83 @@
+//! The largest value or the mean of each window, and what convolutions share with them: images under a window.
+
+use super::{Definitions, PACK, THREADS, WARP, all_types, kernel, small, types, unsupported};
+use crate::DeviceError;
+use crate::cuda::KernelSource;
+use crate::cuda::context::Argument;
+use crate::cuda::plan::{KernelChoice, Planner};
+use crate::placed::View;
+use storm_graph::{Op, Planes, Shape, Window};
+
+const SOURCE: KernelSource =
+    KernelSource { name: "pool.cu", text: include_str!("../kernels/pool.cu"), only_for: None };
+
+pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
+    all_types(SOURCE, ["E"])
+}
+
+pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
+    match &planner.node.op {
+        Op::MaxPool { x, window } => pool(planner, "max_pool", &[x], &x.shape, *window),
+        Op::MaxPoolGrad { dy, x, window } => {
+            pool(planner, "max_pool_grad", &[dy, x], &x.shape, *window)
+        }
+        Op::AveragePool { x, window } => pool(planner, "average_pool", &[x], &x.shape, *window),
+        Op::AveragePoolGrad { dy, window, input } => {
+            pool(planner, "average_pool_grad", &[dy], input, *window)
+        }
+        _ => unreachable!("not a pool"),
+    }
+}
+
+fn pool(
+    planner: &mut Planner<'_>,
+    name: &str,
+    operands: &[&View],
+    input: &Shape,
+    window: Window,
+) -> Result<(), DeviceError> {
+    let out = &planner.node.outputs[0];
+    let planes = planes(input, window);
+    let mut arguments: Vec<Argument> = operands.iter().map(|x| planner.pointer(x)).collect();
+    arguments.push(planner.pointer(out));
+    arguments.extend(geometry(&planes));
+    let (name, lanes) = match planes.channels.is_multiple_of(PACK) {
+        true => (name.to_owned(), PACK),
+        false => (format!("{name}_any"), 1),
+    };
+    let choice = kernel(SOURCE, &name, types([("E", out.dtype)]));
+    let per_image = out.shape.elements() / planes.images.max(1) / lanes;
+    each_image(planner, choice, planes.images, per_image, arguments)
+}
+
+pub(super) fn planes(input: &Shape, window: Window) -> Planes {
+    Planes::new(input, window).expect("the shape rule has checked it")
+}
+
+/// What `PLANES` in planes.cuh lists.
+pub(super) fn geometry(planes: &Planes) -> impl Iterator<Item = Argument> + use<> {
+    let Planes { images, input, output, channels, window } = *planes;
+    let Window { kernel, stride, padding } = window;
+    let pairs = [kernel, stride, padding].into_iter().flatten();
+    [images].into_iter().chain(input).chain(output).chain([channels]).chain(pairs).map(small)
+}
+
+/// Launches a kernel of planes.cuh with so many threads for each image.
+pub(super) fn each_image(
+    planner: &mut Planner<'_>,
+    choice: KernelChoice<'_>,
+    images: usize,
+    per_image: usize,
+    arguments: Vec<Argument>,
+) -> Result<(), DeviceError> {
+    const THREADS_MAX: usize = i32::MAX as usize - THREADS;
+    const ROWS_OF_BLOCKS_MAX: usize = u16::MAX as usize;
+    if per_image > THREADS_MAX || images > i32::MAX as usize {
+        let reason = format!("{images} images of {per_image} packs or elements are too many");
+        return Err(unsupported(planner, reason));
+    }
+    let threads = per_image.next_multiple_of(WARP).clamp(WARP, THREADS);
+    let blocks = (per_image.div_ceil(threads), images.min(ROWS_OF_BLOCKS_MAX));
+    let grid = (blocks.0 as u32, blocks.1 as u32, 1);
+    planner.launch(choice, grid, threads as u32, arguments)
+}

@@ -1,0 +1,247 @@
+//! Windows that move over planes, and how a convolution cuts its images into chunks.
+
+use crate::Shape;
+use std::ops::Range;
+
+/// A window that moves over the plane of an image: height first, then width. Positions beyond the edge are zeros to a
+/// convolution and to an average, and never the largest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Window {
+    /// Extents of the window.
+    pub kernel: [usize; 2],
+    /// Steps from one position of the window to the next.
+    pub stride: [usize; 2],
+    /// How far the first position begins before the edge, and the last may end behind it.
+    pub padding: [usize; 2],
+}
+
+impl Window {
+    /// No extent of a plane or a window is larger, so that sums of a few of them fit 32 bits.
+    pub const EXTENT_MAX: usize = 1 << 28;
+
+    /// A square window.
+    pub fn square(kernel: usize, stride: usize, padding: usize) -> Window {
+        Window { kernel: [kernel; 2], stride: [stride; 2], padding: [padding; 2] }
+    }
+
+    /// One that covers a whole plane: pooling over all positions.
+    pub fn whole(height: usize, width: usize) -> Window {
+        Window { kernel: [height, width], stride: [1, 1], padding: [0, 0] }
+    }
+
+    /// How many positions of the plane it covers.
+    pub fn taps(&self) -> usize {
+        self.kernel[0] * self.kernel[1]
+    }
+
+    /// Whether a convolution with it is a product of each position by itself.
+    pub fn is_pointwise(&self) -> bool {
+        *self == Window::square(1, 1, 0)
+    }
+
+    /// How many positions it has over a plane, or why it has none.
+    ///
+    /// # Errors
+    /// A text: an extent of zero or beyond [`Window::EXTENT_MAX`], padding in which a window lies as a whole, or a window
+    /// larger than the padded plane.
+    pub fn positions(&self, plane: [usize; 2]) -> Result<[usize; 2], String> {
+        let mut positions = [0; 2];
+        for axis in 0..2 {
+            let (extent, kernel) = (plane[axis], self.kernel[axis]);
+            let (stride, padding) = (self.stride[axis], self.padding[axis]);
+            if extent == 0 || kernel == 0 || stride == 0 {
+                return Err(format!("a plane of {plane:?} and {self:?} have an extent of zero"));
+            }
+            if [extent, kernel, stride, padding].into_iter().any(|e| e > Self::EXTENT_MAX) {
+                let most = Self::EXTENT_MAX;
+                return Err(format!("a plane of {plane:?} and {self:?} exceed {most}"));
+            }
+            if padding >= kernel {
+                return Err(format!("{self:?} has a position with nothing but padding"));
+            }
+            let Some(room) = (extent + 2 * padding).checked_sub(kernel) else {
+                return Err(format!("{self:?} is larger than a plane of {plane:?}"));
+            };
+            positions[axis] = room / stride + 1;
+        }
+        Ok(positions)
+    }
+
+    /// Which of its rows (axis 0) or columns (axis 1) lie inside a plane of that extent when it is at `position`.
+    pub fn inside(&self, axis: usize, position: usize, extent: usize) -> Range<usize> {
+        let start = position * self.stride[axis];
+        let padding = self.padding[axis];
+        let first = padding.saturating_sub(start);
+        first..self.kernel[axis].min((extent + padding).saturating_sub(start)).max(first)
+    }
+
+    /// The positions, of so many, at which it covers row or column `at` of the plane.
+    pub fn covering(&self, axis: usize, at: usize, positions: usize) -> Range<usize> {
+        let (at, stride) = (at + self.padding[axis], self.stride[axis]);
+        let first = (at + 1).saturating_sub(self.kernel[axis]).div_ceil(stride);
+        let end = (at / stride + 1).min(positions);
+        first.min(end)..end
+    }
+}
+
+/// Images, and a window over each: the numbers that kernels of convolutions and pools work with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Planes {
+    /// B.
+    pub images: usize,
+    /// (H, W) of an image.
+    pub input: [usize; 2],
+    /// (OH, OW): positions of the window.
+    pub output: [usize; 2],
+    /// C of the input.
+    pub channels: usize,
+    /// The window.
+    pub window: Window,
+}
+
+impl Planes {
+    /// Of an input (B, H, W, C).
+    ///
+    /// # Errors
+    /// A text: another number of axes, a window that does not fit, or columns that no memory holds.
+    pub fn new(input: &Shape, window: Window) -> Result<Planes, String> {
+        let &[images, height, width, channels] = input.axes() else {
+            return Err(format!("images must have the axes (B, H, W, C), not {input}"));
+        };
+        if channels == 0 {
+            return Err("images have no channels".to_owned());
+        }
+        let (plane, output) = ([height, width], window.positions([height, width])?);
+        let planes = Planes { images, input: plane, output, channels, window };
+        let covered = window.taps().checked_mul(channels).and_then(|n| n.checked_add(PACK));
+        let columns = covered.and_then(|n| Shape::checked(&[images, output[0], output[1], n]));
+        columns
+            .map(|_| planes)
+            .ok_or_else(|| format!("columns of {input} with {window:?} are too many"))
+    }
+
+    /// Shape of the output with so many channels.
+    ///
+    /// # Errors
+    /// A text: it has too many elements.
+    pub fn output_shape(&self, channels: usize) -> Result<Shape, String> {
+        let axes = [self.images, self.output[0], self.output[1], channels];
+        Shape::checked(&axes).ok_or_else(|| format!("a tensor of {axes:?} has too many elements"))
+    }
+
+    /// Positions of the window in an image.
+    pub fn positions(&self) -> usize {
+        self.output[0] * self.output[1]
+    }
+
+    /// Positions of an image.
+    pub fn pixels(&self) -> usize {
+        self.input[0] * self.input[1]
+    }
+
+    /// What a window covers: KH·KW·C, the width of a convolution's weight.
+    pub fn covered(&self) -> usize {
+        self.window.taps() * self.channels
+    }
+
+    /// Elements from one row of columns to the next. A row holds what a window covers, in the order (kh, kw, channel),
+    /// and zeros up to a multiple of 8: tensor cores read whole packs.
+    pub fn column_stride(&self) -> usize {
+        self.covered().next_multiple_of(PACK)
+    }
+
+    /// How many images have their columns in memory at a time, at most so many bytes of them with elements of
+    /// `element_bytes`: as many chunks as that takes, of nearly equal numbers of images, at least one. From eight
+    /// images on a chunk has a multiple of eight, so that chunks of every tensor begin on 16 bytes.
+    pub fn images_per_chunk(&self, element_bytes: usize, chunk_bytes: usize) -> usize {
+        let image_bytes =
+            self.positions().saturating_mul(self.column_stride()).saturating_mul(element_bytes);
+        let whole = |images: usize| if images < PACK { images } else { images / PACK * PACK };
+        let most = whole(chunk_bytes / image_bytes.max(1)).max(1);
+        if self.images <= most {
+            return self.images;
+        }
+        let equal = self.images.div_ceil(self.images.div_ceil(most));
+        if most < PACK { equal } else { equal.next_multiple_of(PACK) }
+    }
+}
+
+/// Elements that kernels load and store at once.
+const PACK: usize = 8;
+
+/// Most bytes of a chunk of columns. Half of what the second-level cache of a large card holds for one half of its
+/// multiprocessors, so that columns are read from there and never from memory.
+pub const COLUMN_CHUNK_BYTES: usize = 16 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn planes(images: usize, plane: usize, channels: usize) -> Planes {
+        let shape = Shape::from([images, plane, plane, channels]);
+        Planes::new(&shape, Window::square(3, 1, 1)).expect("it fits")
+    }
+
+    #[test]
+    fn windows_have_the_positions_that_fit() {
+        let positions = |kernel, stride, padding, plane: usize| {
+            Window::square(kernel, stride, padding).positions([plane; 2]).map(|[h, _]| h)
+        };
+        assert_eq!(positions(3, 1, 1, 32), Ok(32));
+        assert_eq!(positions(3, 2, 1, 32), Ok(16));
+        assert_eq!(positions(2, 2, 0, 7), Ok(3));
+        assert_eq!(positions(1, 2, 0, 5), Ok(3));
+        assert_eq!(positions(5, 3, 2, 1), Ok(1));
+        let refused = [(3, 1, 0, 2), (0, 1, 0, 2), (1, 0, 0, 2), (1, 1, 0, 0), (2, 1, 2, 9)];
+        for (kernel, stride, padding, plane) in refused {
+            assert!(positions(kernel, stride, padding, plane).is_err(), "{kernel} {stride}");
+        }
+        assert!(positions(usize::MAX, 1, usize::MAX - 1, 4).is_err());
+    }
+
+    #[test]
+    fn positions_cover_what_lies_inside() {
+        for (kernel, stride, padding) in [(3, 1, 1), (3, 2, 1), (2, 2, 0), (2, 3, 1), (5, 2, 0)] {
+            for extent in 5..12 {
+                let window = Window::square(kernel, stride, padding);
+                let [positions, _] = window.positions([extent; 2]).expect("it fits");
+                let covers = |position: usize, at: usize| {
+                    let at = (at + padding).wrapping_sub(position * stride);
+                    (at < kernel).then_some(at)
+                };
+                for position in 0..positions {
+                    let taps: Vec<usize> =
+                        (0..extent).filter_map(|at| covers(position, at)).collect();
+                    assert!(window.inside(0, position, extent).eq(taps), "{window:?} {position}");
+                }
+                for at in 0..extent {
+                    let over = (0..positions).filter(|&position| covers(position, at).is_some());
+                    assert!(window.covering(1, at, positions).eq(over), "{window:?} {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn chunks_are_even_and_within_their_bytes() {
+        for images in [1, 7, 8, 9, 63, 64, 65, 128, 1000] {
+            for (plane, channels) in [(32, 3), (16, 32), (8, 64), (64, 64), (224, 128)] {
+                for bytes in [2, 4] {
+                    let planes = planes(images, plane, channels);
+                    let chunk = planes.images_per_chunk(bytes, COLUMN_CHUNK_BYTES);
+                    let image = planes.positions() * planes.column_stride() * bytes;
+                    assert!(chunk == 1 || chunk * image <= COLUMN_CHUNK_BYTES, "{planes:?}");
+                    assert!(chunk <= images && (chunk < 8 || chunk % 8 == 0 || chunk == images));
+                }
+            }
+        }
+        // 128 images of which 113 would fit are two chunks of 64.
+        assert_eq!(planes(128, 16, 32).images_per_chunk(2, COLUMN_CHUNK_BYTES), 64);
+    }
+
+    #[test]
+    fn columns_are_whole_packs() {
+        let planes = planes(1, 4, 3);
+        assert_eq!((planes.covered(), planes.column_stride()), (27, 32));
+    }
+}
