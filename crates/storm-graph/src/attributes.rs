@@ -100,6 +100,15 @@ pub enum NormKind {
     Rms,
 }
 
+/// What a norm of channels applies to its result, in the same pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormActivation {
+    /// Nothing.
+    None,
+    /// Negative values become 0.
+    Relu,
+}
+
 /// Whether a backward op also makes the gradients of its parameters. Frozen ones skip them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterGradients {

@@ -149,6 +149,12 @@ impl Backward<'_> {
         self.outputs
     }
 
+    /// The op that makes a tensor, and its outputs; none for tensors from outside.
+    pub(crate) fn producer(&self, id: TensorId) -> Option<(&Op<TensorId>, &[TensorId])> {
+        let node = &self.graph.nodes()[self.graph.producer(id)?];
+        Some((&node.op, &node.outputs))
+    }
+
     /// The whole gradient of an output; none if nothing depends on it.
     pub(crate) fn output_gradient(&self, output: usize) -> Option<TensorId> {
         self.consulted.set(self.consulted.get() | 1 << output);
@@ -259,7 +265,7 @@ impl Backward<'_> {
             section: self.name.to_owned(),
             problem: format!(
                 "{} makes no gradient of parameter `{}` as it is used here: use a trainable \
-                 parameter as the weight or bias of Linear, Conv2d, Norm, QkNorm, Embedding or \
+                 parameter as the weight or bias of Linear, Conv2d, Norm, QkNorm, BatchNorm, Embedding or \
                  HeadLoss, in one role per op",
                 self.op.name(),
                 self.tensor(id).name

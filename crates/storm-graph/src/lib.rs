@@ -44,8 +44,8 @@ pub mod work;
 
 pub use attributes::{
     ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts, HeadLayout,
-    IGNORE_INDEX, Mask, NormKind, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding,
-    StepScalars, UnitOutput,
+    IGNORE_INDEX, Mask, NormActivation, NormKind, ParameterGradients, RotaryDirection,
+    RotaryFrequencies, Rounding, StepScalars, UnitOutput,
 };
 pub use autodiff::{GradientRequest, differentiate, order_name, parameter_gradient_dtype};
 pub use codec::encode_units;
@@ -59,7 +59,10 @@ pub use moments::{
     moment_scale,
 };
 pub use op::{Cost, Family, Op};
-pub use ops::{PIECE_ALIGNMENT, ROWS_PER_PARTIAL, SUM_BLOCK};
+pub use ops::{
+    PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES,
+    STATISTICS_ROWS, SUM_BLOCK,
+};
 pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,
     ProgramParameter, Stage, TiedUse,
@@ -67,7 +70,7 @@ pub use program::{
 pub use quantized::{GROUP as QUANTIZED_GROUP, NF4, QuantizedFormat, QuantizedRow};
 pub use recompute::recompute;
 pub use section::{Carried, ParameterGradient, Section, SectionBackward};
-pub use section_builder::SectionBuilder;
+pub use section_builder::{BatchNormOptions, SectionBuilder};
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorClass, TensorId, Training};
 pub use window::{COLUMN_CHUNK_BYTES, Planes, Window};

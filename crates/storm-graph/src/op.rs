@@ -29,6 +29,8 @@ pub enum Family {
     Elementwise,
     /// Norms of rows and of heads.
     Norm,
+    /// Norms of channels over a batch.
+    BatchNorm,
     /// Attention and positions.
     Attention,
     /// The head and its loss.
@@ -60,6 +62,8 @@ pub enum Cost {
     View,
     /// Every operand is read and every output is written once.
     Bytes,
+    /// Operands are read twice, once for sums and once with them; outputs are written once.
+    BytesTwice,
 }
 
 macro_rules! map_slot {
@@ -222,6 +226,28 @@ define_ops! {
         heads: HeadLayout, parameters: ParameterGradients, dtype: DType
     }
 
+    /// Mean and variance of each channel of `x` (.., C) over all rows. In a training step (see
+    /// [`PhaseWords`](crate::random::PhaseWords)) they are those of the batch; in an evaluation, those of `running_mean` and
+    /// `running_variance` (C) f32, which a training step does not read. Yields mean (C), variance (C) and the variance
+    /// without bias (C), all f32, and partial sums as scratch. The first two normalize; running statistics are moved
+    /// towards the first and the third. One row has a variance of 0.
+    BatchStatistics [BatchNorm, Bytes] { x: One, running_mean: One, running_variance: One, phase: One; }
+    /// `f(weight · (x − mean) / √(variance + epsilon) + bias + addend)` for each channel of `x` (.., C), rounded once:
+    /// norm, residual sum and activation in one pass. `mean` and `variance` are those of [`Op::BatchStatistics`].
+    BatchNorm [BatchNorm, Bytes] {
+        x: One, mean: One, variance: One, weight: One, bias: One, addend: Maybe;
+        epsilon: f32, activation: NormActivation
+    }
+    /// Backward of [`Op::BatchNorm`] and [`Op::BatchStatistics`] in a training step: mean and variance depend on `x`. Where a
+    /// ReLU is off follows from `x` again, and from `addend`, which is given if there are both: so what was made, which the
+    /// next block has, is neither kept nor read. Yields dx (.., C); with `parameters: Compute` d_weight (C) and d_bias (C),
+    /// both in `dtype` and added to their accumulators; sums as scratch; and with `addend` its gradient.
+    BatchNormGrad [BatchNorm, BytesTwice] {
+        dy: One, x: One, addend: Maybe, mean: One, variance: One, weight: One, bias: One,
+        weight_accumulator: Maybe, bias_accumulator: Maybe;
+        epsilon: f32, activation: NormActivation, parameters: ParameterGradients, dtype: DType
+    }
+
     // ---- attention --------------------------------------------------------------------------
     /// Cosines and sines of P pairs for `positions` (B, T): yields (B, T, P, 2) f32.
     RotaryTable [Attention, Bytes] { positions: One; frequencies: RotaryFrequencies }
@@ -334,6 +360,17 @@ impl<T: Clone> Op<T> {
         operands
     }
 
+    /// Operands that the op reads in evaluations only. What it yields in a training step does not depend on them, so a
+    /// recomputation may see other values there.
+    pub fn read_by_evaluations(&self) -> Vec<T> {
+        match self {
+            Op::BatchStatistics { running_mean, running_variance, .. } => {
+                vec![running_mean.clone(), running_variance.clone()]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Which outputs overwrite which operand: (operand, output index). The two share memory.
     pub fn in_place(&self) -> Vec<(T, usize)> {
         let pairs: Vec<(Option<&T>, usize)> = match self {
@@ -347,7 +384,8 @@ impl<T: Clone> Op<T> {
             }
             Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => vec![(Some(dy), 1)],
-            Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
+            Op::NormGrad { weight_accumulator, bias_accumulator, .. }
+            | Op::BatchNormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }
             Op::QkNormGrad { query_accumulator, key_accumulator, .. } => {
@@ -383,6 +421,8 @@ impl<T: Clone> Op<T> {
             | Op::SwiGluCodedGrad { output: UnitOutput::Skip, .. }
             | Op::Norm { .. }
             | Op::QkNorm { .. }
+            | Op::BatchStatistics { .. }
+            | Op::BatchNorm { .. }
             | Op::RotaryTable { .. }
             | Op::Rotary { .. }
             | Op::Attention { .. }

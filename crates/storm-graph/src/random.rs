@@ -83,6 +83,31 @@ impl DropoutWords {
     }
 }
 
+/// Words of the device tensor that says what runs: whether it is a training step, low seed, high seed.
+pub const PHASE_WORDS: usize = 3;
+
+/// What runs, as the host sets it for ops that do something else in an evaluation than in a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PhaseWords {
+    /// Whether it is the forward pass of a training step, or its recomputation.
+    pub training: bool,
+    /// Of the run.
+    pub seed: u64,
+}
+
+impl PhaseWords {
+    /// As the device tensor holds them.
+    pub fn to_words(self) -> [i32; PHASE_WORDS] {
+        [i32::from(self.training), self.seed as u32 as i32, (self.seed >> 32) as u32 as i32]
+    }
+
+    /// Back from the device tensor.
+    pub fn from_words([training, low, high]: [i32; PHASE_WORDS]) -> PhaseWords {
+        let seed = u64::from(low as u32) | u64::from(high as u32) << 32;
+        PhaseWords { training: training != 0, seed }
+    }
+}
+
 /// An element is dropped if its word is below this.
 pub fn drop_threshold(rate: f32) -> u32 {
     (f64::from(rate) * 4_294_967_296.0) as u32
@@ -165,6 +190,8 @@ mod tests {
         for (micro_batch, drops) in [(0, true), (u32::MAX, false)] {
             let words = DropoutWords { seed, micro_batch, drops };
             assert_eq!(DropoutWords::from_words(words.to_words()), words);
+            let words = PhaseWords { training: drops, seed: seed.seed };
+            assert_eq!(PhaseWords::from_words(words.to_words()), words);
         }
     }
 }

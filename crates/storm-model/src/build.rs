@@ -15,6 +15,10 @@ use storm_graph::{
 /// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).
 pub const DROPOUT_INPUT: &str = "dropout.random";
 
+/// The input that says whether a training step or an evaluation runs, as
+/// [`PhaseWords`](storm_graph::random::PhaseWords). The trainer fills it.
+pub const PHASE_INPUT: &str = "phase";
+
 /// Rows of logits that exist at a time unless asked otherwise.
 pub const DEFAULT_CHUNK_ROWS: usize = 1024;
 

@@ -27,8 +27,8 @@ mod window;
 pub use any_model::{AnyModel, Unit};
 pub use base_format::BaseFormat;
 pub use build::{
-    BuildOptions, DEFAULT_CHUNK_ROWS, DROPOUT_INPUT, Initialization, ModelOutput, Packing,
-    Trainable, build, initialization,
+    BuildOptions, DEFAULT_CHUNK_ROWS, DROPOUT_INPUT, Initialization, ModelOutput, PHASE_INPUT,
+    Packing, Trainable, build, initialization,
 };
 pub use config::{Family, ModelConfig};
 pub use decode::{

@@ -6,9 +6,9 @@ use crate::optimizer::names;
 use crate::{Found, TrainError};
 use storm_device::bytes_of;
 use storm_exec::Feed;
-use storm_graph::random::{DROPOUT_WORDS, DropoutWords, SEED_WORDS, Seed};
+use storm_graph::random::{DROPOUT_WORDS, DropoutWords, PHASE_WORDS, PhaseWords, SEED_WORDS, Seed};
 use storm_graph::{StepScalars, Tensor};
-use storm_model::DROPOUT_INPUT;
+use storm_model::{DROPOUT_INPUT, PHASE_INPUT};
 use storm_plan::CheckedPlan;
 
 /// The result that is learned.
@@ -25,6 +25,7 @@ enum Source {
     Scalars,
     Random,
     Dropout,
+    Phase,
 }
 
 /// Seeds of what runs.
@@ -32,7 +33,7 @@ enum Source {
 pub(crate) struct StepSeeds {
     /// Of the update that is applied.
     pub(crate) update: Seed,
-    /// Of the update that the forward pass is for; none if it is for none, and nothing is dropped.
+    /// Of the update that the forward pass is for; none if it is for none: an evaluation, in which nothing is dropped.
     pub(crate) forward: Option<Seed>,
 }
 
@@ -41,6 +42,11 @@ pub(crate) fn dropout_words(seed: Option<Seed>, micro_batch: usize) -> [i32; DRO
     let drops = seed.is_some();
     let seed = seed.unwrap_or(Seed { seed: 0, step: 0 });
     DropoutWords { seed, micro_batch: micro_batch as u32, drops }.to_words()
+}
+
+/// What runs, as the device reads it.
+pub(crate) fn phase_words(seed: Option<Seed>) -> [i32; PHASE_WORDS] {
+    PhaseWords { training: seed.is_some(), seed: seed.map_or(0, |seed| seed.seed) }.to_words()
 }
 
 /// What fills each input of a plan, and its results other than loss and norm.
@@ -73,6 +79,7 @@ impl Exchange {
                 (names::SCALARS, _) => Source::Scalars,
                 (names::RANDOM, _) => Source::Random,
                 (DROPOUT_INPUT, _) => Source::Dropout,
+                (PHASE_INPUT, _) => Source::Phase,
                 _ => return Err(foreign(format!("it has an input `{name}`, which this has not"))),
             });
         }
@@ -103,6 +110,7 @@ impl Exchange {
             random: seeds.update.to_words(),
             forward: seeds.forward,
             dropout: [0; DROPOUT_WORDS],
+            phase: phase_words(seeds.forward),
             loss: 0.0,
             correct: 0.0,
             gradient_norm: f32::NAN,
@@ -130,6 +138,7 @@ pub(crate) struct StepFeed<'a, B> {
     random: [i32; SEED_WORDS],
     forward: Option<Seed>,
     dropout: [i32; DROPOUT_WORDS],
+    phase: [i32; PHASE_WORDS],
     loss: f32,
     correct: f32,
     pub(crate) gradient_norm: f32,
@@ -168,6 +177,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
                 self.dropout = dropout_words(self.forward, micro_batch.unwrap_or(0));
                 bytes_of(&self.dropout)
             }
+            Source::Phase => bytes_of(&self.phase),
         })
     }
 

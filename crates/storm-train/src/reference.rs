@@ -1,4 +1,4 @@
-use crate::feed::{CORRECT, dropout_words};
+use crate::feed::{CORRECT, dropout_words, phase_words};
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
@@ -14,7 +14,7 @@ use storm_graph::{
 };
 use storm_model::{
     AnyModel, Augmentation, BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelOutput,
-    Packing, ParameterSource, SaveOptions,
+    PHASE_INPUT, Packing, ParameterSource, SaveOptions,
 };
 
 /// How a model is trained.
@@ -110,6 +110,8 @@ struct Inputs {
     denominator: SlotId,
     /// What is dropped, in a program that drops something.
     dropout: Option<SlotId>,
+    /// Training or evaluation, in a program that distinguishes them.
+    phase: Option<SlotId>,
     scalars: SlotId,
     random: SlotId,
     norm: SlotId,
@@ -251,12 +253,15 @@ impl<D: Device> ReferenceTrainer<D> {
     pub fn accumulate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
         let valid = self.inputs.rules.check(batches, &self.options)?;
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
+        let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
+        if let Some(phase) = self.inputs.phase {
+            self.resident.write(phase, &phase_words(Some(seed)))?;
+        }
         let classifies = self.resident.has_result(self.schedules.start, CORRECT);
         let (mut loss, mut correct) = (0.0, 0.0);
         for (index, batch) in batches.iter().enumerate() {
             self.write_batch(batch)?;
             if let Some(dropout) = self.inputs.dropout {
-                let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
                 self.resident.write(dropout, &dropout_words(Some(seed), index))?;
             }
             let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
@@ -413,6 +418,7 @@ impl Inputs {
             rules,
             denominator: slots.get(DENOMINATOR)?,
             dropout: slots.find(DROPOUT_INPUT),
+            phase: slots.find(PHASE_INPUT),
             scalars: slots.get(names::SCALARS)?,
             random: slots.get(names::RANDOM)?,
             norm: slots.get(names::NORM)?,

@@ -2,6 +2,7 @@
 
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
+use super::kernels::batch_norm::{self, BatchNormGradOutput, Channels, StatisticsOutput};
 use super::kernels::column_sum::column_sum;
 use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
@@ -16,7 +17,7 @@ use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
 use half::bf16;
-use storm_graph::random::{DropoutWords, Seed, Stream};
+use storm_graph::random::{DropoutWords, PhaseWords, Seed, Stream};
 use storm_graph::{
     ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
     ParameterGradients, Planes, QuantizedFormat, QuantizedRow, Shape, StepScalars, UnitOutput,
@@ -322,6 +323,74 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 ));
             }
         }),
+        Op::BatchStatistics { x, running_mean, running_variance, phase } => {
+            let out = StatisticsOutput {
+                mean: access.out(&outputs[0]),
+                variance: access.out(&outputs[1]),
+                unbiased: access.out(&outputs[2]),
+            };
+            if access.phase(phase).training {
+                let partials = access.out(&outputs[3]);
+                with_float!(x.dtype, E => {
+                    batch_norm::batch_statistics::<E>(access.get(x), partials, out);
+                });
+            } else {
+                out.mean.copy_from_slice(access.get(running_mean));
+                out.variance.copy_from_slice(access.get(running_variance));
+                out.unbiased.copy_from_slice(access.get(running_variance));
+            }
+        }
+        Op::BatchNorm { x, mean, variance, weight, bias, addend, epsilon, activation } => {
+            with_float!(x.dtype, E => with_float!(weight.dtype, W => {
+                let channels = Channels::<W> {
+                    mean: access.get(mean),
+                    variance: access.get(variance),
+                    weight: access.get(weight),
+                    bias: access.get(bias),
+                    epsilon: *epsilon,
+                    activation: *activation,
+                };
+                let (x, addend) = (access.get::<E>(x), access.maybe(addend));
+                batch_norm::batch_norm(channels, x, addend, access.out(&outputs[0]));
+            }))
+        }
+        Op::BatchNormGrad {
+            dy,
+            x,
+            addend,
+            mean,
+            variance,
+            weight,
+            bias,
+            weight_accumulator,
+            bias_accumulator,
+            epsilon,
+            activation,
+            parameters,
+            dtype,
+        } => with_float!(x.dtype, E => with_float!(weight.dtype, W => with_float!(*dtype, G => {
+            let channels = Channels::<W> {
+                mean: access.get(mean),
+                variance: access.get(variance),
+                weight: access.get(weight),
+                bias: access.get(bias),
+                epsilon: *epsilon,
+                activation: *activation,
+            };
+            let compute = *parameters == ParameterGradients::Compute;
+            let partials = if compute { 3 } else { 1 };
+            let output = BatchNormGradOutput::<E, G> {
+                dx: access.out(&outputs[0]),
+                parameters: compute.then(|| [
+                    (access.out(&outputs[1]), mode(weight_accumulator)),
+                    (access.out(&outputs[2]), mode(bias_accumulator)),
+                ]),
+                partials: access.out(&outputs[partials]),
+                d_addend: addend.is_some().then(|| access.out(&outputs[partials + 1])),
+            };
+            let (dy, x, addend) = (access.get(dy), access.get(x), access.maybe(addend));
+            batch_norm::batch_norm_grad(channels, dy, x, addend, output);
+        }))),
         Op::RotaryTable { positions, frequencies } => {
             let (positions, table) = (access.get(positions), access.out(&outputs[0]));
             heads::rotary_table(frequencies, positions, table);
@@ -658,6 +727,10 @@ impl<'m> Access<'_, 'm> {
     fn seed(&self, view: &View) -> Seed {
         let words = self.get::<i32>(view);
         Seed::from_words([words[0], words[1], words[2]])
+    }
+
+    fn phase(&self, view: &View) -> PhaseWords {
+        PhaseWords::from_words(self.get(view).try_into().expect("its shape"))
     }
 
     fn random_bits(

@@ -67,6 +67,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::QkNorm { .. } | Op::QkNormGrad { .. } | Op::RotaryTable { .. } | Op::Rotary { .. } => {
             heads::plan(planner)
         }
+        Op::BatchStatistics { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. } => {
+            Err(unsupported(planner, "there is no kernel for it"))
+        }
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
         Op::CachedAttention { .. } => attention_cached::plan(planner),
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
