@@ -174,6 +174,11 @@ impl SectionBuilder {
         Ok(y)
     }
 
+    /// The shape of a tensor of the section.
+    pub fn shape_of(&self, tensor: TensorId) -> &Shape {
+        &self.graph.tensor(tensor).shape
+    }
+
     /// The first output of any op.
     ///
     /// # Errors

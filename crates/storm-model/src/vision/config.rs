@@ -1,7 +1,9 @@
 //! The description of an image classifier, as config.json has it.
 
-use crate::ModelError;
+use super::network::network;
+use crate::{BuildOptions, ModelError};
 use serde::{Deserialize, Serialize};
+use storm_graph::DType;
 
 /// `model_type` in config.json of an image classifier.
 pub const IMAGE_MODEL_TYPE: &str = "storm-image";
@@ -133,6 +135,8 @@ impl ImageConfig {
                 format!("a multiple of {multiple} for this network")
             })?;
         }
+        // Whatever else a size may be too large for shows here, so that a validated config can be built.
+        network(self, &BuildOptions::training(1, 1, DType::F32))?;
         Ok(())
     }
 

@@ -2,12 +2,13 @@
 
 mod build;
 mod config;
+mod draft;
 mod files;
 mod network;
 mod parameters;
 mod presets;
 
-pub use build::{Augmentation, PIXEL_VALUES_MAX};
+pub use build::Augmentation;
 pub(crate) use build::{build, initialization};
 pub use config::{IMAGE_MODEL_TYPE, ImageConfig, ImageNetwork};
 pub use files::ImageDirectory;

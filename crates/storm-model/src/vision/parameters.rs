@@ -1,7 +1,9 @@
 //! The parameters of an image classifier, and how PyTorch stores each.
 
-use super::{ImageConfig, network};
-use crate::{HfPiece, ParameterSpec, StoredOrder};
+use super::ImageConfig;
+use super::network::{Network, network};
+use crate::{BuildOptions, HfPiece, ParameterSpec, StoredOrder};
+use storm_graph::DType;
 
 /// How a parameter of a template is stored.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +28,9 @@ impl Stored {
 /// Every parameter of a validated config with its full name, running statistics included, in the order of the forward
 /// pass. Names are those of PyTorch's modules.
 pub(crate) fn parameters(config: &ImageConfig) -> Vec<ParameterSpec> {
-    let network::Outline { templates, stages } = network::outline(config);
+    let options = BuildOptions::training(1, 1, DType::F32);
+    let Network { stored: templates, stages, .. } = network(config, &options)
+        .unwrap_or_else(|error| unreachable!("a validated config can be built: {error}"));
     let mut specs = Vec::new();
     for stage in &stages {
         for block in 0..stage.repeat {
