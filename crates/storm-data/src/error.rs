@@ -33,6 +33,36 @@ pub enum DataError {
         /// What is missing.
         problem: String,
     },
+    /// A dataset holds something else than what is to be done with it needs.
+    #[error("{path} holds {holds}, and this needs a dataset of {wanted}")]
+    OtherKind {
+        /// The dataset.
+        path: PathBuf,
+        /// What it holds.
+        holds: &'static str,
+        /// What is needed.
+        wanted: &'static str,
+    },
+    /// The system refused to read a block of records.
+    #[error("{path}, block {block}: {source}")]
+    ReadBlock {
+        /// The shard.
+        path: PathBuf,
+        /// Which of its blocks.
+        block: u64,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A block of records is damaged.
+    #[error("{path}, block {block}: {problem}; pack the dataset again")]
+    DamagedBlock {
+        /// The shard.
+        path: PathBuf,
+        /// Which of its blocks.
+        block: u64,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Text that cannot be packed.
     #[error("{path}: {problem}")]
     Input {

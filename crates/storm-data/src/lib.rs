@@ -55,6 +55,7 @@ mod error;
 mod loader;
 mod manifest;
 mod pack;
+pub mod records;
 mod shard;
 mod tokenizer;
 

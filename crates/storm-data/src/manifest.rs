@@ -15,11 +15,11 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 /// The checksums of both, as `sha256sum -c` reads them.
 pub(crate) const CHECKSUMS: &str = "dataset.sha256";
 
-const FORMAT: &str = "storm-dataset";
-const VERSION: u32 = 1;
+pub(crate) const FORMAT: &str = "storm-dataset";
+pub(crate) const VERSION: u32 = 1;
 
 /// A hundred thousand shards need less.
-const MANIFEST_BYTES_MAX: u64 = 16 << 20;
+pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;
 /// The largest tokenizers in use are 35 MB.
 pub(crate) const TOKENIZER_BYTES_MAX: u64 = 128 << 20;
 
@@ -137,11 +137,15 @@ impl Manifest {
         }
         let damaged = |problem: String| DataError::damaged(&path, problem);
         let json = read_file(&path, MANIFEST_BYTES_MAX)?;
+        if peek_version(&path, &json)? == crate::records::MANIFEST_VERSION {
+            return Err(DataError::OtherKind {
+                path: dir.to_owned(),
+                holds: "records such as images",
+                wanted: "tokens",
+            });
+        }
         let manifest: Manifest =
             serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
-        if manifest.format != FORMAT {
-            return Err(damaged(format!("its format is not `{FORMAT}`")));
-        }
         if manifest.version != VERSION {
             let version = manifest.version;
             return Err(damaged(format!("version {version}, this program knows {VERSION}")));
@@ -151,6 +155,21 @@ impl Manifest {
             return Err(damaged(format!("it does not match {CHECKSUMS}")));
         }
         Ok((manifest, sha256_hex(&json)))
+    }
+}
+
+/// The version of a manifest, which says what the rest of it looks like.
+pub(crate) fn peek_version(path: &Path, json: &[u8]) -> Result<u32, DataError> {
+    #[derive(Deserialize)]
+    struct Peek {
+        format: String,
+        version: u32,
+    }
+    let peek: Peek = serde_json::from_slice(json)
+        .map_err(|error| DataError::damaged(path, error.to_string()))?;
+    match peek.format == FORMAT {
+        true => Ok(peek.version),
+        false => Err(DataError::damaged(path, format!("its format is not `{FORMAT}`"))),
     }
 }
 

@@ -8,7 +8,7 @@ mod write;
 use crate::{DataError, Dataset};
 use rows::{RowBuffers, Rows};
 use serde::{Deserialize, Serialize};
-use shuffle::Shuffle;
+pub(crate) use shuffle::Shuffle;
 use std::sync::Arc;
 pub use write::write_batches;
 

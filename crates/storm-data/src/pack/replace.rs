@@ -16,7 +16,7 @@ pub enum IfExists {
 
 impl IfExists {
     /// Whether a nonempty directory may be replaced; if not, why.
-    pub(super) fn may_replace(self, dir: &Path) -> Result<(), String> {
+    pub(crate) fn may_replace(self, dir: &Path) -> Result<(), String> {
         if self == IfExists::Refuse {
             return Err("exists already; choose another name, or --overwrite it".to_owned());
         }

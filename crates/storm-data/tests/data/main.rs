@@ -7,6 +7,7 @@ mod loading;
 mod memory;
 mod outputs;
 mod packing;
+mod records;
 mod samples;
 mod tokenizers;
 mod workers;

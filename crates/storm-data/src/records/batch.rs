@@ -1,0 +1,125 @@
+//! A batch of records, column by column.
+
+use super::column::{Column, ColumnKind, ColumnType, Place, RecordLayout, check_range};
+
+/// A batch in reusable buffers. Rows from [`RecordBatch::rows`] on hold no data: they are zero, and classes are
+/// [`storm_graph::IGNORE_INDEX`].
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RecordBatch {
+    /// Rows that hold data.
+    pub rows: usize,
+    /// Of each row: the number of its record in the dataset, as low and high half, and the epoch.
+    pub samples: Vec<[i32; 3]>,
+    columns: Vec<BatchColumn>,
+}
+
+/// One column of a batch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchColumn {
+    /// Its name, elements and shape, without the dimension of rows.
+    pub column: Column,
+    /// The rows one after another, little-endian.
+    pub bytes: Vec<u8>,
+    /// For columns without a fixed size: where each row ends in `bytes`.
+    pub ends: Vec<usize>,
+}
+
+impl RecordBatch {
+    /// The bytes of a column's rows one after another.
+    pub fn column(&self, name: &str) -> Option<&BatchColumn> {
+        self.columns.iter().find(|column| column.column.name == name)
+    }
+
+    /// All columns, in the dataset's order.
+    pub fn columns(&self) -> &[BatchColumn] {
+        &self.columns
+    }
+
+    /// Makes room for so many rows of a dataset's records, none of which hold data yet.
+    pub(super) fn prepare(&mut self, layout: &RecordLayout, rows: usize) {
+        let same = self.columns.iter().map(|column| &column.column).eq(layout.columns());
+        if !same {
+            let empty = |column: &Column| BatchColumn {
+                column: column.clone(),
+                bytes: Vec::new(),
+                ends: Vec::new(),
+            };
+            self.columns = layout.columns().iter().map(empty).collect();
+        }
+        self.rows = 0;
+        self.samples.clear();
+        self.samples.resize(rows, [0; 3]);
+        for column in &mut self.columns {
+            column.ends.clear();
+            match column.column.record_bytes() {
+                Some(bytes) => column.bytes.resize(rows * bytes, 0),
+                None => column.bytes.clear(),
+            }
+        }
+    }
+
+    /// Copies a record into a row; rows come one after another.
+    pub(super) fn push(&mut self, record: &[u8], layout: &RecordLayout) -> Result<(), String> {
+        for (column, place) in self.columns.iter_mut().zip(layout.places()) {
+            match *place {
+                Place::Fixed { at, bytes } => {
+                    let value = &record[at..at + bytes];
+                    check_range(&column.column, value)?;
+                    column.bytes[self.rows * bytes..][..bytes].copy_from_slice(value);
+                }
+                Place::Varying { number } => {
+                    let value = layout.varying(record, number);
+                    let value = value.ok_or("the lengths in a record exceed it")?;
+                    column.bytes.extend_from_slice(value);
+                    column.ends.push(column.bytes.len());
+                }
+            }
+        }
+        self.rows += 1;
+        Ok(())
+    }
+
+    /// Marks the rows that are left as empty.
+    pub(super) fn finish(&mut self) {
+        let rows = self.samples.len();
+        for column in &mut self.columns {
+            match column.column.record_bytes() {
+                Some(bytes) => {
+                    let rest = &mut column.bytes[self.rows * bytes..];
+                    match column.column.below {
+                        Some(_) => {
+                            let ignored = storm_graph::IGNORE_INDEX.to_le_bytes();
+                            rest.as_chunks_mut().0.fill(ignored);
+                        }
+                        None => rest.fill(0),
+                    }
+                }
+                None => column.ends.resize(rows, column.bytes.len()),
+            }
+        }
+    }
+}
+
+impl BatchColumn {
+    /// The bytes of one row.
+    pub fn row(&self, row: usize) -> &[u8] {
+        match self.column.kind {
+            ColumnKind::Fixed => {
+                let bytes = self.column.record_bytes().unwrap_or(0);
+                &self.bytes[row * bytes..][..bytes]
+            }
+            ColumnKind::Bytes => {
+                let start = if row == 0 { 0 } else { self.ends[row - 1] };
+                &self.bytes[start..self.ends[row]]
+            }
+        }
+    }
+
+    /// The values of a column of i32.
+    pub fn to_i32(&self) -> Option<Vec<i32>> {
+        let is_i32 = self.column.dtype == ColumnType::I32;
+        is_i32.then(|| {
+            self.bytes.as_chunks().0.iter().map(|four| i32::from_le_bytes(*four)).collect()
+        })
+    }
+}

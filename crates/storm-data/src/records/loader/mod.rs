@@ -1,0 +1,381 @@
+//! Batches of records: each record once per epoch, starting at any position, within a bound of memory.
+//!
+//! The calling thread plans batches; workers read blocks and copy records. A window's blocks stay in memory until all
+//! of its records were copied. Meanwhile the blocks of the next window are read, each batch in proportion, so that a
+//! window never begins with a burst of reads. Two windows and the batches ahead fit in `data_ram`.
+
+mod planner;
+mod window;
+mod worker;
+
+use super::batch::RecordBatch;
+use super::order::{Order, Part, Rule, WINDOW_BLOCKS_MIN};
+use super::read::Buffers;
+use super::set::RecordSet;
+use crate::{DataError, Passes, Split};
+use planner::{Planned, Planner};
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+use window::Residence;
+use worker::{Counters, Job, Reply, Workers};
+
+/// The most rows of a batch.
+const BATCH_MAX: usize = 1 << 24;
+/// The most threads.
+const WORKERS_MAX: usize = 1024;
+
+/// What to load, and with how much memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordLoaderOptions {
+    /// Records in a batch.
+    pub batch: usize,
+    /// Of the order.
+    pub seed: u64,
+    /// Which part.
+    pub part: Split,
+    /// In which order.
+    pub order: Order,
+    /// How often.
+    pub passes: Passes,
+    /// Bytes of memory for blocks and for batches ahead. It decides how many blocks are in a window.
+    pub data_ram: u64,
+    /// Threads that read. Their number changes no batch.
+    pub workers: usize,
+}
+
+impl RecordLoaderOptions {
+    /// For training: windows without end.
+    pub fn training(batch: usize, seed: u64, data_ram: u64) -> RecordLoaderOptions {
+        RecordLoaderOptions {
+            batch,
+            seed,
+            part: Split::Train,
+            order: Order::Window,
+            passes: Passes::Endless,
+            data_ram,
+            workers: 2,
+        }
+    }
+
+    /// For an evaluation: the held-out part once.
+    pub fn evaluation(batch: usize, data_ram: u64) -> RecordLoaderOptions {
+        RecordLoaderOptions {
+            part: Split::Held,
+            order: Order::Sequential,
+            passes: Passes::One,
+            ..RecordLoaderOptions::training(batch, 0, data_ram)
+        }
+    }
+}
+
+/// The position of a loader. It is small, and part of checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordPosition {
+    /// Which dataset, see [`RecordSet::id`].
+    pub dataset: String,
+    /// Which part of it.
+    pub part: Split,
+    /// In which order.
+    pub order: Order,
+    /// Of the order.
+    pub seed: u64,
+    /// Blocks in a window, which follows from `data_ram`; 0 where the order does not depend on it.
+    pub window_blocks: u64,
+    /// Passes finished.
+    pub epoch: u64,
+    /// Records of this pass that were returned.
+    pub row: u64,
+}
+
+/// What loading has cost so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoaderStatistics {
+    /// Batches returned.
+    pub batches: u64,
+    /// Of those, the ones that were not ready.
+    pub stalls: u64,
+    /// Nanoseconds that the caller waited for them.
+    pub stalled_ns: u64,
+    /// Blocks and single records that were read.
+    pub reads: u64,
+    /// Bytes read from disk.
+    pub read_bytes: u64,
+    /// Nanoseconds that workers waited for the disk, all together.
+    pub reading_ns: u64,
+    /// Nanoseconds of workers in checksums and decompression, all together.
+    pub decoding_ns: u64,
+}
+
+/// Draws batches from a dataset of records.
+#[derive(Debug)]
+pub struct RecordLoader {
+    set: Arc<RecordSet>,
+    options: RecordLoaderOptions,
+    planner: Planner,
+    workers: Workers,
+    /// Batches that were planned, in their order.
+    ahead: VecDeque<Ahead>,
+    depth: usize,
+    /// Batches whose memory can be used again.
+    spare: Vec<RecordBatch>,
+    epoch: u64,
+    row: u64,
+    statistics: LoaderStatistics,
+}
+
+#[derive(Debug)]
+struct Ahead {
+    reply: Receiver<Reply>,
+    /// The position after it.
+    epoch: u64,
+    row: u64,
+}
+
+impl RecordLoader {
+    /// A loader at the beginning of the first epoch.
+    ///
+    /// # Errors
+    /// If the part is empty, an option cannot be used, or `data_ram` is too small for this dataset.
+    pub fn new(
+        set: Arc<RecordSet>,
+        options: RecordLoaderOptions,
+    ) -> Result<RecordLoader, DataError> {
+        let refuse = |option, problem: String| Err(DataError::Option { option, problem });
+        for (option, value, most) in
+            [("batch", options.batch, BATCH_MAX), ("workers", options.workers, WORKERS_MAX)]
+        {
+            if value == 0 || value > most {
+                return refuse(option, format!("{value} is not between 1 and {most}"));
+            }
+        }
+        let blocks = set.blocks_of(options.part);
+        if blocks.is_empty() {
+            let hint = match options.part {
+                Split::Train => "pack more data, or hold less of it out",
+                Split::Held => "pack a dataset that has a test part, or with --held-out",
+            };
+            let (path, split) = (set.dir().to_owned(), options.part.name());
+            return Err(DataError::Empty { path, split, hint: hint.to_owned() });
+        }
+        let records = blocks.iter().map(|&block| set.block(block).records()).collect();
+        let part = Part::new(blocks, records);
+        let memory = Memory::new(&set, &part, &options);
+        if memory.needed > options.data_ram {
+            let (needed, given) = (memory.needed, options.data_ram);
+            return refuse(
+                "data-ram",
+                format!(
+                    "{given} bytes are less than the {needed} that this dataset and batch need"
+                ),
+            );
+        }
+        let rule =
+            Rule { order: options.order, seed: options.seed, window_blocks: memory.window_blocks };
+        let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
+        let residence = match memory.fits {
+            true => Residence::whole(&part),
+            false if options.order != Order::Global => Residence::Windows,
+            false if set.has_single_records() => Residence::SingleRecords,
+            false => Residence::recent(memory.cached_blocks),
+        };
+        let workers = Workers::start(&set, &buffers, memory.workers)?;
+        let planner = Planner::new(Arc::new(part), rule, options.passes, residence);
+        let mut loader = RecordLoader {
+            set,
+            options,
+            planner,
+            workers,
+            ahead: VecDeque::new(),
+            depth: memory.depth,
+            spare: Vec::new(),
+            epoch: 0,
+            row: 0,
+            statistics: LoaderStatistics::default(),
+        };
+        loader.plan_ahead();
+        Ok(loader)
+    }
+
+    /// Fills `batch` with the next records and returns how many of its rows hold data: all of them, except in the last
+    /// batch of [`Passes::One`], and none after that.
+    ///
+    /// # Errors
+    /// If a block cannot be read or is damaged; names the shard and the block. The loader then stays where it was, and
+    /// the next call tries again.
+    pub fn next_batch(&mut self, batch: &mut RecordBatch) -> Result<usize, DataError> {
+        self.plan_ahead();
+        let Some(next) = self.ahead.pop_front() else {
+            batch.prepare(self.set.layout(), self.options.batch);
+            batch.finish();
+            return Ok(0);
+        };
+        let received = match next.reply.try_recv() {
+            Ok(received) => received,
+            Err(_) => {
+                let start = Instant::now();
+                let received = next.reply.recv().unwrap_or_else(|_| Err(worker::lost()));
+                self.statistics.stalls += 1;
+                self.statistics.stalled_ns += start.elapsed().as_nanos() as u64;
+                received
+            }
+        };
+        let ready = match received {
+            Ok(ready) => ready,
+            Err(error) => {
+                self.seek(self.epoch, self.row);
+                return Err(error);
+            }
+        };
+        self.statistics.batches += 1;
+        self.spare.push(std::mem::replace(batch, ready));
+        (self.epoch, self.row) = (next.epoch, next.row);
+        self.plan_ahead();
+        Ok(batch.rows)
+    }
+
+    /// Keeps the workers busy.
+    fn plan_ahead(&mut self) {
+        while self.ahead.len() < self.depth {
+            let Some(planned) = self.planner.next(self.options.batch) else { return };
+            let Planned { stretches, prefetch, epoch, row } = planned;
+            let (sender, reply) = channel();
+            let batch = self.spare.pop().unwrap_or_default();
+            let rows = self.options.batch;
+            self.workers.send(Job { stretches, prefetch, batch, rows, reply: sender });
+            self.ahead.push_back(Ahead { reply, epoch, row });
+        }
+    }
+
+    /// Forgets what was planned and goes to a position.
+    fn seek(&mut self, epoch: u64, row: u64) {
+        self.workers.forget();
+        self.ahead.clear();
+        self.planner.seek(epoch, row);
+        (self.epoch, self.row) = (epoch, row);
+    }
+
+    /// The current position, from which [`RecordLoader::resume`] continues.
+    pub fn position(&self) -> RecordPosition {
+        let RecordLoaderOptions { part, order, seed, .. } = self.options;
+        let window_blocks = match order {
+            Order::Window => self.planner.window_blocks(),
+            Order::Global | Order::Sequential => 0,
+        };
+        let (dataset, epoch, row) = (self.set.id().to_owned(), self.epoch, self.row);
+        RecordPosition { dataset, part, order, seed, window_blocks, epoch, row }
+    }
+
+    /// Resumes from a position of a loader with the same data, part, order, seed and window. The batch may differ.
+    ///
+    /// # Errors
+    /// Says what does not match; the loader then stays where it was.
+    pub fn resume(&mut self, position: &RecordPosition) -> Result<(), DataError> {
+        let own = self.position();
+        if own.dataset != position.dataset {
+            return Err(DataError::Position {
+                problem: format!("it is of another dataset than {}", self.set.dir().display()),
+            });
+        }
+        let pairs = [
+            ("the part", own.part.name().to_owned(), position.part.name().to_owned()),
+            ("the order", own.order.name().to_owned(), position.order.name().to_owned()),
+            ("the seed", own.seed.to_string(), position.seed.to_string()),
+            (
+                "the number of blocks in a window, which follows from data-ram,",
+                own.window_blocks.to_string(),
+                position.window_blocks.to_string(),
+            ),
+        ];
+        for (what, ours, theirs) in pairs {
+            if ours != theirs {
+                let problem = format!("{what} was {theirs} and is {ours} now");
+                return Err(DataError::Position { problem });
+            }
+        }
+        let last = match self.options.passes {
+            Passes::Endless => self.rows_per_epoch() - 1,
+            Passes::One => self.rows_per_epoch(),
+        };
+        if position.row > last || position.epoch == u64::MAX {
+            let rows = self.rows_per_epoch();
+            let problem = format!("an epoch has {rows} records, not {}", position.row);
+            return Err(DataError::Position { problem });
+        }
+        self.seek(position.epoch, position.row);
+        self.plan_ahead();
+        Ok(())
+    }
+
+    /// Passes finished.
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Records in an epoch.
+    pub fn rows_per_epoch(&self) -> u64 {
+        self.planner.rows()
+    }
+
+    /// The dataset it loads from.
+    pub fn set(&self) -> &Arc<RecordSet> {
+        &self.set
+    }
+
+    /// What loading has cost so far.
+    pub fn statistics(&self) -> LoaderStatistics {
+        let Counters { reads, bytes, reading_ns, decoding_ns } = self.workers.counters();
+        LoaderStatistics {
+            reads: reads.load(Ordering::Relaxed),
+            read_bytes: bytes.load(Ordering::Relaxed),
+            reading_ns: reading_ns.load(Ordering::Relaxed),
+            decoding_ns: decoding_ns.load(Ordering::Relaxed),
+            ..self.statistics
+        }
+    }
+}
+
+/// How `data_ram` is divided. The window's size depends on nothing but `data_ram` and the dataset, since it is part of
+/// the order: seven sixteenths for each of two windows, a sixteenth for batches ahead, and a sixteenth for compressed
+/// blocks on their way.
+#[derive(Clone, Copy, Debug)]
+struct Memory {
+    window_blocks: u64,
+    cached_blocks: usize,
+    /// All of the part fits.
+    fits: bool,
+    workers: usize,
+    /// Batches ahead.
+    depth: usize,
+    /// The least that works.
+    needed: u64,
+}
+
+impl Memory {
+    fn new(set: &RecordSet, part: &Part, options: &RecordLoaderOptions) -> Memory {
+        let block = set.block_bytes_max().next_multiple_of(4096) as u64 + 4096;
+        let counts = &set.manifest().counts;
+        let record = counts.raw_bytes.div_ceil(counts.records.max(1));
+        let batch = record * options.batch as u64;
+        let sixteenth = options.data_ram / 16;
+        let window_blocks = (7 * sixteenth / block).max(WINDOW_BLOCKS_MIN);
+        let workers = options.workers.min((sixteenth / block).max(1) as usize);
+        let ahead = (sixteenth / batch.max(1)).clamp(1, 2 * workers as u64 + 2);
+        let needed = match options.order {
+            Order::Global => 16 * block.max(batch),
+            Order::Window | Order::Sequential => 16 * batch.max(WINDOW_BLOCKS_MIN * block / 7 + 1),
+        };
+        Memory {
+            window_blocks,
+            cached_blocks: (14 * sixteenth / block).max(1) as usize,
+            fits: part.blocks.len() as u64 * block <= 14 * sixteenth,
+            workers,
+            depth: ahead as usize,
+            needed,
+        }
+    }
+}

@@ -1,0 +1,156 @@
+//! `dataset.json` of a dataset of records, version 2 of the format.
+
+use super::codec::Codec;
+use super::column::{Column, RecordLayout};
+use crate::manifest::{CHECKSUMS, FORMAT, MANIFEST, MANIFEST_BYTES_MAX, read_file};
+use crate::manifest::{peek_version, sha256_hex, write_file};
+use crate::{DataError, Split};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+pub(crate) const VERSION: u32 = 2;
+
+/// The most shards of a dataset.
+const SHARDS_MAX: usize = 100_000;
+/// The most names of classes.
+const CLASS_NAMES_MAX: usize = 1 << 20;
+
+/// What a dataset of version 2 is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Records,
+}
+
+/// One shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordShardInfo {
+    /// Which part its records belong to.
+    pub part: Split,
+    /// Records in it.
+    pub records: u64,
+    /// Blocks in it.
+    pub blocks: u64,
+    /// Length of the file.
+    pub bytes: u64,
+    /// Checksum of its index.
+    pub checksum: u32,
+}
+
+/// What was packed and what was left out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordCounts {
+    /// Files.
+    pub input_files: u64,
+    /// Their bytes.
+    pub input_bytes: u64,
+    /// Records of both parts.
+    pub records: u64,
+    /// Of those, held out for evaluation.
+    pub held_out: u64,
+    /// Bytes of the records before compression.
+    pub raw_bytes: u64,
+    /// Bytes of the blocks on disk, with padding.
+    pub stored_bytes: u64,
+    /// Inputs that could not be used and were skipped.
+    pub skipped: u64,
+}
+
+/// Everything known about a dataset of records besides the records.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecordManifest {
+    format: String,
+    version: u32,
+    kind: Kind,
+    /// What it was packed from, in words.
+    pub source: String,
+    /// The columns of each record.
+    pub columns: Vec<Column>,
+    /// Names of the classes by their numbers; empty if they have none.
+    pub class_names: Vec<String>,
+    /// How blocks are compressed, where that makes them shorter.
+    pub codec: Codec,
+    /// What went in.
+    pub counts: RecordCounts,
+    /// The shards, in order.
+    pub shards: Vec<RecordShardInfo>,
+}
+
+impl RecordManifest {
+    pub(super) fn new(
+        source: String,
+        columns: Vec<Column>,
+        class_names: Vec<String>,
+        codec: Codec,
+        counts: RecordCounts,
+        shards: Vec<RecordShardInfo>,
+    ) -> RecordManifest {
+        let (format, version, kind) = (FORMAT.to_owned(), VERSION, Kind::Records);
+        RecordManifest {
+            format,
+            version,
+            kind,
+            source,
+            columns,
+            class_names,
+            codec,
+            counts,
+            shards,
+        }
+    }
+
+    /// How many times shorter blocks are than their records.
+    pub fn ratio(&self) -> f64 {
+        self.counts.raw_bytes as f64 / self.counts.stored_bytes.max(1) as f64
+    }
+
+    /// Writes the manifest and its checksum, and returns the dataset's id.
+    pub(super) fn write(&self, dir: &Path) -> Result<String, DataError> {
+        let mut json = serde_json::to_vec_pretty(self)
+            .map_err(|error| DataError::damaged(dir, error.to_string()))?;
+        json.push(b'\n');
+        write_file(&dir.join(MANIFEST), &json)?;
+        write_file(&dir.join(CHECKSUMS), checksums(&json).as_bytes())?;
+        Ok(sha256_hex(&json))
+    }
+
+    /// Reads the manifest, the layout of its records, and the dataset's id.
+    pub(super) fn read(dir: &Path) -> Result<(RecordManifest, RecordLayout, String), DataError> {
+        let path = dir.join(MANIFEST);
+        if !path.is_file() {
+            let problem = format!("it has no {MANIFEST}");
+            return Err(DataError::NotADataset { path: dir.to_owned(), problem });
+        }
+        let damaged = |problem: String| DataError::damaged(&path, problem);
+        let json = read_file(&path, MANIFEST_BYTES_MAX)?;
+        if peek_version(&path, &json)? == crate::manifest::VERSION {
+            return Err(DataError::OtherKind {
+                path: dir.to_owned(),
+                holds: "tokens",
+                wanted: "records such as images",
+            });
+        }
+        let manifest: RecordManifest =
+            serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
+        if manifest.version != VERSION {
+            let version = manifest.version;
+            return Err(damaged(format!("version {version}, this program knows {VERSION}")));
+        }
+        let written = read_file(&dir.join(CHECKSUMS), MANIFEST_BYTES_MAX)?;
+        if written != checksums(&json).as_bytes() {
+            return Err(damaged(format!("it does not match {CHECKSUMS}")));
+        }
+        let layout = RecordLayout::new(&manifest.columns).map_err(damaged)?;
+        if manifest.shards.len() > SHARDS_MAX || manifest.class_names.len() > CLASS_NAMES_MAX {
+            return Err(damaged("more shards or classes than a dataset has".to_owned()));
+        }
+        Ok((manifest, layout, sha256_hex(&json)))
+    }
+}
+
+fn checksums(json: &[u8]) -> String {
+    format!("{}  {MANIFEST}\n", sha256_hex(json))
+}

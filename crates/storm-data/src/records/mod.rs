@@ -1,0 +1,33 @@
+//! Datasets of records: images with labels, or any other named columns of fixed or varying size.
+//!
+//! Records lie in blocks of about [`BLOCK_BYTES`], each compressed on its own, checksummed and aligned to
+//! [`PAGE_BYTES`], so that a block is read by one direct read past the page cache. [`RecordSet::open`] checks
+//! such a dataset, and a [`RecordLoader`] draws batches of named columns from it: each record once per epoch, in an order
+//! that depends on the seed alone, starting at any position, within a bound of memory.
+
+mod batch;
+mod block;
+mod codec;
+mod column;
+mod layout;
+mod loader;
+mod manifest;
+mod order;
+mod pack;
+mod read;
+mod set;
+mod write;
+
+pub use batch::{BatchColumn, RecordBatch};
+pub use codec::Codec;
+pub use column::{Column, ColumnKind, ColumnType};
+pub use layout::{BLOCK_BYTES, PAGE_BYTES};
+pub use loader::{LoaderStatistics, RecordLoader, RecordLoaderOptions, RecordPosition};
+pub(crate) use manifest::VERSION as MANIFEST_VERSION;
+pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
+pub use order::Order;
+pub use pack::{
+    RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Synthetic, pack_records,
+};
+pub use read::{Reading, ReadingPath};
+pub use set::RecordSet;

@@ -1,0 +1,269 @@
+//! The order of records: a pure function of seed and epoch.
+
+use crate::loader::Shuffle;
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use storm_graph::random::Random;
+
+/// Blocks that are read one after another. A disk reads them nearly as quickly as any longer stretch.
+const GROUP_BLOCKS: u64 = 4;
+
+/// Keep the numbers drawn for one purpose apart from those for another.
+const OF_GROUPS: u64 = 0x6772_6f75_7073;
+const OF_PHASE: u64 = 0x7068_6173_65;
+const OF_WINDOW: u64 = 0x7769_6e64_6f77;
+
+/// In which order records come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Any record may follow any other. Each is a read of its own where the dataset does not fit in memory.
+    Global,
+    /// Short stretches of blocks come in a random order, and the records of as many as fit in memory in a random order
+    /// among each other. Reads are long.
+    Window,
+    /// As they lie on disk.
+    Sequential,
+}
+
+impl Order {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Order::Global => "global",
+            Order::Window => "window",
+            Order::Sequential => "sequential",
+        }
+    }
+}
+
+/// The blocks of a part: which they are and how many records each has.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub(super) blocks: Vec<u32>,
+    records: Vec<u32>,
+    pub(super) rows: u64,
+}
+
+impl Part {
+    pub(super) fn new(blocks: Vec<u32>, records: Vec<u32>) -> Part {
+        let rows = records.iter().map(|&records| u64::from(records)).sum();
+        Part { blocks, records, rows }
+    }
+}
+
+/// What decides about the order besides the epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) order: Order,
+    pub(super) seed: u64,
+    /// Blocks in a window; for the global order, all.
+    pub(super) window_blocks: u64,
+}
+
+/// The order of one epoch.
+#[derive(Debug)]
+pub(super) struct EpochOrder {
+    rule: Rule,
+    epoch: u64,
+    /// Stretches of blocks, by their place in the part.
+    groups: Vec<Range<usize>>,
+    windows: Vec<Cut>,
+}
+
+/// A window: which groups it has.
+#[derive(Clone, Debug)]
+struct Cut {
+    groups: Range<usize>,
+    rows: Range<u64>,
+}
+
+/// The records of a window and their order.
+#[derive(Debug)]
+pub(super) struct WindowOrder {
+    /// Places of its blocks in the part.
+    pub(super) blocks: Vec<usize>,
+    /// Rows of the epoch that it has.
+    pub(super) rows: Range<u64>,
+    /// Records before each block, and in total.
+    before: Vec<u64>,
+    shuffle: Option<Shuffle>,
+}
+
+impl EpochOrder {
+    pub(super) fn new(part: &Part, rule: Rule, epoch: u64) -> EpochOrder {
+        let blocks = part.blocks.len() as u64;
+        let (groups, capacity) = match rule.order {
+            // One group and one window.
+            Order::Global => (vec![0..blocks as usize], blocks),
+            Order::Sequential => (groups(blocks, 0).collect(), rule.window_blocks),
+            Order::Window => {
+                let phase = mix(mix(rule.seed ^ OF_PHASE) ^ epoch) % GROUP_BLOCKS;
+                let groups: Vec<_> = groups(blocks, phase).collect();
+                let shuffle = Shuffle::new(groups.len() as u64, rule.seed ^ OF_GROUPS, epoch);
+                let order = (0..groups.len() as u64).map(|place| shuffle.at(place) as usize);
+                (order.map(|group| groups[group].clone()).collect(), rule.window_blocks)
+            }
+        };
+        let mut windows: Vec<Cut> = Vec::new();
+        let (mut row, mut held) = (0, 0);
+        for (number, group) in groups.iter().enumerate() {
+            let blocks = group.len() as u64;
+            let rows: u64 = part.records[group.clone()].iter().map(|&rows| u64::from(rows)).sum();
+            match windows.last_mut() {
+                Some(window) if held + blocks <= capacity => {
+                    held += blocks;
+                    window.groups.end = number + 1;
+                    window.rows.end = row + rows;
+                }
+                _ => {
+                    held = blocks;
+                    windows.push(Cut { groups: number..number + 1, rows: row..row + rows });
+                }
+            }
+            row += rows;
+        }
+        EpochOrder { rule, epoch, groups, windows }
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// How many windows there are.
+    pub(super) fn windows(&self) -> usize {
+        self.windows.len()
+    }
+
+    /// The window that has a row.
+    pub(super) fn window_of(&self, row: u64) -> usize {
+        self.windows.partition_point(|window| window.rows.end <= row)
+    }
+
+    pub(super) fn window(&self, part: &Part, number: usize) -> WindowOrder {
+        let Cut { groups, rows } = self.windows[number].clone();
+        let blocks: Vec<usize> = self.groups[groups].iter().cloned().flatten().collect();
+        let mut before = Vec::with_capacity(blocks.len() + 1);
+        before.push(0);
+        let mut sum = 0;
+        for &block in &blocks {
+            sum += u64::from(part.records[block]);
+            before.push(sum);
+        }
+        let Rule { order, seed, .. } = self.rule;
+        let shuffle = match order {
+            Order::Sequential => None,
+            Order::Global => Some(Shuffle::new(sum, seed, self.epoch)),
+            Order::Window => {
+                let seed = mix(seed ^ OF_WINDOW) ^ number as u64;
+                Some(Shuffle::new(sum, seed, self.epoch))
+            }
+        };
+        WindowOrder { blocks, rows, before, shuffle }
+    }
+}
+
+impl WindowOrder {
+    /// The record at a place of the window: the place of its block in the window, and its number in that block.
+    pub(super) fn at(&self, place: u64) -> (usize, u32) {
+        let number = self.shuffle.as_ref().map_or(place, |shuffle| shuffle.at(place));
+        let block = self.before.partition_point(|&before| before <= number) - 1;
+        (block, (number - self.before[block]) as u32)
+    }
+}
+
+/// Stretches of [`GROUP_BLOCKS`] blocks; the first is shorter by the phase.
+fn groups(blocks: u64, phase: u64) -> impl Iterator<Item = Range<usize>> {
+    (0..(blocks + phase).div_ceil(GROUP_BLOCKS)).map(move |group| {
+        let start = (group * GROUP_BLOCKS).saturating_sub(phase);
+        let end = ((group + 1) * GROUP_BLOCKS - phase).min(blocks);
+        start as usize..end as usize
+    })
+}
+
+/// The fewest blocks of a window.
+pub(super) const WINDOW_BLOCKS_MIN: u64 = GROUP_BLOCKS;
+
+fn mix(value: u64) -> u64 {
+    Random(value).bits()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(blocks: u32) -> Part {
+        Part::new((0..blocks).collect(), (0..blocks).map(|block| 1 + block * 7 % 11).collect())
+    }
+
+    /// The blocks and records of an epoch, in order.
+    fn epoch(part: &Part, rule: Rule, epoch: u64) -> Vec<(usize, u32)> {
+        let order = EpochOrder::new(part, rule, epoch);
+        let mut all = Vec::new();
+        for number in 0..order.windows() {
+            let window = order.window(part, number);
+            assert_eq!(window.rows.start, all.len() as u64);
+            assert!(window.blocks.len() as u64 <= rule.window_blocks.max(GROUP_BLOCKS));
+            let rows = window.rows.end - window.rows.start;
+            assert_eq!(
+                (order.window_of(window.rows.start), window.before.last()),
+                (number, Some(&rows))
+            );
+            all.extend((0..rows).map(|place| {
+                let (block, record) = window.at(place);
+                (window.blocks[block], record)
+            }));
+        }
+        all
+    }
+
+    #[test]
+    fn every_record_comes_once_in_every_order() {
+        for blocks in [1, 2, 3, 4, 5, 9, 64, 101] {
+            let part = part(blocks);
+            for order in [Order::Global, Order::Window, Order::Sequential] {
+                for window_blocks in [4, 7, 16, 1000] {
+                    let window_blocks = match order {
+                        Order::Global => blocks.into(),
+                        _ => window_blocks,
+                    };
+                    for number in 0..5 {
+                        let rule = Rule { order, seed: 3, window_blocks };
+                        let mut all = epoch(&part, rule, number);
+                        assert_eq!(all.len() as u64, part.rows);
+                        assert_eq!(all.is_sorted(), order == Order::Sequential || all.len() < 3);
+                        all.sort_unstable();
+                        all.dedup();
+                        assert_eq!(all.len() as u64, part.rows, "{blocks} {rule:?} {number}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_depends_on_seed_and_epoch_alone() {
+        let part = part(101);
+        let rule = |seed| Rule { order: Order::Window, seed, window_blocks: 16 };
+        let reference = epoch(&part, rule(1), 0);
+        assert_eq!(epoch(&part, rule(1), 0), reference);
+        for (seed, number) in [(2, 0), (1, 1)] {
+            let other = epoch(&part, rule(seed), number);
+            let same = other.iter().zip(&reference).filter(|(one, other)| one == other).count();
+            assert!(same < reference.len() / 10, "{same} of {}", reference.len());
+        }
+    }
+
+    #[test]
+    fn neighbours_are_in_other_groups_in_other_epochs() {
+        let phases = (0..64).map(|epoch| {
+            let rule = Rule { order: Order::Window, seed: 5, window_blocks: 8 };
+            let order = EpochOrder::new(&part(101), rule, epoch);
+            order.groups.iter().map(|group| group.start % GROUP_BLOCKS as usize).max()
+        });
+        let mut phases: Vec<_> = phases.collect();
+        phases.sort_unstable();
+        phases.dedup();
+        assert_eq!(phases.len() as u64, GROUP_BLOCKS);
+    }
+}

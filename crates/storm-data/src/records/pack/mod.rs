@@ -1,0 +1,243 @@
+//! Packs images and other records into a dataset.
+
+mod cifar;
+mod synthetic;
+
+pub use synthetic::Synthetic;
+
+use super::codec::Codec;
+use super::column::Column;
+use super::manifest::{RecordCounts, RecordManifest};
+use super::write::RecordWriter;
+use crate::{DataError, IfExists, Split};
+use cifar::Cifar10;
+use std::path::{Path, PathBuf};
+use storm_files::StagedDirectory;
+
+/// What to make records of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordInput {
+    /// A folder with the binary files of CIFAR-10.
+    Cifar10(PathBuf),
+    /// Made up.
+    Synthetic(Synthetic),
+}
+
+impl RecordInput {
+    /// What the inputs are, judged by their names; none if they are not records.
+    ///
+    /// # Errors
+    /// If a folder holds nothing that can be packed, or cannot be read.
+    pub fn recognize(inputs: &[PathBuf]) -> Result<Option<RecordInput>, DataError> {
+        let [path] = inputs else { return Ok(None) };
+        if !path.is_dir() {
+            return Ok(None);
+        }
+        if cifar::is_folder(path) {
+            return Ok(Some(RecordInput::Cifar10(path.clone())));
+        }
+        Err(DataError::input(path, "this folder holds nothing that can be packed"))
+    }
+
+    /// In words.
+    pub fn words(&self) -> String {
+        match self {
+            RecordInput::Cifar10(_) => "CIFAR-10, binary files".to_owned(),
+            RecordInput::Synthetic(synthetic) => synthetic.words(),
+        }
+    }
+
+    fn open(&self) -> Result<Box<dyn Source>, DataError> {
+        Ok(match self {
+            RecordInput::Cifar10(path) => Box::new(Cifar10::open(path)?),
+            RecordInput::Synthetic(synthetic) => Box::new(synthetic.clone().checked()?),
+        })
+    }
+}
+
+/// What to pack and how.
+#[derive(Clone, Debug)]
+pub struct RecordPackOptions {
+    /// What to make records of.
+    pub input: RecordInput,
+    /// The directory to make.
+    pub out: PathBuf,
+    /// What to do if it exists.
+    pub if_exists: IfExists,
+    /// How blocks are compressed.
+    pub codec: Codec,
+    /// The share of records to hold out for evaluation, if the input has no such part: at least 0 and less than 1. They
+    /// are taken evenly from the whole input.
+    pub held_out: f64,
+    /// Skip and count what cannot be packed, instead of failing.
+    pub skip_bad: bool,
+}
+
+/// How far [`pack_records`] is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordPackProgress {
+    /// Bytes of input packed.
+    pub bytes_done: u64,
+    /// Bytes of input in total.
+    pub bytes_total: u64,
+    /// Records so far.
+    pub records: u64,
+}
+
+/// The result of [`pack_records`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RecordPackSummary {
+    /// Identifies the dataset by its content.
+    pub id: String,
+    /// Everything else about it.
+    pub manifest: RecordManifest,
+    /// The first input that was skipped, and why.
+    pub first_skipped: Option<String>,
+}
+
+/// Something to read records from.
+trait Source {
+    fn columns(&self) -> Vec<Column>;
+
+    fn class_names(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Whether the input says which records are for evaluation.
+    fn has_parts(&self) -> bool;
+
+    /// How many files there are, and their bytes.
+    fn size(&self) -> (u64, u64);
+
+    /// Calls `sink` with each record, in an order that never changes.
+    fn read(&mut self, sink: &mut Sink<'_>) -> Result<(), DataError>;
+}
+
+/// Takes records.
+struct Sink<'a> {
+    writer: RecordWriter,
+    skip_bad: bool,
+    held_out: Option<f64>,
+    first_skipped: Option<String>,
+    skipped: u64,
+    /// Records and bad inputs so far.
+    seen: u64,
+    bytes_done: u64,
+    bytes_total: u64,
+    progress: &'a dyn Fn(RecordPackProgress),
+}
+
+impl Sink<'_> {
+    /// Adds a record; `part` is where the input puts it, `name` says where a bad one comes from.
+    fn push(
+        &mut self,
+        part: Split,
+        values: &[&[u8]],
+        input_bytes: u64,
+        name: impl FnOnce() -> (PathBuf, String),
+    ) -> Result<(), DataError> {
+        let part = match self.held_out {
+            None => part,
+            Some(share) => {
+                let before = |records: u64| (records as f64 * share).floor();
+                match before(self.seen + 1) > before(self.seen) {
+                    true => Split::Held,
+                    false => Split::Train,
+                }
+            }
+        };
+        match self.writer.push(part, values)? {
+            Ok(()) => self.seen += 1,
+            Err(problem) => {
+                let (path, place) = name();
+                self.bad(DataError::input(&path, format!("{place}{problem}")))?;
+            }
+        }
+        self.bytes_done += input_bytes;
+        (self.progress)(RecordPackProgress {
+            bytes_done: self.bytes_done,
+            bytes_total: self.bytes_total,
+            records: self.writer.counts().records,
+        });
+        Ok(())
+    }
+
+    /// Something cannot be packed: an error, or a counted skip.
+    fn bad(&mut self, error: DataError) -> Result<(), DataError> {
+        if !self.skip_bad {
+            return Err(error);
+        }
+        self.skipped += 1;
+        self.first_skipped.get_or_insert_with(|| error.to_string());
+        Ok(())
+    }
+}
+
+/// Packs records into a dataset. It is written next to its place and renamed when complete: whatever happens, `out` is
+/// never a partial dataset. The same input and options give the same bytes.
+///
+/// # Errors
+/// Names the file that cannot be packed.
+pub fn pack_records(
+    options: &RecordPackOptions,
+    progress: &dyn Fn(RecordPackProgress),
+) -> Result<RecordPackSummary, DataError> {
+    let refuse =
+        |option, problem: &str| Err(DataError::Option { option, problem: problem.to_owned() });
+    if !(0.0..1.0).contains(&options.held_out) {
+        return refuse("held out", "a share from 0 to less than 1");
+    }
+    let mut source = options.input.open()?;
+    if source.has_parts() && options.held_out > 0.0 {
+        return refuse("held out", "the input has a test part, which is held out");
+    }
+    let (input_files, input_bytes) = source.size();
+    let columns = source.columns();
+    let if_exists = options.if_exists;
+    let staged =
+        StagedDirectory::create(&options.out, "packing", move |dir| if_exists.may_replace(dir))
+            .map_err(DataError::stage(&options.out))?;
+    let mut sink = Sink {
+        writer: RecordWriter::new(staged.path(), &columns, options.codec)?,
+        skip_bad: options.skip_bad,
+        held_out: (!source.has_parts()).then_some(options.held_out),
+        first_skipped: None,
+        skipped: 0,
+        seen: 0,
+        bytes_done: 0,
+        bytes_total: input_bytes,
+        progress,
+    };
+    source.read(&mut sink)?;
+    let Sink { writer, first_skipped, skipped, .. } = sink;
+    let (counts, shards) = writer.finish()?;
+    if counts.records == 0 {
+        let problem = match &first_skipped {
+            Some(first) => format!("all of it was skipped; the first: {first}"),
+            None => "there is nothing in it to pack".to_owned(),
+        };
+        return Err(DataError::input(options.input.path(), problem));
+    }
+    let counts = RecordCounts { input_files, input_bytes, skipped, ..counts };
+    let manifest = RecordManifest::new(
+        options.input.words(),
+        columns,
+        source.class_names(),
+        options.codec,
+        counts,
+        shards,
+    );
+    let id = manifest.write(staged.path())?;
+    staged.finish().map_err(DataError::stage(&options.out))?;
+    Ok(RecordPackSummary { id, manifest, first_skipped })
+}
+
+impl RecordInput {
+    /// Where it is, for errors.
+    fn path(&self) -> &Path {
+        match self {
+            RecordInput::Cifar10(path) => path,
+            RecordInput::Synthetic(_) => Path::new("synthetic records"),
+        }
+    }
+}
