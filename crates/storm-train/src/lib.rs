@@ -37,6 +37,7 @@ mod moments;
 mod optimizer;
 mod precision;
 mod record;
+mod records;
 mod reference;
 mod run;
 mod schedule;
@@ -72,6 +73,7 @@ pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts,
     Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics, write_report,
 };
+pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};
 pub use run::{
     BatchSource, Event, Finished, Observed, Observer, OnAlarm, Run, RunError, RunOptions,

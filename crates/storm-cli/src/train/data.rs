@@ -10,14 +10,15 @@ use crate::model_tokenizer::{self, BYTE_VOCABULARY, OtherTokenizer};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use storm_data::records::{ColumnType, RecordLoaderOptions, RecordSet};
 use storm_data::{
     ChatTemplate, DataError, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order,
     PackOptions, Passes, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
     pack,
 };
 use storm_files::open_plain;
-use storm_model::{AnyModel, Packing};
-use storm_train::{BatchSource, LoaderSource, RunError};
+use storm_model::{AnyModel, ImageConfig, Packing};
+use storm_train::{BatchSource, LoaderSource, RecordSource, RunError};
 
 /// A folder with this file is a dataset.
 const MANIFEST: &str = "dataset.json";
@@ -53,6 +54,27 @@ impl DataForm {
         }
     }
 
+    /// What the records of a dataset are to a model.
+    ///
+    /// # Errors
+    /// They are not pictures with a class each.
+    fn of_records(set: &RecordSet) -> Result<DataForm, UsageError> {
+        let images = set.column("images").filter(|column| column.dtype == ColumnType::U8);
+        let shape = images.and_then(|column| <[usize; 3]>::try_from(column.shape.as_slice()).ok());
+        let targets = set.column("targets").filter(|column| column.dtype == ColumnType::I32);
+        let classes = targets.and_then(|column| column.below);
+        match (shape, classes) {
+            (Some(shape), Some(classes)) => {
+                Ok(DataForm::Images { shape, classes: classes as usize })
+            }
+            _ => Err(UsageError(format!(
+                "{} has no column `images` of bytes (height, width, channels), or no column `targets` of classes; pack \
+                 pictures with `storm data pack`",
+                set.dir().display()
+            ))),
+        }
+    }
+
     fn of_dataset(dataset: &Dataset) -> DataForm {
         DataForm::Tokens { vocabulary: dataset.manifest().tokenizer.vocabulary as usize }
     }
@@ -61,6 +83,8 @@ impl DataForm {
 /// The data of a run, open.
 pub(super) enum RunData {
     Tokens(Arc<Dataset>),
+    /// Pictures, in this form.
+    Records(Arc<RecordSet>, DataForm),
 }
 
 /// How much data there is.
@@ -79,6 +103,7 @@ impl RunData {
     pub(super) fn form(&self) -> DataForm {
         match self {
             RunData::Tokens(dataset) => DataForm::of_dataset(dataset),
+            RunData::Records(_, form) => *form,
         }
     }
 
@@ -86,6 +111,7 @@ impl RunData {
     pub(super) fn packing(&self) -> Packing {
         match self {
             RunData::Tokens(dataset) => packing(dataset),
+            RunData::Records(..) => Packing::Single,
         }
     }
 
@@ -93,6 +119,7 @@ impl RunData {
     pub(super) fn tokens(&self) -> Option<&Arc<Dataset>> {
         match self {
             RunData::Tokens(dataset) => Some(dataset),
+            RunData::Records(..) => None,
         }
     }
 
@@ -105,6 +132,9 @@ impl RunData {
                 };
                 Amount { train: tokens(Split::Train), held: tokens(Split::Held) }
             }
+            RunData::Records(set, _) => {
+                Amount { train: set.records(Split::Train), held: set.records(Split::Held) }
+            }
         }
     }
 
@@ -116,6 +146,7 @@ impl RunData {
                 let positions = model.language().map_or(usize::MAX, |config| config.max_positions);
                 check_lengths(settings, dataset, positions)
             }
+            RunData::Records(set, _) => Ok(set.records(Split::Train)),
         }
     }
 
@@ -127,13 +158,15 @@ impl RunData {
                 let held = held.map(|source| Box::new(source) as Box<dyn BatchSource>);
                 Ok((Box::new(train), held))
             }
+            RunData::Records(set, _) => record_sources(settings, set, batch),
         }
     }
 }
 
 /// What a run is to learn, by looking at names and headers alone.
 pub(super) enum Outline {
-    Dataset(Box<Dataset>),
+    Dataset(Arc<Dataset>),
+    Records(DataForm),
     /// Files to be packed.
     Text(Vec<PathBuf>),
 }
@@ -145,7 +178,10 @@ impl Outline {
         let dataset = dataset_of(data, run);
         let is_packed = start == Start::Resume && dataset.join(MANIFEST).exists();
         if dataset == data || is_packed {
-            return Ok(Outline::Dataset(Box::new(Dataset::open(&dataset)?)));
+            return Ok(match open(&dataset)? {
+                RunData::Tokens(dataset) => Outline::Dataset(dataset),
+                RunData::Records(_, form) => Outline::Records(form),
+            });
         }
         let files = files(data).with_context(|| format!("cannot read {}", data.display()))?;
         if files.is_empty() {
@@ -166,6 +202,7 @@ impl Outline {
     pub(super) fn form(&self) -> DataForm {
         match self {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
+            Outline::Records(form) => *form,
             Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY },
         }
     }
@@ -184,6 +221,7 @@ impl Outline {
     pub(super) fn packing(&self) -> Packing {
         match self {
             Outline::Dataset(dataset) => packing(dataset),
+            Outline::Records(..) => Packing::Single,
             Outline::Text(files) if files.iter().any(|file| is_json_lines(file)) => {
                 Packing::Segments
             }
@@ -229,11 +267,11 @@ impl Source<'_> {
             dataset = self.scratch.map_or(dataset, |scratch| scratch.join("data"));
             pack_text(&settings, data, tokenizer, &dataset, self.style)?;
         }
-        let dataset = Arc::new(Dataset::open(&dataset)?);
-        if let Some(weights) = self.model.of_tokenizer() {
-            weights.check_dataset(&dataset, self.other)?;
+        let data = open(&dataset)?;
+        if let (RunData::Tokens(dataset), Some(weights)) = (&data, self.model.of_tokenizer()) {
+            weights.check_dataset(dataset, self.other)?;
         }
-        Ok(RunData::Tokens(dataset))
+        Ok(data)
     }
 
     /// The tokenizer for text: as given, else the model's own.
@@ -253,6 +291,53 @@ impl Source<'_> {
         self.style.say(&format!("tokenizer {source}, {why}"));
         Ok(source)
     }
+}
+
+/// Opens a dataset of either kind.
+pub(super) fn open(dir: &Path) -> Result<RunData> {
+    if !RecordSet::is_one(dir) {
+        return Ok(RunData::Tokens(Arc::new(Dataset::open(dir)?)));
+    }
+    let set = Arc::new(RecordSet::open(dir)?);
+    let form = DataForm::of_records(&set)?;
+    Ok(RunData::Records(set, form))
+}
+
+/// Opens a dataset of pictures for a classifier that there is.
+pub(crate) fn open_images(dir: &Path, config: &ImageConfig) -> Result<Arc<RecordSet>> {
+    match open(dir)? {
+        RunData::Records(set, DataForm::Images { shape, classes }) => {
+            config.check_images(shape, classes)?;
+            Ok(set)
+        }
+        _ => Err(UsageError(format!(
+            "the model reads pictures, and {} holds text; give a dataset of pictures",
+            dir.display()
+        ))
+        .into()),
+    }
+}
+
+/// Records to learn from, and to evaluate on if anything is held out.
+fn record_sources(
+    settings: &Settings,
+    set: &Arc<RecordSet>,
+    batch: usize,
+) -> Result<Sources, RunError> {
+    let data_ram = settings.data_ram.0;
+    let options = RecordLoaderOptions {
+        order: settings.order.into(),
+        ..RecordLoaderOptions::training(batch, settings.seed.0, data_ram)
+    };
+    let train = RecordSource::new(Arc::clone(set), options)?;
+    let held: Option<Box<dyn BatchSource>> = match set.records(Split::Held) {
+        0 => None,
+        _ => {
+            let options = RecordLoaderOptions::evaluation(batch, data_ram);
+            Some(Box::new(RecordSource::new(Arc::clone(set), options)?))
+        }
+    };
+    Ok((Box::new(train), held))
 }
 
 /// The dataset of a run: `data` itself, or what text is packed to in the run's folder.

@@ -1,7 +1,8 @@
 //! Every option of a training run.
 
 use super::values::{
-    CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
+    CooldownShapeArg, DecayTargetsArg, DeviceArg, OrderArg, OverlongArg, ScheduleArg, Seed, Size,
+    Span,
 };
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
@@ -74,6 +75,10 @@ options! {
         seq: NonZeroUsize = count!(256);
         /// What becomes of samples that are longer than that.
         overlong: OverlongArg = OverlongArg::Drop;
+        /// In which order the records of a dataset come; text comes in the order `global`.
+        order: OrderArg = OrderArg::Window;
+        /// Host memory for records on their way from the disk.
+        data_ram: Size = Size(256 << 20);
     }
     "Step" {
         /// Sequences per micro-batch; 1 if neither this nor tokens-per-step is given.

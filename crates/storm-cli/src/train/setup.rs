@@ -36,9 +36,15 @@ use tempfile::TempDir;
 /// What a run of adapters records of the weights that they stand beside.
 const BASE_HASH: &str = "base-hash";
 
+/// What a run of an image classifier records of it: the model's config.json.
+pub(crate) const IMAGE_CONFIG: &str = "image-config";
+
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 20] = [
+const FIXED: [&str; 23] = [
     "model",
+    IMAGE_CONFIG,
+    "order",
+    "data-ram",
     "lora",
     "base",
     BASE_HASH,
@@ -282,6 +288,8 @@ impl Setup {
     pub(super) fn record(&self) -> BTreeMap<String, String> {
         let mut record = record(&self.given.clone().or(Given::defaults()));
         record.extend(self.base_hash.clone().map(|hash| (BASE_HASH.to_owned(), hash)));
+        let image = self.model.config.image().map(|config| json!(config).to_string());
+        record.extend(image.map(|config| (IMAGE_CONFIG.to_owned(), config)));
         record
     }
 

@@ -5,8 +5,8 @@ use super::parameters::Stored;
 use crate::{BuildOptions, DROPOUT_INPUT, PHASE_INPUT, StoredOrder, Trainable};
 use storm_graph::random::{DROPOUT_WORDS, PHASE_WORDS};
 use storm_graph::{
-    ActivationFunction, BatchNormOptions, Carried, DType, GraphError,
-    NormActivation, Op, Section, SectionBuilder, Shape, TensorId, Window,
+    ActivationFunction, BatchNormOptions, Carried, DType, GraphError, NormActivation, Op, Section,
+    SectionBuilder, Shape, TensorId, Window,
 };
 
 /// What sections pass on.
@@ -69,9 +69,7 @@ impl<'a> Draft<'a> {
 
     fn phase(&mut self) -> TensorId {
         let builder = &mut self.builder;
-        *self
-            .phase
-            .get_or_insert_with(|| builder.input_of(PHASE_INPUT, [PHASE_WORDS], DType::I32))
+        *self.phase.get_or_insert_with(|| builder.input_of(PHASE_INPUT, [PHASE_WORDS], DType::I32))
     }
 
     /// The axes of an activation.

@@ -16,10 +16,7 @@ pub(super) struct Network {
 }
 
 /// Builds the network of a config whose numbers are within their limits.
-pub(super) fn network(
-    config: &ImageConfig,
-    options: &BuildOptions,
-) -> Result<Network, GraphError> {
+pub(super) fn network(config: &ImageConfig, options: &BuildOptions) -> Result<Network, GraphError> {
     let mut builder = Builder { config, options, templates: Vec::new(), stages: Vec::new() };
     match &config.network {
         ImageNetwork::SmallCnn { widths, hidden, dropout } => {
@@ -75,7 +72,8 @@ impl<'b> Builder<'b> {
             let mut draft = self.draft(&name);
             let x = draft.hidden();
             let window = Window::square(3, 1, 1);
-            let x = draft.convolution(&format!("{name}.conv"), x, widths[stage], window, Bias::None)?;
+            let x =
+                draft.convolution(&format!("{name}.conv"), x, widths[stage], window, Bias::None)?;
             // The largest of normalized values: the same order as PyTorch's networks of this kind have.
             let x = draft.norm(&format!("{name}.norm"), x, None, NormActivation::Relu)?;
             let mut x = draft.max_pool(&format!("{name}.pool"), x, 2)?;
@@ -177,9 +175,10 @@ impl<'b> Builder<'b> {
     }
 
     fn draft(&self, name: &str) -> Draft<'b> {
-        let before = self.templates.last().map(|(section, _)| {
-            section.graph.tensor(section.carried_out[0].tensor).shape.clone()
-        });
+        let before = self
+            .templates
+            .last()
+            .map(|(section, _)| section.graph.tensor(section.carried_out[0].tensor).shape.clone());
         Draft::new(name, self.config, self.options, before)
     }
 
@@ -191,13 +190,7 @@ impl<'b> Builder<'b> {
     }
 
     /// The section is these blocks of a series.
-    fn part_of(
-        &mut self,
-        series: &str,
-        draft: Draft<'b>,
-        hidden: TensorId,
-        blocks: Range<usize>,
-    ) {
+    fn part_of(&mut self, series: &str, draft: Draft<'b>, hidden: TensorId, blocks: Range<usize>) {
         self.stages.push(Stage::part_of(series, self.templates.len(), blocks));
         self.templates.push(draft.hand_on(hidden));
     }
