@@ -1,8 +1,8 @@
 //! Builds the sections of custom models, layer by layer.
 
 use crate::{
-    ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormActivation,
-    NormKind, Op, Section, Shape, TensorClass, TensorId, Training,
+    Accuracy, ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask,
+    NormActivation, NormKind, Op, Section, Shape, TensorClass, TensorId, Training,
 };
 
 /// How [`SectionBuilder::batch_norm`] normalizes.
@@ -322,7 +322,16 @@ impl SectionBuilder {
         let weight = self.parameter(weight, [vocabulary, width]);
         let targets = self.input("targets"); // (B, T)
         let denominator = self.graph.input("denominator", Shape::scalar(), DType::F32);
-        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
+        let (label_smoothing, accuracy) = (0.0, Accuracy::Skip);
+        let op = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy,
+        };
         let row_loss = self.apply("row_loss", op)?; // (B, T)
         let loss = self.apply("loss", Op::Sum { x: row_loss })?;
         let SectionBuilder { name, graph, carried_in, .. } = self;

@@ -62,7 +62,7 @@ pub use launch::{
 };
 pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
 pub use moments::Moments;
-pub use optimizer::{DecayTargets, OptimizerOptions};
+pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
     History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts, Sample, Sink,

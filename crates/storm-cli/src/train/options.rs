@@ -1,7 +1,8 @@
 //! Every option of a training run.
 
 use super::values::{
-    CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
+    CooldownShapeArg, DecayTargetsArg, DeviceArg, OptimizerArg, OverlongArg, ScheduleArg, Seed,
+    Size, Span,
 };
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
@@ -92,6 +93,8 @@ options! {
         chunk_rows: NonZeroUsize = count!(2048);
     }
     "Optimizer" {
+        /// The rule that updates weights.
+        optimizer: OptimizerArg = OptimizerArg::Adamw;
         /// The highest learning rate.
         learning_rate: f64 = 3e-4;
         /// The learning rate of the last step; a tenth of the highest if not given.
@@ -109,6 +112,11 @@ options! {
         weight_decay: f64 = 0.1;
         /// Which weights shrink.
         decay_targets: DecayTargetsArg = DecayTargetsArg::Matrices;
+        /// With the optimizer `sgd`, the share of its momentum that a step keeps; 0.9 if not given, and 0 for none.
+        momentum: f64;
+        /// With the optimizer `sgd`, whether a step follows the gradient and the momentum as the next step keeps it, after
+        /// Nesterov; false if not given.
+        nesterov: bool;
         /// Decay of the first moment.
         beta1: f64 = 0.9;
         /// Decay of the second moment.

@@ -9,7 +9,7 @@ use super::model::{self, Model};
 use super::options::{Given, Settings};
 use super::output::{Style, print};
 use super::schedule;
-use super::values::OverlongArg;
+use super::values::{OptimizerArg, OverlongArg};
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::model::{grouped, must_be_downloaded};
@@ -27,11 +27,11 @@ use std::sync::Arc;
 use std::time::Instant;
 use storm_data::Dataset;
 use storm_files::{FolderLock, replace_file};
-use storm_graph::AdamWParameters;
+use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
 use storm_model::{ModelConfig, Packing};
 use storm_train::{
-    Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize, TimedSplit,
-    TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
+    Launch, OptimizerMethod, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize,
+    TimedSplit, TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
 };
 use tempfile::TempDir;
 
@@ -39,7 +39,7 @@ use tempfile::TempDir;
 const BASE_HASH: &str = "base-hash";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 20] = [
+const FIXED: [&str; 21] = [
     "model",
     "lora",
     "base",
@@ -58,12 +58,13 @@ const FIXED: [&str; 20] = [
     "precision",
     "activation-codec",
     "chunk-rows",
+    "optimizer",
     "moments",
     "seed",
 ];
 
 /// Options that change what is learned from here on.
-const LEARNING: [&str; 14] = [
+const LEARNING: [&str; 16] = [
     "steps",
     "epochs",
     "learning-rate",
@@ -77,8 +78,13 @@ const LEARNING: [&str; 14] = [
     "beta1",
     "beta2",
     "epsilon",
+    "momentum",
+    "nesterov",
     "clip",
 ];
+
+/// The momentum of `sgd` if none is given.
+const MOMENTUM: f64 = 0.9;
 
 /// Everything that is known before the first step.
 pub(super) struct Setup {
@@ -422,6 +428,26 @@ fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
     }
 }
 
+fn optimizer_method(settings: &Settings) -> OptimizerMethod {
+    let weight_decay = settings.weight_decay as f32;
+    match settings.optimizer {
+        OptimizerArg::Adamw => OptimizerMethod::AdamW(AdamWParameters {
+            beta1: settings.beta1 as f32,
+            beta2: settings.beta2 as f32,
+            epsilon: settings.epsilon as f32,
+            weight_decay,
+        }),
+        OptimizerArg::Sgd => OptimizerMethod::Sgd(SgdParameters {
+            momentum: settings.momentum.unwrap_or(MOMENTUM) as f32,
+            direction: match settings.nesterov {
+                Some(true) => MomentumDirection::Nesterov,
+                _ => MomentumDirection::Momentum,
+            },
+            weight_decay,
+        }),
+    }
+}
+
 pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptions {
     let batch = settings.batch.map_or(1, NonZeroUsize::get);
     TrainOptions {
@@ -429,12 +455,7 @@ pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptio
         chunk_rows: settings.chunk_rows.get(),
         activation_codec: settings.activation_codec.into(),
         optimizer: OptimizerOptions {
-            adamw: AdamWParameters {
-                beta1: settings.beta1 as f32,
-                beta2: settings.beta2 as f32,
-                epsilon: settings.epsilon as f32,
-                weight_decay: settings.weight_decay as f32,
-            },
+            method: optimizer_method(settings),
             decay: settings.decay_targets.into(),
             max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
             moments: settings.moments.into(),
