@@ -20,6 +20,7 @@
 //! ```
 
 mod attributes;
+mod augment;
 mod autodiff;
 mod codec;
 mod cost;
@@ -43,10 +44,12 @@ mod window;
 pub mod work;
 
 pub use attributes::{
-    ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts, HeadLayout,
-    IGNORE_INDEX, Mask, NormActivation, NormKind, ParameterGradients, RotaryDirection,
-    RotaryFrequencies, Rounding, StepScalars, UnitOutput,
+    Accuracy, ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts,
+    HeadLayout, IGNORE_INDEX, Mask, MomentumDirection, NormActivation, NormKind,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, SgdParameters, StepScalars,
+    UnitOutput,
 };
+pub use augment::{AugmentSettings, Border, Change as ImageChange, Flip, SAMPLE_WORDS};
 pub use autodiff::{GradientRequest, differentiate, order_name, parameter_gradient_dtype};
 pub use codec::encode_units;
 pub use cost::ADAMW_INT8;

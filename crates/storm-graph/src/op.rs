@@ -5,7 +5,7 @@
 //! with what its time follows from: planner and profile know no more of it.
 
 use crate::attributes::*;
-use crate::{DType, QuantizedFormat, QuantizedRow, Shape, Window};
+use crate::{AugmentSettings, DType, QuantizedFormat, QuantizedRow, Shape, Window};
 
 /// An operand that is always there.
 type One<T> = T;
@@ -31,6 +31,8 @@ pub enum Family {
     Norm,
     /// Norms of channels over a batch.
     BatchNorm,
+    /// Pictures.
+    Image,
     /// Attention and positions.
     Attention,
     /// The head and its loss.
@@ -274,16 +276,29 @@ define_ops! {
     // ---- loss -------------------------------------------------------------------------------
     /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator`
     /// (scalar f32); a target of [`IGNORE_INDEX`] costs nothing. Logits exist `chunk_rows` rows at a
-    /// time. Yields the loss of each row (..) f32, and the chunk of logits as scratch.
-    HeadLoss [Loss, Logits] { hidden: One, weight: One, targets: One, denominator: One; chunk_rows: usize }
+    /// time. With `label_smoothing`, that share of the target's weight is spread evenly over all classes. Yields the loss of
+    /// each row (..) f32; with `accuracy: Compute` for each row 1 if its largest logit (the first of equal ones) is its target,
+    /// else 0, in f32, where an ignored row is not right; and the chunk of logits as scratch.
+    HeadLoss [Loss, Logits] {
+        hidden: One, weight: One, targets: One, denominator: One;
+        chunk_rows: usize, label_smoothing: f32, accuracy: Accuracy
+    }
     /// Backward of [`Op::HeadLoss`], which also yields the loss, so that training computes the
-    /// logits once: row losses (..) f32, d_hidden, the chunk as scratch, and with
-    /// `weight_gradient: Compute` d_weight in `dtype`.
+    /// logits once: row losses (..) f32, d_hidden, the chunk as scratch, with
+    /// `weight_gradient: Compute` d_weight in `dtype`, and with `accuracy: Compute` what is right, as there.
     HeadLossGrad [Loss, Logits] {
         hidden: One, weight: One, targets: One, denominator: One, d_row_loss: One,
         accumulator: Maybe;
-        chunk_rows: usize, weight_gradient: ParameterGradients, dtype: DType
+        chunk_rows: usize, label_smoothing: f32, accuracy: Accuracy,
+        weight_gradient: ParameterGradients, dtype: DType
     }
+
+    // ---- images -----------------------------------------------------------------------------
+    /// `images` (B, H, W, C) in u8, normalized, and in a training step also moved, flipped and cut as `settings` say. Yields
+    /// (B, H, W, C) in `dtype`. `samples` (B, 3) i32 has the low and the high half of a sample's id, and its epoch: they
+    /// and the seed in `phase` ([`PhaseWords`](crate::random::PhaseWords)) decide what happens to it. The same bits on every
+    /// device. Has no gradient.
+    Augment [Image, Bytes] { images: One, samples: One, phase: One; settings: AugmentSettings, dtype: DType }
 
     // ---- reductions, shapes, constants ------------------------------------------------------
     /// Sum of all elements: a scalar f32, and partial sums as scratch.
@@ -337,11 +352,14 @@ define_ops! {
         hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16,
         first_element: usize
     }
-    /// One step of stochastic gradient descent with weight decay in place: yields the parameter. A
-    /// `clip` of 0 leaves it as it is. `first_element` is as in [`Op::AdamW`].
+    /// One step of stochastic gradient descent in place, as PyTorch defines it: `g = clip · gradient + weight_decay · p`,
+    /// `m = momentum · m + g`, and `p − rate · d`, where `d` is `m` or, after Nesterov, `g + momentum · m`. `momentum` is
+    /// given if there is some, f32 or bf16. With `master` (f32) the update is made there and `parameter` is its
+    /// rounding. What leaves everything as it is, and `first_element`, are as in [`Op::AdamW`]. Yields the parameter, the
+    /// momentum and the master, where there are any, each over its operand.
     Sgd [Optimizer, Bytes] {
-        parameter: One, gradient: One, scalars: One, clip: Maybe, random: Maybe;
-        weight_decay: f32, rounding: Rounding, stream: u16, first_element: usize
+        parameter: One, gradient: One, momentum: Maybe, master: Maybe, scalars: One, clip: Maybe, random: Maybe;
+        hyper: SgdParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16, first_element: usize
     }
 }
 
@@ -398,7 +416,11 @@ impl<T: Clone> Op<T> {
                 (Some(second_moment), 2),
                 (master.as_ref(), 3),
             ],
-            Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
+            Op::Sgd { parameter, momentum, master, .. } => vec![
+                (Some(parameter), 0),
+                (momentum.as_ref(), 1),
+                (master.as_ref(), 1 + usize::from(momentum.is_some())),
+            ],
             Op::Accumulate { sum, .. } => vec![(Some(sum), 0)],
             Op::MovingAverage { average, .. } => vec![(Some(average), 0)],
             Op::CachedAttention { cache, .. } => vec![(Some(cache), 1)],
@@ -422,6 +444,7 @@ impl<T: Clone> Op<T> {
             | Op::Norm { .. }
             | Op::QkNorm { .. }
             | Op::BatchStatistics { .. }
+            | Op::Augment { .. }
             | Op::BatchNorm { .. }
             | Op::RotaryTable { .. }
             | Op::Rotary { .. }

@@ -20,6 +20,8 @@ pub enum Purpose {
     Rounding,
     /// Elements that are dropped.
     Dropout,
+    /// Changes of pictures.
+    Augmentation,
 }
 
 /// Which tensor the bits are for: a parameter's number in its program, and its layer.
@@ -120,6 +122,7 @@ pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 
         Purpose::Initialization => 0,
         Purpose::Rounding => 0x5bd1_e995,
         Purpose::Dropout => 0x27d4_eb2f,
+        Purpose::Augmentation => 0x1656_67b1,
     };
     let key = [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag];
     let tensor = u32::from(stream.tensor) << 16 | u32::from(stream.layer);
@@ -174,6 +177,7 @@ mod tests {
             words(Seed { step: 4, ..seed }, Purpose::Rounding, stream, 11),
             words(seed, Purpose::Initialization, stream, 11),
             words(seed, Purpose::Dropout, stream, 11),
+            words(seed, Purpose::Augmentation, stream, 11),
             words(seed, Purpose::Rounding, Stream { tensor: 3, ..stream }, 11),
             words(seed, Purpose::Rounding, Stream { layer: 6, ..stream }, 11),
             words(seed, Purpose::Rounding, stream, 12),

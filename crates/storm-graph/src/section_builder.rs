@@ -1,8 +1,8 @@
 //! Builds the sections of custom models, layer by layer.
 
 use crate::{
-    ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormActivation,
-    NormKind, Op, Section, Shape, TensorClass, TensorId, Training,
+    Accuracy, ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask,
+    NormActivation, NormKind, Op, Section, Shape, TensorClass, TensorId, Training,
 };
 
 /// How [`SectionBuilder::batch_norm`] normalizes.
@@ -187,6 +187,18 @@ impl SectionBuilder {
         Ok(self.graph.apply(name, op)?[0])
     }
 
+    /// All outputs of any op.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn apply_all(
+        &mut self,
+        name: &str,
+        op: Op<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
+        self.graph.apply(name, op)
+    }
+
     /// Rows of the parameter `INPUT.weight` (rows, width) picked by a column of the batch: (B, T, width).
     ///
     /// # Errors
@@ -327,7 +339,16 @@ impl SectionBuilder {
         let weight = self.parameter(weight, [vocabulary, width]);
         let targets = self.input("targets"); // (B, T)
         let denominator = self.graph.input("denominator", Shape::scalar(), DType::F32);
-        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
+        let (label_smoothing, accuracy) = (0.0, Accuracy::Skip);
+        let op = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy,
+        };
         let row_loss = self.apply("row_loss", op)?; // (B, T)
         let loss = self.apply("loss", Op::Sum { x: row_loss })?;
         let SectionBuilder { name, graph, carried_in, .. } = self;

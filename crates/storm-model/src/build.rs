@@ -7,9 +7,9 @@ use crate::{
 use std::ops::Range;
 use storm_graph::random::DROPOUT_WORDS;
 use storm_graph::{
-    ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind,
-    Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass, TensorId,
-    Training,
+    Accuracy, ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask,
+    NormKind, Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass,
+    TensorId, Training,
 };
 
 /// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).
@@ -37,6 +37,8 @@ pub struct BuildOptions {
     pub output: ModelOutput,
     /// Which parameters learn.
     pub trainable: Trainable,
+    /// Share of a target that is spread evenly over all tokens or classes in the loss.
+    pub label_smoothing: f32,
     /// How pictures of a training step are changed; language models have none.
     pub augmentation: Augmentation,
 }
@@ -82,6 +84,7 @@ impl BuildOptions {
             packing: Packing::Single,
             output: ModelOutput::Loss { chunk_rows: DEFAULT_CHUNK_ROWS },
             trainable: Trainable::All,
+            label_smoothing: 0.0,
             augmentation: Augmentation::default(),
         }
     }
@@ -400,7 +403,15 @@ impl<'b> Builder<'b> {
                 let targets = draft.batch_input("targets"); // (B, T)
                 let graph = &mut draft.graph;
                 let denominator = graph.input("denominator", Shape::scalar(), DType::F32);
-                let op = Op::HeadLoss { hidden: normed, weight, targets, denominator, chunk_rows };
+                let op = Op::HeadLoss {
+                    hidden: normed,
+                    weight,
+                    targets,
+                    denominator,
+                    chunk_rows,
+                    label_smoothing: self.options.label_smoothing,
+                    accuracy: Accuracy::Skip,
+                };
                 let row_loss = graph.apply_one("row_loss", op)?; // (B, T)
                 vec![("loss".to_owned(), graph.apply_one("loss", Op::Sum { x: row_loss })?)]
             }

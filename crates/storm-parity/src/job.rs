@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::path::{Path, PathBuf};
 use storm_graph::{AdamWParameters, IGNORE_INDEX};
 use storm_model::{IfExists, Packing, SaveOptions, WeightDtype};
-use storm_train::{Batch, DecayTargets, OptimizerOptions, Precision};
+use storm_train::{Batch, DecayTargets, OptimizerMethod, OptimizerOptions, Precision};
 
 /// What to run. Every `model` is a Hugging Face directory.
 #[derive(Deserialize)]
@@ -121,7 +121,8 @@ impl OptimizerSettings {
             DecayName::Matrices => DecayTargets::Matrices,
         };
         let adamw = AdamWParameters { beta1, beta2, epsilon, weight_decay };
-        OptimizerOptions { adamw, decay, max_norm, ..OptimizerOptions::default() }
+        let method = OptimizerMethod::AdamW(adamw);
+        OptimizerOptions { method, decay, max_norm, ..OptimizerOptions::default() }
     }
 }
 

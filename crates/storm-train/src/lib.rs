@@ -67,7 +67,7 @@ pub use launch::{
 pub use losses::{Found, Losses};
 pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
 pub use moments::Moments;
-pub use optimizer::{DecayTargets, OptimizerOptions};
+pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts,

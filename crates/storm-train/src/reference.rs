@@ -2,15 +2,16 @@ use crate::feed::{CORRECT, dropout_words, phase_words};
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
-use crate::{Found, Moments, OptimizerOptions, Precision, TrainError, weights};
+use crate::{Found, Moments, OptimizerMethod, OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    Accumulation, ActivationCodec, AdamWParameters, DType, Graph, Op, ParameterInstance, Program,
-    ProgramParameter, QuantizedRow, Shape, StepScalars, Tensor, TensorClass,
+    Accumulation, ActivationCodec, AdamWParameters, DType, Graph, MomentumDirection, Op,
+    ParameterInstance, Program, ProgramParameter, QuantizedRow, SgdParameters, Shape, Tensor,
+    TensorClass,
 };
 use storm_model::{
     AnyModel, Augmentation, BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelOutput,
@@ -34,6 +35,8 @@ pub struct TrainOptions {
     pub activation_codec: ActivationCodec,
     /// How parameters are updated.
     pub optimizer: OptimizerOptions,
+    /// Share of a target that is spread evenly over all classes.
+    pub label_smoothing: f32,
     /// How pictures of a step are changed.
     pub augmentation: Augmentation,
     /// Of initialization, stochastic rounding, dropout and augmentation.
@@ -51,6 +54,7 @@ impl TrainOptions {
             chunk_rows: storm_model::DEFAULT_CHUNK_ROWS,
             activation_codec: ActivationCodec::None,
             optimizer: OptimizerOptions::default(),
+            label_smoothing: 0.0,
             augmentation: Augmentation::default(),
             seed: 0,
         }
@@ -61,6 +65,7 @@ impl TrainOptions {
         BuildOptions {
             packing: self.packing,
             output: ModelOutput::Loss { chunk_rows: self.chunk_rows },
+            label_smoothing: self.label_smoothing,
             augmentation: self.augmentation,
             ..BuildOptions::training(self.batch, self.sequence, self.precision.compute())
         }
@@ -288,7 +293,7 @@ impl<D: Device> ReferenceTrainer<D> {
             return Err(TrainError::Option { option: "learning_rate", problem });
         }
         let update = self.updates + 1;
-        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        let scalars = self.options.optimizer.method.scalars(learning_rate, update);
         self.resident.write(self.inputs.scalars, &scalars.to_array())?;
         self.write_random(update)?;
         self.resident.run(self.schedules.norm)?;
@@ -429,13 +434,26 @@ impl Inputs {
 pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
     let refuse =
         |option, problem: &str| Err(TrainError::Option { option, problem: problem.to_owned() });
-    let AdamWParameters { beta1, beta2, epsilon, weight_decay } = options.optimizer.adamw;
-    if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
-        return refuse("betas", "must be at least 0 and less than 1");
-    }
-    if !(epsilon > 0.0 && epsilon.is_finite()) {
-        return refuse("epsilon", "must be positive");
-    }
+    let weight_decay = match options.optimizer.method {
+        OptimizerMethod::AdamW(AdamWParameters { beta1, beta2, epsilon, weight_decay }) => {
+            if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
+                return refuse("betas", "must be at least 0 and less than 1");
+            }
+            if !(epsilon > 0.0 && epsilon.is_finite()) {
+                return refuse("epsilon", "must be positive");
+            }
+            weight_decay
+        }
+        OptimizerMethod::Sgd(SgdParameters { momentum, direction, weight_decay }) => {
+            if !(0.0..1.0).contains(&momentum) {
+                return refuse("momentum", "must be at least 0 and less than 1");
+            }
+            if direction == MomentumDirection::Nesterov && momentum == 0.0 {
+                return refuse("nesterov", "needs a momentum; set one, or leave nesterov out");
+            }
+            weight_decay
+        }
+    };
     if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
         return refuse("weight_decay", "must not be negative");
     }
@@ -453,8 +471,16 @@ pub(crate) fn check_moments(
     options: &TrainOptions,
     instances: &[ParameterInstance],
 ) -> Result<(), TrainError> {
-    let OptimizerOptions { adamw, moments, .. } = &options.optimizer;
+    let OptimizerOptions { method, moments, .. } = &options.optimizer;
     let refuse = |problem: String| Err(TrainError::Option { option: "moments", problem });
+    let adamw = match method {
+        OptimizerMethod::AdamW(adamw) => adamw,
+        OptimizerMethod::Sgd(_) if *moments == Moments::Full => return Ok(()),
+        OptimizerMethod::Sgd(_) => {
+            let problem = "int8 is for the moments of AdamW; leave it out with sgd";
+            return refuse(problem.to_owned());
+        }
+    };
     if let Some(problem) = moments.problem(options.precision, instances) {
         return refuse(problem.to_owned());
     }

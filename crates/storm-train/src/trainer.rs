@@ -185,7 +185,7 @@ impl<D: PlanDevice> Trainer<D> {
             return Err(TrainError::Option { option: "learning_rate", problem });
         }
         let update = self.updates + 1;
-        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        let scalars = self.options.optimizer.method.scalars(learning_rate, update);
         let report = self.run_step(batches, scalars)?;
         // A norm that is not finite makes the clip scale zero, which cancels the update.
         if report.gradient_norm.is_finite() {

@@ -5,7 +5,9 @@ use super::device::{self, DeviceKind};
 use super::model;
 use super::options::Settings;
 use super::schedule;
+use super::values::OptimizerArg;
 use crate::forced::UpdateArg;
+use crate::precision::MomentsArg;
 use crate::size::show;
 use crate::{OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits};
 use anyhow::Result;
@@ -82,6 +84,10 @@ fn shares(settings: &Settings) -> Result<(), UsageError> {
     if !(settings.temperature >= 0.0 && settings.temperature.is_finite()) {
         return refuse("temperature", settings.temperature, "a number that is not negative");
     }
+    if !(0.0..1.0).contains(&settings.label_smoothing) {
+        let range = "at least 0 and less than 1";
+        return refuse("label-smoothing", settings.label_smoothing, range);
+    }
     if let Some(epochs) = settings.epochs
         && !(epochs > 0.0 && epochs <= EPOCHS_MAX)
     {
@@ -112,6 +118,24 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
         if !is_good {
             return Err(UsageError(format!("{key} is {value}; it must be {range}")));
         }
+    }
+    let refuse = |problem: &str| Err(UsageError(problem.to_owned()));
+    let momentum = settings.momentum.map(|momentum| momentum as f32);
+    if momentum.is_some_and(|momentum| !is_beta(momentum)) {
+        return refuse("momentum must be at least 0 and less than 1");
+    }
+    if settings.optimizer != OptimizerArg::Sgd
+        && (momentum.or(settings.nesterov.map(|_| 0.0))).is_some()
+    {
+        return refuse(
+            "momentum and nesterov are for optimizer = \"sgd\"; set that, or leave them out",
+        );
+    }
+    if settings.nesterov == Some(true) && momentum == Some(0.0) {
+        return refuse("nesterov needs a momentum; set one, or leave nesterov out");
+    }
+    if settings.optimizer == OptimizerArg::Sgd && settings.moments != MomentsArg::Full {
+        return refuse("moments = \"int8\" is for optimizer = \"adamw\"; leave it out");
     }
     match settings.update == Some(UpdateArg::InBackward) && *clip != 0.0 {
         true => Err(UsageError(format!(

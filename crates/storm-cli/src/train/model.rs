@@ -151,6 +151,7 @@ fn language_for(
     is_fresh: bool,
     vocabulary: usize,
 ) -> Result<ModelConfig> {
+    check_text_options(settings)?;
     if is_fresh {
         let config = fresh(settings, config, vocabulary);
         config.validate()?;
@@ -183,6 +184,24 @@ fn check_image_options(settings: &Settings) -> Result<(), UsageError> {
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((key, _)) => {
             Err(UsageError(format!("{key} is for language models; leave it out for pictures")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses options that only pictures and other records have.
+fn check_text_options(settings: &Settings) -> Result<(), UsageError> {
+    let usual = Given::default().resolve();
+    let given = [
+        ("flip", settings.flip),
+        ("crop", settings.crop > 0),
+        ("cutout", settings.cutout > 0),
+        ("order", settings.order != usual.order),
+        ("data-ram", settings.data_ram != usual.data_ram),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => {
+            Err(UsageError(format!("{key} is for datasets of pictures; leave it out for text")))
         }
         None => Ok(()),
     }

@@ -9,7 +9,7 @@ use super::model::{self, Model};
 use super::options::{Given, Settings};
 use super::output::{Style, print};
 use super::schedule;
-use super::values::OverlongArg;
+use super::values::{OptimizerArg, OverlongArg};
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::model::{grouped, must_be_downloaded};
@@ -25,11 +25,11 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use storm_files::{FolderLock, replace_file};
-use storm_graph::AdamWParameters;
-use storm_model::{AnyModel, Packing, Unit};
+use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
+use storm_model::{AnyModel, Augmentation, Packing, Unit};
 use storm_train::{
-    Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize, TimedSplit,
-    TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
+    Launch, OptimizerMethod, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize,
+    TimedSplit, TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
 };
 use tempfile::TempDir;
 
@@ -40,11 +40,15 @@ const BASE_HASH: &str = "base-hash";
 pub(crate) const IMAGE_CONFIG: &str = "image-config";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 23] = [
+const FIXED: [&str; 28] = [
     "model",
     IMAGE_CONFIG,
     "order",
     "data-ram",
+    "label-smoothing",
+    "flip",
+    "crop",
+    "cutout",
     "lora",
     "base",
     BASE_HASH,
@@ -62,12 +66,13 @@ const FIXED: [&str; 23] = [
     "precision",
     "activation-codec",
     "chunk-rows",
+    "optimizer",
     "moments",
     "seed",
 ];
 
 /// Options that change what is learned from here on.
-const LEARNING: [&str; 14] = [
+const LEARNING: [&str; 16] = [
     "steps",
     "epochs",
     "learning-rate",
@@ -81,8 +86,13 @@ const LEARNING: [&str; 14] = [
     "beta1",
     "beta2",
     "epsilon",
+    "momentum",
+    "nesterov",
     "clip",
 ];
+
+/// The momentum of `sgd` if none is given.
+const MOMENTUM: f64 = 0.9;
 
 /// Everything that is known before the first step.
 pub(super) struct Setup {
@@ -429,6 +439,26 @@ fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
     }
 }
 
+fn optimizer_method(settings: &Settings) -> OptimizerMethod {
+    let weight_decay = settings.weight_decay as f32;
+    match settings.optimizer {
+        OptimizerArg::Adamw => OptimizerMethod::AdamW(AdamWParameters {
+            beta1: settings.beta1 as f32,
+            beta2: settings.beta2 as f32,
+            epsilon: settings.epsilon as f32,
+            weight_decay,
+        }),
+        OptimizerArg::Sgd => OptimizerMethod::Sgd(SgdParameters {
+            momentum: settings.momentum.unwrap_or(MOMENTUM) as f32,
+            direction: match settings.nesterov {
+                Some(true) => MomentumDirection::Nesterov,
+                _ => MomentumDirection::Momentum,
+            },
+            weight_decay,
+        }),
+    }
+}
+
 pub(super) fn train_options(
     settings: &Settings,
     model: &AnyModel,
@@ -444,15 +474,16 @@ pub(super) fn train_options(
         chunk_rows: settings.chunk_rows.get(),
         activation_codec: settings.activation_codec.into(),
         optimizer: OptimizerOptions {
-            adamw: AdamWParameters {
-                beta1: settings.beta1 as f32,
-                beta2: settings.beta2 as f32,
-                epsilon: settings.epsilon as f32,
-                weight_decay: settings.weight_decay as f32,
-            },
+            method: optimizer_method(settings),
             decay: settings.decay_targets.into(),
             max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
             moments: settings.moments.into(),
+        },
+        label_smoothing: settings.label_smoothing as f32,
+        augmentation: Augmentation {
+            flip: settings.flip,
+            crop: settings.crop,
+            cutout: settings.cutout,
         },
         seed: settings.seed.0,
         ..TrainOptions::new(batch, sequence, settings.precision.into())

@@ -8,6 +8,16 @@ use storm_data::Overlong;
 use storm_data::records::Order;
 use storm_train::{Decay, DecayTargets};
 
+/// The rule that updates weights, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OptimizerArg {
+    /// AdamW.
+    Adamw,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
+
 /// A number of bytes: `16GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);

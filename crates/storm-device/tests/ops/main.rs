@@ -6,7 +6,7 @@
 //! | `../reference/` | the ops in plain f64 loops |
 //! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
 //! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `batch_norm`, `attention`, `loss`, `shapes` | random cases of one op family |
-//! | `optimizer`, `optimizer_int8`, `random_normal` | ops without gradients |
+//! | `optimizer`, `optimizer_int8`, `random_normal`, `augment` | ops without gradients |
 //! | `codec` | gated units whose operand waits in 8 bits |
 //! | `transformer` | whole small models: sharing, frozen parameters |
 //! | `exactness` | thread counts and recomputation, to the bit |
@@ -19,6 +19,7 @@ mod reference;
 mod support;
 
 mod attention;
+mod augment;
 mod batch_norm;
 mod codec;
 mod convolution;

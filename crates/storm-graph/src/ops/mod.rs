@@ -3,6 +3,7 @@
 //! A new op is declared in [`Op`], gets its two rules in a file here, and a kernel per device.
 
 mod attention;
+mod augment;
 mod batch_norm;
 mod blocks;
 mod convolution;
@@ -37,6 +38,7 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Family::Elementwise => elementwise::infer(op),
         Family::Norm => norm::infer(op),
         Family::BatchNorm => batch_norm::infer(op),
+        Family::Image => augment::infer(op),
         Family::Attention => attention::infer(op),
         Family::Loss => loss::infer(op),
         Family::Reduce => reduce::infer(op),
@@ -87,6 +89,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::NormGrad { .. }
         | Op::QkNormGrad { .. }
         | Op::BatchStatistics { .. }
+        | Op::Augment { .. }
         | Op::BatchNormGrad { .. }
         | Op::RotaryTable { .. }
         | Op::AttentionGrad { .. }

@@ -1,11 +1,11 @@
 //! A section of an image classifier under construction.
 
-use super::ImageConfig;
 use super::parameters::Stored;
+use super::{Augmentation, ImageConfig};
 use crate::{BuildOptions, DROPOUT_INPUT, PHASE_INPUT, StoredOrder, Trainable};
 use storm_graph::random::{DROPOUT_WORDS, PHASE_WORDS};
 use storm_graph::{
-    ActivationFunction, BatchNormOptions, Carried, DType, GraphError, NormActivation, Op, Section,
+    Accuracy, ActivationFunction, AugmentSettings, BatchNormOptions, Border, Carried, DType, Flip, GraphError, NormActivation, Op, Section,
     SectionBuilder, Shape, TensorId, Window,
 };
 
@@ -61,10 +61,21 @@ impl<'a> Draft<'a> {
     /// The pictures of the batch, augmented in training and normalized, (B, H, W, channels).
     pub(super) fn images(&mut self) -> Result<TensorId, GraphError> {
         let ImageConfig { image_size: [height, width], channels, mean, std, .. } = self.config;
-        let batch = self.options.batch;
-        let dtype = self.options.dtype;
-        let _ = (mean, std);
-        Ok(self.builder.input_of("images", [batch, *height, *width, *channels], dtype))
+        let (batch, dtype) = (self.options.batch, self.options.dtype);
+        let shape = [batch, *height, *width, *channels];
+        let images = self.builder.input_of("images", shape, DType::U8);
+        let samples = self.builder.input_of("samples", [batch, 3], DType::I32);
+        let phase = self.phase();
+        let Augmentation { flip, crop, cutout } = self.options.augmentation;
+        let settings = AugmentSettings {
+            mean: mean.as_slice().into(),
+            deviation: std.as_slice().into(),
+            flip: if flip { Flip::Horizontal } else { Flip::Never },
+            padding: crop,
+            border: Border::Reflect,
+            cutout,
+        };
+        self.apply("augmented", Op::Augment { images, samples, phase, settings, dtype })
     }
 
     fn phase(&mut self) -> TensorId {
@@ -210,9 +221,22 @@ impl<'a> Draft<'a> {
     ) -> Result<Vec<(String, TensorId)>, GraphError> {
         let targets = self.builder.input_of("targets", [self.options.batch], DType::I32);
         let denominator = self.builder.input_of("denominator", Shape::scalar(), DType::F32);
-        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
-        let row_loss = self.apply("row_loss", op)?; // (B)
-        Ok(vec![("loss".to_owned(), self.apply("loss", Op::Sum { x: row_loss })?)])
+        let op = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing: self.options.label_smoothing,
+            accuracy: Accuracy::Compute,
+        };
+        let outputs = self.builder.apply_all("row_loss", op)?;
+        let (row_loss, row_correct) = (outputs[0], outputs[outputs.len() - 1]); // (B) each
+        let mut results = Vec::new();
+        for (name, x) in [("loss", row_loss), ("correct", row_correct)] {
+            results.push((name.to_owned(), self.apply(name, Op::Sum { x })?));
+        }
+        Ok(results)
     }
 
     /// The section, which passes on `hidden`.

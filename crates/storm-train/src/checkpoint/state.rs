@@ -93,12 +93,8 @@ pub(crate) fn state_tensors(
         if parameter.training != Training::Trainable {
             continue;
         }
-        for moment in ["first_moment", "second_moment"] {
-            let format = options.optimizer.moments.format(options.precision, parameter);
-            add(format!("{name}.{moment}"), format, StatePart::Optimizer);
-        }
-        if options.precision.of_parameter(parameter.dtype).has_master() {
-            add(format!("{name}.master"), elements(DType::F32), StatePart::Optimizer);
+        for (suffix, format) in options.optimizer.state(options.precision, parameter) {
+            add(format!("{name}.{suffix}"), format, StatePart::Optimizer);
         }
     }
     tensors

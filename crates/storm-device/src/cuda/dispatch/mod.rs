@@ -4,6 +4,8 @@
 
 mod attention;
 mod attention_cached;
+mod augment;
+mod batch_norm;
 mod convolution;
 mod dropout;
 mod elementwise;
@@ -68,8 +70,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             heads::plan(planner)
         }
         Op::BatchStatistics { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. } => {
-            Err(unsupported(planner, "there is no kernel for it"))
+            batch_norm::plan(planner)
         }
+        Op::Augment { .. } => augment::plan(planner),
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
         Op::CachedAttention { .. } => attention_cached::plan(planner),
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
@@ -96,6 +99,8 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
     [
         attention::kernels(),
         attention_cached::kernels(),
+        augment::kernels(),
+        batch_norm::kernels(),
         convolution::kernels(),
         dropout::kernels(),
         elementwise::kernels(),
