@@ -191,11 +191,7 @@ impl SectionBuilder {
     ///
     /// # Errors
     /// Operands that do not fit.
-    pub fn apply_all(
-        &mut self,
-        name: &str,
-        op: Op<TensorId>,
-    ) -> Result<Vec<TensorId>, GraphError> {
+    pub fn apply_all(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
         self.graph.apply(name, op)
     }
 

@@ -1,7 +1,7 @@
 //! The description of an image classifier, as config.json has it.
 
 use super::network::network;
-use crate::{BuildOptions, ModelError};
+use crate::{BuildOptions, ModelError, ParameterSpec};
 use serde::{Deserialize, Serialize};
 use storm_graph::DType;
 
@@ -174,10 +174,11 @@ impl ImageConfig {
         }
     }
 
-    /// Parameters that are trained or kept as running statistics. For a validated config.
+    /// Parameters that are trained: running statistics do not count. For a validated config.
     pub fn parameter_count(&self) -> u64 {
-        let counts = super::parameters(self).into_iter().map(|spec| spec.element_count() as u64);
-        counts.sum()
+        let learns = |spec: &ParameterSpec| !spec.name.contains(".running_");
+        let specs = super::parameters(self).into_iter().filter(learns);
+        specs.map(|spec| spec.element_count() as u64).sum()
     }
 }
 

@@ -5,8 +5,8 @@ use super::{Augmentation, ImageConfig};
 use crate::{BuildOptions, DROPOUT_INPUT, PHASE_INPUT, StoredOrder, Trainable};
 use storm_graph::random::{DROPOUT_WORDS, PHASE_WORDS};
 use storm_graph::{
-    Accuracy, ActivationFunction, AugmentSettings, BatchNormOptions, Border, Carried, DType, Flip, GraphError, NormActivation, Op, Section,
-    SectionBuilder, Shape, TensorId, Window,
+    Accuracy, ActivationFunction, AugmentSettings, BatchNormOptions, Border, Carried, DType, Flip,
+    GraphError, NormActivation, Op, Section, SectionBuilder, Shape, TensorId, Window,
 };
 
 /// What sections pass on.
