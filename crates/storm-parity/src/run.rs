@@ -1,5 +1,6 @@
 //! Runs a job.
 
+use crate::images;
 use crate::job::{Job, OptimizerSettings, PrecisionName, SaveTarget, StepInput, TokenBatch};
 use crate::tensors::{self, NamedTensor};
 use anyhow::{Context, Result, ensure};
@@ -40,6 +41,11 @@ pub(crate) fn run(job: &Job) -> Result<Value> {
             train(&setup, *seed, optimizer, steps, save.as_ref(), save_adapter.as_deref())
         }
         Job::RoundTrip { model, save } => round_trip(model, save),
+        Job::ImageLogits { model, batch, output } => images::logits(model, batch, output),
+        Job::ImageTrain { model, sgd, label_smoothing, learning_rate, steps, save } => {
+            let (smoothing, rate) = (*label_smoothing, *learning_rate);
+            images::train(model, sgd, smoothing, rate, steps, save)
+        }
     }
 }
 

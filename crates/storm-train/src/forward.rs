@@ -1,12 +1,13 @@
 //! A model on a device without gradients.
 
+use crate::feed::phase_words;
 use crate::input_rules::{InputRules, Reading};
 use crate::micro_batch::Entries;
 use crate::{MicroBatch, Precision, TrainError, TrainOptions, weights};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::{ProgramParameter, Tensor, TensorClass, Training};
-use storm_model::{AnyModel, BuildOptions, ParameterSource, Trainable};
+use storm_model::{AnyModel, BuildOptions, PHASE_INPUT, ParameterSource, Trainable};
 
 /// The forward pass of a loaded model, everything in device memory.
 pub(crate) struct Forward<D: Device> {
@@ -38,7 +39,11 @@ impl<D: Device> Forward<D> {
         let schedule = Schedule::of_program(&program, &slots)?;
         let rules = InputRules::of_program(&program);
         let inputs = rules.slots(&slots);
+        let phase = slots.find(PHASE_INPUT);
         let mut resident = Resident::new(slots, vec![schedule], open)?;
+        if let Some(phase) = phase {
+            resident.write(phase, &phase_words(None))?;
+        }
         weights::load(&mut resident, model, source)?;
         let schedule = resident.schedule(0);
         Ok(Forward { resident, schedule, inputs, rules, options })

@@ -183,7 +183,7 @@ fn configs_that_make_no_sense_are_refused() {
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     };
-    check(ImageConfig { image_size: [30, 32], ..good.clone() }, "multiple of 8");
+    check(ImageConfig { image_size: [7, 32], ..good.clone() }, "at least 8");
     check(ImageConfig { classes: 0, ..good.clone() }, "classes is 0");
     check(ImageConfig { std: vec![0.0, 1.0, 1.0], ..good.clone() }, "positive");
     check(ImageConfig { mean: vec![0.5], ..good.clone() }, "3 channels");

@@ -1,5 +1,7 @@
 //! `cargo xtask data`: public data for long runs, fetched and rebuilt below `target/`. Nothing of it is committed.
 
+mod cifar10;
+mod fashion_mnist;
 mod html;
 mod text;
 
@@ -9,6 +11,8 @@ use anyhow::{Result, bail};
 pub(crate) fn run(mut args: Args) -> Result<()> {
     match args.word().as_deref() {
         Some("text") => text::run(args),
-        _ => bail!("say which data to make: `cargo xtask data text`"),
+        Some("cifar10") => cifar10::run(args),
+        Some("fashion-mnist") => fashion_mnist::run(args),
+        _ => bail!("say which data to make: text, cifar10 or fashion-mnist"),
     }
 }

@@ -1,6 +1,7 @@
 //! `storm data inspect`: what a dataset holds.
 
 use super::progress::{ByteProgress, Show};
+use super::records;
 use crate::model::grouped;
 use crate::size;
 use anyhow::Result;
@@ -20,7 +21,7 @@ pub(crate) struct InspectArgs {
     /// Read every byte and compare it with its checksum.
     #[arg(long)]
     verify: bool,
-    /// Documents or samples to show the beginning of.
+    /// Documents or samples of text to show the beginning of.
     #[arg(long, default_value_t = 3)]
     samples: u64,
     /// Print JSON.
@@ -29,7 +30,12 @@ pub(crate) struct InspectArgs {
 }
 
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
-    let dataset = Dataset::open(&args.dir)?;
+    let dataset = match Dataset::open(&args.dir) {
+        Err(DataError::OtherKind { .. }) => {
+            return records::inspect(&args.dir, args.verify, args.json);
+        }
+        opened => opened?,
+    };
     if args.verify {
         let show = if args.json { Show::Nothing } else { Show::Progress };
         // Blocks are checked on many threads.

@@ -4,6 +4,7 @@ mod batches;
 mod inspect;
 mod pack;
 mod progress;
+mod records;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -12,7 +13,7 @@ use storm_data::{DataError, WorkerCommand, tokenize_worker};
 
 #[derive(Subcommand)]
 pub(crate) enum DataCommand {
-    /// Turn text or JSONL into a dataset: tokens in shards that training reads without loading them.
+    /// Turn text, JSONL or images into a dataset: shards that training reads without loading them.
     Pack(pack::PackArgs),
     /// Show what a dataset holds, and check it.
     Inspect(inspect::InspectArgs),
@@ -41,6 +42,7 @@ pub(crate) fn worker() -> Result<WorkerCommand, DataError> {
 pub(crate) fn code_of(error: &DataError) -> u8 {
     match error {
         DataError::Option { .. } => 2,
+        DataError::ReadBlock { .. } => 1,
         DataError::Io { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::NotADirectory => 4,
             // A device or a FIFO where a plain file should be.

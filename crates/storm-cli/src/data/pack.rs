@@ -1,15 +1,17 @@
-//! `storm data pack`: text and JSONL to shards.
+//! `storm data pack`: text and JSONL to tokens, images to records.
 
 use super::progress::{ByteProgress, Show};
+use super::records;
 use crate::model::grouped;
 use crate::size;
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::thread::available_parallelism;
+use storm_data::records::{Codec, RecordInput, RecordPackOptions, Synthetic};
 use storm_data::{
-    ChatTemplate, IfExists, InputFormat, Kind, PackOptions, PackSummary, SHARD_TOKENS_DEFAULT,
-    SpecialTokens, TokenizerSource, pack,
+    ChatTemplate, DataError, IfExists, InputFormat, Kind, PackOptions, PackSummary,
+    SHARD_TOKENS_DEFAULT, SpecialTokens, TokenizerSource, pack,
 };
 
 #[derive(Args)]
@@ -20,21 +22,25 @@ JSONL has an object in each line, with one of these; other fields are passed ove
   {\"prompt\": \"…\", \"completion\": \"…\"}                   an instruction
 Of chats what the assistant says is learned, of instructions the completion.
 
-Example: storm data pack corpus/*.txt --tokenizer bytes --held-out 0.05 --out books")]
+A folder is packed as images: the binary files of CIFAR-10. Their test files become the held-out part.
+
+Examples: storm data pack corpus/*.txt --tokenizer bytes --held-out 0.05 --out books
+          storm data pack cifar-10-batches-bin --out cifar")]
 pub(crate) struct PackArgs {
-    /// Files of UTF-8 text, each a document or several with `<|endoftext|>` between them, or of JSONL.
-    #[arg(required = true)]
+    /// Files of UTF-8 text, each a document or several with `<|endoftext|>` between them, or of JSONL; or a folder of
+    /// images.
+    #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
     input: Vec<PathBuf>,
-    /// A tokenizer.json, a folder with one, or `bytes`: every byte is a token.
+    /// For text: a tokenizer.json, a folder with one, or `bytes`: every byte is a token.
     #[arg(long)]
-    tokenizer: String,
+    tokenizer: Option<String>,
     /// Directory to write. It must not exist, unless --overwrite is given.
     #[arg(long)]
     out: PathBuf,
     /// What the files are: by their names (.jsonl and .ndjson are JSONL), or all the same.
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     format: FormatArg,
-    /// Share of the data, from its end, that is held out for evaluation.
+    /// Share of the data that is held out for evaluation: of text its end, of records evenly chosen ones.
     #[arg(long, default_value_t = 0.0, value_name = "SHARE")]
     held_out: f64,
     /// Token that ends a document, by its name in the tokenizer; found by itself for the usual ones.
@@ -42,20 +48,36 @@ pub(crate) struct PackArgs {
     end_of_text: Option<String>,
     /// How chats become text: `model`, the template that came with the tokenizer (chat_template.jinja, or in
     /// tokenizer_config.json); `chatml`; `plain`, a line of `role: message` each; or the path of a Jinja template.
-    #[arg(long, default_value = "model", value_name = "TEMPLATE")]
-    chat_template: String,
+    /// `model` if not given.
+    #[arg(long, value_name = "TEMPLATE")]
+    chat_template: Option<String>,
     /// Take special tokens that are written out in prompts and completions for text. In documents they always are.
     #[arg(long)]
     plain_text: bool,
     /// Replace the output directory if it is a dataset.
     #[arg(long)]
     overwrite: bool,
-    /// Threads that encode; the number of processors if not given.
+    /// For records: how blocks are compressed; `none` if not given.
+    #[arg(long, value_enum)]
+    codec: Option<CodecArg>,
+    /// For records: skip images that cannot be packed, and count them.
+    #[arg(long)]
+    skip_bad: bool,
+    /// Make up so many records of random bytes, each with its number, instead of reading any.
+    #[arg(long, value_name = "COUNT")]
+    synthetic: Option<u64>,
+    /// The shape of a synthetic record.
+    #[arg(long, value_delimiter = ',', default_value = "32,32,3", requires = "synthetic")]
+    shape: Vec<usize>,
+    /// Classes of synthetic records.
+    #[arg(long, default_value_t = 10, requires = "synthetic")]
+    classes: u32,
+    /// Threads that encode text; the number of processors if not given.
     #[arg(long)]
     threads: Option<usize>,
-    /// Tokens in a shard.
-    #[arg(long, default_value_t = SHARD_TOKENS_DEFAULT)]
-    shard_tokens: u64,
+    /// Tokens in a shard of text; 2^28 if not given.
+    #[arg(long)]
+    shard_tokens: Option<u64>,
     /// Show nothing but errors.
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
@@ -71,7 +93,91 @@ enum FormatArg {
     Jsonl,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum CodecArg {
+    /// Not compressed.
+    None,
+    /// Smaller.
+    Zstd,
+    /// Quicker to read.
+    Lz4,
+}
+
+impl From<CodecArg> for Codec {
+    fn from(codec: CodecArg) -> Codec {
+        match codec {
+            CodecArg::None => Codec::None,
+            CodecArg::Zstd => Codec::Zstd,
+            CodecArg::Lz4 => Codec::Lz4,
+        }
+    }
+}
+
+impl PackArgs {
+    fn if_exists(&self) -> IfExists {
+        if self.overwrite { IfExists::Replace } else { IfExists::Refuse }
+    }
+
+    fn show(&self) -> Show {
+        if self.quiet || self.json { Show::Nothing } else { Show::Progress }
+    }
+
+    /// What records to make; none for text.
+    fn records(&self) -> Result<Option<RecordInput>, DataError> {
+        match self.synthetic {
+            None => RecordInput::recognize(&self.input),
+            Some(count) => {
+                let (shape, classes) = (self.shape.clone(), self.classes);
+                Ok(Some(RecordInput::Synthetic(Synthetic { count, shape, classes })))
+            }
+        }
+    }
+
+    /// Refuses options that would do nothing.
+    fn refuse(&self, given: &[(&'static str, bool)], problem: &str) -> Result<(), DataError> {
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some(&(option, _)) => Err(DataError::Option { option, problem: problem.to_owned() }),
+            None => Ok(()),
+        }
+    }
+}
+
 pub(crate) fn run(args: &PackArgs) -> Result<()> {
+    match args.records()? {
+        Some(input) => pack_images(args, input),
+        None => pack_text(args),
+    }
+}
+
+fn pack_images(args: &PackArgs, input: RecordInput) -> Result<()> {
+    let for_text = [
+        ("--tokenizer", args.tokenizer.is_some()),
+        ("--format", !matches!(args.format, FormatArg::Auto)),
+        ("--end-of-text", args.end_of_text.is_some()),
+        ("--chat-template", args.chat_template.is_some()),
+        ("--plain-text", args.plain_text),
+        ("--threads", args.threads.is_some()),
+        ("--shard-tokens", args.shard_tokens.is_some()),
+    ];
+    args.refuse(&for_text, &format!("this is for text, and the input is {}", input.words()))?;
+    let options = RecordPackOptions {
+        input,
+        out: args.out.clone(),
+        if_exists: args.if_exists(),
+        codec: args.codec.map_or(Codec::None, Into::into),
+        held_out: args.held_out,
+        skip_bad: args.skip_bad,
+    };
+    records::pack(&options, args.show(), args.json, args.quiet)
+}
+
+fn pack_text(args: &PackArgs) -> Result<()> {
+    let for_records = [("--codec", args.codec.is_some()), ("--skip-bad", args.skip_bad)];
+    args.refuse(&for_records, "this is for records, and the input is text")?;
+    let Some(tokenizer) = &args.tokenizer else {
+        let problem = "text needs one: name a tokenizer.json, a folder with one, or `bytes`";
+        return Err(DataError::Option { option: "--tokenizer", problem: problem.to_owned() }.into());
+    };
     let options = PackOptions {
         inputs: args.input.clone(),
         format: match args.format {
@@ -79,19 +185,18 @@ pub(crate) fn run(args: &PackArgs) -> Result<()> {
             FormatArg::Text => InputFormat::Text,
             FormatArg::Jsonl => InputFormat::Jsonl,
         },
-        tokenizer: TokenizerSource::parse(&args.tokenizer),
+        tokenizer: TokenizerSource::parse(tokenizer),
         end_of_text: args.end_of_text.clone(),
-        chat_template: ChatTemplate::parse(&args.chat_template),
+        chat_template: ChatTemplate::parse(args.chat_template.as_deref().unwrap_or("model")),
         special_tokens: if args.plain_text { SpecialTokens::AsText } else { SpecialTokens::Parsed },
         worker: super::worker()?,
         out: args.out.clone(),
-        if_exists: if args.overwrite { IfExists::Replace } else { IfExists::Refuse },
+        if_exists: args.if_exists(),
         held_out: args.held_out,
         threads: args.threads.unwrap_or_else(|| available_parallelism().map_or(1, Into::into)),
-        shard_tokens: args.shard_tokens,
+        shard_tokens: args.shard_tokens.unwrap_or(SHARD_TOKENS_DEFAULT),
     };
-    let show = if args.quiet || args.json { Show::Nothing } else { Show::Progress };
-    let progress = ByteProgress::new("packing", show);
+    let progress = ByteProgress::new("packing", args.show());
     let summary = pack(&options, &|at| {
         progress.set(at.bytes_done, at.bytes_total, || format!("{} tokens", grouped(at.tokens)));
     });

@@ -176,7 +176,8 @@ impl Outline<'_> {
         if self.kind == DeviceKind::Cpu {
             host_memory::threads(settings.threads.map(NonZeroUsize::get), ram.bytes)?;
         }
-        host_memory::check_step(host_memory::of_step(step, options), ram.bytes)?;
+        let unit_bytes = host_memory::of_unit(&config);
+        host_memory::check_step(host_memory::of_step(step, options, unit_bytes), ram.bytes)?;
         check_disk(self.folder, checkpoint_bytes(&config, options)?)
     }
 

@@ -177,6 +177,7 @@ fn check_image_options(settings: &Settings) -> Result<(), UsageError> {
         ("lora", settings.lora.is_some()),
         ("tokenizer", settings.tokenizer.is_some()),
         ("chat-template", settings.chat_template.is_some()),
+        ("seq", settings.seq != Given::default().resolve().seq),
         ("tokens-per-step", settings.tokens_per_step.is_some()),
         ("sample-tokens", settings.sample_tokens > 0),
         ("overlong", settings.overlong != OverlongArg::Drop),

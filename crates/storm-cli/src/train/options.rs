@@ -77,7 +77,7 @@ options! {
         overlong: OverlongArg = OverlongArg::Drop;
         /// In which order the records of a dataset come; text comes in the order `global`.
         order: OrderArg = OrderArg::Window;
-        /// Host memory for records on their way from the disk.
+        /// Host memory for records on their way from the disk; evaluations take as much again.
         data_ram: Size = Size(256 << 20);
     }
     "Pictures" {
@@ -90,7 +90,7 @@ options! {
         cutout: usize = 0;
     }
     "Step" {
-        /// Sequences per micro-batch; 1 if neither this nor tokens-per-step is given.
+        /// Sequences or pictures per micro-batch; 1 if neither this nor tokens-per-step is given.
         batch: NonZeroUsize;
         /// Micro-batches per step; 1 if neither this nor tokens-per-step is given.
         accumulate: NonZeroUsize;

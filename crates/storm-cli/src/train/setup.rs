@@ -408,7 +408,9 @@ pub(super) fn request(
     settings.activation_codec.check(&config)?;
     let forced = forced(settings);
     let step = step_size(settings)?;
-    let step_bytes = host_memory::of_step(step, &options);
+    let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
+    // One loader for training, and one for evaluations.
+    let loading_bytes = config.image().map_or(0, |_| settings.data_ram.0.saturating_mul(2));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
     Ok(Request {
         model: name.to_owned(),
@@ -426,7 +428,9 @@ pub(super) fn request(
             DeviceKind::Cuda => DeviceMemory::Own,
         },
         save_mode: settings.save_mode,
-        beside_bytes: step_bytes.saturating_add(host_memory::of_threads(machine.threads)),
+        beside_bytes: step_bytes
+            .saturating_add(host_memory::of_threads(machine.threads))
+            .saturating_add(loading_bytes),
     })
 }
 

@@ -14,6 +14,7 @@ mod loader;
 mod manifest;
 mod order;
 mod pack;
+mod parallel;
 mod read;
 mod set;
 mod write;

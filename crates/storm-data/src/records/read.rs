@@ -57,6 +57,8 @@ impl ShardFile {
             ErrorKind::InvalidInput => DataError::damaged(path, error.to_string()),
             _ => DataError::io(path)(error),
         })?;
+        // Otherwise the system reads on past what is asked for, and those pages would stay.
+        fadvise(&plain, 0, None, Advice::Random).ok();
         let direct = match reading {
             Reading::Advised => None,
             // The path leads to a plain file, as was just seen; if that changed, the nonblocking flag still keeps

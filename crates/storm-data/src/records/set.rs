@@ -5,12 +5,13 @@ use super::codec::Codec;
 use super::column::{Column, RecordLayout};
 use super::layout::{Entry, Header, PAGE_BYTES, parse_index};
 use super::manifest::RecordManifest;
+use super::parallel;
 use super::read::{Buffer, Buffers, Reading, ReadingPath, ShardFile};
 use crate::shard::file_name;
 use crate::{DataError, Split, VerifyProgress};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// A directory of records that [`super::pack_records`] wrote.
@@ -309,26 +310,34 @@ impl RecordSet {
     /// # Errors
     /// Names the first block that is damaged.
     pub fn verify(&self, progress: &(dyn Fn(VerifyProgress) + Sync)) -> Result<(), DataError> {
-        use rayon::prelude::*;
         let bytes_total = self.blocks.iter().map(|block| block.entry.padded_bytes()).sum();
-        let bytes_done = AtomicU64::new(0);
+        let (bytes_done, is_damaged) = (AtomicU64::new(0), AtomicBool::new(false));
         let buffers = Arc::new(Buffers::new(self.block_bytes_max()));
-        let numbers = 0..self.blocks.len() as u32;
-        numbers.into_par_iter().try_for_each_init(
-            || Reader::new(&buffers),
-            |reader, number| {
-                let block = self.load(number, reader)?;
-                for record in 0..self.block(number).entry.records as usize {
-                    if !is_intact(block.record(record, &self.layout)) {
-                        let problem = format!("its record {record} does not match its checksum");
-                        return Err(self.damaged_block(number, problem));
-                    }
-                }
-                let bytes = self.block(number).entry.padded_bytes();
-                let bytes_done = bytes_done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-                progress(VerifyProgress { bytes_done, bytes_total });
-                Ok(())
-            },
-        )
+        let numbers: Vec<u32> = (0..self.blocks.len() as u32).collect();
+        let check = |reader: &mut Reader, &number: &u32| {
+            if is_damaged.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+            self.check_block(number, reader)
+                .inspect_err(|_| is_damaged.store(true, Ordering::Relaxed))?;
+            let bytes = self.block(number).entry.padded_bytes();
+            let bytes_done = bytes_done.fetch_add(bytes, Ordering::Relaxed) + bytes;
+            progress(VerifyProgress { bytes_done, bytes_total });
+            Ok(())
+        };
+        parallel::map(&numbers, || Reader::new(&buffers), check).into_iter().collect()
+    }
+
+    /// Compares a block and each of its records with their checksums.
+    fn check_block(&self, number: u32, reader: &mut Reader) -> Result<(), DataError> {
+        let block = self.load(number, reader)?;
+        let is_damaged = |&record: &usize| !is_intact(block.record(record, &self.layout));
+        match (0..self.block(number).entry.records as usize).find(is_damaged) {
+            None => Ok(()),
+            Some(record) => {
+                let problem = format!("its record {record} does not match its checksum");
+                Err(self.damaged_block(number, problem))
+            }
+        }
     }
 }

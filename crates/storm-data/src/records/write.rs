@@ -4,9 +4,9 @@ use super::codec::Codec;
 use super::column::{Column, RecordLayout};
 use super::layout::{BLOCK_BYTES, Entry, Header, PAGE_BYTES, SHARD_BLOCKS_MAX};
 use super::manifest::{RecordCounts, RecordShardInfo};
+use super::parallel;
 use crate::shard::file_name;
 use crate::{DataError, Split};
-use rayon::prelude::*;
 use rustix::fs::{Advice, fadvise};
 use std::fs::File;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -133,8 +133,7 @@ impl RecordWriter {
     fn write_pending(&mut self, at: usize) -> Result<(), DataError> {
         let codec = self.codec;
         let pending = std::mem::take(&mut self.parts[at].pending);
-        let compressed: Vec<_> =
-            pending.par_iter().map(|block| codec.compress(&block.bytes)).collect();
+        let compressed = parallel::map(&pending, || (), |(), block| codec.compress(&block.bytes));
         for (raw, stored) in pending.into_iter().zip(compressed) {
             let stored = stored.map_err(DataError::io(&self.dir))?;
             let (codec, bytes) = match &stored {

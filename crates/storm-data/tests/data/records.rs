@@ -1,6 +1,9 @@
 //! Datasets of records.
 
+mod damage;
+mod images;
 mod loading;
+mod memory;
 
 use std::path::{Path, PathBuf};
 use storm_data::IfExists;

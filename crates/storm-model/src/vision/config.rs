@@ -29,9 +29,9 @@ pub struct ImageConfig {
     /// Classes that are told apart.
     pub classes: usize,
     /// What is subtracted from each channel, where the values of a pixel are from 0 to 1.
-    pub mean: Vec<f32>,
+    pub mean: Vec<f64>,
     /// What each channel is then divided by.
-    pub std: Vec<f32>,
+    pub std: Vec<f64>,
     /// The network.
     pub network: ImageNetwork,
 }
@@ -55,7 +55,7 @@ pub enum ImageNetwork {
         /// Channels of the stem and after each of the three convolutions.
         widths: [usize; 4],
         /// Factor of the logits.
-        logit_scale: f32,
+        logit_scale: f64,
     },
     /// A 3×3 stem without pooling, then stages of basic blocks; each stage but the first halves the picture.
     Resnet {
@@ -97,7 +97,11 @@ impl ImageConfig {
             within(field, format!("{values:?}"), values.len() == self.channels, || {
                 format!("one number for each of the {} channels", self.channels)
             })?;
-            let is_usable = |value: &f32| value.is_finite() && (field == "mean" || *value > 0.0);
+            // Kernels take them as f32.
+            let is_usable = |value: &f64| {
+                let value = *value as f32;
+                value.is_finite() && (field == "mean" || value > 0.0)
+            };
             within(field, format!("{values:?}"), values.iter().all(is_usable), || {
                 "finite, and positive for std".to_owned()
             })?;
@@ -115,7 +119,8 @@ impl ImageConfig {
                 (widths, widths.len())
             }
             ImageNetwork::Resnet9 { widths, logit_scale } => {
-                let is_good = *logit_scale > 0.0 && logit_scale.is_finite();
+                let scale = *logit_scale as f32;
+                let is_good = scale > 0.0 && scale.is_finite();
                 within("logit_scale", logit_scale, is_good, || "positive".to_owned())?;
                 (widths, 3)
             }
@@ -128,11 +133,11 @@ impl ImageConfig {
         for &width in widths {
             count("widths", width, WIDTH_MAX)?;
         }
-        // Sides are halved without a rest, so that every position of a picture counts.
-        let multiple = 1usize << halvings.min(STAGES_MAX);
+        // Sides are halved so often, and something must be left.
+        let least = 1usize << halvings.min(STAGES_MAX);
         for side in self.image_size {
-            within("image_size", side, side.is_multiple_of(multiple), || {
-                format!("a multiple of {multiple} for this network")
+            within("image_size", side, side >= least, || {
+                format!("at least {least} for this network")
             })?;
         }
         // Whatever else a size may be too large for shows here, so that a validated config can be built.

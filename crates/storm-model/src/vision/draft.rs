@@ -68,8 +68,8 @@ impl<'a> Draft<'a> {
         let phase = self.phase();
         let Augmentation { flip, crop, cutout } = self.options.augmentation;
         let settings = AugmentSettings {
-            mean: mean.as_slice().into(),
-            deviation: std.as_slice().into(),
+            mean: mean.iter().map(|&mean| mean as f32).collect(),
+            deviation: std.iter().map(|&std| std as f32).collect(),
             flip: if flip { Flip::Horizontal } else { Flip::Never },
             padding: crop,
             border: Border::Reflect,

@@ -22,7 +22,9 @@ pub(super) fn network(config: &ImageConfig, options: &BuildOptions) -> Result<Ne
         ImageNetwork::SmallCnn { widths, hidden, dropout } => {
             builder.small_cnn(widths, *hidden, *dropout)?;
         }
-        ImageNetwork::Resnet9 { widths, logit_scale } => builder.resnet9(*widths, *logit_scale)?,
+        ImageNetwork::Resnet9 { widths, logit_scale } => {
+            builder.resnet9(*widths, *logit_scale as f32)?
+        }
         ImageNetwork::Resnet { widths, blocks } => builder.resnet(widths, *blocks)?,
     }
     let Builder { templates, stages, .. } = builder;

@@ -1,6 +1,9 @@
 //! Packs images and other records into a dataset.
 
 mod cifar;
+mod folder;
+mod idx;
+mod image;
 mod synthetic;
 
 pub use synthetic::Synthetic;
@@ -11,6 +14,8 @@ use super::manifest::{RecordCounts, RecordManifest};
 use super::write::RecordWriter;
 use crate::{DataError, IfExists, Split};
 use cifar::Cifar10;
+use folder::ImageFolder;
+use idx::Idx;
 use std::path::{Path, PathBuf};
 use storm_files::StagedDirectory;
 
@@ -19,6 +24,10 @@ use storm_files::StagedDirectory;
 pub enum RecordInput {
     /// A folder with the binary files of CIFAR-10.
     Cifar10(PathBuf),
+    /// A folder with the files of MNIST or Fashion-MNIST.
+    Idx(PathBuf),
+    /// A folder of PNG and JPEG files, with a subfolder for each class.
+    ImageFolder(PathBuf),
     /// Made up.
     Synthetic(Synthetic),
 }
@@ -27,29 +36,36 @@ impl RecordInput {
     /// What the inputs are, judged by their names; none if they are not records.
     ///
     /// # Errors
-    /// If a folder holds nothing that can be packed, or cannot be read.
+    /// If there are folders among several inputs.
     pub fn recognize(inputs: &[PathBuf]) -> Result<Option<RecordInput>, DataError> {
-        let [path] = inputs else { return Ok(None) };
-        if !path.is_dir() {
-            return Ok(None);
+        let Some(path) = inputs.iter().find(|path| path.is_dir()) else { return Ok(None) };
+        if inputs.len() > 1 {
+            return Err(DataError::input(path, "a folder of images is packed alone"));
         }
         if cifar::is_folder(path) {
             return Ok(Some(RecordInput::Cifar10(path.clone())));
         }
-        Err(DataError::input(path, "this folder holds nothing that can be packed"))
+        Ok(Some(match idx::is_folder(path) {
+            true => RecordInput::Idx(path.clone()),
+            false => RecordInput::ImageFolder(path.clone()),
+        }))
     }
 
     /// In words.
     pub fn words(&self) -> String {
         match self {
             RecordInput::Cifar10(_) => "CIFAR-10, binary files".to_owned(),
+            RecordInput::Idx(_) => "MNIST's kind of images, IDX files".to_owned(),
+            RecordInput::ImageFolder(_) => "images, a folder for each class".to_owned(),
             RecordInput::Synthetic(synthetic) => synthetic.words(),
         }
     }
 
-    fn open(&self) -> Result<Box<dyn Source>, DataError> {
+    fn open(&self, skip_bad: bool) -> Result<Box<dyn Source>, DataError> {
         Ok(match self {
             RecordInput::Cifar10(path) => Box::new(Cifar10::open(path)?),
+            RecordInput::Idx(path) => Box::new(Idx::open(path)?),
+            RecordInput::ImageFolder(path) => Box::new(ImageFolder::open(path, skip_bad)?),
             RecordInput::Synthetic(synthetic) => Box::new(synthetic.clone().checked()?),
         })
     }
@@ -187,11 +203,14 @@ pub fn pack_records(
     if !(0.0..1.0).contains(&options.held_out) {
         return refuse("held out", "a share from 0 to less than 1");
     }
-    let mut source = options.input.open()?;
+    let mut source = options.input.open(options.skip_bad)?;
     if source.has_parts() && options.held_out > 0.0 {
         return refuse("held out", "the input has a test part, which is held out");
     }
     let (input_files, input_bytes) = source.size();
+    if let RecordInput::Synthetic(_) = &options.input {
+        check_room(&options.out, input_bytes)?;
+    }
     let columns = source.columns();
     let if_exists = options.if_exists;
     let staged =
@@ -232,11 +251,27 @@ pub fn pack_records(
     Ok(RecordPackSummary { id, manifest, first_skipped })
 }
 
+/// Refuses to make up more than the disk has room for.
+fn check_room(out: &Path, bytes: u64) -> Result<(), DataError> {
+    let parent = out.ancestors().skip(1).find(|parent| parent.is_dir()).unwrap_or(Path::new("."));
+    let Ok(disk) = rustix::fs::statvfs(parent) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    match bytes <= free {
+        true => Ok(()),
+        false => {
+            let problem = format!("needs {bytes} bytes, and {free} are free there");
+            Err(DataError::Output { path: out.to_owned(), problem })
+        }
+    }
+}
+
 impl RecordInput {
     /// Where it is, for errors.
     fn path(&self) -> &Path {
         match self {
-            RecordInput::Cifar10(path) => path,
+            RecordInput::Cifar10(path)
+            | RecordInput::Idx(path)
+            | RecordInput::ImageFolder(path) => path,
             RecordInput::Synthetic(_) => Path::new("synthetic records"),
         }
     }

@@ -24,8 +24,8 @@ pub struct RunFacts {
     pub settings: Vec<(String, Vec<Row>)>,
     /// Of device and host memory, in bytes, if known.
     pub budgets: [Option<u64>; 2],
-    /// What to do for a sample, if there is none.
-    pub sample_hint: String,
+    /// What to do for a sample, if there is none; none for a model that writes no text.
+    pub sample_hint: Option<String>,
 }
 
 /// What only the process that trained can say: how the last plan did.
@@ -76,7 +76,7 @@ pub fn write_report(
     writeln!(out, "<style>\n{}</style>", include_str!("charts.css"))?;
     write_rows(&facts.rows, out)?;
     writeln!(out, "{}", charts::to_html(facts.budgets, history))?;
-    write_sample(history.sample(), &facts.sample_hint, out)?;
+    write_sample(history.sample(), facts.sample_hint.as_deref(), out)?;
     write_settings(&facts.settings, out)?;
     match last_plan {
         LastPlan::Facts(plan) => {
@@ -92,10 +92,17 @@ pub fn write_report(
     }
 }
 
-fn write_sample(sample: Option<&Sample>, hint: &str, out: &mut impl Write) -> io::Result<()> {
+fn write_sample(
+    sample: Option<&Sample>,
+    hint: Option<&str>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    if sample.is_none() && hint.is_none() {
+        return Ok(());
+    }
     writeln!(out, "<h2>Text by the model</h2>")?;
     let Some(Sample { step, prompt, text }) = sample else {
-        return writeln!(out, "<p class=\"hint\">{}</p>", Escaped(hint));
+        return writeln!(out, "<p class=\"hint\">{}</p>", Escaped(hint.unwrap_or_default()));
     };
     let (prompt, text) = (Escaped(prompt), Escaped(text));
     writeln!(
@@ -209,7 +216,7 @@ mod tests {
             rows: row(),
             settings: vec![(text.to_owned(), row())],
             budgets: [Some(1 << 20), None],
-            sample_hint: text.to_owned(),
+            sample_hint: Some(text.to_owned()),
         }
     }
 

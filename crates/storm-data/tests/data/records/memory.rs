@@ -1,0 +1,96 @@
+//! Loading stays within `data_ram`, in the process and in the page cache.
+
+use super::options;
+use crate::helpers::{Folder, rerun, rerun_folder};
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+use storm_data::records::{
+    Codec, Order, Reading, RecordBatch, RecordInput, RecordLoader, RecordLoaderOptions, RecordSet,
+    Synthetic, pack_records,
+};
+use storm_host::cached_bytes;
+
+/// What a process has besides: the test program and its threads.
+const REST_BYTES: u64 = 16 << 20;
+
+/// A set, and how much of it may be in memory.
+struct Size {
+    bytes: u64,
+    data_ram: u64,
+}
+
+/// 3 GiB with `STORM_LONG_TESTS=1`.
+fn size() -> Size {
+    match std::env::var_os("STORM_LONG_TESTS") {
+        Some(_) => Size { bytes: 3 << 30, data_ram: 256 << 20 },
+        None => Size { bytes: 96 << 20, data_ram: 12 << 20 },
+    }
+}
+
+fn cached(dir: &Path) -> u64 {
+    let shards = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
+    shards.map(|path| cached_bytes(&File::open(path).unwrap()).unwrap()).sum()
+}
+
+fn memory_of_this_process(line: &str) -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|text| text.strip_prefix(line)).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+/// The other process: an epoch in each order.
+fn load(folder: &Folder) {
+    let Size { data_ram, .. } = size();
+    let dir = folder.path("none");
+    for (order, reading) in [
+        (Order::Window, Reading::Direct),
+        (Order::Window, Reading::Advised),
+        (Order::Global, Reading::Direct),
+    ] {
+        let set = Arc::new(RecordSet::open_with(&dir, reading).unwrap());
+        let options =
+            RecordLoaderOptions { order, ..RecordLoaderOptions::training(32, 1, data_ram) };
+        let mut loader = RecordLoader::new(Arc::clone(&set), options).unwrap();
+        let mut batch = RecordBatch::default();
+        let (mut batches, mut cached_max) = (0, 0);
+        while loader.epoch() == 0 {
+            loader.next_batch(&mut batch).unwrap();
+            batches += 1;
+            if batches % 64 == 0 {
+                cached_max = cached_max.max(cached(&dir));
+            }
+            // Single reads show the same after a while.
+            if order == Order::Global && batches == 100 {
+                break;
+            }
+        }
+        assert!(cached_max <= data_ram, "{order:?} {reading:?}: {cached_max} bytes are cached");
+        let path = set.reading_path();
+        println!("{order:?} by {path}: {cached_max} bytes cached, {:?}", loader.statistics());
+    }
+    println!("peak: {}", memory_of_this_process("VmHWM:"));
+}
+
+#[test]
+fn memory_and_page_cache_stay_within_data_ram() {
+    if let Some(folder) = rerun_folder() {
+        return load(&folder);
+    }
+    let Size { bytes, data_ram } = size();
+    let folder = Folder::new();
+    let shape = vec![64, 64, 3];
+    let count = bytes / (64 * 64 * 3);
+    let input = RecordInput::Synthetic(Synthetic { count, shape, classes: 10 });
+    pack_records(&options(input, &folder.path("none"), Codec::None), &|_| {}).unwrap();
+    assert!(cached(&folder.path("none")) <= data_ram, "packing leaves nothing in the cache");
+    let output = rerun("records::memory::memory_and_page_cache_stay_within_data_ram", &folder);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let peak = text.lines().find_map(|line| line.strip_prefix("peak: ")).unwrap();
+    let peak: u64 = peak.parse().unwrap();
+    assert!(peak <= data_ram + REST_BYTES, "{peak} bytes\n{text}");
+    if std::env::var_os("STORM_LONG_TESTS").is_some() {
+        println!("{text}");
+    }
+}
