@@ -231,7 +231,7 @@ impl<'a> Draft<'a> {
             accuracy: Accuracy::Compute,
         };
         let outputs = self.builder.apply_all("row_loss", op)?;
-        let (row_loss, row_correct) = (outputs[0], outputs[outputs.len() - 1]); // (B) each
+        let (row_loss, row_correct) = (outputs[0], outputs[1]); // (B) each
         let mut results = Vec::new();
         for (name, x) in [("loss", row_loss), ("correct", row_correct)] {
             results.push((name.to_owned(), self.apply(name, Op::Sum { x })?));
