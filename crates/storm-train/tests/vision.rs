@@ -179,16 +179,18 @@ fn presets_have_the_parameters_of_their_networks() {
 #[test]
 fn configs_that_make_no_sense_are_refused() {
     let good = image_preset("resnet-18").unwrap();
-    let check = |config: ImageConfig, part: &str| {
+    let check = |change: &dyn Fn(&mut ImageConfig), part: &str| {
+        let mut config = good.clone();
+        change(&mut config);
         let error = config.validate().unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
     };
-    check(ImageConfig { image_size: [7, 32], ..good.clone() }, "at least 8");
-    check(ImageConfig { classes: 0, ..good.clone() }, "classes is 0");
-    check(ImageConfig { std: vec![0.0, 1.0, 1.0], ..good.clone() }, "positive");
-    check(ImageConfig { mean: vec![0.5], ..good.clone() }, "3 channels");
-    let network = ImageNetwork::Resnet { widths: Vec::new(), blocks: 2 };
-    check(ImageConfig { network, ..good.clone() }, "the number of widths");
+    check(&|config| config.image_size = [7, 32], "at least 8");
+    check(&|config| config.classes = 0, "classes is 0");
+    check(&|config| config.std = vec![0.0, 1.0, 1.0], "positive");
+    check(&|config| config.mean = vec![0.5], "3 channels");
+    let empty = ImageNetwork::Resnet { widths: Vec::new(), blocks: 2 };
+    check(&|config| config.network = empty.clone(), "the number of widths");
     let error = good.check_images([32, 32, 1], 10).unwrap_err().to_string();
     assert!(error.contains("[32, 32, 3]"), "{error}");
     let error = good.check_images([32, 32, 3], 11).unwrap_err().to_string();
