@@ -4,7 +4,7 @@ use crate::UsageError;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use storm_graph::ActivationCodec;
-use storm_model::ModelConfig;
+use storm_model::AnyModel;
 
 /// The storage of activations between the passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -19,14 +19,15 @@ pub(crate) enum CodecArg {
 
 impl CodecArg {
     /// Refuses a codec for a model that has nothing to store with it.
-    pub(crate) fn check(self, config: &ModelConfig) -> Result<(), UsageError> {
-        if self == CodecArg::None || config.family.has_gated_units() {
+    pub(crate) fn check(self, model: impl Into<AnyModel>) -> Result<(), UsageError> {
+        let model = model.into();
+        if self == CodecArg::None || model.has_gated_units() {
             return Ok(());
         }
         Err(UsageError(format!(
             "activation-codec = \"int8\" stores what goes into gated units, and a model of the family {} has none; leave it \
              out",
-            config.family.model_type()
+            model.type_name()
         )))
     }
 }

@@ -1,25 +1,35 @@
 //! `storm eval`: how well a model predicts a dataset.
 
+use crate::image_source::ImageSource;
 use crate::loading::Loading;
 use crate::model_tokenizer::{OtherTokenizer, Weights};
 use crate::precision::DtypeArg;
 use crate::size::positive;
-use crate::source::{ModelSource, Which};
+use crate::source::{AnySource, ModelSource, Which};
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, OverlongArg, Recorded, Style, Trains};
 use crate::tuning::NO_TUNING;
-use crate::{UsageError, lengths, progress, size};
+use crate::{UsageError, lengths, progress, size, train};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
+use storm_data::records::RecordLoaderOptions;
 use storm_data::{Dataset, Kind, LoaderOptions, Order, Passes, Split};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_graph::DType;
 use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing};
 use storm_plan::{Budget, Forced, plan};
-use storm_train::{Batch, BatchSource, Evaluation, LoaderSource, Precision, evaluation_task};
+use storm_train::{
+    AnyBatch, BatchSource, Evaluation, LoaderSource, Precision, RecordSource, evaluation_task,
+};
+
+/// Pictures at a time, if neither a flag nor a run says.
+const IMAGE_BATCH: usize = 256;
+
+/// Host memory for pictures on their way from the disk.
+const DATA_RAM: u64 = 256 << 20;
 
 #[derive(Args)]
 pub(crate) struct EvalArgs {
@@ -91,9 +101,8 @@ struct Evaluated {
 }
 
 impl Evaluated {
-    fn new(args: &EvalArgs, source: &ModelSource) -> Result<Evaluated> {
-        let folder = source.run.as_ref().and_then(|run| run.folder.as_deref());
-        let run = Recorded::of_folder(folder.unwrap_or(&args.model))?;
+    fn new(args: &EvalArgs, source: &AnySource) -> Result<Evaluated> {
+        let run = Recorded::of_folder(source.run_folder().unwrap_or(&args.model))?;
         let given = args.batches.map(|batches| batches as u64);
         let Some(run) = run else {
             let Some(data) = args.data.clone() else {
@@ -107,7 +116,10 @@ impl Evaluated {
                 data,
                 seq: args.seq.unwrap_or(1024),
                 overlong: args.overlong.unwrap_or(OverlongArg::Drop),
-                batch: args.batch.unwrap_or(4),
+                batch: args.batch.unwrap_or(match source {
+                    AnySource::Language(_) => 4,
+                    AnySource::Image(_) => IMAGE_BATCH,
+                }),
                 group: 1,
                 batches_max: given.unwrap_or(u64::MAX),
                 dtype: args.dtype.unwrap_or(DtypeArg::F32).into(),
@@ -171,34 +183,49 @@ impl EvalArgs {
 /// What an evaluation found.
 pub(crate) struct Measured {
     pub(crate) loss: f64,
+    /// Share of targets with the highest score, of an image classifier.
+    accuracy: Option<f64>,
     targets: u64,
     split: Split,
     seconds: f64,
 }
 
 pub(crate) fn run(args: &EvalArgs) -> Result<()> {
-    let source = ModelSource::open(&args.model, &args.which)?;
-    let Measured { loss, targets, split, seconds } = measure(args, &source)?;
+    let source = AnySource::open(&args.model, &args.which)?;
+    let measured = measure(args, &source)?;
+    let unit = source.model().unit();
+    let Measured { loss, accuracy, targets, split, seconds } = measured;
     let perplexity = loss.exp();
     if args.json {
-        let object = serde_json::json!({
+        let mut object = serde_json::json!({
             "loss": loss,
-            "perplexity": perplexity,
-            "tokens": targets,
+            unit.name(): targets,
             "split": split.name(),
             "seconds": seconds,
         });
+        match accuracy {
+            Some(accuracy) => object["accuracy"] = accuracy.into(),
+            None => object["perplexity"] = perplexity.into(),
+        }
         println!("{object}");
         return Ok(());
     }
-    println!("loss        {loss:.4} a token, of {targets} {} tokens", split.name());
-    println!("perplexity  {perplexity:.2}");
-    println!("time        {seconds:.1} s, {:.0} tokens/s", targets as f64 / seconds);
+    match accuracy {
+        Some(accuracy) => {
+            println!("loss        {loss:.4} an image, of {targets} {} images", split.name());
+            println!("accuracy    {:.2} %", 100.0 * accuracy);
+        }
+        None => {
+            println!("loss        {loss:.4} a token, of {targets} {} tokens", split.name());
+            println!("perplexity  {perplexity:.2}");
+        }
+    }
+    println!("time        {seconds:.1} s, {:.0} {unit}/s", targets as f64 / seconds);
     Ok(())
 }
 
 /// Evaluates a model.
-pub(crate) fn measure(args: &EvalArgs, source: &ModelSource) -> Result<Measured> {
+pub(crate) fn measure(args: &EvalArgs, source: &AnySource) -> Result<Measured> {
     let evaluated = Evaluated::new(args, source)?;
     let asked = Asked {
         device: evaluated.device,
@@ -208,20 +235,32 @@ pub(crate) fn measure(args: &EvalArgs, source: &ModelSource) -> Result<Measured>
         threads: None,
     };
     let style = if args.json { Style::Quiet } else { Style::People };
-    let machine = Machine::new(&asked, source.config.parameter_count(), style)?;
+    let machine = Machine::new(&asked, source.model().parameter_count(), style)?;
     match machine.kind {
         DeviceKind::Cpu => evaluate::<CpuPlanDevice>(args, &evaluated, source, &machine),
         DeviceKind::Cuda => evaluate::<CudaPlanDevice>(args, &evaluated, source, &machine),
     }
 }
 
-fn evaluate<D: Trains>(
-    args: &EvalArgs,
-    evaluated: &Evaluated,
-    source: &ModelSource,
-    machine: &Machine,
-) -> Result<Measured> {
-    let Evaluated { seq, overlong, batch, group, dtype, chunk_rows, .. } = *evaluated;
+/// Data to evaluate on.
+struct Data {
+    source: Box<dyn BatchSource>,
+    rows: u64,
+    /// How the model is built for it.
+    build: BuildOptions,
+}
+
+impl SplitArg {
+    fn split(self) -> Split {
+        match self {
+            SplitArg::HeldOut => Split::Held,
+            SplitArg::Training => Split::Train,
+        }
+    }
+}
+
+fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<Data> {
+    let Evaluated { seq, overlong, batch, dtype, chunk_rows, .. } = *evaluated;
     let config = &source.config;
     let dataset = Arc::new(Dataset::open(&evaluated.data)?);
     if let Some(directory) = &source.files {
@@ -232,10 +271,7 @@ fn evaluate<D: Trains>(
         Kind::Text => Packing::Single,
         Kind::Samples => Packing::Segments,
     };
-    let split = match args.split {
-        SplitArg::HeldOut => Split::Held,
-        SplitArg::Training => Split::Train,
-    };
+    let split = args.split.split();
     let options = LoaderOptions {
         batch,
         sequence: seq,
@@ -245,20 +281,47 @@ fn evaluate<D: Trains>(
         passes: Passes::One,
         overlong: overlong.into(),
     };
-    let mut loader = LoaderSource::new(dataset, options)?;
+    let loader = LoaderSource::new(dataset, options)?;
     lengths::check(loader.loader(), split, overlong, config.max_positions)?;
     if let Some(words) = config.rotary_words(seq) {
         eprintln!("{}: {words}", args.model.display());
     }
-    let batches = loader.loader().rows_per_epoch().div_ceil(batch as u64);
-    let batches = batches.min(evaluated.batches_max);
     let build = BuildOptions {
         packing,
         output: ModelOutput::Loss { chunk_rows },
         ..BuildOptions::training(batch, seq, dtype)
     };
+    let rows = loader.loader().rows_per_epoch();
+    Ok(Data { source: Box::new(loader), rows, build })
+}
+
+fn images(args: &EvalArgs, evaluated: &Evaluated, source: &ImageSource) -> Result<Data> {
+    let Evaluated { batch, dtype, chunk_rows, .. } = *evaluated;
+    let set = train::open_images(&evaluated.data, &source.config)?;
+    let part = args.split.split();
+    let options = RecordLoaderOptions { part, ..RecordLoaderOptions::evaluation(batch, DATA_RAM) };
+    let rows = set.records(part);
+    let source = Box::new(RecordSource::new(set, options)?);
+    let output = ModelOutput::Loss { chunk_rows };
+    let build = BuildOptions { output, ..BuildOptions::training(batch, 1, dtype) };
+    Ok(Data { source, rows, build })
+}
+
+fn evaluate<D: Trains>(
+    args: &EvalArgs,
+    evaluated: &Evaluated,
+    source: &AnySource,
+    machine: &Machine,
+) -> Result<Measured> {
+    let Evaluated { batch, group, dtype, .. } = *evaluated;
+    let model = source.model();
+    let Data { source: mut data, rows, build } = match source {
+        AnySource::Language(source) => text(args, evaluated, source)?,
+        AnySource::Image(source) => images(args, evaluated, source)?,
+    };
+    let batches = rows.div_ceil(batch as u64).min(evaluated.batches_max);
     let budget = Budget::new(machine.vram.bytes, machine.ram.bytes);
-    let task = evaluation_task(config, &build, group)?;
+    let task = evaluation_task(&model, &build, group)?;
     let planned = plan(&task, &machine.profile, budget, &Forced::default()).with_context(|| {
         let model = args.model.display();
         format!("cannot evaluate {model} like this; a smaller --batch takes less memory")
@@ -266,15 +329,15 @@ fn evaluate<D: Trains>(
     progress::show("loading the model");
     let begun = Instant::now();
     let device = D::options(machine.threads, budget, NO_TUNING, None);
-    let weights = Loading::new(&source.weights, config, dtype);
+    let weights = Loading::new(source, &model, dtype);
     let mut evaluation: Evaluation<D> =
-        Evaluation::load(config, &build, &weights, planned.plan.into(), device)?;
-    let mut step = vec![Batch::new(Vec::new(), Vec::new(), seq); group];
+        Evaluation::load(&model, &build, &weights, planned.plan.into(), device)?;
+    let mut step = vec![AnyBatch::default(); group];
     for first in (0..batches).step_by(group) {
         progress::show(&format!("batch {} of {batches}", first + 1));
         let mut rows = 0;
         for batch in &mut step {
-            rows += loader.next_batch(batch)?;
+            rows += data.next_batch(batch)?;
         }
         if rows == 0 {
             break;
@@ -282,7 +345,9 @@ fn evaluate<D: Trains>(
         evaluation.add(&step)?;
     }
     progress::show("");
-    let loss = evaluation.loss().context("the data has no token to predict")?;
+    let losses = evaluation.losses();
+    let loss = losses.loss().context("the data has nothing to predict")?;
     let seconds = begun.elapsed().as_secs_f64();
-    Ok(Measured { loss, targets: evaluation.targets(), split, seconds })
+    let (accuracy, targets, split) = (losses.accuracy(), losses.targets(), args.split.split());
+    Ok(Measured { loss, accuracy, targets, split, seconds })
 }

@@ -1,13 +1,13 @@
 //! `storm export`: a model, checked and written as a Hugging Face directory.
 
-use crate::source::{ModelSource, Weights, Which};
+use crate::source::{AnySource, ModelSource, Which};
 use crate::{size, streams};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::ops::Range;
 use std::path::PathBuf;
 use storm_model::{
-    IfExists, ParameterSource, ParameterSpec, SaveOptions, WeightDtype, save, save_adapter,
+    IfExists, ParameterSource, ParameterSpec, SaveOptions, WeightDtype, save_adapter,
 };
 
 #[derive(Args)]
@@ -17,9 +17,9 @@ pub(crate) struct ExportArgs {
     input: PathBuf,
     /// Directory to write. It must not exist, unless --replace is given.
     output: PathBuf,
-    /// Type of the written weights.
-    #[arg(long, value_enum, default_value_t = DtypeArg::Bf16)]
-    dtype: DtypeArg,
+    /// Type of the written weights. If not given, bf16; f32 for image classifiers.
+    #[arg(long, value_enum)]
+    dtype: Option<DtypeArg>,
     /// Largest file of weights.
     #[arg(long, default_value = "5GB", value_parser = size::parse)]
     shard_size: u64,
@@ -40,23 +40,33 @@ enum DtypeArg {
 }
 
 pub(crate) fn run(args: &ExportArgs) -> Result<()> {
-    let source = ModelSource::open(&args.input, &args.which)?;
-    if source.config.adapters.is_some() {
-        return export_adapter(args, &source);
+    let source = AnySource::open(&args.input, &args.which)?;
+    if let AnySource::Language(source) = &source
+        && source.config.adapters.is_some()
+    {
+        return export_adapter(args, source);
     }
+    let (model, files) = (
+        source.model(),
+        match &source {
+            AnySource::Language(source) => source.files.clone(),
+            AnySource::Image(_) => None,
+        },
+    );
     let options = SaveOptions {
         dtype: match args.dtype {
-            DtypeArg::F32 => WeightDtype::F32,
-            DtypeArg::Bf16 => WeightDtype::Bf16,
+            Some(DtypeArg::F32) => WeightDtype::F32,
+            Some(DtypeArg::Bf16) => WeightDtype::Bf16,
+            None => model.saved_dtype(WeightDtype::Bf16),
         },
         shard_bytes: args.shard_size,
-        source: source.files.as_deref(),
+        source: files.as_deref(),
         if_exists: if args.replace { IfExists::Replace } else { IfExists::Refuse },
     };
-    let total = source.config.parameter_count();
+    let total = model.parameter_count();
     let mut current = Loaded::new(total);
-    save(&args.output, &source.config, &options, |spec, range, dest: &mut [f32]| {
-        current.provide(&source.weights, spec, range, dest)?;
+    model.save(&args.output, &options, |spec, range, dest: &mut [f32]| {
+        current.provide(&source, spec, range, dest)?;
         Ok(())
     })?;
     current.progress.finish();
@@ -102,7 +112,7 @@ impl Loaded {
 
     fn provide(
         &mut self,
-        weights: &Weights,
+        weights: &AnySource,
         spec: &ParameterSpec,
         range: Range<usize>,
         dest: &mut [f32],

@@ -3,13 +3,24 @@
 use crate::{OverBudget, UsageError, memory_limits, size};
 use anyhow::Result;
 use storm_device::cpu::{THREAD_BYTES, THREADS_MAX};
+use storm_model::AnyModel;
 use storm_train::{StepSize, TrainOptions};
 
 /// The share of host memory that threads may take if their number is not given.
 const THREADS_SHARE: u64 = 4;
 
-/// A token is in up to four columns of a batch: itself, its target, its position and its sample.
-const TOKEN_BYTES: u64 = 4 * size_of::<i32>() as u64;
+/// A token is in up to four columns of a batch: itself, its target, its position and its sample. A picture has as many
+/// numbers beside its bytes: its class, its number and its epoch.
+const ROW_BYTES: u64 = 4 * size_of::<i32>() as u64;
+
+/// What a token or a picture takes in a batch.
+pub(crate) fn of_unit(model: &AnyModel) -> u64 {
+    let pixels = model.image().map_or(0, |config| {
+        let [height, width] = config.image_size;
+        (height * width * config.channels) as u64
+    });
+    ROW_BYTES + pixels
+}
 
 /// What a batch takes beside its tokens.
 const BATCH_BYTES: u64 = 256;
@@ -43,9 +54,9 @@ pub(crate) fn of_threads(threads: usize) -> u64 {
     (threads as u64).saturating_mul(THREAD_BYTES)
 }
 
-/// What the tokens of a step take: all of them are there before its first micro-batch, as its loss is a mean over
-/// them.
-pub(crate) fn of_step(step: StepSize, options: &TrainOptions) -> u64 {
+/// What the tokens or pictures of a step take: all of them are there before its first micro-batch, as its loss is a mean
+/// over them.
+pub(crate) fn of_step(step: StepSize, options: &TrainOptions, unit_bytes: u64) -> u64 {
     let sequence = options.sequence as u64;
     let (tokens, batches) = match step {
         StepSize::MicroBatches(count) => {
@@ -55,7 +66,7 @@ pub(crate) fn of_step(step: StepSize, options: &TrainOptions) -> u64 {
         // Micro-batches of one sequence are the most that there may be.
         StepSize::Tokens(tokens) => (tokens as u64, tokens as u64 / sequence.max(1)),
     };
-    let tokens_bytes = tokens.saturating_mul(TOKEN_BYTES);
+    let tokens_bytes = tokens.saturating_mul(unit_bytes);
     tokens_bytes.saturating_add(batches.saturating_mul(BATCH_BYTES))
 }
 
@@ -68,7 +79,7 @@ pub(crate) fn check_step(step_bytes: u64, ram_bytes: u64) -> Result<()> {
         return Ok(());
     }
     Err(OverBudget(format!(
-        "the tokens of one step take {} of host memory, and there is {}; give a smaller accumulate, batch or \
+        "the data of one step takes {} of host memory, and there is {}; give a smaller accumulate, batch or \
          tokens-per-step",
         size::show(step_bytes),
         size::show(limit)
@@ -101,12 +112,12 @@ mod tests {
     #[test]
     fn tokens_of_a_step_are_counted() {
         let options = TrainOptions::new(3, 100, Precision::F32);
-        assert_eq!(of_step(StepSize::MicroBatches(2), &options), 600 * 16 + 2 * 256);
-        assert_eq!(of_step(StepSize::Tokens(600), &options), 600 * 16 + 6 * 256);
+        assert_eq!(of_step(StepSize::MicroBatches(2), &options, ROW_BYTES), 600 * 16 + 2 * 256);
+        assert_eq!(of_step(StepSize::Tokens(600), &options, ROW_BYTES), 600 * 16 + 6 * 256);
         // A million micro-batches of a few tokens.
         let few = TrainOptions::new(1, 16, Precision::F32);
-        assert_eq!(of_step(StepSize::MicroBatches(1_000_000), &few), 512_000_000);
-        assert_eq!(of_step(StepSize::MicroBatches(usize::MAX), &options), u64::MAX);
+        assert_eq!(of_step(StepSize::MicroBatches(1_000_000), &few, ROW_BYTES), 512_000_000);
+        assert_eq!(of_step(StepSize::MicroBatches(usize::MAX), &options, ROW_BYTES), u64::MAX);
         check_step(100, 100).expect("it fits");
         let error = check_step(101, 100).expect_err("too large").to_string();
         assert!(error.contains("101 B") && error.contains("100 B"), "{error}");

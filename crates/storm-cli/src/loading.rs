@@ -4,7 +4,7 @@ use crate::progress::Bytes;
 use std::cell::RefCell;
 use std::ops::Range;
 use storm_graph::DType;
-use storm_model::{Element, ModelConfig, ModelError, ParameterSource, ParameterSpec};
+use storm_model::{AnyModel, Element, ModelError, ParameterSource, ParameterSpec};
 
 /// A source that shows what is read of it.
 pub(crate) struct Loading<'a, S> {
@@ -24,8 +24,8 @@ struct State {
 
 impl<'a, S: ParameterSource> Loading<'a, S> {
     /// For a model that computes in `dtype`; the figures are of weights in that type.
-    pub(crate) fn new(source: &'a S, config: &ModelConfig, dtype: DType) -> Loading<'a, S> {
-        let (elements, element_bytes) = (config.parameter_count(), dtype.size_bytes() as u64);
+    pub(crate) fn new(source: &'a S, model: impl Into<AnyModel>, dtype: DType) -> Loading<'a, S> {
+        let (elements, element_bytes) = (model.into().parameter_count(), dtype.size_bytes() as u64);
         let shown = Bytes::new("loading weights", elements * element_bytes);
         let state = RefCell::new(State { shown, done: 0, last: (String::new(), 0..0) });
         Loading { source, element_bytes, elements, state }

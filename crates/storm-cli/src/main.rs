@@ -16,6 +16,7 @@ mod export;
 mod forced;
 mod hardware;
 mod host_memory;
+mod image_source;
 mod init;
 mod lengths;
 mod loading;

@@ -2,12 +2,12 @@
 
 use crate::eval::{self, EvalArgs};
 use crate::size::{self, positive};
-use crate::source::{ModelSource, Weights, Which};
+use crate::source::{AnySource, ModelSource, Weights, Which};
 use crate::{UsageError, streams};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use storm_model::{
     BaseFormat, Dequantized, Dtype, HfDirectory, IfExists, ModelConfig, ModelError,
     ParameterLayout, ParameterSpec, SaveOptions, WeightDtype, merge, save,
@@ -97,7 +97,8 @@ pub(crate) fn run(args: &MergeArgs) -> Result<()> {
         Ok(current.provide(&source, args.onto, spec, range, dest)?)
     })?;
     streams::status("");
-    let losses = args.data.as_ref().map(|data| losses(args, data, &source, base)).transpose()?;
+    let base = base.path().to_owned();
+    let losses = args.data.as_ref().map(|data| losses(args, data, source, &base)).transpose()?;
     let out = args.out.display();
     if args.json {
         let losses = losses.map(|[base, adapter, merged]| {
@@ -132,19 +133,13 @@ fn dtype_of(base: &HfDirectory) -> Result<WeightDtype> {
 }
 
 /// The losses of base, adapter and merged model.
-fn losses(
-    args: &MergeArgs,
-    data: &std::path::Path,
-    source: &ModelSource,
-    base: &HfDirectory,
-) -> Result<[f64; 3]> {
+fn losses(args: &MergeArgs, data: &Path, source: ModelSource, base: &Path) -> Result<[f64; 3]> {
     let evaluated =
         EvalArgs::of_data(args.adapter.clone(), data.to_owned(), args.seq, args.batches);
-    let loss =
-        |source: &ModelSource| eval::measure(&evaluated, source).map(|measured| measured.loss);
-    let before = ModelSource::open(base.path(), &Which::default())?;
-    let merged = ModelSource::open(&args.out, &Which::default())?;
-    Ok([loss(&before)?, loss(source)?, loss(&merged)?])
+    let loss = |source: &AnySource| eval::measure(&evaluated, source).map(|measured| measured.loss);
+    let before = AnySource::open(base, &Which::default())?;
+    let merged = AnySource::open(&args.out, &Which::default())?;
+    Ok([loss(&before)?, loss(&source.into())?, loss(&merged)?])
 }
 
 /// The parameter that is being written.

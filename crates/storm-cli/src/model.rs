@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use storm_hub::{Hub, HubName, Wanted};
 use storm_model::{
-    HfConfig, HfDirectory, ModelConfig, ParameterLayout, is_carried, preset, preset_names,
+    HfConfig, HfDirectory, ImageConfig, ImageDirectory, ModelConfig, ParameterLayout, image_preset,
+    image_preset_names, is_carried, preset, preset_names,
 };
 
 #[derive(Subcommand)]
@@ -46,7 +47,10 @@ fn list(as_json: bool) -> Result<()> {
     if as_json {
         let presets = preset_names().map(|name| Ok(object(name, "preset", &preset(name)?)));
         let presets: Result<Vec<Value>> = presets.collect();
-        println!("{:#}", json!({"presets": presets?}));
+        let image_presets: Vec<Value> = image_preset_names()
+            .filter_map(|name| Some(image_object(name, &image_preset(name)?)))
+            .collect();
+        println!("{:#}", json!({"presets": presets?, "image_presets": image_presets}));
         return Ok(());
     }
     println!("{:<16} {:>15} {:>7} {:>7} {:>9}", "preset", "parameters", "layers", "width", "vocab");
@@ -59,6 +63,12 @@ fn list(as_json: bool) -> Result<()> {
             config.hidden_size,
             config.vocab_size
         );
+    }
+    println!("\n{:<16} {:>15} {:>7}", "for pictures", "parameters", "layers");
+    for config in image_preset_names().filter_map(|name| Some((name, image_preset(name)?))) {
+        let (name, config) = config;
+        let parameters = grouped(config.parameter_count());
+        println!("{name:<16} {parameters:>15} {:>7}", config.layer_count());
     }
     Ok(())
 }
@@ -109,7 +119,40 @@ fn object(name: &str, kind: &str, config: &ModelConfig) -> Value {
     })
 }
 
+/// An image classifier for programs.
+fn image_object(name: &str, config: &ImageConfig) -> Value {
+    json!({
+        "name": name,
+        "parameters": config.parameter_count(),
+        "layers": config.layer_count(),
+        "config": config,
+    })
+}
+
 fn show(model: &str, as_json: bool) -> Result<()> {
+    let directory = Path::new(model);
+    let image = match directory.is_dir() {
+        true if ImageDirectory::is_one(directory) => {
+            Some(ImageDirectory::open(directory)?.config().clone())
+        }
+        true => None,
+        false => image_preset(model),
+    };
+    if let Some(config) = image {
+        let object = image_object(model, &config);
+        match as_json {
+            true => println!("{object:#}"),
+            false => {
+                println!("{model}: an image classifier");
+                println!("  parameters  {}", grouped(config.parameter_count()));
+                println!("  layers      {}", config.layer_count());
+                let [height, width] = config.image_size;
+                println!("  pictures    {height} × {width} × {}", config.channels);
+                println!("  classes     {}", config.classes);
+            }
+        }
+        return Ok(());
+    }
     let (config, kind) = resolve(model)?;
     if as_json {
         println!("{:#}", object(model, kind, &config));

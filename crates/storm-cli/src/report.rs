@@ -55,13 +55,18 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
         .map_err(RunError::write(out))?;
     if args.json {
         let last = history.last();
-        let object = serde_json::json!({
+        let mut object = serde_json::json!({
             "report": out.display().to_string(),
             "steps": last.map(|last| last.step),
-            "tokens": last.map(|last| last.tokens),
             "loss": last.map(|last| last.loss),
             "best_held_out_loss": history.best_loss(),
         });
+        if let Some(read) = last.map(|last| last.throughput) {
+            object[read.unit().name()] = read.total().into();
+        }
+        if let Some(accuracy) = history.best_accuracy() {
+            object["best_held_out_accuracy"] = accuracy.into();
+        }
         println!("{object}");
         return Ok(());
     }

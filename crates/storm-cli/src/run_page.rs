@@ -5,6 +5,7 @@ use crate::size;
 use crate::streams::duration;
 use crate::train;
 use std::collections::BTreeMap;
+use storm_model::Unit;
 use storm_train::{History, RunFacts};
 
 /// The facts of a run, from its settings and its metrics alone.
@@ -15,11 +16,12 @@ pub(crate) fn facts(
     history: &History,
 ) -> RunFacts {
     let sample_hint = match settings.get("sample-tokens").map(String::as_str) {
-        None | Some("0") => format!(
+        _ if unit(history) == Unit::Images => None,
+        None | Some("0") => Some(format!(
             "The run was not asked to write any. With sample-tokens = 200 it does so at its end; `storm sample \
              runs/{name}` does so at any time, and prints it."
-        ),
-        Some(_) => "The run writes some at its end, and has not yet.".to_owned(),
+        )),
+        Some(_) => Some("The run writes some at its end, and has not yet.".to_owned()),
     };
     RunFacts {
         title: format!("Run {name}"),
@@ -28,6 +30,11 @@ pub(crate) fn facts(
         budgets,
         sample_hint,
     }
+}
+
+/// What the model reads.
+fn unit(history: &History) -> Unit {
+    history.last().map_or(Unit::Tokens, |last| last.throughput.unit())
 }
 
 fn rows(
@@ -47,13 +54,16 @@ fn rows(
         let of = number("steps").map_or(String::new(), |steps| format!(" of {steps}"));
         row("steps", Some(format!("{}{of}", grouped(last.step))));
         row("epochs", setting("epochs"));
-        row("tokens", Some(grouped(last.tokens)));
+        let unit = last.throughput.unit();
+        row(unit.name(), Some(grouped(last.throughput.total())));
         row("last loss", Some(format!("{:.4}", last.loss)));
+        row("last accuracy", last.accuracy.map(|share| percent(f64::from(share))));
     }
     row("best held-out loss", history.best_loss().map(|loss| format!("{loss:.4}")));
+    row("best held-out accuracy", history.best_accuracy().map(percent));
     row("duration", Some(time(history)));
     row("speed", speed(history));
-    row("step", step_shape(settings));
+    row("step", step_shape(settings, unit(history)));
     row("learning rate", schedule(settings));
     row("precision", setting("precision"));
     row("seed", setting("seed"));
@@ -75,14 +85,23 @@ fn time(history: &History) -> String {
     }
 }
 
-/// Tokens of all steps over the seconds of these steps.
-fn speed(history: &History) -> Option<String> {
-    let speed = history.last()?.tokens as f64 / history.step_seconds();
-    speed.is_finite().then(|| format!("{} tokens/s", grouped(speed.round() as u64)))
+fn percent(share: f64) -> String {
+    format!("{:.2} %", 100.0 * share)
 }
 
-fn step_shape(settings: &BTreeMap<String, String>) -> Option<String> {
+/// Tokens or images of all steps over the seconds of these steps.
+fn speed(history: &History) -> Option<String> {
+    let read = history.last()?.throughput;
+    let speed = read.total() as f64 / history.step_seconds();
+    speed.is_finite().then(|| format!("{} {}/s", grouped(speed.round() as u64), read.unit()))
+}
+
+fn step_shape(settings: &BTreeMap<String, String>, unit: Unit) -> Option<String> {
     let get = |key: &str| settings.get(key).map(String::as_str);
+    if unit == Unit::Images {
+        let [batch, accumulate] = ["batch", "accumulate"].map(|key| get(key).unwrap_or("1"));
+        return Some(format!("{batch} × {accumulate} images"));
+    }
     let sequence = get("seq")?;
     match (get("batch"), get("accumulate"), get("tokens-per-step")) {
         (None, None, Some(tokens)) => Some(format!("{tokens} tokens, sequences of {sequence}")),
@@ -135,6 +154,7 @@ mod tests {
         let headings: Vec<&str> = facts.settings.iter().map(|(of, _)| of.as_str()).collect();
         assert_eq!(headings[..3], ["Run", "Model", "Data"]);
         assert_eq!(of(&facts.settings[0].1, "steps"), Some("2000".to_owned()));
-        assert!(facts.sample_hint.contains("storm sample runs/a"), "{}", facts.sample_hint);
+        let hint = facts.sample_hint.expect("a hint");
+        assert!(hint.contains("storm sample runs/a"), "{hint}");
     }
 }

@@ -1,6 +1,7 @@
 //! Models as people name them: a Hugging Face directory, the folder of a run, that of a checkpoint, or a name on a hub.
 
 use crate::base::BaseArg;
+use crate::image_source::ImageSource;
 use crate::lora::LoraArg;
 use crate::train;
 use crate::writing::Ends;
@@ -14,8 +15,9 @@ use storm_data::{ChatTemplate, ChatTokenizer, Dataset, Tokenizer, TokenizerSourc
 use storm_graph::DType;
 use storm_hub::Wanted;
 use storm_model::{
-    AdaptedSource, AdapterDirectory, BaseFormat, Dtype, Element, HfConfig, HfDirectory,
-    ModelConfig, ModelError, ParameterSource, ParameterSpec, end_of_text, is_adapter_directory,
+    AdaptedSource, AdapterDirectory, AnyModel, BaseFormat, Dtype, Element, HfConfig, HfDirectory,
+    ImageDirectory, ModelConfig, ModelError, ParameterSource, ParameterSpec, end_of_text,
+    is_adapter_directory,
 };
 use storm_train::{CheckpointError, Checkpoints, Disk, SavedWeights};
 
@@ -102,40 +104,121 @@ pub(crate) struct RunSource {
     pub(crate) settings: BTreeMap<String, String>,
 }
 
-impl ModelSource {
+/// A model of any kind that was found.
+pub(crate) enum AnySource {
+    Language(Box<ModelSource>),
+    Image(Box<ImageSource>),
+}
+
+impl From<ModelSource> for AnySource {
+    fn from(source: ModelSource) -> AnySource {
+        AnySource::Language(Box::new(source))
+    }
+}
+
+impl From<ImageSource> for AnySource {
+    fn from(source: ImageSource) -> AnySource {
+        AnySource::Image(Box::new(source))
+    }
+}
+
+impl ParameterSource for AnySource {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
+        match self {
+            AnySource::Language(source) => source.weights.load_rows(spec, rows, dest),
+            AnySource::Image(source) => source.load_rows(spec, rows, dest),
+        }
+    }
+}
+
+impl AnySource {
+    /// What it is.
+    pub(crate) fn model(&self) -> AnyModel {
+        match self {
+            AnySource::Language(source) => (&source.config).into(),
+            AnySource::Image(source) => (&source.config).into(),
+        }
+    }
+
+    /// The run that it is of, if it is a checkpoint that lies in one.
+    pub(crate) fn run_folder(&self) -> Option<&Path> {
+        match self {
+            AnySource::Language(source) => source.run.as_ref()?.folder.as_deref(),
+            AnySource::Image(source) => source.folder.as_deref(),
+        }
+    }
+
     /// Opens a model, and says on standard error which checkpoint was taken.
-    pub(crate) fn open(named: &Path, which: &Which) -> Result<ModelSource> {
+    pub(crate) fn open(named: &Path, which: &Which) -> Result<AnySource> {
         if is_adapter_directory(named) {
             which.refuse_checkpoints(named)?;
-            return ModelSource::of_adapter(named, which.base_model.as_deref());
+            return Ok(ModelSource::of_adapter(named, which.base_model.as_deref())?.into());
         }
         let located = named.to_str().map(|named| model::locate(named, Wanted::All)).transpose()?;
         if let Some(located) = located.flatten() {
             which.refuse(named)?;
-            return ModelSource::of_directory(named, &located.directory);
+            return AnySource::of_directory(named, &located.directory);
         }
         let is_run = named.join(CHECKPOINTS).is_dir();
         let is_checkpoint = named.join(MANIFEST).is_file();
         if named.join("config.json").exists() || !(is_run || is_checkpoint) {
             which.refuse(named)?;
-            return ModelSource::of_directory(named, named);
+            return AnySource::of_directory(named, named);
         }
         if is_checkpoint {
             which.refuse(named)?;
             let weights = SavedWeights::open(named)?;
             eprintln!("{}: checkpoint of step {}", named.display(), weights.progress().step);
             let run = run_of_checkpoint(named);
-            return ModelSource::of_checkpoint(named, run, weights, which);
+            return AnySource::of_checkpoint(named, run, weights, which);
         }
         let checkpoints = Checkpoints::reading(&named.join(CHECKPOINTS), Disk);
         match find(named, &checkpoints, which)? {
             Found::Checkpoint(weights) => {
-                ModelSource::of_checkpoint(named, Some(named.to_owned()), *weights, which)
+                AnySource::of_checkpoint(named, Some(named.to_owned()), *weights, which)
             }
             Found::Directory(directory) if is_adapter_directory(&directory) => {
-                ModelSource::of_adapter(&directory, which.base_model.as_deref())
+                Ok(ModelSource::of_adapter(&directory, which.base_model.as_deref())?.into())
             }
-            Found::Directory(directory) => ModelSource::of_directory(named, &directory),
+            Found::Directory(directory) => AnySource::of_directory(named, &directory),
+        }
+    }
+
+    fn of_directory(named: &Path, directory: &Path) -> Result<AnySource> {
+        match ImageDirectory::is_one(directory) {
+            true => Ok(ImageSource::of_directory(directory)?.into()),
+            false => Ok(ModelSource::of_directory(named, directory)?.into()),
+        }
+    }
+
+    fn of_checkpoint(
+        named: &Path,
+        folder: Option<PathBuf>,
+        weights: SavedWeights,
+        which: &Which,
+    ) -> Result<AnySource> {
+        match ImageSource::is_checkpoint(&weights) {
+            true => Ok(ImageSource::of_checkpoint(folder, weights)?.into()),
+            false => Ok(ModelSource::of_checkpoint(named, folder, weights, which)?.into()),
+        }
+    }
+}
+
+impl ModelSource {
+    /// Opens a language model, and says on standard error which checkpoint was taken.
+    pub(crate) fn open(named: &Path, which: &Which) -> Result<ModelSource> {
+        match AnySource::open(named, which)? {
+            AnySource::Language(source) => Ok(*source),
+            AnySource::Image(_) => Err(NoModel(format!(
+                "{} is an image classifier, and this command is for language models",
+                named.display()
+            ))
+            .into()),
         }
     }
 

@@ -204,6 +204,11 @@ impl<D: Device> Resident<D> {
         Ok(self.device.read(self.slots.offset(slot) + first * size_of::<T>(), values)?)
     }
 
+    /// Whether a schedule has a result of this name.
+    pub fn has_result(&self, schedule: ScheduleId, name: &str) -> bool {
+        self.schedules[schedule.0].schedule.result(name).is_some()
+    }
+
     /// Copies a result of the schedule that ran last to the host.
     ///
     /// # Errors

@@ -100,6 +100,15 @@ pub enum NormKind {
     Rms,
 }
 
+/// What a norm of channels applies to its result, in the same pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum NormActivation {
+    /// Nothing.
+    None,
+    /// Negative values become 0.
+    Relu,
+}
+
 /// Whether a backward op also makes the gradients of its parameters. Frozen ones skip them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ParameterGradients {
@@ -198,6 +207,47 @@ pub struct AdamWParameters {
     pub weight_decay: f32,
 }
 
+/// The constants of stochastic gradient descent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdParameters {
+    /// How much of the momentum a step keeps; 0 is none, and no state.
+    pub momentum: f32,
+    /// What a step follows.
+    pub direction: MomentumDirection,
+    /// Added to the gradient, times the parameter. Without momentum that is decoupled weight decay.
+    pub weight_decay: f32,
+}
+
+impl SgdParameters {
+    /// Without momentum.
+    pub fn plain(weight_decay: f32) -> SgdParameters {
+        SgdParameters { momentum: 0.0, direction: MomentumDirection::Momentum, weight_decay }
+    }
+
+    /// Whether there is a momentum to keep.
+    pub fn has_momentum(&self) -> bool {
+        self.momentum != 0.0
+    }
+}
+
+/// What a step of [`Op::Sgd`](crate::Op::Sgd) with momentum follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MomentumDirection {
+    /// The momentum.
+    Momentum,
+    /// The gradient and the momentum as the next step would keep it.
+    Nesterov,
+}
+
+/// Whether a loss also says which rows are right.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Accuracy {
+    /// It does.
+    Compute,
+    /// It does not.
+    Skip,
+}
+
 /// The per-step scalars that optimizer ops read: they live in device memory, so that a prepared
 /// instruction serves every step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -214,7 +264,7 @@ impl StepScalars {
     /// Number of f32 elements in the device tensor.
     pub const LEN: usize = 3;
 
-    /// No update: with these AdamW leaves everything as it is, whatever the gradients are.
+    /// No update: with these an update leaves everything as it is, whatever the gradients are.
     pub const NONE: StepScalars =
         StepScalars { learning_rate: 0.0, first_correction: 0.0, second_correction: 0.0 };
 
@@ -233,6 +283,11 @@ impl StepScalars {
             first_correction: correction(hyper.beta1),
             second_correction: correction(hyper.beta2),
         }
+    }
+
+    /// For [`Op::Sgd`](crate::Op::Sgd), which corrects nothing.
+    pub fn sgd(learning_rate: f32) -> StepScalars {
+        StepScalars { learning_rate, first_correction: 1.0, second_correction: 1.0 }
     }
 
     /// In the order of the device tensor.

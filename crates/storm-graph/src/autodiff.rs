@@ -4,7 +4,8 @@ use crate::graph::{Node, Phase};
 use crate::ops;
 use crate::overwrite::copy_what_is_still_needed;
 use crate::{
-    DType, Graph, GraphError, Op, ParameterGradients, Tensor, TensorClass, TensorId, Training,
+    Accuracy, DType, Graph, GraphError, Op, ParameterGradients, Tensor, TensorClass, TensorId,
+    Training,
 };
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -149,6 +150,12 @@ impl Backward<'_> {
         self.outputs
     }
 
+    /// The op that makes a tensor, and its outputs; none for tensors from outside.
+    pub(crate) fn producer(&self, id: TensorId) -> Option<(&Op<TensorId>, &[TensorId])> {
+        let node = &self.graph.nodes()[self.graph.producer(id)?];
+        Some((&node.op, &node.outputs))
+    }
+
     /// The whole gradient of an output; none if nothing depends on it.
     pub(crate) fn output_gradient(&self, output: usize) -> Option<TensorId> {
         self.consulted.set(self.consulted.get() | 1 << output);
@@ -259,7 +266,7 @@ impl Backward<'_> {
             section: self.name.to_owned(),
             problem: format!(
                 "{} makes no gradient of parameter `{}` as it is used here: use a trainable \
-                 parameter as the weight or bias of Linear, Conv2d, Norm, QkNorm, Embedding or \
+                 parameter as the weight or bias of Linear, Conv2d, Norm, QkNorm, BatchNorm, Embedding or \
                  HeadLoss, in one role per op",
                 self.op.name(),
                 self.tensor(id).name
@@ -317,31 +324,43 @@ pub fn order_name(ids: &str) -> String {
 /// the forward [`Op::HeadLoss`] is dropped and what depends on it moves after the gradient, whose
 /// node now produces the tensor of row losses.
 fn share_logits(graph: &mut Graph) {
-    let pairs: Vec<(TensorId, TensorId)> = graph
+    // Per pair of nodes: outputs of the forward node, and those of the gradient that stand for them.
+    let pairs: Vec<(Vec<TensorId>, Vec<TensorId>)> = graph
         .nodes()
         .iter()
         .filter_map(|node| {
-            let Op::HeadLossGrad { hidden, weight, targets, denominator, .. } = node.op else {
+            let Op::HeadLossGrad {
+                hidden, weight, targets, denominator, label_smoothing, accuracy, ..
+            } = node.op
+            else {
                 return None;
             };
             let forward = graph.nodes().iter().find(|node| {
-                matches!(node.op, Op::HeadLoss { hidden: h, weight: w, targets: t, denominator: d, .. }
-                    if (h, w, t, d) == (hidden, weight, targets, denominator))
+                matches!(node.op, Op::HeadLoss {
+                    hidden: h, weight: w, targets: t, denominator: d, label_smoothing: s, accuracy: a, ..
+                } if (h, w, t, d, s, a)
+                    == (hidden, weight, targets, denominator, label_smoothing, accuracy))
             })?;
-            Some((forward.outputs[0], node.outputs[0]))
+            let (made, again) = (&forward.outputs, &node.outputs);
+            Some(match accuracy {
+                Accuracy::Skip => (vec![made[0]], vec![again[0]]),
+                // What is right follows the loss, and is the last that the gradient yields.
+                Accuracy::Compute => (made[..2].to_vec(), vec![again[0], again[again.len() - 1]]),
+            })
         })
         .collect();
-    for (row_loss, again) in pairs {
-        share_logits_of(graph, row_loss, again);
+    for (shared, again) in pairs {
+        share_logits_of(graph, &shared, &again);
     }
 }
 
-fn share_logits_of(graph: &mut Graph, row_loss: TensorId, again: TensorId) {
-    let (Some(forward), Some(backward)) = (graph.producer(row_loss), graph.producer(again)) else {
+fn share_logits_of(graph: &mut Graph, shared: &[TensorId], again: &[TensorId]) {
+    let (Some(forward), Some(backward)) = (graph.producer(shared[0]), graph.producer(again[0]))
+    else {
         return; // a second gradient of the same loss
     };
     let mut late = vec![false; graph.tensors().len()];
-    late[row_loss.index()] = true;
+    shared.iter().for_each(|id| late[id.index()] = true);
     let depends = |node: &Node, late: &[bool]| {
         node.op.operands().iter().any(|(_, operand)| late[operand.index()])
     };
@@ -363,7 +382,11 @@ fn share_logits_of(graph: &mut Graph, row_loss: TensorId, again: TensorId) {
     if depends(&gradient, &late) {
         return; // the gradient depends on the loss itself: both are needed
     }
-    gradient.outputs[0] = row_loss;
+    for output in &mut gradient.outputs {
+        if let Some(place) = again.iter().position(|id| id == output) {
+            *output = shared[place];
+        }
+    }
     nodes.push(gradient);
     nodes.extend(moved);
     nodes.extend_from_slice(&graph.nodes()[backward + 1..]);

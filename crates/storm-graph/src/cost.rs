@@ -109,6 +109,7 @@ impl Op<&Tensor> {
             // The first operand is the gradient.
             Cost::GradientRows => 3 * operands().next().unwrap_or(0),
             Cost::Bytes => operands().sum::<usize>() + written,
+            Cost::BytesTwice => 2 * operands().sum::<usize>() + written,
         }
     }
 }

@@ -20,6 +20,7 @@
 //! ```
 
 mod attributes;
+mod augment;
 mod autodiff;
 mod codec;
 mod cost;
@@ -43,10 +44,12 @@ mod window;
 pub mod work;
 
 pub use attributes::{
-    ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts, HeadLayout,
-    IGNORE_INDEX, Mask, NormKind, ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding,
-    StepScalars, UnitOutput,
+    Accuracy, ActivationCodec, ActivationFunction, AdamWParameters, BlockPlace, CacheParts,
+    HeadLayout, IGNORE_INDEX, Mask, MomentumDirection, NormActivation, NormKind,
+    ParameterGradients, RotaryDirection, RotaryFrequencies, Rounding, SgdParameters, StepScalars,
+    UnitOutput,
 };
+pub use augment::{AugmentSettings, Border, Change as ImageChange, Flip, SAMPLE_WORDS};
 pub use autodiff::{GradientRequest, differentiate, order_name, parameter_gradient_dtype};
 pub use codec::encode_units;
 pub use cost::ADAMW_INT8;
@@ -59,7 +62,10 @@ pub use moments::{
     moment_scale,
 };
 pub use op::{Cost, Family, Op};
-pub use ops::{PIECE_ALIGNMENT, ROWS_PER_PARTIAL, SUM_BLOCK};
+pub use ops::{
+    PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES,
+    STATISTICS_ROWS, SUM_BLOCK,
+};
 pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,
     ProgramParameter, Stage, TiedUse,
@@ -67,7 +73,7 @@ pub use program::{
 pub use quantized::{GROUP as QUANTIZED_GROUP, NF4, QuantizedFormat, QuantizedRow};
 pub use recompute::recompute;
 pub use section::{Carried, ParameterGradient, Section, SectionBackward};
-pub use section_builder::SectionBuilder;
+pub use section_builder::{BatchNormOptions, SectionBuilder};
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorClass, TensorId, Training};
 pub use window::{COLUMN_CHUNK_BYTES, Planes, Window};

@@ -5,7 +5,7 @@
 //! with what its time follows from: planner and profile know no more of it.
 
 use crate::attributes::*;
-use crate::{DType, QuantizedFormat, QuantizedRow, Shape, Window};
+use crate::{AugmentSettings, DType, QuantizedFormat, QuantizedRow, Shape, Window};
 
 /// An operand that is always there.
 type One<T> = T;
@@ -29,6 +29,10 @@ pub enum Family {
     Elementwise,
     /// Norms of rows and of heads.
     Norm,
+    /// Norms of channels over a batch.
+    BatchNorm,
+    /// Pictures.
+    Image,
     /// Attention and positions.
     Attention,
     /// The head and its loss.
@@ -60,6 +64,8 @@ pub enum Cost {
     View,
     /// Every operand is read and every output is written once.
     Bytes,
+    /// Operands are read twice, once for sums and once with them; outputs are written once.
+    BytesTwice,
 }
 
 macro_rules! map_slot {
@@ -222,6 +228,28 @@ define_ops! {
         heads: HeadLayout, parameters: ParameterGradients, dtype: DType
     }
 
+    /// Mean and variance of each channel of `x` (.., C) over all rows. In a training step (see
+    /// [`PhaseWords`](crate::random::PhaseWords)) they are those of the batch; in an evaluation, those of `running_mean` and
+    /// `running_variance` (C) f32, which a training step does not read. Yields mean (C), variance (C) and the variance
+    /// without bias (C), all f32, and partial sums as scratch. The first two normalize; running statistics are moved
+    /// towards the first and the third. One row has a variance of 0.
+    BatchStatistics [BatchNorm, Bytes] { x: One, running_mean: One, running_variance: One, phase: One; }
+    /// `f(weight · (x − mean) / √(variance + epsilon) + bias + addend)` for each channel of `x` (.., C), rounded once:
+    /// norm, residual sum and activation in one pass. `mean` and `variance` are those of [`Op::BatchStatistics`].
+    BatchNorm [BatchNorm, Bytes] {
+        x: One, mean: One, variance: One, weight: One, bias: One, addend: Maybe;
+        epsilon: f32, activation: NormActivation
+    }
+    /// Backward of [`Op::BatchNorm`] and [`Op::BatchStatistics`] in a training step: mean and variance depend on `x`. Where a
+    /// ReLU is off follows from `x` again, and from `addend`, which is given if there are both: so what was made, which the
+    /// next block has, is neither kept nor read. Yields dx (.., C); with `parameters: Compute` d_weight (C) and d_bias (C),
+    /// both in `dtype` and added to their accumulators; sums as scratch; and with `addend` its gradient.
+    BatchNormGrad [BatchNorm, BytesTwice] {
+        dy: One, x: One, addend: Maybe, mean: One, variance: One, weight: One, bias: One,
+        weight_accumulator: Maybe, bias_accumulator: Maybe;
+        epsilon: f32, activation: NormActivation, parameters: ParameterGradients, dtype: DType
+    }
+
     // ---- attention --------------------------------------------------------------------------
     /// Cosines and sines of P pairs for `positions` (B, T): yields (B, T, P, 2) f32.
     RotaryTable [Attention, Bytes] { positions: One; frequencies: RotaryFrequencies }
@@ -248,16 +276,29 @@ define_ops! {
     // ---- loss -------------------------------------------------------------------------------
     /// Cross-entropy of `hidden · weightᵀ` against `targets` (..), divided by `denominator`
     /// (scalar f32); a target of [`IGNORE_INDEX`] costs nothing. Logits exist `chunk_rows` rows at a
-    /// time. Yields the loss of each row (..) f32, and the chunk of logits as scratch.
-    HeadLoss [Loss, Logits] { hidden: One, weight: One, targets: One, denominator: One; chunk_rows: usize }
+    /// time. With `label_smoothing`, that share of the target's weight is spread evenly over all classes. Yields the loss of
+    /// each row (..) f32; with `accuracy: Compute` for each row 1 if its largest logit (the first of equal ones) is its target,
+    /// else 0, in f32, where an ignored row is not right; and the chunk of logits as scratch.
+    HeadLoss [Loss, Logits] {
+        hidden: One, weight: One, targets: One, denominator: One;
+        chunk_rows: usize, label_smoothing: f32, accuracy: Accuracy
+    }
     /// Backward of [`Op::HeadLoss`], which also yields the loss, so that training computes the
-    /// logits once: row losses (..) f32, d_hidden, the chunk as scratch, and with
-    /// `weight_gradient: Compute` d_weight in `dtype`.
+    /// logits once: row losses (..) f32, d_hidden, the chunk as scratch, with
+    /// `weight_gradient: Compute` d_weight in `dtype`, and with `accuracy: Compute` what is right, as there.
     HeadLossGrad [Loss, Logits] {
         hidden: One, weight: One, targets: One, denominator: One, d_row_loss: One,
         accumulator: Maybe;
-        chunk_rows: usize, weight_gradient: ParameterGradients, dtype: DType
+        chunk_rows: usize, label_smoothing: f32, accuracy: Accuracy,
+        weight_gradient: ParameterGradients, dtype: DType
     }
+
+    // ---- images -----------------------------------------------------------------------------
+    /// `images` (B, H, W, C) in u8, normalized, and in a training step also moved, flipped and cut as `settings` say. Yields
+    /// (B, H, W, C) in `dtype`. `samples` (B, 3) i32 has the low and the high half of a sample's id, and its epoch: they
+    /// and the seed in `phase` ([`PhaseWords`](crate::random::PhaseWords)) decide what happens to it. The same bits on every
+    /// device. Has no gradient.
+    Augment [Image, Bytes] { images: One, samples: One, phase: One; settings: AugmentSettings, dtype: DType }
 
     // ---- reductions, shapes, constants ------------------------------------------------------
     /// Sum of all elements: a scalar f32, and partial sums as scratch.
@@ -311,11 +352,14 @@ define_ops! {
         hyper: AdamWParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16,
         first_element: usize
     }
-    /// One step of stochastic gradient descent with weight decay in place: yields the parameter. A
-    /// `clip` of 0 leaves it as it is. `first_element` is as in [`Op::AdamW`].
+    /// One step of stochastic gradient descent in place, as PyTorch defines it: `g = clip · gradient + weight_decay · p`,
+    /// `m = momentum · m + g`, and `p − rate · d`, where `d` is `m` or, after Nesterov, `g + momentum · m`. `momentum` is
+    /// given if there is some, f32 or bf16. With `master` (f32) the update is made there and `parameter` is its
+    /// rounding. What leaves everything as it is, and `first_element`, are as in [`Op::AdamW`]. Yields the parameter, the
+    /// momentum and the master, where there are any, each over its operand.
     Sgd [Optimizer, Bytes] {
-        parameter: One, gradient: One, scalars: One, clip: Maybe, random: Maybe;
-        weight_decay: f32, rounding: Rounding, stream: u16, first_element: usize
+        parameter: One, gradient: One, momentum: Maybe, master: Maybe, scalars: One, clip: Maybe, random: Maybe;
+        hyper: SgdParameters, rounding: Rounding, moment_rounding: Rounding, stream: u16, first_element: usize
     }
 }
 
@@ -334,6 +378,17 @@ impl<T: Clone> Op<T> {
         operands
     }
 
+    /// Operands that the op reads in evaluations only. What it yields in a training step does not depend on them, so a
+    /// recomputation may see other values there.
+    pub fn read_by_evaluations(&self) -> Vec<T> {
+        match self {
+            Op::BatchStatistics { running_mean, running_variance, .. } => {
+                vec![running_mean.clone(), running_variance.clone()]
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Which outputs overwrite which operand: (operand, output index). The two share memory.
     pub fn in_place(&self) -> Vec<(T, usize)> {
         let pairs: Vec<(Option<&T>, usize)> = match self {
@@ -347,7 +402,8 @@ impl<T: Clone> Op<T> {
             }
             Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => vec![(Some(dy), 1)],
-            Op::NormGrad { weight_accumulator, bias_accumulator, .. } => {
+            Op::NormGrad { weight_accumulator, bias_accumulator, .. }
+            | Op::BatchNormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }
             Op::QkNormGrad { query_accumulator, key_accumulator, .. } => {
@@ -360,7 +416,11 @@ impl<T: Clone> Op<T> {
                 (Some(second_moment), 2),
                 (master.as_ref(), 3),
             ],
-            Op::Sgd { parameter, .. } => vec![(Some(parameter), 0)],
+            Op::Sgd { parameter, momentum, master, .. } => vec![
+                (Some(parameter), 0),
+                (momentum.as_ref(), 1),
+                (master.as_ref(), 1 + usize::from(momentum.is_some())),
+            ],
             Op::Accumulate { sum, .. } => vec![(Some(sum), 0)],
             Op::MovingAverage { average, .. } => vec![(Some(average), 0)],
             Op::CachedAttention { cache, .. } => vec![(Some(cache), 1)],
@@ -383,6 +443,9 @@ impl<T: Clone> Op<T> {
             | Op::SwiGluCodedGrad { output: UnitOutput::Skip, .. }
             | Op::Norm { .. }
             | Op::QkNorm { .. }
+            | Op::BatchStatistics { .. }
+            | Op::Augment { .. }
+            | Op::BatchNorm { .. }
             | Op::RotaryTable { .. }
             | Op::Rotary { .. }
             | Op::Attention { .. }

@@ -20,6 +20,8 @@ pub enum Purpose {
     Rounding,
     /// Elements that are dropped.
     Dropout,
+    /// Changes of pictures.
+    Augmentation,
 }
 
 /// Which tensor the bits are for: a parameter's number in its program, and its layer.
@@ -83,6 +85,31 @@ impl DropoutWords {
     }
 }
 
+/// Words of the device tensor that says what runs: whether it is a training step, low seed, high seed.
+pub const PHASE_WORDS: usize = 3;
+
+/// What runs, as the host sets it for ops that do something else in an evaluation than in a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PhaseWords {
+    /// Whether it is the forward pass of a training step, or its recomputation.
+    pub training: bool,
+    /// Of the run.
+    pub seed: u64,
+}
+
+impl PhaseWords {
+    /// As the device tensor holds them.
+    pub fn to_words(self) -> [i32; PHASE_WORDS] {
+        [i32::from(self.training), self.seed as u32 as i32, (self.seed >> 32) as u32 as i32]
+    }
+
+    /// Back from the device tensor.
+    pub fn from_words([training, low, high]: [i32; PHASE_WORDS]) -> PhaseWords {
+        let seed = u64::from(low as u32) | u64::from(high as u32) << 32;
+        PhaseWords { training: training != 0, seed }
+    }
+}
+
 /// An element is dropped if its word is below this.
 pub fn drop_threshold(rate: f32) -> u32 {
     (f64::from(rate) * 4_294_967_296.0) as u32
@@ -95,6 +122,7 @@ pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 
         Purpose::Initialization => 0,
         Purpose::Rounding => 0x5bd1_e995,
         Purpose::Dropout => 0x27d4_eb2f,
+        Purpose::Augmentation => 0x1656_67b1,
     };
     let key = [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag];
     let tensor = u32::from(stream.tensor) << 16 | u32::from(stream.layer);
@@ -149,6 +177,7 @@ mod tests {
             words(Seed { step: 4, ..seed }, Purpose::Rounding, stream, 11),
             words(seed, Purpose::Initialization, stream, 11),
             words(seed, Purpose::Dropout, stream, 11),
+            words(seed, Purpose::Augmentation, stream, 11),
             words(seed, Purpose::Rounding, Stream { tensor: 3, ..stream }, 11),
             words(seed, Purpose::Rounding, Stream { layer: 6, ..stream }, 11),
             words(seed, Purpose::Rounding, stream, 12),
@@ -165,6 +194,8 @@ mod tests {
         for (micro_batch, drops) in [(0, true), (u32::MAX, false)] {
             let words = DropoutWords { seed, micro_batch, drops };
             assert_eq!(DropoutWords::from_words(words.to_words()), words);
+            let words = PhaseWords { training: drops, seed: seed.seed };
+            assert_eq!(PhaseWords::from_words(words.to_words()), words);
         }
     }
 }

@@ -162,15 +162,18 @@ impl Section {
     }
 
     /// What depends on a running statistic cannot be recomputed: the statistic has moved on by then. So neither the
-    /// backward pass nor another block may read it.
+    /// backward pass nor another block may read it. What an op reads in evaluations alone does not count: an evaluation
+    /// recomputes nothing and changes no statistic.
     fn check_running(&self) -> Result<(), GraphError> {
         let graph = &self.graph;
         let is_running =
             |id: TensorId| graph.tensor(id).class == TensorClass::Parameter(Training::Running);
         let mut depends: Vec<bool> = graph.ids().map(is_running).collect();
         for node in graph.nodes().iter().filter(|node| node.phase == Phase::Forward) {
+            let exempt = node.op.read_by_evaluations();
             let operands = node.op.operands();
-            if operands.iter().any(|&(_, id)| depends[id.index()]) {
+            let mut read = operands.iter().map(|&(_, id)| id).filter(|id| !exempt.contains(id));
+            if read.any(|id| depends[id.index()]) {
                 node.outputs.iter().for_each(|&id| depends[id.index()] = true);
             }
         }

@@ -1,9 +1,20 @@
 //! Builds the sections of custom models, layer by layer.
 
 use crate::{
-    ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind, Op, Section,
-    Shape, TensorClass, TensorId, Training,
+    Accuracy, ActivationFunction, Carried, DType, Graph, GraphError, HeadLayout, Mask,
+    NormActivation, NormKind, Op, Section, Shape, TensorClass, TensorId, Training,
 };
+
+/// How [`SectionBuilder::batch_norm`] normalizes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchNormOptions {
+    /// Added to the variance.
+    pub epsilon: f32,
+    /// How far running statistics move to those of a micro-batch.
+    pub momentum: f32,
+    /// What follows.
+    pub activation: NormActivation,
+}
 
 /// The name under which sections pass on the residual stream.
 const HIDDEN: &str = "hidden";
@@ -127,12 +138,61 @@ impl SectionBuilder {
         Ok(())
     }
 
+    /// Batch norm of the channels of `x` (.., C), the residual sum with `addend` and an activation, in one pass. The
+    /// parameters are `NAME.weight` and `NAME.bias`, the running statistics `NAME.running_mean` and `NAME.running_var`.
+    /// `phase` is the input of [`PhaseWords`](crate::random::PhaseWords).
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn batch_norm(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        phase: TensorId,
+        addend: Option<TensorId>,
+        options: BatchNormOptions,
+    ) -> Result<TensorId, GraphError> {
+        let channels = Shape::from([self.graph.tensor(x).shape.width()]);
+        let weight = self.parameter(&format!("{name}.weight"), channels.clone());
+        let bias = self.parameter(&format!("{name}.bias"), channels.clone());
+        let mut running = |what: &str| {
+            let (name, class) =
+                (format!("{name}.{what}"), TensorClass::Parameter(Training::Running));
+            self.graph.source(name, channels.clone(), DType::F32, class)
+        };
+        let (running_mean, running_variance) = (running("running_mean"), running("running_var"));
+        let statistics = Op::BatchStatistics { x, running_mean, running_variance, phase };
+        let statistics = self.graph.apply(&format!("{name}.statistics"), statistics)?;
+        let (mean, variance, unbiased) = (statistics[0], statistics[1], statistics[2]);
+        let BatchNormOptions { epsilon, momentum, activation } = options;
+        let y = Op::BatchNorm { x, mean, variance, weight, bias, addend, epsilon, activation };
+        let y = self.apply(name, y)?;
+        for (average, x) in [(running_mean, mean), (running_variance, unbiased)] {
+            let moved = format!("{}.moved", self.graph.tensor(average).name);
+            self.apply(&moved, Op::MovingAverage { average, x, momentum })?;
+        }
+        Ok(y)
+    }
+
+    /// The shape of a tensor of the section.
+    pub fn shape_of(&self, tensor: TensorId) -> &Shape {
+        &self.graph.tensor(tensor).shape
+    }
+
     /// The first output of any op.
     ///
     /// # Errors
     /// Operands that do not fit.
     pub fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<TensorId, GraphError> {
         Ok(self.graph.apply(name, op)?[0])
+    }
+
+    /// All outputs of any op.
+    ///
+    /// # Errors
+    /// Operands that do not fit.
+    pub fn apply_all(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+        self.graph.apply(name, op)
     }
 
     /// Rows of the parameter `INPUT.weight` (rows, width) picked by a column of the batch: (B, T, width).
@@ -275,7 +335,16 @@ impl SectionBuilder {
         let weight = self.parameter(weight, [vocabulary, width]);
         let targets = self.input("targets"); // (B, T)
         let denominator = self.graph.input("denominator", Shape::scalar(), DType::F32);
-        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
+        let (label_smoothing, accuracy) = (0.0, Accuracy::Skip);
+        let op = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy,
+        };
         let row_loss = self.apply("row_loss", op)?; // (B, T)
         let loss = self.apply("loss", Op::Sum { x: row_loss })?;
         let SectionBuilder { name, graph, carried_in, .. } = self;

@@ -55,7 +55,15 @@ fn model(frozen: &[&str], tied: bool) -> Model {
     let branch = Op::Linear { x: attended, weight: out_weight, bias: None, addend: None };
     let delta = Some(apply("branch", branch)[0]);
     let hidden = apply("hidden", norm(x, delta, final_weight))[0];
-    let row_loss = Op::HeadLoss { hidden, weight: head, targets, denominator, chunk_rows: 4 };
+    let row_loss = Op::HeadLoss {
+        hidden,
+        weight: head,
+        targets,
+        denominator,
+        chunk_rows: 4,
+        label_smoothing: 0.0,
+        accuracy: storm_graph::Accuracy::Skip,
+    };
     let row_loss = apply("row_loss", row_loss)[0];
     let loss = apply("loss", Op::Sum { x: row_loss })[0];
     Model { graph, loss, parameters }

@@ -1,19 +1,23 @@
 //! From a config to a program: embedding, layers, head.
 
 use crate::{
-    AdaptedLinear, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout, ParameterSpec,
-    is_adapter,
+    AdaptedLinear, Augmentation, Family, LayerAdapters, ModelConfig, ModelError, ParameterLayout,
+    ParameterSpec, is_adapter,
 };
 use std::ops::Range;
 use storm_graph::random::DROPOUT_WORDS;
 use storm_graph::{
-    ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask, NormKind,
-    Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass, TensorId,
-    Training,
+    Accuracy, ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask,
+    NormKind, Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass,
+    TensorId, Training,
 };
 
 /// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).
 pub const DROPOUT_INPUT: &str = "dropout.random";
+
+/// The input that says whether a training step or an evaluation runs, as
+/// [`PhaseWords`](storm_graph::random::PhaseWords). The trainer fills it.
+pub const PHASE_INPUT: &str = "phase";
 
 /// Rows of logits that exist at a time unless asked otherwise.
 pub const DEFAULT_CHUNK_ROWS: usize = 1024;
@@ -33,6 +37,10 @@ pub struct BuildOptions {
     pub output: ModelOutput,
     /// Which parameters learn.
     pub trainable: Trainable,
+    /// Share of a target that is spread evenly over all tokens or classes in the loss.
+    pub label_smoothing: f32,
+    /// How pictures of a training step are changed; language models have none.
+    pub augmentation: Augmentation,
 }
 
 /// How samples are placed in a row of tokens.
@@ -76,6 +84,8 @@ impl BuildOptions {
             packing: Packing::Single,
             output: ModelOutput::Loss { chunk_rows: DEFAULT_CHUNK_ROWS },
             trainable: Trainable::All,
+            label_smoothing: 0.0,
+            augmentation: Augmentation::default(),
         }
     }
 }
@@ -393,7 +403,15 @@ impl<'b> Builder<'b> {
                 let targets = draft.batch_input("targets"); // (B, T)
                 let graph = &mut draft.graph;
                 let denominator = graph.input("denominator", Shape::scalar(), DType::F32);
-                let op = Op::HeadLoss { hidden: normed, weight, targets, denominator, chunk_rows };
+                let op = Op::HeadLoss {
+                    hidden: normed,
+                    weight,
+                    targets,
+                    denominator,
+                    chunk_rows,
+                    label_smoothing: self.options.label_smoothing,
+                    accuracy: Accuracy::Skip,
+                };
                 let row_loss = graph.apply_one("row_loss", op)?; // (B, T)
                 vec![("loss".to_owned(), graph.apply_one("loss", Op::Sum { x: row_loss })?)]
             }
@@ -599,6 +617,9 @@ pub enum Initialization {
         /// The largest magnitude.
         bound: f32,
     },
+    /// Uniform around 0, up to one over the root of a row's elements: how PyTorch starts the weights of linear layers
+    /// and convolutions.
+    UniformByRow,
     /// The same value everywhere: 1 for norms, 0 for biases.
     Constant(f32),
 }

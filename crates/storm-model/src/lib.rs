@@ -1,13 +1,16 @@
-//! Language models: their description, and reading and writing Hugging Face directories.
+//! Models: their description, and reading and writing their directories.
 //!
+//! - [`AnyModel`] is a language model or an image classifier; nothing above asks which, except for data and words.
 //! - [`ModelConfig`] describes every supported family in one plain struct; [`preset`] makes one by name.
 //! - [`build`] turns a config into a program, [`build_decoder`] into programs that generate text.
 //! - [`ParameterLayout`] lists the parameters of a model and where Hugging Face keeps each.
+//! - [`ImageConfig`] describes an image classifier; [`image_preset`] makes one by name, [`ImageDirectory`] opens one.
 //! - [`HfDirectory`] opens a Hugging Face directory, [`load_parameter`] reads from it, [`save`] writes one.
 //!
 //! Nothing here trusts a file: sizes are capped before memory is allocated, offsets are checked before a
 //! read, and formats that can run code are refused.
 
+mod any_model;
 mod base_format;
 mod build;
 mod config;
@@ -18,12 +21,14 @@ mod hf;
 mod lora;
 mod presets;
 mod rotary;
+mod vision;
 mod window;
 
+pub use any_model::{AnyModel, Unit};
 pub use base_format::BaseFormat;
 pub use build::{
-    BuildOptions, DEFAULT_CHUNK_ROWS, DROPOUT_INPUT, Initialization, ModelOutput, Packing,
-    Trainable, build, initialization,
+    BuildOptions, DEFAULT_CHUNK_ROWS, DROPOUT_INPUT, Initialization, ModelOutput, PHASE_INPUT,
+    Packing, Trainable, build, initialization,
 };
 pub use config::{Family, ModelConfig};
 pub use decode::{
@@ -34,7 +39,7 @@ pub use error::{ModelError, NameList, TensorReport};
 pub use hf::{
     Dtype, Element, HEADER_BYTES_MAX, HfConfig, HfDirectory, HfPiece, IfExists, ParameterLayout,
     ParameterSource, ParameterSpec, Quantization, Remark, SafetensorsFile, SaveOptions,
-    TensorEntry, WeightDtype, end_of_text, is_carried, load_parameter, parameters,
+    StoredOrder, TensorEntry, WeightDtype, end_of_text, is_carried, load_parameter, parameters,
     safetensors_header, save,
 };
 pub use lora::{
@@ -43,4 +48,8 @@ pub use lora::{
 };
 pub use presets::{preset, preset_names};
 pub use rotary::{Rotary, RotaryScaling};
+pub use vision::{
+    Augmentation, IMAGE_MODEL_TYPE, ImageConfig, ImageDirectory, ImageNetwork, image_preset,
+    image_preset_names,
+};
 pub use window::SlidingWindow;

@@ -1,7 +1,7 @@
 //! Published models by name.
 
 use crate::BaseFormat;
-use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling};
+use crate::{Family, ModelConfig, ModelError, Rotary, RotaryScaling, image_preset_names};
 use storm_graph::ActivationFunction;
 
 /// One line of the table: what differs between presets.
@@ -172,7 +172,8 @@ fn unknown(name: &str) -> ModelError {
     // A name longer than this is no typing error; comparing it would only cost time.
     const NAME_CHARS_MAX: usize = 64;
     let short: String = name.chars().take(NAME_CHARS_MAX).flat_map(char::to_lowercase).collect();
-    let closest = preset_names()
+    let names = || preset_names().chain(image_preset_names());
+    let closest = names()
         .map(|known| (edit_distance(&short, known), known))
         .min()
         .filter(|(distance, known)| *distance <= known.len() / 2)
@@ -180,7 +181,7 @@ fn unknown(name: &str) -> ModelError {
     ModelError::UnknownPreset {
         name: short,
         closest,
-        known: preset_names().collect::<Vec<_>>().join(", "),
+        known: names().collect::<Vec<_>>().join(", "),
     }
 }
 

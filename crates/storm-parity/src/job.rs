@@ -3,9 +3,9 @@
 use anyhow::{Result, ensure};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
-use storm_graph::{AdamWParameters, IGNORE_INDEX};
+use storm_graph::{AdamWParameters, IGNORE_INDEX, MomentumDirection, SgdParameters};
 use storm_model::{IfExists, Packing, SaveOptions, WeightDtype};
-use storm_train::{Batch, DecayTargets, OptimizerOptions, Precision};
+use storm_train::{Batch, DecayTargets, NamedInputs, OptimizerMethod, OptimizerOptions, Precision};
 
 /// What to run. Every `model` is a Hugging Face directory.
 #[derive(Deserialize)]
@@ -44,8 +44,68 @@ pub(crate) enum Job {
         /// Where the trained adapter goes, if anywhere.
         save_adapter: Option<PathBuf>,
     },
+    /// The logits of pictures in f32: tensor `logits` (B, classes) in `output`. The model is an image classifier.
+    ImageLogits { model: PathBuf, batch: ImageBatch, output: PathBuf },
+    /// Steps of SGD in f32 on an image classifier. Prints `losses` and `accuracies`, one per step.
+    ImageTrain {
+        model: PathBuf,
+        sgd: SgdSettings,
+        label_smoothing: f32,
+        learning_rate: f32,
+        steps: Vec<ImageBatch>,
+        /// Where the trained model goes; it must not exist.
+        save: PathBuf,
+    },
     /// Opens a model and saves it elsewhere.
     RoundTrip { model: PathBuf, save: SaveTarget },
+}
+
+/// Pictures and their classes.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ImageBatch {
+    /// (B, H, W, C), flat.
+    images: Vec<u8>,
+    /// (B)
+    targets: Vec<i32>,
+}
+
+impl ImageBatch {
+    pub(crate) fn rows(&self) -> usize {
+        self.targets.len()
+    }
+
+    pub(crate) fn to_inputs(&self) -> NamedInputs {
+        NamedInputs::new(self.rows())
+            .with("images", self.images.clone())
+            .with("targets", self.targets.clone())
+            .with("samples", vec![0i32; 3 * self.rows()])
+    }
+}
+
+/// SGD, which decays all parameters as PyTorch's does.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SgdSettings {
+    momentum: f32,
+    nesterov: bool,
+    weight_decay: f32,
+}
+
+impl SgdSettings {
+    pub(crate) fn to_options(&self) -> OptimizerOptions {
+        let &SgdSettings { momentum, nesterov, weight_decay } = self;
+        let direction = match nesterov {
+            true => MomentumDirection::Nesterov,
+            false => MomentumDirection::Momentum,
+        };
+        OptimizerOptions {
+            method: OptimizerMethod::Sgd(SgdParameters { momentum, direction, weight_decay }),
+            decay: DecayTargets::All,
+            max_norm: None,
+            ..OptimizerOptions::default()
+        }
+    }
 }
 
 /// One optimizer step.
@@ -121,7 +181,8 @@ impl OptimizerSettings {
             DecayName::Matrices => DecayTargets::Matrices,
         };
         let adamw = AdamWParameters { beta1, beta2, epsilon, weight_decay };
-        OptimizerOptions { adamw, decay, max_norm, ..OptimizerOptions::default() }
+        let method = OptimizerMethod::AdamW(adamw);
+        OptimizerOptions { method, decay, max_norm, ..OptimizerOptions::default() }
     }
 }
 

@@ -3,6 +3,7 @@
 //! `storm-parity JOB.json` runs the [`Job`] in the file. Numbers go to stdout as one line of JSON;
 //! tensors go to the safetensors file or Hugging Face directory that the job names.
 
+mod images;
 mod job;
 mod run;
 mod tensors;

@@ -1,5 +1,6 @@
 //! Runs a job.
 
+use crate::images;
 use crate::job::{Job, OptimizerSettings, PrecisionName, SaveTarget, StepInput, TokenBatch};
 use crate::tensors::{self, NamedTensor};
 use anyhow::{Context, Result, ensure};
@@ -40,6 +41,11 @@ pub(crate) fn run(job: &Job) -> Result<Value> {
             train(&setup, *seed, optimizer, steps, save.as_ref(), save_adapter.as_deref())
         }
         Job::RoundTrip { model, save } => round_trip(model, save),
+        Job::ImageLogits { model, batch, output } => images::logits(model, batch, output),
+        Job::ImageTrain { model, sgd, label_smoothing, learning_rate, steps, save } => {
+            let (smoothing, rate) = (*label_smoothing, *learning_rate);
+            images::train(model, sgd, smoothing, rate, steps, save)
+        }
     }
 }
 
@@ -120,7 +126,7 @@ fn to_batches(micro_batches: &[TokenBatch]) -> Result<Vec<Batch>> {
 fn gradients(setup: &Setup<'_>, micro_batches: &[TokenBatch], output: &Path) -> Result<Value> {
     let directory = open(setup.model)?;
     let mut trainer = setup.trainer(&directory, micro_batches.first(), |_| {})?;
-    let loss = trainer.accumulate(&to_batches(micro_batches)?)?;
+    let loss = trainer.accumulate(&to_batches(micro_batches)?)?.loss;
     // The update sums the gradients of a tied parameter's uses before it takes the norm.
     let gradient_norm = trainer.update(0.0)?;
     let mut gradients = Vec::new();

@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use std::path::Path;
-use storm_model::ParameterSpec;
+use storm_model::{ParameterSpec, StoredOrder};
 
 /// A named f32 tensor.
 pub(crate) struct NamedTensor {
@@ -19,9 +19,20 @@ pub(crate) fn to_hf(spec: &ParameterSpec, values: &[f32]) -> Vec<NamedTensor> {
     let row = spec.row_elements();
     let tensors = spec.pieces.iter().map(|piece| {
         let part = &values[piece.rows.start * row..piece.rows.end * row]; // (out, in)
-        let values = match piece.transposed {
-            true => (0..row).flat_map(|i| part.iter().copied().skip(i).step_by(row)).collect(),
-            false => part.to_vec(),
+        let values = match piece.order {
+            StoredOrder::Transposed => {
+                (0..row).flat_map(|i| part.iter().copied().skip(i).step_by(row)).collect()
+            }
+            StoredOrder::Rows => part.to_vec(),
+            StoredOrder::ChannelsFirst { positions } => {
+                let channels = row / positions;
+                let stored = |row: &[f32]| -> Vec<f32> {
+                    let places = (0..channels)
+                        .flat_map(|channel| (0..positions).map(move |at| at * channels + channel));
+                    places.map(|place| row[place]).collect()
+                };
+                part.chunks(row).flat_map(stored).collect()
+            }
         };
         NamedTensor { name: piece.hf_name.clone(), shape: piece.shape.clone(), values }
     });
@@ -53,16 +64,22 @@ mod tests {
 
     #[test]
     fn pieces_are_cut_and_transposed() {
-        let piece = |name: &str, rows: std::ops::Range<usize>, transposed| HfPiece {
+        let piece = |name: &str, rows: std::ops::Range<usize>, order| HfPiece {
             hf_name: name.to_owned(),
-            shape: if transposed { vec![2, rows.len()] } else { vec![rows.len(), 2] },
+            shape: match order {
+                StoredOrder::Transposed => vec![2, rows.len()],
+                _ => vec![rows.len(), 2],
+            },
             rows,
-            transposed,
+            order,
         };
         let spec = ParameterSpec {
             name: "both".to_owned(),
             shape: vec![3, 2],
-            pieces: vec![piece("plain", 0..1, false), piece("turned", 1..3, true)],
+            pieces: vec![
+                piece("plain", 0..1, StoredOrder::Rows),
+                piece("turned", 1..3, StoredOrder::Transposed),
+            ],
         };
         let tensors = to_hf(&spec, &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
         assert_eq!(tensors[0].values, [0.0, 1.0]);

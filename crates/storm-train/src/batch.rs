@@ -135,6 +135,10 @@ impl MicroBatch for Batch {
         self.valid_tokens()
     }
 
+    fn units(&self) -> usize {
+        self.tokens.len()
+    }
+
     fn check(&self, options: &TrainOptions) -> Result<(), TrainError> {
         let TrainOptions { batch, sequence, packing, .. } = *options;
         self.check_form(batch, sequence, packing)

@@ -1,6 +1,6 @@
 //! Batches from a dataset.
 
-use crate::{Batch, BatchSource, RunError};
+use crate::{AnyBatch, BatchSource, RunError};
 use std::sync::Arc;
 use storm_data::{Dataset, Loader, LoaderOptions, Position, Samples};
 
@@ -29,9 +29,9 @@ impl LoaderSource {
 }
 
 impl BatchSource for LoaderSource {
-    fn next_batch(&mut self, batch: &mut Batch) -> Result<usize, RunError> {
+    fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError> {
         let rows = self.loader.next_batch(&mut self.samples)?;
-        batch.swap(&mut self.samples, self.sequence);
+        batch.as_tokens().swap(&mut self.samples, self.sequence);
         Ok(rows)
     }
 

@@ -2,23 +2,23 @@
 
 use crate::feed::{Exchange, StepSeeds};
 use crate::input_rules::InputRules;
-use crate::{Batch, TrainError, weights};
+use crate::{Losses, MicroBatch, Precision, TrainError, TrainOptions, weights};
 use std::sync::Arc;
 use storm_device::PlanDevice;
 use storm_exec::Planned;
 use storm_graph::StepScalars;
 use storm_graph::random::Seed;
-use storm_model::{BuildOptions, ModelConfig, ModelOutput, ParameterSource, Trainable, build};
+use storm_model::{AnyModel, BuildOptions, ModelOutput, ParameterSource, Trainable};
 use storm_plan::{CheckedPlan, PerTier, Task};
 
-/// The loss of a model on batches. The plan may use less memory than the model needs.
+/// The loss of a model on batches, and its accuracy if it classifies. The plan may use less memory than the model needs.
 pub struct Evaluation<D: PlanDevice> {
     planned: Planned<D>,
     exchange: Exchange,
     rules: InputRules,
-    options: BuildOptions,
-    loss_sum: f64,
-    targets: u64,
+    /// What batches are checked against.
+    options: TrainOptions,
+    losses: Losses,
 }
 
 /// The forward pass of some micro-batches of a model, before any decision about memory.
@@ -26,11 +26,11 @@ pub struct Evaluation<D: PlanDevice> {
 /// # Errors
 /// The model is not valid for these sizes.
 pub fn evaluation_task(
-    config: &ModelConfig,
+    model: impl Into<AnyModel>,
     options: &BuildOptions,
     micro_batches: usize,
 ) -> Result<Task, TrainError> {
-    let forward = build(config, &frozen(options))?;
+    let forward = model.into().build(&frozen(options))?;
     Ok(Task { forward, training: None, micro_batches })
 }
 
@@ -49,18 +49,21 @@ impl<D: PlanDevice> Evaluation<D> {
     /// # Errors
     /// The plan is of something else, the files do not hold the model, or the memory cannot be had.
     pub fn load(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: &BuildOptions,
         source: &impl ParameterSource,
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<Evaluation<D>, TrainError> {
-        let options = frozen(options);
-        let rules = InputRules::of_program(&build(config, &options)?);
+        let (model, options) = (model.into(), frozen(options));
+        let rules = InputRules::of_program(&model.build(&options)?);
         let exchange = Exchange::new(&plan, &rules)?;
         let mut planned = Planned::commit(plan, device)?;
-        weights::load(&mut planned, config, source)?;
-        Ok(Evaluation { planned, exchange, rules, options, loss_sum: 0.0, targets: 0 })
+        weights::load(&mut planned, &model, source)?;
+        let BuildOptions { batch, sequence, packing, .. } = options;
+        let options =
+            TrainOptions { packing, ..TrainOptions::new(batch, sequence, Precision::F32) };
+        Ok(Evaluation { planned, exchange, rules, options, losses: Losses::default() })
     }
 
     /// Batches that go together: their loss is one sum, divided once.
@@ -77,40 +80,33 @@ impl<D: PlanDevice> Evaluation<D> {
     ///
     /// # Errors
     /// A batch does not fit, there are too many, a loss is not finite, or from the device.
-    pub fn add(&mut self, batches: &[Batch]) -> Result<(), TrainError> {
+    pub fn add(&mut self, batches: &[impl MicroBatch]) -> Result<(), TrainError> {
         let most = self.micro_batches();
         if batches.len() > most {
             let problem = format!("{} go together, of {most} at most", batches.len());
             return Err(TrainError::Batch { problem });
         }
-        let BuildOptions { batch: rows, sequence, packing, .. } = self.options;
         batches.iter().try_for_each(|batch| {
-            batch.check_form(rows, sequence, packing)?;
+            batch.check(&self.options)?;
             self.rules.check_entries(batch)
         })?;
-        let valid: usize = batches.iter().map(Batch::valid_tokens).sum();
+        let valid: usize = batches.iter().map(MicroBatch::counted).sum();
         if valid == 0 {
             return Ok(());
         }
         let seeds = StepSeeds { update: Seed { seed: 0, step: 0 }, forward: None };
         let mut feed = self.exchange.feed(batches, valid as f32, StepScalars::NONE, seeds);
         self.planned.step(&mut feed)?;
-        let loss = feed.loss;
-        if !loss.is_finite() {
-            return Err(TrainError::NonFiniteResult { what: "loss", value: loss });
+        let found = feed.found();
+        if !found.loss.is_finite() {
+            return Err(TrainError::NonFiniteResult { what: "loss", value: found.loss });
         }
-        self.loss_sum += f64::from(loss) * valid as f64;
-        self.targets += valid as u64;
+        self.losses.add(found, valid);
         Ok(())
     }
 
-    /// The mean loss of all targets so far; none before the first.
-    pub fn loss(&self) -> Option<f64> {
-        (self.targets > 0).then(|| self.loss_sum / self.targets as f64)
-    }
-
-    /// Targets that were counted.
-    pub fn targets(&self) -> u64 {
-        self.targets
+    /// What was found so far.
+    pub fn losses(&self) -> &Losses {
+        &self.losses
     }
 }

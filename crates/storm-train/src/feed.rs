@@ -1,18 +1,21 @@
 //! What a plan's inputs are filled with, and where its results go.
 
-use crate::TrainError;
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::MicroBatch;
 use crate::optimizer::names;
+use crate::{Found, TrainError};
 use storm_device::bytes_of;
 use storm_exec::Feed;
-use storm_graph::random::{DROPOUT_WORDS, DropoutWords, SEED_WORDS, Seed};
+use storm_graph::random::{DROPOUT_WORDS, DropoutWords, PHASE_WORDS, PhaseWords, SEED_WORDS, Seed};
 use storm_graph::{StepScalars, Tensor};
-use storm_model::DROPOUT_INPUT;
+use storm_model::{DROPOUT_INPUT, PHASE_INPUT};
 use storm_plan::CheckedPlan;
 
 /// The result that is learned.
 const LOSS: &str = "loss";
+
+/// How many targets have the highest score, in a program that classifies.
+pub(crate) const CORRECT: &str = "correct";
 
 /// Where the data of an input comes from.
 #[derive(Clone, Debug)]
@@ -22,6 +25,7 @@ enum Source {
     Scalars,
     Random,
     Dropout,
+    Phase,
 }
 
 /// Seeds of what runs.
@@ -29,7 +33,7 @@ enum Source {
 pub(crate) struct StepSeeds {
     /// Of the update that is applied.
     pub(crate) update: Seed,
-    /// Of the update that the forward pass is for; none if it is for none, and nothing is dropped.
+    /// Of the update that the forward pass is for; none if it is for none: an evaluation, in which nothing is dropped.
     pub(crate) forward: Option<Seed>,
 }
 
@@ -40,6 +44,11 @@ pub(crate) fn dropout_words(seed: Option<Seed>, micro_batch: usize) -> [i32; DRO
     DropoutWords { seed, micro_batch: micro_batch as u32, drops }.to_words()
 }
 
+/// What runs, as the device reads it.
+pub(crate) fn phase_words(seed: Option<Seed>) -> [i32; PHASE_WORDS] {
+    PhaseWords { training: seed.is_some(), seed: seed.map_or(0, |seed| seed.seed) }.to_words()
+}
+
 /// What fills each input of a plan, and its results other than loss and norm.
 pub(crate) struct Exchange {
     sources: Vec<Source>,
@@ -47,6 +56,8 @@ pub(crate) struct Exchange {
     staging: Vec<i32>,
     /// As they came last.
     others: Vec<(String, Vec<u8>)>,
+    /// Whether the plan says how many targets were found.
+    classifies: bool,
 }
 
 impl Exchange {
@@ -68,17 +79,19 @@ impl Exchange {
                 (names::SCALARS, _) => Source::Scalars,
                 (names::RANDOM, _) => Source::Random,
                 (DROPOUT_INPUT, _) => Source::Dropout,
+                (PHASE_INPUT, _) => Source::Phase,
                 _ => return Err(foreign(format!("it has an input `{name}`, which this has not"))),
             });
         }
         let mut others: Vec<(String, Vec<u8>)> = Vec::new();
-        let is_known = |name: &str| name == LOSS || name == names::NORM;
+        let is_known = |name: &str| [LOSS, CORRECT, names::NORM].contains(&name);
         for result in plan.results.iter().filter(|result| !is_known(&result.tensor.name)) {
             if others.iter().all(|(known, _)| *known != result.tensor.name) {
                 others.push((result.tensor.name.clone(), vec![0; result.tensor.size_bytes()]));
             }
         }
-        Ok(Exchange { sources, staging: vec![0; rules.count_max()], others })
+        let classifies = plan.results.iter().any(|result| result.tensor.name == CORRECT);
+        Ok(Exchange { sources, staging: vec![0; rules.count_max()], others, classifies })
     }
 
     /// The data of a step or an evaluation over these batches, whose loss is divided by `denominator`.
@@ -97,7 +110,9 @@ impl Exchange {
             random: seeds.update.to_words(),
             forward: seeds.forward,
             dropout: [0; DROPOUT_WORDS],
+            phase: phase_words(seeds.forward),
             loss: 0.0,
+            correct: 0.0,
             gradient_norm: f32::NAN,
         }
     }
@@ -123,8 +138,18 @@ pub(crate) struct StepFeed<'a, B> {
     random: [i32; SEED_WORDS],
     forward: Option<Seed>,
     dropout: [i32; DROPOUT_WORDS],
-    pub(crate) loss: f32,
+    phase: [i32; PHASE_WORDS],
+    loss: f32,
+    correct: f32,
     pub(crate) gradient_norm: f32,
+}
+
+impl<B> StepFeed<'_, B> {
+    /// What the micro-batches came to together.
+    pub(crate) fn found(&self) -> Found {
+        let accuracy = self.exchange.classifies.then_some(self.correct / self.denominator[0]);
+        Found { loss: self.loss, accuracy }
+    }
 }
 
 impl<B: MicroBatch> Feed for StepFeed<'_, B> {
@@ -152,6 +177,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
                 self.dropout = dropout_words(self.forward, micro_batch.unwrap_or(0));
                 bytes_of(&self.dropout)
             }
+            Source::Phase => bytes_of(&self.phase),
         })
     }
 
@@ -163,6 +189,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
         match tensor.name.as_str() {
             // In the order of the micro-batches, as the sum over them is.
             LOSS => self.loss += value(),
+            CORRECT => self.correct += value(),
             names::NORM => self.gradient_norm = value(),
             name => {
                 let known = self.exchange.others.iter_mut().find(|(known, _)| known == name);

@@ -1,12 +1,13 @@
 //! A model on a device without gradients.
 
+use crate::feed::phase_words;
 use crate::input_rules::{InputRules, Reading};
 use crate::micro_batch::Entries;
-use crate::{Batch, TrainError, weights};
+use crate::{MicroBatch, Precision, TrainError, TrainOptions, weights};
 use storm_device::{Device, DeviceError, Scalar};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::{ProgramParameter, Tensor, TensorClass, Training};
-use storm_model::{BuildOptions, ModelConfig, ParameterSource, Trainable, build};
+use storm_model::{AnyModel, BuildOptions, PHASE_INPUT, ParameterSource, Trainable};
 
 /// The forward pass of a loaded model, everything in device memory.
 pub(crate) struct Forward<D: Device> {
@@ -19,13 +20,13 @@ pub(crate) struct Forward<D: Device> {
 
 impl<D: Device> Forward<D> {
     pub(crate) fn load(
-        config: &ModelConfig,
+        model: &AnyModel,
         options: BuildOptions,
         source: &impl ParameterSource,
         open: impl FnOnce(usize) -> Result<D, DeviceError>,
     ) -> Result<Forward<D>, TrainError> {
         let options = BuildOptions { trainable: Trainable::Where(|_| false), ..options };
-        let program = build(config, &options)?;
+        let program = model.build(&options)?;
         let mut slots = Slots::new();
         for instance in program.parameter_instances() {
             let ProgramParameter { shape, dtype, .. } = instance.parameter;
@@ -38,8 +39,12 @@ impl<D: Device> Forward<D> {
         let schedule = Schedule::of_program(&program, &slots)?;
         let rules = InputRules::of_program(&program);
         let inputs = rules.slots(&slots);
+        let phase = slots.find(PHASE_INPUT);
         let mut resident = Resident::new(slots, vec![schedule], open)?;
-        weights::load(&mut resident, config, source)?;
+        if let Some(phase) = phase {
+            resident.write(phase, &phase_words(None))?;
+        }
+        weights::load(&mut resident, model, source)?;
         let schedule = resident.schedule(0);
         Ok(Forward { resident, schedule, inputs, rules, options })
     }
@@ -48,14 +53,20 @@ impl<D: Device> Forward<D> {
     ///
     /// # Errors
     /// It does not fit, or from the device.
-    pub(crate) fn run(&mut self, batch: &Batch) -> Result<(), TrainError> {
+    pub(crate) fn run(&mut self, batch: &impl MicroBatch) -> Result<(), TrainError> {
         let BuildOptions { batch: rows, sequence, packing, .. } = self.options;
-        batch.check_form(rows, sequence, packing)?;
+        batch.check(&TrainOptions {
+            packing,
+            ..TrainOptions::new(rows, sequence, Precision::F32)
+        })?;
         self.rules.check_entries(batch)?;
         for (reading, slot) in &self.inputs {
-            // A program without gradients asks for no sorted order, and one of tokens for nothing but ids.
-            if let Entries::I32(ids) = reading.entries(batch, &mut []) {
-                self.resident.write(*slot, ids)?;
+            // A program without gradients asks for no sorted order.
+            match reading.entries(batch, &mut []) {
+                Entries::F32(values) => self.resident.write(*slot, values)?,
+                Entries::Bf16(values) => self.resident.write(*slot, values)?,
+                Entries::I32(values) => self.resident.write(*slot, values)?,
+                Entries::U8(values) => self.resident.write(*slot, values)?,
             }
         }
         Ok(self.resident.run(self.schedule)?)

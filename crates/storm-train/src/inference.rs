@@ -1,11 +1,11 @@
 use crate::forward::Forward;
-use crate::{Batch, TrainError};
+use crate::{MicroBatch, TrainError};
 use half::bf16;
 use storm_device::cpu::CpuDevice;
 use storm_graph::DType;
-use storm_model::{BuildOptions, ModelConfig, ModelOutput, ParameterSource};
+use storm_model::{AnyModel, BuildOptions, ModelOutput, ParameterSource};
 
-/// A model that only looks forward: logits of whole sequences.
+/// A model that only looks forward: logits of whole sequences, or of pictures.
 pub struct Inference {
     forward: Forward<CpuDevice>,
     vocabulary: usize,
@@ -18,13 +18,17 @@ impl Inference {
     /// # Errors
     /// The sizes do not fit the model, the files do not hold it, or the memory cannot be had.
     pub fn load(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: &BuildOptions,
         source: &impl ParameterSource,
     ) -> Result<Inference, TrainError> {
-        let (vocabulary, dtype) = (config.vocab_size, options.dtype);
+        let (model, dtype) = (model.into(), options.dtype);
+        let vocabulary = match &model {
+            AnyModel::Language(config) => config.vocab_size,
+            AnyModel::Image(config) => config.classes,
+        };
         let options = BuildOptions { output: ModelOutput::Logits, ..options.clone() };
-        let forward = Forward::load(config, options, source, CpuDevice::new)?;
+        let forward = Forward::load(&model, options, source, CpuDevice::new)?;
         Ok(Inference { forward, vocabulary, dtype })
     }
 
@@ -33,16 +37,16 @@ impl Inference {
         self.forward.options.sequence
     }
 
-    /// Tokens that there are.
+    /// Tokens or classes that there are.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary
     }
 
-    /// The logits of a batch, (B, T, V), widened to f32.
+    /// The logits of a batch, (B, T, V) or (B, classes), widened to f32.
     ///
     /// # Errors
     /// The batch does not fit.
-    pub fn logits(&mut self, batch: &Batch) -> Result<Vec<f32>, TrainError> {
+    pub fn logits(&mut self, batch: &impl MicroBatch) -> Result<Vec<f32>, TrainError> {
         self.forward.run(batch)?;
         let BuildOptions { batch, sequence, .. } = self.forward.options;
         let elements = batch * sequence * self.vocabulary;

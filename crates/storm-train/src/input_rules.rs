@@ -6,7 +6,7 @@ use crate::optimizer::names;
 use crate::{TrainError, TrainOptions};
 use storm_exec::{SlotId, Slots};
 use storm_graph::{DType, IGNORE_INDEX, Op, Program, order_name};
-use storm_model::DROPOUT_INPUT;
+use storm_model::{DROPOUT_INPUT, PHASE_INPUT};
 
 /// The input that holds the number of targets in the step that count.
 pub(crate) const DENOMINATOR: &str = "denominator";
@@ -41,7 +41,7 @@ pub(crate) enum Reading {
 impl InputRules {
     /// Of a program before it is differentiated.
     pub(crate) fn of_program(program: &Program) -> InputRules {
-        let by_trainer = [DENOMINATOR, names::SCALARS, names::RANDOM, DROPOUT_INPUT];
+        let by_trainer = [DENOMINATOR, names::SCALARS, names::RANDOM, DROPOUT_INPUT, PHASE_INPUT];
         let inputs = program.inputs().into_iter();
         let read = inputs.filter(|input| !by_trainer.contains(&input.name.as_str()));
         let mut rules: Vec<Rule> = read

@@ -15,6 +15,7 @@
 #![doc = include_str!("../examples/custom_model.rs")]
 //! ```
 
+mod any_batch;
 mod base_hash;
 mod batch;
 mod checkpoint;
@@ -30,11 +31,13 @@ mod guard;
 mod inference;
 mod input_rules;
 mod launch;
+mod losses;
 mod micro_batch;
 mod moments;
 mod optimizer;
 mod precision;
 mod record;
+mod records;
 mod reference;
 mod run;
 mod schedule;
@@ -42,6 +45,7 @@ mod task;
 mod trainer;
 mod weights;
 
+pub use any_batch::AnyBatch;
 pub use base_hash::base_hash;
 pub use batch::Batch;
 pub use checkpoint::{
@@ -60,14 +64,16 @@ pub use launch::{
     Correction, GuessedSplit, Launch, LaunchRequest, LaunchSite, Launched, Notice, Replanned,
     Shrunk, StepPlan, StepSize, TimedSplit, Trial, TrialOptions, try_plan,
 };
+pub use losses::{Found, Losses};
 pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
 pub use moments::Moments;
-pub use optimizer::{DecayTargets, OptimizerOptions};
+pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
-    History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts, Sample, Sink,
-    StepRecord, TensorBoardFile, read_metrics, write_report,
+    Evaluated, History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts,
+    Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics, write_report,
 };
+pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};
 pub use run::{
     BatchSource, Event, Finished, Observed, Observer, OnAlarm, Run, RunError, RunOptions,

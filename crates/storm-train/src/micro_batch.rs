@@ -15,6 +15,8 @@ pub enum Entries<'a> {
     Bf16(&'a [bf16]),
     /// Ids, positions, labels.
     I32(&'a [i32]),
+    /// Bytes: the values of pixels.
+    U8(&'a [u8]),
 }
 
 impl<'a> Entries<'a> {
@@ -24,6 +26,7 @@ impl<'a> Entries<'a> {
             Entries::F32(_) => DType::F32,
             Entries::Bf16(_) => DType::BF16,
             Entries::I32(_) => DType::I32,
+            Entries::U8(_) => DType::U8,
         }
     }
 
@@ -38,6 +41,7 @@ impl<'a> Entries<'a> {
             Entries::F32(entries) => bytes_of(entries),
             Entries::Bf16(entries) => bytes_of(entries),
             Entries::I32(entries) => bytes_of(entries),
+            Entries::U8(entries) => entries,
         }
     }
 }
@@ -53,6 +57,11 @@ pub trait MicroBatch {
 
     /// How many of its targets count. The loss of a step is normalized by the sum.
     fn counted(&self) -> usize;
+
+    /// How much it reads, as throughput counts it: tokens of sequences, otherwise samples.
+    fn units(&self) -> usize {
+        self.counted()
+    }
 
     /// Whether it fits the options, beyond what every micro-batch is checked for: that its entries are of the right
     /// type and number, and that ids can be looked up.
@@ -90,6 +99,8 @@ pub enum Values {
     Bf16(Vec<bf16>),
     /// See [`Entries::I32`].
     I32(Vec<i32>),
+    /// See [`Entries::U8`].
+    U8(Vec<u8>),
 }
 
 macro_rules! values {
@@ -102,7 +113,7 @@ macro_rules! values {
     };
 }
 
-values!(F32: f32, Bf16: bf16, I32: i32);
+values!(F32: f32, Bf16: bf16, I32: i32, U8: u8);
 
 impl NamedInputs {
     /// Without inputs so far. `counted` is what it adds to the denominator of the step: the number of its samples, or of
@@ -116,6 +127,43 @@ impl NamedInputs {
         self.inputs.insert(name.into(), values.into());
         self
     }
+
+    /// Says how many targets count from now on.
+    pub(crate) fn set_counted(&mut self, counted: usize) {
+        self.counted = counted;
+    }
+
+    /// The bytes of an input, to be filled again; one of another type is replaced.
+    pub(crate) fn bytes_mut(&mut self, name: &str) -> &mut Vec<u8> {
+        let values = self.values_mut(name, || Values::U8(Vec::new()));
+        if !matches!(values, Values::U8(_)) {
+            *values = Values::U8(Vec::new());
+        }
+        match values {
+            Values::U8(bytes) => bytes,
+            _ => unreachable!("it was just made so"),
+        }
+    }
+
+    /// The ids of an input, to be filled again; one of another type is replaced.
+    pub(crate) fn ids_mut(&mut self, name: &str) -> &mut Vec<i32> {
+        let values = self.values_mut(name, || Values::I32(Vec::new()));
+        if !matches!(values, Values::I32(_)) {
+            *values = Values::I32(Vec::new());
+        }
+        match values {
+            Values::I32(ids) => ids,
+            _ => unreachable!("it was just made so"),
+        }
+    }
+
+    /// An input that is there from now on. Its name is allocated only the first time.
+    fn values_mut(&mut self, name: &str, start: impl FnOnce() -> Values) -> &mut Values {
+        if !self.inputs.contains_key(name) {
+            self.inputs.insert(name.to_owned(), start());
+        }
+        self.inputs.get_mut(name).unwrap_or_else(|| unreachable!("it was just put there"))
+    }
 }
 
 impl MicroBatch for NamedInputs {
@@ -124,6 +172,7 @@ impl MicroBatch for NamedInputs {
             Values::F32(values) => Entries::F32(values),
             Values::Bf16(values) => Entries::Bf16(values),
             Values::I32(values) => Entries::I32(values),
+            Values::U8(values) => Entries::U8(values),
         })
     }
 

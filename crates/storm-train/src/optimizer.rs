@@ -5,14 +5,14 @@ use storm_exec::{Schedule, Slots};
 use storm_graph::random::SEED_WORDS;
 use storm_graph::{
     AdamWParameters, DType, Graph, MomentFormat, Op, ParameterInstance, Program, ProgramParameter,
-    Rounding, Shape, StepScalars, Tensor, TensorClass, Training,
+    Rounding, SgdParameters, Shape, StepScalars, Tensor, TensorClass, TensorId, Training,
 };
 
 /// How parameters are updated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimizerOptions {
-    /// Constants of AdamW.
-    pub adamw: AdamWParameters,
+    /// The rule, with its constants.
+    pub method: OptimizerMethod,
     /// Which parameters decay.
     pub decay: DecayTargets,
     /// Gradients are scaled down to this global norm; none leaves them.
@@ -24,11 +24,61 @@ pub struct OptimizerOptions {
 impl Default for OptimizerOptions {
     fn default() -> OptimizerOptions {
         OptimizerOptions {
-            adamw: AdamWParameters { beta1: 0.9, beta2: 0.95, epsilon: 1e-8, weight_decay: 0.1 },
+            method: OptimizerMethod::AdamW(AdamWParameters {
+                beta1: 0.9,
+                beta2: 0.95,
+                epsilon: 1e-8,
+                weight_decay: 0.1,
+            }),
             decay: DecayTargets::Matrices,
             max_norm: Some(1.0),
             moments: Moments::Full,
         }
+    }
+}
+
+/// The rule that updates parameters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum OptimizerMethod {
+    /// AdamW: two moments per parameter.
+    AdamW(AdamWParameters),
+    /// Stochastic gradient descent: a momentum per parameter, or no state.
+    Sgd(SgdParameters),
+}
+
+impl OptimizerMethod {
+    /// The scalars of update number `update` (the first is 1).
+    pub fn scalars(&self, learning_rate: f32, update: u32) -> StepScalars {
+        match self {
+            OptimizerMethod::AdamW(hyper) => StepScalars::adamw(learning_rate, hyper, update),
+            OptimizerMethod::Sgd(_) => StepScalars::sgd(learning_rate),
+        }
+    }
+
+    /// Suffixes of the names of what it keeps for each parameter, besides a master.
+    fn moments(&self) -> &'static [&'static str] {
+        match self {
+            OptimizerMethod::AdamW(_) => &["first_moment", "second_moment"],
+            OptimizerMethod::Sgd(hyper) if hyper.has_momentum() => &["momentum"],
+            OptimizerMethod::Sgd(_) => &[],
+        }
+    }
+}
+
+impl OptimizerOptions {
+    /// What is kept for a trainable parameter: the suffix of its name, and its format.
+    pub(crate) fn state(
+        &self,
+        precision: Precision,
+        parameter: &ProgramParameter,
+    ) -> Vec<(&'static str, MomentFormat)> {
+        let format = self.moments.format(precision, parameter);
+        let mut state: Vec<_> =
+            self.method.moments().iter().map(|&suffix| (suffix, format)).collect();
+        if precision.of_parameter(parameter.dtype).has_master() {
+            state.push(("master", MomentFormat::Elements(DType::F32)));
+        }
+        state
     }
 }
 
@@ -74,17 +124,13 @@ pub(crate) fn declare(
     }
     for instance in trainable(instances) {
         let (name, shape) = (&instance.name, &instance.parameter.shape);
-        let format = options.moments.format(precision, &instance.parameter);
+        let state = options.state(precision, &instance.parameter);
         let precision = precision.of_parameter(instance.parameter.dtype);
         let gradient = format!("{name}.grad");
         slots.declare(tensor(gradient, shape.clone(), precision.gradients(), Gradient))?;
-        for moment in ["first_moment", "second_moment"] {
-            let moment = format!("{name}.{moment}");
-            slots.declare(tensor(moment, format.shape(shape), format.dtype(), OptimizerState))?;
-        }
-        if precision.has_master() {
-            let master = format!("{name}.master");
-            slots.declare(tensor(master, shape.clone(), DType::F32, OptimizerState))?;
+        for (suffix, format) in state {
+            let name = format!("{name}.{suffix}");
+            slots.declare(tensor(name, format.shape(shape), format.dtype(), OptimizerState))?;
         }
     }
     let scalars = Shape::from([StepScalars::LEN]);
@@ -169,6 +215,7 @@ pub(crate) fn update_graph(
         name, parameter: ProgramParameter { shape, dtype, number, .. }, ..
     } = instance;
     let format = options.moments.format(precision, &instance.parameter);
+    let kept = options.state(precision, &instance.parameter);
     let precision = precision.of_parameter(*dtype);
     let mut graph = Graph::new();
     let parameter = graph.parameter(name, shape.clone(), *dtype, Training::Trainable);
@@ -178,37 +225,54 @@ pub(crate) fn update_graph(
     };
     let elements = MomentFormat::Elements;
     let gradient = source("grad", elements(precision.gradients()), TensorClass::Gradient);
-    let state = TensorClass::OptimizerState;
-    let first_moment = source("first_moment", format, state);
-    let second_moment = source("second_moment", format, state);
-    let master = precision.has_master().then(|| source("master", elements(DType::F32), state));
+    let state: Vec<(&str, TensorId)> = kept
+        .into_iter()
+        .map(|(suffix, format)| (suffix, source(suffix, format, TensorClass::OptimizerState)))
+        .collect();
+    let kept = |suffix: &str| state.iter().find(|(known, _)| *known == suffix).map(|&(_, id)| id);
     let scalars = graph.input(names::SCALARS, [StepScalars::LEN], DType::F32);
     let clip = graph.input(names::CLIP, Shape::scalar(), DType::F32);
     let random = graph.input(names::RANDOM, [SEED_WORDS], DType::I32);
     let decays = options.decay == DecayTargets::All || shape.rank() >= 2;
-    let weight_decay = if decays { options.adamw.weight_decay } else { 0.0 };
+    let decay = |weight_decay: f32| if decays { weight_decay } else { 0.0 };
     let moment_rounding = match format {
         MomentFormat::Elements(DType::F32) => Rounding::Nearest,
         _ => Rounding::Stochastic,
     };
-    graph.apply(
-        &format!("{name}.update"),
-        Op::AdamW {
+    let (master, rounding, stream) = (kept("master"), precision.rounding(), *number);
+    let (clip, random, first_element) = (Some(clip), Some(random), 0);
+    let op = match options.method {
+        OptimizerMethod::AdamW(hyper) => Op::AdamW {
             parameter,
             gradient,
-            first_moment,
-            second_moment,
+            first_moment: kept("first_moment").expect("AdamW keeps it"),
+            second_moment: kept("second_moment").expect("AdamW keeps it"),
             master,
             scalars,
-            clip: Some(clip),
-            random: Some(random),
-            hyper: AdamWParameters { weight_decay, ..options.adamw },
-            rounding: precision.rounding(),
+            clip,
+            random,
+            hyper: AdamWParameters { weight_decay: decay(hyper.weight_decay), ..hyper },
+            rounding,
             moment_rounding,
-            stream: *number,
-            first_element: 0,
+            stream,
+            first_element,
         },
-    )?;
+        OptimizerMethod::Sgd(hyper) => Op::Sgd {
+            parameter,
+            gradient,
+            momentum: kept("momentum"),
+            master,
+            scalars,
+            clip,
+            random,
+            hyper: SgdParameters { weight_decay: decay(hyper.weight_decay), ..hyper },
+            rounding,
+            moment_rounding,
+            stream,
+            first_element,
+        },
+    };
+    graph.apply(&format!("{name}.update"), op)?;
     Ok(graph)
 }
 

@@ -1,28 +1,29 @@
-use crate::feed::dropout_words;
+use crate::feed::{CORRECT, dropout_words, phase_words};
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
-use crate::{Moments, OptimizerOptions, Precision, TrainError, weights};
+use crate::{Found, Moments, OptimizerMethod, OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_exec::{Resident, Schedule, ScheduleId, SlotId, Slots};
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    Accumulation, ActivationCodec, AdamWParameters, DType, Graph, Op, ParameterInstance, Program,
-    ProgramParameter, QuantizedRow, Shape, StepScalars, Tensor, TensorClass,
+    Accumulation, ActivationCodec, AdamWParameters, DType, Graph, MomentumDirection, Op,
+    ParameterInstance, Program, ProgramParameter, QuantizedRow, SgdParameters, Shape, Tensor,
+    TensorClass,
 };
 use storm_model::{
-    BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelConfig, ModelOutput, Packing,
-    ParameterSource, SaveOptions, build, initialization,
+    AnyModel, Augmentation, BuildOptions, DROPOUT_INPUT, IfExists, Initialization, ModelOutput,
+    PHASE_INPUT, Packing, ParameterSource, SaveOptions,
 };
 
 /// How a model is trained.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainOptions {
-    /// B: sequences per micro-batch.
+    /// B: samples per micro-batch.
     pub batch: usize,
-    /// T: tokens per sequence.
+    /// T: tokens per sequence; 1 where a sample is no sequence.
     pub sequence: usize,
     /// Storage of parameters, gradients and state.
     pub precision: Precision,
@@ -34,7 +35,11 @@ pub struct TrainOptions {
     pub activation_codec: ActivationCodec,
     /// How parameters are updated.
     pub optimizer: OptimizerOptions,
-    /// Of initialization and stochastic rounding.
+    /// Share of a target that is spread evenly over all classes.
+    pub label_smoothing: f32,
+    /// How pictures of a step are changed.
+    pub augmentation: Augmentation,
+    /// Of initialization, stochastic rounding, dropout and augmentation.
     pub seed: u64,
 }
 
@@ -49,6 +54,8 @@ impl TrainOptions {
             chunk_rows: storm_model::DEFAULT_CHUNK_ROWS,
             activation_codec: ActivationCodec::None,
             optimizer: OptimizerOptions::default(),
+            label_smoothing: 0.0,
+            augmentation: Augmentation::default(),
             seed: 0,
         }
     }
@@ -58,6 +65,8 @@ impl TrainOptions {
         BuildOptions {
             packing: self.packing,
             output: ModelOutput::Loss { chunk_rows: self.chunk_rows },
+            label_smoothing: self.label_smoothing,
+            augmentation: self.augmentation,
             ..BuildOptions::training(self.batch, self.sequence, self.precision.compute())
         }
     }
@@ -66,8 +75,10 @@ impl TrainOptions {
 /// What a step did.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StepReport {
-    /// Mean cross-entropy over the valid tokens of the step, before the update.
+    /// Mean cross-entropy over the targets of the step that count, before the update.
     pub loss: f32,
+    /// Share of these that have the highest score, for a model that classifies.
+    pub accuracy: Option<f32>,
     /// Norm of all gradients before clipping. If it is not finite, nothing was updated, unless updates are made in the backward pass.
     pub gradient_norm: f32,
 }
@@ -76,7 +87,7 @@ pub struct StepReport {
 /// [`Trainer`](crate::Trainer) must match bit by bit. For tests, verification and comparisons only.
 pub struct ReferenceTrainer<D: Device = CpuDevice> {
     resident: Resident<D>,
-    config: ModelConfig,
+    model: AnyModel,
     options: TrainOptions,
     instances: Vec<ParameterInstance>,
     schedules: Schedules,
@@ -104,6 +115,8 @@ struct Inputs {
     denominator: SlotId,
     /// What is dropped, in a program that drops something.
     dropout: Option<SlotId>,
+    /// Training or evaluation, in a program that distinguishes them.
+    phase: Option<SlotId>,
     scalars: SlotId,
     random: SlotId,
     norm: SlotId,
@@ -115,11 +128,12 @@ impl ReferenceTrainer<CpuDevice> {
     /// # Errors
     /// The model is not valid for these sizes, or the memory cannot be had.
     pub fn new(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: TrainOptions,
     ) -> Result<ReferenceTrainer, TrainError> {
-        let program = build(config, &options.build_options())?;
-        ReferenceTrainer::of_program(config, options, program)
+        let model = model.into();
+        let program = model.build(&options.build_options())?;
+        ReferenceTrainer::of_program(model, options, program)
     }
 
     /// [`ReferenceTrainer::new`] over a program that the caller has built or changed, for the same config.
@@ -127,11 +141,11 @@ impl ReferenceTrainer<CpuDevice> {
     /// # Errors
     /// As [`ReferenceTrainer::new`].
     pub fn of_program(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: TrainOptions,
         program: Program,
     ) -> Result<ReferenceTrainer, TrainError> {
-        ReferenceTrainer::with_passes(config, options, program, |_| {})
+        ReferenceTrainer::with_passes(model, options, program, |_| {})
     }
 
     /// [`ReferenceTrainer::of_program`] with a change to the differentiated program, such as a choice of
@@ -140,12 +154,12 @@ impl ReferenceTrainer<CpuDevice> {
     /// # Errors
     /// As [`ReferenceTrainer::new`].
     pub fn with_passes(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: TrainOptions,
         program: Program,
         change: impl Fn(&mut Program),
     ) -> Result<ReferenceTrainer, TrainError> {
-        ReferenceTrainer::on_device(config, options, program, change, CpuDevice::new)
+        ReferenceTrainer::on_device(model, options, program, change, CpuDevice::new)
     }
 }
 
@@ -155,13 +169,14 @@ impl<D: Device> ReferenceTrainer<D> {
     /// # Errors
     /// As [`ReferenceTrainer::new`].
     pub fn on_device(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: TrainOptions,
         program: Program,
         change: impl Fn(&mut Program),
         open: impl FnOnce(usize) -> Result<D, DeviceError>,
     ) -> Result<ReferenceTrainer<D>, TrainError> {
         check_options(&options)?;
+        let model = model.into();
         let precision = options.precision;
         let differentiated = |accumulation| -> Result<Program, TrainError> {
             let codec = options.activation_codec;
@@ -187,7 +202,7 @@ impl<D: Device> ReferenceTrainer<D> {
         }
 
         let mut schedules = vec![
-            initialize_schedule(&slots, config, &program, &instances)?,
+            initialize_schedule(&slots, &model, &program, &instances)?,
             Schedule::of_program(&start, &slots)?,
             Schedule::of_program(&proceed, &slots)?,
             optimizer::norm_schedule(&slots, &program, &instances, precision, &options.optimizer)?,
@@ -206,19 +221,11 @@ impl<D: Device> ReferenceTrainer<D> {
             update: resident.schedule(4),
             fill_masters: precision.has_master().then(|| resident.schedule(5)),
         };
-        let config = config.clone();
-        let mut trainer = ReferenceTrainer {
-            resident,
-            config,
-            options,
-            instances,
-            schedules,
-            inputs,
-            updates: 0,
-        };
+        let mut trainer =
+            ReferenceTrainer { resident, model, options, instances, schedules, inputs, updates: 0 };
         trainer.write_random(0)?;
         trainer.resident.run(trainer.schedules.initialize)?;
-        let start = |name: &str| initialization(&trainer.config, name);
+        let start = |name: &str| trainer.model.initialization(name);
         let seed = trainer.options.seed;
         weights::draw_uniform(&mut trainer.resident, &trainer.instances, seed, start)?;
         if let Some(fill_masters) = trainer.schedules.fill_masters {
@@ -237,25 +244,29 @@ impl<D: Device> ReferenceTrainer<D> {
         batches: &[B],
         learning_rate: f32,
     ) -> Result<StepReport, TrainError> {
-        let loss = self.accumulate(batches)?;
+        let Found { loss, accuracy } = self.accumulate(batches)?;
         let gradient_norm = self.update(learning_rate)?;
-        Ok(StepReport { loss, gradient_norm })
+        Ok(StepReport { loss, accuracy, gradient_norm })
     }
 
     /// Forward and backward of all micro-batches; afterwards the gradients of the step are in their
     /// slots. Each use of a tied parameter has one of its own until [`ReferenceTrainer::update`] sums them.
-    /// Returns the loss.
+    /// Returns what they came to.
     ///
     /// # Errors
     /// A batch that does not fit; nothing was changed.
-    pub fn accumulate(&mut self, batches: &[impl MicroBatch]) -> Result<f32, TrainError> {
+    pub fn accumulate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
         let valid = self.inputs.rules.check(batches, &self.options)?;
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
-        let mut loss = 0.0;
+        let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
+        if let Some(phase) = self.inputs.phase {
+            self.resident.write(phase, &phase_words(Some(seed)))?;
+        }
+        let classifies = self.resident.has_result(self.schedules.start, CORRECT);
+        let (mut loss, mut correct) = (0.0, 0.0);
         for (index, batch) in batches.iter().enumerate() {
             self.write_batch(batch)?;
             if let Some(dropout) = self.inputs.dropout {
-                let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
                 self.resident.write(dropout, &dropout_words(Some(seed), index))?;
             }
             let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
@@ -263,8 +274,12 @@ impl<D: Device> ReferenceTrainer<D> {
             let mut part = [0.0];
             self.resident.result(schedule, "loss", &mut part)?;
             loss += part[0];
+            if classifies {
+                self.resident.result(schedule, CORRECT, &mut part)?;
+                correct += part[0];
+            }
         }
-        Ok(loss)
+        Ok(Found { loss, accuracy: classifies.then_some(correct / valid as f32) })
     }
 
     /// Applies the gradients in the slots and returns their norm. A norm that is not finite leaves
@@ -278,7 +293,7 @@ impl<D: Device> ReferenceTrainer<D> {
             return Err(TrainError::Option { option: "learning_rate", problem });
         }
         let update = self.updates + 1;
-        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        let scalars = self.options.optimizer.method.scalars(learning_rate, update);
         self.resident.write(self.inputs.scalars, &scalars.to_array())?;
         self.write_random(update)?;
         self.resident.run(self.schedules.norm)?;
@@ -296,7 +311,7 @@ impl<D: Device> ReferenceTrainer<D> {
     /// # Errors
     /// A tensor is missing, has another shape, or cannot be read.
     pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
-        weights::load_or_start_fresh(&mut self.resident, &self.config, source)
+        weights::load_or_start_fresh(&mut self.resident, &self.model, source)
     }
 
     /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
@@ -304,7 +319,7 @@ impl<D: Device> ReferenceTrainer<D> {
     /// # Errors
     /// As [`ReferenceTrainer::load`].
     pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
-        weights::load_adapters(&mut self.resident, &self.config, source)
+        weights::load_adapters(&mut self.resident, &self.model, source)
     }
 
     /// Saves the adapters as a directory of PEFT, which is told to load the base from `base`.
@@ -313,7 +328,7 @@ impl<D: Device> ReferenceTrainer<D> {
     /// As [`ReferenceTrainer::save`]; also if the model has no adapters.
     pub fn save_adapters(&self, output: &Path, base: Option<&str>) -> Result<(), TrainError> {
         let refuse = IfExists::Refuse;
-        weights::save_adapters(&mut &self.resident, &self.config, output, base, refuse)
+        weights::save_adapters(&mut &self.resident, &self.model, output, base, refuse)
     }
 
     /// Saves all parameters as a Hugging Face directory.
@@ -321,7 +336,7 @@ impl<D: Device> ReferenceTrainer<D> {
     /// # Errors
     /// From the file system; an existing directory is left as it was.
     pub fn save(&self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
-        weights::save(&mut &self.resident, &self.config, output, options)
+        weights::save(&mut &self.resident, &self.model, output, options)
     }
 
     /// A parameter (`layers.0.attention.qkv.weight`), its gradient (`NAME.grad`) or its state
@@ -339,7 +354,7 @@ impl<D: Device> ReferenceTrainer<D> {
     /// # Errors
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
-        weights::write(&mut self.resident, name, values, self.config.base.quantized())
+        weights::write(&mut self.resident, name, values, self.model.quantized())
     }
 
     /// Names of all parameters, layer by layer.
@@ -393,6 +408,7 @@ impl<D: Device> ReferenceTrainer<D> {
                 Entries::F32(values) => self.resident.write(*slot, values)?,
                 Entries::Bf16(values) => self.resident.write(*slot, values)?,
                 Entries::I32(values) => self.resident.write(*slot, values)?,
+                Entries::U8(values) => self.resident.write(*slot, values)?,
             }
         }
         Ok(())
@@ -407,6 +423,7 @@ impl Inputs {
             rules,
             denominator: slots.get(DENOMINATOR)?,
             dropout: slots.find(DROPOUT_INPUT),
+            phase: slots.find(PHASE_INPUT),
             scalars: slots.get(names::SCALARS)?,
             random: slots.get(names::RANDOM)?,
             norm: slots.get(names::NORM)?,
@@ -417,13 +434,26 @@ impl Inputs {
 pub(crate) fn check_options(options: &TrainOptions) -> Result<(), TrainError> {
     let refuse =
         |option, problem: &str| Err(TrainError::Option { option, problem: problem.to_owned() });
-    let AdamWParameters { beta1, beta2, epsilon, weight_decay } = options.optimizer.adamw;
-    if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
-        return refuse("betas", "must be at least 0 and less than 1");
-    }
-    if !(epsilon > 0.0 && epsilon.is_finite()) {
-        return refuse("epsilon", "must be positive");
-    }
+    let weight_decay = match options.optimizer.method {
+        OptimizerMethod::AdamW(AdamWParameters { beta1, beta2, epsilon, weight_decay }) => {
+            if !(0.0..1.0).contains(&beta1) || !(0.0..1.0).contains(&beta2) {
+                return refuse("betas", "must be at least 0 and less than 1");
+            }
+            if !(epsilon > 0.0 && epsilon.is_finite()) {
+                return refuse("epsilon", "must be positive");
+            }
+            weight_decay
+        }
+        OptimizerMethod::Sgd(SgdParameters { momentum, direction, weight_decay }) => {
+            if !(0.0..1.0).contains(&momentum) {
+                return refuse("momentum", "must be at least 0 and less than 1");
+            }
+            if direction == MomentumDirection::Nesterov && momentum == 0.0 {
+                return refuse("nesterov", "needs a momentum; set one, or leave nesterov out");
+            }
+            weight_decay
+        }
+    };
     if !(weight_decay >= 0.0 && weight_decay.is_finite()) {
         return refuse("weight_decay", "must not be negative");
     }
@@ -441,8 +471,16 @@ pub(crate) fn check_moments(
     options: &TrainOptions,
     instances: &[ParameterInstance],
 ) -> Result<(), TrainError> {
-    let OptimizerOptions { adamw, moments, .. } = &options.optimizer;
+    let OptimizerOptions { method, moments, .. } = &options.optimizer;
     let refuse = |problem: String| Err(TrainError::Option { option: "moments", problem });
+    let adamw = match method {
+        OptimizerMethod::AdamW(adamw) => adamw,
+        OptimizerMethod::Sgd(_) if *moments == Moments::Full => return Ok(()),
+        OptimizerMethod::Sgd(_) => {
+            let problem = "int8 is for the moments of AdamW; leave it out with sgd";
+            return refuse(problem.to_owned());
+        }
+    };
     if let Some(problem) = moments.problem(options.precision, instances) {
         return refuse(problem.to_owned());
     }
@@ -458,13 +496,13 @@ pub(crate) fn check_moments(
 /// Fresh values for every parameter.
 fn initialize_schedule(
     slots: &Slots,
-    config: &ModelConfig,
+    model: &AnyModel,
     program: &Program,
     instances: &[ParameterInstance],
 ) -> Result<Schedule, TrainError> {
     let mut schedule = Schedule::default();
     for instance in instances {
-        let start = initialization(config, &instance.parameter.name);
+        let start = model.initialization(&instance.parameter.name);
         let quantized = program.quantized_rows(&instance.parameter.name);
         let graph = initial_graph(start, instance, quantized)?;
         schedule.add_graph(graph, instance.index, |tensor| slots.find(&tensor.name))?;
@@ -486,7 +524,9 @@ pub(crate) fn initial_graph(
     let op = match start {
         Initialization::Constant(value) => Op::Fill { shape, dtype, value },
         // Drawn on the host: see `weights::draw_uniform`.
-        Initialization::Uniform { .. } => Op::Fill { shape, dtype, value: 0.0 },
+        Initialization::Uniform { .. } | Initialization::UniformByRow => {
+            Op::Fill { shape, dtype, value: 0.0 }
+        }
         Initialization::Normal { deviation } => {
             let normal =
                 |shape, dtype| Op::RandomNormal { random, shape, dtype, deviation, stream: number };

@@ -4,7 +4,7 @@ use crate::optimizer;
 use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions};
 use storm_graph::{Accumulation, ParameterInstance, Program, Training};
-use storm_model::{ModelConfig, build};
+use storm_model::AnyModel;
 use storm_plan::{Task, TrainingGraphs, UpdateRule};
 
 /// Micro-batches that a step may have. What a step moves and computes is a sum over all of them, which must not
@@ -17,11 +17,11 @@ pub const MICRO_BATCHES_MAX: usize = 1 << 20;
 /// # Errors
 /// The model is not valid for these sizes.
 pub fn training_task(
-    config: &ModelConfig,
+    model: impl Into<AnyModel>,
     options: &TrainOptions,
     micro_batches: usize,
 ) -> Result<Task, TrainError> {
-    let program = build(config, &options.build_options())?;
+    let program = model.into().build(&options.build_options())?;
     task_of_program(&program, options, micro_batches)
 }
 

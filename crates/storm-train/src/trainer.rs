@@ -1,9 +1,9 @@
 use crate::checkpoint::{Base, StateTensor, state_tensors};
-use crate::feed::{Exchange, StepFeed, StepSeeds, foreign};
+use crate::feed::{Exchange, StepSeeds, foreign};
 use crate::input_rules::InputRules;
 use crate::optimizer::names;
 use crate::reference::{check_options, initial_graph};
-use crate::{MicroBatch, NamedInputs, StepReport, TrainError, TrainOptions, weights};
+use crate::{Found, MicroBatch, NamedInputs, StepReport, TrainError, TrainOptions, weights};
 use std::path::Path;
 use std::sync::Arc;
 use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
@@ -12,9 +12,7 @@ use storm_graph::random::Seed;
 use storm_graph::{
     DType, Graph, Op, ParameterInstance, Program, ProgramParameter, StepScalars, Tensor, Training,
 };
-use storm_model::{
-    IfExists, Initialization, ModelConfig, ParameterSource, SaveOptions, build, initialization,
-};
+use storm_model::{AnyModel, IfExists, Initialization, ParameterSource, SaveOptions, Unit};
 use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
 
 /// A model in training under a plan: what the plan does not keep on the device waits in host memory.
@@ -24,7 +22,7 @@ use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
 pub struct Trainer<D: PlanDevice> {
     planned: Planned<D>,
     /// None for a program that the caller has built.
-    config: Option<ModelConfig>,
+    model: Option<AnyModel>,
     options: TrainOptions,
     rules: InputRules,
     instances: Vec<ParameterInstance>,
@@ -53,12 +51,12 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// The plan is of something else, or the memory cannot be had.
     pub fn new(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: TrainOptions,
         plan: Arc<CheckedPlan>,
         device: D::Options,
     ) -> Result<Trainer<D>, TrainError> {
-        Trainer::with_progress(config, options, plan, device, &mut |_| {})
+        Trainer::with_progress(model, options, plan, device, &mut |_| {})
     }
 
     /// [`Trainer::new`], which says how far it is: parameters are made one by one, which takes a while for large models.
@@ -66,17 +64,18 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// As [`Trainer::new`].
     pub fn with_progress(
-        config: &ModelConfig,
+        model: impl Into<AnyModel>,
         options: TrainOptions,
         plan: Arc<CheckedPlan>,
         device: D::Options,
         progress: &mut dyn FnMut(Initialized),
     ) -> Result<Trainer<D>, TrainError> {
-        let program = build(config, &options.build_options())?;
-        let start = |name: &str| initialization(config, name);
+        let model = model.into();
+        let program = model.build(&options.build_options())?;
+        let start = |name: &str| model.initialization(name);
         let mut trainer = Trainer::commit(&program, options, plan, device)?;
         trainer.initialize(&program, start, progress)?;
-        trainer.config = Some(config.clone());
+        trainer.model = Some(model);
         Ok(trainer)
     }
 
@@ -122,7 +121,7 @@ impl<D: PlanDevice> Trainer<D> {
         }
         Ok(Trainer {
             planned,
-            config: None,
+            model: None,
             options,
             rules,
             instances,
@@ -186,7 +185,7 @@ impl<D: PlanDevice> Trainer<D> {
             return Err(TrainError::Option { option: "learning_rate", problem });
         }
         let update = self.updates + 1;
-        let scalars = StepScalars::adamw(learning_rate, &self.options.optimizer.adamw, update);
+        let scalars = self.options.optimizer.method.scalars(learning_rate, update);
         let report = self.run_step(batches, scalars)?;
         // A norm that is not finite makes the clip scale zero, which cancels the update.
         if report.gradient_norm.is_finite() {
@@ -198,12 +197,12 @@ impl<D: PlanDevice> Trainer<D> {
         Ok(report)
     }
 
-    /// The mean loss over these batches, by forward passes alone: parameters and state afterwards are
+    /// The mean loss and the accuracy over these batches, by forward passes alone: parameters and state afterwards are
     /// those after the last step. The plan has a segment for it, within the memory of a step.
     ///
     /// # Errors
     /// As [`Trainer::step`], but with any number of batches; also if the plan has no such segment.
-    pub fn evaluate(&mut self, batches: &[impl MicroBatch]) -> Result<f32, TrainError> {
+    pub fn evaluate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
         let Some(group) = self.planned.evaluated_micro_batches() else {
             return Err(TrainError::Option {
                 option: "plan",
@@ -217,7 +216,7 @@ impl<D: PlanDevice> Trainer<D> {
         for first in (0..batches.len()).step_by(group) {
             self.planned.evaluate(&mut feed, first)?;
         }
-        Ok(feed.loss)
+        Ok(feed.found())
     }
 
     /// The bytes of a result of the program other than its loss, of the last micro-batch that ran; none if
@@ -262,8 +261,8 @@ impl<D: PlanDevice> Trainer<D> {
         let scalars = applied.unwrap_or(StepScalars::NONE);
         let mut feed = self.exchange.feed(batches, denominator, scalars, seeds);
         self.planned.step(&mut feed)?;
-        let StepFeed { loss, gradient_norm, .. } = feed;
-        Ok(StepReport { loss, gradient_norm })
+        let (Found { loss, accuracy }, gradient_norm) = (feed.found(), feed.gradient_norm);
+        Ok(StepReport { loss, accuracy, gradient_norm })
     }
 
     /// Applies a pending update, so that parameters are those after the last step.
@@ -295,8 +294,8 @@ impl<D: PlanDevice> Trainer<D> {
     /// config.
     pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
         self.flush()?;
-        let config = self.config.as_ref().ok_or_else(no_config)?;
-        weights::load_or_start_fresh(&mut self.planned, config, source)
+        let model = self.model.as_ref().ok_or_else(no_config)?;
+        weights::load_or_start_fresh(&mut self.planned, model, source)
     }
 
     /// Loads the adapters of a model whose config has some, and what is trained whole beside them.
@@ -305,8 +304,8 @@ impl<D: PlanDevice> Trainer<D> {
     /// As [`Trainer::load`].
     pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
         self.flush()?;
-        let config = self.config.as_ref().ok_or_else(no_config)?;
-        weights::load_adapters(&mut self.planned, config, source)
+        let model = self.model.as_ref().ok_or_else(no_config)?;
+        weights::load_adapters(&mut self.planned, model, source)
     }
 
     /// Saves the adapters as a directory of PEFT, which is told to load the base from `base`.
@@ -320,19 +319,19 @@ impl<D: PlanDevice> Trainer<D> {
         if_exists: IfExists,
     ) -> Result<(), TrainError> {
         self.flush()?;
-        let config = self.config.as_ref().ok_or_else(no_config)?;
-        weights::save_adapters(&mut self.planned, config, output, base, if_exists)
+        let model = self.model.as_ref().ok_or_else(no_config)?;
+        weights::save_adapters(&mut self.planned, model, output, base, if_exists)
     }
 
-    /// Saves all parameters as a Hugging Face directory.
+    /// Saves all parameters as a directory that others can load: see [`AnyModel::save`].
     ///
     /// # Errors
     /// From the device or the file system; an existing directory is left as it was. Or the model is a
     /// program without a config.
     pub fn save(&mut self, output: &Path, options: &SaveOptions<'_>) -> Result<(), TrainError> {
         self.flush()?;
-        let config = self.config.as_ref().ok_or_else(no_config)?;
-        weights::save(&mut self.planned, config, output, options)
+        let model = self.model.as_ref().ok_or_else(no_config)?;
+        weights::save(&mut self.planned, model, output, options)
     }
 
     /// A parameter or its state after the last step, widened to f32; see
@@ -351,7 +350,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
         self.flush()?;
-        let format = self.config.as_ref().and_then(|config| config.base.quantized());
+        let format = self.model.as_ref().and_then(AnyModel::quantized);
         weights::write(&mut self.planned, name, values, format)
     }
 
@@ -365,9 +364,14 @@ impl<D: PlanDevice> Trainer<D> {
         &self.options
     }
 
-    /// What the model looks like; none for a program that the caller has built.
-    pub fn config(&self) -> Option<&ModelConfig> {
-        self.config.as_ref()
+    /// The model; none for a program that the caller has built.
+    pub fn model(&self) -> Option<&AnyModel> {
+        self.model.as_ref()
+    }
+
+    /// What the model reads. A program that the caller has built reads tokens, as far as words go.
+    pub fn unit(&self) -> Unit {
+        self.model.as_ref().map_or(Unit::Tokens, AnyModel::unit)
     }
 
     /// Names of all parameters, layer by layer.
@@ -435,7 +439,7 @@ impl<D: PlanDevice> Trainer<D> {
 
     /// Every tensor that training resumes from, in a fixed order.
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
-        let base = Base::of(self.config.as_ref());
+        let base = Base::of(self.model.as_ref());
         state_tensors(&self.instances, &self.options, base)
     }
 

@@ -11,8 +11,8 @@ use storm_exec::{Planned, Resident};
 use storm_graph::random::{Purpose, Seed, Stream, words};
 use storm_graph::{DType, ParameterInstance, QuantizedFormat, QuantizedRow, Tensor, TensorClass};
 use storm_model::{
-    Element, IfExists, Initialization, ModelConfig, ParameterSource, ParameterSpec, SaveOptions,
-    parameters, save_adapter,
+    AnyModel, Element, IfExists, Initialization, ParameterSource, ParameterSpec, SaveOptions,
+    save_adapter,
 };
 
 /// Where tensors that last can be looked up by name.
@@ -141,34 +141,36 @@ fn master(store: &impl Reader, name: &str) -> Option<String> {
 /// here: whatever a model computes from it is worth nothing.
 pub(crate) fn load(
     store: &mut impl Writer,
-    config: &ModelConfig,
+    model: &AnyModel,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
-    load_each(store, config, parameters(config), source)
+    load_each(store, model, model.parameters(), source)
 }
 
 /// The same, except that parameters that the source lacks stay as they were initialized.
 pub(crate) fn load_or_start_fresh(
     store: &mut impl Writer,
-    config: &ModelConfig,
+    model: &AnyModel,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
-    let mut specs = parameters(config);
+    let mut specs = model.parameters();
     specs.retain(|spec| !source.starts_fresh(spec));
-    load_each(store, config, specs, source)
+    load_each(store, model, specs, source)
 }
 
 /// Loads what is trained beside a frozen base, which is there already.
 pub(crate) fn load_adapters(
     store: &mut impl Writer,
-    config: &ModelConfig,
+    model: &AnyModel,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
-    let specs = config.adapters.as_ref().map(|adapters| adapters.specs(config));
-    load_each(store, config, specs.unwrap_or_default(), source)
+    let specs = model.language().zip(model.adapters());
+    let specs = specs.map(|(config, adapters)| adapters.specs(config));
+    load_each(store, model, specs.unwrap_or_default(), source)
 }
 
-/// Draws the parameters that start uniform. These are adapters, small enough to be drawn here and written.
+/// Draws the parameters that start uniform. These are adapters and image classifiers, small enough to be drawn here and
+/// written.
 pub(crate) fn draw_uniform(
     store: &mut impl Writer,
     instances: &[ParameterInstance],
@@ -177,7 +179,14 @@ pub(crate) fn draw_uniform(
 ) -> Result<(), TrainError> {
     let seed = Seed { seed, step: 0 };
     for ParameterInstance { name, index, parameter } in instances {
-        let Initialization::Uniform { bound } = start(&parameter.name) else { continue };
+        let bound = match start(&parameter.name) {
+            Initialization::Uniform { bound } => bound,
+            Initialization::UniformByRow => {
+                let columns = parameter.shape.elements() / parameter.shape.axes()[0];
+                (1.0 / (columns as f64).sqrt()) as f32
+            }
+            Initialization::Normal { .. } | Initialization::Constant(_) => continue,
+        };
         let stream = Stream { tensor: parameter.number, layer: *index };
         let mut values = vec![0f32; parameter.shape.elements()];
         for (block, values) in values.chunks_mut(4).enumerate() {
@@ -197,7 +206,7 @@ const ELEMENTS_AT_A_TIME: usize = 1 << 20;
 
 fn load_each(
     store: &mut impl Writer,
-    config: &ModelConfig,
+    model: &AnyModel,
     specs: Vec<ParameterSpec>,
     source: &impl ParameterSource,
 ) -> Result<(), TrainError> {
@@ -218,7 +227,7 @@ fn load_each(
                     store.write_part(&spec.name, start * row, part.read(&mut buffers.narrow)?)?;
                 }
                 DType::U8 => {
-                    let format = quantized_format(&spec.name, config.base.quantized())?;
+                    let format = quantized_format(&spec.name, model.quantized())?;
                     let form = QuantizedRow::new(format, row);
                     let values = part.read(&mut buffers.wide)?;
                     buffers.packed.resize(values.len() / row * form.bytes(), 0);
@@ -286,7 +295,7 @@ fn first_non_finite<E: Element>(values: &[E]) -> Option<usize> {
 /// Saves every parameter: from its master, where it has one, and else as it is.
 pub(crate) fn save(
     store: &mut impl Reader,
-    config: &ModelConfig,
+    model: &AnyModel,
     output: &Path,
     options: &SaveOptions<'_>,
 ) -> Result<(), TrainError> {
@@ -296,13 +305,13 @@ pub(crate) fn save(
         read_widened(store, &name, range.start, dest, &mut narrow)
             .map_err(|error| -> Box<dyn std::error::Error + Send + Sync> { Box::new(error) })
     };
-    Ok(storm_model::save(output, config, options, provide)?)
+    Ok(model.save(output, options, provide)?)
 }
 
 /// Saves the adapters for PEFT.
 pub(crate) fn save_adapters(
     store: &mut impl Reader,
-    config: &ModelConfig,
+    model: &AnyModel,
     output: &Path,
     base: Option<&str>,
     if_exists: IfExists,
@@ -313,7 +322,13 @@ pub(crate) fn save_adapters(
         read_widened(store, &name, 0, dest, &mut narrow)
             .map_err(|error| -> Box<dyn std::error::Error + Send + Sync> { Box::new(error) })
     };
+    let config = model.language().ok_or_else(no_adapters)?;
     Ok(save_adapter(output, config, base, if_exists, provide)?)
+}
+
+fn no_adapters() -> TrainError {
+    let problem = "has no adapters: only language models have some".to_owned();
+    TrainError::Option { option: "model", problem }
 }
 
 /// A tensor's values, widened to f32.

@@ -152,8 +152,9 @@ fn compare_gradients<D: Device>(
         other.write(name, &cpu.read(name)?)?;
     }
     let batches = [batch(config, 1), batch(config, 2)];
-    let losses = (f64::from(cpu.accumulate(&batches)?), f64::from(other.accumulate(&batches)?));
-    let mut worst = ((losses.0 - losses.1).abs() / losses.0.abs(), "loss".to_owned());
+    let losses =
+        [cpu.accumulate(&batches)?, other.accumulate(&batches)?].map(|found| f64::from(found.loss));
+    let mut worst = ((losses[0] - losses[1]).abs() / losses[0].abs(), "loss".to_owned());
     for name in names {
         let gradient = format!("{name}.grad");
         let (want, got) = (cpu.read(&gradient)?, other.read(&gradient)?);

@@ -174,7 +174,7 @@ fn beginning() -> Progress {
     Progress {
         step: 0,
         updates: 0,
-        tokens: 0,
+        units: 0,
         data: serde_json::Value::Null,
         best: None,
         evaluations_without_gain: 0,

@@ -10,8 +10,8 @@ use storm_device::{PlanDevice, Trace};
 use storm_model::ModelConfig;
 use storm_plan::{Bottleneck, Budget, Decisions, HardwareProfile, Prediction, Tier};
 use storm_train::{
-    Batch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError, StepPlan,
-    StepSize, TrainOptions, Trainer, TrialOptions,
+    AnyBatch, Batch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, RunError,
+    StepPlan, StepSize, TrainOptions, Trainer, TrialOptions,
 };
 
 /// How many are timed.
@@ -102,8 +102,8 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
         D::options(self.run, before)
     }
 
-    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<Batch>, RunError> {
-        Ok(self.run.batches.clone())
+    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {
+        Ok(self.run.batches.iter().cloned().map(AnyBatch::from).collect())
     }
 
     fn notice(&mut self, notice: Notice<'_>) {
@@ -213,7 +213,7 @@ impl<'a> PlannedRun<'a> {
         before: Option<D>,
     ) -> Result<(Launch, Trainer<D>)> {
         let request = LaunchRequest {
-            config: self.config.clone(),
+            model: self.config.clone().into(),
             options: self.options.clone(),
             step: StepSize::MicroBatches(self.args.accumulate),
             profile: self.profile.clone(),

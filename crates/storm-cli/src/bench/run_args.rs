@@ -160,7 +160,9 @@ impl RunArgs {
 
     /// Seeded tokens, the same every time.
     pub(crate) fn batches(&self, config: &ModelConfig) -> Result<Vec<Batch>> {
-        let bytes = host_memory::of_step(StepSize::MicroBatches(self.accumulate), &self.options());
+        let step = StepSize::MicroBatches(self.accumulate);
+        let unit_bytes = host_memory::of_unit(&config.into());
+        let bytes = host_memory::of_step(step, &self.options(), unit_bytes);
         host_memory::check_step(bytes, memory_limits::host(self.ram)?.bytes)?;
         Ok((0..self.accumulate).map(|index| self.random_batch(config.vocab_size, index)).collect())
     }

@@ -42,7 +42,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
             "accumulate": answer.accumulate,
             "group": planned.decisions.usual_group().micro_batches,
             "first_group": planned.decisions.groups[0].micro_batches,
-            "tokens_per_step": answer.tokens_per_step(request),
+            request.config.unit().per_step_key(): answer.units_per_step(request),
             "micro_batches_tried": tried(answer),
             "hidden_fraction": hidden_share(answer),
             "activations": {
@@ -110,7 +110,8 @@ fn figures(request: &Request, answer: &Answer, prediction: &Prediction) -> Value
         "vram_peak_bytes": prediction.peak_bytes[Tier::DEVICE],
         "ram_peak_bytes": prediction.peak_bytes[Tier::HOST],
         "step_seconds": prediction.step_seconds,
-        "tokens_per_second": answer.tokens_per_second(request, prediction.step_seconds),
+        request.config.unit().per_second_key():
+            answer.units_per_second(request, prediction.step_seconds),
         "compute_busy": busy[Queue::COMPUTE],
         "h2d_busy": busy[Queue::HOST_TO_DEVICE],
         "d2h_busy": busy[Queue::DEVICE_TO_HOST],

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::time::Instant;
 use storm_graph::ActivationCodec;
 use storm_hub::Wanted;
-use storm_model::{HfConfig, ModelConfig, preset};
+use storm_model::{AnyModel, HfConfig, ImageDirectory, ModelConfig, Unit, image_preset, preset};
 use storm_plan::{
     Budget, Forced, HardwareProfile, PlanError, Planned, Policy, Prediction, SavedUnit, TooSmall,
     plan, policies,
@@ -32,7 +32,7 @@ const CHUNK_ROWS_DEFAULT: usize = 2048;
 pub(crate) struct Request {
     /// As the user calls it.
     pub(crate) model: String,
-    pub(crate) config: ModelConfig,
+    pub(crate) config: AnyModel,
     /// The batch is meaningless if the planner chooses it.
     pub(crate) options: TrainOptions,
     pub(crate) step: StepSize,
@@ -85,15 +85,17 @@ impl Request {
         };
         let located = crate::model::locate(model, Wanted::Config)?;
         let directory = located.as_ref().map_or(Path::new(model), |located| &located.directory);
-        let config = match directory.is_dir() {
-            true => {
-                let config = HfConfig::of_directory(directory);
-                config.with_context(|| format!("cannot use {model}"))?.model
+        let config = match (directory.is_dir(), image_preset(model)) {
+            (true, _) if ImageDirectory::is_one(directory) => {
+                ImageDirectory::read_config(directory)?.into()
             }
-            false => preset(model)?,
+            (false, Some(config)) => config.into(),
+            (true, _) => {
+                let config = HfConfig::of_directory(directory);
+                language(args, config.with_context(|| format!("cannot use {model}"))?.model)?
+            }
+            (false, None) => language(args, preset(model)?)?,
         };
-        let config = args.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
-        let config = args.base.unwrap_or(BaseArg::Bf16).apply_to(config)?;
         let step = match (args.tokens_per_step, args.batch) {
             (Some(tokens), _) => StepSize::Tokens(tokens),
             (None, Some(_)) => StepSize::MicroBatches(args.accumulate.unwrap_or(1)),
@@ -105,7 +107,10 @@ impl Request {
         let precision = args.precision.unwrap_or(PrecisionArg::Bf16Stochastic).into();
         let options = TrainOptions::new(
             args.batch.unwrap_or(1),
-            args.seq.unwrap_or(SEQUENCE_DEFAULT),
+            match config.unit() {
+                Unit::Tokens => args.seq.unwrap_or(SEQUENCE_DEFAULT),
+                Unit::Images => 1,
+            },
             precision,
         );
         let chunk_rows = args.chunk_rows.unwrap_or(CHUNK_ROWS_DEFAULT);
@@ -145,7 +150,7 @@ impl Request {
     /// What is to be launched.
     pub(crate) fn launch(&self, trial: Option<TrialOptions>) -> LaunchRequest {
         LaunchRequest {
-            config: self.config.clone(),
+            model: self.config.clone(),
             options: self.options.clone(),
             step: self.step,
             profile: self.profile.clone(),
@@ -189,7 +194,7 @@ impl Request {
         // Adapters are f32, whose moments stay as they are.
         if options.optimizer.moments == Moments::Full
             && options.precision != Precision::F32
-            && self.config.adapters.is_none()
+            && self.config.adapters().is_none()
         {
             let optimizer =
                 OptimizerOptions { moments: Moments::Int8, ..options.optimizer.clone() };
@@ -218,6 +223,12 @@ impl Request {
     }
 }
 
+/// A language model with the adapters that are asked for.
+fn language(args: &PlanArgs, config: ModelConfig) -> Result<AnyModel> {
+    let config = args.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
+    Ok(args.base.unwrap_or(BaseArg::Bf16).apply_to(config)?.into())
+}
+
 impl Answer {
     /// A plan, with what its layers save. How long planning took is for the caller to say.
     pub(crate) fn new(request: &Request, plan: StepPlan) -> Result<Answer, TrainError> {
@@ -238,7 +249,7 @@ impl Answer {
         })
     }
 
-    pub(super) fn tokens_per_step(&self, request: &Request) -> usize {
+    pub(super) fn units_per_step(&self, request: &Request) -> usize {
         self.batch * self.accumulate * request.options.sequence
     }
 
@@ -247,7 +258,7 @@ impl Answer {
         self.planned.decisions.groups.iter().map(|group| group.times).sum()
     }
 
-    pub(super) fn tokens_per_second(&self, request: &Request, step_seconds: f64) -> f64 {
-        self.tokens_per_step(request) as f64 / step_seconds
+    pub(super) fn units_per_second(&self, request: &Request, step_seconds: f64) -> f64 {
+        self.units_per_step(request) as f64 / step_seconds
     }
 }

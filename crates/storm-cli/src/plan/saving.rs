@@ -107,7 +107,7 @@ mod tests {
     fn request(save_mode: SaveModeArg, ram: Limit, device_memory: DeviceMemory) -> Request {
         Request {
             model: "gpt2".to_owned(),
-            config: preset("gpt2").expect("a preset"),
+            config: preset("gpt2").expect("a preset").into(),
             options: TrainOptions::new(1, 64, Precision::F32),
             step: StepSize::MicroBatches(1),
             profile: HardwareProfile::builtin("reference").expect("built in"),

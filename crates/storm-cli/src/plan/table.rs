@@ -8,6 +8,7 @@ use crate::model::grouped;
 use crate::size::show;
 use crate::streams::columns;
 use storm_graph::ActivationCodec;
+use storm_model::Unit;
 use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
     Tier,
@@ -72,13 +73,14 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
             "model     {}: {} parameters, {} layers, {precision}{moments}",
             request.model,
             grouped(request.config.parameter_count()),
-            request.config.layer_count
+            request.config.layer_count()
         ),
         format!(
-            "step      {} tokens: {} of {batch} × {}{together}",
-            grouped(answer.tokens_per_step(request) as u64),
+            "step      {} {}: {} of {batch}{}{together}",
+            grouped(answer.units_per_step(request) as u64),
+            request.config.unit(),
             micro_batches(*accumulate),
-            request.options.sequence,
+            sequence_words(request),
         ),
     ];
     if request.options.activation_codec == ActivationCodec::Int8 {
@@ -203,15 +205,32 @@ fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
     sizes_row(&format!("  {}", unit.name), &place, sizes)
 }
 
+/// How long sequences are, where samples are sequences.
+fn sequence_words(request: &Request) -> String {
+    match request.config.unit() {
+        Unit::Tokens => format!(" × {}", request.options.sequence),
+        Unit::Images => String::new(),
+    }
+}
+
 fn policies(request: &Request, answer: &Answer) -> Vec<String> {
     let mut lines = vec![format!(
         "{:<14} {:>9} {:>8} {:>11} {:>11} {:>11} {:>8} {:>5} {:>5} {:>10}",
-        "", "tokens/s", "step s", "device", "host", "moved", "compute", "in", "out", "recomputed"
+        "",
+        format!("{}/s", request.config.unit()),
+        "step s",
+        "device",
+        "host",
+        "moved",
+        "compute",
+        "in",
+        "out",
+        "recomputed"
     )];
     let line = |name: &str, prediction: &Prediction| {
         let [compute, into, out] = [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST]
             .map(|queue| percent(prediction.busy[queue]));
-        let speed = answer.tokens_per_second(request, prediction.step_seconds);
+        let speed = answer.units_per_second(request, prediction.step_seconds);
         format!(
             "{name:<14} {:>9} {:>8.3} {:>11} {:>11} {:>11} {compute:>8} {into:>5} {out:>5} {:>10}",
             grouped(speed.round() as u64),

@@ -67,8 +67,9 @@ pub(super) fn percent(share: f64) -> String {
 /// What limits the plan, what it does with activations, and why.
 pub(super) fn summary(request: &Request, answer: &Answer) -> Vec<String> {
     let checkpoints = saving::words(request, answer);
-    let mut sentences =
-        vec![limit(answer), activations(answer), balance(request), checkpoints, least(answer)];
+    let mut sentences = vec![limit(answer), activations(answer)];
+    sentences.extend(balance(request));
+    sentences.extend([checkpoints, least(answer)]);
     sentences.extend(answer.what_if.iter().map(|other| what_if(request, answer, other)));
     sentences.extend(what_if_hint(request, answer));
     sentences
@@ -84,9 +85,10 @@ fn what_if(request: &Request, answer: &Answer, other: &WhatIf) -> String {
     };
     let memory = |tier: Tier| show(prediction.peak_bytes[tier]);
     format!(
-        "With {option} it would be {speed}: {} tokens/s with {} of device and {} of host memory. That changes what the run \
+        "With {option} it would be {speed}: {} {}/s with {} of device and {} of host memory. That changes what the run \
          computes a little, so it is not chosen for you.",
-        grouped(answer.tokens_per_second(request, prediction.step_seconds).round() as u64),
+        grouped(answer.units_per_second(request, prediction.step_seconds).round() as u64),
+        request.config.unit(),
         memory(Tier::DEVICE),
         memory(Tier::HOST),
     )
@@ -169,19 +171,19 @@ pub(super) fn gemm_flops(request: &Request) -> f64 {
 
 /// Why this device favours one over the other: a product's output costs its inner length in FLOP per byte
 /// of bf16 to recompute.
-fn balance(request: &Request) -> String {
+fn balance(request: &Request) -> Option<String> {
     let profile = &request.profile;
     let per_byte = gemm_flops(request) / profile.link(Link::HOST_TO_DEVICE).bandwidth;
-    let again = request.config.hidden_size as f64 * 2.0
+    let again = request.config.language()?.hidden_size as f64 * 2.0
         / request.options.precision.compute().size_bytes() as f64;
     let favour = match per_byte > again {
         true => "recomputing costs less than a copy that is not hidden",
         false => "a copy costs less than recomputing even where it is not hidden",
     };
-    format!(
+    Some(format!(
         "It does {per_byte:.0} FLOP in the time of a byte between host and device; recomputing a byte \
          costs about {again:.0}: {favour}."
-    )
+    ))
 }
 
 fn least(answer: &Answer) -> String {

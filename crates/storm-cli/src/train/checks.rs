@@ -5,16 +5,16 @@ use super::device::{self, DeviceKind};
 use super::model;
 use super::options::Settings;
 use super::schedule;
+use super::values::OptimizerArg;
 use crate::forced::UpdateArg;
+use crate::precision::MomentsArg;
 use crate::size::show;
-use crate::{
-    OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits, model_tokenizer,
-};
+use crate::{OverBudget, UsageError, disk, hardware, host_memory, lengths, memory_limits};
 use anyhow::Result;
 use std::num::NonZeroUsize;
 use std::path::Path;
 use storm_device::cpu::THREADS_MAX;
-use storm_model::{ModelConfig, Packing};
+use storm_model::{AnyModel, Packing};
 use storm_train::{StepSize, TrainOptions, checkpoint_bytes};
 
 /// A run of a billion steps takes decades; more is a slip of the keyboard.
@@ -84,6 +84,10 @@ fn shares(settings: &Settings) -> Result<(), UsageError> {
     if !(settings.temperature >= 0.0 && settings.temperature.is_finite()) {
         return refuse("temperature", settings.temperature, "a number that is not negative");
     }
+    if !(0.0..1.0).contains(&settings.label_smoothing) {
+        let range = "at least 0 and less than 1";
+        return refuse("label-smoothing", settings.label_smoothing, range);
+    }
     if let Some(epochs) = settings.epochs
         && !(epochs > 0.0 && epochs <= EPOCHS_MAX)
     {
@@ -115,6 +119,24 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
             return Err(UsageError(format!("{key} is {value}; it must be {range}")));
         }
     }
+    let refuse = |problem: &str| Err(UsageError(problem.to_owned()));
+    let momentum = settings.momentum.map(|momentum| momentum as f32);
+    if momentum.is_some_and(|momentum| !is_beta(momentum)) {
+        return refuse("momentum must be at least 0 and less than 1");
+    }
+    if settings.optimizer != OptimizerArg::Sgd
+        && (momentum.or(settings.nesterov.map(|_| 0.0))).is_some()
+    {
+        return refuse(
+            "momentum and nesterov are for optimizer = \"sgd\"; set that, or leave them out",
+        );
+    }
+    if settings.nesterov == Some(true) && momentum == Some(0.0) {
+        return refuse("nesterov needs a momentum; set one, or leave nesterov out");
+    }
+    if settings.optimizer == OptimizerArg::Sgd && settings.moments != MomentsArg::Full {
+        return refuse("moments = \"int8\" is for optimizer = \"adamw\"; leave it out");
+    }
     match settings.update == Some(UpdateArg::InBackward) && *clip != 0.0 {
         true => Err(UsageError(format!(
             "update = \"in-backward\" applies gradients before their norm is known, and clip is {clip}; set clip = 0, or update \
@@ -137,11 +159,6 @@ impl Outline<'_> {
     /// Refuses what model, data, device, memory or disk cannot be right for.
     pub(super) fn check(&self, options: &TrainOptions, step: StepSize) -> Result<()> {
         let settings = self.settings;
-        // Data of a preset may turn out to have more tokens, never fewer than bytes have.
-        let least = match self.data {
-            data::Outline::Dataset(dataset) => dataset.manifest().tokenizer.vocabulary as usize,
-            data::Outline::Text(_) => model_tokenizer::BYTE_VOCABULARY,
-        };
         if self.model.is_fresh && settings.lora.is_some() {
             let problem = format!(
                 "adapters are trained beside weights, and {} is a preset without any; give a model with weights: a \
@@ -150,7 +167,8 @@ impl Outline<'_> {
             );
             return Err(UsageError(problem).into());
         }
-        let config = self.model.for_vocabulary(settings, least)?;
+        // Text of a preset may turn out to have more tokens, never fewer than bytes have.
+        let config = self.model.for_data(settings, &self.data.form())?;
         settings.activation_codec.check(&config)?;
         device::check_size(settings.device, self.kind, config.parameter_count())?;
         self.check_positions(&config)?;
@@ -158,12 +176,14 @@ impl Outline<'_> {
         if self.kind == DeviceKind::Cpu {
             host_memory::threads(settings.threads.map(NonZeroUsize::get), ram.bytes)?;
         }
-        host_memory::check_step(host_memory::of_step(step, options), ram.bytes)?;
+        let unit_bytes = host_memory::of_unit(&config);
+        host_memory::check_step(host_memory::of_step(step, options, unit_bytes), ram.bytes)?;
         check_disk(self.folder, checkpoint_bytes(&config, options)?)
     }
 
     /// Rows of text are as long as `seq`. How long samples are is known when they are packed.
-    fn check_positions(&self, config: &ModelConfig) -> Result<(), UsageError> {
+    fn check_positions(&self, model: &AnyModel) -> Result<(), UsageError> {
+        let Some(config) = model.language() else { return Ok(()) };
         let seq = self.settings.seq.get();
         match self.data.packing() {
             Packing::Single => lengths::check_positions(seq, seq, config.max_positions),

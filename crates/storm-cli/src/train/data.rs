@@ -6,25 +6,167 @@ use super::options::{Given, Settings};
 use super::output::Style;
 use crate::UsageError;
 use crate::lengths;
-use crate::model_tokenizer::{self, OtherTokenizer};
+use crate::model_tokenizer::{self, BYTE_VOCABULARY, OtherTokenizer};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use storm_data::records::{ColumnType, RecordLoaderOptions, RecordSet};
 use storm_data::{
     ChatTemplate, DataError, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order,
     PackOptions, Passes, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
     pack,
 };
 use storm_files::open_plain;
-use storm_model::Packing;
-use storm_train::{LoaderSource, RunError};
+use storm_model::{AnyModel, ImageConfig, Packing};
+use storm_train::{BatchSource, LoaderSource, RecordSource, RunError};
 
 /// A folder with this file is a dataset.
 const MANIFEST: &str = "dataset.json";
 
+/// What the samples of a dataset are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DataForm {
+    /// Sequences of tokens.
+    Tokens {
+        /// How many different ones there are.
+        vocabulary: usize,
+    },
+    /// Pictures, each of a class.
+    Images {
+        /// Height, width and channels.
+        shape: [usize; 3],
+        classes: usize,
+    },
+}
+
+impl DataForm {
+    /// What a model is made for.
+    pub(super) fn of_model(model: &AnyModel) -> DataForm {
+        match model {
+            AnyModel::Language(config) => DataForm::Tokens { vocabulary: config.vocab_size },
+            AnyModel::Image(config) => {
+                let [height, width] = config.image_size;
+                DataForm::Images {
+                    shape: [height, width, config.channels],
+                    classes: config.classes,
+                }
+            }
+        }
+    }
+
+    /// What the records of a dataset are to a model.
+    ///
+    /// # Errors
+    /// They are not pictures with a class each.
+    fn of_records(set: &RecordSet) -> Result<DataForm, UsageError> {
+        let images = set.column("images").filter(|column| column.dtype == ColumnType::U8);
+        let shape = images.and_then(|column| <[usize; 3]>::try_from(column.shape.as_slice()).ok());
+        let targets = set.column("targets").filter(|column| column.dtype == ColumnType::I32);
+        let classes = targets.and_then(|column| column.below);
+        match (shape, classes) {
+            (Some(shape), Some(classes)) => {
+                Ok(DataForm::Images { shape, classes: classes as usize })
+            }
+            _ => Err(UsageError(format!(
+                "{} has no column `images` of bytes (height, width, channels), or no column `targets` of classes; pack \
+                 pictures with `storm data pack`",
+                set.dir().display()
+            ))),
+        }
+    }
+
+    fn of_dataset(dataset: &Dataset) -> DataForm {
+        DataForm::Tokens { vocabulary: dataset.manifest().tokenizer.vocabulary as usize }
+    }
+}
+
+/// The data of a run, open.
+pub(super) enum RunData {
+    Tokens(Arc<Dataset>),
+    /// Pictures, in this form.
+    Records(Arc<RecordSet>, DataForm),
+}
+
+/// How much data there is.
+pub(super) struct Amount {
+    /// Tokens or images to learn from.
+    pub(super) train: u64,
+    /// And held out.
+    pub(super) held: u64,
+}
+
+/// Micro-batches to learn from, and to evaluate on if anything is held out.
+pub(super) type Sources = (Box<dyn BatchSource>, Option<Box<dyn BatchSource>>);
+
+impl RunData {
+    /// What its samples are.
+    pub(super) fn form(&self) -> DataForm {
+        match self {
+            RunData::Tokens(dataset) => DataForm::of_dataset(dataset),
+            RunData::Records(_, form) => *form,
+        }
+    }
+
+    /// Whether rows hold several samples.
+    pub(super) fn packing(&self) -> Packing {
+        match self {
+            RunData::Tokens(dataset) => packing(dataset),
+            RunData::Records(..) => Packing::Single,
+        }
+    }
+
+    /// A dataset of tokens.
+    pub(super) fn tokens(&self) -> Option<&Arc<Dataset>> {
+        match self {
+            RunData::Tokens(dataset) => Some(dataset),
+            RunData::Records(..) => None,
+        }
+    }
+
+    pub(super) fn amount(&self) -> Amount {
+        match self {
+            RunData::Tokens(dataset) => {
+                let tokens = |split| {
+                    let range = dataset.token_range(split);
+                    range.end - range.start
+                };
+                Amount { train: tokens(Split::Train), held: tokens(Split::Held) }
+            }
+            RunData::Records(set, _) => {
+                Amount { train: set.records(Split::Train), held: set.records(Split::Held) }
+            }
+        }
+    }
+
+    /// Rows of an epoch. Says how many samples are longer than a row and what becomes of them, and refuses more
+    /// positions than the model has.
+    pub(super) fn rows_per_epoch(&self, settings: &Settings, model: &AnyModel) -> Result<u64> {
+        match self {
+            RunData::Tokens(dataset) => {
+                let positions = model.language().map_or(usize::MAX, |config| config.max_positions);
+                check_lengths(settings, dataset, positions)
+            }
+            RunData::Records(set, _) => Ok(set.records(Split::Train)),
+        }
+    }
+
+    /// Micro-batches of a run.
+    pub(super) fn sources(&self, settings: &Settings, batch: usize) -> Result<Sources, RunError> {
+        match self {
+            RunData::Tokens(dataset) => {
+                let (train, held) = token_sources(settings, dataset, batch)?;
+                let held = held.map(|source| Box::new(source) as Box<dyn BatchSource>);
+                Ok((Box::new(train), held))
+            }
+            RunData::Records(set, _) => record_sources(settings, set, batch),
+        }
+    }
+}
+
 /// What a run is to learn, by looking at names and headers alone.
 pub(super) enum Outline {
-    Dataset(Box<Dataset>),
+    Dataset(Arc<Dataset>),
+    Records(DataForm),
     /// Files to be packed.
     Text(Vec<PathBuf>),
 }
@@ -36,7 +178,10 @@ impl Outline {
         let dataset = dataset_of(data, run);
         let is_packed = start == Start::Resume && dataset.join(MANIFEST).exists();
         if dataset == data || is_packed {
-            return Ok(Outline::Dataset(Box::new(Dataset::open(&dataset)?)));
+            return Ok(match open(&dataset)? {
+                RunData::Tokens(dataset) => Outline::Dataset(dataset),
+                RunData::Records(_, form) => Outline::Records(form),
+            });
         }
         let files = files(data).with_context(|| format!("cannot read {}", data.display()))?;
         if files.is_empty() {
@@ -52,21 +197,31 @@ impl Outline {
         Ok(Outline::Text(files))
     }
 
-    /// Distinct tokens: as the dataset has them, as the tokenizer has them if that is known, else none.
-    pub(super) fn vocabulary(&self, settings: &Settings) -> Result<Option<usize>> {
-        if let Outline::Dataset(dataset) = self {
-            return Ok(Some(dataset.manifest().tokenizer.vocabulary as usize));
+    /// What the data is, as far as that is known: text has at least the tokens that bytes have, or those of its
+    /// tokenizer if that is looked at.
+    pub(super) fn form(&self) -> DataForm {
+        match self {
+            Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
+            Outline::Records(form) => *form,
+            Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY },
         }
-        let Some(tokenizer) = &settings.tokenizer else { return Ok(None) };
+    }
+
+    /// What the data will be once it is packed, by its tokenizer if that is given.
+    pub(super) fn form_when_packed(&self, settings: &Settings) -> Result<DataForm> {
+        let (Outline::Text(_), Some(tokenizer)) = (self, &settings.tokenizer) else {
+            return Ok(self.form());
+        };
         let worker = crate::data::worker()?;
         let tokenizer = Tokenizer::open(&TokenizerSource::parse(tokenizer), None, &worker)?;
-        Ok(Some(tokenizer.info().vocabulary as usize))
+        Ok(DataForm::Tokens { vocabulary: tokenizer.info().vocabulary as usize })
     }
 
     /// Whether rows hold several samples, as far as that is known: JSONL may hold either.
     pub(super) fn packing(&self) -> Packing {
         match self {
             Outline::Dataset(dataset) => packing(dataset),
+            Outline::Records(..) => Packing::Single,
             Outline::Text(files) if files.iter().any(|file| is_json_lines(file)) => {
                 Packing::Segments
             }
@@ -102,7 +257,7 @@ pub(super) struct Source<'a> {
 impl Source<'_> {
     /// Opens the dataset. Text is packed into the run's folder when the run begins, and is taken from
     /// there when it goes on. A tokenizer that is chosen here is written to `given`.
-    pub(super) fn open(&self, given: &mut Given) -> Result<Arc<Dataset>> {
+    pub(super) fn open(&self, given: &mut Given) -> Result<RunData> {
         let settings = given.clone().resolve();
         let data = named(&settings)?;
         let mut dataset = dataset_of(data, self.run);
@@ -112,11 +267,11 @@ impl Source<'_> {
             dataset = self.scratch.map_or(dataset, |scratch| scratch.join("data"));
             pack_text(&settings, data, tokenizer, &dataset, self.style)?;
         }
-        let dataset = Arc::new(Dataset::open(&dataset)?);
-        if let Some(weights) = self.model.of_tokenizer() {
-            weights.check_dataset(&dataset, self.other)?;
+        let data = open(&dataset)?;
+        if let (RunData::Tokens(dataset), Some(weights)) = (&data, self.model.of_tokenizer()) {
+            weights.check_dataset(dataset, self.other)?;
         }
-        Ok(dataset)
+        Ok(data)
     }
 
     /// The tokenizer for text: as given, else the model's own.
@@ -136,6 +291,53 @@ impl Source<'_> {
         self.style.say(&format!("tokenizer {source}, {why}"));
         Ok(source)
     }
+}
+
+/// Opens a dataset of either kind.
+pub(super) fn open(dir: &Path) -> Result<RunData> {
+    if !RecordSet::is_one(dir) {
+        return Ok(RunData::Tokens(Arc::new(Dataset::open(dir)?)));
+    }
+    let set = Arc::new(RecordSet::open(dir)?);
+    let form = DataForm::of_records(&set)?;
+    Ok(RunData::Records(set, form))
+}
+
+/// Opens a dataset of pictures for a classifier that there is.
+pub(crate) fn open_images(dir: &Path, config: &ImageConfig) -> Result<Arc<RecordSet>> {
+    match open(dir)? {
+        RunData::Records(set, DataForm::Images { shape, classes }) => {
+            config.check_images(shape, classes)?;
+            Ok(set)
+        }
+        _ => Err(UsageError(format!(
+            "the model reads pictures, and {} holds text; give a dataset of pictures",
+            dir.display()
+        ))
+        .into()),
+    }
+}
+
+/// Records to learn from, and to evaluate on if anything is held out.
+fn record_sources(
+    settings: &Settings,
+    set: &Arc<RecordSet>,
+    batch: usize,
+) -> Result<Sources, RunError> {
+    let data_ram = settings.data_ram.0;
+    let options = RecordLoaderOptions {
+        order: settings.order.into(),
+        ..RecordLoaderOptions::training(batch, settings.seed.0, data_ram)
+    };
+    let train = RecordSource::new(Arc::clone(set), options)?;
+    let held: Option<Box<dyn BatchSource>> = match set.records(Split::Held) {
+        0 => None,
+        _ => {
+            let options = RecordLoaderOptions::evaluation(batch, data_ram);
+            Some(Box::new(RecordSource::new(Arc::clone(set), options)?))
+        }
+    };
+    Ok((Box::new(train), held))
 }
 
 /// The dataset of a run: `data` itself, or what text is packed to in the run's folder.
@@ -202,22 +404,15 @@ pub(super) fn tokenizer(dataset: &Dataset) -> Result<Tokenizer> {
     Ok(Tokenizer::of_dataset(dataset, &crate::data::worker()?)?)
 }
 
-/// Whether rows hold several samples.
-pub(super) fn packing(dataset: &Dataset) -> Packing {
+fn packing(dataset: &Dataset) -> Packing {
     match dataset.manifest().kind {
         Kind::Text => Packing::Single,
         Kind::Samples => Packing::Segments,
     }
 }
 
-/// Says how many samples are longer than a row and what becomes of them, and refuses more positions than the model
-/// has. Returns the rows of an epoch.
-pub(super) fn check_lengths(
-    settings: &Settings,
-    dataset: &Arc<Dataset>,
-    max_positions: usize,
-) -> Result<u64> {
-    let (train, held) = sources(settings, dataset, 1)?;
+fn check_lengths(settings: &Settings, dataset: &Arc<Dataset>, max_positions: usize) -> Result<u64> {
+    let (train, held) = token_sources(settings, dataset, 1)?;
     let parts = [(Some(&train), Split::Train), (held.as_ref(), Split::Held)];
     for (source, split) in parts {
         let Some(source) = source else { continue };
@@ -226,8 +421,7 @@ pub(super) fn check_lengths(
     Ok(train.loader().rows_per_epoch())
 }
 
-/// Micro-batches to learn from, and to evaluate on if anything is held out.
-pub(super) fn sources(
+fn token_sources(
     settings: &Settings,
     dataset: &Arc<Dataset>,
     batch: usize,

@@ -1,5 +1,6 @@
 //! `storm train --dry-run`: what a run would do, after every check that it makes before its first step.
 
+use super::data::Amount;
 use super::output::{Style, print};
 use super::saving;
 use super::setup::Setup;
@@ -10,14 +11,15 @@ use crate::size::show;
 use crate::streams::duration;
 use anyhow::Result;
 use serde_json::json;
-use storm_data::Split;
+use storm_model::Unit;
 use storm_plan::Tier;
 
 /// The figures of a run.
 struct Figures {
-    train_tokens: u64,
-    held_tokens: u64,
-    step_tokens: u64,
+    /// Tokens or images, as the model reads them.
+    train_units: u64,
+    held_units: u64,
+    step_units: u64,
     /// All steps, without evaluations and pauses for checkpoints.
     seconds: f64,
     disk_bytes: u64,
@@ -26,15 +28,13 @@ struct Figures {
 
 impl Figures {
     fn of(setup: &Setup) -> Figures {
-        let tokens = |split| {
-            let range = setup.dataset.token_range(split);
-            range.end - range.start
-        };
+        let Amount { train, held } = setup.data.amount();
+        let sequence = setup.request.options.sequence as u64;
         let step_seconds = setup.launch.plan().planned.prediction.step_seconds;
         Figures {
-            train_tokens: tokens(Split::Train),
-            held_tokens: tokens(Split::Held),
-            step_tokens: setup.rows_per_step * setup.settings.seq.get() as u64,
+            train_units: train,
+            held_units: held,
+            step_units: setup.rows_per_step * sequence,
             seconds: step_seconds * setup.steps as f64,
             disk_bytes: setup.request.checkpoint_bytes.saturating_mul(saving::at_a_time(setup)),
             free_bytes: disk::free_bytes_for(&setup.folder),
@@ -58,8 +58,14 @@ pub(super) fn show_run(setup: &Setup) -> Result<()> {
 }
 
 fn lines(setup: &Setup, figures: &Figures) -> Vec<String> {
-    let Figures { train_tokens, held_tokens, step_tokens, seconds, disk_bytes, free_bytes } =
-        *figures;
+    let Figures { train_units, held_units, step_units, seconds, disk_bytes, free_bytes } = *figures;
+    let unit = setup.model.config.unit();
+    let rows = match unit {
+        Unit::Tokens => {
+            format!(" in {} rows of {}", grouped(setup.rows_per_epoch), setup.settings.seq)
+        }
+        Unit::Images => String::new(),
+    };
     let prediction = &setup.launch.plan().planned.prediction;
     let mut disk = format!(
         "disk      {}: up to {} checkpoints of {}",
@@ -75,17 +81,15 @@ fn lines(setup: &Setup, figures: &Figures) -> Vec<String> {
     }
     vec![
         format!(
-            "data      {} tokens in {} rows of {}; {} tokens held out",
-            grouped(train_tokens),
-            grouped(setup.rows_per_epoch),
-            setup.settings.seq,
-            grouped(held_tokens)
+            "data      {} {unit}{rows}; {} {unit} held out",
+            grouped(train_units),
+            grouped(held_units)
         ),
         format!(
-            "run       {} steps of {} tokens: {} tokens, {:.2} epochs",
+            "run       {} steps of {} {unit}: {} {unit}, {:.2} epochs",
             grouped(setup.steps),
-            grouped(step_tokens),
-            grouped(setup.steps.saturating_mul(step_tokens)),
+            grouped(step_units),
+            grouped(setup.steps.saturating_mul(step_units)),
             setup.epochs_of(setup.steps)
         ),
         format!(
@@ -106,16 +110,17 @@ fn lines(setup: &Setup, figures: &Figures) -> Vec<String> {
 }
 
 fn object(setup: &Setup, figures: &Figures) -> Result<serde_json::Value> {
+    let unit = setup.model.config.unit().name();
     Ok(json!({
         "event": "dry_run",
         "folder": setup.folder.display().to_string(),
-        "train_tokens": figures.train_tokens,
-        "held_tokens": figures.held_tokens,
+        format!("train_{unit}"): figures.train_units,
+        format!("held_{unit}"): figures.held_units,
         "rows_per_epoch": setup.rows_per_epoch,
         "rows_per_step": setup.rows_per_step,
         "steps": setup.steps,
         "epochs": setup.epochs_of(setup.steps),
-        "tokens": setup.steps.saturating_mul(figures.step_tokens),
+        unit: setup.steps.saturating_mul(figures.step_units),
         "seconds": figures.seconds,
         "disk_bytes": figures.disk_bytes,
         "disk_free_bytes": figures.free_bytes,

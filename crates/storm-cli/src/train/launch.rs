@@ -1,6 +1,6 @@
 //! What a launch needs of `storm train`, and what is said of it.
 
-use super::data;
+use super::data::RunData;
 use super::device::{DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
@@ -8,11 +8,10 @@ use super::setup::Setup;
 use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
-use std::sync::Arc;
-use storm_data::Dataset;
+use storm_model::Unit;
 use storm_plan::{Budget, Tier};
 use storm_train::{
-    Alarm, Batch, BatchSource, Correction, GuessedSplit, Initialized, LaunchSite, Launched, Notice,
+    Alarm, AnyBatch, Correction, GuessedSplit, Initialized, Launch, LaunchSite, Launched, Notice,
     OnAlarm, Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
 };
 
@@ -24,9 +23,7 @@ const TRIAL_STEPS: f64 = 4.0;
 
 /// A trainer under the plan that was shown, or under a better one.
 pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
-    let Setup { launch, settings, dataset, style, threads, steps, .. } = setup;
-    let mut site =
-        Site { settings, dataset, style: *style, threads: *threads, steps: *steps, making: None };
+    let (launch, mut site) = site(setup);
     let Launched { trainer, splits, .. } = launch.start::<D>(&mut site, None)?;
     setup.splits = splits;
     setup.settle();
@@ -47,7 +44,8 @@ fn say_split(setup: &Setup) {
         (1, DeviceKind::Cuda) => "by prediction: no other size comes close to it".to_owned(),
         (_, DeviceKind::Cuda) => "by prediction: the run is too short to try others".to_owned(),
     };
-    style.say(&format!("micro-batches: {accumulate} × {batch} sequences, {why}"));
+    let rows = request.config.unit().rows();
+    style.say(&format!("micro-batches: {accumulate} × {batch} {rows}, {why}"));
     if *style == Style::Json {
         let split = |split: &TimedSplit| {
             json!({
@@ -81,22 +79,29 @@ pub(super) fn within_less<D: Trains>(
     trainer: Trainer<D>,
     alarm: Alarm,
 ) -> Result<(Trainer<D>, OnAlarm)> {
-    let Setup { launch, settings, dataset, style, threads, steps, .. } = setup;
-    let mut site =
-        Site { settings, dataset, style: *style, threads: *threads, steps: *steps, making: None };
+    let (launch, mut site) = site(setup);
     let Shrunk { trainer, is_smaller } = launch.shrink::<D>(&mut site, trainer, alarm)?;
     if is_smaller {
         let bytes = size::show(launch.budget()[Tier::DEVICE]);
-        style.say(&format!("{alarm}: planned again for {bytes} of device memory"));
+        setup.style.say(&format!("{alarm}: planned again for {bytes} of device memory"));
         return Ok((trainer, OnAlarm::Stop));
     }
     eprintln!("warning: {alarm}, and the run cannot do with less: it continues as it is");
     Ok((trainer, OnAlarm::GoOn))
 }
 
+fn site(setup: &mut Setup) -> (&mut Launch, Site<'_>) {
+    let Setup { launch, settings, data, model, style, threads, steps, .. } = setup;
+    let (style, threads, steps) = (*style, *threads, *steps);
+    let unit = model.config.unit();
+    (launch, Site { settings, data, unit, style, threads, steps, making: None })
+}
+
 struct Site<'a> {
     settings: &'a Settings,
-    dataset: &'a Arc<Dataset>,
+    data: &'a RunData,
+    /// What the model reads.
+    unit: Unit,
     style: Style,
     threads: usize,
     /// Of the run.
@@ -111,9 +116,9 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
         D::options(self.threads, budget, tuning::seconds(run_seconds), before)
     }
 
-    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<Batch>, RunError> {
-        let (mut source, _) = data::sources(self.settings, self.dataset, batch)?;
-        let mut batches = vec![Batch::new(Vec::new(), Vec::new(), 1); accumulate];
+    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {
+        let (mut source, _) = self.data.sources(self.settings, batch)?;
+        let mut batches = vec![AnyBatch::default(); accumulate];
         for batch in &mut batches {
             source.next_batch(batch)?;
         }
@@ -138,14 +143,16 @@ impl<D: Trains> LaunchSite<D> for Site<'_> {
             Notice::Trying(plan) => {
                 if plan.predicted_seconds() * TRIAL_STEPS > ANNOUNCED_SECONDS {
                     let StepPlan { batch, accumulate, .. } = plan;
+                    let rows = self.unit.rows();
                     self.style
-                        .say(&format!("trying some steps of {accumulate} × {batch} sequences …"));
+                        .say(&format!("trying some steps of {accumulate} × {batch} {rows} …"));
                 }
             }
             Notice::NotTried { split, reason } => {
                 let GuessedSplit { batch, accumulate, .. } = split;
+                let rows = self.unit.rows();
                 eprintln!(
-                    "warning: steps of {accumulate} × {batch} sequences cannot be tried: {reason}"
+                    "warning: steps of {accumulate} × {batch} {rows} cannot be tried: {reason}"
                 );
             }
             Notice::Corrected(correction) => self.style.say(&corrected(correction)),

@@ -1,15 +1,21 @@
 //! Which model a run trains.
 
+use super::data::DataForm;
 use super::options::{Given, Settings};
+use super::values::OverlongArg;
 use crate::lora::LoraArg;
-use crate::model_tokenizer::Weights;
+use crate::model_tokenizer::Weights as TokenizerWeights;
 use crate::{UsageError, model};
 use anyhow::{Context, Result};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use storm_hub::Wanted;
-use storm_model::{AdapterDirectory, HfConfig, HfDirectory, ModelConfig, preset};
+use storm_model::{
+    AdapterDirectory, AnyModel, Element, HfConfig, HfDirectory, ImageDirectory, ModelConfig,
+    ModelError, ParameterSource, ParameterSpec, image_preset, preset,
+};
 
 /// A model to train, and where its weights come from.
 pub(super) struct Model {
@@ -17,15 +23,60 @@ pub(super) struct Model {
     pub(super) name: String,
     /// Where it is, if it is a directory.
     directory: PathBuf,
-    pub(super) config: ModelConfig,
+    pub(super) config: AnyModel,
     /// None: fresh weights.
-    pub(super) weights: Option<HfDirectory>,
+    pub(super) weights: Option<Weights>,
+}
+
+/// Weights that a run begins with.
+pub(super) enum Weights {
+    Language(HfDirectory),
+    Image(ImageDirectory),
+}
+
+impl Weights {
+    /// Of a language model.
+    pub(super) fn language(&self) -> Option<&HfDirectory> {
+        match self {
+            Weights::Language(directory) => Some(directory),
+            Weights::Image(_) => None,
+        }
+    }
+}
+
+impl ParameterSource for Weights {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
+        match self {
+            Weights::Language(directory) => directory.load_rows(spec, rows, dest),
+            Weights::Image(directory) => directory.load_rows(spec, rows, dest),
+        }
+    }
+
+    fn starts_fresh(&self, spec: &ParameterSpec) -> bool {
+        match self {
+            Weights::Language(directory) => directory.starts_fresh(spec),
+            Weights::Image(directory) => directory.starts_fresh(spec),
+        }
+    }
+}
+
+/// A preset of any kind.
+fn preset_of_any(name: &str) -> Result<AnyModel, ModelError> {
+    match image_preset(name) {
+        Some(config) => Ok(config.into()),
+        None => Ok(preset(name)?.into()),
+    }
 }
 
 /// What is known of a model before its weights are downloaded or the vocabulary of the data is known.
 pub(super) struct Outline {
     pub(super) name: String,
-    pub(super) config: ModelConfig,
+    pub(super) config: AnyModel,
     /// Whether the config is that of weights, or of a preset that is yet to take a shape and a vocabulary.
     pub(super) is_fresh: bool,
 }
@@ -40,26 +91,120 @@ impl Outline {
             None => (name.clone(), PathBuf::from(name)),
         };
         if !directory.is_dir() {
-            return Ok(Outline { config: preset(&name)?, name, is_fresh: true });
+            return Ok(Outline { config: preset_of_any(&name)?, name, is_fresh: true });
         }
         check_shape(settings)?;
+        if ImageDirectory::is_one(&directory) {
+            let config = ImageDirectory::read_config(&directory)?.into();
+            return Ok(Outline { name, config, is_fresh: false });
+        }
         let config = HfConfig::of_directory(&directory)
             .with_context(|| format!("cannot use {}", directory.display()))?;
-        Ok(Outline { name, config: config.model, is_fresh: false })
+        Ok(Outline { name, config: config.model.into(), is_fresh: false })
     }
 
-    /// The config for data of this vocabulary.
-    pub(super) fn for_vocabulary(
-        &self,
-        settings: &Settings,
-        vocabulary: usize,
-    ) -> Result<ModelConfig> {
-        if !self.is_fresh {
-            return with_adapters(settings, self.config.clone());
+    /// The config for data of this form.
+    pub(super) fn for_data(&self, settings: &Settings, form: &DataForm) -> Result<AnyModel> {
+        for_data(settings, &self.name, self.config.clone(), self.is_fresh, form)
+    }
+}
+
+/// The model for data of this form: fresh weights take its vocabulary or its classes, those of a directory must do.
+fn for_data(
+    settings: &Settings,
+    name: &str,
+    config: AnyModel,
+    is_fresh: bool,
+    form: &DataForm,
+) -> Result<AnyModel> {
+    match (config, form) {
+        (AnyModel::Language(config), DataForm::Tokens { vocabulary }) => {
+            let config = language_for(settings, name, config, is_fresh, *vocabulary)?;
+            Ok(config.into())
         }
-        let config = fresh(settings, self.config.clone(), vocabulary);
+        (AnyModel::Image(mut config), DataForm::Images { shape, classes }) => {
+            check_image_options(settings)?;
+            if is_fresh {
+                config = config.for_images(*shape, *classes);
+                config.validate()?;
+            }
+            config.check_images(*shape, *classes)?;
+            Ok(config.into())
+        }
+        (AnyModel::Language(_), DataForm::Images { .. }) => Err(UsageError(format!(
+            "{name} reads text, and the dataset holds pictures; give an image classifier, such as small-cnn or \
+             resnet-18, or a dataset of text"
+        ))
+        .into()),
+        (AnyModel::Image(_), DataForm::Tokens { .. }) => Err(UsageError(format!(
+            "{name} reads pictures, and the data is text; give a dataset that `storm data pack` made of pictures, or a \
+             language model"
+        ))
+        .into()),
+    }
+}
+
+fn language_for(
+    settings: &Settings,
+    name: &str,
+    config: ModelConfig,
+    is_fresh: bool,
+    vocabulary: usize,
+) -> Result<ModelConfig> {
+    check_text_options(settings)?;
+    if is_fresh {
+        let config = fresh(settings, config, vocabulary);
         config.validate()?;
-        with_adapters(settings, config)
+        return with_adapters(settings, config);
+    }
+    if vocabulary > config.vocab_size {
+        let problem = format!(
+            "the data has {vocabulary} different tokens, and {name} knows {}; pack the data with the model's own \
+             tokenizer.json",
+            config.vocab_size
+        );
+        return Err(UsageError(problem).into());
+    }
+    with_adapters(settings, config)
+}
+
+/// Refuses options that only language models have.
+fn check_image_options(settings: &Settings) -> Result<(), UsageError> {
+    let Settings { layers, width, heads, kv_heads, mlp_width, .. } = settings;
+    let shape = [layers, width, heads, kv_heads, mlp_width].iter().any(|shape| shape.is_some());
+    let given = [
+        ("layers, width, heads, kv-heads and mlp-width", shape),
+        ("lora", settings.lora.is_some()),
+        ("tokenizer", settings.tokenizer.is_some()),
+        ("chat-template", settings.chat_template.is_some()),
+        ("seq", settings.seq != Given::default().resolve().seq),
+        ("tokens-per-step", settings.tokens_per_step.is_some()),
+        ("sample-tokens", settings.sample_tokens > 0),
+        ("overlong", settings.overlong != OverlongArg::Drop),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => {
+            Err(UsageError(format!("{key} is for language models; leave it out for pictures")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses options that only pictures and other records have.
+fn check_text_options(settings: &Settings) -> Result<(), UsageError> {
+    let usual = Given::default().resolve();
+    let given = [
+        ("flip", settings.flip),
+        ("crop", settings.crop > 0),
+        ("cutout", settings.cutout > 0),
+        ("order", settings.order != usual.order),
+        ("data-ram", settings.data_ram != usual.data_ram),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        Some((key, _)) => {
+            Err(UsageError(format!("{key} is for datasets of pictures; leave it out for text")))
+        }
+        None => Ok(()),
     }
 }
 
@@ -74,8 +219,11 @@ fn with_adapters(settings: &Settings, config: ModelConfig) -> Result<ModelConfig
 
 /// Writes down what the adapter that a run begins with was made with: the run has the same options, whatever becomes of
 /// that directory.
-pub(super) fn take_adapter(given: &mut Given, base: &ModelConfig) -> Result<()> {
+pub(super) fn take_adapter(given: &mut Given, base: &AnyModel) -> Result<()> {
     let Some(path) = &given.adapter else { return Ok(()) };
+    let Some(base) = base.language() else {
+        return Err(UsageError("adapters are for language models; leave out adapter".into()).into());
+    };
     let adapted = AdapterDirectory::open(path)?.apply_to(base)?;
     let Some(adapters) = &adapted.adapters else { return Ok(()) };
     let lora = LoraArg::of_options(&adapters.options)?;
@@ -117,12 +265,17 @@ impl Model {
         };
         match directory.is_dir() {
             true => Model::of_directory(settings, name, directory),
-            false => Ok(Model { config: preset(&name)?, name, directory, weights: None }),
+            false => Ok(Model { config: preset_of_any(&name)?, name, directory, weights: None }),
         }
     }
 
     fn of_directory(settings: &Settings, name: String, directory: PathBuf) -> Result<Model> {
         check_shape(settings)?;
+        if ImageDirectory::is_one(&directory) {
+            let weights = ImageDirectory::open(&directory)?;
+            let config = weights.config().into();
+            return Ok(Model { name, directory, config, weights: Some(Weights::Image(weights)) });
+        }
         let weights = model::open(&directory)?;
         let dropout = weights.config().dropout();
         if !dropout.is_empty() {
@@ -133,27 +286,14 @@ impl Model {
                 fields.join(", ")
             );
         }
-        let config = weights.model().clone();
-        Ok(Model { name, directory, config, weights: Some(weights) })
+        let config = weights.model().into();
+        Ok(Model { name, directory, config, weights: Some(Weights::Language(weights)) })
     }
 
-    /// The model for data of this vocabulary: fresh weights have as many tokens, those of a directory at least.
-    pub(super) fn for_vocabulary(self, settings: &Settings, vocabulary: usize) -> Result<Model> {
+    /// The model for data of this form.
+    pub(super) fn for_data(self, settings: &Settings, form: &DataForm) -> Result<Model> {
         let Model { name, directory, config, weights } = self;
-        if weights.is_none() {
-            let config = fresh(settings, config, vocabulary);
-            config.validate()?;
-            return Ok(Model { name, directory, config, weights });
-        }
-        if vocabulary > config.vocab_size {
-            let problem = format!(
-                "the data has {vocabulary} different tokens, and {name} knows {}; pack the data with \
-                 the model's own tokenizer.json",
-                config.vocab_size
-            );
-            return Err(UsageError(problem).into());
-        }
-        let config = with_adapters(settings, config)?;
+        let config = for_data(settings, &name, config, weights.is_none(), form)?;
         Ok(Model { name, directory, config, weights })
     }
 
@@ -170,9 +310,9 @@ impl Model {
     }
 
     /// What ties the model to a tokenizer: none for fresh weights.
-    pub(super) fn of_tokenizer(&self) -> Option<Weights<'_>> {
-        let vocabulary = self.config.vocab_size;
-        self.weights.as_ref().map(|_| Weights { directory: &self.directory, vocabulary })
+    pub(super) fn of_tokenizer(&self) -> Option<TokenizerWeights<'_>> {
+        let vocabulary = self.config.language()?.vocab_size;
+        self.weights.as_ref().map(|_| TokenizerWeights { directory: &self.directory, vocabulary })
     }
 
     /// The directory that the weights come from.

@@ -1,7 +1,8 @@
 //! Every option of a training run.
 
 use super::values::{
-    CooldownShapeArg, DecayTargetsArg, DeviceArg, OverlongArg, ScheduleArg, Seed, Size, Span,
+    CooldownShapeArg, DecayTargetsArg, DeviceArg, OptimizerArg, OrderArg, OverlongArg, ScheduleArg,
+    Seed, Size, Span,
 };
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
@@ -74,9 +75,22 @@ options! {
         seq: NonZeroUsize = count!(256);
         /// What becomes of samples that are longer than that.
         overlong: OverlongArg = OverlongArg::Drop;
+        /// In which order the records of a dataset come; text comes in the order `global`.
+        order: OrderArg = OrderArg::Window;
+        /// Host memory for records on their way from the disk; evaluations take as much again.
+        data_ram: Size = Size(256 << 20);
+    }
+    "Pictures" {
+        /// Mirror every second picture at random.
+        flip: bool = false;
+        /// Pad pictures by this many pixels on each side, as mirrored there, and cut out a part of the old size at random;
+        /// 0 for none.
+        crop: usize = 0;
+        /// Blank a square of this side at a random place; 0 for none.
+        cutout: usize = 0;
     }
     "Step" {
-        /// Sequences per micro-batch; 1 if neither this nor tokens-per-step is given.
+        /// Sequences or pictures per micro-batch; 1 if neither this nor tokens-per-step is given.
         batch: NonZeroUsize;
         /// Micro-batches per step; 1 if neither this nor tokens-per-step is given.
         accumulate: NonZeroUsize;
@@ -92,6 +106,8 @@ options! {
         chunk_rows: NonZeroUsize = count!(2048);
     }
     "Optimizer" {
+        /// The rule that updates weights.
+        optimizer: OptimizerArg = OptimizerArg::Adamw;
         /// The highest learning rate.
         learning_rate: f64 = 3e-4;
         /// The learning rate of the last step; a tenth of the highest if not given.
@@ -107,8 +123,15 @@ options! {
         cooldown_shape: CooldownShapeArg;
         /// How much weights shrink in a step, times the learning rate.
         weight_decay: f64 = 0.1;
+        /// Share of a target that is spread evenly over all classes or tokens.
+        label_smoothing: f64 = 0.0;
         /// Which weights shrink.
         decay_targets: DecayTargetsArg = DecayTargetsArg::Matrices;
+        /// With the optimizer `sgd`, the share of its momentum that a step keeps; 0.9 if not given, and 0 for none.
+        momentum: f64;
+        /// With the optimizer `sgd`, whether a step follows the gradient and the momentum as the next step keeps it, after
+        /// Nesterov; false if not given.
+        nesterov: bool;
         /// Decay of the first moment.
         beta1: f64 = 0.9;
         /// Decay of the second moment.

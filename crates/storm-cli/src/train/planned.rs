@@ -2,7 +2,7 @@
 
 use super::checks;
 use super::config::{self, BadConfig};
-use super::data;
+use super::data::{self, DataForm};
 use super::device::{DeviceKind, Machine};
 use super::folder::Start;
 use super::model;
@@ -10,7 +10,6 @@ use super::options::{Given, Settings};
 use super::output::Style;
 use super::setup::{check_outline, request, train_options};
 use super::values::DeviceArg;
-use crate::model_tokenizer::BYTE_VOCABULARY;
 use crate::plan::{Request, explained};
 use anyhow::Result;
 use std::path::Path;
@@ -43,22 +42,22 @@ pub(crate) fn check_config(text: &str) -> Result<()> {
 pub(crate) fn positions_of_weights(name: &str) -> Result<Option<usize>> {
     let given = Given { model: Some(name.to_owned()), ..Given::default() };
     let model = model::Outline::new(&given.resolve())?;
-    Ok((!model.is_fresh).then_some(model.config.max_positions))
+    let positions = model.config.language().map(|config| config.max_positions);
+    Ok(positions.filter(|_| !model.is_fresh))
 }
 
 fn request_of(settings: &Settings) -> Result<Request> {
     let model = model::Outline::new(settings)?;
-    let (packing, vocabulary) = match &settings.data {
+    let (packing, form) = match &settings.data {
         Some(_) => {
             let run = settings.runs.join(settings.name.as_deref().unwrap_or_default());
             let data = data::Outline::new(settings, &run, Start::Resume)?;
-            let vocabulary = data.vocabulary(settings)?.unwrap_or(BYTE_VOCABULARY);
-            (data.packing(), vocabulary)
+            (data.packing(), data.form_when_packed(settings)?)
         }
-        None => (Packing::Single, model.config.vocab_size),
+        None => (Packing::Single, DataForm::of_model(&model.config)),
     };
-    let config = model.for_vocabulary(settings, vocabulary)?;
-    let options = train_options(settings, packing);
+    let config = model.for_data(settings, &form)?;
+    let options = train_options(settings, &config, packing);
     let machine = Machine::of_kind(kind(settings), &settings.into())?;
     request(settings, &model.name, config, options, machine)
 }

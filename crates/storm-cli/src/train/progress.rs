@@ -33,7 +33,9 @@ pub(super) struct Progress {
     /// Passes over the data that a step makes.
     epochs_per_step: f64,
     eval_loss: Option<f64>,
+    eval_accuracy: Option<f64>,
     loss: Smooth,
+    accuracy: Smooth,
     part: Part,
 }
 
@@ -65,7 +67,9 @@ impl Progress {
             host_budget: setup.request.ram.bytes,
             epochs_per_step: setup.epochs_of(1),
             eval_loss: None,
+            eval_accuracy: None,
             loss: Smooth::default(),
+            accuracy: Smooth::default(),
             part: Part::new(),
         }
     }
@@ -102,10 +106,13 @@ impl Progress {
             steps: self.steps,
             loss: self.loss.add(record.loss),
             held_out_loss: self.eval_loss,
+            accuracy: record.accuracy.map(|accuracy| self.accuracy.add(accuracy)),
+            held_out_accuracy: self.eval_accuracy,
             learning_rate: record.learning_rate,
             gradient_norm: record.gradient_norm,
             epochs: self.epochs_per_step * record.step as f64,
-            tokens_per_second: self.part.tokens_per_second().unwrap_or(0.0),
+            unit: self.part.unit(),
+            units_per_second: self.part.units_per_second().unwrap_or(0.0),
             seconds_left: self.seconds_left(record.step),
             device_bytes: [record.device_bytes, self.device_budget],
             host_bytes: [record.host_bytes, self.host_budget],
@@ -177,14 +184,20 @@ impl Sink for Progress {
                 );
                 self.object(json!({"event": "device_changed", "before": before, "now": now}));
             }
-            Event::Evaluated { step, loss, is_best, seconds } => {
-                self.eval_loss = Some(*loss);
+            Event::Evaluated { step, loss, accuracy, is_best, seconds } => {
+                (self.eval_loss, self.eval_accuracy) = (Some(*loss), *accuracy);
+                let found = accuracy
+                    .map_or(String::new(), |share| format!(", accuracy {:.2} %", 100.0 * share));
                 let best = if *is_best { ", the best so far" } else { "" };
-                self.line(&format!("step {step}: held-out loss {loss:.4}{best}"));
-                self.object(json!({
+                self.line(&format!("step {step}: held-out loss {loss:.4}{found}{best}"));
+                let mut object = json!({
                     "event": "evaluated", "step": step, "loss": loss, "is_best": is_best,
                     "seconds": seconds,
-                }));
+                });
+                if let Some(accuracy) = accuracy {
+                    object["accuracy"] = json!(accuracy);
+                }
+                self.object(object);
             }
             Event::MemoryAlarm { step, alarm } => {
                 eprintln!("warning: step {step}: {alarm}");

@@ -3,6 +3,7 @@
 use crate::model::grouped;
 use crate::size;
 use crate::streams::duration;
+use storm_model::Unit;
 
 /// Columns where the terminal does not say how many it has.
 pub(super) const COLUMNS_DEFAULT: usize = 80;
@@ -15,11 +16,15 @@ pub(super) struct Figures {
     /// Smoothed.
     pub(super) loss: f64,
     pub(super) held_out_loss: Option<f64>,
+    /// Shares of targets that the model finds, for one that classifies: in training, smoothed, and held out.
+    pub(super) accuracy: Option<f64>,
+    pub(super) held_out_accuracy: Option<f64>,
     pub(super) learning_rate: f32,
     pub(super) gradient_norm: f32,
     /// Passes over the data so far.
     pub(super) epochs: f64,
-    pub(super) tokens_per_second: f64,
+    pub(super) unit: Unit,
+    pub(super) units_per_second: f64,
     pub(super) seconds_left: f64,
     /// Taken and allowed.
     pub(super) device_bytes: [u64; 2],
@@ -56,12 +61,24 @@ fn fields(figures: &Figures) -> Vec<Field> {
         (0, format!("step {}/{}", figures.step, figures.steps)),
         (0, format!("loss {:.3}", figures.loss)),
     ];
-    fields.extend(figures.held_out_loss.map(|loss| (6, format!("held-out {loss:.3}"))));
+    let percent = |share: f64| format!("{:.1}%", 100.0 * share);
+    fields.extend(figures.accuracy.map(|share| (1, format!("acc {}", percent(share)))));
+    fields.extend(figures.held_out_loss.map(|loss| match figures.held_out_accuracy {
+        Some(share) => (6, format!("held-out {loss:.3} {}", percent(share))),
+        None => (6, format!("held-out {loss:.3}")),
+    }));
     fields.extend([
         (4, format!("lr {}", rate(figures.learning_rate))),
         (3, format!("norm {:.2}", figures.gradient_norm)),
         (5, format!("epoch {:.2}", figures.epochs)),
-        (2, format!("{} tok/s", grouped(figures.tokens_per_second.round() as u64))),
+        (
+            2,
+            format!(
+                "{} {}",
+                grouped(figures.units_per_second.round() as u64),
+                figures.unit.per_second()
+            ),
+        ),
         (1, format!("{} left", duration(figures.seconds_left))),
         (7, format!("device {}", of(figures.device_bytes))),
         (8, format!("host {}", of(figures.host_bytes))),
@@ -90,10 +107,13 @@ mod tests {
             steps: 1000,
             loss: 2.3456,
             held_out_loss: Some(2.5),
+            accuracy: None,
+            held_out_accuracy: None,
             learning_rate: 3e-4,
             gradient_norm: 0.534,
             epochs: 1.25,
-            tokens_per_second: 12_345.0,
+            unit: Unit::Tokens,
+            units_per_second: 12_345.0,
             seconds_left: 185.0,
             device_bytes: [12 << 30, 16 << 30],
             host_bytes: [30 << 30, 64 << 30],
@@ -113,6 +133,19 @@ mod tests {
             Figures { step: 123_456_789, steps: 1_000_000_000, seconds_left: 1e9, ..figures() };
         let shown = line(&long, 80);
         assert!(shown.contains("123456789/1000000000") && shown.contains("left"), "{shown}");
+    }
+
+    #[test]
+    fn classifiers_show_what_they_find() {
+        let image = Figures {
+            accuracy: Some(0.6174),
+            held_out_accuracy: Some(0.655),
+            unit: Unit::Images,
+            ..figures()
+        };
+        let shown = line(&image, 1000);
+        let wanted = "loss 2.346 acc 61.7% held-out 2.500 65.5% lr";
+        assert!(shown.contains(wanted) && shown.contains("12,345 images/s"), "{shown}");
     }
 
     #[test]

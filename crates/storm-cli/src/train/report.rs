@@ -45,7 +45,7 @@ fn rows(setup: &Setup, part: &Part) -> Vec<(String, String)> {
     let row = |what: &str, value: String| (what.to_owned(), value);
     let mut rows = vec![
         row("parameters", grouped(setup.model.config.parameter_count())),
-        row("layers", setup.model.config.layer_count.to_string()),
+        row("layers", setup.model.config.layer_count().to_string()),
         row("hardware", setup.launch.profile().name.clone()),
         row("steps under it", grouped(part.steps())),
     ];

@@ -20,8 +20,8 @@ use storm_device::cuda::CudaPlanDevice;
 use storm_model::{AdapterDirectory, IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
-    BatchSource, Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision,
-    Recorder, Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
+    Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision, Recorder, Run, Sink,
+    Stop, StopReason, TensorBoardFile, Trainer,
 };
 
 /// How often device memory is looked at.
@@ -83,7 +83,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let plan = Arc::clone(run.trainer().plan());
     // First: a model that cannot be saved takes nothing from it.
     let report = report::write(setup, &plan, &measure, &history, progress.part())?;
-    let what = if setup.model.config.adapters.is_some() { "adapter" } else { "model" };
+    let what = if setup.model.config.adapters().is_some() { "adapter" } else { "model" };
     let model = setup.folder.join(what);
     save_model(setup, &mut run, &model)?;
     let best = setup.folder.join(format!("{what}-best"));
@@ -133,11 +133,10 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
         trainer.load_adapters(&adapter)?;
     }
     let plan = setup.launch.plan();
-    let (train, held_out) = data::sources(&setup.settings, &setup.dataset, plan.batch)?;
-    let held_out = held_out.map(|source| Box::new(source) as Box<dyn BatchSource>);
+    let (train, held_out) = setup.data.sources(&setup.settings, plan.batch)?;
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = folder::checkpoints(&setup.folder)?;
-    let mut run = Run::new(trainer, Box::new(train), held_out, checkpoints, options);
+    let mut run = Run::new(trainer, train, held_out, checkpoints, options);
     let planned_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
     let budget_bytes = setup.launch.budget()[Tier::DEVICE];
     run.watch(Guard::new(planned_bytes, budget_bytes, GUARD_INTERVAL), on_alarm);
@@ -165,7 +164,7 @@ fn save_best<D: PlanDevice>(
 
 /// Saves the model as it is for others to load.
 fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> Result<()> {
-    if setup.model.config.adapters.is_some() {
+    if setup.model.config.adapters().is_some() {
         let base = setup.model.base();
         return Ok(run.trainer().save_adapters(output, Some(&base), IfExists::Replace)?);
     }
@@ -175,7 +174,7 @@ fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> 
         Precision::Bf16Master | Precision::Bf16Stochastic => WeightDtype::Bf16,
     };
     let options = SaveOptions {
-        dtype,
+        dtype: setup.model.config.saved_dtype(dtype),
         source: source.as_deref(),
         if_exists: IfExists::Replace,
         ..SaveOptions::default()
@@ -189,7 +188,8 @@ fn sample(setup: &Setup, model: &Path) -> Result<Option<String>> {
     if settings.sample_tokens == 0 {
         return Ok(None);
     }
-    let tokenizer = data::tokenizer(&setup.dataset)?;
+    let Some(dataset) = setup.data.tokens() else { return Ok(None) };
+    let tokenizer = data::tokenizer(dataset)?;
     let options = SampleOptions {
         prompt: &settings.sample_prompt,
         tokens: settings.sample_tokens,

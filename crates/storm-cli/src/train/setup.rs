@@ -2,14 +2,14 @@
 
 use super::checks;
 use super::config;
-use super::data;
+use super::data::{self, RunData};
 use super::device::{self, DeviceKind, Machine};
 use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
 use super::options::{Given, Settings};
 use super::output::{Style, print};
 use super::schedule;
-use super::values::OverlongArg;
+use super::values::{OptimizerArg, OverlongArg};
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::model::{grouped, must_be_downloaded};
@@ -23,24 +23,32 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Instant;
-use storm_data::Dataset;
 use storm_files::{FolderLock, replace_file};
-use storm_graph::AdamWParameters;
-use storm_model::{ModelConfig, Packing};
+use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
+use storm_model::{AnyModel, Augmentation, Packing, Unit};
 use storm_train::{
-    Launch, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize, TimedSplit,
-    TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
+    Launch, OptimizerMethod, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize,
+    TimedSplit, TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
 };
 use tempfile::TempDir;
 
 /// What a run of adapters records of the weights that they stand beside.
 const BASE_HASH: &str = "base-hash";
 
+/// What a run of an image classifier records of it: the model's config.json.
+pub(crate) const IMAGE_CONFIG: &str = "image-config";
+
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 20] = [
+const FIXED: [&str; 28] = [
     "model",
+    IMAGE_CONFIG,
+    "order",
+    "data-ram",
+    "label-smoothing",
+    "flip",
+    "crop",
+    "cutout",
     "lora",
     "base",
     BASE_HASH,
@@ -58,12 +66,13 @@ const FIXED: [&str; 20] = [
     "precision",
     "activation-codec",
     "chunk-rows",
+    "optimizer",
     "moments",
     "seed",
 ];
 
 /// Options that change what is learned from here on.
-const LEARNING: [&str; 14] = [
+const LEARNING: [&str; 16] = [
     "steps",
     "epochs",
     "learning-rate",
@@ -77,8 +86,13 @@ const LEARNING: [&str; 14] = [
     "beta1",
     "beta2",
     "epsilon",
+    "momentum",
+    "nesterov",
     "clip",
 ];
+
+/// The momentum of `sgd` if none is given.
+const MOMENTUM: f64 = 0.9;
 
 /// Everything that is known before the first step.
 pub(super) struct Setup {
@@ -93,7 +107,7 @@ pub(super) struct Setup {
     _scratch: Option<TempDir>,
     /// What was given, and what was chosen for what was not.
     given: Given,
-    pub(super) dataset: Arc<Dataset>,
+    pub(super) data: RunData,
     pub(super) model: Model,
     /// Of the weights beside which adapters are trained.
     base_hash: Option<String>,
@@ -166,15 +180,16 @@ impl Setup {
             other,
             style,
         };
-        let dataset = source.open(&mut given)?;
+        let data = source.open(&mut given)?;
         let settings = given.clone().resolve();
-        let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
-        let model = model.for_vocabulary(&settings, vocabulary)?;
-        let rows_per_epoch = data::check_lengths(&settings, &dataset, model.config.max_positions)?;
-        if let Some(words) = model.config.rotary_words(settings.seq.get()) {
+        let model = model.for_data(&settings, &data.form())?;
+        let rows_per_epoch = data.rows_per_epoch(&settings, &model.config)?;
+        let language = model.config.language();
+        if let Some(words) = language.and_then(|config| config.rotary_words(settings.seq.get())) {
             eprintln!("{}: {words}", model.name);
         }
-        let base_hash = match (&model.config.adapters, &model.weights, purpose) {
+        let base = model.weights.as_ref().and_then(|weights| weights.language());
+        let base_hash = match (model.config.adapters(), base, purpose) {
             (Some(_), Some(weights), Purpose::Train) => Some(base_hash(weights)?),
             _ => None,
         };
@@ -189,7 +204,7 @@ impl Setup {
 
         let machine = Machine::of_kind(machine_kind, &(&settings).into())?;
         let threads = machine.threads;
-        let options = train_options(&settings, data::packing(&dataset));
+        let options = train_options(&settings, &model.config, data.packing());
         let request = request(&settings, &model.name, model.config.clone(), options, machine)?;
         let begun = Instant::now();
         let mut trial = TrialOptions::of_run(steps);
@@ -207,7 +222,7 @@ impl Setup {
             style,
             start,
             folder,
-            dataset,
+            data,
             model,
             base_hash,
             machine_kind,
@@ -283,6 +298,8 @@ impl Setup {
     pub(super) fn record(&self) -> BTreeMap<String, String> {
         let mut record = record(&self.given.clone().or(Given::defaults()));
         record.extend(self.base_hash.clone().map(|hash| (BASE_HASH.to_owned(), hash)));
+        let image = self.model.config.image().map(|config| json!(config).to_string());
+        record.extend(image.map(|config| (IMAGE_CONFIG.to_owned(), config)));
         record
     }
 
@@ -365,7 +382,7 @@ pub(super) fn check_outline(
     model::take_adapter(&mut given, &model.config)?;
     let settings = given.resolve();
     let outline = checks::Outline { settings: &settings, folder, kind, model: &model, data: &data };
-    outline.check(&train_options(&settings, data.packing()), step)?;
+    outline.check(&train_options(&settings, &model.config, data.packing()), step)?;
     Ok(kind)
 }
 
@@ -384,14 +401,16 @@ fn check_cached(given: &Given) -> Result<(), NoModel> {
 pub(super) fn request(
     settings: &Settings,
     name: &str,
-    config: ModelConfig,
+    config: AnyModel,
     options: TrainOptions,
     machine: Machine,
 ) -> Result<Request> {
     settings.activation_codec.check(&config)?;
     let forced = forced(settings);
     let step = step_size(settings)?;
-    let step_bytes = host_memory::of_step(step, &options);
+    let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
+    // One loader for training, and one for evaluations.
+    let loading_bytes = config.image().map_or(0, |_| settings.data_ram.0.saturating_mul(2));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
     Ok(Request {
         model: name.to_owned(),
@@ -409,7 +428,9 @@ pub(super) fn request(
             DeviceKind::Cuda => DeviceMemory::Own,
         },
         save_mode: settings.save_mode,
-        beside_bytes: step_bytes.saturating_add(host_memory::of_threads(machine.threads)),
+        beside_bytes: step_bytes
+            .saturating_add(host_memory::of_threads(machine.threads))
+            .saturating_add(loading_bytes),
     })
 }
 
@@ -422,25 +443,54 @@ fn rows_per_step(settings: &Settings, step: StepSize) -> u64 {
     }
 }
 
-pub(super) fn train_options(settings: &Settings, packing: Packing) -> TrainOptions {
+fn optimizer_method(settings: &Settings) -> OptimizerMethod {
+    let weight_decay = settings.weight_decay as f32;
+    match settings.optimizer {
+        OptimizerArg::Adamw => OptimizerMethod::AdamW(AdamWParameters {
+            beta1: settings.beta1 as f32,
+            beta2: settings.beta2 as f32,
+            epsilon: settings.epsilon as f32,
+            weight_decay,
+        }),
+        OptimizerArg::Sgd => OptimizerMethod::Sgd(SgdParameters {
+            momentum: settings.momentum.unwrap_or(MOMENTUM) as f32,
+            direction: match settings.nesterov {
+                Some(true) => MomentumDirection::Nesterov,
+                _ => MomentumDirection::Momentum,
+            },
+            weight_decay,
+        }),
+    }
+}
+
+pub(super) fn train_options(
+    settings: &Settings,
+    model: &AnyModel,
+    packing: Packing,
+) -> TrainOptions {
     let batch = settings.batch.map_or(1, NonZeroUsize::get);
+    let sequence = match model.unit() {
+        Unit::Tokens => settings.seq.get(),
+        Unit::Images => 1,
+    };
     TrainOptions {
         packing,
         chunk_rows: settings.chunk_rows.get(),
         activation_codec: settings.activation_codec.into(),
         optimizer: OptimizerOptions {
-            adamw: AdamWParameters {
-                beta1: settings.beta1 as f32,
-                beta2: settings.beta2 as f32,
-                epsilon: settings.epsilon as f32,
-                weight_decay: settings.weight_decay as f32,
-            },
+            method: optimizer_method(settings),
             decay: settings.decay_targets.into(),
             max_norm: (settings.clip != 0.0).then_some(settings.clip as f32),
             moments: settings.moments.into(),
         },
+        label_smoothing: settings.label_smoothing as f32,
+        augmentation: Augmentation {
+            flip: settings.flip,
+            crop: settings.crop,
+            cutout: settings.cutout,
+        },
         seed: settings.seed.0,
-        ..TrainOptions::new(batch, settings.seq.get(), settings.precision.into())
+        ..TrainOptions::new(batch, sequence, settings.precision.into())
     }
 }
 

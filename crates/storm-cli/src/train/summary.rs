@@ -10,7 +10,7 @@ pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> 
     let plan = setup.launch.plan();
     let prediction = &plan.planned.prediction;
     let off = |measured: f64, predicted: f64| 100.0 * (measured - predicted) / predicted.max(1e-12);
-    let (Some(median), Some(speed)) = (part.median_step_seconds(), part.tokens_per_second()) else {
+    let (Some(median), Some(speed)) = (part.median_step_seconds(), part.units_per_second()) else {
         return vec!["no step was left to make".to_owned()];
     };
     let mut lines = vec![format!(
@@ -23,8 +23,9 @@ pub(super) fn lines(setup: &Setup, part: &Part, host_bytes: u64) -> Vec<String> 
         "step",
         off(median, predicted)
     ));
-    let tokens = plan.batch * plan.accumulate * setup.launch.options().sequence;
-    lines.push(format!("{:<10} {:>10.0}/s {speed:>10.0}/s", "tokens", tokens as f64 / predicted));
+    let units = plan.batch * plan.accumulate * setup.launch.options().sequence;
+    let unit = part.unit().name();
+    lines.push(format!("{unit:<10} {:>10.0}/s {speed:>10.0}/s", units as f64 / predicted));
     // Threads and tokens are there as long as the run is.
     let beside = setup.request.beside_bytes;
     for (name, predicted, measured, budget) in [

@@ -5,7 +5,18 @@ use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::str::FromStr;
 use storm_data::Overlong;
+use storm_data::records::Order;
 use storm_train::{Decay, DecayTargets};
+
+/// The rule that updates weights, as people write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OptimizerArg {
+    /// AdamW.
+    Adamw,
+    /// Stochastic gradient descent with momentum.
+    Sgd,
+}
 
 /// A number of bytes: `16GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +122,25 @@ impl From<OverlongArg> for Overlong {
             OverlongArg::Truncate => Overlong::Truncate,
             OverlongArg::Split => Overlong::Split,
             OverlongArg::Error => Overlong::Error,
+        }
+    }
+}
+
+/// In which order records come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum OrderArg {
+    /// Blocks in a random order, and the records of as many as fit into data-ram in a random order among each other.
+    Window,
+    /// Any record may follow any other. Slow where the dataset does not fit into data-ram.
+    Global,
+}
+
+impl From<OrderArg> for Order {
+    fn from(order: OrderArg) -> Order {
+        match order {
+            OrderArg::Window => Order::Window,
+            OrderArg::Global => Order::Global,
         }
     }
 }

@@ -118,6 +118,13 @@ impl RecordManifest {
     }
 
     /// Reads the manifest, the layout of its records, and the dataset's id.
+    /// Whether a folder has a manifest of this version.
+    pub(super) fn is_one(dir: &Path) -> bool {
+        let path = dir.join(MANIFEST);
+        let json = read_file(&path, MANIFEST_BYTES_MAX);
+        json.and_then(|json| peek_version(&path, &json)).is_ok_and(|version| version == VERSION)
+    }
+
     pub(super) fn read(dir: &Path) -> Result<(RecordManifest, RecordLayout, String), DataError> {
         let path = dir.join(MANIFEST);
         if !path.is_file() {

@@ -86,6 +86,11 @@ fn grown(buffer: &mut Option<Buffer>, bytes: usize) -> &mut Buffer {
 }
 
 impl RecordSet {
+    /// Whether a folder says that it holds records; what is damaged says nothing.
+    pub fn is_one(dir: &Path) -> bool {
+        RecordManifest::is_one(dir)
+    }
+
     /// Opens a dataset: checks the manifest, and headers, sizes and indices of all shards, but not their blocks.
     ///
     /// # Errors

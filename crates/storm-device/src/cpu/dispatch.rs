@@ -2,23 +2,24 @@
 
 use super::instruction::Instruction;
 use super::kernels::attention::{Attention, AttentionShape};
+use super::kernels::batch_norm::{self, BatchNormGradOutput, Channels, StatisticsOutput};
 use super::kernels::column_sum::column_sum;
 use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
 use super::kernels::element::Element;
 use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
 use super::kernels::heads::{self, HeadWeights};
-use super::kernels::loss::{self, HeadInput};
+use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
-use super::kernels::optimizer::{self, AdamWTensors, RandomBits, Storage};
-use super::kernels::{elementwise, embedding, gated_coded, layout, pool, quantized, sum};
+use super::kernels::optimizer::{self, AdamWTensors, RandomBits, SgdTensors, Storage};
+use super::kernels::{augment, elementwise, embedding, gated_coded, layout, pool, quantized, sum};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
 use half::bf16;
-use storm_graph::random::{DropoutWords, Seed, Stream};
+use storm_graph::random::{DropoutWords, PhaseWords, Seed, Stream};
 use storm_graph::{
-    ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
+    Accuracy, ActivationCodec, BlockPlace, DType, HeadLayout, Mask, MomentFormat, NormKind, Op,
     ParameterGradients, Planes, QuantizedFormat, QuantizedRow, Shape, StepScalars, UnitOutput,
     Window,
 };
@@ -322,6 +323,80 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 ));
             }
         }),
+        Op::BatchStatistics { x, running_mean, running_variance, phase } => {
+            let out = StatisticsOutput {
+                mean: access.out(&outputs[0]),
+                variance: access.out(&outputs[1]),
+                unbiased: access.out(&outputs[2]),
+            };
+            if access.phase(phase).training {
+                let partials = access.out(&outputs[3]);
+                with_float!(x.dtype, E => {
+                    batch_norm::batch_statistics::<E>(access.get(x), partials, out);
+                });
+            } else {
+                out.mean.copy_from_slice(access.get(running_mean));
+                out.variance.copy_from_slice(access.get(running_variance));
+                out.unbiased.copy_from_slice(access.get(running_variance));
+            }
+        }
+        Op::BatchNorm { x, mean, variance, weight, bias, addend, epsilon, activation } => {
+            with_float!(x.dtype, E => with_float!(weight.dtype, W => {
+                let channels = Channels::<W> {
+                    mean: access.get(mean),
+                    variance: access.get(variance),
+                    weight: access.get(weight),
+                    bias: access.get(bias),
+                    epsilon: *epsilon,
+                    activation: *activation,
+                };
+                let (x, addend) = (access.get::<E>(x), access.maybe(addend));
+                batch_norm::batch_norm(channels, x, addend, access.out(&outputs[0]));
+            }))
+        }
+        Op::BatchNormGrad {
+            dy,
+            x,
+            addend,
+            mean,
+            variance,
+            weight,
+            bias,
+            weight_accumulator,
+            bias_accumulator,
+            epsilon,
+            activation,
+            parameters,
+            dtype,
+        } => with_float!(x.dtype, E => with_float!(weight.dtype, W => with_float!(*dtype, G => {
+            let channels = Channels::<W> {
+                mean: access.get(mean),
+                variance: access.get(variance),
+                weight: access.get(weight),
+                bias: access.get(bias),
+                epsilon: *epsilon,
+                activation: *activation,
+            };
+            let compute = *parameters == ParameterGradients::Compute;
+            let partials = if compute { 3 } else { 1 };
+            let output = BatchNormGradOutput::<E, G> {
+                dx: access.out(&outputs[0]),
+                parameters: compute.then(|| [
+                    (access.out(&outputs[1]), mode(weight_accumulator)),
+                    (access.out(&outputs[2]), mode(bias_accumulator)),
+                ]),
+                partials: access.out(&outputs[partials]),
+                d_addend: addend.is_some().then(|| access.out(&outputs[partials + 1])),
+            };
+            let (dy, x, addend) = (access.get(dy), access.get(x), access.maybe(addend));
+            batch_norm::batch_norm_grad(channels, dy, x, addend, output);
+        }))),
+        Op::Augment { images, samples, phase, settings, dtype } => with_float!(*dtype, E => {
+            let &[_, height, width, channels] = images.shape.axes() else { unreachable!("its rank") };
+            let (phase, axes) = (access.phase(phase), [height, width, channels]);
+            let (images, samples) = (access.get(images), access.get(samples));
+            augment::augment::<E>(settings, phase, axes, images, samples, access.out(&outputs[0]));
+        }),
         Op::RotaryTable { positions, frequencies } => {
             let (positions, table) = (access.get(positions), access.out(&outputs[0]));
             heads::rotary_table(frequencies, positions, table);
@@ -356,13 +431,20 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 attention.cached(access.get(qkv), access.get(positions), cache, y);
             })
         }
-        Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } => {
-            with_float!(hidden.dtype, E => {
-                let input =
-                    access.head::<E>(hidden, weight, targets, denominator, *chunk_rows);
-                loss::head_loss(input, access.out(&outputs[1]), access.out(&outputs[0]));
-            })
-        }
+        Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy,
+        } => with_float!(hidden.dtype, E => {
+            let how = (*chunk_rows, *label_smoothing);
+            let input = access.head::<E>(hidden, weight, targets, denominator, how);
+            let (logits, rows) = (outputs.len() - 1, access.row_output(*accuracy, outputs, 1));
+            loss::head_loss(input, access.out(&outputs[logits]), rows);
+        }),
         Op::HeadLossGrad {
             hidden,
             weight,
@@ -371,15 +453,18 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             d_row_loss,
             accumulator,
             chunk_rows,
+            label_smoothing,
+            accuracy,
             weight_gradient,
             dtype,
         } => with_float!(hidden.dtype, E => with_float!(*dtype, G => {
             let compute = *weight_gradient == ParameterGradients::Compute;
+            let how = (*chunk_rows, *label_smoothing);
             loss::head_loss_grad::<E, G>(
-                access.head(hidden, weight, targets, denominator, *chunk_rows),
+                access.head(hidden, weight, targets, denominator, how),
                 access.get(d_row_loss),
                 access.out(&outputs[2]),
-                access.out(&outputs[0]),
+                access.row_output(*accuracy, outputs, outputs.len() - 1),
                 access.out(&outputs[1]),
                 compute.then(|| (access.out(&outputs[3]), mode(accumulator))),
             );
@@ -492,32 +577,37 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Sgd {
             parameter,
             gradient,
+            momentum,
+            master,
             scalars,
             clip,
             random,
-            weight_decay,
+            hyper,
             rounding,
+            moment_rounding,
             stream,
             first_element,
         } => {
-            if access.clip(clip) == 0.0 {
+            if access.clip(clip) == 0.0 || access.scalars(scalars).is_none() {
                 return; // a cancelled update
             }
             let storage = Storage {
                 parameter: *rounding,
-                moments: *rounding,
+                moments: *moment_rounding,
                 random: access.random_bits(random, *stream, *layer, *first_element),
             };
-            with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => {
-                optimizer::sgd::<P, G>(
-                    *weight_decay,
-                    &access.scalars(scalars),
-                    access.clip(clip),
-                    storage,
-                    access.out(&outputs[0]),
-                    access.get(gradient),
-                );
-            }));
+            let (scalars, clip) = (access.scalars(scalars), access.clip(clip));
+            let moments = momentum.as_ref().map_or(DType::F32, |momentum| momentum.dtype);
+            let master_output = 1 + usize::from(momentum.is_some());
+            with_float!(parameter.dtype, P => with_float!(gradient.dtype, G => with_float!(moments, M => {
+                let tensors = SgdTensors::<P, G, M> {
+                    parameter: access.out(&outputs[0]),
+                    master: master.is_some().then(|| access.out(&outputs[master_output])),
+                    gradient: access.get(gradient),
+                    momentum: momentum.is_some().then(|| access.out(&outputs[1])),
+                };
+                optimizer::sgd(hyper, &scalars, clip, storage, tensors);
+            })));
         }
     }
 }
@@ -614,7 +704,7 @@ impl<'m> Access<'_, 'm> {
         weight: &View,
         targets: &View,
         denominator: &View,
-        chunk_rows: usize,
+        (chunk_rows, label_smoothing): (usize, f32),
     ) -> HeadInput<'m, E> {
         HeadInput {
             hidden: self.get(hidden),
@@ -623,7 +713,14 @@ impl<'m> Access<'_, 'm> {
             denominator: self.get::<f32>(denominator)[0],
             width: hidden.shape.width(),
             chunk_rows: chunk_rows.clamp(1, hidden.shape.rows().max(1)),
+            label_smoothing,
         }
+    }
+
+    /// What a loss yields for each row: its loss first, whether it is right at `correct`.
+    fn row_output(&self, accuracy: Accuracy, outputs: &[View], correct: usize) -> RowOutput<'m> {
+        let correct = (accuracy == Accuracy::Compute).then(|| self.out(&outputs[correct]));
+        RowOutput { losses: self.out(&outputs[0]), correct }
     }
 
     /// What an AdamW update changes, and the gradient.
@@ -658,6 +755,10 @@ impl<'m> Access<'_, 'm> {
     fn seed(&self, view: &View) -> Seed {
         let words = self.get::<i32>(view);
         Seed::from_words([words[0], words[1], words[2]])
+    }
+
+    fn phase(&self, view: &View) -> PhaseWords {
+        PhaseWords::from_words(self.get(view).try_into().expect("its shape"))
     }
 
     fn random_bits(

@@ -167,6 +167,8 @@ fn loss_of_even_odds_is_the_log_of_their_number() {
         targets: &targets,
         denominator: &denominator,
         chunk_rows: 1,
+        label_smoothing: 0.0,
+        accuracy: storm_graph::Accuracy::Skip,
     };
     check(op, &[&[4f64.ln() / 2.0, 0.0]]);
 }

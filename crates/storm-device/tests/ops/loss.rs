@@ -2,7 +2,7 @@
 
 use crate::reference::evaluate_graph;
 use crate::support::*;
-use storm_graph::{DType, IGNORE_INDEX, Op};
+use storm_graph::{Accuracy, DType, IGNORE_INDEX, Op};
 
 #[test]
 fn head_loss() {
@@ -48,7 +48,15 @@ fn head_loss_of_nothing() {
         let weight = b.parameter("weight", &[5, 8]);
         let denominator = b.constant("denominator", &[], vec![4.0]);
         let targets = b.integers("targets", &[0], |_, _| 0);
-        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows: 2 };
+        let op = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows: 2,
+            label_smoothing: 0.0,
+            accuracy: Accuracy::Skip,
+        };
         b.result("loss", op);
     });
 }
@@ -62,7 +70,15 @@ fn two_head_losses() {
         let denominator = b.constant("denominator", &[], vec![4.0]);
         for name in ["first", "second"] {
             let targets = b.integers(name, &[4], |rng, _| rng.below(5) as i32);
-            let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows: 2 };
+            let op = Op::HeadLoss {
+                hidden,
+                weight,
+                targets,
+                denominator,
+                chunk_rows: 2,
+                label_smoothing: 0.0,
+                accuracy: Accuracy::Skip,
+            };
             b.result(&format!("{name} loss"), op);
         }
     });
@@ -89,7 +105,68 @@ fn random_loss(b: &mut Builder, scale: f64) {
     let count = b.rng.pick(&[1.0, 3.0, 20.0]);
     let denominator = b.constant("denominator", &[], vec![count]);
     let chunk_rows = b.rng.pick(&[1, 2, 7, 16, 1000]);
+    let label_smoothing = b.rng.pick(&[0.0, 0.0, 0.1, 0.5]);
     // A logit of 10 in bf16 is off by up to 0.03.
     b.loosen(4.0);
-    b.result("loss", Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows });
+    b.result(
+        "loss",
+        Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy: Accuracy::Skip,
+        },
+    );
+}
+
+/// Small whole numbers, which bf16 sums exactly, so that many logits are equal: the first of the largest counts. Both ops say
+/// so, and what they say moves behind the gradient with the loss.
+#[test]
+fn rows_are_right_where_the_first_of_the_largest_logits_is_the_target() {
+    let mut right = 0.0;
+    for seed in 0..20 {
+        for dtype in [DType::F32, DType::BF16] {
+            let case = Case::build(seed, dtype, Precision::Rounded, |b| {
+                let (classes, width) = (b.rng.pick(&[2, 3, 10, 33]), 9);
+                let hidden = b.input("hidden", &[33, width]);
+                let weight = b.parameter("weight", &[classes, width]);
+                let targets = b.integers("targets", &[33], |rng, _| match rng.below(8) {
+                    0 => IGNORE_INDEX,
+                    _ => rng.below(classes) as i32,
+                });
+                let denominator = b.constant("denominator", &[], vec![4.0]);
+                b.loosen(4.0);
+                let op = Op::HeadLoss {
+                    hidden,
+                    weight,
+                    targets,
+                    denominator,
+                    chunk_rows: 7,
+                    label_smoothing: 0.1,
+                    accuracy: Accuracy::Compute,
+                };
+                b.result("loss", op);
+            });
+            let mut case = case;
+            for (&id, value) in case.values.iter_mut() {
+                if ["hidden", "weight"].contains(&case.graph.tensor(id).name.as_str()) {
+                    value.data.iter_mut().for_each(|x| *x = x.round().clamp(-1.0, 1.0));
+                }
+            }
+            let correct = case.graph.nodes()[0].outputs[1];
+            let want = evaluate_graph(&case.graph, &case.values)[&correct].clone();
+            assert_eq!(case.run().get(correct), want, "seed {seed}, {dtype}");
+            right += want.data.iter().sum::<f64>();
+            let backward = case.differentiate(&Start::Fresh, DType::F32);
+            let [node] = &backward.graph.nodes() else { panic!("only HeadLossGrad is left") };
+            assert_eq!(node.outputs.last(), Some(&correct));
+            let mut machine = Machine::new(&backward.graph, &backward.values);
+            machine.run();
+            assert_eq!(machine.get(correct), want, "seed {seed}, {dtype}");
+        }
+    }
+    assert!(right > 100.0, "only {right} rows are right");
 }

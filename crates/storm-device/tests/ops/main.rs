@@ -5,8 +5,8 @@
 //! |---|---|
 //! | `../reference/` | the ops in plain f64 loops |
 //! | `../support/` | random cases, the machine that runs them, comparisons, [`support::check`] |
-//! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `attention`, `loss`, `shapes` | random cases of one op family |
-//! | `optimizer`, `optimizer_int8`, `random_normal` | ops without gradients |
+//! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `batch_norm`, `attention`, `loss`, `shapes` | random cases of one op family |
+//! | `optimizer`, `optimizer_int8`, `random_normal`, `augment` | ops without gradients |
 //! | `codec` | gated units whose operand waits in 8 bits |
 //! | `transformer` | whole small models: sharing, frozen parameters |
 //! | `exactness` | thread counts and recomputation, to the bit |
@@ -19,6 +19,8 @@ mod reference;
 mod support;
 
 mod attention;
+mod augment;
+mod batch_norm;
 mod codec;
 mod convolution;
 mod dropout;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    AdamWParameters, DType, Graph, Op, PIECE_ALIGNMENT, Rounding, Shape, StepScalars, TensorClass,
-    TensorId, Training,
+    AdamWParameters, DType, Graph, MomentumDirection, Op, PIECE_ALIGNMENT, Rounding, SgdParameters,
+    Shape, StepScalars, TensorClass, TensorId, Training,
 };
 
 const HYPER: AdamWParameters =
@@ -162,11 +162,14 @@ fn sgd() {
         let op = Op::Sgd {
             parameter,
             gradient,
+            momentum: None,
+            master: None,
             scalars,
             clip,
             random: None,
-            weight_decay: 0.1,
+            hyper: SgdParameters::plain(0.1),
             rounding: Rounding::Nearest,
+            moment_rounding: Rounding::Nearest,
             stream: 0,
             first_element: 0,
         };
@@ -175,6 +178,50 @@ fn sgd() {
         match dtype {
             DType::BF16 => assert_rounded_once(&context, got, want),
             _ => assert_close(&context, got, want, F32_TOLERANCE, 0.0),
+        }
+    }
+}
+
+/// Momentum and Nesterov's direction, with and without a master.
+#[test]
+fn sgd_with_momentum() {
+    for seed in 0..60 {
+        let elements = Rng::new(seed + 1000).pick(&SIZES);
+        let mut update = Update::new(seed, elements);
+        let floats = [DType::F32, DType::BF16];
+        let (dtype, moments) = (update.rng.pick(&floats), update.rng.pick(&floats));
+        let gradients = update.rng.pick(&floats);
+        let state = TensorClass::OptimizerState;
+        let parameter = update.parameter(dtype);
+        let gradient = update.gradient(gradients);
+        let momentum = Some(update.operand(moments, state, |x| 0.3 * x));
+        let master = update.rng.coin().then(|| update.operand(DType::F32, state, |x| x));
+        let scalars = update.scalars(0.5, 1);
+        let clip = update.clip();
+        let direction =
+            update.rng.pick(&[MomentumDirection::Momentum, MomentumDirection::Nesterov]);
+        let op = Op::Sgd {
+            parameter,
+            gradient,
+            momentum,
+            master,
+            scalars,
+            clip,
+            random: None,
+            hyper: SgdParameters { momentum: 0.9, direction, weight_decay: 0.1 },
+            rounding: Rounding::Nearest,
+            moment_rounding: Rounding::Nearest,
+            stream: 0,
+            first_element: 0,
+        };
+        let made = update.run(op);
+        assert_eq!(made.len(), 2 + usize::from(master.is_some()));
+        for (i, ((got, want), dtype)) in made.iter().zip([dtype, moments, DType::F32]).enumerate() {
+            let context = format!("Sgd with momentum, seed {seed}, output {i}");
+            match dtype {
+                DType::BF16 => assert_rounded_once(&context, got, want),
+                _ => assert_close(&context, got, want, F32_TOLERANCE, 0.1),
+            }
         }
     }
 }
@@ -209,11 +256,14 @@ fn stochastic(adamw: bool, seed: u64, step: u32, stream: u16) -> Vec<(Value, Val
         Op::Sgd {
             parameter,
             gradient,
+            momentum: None,
+            master: None,
             scalars,
             clip: None,
             random,
-            weight_decay: 0.1,
+            hyper: SgdParameters::plain(0.1),
             rounding,
+            moment_rounding: Rounding::Nearest,
             stream,
             first_element: 0,
         }
@@ -321,11 +371,19 @@ fn piece_bits(adamw: bool, dtype: DType, has_master: bool, piece: Range<usize>) 
         Op::Sgd {
             parameter,
             gradient,
+            momentum: Some(update.operand(dtype, TensorClass::OptimizerState, |x| 0.3 * x)),
+            master: has_master
+                .then(|| update.operand(DType::F32, TensorClass::OptimizerState, |x| x)),
             scalars,
             clip,
             random,
-            weight_decay,
+            hyper: SgdParameters {
+                momentum: 0.9,
+                direction: MomentumDirection::Nesterov,
+                weight_decay,
+            },
             rounding,
+            moment_rounding: stochastic,
             stream,
             first_element,
         }
@@ -340,7 +398,7 @@ const PIECES: [usize; 4] = [0, PIECE_ALIGNMENT, 3 * PIECE_ALIGNMENT, 40_001];
 #[test]
 fn updates_in_pieces_give_the_same_bits_as_the_whole() {
     for dtype in [DType::F32, DType::BF16] {
-        for (adamw, has_master) in [(true, false), (true, true), (false, false)] {
+        for (adamw, has_master) in [(true, false), (true, true), (false, false), (false, true)] {
             let whole = piece_bits(adamw, dtype, has_master, 0..PIECES[PIECES.len() - 1]);
             let mut joined: Vec<Vec<u64>> = vec![Vec::new(); whole.len()];
             for cut in PIECES.windows(2) {

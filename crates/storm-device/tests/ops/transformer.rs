@@ -119,7 +119,15 @@ impl Model<'_> {
         });
         let denominator = self.b.constant("denominator", &[], vec![(batch * time) as f64]);
         let chunk_rows = self.b.rng.pick(&[3, 64, 1000]);
-        let loss = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
+        let loss = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing: 0.0,
+            accuracy: storm_graph::Accuracy::Skip,
+        };
         let row_loss = self.b.apply("row_loss", loss)[0];
         self.b.result("loss", Op::Sum { x: row_loss });
     }

@@ -5,6 +5,8 @@
 //! they are checked against finite differences of these functions.
 
 mod attention;
+mod augment;
+mod batch_norm;
 mod elementwise;
 mod images;
 mod linear;
@@ -70,6 +72,8 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         | Op::Activation { .. }
         | Op::SwiGlu { .. } => elementwise::evaluate(op),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::evaluate(op),
+        Op::Augment { .. } => augment::evaluate(op),
+        Op::BatchStatistics { .. } | Op::BatchNorm { .. } => batch_norm::evaluate(op),
         Op::RotaryTable { .. } | Op::Rotary { .. } | Op::Attention { .. } => {
             attention::evaluate(op)
         }

@@ -1,7 +1,7 @@
 //! Norms of gradients and updates; the updated values before they are rounded for storage.
 
 use super::Value;
-use storm_graph::Op;
+use storm_graph::{MomentumDirection, Op};
 
 pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
     match op {
@@ -46,11 +46,23 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
             }
             outputs
         }
-        Op::Sgd { parameter, gradient, scalars, clip, weight_decay, .. } => {
+        Op::Sgd { parameter, gradient, momentum, master, scalars, clip, hyper, .. } => {
             let rate = scalars.data[0];
             let clip = clip.map_or(1.0, |clip| clip.data[0]);
-            let decay = f64::from(*weight_decay);
-            vec![parameter.zip(gradient, |p, g| p - rate * (clip * g + decay * p))]
+            let (decay, share) = (f64::from(hyper.weight_decay), f64::from(hyper.momentum));
+            let start = master.unwrap_or(*parameter);
+            let whole = start.zip(gradient, |p, g| clip * g + decay * p);
+            let moved = momentum.map(|momentum| momentum.zip(&whole, |m, g| share * m + g));
+            let direction = match (&moved, hyper.direction) {
+                (None, _) => whole,
+                (Some(moved), MomentumDirection::Momentum) => moved.clone(),
+                (Some(moved), MomentumDirection::Nesterov) => {
+                    whole.zip(moved, |g, m| g + share * m)
+                }
+            };
+            let updated = start.zip(&direction, |p, d| p - rate * d);
+            let master = master.map(|_| updated.clone());
+            [Some(updated), moved, master].into_iter().flatten().collect()
         }
         _ => unreachable!("not an optimizer op"),
     }

@@ -3,13 +3,26 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{DType, GraphError, Op, ParameterGradients, Shape, Tensor, TensorId};
+use crate::{Accuracy, DType, GraphError, Op, ParameterGradients, Shape, Tensor, TensorId};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
-        Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } => {
+        Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy,
+        } => {
             let chunk = check_head(hidden, weight, targets, denominator, *chunk_rows)?;
-            Ok(vec![Output::activation("", hidden.shape.row_shape(), DType::F32), chunk])
+            check_smoothing(*label_smoothing)?;
+            let rows = hidden.shape.row_shape();
+            let mut outputs = vec![Output::activation("", rows.clone(), DType::F32)];
+            outputs.extend(correct(*accuracy, rows));
+            outputs.push(chunk);
+            Ok(outputs)
         }
         Op::HeadLossGrad {
             hidden,
@@ -19,9 +32,12 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             d_row_loss,
             accumulator,
             chunk_rows,
+            label_smoothing,
+            accuracy,
             weight_gradient,
             dtype,
         } => {
+            check_smoothing(*label_smoothing)?;
             let chunk = check_head(hidden, weight, targets, denominator, *chunk_rows)?;
             let rows = hidden.shape.row_shape();
             rules::gradient_dtype(*dtype)?;
@@ -29,16 +45,31 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::dtype("d_row_loss", d_row_loss, DType::F32)?;
             rules::maybe("accumulator", accumulator.as_ref(), &weight.shape, *dtype)?;
             let mut outputs = vec![
-                Output::activation("loss", rows, DType::F32),
+                Output::activation("loss", rows.clone(), DType::F32),
                 Output::activation("", hidden.shape.clone(), hidden.dtype),
                 chunk,
             ];
             if *weight_gradient == ParameterGradients::Compute {
                 outputs.push(Output::gradient("weight", weight.shape.clone(), *dtype));
             }
+            outputs.extend(correct(*accuracy, rows));
             Ok(outputs)
         }
         _ => unreachable!("not a loss op"),
+    }
+}
+
+/// Which rows are right, if that is asked for.
+fn correct(accuracy: Accuracy, rows: Shape) -> Option<Output> {
+    (accuracy == Accuracy::Compute).then(|| Output::activation("correct", rows, DType::F32))
+}
+
+fn check_smoothing(label_smoothing: f32) -> Result<(), String> {
+    match (0.0..1.0).contains(&label_smoothing) {
+        true => Ok(()),
+        false => Err(format!(
+            "label_smoothing must be at least 0 and less than 1, not {label_smoothing}"
+        )),
     }
 }
 
@@ -67,7 +98,16 @@ fn check_head(
 }
 
 pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {
-    let Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } = *op else {
+    let Op::HeadLoss {
+        hidden,
+        weight,
+        targets,
+        denominator,
+        chunk_rows,
+        label_smoothing,
+        accuracy,
+    } = *op
+    else {
         unreachable!("not a loss op")
     };
     let Some(d_row_loss) = ctx.output_gradient(0) else { return Ok(()) };
@@ -82,6 +122,8 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
             d_row_loss,
             accumulator: gradient.accumulator,
             chunk_rows,
+            label_smoothing,
+            accuracy,
             weight_gradient,
             dtype: gradient.dtype,
         },

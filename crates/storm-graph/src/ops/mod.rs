@@ -3,6 +3,8 @@
 //! A new op is declared in [`Op`], gets its two rules in a file here, and a kernel per device.
 
 mod attention;
+mod augment;
+mod batch_norm;
 mod blocks;
 mod convolution;
 mod dropout;
@@ -22,6 +24,7 @@ use crate::autodiff::Backward;
 use crate::graph::Output;
 use crate::{Family, GraphError, Op, Tensor, TensorId};
 
+pub use batch_norm::{STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES, STATISTICS_ROWS};
 pub use optimizer::PIECE_ALIGNMENT;
 pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
 
@@ -34,6 +37,8 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Family::Pool => pool::infer(op),
         Family::Elementwise => elementwise::infer(op),
         Family::Norm => norm::infer(op),
+        Family::BatchNorm => batch_norm::infer(op),
+        Family::Image => augment::infer(op),
         Family::Attention => attention::infer(op),
         Family::Loss => loss::infer(op),
         Family::Reduce => reduce::infer(op),
@@ -57,6 +62,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::SwiGlu { .. } => elementwise::backward(op, ctx),
         Op::Dropout { .. } => dropout::backward(op, ctx),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::backward(op, ctx),
+        Op::BatchNorm { .. } => batch_norm::backward(op, ctx),
         Op::Rotary { .. } | Op::Attention { .. } => attention::backward(op, ctx),
         Op::HeadLoss { .. } => loss::backward(op, ctx),
         Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::backward(op, ctx),
@@ -82,6 +88,9 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::SwiGluCodedGrad { .. }
         | Op::NormGrad { .. }
         | Op::QkNormGrad { .. }
+        | Op::BatchStatistics { .. }
+        | Op::Augment { .. }
+        | Op::BatchNormGrad { .. }
         | Op::RotaryTable { .. }
         | Op::AttentionGrad { .. }
         | Op::CachedAttention { .. }

@@ -3,7 +3,10 @@
 use super::reduce::block_partials;
 use super::rules;
 use crate::graph::Output;
-use crate::{AdamWParameters, DType, MomentFormat, Op, Rounding, Shape, StepScalars, Tensor};
+use crate::{
+    AdamWParameters, DType, MomentFormat, MomentumDirection, Op, Rounding, SgdParameters, Shape,
+    StepScalars, Tensor,
+};
 
 /// Pieces of a parameter that are updated one by one begin at multiples of this many elements, so
 /// that a piece is aligned for every kernel, with moments in 8 bits, too (64 groups are 33 times 256 bytes), and
@@ -80,13 +83,58 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
                 .filter_map(|(operand, suffix)| operand.map(|t| over(suffix, t)))
                 .collect())
         }
-        Op::Sgd { parameter, gradient, scalars, clip, random, rounding, first_element, .. } => {
+        Op::Sgd {
+            parameter,
+            gradient,
+            momentum,
+            master,
+            scalars,
+            clip,
+            random,
+            hyper,
+            rounding,
+            moment_rounding,
+            first_element,
+            ..
+        } => {
             check_piece(*first_element)?;
             check_update(parameter, gradient, scalars, clip.as_ref(), random.as_ref(), *rounding)?;
-            Ok(vec![over("", parameter)])
+            check_sgd(hyper, momentum.is_some())?;
+            if let Some(momentum) = momentum {
+                rules::float("momentum", momentum)?;
+                rules::shape("momentum", momentum, &parameter.shape)?;
+                check_rounding("momentum", momentum, random.is_some(), *moment_rounding)?;
+            }
+            rules::maybe("master", master.as_ref(), &parameter.shape, DType::F32)?;
+            if master.is_some() && *rounding == Rounding::Stochastic {
+                return Err("stochastic rounding is for parameters without a master copy".into());
+            }
+            let operands = [
+                ("", Some(parameter)),
+                ("momentum", momentum.as_ref()),
+                ("master", master.as_ref()),
+            ];
+            Ok(operands
+                .into_iter()
+                .filter_map(|(suffix, operand)| operand.map(|t| over(suffix, t)))
+                .collect())
         }
         _ => unreachable!("not an optimizer op"),
     }
+}
+
+fn check_sgd(hyper: &SgdParameters, has_momentum: bool) -> Result<(), String> {
+    let SgdParameters { momentum, direction, .. } = *hyper;
+    if !(0.0..1.0).contains(&momentum) {
+        return Err(format!("the momentum must be at least 0 and less than 1, not {momentum}"));
+    }
+    if hyper.has_momentum() != has_momentum {
+        return Err("`momentum` is given if there is one, and only then".into());
+    }
+    if direction == MomentumDirection::Nesterov && !has_momentum {
+        return Err("Nesterov's direction needs a momentum".into());
+    }
+    Ok(())
 }
 
 /// The output that overwrites `tensor`.

@@ -2,7 +2,7 @@
 
 use super::directory::HfDirectory;
 use super::dtype::Element;
-use super::names::{HF_HEAD, HfPiece, ParameterSpec, hf_embedding};
+use super::names::{HF_HEAD, HfPiece, ParameterSpec, StoredOrder, hf_embedding};
 use super::safetensors_file::CHUNK_BYTES;
 use crate::ModelError;
 use std::ops::Range;
@@ -50,10 +50,12 @@ pub(super) fn load_rows<E: Element>(
             return Err(wrong("a piece", stored, piece.rows.len() * row));
         }
         let dest = &mut dest[at * row..(at + own.len()) * row];
-        if piece.transposed {
-            load_transposed(directory, piece, own.clone(), dest)?;
-        } else {
-            directory.read_elements(&piece.hf_name, own.start * row, dest)?;
+        match piece.order {
+            StoredOrder::Transposed => load_transposed(directory, piece, own.clone(), dest)?,
+            StoredOrder::Rows | StoredOrder::ChannelsFirst { .. } => {
+                directory.read_elements(&piece.hf_name, own.start * row, dest)?;
+                piece.order.restore_rows(row, dest);
+            }
         }
         if own.start == 0 && piece.hf_name == hf_embedding(directory.model().family) {
             check_tied(directory)?;

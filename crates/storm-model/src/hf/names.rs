@@ -27,8 +27,55 @@ pub struct HfPiece {
     pub shape: Vec<usize>,
     /// The rows of the parameter that it fills; of a vector, the elements.
     pub rows: Range<usize>,
-    /// Whether it is stored as (in, out).
-    pub transposed: bool,
+    /// How its elements are ordered in the file.
+    pub order: StoredOrder,
+}
+
+/// How the elements of a stored tensor are ordered, compared with the rows of the parameter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredOrder {
+    /// As in the parameter.
+    Rows,
+    /// The whole matrix is stored as (in, out).
+    Transposed,
+    /// A row is (positions, channels) in the parameter and (channels, positions) in the file, as PyTorch stores
+    /// convolutions.
+    ChannelsFirst {
+        /// Positions of a row: those of a convolution's kernel.
+        positions: usize,
+    },
+}
+
+impl StoredOrder {
+    /// Turns rows as they are stored into rows of the parameter. A transposed matrix has no rows of its own.
+    pub(crate) fn restore_rows<E: Copy>(self, row: usize, rows: &mut [E]) {
+        let StoredOrder::ChannelsFirst { positions } = self else { return };
+        for_each_row(row, rows, |stored, restored| {
+            swap_axes(row / positions, positions, stored, restored)
+        });
+    }
+
+    /// Turns rows of the parameter into rows as they are stored.
+    pub(crate) fn store_rows<E: Copy>(self, row: usize, rows: &mut [E]) {
+        let StoredOrder::ChannelsFirst { positions } = self else { return };
+        for_each_row(row, rows, |own, stored| swap_axes(positions, row / positions, own, stored));
+    }
+}
+
+fn for_each_row<E: Copy>(row: usize, rows: &mut [E], change: impl Fn(&[E], &mut [E])) {
+    let mut before = Vec::with_capacity(row);
+    for row in rows.chunks_mut(row.max(1)) {
+        before.clear();
+        before.extend_from_slice(row);
+        change(&before, row);
+    }
+}
+
+/// A matrix (outer, inner) as (inner, outer).
+fn swap_axes<E: Copy>(outer: usize, inner: usize, from: &[E], to: &mut [E]) {
+    for (place, value) in from.iter().enumerate() {
+        to[place % inner * outer + place / inner] = *value;
+    }
 }
 
 impl HfPiece {
@@ -170,7 +217,7 @@ fn gpt2(config: &ModelConfig) -> Parts {
                 hf_name: format!("{hf}.weight"),
                 shape: vec![columns, rows],
                 rows: 0..rows,
-                transposed: true,
+                order: StoredOrder::Transposed,
             }],
         };
         [weight, whole(&format!("{name}.bias"), &format!("{hf}.bias"), &[rows])]
@@ -266,7 +313,7 @@ fn whole(name: &str, hf_name: &str, shape: &[usize]) -> ParameterSpec {
             hf_name: hf_name.into(),
             shape: shape.into(),
             rows: 0..shape[0],
-            transposed: false,
+            order: StoredOrder::Rows,
         }],
     }
 }
@@ -289,7 +336,7 @@ fn stacked(
                 hf_name: format!("{hf}.{part}"),
                 shape: with_columns(rows),
                 rows: start..end,
-                transposed: false,
+                order: StoredOrder::Rows,
             }
         })
         .collect();

@@ -14,7 +14,7 @@ use super::config_json::HfConfig;
 use super::config_write::config_json;
 use super::directory::SHARDS_MAX;
 use super::dtype::{Element, WeightDtype};
-use super::names::{HfPiece, ParameterLayout, ParameterSpec};
+use super::names::{HfPiece, ParameterLayout, ParameterSpec, StoredOrder};
 use super::paths::Root;
 use super::safetensors_writer::SafetensorsWriter;
 use super::strict_json::ENTRIES_MAX;
@@ -88,16 +88,13 @@ pub fn save<E, P>(
     output: &Path,
     config: &ModelConfig,
     options: &SaveOptions<'_>,
-    mut provider: P,
+    provider: P,
 ) -> Result<(), ModelError>
 where
     E: Element,
     P: FnMut(&ParameterSpec, Range<usize>, &mut [E]) -> Result<(), Box<dyn Error + Send + Sync>>,
 {
     config.validate()?;
-    let if_exists = options.if_exists;
-    let staged = StagedDirectory::create(output, "saving", move |path| if_exists.may_replace(path))
-        .map_err(ModelError::stage(output))?;
     let original = match options.source {
         Some(source) => {
             let path = Root::new(source)?.file("config.json")?;
@@ -106,17 +103,36 @@ where
         None => None,
     };
     let config_map = config_json(config, original.as_ref(), options.dtype);
-    write_json(&staged.path().join("config.json"), config_map)?;
+    let specs: Vec<ParameterSpec> = ParameterLayout::new(config).iter().collect();
+    save_parts(output, config_map, &specs, options, provider)
+}
+
+/// Saves a model of any kind: its config.json, its parameters and what comes along.
+pub(crate) fn save_parts<E, P>(
+    output: &Path,
+    config: Map<String, Value>,
+    specs: &[ParameterSpec],
+    options: &SaveOptions<'_>,
+    mut provider: P,
+) -> Result<(), ModelError>
+where
+    E: Element,
+    P: FnMut(&ParameterSpec, Range<usize>, &mut [E]) -> Result<(), Box<dyn Error + Send + Sync>>,
+{
+    let if_exists = options.if_exists;
+    let staged = StagedDirectory::create(output, "saving", move |path| if_exists.may_replace(path))
+        .map_err(ModelError::stage(output))?;
+    write_json(&staged.path().join("config.json"), config)?;
     if let Some(source) = options.source {
         carry(source, staged.path())?;
     }
-    write_weights(staged.path(), config, options, &mut provider)?;
+    write_weights(staged.path(), specs, options, &mut provider)?;
     staged.finish().map_err(ModelError::stage(output))
 }
 
 fn write_weights<E, P>(
     directory: &Path,
-    config: &ModelConfig,
+    specs: &[ParameterSpec],
     options: &SaveOptions<'_>,
     provider: &mut P,
 ) -> Result<(), ModelError>
@@ -124,8 +140,7 @@ where
     E: Element,
     P: FnMut(&ParameterSpec, Range<usize>, &mut [E]) -> Result<(), Box<dyn Error + Send + Sync>>,
 {
-    let layout = ParameterLayout::new(config);
-    let shards = plan_shards(&layout, options);
+    let shards = plan_shards(specs, options);
     if shards.len() > SHARDS_MAX {
         return Err(ModelError::WrongLength {
             what: "the number of shards (make them larger)",
@@ -148,22 +163,23 @@ where
         true => "model.safetensors".to_owned(),
         false => format!("model-{:05}-of-{:05}.safetensors", index + 1, shards.len()),
     };
-    let mut pieces = layout.iter().flat_map(|spec| {
-        let pieces = spec.pieces.clone();
-        pieces.into_iter().map(move |piece| (spec.clone(), piece))
-    });
+    let mut pieces =
+        specs.iter().flat_map(|spec| spec.pieces.iter().map(move |piece| (spec, piece)));
     for (index, tensors) in shards.iter().enumerate() {
         let mut writer =
             SafetensorsWriter::create(&directory.join(name(index)), options.dtype, tensors)?;
         for (spec, piece) in pieces.by_ref().take(tensors.len()) {
             let mut fill = |elements: Range<usize>, dest: &mut [E]| {
-                provider(&spec, elements, dest)
+                provider(spec, elements, dest)
                     .map_err(|source| ModelError::Provider { name: spec.name.clone(), source })
             };
-            if piece.transposed {
-                write_transposed(&mut writer, &piece, BAND_ELEMENTS, &mut fill)?;
-            } else {
-                write_rows(&mut writer, &spec, &piece, &mut fill)?;
+            match piece.order {
+                StoredOrder::Transposed => {
+                    write_transposed(&mut writer, piece, BAND_ELEMENTS, &mut fill)?;
+                }
+                StoredOrder::Rows | StoredOrder::ChannelsFirst { .. } => {
+                    write_rows(&mut writer, spec, piece, &mut fill)?;
+                }
             }
         }
         writer.finish()?;
@@ -176,7 +192,7 @@ where
         weight_map
             .extend(tensors.iter().map(|(tensor, _)| (tensor.clone(), Value::from(name(index)))));
     }
-    let count = config.parameter_count();
+    let count: u64 = specs.iter().map(|spec| spec.element_count() as u64).sum();
     let size = count * options.dtype.dtype().size_bytes() as u64;
     let mut index = Map::new();
     index.insert("metadata".into(), json!({"total_parameters": count, "total_size": size}));
@@ -186,13 +202,13 @@ where
 
 /// The tensors of each file, in the order of the forward pass.
 fn plan_shards(
-    layout: &ParameterLayout,
+    specs: &[ParameterSpec],
     options: &SaveOptions<'_>,
 ) -> Vec<Vec<(String, Vec<usize>)>> {
     let element_bytes = options.dtype.dtype().size_bytes() as u64;
     let mut shards = vec![Vec::new()];
     let mut shard_bytes = 0;
-    for piece in layout.iter().flat_map(|spec| spec.pieces) {
+    for piece in specs.iter().flat_map(|spec| &spec.pieces) {
         let bytes = piece.shape.iter().map(|size| *size as u64).product::<u64>() * element_bytes;
         if shard_bytes > 0 && shard_bytes + bytes > options.shard_bytes {
             shards.push(Vec::new());
@@ -200,7 +216,7 @@ fn plan_shards(
         }
         shard_bytes += bytes;
         let last = shards.len() - 1;
-        shards[last].push((piece.hf_name, piece.shape));
+        shards[last].push((piece.hf_name.clone(), piece.shape.clone()));
     }
     shards
 }
@@ -219,6 +235,7 @@ fn write_rows<E: Element>(
         let end = piece.rows.end.min(start + chunk_rows);
         let chunk = &mut buffer[..(end - start) * row];
         fill(start * row..end * row, chunk)?;
+        piece.order.store_rows(row, chunk);
         writer.write(chunk)?;
     }
     Ok(())
@@ -289,7 +306,7 @@ mod tests {
                 hf_name: "t".into(),
                 shape: shape.clone(),
                 rows: 0..outputs,
-                transposed: true,
+                order: StoredOrder::Transposed,
             };
             let tensors = [("t".to_owned(), shape.clone())];
             let mut writer = SafetensorsWriter::create(&path, WeightDtype::F32, &tensors).unwrap();

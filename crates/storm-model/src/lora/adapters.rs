@@ -2,7 +2,7 @@
 
 use super::options::{ending, is_named, refuse, whole};
 use super::{LoraOptions, Targets};
-use crate::hf::{HfPiece, ParameterLayout, ParameterSpec};
+use crate::hf::{HfPiece, ParameterLayout, ParameterSpec, StoredOrder};
 use crate::{Family, ModelConfig, ModelError};
 use regex::Regex;
 use std::collections::BTreeSet;
@@ -85,7 +85,7 @@ impl AdaptedLinear {
             hf_name: format!("{}.lora_{matrix}.weight", peft_name(module)),
             shape: shape.to_vec(),
             rows: first..first + shape[0],
-            transposed: false,
+            order: StoredOrder::Rows,
         };
         let mut first = 0;
         let mut a = ParameterSpec {
@@ -409,7 +409,9 @@ impl<'a> Finder<'a> {
                     .to_owned(),
             );
         }
-        if self.config.family == Family::Gpt2 && spec.shape.len() == 2 && spec.pieces[0].transposed
+        if self.config.family == Family::Gpt2
+            && spec.shape.len() == 2
+            && spec.pieces[0].order == StoredOrder::Transposed
         {
             return refuse(format!(
                 "`{}` is a projection: give it an adapter (targets) instead of naming it in modules-to-save",

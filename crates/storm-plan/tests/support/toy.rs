@@ -39,11 +39,14 @@ fn graph(rows: usize, width: usize) -> Graph {
     let update = |parameter, gradient| Op::Sgd {
         parameter,
         gradient,
+        momentum: None,
+        master: None,
         scalars,
         clip: None,
         random: None,
-        weight_decay: 0.0,
+        hyper: storm_graph::SgdParameters::plain(0.0),
         rounding: Rounding::Nearest,
+        moment_rounding: Rounding::Nearest,
         stream: 0,
         first_element: 0,
     };

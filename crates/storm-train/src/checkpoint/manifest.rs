@@ -29,8 +29,9 @@ pub struct Progress {
     pub step: u64,
     /// Updates made; with the seed, the whole state of the random generator.
     pub updates: u32,
-    /// Tokens read.
-    pub tokens: u64,
+    /// Tokens or samples read.
+    #[serde(rename = "tokens", alias = "units")]
+    pub units: u64,
     /// Where the data goes on, in the words of what supplies it.
     pub data: serde_json::Value,
     /// The best evaluation so far.

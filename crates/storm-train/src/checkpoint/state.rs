@@ -2,7 +2,7 @@ use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions, Trainer};
 use storm_device::{HostBuffer, PlanDevice};
 use storm_graph::{DType, MomentFormat, ParameterInstance, Shape, Training};
-use storm_model::{Dtype, ModelConfig, build};
+use storm_model::{AnyModel, Dtype};
 
 /// Which file of a checkpoint a tensor is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,8 @@ pub(crate) enum Base {
 }
 
 impl Base {
-    pub(crate) fn of(config: Option<&ModelConfig>) -> Base {
-        match config.is_some_and(|config| config.adapters.is_some()) {
+    pub(crate) fn of(model: Option<&AnyModel>) -> Base {
+        match model.is_some_and(|model| model.adapters().is_some()) {
             true => Base::Elsewhere,
             false => Base::Saved,
         }
@@ -93,12 +93,8 @@ pub(crate) fn state_tensors(
         if parameter.training != Training::Trainable {
             continue;
         }
-        for moment in ["first_moment", "second_moment"] {
-            let format = options.optimizer.moments.format(options.precision, parameter);
-            add(format!("{name}.{moment}"), format, StatePart::Optimizer);
-        }
-        if options.precision.of_parameter(parameter.dtype).has_master() {
-            add(format!("{name}.master"), elements(DType::F32), StatePart::Optimizer);
+        for (suffix, format) in options.optimizer.state(options.precision, parameter) {
+            add(format!("{name}.{suffix}"), format, StatePart::Optimizer);
         }
     }
     tensors
@@ -109,11 +105,15 @@ pub(crate) fn state_tensors(
 ///
 /// # Errors
 /// A model that is not valid with these options.
-pub fn checkpoint_bytes(config: &ModelConfig, options: &TrainOptions) -> Result<u64, TrainError> {
-    let program = build(config, &options.build_options())?;
+pub fn checkpoint_bytes(
+    model: impl Into<AnyModel>,
+    options: &TrainOptions,
+) -> Result<u64, TrainError> {
+    let model = model.into();
+    let program = model.build(&options.build_options())?;
     let instances = program.parameter_instances();
     check_moments(options, &instances)?;
-    let tensors = state_tensors(&instances, options, Base::of(Some(config)));
+    let tensors = state_tensors(&instances, options, Base::of(Some(&model)));
     Ok(tensors.iter().map(|tensor| tensor.size_bytes() as u64).sum())
 }
 

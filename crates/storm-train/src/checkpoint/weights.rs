@@ -9,8 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use storm_model::{
-    Element, ModelConfig, ModelError, ParameterSource, ParameterSpec, SafetensorsFile, TensorEntry,
-    parameters,
+    AnyModel, Element, ModelError, ParameterSource, ParameterSpec, SafetensorsFile, TensorEntry,
 };
 
 /// The parameter whose rows are the vocabulary.
@@ -118,14 +117,15 @@ impl SavedWeights {
     ///
     /// # Errors
     /// A parameter is missing, superfluous or of another shape.
-    pub fn check(&self, config: &ModelConfig) -> Result<(), CheckpointError> {
+    pub fn check(&self, model: impl Into<AnyModel>) -> Result<(), CheckpointError> {
+        let model = model.into();
         let other = |problem: String| CheckpointError::OtherRun {
             path: self.parameters.path().to_owned(),
             problem,
         };
-        let expected = match &config.adapters {
-            Some(adapters) => adapters.specs(config),
-            None => parameters(config),
+        let expected = match (model.language(), model.adapters()) {
+            (Some(config), Some(adapters)) => adapters.specs(config),
+            _ => model.parameters(),
         };
         let mut count = 0;
         for spec in expected {

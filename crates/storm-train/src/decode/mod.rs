@@ -106,7 +106,7 @@ impl Decoder {
     ) -> Result<Decoder, TrainError> {
         let tokens = build_streamed_decoder(config, options)?.tokens;
         let mut planned: Planned<D> = Planned::commit(plan, device)?;
-        crate::weights::load(&mut planned, config, source)?;
+        crate::weights::load(&mut planned, &config.into(), source)?;
         let engine = StreamedEngine::new(planned, config.vocab_size, tokens, options.dtype)?;
         Ok(Decoder::new(config, options, Box::new(engine)))
     }

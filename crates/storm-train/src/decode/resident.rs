@@ -36,7 +36,7 @@ impl<D: Device> ResidentEngine<D> {
         let programs = build_decoder(config, options)?;
         let (slots, schedules) = schedules(&programs)?;
         let mut resident = Resident::new(slots, schedules, open)?;
-        weights::load(&mut resident, config, source)?;
+        weights::load(&mut resident, &config.into(), source)?;
         let feed = |index, prefix: &str, count| -> Result<Feed, TrainError> {
             let slot = |name: &str| resident.slots().get(&format!("{prefix}.{name}"));
             let (tokens, positions) = (slot("tokens")?, slot("positions")?);

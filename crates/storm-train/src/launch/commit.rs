@@ -27,9 +27,9 @@ impl Launch {
             site.notice(Notice::Committing(&self.plan));
             let plan = Arc::new(self.plan.planned.plan.clone());
             let device = site.device(self.request.budget, &self.plan, before.take());
-            let (config, options) = (&self.request.config, self.options());
+            let (model, options) = (&self.request.model, self.options());
             let mut progress = |made| site.notice(Notice::Initializing(made));
-            let made = Trainer::with_progress(config, options, plan, device, &mut progress);
+            let made = Trainer::with_progress(model, options, plan, device, &mut progress);
             let error = match made {
                 Ok(trainer) => {
                     site.notice(Notice::Committed(&self.plan));

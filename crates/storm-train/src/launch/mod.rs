@@ -15,7 +15,7 @@ pub use request::{LaunchRequest, StepPlan, StepSize};
 pub use split::{GuessedSplit, TimedSplit};
 pub use trial::{Trial, TrialOptions, try_plan};
 
-use crate::{Alarm, Batch, RunError, TrainError, TrainOptions, Trainer};
+use crate::{Alarm, AnyBatch, RunError, TrainError, TrainOptions, Trainer};
 use storm_device::PlanDevice;
 use storm_plan::{Budget, HardwareProfile, PlanError, Tier, simulate};
 
@@ -29,7 +29,7 @@ pub trait LaunchSite<D: PlanDevice> {
     ///
     /// # Errors
     /// They cannot be read.
-    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<Batch>, RunError>;
+    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError>;
 
     /// Something happened.
     fn notice(&mut self, notice: Notice<'_>);

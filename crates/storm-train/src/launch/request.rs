@@ -1,14 +1,14 @@
 use super::split::{self, GuessedSplit};
 use super::trial::TrialOptions;
 use crate::{TrainError, TrainOptions, training_task};
-use storm_model::ModelConfig;
+use storm_model::AnyModel;
 use storm_plan::{Budget, Forced, HardwareProfile, Planned, Task, plan};
 
 /// What is to be trained, and within what.
 #[derive(Clone, Debug)]
 pub struct LaunchRequest {
     /// The model.
-    pub config: ModelConfig,
+    pub model: AnyModel,
     /// How it is trained. The batch does not matter if the step is given in tokens.
     pub options: TrainOptions,
     /// How large a step is.
@@ -76,7 +76,7 @@ impl LaunchRequest {
     /// A model that is not valid for these sizes.
     pub fn task(&self, batch: usize, accumulate: usize) -> Result<Task, TrainError> {
         let options = TrainOptions { batch, ..self.options.clone() };
-        training_task(&self.config, &options, accumulate)
+        training_task(&self.model, &options, accumulate)
     }
 
     /// Plans for micro-batches of this size.

@@ -1,6 +1,6 @@
 //! Some steps under a plan before the run relies on it: do they take as long as predicted?
 
-use crate::{Batch, TrainError, Trainer};
+use crate::{MicroBatch, TrainError, Trainer};
 use storm_device::{PlanDevice, Span};
 use storm_plan::HardwareProfile;
 
@@ -52,7 +52,7 @@ pub struct Trial {
 /// As [`Trainer::step`].
 pub fn try_plan<D: PlanDevice>(
     trainer: &mut Trainer<D>,
-    batches: &[Batch],
+    batches: &[impl MicroBatch],
     warm_up_steps: u32,
     profile: &HardwareProfile,
     predicted_seconds: f64,
@@ -76,7 +76,10 @@ pub fn try_plan<D: PlanDevice>(
 }
 
 /// One step; how long it took on the device's clock.
-fn step<D: PlanDevice>(trainer: &mut Trainer<D>, batches: &[Batch]) -> Result<f64, TrainError> {
+fn step<D: PlanDevice>(
+    trainer: &mut Trainer<D>,
+    batches: &[impl MicroBatch],
+) -> Result<f64, TrainError> {
     let start = trainer.device().now();
     // Small enough to change little, large enough not to be skipped.
     trainer.step(batches, 1e-6)?;
@@ -88,7 +91,7 @@ fn step<D: PlanDevice>(trainer: &mut Trainer<D>, batches: &[Batch]) -> Result<f6
 /// the device does not record.
 fn corrected<D: PlanDevice>(
     trainer: &mut Trainer<D>,
-    batches: &[Batch],
+    batches: &[impl MicroBatch],
     profile: &HardwareProfile,
     step_seconds: f64,
 ) -> Result<Option<HardwareProfile>, TrainError> {

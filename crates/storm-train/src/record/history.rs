@@ -7,12 +7,24 @@ use crate::{Event, RunError};
 pub struct History {
     steps: Thinned<StepRecord>,
     last: Option<StepRecord>,
-    evaluations: Thinned<(u64, f64)>,
-    last_evaluation: Option<(u64, f64)>,
+    evaluations: Thinned<Evaluated>,
+    last_evaluation: Option<Evaluated>,
     best_loss: Option<f64>,
+    best_accuracy: Option<f64>,
     step_seconds: f64,
     other_seconds: f64,
     sample: Option<Sample>,
+}
+
+/// What an evaluation found.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Evaluated {
+    /// After which step.
+    pub step: u64,
+    /// Mean over its targets.
+    pub loss: f64,
+    /// Share of them that the model found, for one that classifies.
+    pub accuracy: Option<f64>,
 }
 
 /// Some text by the model.
@@ -41,6 +53,7 @@ impl History {
             evaluations: Thinned::new(),
             last_evaluation: None,
             best_loss: None,
+            best_accuracy: None,
             step_seconds: 0.0,
             other_seconds: 0.0,
             sample: None,
@@ -57,14 +70,19 @@ impl History {
         self.last.as_ref()
     }
 
-    /// Step and loss of evaluations, the last one included.
-    pub fn evaluations(&self) -> impl Iterator<Item = &(u64, f64)> {
-        with_last(self.evaluations.as_slice(), self.last_evaluation.as_ref(), |(step, _)| *step)
+    /// Evaluations, the last one included.
+    pub fn evaluations(&self) -> impl Iterator<Item = &Evaluated> {
+        with_last(self.evaluations.as_slice(), self.last_evaluation.as_ref(), |found| found.step)
     }
 
     /// The least loss of all evaluations.
     pub fn best_loss(&self) -> Option<f64> {
         self.best_loss
+    }
+
+    /// The highest accuracy of all evaluations; none for a model that does not classify.
+    pub fn best_accuracy(&self) -> Option<f64> {
+        self.best_accuracy
     }
 
     /// That all steps took.
@@ -103,10 +121,14 @@ impl Sink for History {
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match *event {
-            Event::Evaluated { step, loss, seconds, .. } => {
-                self.evaluations.push((step, loss));
-                self.last_evaluation = Some((step, loss));
+            Event::Evaluated { step, loss, accuracy, seconds, .. } => {
+                let found = Evaluated { step, loss, accuracy };
+                self.evaluations.push(found);
+                self.last_evaluation = Some(found);
                 self.best_loss = Some(self.best_loss.map_or(loss, |best| best.min(loss)));
+                let best =
+                    |best: Option<f64>| accuracy.map(|now| best.map_or(now, |best| best.max(now)));
+                self.best_accuracy = best(self.best_accuracy).or(self.best_accuracy);
                 self.other_seconds += seconds;
             }
             Event::Saved { pause_seconds, .. } => self.other_seconds += pause_seconds,
@@ -122,19 +144,21 @@ impl Sink for History {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use super::super::Throughput;
     use super::super::thinned::KEPT_MIN;
     use super::*;
+    use storm_model::Unit;
 
     /// A step of a second.
     pub(in super::super) fn record(step: u64) -> StepRecord {
         StepRecord {
             step,
             loss: 0.0,
+            accuracy: None,
             gradient_norm: 0.0,
             learning_rate: 0.0,
-            tokens: step,
+            throughput: Throughput::new(Unit::Tokens, step, 1.0),
             seconds: 1.0,
-            tokens_per_second: 1.0,
             device_bytes: 0,
             host_bytes: 0,
             process_bytes: None,
@@ -153,11 +177,12 @@ pub(super) mod tests {
             let record = record(step);
             history.step(&record).expect("taken down");
             let loss = if step == extreme { 0.5 } else { 1.0 };
-            let evaluated = Event::Evaluated { step, loss, is_best: false, seconds: 0.0 };
+            let (accuracy, is_best, seconds) = (None, false, 0.0);
+            let evaluated = Event::Evaluated { step, loss, accuracy, is_best, seconds };
             history.event(&evaluated).expect("taken down");
         }
         let steps: Vec<u64> = history.steps().map(|record| record.step).collect();
-        let evaluations: Vec<u64> = history.evaluations().map(|(step, _)| *step).collect();
+        let evaluations: Vec<u64> = history.evaluations().map(|found| found.step).collect();
         assert_eq!(evaluations, steps);
         assert!(steps.len() <= 2 * KEPT_MIN + 1, "{}", steps.len());
         assert_eq!(steps.last(), Some(&count));

@@ -1,3 +1,4 @@
+use super::Throughput;
 use crate::{Observed, RunError, StepEvent};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -16,16 +17,18 @@ pub struct StepRecord {
     pub step: u64,
     /// Before the update.
     pub loss: f32,
+    /// Share of its targets that the model found, for one that classifies.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accuracy: Option<f32>,
     /// Before clipping.
     pub gradient_norm: f32,
     /// It was applied with.
     pub learning_rate: f32,
-    /// Of all steps so far.
-    pub tokens: u64,
+    /// How much was read.
+    #[serde(flatten)]
+    pub throughput: Throughput,
     /// It took.
     pub seconds: f64,
-    /// Of this step.
-    pub tokens_per_second: f64,
     /// Device memory that the process holds, when it was last asked for.
     pub device_bytes: u64,
     /// Host memory that the plan holds.
@@ -80,11 +83,15 @@ impl Measure {
         Ok(StepRecord {
             step: step.step,
             loss: step.loss,
+            accuracy: step.accuracy,
             gradient_norm: step.gradient_norm,
             learning_rate: step.learning_rate,
-            tokens: step.tokens,
+            throughput: Throughput::new(
+                step.unit,
+                step.units,
+                step.step_units as f64 / step.seconds.max(1e-9),
+            ),
             seconds: step.seconds,
-            tokens_per_second: step.step_tokens as f64 / step.seconds.max(1e-9),
             device_bytes: self.device_bytes,
             host_bytes: observed.memory_taken()[Tier::HOST] as u64,
             process_bytes: self.process_bytes,

@@ -113,6 +113,7 @@ enum Recorded {
 struct Other {
     step: u64,
     eval_loss: Option<f64>,
+    eval_accuracy: Option<f64>,
     checkpoint: Option<PathBuf>,
     sample: Option<String>,
     #[serde(default)]
@@ -127,7 +128,8 @@ impl Other {
     fn tell(&self, sink: &mut dyn Sink) -> Result<(), RunError> {
         let Other { step, seconds, pause_seconds, ref prompt, .. } = *self;
         if let Some(loss) = self.eval_loss {
-            sink.event(&Event::Evaluated { step, loss, is_best: false, seconds })?;
+            let (accuracy, is_best) = (self.eval_accuracy, false);
+            sink.event(&Event::Evaluated { step, loss, accuracy, is_best, seconds })?;
         }
         if let Some(path) = &self.checkpoint {
             let before_seconds = 0.0;
@@ -197,9 +199,15 @@ impl Sink for MetricsFile {
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         match event {
-            Event::Evaluated { step, loss, is_best, seconds } => self.line(&json!({
-                "step": step, "eval_loss": loss, "is_best": is_best, "seconds": seconds,
-            }))?,
+            Event::Evaluated { step, loss, accuracy, is_best, seconds } => {
+                let mut line = json!({
+                    "step": step, "eval_loss": loss, "is_best": is_best, "seconds": seconds,
+                });
+                if let Some(accuracy) = accuracy {
+                    line["eval_accuracy"] = json!(accuracy);
+                }
+                self.line(&line)?;
+            }
             Event::Saved { step, path, seconds, pause_seconds, .. } => self.line(&json!({
                 "step": step, "checkpoint": path.display().to_string(), "seconds": seconds,
                 "pause_seconds": pause_seconds,
@@ -233,7 +241,13 @@ mod tests {
         // All that JSON must escape, and longer than a line may be.
         let long = "\u{1}\"\u{7f}ä".repeat(100_000);
         let events = [
-            Event::Evaluated { step: 1, loss: 2.5, is_best: true, seconds: 2.0 },
+            Event::Evaluated {
+                step: 1,
+                loss: 2.5,
+                accuracy: Some(0.5),
+                is_best: true,
+                seconds: 2.0,
+            },
             Event::Saved {
                 step: 1,
                 path: &path,

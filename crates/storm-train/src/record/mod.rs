@@ -7,13 +7,15 @@ mod part;
 mod report;
 mod tensorboard;
 mod thinned;
+mod throughput;
 
-pub use history::{History, Sample};
+pub use history::{Evaluated, History, Sample};
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};
 pub use part::Part;
 pub use report::{LastPlan, PlanFacts, RunFacts, write_report};
 pub use tensorboard::TensorBoardFile;
+pub use throughput::Throughput;
 
 use crate::{Event, Observed, Observer, RunError, StepEvent};
 

@@ -1,16 +1,18 @@
 use super::thinned::Thinned;
 use super::{Sink, StepRecord};
 use crate::{Event, RunError};
+use storm_model::Unit;
 
 /// What a run did since it last started or changed its plan: the part that one plan, with one budget, answers for.
 ///
-/// The speed of a run is defined here, once: tokens of steps over the seconds of these steps. A step is timed from
+/// The speed of a run is defined here, once: tokens or images of steps over the seconds of these steps. A step is timed from
 /// asking for its data to its loss. So evaluations and waiting for checkpoints are not in it, and are counted by
 /// themselves; a checkpoint that is written beside the steps makes them slower, and is in it.
 #[derive(Clone, Debug)]
 pub struct Part {
     steps: u64,
-    tokens: f64,
+    unit: Unit,
+    units: f64,
     seconds: f64,
     /// Of each step.
     step_seconds: Thinned<f64>,
@@ -31,7 +33,8 @@ impl Part {
     pub fn new() -> Part {
         Part {
             steps: 0,
-            tokens: 0.0,
+            unit: Unit::default(),
+            units: 0.0,
             seconds: 0.0,
             step_seconds: Thinned::new(),
             device_bytes_peak: 0,
@@ -46,9 +49,14 @@ impl Part {
         self.steps
     }
 
+    /// What the model reads.
+    pub fn unit(&self) -> Unit {
+        self.unit
+    }
+
     /// Of all steps together; none if there is none.
-    pub fn tokens_per_second(&self) -> Option<f64> {
-        (self.steps > 0).then(|| self.tokens / self.seconds.max(1e-9))
+    pub fn units_per_second(&self) -> Option<f64> {
+        (self.steps > 0).then(|| self.units / self.seconds.max(1e-9))
     }
 
     /// That steps took.
@@ -87,7 +95,8 @@ impl Part {
 impl Sink for Part {
     fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
         self.steps += 1;
-        self.tokens += record.tokens_per_second * record.seconds;
+        self.unit = record.throughput.unit();
+        self.units += record.throughput.per_second() * record.seconds;
         self.seconds += record.seconds;
         self.step_seconds.push(record.seconds);
         self.device_bytes_peak = self.device_bytes_peak.max(record.device_bytes);
@@ -110,6 +119,7 @@ impl Sink for Part {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Throughput;
     use super::super::history::tests::record;
     use super::*;
     use std::path::Path;
@@ -123,8 +133,8 @@ mod tests {
     fn a_part_begins_with_each_start() {
         let mut part = Part::new();
         let mut step = |step: u64, seconds: f64, device_bytes: u64| {
-            let tokens_per_second = 300.0 / seconds;
-            let record = StepRecord { seconds, tokens_per_second, device_bytes, ..record(step) };
+            let throughput = Throughput::new(Unit::Tokens, step, 300.0 / seconds);
+            let record = StepRecord { seconds, throughput, device_bytes, ..record(step) };
             part.step(&record).expect("taken down");
             part.clone()
         };
@@ -132,13 +142,10 @@ mod tests {
         assert_eq!((before.device_bytes_peak(), before.steps()), (9000, 1));
         // Planned again, for less.
         part.event(&Event::Started { step: 1, steps: 4 }).expect("taken down");
-        assert_eq!(
-            (part.steps(), part.tokens_per_second(), part.device_bytes_peak()),
-            (0, None, 0)
-        );
+        assert_eq!((part.steps(), part.units_per_second(), part.device_bytes_peak()), (0, None, 0));
         let mut step = |step: u64, seconds: f64, device_bytes: u64| {
-            let tokens_per_second = 300.0 / seconds;
-            let record = StepRecord { seconds, tokens_per_second, device_bytes, ..record(step) };
+            let throughput = Throughput::new(Unit::Tokens, step, 300.0 / seconds);
+            let record = StepRecord { seconds, throughput, device_bytes, ..record(step) };
             part.step(&record).expect("taken down");
         };
         step(2, 1.0, 5000);
@@ -147,7 +154,7 @@ mod tests {
         assert_eq!(part.device_bytes_peak(), 5500);
         assert_eq!(part.median_step_seconds(), Some(1.0));
         // 900 tokens in 6 seconds.
-        let speed = part.tokens_per_second().expect("steps were made");
+        let speed = part.units_per_second().expect("steps were made");
         assert!((speed - 150.0).abs() < 1e-9, "{speed}");
     }
 
@@ -155,13 +162,14 @@ mod tests {
     fn what_is_between_steps_is_counted_by_itself() {
         let mut part = Part::new();
         part.step(&record(1)).expect("taken down");
-        let speed = part.tokens_per_second();
-        let evaluated = Event::Evaluated { step: 1, loss: 1.0, is_best: true, seconds: 2.0 };
+        let speed = part.units_per_second();
+        let evaluated =
+            Event::Evaluated { step: 1, loss: 1.0, accuracy: None, is_best: true, seconds: 2.0 };
         // One beside the steps, one that they waited for.
         for event in [evaluated, saved(5.0, 0.5), saved(3.0, 3.5)] {
             part.event(&event).expect("taken down");
         }
-        assert_eq!(part.tokens_per_second(), speed);
+        assert_eq!(part.units_per_second(), speed);
         assert_eq!((part.evaluation_seconds(), part.paused_seconds()), (2.0, 4.0));
         assert_eq!(part.written_seconds(), 4.5);
     }

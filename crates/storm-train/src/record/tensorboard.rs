@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use storm_model::Unit;
 
 const BEFORE_NUMBER: &str = "events.out.tfevents.";
 const AFTER_NUMBER: &str = ".storm";
@@ -78,20 +79,30 @@ impl Sink for TensorBoardFile {
             ("loss/train", record.loss),
             ("gradient_norm", record.gradient_norm),
             ("learning_rate", record.learning_rate),
-            ("speed/tokens_per_second", record.tokens_per_second as f32),
+            (speed_tag(record.throughput.unit()), record.throughput.per_second() as f32),
             ("memory/device_MiB", mebibytes(record.device_bytes)),
             ("memory/host_MiB", mebibytes(record.host_bytes)),
         ];
+        scalars.extend(record.accuracy.map(|accuracy| ("accuracy/train", accuracy)));
         scalars.extend(record.hidden_share.map(|share| ("overlap/copies_hidden", share as f32)));
         scalars.extend(record.compute_share.map(|share| ("overlap/compute_busy", share as f32)));
         self.scalars(record.step, &scalars)
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
-        if let Event::Evaluated { step, loss, .. } = event {
-            self.scalars(*step, &[("loss/held_out", *loss as f32)])?;
+        if let Event::Evaluated { step, loss, accuracy, .. } = event {
+            let mut scalars = vec![("loss/held_out", *loss as f32)];
+            scalars.extend(accuracy.map(|accuracy| ("accuracy/held_out", accuracy as f32)));
+            self.scalars(*step, &scalars)?;
         }
         self.file.flush().map_err(RunError::write(&self.path))
+    }
+}
+
+fn speed_tag(unit: Unit) -> &'static str {
+    match unit {
+        Unit::Tokens => "speed/tokens_per_second",
+        Unit::Images => "speed/images_per_second",
     }
 }
 

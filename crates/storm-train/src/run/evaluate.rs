@@ -1,5 +1,5 @@
 use super::{Event, Observer, Run, RunError};
-use crate::{Batch, Best, Storage};
+use crate::{Best, Losses, MicroBatch, Storage};
 use std::time::Instant;
 use storm_device::PlanDevice;
 
@@ -10,7 +10,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         let Some(mut held_out) = self.held_out.take() else { return Ok(false) };
         let start = Instant::now();
         let beginning = held_out.position();
-        let (mut sum, mut targets) = (0.0, 0);
+        let mut losses = Losses::default();
         for _ in 0..self.options.evaluation_steps {
             let mut rows = 0;
             for batch in &mut self.batches {
@@ -19,21 +19,17 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             if rows == 0 {
                 break;
             }
-            let valid: usize = self.batches.iter().map(Batch::valid_tokens).sum();
+            let valid: usize = self.batches.iter().map(MicroBatch::counted).sum();
             if valid == 0 {
                 // Nothing here counts; behind it something may.
                 continue;
             }
-            let loss = self.trainer.evaluate(&self.batches)?;
-            sum += f64::from(loss) * valid as f64;
-            targets += valid;
+            losses.add(self.trainer.evaluate(&self.batches)?, valid);
         }
         held_out.resume(&beginning)?;
         self.held_out = Some(held_out);
-        if targets == 0 {
-            return Err(RunError::NothingHeldOut);
-        }
-        let (step, loss) = (self.progress.step, sum / targets as f64);
+        let Some(loss) = losses.loss() else { return Err(RunError::NothingHeldOut) };
+        let (step, accuracy) = (self.progress.step, losses.accuracy());
         // A loss that is not a number is never better.
         let is_best = loss.is_finite() && self.progress.best.is_none_or(|best| loss < best.loss);
         if is_best {
@@ -43,7 +39,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             self.progress.evaluations_without_gain += 1;
         }
         let seconds = start.elapsed().as_secs_f64();
-        observer.event(&Event::Evaluated { step, loss, is_best, seconds })?;
+        observer.event(&Event::Evaluated { step, loss, accuracy, is_best, seconds })?;
         Ok(is_best)
     }
 }

@@ -3,6 +3,7 @@ use crate::{Alarm, TrainError, Trainer};
 use std::path::Path;
 use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
+use storm_model::Unit;
 use storm_plan::{PerTier, Plan};
 
 /// A step that was made.
@@ -12,14 +13,18 @@ pub struct StepEvent {
     pub step: u64,
     /// Before the update.
     pub loss: f32,
+    /// Share of its targets that the model found, for one that classifies.
+    pub accuracy: Option<f32>,
     /// Before clipping.
     pub gradient_norm: f32,
     /// It was applied with.
     pub learning_rate: f32,
-    /// Of this step.
-    pub step_tokens: u64,
-    /// Of all steps.
-    pub tokens: u64,
+    /// What the model reads.
+    pub unit: Unit,
+    /// Read in this step.
+    pub step_units: u64,
+    /// Read in all steps.
+    pub units: u64,
     /// From asking for data to the loss.
     pub seconds: f64,
 }
@@ -52,8 +57,10 @@ pub enum Event<'a> {
     Evaluated {
         /// After which step.
         step: u64,
-        /// Mean over its tokens.
+        /// Mean over its targets.
         loss: f64,
+        /// Share of them that the model found, for one that classifies.
+        accuracy: Option<f64>,
         /// Whether no evaluation before was as good.
         is_best: bool,
         /// What it took.

@@ -19,8 +19,8 @@ pub use source::BatchSource;
 pub use stop::Stop;
 
 use crate::{
-    Batch, Best, Checkpoints, Disk, Guard, Progress, Retention, Saver, Schedule, Storage, Trainer,
-    TrainingState, Verified,
+    AnyBatch, Best, Checkpoints, Disk, Guard, MicroBatch, Progress, Retention, Saver, Schedule,
+    Storage, Trainer, TrainingState, Verified,
 };
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     options: RunOptions,
     progress: Progress,
     /// The micro-batches of a step, used again.
-    batches: Vec<Batch>,
+    batches: Vec<AnyBatch>,
     /// The step of the newest checkpoint that this run knows to be on the disk.
     saved: Option<u64>,
     /// How long steps waited for the checkpoint that is being written.
@@ -106,14 +106,14 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         let progress = Progress {
             step: 0,
             updates: 0,
-            tokens: 0,
+            units: 0,
             data: data.position(),
             best: None,
             evaluations_without_gain: 0,
             settings: options.settings.clone(),
             device: options.device.clone(),
         };
-        let batches = vec![Batch::new(Vec::new(), Vec::new(), 1); trainer.micro_batches()];
+        let batches = vec![AnyBatch::default(); trainer.micro_batches()];
         Run {
             trainer,
             data,
@@ -255,18 +255,20 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             let partly_updated = self.trainer.is_partly_updated();
             return Err(RunError::NotFinite { step, report, culprit, partly_updated, checkpoint });
         }
-        let tokens: usize = self.batches.iter().map(|batch| batch.tokens.len()).sum();
+        let units: usize = self.batches.iter().map(MicroBatch::units).sum();
         self.progress.step = step;
         self.progress.updates = self.trainer.updates();
-        self.progress.tokens += tokens as u64;
+        self.progress.units += units as u64;
         self.progress.data = self.data.position();
         let event = StepEvent {
             step,
             loss: report.loss,
+            accuracy: report.accuracy,
             gradient_norm: report.gradient_norm,
             learning_rate,
-            step_tokens: tokens as u64,
-            tokens: self.progress.tokens,
+            unit: self.trainer.unit(),
+            step_units: units as u64,
+            units: self.progress.units,
             seconds: start.elapsed().as_secs_f64(),
         };
         observer.step(&event, &mut self.trainer)?;

@@ -1,5 +1,5 @@
 use super::RunError;
-use crate::Batch;
+use crate::AnyBatch;
 
 /// Where the micro-batches of a run come from.
 pub trait BatchSource {
@@ -8,7 +8,7 @@ pub trait BatchSource {
     ///
     /// # Errors
     /// Data cannot be had.
-    fn next_batch(&mut self, batch: &mut Batch) -> Result<usize, RunError>;
+    fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError>;
 
     /// Where it is, for checkpoints.
     fn position(&self) -> serde_json::Value;

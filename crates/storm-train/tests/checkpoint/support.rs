@@ -90,7 +90,7 @@ pub(crate) fn progress(step: u64, trainer: &CpuTrainer) -> Progress {
     Progress {
         step,
         updates: trainer.updates(),
-        tokens: step * 24,
+        units: step * 24,
         data: serde_json::json!({"epoch": 1, "sample": step}),
         best: None,
         evaluations_without_gain: 0,

@@ -26,7 +26,7 @@ fn config() -> ModelConfig {
 
 fn request(step: StepSize, splits: usize) -> LaunchRequest {
     LaunchRequest {
-        config: config(),
+        model: config().into(),
         options: TrainOptions::new(4, SEQUENCE, Precision::Bf16Stochastic),
         step,
         profile: h200(),

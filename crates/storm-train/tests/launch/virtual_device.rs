@@ -6,7 +6,7 @@ use std::time::Duration;
 use storm_device::{DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
-use storm_train::{Batch, Correction, LaunchSite, Notice, RunError, StepPlan};
+use storm_train::{AnyBatch, Batch, Correction, LaunchSite, Notice, RunError, StepPlan};
 
 /// What a step takes, whatever a plan was made with.
 #[derive(Clone)]
@@ -133,9 +133,10 @@ impl LaunchSite<VirtualDevice> for Site {
         self.truth.clone()
     }
 
-    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<Batch>, RunError> {
+    fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {
         let tokens = vec![1; batch * self.sequence];
-        Ok(vec![Batch::new(tokens.clone(), tokens, self.sequence); accumulate])
+        let batch = Batch::new(tokens.clone(), tokens, self.sequence);
+        Ok(vec![batch.into(); accumulate])
     }
 
     fn notice(&mut self, notice: Notice<'_>) {

@@ -88,13 +88,13 @@ fn no_two_micro_batches_share_a_mask() {
     let two = [one[0].clone(), one[0].clone()];
     // B is not zero afterwards, so that masks show.
     trainer.step(&one, 0.05).expect("a step");
-    let once = trainer.accumulate(&one).expect("a loss");
-    let again = trainer.accumulate(&one).expect("a loss");
+    let once = trainer.accumulate(&one).expect("a loss").loss;
+    let again = trainer.accumulate(&one).expect("a loss").loss;
     assert_eq!(once.to_bits(), again.to_bits(), "the same step");
-    let twice = trainer.accumulate(&two).expect("a loss");
+    let twice = trainer.accumulate(&two).expect("a loss").loss;
     assert!((twice - once).abs() > 1e-6, "{twice} is {once}");
     trainer.update(0.0).expect("an update that changes nothing");
-    let later = trainer.accumulate(&one).expect("a loss");
+    let later = trainer.accumulate(&one).expect("a loss").loss;
     assert!((later - once).abs() > 1e-6, "{later} is {once}");
 }
 
@@ -123,7 +123,7 @@ fn evaluations_drop_nothing() {
         without.write(name, &values).expect("a parameter");
     }
     let [evaluated, plain] =
-        [&mut with, &mut without].map(|trainer| trainer.evaluate(&step).expect("a loss"));
+        [&mut with, &mut without].map(|trainer| trainer.evaluate(&step).expect("a loss").loss);
     assert_eq!(evaluated.to_bits(), plain.to_bits());
     let dropped = with.step(&step, 0.0).expect("a step").loss;
     assert_ne!(dropped.to_bits(), plain.to_bits(), "a step drops something");
@@ -139,7 +139,7 @@ fn the_gradient_is_of_the_masked_loss() {
     for turn in 0..2 {
         trainer.step(&step, 0.05).unwrap_or_else(|error| panic!("step {turn}: {error}"));
     }
-    trainer.accumulate(&step).expect("gradients");
+    trainer.accumulate(&step).expect("gradients").loss;
     let names: Vec<String> = trainer
         .parameter_names()
         .filter(|name| name.contains("lora_"))
@@ -155,7 +155,7 @@ fn the_gradient_is_of_the_masked_loss() {
             let mut moved = values.clone();
             moved[largest] += shift;
             trainer.write(name, &moved).expect("a parameter");
-            f64::from(trainer.accumulate(&step).expect("gradients"))
+            f64::from(trainer.accumulate(&step).expect("gradients").loss)
         };
         let slope = (loss_at(0.01) - loss_at(-0.01)) / 0.02;
         loss_at(0.0);

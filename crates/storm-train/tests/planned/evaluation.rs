@@ -55,7 +55,7 @@ impl Case {
                 .expect("it fits");
         assert_eq!(evaluation.micro_batches(), MICRO_BATCHES);
         evaluation.add(&self.batches).expect("a forward pass");
-        let loss = evaluation.loss().expect("some targets");
+        let loss = evaluation.losses().loss().expect("some targets");
         (loss as f32).to_bits()
     }
 }
@@ -128,7 +128,7 @@ fn any_number_of_batches_is_evaluated() {
         let batches = batches(&config, count, 3);
         let mut reference = ReferenceTrainer::new(&config, options.clone()).expect("a model");
         let expected = reference.step(&batches, 0.01).expect("a step").loss;
-        let found = trainer.evaluate(&batches).expect("an evaluation");
+        let found = trainer.evaluate(&batches).expect("an evaluation").loss;
         assert_eq!(found.to_bits(), expected.to_bits(), "{count} batches");
     }
 }

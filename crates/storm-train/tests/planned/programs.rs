@@ -99,7 +99,7 @@ fn what_does_not_fit_is_refused() {
     let error = trainer(&larger, 1 << 30).unwrap().step(&[batch(0, 0)], 0.01).unwrap_err();
     assert!(error.to_string().contains("`tokens` has 18 entries, not 27"), "{error}");
     let mut trainer = trainer(&program(BATCH), 1 << 30).unwrap();
-    assert!(trainer.config().is_none());
+    assert!(trainer.model().is_none());
     let folder = tempfile::tempdir().unwrap();
     let error = trainer.save(&folder.path().join("model"), &SaveOptions::default());
     assert!(error.unwrap_err().to_string().contains("no Hugging Face form"));

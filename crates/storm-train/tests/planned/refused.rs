@@ -10,7 +10,7 @@ use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, PerTier, Place, PlanError, SegmentId, Tier,
 };
 use storm_train::{
-    Batch, Launch, LaunchRequest, LaunchSite, Notice, Precision, ReferenceTrainer, RunError,
+    AnyBatch, Launch, LaunchRequest, LaunchSite, Notice, Precision, ReferenceTrainer, RunError,
     StepPlan, StepSize, TrainError,
 };
 
@@ -142,7 +142,7 @@ impl LaunchSite<Stingy> for Site {
         self.has
     }
 
-    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<Batch>, RunError> {
+    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {
         unreachable!("nothing is tried")
     }
 
@@ -156,7 +156,7 @@ impl LaunchSite<Stingy> for Site {
 
 fn request(vram_bytes: u64) -> LaunchRequest {
     LaunchRequest {
-        config: tiny("llama-3.2-1b"),
+        model: tiny("llama-3.2-1b").into(),
         options: options(Precision::Bf16Master),
         step: StepSize::MicroBatches(MICRO_BATCHES),
         profile: HardwareProfile {
@@ -173,7 +173,7 @@ fn request(vram_bytes: u64) -> LaunchRequest {
 /// the loss and memory of a step.
 fn launched(vram_bytes: u64, has: Has) -> Result<(Vec<Budget>, f32, PerTier<usize>), RunError> {
     let request = request(vram_bytes);
-    let config = request.config.clone();
+    let config = tiny("llama-3.2-1b");
     let mut launch = Launch::new(request)?;
     let mut site = Site { has, refused: Vec::new() };
     let mut trainer = launch.start(&mut site, None)?.trainer;

@@ -158,7 +158,7 @@ fn run<D: PlanDevice>(
                 trainer.flush().expect("a flush");
             }
             if step == flush_at / 2 {
-                evaluated = Some(trainer.evaluate(&batches).expect("an evaluation"));
+                evaluated = Some(trainer.evaluate(&batches).expect("an evaluation").loss);
             }
             let report = trainer.step(&batches, learning_rate(step)).expect("a step");
             if let Some(loss) = evaluated.filter(|_| !drops(config)) {

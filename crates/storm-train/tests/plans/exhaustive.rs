@@ -58,7 +58,15 @@ fn toy_program() -> Program {
     let weight = parameter(&mut graph, "head.weight", [VOCABULARY, WIDTH]);
     let targets = graph.input("targets", [BATCH, SEQUENCE], DType::I32);
     let denominator = graph.input("denominator", Shape::scalar(), DType::F32);
-    let op = Op::HeadLoss { hidden: x, weight, targets, denominator, chunk_rows: 64 };
+    let op = Op::HeadLoss {
+        hidden: x,
+        weight,
+        targets,
+        denominator,
+        chunk_rows: 64,
+        label_smoothing: 0.0,
+        accuracy: storm_graph::Accuracy::Skip,
+    };
     let row_loss = graph.apply_one("row_loss", op).expect("fits");
     let loss = graph.apply_one("loss", Op::Sum { x: row_loss }).expect("fits");
     let results = vec![("loss".to_owned(), loss)];

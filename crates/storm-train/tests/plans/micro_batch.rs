@@ -10,7 +10,7 @@ use storm_train::{LaunchRequest, StepPlan, StepSize, TrainError};
 #[track_caller]
 fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, TrainError> {
     let request = LaunchRequest {
-        config: preset(model).expect("a preset"),
+        model: preset(model).expect("a preset").into(),
         options: real_options(1),
         step: StepSize::Tokens(tokens),
         profile: profile("reference"),
@@ -25,7 +25,7 @@ fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, Train
 fn chosen_tiny(model: &str, sequences: usize, forced: Forced) -> StepPlan {
     let options = tiny_options();
     let request = LaunchRequest {
-        config: tiny(model),
+        model: tiny(model).into(),
         step: StepSize::Tokens(sequences * options.sequence),
         options,
         profile: small_card(1e12, 1e10),

@@ -13,9 +13,9 @@ use storm_host::allocation::AllocationMeter;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    Alarm, Batch, BatchSource, Checkpoints, Decay, Disk, Event, Observed, Observer, Precision,
-    Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop, StopReason, TrainOptions,
-    Trainer, training_task,
+    Alarm, AnyBatch, Batch, BatchSource, Checkpoints, Decay, Disk, Event, Observed, Observer,
+    Precision, Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop, StopReason,
+    TrainOptions, Trainer, training_task,
 };
 use tempfile::TempDir;
 
@@ -60,11 +60,11 @@ struct Made {
 }
 
 impl BatchSource for Made {
-    fn next_batch(&mut self, batch: &mut Batch) -> Result<usize, RunError> {
+    fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError> {
         let is_over = self.end.is_some_and(|end| self.next >= end);
         let token = |i: u64| ((self.next * 5 + i * i) % 19) as i32;
         let targets = (1..13).map(|i| if is_over { storm_graph::IGNORE_INDEX } else { token(i) });
-        *batch = Batch::new((0..12).map(token).collect(), targets.collect(), SEQUENCE);
+        *batch.as_tokens() = Batch::new((0..12).map(token).collect(), targets.collect(), SEQUENCE);
         self.next += u64::from(!is_over);
         Ok(if is_over { 0 } else { 2 })
     }
@@ -148,11 +148,12 @@ fn evaluations_look_at_the_same_data_and_the_best_model_comes_back() {
     assert!(run.take_best().expect("a checkpoint"));
     // The mean over three batches of equal size, each evaluated alone.
     let mut held_out = Made { next: 1000, end: None };
-    let mut batch = Batch::new(Vec::new(), Vec::new(), 1);
+    let mut batch = AnyBatch::default();
     let mut sum = 0.0;
     for _ in 0..3 {
         held_out.next_batch(&mut batch).expect("a batch");
-        sum += f64::from(run.trainer().evaluate(std::slice::from_ref(&batch)).expect("a loss"));
+        sum +=
+            f64::from(run.trainer().evaluate(std::slice::from_ref(&batch)).expect("a loss").loss);
     }
     assert_eq!(sum / 3.0, best.loss);
 }

@@ -4,7 +4,8 @@ use serde_json::json;
 use std::fs;
 use std::path::PathBuf;
 use storm_host::allocation::peak_bytes;
-use storm_train::{Event, History, MetricsFile, RunError, Sink, StepRecord};
+use storm_model::Unit;
+use storm_train::{Event, History, MetricsFile, RunError, Sink, StepRecord, Throughput};
 use tempfile::TempDir;
 
 /// Takes down what it hears.
@@ -34,9 +35,9 @@ fn record(step: u64) -> StepRecord {
         loss: 1.0 / step as f32,
         gradient_norm: 0.5,
         learning_rate: 1e-3,
-        tokens: 64 * step,
+        accuracy: None,
+        throughput: Throughput::new(Unit::Tokens, 64 * step, 518.400_005),
         seconds: 0.123_456_789,
-        tokens_per_second: 518.400_005,
         device_bytes: 1 << 30,
         host_bytes: 1 << 31,
         process_bytes: Some(1 << 32),

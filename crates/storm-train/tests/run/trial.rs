@@ -3,13 +3,13 @@
 use crate::{Made, trainer, trainer_on};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_plan::{HardwareProfile, UpdateTime, simulate};
-use storm_train::{Batch, BatchSource, try_plan};
+use storm_train::{AnyBatch, BatchSource, try_plan};
 
 /// Nothing takes so short.
 const NO_TIME: f64 = 1e-9;
 
-fn batches() -> Vec<Batch> {
-    let mut batch = Batch::new(Vec::new(), Vec::new(), 1);
+fn batches() -> Vec<AnyBatch> {
+    let mut batch = AnyBatch::default();
     Made { next: 0, end: None }.next_batch(&mut batch).expect("a batch");
     vec![batch]
 }

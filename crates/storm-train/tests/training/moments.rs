@@ -4,7 +4,8 @@ use crate::support::{BATCH, Random, SEQUENCE, options, tiny};
 use storm_graph::{AdamWParameters, Training};
 use storm_model::{Adapters, BuildOptions, LoraOptions, ModelConfig, Packing, build};
 use storm_train::{
-    Batch, Moments, Precision, ReferenceTrainer, TrainError, TrainOptions, training_task,
+    Batch, Moments, OptimizerMethod, Precision, ReferenceTrainer, TrainError, TrainOptions,
+    training_task,
 };
 
 fn int8(precision: Precision) -> TrainOptions {
@@ -49,8 +50,9 @@ fn what_would_do_nothing_or_has_no_bound_is_refused() {
         problem(&adapted, &int8(Precision::Bf16Stochastic)).contains("none of those is trained")
     );
     let mut options = int8(Precision::Bf16Stochastic);
-    let adamw = options.optimizer.adamw;
-    options.optimizer.adamw = AdamWParameters { beta1: 0.95, beta2: 0.9, ..adamw };
+    let OptimizerMethod::AdamW(adamw) = options.optimizer.method else { panic!("the default") };
+    options.optimizer.method =
+        OptimizerMethod::AdamW(AdamWParameters { beta1: 0.95, beta2: 0.9, ..adamw });
     assert!(problem(&config, &options).contains("beta1² to be less than beta2"));
 }
 

@@ -364,7 +364,15 @@ impl Builder {
         });
         let denominator = self.scalar("denominator", 17.0);
         let chunk_rows = self.random.pick(&[3, 32, 1000]);
-        let op = Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows };
+        let op = Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing: 0.0,
+            accuracy: storm_graph::Accuracy::Skip,
+        };
         // Once for its gradient, which overwrites it, and once as it is.
         self.result("loss", op.clone())?;
         self.apply("forward only", op).map(drop)
@@ -594,11 +602,14 @@ impl Builder {
         let op = Op::Sgd {
             parameter,
             gradient,
+            momentum: None,
+            master: None,
             scalars,
             clip: None,
             random,
-            weight_decay: 0.1,
+            hyper: storm_graph::SgdParameters::plain(0.1),
             rounding,
+            moment_rounding: Rounding::Nearest,
             stream: 4,
             first_element: self.first_element(),
         };

@@ -23,6 +23,16 @@ pub struct HeadInput<'a, E> {
     pub width: usize,
     /// Rows of logits that exist at a time.
     pub chunk_rows: usize,
+    /// The share of a target's weight that all classes have.
+    pub label_smoothing: f32,
+}
+
+/// What each row yields.
+pub struct RowOutput<'a> {
+    /// Its loss.
+    pub losses: &'a mut [f32],
+    /// 1 if its largest logit is its target, else 0.
+    pub correct: Option<&'a mut [f32]>,
 }
 
 simd_dispatch! {
@@ -42,18 +52,39 @@ simd_dispatch! {
         (max, lane_sum(logits.len(), |i| exp(logits[i].to_f32() - max)))
     }
 
-    fn to_gradient[E: Element](logits: &mut [E], log_sum: f32, scale: f32) {
+    fn to_gradient[E: Element](logits: &mut [E], log_sum: f32, spread: f32, scale: f32) {
         for x in logits.iter_mut() {
-            *x = E::from_f32(exp(x.to_f32() - log_sum) * scale);
+            *x = E::from_f32((exp(x.to_f32() - log_sum) - spread) * scale);
         }
+    }
+
+    fn average[E: Element](logits: &[E]) -> f32 {
+        lane_sum(logits.len(), |i| logits[i].to_f32()) / logits.len() as f32
     }
 }
 
 /// Loss of one row, and the logarithm of its normalizer.
-fn row_loss<E: Element>(logits: &[E], target: usize, denominator: f32) -> (f32, f32) {
+fn row_loss<E: Element>(
+    logits: &[E],
+    target: usize,
+    smoothing: f32,
+    denominator: f32,
+) -> (f32, f32) {
     let (max, sum) = max_and_sum(logits);
     let log_sum = max + sum.ln();
-    ((log_sum - logits[target].to_f32()) / denominator, log_sum)
+    let at_target = logits[target].to_f32();
+    let expected = match smoothing {
+        0.0 => at_target,
+        _ => (1.0 - smoothing) * at_target + smoothing * average(logits),
+    };
+    ((log_sum - expected) / denominator, log_sum)
+}
+
+/// Whether the target is the first of the largest logits. A NaN is larger than anything.
+fn is_correct<E: Element>(logits: &[E], target: usize) -> bool {
+    let at_target = logits[target].to_f32();
+    logits[..target].iter().all(|x| x.to_f32() < at_target)
+        && logits[target..].iter().all(|x| x.to_f32() <= at_target)
 }
 
 fn target_of(target: i32) -> Option<usize> {
@@ -82,17 +113,34 @@ impl<'a, E: Element> HeadInput<'a, E> {
     }
 }
 
+/// What a chunk of logits says of each row.
+fn mark_correct<E: Element>(correct: &mut [f32], targets: &[i32], logits: &[E]) {
+    let vocabulary = logits.len() / targets.len().max(1);
+    let rows = correct.par_iter_mut().zip(targets).zip(logits.par_chunks(vocabulary));
+    rows.for_each(|((correct, &target), logits)| {
+        let is_correct = target_of(target).is_some_and(|target| is_correct(logits, target));
+        *correct = f32::from(u8::from(is_correct));
+    });
+}
+
 /// The loss of each row; ignored rows cost 0.
-pub fn head_loss<E: Element>(input: HeadInput<'_, E>, logits: &mut [E], losses: &mut [f32]) {
+pub fn head_loss<E: Element>(input: HeadInput<'_, E>, logits: &mut [E], output: RowOutput<'_>) {
+    let RowOutput { losses, mut correct } = output;
     let (vocabulary, chunk) = (input.vocabulary(), input.chunk_rows);
     let chunks = losses.chunks_mut(chunk).zip(input.targets.chunks(chunk));
-    for ((losses, targets), hidden) in chunks.zip(input.hidden.chunks(chunk * input.width)) {
+    let chunks = chunks.zip(input.hidden.chunks(chunk * input.width)).enumerate();
+    for (index, ((losses, targets), hidden)) in chunks {
         let logits = &mut logits[..losses.len() * vocabulary];
         input.project(hidden, logits);
+        if let Some(correct) = &mut correct {
+            let first = index * chunk;
+            mark_correct(&mut correct[first..first + targets.len()], targets, logits);
+        }
         losses.par_iter_mut().zip(targets).zip(logits.par_chunks(vocabulary)).for_each(
             |((loss, &target), logits)| {
-                *loss = target_of(target)
-                    .map_or(0.0, |target| row_loss(logits, target, input.denominator).0);
+                *loss = target_of(target).map_or(0.0, |target| {
+                    row_loss(logits, target, input.label_smoothing, input.denominator).0
+                });
             },
         );
     }
@@ -104,11 +152,14 @@ pub fn head_loss_grad<E: Element, G: Element>(
     input: HeadInput<'_, E>,
     d_losses: &[f32],
     logits: &mut [E],
-    losses: &mut [f32],
+    output: RowOutput<'_>,
     d_hidden: &mut [E],
     mut d_weight: Option<(&mut [G], Accumulate)>,
 ) {
+    let RowOutput { losses, mut correct } = output;
     let (vocabulary, width, chunk) = (input.vocabulary(), input.width, input.chunk_rows);
+    let smoothing = input.label_smoothing;
+    let spread = smoothing / vocabulary as f32;
     if losses.is_empty()
         && let Some((d_weight, Accumulate::Replace)) = &mut d_weight
     {
@@ -119,11 +170,16 @@ pub fn head_loss_grad<E: Element, G: Element>(
         .zip(input.targets.chunks(chunk))
         .zip(d_losses.chunks(chunk))
         .zip(input.hidden.chunks(chunk * width))
-        .zip(d_hidden.chunks_mut(chunk * width));
-    for ((((losses, targets), d_losses), hidden), d_hidden) in chunks {
+        .zip(d_hidden.chunks_mut(chunk * width))
+        .enumerate();
+    for (index, ((((losses, targets), d_losses), hidden), d_hidden)) in chunks {
         let rows = losses.len();
         let logits = &mut logits[..rows * vocabulary];
         input.project(hidden, logits);
+        if let Some(correct) = &mut correct {
+            let first = index * chunk;
+            mark_correct(&mut correct[first..first + rows], targets, logits);
+        }
         losses
             .par_iter_mut()
             .zip(targets)
@@ -135,10 +191,10 @@ pub fn head_loss_grad<E: Element, G: Element>(
                     return logits.fill(E::from_f32(0.0));
                 };
                 let scale = d_loss / input.denominator;
-                let (row_loss, log_sum) = row_loss(logits, target, input.denominator);
+                let (row_loss, log_sum) = row_loss(logits, target, smoothing, input.denominator);
                 *loss = row_loss;
-                let at_target = exp(logits[target].to_f32() - log_sum) - 1.0;
-                to_gradient(logits, log_sum, scale);
+                let at_target = exp(logits[target].to_f32() - log_sum) - spread - (1.0 - smoothing);
+                to_gradient(logits, log_sum, spread, scale);
                 logits[target] = E::from_f32(at_target * scale);
             });
         let d_logits = Matrix::row_major(&*logits, rows, vocabulary);

@@ -8,6 +8,8 @@
 //!   size; [`warm_up`] creates them before the first step.
 
 pub mod attention;
+pub mod augment;
+pub mod batch_norm;
 pub mod column_sum;
 pub mod convolution;
 pub mod dropout;

@@ -1,13 +1,15 @@
 //! Updates of parameters, in place.
 
 use super::element::Element;
+use super::shared::SharedMut;
 use crate::simd_dispatch;
 use half::bf16;
 use rayon::prelude::*;
 use storm_graph::random::{Purpose, Seed, Stream, words};
 use storm_graph::{
-    AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, Rounding, StepScalars, decode_first_moment,
-    decode_second_moment, encode_first_moment, encode_second_moment, moment_scale,
+    AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentumDirection, Rounding, SgdParameters,
+    StepScalars, decode_first_moment, decode_second_moment, encode_first_moment,
+    encode_second_moment, moment_scale,
 };
 
 /// Elements per task; even, so that a task starts on a block of random words.
@@ -347,29 +349,98 @@ fn chunk<'a, P, G, M>(
     AdamWTensors { parameter, master, gradient, first_moment, second_moment }
 }
 
-/// One step against the gradient, with decoupled weight decay.
-pub fn sgd<P: Stored, G: Element>(
-    weight_decay: f32,
+/// What one step of gradient descent reads and overwrites.
+pub struct SgdTensors<'a, P, G, M> {
+    /// The parameter.
+    pub parameter: &'a mut [P],
+    /// Its f32 copy, where it has one.
+    pub master: Option<&'a mut [f32]>,
+    /// Its gradient.
+    pub gradient: &'a [G],
+    /// Its momentum, where it has one.
+    pub momentum: Option<&'a mut [M]>,
+}
+
+/// The factors of one step of gradient descent, worked out once.
+#[derive(Clone, Copy)]
+struct Descent {
+    hyper: SgdParameters,
+    rate: f32,
+    /// `1 - rate · weight_decay`.
+    keep: f32,
+    clip: f32,
+}
+
+impl Descent {
+    /// The new value and momentum of one element.
+    #[inline(always)]
+    fn update(&self, value: f32, gradient: f32, momentum: Option<f32>) -> (f32, f32) {
+        let SgdParameters { momentum: share, direction, weight_decay } = self.hyper;
+        let gradient = gradient * self.clip;
+        let Some(before) = momentum else {
+            return (value * self.keep - self.rate * gradient, 0.0);
+        };
+        let gradient = gradient + weight_decay * value;
+        let momentum = share * before + gradient;
+        let along = match direction {
+            MomentumDirection::Momentum => momentum,
+            MomentumDirection::Nesterov => gradient + share * momentum,
+        };
+        (value - self.rate * along, momentum)
+    }
+}
+
+/// One step against the gradient.
+pub fn sgd<P: Stored, G: Element, M: Stored>(
+    hyper: &SgdParameters,
     scalars: &StepScalars,
     clip: f32,
     storage: Storage,
-    parameter: &mut [P],
-    gradient: &[G],
+    tensors: SgdTensors<'_, P, G, M>,
 ) {
+    let SgdTensors { parameter, master, gradient, momentum } = tensors;
     let rate = scalars.learning_rate;
-    let keep = 1.0 - rate * weight_decay;
+    let descent = Descent { hyper: *hyper, rate, keep: 1.0 - rate * hyper.weight_decay, clip };
+    let (master, momentum) = (master.map(SharedMut::new), momentum.map(SharedMut::new));
     parameter.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).enumerate().for_each(
         |(task, (p, g))| {
-            for (pair, (p, g)) in p.chunks_mut(2).zip(g.chunks(2)).enumerate() {
-                let bits = match storage.random {
-                    Some(random) => random.pair(task * CHUNK / 2 + pair),
-                    None => [Bits::default(); 2],
-                };
-                for ((p, g), bits) in p.iter_mut().zip(g).zip(bits) {
-                    let value = p.to_f32() * keep - rate * (g.to_f32() * clip);
-                    *p = store(storage.parameter, value, bits.parameter);
-                }
-            }
+            let range = task * CHUNK..task * CHUNK + p.len();
+            // SAFETY: a task has a chunk of its own.
+            let master = master.as_ref().map(|master| unsafe { master.piece(range.clone()) });
+            // SAFETY: as above.
+            let momentum = momentum.as_ref().map(|momentum| unsafe { momentum.piece(range) });
+            sgd_chunk(
+                descent,
+                storage,
+                task * CHUNK,
+                SgdTensors { parameter: p, master, gradient: g, momentum },
+            );
         },
     );
+}
+
+fn sgd_chunk<P: Stored, G: Element, M: Stored>(
+    descent: Descent,
+    storage: Storage,
+    start: usize,
+    tensors: SgdTensors<'_, P, G, M>,
+) {
+    let SgdTensors { parameter: p, mut master, gradient: g, mut momentum } = tensors;
+    let mut bits = [Bits::default(); 2];
+    for i in 0..p.len() {
+        if i % 2 == 0 {
+            bits = storage.random.map_or(bits, |random| random.pair((start + i) / 2));
+        }
+        let bits = bits[i % 2];
+        let before = master.as_ref().map_or(p[i].to_f32(), |master| master[i]);
+        let moved = momentum.as_ref().map(|momentum| momentum[i].to_f32());
+        let (value, moved) = descent.update(before, g[i].to_f32(), moved);
+        if let Some(momentum) = &mut momentum {
+            momentum[i] = store(storage.moments, moved, bits.first);
+        }
+        if let Some(master) = &mut master {
+            master[i] = value;
+        }
+        p[i] = store(storage.parameter, value, bits.parameter);
+    }
 }

@@ -8,7 +8,7 @@ use crate::cuda::context::Argument;
 use crate::cuda::gemm::{GemmCall, GemmRole, Operand};
 use crate::cuda::plan::Planner;
 use crate::placed::View;
-use storm_graph::{DType, Op, ParameterGradients};
+use storm_graph::{Accuracy, DType, Op, ParameterGradients};
 
 const SOURCE: KernelSource =
     KernelSource { name: "loss.cu", text: include_str!("../kernels/loss.cu"), only_for: None };
@@ -23,8 +23,17 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     let outputs = &planner.node.outputs;
     match &planner.node.op {
-        Op::HeadLoss { hidden, weight, targets, denominator, chunk_rows } => {
-            let head = Head::new(hidden, weight, &outputs[1]);
+        Op::HeadLoss {
+            hidden,
+            weight,
+            targets,
+            denominator,
+            chunk_rows,
+            label_smoothing,
+            accuracy,
+        } => {
+            let correct = (*accuracy == Accuracy::Compute).then(|| &outputs[1]);
+            let head = Head::new(hidden, weight, &outputs[outputs.len() - 1]);
             for start in (0..head.rows).step_by(*chunk_rows) {
                 let rows = (*chunk_rows).min(head.rows - start);
                 head.project(planner, start, rows)?;
@@ -33,7 +42,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     at(planner, targets, start),
                     planner.pointer(denominator),
                     at(planner, &outputs[0], start),
+                    maybe_at(planner, correct, start),
                     count(head.vocabulary),
+                    Argument::F32(*label_smoothing),
                 ];
                 head.launch(planner, "head_loss", rows, arguments)?;
             }
@@ -47,9 +58,12 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             d_row_loss,
             accumulator,
             chunk_rows,
+            label_smoothing,
+            accuracy,
             weight_gradient,
             ..
         } => {
+            let correct = outputs.last().filter(|_| *accuracy == Accuracy::Compute);
             let head = Head::new(hidden, weight, &outputs[2]);
             let compute = *weight_gradient == ParameterGradients::Compute;
             let d_weight = compute.then(|| &outputs[3]);
@@ -65,7 +79,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     planner.pointer(denominator),
                     at(planner, d_row_loss, start),
                     at(planner, &outputs[0], start),
+                    maybe_at(planner, correct, start),
                     count(head.vocabulary),
+                    Argument::F32(*label_smoothing),
                 ];
                 head.launch(planner, "head_loss_grad", rows, arguments)?;
                 head.hidden_gradient(planner, start, rows, &outputs[1])?;
@@ -162,6 +178,11 @@ impl<'a> Head<'a> {
         let choice = kernel(SOURCE, name, types([("E", self.dtype)]));
         planner.launch(choice, grid, THREADS, arguments)
     }
+}
+
+/// [`at`] of a tensor that may be left out.
+fn maybe_at(planner: &Planner<'_>, view: Option<&View>, index: usize) -> Argument {
+    view.map_or(Argument::Pointer(0), |view| at(planner, view, index))
 }
 
 /// Row `row` of a tensor.

@@ -4,6 +4,8 @@
 
 mod attention;
 mod attention_cached;
+mod augment;
+mod batch_norm;
 mod convolution;
 mod dropout;
 mod elementwise;
@@ -67,6 +69,10 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::QkNorm { .. } | Op::QkNormGrad { .. } | Op::RotaryTable { .. } | Op::Rotary { .. } => {
             heads::plan(planner)
         }
+        Op::BatchStatistics { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. } => {
+            batch_norm::plan(planner)
+        }
+        Op::Augment { .. } => augment::plan(planner),
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
         Op::CachedAttention { .. } => attention_cached::plan(planner),
         Op::HeadLoss { .. } | Op::HeadLossGrad { .. } => loss::plan(planner),
@@ -93,6 +99,8 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
     [
         attention::kernels(),
         attention_cached::kernels(),
+        augment::kernels(),
+        batch_norm::kernels(),
         convolution::kernels(),
         dropout::kernels(),
         elementwise::kernels(),

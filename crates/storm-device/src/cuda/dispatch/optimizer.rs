@@ -7,7 +7,7 @@ use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::plan::Planner;
-use storm_graph::{DType, MomentFormat, Op, Rounding};
+use storm_graph::{DType, MomentFormat, MomentumDirection, Op, Rounding};
 
 const SOURCE: KernelSource = KernelSource {
     name: "optimizer.cu",
@@ -84,11 +84,14 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Sgd {
             parameter,
             gradient,
+            momentum,
+            master,
             scalars,
             clip,
             random,
-            weight_decay,
+            hyper,
             rounding,
+            moment_rounding,
             stream,
             first_element,
         } => {
@@ -96,18 +99,24 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let arguments = vec![
                 planner.pointer(parameter),
                 planner.pointer(gradient),
+                planner.maybe(momentum),
+                planner.maybe(master),
                 planner.pointer(scalars),
                 planner.maybe(clip),
                 planner.maybe(random),
                 count(elements),
-                Argument::F32(*weight_decay),
+                Argument::F32(hyper.momentum),
+                flag(hyper.direction == MomentumDirection::Nesterov),
+                Argument::F32(hyper.weight_decay),
                 stochastic(*rounding),
+                flag(momentum.is_some() && *moment_rounding == Rounding::Stochastic),
                 stream_word(*stream, node.layer),
                 count(*first_element),
             ];
-            // There are no moments: any type will do.
+            // Without a momentum any type will do.
+            let moments = momentum.as_ref().map_or(DType::F32, |momentum| momentum.dtype);
             let definitions =
-                types([("P", parameter.dtype), ("G", gradient.dtype), ("M", DType::F32)]);
+                types([("P", parameter.dtype), ("G", gradient.dtype), ("M", moments)]);
             let choice = kernel(SOURCE, "sgd", definitions);
             launch_flat(planner, choice, elements, PER_BLOCK, arguments)
         }

@@ -199,6 +199,7 @@ __device__ inline void take_turn() {
 constexpr u32 PURPOSE_INITIALIZATION = 0;
 constexpr u32 PURPOSE_ROUNDING = 0x5bd1e995u;
 constexpr u32 PURPOSE_DROPOUT = 0x27d4eb2fu;
+constexpr u32 PURPOSE_AUGMENTATION = 0x165667b1u;
 
 /// Where random bits come from: seed words (low, high, step) in device memory, what the bits are
 /// for, and the tensor's stream.

@@ -106,50 +106,87 @@ __device__ inline Softmax row_softmax(const Logits& logits) {
     return warp_join(lane < THREADS / WARP ? slots[lane] : Softmax{LOWEST, 0.0f});
 }
 
-/// The loss of the block's row and, to every thread, the logarithm of its normalizer. All threads
+/// The mean of a row, to every thread; and whether its target, whose logit is `at_target`, is the first of the largest ones,
+/// into `correct`, where not null.
+__device__ inline float row_mean(const Logits& logits, int target, float at_target, float* correct) {
+    __shared__ float slots[WARP];
+    float sum = 0.0f;
+    // A NaN is larger than anything.
+    bool is_largest = true;
+    const auto see = [&](i64 i, float x) {
+        sum += x;
+        is_largest = is_largest && (i < target ? x < at_target : x <= at_target);
+    };
+    logits.each_edge([&](i64 i, E& x) { see(i, to_float(x)); });
+    logits.each_pack([&](i64 i, const Pack<E>& pack, E*) {
+        float x[PACK];
+        unpack(pack, x);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) see(i + j, x[j]);
+    });
+    const bool all = __syncthreads_and(is_largest);
+    if (correct != nullptr && threadIdx.x == 0) *correct = all ? 1.0f : 0.0f;
+    return block_sum(sum, slots) / float(logits.count);
+}
+
+/// The loss of the block's row and, to every thread, the logarithm of its normalizer. `correct` may be null. All threads
 /// have read the row when it returns.
-__device__ inline float row_loss(const Logits& logits, int target, float denominator, float* loss) {
+__device__ inline float row_loss(const Logits& logits, int target, float smoothing, float denominator, float* loss,
+                                 float* correct) {
     // A target that is no token gives NaN.
     const bool known = target >= 0 && target < logits.count;
     const float at_target = known ? to_float(logits.start[target]) : not_a_number();
     const Softmax softmax = row_softmax(logits);
     const float log_sum = softmax.max + logf(softmax.sum);
-    if (threadIdx.x == 0) *loss = (log_sum - at_target) / denominator;
+    float expected = at_target;
+    if (smoothing != 0.0f || correct != nullptr) {
+        const float mean = row_mean(logits, target, at_target, correct);
+        if (smoothing != 0.0f) expected = (1.0f - smoothing) * at_target + smoothing * mean;
+    }
+    if (threadIdx.x == 0) *loss = (log_sum - expected) / denominator;
     return log_sum;
 }
 
-/// A block per row of logits (rows, vocabulary).
+/// An ignored row costs nothing and is not right.
+__device__ inline void ignore(float* loss, float* correct) {
+    if (threadIdx.x != 0) return;
+    *loss = 0.0f;
+    if (correct != nullptr) *correct = 0.0f;
+}
+
+/// A block per row of logits (rows, vocabulary). `correct` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    head_loss(E* logits, const int* targets, const float* denominator, float* losses,
-              i64 vocabulary) {
+    head_loss(E* logits, const int* targets, const float* denominator, float* losses, float* correct,
+              i64 vocabulary, float smoothing) {
     const i64 row = blockIdx.x;
     const int target = targets[row];
-    if (target == IGNORE) {
-        if (threadIdx.x == 0) losses[row] = 0.0f;
-        return;
-    }
-    row_loss(Logits(logits, row, vocabulary), target, *denominator, losses + row);
+    float* const own = correct == nullptr ? nullptr : correct + row;
+    if (target == IGNORE) return ignore(losses + row, own);
+    row_loss(Logits(logits, row, vocabulary), target, smoothing, *denominator, losses + row, own);
 }
 
 /// The same, and each logit becomes its gradient.
 extern "C" __global__ void __launch_bounds__(THREADS)
     head_loss_grad(E* logits, const int* targets, const float* denominator,
-                   const float* d_row_loss, float* losses, i64 vocabulary) {
+                   const float* d_row_loss, float* losses, float* correct, i64 vocabulary, float smoothing) {
     const i64 row = blockIdx.x;
+    float* const own = correct == nullptr ? nullptr : correct + row;
     const int target = targets[row];
     const Logits row_logits(logits, row, vocabulary);
     if (target == IGNORE) {
-        if (threadIdx.x == 0) losses[row] = 0.0f;
+        ignore(losses + row, own);
         const float zeros[PACK] = {};
         row_logits.each_edge([&](i64, E& x) { x = from_float<E>(0.0f); });
         row_logits.each_pack([&](i64, const Pack<E>&, E* to) { store_pack(to, packed<E>(zeros)); });
         return;
     }
     const float scale = d_row_loss[row] / *denominator;
-    const float log_sum = row_loss(row_logits, target, *denominator, losses + row);
+    const float log_sum = row_loss(row_logits, target, smoothing, *denominator, losses + row, own);
+    // What the target has, and what every class has of it.
+    const float rest = 1.0f - smoothing, spread = smoothing / float(vocabulary);
     row_logits.each_edge([&](i64 i, E& x) {
-        const float probability = exponential(to_float(x) - log_sum);
-        x = from_float<E>((i == target ? probability - 1.0f : probability) * scale);
+        const float excess = exponential(to_float(x) - log_sum) - spread;
+        x = from_float<E>((i == target ? excess - rest : excess) * scale);
     });
     row_logits.each_pack([&](i64 i, const Pack<E>& pack, E* to) {
         float x[PACK];
@@ -157,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const int in_pack = target - int(i);
 #pragma unroll
         for (int j = 0; j < PACK; j++) {
-            const float probability = exponential(x[j] - log_sum);
-            x[j] = (j == in_pack ? probability - 1.0f : probability) * scale;
+            const float excess = exponential(x[j] - log_sum) - spread;
+            x[j] = (j == in_pack ? excess - rest : excess) * scale;
         }
         store_pack(to, packed<E>(x));
     });

@@ -53,29 +53,48 @@ extern "C" __global__ void __launch_bounds__(256)
     write8(flat(second_moment, elements), i, second);
 }
 
-/// A pack per thread, as above.
+/// A pack per thread, as above. `momentum` may be null, too.
 extern "C" __global__ void __launch_bounds__(256)
-    sgd(P* parameter, const G* gradient, const float* scalars, const float* clip, const int* seed,
-        i64 elements, float weight_decay, int stochastic_parameter, int stream,
-        i64 first_element) {
+    sgd(P* parameter, const G* gradient, M* momentum, float* master, const float* scalars, const float* clip,
+        const int* seed, i64 elements, float share, int nesterov, float weight_decay, int stochastic_parameter,
+        int stochastic_moments, int stream, i64 first_element) {
     const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
     if (i >= elements) return;
     const float factor = clip != nullptr ? *clip : 1.0f;
-    float value[PACK], g[PACK];
-    read8(flat<const P>(parameter, elements), i, value);
-    read8(flat(gradient, elements), i, g);
+    float value[PACK], g[PACK], moved[PACK] = {};
+    const Pack<G> gradients = read_pack(flat(gradient, elements), i);
+    if (momentum != nullptr) read8(flat<const M>(momentum, elements), i, moved);
+    if (master != nullptr) {
+        read8(flat<const float>(master, elements), i, value);
+    } else {
+        read8(flat<const P>(parameter, elements), i, value);
+    }
+    unpack(gradients, g);
     const float rate = scalars[0];
-    if (factor == 0.0f) return; // only now, so that nothing waits for it
+    if (factor == 0.0f || scalars[1] == 0.0f) return; // only now, so that nothing waits for it
     const float keep = __fsub_rn(1.0f, __fmul_rn(rate, weight_decay));
 #pragma unroll
     for (int j = 0; j < PACK; j++) {
-        value[j] = __fsub_rn(__fmul_rn(value[j], keep), __fmul_rn(rate, __fmul_rn(g[j], factor)));
+        const float clipped = __fmul_rn(g[j], factor);
+        if (momentum == nullptr) {
+            value[j] = __fsub_rn(__fmul_rn(value[j], keep), __fmul_rn(rate, clipped));
+        } else {
+            const float whole = __fadd_rn(clipped, __fmul_rn(weight_decay, value[j]));
+            moved[j] = __fadd_rn(__fmul_rn(share, moved[j]), whole);
+            const float along = nesterov ? __fadd_rn(whole, __fmul_rn(share, moved[j])) : moved[j];
+            value[j] = __fsub_rn(value[j], __fmul_rn(rate, along));
+        }
     }
-    if (stochastic_parameter) {
+    if (master != nullptr) write8(flat(master, elements), i, value);
+    if (stochastic_parameter || stochastic_moments) {
         Bits bits[PACK];
         bits_of(Random(seed, PURPOSE_ROUNDING, stream), first_element + i, bits);
 #pragma unroll
-        for (int j = 0; j < PACK; j++) value[j] = rounded<P>(true, value[j], bits[j].parameter);
+        for (int j = 0; j < PACK; j++) {
+            value[j] = rounded<P>(stochastic_parameter, value[j], bits[j].parameter);
+            moved[j] = rounded<M>(stochastic_moments, moved[j], bits[j].first);
+        }
     }
     write8(flat(parameter, elements), i, value);
+    if (momentum != nullptr) write8(flat(momentum, elements), i, moved);
 }

@@ -314,6 +314,8 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
             d_row_loss: b.fill(&[rows], DType::F32)?,
             accumulator: Some(b.fill(&[vocabulary, width], dtype)?),
             chunk_rows: CHUNK_ROWS,
+            label_smoothing: 0.0,
+            accuracy: storm_graph::Accuracy::Skip,
             weight_gradient: ParameterGradients::Compute,
             dtype,
         })

@@ -1,6 +1,6 @@
 //! Which charts a run has.
 
-use super::super::{History, StepRecord};
+use super::super::{Evaluated, History, StepRecord};
 use super::chart::{Chart, Kind, Series, Steps};
 use super::unit::Unit;
 use serde_json::{Map, Value, json};
@@ -13,8 +13,10 @@ const VALUE_MAX: f64 = 1e300;
 pub(super) fn to_html(budgets: [Option<u64>; 2], history: &History) -> String {
     let of_steps =
         Steps { key: "steps", steps: history.steps().map(|record| record.step).collect() };
-    let of_evaluations =
-        Steps { key: "evaluations", steps: history.evaluations().map(|(step, _)| *step).collect() };
+    let of_evaluations = Steps {
+        key: "evaluations",
+        steps: history.evaluations().map(|found| found.step).collect(),
+    };
     let charts = charts(budgets, history, &of_steps, &of_evaluations);
     let figures: Vec<String> = charts.iter().map(Chart::to_html).collect();
     let steps: Map<String, Value> = [&of_steps, &of_evaluations]
@@ -61,13 +63,13 @@ fn charts<'a>(
             colour: "gradients",
             kind: Kind::Dots,
             steps: of_evaluations,
-            values: history.evaluations().map(|&(_, loss)| in_range(loss)).collect(),
+            values: history.evaluations().map(|found| in_range(found.loss)).collect(),
         });
     }
     let chart =
         |title, series, limit, from_zero, unit| Chart { title, series, limit, from_zero, unit };
     let rates = vec![plain("applied", "recomputed", &|r| Some(f64::from(r.learning_rate)))];
-    let speeds = vec![noisy("speed", "backward", &|r| Some(r.tokens_per_second))];
+    let speeds = vec![noisy("speed", "backward", &|r| Some(r.throughput.per_second()))];
     let norms = vec![noisy("before clipping", "optimizer", &|r| Some(f64::from(r.gradient_norm)))];
     let device = vec![plain("in use", "memory-edge", &|r| Some(r.device_bytes as f64))];
     let host = vec![
@@ -78,15 +80,34 @@ fn charts<'a>(
         noisy("copies hidden", "activations", &|r| r.hidden_share),
         noisy("compute busy", "weights", &|r| r.compute_share),
     ];
-    vec![
-        chart("Loss", losses, None, false, Unit::Loss),
+    let speed = match history.last().map(|record| record.throughput.unit()) {
+        Some(storm_model::Unit::Images) => "Images per second",
+        _ => "Tokens per second",
+    };
+    let mut charts = vec![chart("Loss", losses, None, false, Unit::Loss)];
+    if history.last().is_some_and(|record| record.accuracy.is_some()) {
+        let mut found = vec![noisy("training", "forward", &|r| r.accuracy.map(f64::from))];
+        if !of_evaluations.steps.is_empty() {
+            let accuracy = |found: &Evaluated| found.accuracy.map_or(f64::NAN, in_range);
+            found.push(Series {
+                name: "held out",
+                colour: "gradients",
+                kind: Kind::Dots,
+                steps: of_evaluations,
+                values: history.evaluations().map(accuracy).collect(),
+            });
+        }
+        charts.push(chart("Accuracy", found, None, true, Unit::Share));
+    }
+    charts.extend([
         chart("Learning rate", rates, None, true, Unit::LearningRate),
         chart("Gradient norm", norms, None, true, Unit::GradientNorm),
-        chart("Tokens per second", speeds, None, true, Unit::TokensPerSecond),
+        chart(speed, speeds, None, true, Unit::PerSecond),
         chart("Device memory", device, device_budget, true, Unit::Bytes),
         chart("Host memory", host, host_budget, true, Unit::Bytes),
         chart("Overlap", shares, None, true, Unit::Share),
-    ]
+    ]);
+    charts
 }
 
 fn in_range(value: f64) -> f64 {

@@ -24,8 +24,8 @@ pub struct RunFacts {
     pub settings: Vec<(String, Vec<Row>)>,
     /// Of device and host memory, in bytes, if known.
     pub budgets: [Option<u64>; 2],
-    /// What to do for a sample, if there is none.
-    pub sample_hint: String,
+    /// What to do for a sample, if there is none; none for a model that writes no text.
+    pub sample_hint: Option<String>,
 }
 
 /// What only the process that trained can say: how the last plan did.
@@ -76,7 +76,7 @@ pub fn write_report(
     writeln!(out, "<style>\n{}</style>", include_str!("charts.css"))?;
     write_rows(&facts.rows, out)?;
     writeln!(out, "{}", charts::to_html(facts.budgets, history))?;
-    write_sample(history.sample(), &facts.sample_hint, out)?;
+    write_sample(history.sample(), facts.sample_hint.as_deref(), out)?;
     write_settings(&facts.settings, out)?;
     match last_plan {
         LastPlan::Facts(plan) => {
@@ -92,10 +92,17 @@ pub fn write_report(
     }
 }
 
-fn write_sample(sample: Option<&Sample>, hint: &str, out: &mut impl Write) -> io::Result<()> {
+fn write_sample(
+    sample: Option<&Sample>,
+    hint: Option<&str>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    if sample.is_none() && hint.is_none() {
+        return Ok(());
+    }
     writeln!(out, "<h2>Text by the model</h2>")?;
     let Some(Sample { step, prompt, text }) = sample else {
-        return writeln!(out, "<p class=\"hint\">{}</p>", Escaped(hint));
+        return writeln!(out, "<p class=\"hint\">{}</p>", Escaped(hint.unwrap_or_default()));
     };
     let (prompt, text) = (Escaped(prompt), Escaped(text));
     writeln!(
@@ -145,9 +152,12 @@ fn measured(plan: &PlanFacts<'_>, history: &History) -> Table {
         let [predicted, median, off] = cells;
         row("step, median", [predicted, median, off, String::new()]);
     }
-    if let Some(speed) = part.tokens_per_second() {
+    if let Some(speed) = part.units_per_second() {
         let empty = String::new;
-        row("tokens per second", [empty(), format!("{speed:.0}"), empty(), empty()]);
+        row(
+            &format!("{} per second", part.unit()),
+            [empty(), format!("{speed:.0}"), empty(), empty()],
+        );
     }
     // Of a plan under which no step was made, nothing was measured.
     let seen = |bytes: u64| (part.steps() > 0).then_some(bytes);
@@ -184,10 +194,11 @@ fn measured(plan: &PlanFacts<'_>, history: &History) -> Table {
 #[cfg(test)]
 mod tests {
     use super::super::history::tests::record;
-    use super::super::{Sink, StepRecord};
+    use super::super::{Sink, StepRecord, Throughput};
     use super::*;
     use crate::Event;
     use storm_graph::random::Random;
+    use storm_model::Unit;
 
     const HOSTILE: &str =
         "</script><script>alert(1)</script><img src=x onerror='f()'>\"&\0\u{2028}";
@@ -205,15 +216,16 @@ mod tests {
             rows: row(),
             settings: vec![(text.to_owned(), row())],
             budgets: [Some(1 << 20), None],
-            sample_hint: text.to_owned(),
+            sample_hint: Some(text.to_owned()),
         }
     }
 
     fn history(steps: u64) -> History {
         let mut history = History::new();
         for step in 1..=steps {
-            let (loss, tokens_per_second) = (3.0 + 1.0 / step as f32, 1_234.567_89);
-            let record = StepRecord { loss, tokens_per_second, ..record(step) };
+            let loss = 3.0 + 1.0 / step as f32;
+            let throughput = Throughput::new(Unit::Tokens, step, 1_234.567_89);
+            let record = StepRecord { loss, throughput, ..record(step) };
             history.step(&record).expect("taken down");
         }
         history
@@ -241,7 +253,7 @@ mod tests {
         let mut history = history(2);
         for (step, value) in [(3, f64::MAX), (4, f64::NAN), (u64::MAX, -f64::MAX)] {
             let record = StepRecord {
-                tokens_per_second: value,
+                throughput: Throughput::new(Unit::Tokens, step, value),
                 loss: value as f32,
                 device_bytes: u64::MAX,
                 hidden_share: Some(value),
@@ -264,7 +276,7 @@ mod tests {
                 loss: x as f32,
                 gradient_norm: y as f32,
                 learning_rate: 1.0 / z as f32,
-                tokens_per_second: x,
+                throughput: Throughput::new(Unit::Tokens, step, x),
                 device_bytes: a,
                 host_bytes: b,
                 process_bytes: Some(c),
@@ -273,7 +285,8 @@ mod tests {
                 ..record(step)
             };
             history.step(&record).expect("taken down");
-            let evaluated = Event::Evaluated { step, loss: z, is_best: false, seconds: 0.0 };
+            let (accuracy, is_best, seconds) = (None, false, 0.0);
+            let evaluated = Event::Evaluated { step, loss: z, accuracy, is_best, seconds };
             history.event(&evaluated).expect("taken down");
         }
         let page = page(&facts("a"), &history, LastPlan::Unknown);

@@ -4,7 +4,7 @@ use super::ticks::{BYTE_UNITS, Scale};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Unit {
     Loss,
-    TokensPerSecond,
+    PerSecond,
     LearningRate,
     GradientNorm,
     Bytes,
@@ -19,7 +19,7 @@ impl Unit {
     pub(super) fn key(self) -> &'static str {
         match self {
             Unit::Loss => "loss",
-            Unit::TokensPerSecond => "speed",
+            Unit::PerSecond => "speed",
             Unit::LearningRate => "rate",
             Unit::GradientNorm => "norm",
             Unit::Bytes => "bytes",
@@ -42,7 +42,7 @@ impl Unit {
             Unit::Bytes => show_bytes(value),
             Unit::Share => format!("{:.0} %", 100.0 * value),
             _ if value.abs() >= PLAIN_MAX => format!("{value:.2e}"),
-            Unit::TokensPerSecond => format!("{value:.0}"),
+            Unit::PerSecond => format!("{value:.0}"),
             Unit::GradientNorm => format!("{value:.3}"),
             Unit::Loss => format!("{value:.4}"),
         }
@@ -70,7 +70,7 @@ mod tests {
         assert_eq!(Unit::Loss.show(1e30), "1.00e30");
         assert_eq!(Unit::LearningRate.show(3e-4), "3.00e-4");
         assert_eq!(Unit::Bytes.show(1.5 * 1024.0 * 1024.0), "1.5 MiB");
-        for unit in [Unit::Loss, Unit::TokensPerSecond, Unit::LearningRate, Unit::GradientNorm] {
+        for unit in [Unit::Loss, Unit::PerSecond, Unit::LearningRate, Unit::GradientNorm] {
             for value in [0.0, -1.0, 1e-30, 9_999_999.4, f64::MAX, f64::NAN] {
                 let shown = unit.show(value);
                 assert!(shown.len() <= 12, "{unit:?} {shown}");

@@ -1,0 +1,64 @@
+//! Image classifiers as people name them: a directory, the folder of a run, or that of a checkpoint.
+
+use crate::train::IMAGE_CONFIG;
+use anyhow::{Context, Result};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use storm_model::{
+    Element, ImageConfig, ImageDirectory, ModelError, ParameterSource, ParameterSpec,
+};
+use storm_train::SavedWeights;
+
+/// An image classifier that was found.
+pub(crate) struct ImageSource {
+    pub(crate) config: ImageConfig,
+    weights: Weights,
+    /// The run that it is of, if it is a checkpoint that lies in one.
+    pub(crate) folder: Option<PathBuf>,
+}
+
+enum Weights {
+    Directory(Box<ImageDirectory>),
+    Checkpoint(Box<SavedWeights>),
+}
+
+impl ImageSource {
+    /// Opens a directory that says that it holds one.
+    pub(crate) fn of_directory(directory: &Path) -> Result<ImageSource> {
+        let directory = ImageDirectory::open(directory)?;
+        let config = directory.config().clone();
+        Ok(ImageSource { config, weights: Weights::Directory(Box::new(directory)), folder: None })
+    }
+
+    /// Whether a checkpoint is of an image classifier.
+    pub(crate) fn is_checkpoint(weights: &SavedWeights) -> bool {
+        weights.progress().settings.contains_key(IMAGE_CONFIG)
+    }
+
+    /// A checkpoint, which has the model's config among the settings of its run.
+    pub(crate) fn of_checkpoint(
+        folder: Option<PathBuf>,
+        weights: SavedWeights,
+    ) -> Result<ImageSource> {
+        let json = weights.progress().settings.get(IMAGE_CONFIG).map_or("", String::as_str);
+        let config: ImageConfig = serde_json::from_str(json)
+            .with_context(|| format!("{} has no usable config", weights.path().display()))?;
+        config.validate()?;
+        weights.check(&config)?;
+        Ok(ImageSource { config, weights: Weights::Checkpoint(Box::new(weights)), folder })
+    }
+}
+
+impl ParameterSource for ImageSource {
+    fn load_rows<E: Element>(
+        &self,
+        spec: &ParameterSpec,
+        rows: Range<usize>,
+        dest: &mut [E],
+    ) -> Result<(), ModelError> {
+        match &self.weights {
+            Weights::Directory(directory) => directory.load_rows(spec, rows, dest),
+            Weights::Checkpoint(checkpoint) => checkpoint.load_rows(spec, rows, dest),
+        }
+    }
+}

@@ -1,0 +1,57 @@
+use serde::{Deserialize, Serialize};
+use storm_model::Unit;
+
+/// How much a run reads, in the units of its model. In files, the fields are named after the unit.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum Throughput {
+    /// Of a language model.
+    Tokens {
+        /// Of all steps so far.
+        tokens: u64,
+        /// Of this step.
+        tokens_per_second: f64,
+    },
+    /// Of an image classifier.
+    Images {
+        /// Of all steps so far.
+        images: u64,
+        /// Of this step.
+        images_per_second: f64,
+    },
+}
+
+impl Throughput {
+    /// So many units in all, and so many a second in this step.
+    pub fn new(unit: Unit, total: u64, per_second: f64) -> Throughput {
+        match unit {
+            Unit::Tokens => Throughput::Tokens { tokens: total, tokens_per_second: per_second },
+            Unit::Images => Throughput::Images { images: total, images_per_second: per_second },
+        }
+    }
+
+    /// What is counted.
+    pub fn unit(self) -> Unit {
+        match self {
+            Throughput::Tokens { .. } => Unit::Tokens,
+            Throughput::Images { .. } => Unit::Images,
+        }
+    }
+
+    /// Of all steps so far.
+    pub fn total(self) -> u64 {
+        match self {
+            Throughput::Tokens { tokens: total, .. } | Throughput::Images { images: total, .. } => {
+                total
+            }
+        }
+    }
+
+    /// Of this step.
+    pub fn per_second(self) -> f64 {
+        match self {
+            Throughput::Tokens { tokens_per_second: speed, .. }
+            | Throughput::Images { images_per_second: speed, .. } => speed,
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Batches from a dataset of records.
+
+use crate::{AnyBatch, BatchSource, NamedInputs, RunError};
+use std::sync::Arc;
+use storm_data::records::{
+    BatchColumn, ColumnType, RecordBatch, RecordLoader, RecordLoaderOptions, RecordPosition,
+    RecordSet,
+};
+use storm_graph::IGNORE_INDEX;
+
+/// The input that has the class of each sample.
+const TARGETS: &str = "targets";
+
+/// The input that has the number of each sample and the epoch.
+const SAMPLES: &str = "samples";
+
+/// The micro-batches of a run, from a dataset of records on disk: each column is an input of the same name.
+#[derive(Debug)]
+pub struct RecordSource {
+    loader: RecordLoader,
+    batch: RecordBatch,
+}
+
+impl RecordSource {
+    /// A source at the beginning of the data.
+    ///
+    /// # Errors
+    /// The part is empty, or an option makes no sense.
+    pub fn new(
+        set: Arc<RecordSet>,
+        options: RecordLoaderOptions,
+    ) -> Result<RecordSource, RunError> {
+        let loader = RecordLoader::new(set, options)?;
+        Ok(RecordSource { loader, batch: RecordBatch::default() })
+    }
+
+    /// What it loads with.
+    pub fn loader(&self) -> &RecordLoader {
+        &self.loader
+    }
+}
+
+impl BatchSource for RecordSource {
+    fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError> {
+        let rows = self.loader.next_batch(&mut self.batch)?;
+        let inputs = batch.as_columns();
+        for column in self.batch.columns() {
+            fill(inputs, column);
+        }
+        let samples = inputs.ids_mut(SAMPLES);
+        samples.clear();
+        samples.extend(self.batch.samples.iter().flatten());
+        let targets = inputs.ids_mut(TARGETS);
+        let counted = match targets.is_empty() {
+            true => rows,
+            false => targets.iter().filter(|&&target| target != IGNORE_INDEX).count(),
+        };
+        inputs.set_counted(counted);
+        Ok(rows)
+    }
+
+    fn position(&self) -> serde_json::Value {
+        serde_json::json!(self.loader.position())
+    }
+
+    fn resume(&mut self, position: &serde_json::Value) -> Result<(), RunError> {
+        let position: RecordPosition = serde_json::from_value(position.clone())
+            .map_err(|error| RunError::Position { problem: error.to_string() })?;
+        Ok(self.loader.resume(&position)?)
+    }
+}
+
+/// Copies a column into the input of its name. Columns of other types have no input yet.
+fn fill(inputs: &mut NamedInputs, column: &BatchColumn) {
+    let name = column.column.name.as_str();
+    match column.column.dtype {
+        ColumnType::U8 => {
+            let bytes = inputs.bytes_mut(name);
+            bytes.clear();
+            bytes.extend_from_slice(&column.bytes);
+        }
+        ColumnType::I32 => {
+            let ids = inputs.ids_mut(name);
+            ids.clear();
+            let words = column.bytes.as_chunks::<4>().0.iter();
+            ids.extend(words.map(|word| i32::from_le_bytes(*word)));
+        }
+        ColumnType::I8 | ColumnType::F32 | ColumnType::Bf16 => {}
+    }
+}
