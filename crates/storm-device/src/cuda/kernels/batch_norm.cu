@@ -21,6 +21,10 @@ constexpr int LANES = 128;
 constexpr int FINISHED = 8;
 /// Rows in flight per thread.
 constexpr int UNROLL = 4;
+/// The same where a thread also has sums: more would not fit into registers.
+constexpr int SUM_UNROLL = 2;
+/// Blocks of a multiprocessor, so that one loads while another sums.
+constexpr int BLOCKS = EXACT<E> ? 1 : 2;
 
 // ---- partial results --------------------------------------------------------------------------
 
@@ -202,7 +206,7 @@ struct Affine {
 };
 
 /// Grid (blocks of rows, blocks of channels). `addend` may be null.
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm(const E* x, const E* addend, const float* mean, const float* variance, const W* weight, const W* bias, E* y,
                i64 rows, i64 width, float epsilon, int relu) {
     const i64 column = i64(blockIdx.y) * CHANNELS + threadIdx.x % PACKS * PACK;
@@ -242,7 +246,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 /// Sums of dz and of dz · x̂, where dz is dy without what the ReLU turned off. With `addend`, dz is also its gradient and is
 /// written to `d_addend`. Grid (blocks of rows, blocks of channels).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm_grad_sums(const E* dy, const E* x, const E* addend, const float* mean, const float* variance,
                          const W* weight, const W* bias, float* partials, E* d_addend, i64 rows, i64 width, float epsilon,
                          int relu) {
@@ -255,10 +259,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (own > 0 && column < width) {
         const Affine affine(mean, variance, weight, bias, column, width, epsilon);
 #pragma unroll
-        for (int start = 0; start < GROUP; start += UNROLL) {
-            Pack<E> gradients[UNROLL], packs[UNROLL], addends[UNROLL];
+        for (int start = 0; start < GROUP; start += SUM_UNROLL) {
+            Pack<E> gradients[SUM_UNROLL], packs[SUM_UNROLL], addends[SUM_UNROLL];
 #pragma unroll
-            for (int k = 0; k < UNROLL; k++) {
+            for (int k = 0; k < SUM_UNROLL; k++) {
                 if (start + k >= own) break;
                 const i64 row = first + start + k;
                 gradients[k] = read_pack(row_of(dy, row, width), column);
@@ -266,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 if (addend != nullptr) addends[k] = read_pack(row_of(addend, row, width), column);
             }
 #pragma unroll
-            for (int k = 0; k < UNROLL; k++) {
+            for (int k = 0; k < SUM_UNROLL; k++) {
                 if (start + k >= own) break;
                 float dz[PACK], values[PACK], more[PACK] = {};
                 unpack(gradients[k], dz);
@@ -306,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(LANES* FINISHED)
 
 /// dx from dz and the `sums` of all rows (2 · width). `relu` if dz is still dy, and the ReLU depends on `x` alone. Grid (blocks
 /// of rows, blocks of channels).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     batch_norm_grad(const E* dz, const E* x, const float* mean, const float* variance, const W* weight, const W* bias,
                     const float* sums, E* dx, i64 rows, i64 width, float epsilon, int relu) {
     const i64 column = i64(blockIdx.y) * CHANNELS + threadIdx.x % PACKS * PACK;
