@@ -44,6 +44,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "sgd",
         "accuracy",
         "batch_norm",
+        "group_norm",
         "augment",
     ]
 }
@@ -202,6 +203,7 @@ impl Builder {
             "dropout" => self.dropout(),
             "accuracy" => self.accuracy(),
             "batch_norm" => self.batch_norm(),
+            "group_norm" => self.group_norm(),
             "augment" => self.augment(),
             _ => self.sgd(),
         }

@@ -89,6 +89,7 @@ fn terms(case: &Case, node: &Node) -> usize {
         Op::Norm { x, .. } => shape(x).width(),
         Op::NormGrad { x, .. } => shape(x).width().max(shape(x).rows()),
         Op::BatchStatistics { x, .. } | Op::BatchNormGrad { x, .. } => shape(x).rows(),
+        Op::GroupNorm { x, .. } | Op::GroupNormGrad { x, .. } => shape(x).elements(),
         Op::QkNormGrad { qkv, .. } => shape(qkv).rows() * shape(qkv).width(),
         Op::EmbeddingGrad { dy, .. } => shape(dy).rows(),
         Op::Attention { qkv, .. } | Op::AttentionGrad { qkv, .. } => shape(qkv).elements(),

@@ -61,6 +61,26 @@ impl Builder {
         self.result("y", op).map(drop)
     }
 
+    pub(super) fn group_norm(&mut self) -> Result<(), GraphError> {
+        let groups = self.random.pick(&[1, 2, 8]);
+        let width = groups * self.random.pick(&[1, 3, 8, 17]);
+        let shape = match self.random.below(4) {
+            0 => vec![2, 700, width],
+            _ => vec![self.random.pick(&[1, 3]), 8, self.random.pick(&[4, 9]), width],
+        };
+        let x = self.input("x", &shape);
+        let dtype = self.random.pick(&[DType::F32, self.dtype]);
+        let [weight, bias] = ["weight", "bias"].map(|name| {
+            let id = self.graph.parameter(name, [width], dtype, Training::Trainable);
+            self.floats(id)
+        });
+        let addend = self.random.coin().then(|| self.input("addend", &shape));
+        let activation = self.random.pick(&[NormActivation::None, NormActivation::Relu]);
+        let epsilon = 1e-3;
+        let op = Op::GroupNorm { x, weight, bias, addend, groups, epsilon, activation };
+        self.result("y", op).map(drop)
+    }
+
     /// Small whole numbers, whose sums are exact: logits are often equal, and both devices see the same.
     pub(super) fn accuracy(&mut self) -> Result<(), GraphError> {
         let classes = self.random.pick(&[2, 10, 100, 1003]);

@@ -204,6 +204,8 @@ mod tests {
             "BatchStatistics",
             "BatchNorm",
             "BatchNormGrad",
+            "GroupNorm",
+            "GroupNormGrad",
             "Augment",
         ] {
             assert!(ops.contains(op), "{op} is not verified");
