@@ -79,7 +79,7 @@ impl AugmentSettings {
         let id = u64::from(low) | u64::from(high) << 32;
         let drawn = words(seed, Purpose::Augmentation, Stream { tensor: 0, layer: 0 }, id);
         // The upper bits of a word times a range, without the lower 32 or 16 bits, is below the range.
-        let offset = |word: u32| (u64::from(word) * (2 * self.padding as u64 + 1) >> 32) as usize;
+        let offset = |word: u32| ((u64::from(word) * (2 * self.padding as u64 + 1)) >> 32) as usize;
         let place = |bits: u32, range: usize| (bits as usize * range) >> 16;
         phase.training.then_some(Change {
             flips: self.flip == Flip::Horizontal && drawn[0] >> 31 == 1,

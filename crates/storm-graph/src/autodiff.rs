@@ -266,8 +266,8 @@ impl Backward<'_> {
             section: self.name.to_owned(),
             problem: format!(
                 "{} makes no gradient of parameter `{}` as it is used here: use a trainable \
-                 parameter as the weight or bias of Linear, Conv2d, Norm, QkNorm, BatchNorm, Embedding or \
-                 HeadLoss, in one role per op",
+                 parameter as the weight or bias of Linear, Conv2d, Norm, QkNorm, BatchNorm, \
+                 GroupNorm, Embedding or HeadLoss, in one role per op",
                 self.op.name(),
                 self.tensor(id).name
             ),

@@ -29,7 +29,7 @@ pub enum Family {
     Elementwise,
     /// Norms of rows and of heads.
     Norm,
-    /// Norms of channels over a batch.
+    /// Norms of channels, over a batch or over the rows of a sample.
     BatchNorm,
     /// Pictures.
     Image,
@@ -250,6 +250,20 @@ define_ops! {
         epsilon: f32, activation: NormActivation, parameters: ParameterGradients, dtype: DType
     }
 
+    /// [`Op::BatchNorm`] by statistics of each sample of `x` (B, .., C) and of each of `groups` groups of neighbouring channels:
+    /// the same in a step and in an evaluation. Yields y, mean (B, groups) f32, one over the deviation (B, groups) f32, and
+    /// statistics of channels as scratch.
+    GroupNorm [BatchNorm, BytesTwice] {
+        x: One, weight: One, bias: One, addend: Maybe;
+        groups: usize, epsilon: f32, activation: NormActivation
+    }
+    /// Backward of [`Op::GroupNorm`]. Operands and outputs are as in [`Op::BatchNormGrad`].
+    GroupNormGrad [BatchNorm, BytesTwice] {
+        dy: One, x: One, addend: Maybe, mean: One, rstd: One, weight: One, bias: One,
+        weight_accumulator: Maybe, bias_accumulator: Maybe;
+        groups: usize, activation: NormActivation, parameters: ParameterGradients, dtype: DType
+    }
+
     // ---- attention --------------------------------------------------------------------------
     /// Cosines and sines of P pairs for `positions` (B, T): yields (B, T, P, 2) f32.
     RotaryTable [Attention, Bytes] { positions: One; frequencies: RotaryFrequencies }
@@ -403,7 +417,8 @@ impl<T: Clone> Op<T> {
             Op::SwiGluGradAndOutput { dy, gate_up, .. } => vec![(Some(gate_up), 0), (Some(dy), 1)],
             Op::SwiGluCodedGrad { dy, output: UnitOutput::Compute, .. } => vec![(Some(dy), 1)],
             Op::NormGrad { weight_accumulator, bias_accumulator, .. }
-            | Op::BatchNormGrad { weight_accumulator, bias_accumulator, .. } => {
+            | Op::BatchNormGrad { weight_accumulator, bias_accumulator, .. }
+            | Op::GroupNormGrad { weight_accumulator, bias_accumulator, .. } => {
                 vec![(weight_accumulator.as_ref(), 1), (bias_accumulator.as_ref(), 2)]
             }
             Op::QkNormGrad { query_accumulator, key_accumulator, .. } => {
@@ -446,6 +461,7 @@ impl<T: Clone> Op<T> {
             | Op::BatchStatistics { .. }
             | Op::Augment { .. }
             | Op::BatchNorm { .. }
+            | Op::GroupNorm { .. }
             | Op::RotaryTable { .. }
             | Op::Rotary { .. }
             | Op::Attention { .. }

@@ -119,24 +119,7 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
             return Err(UsageError(format!("{key} is {value}; it must be {range}")));
         }
     }
-    let refuse = |problem: &str| Err(UsageError(problem.to_owned()));
-    let momentum = settings.momentum.map(|momentum| momentum as f32);
-    if momentum.is_some_and(|momentum| !is_beta(momentum)) {
-        return refuse("momentum must be at least 0 and less than 1");
-    }
-    if settings.optimizer != OptimizerArg::Sgd
-        && (momentum.or(settings.nesterov.map(|_| 0.0))).is_some()
-    {
-        return refuse(
-            "momentum and nesterov are for optimizer = \"sgd\"; set that, or leave them out",
-        );
-    }
-    if settings.nesterov == Some(true) && momentum == Some(0.0) {
-        return refuse("nesterov needs a momentum; set one, or leave nesterov out");
-    }
-    if settings.optimizer == OptimizerArg::Sgd && settings.moments != MomentsArg::Full {
-        return refuse("moments = \"int8\" is for optimizer = \"adamw\"; leave it out");
-    }
+    method(settings)?;
     match settings.update == Some(UpdateArg::InBackward) && *clip != 0.0 {
         true => Err(UsageError(format!(
             "update = \"in-backward\" applies gradients before their norm is known, and clip is {clip}; set clip = 0, or update \
@@ -144,6 +127,30 @@ fn optimizer(settings: &Settings) -> Result<(), UsageError> {
         ))),
         false => Ok(()),
     }
+}
+
+/// Options that go with one optimizer and not with the other.
+fn method(settings: &Settings) -> Result<(), UsageError> {
+    let Settings { optimizer, momentum, nesterov, moments, .. } = settings;
+    let problem = match optimizer {
+        OptimizerArg::Adamw if momentum.is_some() || nesterov.is_some() => {
+            "momentum and nesterov are for optimizer = \"sgd\"; set that, or leave them out"
+        }
+        OptimizerArg::Adamw => return Ok(()),
+        OptimizerArg::Sgd if momentum.is_some_and(|m| !(0.0..1.0).contains(&(m as f32))) => {
+            "momentum must be at least 0 and less than 1"
+        }
+        OptimizerArg::Sgd
+            if *nesterov == Some(true) && momentum.is_some_and(|m| m as f32 == 0.0) =>
+        {
+            "nesterov needs a momentum; set one, or leave nesterov out"
+        }
+        OptimizerArg::Sgd if *moments != MomentsArg::Full => {
+            "moments = \"int8\" is for optimizer = \"adamw\"; leave it out"
+        }
+        OptimizerArg::Sgd => return Ok(()),
+    };
+    Err(UsageError(problem.to_owned()))
 }
 
 /// What is known of a run before anything slow.

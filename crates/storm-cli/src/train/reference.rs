@@ -92,7 +92,7 @@ mod tests {
                     format!("`{}`{help}", value.get_name())
                 })
                 .collect();
-            if !values.is_empty() && key != "keep-best" {
+            if !values.is_empty() && !["keep-best", "nesterov"].contains(&key) {
                 let _ = write!(help, ": {}", values.join(", "));
             }
             let _ = writeln!(text, "| `{key}` | {default} | {help} |");

@@ -17,6 +17,7 @@ mod no_threads;
 mod non_finite;
 mod numbers;
 mod runs;
+mod sgd;
 mod support;
 mod tokenizers;
 mod update;

@@ -8,6 +8,9 @@ use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
 use super::kernels::element::Element;
 use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
+use super::kernels::group_norm::{
+    self, GroupNormGradInput, GroupNormGradOutput, GroupNormOutput, Groups,
+};
 use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
@@ -390,6 +393,65 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
             };
             let (dy, x, addend) = (access.get(dy), access.get(x), access.maybe(addend));
             batch_norm::batch_norm_grad(channels, dy, x, addend, output);
+        }))),
+        Op::GroupNorm { x, weight, bias, addend, groups, epsilon, activation } => {
+            with_float!(x.dtype, E => with_float!(weight.dtype, W => {
+                let groups = Groups::<W> {
+                    count: *groups,
+                    weight: access.get(weight),
+                    bias: access.get(bias),
+                    activation: *activation,
+                };
+                let output = GroupNormOutput::<E> {
+                    y: access.out(&outputs[0]),
+                    mean: access.out(&outputs[1]),
+                    rstd: access.out(&outputs[2]),
+                    partials: access.out(&outputs[3]),
+                };
+                let (x, addend) = (access.get(x), access.maybe(addend));
+                group_norm::group_norm(groups, *epsilon, x, addend, output);
+            }))
+        }
+        Op::GroupNormGrad {
+            dy,
+            x,
+            addend,
+            mean,
+            rstd,
+            weight,
+            bias,
+            weight_accumulator,
+            bias_accumulator,
+            groups,
+            activation,
+            parameters,
+            dtype,
+        } => with_float!(x.dtype, E => with_float!(weight.dtype, W => with_float!(*dtype, G => {
+            let groups = Groups::<W> {
+                count: *groups,
+                weight: access.get(weight),
+                bias: access.get(bias),
+                activation: *activation,
+            };
+            let input = GroupNormGradInput::<E> {
+                dy: access.get(dy),
+                x: access.get(x),
+                addend: access.maybe(addend),
+                mean: access.get(mean),
+                rstd: access.get(rstd),
+            };
+            let compute = *parameters == ParameterGradients::Compute;
+            let partials = if compute { 3 } else { 1 };
+            let output = GroupNormGradOutput::<E, G> {
+                dx: access.out(&outputs[0]),
+                parameters: compute.then(|| [
+                    (access.out(&outputs[1]), mode(weight_accumulator)),
+                    (access.out(&outputs[2]), mode(bias_accumulator)),
+                ]),
+                partials: access.out(&outputs[partials]),
+                d_addend: addend.is_some().then(|| access.out(&outputs[partials + 1])),
+            };
+            group_norm::group_norm_grad(groups, input, output);
         }))),
         Op::Augment { images, samples, phase, settings, dtype } => with_float!(*dtype, E => {
             let &[_, height, width, channels] = images.shape.axes() else { unreachable!("its rank") };

@@ -73,6 +73,26 @@ fn stacked_batch_norms() {
     });
 }
 
+#[test]
+fn group_norms() {
+    check("GroupNorm", 80, |b| {
+        let groups = b.rng.pick(&[1, 2, 3, 8]);
+        let width = groups * b.rng.pick(&[1, 2, 5, 9]);
+        let shape = match b.rng.below(3) {
+            0 => vec![b.rng.extent(3), b.rng.pick(&[5, 17, 300]), width],
+            _ => vec![b.rng.extent(5), b.rng.pick(&[3, 5]), b.rng.pick(&[2, 7]), width],
+        };
+        let x = b.input("x", &shape);
+        let learns = b.rng.pick(&[Training::Trainable, Training::Trainable, Training::Frozen]);
+        let [weight, bias] = ["weight", "bias"].map(|name| b.trained(name, &[width], learns));
+        let addend = b.maybe(|b| b.input("addend", &shape));
+        let activation = b.rng.pick(&[NormActivation::None, NormActivation::Relu]);
+        b.loosen(8.0);
+        let epsilon = b.rng.pick(&[1e-5, 1e-2]);
+        b.result("y", Op::GroupNorm { x, weight, bias, addend, groups, epsilon, activation });
+    });
+}
+
 /// An evaluation normalizes by the running statistics and passes them on.
 #[test]
 fn evaluations_use_running_statistics() {

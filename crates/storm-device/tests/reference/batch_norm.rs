@@ -39,6 +39,37 @@ pub(super) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
             }
             vec![Value::new(x.shape.clone(), data)]
         }
-        _ => unreachable!("not a batch norm"),
+        Op::GroupNorm { x, weight, bias, addend, groups, epsilon, activation } => {
+            let (batch, width) = (x.shape.axes()[0], x.shape.width());
+            let (sample, size) = (x.data.len() / batch, width / groups);
+            let (mut y, mut means, mut rstds) = (Vec::new(), Vec::new(), Vec::new());
+            for values in x.data.chunks(sample) {
+                for group in 0..groups {
+                    let own: Vec<f64> = (0..sample)
+                        .filter(|i| i % width / size == group)
+                        .map(|i| values[i])
+                        .collect();
+                    let mean = own.iter().sum::<f64>() / own.len() as f64;
+                    let squares = own.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>();
+                    means.push(mean);
+                    rstds.push(1.0 / (squares / own.len() as f64 + f64::from(epsilon)).sqrt());
+                }
+            }
+            for (i, value) in x.data.iter().enumerate() {
+                let (channel, group) = (i % width, i / sample * groups + i % width / size);
+                let normal = (value - means[group]) * rstds[group];
+                let value = normal * weight.data[channel]
+                    + bias.data[channel]
+                    + addend.map_or(0.0, |addend| addend.data[i]);
+                y.push(if activation == NormActivation::Relu { value.max(0.0) } else { value });
+            }
+            let of_groups = Shape::from([batch, groups]);
+            vec![
+                Value::new(x.shape.clone(), y),
+                Value::new(of_groups.clone(), means),
+                Value::new(of_groups, rstds),
+            ]
+        }
+        _ => unreachable!("not a norm of channels"),
     }
 }

@@ -73,7 +73,9 @@ pub(crate) fn evaluate(op: &Op<&Value>) -> Vec<Value> {
         | Op::SwiGlu { .. } => elementwise::evaluate(op),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::evaluate(op),
         Op::Augment { .. } => augment::evaluate(op),
-        Op::BatchStatistics { .. } | Op::BatchNorm { .. } => batch_norm::evaluate(op),
+        Op::BatchStatistics { .. } | Op::BatchNorm { .. } | Op::GroupNorm { .. } => {
+            batch_norm::evaluate(op)
+        }
         Op::RotaryTable { .. } | Op::Rotary { .. } | Op::Attention { .. } => {
             attention::evaluate(op)
         }

@@ -94,7 +94,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
 }
 
 /// The shape of what there is one of per channel.
-fn check_x(x: &Tensor) -> Result<Shape, String> {
+pub(super) fn check_x(x: &Tensor) -> Result<Shape, String> {
     rules::float("x", x)?;
     rules::rank_at_least("x", x, 2)?;
     if x.shape.elements() == 0 {

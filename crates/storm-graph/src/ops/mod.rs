@@ -10,6 +10,7 @@ mod convolution;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod group_norm;
 mod linear;
 mod loss;
 mod norm;
@@ -37,7 +38,10 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Family::Pool => pool::infer(op),
         Family::Elementwise => elementwise::infer(op),
         Family::Norm => norm::infer(op),
-        Family::BatchNorm => batch_norm::infer(op),
+        Family::BatchNorm => match op {
+            Op::GroupNorm { .. } | Op::GroupNormGrad { .. } => group_norm::infer(op),
+            _ => batch_norm::infer(op),
+        },
         Family::Image => augment::infer(op),
         Family::Attention => attention::infer(op),
         Family::Loss => loss::infer(op),
@@ -63,6 +67,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::Dropout { .. } => dropout::backward(op, ctx),
         Op::Norm { .. } | Op::QkNorm { .. } => norm::backward(op, ctx),
         Op::BatchNorm { .. } => batch_norm::backward(op, ctx),
+        Op::GroupNorm { .. } => group_norm::backward(op, ctx),
         Op::Rotary { .. } | Op::Attention { .. } => attention::backward(op, ctx),
         Op::HeadLoss { .. } => loss::backward(op, ctx),
         Op::ColumnSum { .. } | Op::Sum { .. } | Op::Broadcast { .. } => reduce::backward(op, ctx),
@@ -91,6 +96,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         | Op::BatchStatistics { .. }
         | Op::Augment { .. }
         | Op::BatchNormGrad { .. }
+        | Op::GroupNormGrad { .. }
         | Op::RotaryTable { .. }
         | Op::AttentionGrad { .. }
         | Op::CachedAttention { .. }

@@ -1,7 +1,7 @@
 //! A resumed run from a checkpoint is the run that never stopped.
 
 use crate::support::{
-    CpuTrainer, int8_trainer, progress, save, state, tiny, train, trainer, trainer_of,
+    CpuTrainer, int8_trainer, progress, save, sgd_trainer, state, tiny, train, trainer, trainer_of,
 };
 use storm_model::{Adapters, LoraOptions, ModelConfig};
 use storm_plan::UpdateTime;
@@ -23,6 +23,13 @@ fn saving_changes_nothing_and_restoring_gives_all_of_it() {
     }
     for update in UPDATES {
         saving_changes_nothing(&format!("8 bits, {update:?}"), || int8_trainer(update));
+    }
+    for (precision, update) in PRECISIONS.into_iter().flat_map(|p| UPDATES.map(|u| (p, u))) {
+        let case = format!("momentum, {precision:?} {update:?}");
+        saving_changes_nothing(&case, || sgd_trainer(precision, update));
+        let tensors = TrainingState::tensors(&sgd_trainer(precision, update));
+        let momentum = tensors.iter().filter(|tensor| tensor.name.ends_with(".momentum")).count();
+        assert!(momentum > 0 && tensors.iter().all(|t| !t.name.ends_with("_moment")), "{case}");
     }
 }
 

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
+use storm_graph::{MomentumDirection, SgdParameters};
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    Batch, Checkpoints, Moments, OptimizerOptions, Precision, Progress, Storage, TrainError,
-    TrainOptions, Trainer, TrainingState, training_task,
+    Batch, Checkpoints, Moments, OptimizerMethod, OptimizerOptions, Precision, Progress, Storage,
+    TrainError, TrainOptions, Trainer, TrainingState, training_task,
 };
 
 pub(crate) type CpuTrainer = Trainer<CpuPlanDevice>;
@@ -46,6 +47,16 @@ pub(crate) fn trainer_of(
 pub(crate) fn int8_trainer(update: UpdateTime) -> CpuTrainer {
     let precision = Precision::Bf16Stochastic;
     let optimizer = OptimizerOptions { moments: Moments::Int8, ..OptimizerOptions::default() };
+    let options = TrainOptions { seed: 3, optimizer, ..TrainOptions::new(2, SEQUENCE, precision) };
+    trainer_with(&tiny(), options, update)
+}
+
+/// Gradient descent with Nesterov's momentum.
+pub(crate) fn sgd_trainer(precision: Precision, update: UpdateTime) -> CpuTrainer {
+    let direction = MomentumDirection::Nesterov;
+    let sgd = SgdParameters { momentum: 0.9, direction, weight_decay: 5e-4 };
+    let method = OptimizerMethod::Sgd(sgd);
+    let optimizer = OptimizerOptions { method, ..OptimizerOptions::default() };
     let options = TrainOptions { seed: 3, optimizer, ..TrainOptions::new(2, SEQUENCE, precision) };
     trainer_with(&tiny(), options, update)
 }

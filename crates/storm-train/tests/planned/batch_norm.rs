@@ -7,12 +7,14 @@ use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::random::PHASE_WORDS;
 use storm_graph::{
-    BatchNormOptions, DType, NormActivation, Program, SectionBuilder, Stage, TensorId,
+    BatchNormOptions, DType, MomentumDirection, NormActivation, Program, SectionBuilder,
+    SgdParameters, Stage, TensorId,
 };
 use storm_model::{Initialization, ModelConfig, PHASE_INPUT};
 use storm_plan::{HardwareProfile, Lowering, check, random_decisions};
 use storm_train::{
-    NamedInputs, Precision, ReferenceTrainer, TrainOptions, Trainer, Values, task_of_program,
+    NamedInputs, OptimizerMethod, OptimizerOptions, Precision, ReferenceTrainer, TrainOptions,
+    Trainer, Values, task_of_program,
 };
 
 const FEATURES: usize = 6;
@@ -53,6 +55,16 @@ fn program(options: &TrainOptions) -> Program {
     let stages =
         vec![Stage::once("first", 0), Stage::repeated("layers", 1, 3), Stage::once("head", 2)];
     Program::new(vec![first, layer, head], stages).unwrap()
+}
+
+/// Gradient descent with Nesterov's momentum.
+fn descent() -> OptimizerMethod {
+    let direction = MomentumDirection::Nesterov;
+    OptimizerMethod::Sgd(SgdParameters { momentum: 0.9, direction, weight_decay: 5e-4 })
+}
+
+fn adamw() -> OptimizerMethod {
+    OptimizerOptions::default().method
 }
 
 fn initialization(name: &str) -> Initialization {
@@ -101,7 +113,8 @@ fn resident(config: &ModelConfig, options: &TrainOptions, program: &Program) -> 
         let count = trainer.read(&name).unwrap().len();
         let values: Vec<f32> = match initialization(&name) {
             Initialization::Constant(value) => vec![value; count],
-            _ => (0..count).map(|_| random.unit() as f32 - 0.5).collect(),
+            // Exact in bf16, so that a master has the same values.
+            _ => (0..count).map(|_| (random.below(64) as f32 - 31.5) / 64.0).collect(),
         };
         trainer.write(&name, &values).unwrap();
     }
@@ -135,13 +148,22 @@ fn random_plans_with_batch_norm_are_exact() {
     let config = tiny("mistral-7b");
     let profile = HardwareProfile::builtin("reference").unwrap();
     for precision in [Precision::F32, Precision::Bf16Stochastic, Precision::Bf16Master] {
-        let options = options(precision);
-        let program = program(&options);
-        for micro_batches in [1, 3] {
+        for (micro_batches, method) in [(1, descent()), (3, descent()), (2, adamw())] {
+            let mut options = options(precision);
+            options.optimizer.method = method;
+            let program = program(&options);
             let mut expected = resident(&config, &options, &program);
-            let names: Vec<String> = expected.parameter_names().map(str::to_owned).collect();
+            let mut names: Vec<String> = expected.parameter_names().map(str::to_owned).collect();
             let start: Vec<(String, Vec<f32>)> =
                 names.iter().map(|name| (name.clone(), expected.read(name).unwrap())).collect();
+            let states = names.clone().into_iter().flat_map(|name| {
+                ["momentum", "first_moment", "master"].map(|state| format!("{name}.{state}"))
+            });
+            names.extend(states.filter(|name| expected.read(name).is_ok()));
+            assert_eq!(
+                names.iter().any(|name| name.ends_with(".momentum")),
+                matches!(method, OptimizerMethod::Sgd(_))
+            );
             let reports: Vec<_> = (0..STEPS)
                 .map(|at| expected.step(&step(&options, micro_batches, at), 0.02).unwrap())
                 .collect();

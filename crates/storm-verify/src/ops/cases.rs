@@ -42,6 +42,10 @@ pub(super) fn families() -> &'static [&'static str] {
         "moving_average",
         "dropout",
         "sgd",
+        "accuracy",
+        "batch_norm",
+        "group_norm",
+        "augment",
     ]
 }
 
@@ -57,13 +61,14 @@ pub(super) struct Case {
     size_bytes: usize,
 }
 
-enum Data {
+pub(super) enum Data {
     Floats(Vec<f32>),
     Integers(Vec<i32>),
+    Bytes(Vec<u8>),
 }
 
 /// What cases draw.
-trait Draw {
+pub(super) trait Draw {
     /// Roughly normal.
     fn value(&mut self) -> f32;
 
@@ -82,11 +87,11 @@ impl Draw for Random {
     }
 }
 
-struct Builder {
-    graph: Graph,
-    random: Random,
-    dtype: DType,
-    data: Vec<(TensorId, Data)>,
+pub(super) struct Builder {
+    pub(super) graph: Graph,
+    pub(super) random: Random,
+    pub(super) dtype: DType,
+    pub(super) data: Vec<(TensorId, Data)>,
     /// Results that receive a random gradient.
     results: Vec<TensorId>,
     /// Inputs whose gradient is wanted.
@@ -94,7 +99,7 @@ struct Builder {
 }
 
 impl Builder {
-    fn floats(&mut self, id: TensorId) -> TensorId {
+    pub(super) fn floats(&mut self, id: TensorId) -> TensorId {
         let count = self.graph.tensor(id).shape.elements();
         let values = (0..count).map(|_| self.random.value()).collect();
         self.data.push((id, Data::Floats(values)));
@@ -102,13 +107,13 @@ impl Builder {
     }
 
     /// An activation from outside.
-    fn input(&mut self, name: &str, shape: &[usize]) -> TensorId {
+    pub(super) fn input(&mut self, name: &str, shape: &[usize]) -> TensorId {
         let id = self.graph.source(name, shape, self.dtype, TensorClass::Activation);
         self.wanted.push(id);
         self.floats(id)
     }
 
-    fn parameter(&mut self, name: &str, shape: &[usize]) -> TensorId {
+    pub(super) fn parameter(&mut self, name: &str, shape: &[usize]) -> TensorId {
         let training =
             if self.random.below(6) == 0 { Training::Frozen } else { Training::Trainable };
         let id = self.graph.parameter(name, shape, self.dtype, training);
@@ -119,13 +124,13 @@ impl Builder {
         self.random.coin().then(|| self.parameter(name, shape))
     }
 
-    fn scalar(&mut self, name: &str, value: f32) -> TensorId {
+    pub(super) fn scalar(&mut self, name: &str, value: f32) -> TensorId {
         let id = self.graph.input(name, Shape::scalar(), DType::F32);
         self.data.push((id, Data::Floats(vec![value])));
         id
     }
 
-    fn integers(
+    pub(super) fn integers(
         &mut self,
         name: &str,
         shape: &[usize],
@@ -138,11 +143,19 @@ impl Builder {
         id
     }
 
-    fn apply(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+    pub(super) fn apply(
+        &mut self,
+        name: &str,
+        op: Op<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
         self.graph.apply(name, op)
     }
 
-    fn result(&mut self, name: &str, op: Op<TensorId>) -> Result<Vec<TensorId>, GraphError> {
+    pub(super) fn result(
+        &mut self,
+        name: &str,
+        op: Op<TensorId>,
+    ) -> Result<Vec<TensorId>, GraphError> {
         let outputs = self.apply(name, op)?;
         self.results.push(outputs[0]);
         Ok(outputs)
@@ -188,6 +201,10 @@ impl Builder {
             "accumulate" => self.accumulate(),
             "moving_average" => self.moving_average(),
             "dropout" => self.dropout(),
+            "accuracy" => self.accuracy(),
+            "batch_norm" => self.batch_norm(),
+            "group_norm" => self.group_norm(),
+            "augment" => self.augment(),
             _ => self.sgd(),
         }
     }
@@ -364,8 +381,8 @@ impl Builder {
             targets,
             denominator,
             chunk_rows,
-            label_smoothing: 0.0,
-            accuracy: storm_graph::Accuracy::Skip,
+            label_smoothing: self.random.pick(&[0.0, 0.0, 0.1]),
+            accuracy: Accuracy::Skip,
         };
         // Once for its gradient, which overwrites it, and once as it is.
         self.result("loss", op.clone())?;
@@ -588,22 +605,35 @@ impl Builder {
         self.floats(gradient);
         let parameter = self.graph.parameter("p", shape, self.dtype, Training::Trainable);
         self.floats(parameter);
+        let state = |case: &mut Self, name: &str, dtype| {
+            let id = case.graph.source(name, shape, dtype, TensorClass::OptimizerState);
+            case.floats(id)
+        };
+        let moment_dtype = self.random.pick(&[DType::F32, self.dtype]);
+        let momentum = (self.random.below(3) > 0).then(|| state(self, "momentum", moment_dtype));
+        let has_master = self.dtype == DType::BF16 && self.random.coin();
+        let master = has_master.then(|| state(self, "master", DType::F32));
+        let direction = match momentum {
+            Some(_) if self.random.coin() => MomentumDirection::Nesterov,
+            _ => MomentumDirection::Momentum,
+        };
+        let share = if momentum.is_some() { 0.9 } else { 0.0 };
         let (scalars, random) = (self.step_scalars(), Some(self.seed()));
-        let rounding = match self.dtype {
-            DType::BF16 => Rounding::Stochastic,
+        let stochastic = |dtype, allowed: bool| match dtype {
+            DType::BF16 if allowed => Rounding::Stochastic,
             _ => Rounding::Nearest,
         };
         let op = Op::Sgd {
             parameter,
             gradient,
-            momentum: None,
-            master: None,
+            momentum,
+            master,
             scalars,
             clip: None,
             random,
-            hyper: storm_graph::SgdParameters::plain(0.1),
-            rounding,
-            moment_rounding: Rounding::Nearest,
+            hyper: SgdParameters { momentum: share, direction, weight_decay: 0.1 },
+            rounding: stochastic(self.dtype, !has_master),
+            moment_rounding: stochastic(moment_dtype, momentum.is_some()),
             stream: 4,
             first_element: self.first_element(),
         };
@@ -709,6 +739,7 @@ impl Case {
         for (id, data) in &self.data {
             match (data, self.graph.tensor(*id).dtype) {
                 (Data::Integers(values), _) => device.write(self.offset(*id), values)?,
+                (Data::Bytes(values), _) => device.write(self.offset(*id), values)?,
                 (Data::Floats(values), DType::BF16) => {
                     let values: Vec<bf16> = values.iter().map(|&x| bf16::from_f32(x)).collect();
                     device.write(self.offset(*id), &values)?;

@@ -7,6 +7,7 @@
 mod cases;
 mod chunks;
 mod compare;
+mod image_cases;
 
 use cases::Case;
 use cases::families;
@@ -200,6 +201,12 @@ mod tests {
             "AdamW",
             "AdamWInt8",
             "Sgd",
+            "BatchStatistics",
+            "BatchNorm",
+            "BatchNormGrad",
+            "GroupNorm",
+            "GroupNormGrad",
+            "Augment",
         ] {
             assert!(ops.contains(op), "{op} is not verified");
         }

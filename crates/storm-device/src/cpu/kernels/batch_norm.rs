@@ -14,16 +14,16 @@ use storm_graph::{
 };
 
 /// Channels that a task handles at a time.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 /// Channels that are finished per task.
 const FINISH_TILE: usize = 16;
 
 /// Two numbers for each channel of a tile: mean and squared distances, or two sums.
-type Pair<const N: usize> = [[f32; N]; 2];
+pub(super) type Pair<const N: usize> = [[f32; N]; 2];
 
 /// How partial results are combined.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Combine {
+pub(super) enum Combine {
     /// Means and sums of squared distances from them.
     Statistics,
     /// Plain sums.
@@ -32,7 +32,7 @@ enum Combine {
 
 /// Combines `other`, of `more` rows, into `into`, of `rows` rows.
 #[inline(always)]
-fn combine<const N: usize>(
+pub(super) fn combine<const N: usize>(
     how: Combine,
     (into, rows): (&mut Pair<N>, usize),
     (other, more): (&Pair<N>, usize),
@@ -100,12 +100,12 @@ fn rows_of_groups(own: usize, groups: Range<usize>) -> usize {
 }
 
 /// What normalizes the channels of a tile.
-struct Affine {
-    mean: [f32; TILE],
-    rstd: [f32; TILE],
+pub(super) struct Affine {
+    pub(super) mean: [f32; TILE],
+    pub(super) rstd: [f32; TILE],
     /// `weight · rstd`.
-    scale: [f32; TILE],
-    bias: [f32; TILE],
+    pub(super) scale: [f32; TILE],
+    pub(super) bias: [f32; TILE],
 }
 
 /// What normalizes: one of each per channel.
@@ -141,9 +141,9 @@ impl<W: Element> Channels<'_, W> {
 
 /// A matrix of rows × width, of which a task has some rows and a tile of channels.
 #[derive(Clone, Copy)]
-struct Rows<'a, E> {
-    data: &'a [E],
-    width: usize,
+pub(super) struct Rows<'a, E> {
+    pub(super) data: &'a [E],
+    pub(super) width: usize,
 }
 
 impl<'a, E> Rows<'a, E> {
@@ -155,7 +155,7 @@ impl<'a, E> Rows<'a, E> {
 
 simd_dispatch! {
     /// Mean and squared distances of a block of rows.
-    fn block_statistics[E: Element](
+    pub(super) fn block_statistics[E: Element](
         x: Rows<'_, E>, rows: Range<usize>, channels: Range<usize>, out: &mut Pair<TILE>,
     ) {
         let mut groups: [Pair<TILE>; STATISTICS_GROUPS] =
@@ -191,7 +191,7 @@ simd_dispatch! {
     }
 
     /// Sums of `dz` and of `dz · x̂` over a block of rows.
-    fn block_gradient_sums[E: Element](
+    pub(super) fn block_gradient_sums[E: Element](
         dy: Rows<'_, E>, x: Rows<'_, E>, rows: Range<usize>, channels: Range<usize>, tile: &Affine, relu: bool,
         out: &mut Pair<TILE>,
     ) {
@@ -217,7 +217,7 @@ simd_dispatch! {
         *out = groups[0];
     }
 
-    fn normalize_row[E: Element](x: &[E], addend: Option<&[E]>, tile: &Affine, relu: bool, y: &mut [E]) {
+    pub(super) fn normalize_row[E: Element](x: &[E], addend: Option<&[E]>, tile: &Affine, relu: bool, y: &mut [E]) {
         let value = |i: usize, x: f32| (x - tile.mean[i]) * tile.scale[i] + tile.bias[i];
         // A NaN must reach the loss.
         let active = |value: f32| if relu && value < 0.0 { 0.0 } else { value };
@@ -245,7 +245,7 @@ simd_dispatch! {
         }
     }
 
-    fn mask_row[E: Element](dy: &[E], x: &[E], addend: &[E], tile: &Affine, out: &mut [E]) {
+    pub(super) fn mask_row[E: Element](dy: &[E], x: &[E], addend: &[E], tile: &Affine, out: &mut [E]) {
         for (i, ((out, dy), (x, addend))) in out.iter_mut().zip(dy).zip(x.iter().zip(addend)).enumerate() {
             let value = (x.to_f32() - tile.mean[i]) * tile.scale[i] + tile.bias[i];
             let is_on = value + addend.to_f32() > 0.0;
@@ -255,7 +255,7 @@ simd_dispatch! {
 }
 
 /// The tiles of `width` channels.
-fn tiles(width: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
+pub(super) fn tiles(width: usize, size: usize) -> impl Iterator<Item = Range<usize>> {
     (0..width).step_by(size).map(move |start| start..width.min(start + size))
 }
 

@@ -18,6 +18,7 @@ pub mod elementwise;
 pub mod embedding;
 pub mod gated_coded;
 pub mod gemm;
+pub mod group_norm;
 pub mod heads;
 pub mod layout;
 pub mod loss;

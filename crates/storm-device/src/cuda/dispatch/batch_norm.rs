@@ -18,7 +18,7 @@ const SOURCE: KernelSource = KernelSource {
 };
 
 /// Channels of a block: its threads have a group of rows and a pack of channels each.
-const CHANNELS: usize = THREADS / STATISTICS_GROUPS * PACK;
+pub(super) const CHANNELS: usize = THREADS / STATISTICS_GROUPS * PACK;
 /// Channels that a block finishes.
 const FINISHED: usize = 8;
 
@@ -26,12 +26,16 @@ const FINISHED: usize = 8;
 const _: () = assert!(STATISTICS_GROUP == 8 && STATISTICS_GROUPS == 32 && STATISTICS_LANES == 128);
 
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
-    let combinations =
-        [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)];
-    combinations.into_iter().map(|(x, weight)| (SOURCE, definitions(x, weight))).collect()
+    combinations().map(|definitions| (SOURCE, definitions)).to_vec()
 }
 
-fn definitions(x: DType, weight: DType) -> Definitions {
+/// Every choice of types.
+pub(super) fn combinations() -> [Definitions; 3] {
+    [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::BF16, DType::BF16)]
+        .map(|(x, weight)| definitions(x, weight))
+}
+
+pub(super) fn definitions(x: DType, weight: DType) -> Definitions {
     types([("E", x), ("W", weight)])
 }
 

@@ -11,6 +11,7 @@ mod dropout;
 mod elementwise;
 mod embedding;
 mod gated_coded;
+mod group_norm;
 mod heads;
 mod layout;
 mod linear;
@@ -72,6 +73,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::BatchStatistics { .. } | Op::BatchNorm { .. } | Op::BatchNormGrad { .. } => {
             batch_norm::plan(planner)
         }
+        Op::GroupNorm { .. } | Op::GroupNormGrad { .. } => group_norm::plan(planner),
         Op::Augment { .. } => augment::plan(planner),
         Op::Attention { .. } | Op::AttentionGrad { .. } => attention::plan(planner),
         Op::CachedAttention { .. } => attention_cached::plan(planner),
@@ -106,6 +108,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         elementwise::kernels(),
         embedding::kernels(),
         gated_coded::kernels(),
+        group_norm::kernels(),
         heads::kernels(),
         layout::kernels(),
         loss::kernels(),
