@@ -1,10 +1,11 @@
-//! After a warm-up, GEMM and attention never touch the heap. A binary of its own, because it counts
+//! After a warm-up, GEMM, attention, convolutions and pools never touch the heap. A binary of its own, because it counts
 //! the allocations of the whole process.
 
 use storm_device::cpu::kernels::attention::{Attention, AttentionShape};
-use storm_device::cpu::kernels::gemm::{Epilogue, Matrix, MatrixMut, gemm};
-use storm_device::cpu::kernels::warm_up;
-use storm_graph::Mask;
+use storm_device::cpu::kernels::convolution::Columns;
+use storm_device::cpu::kernels::gemm::{Accumulate, Epilogue, Matrix, MatrixMut, gemm};
+use storm_device::cpu::kernels::{pool, warm_up};
+use storm_graph::{Mask, Planes, Shape, Window};
 use storm_host::allocation::{AllocationMeter, count_of_all_threads};
 
 #[global_allocator]
@@ -21,6 +22,11 @@ fn kernels_do_not_allocate() {
     let mut out = vec![0.1f32; 2 * 100 * 4 * 32];
     let d_out = out.clone();
     let (mut lse, mut delta) = (vec![0.0f32; 2 * 4 * 100], vec![0.0f32; 2 * 4 * 100]);
+    let window = Window::square(3, 1, 1);
+    let planes = Planes::new(&Shape::from([20, 16, 16, 8]), window).expect("fits");
+    let (images, weight) = (vec![0.1f32; 20 * 16 * 16 * 8], vec![0.1f32; 8 * 72]);
+    let (mut y, mut memory) = (images.clone(), vec![0.0f32; 20 * 16 * 16 * 72]);
+    let (mut sum, mut d_weight) = (weight.clone(), weight.clone());
     let mut step = || {
         gemm(
             Matrix::row_major(&a, m, k),
@@ -30,6 +36,14 @@ fn kernels_do_not_allocate() {
         );
         attention.forward(&qkv, &mut out, &mut lse);
         attention.backward(&d_out, &qkv, &out, &lse, &mut delta, &mut d_qkv);
+        let mut columns = Columns { planes, memory: &mut memory };
+        columns.forward(&images, &weight, None, &mut y);
+        columns.input_grad(&images, &weight, None, &mut y);
+        columns.weight_grad(&images, &images, Accumulate::Add, &mut sum, &mut d_weight);
+        pool::max_pool(&planes, &images, &mut y);
+        pool::max_pool_grad(&planes, &images, &images, &mut y);
+        pool::average_pool(&planes, &images, &mut y);
+        pool::average_pool_grad(&planes, &images, &mut y);
     };
     // From inside the pool: handing work to a pool from outside may allocate in rayon.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();

@@ -1,5 +1,7 @@
 //! Random graphs, one family per kind of op, with data and places.
 
+mod images;
+
 use half::bf16;
 use std::collections::BTreeMap;
 use storm_device::{Device, DeviceError};
@@ -21,6 +23,8 @@ pub(super) fn families() -> &'static [&'static str] {
     &[
         "embedding",
         "linear",
+        "convolution",
+        "pool",
         "elementwise",
         "swiglu",
         "swiglu_and_output",
@@ -170,6 +174,8 @@ impl Builder {
         match family {
             "embedding" => self.embedding(),
             "linear" => self.linear(),
+            "convolution" => self.convolution(),
+            "pool" => self.pool(),
             "elementwise" => self.elementwise(),
             "swiglu" => {
                 let width = 2 * self.random.extent();
@@ -764,6 +770,11 @@ impl Case {
     ) -> Result<(), DeviceError> {
         let bytes = self.snapshot(from, ids)?;
         self.restore(to, ids, &bytes)
+    }
+
+    /// Whether other nodes read a tensor: it is no scratch.
+    pub(super) fn lasts(&self, id: TensorId) -> bool {
+        self.graph.tensor(id).class != TensorClass::Scratch
     }
 
     pub(super) fn snapshot(

@@ -1,16 +1,25 @@
 //! Convolutions as products with columns: the rows that windows cover, side by side in memory for some images at a time.
 //!
-//! Pieces are smaller than the chunks that a card works with, so that columns stay in the second-level cache. They follow
-//! from the shape alone, since a weight gradient adds them up one after another.
+//! Columns should stay in the second-level cache of the thread that reads them. So the forward pass and the gradient of
+//! the input give each thread a part of the memory, and parts of the batch to go with it. The gradient of a weight adds up
+//! pieces of the batch one after another, which all threads compute together: these pieces follow from the shape alone.
 
 use super::element::Element;
-use super::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
+use super::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm, gemm_on_this_thread};
+use super::shared::SharedMut;
 use crate::simd_dispatch;
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use storm_graph::Planes;
 
-/// Most bytes of columns at a time.
+/// Most bytes of columns that all threads work on together. The sum of a weight's gradient depends on it.
 const PIECE_BYTES: usize = 1 << 20;
+
+/// Bytes of columns of one thread, unless an image has more.
+const PART_BYTES: usize = 1 << 19;
+
+/// Parts of a batch for each thread: enough that all end at about the same time.
+const PARTS_PER_THREAD: usize = 8;
 
 /// Channels summed at a time, on the stack.
 const CHANNELS: usize = 64;
@@ -24,68 +33,71 @@ pub struct Columns<'a, E> {
 }
 
 impl<E: Element> Columns<'_, E> {
-    fn images_per_piece(&self) -> usize {
-        self.planes.images_per_chunk(size_of::<E>(), PIECE_BYTES).max(1)
-    }
-
     /// Elements of an image.
     fn image(&self) -> usize {
         self.planes.pixels() * self.planes.channels
     }
 
-    fn matrix(&self, rows: usize) -> Matrix<'_, E> {
-        Matrix::new(self.memory, rows, self.planes.covered(), self.planes.column_stride(), 1)
-    }
-
-    /// Writes the columns of some images.
-    fn fill(&mut self, x: &[E]) {
-        let Planes { output: [high, wide], .. } = self.planes;
+    /// `columns · weightᵀ + bias`, for some rows of output planes at a time.
+    pub fn forward(&mut self, x: &[E], weight: &[E], bias: Option<Bias<'_>>, y: &mut [E]) {
         let planes = self.planes;
-        let (row, image) = (wide * planes.column_stride(), self.image());
-        let rows = x.len() / image * high;
-        self.memory[..rows * row].par_chunks_mut(row).enumerate().for_each(|(index, out)| {
-            let x = &x[index / high * image..][..image];
-            fill_row(&planes, x, index % high, out);
+        let ([high, wide], covered) = (planes.output, planes.covered());
+        let (stride, image) = (planes.column_stride(), self.image());
+        let outputs = weight.len() / covered;
+        let weight = Matrix::row_major(weight, outputs, covered).transposed();
+        let row = wide * outputs;
+        let y = SharedMut::new(y);
+        in_parts(self.memory, planes.images * high, wide * stride, |first, rows, columns| {
+            for (index, columns) in columns.chunks_exact_mut(wide * stride).enumerate() {
+                let index = first + index;
+                fill_row(&planes, &x[index / high * image..][..image], index % high, columns);
+            }
+            // SAFETY: every part has rows of its own.
+            let y = unsafe { y.piece(first * row..(first + rows) * row) };
+            let columns = Matrix::new(columns, rows * wide, covered, stride, 1);
+            let y = MatrixMut::row_major(y, rows * wide, outputs);
+            gemm_on_this_thread(columns, weight, y, Epilogue { bias, ..Epilogue::default() });
         });
     }
 
-    /// `columns · weightᵀ + bias`.
-    pub fn forward(&mut self, x: &[E], weight: &[E], bias: Option<Bias<'_>>, y: &mut [E]) {
-        let planes = self.planes;
-        let outputs = weight.len() / planes.covered();
-        let weight = Matrix::row_major(weight, outputs, planes.covered()).transposed();
-        let images = self.images_per_piece();
-        let pieces = x.chunks(images * self.image());
-        for (x, y) in pieces.zip(y.chunks_mut(images * planes.positions() * outputs)) {
-            self.fill(x);
-            let rows = y.len() / outputs;
-            let y = MatrixMut::row_major(y, rows, outputs);
-            gemm(self.matrix(rows), weight, y, Epilogue { bias, ..Epilogue::default() });
-        }
-    }
-
-    /// `dy · weight` as columns, which each position of the input gathers.
+    /// `dy · weight` as columns, which each position of the input gathers, for some images at a time.
     pub fn input_grad(&mut self, dy: &[E], weight: &[E], addend: Option<&[E]>, dx: &mut [E]) {
         let planes = self.planes;
-        let (covered, stride) = (planes.covered(), planes.column_stride());
-        let outputs = weight.len() / covered;
+        let (covered, stride, image) = (planes.covered(), planes.column_stride(), self.image());
+        let (positions, outputs) = (planes.positions(), weight.len() / covered);
         let weight = Matrix::row_major(weight, outputs, covered);
-        let (images, image) = (self.images_per_piece(), self.image());
-        let row = planes.input[1] * planes.channels;
-        let pieces = dy.chunks(images * planes.positions() * outputs);
-        for (piece, (dy, dx)) in pieces.zip(dx.chunks_mut(images * image)).enumerate() {
-            let rows = dy.len() / outputs;
-            let columns = MatrixMut::new(self.memory, rows, covered, stride);
-            gemm(Matrix::row_major(dy, rows, outputs), weight, columns, Epilogue::default());
-            let columns = &*self.memory;
-            let addend = addend.map(|addend| &addend[piece * images * image..]);
-            dx.par_chunks_mut(row).enumerate().for_each(|(index, dx)| {
-                let high = planes.input[0];
-                let columns = &columns[index / high * planes.positions() * stride..];
+        let (high, row) = (planes.input[0], planes.input[1] * planes.channels);
+        let dx = SharedMut::new(dx);
+        in_parts(self.memory, planes.images, positions * stride, |first, images, columns| {
+            let rows = images * positions;
+            let dy = &dy[first * positions * outputs..][..rows * outputs];
+            gemm_on_this_thread(
+                Matrix::row_major(dy, rows, outputs),
+                weight,
+                MatrixMut::new(columns, rows, covered, stride),
+                Epilogue::default(),
+            );
+            // SAFETY: every part has images of its own.
+            let dx = unsafe { dx.piece(first * image..(first + images) * image) };
+            let addend = addend.map(|addend| &addend[first * image..]);
+            for (index, dx) in dx.chunks_exact_mut(row).enumerate() {
+                let columns = &columns[index / high * positions * stride..];
                 let addend = addend.map(|addend| &addend[index * row..][..row]);
                 gather_row(&planes, columns, index % high, addend, dx);
-            });
-        }
+            }
+        });
+    }
+
+    /// Writes the columns of some images, which have so many positions of the window.
+    fn fill(&mut self, x: &[E], rows: usize) -> Matrix<'_, E> {
+        let (planes, image) = (self.planes, self.image());
+        let [high, wide] = planes.output;
+        let stride = planes.column_stride();
+        let columns = &mut self.memory[..rows * stride];
+        columns.par_chunks_mut(wide * stride).enumerate().for_each(|(index, columns)| {
+            fill_row(&planes, &x[index / high * image..][..image], index % high, columns);
+        });
+        Matrix::new(self.memory, rows, planes.covered(), stride, 1)
     }
 
     /// `dyᵀ · columns` into `sum` (O, column stride), piece by piece, and from there into or onto `out`.
@@ -103,15 +115,15 @@ impl<E: Element> Columns<'_, E> {
         if dy.is_empty() {
             sum.fill(0.0);
         }
-        let images = self.images_per_piece();
+        let images = planes.images_per_chunk(size_of::<E>(), PIECE_BYTES).max(1);
         let pieces = dy.chunks(images * planes.positions() * outputs);
         for (piece, (dy, x)) in pieces.zip(x.chunks(images * self.image())).enumerate() {
-            self.fill(x);
             let rows = dy.len() / outputs;
+            let columns = self.fill(x, rows);
             let dy = Matrix::row_major(dy, rows, outputs).transposed();
             let accumulate = if piece == 0 { Accumulate::Replace } else { Accumulate::Add };
             let sum = MatrixMut::new(sum, outputs, covered, stride);
-            gemm(dy, self.matrix(rows), sum, Epilogue { accumulate, ..Epilogue::default() });
+            gemm(dy, columns, sum, Epilogue { accumulate, ..Epilogue::default() });
         }
         out.par_chunks_mut(covered).zip(sum.par_chunks(stride)).for_each(|(out, sum)| {
             for (out, sum) in out.iter_mut().zip(sum) {
@@ -123,6 +135,37 @@ impl<E: Element> Columns<'_, E> {
             }
         });
     }
+}
+
+/// Calls `each(first, count, memory)` for parts of `units` (images, or rows of them) in parallel, each with memory for the
+/// columns of as many units: a unit has `unit` elements of columns. Which part gets which memory changes no bit.
+fn in_parts<E: Element>(
+    memory: &mut [E],
+    units: usize,
+    unit: usize,
+    each: impl Fn(usize, usize, &mut [E]) + Sync,
+) {
+    if units == 0 {
+        return;
+    }
+    let threads = rayon::current_num_threads();
+    let room = (memory.len() / unit).max(1);
+    let slots = threads.min(room);
+    let small = PART_BYTES / (unit * size_of::<E>());
+    let even = units.div_ceil(threads * PARTS_PER_THREAD);
+    let part = small.min(even).clamp(1, room / slots);
+    let next = AtomicUsize::new(0);
+    let slots = memory[..slots * part * unit].par_chunks_mut(part * unit).with_max_len(1);
+    slots.for_each(|memory| {
+        loop {
+            let first = next.fetch_add(part, Ordering::Relaxed);
+            if first >= units {
+                return;
+            }
+            let count = part.min(units - first);
+            each(first, count, &mut memory[..count * unit]);
+        }
+    });
 }
 
 /// What the windows at the positions of an output row cover.
@@ -143,9 +186,33 @@ fn fill_row<E: Element>(planes: &Planes, x: &[E], high: usize, out: &mut [E]) {
             }
             let row = high * window.stride[0] + kh - window.padding[0];
             let from = &x[(row * width + first) * channels..][..taps.len()];
-            out[..taps.start].fill(zero);
-            out[taps.end..].fill(zero);
-            out[taps.clone()].copy_from_slice(from);
+            if taps.len() < run {
+                out[..taps.start].fill(zero);
+                out[taps.end..].fill(zero);
+            }
+            copy_run(from, &mut out[taps.clone()]);
+        }
+    }
+}
+
+/// Copies a few elements. Runs of images with few channels are so short that a call of `memcpy` takes longer than the copy.
+#[inline(always)]
+fn copy_run<E: Element>(from: &[E], to: &mut [E]) {
+    let len = from.len();
+    match len {
+        16.. => to.copy_from_slice(from),
+        8.. => {
+            to[..8].copy_from_slice(&from[..8]);
+            to[len - 8..].copy_from_slice(&from[len - 8..]);
+        }
+        4.. => {
+            to[..4].copy_from_slice(&from[..4]);
+            to[len - 4..].copy_from_slice(&from[len - 4..]);
+        }
+        _ => {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = *from;
+            }
         }
     }
 }

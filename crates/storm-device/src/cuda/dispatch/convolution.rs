@@ -2,7 +2,7 @@
 
 use super::linear::{gemm, operand};
 use super::pool::{each_image, geometry, planes};
-use super::{Definitions, PACK, all_types, kernel, layout, linear, types};
+use super::{Definitions, PACK, all_types, kernel, layout, linear, types, unsupported};
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
@@ -195,6 +195,10 @@ impl<'a> Images<'a> {
         per_image: usize,
         mut arguments: Vec<Argument>,
     ) -> Result<(), DeviceError> {
+        if self.stride() > i32::MAX as usize {
+            let reason = format!("a window covers {} elements", self.planes.covered());
+            return Err(unsupported(planner, reason));
+        }
         let planes = Planes { images, ..self.planes };
         arguments.extend(geometry(&planes));
         let choice = kernel(SOURCE, name, types([("E", self.dtype)]));

@@ -75,6 +75,31 @@ pub(super) fn touch_scratch() {
 pub fn gemm<A: Element, B: Element, C: Element>(
     a: Matrix<A>,
     b: Matrix<B>,
+    c: MatrixMut<C>,
+    epilogue: Epilogue<C>,
+) {
+    let work = c.rows().saturating_mul(c.cols()).saturating_mul(a.cols());
+    let threads = if work < PARALLEL_MIN { 1 } else { rayon::current_num_threads() };
+    gemm_with(threads, a, b, c, epilogue);
+}
+
+/// [`gemm`] on the calling thread, for kernels that are parallel themselves.
+///
+/// # Panics
+/// If shapes do not match.
+pub fn gemm_on_this_thread<A: Element, B: Element, C: Element>(
+    a: Matrix<A>,
+    b: Matrix<B>,
+    c: MatrixMut<C>,
+    epilogue: Epilogue<C>,
+) {
+    gemm_with(1, a, b, c, epilogue);
+}
+
+fn gemm_with<A: Element, B: Element, C: Element>(
+    threads: usize,
+    a: Matrix<A>,
+    b: Matrix<B>,
     mut c: MatrixMut<C>,
     epilogue: Epilogue<C>,
 ) {
@@ -87,8 +112,6 @@ pub fn gemm<A: Element, B: Element, C: Element>(
         return;
     }
     let problem = Problem { a, b, c_row_stride: c.row_stride(), c: c.shared(), epilogue, k };
-    let small = m.saturating_mul(n).saturating_mul(k) < PARALLEL_MIN;
-    let threads = if small { 1 } else { rayon::current_num_threads() };
     if problem.run_row(n, threads).is_some() {
         return;
     }

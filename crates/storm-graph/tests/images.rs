@@ -1,0 +1,187 @@
+//! Convolutions and pools: what fits, what is refused, what the backward pass is made of, and what it costs.
+
+use std::collections::BTreeMap;
+use storm_graph::{
+    COLUMN_CHUNK_BYTES, DType, GradientRequest, Graph, Op, Planes, Shape, Tensor, TensorClass,
+    TensorId, Training, Window, differentiate,
+};
+
+fn planes(images: usize, plane: usize, channels: usize) -> Planes {
+    let shape = Shape::from([images, plane, plane, channels]);
+    Planes::new(&shape, Window::square(3, 1, 1)).expect("it fits")
+}
+
+#[test]
+fn windows_have_the_positions_that_fit() {
+    let positions = |kernel, stride, padding, plane: usize| {
+        Window::square(kernel, stride, padding).positions([plane; 2]).map(|[high, _]| high)
+    };
+    assert_eq!(positions(3, 1, 1, 32), Ok(32));
+    assert_eq!(positions(3, 2, 1, 32), Ok(16));
+    assert_eq!(positions(2, 2, 0, 7), Ok(3));
+    assert_eq!(positions(1, 2, 0, 5), Ok(3));
+    assert_eq!(positions(5, 3, 2, 1), Ok(1));
+    let refused = [(3, 1, 0, 2), (0, 1, 0, 2), (1, 0, 0, 2), (1, 1, 0, 0), (2, 1, 2, 9)];
+    for (kernel, stride, padding, plane) in refused {
+        assert!(positions(kernel, stride, padding, plane).is_err(), "{kernel} {stride}");
+    }
+    assert!(positions(usize::MAX, 1, usize::MAX - 1, 4).is_err());
+}
+
+#[test]
+fn positions_cover_what_lies_inside() {
+    for (kernel, stride, padding) in [(3, 1, 1), (3, 2, 1), (2, 2, 0), (2, 3, 1), (5, 2, 0)] {
+        for extent in 5..12 {
+            let window = Window::square(kernel, stride, padding);
+            let [positions, _] = window.positions([extent; 2]).expect("it fits");
+            let covers = |position: usize, at: usize| {
+                let at = (at + padding).wrapping_sub(position * stride);
+                (at < kernel).then_some(at)
+            };
+            for position in 0..positions {
+                let taps: Vec<usize> = (0..extent).filter_map(|at| covers(position, at)).collect();
+                assert!(window.inside(0, position, extent).eq(taps), "{window:?} {position}");
+            }
+            for at in 0..extent {
+                let over = (0..positions).filter(|&position| covers(position, at).is_some());
+                assert!(window.covering(1, at, positions).eq(over), "{window:?} {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_are_even_and_within_their_bytes() {
+    for images in [0, 1, 7, 8, 9, 63, 64, 65, 128, 1000] {
+        for (plane, channels) in [(32, 3), (16, 32), (8, 64), (64, 64), (224, 128)] {
+            for bytes in [2, 4] {
+                let planes = planes(images, plane, channels);
+                let chunk = planes.images_per_chunk(bytes, COLUMN_CHUNK_BYTES);
+                let image = planes.positions() * planes.column_stride() * bytes;
+                assert!(chunk <= 1 || chunk * image <= COLUMN_CHUNK_BYTES, "{planes:?}");
+                assert!(
+                    chunk <= images && (chunk < 8 || chunk.is_multiple_of(8) || chunk == images)
+                );
+                // Fewer bytes never take more images: a device may work with less than the scratch has room for.
+                assert!(planes.images_per_chunk(bytes, 1 << 20) <= chunk.max(1), "{planes:?}");
+            }
+        }
+    }
+    // 128 images of which 113 would fit are two chunks of 64.
+    assert_eq!(planes(128, 16, 32).images_per_chunk(2, COLUMN_CHUNK_BYTES), 64);
+}
+
+#[test]
+fn columns_are_whole_packs() {
+    let planes = planes(1, 4, 3);
+    assert_eq!((planes.covered(), planes.column_stride()), (27, 32));
+}
+
+/// What does not fit is refused with a reason.
+#[test]
+fn refusals() {
+    let refusal = |op: &dyn Fn(&mut Graph, TensorId) -> Op<TensorId>, shape: &[usize]| {
+        let mut graph = Graph::new();
+        let x = graph.input("x", shape, DType::F32);
+        let op = op(&mut graph, x);
+        graph.apply("y", op).expect_err("refused").to_string()
+    };
+    let convolution = |weight: [usize; 2], window: Window| {
+        move |graph: &mut Graph, x: TensorId| {
+            let weight = graph.parameter("weight", weight, DType::F32, Training::Trainable);
+            Op::Conv2d { x, weight, bias: None, window }
+        }
+    };
+    let three = Window::square(3, 1, 1);
+    for (error, reason) in [
+        (refusal(&convolution([4, 27], three), &[2, 8, 3]), "(B, H, W, C)"),
+        (refusal(&convolution([4, 26], three), &[2, 8, 8, 3]), "a window covers 27 elements"),
+        (refusal(&convolution([4, 27], Window::square(3, 1, 0)), &[2, 2, 8, 3]), "is larger than"),
+        (refusal(&convolution([4, 27], Window::square(3, 0, 0)), &[2, 8, 8, 3]), "extent of zero"),
+        (refusal(&convolution([4, 27], Window::square(3, 1, 3)), &[2, 8, 8, 3]), "but padding"),
+        (
+            refusal(&|_, x| Op::MaxPool { x, window: Window::square(3, 1, 2) }, &[2, 8, 8, 3]),
+            "more than half of its kernel",
+        ),
+        (
+            refusal(
+                &|_, x| Op::AveragePool { x, window: Window::square(1 << 29, 1, 0) },
+                &[1, 8, 8, 3],
+            ),
+            "exceed",
+        ),
+    ] {
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
+/// The first convolution makes no gradient of its input; the second adds to the gradient that is there.
+#[test]
+fn backward_of_a_residual_block() {
+    let mut graph = Graph::new();
+    let images = graph.input("images", [2, 8, 8, 3], DType::F32);
+    let parameter = |graph: &mut Graph, name: &str, shape: [usize; 2]| {
+        graph.parameter(name, shape, DType::F32, Training::Trainable)
+    };
+    let window = Window::square(3, 1, 1);
+    let first = parameter(&mut graph, "first", [8, 27]);
+    let op = Op::Conv2d { x: images, weight: first, bias: None, window };
+    let x = graph.apply_one("x", op).expect("fits");
+    let second = parameter(&mut graph, "second", [8, 72]);
+    let op = Op::Conv2d { x, weight: second, bias: None, window };
+    let branch = graph.apply_one("branch", op).expect("fits");
+    let y = graph.apply_one("y", Op::Add { a: branch, b: x }).expect("fits");
+    let seed = graph.input("seed", [2, 8, 8, 8], DType::F32);
+    let request = GradientRequest {
+        seeds: vec![(y, seed)],
+        wanted: Vec::new(),
+        accumulators: BTreeMap::new(),
+        gradient_dtype: DType::F32,
+    };
+    let gradients = differentiate(&mut graph, &request).expect("differentiable");
+    assert!(gradients.keys().eq(&[first, second]));
+    let names: Vec<&str> = graph.nodes()[3..].iter().map(|node| node.op.name()).collect();
+    assert_eq!(names, ["Conv2dWeightGrad", "Conv2dInputGrad", "Conv2dWeightGrad"]);
+    assert!(
+        matches!(graph.nodes()[4].op, Op::Conv2dInputGrad { addend: Some(of), .. } if of == seed)
+    );
+    // 27 is no multiple of 8: the weight is staged in rows of 32, as columns are.
+    let scratch = |node: usize| -> Vec<String> {
+        let outputs = graph.nodes()[node].outputs.iter().map(|&id| graph.tensor(id));
+        outputs.filter(|t| t.class == TensorClass::Scratch).map(|t| t.shape.to_string()).collect()
+    };
+    assert_eq!(scratch(0), ["(128, 32)", "(8, 32)"]);
+    assert_eq!(scratch(1), ["(128, 72)"]);
+    assert_eq!(scratch(5), ["(128, 32)", "(8, 32)"]);
+}
+
+/// All three products of a convolution take the same arithmetic, and columns that are written and read once. A window of
+/// a single position takes none.
+#[test]
+fn costs() {
+    for (window, passes) in [(Window::square(3, 2, 1), 2), (Window::square(1, 1, 0), 0)] {
+        let (images, inputs, outputs) = (4, 16, 24);
+        let shape = |axes: &[usize]| Shape::from(axes);
+        let tensor = |shape: Shape| Tensor {
+            name: String::new(),
+            shape,
+            dtype: DType::BF16,
+            class: TensorClass::Activation,
+        };
+        let x = tensor(shape(&[images, 9, 7, inputs]));
+        let [high, wide] = window.positions([9, 7]).expect("fits");
+        let dy = tensor(shape(&[images, high, wide, outputs]));
+        let weight = tensor(shape(&[outputs, window.taps() * inputs]));
+        let (rows, covered) = (images * high * wide, window.taps() * inputs);
+        let flops = 2 * (rows * covered * outputs) as u128;
+        let (accumulator, dtype, input) = (None, DType::F32, x.shape.clone());
+        for op in [
+            Op::Conv2d { x: &x, weight: &weight, bias: None, window },
+            Op::Conv2dInputGrad { dy: &dy, weight: &weight, addend: None, window, input },
+            Op::Conv2dWeightGrad { dy: &dy, x: &x, accumulator, window, dtype },
+        ] {
+            assert_eq!(op.matrix_flops(), flops, "{}", op.name());
+            assert_eq!(op.moved_bytes(&[]), passes * rows * covered * 2, "{}", op.name());
+        }
+    }
+}
