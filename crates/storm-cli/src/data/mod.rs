@@ -1,6 +1,7 @@
 //! `storm data`: datasets on disk.
 
 mod batches;
+mod estimate;
 mod inspect;
 mod pack;
 mod progress;
@@ -19,6 +20,8 @@ pub(crate) enum DataCommand {
     Inspect(inspect::InspectArgs),
     /// Write the batches that training sees, in their order, for other programs to train on.
     Batches(batches::BatchesArgs),
+    /// Say how fast records can be read here, which stage is the slowest, and what memory that takes.
+    Estimate(estimate::EstimateArgs),
     /// Run a tokenizer for another process of this program; started by it alone.
     #[command(hide = true)]
     TokenizeWorker,
@@ -29,6 +32,7 @@ pub(crate) fn run(command: &DataCommand) -> Result<()> {
         DataCommand::Pack(args) => pack::run(args),
         DataCommand::Inspect(args) => inspect::run(args),
         DataCommand::Batches(args) => batches::run(args),
+        DataCommand::Estimate(args) => estimate::run(args),
         DataCommand::TokenizeWorker => Ok(tokenize_worker()?),
     }
 }

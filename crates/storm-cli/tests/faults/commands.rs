@@ -46,7 +46,12 @@ const BASES: &[Base] = &[
         weight: 4,
     },
     Base { line: "data pack chat.jsonl --tokenizer templated --out out", weight: 4 },
+    Base { line: "data pack images --codec zstd --out out", weight: 3 },
+    Base { line: "data pack digits --out out", weight: 2 },
+    Base { line: "data pack --synthetic 20 --shape 3,4 --out out", weight: 3 },
     Base { line: "data inspect data", weight: 5 },
+    Base { line: "data inspect records --verify", weight: 2 },
+    Base { line: "data estimate records --batch 2 --rate 100 --hardware reference", weight: 2 },
     Base {
         line: "data batches data --seq 8 --batch 2 --count 3 --out batches.safetensors",
         weight: 8,
@@ -110,8 +115,8 @@ const GPU_BASES: &[Base] = &[
 
 /// Commands that do as much as these options ask for. What that is at most is up to the user, so they are
 /// interrupted. To plan is no such work: it must end by itself whatever the sizes.
-const WORKING: [&str; 5] = ["train", "data batches", "eval", "sample", "bench"];
-const WORK_OPTIONS: [&str; 17] = [
+const WORKING: [&str; 6] = ["train", "data batches", "data pack", "eval", "sample", "bench"];
+const WORK_OPTIONS: [&str; 19] = [
     "--accumulate",
     "--batch",
     "--batches",
@@ -124,7 +129,9 @@ const WORK_OPTIONS: [&str; 17] = [
     "--rounds",
     "--sample-tokens",
     "--seq",
+    "--shape",
     "--steps",
+    "--synthetic",
     "--tokens",
     "--tokens-per-step",
     "--warmup",
@@ -471,6 +478,9 @@ fn check(stock: &Stock, call: &Call) -> Result<Verdict, String> {
         "runs",
         "sharded",
         "adapter",
+        "images",
+        "digits",
+        "records",
     ];
     let folder = stock.copy(&all);
     add_special(folder.path());

@@ -26,7 +26,7 @@ pub(crate) struct Scenario {
     beside: &'static str,
 }
 
-pub(crate) const SCENARIOS: [Scenario; 6] = [
+pub(crate) const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "save",
         needs: &["tiny.toml", "data"],
@@ -56,6 +56,14 @@ pub(crate) const SCENARIOS: [Scenario; 6] = [
         needs: &["chat.jsonl", "text.txt", "tokenizer.json"],
         line: "data pack text.txt --tokenizer tokenizer.json --threads 2 --quiet --out out/new",
         again: "data pack text.txt --tokenizer tokenizer.json --threads 2 --quiet --out out/new --overwrite",
+        makes: "out/new",
+        beside: "out",
+    },
+    Scenario {
+        name: "pack-images",
+        needs: &["images"],
+        line: "data pack images --codec lz4 --out out/new",
+        again: "data pack images --codec lz4 --out out/new --overwrite",
         makes: "out/new",
         beside: "out",
     },

@@ -51,7 +51,10 @@ const DATASET: &[(&str, Same)] = &[
 
 const RUN: &[&str] = &["tiny.toml", "data", "runs"];
 
-const KINDS: [Kind; 20] = [
+/// A dataset of records.
+const RECORDS: &[(&str, Same)] = &[("data inspect records --verify --json", Same::Output)];
+
+const KINDS: [Kind; 25] = [
     Kind {
         name: "config-toml",
         file: "tiny.toml",
@@ -128,6 +131,39 @@ const KINDS: [Kind; 20] = [
         file: "data/dataset.sha256",
         needs: &["tiny.toml", "data"],
         readers: DATASET,
+    },
+    Kind {
+        name: "records-shard",
+        file: "records/shard-00000.storm",
+        needs: &["records"],
+        readers: RECORDS,
+    },
+    Kind {
+        name: "records-manifest",
+        file: "records/dataset.json",
+        needs: &["records"],
+        readers: RECORDS,
+    },
+    Kind {
+        name: "image-png",
+        file: "images/one/a.png",
+        needs: &["images"],
+        readers: &[("data pack images --out out/new", Same::Nothing)],
+    },
+    Kind {
+        name: "image-jpeg",
+        file: "images/two/b.jpg",
+        needs: &["images"],
+        readers: &[
+            ("data pack images --out out/new", Same::Nothing),
+            ("data pack images --skip-bad --codec lz4 --out out/new", Same::Nothing),
+        ],
+    },
+    Kind {
+        name: "idx",
+        file: "digits/train-images-idx3-ubyte",
+        needs: &["digits"],
+        readers: &[("data pack digits --out out/new", Same::Nothing)],
     },
     Kind {
         name: "checkpoint-manifest",

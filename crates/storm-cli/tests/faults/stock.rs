@@ -52,9 +52,20 @@ impl Stock {
         write("templated/tokenizer.json", &tokenizer().to_string());
         write("templated/tokenizer_config.json", &tokenizer_config().to_string());
         write("templated/chat_template.jinja", TEMPLATE);
+        for name in ["images", "images/one", "images/two", "digits"] {
+            fs::create_dir(stock.folder.path().join(name)).expect("a folder");
+        }
+        let write_bytes = |name: &str, bytes: Vec<u8>| {
+            fs::write(stock.folder.path().join(name), bytes).expect("a file");
+        };
+        write_bytes("images/one/a.png", png());
+        write_bytes("images/two/b.jpg", jpeg());
+        write_bytes("digits/train-images-idx3-ubyte", idx(&[9, 4, 5]));
+        write_bytes("digits/train-labels-idx1-ubyte", idx(&[9]));
         write("profile.json", &HardwareProfile::builtin("rtx-4090").expect("built in").to_json());
         for line in [
             "data pack text.txt --tokenizer bytes --held-out 0.2 --shard-tokens 1024 --out data",
+            "data pack --synthetic 300 --shape 20,50 --codec zstd --held-out 0.2 --out records",
             &format!("train tiny.toml --json --name run --steps {STEPS}"),
             "export runs/run/model model --dtype f32",
             "export model sharded --dtype f32 --shard-size 8KiB",
@@ -79,6 +90,58 @@ impl Stock {
         }
         folder
     }
+}
+
+/// A grey image of 16 × 8: a header, pixels that deflate stores as they are, and an end.
+fn png() -> Vec<u8> {
+    let mut bytes = b"\x89PNG\r\n\x1a\n".to_vec();
+    let mut chunk = |kind: &[u8; 4], data: &[u8]| {
+        let body = [kind, data].concat();
+        bytes.extend((data.len() as u32).to_be_bytes());
+        bytes.extend(&body);
+        bytes.extend(crc32(&body).to_be_bytes());
+    };
+    chunk(b"IHDR", &[0, 0, 0, 16, 0, 0, 0, 8, 8, 0, 0, 0, 0]);
+    // Eight rows, each with its filter; the sum of Adler of that many zeros.
+    let rows = [0; 8 * 17];
+    let length = rows.len() as u16;
+    let mut stream = vec![0x78, 0x01, 0x01];
+    stream.extend(length.to_le_bytes());
+    stream.extend((!length).to_le_bytes());
+    stream.extend(rows);
+    stream.extend([0, length as u8, 0, 1]);
+    chunk(b"IDAT", &stream);
+    chunk(b"IEND", &[]);
+    bytes
+}
+
+fn crc32(bytes: &[u8]) -> u32 {
+    let step = |sum: u32, byte: &u8| {
+        let bit = |sum: u32, _| if sum & 1 == 1 { sum >> 1 ^ 0xedb8_8320 } else { sum >> 1 };
+        (0..8).fold(sum ^ u32::from(*byte), bit)
+    };
+    !bytes.iter().fold(!0, step)
+}
+
+/// A grey image of 16 × 8 in two blocks, each of one value: a difference of zero and an end, of a bit each.
+fn jpeg() -> Vec<u8> {
+    let mut bytes = vec![0xff, 0xd8, 0xff, 0xdb, 0, 67, 0];
+    bytes.extend([1; 64]);
+    bytes.extend([0xff, 0xc0, 0, 11, 8, 0, 8, 0, 16, 1, 1, 0x11, 0]);
+    for class in [0x00, 0x10] {
+        bytes.extend([0xff, 0xc4, 0, 20, class, 1]);
+        bytes.extend([0; 16]);
+    }
+    bytes.extend([0xff, 0xda, 0, 8, 1, 1, 0, 0, 63, 0, 0x0f, 0xff, 0xd9]);
+    bytes
+}
+
+/// Zeros in the format of MNIST.
+fn idx(dimensions: &[u32]) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 8, dimensions.len() as u8];
+    bytes.extend(dimensions.iter().flat_map(|length| length.to_be_bytes()));
+    bytes.extend(vec![0; dimensions.iter().product::<u32>() as usize]);
+    bytes
 }
 
 /// With a loop, a condition, a filter, a method and a special token.

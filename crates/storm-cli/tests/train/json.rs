@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 /// A call of each command that has the option. Those of a GPU end without one, and say nothing on standard output.
-const CALLS: [&str; 16] = [
+const CALLS: [&str; 19] = [
     "train tiny.toml --name again --steps 2",
     "train tiny.toml --name other --epochs 0.1 --sample-tokens 2",
     "train tiny.toml --name other --resume --dry-run",
@@ -19,6 +19,9 @@ const CALLS: [&str; 16] = [
     "export runs/a exported",
     "data pack text.txt --tokenizer bytes --out packed",
     "data inspect packed",
+    "data pack --synthetic 20 --shape 4,5 --codec lz4 --out records",
+    "data inspect records",
+    "data estimate records --batch 2 --records 5000 --rate 100 --hardware reference",
     "data batches packed --seq 8 --batch 2 --count 2 --out batches.safetensors",
     "plan --model gpt2 --batch 1 --seq 64 --vram 4GiB --ram 8GiB --hardware reference",
     "doctor",
@@ -112,7 +115,10 @@ fn every_command_prints_what_the_documentation_says() {
         assert_eq!(values.is_empty(), needs_gpu, "{line}: {errors}");
         for value in values {
             let keys = value.as_object().unwrap_or_else(|| panic!("{line}: {value}")).keys();
-            let event = value["event"].as_str().unwrap_or_default().to_owned();
+            let is_of_records = value["kind"] == "records";
+            let event =
+                if is_of_records { "records" } else { value["event"].as_str().unwrap_or_default() };
+            let event = event.to_owned();
             let expected = documented.get(&(name.clone(), event.clone()));
             let expected = expected.unwrap_or_else(|| panic!("{line}: no row for {event} {value}"));
             assert_eq!(&keys.cloned().collect::<BTreeSet<_>>(), expected, "{line} {event}");

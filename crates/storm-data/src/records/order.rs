@@ -2,6 +2,7 @@
 
 use crate::loader::Shuffle;
 use serde::{Deserialize, Serialize};
+use std::iter::once;
 use std::ops::Range;
 use storm_graph::random::Random;
 
@@ -10,7 +11,7 @@ const GROUP_BLOCKS: u64 = 4;
 
 /// Keep the numbers drawn for one purpose apart from those for another.
 const OF_GROUPS: u64 = 0x6772_6f75_7073;
-const OF_PHASE: u64 = 0x7068_6173_65;
+const OF_PHASE: u64 = 0x0070_6861_7365;
 const OF_WINDOW: u64 = 0x7769_6e64_6f77;
 
 /// In which order records come.
@@ -95,7 +96,7 @@ impl EpochOrder {
         let blocks = part.blocks.len() as u64;
         let (groups, capacity) = match rule.order {
             // One group and one window.
-            Order::Global => (vec![0..blocks as usize], blocks),
+            Order::Global => (once(0..blocks as usize).collect::<Vec<_>>(), blocks),
             Order::Sequential => (groups(blocks, 0).collect(), rule.window_blocks),
             Order::Window => {
                 let phase = mix(mix(rule.seed ^ OF_PHASE) ^ epoch) % GROUP_BLOCKS;

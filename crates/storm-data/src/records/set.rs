@@ -206,6 +206,20 @@ impl RecordSet {
         (0..).zip(&self.blocks).filter(of_part).map(|(number, _)| number).collect()
     }
 
+    /// The numbers of a part's blocks, of which there is at least one.
+    pub(super) fn nonempty_blocks_of(&self, part: Split) -> Result<Vec<u32>, DataError> {
+        let blocks = self.blocks_of(part);
+        if !blocks.is_empty() {
+            return Ok(blocks);
+        }
+        let hint = match part {
+            Split::Train => "pack more data, or hold less of it out",
+            Split::Held => "pack a dataset that has a test part, or with --held-out",
+        };
+        let (path, split) = (self.dir.clone(), part.name());
+        Err(DataError::Empty { path, split, hint: hint.to_owned() })
+    }
+
     /// Bytes of the longest block in memory.
     pub(super) fn block_bytes_max(&self) -> usize {
         self.blocks.iter().map(|block| block.entry.raw_bytes).max().unwrap_or(0) as usize

@@ -1,6 +1,7 @@
 //! Datasets of records.
 
 mod damage;
+mod estimate;
 mod images;
 mod loading;
 mod memory;

@@ -4,15 +4,17 @@
 //! of its records were copied. Meanwhile the blocks of the next window are read, each batch in proportion, so that a
 //! window never begins with a burst of reads. Two windows and the batches ahead fit in `data_ram`.
 
+mod memory;
 mod planner;
 mod window;
 mod worker;
 
 use super::batch::RecordBatch;
-use super::order::{Order, Part, Rule, WINDOW_BLOCKS_MIN};
+use super::order::{Order, Part, Rule};
 use super::read::Buffers;
 use super::set::RecordSet;
 use crate::{DataError, Passes, Split};
+pub(super) use memory::Memory;
 use planner::{Planned, Planner};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
@@ -59,6 +61,22 @@ impl RecordLoaderOptions {
             data_ram,
             workers: 2,
         }
+    }
+
+    /// Checks what needs no dataset.
+    ///
+    /// # Errors
+    /// Names the option that is out of range.
+    pub fn check(&self) -> Result<(), DataError> {
+        for (option, value, most) in
+            [("batch", self.batch, BATCH_MAX), ("workers", self.workers, WORKERS_MAX)]
+        {
+            if value == 0 || value > most {
+                let problem = format!("{value} is not between 1 and {most}");
+                return Err(DataError::Option { option, problem });
+            }
+        }
+        Ok(())
     }
 
     /// For an evaluation: the held-out part once.
@@ -145,35 +163,11 @@ impl RecordLoader {
         set: Arc<RecordSet>,
         options: RecordLoaderOptions,
     ) -> Result<RecordLoader, DataError> {
-        let refuse = |option, problem: String| Err(DataError::Option { option, problem });
-        for (option, value, most) in
-            [("batch", options.batch, BATCH_MAX), ("workers", options.workers, WORKERS_MAX)]
-        {
-            if value == 0 || value > most {
-                return refuse(option, format!("{value} is not between 1 and {most}"));
-            }
-        }
-        let blocks = set.blocks_of(options.part);
-        if blocks.is_empty() {
-            let hint = match options.part {
-                Split::Train => "pack more data, or hold less of it out",
-                Split::Held => "pack a dataset that has a test part, or with --held-out",
-            };
-            let (path, split) = (set.dir().to_owned(), options.part.name());
-            return Err(DataError::Empty { path, split, hint: hint.to_owned() });
-        }
+        options.check()?;
+        let blocks = set.nonempty_blocks_of(options.part)?;
         let records = blocks.iter().map(|&block| set.block(block).records()).collect();
         let part = Part::new(blocks, records);
-        let memory = Memory::new(&set, &part, &options);
-        if memory.needed > options.data_ram {
-            let (needed, given) = (memory.needed, options.data_ram);
-            return refuse(
-                "data-ram",
-                format!(
-                    "{given} bytes are less than the {needed} that this dataset and batch need"
-                ),
-            );
-        }
+        let memory = Memory::new(&set, part.blocks.len() as u64, &options)?;
         let rule =
             Rule { order: options.order, seed: options.seed, window_blocks: memory.window_blocks };
         let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
@@ -335,47 +329,6 @@ impl RecordLoader {
             reading_ns: reading_ns.load(Ordering::Relaxed),
             decoding_ns: decoding_ns.load(Ordering::Relaxed),
             ..self.statistics
-        }
-    }
-}
-
-/// How `data_ram` is divided. The window's size depends on nothing but `data_ram` and the dataset, since it is part of
-/// the order: seven sixteenths for each of two windows, a sixteenth for batches ahead, and a sixteenth for compressed
-/// blocks on their way.
-#[derive(Clone, Copy, Debug)]
-struct Memory {
-    window_blocks: u64,
-    cached_blocks: usize,
-    /// All of the part fits.
-    fits: bool,
-    workers: usize,
-    /// Batches ahead.
-    depth: usize,
-    /// The least that works.
-    needed: u64,
-}
-
-impl Memory {
-    fn new(set: &RecordSet, part: &Part, options: &RecordLoaderOptions) -> Memory {
-        let block = set.block_bytes_max().next_multiple_of(4096) as u64 + 4096;
-        let counts = &set.manifest().counts;
-        let record = counts.raw_bytes.div_ceil(counts.records.max(1));
-        let batch = record * options.batch as u64;
-        let sixteenth = options.data_ram / 16;
-        let window_blocks = (7 * sixteenth / block).max(WINDOW_BLOCKS_MIN);
-        let workers = options.workers.min((sixteenth / block).max(1) as usize);
-        let ahead = (sixteenth / batch.max(1)).clamp(1, 2 * workers as u64 + 2);
-        let needed = match options.order {
-            Order::Global => 16 * block.max(batch),
-            Order::Window | Order::Sequential => 16 * batch.max(WINDOW_BLOCKS_MIN * block / 7 + 1),
-        };
-        Memory {
-            window_blocks,
-            cached_blocks: (14 * sixteenth / block).max(1) as usize,
-            fits: part.blocks.len() as u64 * block <= 14 * sixteenth,
-            workers,
-            depth: ahead as usize,
-            needed,
         }
     }
 }

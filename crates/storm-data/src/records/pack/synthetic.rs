@@ -66,8 +66,10 @@ impl Source for Synthetic {
         let mut image = vec![0; bytes];
         for number in 0..self.count {
             let mut random = Random(number);
-            for chunk in image.chunks_mut(8) {
-                chunk.copy_from_slice(&random.bits().to_le_bytes()[..chunk.len()]);
+            // Every word comes twice, so that a codec has something to do.
+            for chunk in image.chunks_mut(16) {
+                let word = random.bits().to_le_bytes();
+                chunk.iter_mut().zip(word.iter().cycle()).for_each(|(byte, from)| *byte = *from);
             }
             let label = (random.bits() % u64::from(self.classes)) as i32;
             let values: [&[u8]; 3] = [&image, &label.to_le_bytes(), &number.to_le_bytes()];

@@ -12,8 +12,12 @@ use storm_graph::random::Random;
 use storm_host::allocation::peak_bytes;
 
 const SHARD: &str = "shard-00000.storm";
-/// Where the third block of a set that is not compressed begins.
-const THIRD_BLOCK: usize = 4096 + 2 * (64 << 12);
+
+/// Where the third block of a shard begins: the header says where the index is.
+fn third_block(shard: &[u8]) -> usize {
+    let number = |at: usize| u64::from_le_bytes(shard[at..at + 8].try_into().unwrap()) as usize;
+    number(number(32) + 2 * 32)
+}
 
 fn loader(dir: &Path, order: Order) -> RecordLoader {
     let options = RecordLoaderOptions { order, ..RecordLoaderOptions::training(100, 1, 5 << 20) };
@@ -39,7 +43,7 @@ fn a_damaged_block_is_named_and_the_loader_stays() {
         let path = dir.join(SHARD);
         let whole = fs::read(&path).unwrap();
         let mut bytes = whole.clone();
-        bytes[THIRD_BLOCK + 1000] ^= 1;
+        bytes[third_block(&whole) + 1000] ^= 1;
         fs::write(&path, &bytes).unwrap();
         for order in [Order::Global, Order::Window, Order::Sequential] {
             let mut loader = loader(&dir, order);

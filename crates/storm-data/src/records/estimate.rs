@@ -1,0 +1,221 @@
+//! How fast a dataset of records can be read, where that ends, and what it takes: measured rates and a computation.
+
+use super::loader::{Memory, RecordLoaderOptions};
+use super::order::Order;
+use super::read::Buffers;
+use super::set::{Reader, RecordSet};
+use crate::DataError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+use storm_graph::random::Random;
+use storm_host::show_bytes;
+
+/// How long each rate is measured.
+const MEASURE_TIME: Duration = Duration::from_millis(400);
+/// Batches on the device: one that is used and one that arrives.
+const DEVICE_BATCHES: u64 = 2;
+/// The stage from disk to a batch.
+const READING: &str = "reading";
+
+/// What this machine does with a dataset, measured with as many threads as a loader has.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecordRates {
+    /// Bytes from disk per second, in groups of blocks, with checksums and decompression.
+    pub sequential_bytes_per_second: f64,
+    /// Single records, or blocks where they are compressed, per second.
+    pub random_reads_per_second: f64,
+}
+
+impl RecordRates {
+    /// Reads parts of the dataset for a second or so.
+    ///
+    /// # Errors
+    /// If a block cannot be read or is damaged.
+    pub fn measure(
+        set: &RecordSet,
+        options: &RecordLoaderOptions,
+    ) -> Result<RecordRates, DataError> {
+        let blocks = set.nonempty_blocks_of(options.part)?;
+        let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
+        let single = set.has_single_records();
+        let block = |random: &mut Random| random.below(blocks.len());
+        let long = timed(
+            options.workers,
+            |random, reader| {
+                let first = block(random);
+                blocks[first..]
+                    .iter()
+                    .take(4)
+                    .try_for_each(|&block| set.load(block, reader).map(drop))
+            },
+            &buffers,
+        )?;
+        let short = timed(
+            options.workers,
+            |random, reader| {
+                let block = blocks[block(random)];
+                match single {
+                    true => {
+                        let record = random.below(set.block(block).records() as usize) as u32;
+                        set.load_record(block, record, reader).map(drop)
+                    }
+                    false => set.load(block, reader).map(drop),
+                }
+            },
+            &buffers,
+        )?;
+        Ok(RecordRates {
+            sequential_bytes_per_second: long.bytes as f64 / long.seconds,
+            random_reads_per_second: short.reads as f64 / short.seconds,
+        })
+    }
+}
+
+struct Timed {
+    reads: u64,
+    bytes: u64,
+    seconds: f64,
+}
+
+/// Does the same on several threads for a while, and says how often.
+fn timed(
+    threads: usize,
+    work: impl Fn(&mut Random, &mut Reader) -> Result<(), DataError> + Sync,
+    buffers: &Arc<Buffers>,
+) -> Result<Timed, DataError> {
+    let sums: [AtomicU64; 2] = Default::default();
+    let start = Instant::now();
+    let one = |number: usize| -> Result<(), DataError> {
+        let mut random = Random(number as u64);
+        let mut reader = Reader::new(buffers);
+        while start.elapsed() < MEASURE_TIME {
+            work(&mut random, &mut reader)?;
+        }
+        let done = reader.statistics;
+        for (sum, value) in sums.iter().zip([done.reads, done.bytes]) {
+            sum.fetch_add(value, Ordering::Relaxed);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let one = &one;
+        let spawn =
+            |number| std::thread::Builder::new().spawn_scoped(scope, move || one(number)).ok();
+        let others: Vec<_> = (1..threads).map_while(spawn).collect();
+        let mut result = one(0);
+        for thread in others {
+            result = result.and(thread.join().unwrap_or(Ok(())));
+        }
+        result
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    let [reads, bytes] = sums.map(AtomicU64::into_inner);
+    Ok(Timed { reads, bytes, seconds })
+}
+
+/// What a run is to do with the records.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecordDemand {
+    /// Records of an epoch: those of the dataset, or of a larger one like it.
+    pub records: u64,
+    /// Records per second that the model takes, if that is known.
+    pub rate: Option<f64>,
+    /// Bytes per second that go to the device, if that is known.
+    pub bus_bytes_per_second: Option<f64>,
+}
+
+/// A part of the way from disk to model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordStage {
+    /// Its name.
+    pub name: &'static str,
+    /// Records per second.
+    pub rate: f64,
+}
+
+/// What to expect.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RecordEstimate {
+    /// Bytes of the dataset on disk.
+    pub disk_bytes: u64,
+    /// Bytes of blocks in memory, at most.
+    pub block_bytes: u64,
+    /// Bytes of batches that are prepared ahead.
+    pub ahead_bytes: u64,
+    /// Bytes on the device: two batches.
+    pub device_bytes: u64,
+    /// All of the part stays in memory after the first epoch.
+    pub is_resident: bool,
+    /// The parts of the way, the slowest first.
+    pub stages: Vec<RecordStage>,
+    /// Seconds of an epoch.
+    pub epoch_seconds: f64,
+    /// What would help.
+    pub advice: Vec<String>,
+}
+
+/// Computes what to expect of a loader with these options on a dataset like `set`.
+///
+/// # Errors
+/// If `data_ram` is too small.
+pub fn estimate_records(
+    set: &RecordSet,
+    options: &RecordLoaderOptions,
+    rates: &RecordRates,
+    demand: &RecordDemand,
+) -> Result<RecordEstimate, DataError> {
+    let counts = &set.manifest().counts;
+    let raw = counts.raw_bytes as f64 / counts.records.max(1) as f64;
+    let stored = counts.stored_bytes as f64 / counts.records.max(1) as f64;
+    let blocks = set.nonempty_blocks_of(options.part)?.len();
+    let scale = demand.records as f64 / set.records(options.part).max(1) as f64;
+    let memory = Memory::new(set, (blocks as f64 * scale).ceil() as u64, options)?;
+    let mut stages = Vec::new();
+    // What fits is read once, in the first epoch.
+    if !memory.fits {
+        stages.push(RecordStage {
+            name: READING,
+            rate: match options.order {
+                Order::Global => rates.random_reads_per_second,
+                Order::Window | Order::Sequential => rates.sequential_bytes_per_second / stored,
+            },
+        });
+    }
+    if let Some(bus) = demand.bus_bytes_per_second {
+        stages.push(RecordStage { name: "copies to the device", rate: bus / raw });
+    }
+    if let Some(rate) = demand.rate {
+        stages.push(RecordStage { name: "model", rate });
+    }
+    stages.sort_by(|one, other| one.rate.total_cmp(&other.rate));
+    let slowest = stages.first().map_or(f64::INFINITY, |stage| stage.rate);
+    let advice = advice(&stages, options.order, raw * demand.records as f64);
+    let batch_bytes = (raw * options.batch as f64) as u64;
+    Ok(RecordEstimate {
+        disk_bytes: (stored * demand.records as f64) as u64,
+        block_bytes: memory.block_bytes,
+        ahead_bytes: memory.ahead_bytes,
+        device_bytes: DEVICE_BATCHES * batch_bytes,
+        is_resident: memory.fits,
+        stages,
+        epoch_seconds: demand.records as f64 / slowest,
+        advice,
+    })
+}
+
+fn advice(stages: &[RecordStage], order: Order, raw_bytes: f64) -> Vec<String> {
+    let is_reading = |stage: &&RecordStage| stage.name == READING;
+    if stages.first().filter(is_reading).is_none() {
+        return Vec::new();
+    }
+    let all = (raw_bytes * 8.0 / 7.0) as u64 + (16 << 20);
+    let fits = format!("give it a data-ram of {}: all of it then stays in memory", show_bytes(all));
+    let other = match order {
+        Order::Global => "use the window order, whose reads are long",
+        Order::Window | Order::Sequential => {
+            "use more threads or a faster disk, or another codec if `inspect` says that blocks shrink"
+        }
+    };
+    vec![other.to_owned(), fits]
+}

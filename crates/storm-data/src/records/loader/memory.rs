@@ -1,0 +1,73 @@
+//! How `data_ram` is divided.
+
+use super::RecordLoaderOptions;
+use crate::DataError;
+use crate::records::layout::PAGE_BYTES;
+use crate::records::order::{Order, WINDOW_BLOCKS_MIN};
+use crate::records::set::RecordSet;
+
+/// Seven sixteenths are for each of two windows, one for batches ahead, and one for compressed blocks on their way. The
+/// window's size depends on nothing but `data_ram` and the dataset, since it is part of the order.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::records) struct Memory {
+    /// Blocks in a window.
+    pub(super) window_blocks: u64,
+    /// Blocks that are kept where any may be wanted again.
+    pub(super) cached_blocks: usize,
+    /// All of the part fits.
+    pub(in crate::records) fits: bool,
+    pub(super) workers: usize,
+    /// Batches ahead.
+    pub(super) depth: usize,
+    /// Bytes of blocks in memory, at most.
+    pub(in crate::records) block_bytes: u64,
+    /// Bytes of batches ahead.
+    pub(in crate::records) ahead_bytes: u64,
+}
+
+impl Memory {
+    /// For so many blocks like those of `set`.
+    pub(in crate::records) fn new(
+        set: &RecordSet,
+        blocks: u64,
+        options: &RecordLoaderOptions,
+    ) -> Result<Memory, DataError> {
+        let page = PAGE_BYTES as u64;
+        let block = (set.block_bytes_max() as u64).next_multiple_of(page) + page;
+        let counts = &set.manifest().counts;
+        let record = counts.raw_bytes.div_ceil(counts.records.max(1));
+        let batch = record * options.batch as u64;
+        let needed = match options.order {
+            Order::Global => 16 * block.max(batch),
+            Order::Window | Order::Sequential => 16 * batch.max(WINDOW_BLOCKS_MIN * block / 7 + 1),
+        };
+        let given = options.data_ram;
+        if needed > given {
+            let problem = format!(
+                "{given} bytes are less than the {needed} that this dataset and batch need"
+            );
+            return Err(DataError::Option { option: "data-ram", problem });
+        }
+        let sixteenth = given / 16;
+        let window_blocks = (7 * sixteenth / block).max(WINDOW_BLOCKS_MIN);
+        let workers = options.workers.min((sixteenth / block).max(1) as usize);
+        let depth = (sixteenth / batch.max(1)).clamp(1, 2 * workers as u64 + 2);
+        let cached_blocks = (14 * sixteenth / block).max(1);
+        let fits = blocks <= cached_blocks;
+        let resident = match options.order {
+            _ if fits => blocks,
+            Order::Global if set.has_single_records() => 0,
+            Order::Global => cached_blocks,
+            Order::Window | Order::Sequential => 2 * window_blocks,
+        };
+        Ok(Memory {
+            window_blocks,
+            cached_blocks: cached_blocks as usize,
+            fits,
+            workers,
+            depth: depth as usize,
+            block_bytes: resident * block,
+            ahead_bytes: depth * batch,
+        })
+    }
+}
