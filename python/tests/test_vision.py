@@ -66,15 +66,18 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     (start / "config.json").write_text(json.dumps(config))
     save_file(module.state_dict(), start / "model.safetensors")
 
+    # In f64: rounding to f32 moves a value across the zero of a ReLU now and then, after which losses differ by 1e-3. PyTorch in
+    # f32 is that far from itself in f64, so it is no reference for STORM in f32.
+    module = module.double()
     # The same few batches over and over, so that there is something to learn.
     batches = [pictures(index % 4) for index in range(STEPS)]
     optimizer = torch.optim.SGD(
-        module.parameters(), lr=0.02, momentum=0.9, nesterov=True, weight_decay=5e-4
+        module.parameters(), lr=0.005, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
     module.train()
     expected = []
     for images, targets in batches:
-        logits = module(image_classifier.normalized(images, config))
+        logits = module(image_classifier.normalized(images, config).double())
         loss = torch.nn.functional.cross_entropy(logits, targets, label_smoothing=0.1)
         optimizer.zero_grad()
         loss.backward()
@@ -90,7 +93,7 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
             "model": start,
             "sgd": {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
             "label_smoothing": 0.1,
-            "learning_rate": 0.02,
+            "learning_rate": 0.005,
             "steps": [job(*batch) for batch in batches],
             "save": trained,
         },

@@ -15,7 +15,7 @@ use storm_graph::{Program, QuantizedFormat};
 #[derive(Debug, Clone, PartialEq)]
 pub enum AnyModel {
     /// Reads tokens and says which follows each.
-    Language(ModelConfig),
+    Language(Box<ModelConfig>),
     /// Reads pictures and says which class each is of.
     Image(ImageConfig),
 }
@@ -206,13 +206,13 @@ impl AnyModel {
 
 impl From<ModelConfig> for AnyModel {
     fn from(config: ModelConfig) -> AnyModel {
-        AnyModel::Language(config)
+        AnyModel::Language(Box::new(config))
     }
 }
 
 impl From<&ModelConfig> for AnyModel {
     fn from(config: &ModelConfig) -> AnyModel {
-        AnyModel::Language(config.clone())
+        AnyModel::Language(Box::new(config.clone()))
     }
 }
 

@@ -225,12 +225,13 @@ impl<D: Device> ReferenceTrainer<D> {
             ReferenceTrainer { resident, model, options, instances, schedules, inputs, updates: 0 };
         trainer.write_random(0)?;
         trainer.resident.run(trainer.schedules.initialize)?;
-        let start = |name: &str| trainer.model.initialization(name);
-        let seed = trainer.options.seed;
-        weights::draw_uniform(&mut trainer.resident, &trainer.instances, seed, start)?;
         if let Some(fill_masters) = trainer.schedules.fill_masters {
             trainer.resident.run(fill_masters)?;
         }
+        // Afterwards: what is drawn here sets masters before it is rounded.
+        let start = |name: &str| trainer.model.initialization(name);
+        let seed = trainer.options.seed;
+        weights::draw_uniform(&mut trainer.resident, &trainer.instances, seed, start)?;
         Ok(trainer)
     }
 

@@ -119,7 +119,7 @@ fn for_data(
 ) -> Result<AnyModel> {
     match (config, form) {
         (AnyModel::Language(config), DataForm::Tokens { vocabulary }) => {
-            let config = language_for(settings, name, config, is_fresh, *vocabulary)?;
+            let config = language_for(settings, name, *config, is_fresh, *vocabulary)?;
             Ok(config.into())
         }
         (AnyModel::Image(mut config), DataForm::Images { shape, classes }) => {

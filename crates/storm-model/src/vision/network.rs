@@ -69,21 +69,21 @@ impl<'b> Builder<'b> {
         let x = draft.images()?;
         let x = draft.convolution_norm("prep", x, widths[0], Window::square(3, 1, 1))?;
         self.once(draft, x);
-        for stage in 1..4 {
+        for (stage, &width) in widths.iter().enumerate().skip(1) {
             let name = format!("layer{stage}");
             let mut draft = self.draft(&name);
             let x = draft.hidden();
             let window = Window::square(3, 1, 1);
             let x =
-                draft.convolution(&format!("{name}.conv"), x, widths[stage], window, Bias::None)?;
+                draft.convolution(&format!("{name}.conv"), x, width, window, Bias::None)?;
             // The largest of normalized values: the same order as PyTorch's networks of this kind have.
             let x = draft.norm(&format!("{name}.norm"), x, None, NormActivation::Relu)?;
             let mut x = draft.max_pool(&format!("{name}.pool"), x, 2)?;
             if stage != 2 {
                 let first = format!("{name}.residual.0");
-                let y = draft.convolution_norm(&first, x, widths[stage], window)?;
+                let y = draft.convolution_norm(&first, x, width, window)?;
                 let second = format!("{name}.residual.1");
-                let y = draft.convolution_norm(&second, y, widths[stage], window)?;
+                let y = draft.convolution_norm(&second, y, width, window)?;
                 x = draft.apply(&format!("{name}.sum"), Op::Add { a: x, b: y })?;
             }
             self.once(draft, x);
