@@ -61,6 +61,6 @@ mod tests {
         let error = CodecArg::Int8.check(&gpt2).unwrap_err().to_string();
         assert!(error.contains("gated units") && error.contains("gpt2"), "{error}");
         assert!(CodecArg::None.check(&gpt2).is_ok());
-        assert!(CodecArg::Int8.check(&preset("qwen2.5-0.5b").unwrap()).is_ok());
+        assert!(CodecArg::Int8.check(preset("qwen2.5-0.5b").unwrap()).is_ok());
     }
 }

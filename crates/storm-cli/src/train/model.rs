@@ -30,8 +30,8 @@ pub(super) struct Model {
 
 /// Weights that a run begins with.
 pub(super) enum Weights {
-    Language(HfDirectory),
-    Image(ImageDirectory),
+    Language(Box<HfDirectory>),
+    Image(Box<ImageDirectory>),
 }
 
 impl Weights {
@@ -274,7 +274,12 @@ impl Model {
         if ImageDirectory::is_one(&directory) {
             let weights = ImageDirectory::open(&directory)?;
             let config = weights.config().into();
-            return Ok(Model { name, directory, config, weights: Some(Weights::Image(weights)) });
+            return Ok(Model {
+                name,
+                directory,
+                config,
+                weights: Some(Weights::Image(Box::new(weights))),
+            });
         }
         let weights = model::open(&directory)?;
         let dropout = weights.config().dropout();
@@ -287,7 +292,7 @@ impl Model {
             );
         }
         let config = weights.model().into();
-        Ok(Model { name, directory, config, weights: Some(Weights::Language(weights)) })
+        Ok(Model { name, directory, config, weights: Some(Weights::Language(Box::new(weights))) })
     }
 
     /// The model for data of this form.

@@ -74,8 +74,7 @@ impl<'b> Builder<'b> {
             let mut draft = self.draft(&name);
             let x = draft.hidden();
             let window = Window::square(3, 1, 1);
-            let x =
-                draft.convolution(&format!("{name}.conv"), x, width, window, Bias::None)?;
+            let x = draft.convolution(&format!("{name}.conv"), x, width, window, Bias::None)?;
             // The largest of normalized values: the same order as PyTorch's networks of this kind have.
             let x = draft.norm(&format!("{name}.norm"), x, None, NormActivation::Relu)?;
             let mut x = draft.max_pool(&format!("{name}.pool"), x, 2)?;
