@@ -126,7 +126,7 @@ fn the_size_of_a_checkpoint_is_known_beforehand() {
         let trainer = trainer(precision, UpdateTime::EndOfStep);
         let tensors = TrainingState::tensors(&trainer);
         let bytes: usize = tensors.iter().map(|tensor| tensor.size_bytes()).sum();
-        let known = checkpoint_bytes(&tiny(), trainer.options()).expect("a valid model");
+        let known = checkpoint_bytes(tiny(), trainer.options()).expect("a valid model");
         assert_eq!(known, bytes as u64, "{precision:?}");
     }
 }
@@ -137,7 +137,7 @@ fn moments_of_another_format_are_refused() {
     let full = || trainer(Precision::Bf16Stochastic, UpdateTime::EndOfStep);
     let int8 = || int8_trainer(UpdateTime::EndOfStep);
     let bytes =
-        |trainer: &CpuTrainer| checkpoint_bytes(&tiny(), trainer.options()).expect("a valid model");
+        |trainer: &CpuTrainer| checkpoint_bytes(tiny(), trainer.options()).expect("a valid model");
     assert_ne!(bytes(&full()), bytes(&int8()));
     for (mut saved, resumed) in [(full(), int8()), (int8(), full())] {
         let folder = TempDir::new().expect("a folder");

@@ -115,7 +115,7 @@ fn outputs_are_made_again_only_where_they_are_read() {
 /// Models without gated units have nothing to store.
 #[test]
 fn a_model_without_gated_units_is_refused() {
-    let error = training_task(&tiny("gpt2"), &coded(Precision::F32), 1).expect_err("no units");
+    let error = training_task(tiny("gpt2"), &coded(Precision::F32), 1).expect_err("no units");
     let error = error.to_string();
     assert!(error.contains("no gated unit"), "{error}");
 }

@@ -22,7 +22,7 @@ fn estimates_of_random_decisions_are_close_to_their_simulation() {
     // Once the copies are the limit, once the kernels are.
     for profile in [small_card(1e9, 1e7), small_card(1e9, 1e9)] {
         for name in FAMILIES {
-            let task = training_task(&tiny(name), &tiny_options(), 6).unwrap();
+            let task = training_task(tiny(name), &tiny_options(), 6).unwrap();
             let ratios: Vec<f64> = (0..24)
                 .map(|seed| ratio(&task, &profile, &random_decisions(&task, seed)))
                 .collect();
@@ -63,7 +63,7 @@ fn two_more_gigabytes_make_a_step_faster() {
 #[test]
 fn more_memory_is_never_slower() {
     let profile = small_card(1e9, 2e7);
-    let task = training_task(&tiny("qwen3-0.6b"), &tiny_options(), 4).unwrap();
+    let task = training_task(tiny("qwen3-0.6b"), &tiny_options(), 4).unwrap();
     let mut last = f64::INFINITY;
     for kilobytes in [170, 190, 220, 260, 300, 400, 600, 1000] {
         let planned = planned(&task, &profile, budget(kilobytes << 10, RAM));

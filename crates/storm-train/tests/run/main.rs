@@ -45,12 +45,12 @@ fn trainer(update: UpdateTime) -> Trainer<CpuPlanDevice> {
 
 fn trainer_on<D: PlanDevice>(update: UpdateTime, device: D::Options) -> Trainer<D> {
     let options = TrainOptions { seed: 3, ..TrainOptions::new(2, SEQUENCE, Precision::F32) };
-    let task = training_task(&tiny(), &options, 1).expect("a valid model");
+    let task = training_task(tiny(), &options, 1).expect("a valid model");
     let profile = HardwareProfile::builtin("reference").expect("built in");
     let budget = Budget::new(1 << 40, 1 << 40);
     let forced = Forced { update: Some(update), ..Forced::default() };
     let planned = plan(&task, &profile, budget, &forced).expect("a plan");
-    Trainer::new(&tiny(), options, planned.plan.into(), device).expect("a trainer")
+    Trainer::new(tiny(), options, planned.plan.into(), device).expect("a trainer")
 }
 
 /// Batches that are a function of their number; ends after some, if it does.
