@@ -30,6 +30,9 @@ pub(super) enum DataForm {
     Tokens {
         /// How many different ones there are.
         vocabulary: usize,
+        /// Whether they are packed. Text has at least as many different tokens as bytes have, by a tokenizer that is not
+        /// known yet.
+        is_packed: bool,
     },
     /// Pictures, each of a class.
     Images {
@@ -43,7 +46,9 @@ impl DataForm {
     /// What a model is made for.
     pub(super) fn of_model(model: &AnyModel) -> DataForm {
         match model {
-            AnyModel::Language(config) => DataForm::Tokens { vocabulary: config.vocab_size },
+            AnyModel::Language(config) => {
+                DataForm::Tokens { vocabulary: config.vocab_size, is_packed: true }
+            }
             AnyModel::Image(config) => {
                 let [height, width] = config.image_size;
                 DataForm::Images {
@@ -76,7 +81,8 @@ impl DataForm {
     }
 
     fn of_dataset(dataset: &Dataset) -> DataForm {
-        DataForm::Tokens { vocabulary: dataset.manifest().tokenizer.vocabulary as usize }
+        let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
+        DataForm::Tokens { vocabulary, is_packed: true }
     }
 }
 
@@ -203,7 +209,7 @@ impl Outline {
         match self {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
             Outline::Records(form) => *form,
-            Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY },
+            Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY, is_packed: false },
         }
     }
 
@@ -214,7 +220,8 @@ impl Outline {
         };
         let worker = crate::data::worker()?;
         let tokenizer = Tokenizer::open(&TokenizerSource::parse(tokenizer), None, &worker)?;
-        Ok(DataForm::Tokens { vocabulary: tokenizer.info().vocabulary as usize })
+        let vocabulary = tokenizer.info().vocabulary as usize;
+        Ok(DataForm::Tokens { vocabulary, is_packed: true })
     }
 
     /// Whether rows hold several samples, as far as that is known: JSONL may hold either.

@@ -118,9 +118,14 @@ fn for_data(
     form: &DataForm,
 ) -> Result<AnyModel> {
     match (config, form) {
-        (AnyModel::Language(config), DataForm::Tokens { vocabulary }) => {
-            let config = language_for(settings, name, *config, is_fresh, *vocabulary)?;
-            Ok(config.into())
+        (AnyModel::Language(config), &DataForm::Tokens { vocabulary, is_packed }) => {
+            check_text_options(settings)?;
+            let config = match is_fresh {
+                true => fresh(settings, *config, vocabulary)?,
+                false if is_packed => knowing(name, *config, vocabulary)?,
+                false => *config,
+            };
+            Ok(with_adapters(settings, config)?.into())
         }
         (AnyModel::Image(mut config), DataForm::Images { shape, classes }) => {
             check_image_options(settings)?;
@@ -144,28 +149,17 @@ fn for_data(
     }
 }
 
-fn language_for(
-    settings: &Settings,
-    name: &str,
-    config: ModelConfig,
-    is_fresh: bool,
-    vocabulary: usize,
-) -> Result<ModelConfig> {
-    check_text_options(settings)?;
-    if is_fresh {
-        let config = fresh(settings, config, vocabulary);
-        config.validate()?;
-        return with_adapters(settings, config);
-    }
+/// A model of a directory, if it knows that many tokens.
+fn knowing(name: &str, config: ModelConfig, vocabulary: usize) -> Result<ModelConfig, UsageError> {
     if vocabulary > config.vocab_size {
         let problem = format!(
             "the data has {vocabulary} different tokens, and {name} knows {}; pack the data with the model's own \
              tokenizer.json",
             config.vocab_size
         );
-        return Err(UsageError(problem).into());
+        return Err(UsageError(problem));
     }
-    with_adapters(settings, config)
+    Ok(config)
 }
 
 /// Refuses options that only language models have.
@@ -342,13 +336,15 @@ pub(crate) fn config_of_record(
         ..Given::default()
     };
     let base = preset(record.get("model").map_or("", String::as_str))?;
-    let config = fresh(&given.resolve(), base, vocabulary);
-    config.validate()?;
-    Ok(config)
+    Ok(fresh(&given.resolve(), base, vocabulary)?)
 }
 
 /// A preset with another shape, for this vocabulary.
-fn fresh(settings: &Settings, mut config: ModelConfig, vocabulary: usize) -> ModelConfig {
+fn fresh(
+    settings: &Settings,
+    mut config: ModelConfig,
+    vocabulary: usize,
+) -> Result<ModelConfig, ModelError> {
     config.vocab_size = vocabulary;
     if let Some(layers) = settings.layers {
         config.layer_count = layers.get();
@@ -375,5 +371,6 @@ fn fresh(settings: &Settings, mut config: ModelConfig, vocabulary: usize) -> Mod
         // Learned positions beyond the sequence would never be trained.
         config.max_positions = settings.seq.get();
     }
-    config
+    config.validate()?;
+    Ok(config)
 }

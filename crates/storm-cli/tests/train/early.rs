@@ -49,7 +49,7 @@ fn mistakes_are_found_before_text_is_packed() {
     check(&place, &["--tokenizer", "missing.json"], 4, &["missing.json"]);
     check(&place, &["--model", "gpt-5"], 4, &["gpt-5"]);
     check(&place, &["--threads", "256"], 3, &["threads = 256 takes"]);
-    check(&place, &["--accumulate", "1000000"], 3, &["tokens of one step"]);
+    check(&place, &["--accumulate", "1000000"], 3, &["data of one step"]);
     // A checkpoint of petabytes, which no disk holds, long before the plan for it.
     let huge = ["--layers", "4000", "--width", "65536", "--heads", "512"];
     check(&place, &huge, 3, &["a checkpoint takes", "free", "--runs"]);

@@ -44,14 +44,14 @@ fn sizes_that_no_machine_has_are_refused_in_words() {
         check(&[&format!("--{option}"), beyond], 2, &[option, beyond]);
     }
     for count in ["4294967295", "4294967296", "9223372036854775807"] {
-        check(&["--accumulate", count], 3, &["tokens of one step", "accumulate"]);
-        check(&["--accumulate", count, "--ram", "8000000000GB"], 3, &["tokens of one step"]);
+        check(&["--accumulate", count], 3, &["data of one step", "accumulate"]);
+        check(&["--accumulate", count, "--ram", "8000000000GB"], 3, &["data of one step"]);
         check(&["--tokens-per-step", count, "--accumulate", count], 2, &["tokens-per-step"]);
     }
     check(&["--width", "9223372036854775807"], 4, &["hidden_size"]);
     check(&["--group", "5000", "--accumulate", "5000"], 2, &["groups of 5000"]);
     // The whole of a step counts: here some gigabytes, where the config allows 256 MiB.
-    check(&["--accumulate", "1000000"], 3, &["tokens of one step take", "256.00 MiB"]);
+    check(&["--accumulate", "1000000"], 3, &["data of one step takes", "256.00 MiB"]);
     check(&["--accumulate", "2000000", "--ram", "8GiB"], 2, &["micro-batches are too many"]);
 }
 
