@@ -143,14 +143,17 @@ fn activations(answer: &Answer) -> String {
         ),
         false => "recomputes nothing".to_owned(),
     };
-    format!(
-        "It offloads {} of activations, keeps {} and drops {}; it {again}, and {} of copy time is \
-         hidden.",
-        percent(shares.offloaded),
-        percent(shares.kept),
-        percent(shares.recomputed),
-        percent(hidden_share(answer)),
-    )
+    // Of a network whose blocks all differ, no stage stands for the others.
+    let shares = match answer.units.is_empty() {
+        true => "It".to_owned(),
+        false => format!(
+            "It offloads {} of activations, keeps {} and drops {}; it",
+            percent(shares.offloaded),
+            percent(shares.kept),
+            percent(shares.recomputed),
+        ),
+    };
+    format!("{shares} {again}, and {} of copy time is hidden.", percent(hidden_share(answer)))
 }
 
 /// `665 TFLOP`.
