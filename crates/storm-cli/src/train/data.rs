@@ -203,8 +203,8 @@ impl Outline {
         Ok(Outline::Text(files))
     }
 
-    /// What the data is, as far as that is known: text has at least the tokens that bytes have, or those of its
-    /// tokenizer if that is looked at.
+    /// What the data is, as far as that is known before it is packed: text has at least as many different tokens as
+    /// bytes have.
     pub(super) fn form(&self) -> DataForm {
         match self {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),

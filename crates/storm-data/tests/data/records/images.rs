@@ -215,7 +215,7 @@ fn folders_of_images_are_classes() {
     scene.write("in/dogs/b.jpg", &jpeg(8, 8));
     scene.write("in/cats/c.png", &png(8, 8, png::ColorType::GrayscaleAlpha, &[7; 128]));
     scene.write("in/cats/d.png", &png(8, 8, png::ColorType::Rgba, &[9; 256]));
-    scene.write("in/.hidden/e.txt", b"not looked at");
+    scene.write("in/.hidden/e.txt", b"hidden");
     // The first image is grey, in the order of names: a colour one does not fit.
     assert!(scene.refusal().contains("8 × 8 in colour"), "{}", scene.refusal());
     scene.write("in/cats/b.png", &png(8, 8, png::ColorType::Rgb, &[1; 192]));
