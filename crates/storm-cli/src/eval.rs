@@ -19,7 +19,7 @@ use storm_data::{Dataset, Kind, LoaderOptions, Order, Passes, Split};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_graph::DType;
-use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing};
+use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing, Unit};
 use storm_plan::{Budget, Forced, plan};
 use storm_train::{
     AnyBatch, BatchSource, Evaluation, LoaderSource, Precision, RecordSource, evaluation_task,
@@ -97,6 +97,8 @@ struct Evaluated {
     batches_max: u64,
     dtype: DType,
     chunk_rows: usize,
+    /// Of the run, whose losses have it.
+    label_smoothing: f32,
     device: DeviceArg,
 }
 
@@ -124,6 +126,7 @@ impl Evaluated {
                 batches_max: given.unwrap_or(u64::MAX),
                 dtype: args.dtype.unwrap_or(DtypeArg::F32).into(),
                 chunk_rows: DEFAULT_CHUNK_ROWS,
+                label_smoothing: 0.0,
                 device: args.device.unwrap_or(DeviceArg::Auto),
             });
         };
@@ -148,6 +151,7 @@ impl Evaluated {
                 None => Precision::from(run.precision).compute(),
             },
             chunk_rows: run.chunk_rows,
+            label_smoothing: run.label_smoothing,
             device: args.device.unwrap_or(run.device),
         })
     }
@@ -185,6 +189,8 @@ pub(crate) struct Measured {
     pub(crate) loss: f64,
     /// Share of targets with the highest score, of an image classifier.
     accuracy: Option<f64>,
+    /// Part of the loss, which then has no perplexity.
+    label_smoothing: f32,
     targets: u64,
     split: Split,
     seconds: f64,
@@ -194,8 +200,8 @@ pub(crate) fn run(args: &EvalArgs) -> Result<()> {
     let source = AnySource::open(&args.model, &args.which)?;
     let measured = measure(args, &source)?;
     let unit = source.model().unit();
-    let Measured { loss, accuracy, targets, split, seconds } = measured;
-    let perplexity = loss.exp();
+    let Measured { loss, accuracy, label_smoothing, targets, split, seconds } = measured;
+    let perplexity = (accuracy.is_none() && label_smoothing == 0.0).then(|| loss.exp());
     if args.json {
         let mut object = serde_json::json!({
             "loss": loss,
@@ -203,22 +209,28 @@ pub(crate) fn run(args: &EvalArgs) -> Result<()> {
             "split": split.name(),
             "seconds": seconds,
         });
-        match accuracy {
-            Some(accuracy) => object["accuracy"] = accuracy.into(),
-            None => object["perplexity"] = perplexity.into(),
+        if let Some(accuracy) = accuracy {
+            object["accuracy"] = accuracy.into();
+        }
+        if let Some(perplexity) = perplexity {
+            object["perplexity"] = perplexity.into();
+        }
+        if label_smoothing > 0.0 {
+            object["label_smoothing"] = label_smoothing.into();
         }
         println!("{object}");
         return Ok(());
     }
-    match accuracy {
-        Some(accuracy) => {
-            println!("loss        {loss:.4} an image, of {targets} {} images", split.name());
-            println!("accuracy    {:.2} %", 100.0 * accuracy);
-        }
-        None => {
-            println!("loss        {loss:.4} a token, of {targets} {} tokens", split.name());
-            println!("perplexity  {perplexity:.2}");
-        }
+    let one = if unit == Unit::Images { "an image" } else { "a token" };
+    println!("loss        {loss:.4} {one}, of {targets} {} {unit}", split.name());
+    if label_smoothing > 0.0 {
+        println!("            with the run's label smoothing of {label_smoothing}");
+    }
+    if let Some(accuracy) = accuracy {
+        println!("accuracy    {:.2} %", 100.0 * accuracy);
+    }
+    if let Some(perplexity) = perplexity {
+        println!("perplexity  {perplexity:.2}");
     }
     println!("time        {seconds:.1} s, {:.0} {unit}/s", targets as f64 / seconds);
     Ok(())
@@ -260,7 +272,7 @@ impl SplitArg {
 }
 
 fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<Data> {
-    let Evaluated { seq, overlong, batch, dtype, chunk_rows, .. } = *evaluated;
+    let Evaluated { seq, overlong, batch, dtype, chunk_rows, label_smoothing, .. } = *evaluated;
     let config = &source.config;
     let dataset = Arc::new(Dataset::open(&evaluated.data)?);
     if let Some(directory) = &source.files {
@@ -289,6 +301,7 @@ fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<
     let build = BuildOptions {
         packing,
         output: ModelOutput::Loss { chunk_rows },
+        label_smoothing,
         ..BuildOptions::training(batch, seq, dtype)
     };
     let rows = loader.loader().rows_per_epoch();
@@ -296,14 +309,15 @@ fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<
 }
 
 fn images(args: &EvalArgs, evaluated: &Evaluated, source: &ImageSource) -> Result<Data> {
-    let Evaluated { batch, dtype, chunk_rows, .. } = *evaluated;
+    let Evaluated { batch, dtype, chunk_rows, label_smoothing, .. } = *evaluated;
     let set = train::open_images(&evaluated.data, &source.config)?;
     let part = args.split.split();
     let options = RecordLoaderOptions { part, ..RecordLoaderOptions::evaluation(batch, DATA_RAM) };
     let rows = set.records(part);
     let source = Box::new(RecordSource::new(set, options)?);
     let output = ModelOutput::Loss { chunk_rows };
-    let build = BuildOptions { output, ..BuildOptions::training(batch, 1, dtype) };
+    let usual = BuildOptions::training(batch, 1, dtype);
+    let build = BuildOptions { output, label_smoothing, ..usual };
     Ok(Data { source, rows, build })
 }
 
@@ -349,5 +363,6 @@ fn evaluate<D: Trains>(
     let loss = losses.loss().context("the data has nothing to predict")?;
     let seconds = begun.elapsed().as_secs_f64();
     let (accuracy, targets, split) = (losses.accuracy(), losses.targets(), args.split.split());
-    Ok(Measured { loss, accuracy, targets, split, seconds })
+    let label_smoothing = evaluated.label_smoothing;
+    Ok(Measured { loss, accuracy, label_smoothing, targets, split, seconds })
 }

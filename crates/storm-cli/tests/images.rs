@@ -119,6 +119,10 @@ fn a_run_is_resumed_evaluated_and_exported() {
         serde_json::from_str(&succeeded(&storm(folder, &["eval", "runs/whole", "--json"])))
             .expect("an object");
     assert_eq!((&evaluated["images"], evaluated["accuracy"].is_f64()), (&Value::from(20), true));
+    // With the label smoothing of the run, so the loss is the run's own.
+    let last = of("evaluated").pop().expect("an evaluation");
+    assert_eq!((last["step"].as_u64(), &last["loss"]), (Some(4), &evaluated["loss"]));
+    assert!(evaluated["label_smoothing"].is_f64());
     succeeded(&storm(folder, &["export", "runs/whole", "exported"]));
     let exported = fs::read(folder.join("exported/model.safetensors")).expect("weights");
     assert!(exported == checkpoint(folder, "whole")[2], "exported as it was saved");

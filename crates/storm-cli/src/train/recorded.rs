@@ -21,6 +21,8 @@ pub(crate) struct Recorded {
     pub(crate) eval_steps: u64,
     pub(crate) precision: PrecisionArg,
     pub(crate) chunk_rows: usize,
+    /// Part of its losses.
+    pub(crate) label_smoothing: f32,
     pub(crate) device: DeviceArg,
 }
 
@@ -44,6 +46,7 @@ impl Recorded {
             eval_steps: settings.eval_steps.get(),
             precision: settings.precision,
             chunk_rows: settings.chunk_rows.get(),
+            label_smoothing: settings.label_smoothing as f32,
             device: settings.device,
         }))
     }
