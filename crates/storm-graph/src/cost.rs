@@ -1,6 +1,6 @@
 //! What ops cost in arithmetic.
 
-use crate::{Cost, Mask, MomentFormat, Op, ParameterGradients, Tensor, Window};
+use crate::{Cost, GradientParts, Mask, MomentFormat, Op, ParameterGradients, Planes, Tensor};
 
 /// [`Op::AdamW`] with moments in 8 bits, where rates of kernels are listed.
 pub const ADAMW_INT8: &str = "AdamWInt8";
@@ -68,6 +68,27 @@ impl Op<&Tensor> {
         }
     }
 
+    /// Whether a convolution copies what its windows cover into columns: not if each position is a product by itself, and
+    /// not on tensor cores.
+    fn needs_columns(&self) -> bool {
+        let (input, window, dtype) = match self {
+            Op::Conv2d { x, window, .. } | Op::Conv2dWeightGrad { x, window, .. } => {
+                (&x.shape, *window, x.dtype)
+            }
+            Op::Conv2dInputGrad { dy, window, input, .. } => (input, *window, dy.dtype),
+            _ => return false,
+        };
+        let Ok(planes) = Planes::new(input, window) else { return false };
+        let on_tensor_cores = match self {
+            Op::Conv2dWeightGrad { dy, .. } => {
+                GradientParts::apply(dtype, &planes, dy.shape.width())
+            }
+            Op::Conv2dInputGrad { dy, .. } => planes.suit_tensor_cores(dtype, dy.shape.width()),
+            _ => planes.suit_tensor_cores(dtype, planes.channels),
+        };
+        !window.is_pointwise() && !on_tensor_cores
+    }
+
     /// The name under which its rate is known. Most ops have one kernel; an update of moments in 8 bits has another than one of
     /// floats.
     pub fn timed_as(&self) -> &'static str {
@@ -95,15 +116,9 @@ impl Op<&Tensor> {
             },
             Cost::Columns => {
                 let [positions, _, covered] = self.convolution().expect("only they have columns");
-                let (window, element) = match self {
-                    Op::Conv2d { x, window, .. } => (*window, x.dtype),
-                    Op::Conv2dInputGrad { dy, window, .. }
-                    | Op::Conv2dWeightGrad { dy, window, .. } => (*window, dy.dtype),
-                    _ => unreachable!("`{}` has no columns", self.name()),
-                };
-                // Written and read; a pointwise window needs none.
-                let passes = if Window::is_pointwise(&window) { 0 } else { 2 };
-                passes * positions * covered * element.size_bytes()
+                // Written and read.
+                let passes = if self.needs_columns() { 2 } else { 0 };
+                passes * positions * covered * self.operands()[0].1.dtype.size_bytes()
             }
             Cost::TableRows => 2 * written,
             // The first operand is the gradient.

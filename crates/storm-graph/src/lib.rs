@@ -76,4 +76,4 @@ pub use section::{Carried, ParameterGradient, Section, SectionBackward};
 pub use section_builder::{BatchNormOptions, SectionBuilder};
 pub use shape::Shape;
 pub use tensor::{Tensor, TensorClass, TensorId, Training};
-pub use window::{COLUMN_CHUNK_BYTES, Planes, Window};
+pub use window::{COLUMN_CHUNK_BYTES, GradientParts, PACK, Planes, Window};

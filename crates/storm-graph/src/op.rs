@@ -149,12 +149,13 @@ define_ops! {
     /// weight in rows as wide as columns where its own are not.
     Conv2d [Convolution, Columns] { x: One, weight: One, bias: Maybe; window: Window }
     /// Gradient of `x` of [`Op::Conv2d`]: `dy · weight` is the gradient of columns, rounded to the dtype of `dy`; each
-    /// position of the input adds up its own in the order (kh, kw), then `addend`. Yields `input` and the scratch of
-    /// [`Op::Conv2d`].
+    /// position of the input adds up its own in the order (kh, kw), then `addend`. Kernels
+    /// [without columns](crate::Planes::suit_tensor_cores) round only the result. Yields `input` and the scratch of
+    /// [`Op::Conv2d`], where the weight may be in any arrangement.
     Conv2dInputGrad [Convolution, Columns] { dy: One, weight: One, addend: Maybe; window: Window, input: Shape }
     /// Gradient of `weight` of [`Op::Conv2d`]: `dyᵀ · columns`, summed in f32 chunk by chunk in order, then added to
     /// `accumulator` and rounded once. Yields (O, KH·KW·I) in `dtype`; unless the window is pointwise, also a chunk of
-    /// columns and the sum as scratch.
+    /// columns and the sum as scratch, or sums of [parts](crate::GradientParts) of all positions.
     Conv2dWeightGrad [Convolution, Columns] { dy: One, x: One, accumulator: Maybe; window: Window, dtype: DType }
     /// The largest of each window of `x` (B, H, W, C), or NaN if there is one: yields (B, OH, OW, C).
     MaxPool [Pool, Bytes] { x: One; window: Window }

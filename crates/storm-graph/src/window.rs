@@ -1,6 +1,6 @@
 //! Windows that move over planes, and how a convolution cuts its images into chunks.
 
-use crate::Shape;
+use crate::{DType, Shape};
 use std::ops::Range;
 
 /// A window that moves over the plane of an image: height first, then width. Positions beyond the edge are zeros to a
@@ -150,6 +150,14 @@ impl Planes {
         self.covered().next_multiple_of(PACK)
     }
 
+    /// Whether kernels on tensor cores, which need no columns, can sum over so many channels, count all positions in 32
+    /// bits, and have a bit for each tap.
+    pub fn suit_tensor_cores(&self, dtype: DType, channels: usize) -> bool {
+        let most = self.positions().max(self.pixels()).checked_mul(self.images);
+        let fits = most.is_some_and(|most| most < 1 << 30) && self.covered() < 1 << 30;
+        dtype == DType::BF16 && channels.is_multiple_of(PACK) && self.window.taps() <= 31 && fits
+    }
+
     /// How many images have their columns in memory at a time, at most so many bytes of them with elements of
     /// `element_bytes`: as many chunks as that takes, of nearly equal numbers of images, at least one. From eight
     /// images on a chunk has a multiple of eight, so that chunks of every tensor begin on 16 bytes.
@@ -167,7 +175,63 @@ impl Planes {
 }
 
 /// Elements that kernels load and store at once.
-const PACK: usize = 8;
+pub const PACK: usize = 8;
+
+/// The parts of all positions over which a weight's gradient is summed, each by blocks of its own. They follow from the
+/// shape alone: the order of the sum must not depend on a card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GradientParts {
+    /// How many there are.
+    pub count: usize,
+    /// Positions of each but the last, a multiple of [`GradientParts::SLAB`].
+    pub positions: usize,
+}
+
+impl GradientParts {
+    /// Positions that a block takes at a time.
+    pub const SLAB: usize = 64;
+    /// Columns of a block's tile.
+    const TILE_COLUMNS: usize = 128;
+    /// Blocks that a large card runs at a time, with tiles of 64 outputs and of 128.
+    const BLOCKS: [usize; 2] = [396, 264];
+    /// What it costs to begin and end a block, in slabs.
+    const OVERHEAD: usize = 3;
+    /// Most bytes of all parts.
+    const BYTES_MAX: usize = 32 << 20;
+
+    /// Whether the gradient is summed in parts: by tensor cores, straight from the images.
+    pub fn apply(dtype: DType, planes: &Planes, outputs: usize) -> bool {
+        let is_whole = outputs.is_multiple_of(PACK) && planes.images > 0;
+        is_whole && planes.suit_tensor_cores(dtype, planes.channels)
+    }
+
+    /// For a weight with so many outputs.
+    pub fn new(planes: &Planes, outputs: usize) -> GradientParts {
+        let [across, down] = Self::tiles(planes, outputs);
+        let slabs = (planes.images * planes.positions()).div_ceil(Self::SLAB).max(1);
+        let bytes = outputs * planes.covered() * size_of::<f32>();
+        let most = (Self::BYTES_MAX / bytes.max(1)).min(slabs.div_ceil(4)).clamp(1, 512);
+        let blocks = Self::BLOCKS[usize::from(Self::tile_outputs(outputs) > 64)];
+        // Rounds of blocks, each as long as a part.
+        let time = |count: &usize| {
+            (across * down * count).div_ceil(blocks) * (slabs.div_ceil(*count) + Self::OVERHEAD)
+        };
+        let count = (1..=most).min_by_key(time).unwrap_or(1);
+        let each = slabs.div_ceil(count);
+        GradientParts { count: slabs.div_ceil(each), positions: each * Self::SLAB }
+    }
+
+    /// Tiles of the weight: across what a window covers, and down its outputs.
+    pub fn tiles(planes: &Planes, outputs: usize) -> [usize; 2] {
+        let down = outputs.div_ceil(Self::tile_outputs(outputs));
+        [planes.covered().div_ceil(Self::TILE_COLUMNS), down]
+    }
+
+    /// Outputs of a tile.
+    pub fn tile_outputs(outputs: usize) -> usize {
+        if outputs > 64 { 128 } else { 64 }
+    }
+}
 
 /// Most bytes of a chunk of columns. Half of what the second-level cache of a large card holds for one half of its
 /// multiprocessors, so that columns are read from there and never from memory.

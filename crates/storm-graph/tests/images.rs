@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use storm_graph::{
-    COLUMN_CHUNK_BYTES, DType, GradientRequest, Graph, Op, Planes, Shape, Tensor, TensorClass,
-    TensorId, Training, Window, differentiate,
+    COLUMN_CHUNK_BYTES, DType, GradientParts, GradientRequest, Graph, Op, Planes, Shape, Tensor,
+    TensorClass, TensorId, Training, Window, differentiate,
 };
 
 fn planes(images: usize, plane: usize, channels: usize) -> Planes {
@@ -152,20 +152,31 @@ fn backward_of_a_residual_block() {
     };
     assert_eq!(scratch(0), ["(128, 32)", "(8, 32)"]);
     assert_eq!(scratch(1), ["(128, 72)"]);
+    // The gradient of an input may read the weight in another arrangement.
+    assert_eq!(scratch(4), ["(128, 72)", "(8, 72)"]);
     assert_eq!(scratch(5), ["(128, 32)", "(8, 32)"]);
 }
 
 /// All three products of a convolution take the same arithmetic, and columns that are written and read once. A window of
-/// a single position takes none.
+/// a single position takes none, and neither do tensor cores, unless channels are not whole packs.
 #[test]
 fn costs() {
-    for (window, passes) in [(Window::square(3, 2, 1), 2), (Window::square(1, 1, 0), 0)] {
-        let (images, inputs, outputs) = (4, 16, 24);
+    let (wide, single) = (Window::square(3, 2, 1), Window::square(1, 1, 0));
+    let cases = [
+        (wide, DType::F32, [16, 24], 2),
+        (wide, DType::BF16, [16, 24], 0),
+        (wide, DType::BF16, [12, 20], 2),
+        (Window::square(6, 1, 1), DType::BF16, [16, 24], 2),
+        (single, DType::F32, [16, 24], 0),
+        (single, DType::BF16, [12, 20], 0),
+    ];
+    for (window, dtype, [inputs, outputs], passes) in cases {
+        let images = 4;
         let shape = |axes: &[usize]| Shape::from(axes);
         let tensor = |shape: Shape| Tensor {
             name: String::new(),
             shape,
-            dtype: DType::BF16,
+            dtype,
             class: TensorClass::Activation,
         };
         let x = tensor(shape(&[images, 9, 7, inputs]));
@@ -174,14 +185,39 @@ fn costs() {
         let weight = tensor(shape(&[outputs, window.taps() * inputs]));
         let (rows, covered) = (images * high * wide, window.taps() * inputs);
         let flops = 2 * (rows * covered * outputs) as u128;
-        let (accumulator, dtype, input) = (None, DType::F32, x.shape.clone());
+        let (accumulator, input) = (None, x.shape.clone());
+        let gradient = DType::F32;
         for op in [
             Op::Conv2d { x: &x, weight: &weight, bias: None, window },
             Op::Conv2dInputGrad { dy: &dy, weight: &weight, addend: None, window, input },
-            Op::Conv2dWeightGrad { dy: &dy, x: &x, accumulator, window, dtype },
+            Op::Conv2dWeightGrad { dy: &dy, x: &x, accumulator, window, dtype: gradient },
         ] {
             assert_eq!(op.matrix_flops(), flops, "{}", op.name());
-            assert_eq!(op.moved_bytes(&[]), passes * rows * covered * 2, "{}", op.name());
+            let bytes = passes * rows * covered * x.dtype.size_bytes();
+            assert_eq!(op.moved_bytes(&[]), bytes, "{} {window:?} {:?}", op.name(), x.dtype);
         }
     }
+}
+
+/// Parts of a weight's gradient cover all positions once, fill a large card and take a bounded amount of memory.
+#[test]
+fn parts_of_gradients() {
+    let shapes =
+        [(512, 32, 64, 64), (512, 4, 512, 512), (1, 5, 8, 8), (3, 9, 1024, 2048), (64, 8, 256, 40)];
+    for (images, side, channels, outputs) in shapes {
+        let planes =
+            Planes::new(&Shape::from([images, side, side, channels]), Window::square(3, 1, 1))
+                .expect("fits");
+        let GradientParts { count, positions } = GradientParts::new(&planes, outputs);
+        let all = images * side * side;
+        assert!(positions % GradientParts::SLAB == 0 && count >= 1, "{count} {positions}");
+        assert!((count - 1) * positions < all && count * positions >= all, "{count} {positions}");
+        let bytes = count * outputs * planes.covered() * 4;
+        assert!(count == 1 || bytes <= 32 << 20, "{bytes}");
+    }
+    // 5 × 1 tiles of a large batch: nearly as many blocks as run at a time.
+    let planes =
+        Planes::new(&Shape::from([512, 32, 32, 64]), Window::square(3, 1, 1)).expect("fits");
+    let GradientParts { count, .. } = GradientParts::new(&planes, 64);
+    assert!((70..=79).contains(&count), "{count}");
 }

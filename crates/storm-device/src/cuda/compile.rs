@@ -26,8 +26,11 @@ const HEADERS: &[KernelSource] = &[
     header("activations.cuh", include_str!("kernels/activations.cuh")),
     header("attention_common.cuh", include_str!("kernels/attention_common.cuh")),
     header("channels.cuh", include_str!("kernels/channels.cuh")),
+    header("convolution_tiles.cuh", include_str!("kernels/convolution_tiles.cuh")),
     header("optimizer_common.cuh", include_str!("kernels/optimizer_common.cuh")),
     header("planes.cuh", include_str!("kernels/planes.cuh")),
+    header("tensor_cores.cuh", include_str!("kernels/tensor_cores.cuh")),
+    header("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
 ];
 
 /// Compiles for one architecture (`sm_90`), with `-D` definitions, and returns a cubin.

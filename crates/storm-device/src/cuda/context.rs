@@ -425,7 +425,7 @@ pub(super) enum Start {
 }
 
 /// The most arguments any kernel has.
-const ARGUMENTS_MAX: usize = 24;
+const ARGUMENTS_MAX: usize = 40;
 
 impl Launch {
     /// Queues the kernel; `what` names it in an error.

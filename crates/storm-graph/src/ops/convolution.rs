@@ -3,7 +3,9 @@
 use super::rules;
 use crate::autodiff::Backward;
 use crate::graph::Output;
-use crate::{COLUMN_CHUNK_BYTES, DType, GraphError, Op, Planes, Shape, Tensor, TensorId};
+use crate::{
+    COLUMN_CHUNK_BYTES, DType, GradientParts, GraphError, Op, Planes, Shape, Tensor, TensorId,
+};
 
 pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
@@ -22,7 +24,7 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             rules::shape("dy", dy, &planes.output_shape(outputs)?)?;
             rules::maybe("addend", addend.as_ref(), input, dy.dtype)?;
             let dx = Output::activation("", input.clone(), dy.dtype);
-            Ok([vec![dx], columns(&planes, dy.dtype), padded_weight(&planes, weight)].concat())
+            Ok([vec![dx], columns(&planes, dy.dtype), arranged_weight(&planes, weight)].concat())
         }
         Op::Conv2dWeightGrad { dy, x, accumulator, window, dtype } => {
             rules::float("x", x)?;
@@ -38,7 +40,11 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
             let sum = match window.is_pointwise() {
                 true => Vec::new(),
                 false => {
-                    let shape = Shape::from([outputs, planes.column_stride()]);
+                    let parts = match GradientParts::apply(x.dtype, &planes, outputs) {
+                        true => GradientParts::new(&planes, outputs).count,
+                        false => 1,
+                    };
+                    let shape = Shape::from([parts * outputs, planes.column_stride()]);
                     vec![Output::scratch("sum", shape, DType::F32)]
                 }
             };
@@ -79,6 +85,15 @@ fn padded_weight(planes: &Planes, weight: &Tensor) -> Vec<Output> {
         return Vec::new();
     }
     vec![Output::scratch("weight", weight.shape.with_width(stride), weight.dtype)]
+}
+
+/// Scratch for the weight in another arrangement: padded as above, or with its channels first.
+fn arranged_weight(planes: &Planes, weight: &Tensor) -> Vec<Output> {
+    if planes.window.is_pointwise() {
+        return Vec::new();
+    }
+    let shape = weight.shape.with_width(planes.column_stride());
+    vec![Output::scratch("weight", shape, weight.dtype)]
 }
 
 pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), GraphError> {

@@ -1,17 +1,22 @@
-//! Convolutions: columns of a chunk of images, and a product with them.
+//! Convolutions: on tensor cores where those take the images, otherwise columns of a chunk of images, and a product with
+//! them.
 
 use super::linear::{gemm, operand};
 use super::pool::{each_image, geometry, planes};
-use super::{Definitions, PACK, all_types, kernel, layout, linear, types, unsupported};
+use super::{
+    Definitions, PACK, all_types, convolution_tiles, kernel, layout, linear, types, unsupported,
+};
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::gemm::{GemmCall, GemmRole, Operand};
 use crate::cuda::plan::Planner;
 use crate::placed::View;
-use storm_graph::{BlockPlace, COLUMN_CHUNK_BYTES, DType, Op, Planes, Shape, Window};
+use storm_graph::{
+    BlockPlace, COLUMN_CHUNK_BYTES, DType, GradientParts, Op, Planes, Shape, Window,
+};
 
-const SOURCE: KernelSource = KernelSource {
+pub(super) const SOURCE: KernelSource = KernelSource {
     name: "convolution.cu",
     text: include_str!("../kernels/convolution.cu"),
     only_for: None,
@@ -33,6 +38,10 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         Op::Conv2d { x, weight, bias, window } => {
             let images = Images::new(&x.shape, *window, x.dtype, &outputs[1]);
+            if images.planes.suit_tensor_cores(x.dtype, images.planes.channels) {
+                let y = &outputs[0];
+                return convolution_tiles::forward(planner, &images.planes, x, weight, bias, y);
+            }
             let weight = images.padded(planner, weight, outputs.get(2))?;
             for chunk in images.chunks() {
                 images.fill_columns(planner, x, chunk)?;
@@ -48,6 +57,13 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         }
         Op::Conv2dInputGrad { dy, weight, addend, window, input } => {
             let images = Images::new(input, *window, dy.dtype, &outputs[1]);
+            if images.planes.suit_tensor_cores(dy.dtype, dy.shape.width()) {
+                let (dx, turned) = (&outputs[0], &outputs[2]);
+                let planes = &images.planes;
+                return convolution_tiles::input_grad(
+                    planner, planes, dy, weight, turned, addend, dx,
+                );
+            }
             let weight = images.padded(planner, weight, outputs.get(2))?;
             for chunk in images.chunks() {
                 let address = images.row_address(planner, dy, chunk);
@@ -71,6 +87,13 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     Some(_) => Ok(()),
                     None => layout::fill(planner, out, 0.0),
                 };
+            }
+            if GradientParts::apply(x.dtype, &images.planes, dy.shape.width()) {
+                let accumulate = accumulator.is_some();
+                let planes = &images.planes;
+                return convolution_tiles::weight_grad(
+                    planner, planes, dy, x, sum, accumulate, out,
+                );
             }
             for chunk in images.chunks() {
                 images.fill_columns(planner, x, chunk)?;
@@ -139,7 +162,9 @@ impl<'a> Images<'a> {
         weight: &View,
         memory: Option<&View>,
     ) -> Result<Operand, DeviceError> {
-        let Some(memory) = memory else { return Ok(operand(planner, weight)) };
+        let Some(memory) = memory.filter(|_| self.stride() != self.planes.covered()) else {
+            return Ok(operand(planner, weight));
+        };
         layout::place_block(planner, weight, WHOLE, memory, 0..memory.shape.rows())?;
         Ok(operand(planner, memory))
     }

@@ -7,6 +7,7 @@ mod attention_cached;
 mod augment;
 mod batch_norm;
 mod convolution;
+mod convolution_tiles;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -104,6 +105,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         augment::kernels(),
         batch_norm::kernels(),
         convolution::kernels(),
+        convolution_tiles::kernels(),
         dropout::kernels(),
         elementwise::kernels(),
         embedding::kernels(),

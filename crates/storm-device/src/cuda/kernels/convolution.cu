@@ -97,3 +97,42 @@ extern "C" __global__ void gather_columns(const E* columns, const E* addend, E* 
 extern "C" __global__ void gather_columns_any(const E* columns, const E* addend, E* out, PLANES) {
     gather<1>(columns, addend, out, PLANES_GIVEN);
 }
+
+// ---- beside products on tensor cores, convolution_tiles.cuh -----------------------------------------
+
+/// A weight (outputs, taps, channels) as (channels, taps, outputs). Grid (⌈channels / 32⌉, ⌈outputs / 32⌉, taps).
+extern "C" __global__ void turn_weight(const E* __restrict__ weight, E* __restrict__ out, int outputs, int taps,
+                                       int channels) {
+    __shared__ E tile[WARP][WARP + 2];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    const int channel = blockIdx.x * WARP, output = blockIdx.y * WARP, tap = blockIdx.z;
+    for (int i = warp; i < WARP && output + i < outputs; i += warps) {
+        if (channel + lane < channels) tile[i][lane] = weight[(i64(output + i) * taps + tap) * channels + channel + lane];
+    }
+    __syncthreads();
+    for (int i = warp; i < WARP && channel + i < channels; i += warps) {
+        if (output + lane < outputs) out[(i64(channel + i) * taps + tap) * outputs + output + lane] = tile[lane][i];
+    }
+}
+
+/// The sum of `count` parts in their order, into `out` or onto what is there. Elements are a multiple of PACK.
+extern "C" __global__ void sum_parts(const float* __restrict__ parts, E* __restrict__ out, i64 elements, int count,
+                                     int accumulate) {
+    const i64 i = (i64(blockIdx.x) * blockDim.x + threadIdx.x) * PACK;
+    if (i >= elements) return;
+    float sums[PACK];
+    unpack(load_pack(parts + i), sums);
+    for (int part = 1; part < count; part++) {
+        float x[PACK];
+        unpack(load_pack(parts + part * elements + i), x);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sums[j] = __fadd_rn(sums[j], x[j]);
+    }
+    if (accumulate) {
+        float x[PACK];
+        unpack(load_pack(out + i), x);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sums[j] = __fadd_rn(sums[j], x[j]);
+    }
+    store_pack(out + i, packed<E>(sums));
+}
