@@ -166,8 +166,18 @@ impl<'a> Queues<'a> {
                     exposed[class] += seconds * share;
                 }
             }
-            Some((_, Work::Compute(_))) | None => self.waited.launch += seconds,
+            Some((_, Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_))) | None => {
+                self.waited.launch += seconds;
+            }
         }
+    }
+
+    /// How long the reading of data goes on when everything else is done.
+    pub(super) fn data_seconds(&self) -> f64 {
+        let data = self.plan.links.data_queue();
+        let others = self.now.free.iter().filter(|&(queue, _)| Some(queue) != data);
+        let others_end = others.map(|(_, &free)| free).fold(self.now.host, f64::max);
+        self.end() - others_end
     }
 
     /// How long the queues continue after the last kernel. That time is charged to the copies of

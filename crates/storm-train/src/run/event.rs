@@ -27,6 +27,8 @@ pub struct StepEvent {
     pub units: u64,
     /// From asking for data to the loss.
     pub seconds: f64,
+    /// Of these, how long it waited for data that was not read yet.
+    pub data_wait_seconds: f64,
 }
 
 /// Anything else that happened.

@@ -45,6 +45,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
             duplex_bandwidth: figure(rates.duplex),
             latency_seconds: figure(rates.copy_latency_seconds),
         }],
+        data_bandwidth: None,
         kernel_seconds: 0.0,
         launch_seconds: figure(rates.launch_seconds),
         pinned_seconds_per_gib: figure(rates.pinned_seconds_per_gib),
