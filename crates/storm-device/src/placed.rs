@@ -94,7 +94,7 @@ pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
         Work::Compute(compute) => compute.writes.first().map(|operand| operand.value),
         Work::Copy(copy) => copy.values.first().map(|operand| operand.value),
         Work::Fetch(fetch) => plan.fetched(fetch).next().map(|input| input.value),
-        Work::ReadAhead(_) => None,
+        Work::ReadAhead(_) => return "data of the next step".to_owned(),
     };
     first.map_or(String::new(), |value| plan.value(value).name.clone())
 }

@@ -96,7 +96,8 @@ impl<D: PlanDevice> Evaluation<D> {
             return Ok(());
         }
         let seeds = StepSeeds { update: Seed { seed: 0, step: 0 }, forward: None };
-        let mut feed = self.exchange.feed(Batches::Given(batches), valid as f32, StepScalars::NONE, seeds);
+        let mut feed =
+            self.exchange.feed(Batches::Given(batches), valid as f32, StepScalars::NONE, seeds);
         self.planned.step(&mut feed)?;
         let found = feed.found();
         if !found.loss.is_finite() {

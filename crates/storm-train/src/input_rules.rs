@@ -205,7 +205,7 @@ impl Reading {
 }
 
 /// Writes the rows of `ids` sorted by (id, row) into `order`, without allocating.
-fn sort_rows(ids: &[i32], order: &mut [i32]) {
+pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
     for (row, order) in order.iter_mut().enumerate() {
         *order = row as i32;
     }

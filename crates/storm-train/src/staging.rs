@@ -5,13 +5,13 @@
 //! slot for each micro-batch of a step, and they form a ring over steps: as soon as a micro-batch has been fetched,
 //! the one of the same number in the next step is read into its slot, while this step computes.
 
-use crate::input_rules::{InputRules, Reading};
+use crate::input_rules::{InputRules, Reading, sort_rows};
 use crate::{AnyBatch, BatchSource, MicroBatch, RunError, TrainError, TrainOptions};
 use serde_json::Value;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use storm_device::{DeviceError, Supply};
+use storm_device::{DeviceError, Supply, bytes_of};
 use storm_plan::{Fetch, Plan};
 
 /// The slots of a step, and the source that fills them if a run has given one.
@@ -24,6 +24,8 @@ pub(crate) struct Staging {
     slots: Vec<Mutex<Slot>>,
     /// How many micro-batches of the step have been fetched.
     fetched: AtomicUsize,
+    /// For orders that are made when they are fetched.
+    sorting: Mutex<Sorting>,
     reader: Mutex<Reader>,
 }
 
@@ -31,6 +33,14 @@ pub(crate) struct Staging {
 #[derive(Default)]
 struct Slot {
     data: Vec<Vec<u8>>,
+    /// Whether sorted orders are there; otherwise they are made when they are fetched.
+    is_sorted: bool,
+}
+
+/// Room for ids and their order.
+struct Sorting {
+    ids: Vec<i32>,
+    order: Vec<i32>,
 }
 
 struct Reader {
@@ -82,23 +92,31 @@ impl Staging {
         micro_batches: usize,
     ) -> Staging {
         let mut readings: Vec<Reading> = Vec::new();
-        let inputs = plan.inputs.iter().map(|input| {
-            let reading = rules.reading(&input.tensor.name)?;
+        let mut number = |reading: Reading| {
             let known = readings.iter().position(|known| *known == reading);
-            let number = known.unwrap_or_else(|| {
+            known.unwrap_or_else(|| {
                 readings.push(reading);
                 readings.len() - 1
-            });
-            Some((number, usize::from(input.micro_batch?)))
+            })
+        };
+        let inputs = plan.inputs.iter().map(|input| {
+            let reading = rules.reading(&input.tensor.name)?;
+            if let Reading::Order(name) = &reading {
+                // What it is an order of.
+                number(Reading::Entries(name.clone()));
+            }
+            Some((number(reading), usize::from(input.micro_batch?)))
         });
         let inputs = inputs.collect();
+        let count = rules.count_max();
         Staging {
+            sorting: Mutex::new(Sorting { ids: Vec::with_capacity(count), order: vec![0; count] }),
             readings,
             inputs,
             slots: (0..micro_batches).map(|_| Mutex::default()).collect(),
             fetched: AtomicUsize::new(0),
             reader: Mutex::new(Reader {
-                order: vec![0; rules.count_max()],
+                order: vec![0; count],
                 rules: rules.clone(),
                 options: options.clone(),
                 source: None,
@@ -115,12 +133,13 @@ impl Staging {
     }
 
     /// Puts the micro-batches of a step into the slots; they were checked. What was read ahead of a source goes back to it.
+    /// The step waits for this, so what a fetch can do itself is left to it.
     pub(crate) fn put(&self, batches: &[impl MicroBatch]) {
         let mut reader = self.reader();
         reader.rewind();
         reader.reads_ahead = false;
         for (slot, batch) in self.slots.iter().zip(batches) {
-            lock(slot).fill(&self.readings, batch, &mut reader.order);
+            lock(slot).fill(&self.readings, batch, None);
         }
         self.fetched.store(0, Ordering::SeqCst);
     }
@@ -211,7 +230,14 @@ impl Supply for Staging {
             let input = input as usize;
             let (reading, micro_batch) = self.inputs[input].ok_or(DeviceError::NoSupply)?;
             let slot = self.slots.get(first + micro_batch).ok_or(DeviceError::NoSupply)?;
-            put(input, lock(slot).data.get(reading).ok_or(DeviceError::NoSupply)?)?;
+            let slot = lock(slot);
+            match &self.readings[reading] {
+                order @ Reading::Order(_) if !slot.is_sorted => {
+                    let mut sorting = lock(&self.sorting);
+                    put(input, sorting.order_of(slot.ids(&self.readings, order)?))?;
+                }
+                _ => put(input, slot.data.get(reading).ok_or(DeviceError::NoSupply)?)?,
+            }
         }
         self.fetched.store(first + fetch.micro_batches, Ordering::SeqCst);
         Ok(())
@@ -237,7 +263,7 @@ impl Reader {
         source.next_batch(&mut self.batch)?;
         self.batch.check(&self.options)?;
         self.rules.check_entries(&self.batch)?;
-        slot.fill(readings, &self.batch, &mut self.order);
+        slot.fill(readings, &self.batch, Some(&mut self.order));
         self.rate.bytes += slot.data.iter().map(|data| data.len() as u64).sum::<u64>();
         self.filled += 1;
         self.counted += self.batch.counted();
@@ -264,14 +290,47 @@ impl Reader {
 }
 
 impl Slot {
-    /// Takes over a micro-batch that was checked, without allocating if it has had one before.
-    fn fill(&mut self, readings: &[Reading], batch: &impl MicroBatch, order: &mut [i32]) {
+    /// Takes over a micro-batch that was checked, without allocating if it has had one before. Sorted orders are made if
+    /// there is room for one.
+    fn fill(
+        &mut self,
+        readings: &[Reading],
+        batch: &impl MicroBatch,
+        mut order: Option<&mut [i32]>,
+    ) {
+        self.is_sorted = order.is_some();
         self.data.resize_with(readings.len(), Vec::new);
         for (data, reading) in self.data.iter_mut().zip(readings) {
-            let bytes = reading.entries(batch, order).bytes();
+            let bytes = match (reading, &mut order) {
+                (Reading::Order(_), None) => continue,
+                (reading, Some(order)) => reading.entries(batch, order).bytes(),
+                (reading, None) => reading.entries(batch, &mut []).bytes(),
+            };
             data.clear();
             data.extend_from_slice(bytes);
         }
+    }
+
+    /// The bytes of the ids that an order is of.
+    fn ids(&self, readings: &[Reading], order: &Reading) -> Result<&[u8], DeviceError> {
+        let is_of = |known: &Reading| match (known, order) {
+            (Reading::Entries(known), Reading::Order(name)) => known == name,
+            _ => false,
+        };
+        let found = readings.iter().position(is_of).and_then(|number| self.data.get(number));
+        found.map(Vec::as_slice).ok_or(DeviceError::NoSupply)
+    }
+}
+
+impl Sorting {
+    /// The order of ids, as bytes.
+    fn order_of(&mut self, ids: &[u8]) -> &[u8] {
+        self.ids.clear();
+        let words = ids.as_chunks::<{ size_of::<i32>() }>().0.iter();
+        self.ids.extend(words.map(|word| i32::from_ne_bytes(*word)));
+        let order = &mut self.order[..self.ids.len()];
+        sort_rows(&self.ids, order);
+        bytes_of(order)
     }
 }
 

@@ -300,7 +300,9 @@ impl<'a> Walk<'a> {
             Some((micro_batches, fetch)) if micro_batches == read.micro_batches => {
                 match fetch.is_before(clock) {
                     true => Ok(()),
-                    false => Err(CheckError::UnorderedReadAhead { reader, fetch: self.actor(fetch) }),
+                    false => {
+                        Err(CheckError::UnorderedReadAhead { reader, fetch: self.actor(fetch) })
+                    }
                 }
             }
             found => Err(CheckError::ReadAheadOf {

@@ -368,8 +368,7 @@ impl<'a> Emit<'a> {
 
     /// Takes data, at the start of the segment.
     pub(super) fn take_data(&mut self, fetch: Fetch, read: ReadAhead) {
-        for (work, mark) in
-            [(Work::Fetch(fetch), Mark::Fetch), (Work::ReadAhead(read), Mark::None)]
+        for (work, mark) in [(Work::Fetch(fetch), Mark::Fetch), (Work::ReadAhead(read), Mark::None)]
         {
             self.copies.push((0, Instruction { work, waits: Vec::new() }, mark));
         }

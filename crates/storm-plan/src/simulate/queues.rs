@@ -184,7 +184,8 @@ impl<'a> Queues<'a> {
     /// the queue that finishes last.
     pub(super) fn drain(&mut self) -> f64 {
         let (kernels_end, all_end) = (self.compute_end(), self.end());
-        let copies = self.plan.queues().filter(|&queue| queue != Queue::COMPUTE);
+        let is_data = |queue| self.plan.links.is_data(queue);
+        let copies = self.plan.queues().filter(|&queue| queue != Queue::COMPUTE && !is_data(queue));
         let last = copies.max_by(|&a, &b| self.now.free[a].total_cmp(&self.now.free[b]));
         for (index, instruction) in self.plan.instructions.iter().enumerate() {
             let end = self.now.ends[index];

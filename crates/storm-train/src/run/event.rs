@@ -68,6 +68,15 @@ pub enum Event<'a> {
         /// What it took.
         seconds: f64,
     },
+    /// Steps wait for data: it is read more slowly than the device computes. Told once.
+    DataLimited {
+        /// After which step.
+        step: u64,
+        /// Share of the time of the last steps that they waited.
+        wait_share: f64,
+        /// How fast data is read, as the inputs of the model.
+        bytes_per_second: f64,
+    },
     /// Device memory is not as planned. If that is critical, a checkpoint follows.
     MemoryAlarm {
         /// After which step.

@@ -4,6 +4,7 @@
 //! step depends on the step's number and on what was saved alone, so that a run which was stopped and
 //! goes on is the run that never stopped.
 
+mod data_watch;
 mod error;
 mod evaluate;
 mod event;
@@ -18,11 +19,13 @@ pub use event::{Event, Observed, Observer, StepEvent, StopReason};
 pub use source::BatchSource;
 pub use stop::Stop;
 
+use crate::staging::Rate;
 use crate::trainer::{NextStep, SourceStep};
 use crate::{
-    AnyBatch, Best, Checkpoints, Disk, Guard, Progress, Retention, Saver, Schedule,
-    Storage, Trainer, TrainingState, Verified,
+    AnyBatch, Best, Checkpoints, Disk, Guard, Progress, Retention, Saver, Schedule, Storage,
+    Trainer, TrainingState, Verified,
 };
+use data_watch::DataWatch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -68,6 +71,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     pause: save::Pause,
     guard: Option<Guard>,
     on_alarm: OnAlarm,
+    data_watch: DataWatch,
 }
 
 /// What a run does once it was saved because device memory got short.
@@ -129,6 +133,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             pause: save::Pause::default(),
             guard: None,
             on_alarm: OnAlarm::GoOn,
+            data_watch: DataWatch::default(),
         })
     }
 
@@ -276,6 +281,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             data_wait_seconds: wait_seconds,
         };
         observer.step(&event, &mut self.trainer)?;
+        if let Some(wait_share) = self.data_watch.add(event.seconds, wait_seconds) {
+            let Rate { bytes, seconds } = self.trainer.read_rate();
+            let bytes_per_second = bytes as f64 / seconds.max(f64::MIN_POSITIVE);
+            observer.event(&Event::DataLimited { step, wait_share, bytes_per_second })?;
+        }
         Ok(report.loss)
     }
 

@@ -59,7 +59,8 @@ impl Reader {
         };
         let shared = Arc::new(Shared { state: Mutex::new(state), news: Condvar::new() });
         let theirs = Arc::clone(&shared);
-        let thread = std::thread::Builder::new().name("data".to_owned()).spawn(move || theirs.run());
+        let thread =
+            std::thread::Builder::new().name("data".to_owned()).spawn(move || theirs.run());
         let thread = thread.map_err(|error| DeviceError::Thread { reason: error.to_string() })?;
         Ok(Reader { shared, thread: Some(thread) })
     }

@@ -160,7 +160,8 @@ impl Timeline {
             }
         }
         for run in self.by_host.iter().chain(read) {
-            let since = |time: Instant| time.saturating_duration_since(self.origin).as_nanos() as u64;
+            let since =
+                |time: Instant| time.saturating_duration_since(self.origin).as_nanos() as u64;
             let (start_ns, end_ns) = (since(run.start), since(run.end));
             let (instruction, waited_for) = (run.instruction, WaitedFor::Nothing);
             spans.push(Span { instruction, waited_for, ready_ns: start_ns, start_ns, end_ns });

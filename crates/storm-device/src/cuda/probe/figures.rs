@@ -134,6 +134,7 @@ fn moved_bytes(case: &Case) -> f64 {
         links: Vec::new(),
         kernel_seconds: 0.0,
         launch_seconds: 0.0,
+        data_bandwidth: None,
         pinned_seconds_per_gib: 0.0,
         gemm: Vec::new(),
         attention: Vec::new(),
