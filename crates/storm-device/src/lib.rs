@@ -29,4 +29,4 @@ pub use plan_device::PlanDevice;
 pub use refused::MemoryRefused;
 pub use scalar::{Scalar, bytes_of, bytes_of_mut};
 pub use spans::{Span, Trace, WaitedFor};
-pub use supply::Supply;
+pub use supply::{PutInput, Supply};

@@ -3,6 +3,9 @@ use crate::placed::check_size;
 use std::sync::Arc;
 use storm_plan::{Fetch, Place, Plan};
 
+/// Takes the bytes of an input, given by its position in the plan's inputs.
+pub type PutInput<'a> = dyn FnMut(usize, &[u8]) -> Result<(), DeviceError> + 'a;
+
 /// Where a plan's data comes from. A device calls it from the threads of two queues: one fetches what was
 /// read before, one reads ahead.
 ///
@@ -14,11 +17,7 @@ pub trait Supply: Send + Sync {
     ///
     /// # Errors
     /// There is no such data, or `put` refuses it.
-    fn fetch(
-        &self,
-        fetch: &Fetch,
-        put: &mut dyn FnMut(usize, &[u8]) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError>;
+    fn fetch(&self, fetch: &Fetch, put: &mut PutInput<'_>) -> Result<(), DeviceError>;
 
     /// Reads this many micro-batches of the next step. A source that fails does not fail the plan: whoever
     /// starts the next step is told.

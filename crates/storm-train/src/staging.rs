@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
-use storm_device::{DeviceError, Supply, bytes_of};
+use storm_device::{DeviceError, PutInput, Supply, bytes_of};
 use storm_plan::{Fetch, Plan};
 
 /// The slots of a step, and the source that fills them if a run has given one.
@@ -220,11 +220,7 @@ impl Staging {
 }
 
 impl Supply for Staging {
-    fn fetch(
-        &self,
-        fetch: &Fetch,
-        put: &mut dyn FnMut(usize, &[u8]) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
+    fn fetch(&self, fetch: &Fetch, put: &mut PutInput<'_>) -> Result<(), DeviceError> {
         let first = self.fetched.load(Ordering::SeqCst);
         for &input in &fetch.inputs {
             let input = input as usize;

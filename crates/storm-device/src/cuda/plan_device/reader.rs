@@ -164,6 +164,7 @@ impl fmt::Debug for Reader {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PutInput;
     use storm_plan::Fetch;
 
     /// Counts what is read, and panics at a read of nothing.
@@ -171,11 +172,7 @@ mod tests {
     struct Counted(Mutex<Vec<usize>>);
 
     impl Supply for Counted {
-        fn fetch(
-            &self,
-            _: &Fetch,
-            _: &mut dyn FnMut(usize, &[u8]) -> Result<(), DeviceError>,
-        ) -> Result<(), DeviceError> {
+        fn fetch(&self, _: &Fetch, _: &mut PutInput<'_>) -> Result<(), DeviceError> {
             Ok(())
         }
 
