@@ -11,19 +11,23 @@ const THREADS_SHARE: u64 = 4;
 
 /// A token is in up to four columns of a batch: itself, its target, its position and its sample. A picture has as many
 /// numbers beside its bytes: its class, its number and its epoch.
-const ROW_BYTES: u64 = 4 * size_of::<i32>() as u64;
+const COLUMNS: u64 = 4;
 
-/// What a token or a picture takes in a batch.
+/// The data of a step is there as a plan fetches it, with a row in the order of its token, and evaluations have batches
+/// besides.
+const ROW_BYTES: u64 = (COLUMNS + 1 + COLUMNS) * size_of::<i32>() as u64;
+
+/// What a token or a picture of a step takes.
 pub(crate) fn of_unit(model: &AnyModel) -> u64 {
     let pixels = model.image().map_or(0, |config| {
         let [height, width] = config.image_size;
         (height * width * config.channels) as u64
     });
-    ROW_BYTES + pixels
+    ROW_BYTES + 2 * pixels
 }
 
-/// What a batch takes beside its tokens.
-const BATCH_BYTES: u64 = 256;
+/// What a batch takes beside its tokens, fetched and evaluated.
+const BATCH_BYTES: u64 = 512;
 
 /// How many threads the CPU device gets: as many as asked for, or the cores, if the memory is enough for them.
 pub(crate) fn threads(asked: Option<usize>, ram_bytes: u64) -> Result<usize> {
@@ -112,11 +116,11 @@ mod tests {
     #[test]
     fn tokens_of_a_step_are_counted() {
         let options = TrainOptions::new(3, 100, Precision::F32);
-        assert_eq!(of_step(StepSize::MicroBatches(2), &options, ROW_BYTES), 600 * 16 + 2 * 256);
-        assert_eq!(of_step(StepSize::Tokens(600), &options, ROW_BYTES), 600 * 16 + 6 * 256);
+        assert_eq!(of_step(StepSize::MicroBatches(2), &options, ROW_BYTES), 600 * 36 + 2 * 512);
+        assert_eq!(of_step(StepSize::Tokens(600), &options, ROW_BYTES), 600 * 36 + 6 * 512);
         // A million micro-batches of a few tokens.
         let few = TrainOptions::new(1, 16, Precision::F32);
-        assert_eq!(of_step(StepSize::MicroBatches(1_000_000), &few, ROW_BYTES), 512_000_000);
+        assert_eq!(of_step(StepSize::MicroBatches(1_000_000), &few, ROW_BYTES), 1_088_000_000);
         assert_eq!(of_step(StepSize::MicroBatches(usize::MAX), &options, ROW_BYTES), u64::MAX);
         check_step(100, 100).expect("it fits");
         let error = check_step(101, 100).expect_err("too large").to_string();

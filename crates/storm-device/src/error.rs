@@ -103,6 +103,11 @@ pub enum DeviceError {
         /// The plan's next segment.
         expected: &'static str,
     },
+    /// A plan that fetches data was given no source of it.
+    #[error(
+        "the plan fetches data, and the device was given no source: set one before the first step"
+    )]
+    NoSupply,
     /// Host data of the wrong size.
     #[error("{given_bytes} bytes do not fit `{tensor}`, which has {tensor_bytes}")]
     WrongSize {

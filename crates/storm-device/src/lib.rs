@@ -18,6 +18,7 @@ mod refused;
 mod scalar;
 mod sequence;
 mod spans;
+mod supply;
 mod tickets;
 
 pub use device::Device;
@@ -28,3 +29,4 @@ pub use plan_device::PlanDevice;
 pub use refused::MemoryRefused;
 pub use scalar::{Scalar, bytes_of, bytes_of_mut};
 pub use spans::{Span, Trace, WaitedFor};
+pub use supply::{PutInput, Supply};

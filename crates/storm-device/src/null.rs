@@ -3,13 +3,15 @@
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Span, Trace, WaitedFor};
-use crate::{DeviceError, PlanDevice};
+use crate::supply::Supplied;
+use crate::{DeviceError, PlanDevice, Supply};
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{
     CheckedPlan, HardwareProfile, InstructionId, PerQueue, PerTier, Place, Plan, SegmentId, Tier,
-    instruction_seconds,
+    Work, instruction_seconds,
 };
 
 /// How long things take on a [`NullDevice`].
@@ -36,7 +38,6 @@ impl NullOptions {
 
 /// Runs a plan without doing its work: every instruction takes its given time, writes are
 /// discarded, and reads return zeros.
-#[derive(Debug)]
 pub struct NullDevice {
     plan: Arc<CheckedPlan>,
     sequence: Sequence,
@@ -50,10 +51,12 @@ pub struct NullDevice {
     free_ns: PerQueue<u64>,
     /// The host's time, waits included.
     host_ns: u64,
+    supply: Supplied,
 }
 
 impl NullDevice {
-    fn give(&mut self, id: InstructionId) {
+    fn give(&mut self, id: InstructionId) -> Result<(), DeviceError> {
+        self.take_data(id)?;
         self.host_ns += self.issue_ns;
         let instruction = self.plan.instruction(id);
         let queue = self.plan.queue(id);
@@ -74,6 +77,27 @@ impl NullDevice {
             let start_ns = ready_ns;
             recorder
                 .record(queue, Span { instruction: id, waited_for, ready_ns, start_ns, end_ns });
+        }
+        Ok(())
+    }
+
+    /// Data is taken from its source, so that a run goes on as on any device, and dropped.
+    fn take_data(&self, id: InstructionId) -> Result<(), DeviceError> {
+        match &self.plan.instruction(id).work {
+            Work::Compute(_) | Work::Copy(_) => Ok(()),
+            Work::Fetch(fetch) => {
+                let supply = self.supply.as_ref().ok_or(DeviceError::NoSupply)?;
+                let inputs = &self.plan.inputs;
+                supply.fetch(fetch, &mut |index, bytes| {
+                    check_size(&inputs[index].tensor, bytes.len())
+                })
+            }
+            Work::ReadAhead(read) => {
+                if let Some(supply) = &self.supply {
+                    supply.read_ahead(read.micro_batches);
+                }
+                Ok(())
+            }
         }
     }
 
@@ -109,6 +133,7 @@ impl PlanDevice for NullDevice {
             ends_ns: vec![0; plan.instructions.len()],
             free_ns: PerQueue::default(),
             host_ns: 0,
+            supply: None,
             issue_ns: nanoseconds(options.issue_seconds),
             recorder: options.trace.then(|| Recorder::new(&plan)),
             sequence: Sequence::new(&plan),
@@ -120,6 +145,18 @@ impl PlanDevice for NullDevice {
         &self.plan
     }
 
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
+        self.supply = Some(supply);
+        Ok(())
+    }
+
+    fn wait_for_data(&mut self) -> Result<(), DeviceError> {
+        if let Some(data) = self.plan.links.data_queue() {
+            self.host_ns = self.host_ns.max(self.free_ns[data]);
+        }
+        Ok(())
+    }
+
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
         if self.sequence.advance(&self.plan, segment)? == Turn::Begins {
             self.synchronize()?;
@@ -129,7 +166,7 @@ impl PlanDevice for NullDevice {
         }
         self.host_ns = self.end_of(self.sequence.host_copies(segment));
         for index in self.plan.segment(segment).instructions.clone() {
-            self.give(InstructionId(index as u32));
+            self.give(InstructionId(index as u32))?;
         }
         Ok(())
     }
@@ -137,6 +174,7 @@ impl PlanDevice for NullDevice {
     fn write_input(&mut self, input: usize, bytes: &[u8]) -> Result<(), DeviceError> {
         check_size(&self.plan.inputs[input].tensor, bytes.len())?;
         self.host_ns = self.end_of(&self.plan.inputs[input].copies);
+        self.host_ns = self.end_of(&self.plan.inputs[input].fetches);
         Ok(())
     }
 
@@ -199,4 +237,10 @@ impl PlanDevice for NullDevice {
 
 fn nanoseconds(seconds: f64) -> u64 {
     (seconds * 1e9).round() as u64
+}
+
+impl fmt::Debug for NullDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NullDevice").field("host_ns", &self.host_ns).finish_non_exhaustive()
+    }
 }

@@ -88,13 +88,15 @@ pub(crate) fn node_of<'a>(
     (graph, node, place)
 }
 
-/// What an instruction computes or copies; the first tensor if there are several.
+/// What an instruction computes, copies or fetches; the first tensor if there are several.
 pub(crate) fn tensor_name(plan: &Plan, work: &Work) -> String {
-    let values = match work {
-        Work::Compute(compute) => &compute.writes,
-        Work::Copy(copy) => &copy.values,
+    let first = match work {
+        Work::Compute(compute) => compute.writes.first().map(|operand| operand.value),
+        Work::Copy(copy) => copy.values.first().map(|operand| operand.value),
+        Work::Fetch(fetch) => plan.fetched(fetch).next().map(|input| input.value),
+        Work::ReadAhead(_) => return "data of the next step".to_owned(),
     };
-    values.first().map_or(String::new(), |operand| plan.value(operand.value).name.clone())
+    first.map_or(String::new(), |value| plan.value(value).name.clone())
 }
 
 /// Host data must fill a tensor exactly.

@@ -1,4 +1,4 @@
-use crate::{DeviceError, HostBuffer, Trace};
+use crate::{DeviceError, HostBuffer, Supply, Trace};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use storm_graph::{Graph, Node, TensorId};
@@ -16,8 +16,9 @@ use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 /// ordered by queues and waits never access the same bytes in conflict. A device must do its part. It
 /// refuses a segment out of order. It starts a step or a flush on empty queues. It resolves a wait to the
 /// latest issue of the awaited instruction before the waiting one. It issues a segment only after earlier
-/// copies of the inputs and results that the segment copies are done. It lets the host write an input only
-/// after the copies that read it are done, and read or write any other memory only on empty queues.
+/// copies of the inputs that the host writes and of the results that the segment copies are done. It lets the
+/// host write an input only after the copies that read it and the fetches that write it are done, and read or
+/// write any other memory only on empty queues.
 ///
 /// # Errors
 /// When an instruction fails, every queue stops before its next instruction. The call in which the host
@@ -39,6 +40,18 @@ pub trait PlanDevice: Sized {
     /// What it runs.
     fn plan(&self) -> &Arc<CheckedPlan>;
 
+    /// Takes data from there in later steps. A plan that fetches nothing does not need it.
+    ///
+    /// # Errors
+    /// Something issued has failed.
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError>;
+
+    /// Waits until the data of the next step has been read.
+    ///
+    /// # Errors
+    /// Of anything that was issued.
+    fn wait_for_data(&mut self) -> Result<(), DeviceError>;
+
     /// Issues the instructions of a segment to their queues, in order. Waits while a queue is full; waits
     /// for empty queues before the first segment of a step and before a flush; and waits for earlier
     /// copies of the inputs and results that the segment copies too, unless the host has already done so
@@ -48,7 +61,8 @@ pub trait PlanDevice: Sized {
     /// The plan has a different segment next, or something issued has failed.
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError>;
 
-    /// Sets an input, given by its index in the plan's inputs, once the copies that read it are done.
+    /// Sets an input, given by its index in the plan's inputs, once the copies that read it and the fetches
+    /// that write it are done.
     ///
     /// # Errors
     /// The number of bytes is wrong, or something issued has failed.

@@ -9,8 +9,8 @@ pub(crate) struct Sequence {
     run: usize,
     /// How often its segment has been issued.
     times: usize,
-    /// By segment: the copies of the inputs that the host writes before it, and of the results that
-    /// the host reads before they are overwritten.
+    /// By segment: the copies of the inputs that the host writes before it, with their fetches, and the copies
+    /// of the results that the host reads before they are overwritten.
     host_copies: Vec<Vec<InstructionId>>,
 }
 
@@ -25,14 +25,18 @@ pub(crate) enum Turn {
 
 impl Sequence {
     pub(crate) fn new(plan: &Plan) -> Sequence {
-        let inputs = plan.inputs.iter().filter(|input| input.micro_batch.is_some());
-        let inputs = inputs.map(|input| &input.copies);
-        let all: Vec<_> = inputs.chain(plan.results.iter().map(|result| &result.copies)).collect();
         let copies_of = |segment: &Segment| {
             let here = |id: &InstructionId| segment.instructions.contains(&id.index());
-            // All copies of everything the segment copies, including those in other segments.
-            let touched = all.iter().filter(|copies| copies.iter().any(here));
-            touched.flat_map(|copies| copies.iter().copied()).collect()
+            // What a fetch of the segment writes, the host does not.
+            let inputs = plan.inputs.iter().filter(|input| {
+                input.micro_batch.is_some()
+                    && input.copies.iter().any(here)
+                    && !input.fetches.iter().any(here)
+            });
+            let results = plan.results.iter().filter(|result| result.copies.iter().any(here));
+            // All of them, including those in other segments.
+            let inputs = inputs.flat_map(|input| input.copies.iter().chain(&input.fetches));
+            inputs.chain(results.flat_map(|result| &result.copies)).copied().collect()
         };
         let host_copies = plan.segments.iter().map(copies_of).collect();
         Sequence { run: 0, times: 0, host_copies }

@@ -106,6 +106,7 @@ fn touched(plan: &Plan, id: InstructionId) -> Vec<(Tier, Range<usize>, bool)> {
     let at = |Place { tier, offset }: Place, writes| (tier, offset..offset + SLOT, writes);
     match &plan.instruction(id).work {
         Work::Copy(copy) => vec![at(copy.from, false), at(copy.to, true)],
+        Work::Fetch(_) | Work::ReadAhead(_) => unreachable!("it takes no data"),
         Work::Compute(compute) => {
             let here = |operand: &Operand| Place { tier: Compute::TIER, offset: operand.offset };
             let reads = compute.reads.iter().map(|operand| at(here(operand), false));
@@ -134,6 +135,7 @@ fn plan() -> Plan {
         micro_batch: Some(0),
         place: place(Tier::HOST, X),
         copies: vec![bring_x],
+        fetches: Vec::new(),
     };
     builder.plan.inputs.push(input);
     for layer in 0..LAYERS {

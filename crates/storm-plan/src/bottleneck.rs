@@ -11,6 +11,8 @@ pub enum Bottleneck {
     Bus,
     /// The card waits for the host to issue work.
     Launches,
+    /// The card waits for the data of the next step.
+    Data,
 }
 
 /// A compute queue busy for less than this share waits for something worth naming.
@@ -29,6 +31,9 @@ impl Bottleneck {
             };
         }
         let stalls = &simulation.stalls;
+        if stalls.data_seconds > stalls.total_seconds() / 2.0 {
+            return Bottleneck::Data;
+        }
         match stalls.launch_seconds > stalls.total_seconds() / 2.0 {
             true => Bottleneck::Launches,
             false => Bottleneck::Bus,
@@ -42,6 +47,7 @@ impl Bottleneck {
             Bottleneck::Memory => "memory",
             Bottleneck::Bus => "pcie",
             Bottleneck::Launches => "launches",
+            Bottleneck::Data => "data",
         }
     }
 }

@@ -36,8 +36,8 @@ pub use holdings::{Holding, TensorKind};
 pub use lower::Lowering;
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
 pub use plan::{
-    Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Operands, Place,
-    Plan, PlanResult, Region, Run, Segment, SegmentId, Value, ValueId, Work,
+    Compute, Copy, Fetch, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Operands,
+    Place, Plan, PlanResult, ReadAhead, Region, Run, Segment, SegmentId, Value, ValueId, Work,
 };
 pub use profile::{
     AttentionPoint, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile, LinkProfile, LinkRates,

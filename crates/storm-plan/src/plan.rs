@@ -121,6 +121,27 @@ impl Copy {
     }
 }
 
+/// Fills the host's slots of a group's inputs with the data of the step's next micro-batches. What it
+/// takes was read in the step before, so it never waits for a disk.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Fetch {
+    /// Positions in [`Plan::inputs`], each of a micro-batch of the group. They say where it writes.
+    pub inputs: Vec<u32>,
+    /// How many micro-batches of the step it takes.
+    pub micro_batches: usize,
+}
+
+/// Reads ahead from the data source: the micro-batches of the next step that have the numbers of those
+/// that a [`Fetch`] took, into the memory that it left. That memory belongs to the source and has no
+/// address in a plan.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ReadAhead {
+    /// How many micro-batches.
+    pub micro_batches: usize,
+    /// What that comes to in the slots of the inputs.
+    pub bytes: usize,
+}
+
 /// What an instruction does.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub enum Work {
@@ -128,6 +149,10 @@ pub enum Work {
     Compute(Compute),
     /// A copy between tiers.
     Copy(Copy),
+    /// Data of this step into the slots of inputs.
+    Fetch(Fetch),
+    /// Data of the next step from its source.
+    ReadAhead(ReadAhead),
 }
 
 /// One entry of a queue.
@@ -180,7 +205,7 @@ pub struct Lasting {
     pub places: Vec<Place>,
 }
 
-/// Something that the host writes before a segment or a step.
+/// Something that the host writes before a segment or a step, or that a [`Fetch`] of the segment writes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Input {
     /// `tokens`, `denominator`.
@@ -194,6 +219,9 @@ pub struct Input {
     pub place: Place,
     /// The copies that read it. The host writes it only when all issued ones are done.
     pub copies: Vec<InstructionId>,
+    /// The fetches that write it. In their segments the host does not; elsewhere it writes only when all
+    /// issued ones are done.
+    pub fetches: Vec<InstructionId>,
 }
 
 /// Something that the host reads after a segment or a step.
@@ -257,7 +285,7 @@ pub struct Plan {
     pub results: Vec<PlanResult>,
     /// Size of the memory that it takes.
     pub bytes: PerTier<usize>,
-    /// The links that copies use. Each has a queue.
+    /// The links that copies use, and whether there is a data source. Each has a queue.
     pub links: Links,
     /// Named ranges of memory.
     pub regions: Vec<Region>,
@@ -290,7 +318,7 @@ impl Plan {
     /// Where an instruction runs.
     ///
     /// # Panics
-    /// If it is a copy over a link that the plan does not have.
+    /// If it is a copy over a link that the plan does not have, or takes data and the plan has no source.
     pub fn queue(&self, id: InstructionId) -> Queue {
         match &self.instructions[id.index()].work {
             Work::Compute(_) => Queue::COMPUTE,
@@ -298,6 +326,8 @@ impl Plan {
                 let link = copy.link();
                 self.links.queue(link).unwrap_or_else(|| panic!("no link from {link}"))
             }
+            Work::Fetch(_) => self.links.staging_queue().expect("a plan with data"),
+            Work::ReadAhead(_) => self.links.data_queue().expect("a plan with data"),
         }
     }
 
@@ -312,7 +342,12 @@ impl Plan {
         &self.segments[id.0 as usize]
     }
 
-    /// For display: the node and its layer, or what is copied.
+    /// The inputs that a fetch writes.
+    pub fn fetched<'a>(&'a self, fetch: &'a Fetch) -> impl Iterator<Item = &'a Input> {
+        fetch.inputs.iter().map(|&index| &self.inputs[index as usize])
+    }
+
+    /// For display: the node and its layer, what is copied, or how much data is taken.
     pub fn describe(&self, id: InstructionId) -> String {
         match &self.instruction(id).work {
             Work::Compute(compute) => {
@@ -325,6 +360,14 @@ impl Plan {
                 let more = if copy.values.len() > names.len() { ", …" } else { "" };
                 format!("copy of `{}`{more} to the {}", names.join("`, `"), copy.to.tier)
             }
+            Work::Fetch(fetch) => format!("fetch of {}", micro_batches(fetch.micro_batches)),
+            Work::ReadAhead(read) => {
+                format!("read of {} of the next step", micro_batches(read.micro_batches))
+            }
         }
     }
+}
+
+fn micro_batches(count: usize) -> String {
+    format!("{count} micro-batch{}", if count == 1 { "" } else { "es" })
 }

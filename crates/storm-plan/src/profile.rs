@@ -43,6 +43,9 @@ pub struct HardwareProfile {
     pub memory_bandwidth: f64,
     /// Which tiers copies can go between, and how fast. Host and device are always linked.
     pub links: Vec<LinkProfile>,
+    /// Bytes per second that the data of a run is read and decoded at. Not known before a run has read some of
+    /// it: then reading takes no time.
+    pub data_bandwidth: Option<f64>,
     /// The least time from a kernel's start to the start of the next.
     pub kernel_seconds: f64,
     /// What issuing one instruction costs the host.
@@ -203,6 +206,11 @@ impl HardwareProfile {
     pub fn copy_seconds(&self, bytes: usize, link: Link) -> f64 {
         let LinkRates { bandwidth, latency_seconds, .. } = self.link(link);
         latency_seconds + bytes as f64 / bandwidth
+    }
+
+    /// Time of reading data from its source.
+    pub fn read_seconds(&self, bytes: usize) -> f64 {
+        self.data_bandwidth.map_or(0.0, |bandwidth| bytes as f64 / bandwidth)
     }
 
     /// Time of an op, given its operands and outputs.

@@ -1,4 +1,4 @@
-//! What runs concurrently: kernels, and copies over the links between tiers.
+//! What runs concurrently: kernels, copies over the links between tiers, and the supply of data.
 
 use crate::per::per;
 use crate::tier::Tier;
@@ -34,8 +34,8 @@ impl fmt::Display for Link {
     }
 }
 
-/// An ordered list of work that runs concurrently with other queues: one for kernels, and one for
-/// copies over each of a plan's [`Links`].
+/// An ordered list of work that runs concurrently with other queues: one for kernels, one for copies
+/// over each of a plan's [`Links`], and two for data if the plan fetches any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Queue(u8);
 
@@ -47,7 +47,7 @@ impl Queue {
     /// Copies over [`Link::DEVICE_TO_HOST`], which every plan has.
     pub const DEVICE_TO_HOST: Queue = Queue(2);
     /// How many a plan may have.
-    pub const COUNT_MAX: usize = 1 + Links::COUNT_MAX;
+    pub const COUNT_MAX: usize = 1 + Links::COUNT_MAX + 2;
 
     /// As a position.
     pub const fn index(self) -> usize {
@@ -65,9 +65,13 @@ per! {
 }
 
 /// The links of a plan, in the order of their queues: each between two different tiers, no two alike.
-/// Host and device are always linked.
+/// Host and device are always linked. A plan may also be linked to a data source, which is no tier: its
+/// contents have no addresses, and only [`Fetch`](crate::Fetch) brings them into one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Links(Vec<Link>);
+pub struct Links {
+    between: Vec<Link>,
+    data: bool,
+}
 
 impl Links {
     /// The maximum: all between three tiers.
@@ -82,16 +86,23 @@ impl Links {
         let link = Link { from: far, to: near };
         assert!(near != far, "a link has two ends: {link}");
         for link in [link, link.reversed()] {
-            assert!(!self.0.contains(&link), "there is a link from {link} already");
-            self.0.push(link);
+            assert!(!self.between.contains(&link), "there is a link from {link} already");
+            self.between.push(link);
         }
-        assert!(self.0.len() <= Links::COUNT_MAX, "too many links: {}", self.0.len());
+        let count = self.between.len();
+        assert!(count <= Links::COUNT_MAX, "too many links: {count}");
         self
+    }
+
+    /// With a data source.
+    #[must_use]
+    pub fn and_data(self) -> Links {
+        Links { data: true, ..self }
     }
 
     /// All of them.
     pub fn iter(&self) -> impl Iterator<Item = Link> {
-        self.0.iter().copied()
+        self.between.iter().copied()
     }
 
     /// Whether copies can reach or leave the tier.
@@ -99,31 +110,51 @@ impl Links {
         self.iter().any(|link| link.from == tier || link.to == tier)
     }
 
-    /// The queue of kernels, then those of the links.
+    /// The queue of kernels, then those of the links, then those of data.
     pub fn queues(&self) -> impl ExactSizeIterator<Item = Queue> + use<> {
-        (0..1 + self.0.len()).map(Queue::at)
+        (0..1 + self.between.len() + 2 * usize::from(self.data)).map(Queue::at)
+    }
+
+    /// The queue that reads ahead from the data source, if there is one.
+    pub fn data_queue(&self) -> Option<Queue> {
+        self.data.then(|| Queue::at(1 + self.between.len()))
+    }
+
+    /// The queue that fills the pinned slots of inputs with what was read, if there is a data source.
+    pub fn staging_queue(&self) -> Option<Queue> {
+        self.data.then(|| Queue::at(2 + self.between.len()))
+    }
+
+    /// Whether a queue takes data instead of computing or copying: the host's threads run it.
+    pub fn is_data(&self, queue: Queue) -> bool {
+        [self.data_queue(), self.staging_queue()].contains(&Some(queue))
     }
 
     /// The queue of a link; none if there is no such link.
     pub fn queue(&self, link: Link) -> Option<Queue> {
-        self.0.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
+        self.between.iter().position(|&known| known == link).map(|index| Queue::at(1 + index))
     }
 
-    /// The link of a queue; none for the queue of kernels.
+    /// The link of a queue; none for the queues of kernels and data.
     pub fn link(&self, queue: Queue) -> Option<Link> {
-        queue.index().checked_sub(1).and_then(|index| self.0.get(index)).copied()
+        queue.index().checked_sub(1).and_then(|index| self.between.get(index)).copied()
     }
 
-    /// For display: `compute`, `host to device`.
+    /// For display: `compute`, `host to device`, `data`.
     pub fn queue_name(&self, queue: Queue) -> String {
-        self.link(queue).map_or_else(|| "compute".to_owned(), |link| link.to_string())
+        match self.link(queue) {
+            Some(link) => link.to_string(),
+            None if self.data_queue() == Some(queue) => "data".to_owned(),
+            None if self.staging_queue() == Some(queue) => "staging".to_owned(),
+            None => "compute".to_owned(),
+        }
     }
 }
 
 /// Between host and device.
 impl Default for Links {
     fn default() -> Links {
-        Links(vec![Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST])
+        Links { between: vec![Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST], data: false }
     }
 }
 
@@ -153,6 +184,19 @@ mod tests {
         let links =
             Links::default().and_between(Tier::HOST, third).and_between(Tier::DEVICE, third);
         assert_eq!(links.iter().count(), Links::COUNT_MAX);
-        assert_eq!(links.queues().len(), Queue::COUNT_MAX);
+        assert_eq!(links.clone().and_data().queues().len(), Queue::COUNT_MAX);
+        assert_eq!((links.data_queue(), links.staging_queue()), (None, None));
+    }
+
+    #[test]
+    fn data_has_two_queues_behind_the_links() {
+        let links = Links::default().and_data();
+        let names: Vec<String> = links.queues().map(|queue| links.queue_name(queue)).collect();
+        assert_eq!(names, ["compute", "host to device", "device to host", "data", "staging"]);
+        let found = [links.data_queue(), links.staging_queue()].map(|queue| queue.unwrap());
+        assert_eq!(found.map(Queue::index), [3, 4]);
+        assert_eq!(found.map(|queue| links.link(queue)), [None, None]);
+        assert!(links.is_data(found[0]) && links.is_data(found[1]));
+        assert!(!links.is_data(Queue::COMPUTE) && !Links::default().is_data(found[0]));
     }
 }

@@ -60,13 +60,15 @@ pub struct Stalls {
     pub launch_seconds: f64,
     /// At the end of the step, for the last copies.
     pub drain_seconds: f64,
+    /// After that, for the data of the next step, without which it cannot begin.
+    pub data_seconds: f64,
 }
 
 impl Stalls {
     /// All of it.
     pub fn total_seconds(&self) -> f64 {
         let copies: f64 = self.copy_seconds.iter().map(|(_, seconds)| seconds).sum();
-        copies + self.launch_seconds + self.drain_seconds
+        copies + self.launch_seconds + self.drain_seconds + self.data_seconds
     }
 }
 
@@ -166,9 +168,10 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
         segments.push(SegmentTime { segment, times, seconds: queues.compute_end() - before });
     }
     let waited = *queues.waited();
-    let drain_seconds = queues.drain();
+    let data_seconds = queues.data_seconds();
+    let drain_seconds = queues.drain() - data_seconds;
     if let Some(last) = segments.last_mut() {
-        last.seconds += drain_seconds;
+        last.seconds += drain_seconds + data_seconds;
     }
     let alone = |segment| {
         let mut queues = Queues::new(plan, &host_work, &seconds, profile.launch_seconds, None);
@@ -180,6 +183,7 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
         copy_seconds: waited.exposed.map(|by_class| by_class.iter().sum()),
         launch_seconds: waited.launch,
         drain_seconds,
+        data_seconds,
     };
     Simulation {
         step_seconds: queues.end(),

@@ -1,5 +1,6 @@
 //! What is to be planned, before any decision: a model and, for training, its optimizer.
 
+use std::collections::BTreeSet;
 use storm_graph::{Graph, Op, Phase, Program, ProgramParameter, Section, TensorId};
 
 /// Several micro-batches of a program, forward only or as a training step.
@@ -11,6 +12,9 @@ pub struct Task {
     pub training: Option<TrainingGraphs>,
     /// How many micro-batches a step has.
     pub micro_batches: usize,
+    /// Inputs of micro-batches that a training step fetches from a data source, by name. The host writes
+    /// all others, and all inputs of an evaluation and of a task without training.
+    pub data: BTreeSet<String>,
 }
 
 /// Forward and backward of some micro-batches, norm, clipping, update.

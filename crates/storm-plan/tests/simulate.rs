@@ -211,6 +211,7 @@ fn random_profile(random: &mut Random) -> HardwareProfile {
     let base = HardwareProfile::builtin("reference").unwrap();
     let (inward, outward) = (1e8 * factor(), 1e8 * factor());
     HardwareProfile {
+        data_bandwidth: Some(1e8 * factor()),
         kernel_seconds: 3e-6 * factor(),
         launch_seconds: 1e-6 * factor(),
         links: vec![LinkProfile {
@@ -271,7 +272,7 @@ fn adds_up(simulation: &Simulation) {
     assert!(close(segments, simulation.step_seconds));
     for (queue, &seconds) in simulation.busy_seconds.iter() {
         assert!((0.0..=1.0 + 1e-9).contains(&simulation.busy_share(queue)));
-        if queue != Queue::COMPUTE {
+        if [Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST].contains(&queue) {
             let transfers = simulation.transfers.iter().filter(|t| t.queue == queue);
             let busy: f64 = transfers.map(|transfer| transfer.busy_seconds).sum();
             assert!(close(busy, seconds));

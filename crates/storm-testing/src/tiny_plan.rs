@@ -145,7 +145,8 @@ impl PlanBuilder {
     ) {
         let tensor = self.tensor(value);
         let (place, copies) = (Place { tier: Tier::HOST, offset: slot * SLOT }, copies.to_vec());
-        self.plan.inputs.push(Input { tensor, value, micro_batch, place, copies });
+        let fetches = Vec::new();
+        self.plan.inputs.push(Input { tensor, value, micro_batch, place, copies, fetches });
     }
 
     /// What the host gets of a step, or of a micro-batch.

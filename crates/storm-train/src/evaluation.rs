@@ -1,8 +1,9 @@
 //! The losses of a model under a forward-only plan: no gradients, no state, and of the weights only what fits.
 
-use crate::feed::{Exchange, StepSeeds};
+use crate::feed::{Batches, Exchange, StepSeeds};
 use crate::input_rules::InputRules;
 use crate::{Losses, MicroBatch, Precision, TrainError, TrainOptions, weights};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use storm_device::PlanDevice;
 use storm_exec::Planned;
@@ -31,7 +32,7 @@ pub fn evaluation_task(
     micro_batches: usize,
 ) -> Result<Task, TrainError> {
     let forward = model.into().build(&frozen(options))?;
-    Ok(Task { forward, training: None, micro_batches })
+    Ok(Task { forward, training: None, micro_batches, data: BTreeSet::new() })
 }
 
 /// Nothing learns, and the result is the loss.
@@ -95,7 +96,8 @@ impl<D: PlanDevice> Evaluation<D> {
             return Ok(());
         }
         let seeds = StepSeeds { update: Seed { seed: 0, step: 0 }, forward: None };
-        let mut feed = self.exchange.feed(batches, valid as f32, StepScalars::NONE, seeds);
+        let mut feed =
+            self.exchange.feed(Batches::Given(batches), valid as f32, StepScalars::NONE, seeds);
         self.planned.step(&mut feed)?;
         let found = feed.found();
         if !found.loss.is_finite() {

@@ -28,6 +28,24 @@ enum Source {
     Phase,
 }
 
+/// The micro-batches of a step or an evaluation.
+#[derive(Clone, Copy)]
+pub(crate) enum Batches<'a, B> {
+    /// The feed has their data.
+    Given(&'a [B]),
+    /// The plan fetches it; how many there are.
+    Fetched(usize),
+}
+
+impl<B> Batches<'_, B> {
+    fn count(&self) -> usize {
+        match self {
+            Batches::Given(batches) => batches.len(),
+            Batches::Fetched(count) => *count,
+        }
+    }
+}
+
 /// Seeds of what runs.
 #[derive(Clone, Copy)]
 pub(crate) struct StepSeeds {
@@ -97,7 +115,7 @@ impl Exchange {
     /// The data of a step or an evaluation over these batches, whose loss is divided by `denominator`.
     pub(crate) fn feed<'a, B: MicroBatch>(
         &'a mut self,
-        batches: &'a [B],
+        batches: Batches<'a, B>,
         denominator: f32,
         scalars: StepScalars,
         seeds: StepSeeds,
@@ -131,7 +149,7 @@ pub(crate) fn foreign(problem: String) -> TrainError {
 
 /// The data of one step, and what came of it.
 pub(crate) struct StepFeed<'a, B> {
-    batches: &'a [B],
+    batches: Batches<'a, B>,
     exchange: &'a mut Exchange,
     denominator: [f32; 1],
     scalars: [f32; StepScalars::LEN],
@@ -164,10 +182,12 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
         let Exchange { sources, staging, .. } = &mut *self.exchange;
         Ok(match &sources[index] {
             Source::MicroBatch(reading) => {
+                let Batches::Given(batches) = self.batches else {
+                    return Err(foreign("it does not fetch what micro-batches hold".to_owned()));
+                };
                 // The last group of an evaluation may be larger than what is left: it is filled up with
                 // the last batch, whose results do not count again.
-                let last = self.batches.len() - 1;
-                let batch = &self.batches[micro_batch.unwrap_or(0).min(last)];
+                let batch = &batches[micro_batch.unwrap_or(0).min(batches.len() - 1)];
                 reading.entries(batch, staging).bytes()
             }
             Source::Denominator => bytes_of(&self.denominator),
@@ -182,7 +202,7 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
     }
 
     fn result(&mut self, _: usize, tensor: &Tensor, micro_batch: Option<usize>, bytes: &[u8]) {
-        if micro_batch.is_some_and(|micro_batch| micro_batch >= self.batches.len()) {
+        if micro_batch.is_some_and(|micro_batch| micro_batch >= self.batches.count()) {
             return;
         }
         let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);

@@ -4,6 +4,7 @@ use crate::feed::foreign;
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::names;
 use crate::{TrainError, TrainOptions};
+use std::collections::BTreeSet;
 use storm_exec::{SlotId, Slots};
 use storm_graph::{DType, IGNORE_INDEX, Op, Program, order_name};
 use storm_model::{DROPOUT_INPUT, PHASE_INPUT};
@@ -127,15 +128,25 @@ impl InputRules {
             batch.check(options)?;
             self.check_entries(batch)
         })?;
-        let counted = batches.iter().map(B::counted).sum();
-        if counted == 0 {
-            let problem = match batches.len() {
-                0 => "the step has no batches",
-                _ => "no target of the step counts: every one is ignored",
-            };
-            return Err(TrainError::Batch { problem: problem.to_owned() });
+        match batches.iter().map(B::counted).sum() {
+            0 => Err(InputRules::nothing_counts(batches.len())),
+            counted => Ok(counted),
         }
-        Ok(counted)
+    }
+
+    /// The error for a step of so many micro-batches that have nothing to learn.
+    pub(crate) fn nothing_counts(micro_batches: usize) -> TrainError {
+        let problem = match micro_batches {
+            0 => "the step has no batches",
+            _ => "no target of the step counts: every one is ignored",
+        };
+        TrainError::Batch { problem: problem.to_owned() }
+    }
+
+    /// The inputs of a program, differentiated or not, that micro-batches fill.
+    pub(crate) fn data_inputs(&self, program: &Program) -> BTreeSet<String> {
+        let names = program.inputs().into_iter().map(|input| input.name);
+        names.filter(|name| self.reading(name).is_some()).collect()
     }
 
     /// Checks what the program reads of one micro-batch.
@@ -194,7 +205,7 @@ impl Reading {
 }
 
 /// Writes the rows of `ids` sorted by (id, row) into `order`, without allocating.
-fn sort_rows(ids: &[i32], order: &mut [i32]) {
+pub(crate) fn sort_rows(ids: &[i32], order: &mut [i32]) {
     for (row, order) in order.iter_mut().enumerate() {
         *order = row as i32;
     }

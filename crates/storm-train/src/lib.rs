@@ -41,6 +41,7 @@ mod records;
 mod reference;
 mod run;
 mod schedule;
+mod staging;
 mod task;
 mod trainer;
 mod weights;

@@ -1,5 +1,6 @@
 //! A training step as what the planner takes.
 
+use crate::input_rules::InputRules;
 use crate::optimizer;
 use crate::reference::check_moments;
 use crate::{TrainError, TrainOptions};
@@ -65,5 +66,6 @@ pub fn task_of_program(
         norm: optimizer::norm_graph(&instances, precision, &options.optimizer)?,
         updates,
     };
-    Ok(Task { forward: program.clone(), training: Some(training), micro_batches })
+    let data = InputRules::of_program(program).data_inputs(&training.proceed);
+    Ok(Task { forward: program.clone(), training: Some(training), micro_batches, data })
 }

@@ -1,12 +1,17 @@
 use crate::checkpoint::{Base, StateTensor, state_tensors};
-use crate::feed::{Exchange, StepSeeds, foreign};
+use crate::feed::{Batches, Exchange, StepSeeds, foreign};
 use crate::input_rules::InputRules;
 use crate::optimizer::names;
 use crate::reference::{check_options, initial_graph};
-use crate::{Found, MicroBatch, NamedInputs, StepReport, TrainError, TrainOptions, weights};
+use crate::staging::{Rate, Staging, StepData};
+use crate::{
+    BatchSource, Found, MicroBatch, NamedInputs, RunError, StepReport, TrainError, TrainOptions,
+    weights,
+};
+use serde_json::Value;
 use std::path::Path;
 use std::sync::Arc;
-use storm_device::{HostBuffer, PlanDevice, Trace, bytes_of};
+use storm_device::{HostBuffer, PlanDevice, Supply, Trace, bytes_of};
 use storm_exec::Planned;
 use storm_graph::random::Seed;
 use storm_graph::{
@@ -27,12 +32,31 @@ pub struct Trainer<D: PlanDevice> {
     rules: InputRules,
     instances: Vec<ParameterInstance>,
     exchange: Exchange,
+    /// The data that steps fetch.
+    staging: Arc<Staging>,
     /// Updates made or pending.
     updates: u32,
     /// The scalars of an update that the next step or flush applies.
     pending: Option<StepScalars>,
     /// The gradient norm of a step that was not finite, and whose update could not be cancelled.
     partly_updated: Option<f32>,
+}
+
+/// Whether a step is known to be the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NextStep {
+    /// Another follows: its data is read meanwhile.
+    Follows,
+    /// None does.
+    None,
+}
+
+/// A step over data of the source.
+pub(crate) struct SourceStep {
+    pub(crate) report: StepReport,
+    pub(crate) data: StepData,
+    /// How long it waited until its data was there.
+    pub(crate) wait_seconds: f64,
 }
 
 /// How much of the parameters has been made.
@@ -112,7 +136,10 @@ impl<D: PlanDevice> Trainer<D> {
         let instances = program.parameter_instances();
         let rules = InputRules::of_program(program);
         let exchange = Exchange::new(&plan, &rules)?;
-        let planned = Planned::commit(plan, device)?;
+        let mut planned = Planned::commit(plan, device)?;
+        let micro_batches = planned.micro_batches();
+        let staging = Arc::new(Staging::new(planned.plan(), &rules, &options, micro_batches));
+        planned.set_supply(Arc::clone(&staging) as Arc<dyn Supply>)?;
         for ParameterInstance { name, parameter, .. } in &instances {
             let Tensor { shape, dtype, .. } = planned.tensor(name)?;
             if *shape != parameter.shape || *dtype != parameter.dtype {
@@ -126,6 +153,7 @@ impl<D: PlanDevice> Trainer<D> {
             rules,
             instances,
             exchange,
+            staging,
             updates: 0,
             pending: None,
             partly_updated: None,
@@ -180,13 +208,78 @@ impl<D: PlanDevice> Trainer<D> {
         batches: &[B],
         learning_rate: f32,
     ) -> Result<StepReport, TrainError> {
-        if !(learning_rate >= 0.0 && learning_rate.is_finite()) {
-            let problem = format!("must be a number that is not negative, not {learning_rate}");
-            return Err(TrainError::Option { option: "learning_rate", problem });
+        check_rate(learning_rate)?;
+        self.check_whole()?;
+        let wanted = self.micro_batches();
+        if batches.len() != wanted {
+            let problem =
+                format!("the plan's step has {wanted} micro-batches, not {}", batches.len());
+            return Err(TrainError::Batch { problem });
         }
+        let counted = self.rules.check(batches, &self.options)?;
+        self.planned.wait_for_data()?;
+        self.staging.put(batches);
+        self.step_with(Batches::Given(batches), counted, learning_rate)
+    }
+
+    /// Takes micro-batches from there from now on, see [`Trainer::step_from_source`].
+    pub(crate) fn set_source(&mut self, source: Box<dyn BatchSource>) -> Result<(), TrainError> {
+        self.planned.wait_for_data()?;
+        self.staging.set_source(Some(source));
+        Ok(())
+    }
+
+    /// The next micro-batches of the source are those of that position.
+    pub(crate) fn resume_source(&mut self, position: &Value) -> Result<(), RunError> {
+        self.planned.wait_for_data().map_err(TrainError::from)?;
+        self.staging.resume(position)
+    }
+
+    /// Does something with the source, which must be where it was afterwards.
+    pub(crate) fn borrow_source<T>(
+        &mut self,
+        use_it: impl FnOnce(&mut dyn BatchSource) -> Result<T, RunError>,
+    ) -> Result<Option<T>, RunError> {
+        self.planned.wait_for_data().map_err(TrainError::from)?;
+        self.staging.borrow_source(use_it).transpose()
+    }
+
+    /// [`Trainer::step`] over the next micro-batches of the source. While it runs, those of the next step are read, if
+    /// there is a `next` one.
+    ///
+    /// # Errors
+    /// As [`Trainer::step`], and why there is no data.
+    pub(crate) fn step_from_source(
+        &mut self,
+        learning_rate: f32,
+        next: NextStep,
+    ) -> Result<SourceStep, RunError> {
+        check_rate(learning_rate)?;
+        self.check_whole()?;
+        let start = self.planned.device().now();
+        self.planned.wait_for_data().map_err(TrainError::from)?;
+        let data = self.staging.begin_step(next == NextStep::Follows)?;
+        let waited = self.planned.device().now().saturating_sub(start);
+        let batches = Batches::<NamedInputs>::Fetched(self.micro_batches());
+        let report = self.step_with(batches, data.counted, learning_rate)?;
+        Ok(SourceStep { report, data, wait_seconds: waited.as_secs_f64() })
+    }
+
+    /// How fast the source was read.
+    pub(crate) fn read_rate(&self) -> Rate {
+        self.staging.rate()
+    }
+
+    /// A step over micro-batches that are staged.
+    fn step_with<B: MicroBatch>(
+        &mut self,
+        batches: Batches<'_, B>,
+        counted: usize,
+        learning_rate: f32,
+    ) -> Result<StepReport, TrainError> {
         let update = self.updates + 1;
         let scalars = self.options.optimizer.method.scalars(learning_rate, update);
-        let report = self.run_step(batches, scalars)?;
+        let report = self.run_step(batches, counted as f32, scalars)?;
         // A norm that is not finite makes the clip scale zero, which cancels the update.
         if report.gradient_norm.is_finite() {
             self.updates = update;
@@ -212,7 +305,8 @@ impl<D: PlanDevice> Trainer<D> {
         let denominator = self.rules.check(batches, &self.options)? as f32;
         self.flush()?;
         let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
-        let mut feed = self.exchange.feed(batches, denominator, StepScalars::NONE, seeds);
+        let batches_fed = Batches::Given(batches);
+        let mut feed = self.exchange.feed(batches_fed, denominator, StepScalars::NONE, seeds);
         for first in (0..batches.len()).step_by(group) {
             self.planned.evaluate(&mut feed, first)?;
         }
@@ -237,19 +331,12 @@ impl<D: PlanDevice> Trainer<D> {
     }
 
     /// A step whose gradients are applied with `own` scalars.
-    fn run_step(
+    fn run_step<B: MicroBatch>(
         &mut self,
-        batches: &[impl MicroBatch],
+        batches: Batches<'_, B>,
+        denominator: f32,
         own: StepScalars,
     ) -> Result<StepReport, TrainError> {
-        self.check_whole()?;
-        let wanted = self.micro_batches();
-        if batches.len() != wanted {
-            let problem =
-                format!("the plan's step has {wanted} micro-batches, not {}", batches.len());
-            return Err(TrainError::Batch { problem });
-        }
-        let denominator = self.rules.check(batches, &self.options)? as f32;
         // A plan that defers updates applies what the step before left; one that does not, its own.
         let (applied, number) = match self.defers() {
             true => (self.pending.take(), self.updates),
@@ -273,7 +360,7 @@ impl<D: PlanDevice> Trainer<D> {
         self.check_whole()?;
         let Some(pending) = self.pending.take() else { return Ok(()) };
         let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
-        let none: &[NamedInputs] = &[];
+        let none = Batches::<NamedInputs>::Given(&[]);
         let mut feed = self.exchange.feed(none, 1.0, pending, seeds);
         // The gradients are still there, but nothing is pending: the next step does not apply them.
         self.planned.flush(&mut feed)
@@ -484,6 +571,14 @@ impl<D: PlanDevice> Trainer<D> {
     fn seed(&self, step: u32) -> Seed {
         Seed { seed: self.options.seed, step }
     }
+}
+
+fn check_rate(learning_rate: f32) -> Result<(), TrainError> {
+    if learning_rate >= 0.0 && learning_rate.is_finite() {
+        return Ok(());
+    }
+    let problem = format!("must be a number that is not negative, not {learning_rate}");
+    Err(TrainError::Option { option: "learning_rate", problem })
 }
 
 fn no_config() -> TrainError {

@@ -139,7 +139,9 @@ fn show<D: Benched>(args: &TrainBenchArgs, run: &PlannedRun<'_>, measured: &Meas
     let share = |queue: Queue| {
         format!("{} {:.1}%", plan.links.queue_name(queue), 100.0 * prediction.busy[queue])
     };
-    let shares: Vec<String> = plan.queues().map(share).collect();
+    // Batches are given, so nothing is read.
+    let queues = plan.queues().filter(|&queue| !plan.links.is_data(queue));
+    let shares: Vec<String> = queues.map(share).collect();
     println!("predicted   busy: {}", shares.join(", "));
     println!(
         "            recomputed: {}; group of {}",

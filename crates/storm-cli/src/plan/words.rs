@@ -125,6 +125,10 @@ fn limit(answer: &Answer) -> String {
             percent(stalls.copy_seconds[Queue::HOST_TO_DEVICE] / step),
             percent((stalls.copy_seconds[Queue::DEVICE_TO_HOST] + stalls.drain_seconds) / step),
         ),
+        Bottleneck::Data => format!(
+            "Limited by data: the device waits {} of the step for the data of the next.",
+            percent(stalls.data_seconds / step)
+        ),
         Bottleneck::Launches => format!(
             "Limited by the host: the device waits {} of the step for kernels to be launched.",
             percent(stalls.launch_seconds / step)

@@ -3,6 +3,7 @@
 use super::output::{Style, print};
 use super::progress_line::{self, COLUMNS_DEFAULT, Figures};
 use super::setup::Setup;
+use crate::size;
 use crate::streams::{columns, plain};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
@@ -198,6 +199,18 @@ impl Sink for Progress {
                     object["accuracy"] = json!(accuracy);
                 }
                 self.object(object);
+            }
+            Event::DataLimited { step, wait_share, bytes_per_second } => {
+                self.line(&format!(
+                    "step {step}: the device waits for data {:.0} % of the time: it is read and decoded at {} \
+                     a second; the data lane of report.html shows it",
+                    100.0 * wait_share,
+                    size::show(*bytes_per_second as u64)
+                ));
+                self.object(json!({
+                    "event": "data_limited", "step": step, "wait_share": wait_share,
+                    "bytes_per_second": bytes_per_second,
+                }));
             }
             Event::MemoryAlarm { step, alarm } => {
                 eprintln!("warning: step {step}: {alarm}");

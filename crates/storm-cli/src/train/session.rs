@@ -136,7 +136,7 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
     let (train, held_out) = setup.data.sources(&setup.settings, plan.batch)?;
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = folder::checkpoints(&setup.folder)?;
-    let mut run = Run::new(trainer, train, held_out, checkpoints, options);
+    let mut run = Run::new(trainer, train, held_out, checkpoints, options)?;
     let planned_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
     let budget_bytes = setup.launch.budget()[Tier::DEVICE];
     run.watch(Guard::new(planned_bytes, budget_bytes, GUARD_INTERVAL), on_alarm);

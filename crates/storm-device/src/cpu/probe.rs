@@ -56,6 +56,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
             duplex_bandwidth: copy_bandwidth,
             latency_seconds: 5e-6,
         }],
+        data_bandwidth: None,
         kernel_seconds: 5e-6,
         launch_seconds: 1e-6,
         pinned_seconds_per_gib: 0.0,

@@ -1,7 +1,8 @@
 use storm_plan::{InstructionId, Plan, SegmentId};
 
 /// What the host exchanges with a run of a segment, or with a whole step or flush: indices of the
-/// plan's inputs, which it writes before, and of the results, which it reads after.
+/// plan's inputs, which it writes before, and of the results, which it reads after. What the segment fetches,
+/// the host does not write.
 #[derive(Debug)]
 pub(super) struct Exchange {
     pub(super) inputs: Vec<usize>,
@@ -35,13 +36,14 @@ impl Exchange {
         };
         let inputs = plan.inputs.iter().enumerate();
         let inputs = inputs.filter(|(_, i)| is_wanted(i.micro_batch) && is_here(&i.copies));
+        let written = inputs.clone().filter(|(_, input)| !is_here(&input.fetches));
         let results = plan.results.iter().enumerate();
         let results = results.filter(|(_, r)| is_wanted(r.micro_batch) && is_here(&r.copies));
         let last = inputs.clone().filter_map(|(_, input)| input.micro_batch).max();
         let mut results: Vec<usize> = results.map(|(index, _)| index).collect();
         results.sort_by_key(|&index| plan.results[index].micro_batch);
         Exchange {
-            inputs: inputs.map(|(index, _)| index).collect(),
+            inputs: written.map(|(index, _)| index).collect(),
             results,
             micro_batches: last.map_or(0, |last| usize::from(last) + 1),
         }

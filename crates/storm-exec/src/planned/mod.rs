@@ -8,7 +8,7 @@ use crate::ExecError;
 use exchange::Exchange;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use storm_device::{PlanDevice, Trace};
+use storm_device::{PlanDevice, Supply, Trace};
 use storm_graph::Tensor;
 use storm_plan::{CheckedPlan, PerTier, Plan, Run, SegmentId};
 
@@ -82,6 +82,22 @@ impl<D: PlanDevice> Planned<D> {
             segments,
             plan,
         })
+    }
+
+    /// Takes the data of later steps from there. The feed of a step has the other inputs.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), ExecError> {
+        Ok(self.device.set_supply(supply)?)
+    }
+
+    /// Waits until the data of the next step has been read.
+    ///
+    /// # Errors
+    /// Of anything that ran before.
+    pub fn wait_for_data(&mut self) -> Result<(), ExecError> {
+        Ok(self.device.wait_for_data()?)
     }
 
     /// Micro-batches in a step.

@@ -63,11 +63,15 @@ impl<W: Write> Events<'_, W> {
     fn span(&mut self, plan: &Plan, span: &Span) -> io::Result<()> {
         let instruction = plan.instruction(span.instruction);
         let (category, values, mut args) = match &instruction.work {
-            Work::Compute(compute) => ("kernel", &compute.writes, json!({"layer": compute.layer})),
+            Work::Compute(compute) => {
+                ("kernel", &compute.writes[..], json!({"layer": compute.layer}))
+            }
             Work::Copy(copy) => {
                 let class = class_name(largest_class(plan, copy));
-                ("copy", &copy.values, json!({"bytes": copy.bytes, "class": class}))
+                ("copy", &copy.values[..], json!({"bytes": copy.bytes, "class": class}))
             }
+            Work::Fetch(_) => ("data", &[][..], json!({})),
+            Work::ReadAhead(read) => ("data", &[][..], json!({"bytes": read.bytes})),
         };
         if let Some(first) = values.first() {
             args["tensor"] = json!(plan.value(first.value).name);

@@ -75,6 +75,8 @@ fn touches(plan: &Plan, span: &Span) -> Vec<Touch> {
             });
             touches.collect()
         }
+        // Inputs are always in use.
+        Work::Fetch(_) | Work::ReadAhead(_) => Vec::new(),
     }
 }
 

@@ -1,5 +1,5 @@
 use super::busy::BusyTime;
-use super::stalls::{StallCause, stall_spans};
+use super::stalls::{Bounds, StallCause, stall_spans};
 use super::summary::largest_class;
 use storm_device::{Span, Trace};
 use storm_graph::{Phase, TensorClass};
@@ -51,17 +51,16 @@ enum Pass {
 
 /// Attributes waits to passes.
 pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
-    let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
-    let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+    let bounds = Bounds::of(plan, trace);
     let of_queue =
         |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);
     let compute: Vec<&Span> = of_queue(Queue::COMPUTE).collect();
     let passes: Vec<Pass> = compute.iter().map(|span| pass(plan, span)).collect();
+    let on_device = plan.queues().filter(|&queue| !plan.links.is_data(queue));
+    let on_device = on_device.map(|queue| of_queue(queue).collect());
     let mut overlap = Overlap {
-        total_ns: end_ns - start_ns,
-        all_queues_ns: all_busy_ns(
-            &plan.queues().map(|queue| of_queue(queue).collect()).collect::<Vec<_>>(),
-        ),
+        total_ns: bounds.end_ns - bounds.start_ns,
+        all_queues_ns: all_busy_ns(&on_device.collect::<Vec<_>>()),
         ..Overlap::default()
     };
     for (span, pass) in compute.iter().zip(&passes) {
@@ -80,7 +79,7 @@ pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
     };
     let out = copies_of(Queue::DEVICE_TO_HOST, |class| class == TensorClass::Activation);
     let into = copies_of(Queue::HOST_TO_DEVICE, |class| class != TensorClass::OptimizerState);
-    for stall in stall_spans(plan, &compute, start_ns, end_ns) {
+    for stall in stall_spans(plan, &compute, bounds) {
         let ns = stall.end_ns - stall.start_ns;
         match (stall.before.map(|index| passes[index]), stall.cause) {
             (Some(Pass::Forward), cause) => {

@@ -1,7 +1,7 @@
 use super::class_name;
 use super::summary::largest_class;
 use std::fmt;
-use storm_device::{Span, WaitedFor};
+use storm_device::{Span, Trace, WaitedFor};
 use storm_graph::TensorClass;
 use storm_plan::{InstructionId, Link, Plan, Work};
 
@@ -17,6 +17,8 @@ pub enum StallCause {
     Overhead,
     /// The last copies, when all kernels are done.
     Drain,
+    /// The data of the next step, when everything else is done.
+    Data,
 }
 
 impl fmt::Display for StallCause {
@@ -28,6 +30,7 @@ impl fmt::Display for StallCause {
             StallCause::Host => f.write_str("the host"),
             StallCause::Overhead => f.write_str("between kernels"),
             StallCause::Drain => f.write_str("the last copies"),
+            StallCause::Data => f.write_str("the data of the next step"),
         }
     }
 }
@@ -42,13 +45,31 @@ pub(super) struct StallSpan {
     pub(super) before: Option<usize>,
 }
 
-/// All idle time of the compute queue between `start_ns` and `end_ns`; `spans` are the queue's.
-pub(super) fn stall_spans(
-    plan: &Plan,
-    compute: &[&Span],
-    start_ns: u64,
-    end_ns: u64,
-) -> Vec<StallSpan> {
+/// From the first start to the last end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    pub(super) start_ns: u64,
+    pub(super) end_ns: u64,
+    /// The last end without the data queue, which works for the next step.
+    pub(super) own_end_ns: u64,
+}
+
+impl Bounds {
+    pub(super) fn of(plan: &Plan, trace: &Trace) -> Bounds {
+        let data = plan.links.data_queue();
+        let own = trace.spans.iter().filter(|span| Some(plan.queue(span.instruction)) != data);
+        let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+        Bounds {
+            start_ns: trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0),
+            end_ns,
+            own_end_ns: own.map(|span| span.end_ns).max().unwrap_or(end_ns),
+        }
+    }
+}
+
+/// All idle time of the compute queue within the bounds; `compute` are the queue's spans.
+pub(super) fn stall_spans(plan: &Plan, compute: &[&Span], bounds: Bounds) -> Vec<StallSpan> {
+    let Bounds { start_ns, end_ns, own_end_ns } = bounds;
     let mut stalls = Vec::new();
     let mut add = |cause, start_ns, end_ns, before| {
         if start_ns < end_ns {
@@ -68,7 +89,8 @@ pub(super) fn stall_spans(
         add(StallCause::Overhead, ready_ns, start_ns, Some(index));
         free_ns = span.end_ns.max(free_ns);
     }
-    add(StallCause::Drain, free_ns, end_ns, None);
+    add(StallCause::Drain, free_ns, own_end_ns, None);
+    add(StallCause::Data, free_ns.max(own_end_ns), end_ns, None);
     stalls
 }
 

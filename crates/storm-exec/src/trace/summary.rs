@@ -1,7 +1,7 @@
 use super::busy::BusyTime;
 use super::class_name;
 use super::occupancy::occupancy;
-use super::stalls::{StallCause, StallSpan, stall_spans};
+use super::stalls::{Bounds, StallCause, StallSpan, stall_spans};
 use std::collections::BTreeMap;
 use std::fmt;
 use storm_device::{Span, Trace};
@@ -81,8 +81,7 @@ impl Summary {
 pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
     let of_queue =
         |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);
-    let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
-    let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+    let bounds = Bounds::of(plan, trace);
     let queues = plan.queues().map(|queue| QueueSummary {
         queue,
         name: plan.links.queue_name(queue),
@@ -97,10 +96,10 @@ pub fn summarize(plan: &Plan, trace: &Trace) -> Summary {
         of_tier.map(|point| point.bytes).max().unwrap_or(0)
     };
     Summary {
-        total_ns: end_ns - start_ns,
+        total_ns: bounds.end_ns - bounds.start_ns,
         queues: queues.collect(),
         transfers: transfers(plan, trace, &compute_busy),
-        stalls: stalls(&stall_spans(plan, &compute, start_ns, end_ns)),
+        stalls: stalls(&stall_spans(plan, &compute, bounds)),
         peak_bytes: PerTier::from_fn(peak),
     }
 }

@@ -137,6 +137,48 @@ pub enum CheckError {
         /// What is there.
         found: Found,
     },
+    /// Data is read into memory that a fetch may still take data from.
+    #[error("{reader} does not wait for {fetch}, whose memory it reads into")]
+    UnorderedReadAhead {
+        /// What reads.
+        reader: Actor,
+        /// What may not be done.
+        fetch: Actor,
+    },
+    /// More or less data is read than there is memory for.
+    #[error("{reader} reads {micro_batches} micro-batches into the memory of {free}")]
+    ReadAheadOf {
+        /// What reads.
+        reader: Actor,
+        /// How many.
+        micro_batches: usize,
+        /// How many the fetch before it took.
+        free: usize,
+    },
+    /// The next step would have no data.
+    #[error("nothing is read in place of the {micro_batches} micro-batches of {fetch}")]
+    NotReadAhead {
+        /// What took data.
+        fetch: Actor,
+        /// Of how many micro-batches.
+        micro_batches: usize,
+    },
+    /// An input, and the fetches that write it, contradict each other.
+    #[error("input {index} `{tensor}`: {problem}")]
+    Fetched {
+        /// Its position in the plan's inputs.
+        index: usize,
+        /// Its name.
+        tensor: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A plan that takes data, but has no source of it.
+    #[error("{whom} takes data, and the plan has no data source")]
+    NoDataSource {
+        /// The instruction.
+        whom: String,
+    },
     /// A wait that nothing ever fulfills.
     #[error("{waiter} waits for {awaited}, which is never issued before it")]
     WaitNeverRecorded {

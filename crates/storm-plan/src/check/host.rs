@@ -8,7 +8,8 @@ use storm_graph::Tensor;
 /// What the host does around the segments.
 #[derive(Clone, Debug)]
 pub(crate) struct HostWork {
-    /// By segment: indices of the inputs that the host writes before each run of it.
+    /// By segment: indices of the inputs that the host writes before each run of it: those that no fetch of
+    /// the segment writes.
     inputs: Vec<Vec<usize>>,
     /// By segment: indices of the results that a run of it delivers. The host must read them
     /// before the next run of a segment that delivers them.
@@ -36,6 +37,9 @@ impl HostWork {
         for (index, input) in plan.inputs.iter().enumerate() {
             let lists = if input.micro_batch.is_some() { &mut work.inputs } else { &mut work.once };
             add(lists, &input.copies, index);
+            for fetch in &input.fetches {
+                lists[segment_of[fetch.index()]].retain(|&listed| listed != index);
+            }
         }
         for (index, result) in plan.results.iter().enumerate() {
             add(&mut work.results, &result.copies, index);
@@ -169,7 +173,7 @@ fn areas(plan: &Plan) -> Result<Vec<Area<'_>>, CheckError> {
         }
         for &id in area.copies {
             let moves_it = match &plan.instruction(id).work {
-                Work::Compute(_) => false,
+                Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) => false,
                 Work::Copy(copy) => {
                     let Place { tier, offset } = area.used.end(copy);
                     copy.values.iter().any(|operand| {

@@ -31,7 +31,7 @@ pub(super) struct Stamp {
 }
 
 impl Stamp {
-    fn is_before(self, clock: &Clock) -> bool {
+    pub(super) fn is_before(self, clock: &Clock) -> bool {
         self.count <= clock[self.thread]
     }
 }

@@ -3,7 +3,7 @@
 use super::error::{Actor, CheckError};
 use super::{coverage, host};
 use crate::pack::ALIGNMENT;
-use crate::plan::{Copy, InstructionId, Lasting, Place, Plan, ValueId, Work};
+use crate::plan::{Copy, Fetch, InstructionId, Lasting, Place, Plan, Segment, ValueId, Work};
 use crate::tier::PerTier;
 use std::ops::Range;
 
@@ -23,6 +23,7 @@ pub(super) fn check(plan: &Plan, budget: PerTier<usize>) -> Result<(), CheckErro
     for lasting in &plan.lasting {
         check_lasting(plan, lasting)?;
     }
+    check_fetches(plan)?;
     host::check(plan)
 }
 
@@ -52,6 +53,15 @@ fn references(plan: &Plan) -> Result<(), CheckError> {
                     value(&whom, operand.value)?;
                 }
             }
+            Work::Fetch(_) | Work::ReadAhead(_) if plan.links.data_queue().is_none() => {
+                return Err(CheckError::NoDataSource { whom });
+            }
+            Work::Fetch(fetch) => {
+                for &input in &fetch.inputs {
+                    known(&whom, "input", input as usize, plan.inputs.len())?;
+                }
+            }
+            Work::ReadAhead(_) => {}
         }
     }
     for run in &plan.step {
@@ -67,11 +77,11 @@ fn references(plan: &Plan) -> Result<(), CheckError> {
             value(&lasting.tensor.name, piece)?;
         }
     }
-    let inputs = plan.inputs.iter().map(|i| (&i.tensor, i.value, &i.copies));
-    let results = plan.results.iter().map(|r| (&r.tensor, r.value, &r.copies));
-    for (tensor, id, copies) in inputs.chain(results) {
+    let inputs = plan.inputs.iter().map(|i| (&i.tensor, i.value, &i.copies, &i.fetches[..]));
+    let results = plan.results.iter().map(|r| (&r.tensor, r.value, &r.copies, &[][..]));
+    for (tensor, id, copies, fetches) in inputs.chain(results) {
         value(&tensor.name, id)?;
-        for copy in copies {
+        for copy in copies.iter().chain(fetches) {
             known(&tensor.name, "instruction", copy.index(), plan.instructions.len())?;
         }
     }
@@ -106,6 +116,16 @@ fn segments(plan: &Plan) -> Result<(), CheckError> {
         let outside = [plan.flush, plan.evaluation].into_iter().flatten();
         if !runs && !outside.into_iter().any(is_this) {
             return error("never runs".to_owned());
+        }
+    }
+    for id in [plan.flush, plan.evaluation].into_iter().flatten() {
+        let Segment { name, instructions } = plan.segment(id);
+        let takes_data = |index: usize| {
+            matches!(plan.instructions[index].work, Work::Fetch(_) | Work::ReadAhead(_))
+        };
+        if instructions.clone().any(takes_data) {
+            let problem = "takes the data of a step, and is not part of one".to_owned();
+            return Err(CheckError::Segments { segment: (*name).to_owned(), problem });
         }
     }
     match taken.iter().position(|&taken| !taken) {
@@ -155,6 +175,56 @@ pub(super) fn check_copy(plan: &Plan, id: InstructionId, copy: &Copy) -> Result<
     }
     if end == 0 {
         return error("it carries no value".to_owned());
+    }
+    Ok(())
+}
+
+/// The inputs of a fetch and the fetches of an input say the same. Each input is of one of the
+/// micro-batches that the fetch takes, and is copied in the same segment: what the host may write elsewhere
+/// is then never what a fetch wrote here.
+pub(super) fn check_fetch(plan: &Plan, id: InstructionId, fetch: &Fetch) -> Result<(), CheckError> {
+    let mut seen = vec![false; plan.inputs.len()];
+    for &index in &fetch.inputs {
+        let index = index as usize;
+        let input = &plan.inputs[index];
+        let error = |problem: String| {
+            let tensor = input.tensor.name.clone();
+            Err(CheckError::Fetched { index, tensor, problem })
+        };
+        let actor = || Actor::instruction(plan, id);
+        if std::mem::replace(&mut seen[index], true) {
+            return error(format!("{} writes it twice", actor()));
+        }
+        if !input.fetches.contains(&id) {
+            return error(format!("{} is not one of its fetches", actor()));
+        }
+        if input.micro_batch.is_none_or(|m| usize::from(m) >= fetch.micro_batches) {
+            return error(format!("{} takes no data of its micro-batch", actor()));
+        }
+        let here = plan.segments.iter().find(|s| s.instructions.contains(&id.index()));
+        let is_here = |copy: &InstructionId| {
+            here.is_some_and(|segment| segment.instructions.contains(&copy.index()))
+        };
+        if !input.copies.iter().any(is_here) {
+            return error(format!("no copy of the segment reads what {} writes", actor()));
+        }
+    }
+    Ok(())
+}
+
+/// Every fetch that an input lists writes it.
+fn check_fetches(plan: &Plan) -> Result<(), CheckError> {
+    for (index, input) in plan.inputs.iter().enumerate() {
+        for &id in &input.fetches {
+            let writes = matches!(&plan.instruction(id).work,
+                Work::Fetch(fetch) if fetch.inputs.contains(&(index as u32)));
+            if !writes {
+                let actor = Actor::instruction(plan, id);
+                let problem = format!("{actor} is listed, but does not write it");
+                let tensor = input.tensor.name.clone();
+                return Err(CheckError::Fetched { index, tensor, problem });
+            }
+        }
     }
     Ok(())
 }

@@ -8,9 +8,12 @@ use super::error::{Actor, CheckError, Spot};
 use super::heard::Heard;
 use super::host::HostWork;
 use super::memory::{Clock, Content, HOST, Memory, Part, Stamp, THREADS, join};
-use crate::plan::{Compute, Copy, InstructionId, Place, Plan, Run, SegmentId, ValueId, Work};
+use crate::plan::{
+    Compute, Copy, Fetch, InstructionId, Place, Plan, ReadAhead, Run, SegmentId, ValueId, Work,
+};
 use crate::queue::PerQueue;
 use crate::tier::{PerTier, Tier};
+use std::collections::VecDeque;
 use std::ops::Range;
 
 /// After this many repetitions, memory must look the same as one repetition earlier.
@@ -30,6 +33,9 @@ pub(super) struct Walk<'a> {
     done: Vec<Option<Clock>>,
     /// By queue: what was issued.
     pub(super) given_out: PerQueue<Vec<InstructionId>>,
+    /// Fetches of the segment whose memory nothing was read into yet, in order: how many micro-batches each
+    /// took.
+    fetched: VecDeque<(usize, Stamp)>,
     /// What the current copy carries: bytes relative to its first, and the content of the first
     /// byte.
     carried: Vec<(Range<usize>, Option<Content>)>,
@@ -52,6 +58,7 @@ impl<'a> Walk<'a> {
             known: [[0; THREADS]; THREADS],
             done: vec![None; plan.instructions.len()],
             given_out: Default::default(),
+            fetched: VecDeque::new(),
             carried: Vec::new(),
         };
         for (_, spot) in resting(plan) {
@@ -132,6 +139,9 @@ impl<'a> Walk<'a> {
         for index in plan.segment(id).instructions.clone() {
             self.give_out(index)?;
         }
+        if let Some(&(micro_batches, fetch)) = self.fetched.front() {
+            return Err(CheckError::NotReadAhead { fetch: self.actor(fetch), micro_batches });
+        }
         for &result in work.results(id) {
             self.look_at_result(result)?;
         }
@@ -149,6 +159,7 @@ impl<'a> Walk<'a> {
     fn write_input(&mut self, index: usize) -> Result<(), CheckError> {
         let input = &self.plan.inputs[index];
         self.host_waits_for(&input.copies);
+        self.host_waits_for(&input.fetches);
         self.known[HOST][HOST] += 1;
         let clock = self.known[HOST];
         let writer = Stamp { thread: HOST, count: clock[HOST] };
@@ -215,6 +226,8 @@ impl<'a> Walk<'a> {
         match &instruction.work {
             Work::Compute(compute) => self.compute(compute, stamp, &clock)?,
             Work::Copy(copy) => self.copy(copy, stamp, &clock)?,
+            Work::Fetch(fetch) => self.fetch(fetch, stamp, &clock)?,
+            Work::ReadAhead(read) => self.read_ahead(read, stamp, &clock)?,
         }
         self.known[thread] = clock;
         self.done[index] = Some(clock);
@@ -256,6 +269,48 @@ impl<'a> Walk<'a> {
             )?;
         }
         Ok(())
+    }
+
+    /// Every input gets the data of another micro-batch: a new version, which kernels must find.
+    fn fetch(&mut self, fetch: &Fetch, stamp: Stamp, clock: &Clock) -> Result<(), CheckError> {
+        for input in self.plan.fetched(fetch) {
+            let value = input.value;
+            self.versions[value.index()] += 1;
+            let version = self.versions[value.index()];
+            let content = Content { value, version, position: 0 };
+            let Place { tier, offset } = input.place;
+            let bytes = offset..offset + self.plan.value(value).size_bytes;
+            self.memory[tier].write(bytes, stamp, clock, Some(content)).map_err(|conflict| {
+                self.write_conflict(self.actor(stamp), Some(value), tier, conflict)
+            })?;
+        }
+        self.fetched.push_back((fetch.micro_batches, stamp));
+        Ok(())
+    }
+
+    /// What is read goes where the data of the oldest fetch was, so that fetch must be done.
+    fn read_ahead(
+        &mut self,
+        read: &ReadAhead,
+        stamp: Stamp,
+        clock: &Clock,
+    ) -> Result<(), CheckError> {
+        let reader = self.actor(stamp);
+        match self.fetched.pop_front() {
+            Some((micro_batches, fetch)) if micro_batches == read.micro_batches => {
+                match fetch.is_before(clock) {
+                    true => Ok(()),
+                    false => {
+                        Err(CheckError::UnorderedReadAhead { reader, fetch: self.actor(fetch) })
+                    }
+                }
+            }
+            found => Err(CheckError::ReadAheadOf {
+                reader,
+                micro_batches: read.micro_batches,
+                free: found.map_or(0, |(micro_batches, _)| micro_batches),
+            }),
+        }
     }
 
     fn copy(&mut self, copy: &Copy, stamp: Stamp, clock: &Clock) -> Result<(), CheckError> {

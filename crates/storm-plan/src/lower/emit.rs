@@ -7,8 +7,8 @@ use super::slab::{COPY_BYTES_MAX, CopyRun};
 use super::values::{SavedValues, Values};
 use super::variant::{Pass, PassNode, Variant};
 use crate::plan::{
-    Compute, Copy, GraphId, Instruction, InstructionId, Operand, Operands, Place, Plan, Segment,
-    SegmentId, ValueId, Work,
+    Compute, Copy, Fetch, GraphId, Instruction, InstructionId, Operand, Operands, Place, Plan,
+    ReadAhead, Segment, SegmentId, ValueId, Work,
 };
 use crate::queue::Link;
 use crate::tier::Tier;
@@ -56,6 +56,7 @@ pub(super) enum Mark {
     None,
     Input(usize),
     Result(usize),
+    Fetch,
 }
 
 /// The two ends of a copy.
@@ -102,7 +103,7 @@ pub(super) struct Emit<'a> {
     /// By graph and tensor.
     temporaries: Vec<Vec<Option<ValueId>>>,
     computes: Vec<Instruction>,
-    /// Each copy, and after how many of the segment's kernels it is issued.
+    /// Everything else, and after how many of the segment's kernels it is issued.
     copies: Vec<(usize, Instruction, Mark)>,
     /// Host memory written in this segment: by first byte, the end, and after how many kernels.
     host_written: BTreeMap<usize, (usize, usize)>,
@@ -117,6 +118,9 @@ impl<'a> Emit<'a> {
             regions: layout.device.regions.iter().chain(&layout.host.regions).cloned().collect(),
             ..Plan::default()
         };
+        if lowering.fetches() {
+            plan.links = plan.links.and_data();
+        }
         let values = Values::new(&mut plan, lowering, decisions, &layout);
         plan.graphs.extend(lowering.norm.clone());
         Emit {
@@ -200,6 +204,12 @@ impl<'a> Emit<'a> {
                     Mark::None => {}
                     Mark::Input(index) => self.plan.inputs[index].copies.push(id),
                     Mark::Result(index) => self.plan.results[index].copies.push(id),
+                    Mark::Fetch => {
+                        let Work::Fetch(fetch) = &copy.work else { unreachable!("it is marked") };
+                        for &input in &fetch.inputs {
+                            self.plan.inputs[input as usize].fetches.push(id);
+                        }
+                    }
                 }
                 self.plan.instructions.push(copy);
             }
@@ -354,6 +364,14 @@ impl<'a> Emit<'a> {
         let (from, to) = (ends.at(link.from), ends.at(link.to));
         let work = Work::Copy(Copy { from, to, bytes, values, kind: ends.kind });
         self.copies.push((after, Instruction { work, waits: Vec::new() }, mark));
+    }
+
+    /// Takes data, at the start of the segment.
+    pub(super) fn take_data(&mut self, fetch: Fetch, read: ReadAhead) {
+        for (work, mark) in [(Work::Fetch(fetch), Mark::Fetch), (Work::ReadAhead(read), Mark::None)]
+        {
+            self.copies.push((0, Instruction { work, waits: Vec::new() }, mark));
+        }
     }
 
     /// Fetches a slab's entries, after that many kernels.

@@ -9,7 +9,7 @@ use super::streams::Gradients;
 use super::update::Pace;
 use super::variant::Variant;
 use crate::decisions::UpdateTime;
-use crate::plan::{Input, Operand, Place, Plan, PlanResult, Run, SegmentId};
+use crate::plan::{Fetch, Input, Operand, Place, Plan, PlanResult, ReadAhead, Run, SegmentId};
 use crate::queue::Link;
 use crate::tier::Tier;
 use crate::{Decisions, Storage, TensorKind};
@@ -119,6 +119,9 @@ impl Emit<'_> {
 
     /// One group of micro-batches.
     fn group(&mut self, group: Group, name: &'static str) -> SegmentId {
+        if group.pass == Pass::Training {
+            self.take_data_of_group();
+        }
         self.copy_inputs(group.is_first);
         self.forward(group);
         if group.pass == Pass::Training {
@@ -233,6 +236,7 @@ impl Emit<'_> {
                     micro_batch: input.per_micro_batch.then_some(m as u16),
                     place: Place { tier: Tier::HOST, offset: host },
                     copies: Vec::new(),
+                    fetches: Vec::new(),
                 });
             }
         }
@@ -265,6 +269,25 @@ impl Emit<'_> {
             });
         }
         self.plan.results = results;
+    }
+
+    /// Fetches the inputs of a group that come from a data source, and reads ahead as many micro-batches.
+    fn take_data_of_group(&mut self) {
+        let micro_batches = self.group_size();
+        let (mut inputs, mut bytes, mut number) = (Vec::new(), 0, 0);
+        for input in &self.layout.inputs {
+            for m in 0..input.places.len() {
+                if input.is_fetched && m < micro_batches {
+                    inputs.push(number);
+                    bytes += input.tensor.size_bytes();
+                }
+                number += 1;
+            }
+        }
+        if !inputs.is_empty() {
+            let read = ReadAhead { micro_batches, bytes };
+            self.take_data(Fetch { inputs, micro_batches }, read);
+        }
     }
 
     fn copy_inputs(&mut self, first: bool) {

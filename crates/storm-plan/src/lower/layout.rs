@@ -58,6 +58,8 @@ impl Arena {
 pub(crate) struct InputPlaces {
     pub(crate) tensor: Tensor,
     pub(crate) per_micro_batch: bool,
+    /// Whether a step fetches it.
+    pub(crate) is_fetched: bool,
     /// (device, host), one per micro-batch of a group.
     pub(crate) places: Vec<(usize, usize)>,
 }
@@ -467,7 +469,8 @@ fn place_inputs(
     host: &mut Arena,
 ) -> Vec<InputPlaces> {
     let kind = TensorKind::Inputs;
-    let places = |(tensor, per_micro_batch): &(Tensor, bool)| {
+    let places = |input: &(Tensor, bool)| {
+        let (tensor, per_micro_batch) = input;
         let copies = if *per_micro_batch { group } else { 1 };
         let bytes = tensor.size_bytes();
         let places = (0..copies).map(|_| {
@@ -478,6 +481,7 @@ fn place_inputs(
             places: places.collect(),
             tensor: tensor.clone(),
             per_micro_batch: *per_micro_batch,
+            is_fetched: lowering.is_fetched(input),
         }
     };
     lowering.shared.inputs.iter().map(places).collect()

@@ -34,7 +34,7 @@ use shared::{Cut, Shared};
 pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
-use storm_graph::{Block, Graph, Op, PIECE_ALIGNMENT, Phase, Section, TensorId, recompute};
+use storm_graph::{Block, Graph, Op, PIECE_ALIGNMENT, Phase, Section, Tensor, TensorId, recompute};
 use variant::Variant;
 
 /// A block in the first micro-batch of a step, and in the others.
@@ -144,6 +144,17 @@ impl<'a> Lowering<'a> {
         let mut plan = flow::emit(self, decisions, besides);
         waits::add_waits(&mut plan);
         Ok(plan)
+    }
+
+    /// Whether steps fetch data.
+    pub(crate) fn fetches(&self) -> bool {
+        self.shared.inputs.iter().any(|input| self.is_fetched(input))
+    }
+
+    /// Whether a step fetches an input; otherwise the host writes it.
+    fn is_fetched(&self, (tensor, per_micro_batch): &(Tensor, bool)) -> bool {
+        let trains = self.task.training.is_some();
+        trains && *per_micro_batch && self.task.data.contains(&tensor.name)
     }
 
     /// About how long a step of these decisions takes, without building its plan.

@@ -4,9 +4,9 @@
 //! bytes, at least one of them writing, need an order: the later one waits for the earlier one,
 //! unless other waits already imply that.
 
-use crate::plan::{Compute, Instruction, InstructionId, Operand, Plan, Run, Work};
+use crate::plan::{Compute, Input, Instruction, InstructionId, Operand, Plan, Run, Work};
 use crate::queue::Queue;
-use crate::tier::PerTier;
+use crate::tier::{PerTier, Tier};
 use std::ops::Range;
 use storm_graph::work;
 
@@ -102,13 +102,16 @@ struct Walk<'a> {
     known: [Clock; QUEUES],
     /// By queue and position: the instruction, and what is done when it is done.
     done: [Vec<(InstructionId, Clock)>; QUEUES],
+    /// The last fetch: its queue and position there.
+    fetched: Option<(usize, u32)>,
 }
 
 impl<'a> Walk<'a> {
     fn new(plan: &'a Plan) -> Walk<'a> {
         let shared = copied_ranges(plan);
         let tiers = cuts(plan, &shared).map(Bytes::new);
-        Walk { plan, shared, tiers, known: [[0; QUEUES]; QUEUES], done: Default::default() }
+        let (known, done) = ([[0; QUEUES]; QUEUES], Default::default());
+        Walk { plan, shared, tiers, known, done, fetched: None }
     }
 
     fn run(mut self, runs: &[Run], waits: &mut [Vec<InstructionId>]) {
@@ -142,6 +145,19 @@ impl<'a> Walk<'a> {
                 for (place, writes) in [(copy.from, false), (copy.to, true)] {
                     let range = place.offset..place.offset + copy.bytes;
                     self.tiers[place.tier].touch(range, queue, position, writes, &mut needed);
+                }
+            }
+            Work::Fetch(fetch) => {
+                for input in self.plan.fetched(fetch) {
+                    let (tier, range) = slot(self.plan, input);
+                    self.tiers[tier].touch(range, queue, position, true, &mut needed);
+                }
+                self.fetched = Some((queue, position));
+            }
+            // It reads into the memory that the fetch before it leaves.
+            Work::ReadAhead(_) => {
+                if let Some((fetching, position)) = self.fetched {
+                    needed[fetching] = position;
                 }
             }
         }
@@ -186,6 +202,13 @@ fn cuts(plan: &Plan, shared: &[Range<usize>]) -> PerTier<Vec<usize>> {
                     cuts[place.tier].extend([place.offset, place.offset + copy.bytes]);
                 }
             }
+            Work::Fetch(fetch) => {
+                for input in plan.fetched(fetch) {
+                    let (tier, range) = slot(plan, input);
+                    cuts[tier].extend([range.start, range.end]);
+                }
+            }
+            Work::ReadAhead(_) => {}
         }
     }
     cuts
@@ -195,11 +218,17 @@ fn bytes_of(plan: &Plan, operand: &Operand) -> Range<usize> {
     operand.offset..operand.offset + plan.value(operand.value).size_bytes
 }
 
+/// The memory that the host or a fetch writes.
+fn slot(plan: &Plan, input: &Input) -> (Tier, Range<usize>) {
+    let start = input.place.offset;
+    (input.place.tier, start..start + plan.value(input.value).size_bytes)
+}
+
 /// Merged and sorted.
 fn copied_ranges(plan: &Plan) -> Vec<Range<usize>> {
     let copies = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
         Work::Copy(copy) => Some(copy),
-        Work::Compute(_) => None,
+        Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_) => None,
     });
     let ends = copies.flat_map(|copy| copy.ends().map(|end| (end, copy.bytes)));
     let here = ends.filter(|(end, _)| end.tier == Compute::TIER);

@@ -31,6 +31,8 @@ pub(super) struct ProfileFile {
     kernel_seconds: f64,
     launch_seconds: f64,
     pinned_seconds_per_gib: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    data_bandwidth: Option<f64>,
     #[serde(default)]
     gemm: Vec<GemmPoint>,
     #[serde(default)]
@@ -73,6 +75,7 @@ impl ProfileFile {
             kernel_seconds: profile.kernel_seconds,
             launch_seconds: profile.launch_seconds,
             pinned_seconds_per_gib: profile.pinned_seconds_per_gib,
+            data_bandwidth: profile.data_bandwidth,
             gemm: profile.gemm,
             attention: profile.attention,
             elementwise: profile.elementwise,
@@ -115,6 +118,7 @@ impl ProfileFile {
             kernel_seconds: self.kernel_seconds,
             launch_seconds: self.launch_seconds,
             pinned_seconds_per_gib: self.pinned_seconds_per_gib,
+            data_bandwidth: self.data_bandwidth,
             gemm: self.gemm,
             attention: self.attention,
             elementwise: self.elementwise,
@@ -139,6 +143,7 @@ impl ProfileFile {
             .chain(self.attention.iter().map(|p| ("attention.backward_flops", p.backward_flops)))
             .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)))
             .chain(self.links.iter().flat_map(|link| link.figures().0))
+            .chain(self.data_bandwidth.map(|rate| ("data_bandwidth", rate)))
             .chain(self.uncertainty.map(|share| ("uncertainty", share)));
         for (field, value) in positive.into_iter().chain(points) {
             if !(value > 0.0 && value.is_finite()) {

@@ -86,6 +86,7 @@ impl HardwareProfile {
                 return Some((Part::Copies(plan.queue(id)), predicted - latency));
             }
             Work::Compute(compute) => compute,
+            Work::Fetch(_) | Work::ReadAhead(_) => return None,
         };
         let work_seconds = predicted - self.start_seconds();
         if work_seconds <= self.kernel_seconds {

@@ -29,6 +29,9 @@ pub fn instruction_seconds(plan: &Plan, profile: &HardwareProfile) -> Vec<f64> {
             let latency = profile.link(link).latency_seconds;
             latency + moving_seconds(profile, copy.bytes, link) * slowdown[queue]
         }
+        // A copy inside host memory.
+        Work::Fetch(_) => 0.0,
+        Work::ReadAhead(read) => profile.read_seconds(read.bytes),
     });
     seconds.collect()
 }

@@ -166,15 +166,26 @@ impl<'a> Queues<'a> {
                     exposed[class] += seconds * share;
                 }
             }
-            Some((_, Work::Compute(_))) | None => self.waited.launch += seconds,
+            Some((_, Work::Compute(_) | Work::Fetch(_) | Work::ReadAhead(_))) | None => {
+                self.waited.launch += seconds;
+            }
         }
+    }
+
+    /// How long the reading of data goes on when everything else is done.
+    pub(super) fn data_seconds(&self) -> f64 {
+        let data = self.plan.links.data_queue();
+        let others = self.now.free.iter().filter(|&(queue, _)| Some(queue) != data);
+        let others_end = others.map(|(_, &free)| free).fold(self.now.host, f64::max);
+        self.end() - others_end
     }
 
     /// How long the queues continue after the last kernel. That time is charged to the copies of
     /// the queue that finishes last.
     pub(super) fn drain(&mut self) -> f64 {
         let (kernels_end, all_end) = (self.compute_end(), self.end());
-        let copies = self.plan.queues().filter(|&queue| queue != Queue::COMPUTE);
+        let is_data = |queue| self.plan.links.is_data(queue);
+        let copies = self.plan.queues().filter(|&queue| queue != Queue::COMPUTE && !is_data(queue));
         let last = copies.max_by(|&a, &b| self.now.free[a].total_cmp(&self.now.free[b]));
         for (index, instruction) in self.plan.instructions.iter().enumerate() {
             let end = self.now.ends[index];

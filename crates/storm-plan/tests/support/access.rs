@@ -42,5 +42,15 @@ pub(crate) fn accesses(plan: &Plan, instruction: &Instruction) -> Vec<Access> {
             };
             vec![access(copy.from, false), access(copy.to, true)]
         }
+        Work::Fetch(fetch) => {
+            let write = |&input: &u32| {
+                let storm_plan::Input { place, value, .. } = &plan.inputs[input as usize];
+                let end = place.offset + plan.value(*value).size_bytes;
+                Access { tier: place.tier, bytes: place.offset..end, writes: true }
+            };
+            fetch.inputs.iter().map(write).collect()
+        }
+        // The memory of a source has no address.
+        Work::ReadAhead(_) => Vec::new(),
     }
 }

@@ -49,14 +49,14 @@ pub(crate) fn damaged(damage: impl FnOnce(&mut Plan)) -> CheckError {
 pub(crate) fn compute(plan: &mut Plan) -> &mut Compute {
     match &mut plan.instructions[ADD].work {
         Work::Compute(compute) => compute,
-        Work::Copy(_) => unreachable!("it is a kernel"),
+        _ => unreachable!("it is a kernel"),
     }
 }
 
 pub(crate) fn copy_of(plan: &mut Plan, index: usize) -> &mut Copy {
     match &mut plan.instructions[index].work {
         Work::Copy(copy) => copy,
-        Work::Compute(_) => unreachable!("it is a copy"),
+        _ => unreachable!("it is a copy"),
     }
 }
 

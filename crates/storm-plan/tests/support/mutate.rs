@@ -16,6 +16,10 @@ pub(crate) enum Mutation {
     ShiftDeviceSide { instruction: usize, by: isize },
     /// The host side of a copy lies elsewhere.
     ShiftHostSide { instruction: usize, by: isize },
+    /// An input, with what fetches it, lies elsewhere.
+    ShiftInput { input: usize, by: isize },
+    /// More is read ahead than was fetched.
+    ReadMore { instruction: usize },
     /// Two neighbours, one of which depends on the other, are issued the other way round.
     Swap { instruction: usize },
 }
@@ -41,6 +45,11 @@ pub(crate) fn mutations(plan: &Plan, random: &mut Random) -> Vec<Mutation> {
                 all.push(Mutation::ShiftDeviceSide { instruction, by: by() });
                 all.push(Mutation::ShiftHostSide { instruction, by: by() });
             }
+            Work::Fetch(fetch) => {
+                let inputs = fetch.inputs.iter();
+                all.extend(inputs.map(|&i| Mutation::ShiftInput { input: i as usize, by: by() }));
+            }
+            Work::ReadAhead(_) => all.push(Mutation::ReadMore { instruction }),
         }
         if depends_on_next(plan, instruction) {
             all.push(Mutation::Swap { instruction });
@@ -101,6 +110,15 @@ pub(crate) fn mutant(plan: &Plan, mutation: &Mutation) -> Option<Plan> {
             let end = end(copy, Tier::HOST);
             end.offset = end.offset.checked_add_signed(by)?;
         }
+        Mutation::ShiftInput { input, by } => {
+            let offset = &mut plan.inputs[input].place.offset;
+            *offset = offset.checked_add_signed(by)?;
+        }
+        Mutation::ReadMore { instruction } => {
+            if let Work::ReadAhead(read) = &mut plan.instructions[instruction].work {
+                read.micro_batches += 1;
+            }
+        }
         Mutation::Swap { instruction } => {
             plan.instructions.swap(instruction, instruction + 1);
             let renamed = |id: &mut InstructionId| match id.index() {
@@ -109,7 +127,8 @@ pub(crate) fn mutant(plan: &Plan, mutation: &Mutation) -> Option<Plan> {
                 _ => {}
             };
             plan.instructions.iter_mut().flat_map(|i| &mut i.waits).for_each(renamed);
-            plan.inputs.iter_mut().flat_map(|i| &mut i.copies).for_each(renamed);
+            let inputs = plan.inputs.iter_mut();
+            inputs.flat_map(|i| i.copies.iter_mut().chain(&mut i.fetches)).for_each(renamed);
             plan.results.iter_mut().flat_map(|r| &mut r.copies).for_each(renamed);
         }
     }
@@ -125,7 +144,7 @@ fn end(copy: &mut Copy, tier: Tier) -> &mut Place {
 fn copy(plan: &mut Plan, instruction: usize) -> &mut storm_plan::Copy {
     match &mut plan.instructions[instruction].work {
         Work::Copy(copy) => copy,
-        Work::Compute(_) => unreachable!("only copies have sides"),
+        _ => unreachable!("only copies have sides"),
     }
 }
 

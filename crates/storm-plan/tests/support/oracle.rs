@@ -7,7 +7,7 @@ mod world;
 use super::access::{Access, accesses};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use storm_plan::{InstructionId, PerQueue, Place, Plan, Run, Work};
+use storm_plan::{InstructionId, PerQueue, Place, Plan, Run, Tier, Work};
 use world::{Order, World};
 
 /// Why a plan is not safe; none if it is.
@@ -96,11 +96,14 @@ struct History<'a> {
     events: Vec<Event>,
     /// By event: who is before it, as bits.
     ancestors: Vec<Vec<u64>>,
+    /// Data that is read where none was fetched, or not at all.
+    problem: Option<String>,
 }
 
 impl<'a> History<'a> {
     fn of(plan: &'a Plan, runs: &[Run]) -> History<'a> {
-        let mut history = History { plan, events: Vec::new(), ancestors: Vec::new() };
+        let mut history =
+            History { plan, events: Vec::new(), ancestors: Vec::new(), problem: None };
         let mut builder = HistoryBuilder::new(plan);
         let once = plan.inputs.iter().enumerate().filter(|(_, input)| input.micro_batch.is_none());
         for (index, input) in once {
@@ -112,6 +115,9 @@ impl<'a> History<'a> {
             for _ in 0..run.times {
                 builder.segment(&mut history, run);
             }
+        }
+        if builder.fetched != builder.read {
+            history.problem = Some(format!("{} of {} are read", builder.read, builder.fetched));
         }
         history.close();
         history
@@ -136,6 +142,9 @@ impl<'a> History<'a> {
     }
 
     fn races(&self) -> Result<(), String> {
+        if let Some(problem) = &self.problem {
+            return Err(problem.clone());
+        }
         for (b, later) in self.events.iter().enumerate() {
             for (a, earlier) in self.events[..b].iter().enumerate() {
                 let conflict = || {
@@ -172,6 +181,9 @@ struct HistoryBuilder<'a> {
     host_knows: Vec<usize>,
     /// By result: when the host reads it next.
     unread: BTreeMap<usize, usize>,
+    /// Micro-batches of the step that were fetched, and of the next that were read in their place.
+    fetched: usize,
+    read: usize,
 }
 
 impl<'a> HistoryBuilder<'a> {
@@ -182,6 +194,8 @@ impl<'a> HistoryBuilder<'a> {
             last_of_queue: PerQueue::default(),
             host_knows: Vec::new(),
             unread: BTreeMap::new(),
+            fetched: 0,
+            read: 0,
         }
     }
 
@@ -193,7 +207,8 @@ impl<'a> HistoryBuilder<'a> {
             }
         }
         for (index, input) in plan.inputs.iter().enumerate() {
-            if input.micro_batch.is_some() && has_any(plan, run, &input.copies) {
+            let is_fetched = has_any(plan, run, &input.fetches);
+            if input.micro_batch.is_some() && !is_fetched && has_any(plan, run, &input.copies) {
                 self.write_input(history, index);
             }
         }
@@ -207,7 +222,8 @@ impl<'a> HistoryBuilder<'a> {
             let position = history.events.len();
             self.last_of_queue[queue] = Some(position);
             self.last_run.insert(id, position);
-            let accesses = accesses(plan, instruction);
+            let mut accesses = accesses(plan, instruction);
+            accesses.extend(self.source(history, &instruction.work));
             let kind = Kind::Instruction(id);
             history.events.push(Event { kind, accesses, queue: Some(queue.index()), after });
         }
@@ -225,10 +241,28 @@ impl<'a> HistoryBuilder<'a> {
         }
     }
 
+    /// The memory of the source that is touched: a fetch takes from it what a read then replaces.
+    fn source(&mut self, history: &mut History<'a>, work: &Work) -> Option<Access> {
+        let (counter, count, writes) = match work {
+            Work::Fetch(fetch) => (&mut self.fetched, fetch.micro_batches, false),
+            Work::ReadAhead(read) => (&mut self.read, read.micro_batches, true),
+            _ => return None,
+        };
+        let bytes = *counter..*counter + count;
+        *counter = bytes.end;
+        if self.read > self.fetched {
+            history.problem = Some("data is read that replaces what was not fetched".to_owned());
+        }
+        // A tier that no plan has.
+        let tier = Tier::HOST.behind().and_then(Tier::behind).expect("the last tier");
+        Some(Access { tier, bytes, writes })
+    }
+
     fn write_input(&mut self, history: &mut History<'a>, index: usize) {
         let input = &self.plan.inputs[index];
         let mut after = self.host_knows.clone();
-        after.extend(input.copies.iter().filter_map(|copy| self.last_run.get(copy)));
+        let before = input.copies.iter().chain(&input.fetches);
+        after.extend(before.filter_map(|copy| self.last_run.get(copy)));
         self.host_knows.push(history.events.len());
         let Place { tier, offset } = input.place;
         let end = offset + self.plan.value(input.value).size_bytes;

@@ -74,7 +74,10 @@ fn expand(plan: &Plan, runs: &[Run]) -> (Vec<Event>, VecDeque<HostAction>) {
             copies.iter().any(|copy| instructions.contains(&copy.index()))
         };
         for _ in 0..run.times {
-            let inputs = plan.inputs.iter().filter(|input| input.micro_batch.is_some());
+            let inputs = plan
+                .inputs
+                .iter()
+                .filter(|input| input.micro_batch.is_some() && !is_here(&input.fetches));
             let inputs = inputs.map(|input| &input.copies);
             let results = plan.results.iter().map(|result| &result.copies);
             let copies = inputs.chain(results).filter(|copies| is_here(copies)).flatten();
@@ -96,6 +99,10 @@ fn expand(plan: &Plan, runs: &[Run]) -> (Vec<Event>, VecDeque<HostAction>) {
 pub(crate) fn seconds(plan: &Plan, id: InstructionId, profile: &HardwareProfile) -> f64 {
     match &plan.instruction(id).work {
         Work::Copy(copy) => profile.copy_seconds(copy.bytes, copy.link()),
+        Work::Fetch(_) => 0.0,
+        Work::ReadAhead(read) => {
+            profile.data_bandwidth.map_or(0.0, |bandwidth| read.bytes as f64 / bandwidth)
+        }
         Work::Compute(compute) => {
             let graph = &plan.graphs[compute.graph.0 as usize];
             let node = &graph.nodes()[compute.node as usize];

@@ -3,8 +3,8 @@
 use super::random::{Random, between};
 use storm_graph::{Graph, TensorClass};
 use storm_plan::{
-    ALIGNMENT, Compute, Copy, GraphId, Instruction, InstructionId, Link, Operand, Place, Plan,
-    Segment, SegmentId, TensorKind, Tier, Value, ValueId, Work,
+    ALIGNMENT, Compute, Copy, Fetch, GraphId, Instruction, InstructionId, Link, Operand, Place,
+    Plan, ReadAhead, Segment, SegmentId, TensorKind, Tier, Value, ValueId, Work,
 };
 
 /// Where a slab lives.
@@ -64,6 +64,7 @@ pub(crate) struct Builder {
 pub(crate) enum Purpose {
     Input(usize),
     Result(usize),
+    Fetch(usize),
 }
 
 impl Builder {
@@ -222,6 +223,19 @@ impl Builder {
         }
     }
 
+    /// Fetches an input before everything else of the segment, and reads ahead at some time after that.
+    pub(crate) fn take_data(&mut self, input: usize) {
+        self.plan.links = self.plan.links.clone().and_data();
+        let bytes = self.plan.inputs[input].tensor.size_bytes();
+        let fetch = Work::Fetch(Fetch { inputs: vec![input as u32], micro_batches: 1 });
+        let read = Work::ReadAhead(ReadAhead { micro_batches: 1, bytes });
+        let later = between(&mut self.random, 0.0, 5.0);
+        for (at, work, purpose) in [(-1.0, fetch, Some(Purpose::Fetch(input))), (later, read, None)]
+        {
+            self.items.push((at, Instruction { work, waits: Vec::new() }, purpose));
+        }
+    }
+
     /// The next kernel.
     pub(crate) fn compute(&mut self, node: u32, operands: &[&Placed], outputs: &[&Placed]) {
         self.now += 1.0;
@@ -267,6 +281,7 @@ impl Builder {
                 None => {}
                 Some(Purpose::Input(index)) => self.plan.inputs[index].copies.push(id),
                 Some(Purpose::Result(index)) => self.plan.results[index].copies.push(id),
+                Some(Purpose::Fetch(index)) => self.plan.inputs[index].fetches.push(id),
             }
             self.plan.instructions.push(instruction);
         }

@@ -2,8 +2,9 @@
 
 use storm_graph::{DType, Graph, Op, Shape, Tensor, TensorClass, Training};
 use storm_plan::{
-    Compute, Copy, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand, PerTier,
-    Place, Plan, PlanResult, Run, Segment, SegmentId, TensorKind, Tier, Value, ValueId, Work,
+    Compute, Copy, Fetch, GraphId, Input, Instruction, InstructionId, Lasting, Link, Operand,
+    PerTier, Place, Plan, PlanResult, ReadAhead, Run, Segment, SegmentId, TensorKind, Tier, Value,
+    ValueId, Work,
 };
 
 /// Size of every tensor and value.
@@ -92,6 +93,15 @@ pub(crate) fn kernel(
     push(plan, work, waits)
 }
 
+/// Adds a fetch of an input, and a read of as much data.
+pub(crate) fn fetch(plan: &mut Plan, input: usize, waits: &[InstructionId]) -> [InstructionId; 2] {
+    plan.links = plan.links.clone().and_data();
+    let work = Work::Fetch(Fetch { inputs: vec![input as u32], micro_batches: 1 });
+    let fetch = push(plan, work, waits);
+    let work = Work::ReadAhead(ReadAhead { micro_batches: 1, bytes: BLOCK });
+    [fetch, push(plan, work, &[fetch])]
+}
+
 fn push(plan: &mut Plan, work: Work, waits: &[InstructionId]) -> InstructionId {
     plan.instructions.push(Instruction { work, waits: waits.to_vec() });
     InstructionId(plan.instructions.len() as u32 - 1)
@@ -121,6 +131,7 @@ pub(crate) fn input(plan: &mut Plan, value: ValueId, host_block: usize, copies: 
         micro_batch: Some(0),
         place: Place { tier: Tier::HOST, offset: host_block * BLOCK },
         copies: copies.to_vec(),
+        fetches: Vec::new(),
     });
 }
 

@@ -82,6 +82,7 @@ pub(crate) fn toy_plan_of(layers: usize, times: usize, mut random: Random) -> Pl
     let deferred = random.chance(40);
     let talks = random.chance(50);
     let mut toy = Toy::new(layers, rows, width, deferred, talks, random);
+    toy.fetches = talks && toy.builder.random.chance(60);
     let first = toy.micro_batch(true);
     let mut step = vec![Run { segment: first, times: 1 }];
     if times > 0 {
@@ -114,6 +115,8 @@ struct Toy {
     mirrors: Vec<Option<usize>>,
     scalars: usize,
     loss: usize,
+    /// Whether the input of a micro-batch is fetched.
+    fetches: bool,
     /// Gradients of the activations of even and odd layers.
     deltas: [(ValueId, usize); 2],
     /// Scratch of the sums over rows and over everything.
@@ -186,6 +189,7 @@ impl Toy {
             mirrors,
             scalars,
             loss,
+            fetches: false,
             deltas,
             partials,
         };
@@ -237,6 +241,7 @@ impl Toy {
                 micro_batch,
                 place: Place { tier: Tier::HOST, offset: host },
                 copies: Vec::new(),
+                fetches: Vec::new(),
             });
         }
     }
@@ -255,6 +260,9 @@ impl Toy {
 
     /// Forward and backward of one micro-batch, which writes gradients or adds to them.
     fn micro_batch(&mut self, is_first: bool) -> SegmentId {
+        if self.fetches {
+            self.builder.take_data(0);
+        }
         for layer in 0..self.layers {
             let x = self.bring(self.activations[layer]);
             let weight = self.bring(self.weights[layer]);

@@ -2,7 +2,7 @@
 
 use super::access::{Access, accesses};
 use super::random::Random;
-use storm_plan::{InstructionId, Plan, Queue, Run};
+use storm_plan::{InstructionId, Plan, Queue, Run, Work};
 
 const QUEUES: usize = Queue::COUNT_MAX;
 
@@ -41,6 +41,7 @@ fn walk(plan: &mut Plan, runs: &[Run]) {
     let mut events: Vec<Event> = Vec::new();
     let mut known = [[0; QUEUES]; QUEUES];
     let mut last: Vec<Option<Clock>> = vec![None; plan.instructions.len()];
+    let mut fetched: Option<(InstructionId, usize, Clock)> = None;
     for run in runs {
         let instructions = plan.segment(run.segment).instructions.clone();
         for index in (0..run.times).flat_map(|_| instructions.clone()) {
@@ -62,8 +63,18 @@ fn walk(plan: &mut Plan, runs: &[Run]) {
                     plan.instructions[index].waits.push(event.id);
                 }
             }
+            if let (Work::ReadAhead(_), Some((fetch, of, clock))) =
+                (&plan.instruction(id).work, fetched)
+                && known[queue][of] < clock[of]
+            {
+                join(&mut known[queue], &clock);
+                plan.instructions[index].waits.push(fetch);
+            }
             known[queue][queue] += 1;
             let clock = known[queue];
+            if let Work::Fetch(_) = &plan.instruction(id).work {
+                fetched = Some((id, queue, clock));
+            }
             last[index] = Some(clock);
             events.push(Event { id, queue, clock, accesses });
         }

@@ -5,6 +5,7 @@ mod streamed;
 
 use crate::TrainError;
 use resident::ResidentEngine;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
 use storm_exec::Planned;
@@ -66,7 +67,7 @@ trait Engine {
 /// The window does not fit the model.
 pub fn decoding_task(config: &ModelConfig, options: &DecodeOptions) -> Result<Task, TrainError> {
     let forward = build_streamed_decoder(config, options)?.program;
-    Ok(Task { forward, training: None, micro_batches: 1 })
+    Ok(Task { forward, training: None, micro_batches: 1, data: BTreeSet::new() })
 }
 
 impl Decoder {

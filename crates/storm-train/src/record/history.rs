@@ -162,6 +162,7 @@ pub(super) mod tests {
             device_bytes: 0,
             host_bytes: 0,
             process_bytes: None,
+            data_wait_seconds: 0.0,
             hidden_share: None,
             compute_share: None,
         }

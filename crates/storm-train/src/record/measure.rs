@@ -29,6 +29,9 @@ pub struct StepRecord {
     pub throughput: Throughput,
     /// It took.
     pub seconds: f64,
+    /// Of these, how long it waited for its data to be read.
+    #[serde(default)]
+    pub data_wait_seconds: f64,
     /// Device memory that the process holds, when it was last asked for.
     pub device_bytes: u64,
     /// Host memory that the plan holds.
@@ -92,6 +95,7 @@ impl Measure {
                 step.step_units as f64 / step.seconds.max(1e-9),
             ),
             seconds: step.seconds,
+            data_wait_seconds: step.data_wait_seconds,
             device_bytes: self.device_bytes,
             host_bytes: observed.memory_taken()[Tier::HOST] as u64,
             process_bytes: self.process_bytes,

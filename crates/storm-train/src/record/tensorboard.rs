@@ -84,6 +84,7 @@ impl Sink for TensorBoardFile {
             ("memory/host_MiB", mebibytes(record.host_bytes)),
         ];
         scalars.extend(record.accuracy.map(|accuracy| ("accuracy/train", accuracy)));
+        scalars.push(("speed/data_wait_seconds", record.data_wait_seconds as f32));
         scalars.extend(record.hidden_share.map(|share| ("overlap/copies_hidden", share as f32)));
         scalars.extend(record.compute_share.map(|share| ("overlap/compute_busy", share as f32)));
         self.scalars(record.step, &scalars)

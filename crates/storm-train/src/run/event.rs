@@ -27,6 +27,8 @@ pub struct StepEvent {
     pub units: u64,
     /// From asking for data to the loss.
     pub seconds: f64,
+    /// Of these, how long it waited for data that was not read yet.
+    pub data_wait_seconds: f64,
 }
 
 /// Anything else that happened.
@@ -65,6 +67,15 @@ pub enum Event<'a> {
         is_best: bool,
         /// What it took.
         seconds: f64,
+    },
+    /// Steps wait for data: it is read more slowly than the device computes. Told once.
+    DataLimited {
+        /// After which step.
+        step: u64,
+        /// Share of the time of the last steps that they waited.
+        wait_share: f64,
+        /// How fast data is read, as the inputs of the model.
+        bytes_per_second: f64,
     },
     /// Device memory is not as planned. If that is critical, a checkpoint follows.
     MemoryAlarm {

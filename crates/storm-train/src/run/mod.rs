@@ -4,6 +4,7 @@
 //! step depends on the step's number and on what was saved alone, so that a run which was stopped and
 //! goes on is the run that never stopped.
 
+mod data_watch;
 mod error;
 mod evaluate;
 mod event;
@@ -18,10 +19,13 @@ pub use event::{Event, Observed, Observer, StepEvent, StopReason};
 pub use source::BatchSource;
 pub use stop::Stop;
 
+use crate::staging::Rate;
+use crate::trainer::{NextStep, SourceStep};
 use crate::{
-    AnyBatch, Best, Checkpoints, Disk, Guard, MicroBatch, Progress, Retention, Saver, Schedule,
-    Storage, Trainer, TrainingState, Verified,
+    AnyBatch, Best, Checkpoints, Disk, Guard, Progress, Retention, Saver, Schedule, Storage,
+    Trainer, TrainingState, Verified,
 };
+use data_watch::DataWatch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -55,12 +59,11 @@ pub struct RunOptions {
 /// A model in training, with all that belongs to its run.
 pub struct Run<D: PlanDevice, S: Storage = Disk> {
     trainer: Trainer<D>,
-    data: Box<dyn BatchSource>,
     held_out: Option<Box<dyn BatchSource>>,
     saver: Saver<S>,
     options: RunOptions,
     progress: Progress,
-    /// The micro-batches of a step, used again.
+    /// The micro-batches of an evaluation, used again.
     batches: Vec<AnyBatch>,
     /// The step of the newest checkpoint that this run knows to be on the disk.
     saved: Option<u64>,
@@ -68,6 +71,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     pause: save::Pause,
     guard: Option<Guard>,
     on_alarm: OnAlarm,
+    data_watch: DataWatch,
 }
 
 /// What a run does once it was saved because device memory got short.
@@ -96,13 +100,16 @@ pub struct Finished {
 
 impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// A run at its beginning. Of `data` the first micro-batch is next; `held_out` is at its start.
+    ///
+    /// # Errors
+    /// Of anything that the device ran before.
     pub fn new(
-        trainer: Trainer<D>,
+        mut trainer: Trainer<D>,
         data: Box<dyn BatchSource>,
         held_out: Option<Box<dyn BatchSource>>,
         checkpoints: Checkpoints<S>,
         options: RunOptions,
-    ) -> Run<D, S> {
+    ) -> Result<Run<D, S>, RunError> {
         let progress = Progress {
             step: 0,
             updates: 0,
@@ -113,10 +120,10 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             settings: options.settings.clone(),
             device: options.device.clone(),
         };
+        trainer.set_source(data)?;
         let batches = vec![AnyBatch::default(); trainer.micro_batches()];
-        Run {
+        Ok(Run {
             trainer,
-            data,
             held_out,
             saver: Saver::new(checkpoints),
             options,
@@ -126,7 +133,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             pause: save::Pause::default(),
             guard: None,
             on_alarm: OnAlarm::GoOn,
-        }
+            data_watch: DataWatch::default(),
+        })
     }
 
     /// Watches device memory from now on.
@@ -162,7 +170,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
 
     fn restore(&mut self, verified: &Verified) -> Result<(), RunError> {
         verified.restore(&mut self.trainer)?;
-        self.data.resume(&verified.progress().data)?;
+        self.trainer.resume_source(&verified.progress().data)?;
         self.progress = Progress {
             settings: self.options.settings.clone(),
             device: self.options.device.clone(),
@@ -242,12 +250,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// One step; returns its loss.
     fn step(&mut self, observer: &mut dyn Observer) -> Result<f32, RunError> {
         let start = Instant::now();
-        for batch in &mut self.batches {
-            self.data.next_batch(batch)?;
-        }
         let learning_rate = self.options.schedule.rate(self.progress.step);
-        let report = self.trainer.step(&self.batches, learning_rate)?;
         let step = self.progress.step + 1;
+        let next = if step < self.options.steps { NextStep::Follows } else { NextStep::None };
+        let made = self.trainer.step_from_source(learning_rate, next)?;
+        let SourceStep { report, data, wait_seconds } = made;
         if !(report.loss.is_finite() && report.gradient_norm.is_finite()) {
             let culprit = finite::first_bad(&mut self.trainer, report)?;
             self.settle(observer);
@@ -255,11 +262,12 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             let partly_updated = self.trainer.is_partly_updated();
             return Err(RunError::NotFinite { step, report, culprit, partly_updated, checkpoint });
         }
-        let units: usize = self.batches.iter().map(MicroBatch::units).sum();
+        let units = data.units as u64;
         self.progress.step = step;
         self.progress.updates = self.trainer.updates();
-        self.progress.units += units as u64;
-        self.progress.data = self.data.position();
+        self.progress.units += units;
+        // Where the source was when this step was there and nothing of the next.
+        self.progress.data = data.position;
         let event = StepEvent {
             step,
             loss: report.loss,
@@ -267,11 +275,17 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             gradient_norm: report.gradient_norm,
             learning_rate,
             unit: self.trainer.unit(),
-            step_units: units as u64,
+            step_units: units,
             units: self.progress.units,
             seconds: start.elapsed().as_secs_f64(),
+            data_wait_seconds: wait_seconds,
         };
         observer.step(&event, &mut self.trainer)?;
+        if let Some(wait_share) = self.data_watch.add(event.seconds, wait_seconds) {
+            let Rate { bytes, seconds } = self.trainer.read_rate();
+            let bytes_per_second = bytes as f64 / seconds.max(f64::MIN_POSITIVE);
+            observer.event(&Event::DataLimited { step, wait_share, bytes_per_second })?;
+        }
         Ok(report.loss)
     }
 
@@ -285,11 +299,14 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// # Errors
     /// From data or device.
     pub fn rehearse(&mut self) -> Result<(), RunError> {
-        let here = self.data.position();
-        for batch in &mut self.batches {
-            self.data.next_batch(batch)?;
-        }
-        self.data.resume(&here)?;
+        let batches = &mut self.batches;
+        self.trainer.borrow_source(|data| {
+            let here = data.position();
+            for batch in batches {
+                data.next_batch(batch)?;
+            }
+            data.resume(&here)
+        })?;
         self.trainer.evaluate(&self.batches)?;
         Ok(())
     }

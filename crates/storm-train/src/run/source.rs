@@ -1,8 +1,8 @@
 use super::RunError;
 use crate::AnyBatch;
 
-/// Where the micro-batches of a run come from.
-pub trait BatchSource {
+/// Where the micro-batches of a run come from. A thread of its own reads ahead.
+pub trait BatchSource: Send {
     /// Fills a micro-batch and says how many of its rows hold data; rows without have no targets. A
     /// source for training never ends.
     ///

@@ -3,7 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use storm_device::{DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Trace};
+use storm_device::{
+    DeviceError, MemoryRefused, NullDevice, NullOptions, PlanDevice, Supply, Trace,
+};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{Budget, CheckedPlan, HardwareProfile, PerTier, Place, SegmentId, Tier};
 use storm_train::{AnyBatch, Batch, Correction, LaunchSite, Notice, RunError, StepPlan};
@@ -52,6 +54,14 @@ impl PlanDevice for VirtualDevice {
 
     fn plan(&self) -> &Arc<CheckedPlan> {
         self.0.plan()
+    }
+
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
+        self.0.set_supply(supply)
+    }
+
+    fn wait_for_data(&mut self) -> Result<(), DeviceError> {
+        self.0.wait_for_data()
     }
 
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {

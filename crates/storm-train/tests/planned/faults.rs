@@ -2,7 +2,7 @@
 
 use crate::support::{batches, options, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, Fault, FaultKind};
-use storm_plan::{Decisions, HardwareProfile, Lowering, Queue, check};
+use storm_plan::{Decisions, HardwareProfile, Lowering, check};
 use storm_train::{Precision, Trainer, training_task};
 
 #[test]
@@ -15,9 +15,11 @@ fn a_failure_in_any_queue_is_named_and_stops_the_training() {
     let plan = lowering.lower(&Decisions::streamed(&task)).expect("decisions that work");
     let budget = plan.bytes;
     let plan = std::sync::Arc::new(check(plan, budget).expect("a sound plan"));
-    for queue in [Queue::COMPUTE, Queue::HOST_TO_DEVICE, Queue::DEVICE_TO_HOST] {
+    for queue in plan.queues() {
+        // A step takes data twice.
+        let moments = if plan.links.is_data(queue) { [0, 1, 5] } else { [0, 7, 60] };
         for kind in [FaultKind::Error, FaultKind::Panic] {
-            for after in [0, 7, 60] {
+            for after in moments {
                 let fault = Some(Fault { queue, after, kind });
                 let device = CpuPlanOptions { fault, ..CpuPlanOptions::default() };
                 let mut trainer: Trainer<CpuPlanDevice> =

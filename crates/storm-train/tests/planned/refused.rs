@@ -3,7 +3,7 @@
 use crate::support::{Random, batches, options, tiny};
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::{DeviceError, MemoryRefused, PlanDevice, Trace};
+use storm_device::{DeviceError, MemoryRefused, PlanDevice, Supply, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_host::{HostLimit, HostMemoryRefused};
 use storm_plan::{
@@ -79,6 +79,14 @@ impl PlanDevice for Stingy {
 
     fn plan(&self) -> &Arc<CheckedPlan> {
         self.0.plan()
+    }
+
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
+        self.0.set_supply(supply)
+    }
+
+    fn wait_for_data(&mut self) -> Result<(), DeviceError> {
+        self.0.wait_for_data()
     }
 
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Duration;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::{DeviceError, PlanDevice, Trace};
+use storm_device::{DeviceError, PlanDevice, Supply, Trace};
 use storm_graph::{Graph, Node, TensorId};
 use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, UpdateTime};
 use storm_train::{Alarm, Guard, MemoryReading, OnAlarm, RunOptions, Stop, StopReason};
@@ -34,6 +34,14 @@ impl PlanDevice for Pressured {
 
     fn plan(&self) -> &Arc<CheckedPlan> {
         self.inner.plan()
+    }
+
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
+        self.inner.set_supply(supply)
+    }
+
+    fn wait_for_data(&mut self) -> Result<(), DeviceError> {
+        self.inner.wait_for_data()
     }
 
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {

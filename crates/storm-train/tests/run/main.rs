@@ -2,6 +2,7 @@
 
 mod guard;
 mod metrics;
+mod reading;
 mod saving;
 mod trial;
 
@@ -44,8 +45,16 @@ fn trainer(update: UpdateTime) -> Trainer<CpuPlanDevice> {
 }
 
 fn trainer_on<D: PlanDevice>(update: UpdateTime, device: D::Options) -> Trainer<D> {
+    trainer_of(update, 1, device)
+}
+
+fn trainer_of<D: PlanDevice>(
+    update: UpdateTime,
+    micro_batches: usize,
+    device: D::Options,
+) -> Trainer<D> {
     let options = TrainOptions { seed: 3, ..TrainOptions::new(2, SEQUENCE, Precision::F32) };
-    let task = training_task(tiny(), &options, 1).expect("a valid model");
+    let task = training_task(tiny(), &options, micro_batches).expect("a valid model");
     let profile = HardwareProfile::builtin("reference").expect("built in");
     let budget = Budget::new(1 << 40, 1 << 40);
     let forced = Forced { update: Some(update), ..Forced::default() };
@@ -127,9 +136,18 @@ fn options(steps: u64, rate: f64) -> RunOptions {
 }
 
 fn run<D: PlanDevice>(folder: &TempDir, trainer: Trainer<D>, options: RunOptions) -> Run<D> {
+    run_over(folder, trainer, Box::new(Made { next: 0, end: None }), options)
+}
+
+fn run_over<D: PlanDevice>(
+    folder: &TempDir,
+    trainer: Trainer<D>,
+    data: Box<dyn BatchSource>,
+    options: RunOptions,
+) -> Run<D> {
     let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
     let held_out = Box::new(Made { next: 1000, end: Some(1003) });
-    Run::new(trainer, Box::new(Made { next: 0, end: None }), Some(held_out), checkpoints, options)
+    Run::new(trainer, data, Some(held_out), checkpoints, options).expect("a run")
 }
 
 #[test]

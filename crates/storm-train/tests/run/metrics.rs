@@ -42,6 +42,7 @@ fn record(step: u64) -> StepRecord {
         host_bytes: 1 << 31,
         process_bytes: Some(1 << 32),
         hidden_share: Some(0.987_654_321),
+        data_wait_seconds: 0.012_345,
         compute_share: Some(0.876_543_21),
     }
 }

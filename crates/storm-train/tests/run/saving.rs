@@ -119,7 +119,8 @@ fn filling(folder: &TempDir, files: usize, options: RunOptions) -> Run<CpuPlanDe
     let disk = Filling { files_left: Arc::new(AtomicUsize::new(files)) };
     let checkpoints = Checkpoints::open(folder.path(), disk).expect("a folder");
     let data = Box::new(Made { next: 0, end: None });
-    let mut run = Run::new(trainer(UpdateTime::NextStep), data, None, checkpoints, options);
+    let mut run =
+        Run::new(trainer(UpdateTime::NextStep), data, None, checkpoints, options).expect("a run");
     run.save_in_background().expect("little memory");
     run
 }

@@ -16,7 +16,7 @@ use crate::placed::check_size;
 use crate::sequence::{Sequence, Turn};
 use crate::spans::{Recorder, Trace};
 use crate::tickets::Tickets;
-use crate::{Device, DeviceError, PlanDevice};
+use crate::{Device, DeviceError, PlanDevice, Supply};
 use board::Board;
 pub use options::{CpuPlanOptions, Fault, FaultKind};
 use program::Program;
@@ -24,7 +24,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Queue, SegmentId, Tier};
+use storm_plan::{CheckedPlan, InstructionId, PerQueue, PerTier, Place, Queue, SegmentId, Tier};
 use worker::Worker;
 
 /// A checked plan on the CPU. Kernels run in a separate rayon pool, and the compute queue is one of
@@ -91,6 +91,20 @@ impl PlanDevice for CpuPlanDevice {
         &self.program.plan
     }
 
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        self.program.set_supply(supply);
+        Ok(())
+    }
+
+    fn wait_for_data(&mut self) -> Result<(), DeviceError> {
+        let mut counts = PerQueue::default();
+        if let Some(data) = self.program.plan.links.data_queue() {
+            counts[data] = self.tickets.given()[data];
+        }
+        self.program.board.wait(counts)
+    }
+
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
         let plan = &self.program.plan;
         // After a failure every call returns it, even a call that is also out of order.
@@ -111,9 +125,10 @@ impl PlanDevice for CpuPlanDevice {
         let input = &self.program.plan.inputs[input];
         check_size(&input.tensor, bytes.len())?;
         self.program.board.wait_for(self.tickets.targets(&input.copies))?;
+        self.program.board.wait_for(self.tickets.targets(&input.fetches))?;
         let to = self.program.address(&input.tensor.name, input.place, bytes.len())?;
-        // SAFETY: in bounds. The copies that read these bytes are done, the checker has proved that
-        // no other instruction touches them, and `&mut self` prevents new ones from being issued.
+        // SAFETY: in bounds. The copies that read these bytes and the fetches that write them are done, the
+        // checker has proved that no other instruction touches them, and `&mut self` prevents new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }

@@ -4,18 +4,22 @@ use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::memory::Memory;
 use crate::placed::{node_of, tensor_name};
-use std::sync::Arc;
+use crate::supply::{self, Supplied, Supply};
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
-use storm_plan::{CheckedPlan, Compute, InstructionId, PerTier, Place, Plan, Work};
+use storm_plan::{
+    CheckedPlan, Compute, Fetch, InstructionId, PerTier, Place, Plan, ReadAhead, Work,
+};
 
 /// What the threads of all queues share: the resolved plan and the memory it runs on.
-#[derive(Debug)]
 pub(super) struct Program {
     pub(super) plan: Arc<CheckedPlan>,
     pub(super) memory: PerTier<Memory>,
     pub(super) board: Board,
     /// By instruction.
     work: Vec<Prepared>,
+    supply: RwLock<Supplied>,
     origin: Instant,
 }
 
@@ -23,6 +27,8 @@ pub(super) struct Program {
 enum Prepared {
     Kernel(Box<Instruction>),
     Copy { from: Place, to: Place, bytes: usize },
+    Fetch(Fetch),
+    ReadAhead { micro_batches: usize },
 }
 
 impl Program {
@@ -31,7 +37,8 @@ impl Program {
         let work = (0..plan.instructions.len())
             .map(|index| prepare(&plan, &memory, InstructionId(index as u32)))
             .collect::<Result<_, _>>()?;
-        let program = Program { plan, memory, board, work, origin: Instant::now() };
+        let supply = RwLock::default();
+        let program = Program { plan, memory, board, work, supply, origin: Instant::now() };
         let inputs = program.plan.inputs.iter().map(|input| (&input.tensor, input.place));
         let results = program.plan.results.iter().map(|result| (&result.tensor, result.place));
         for (tensor, place) in inputs.chain(results) {
@@ -40,7 +47,15 @@ impl Program {
         Ok(program)
     }
 
+    /// Where data comes from in later steps.
+    pub(super) fn set_supply(&self, supply: Arc<dyn Supply>) {
+        *self.supply.write().unwrap_or_else(PoisonError::into_inner) = Some(supply);
+    }
+
     /// Runs an instruction to its end.
+    ///
+    /// # Errors
+    /// There is no data to fetch.
     ///
     /// # Panics
     /// If an id in its data is out of range.
@@ -50,7 +65,7 @@ impl Program {
     /// everything that waits for it keeps waiting until this returns. The checker has proved that
     /// nothing else touches its bytes meanwhile: every instruction that could is ordered before or
     /// after it.
-    pub(super) unsafe fn run(&self, id: InstructionId) {
+    pub(super) unsafe fn run(&self, id: InstructionId) -> Result<(), String> {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
                 // SAFETY: by the caller's promise and the checked plan, nothing else touches these
@@ -67,7 +82,22 @@ impl Program {
                 // source or accesses the destination meanwhile.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
             }
+            Prepared::Fetch(fetch) => {
+                let supply = self.supply.read().unwrap_or_else(PoisonError::into_inner);
+                let address = |name: &str, place, bytes| self.address(name, place, bytes);
+                // SAFETY: in bounds; the caller and the checked plan guarantee that no other instruction
+                // accesses the inputs meanwhile, and the host does not write what is fetched.
+                let fetched = unsafe { supply::fetch(&supply, &self.plan, fetch, address) };
+                fetched.map_err(|error| error.to_string())?;
+            }
+            &Prepared::ReadAhead { micro_batches } => {
+                let supply = self.supply.read().unwrap_or_else(PoisonError::into_inner);
+                if let Some(supply) = &*supply {
+                    supply.read_ahead(micro_batches);
+                }
+            }
         }
+        Ok(())
     }
 
     /// Where some bytes of a tier are.
@@ -111,5 +141,15 @@ fn prepare(
             let &storm_plan::Copy { from, to, bytes, .. } = copy;
             Ok(Prepared::Copy { from, to, bytes })
         }
+        Work::Fetch(fetch) => Ok(Prepared::Fetch(fetch.clone())),
+        &Work::ReadAhead(ReadAhead { micro_batches, .. }) => {
+            Ok(Prepared::ReadAhead { micro_batches })
+        }
+    }
+}
+
+impl fmt::Debug for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Program").field("board", &self.board).finish_non_exhaustive()
     }
 }

@@ -53,8 +53,7 @@ impl Worker {
             None => {
                 // SAFETY: the board gave this instruction to this thread alone, everything it waits
                 // for is done, and it does not count as done before this returns.
-                unsafe { self.program.run(instruction) };
-                Ok(())
+                unsafe { self.program.run(instruction) }
             }
         }));
         outcome.unwrap_or_else(|panic| Err(message(&*panic)))

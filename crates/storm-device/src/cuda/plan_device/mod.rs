@@ -5,6 +5,7 @@ mod failure;
 mod options;
 mod program;
 mod queues;
+mod reader;
 mod timeline;
 
 use super::context::{Card, Context};
@@ -19,16 +20,19 @@ use crate::host_buffer::copy_all;
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
 use crate::spans::Trace;
-use crate::{Device, DeviceError, HostBuffer, PlanDevice};
+use crate::supply;
+use crate::{Device, DeviceError, HostBuffer, PlanDevice, Supply};
 use cudarc::driver::result;
 use disturbance::Disturbance;
 pub use options::{CudaPlanOptions, Preparing};
 use program::{Program, queue_action};
 use queues::Queues;
 use rayon::prelude::*;
+use reader::{HostRun, Reader};
 use std::sync::Arc;
+use std::time::Instant;
 use storm_graph::{Graph, Node, TensorId};
-use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier};
+use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier, Work};
 use timeline::Timeline;
 
 /// A checked plan on a GPU.
@@ -39,6 +43,8 @@ use timeline::Timeline;
 pub struct CudaPlanDevice {
     // Dropped in this order: first the work, then what it uses.
     queues: Queues,
+    /// None if the plan takes no data.
+    reader: Option<Reader>,
     program: Program,
     kept: CudaKept,
     plan: Arc<CheckedPlan>,
@@ -126,7 +132,66 @@ impl CudaPlanDevice {
         failure
     }
 
+    /// Waits until everything that was to be read has been.
+    fn finish_reading(&mut self) -> Result<(), DeviceError> {
+        let (Some(reader), Some(queue)) = (&self.reader, self.plan.links.data_queue()) else {
+            return Ok(());
+        };
+        if !reader.wait(self.queues.given()[queue]) {
+            let failure = DeviceError::Instruction {
+                instruction: "reading the data of the next step".to_owned(),
+                queue: self.plan.links.queue_name(queue),
+                tensor: String::new(),
+                reason: "it panicked".to_owned(),
+            };
+            self.failure = Some(failure.clone());
+            return Err(failure);
+        }
+        self.queues.done_by_host(queue);
+        Ok(())
+    }
+
+    /// Runs a fetch in this thread, or hands a read to the thread that reads.
+    fn take_data(&mut self, id: InstructionId) -> Result<(), DeviceError> {
+        let plan = Arc::clone(&self.plan);
+        let waits = &plan.instruction(id).waits;
+        // The host waits for streams, and streams never wait for a fetch: it is done before they are given
+        // anything that needs it.
+        self.queues.wait_for(waits)?;
+        let (queue, _) = self.queues.begin(&plan, id)?;
+        let reader = self.reader.as_ref().ok_or(DeviceError::NoSupply)?;
+        match &plan.instruction(id).work {
+            Work::ReadAhead(read) => reader.give(id, read.micro_batches),
+            Work::Fetch(fetch) => {
+                let start = Instant::now();
+                let supply = reader.supply();
+                // SAFETY: in bounds. The copies that read these inputs are done, and the checker has proved
+                // that no other instruction touches them.
+                unsafe {
+                    supply::fetch(&supply, &plan, fetch, |name, place, bytes| {
+                        self.host_address(name, place.offset, bytes)
+                    })?;
+                }
+                self.queues.done_by_host(queue);
+                let run = HostRun { instruction: id, start, end: Instant::now() };
+                if let Some(timeline) = self.timeline.as_mut().filter(|_| self.recording) {
+                    timeline.ran_on_host(run);
+                }
+            }
+            Work::Compute(_) | Work::Copy(_) => unreachable!("they run in streams"),
+        }
+        Ok(())
+    }
+
     fn give(&mut self, id: InstructionId) -> Result<(), DeviceError> {
+        let plan = Arc::clone(&self.plan);
+        let reads = |id: &&InstructionId| matches!(plan.instruction(**id).work, Work::ReadAhead(_));
+        if plan.instruction(id).waits.iter().any(|wait| reads(&wait)) {
+            self.finish_reading()?;
+        }
+        if plan.links.is_data(plan.queue(id)) {
+            return self.take_data(id);
+        }
         let (queue, command) = self.queues.begin(&self.plan, id)?;
         let stream = self.queues.stream(queue);
         self.disturbance.precede(queue, stream)?;
@@ -216,8 +281,13 @@ impl PlanDevice for CudaPlanDevice {
             true => Some(Timeline::new(&plan, &tools.context)?),
             false => None,
         };
+        let reader = match plan.links.data_queue() {
+            Some(_) => Some(Reader::new(options.trace)?),
+            None => None,
+        };
         let device = CudaPlanDevice {
             queues,
+            reader,
             program,
             kept: CudaKept { host, tools },
             sequence: Sequence::new(&plan),
@@ -237,6 +307,19 @@ impl PlanDevice for CudaPlanDevice {
         &self.plan
     }
 
+    fn set_supply(&mut self, supply: Arc<dyn Supply>) -> Result<(), DeviceError> {
+        self.synchronize()?;
+        if let Some(reader) = &self.reader {
+            reader.set_supply(supply);
+        }
+        Ok(())
+    }
+
+    fn wait_for_data(&mut self) -> Result<(), DeviceError> {
+        self.enter()?;
+        self.finish_reading()
+    }
+
     fn issue(&mut self, segment: SegmentId) -> Result<(), DeviceError> {
         self.enter()?;
         if self.sequence.advance(&self.plan, segment)? == Turn::Begins {
@@ -244,6 +327,9 @@ impl PlanDevice for CudaPlanDevice {
             if let Some(timeline) = self.timeline.as_mut().filter(|_| self.recording) {
                 let begun = timeline.begin(self.queues.streams(), self.queues.given());
                 begun.map_err(|error| self.fail(None, error.into()))?;
+                if let Some(reader) = &self.reader {
+                    reader.begin();
+                }
             }
         }
         let waited = self.queues.wait_for(self.sequence.host_copies(segment));
@@ -260,9 +346,10 @@ impl PlanDevice for CudaPlanDevice {
         let input = &plan.inputs[input];
         check_size(&input.tensor, bytes.len())?;
         self.wait_for(&input.copies)?;
+        self.wait_for(&input.fetches)?;
         let to = self.host_address(&input.tensor.name, input.place.offset, bytes.len())?;
-        // SAFETY: in bounds. The copies that read these bytes are done, the checker has proved that no other
-        // instruction touches them, and `&mut self` prevents new ones from being issued.
+        // SAFETY: in bounds. The copies that read these bytes and the fetches that write them are done, the
+        // checker has proved that no other instruction touches them, and `&mut self` prevents new ones from being issued.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
         Ok(())
     }
@@ -280,6 +367,7 @@ impl PlanDevice for CudaPlanDevice {
 
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.enter()?;
+        self.finish_reading()?;
         self.queues.wait_for_all().map_err(|error| self.fail(None, error.into()))
     }
 
@@ -429,7 +517,8 @@ impl PlanDevice for CudaPlanDevice {
 
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
         self.synchronize()?;
-        let trace = self.timeline.as_ref().map(Timeline::trace).transpose();
+        let read = self.reader.as_ref().map(Reader::runs).unwrap_or_default();
+        let trace = self.timeline.as_ref().map(|timeline| timeline.trace(&read)).transpose();
         trace.map_err(|error| self.fail(None, error.into()))
     }
 }

@@ -28,6 +28,8 @@ enum Prepared {
     /// A range of the actions.
     Kernels(Range<u32>),
     Copy(Direction, CopyRange),
+    /// The host runs it.
+    Data,
 }
 
 impl Program {
@@ -60,6 +62,7 @@ impl Program {
                     let range = CopyRange { host_offset, device_offset, bytes: copy.bytes };
                     Prepared::Copy(direction, range)
                 }
+                Work::Fetch(_) | Work::ReadAhead(_) => Prepared::Data,
             };
             program.work.push(prepared);
         }
@@ -129,6 +132,7 @@ impl Program {
                 }
                 Ok(())
             }
+            Prepared::Data => Ok(()),
         }
     }
 

@@ -60,7 +60,9 @@ impl Queues {
         context: &Arc<Context>,
         multiprocessors: Option<usize>,
     ) -> Result<Queues, CudaError> {
-        let streams = plan.queues().map(|_| Stream::new(context));
+        // Those of data come last, and run in threads of the host.
+        let in_streams = plan.queues().filter(|&queue| !plan.links.is_data(queue));
+        let streams = in_streams.map(|_| Stream::new(context));
         let mut streams = streams.collect::<Result<Vec<_>, _>>()?;
         if let Some(multiprocessors) = multiprocessors {
             streams[Queue::COMPUTE.index()] = Stream::on_part(context, multiprocessors)?;
@@ -130,6 +132,12 @@ impl Queues {
         let count = self.tickets.last(id);
         self.progress[queue.index()].pending.push_back((count, id));
         self.look(queue.index())
+    }
+
+    /// Registers that the host has run the last instruction that a queue was given, and all before it.
+    pub(super) fn done_by_host(&mut self, queue: Queue) {
+        let progress = &mut self.progress[queue.index()];
+        (progress.done, progress.done_last) = (self.tickets.given()[queue], progress.given_last);
     }
 
     /// Blocks the host until the latest run of each of these is done.
@@ -220,6 +228,10 @@ fn is_marked(plan: &Plan) -> Vec<bool> {
                 is_marked[last] = true;
             }
         }
+    }
+    // The host knows what it runs itself.
+    for (index, is_marked) in is_marked.iter_mut().enumerate() {
+        *is_marked &= !plan.links.is_data(plan.queue(InstructionId(index as u32)));
     }
     is_marked
 }

@@ -3,6 +3,7 @@
 use super::super::CudaError;
 use super::super::context::{Context, Stream};
 use super::super::event::Event;
+use super::reader::HostRun;
 use crate::spans::{Span, Trace, WaitedFor, longest};
 use crate::tickets::Command;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub(super) struct Timeline {
     /// Instructions given to each queue before the step.
     given_before: PerQueue<u64>,
     left_out: usize,
+    /// What the issuing thread ran itself.
+    by_host: Vec<HostRun>,
 }
 
 /// The times of one queue.
@@ -57,12 +60,15 @@ impl Timeline {
             Ok(Times { events, runs: Vec::with_capacity(count) })
         };
         let longest = longest(plan);
+        let on_card = |queue| if plan.links.is_data(queue) { 0 } else { longest[queue] };
+        let staged = plan.links.staging_queue().map_or(0, |queue| longest[queue]);
         Ok(Timeline {
             base: Event::new(context)?,
             origin: Instant::now(),
-            queues: PerQueue::try_from_fn(|queue| times(longest[queue]))?,
+            queues: PerQueue::try_from_fn(|queue| times(on_card(queue)))?,
             given_before: PerQueue::default(),
             left_out: 0,
+            by_host: Vec::with_capacity(staged.min(SPANS_MAX)),
         })
     }
 
@@ -81,6 +87,7 @@ impl Timeline {
         // The card recorded the event at some time in between.
         self.origin = before + before.elapsed() / 2;
         self.queues.iter_mut().for_each(|(_, times)| times.runs.clear());
+        self.by_host.clear();
         (self.given_before, self.left_out) = (given_before, 0);
         Ok(())
     }
@@ -117,8 +124,16 @@ impl Timeline {
         self.queues[queue].events[started.0][1].record(stream)
     }
 
-    /// The step, once it is done.
-    pub(super) fn trace(&self) -> Result<Trace, CudaError> {
+    /// Records what the issuing thread ran itself.
+    pub(super) fn ran_on_host(&mut self, run: HostRun) {
+        match self.by_host.len() < self.by_host.capacity() {
+            true => self.by_host.push(run),
+            false => self.left_out += 1,
+        }
+    }
+
+    /// The step, once it is done; `read` is what another thread of the host ran.
+    pub(super) fn trace(&self, read: &[HostRun]) -> Result<Trace, CudaError> {
         let times = PerQueue::try_from_fn(|queue| self.queues[queue].times(&self.base))?;
         let mut spans = Vec::with_capacity(times.iter().map(|(_, own)| own.len()).sum());
         for (of, own) in times.iter() {
@@ -143,6 +158,13 @@ impl Timeline {
                 spans.push(Span { instruction, waited_for, ready_ns, start_ns, end_ns });
                 before_ns = end_ns;
             }
+        }
+        for run in self.by_host.iter().chain(read) {
+            let since =
+                |time: Instant| time.saturating_duration_since(self.origin).as_nanos() as u64;
+            let (start_ns, end_ns) = (since(run.start), since(run.end));
+            let (instruction, waited_for) = (run.instruction, WaitedFor::Nothing);
+            spans.push(Span { instruction, waited_for, ready_ns: start_ns, start_ns, end_ns });
         }
         Ok(Trace { spans, left_out: self.left_out })
     }

@@ -1,7 +1,7 @@
 use super::TierLimits;
 use super::kind::Kind;
 use crate::trace::occupancy::{Occupancy, occupancy};
-use crate::trace::stalls::stall_spans;
+use crate::trace::stalls::{Bounds, stall_spans};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use storm_device::{Span, Trace, WaitedFor};
@@ -15,8 +15,8 @@ const HOST: i64 = -2;
 /// The data that the script draws, in columns of small numbers: each name and each repeated instruction
 /// appears once, and times are differences.
 pub(super) fn json(plan: &Plan, trace: &Trace, limits: PerTier<TierLimits>) -> Value {
-    let start_ns = trace.spans.iter().map(|span| span.start_ns).min().unwrap_or(0);
-    let end_ns = trace.spans.iter().map(|span| span.end_ns).max().unwrap_or(0);
+    let bounds = Bounds::of(plan, trace);
+    let Bounds { start_ns, end_ns, .. } = bounds;
     let mut instructions = Instructions::new(plan);
     let lanes = plan.queues().map(|queue| {
         let spans = of_queue(plan, trace, queue);
@@ -31,7 +31,7 @@ pub(super) fn json(plan: &Plan, trace: &Trace, limits: PerTier<TierLimits>) -> V
         "total": end_ns - start_ns,
         "kinds": kinds,
         "lanes": lanes,
-        "stalls": stalls(plan, &compute, start_ns, end_ns),
+        "stalls": stalls(plan, &compute, bounds),
         "segments": segments(plan, &compute, start_ns),
         "memory": tiers.collect::<Vec<_>>(),
         "instructions": instructions.into_json(),
@@ -92,11 +92,11 @@ fn lane(
     })
 }
 
-fn stalls(plan: &Plan, compute: &[&Span], start_ns: u64, end_ns: u64) -> Value {
-    let mut times = Times::from(start_ns);
+fn stalls(plan: &Plan, compute: &[&Span], bounds: Bounds) -> Value {
+    let mut times = Times::from(bounds.start_ns);
     let mut causes = Strings::default();
     let (mut cause, mut kind, mut before) = (Vec::new(), Vec::new(), Vec::new());
-    for stall in stall_spans(plan, compute, start_ns, end_ns) {
+    for stall in stall_spans(plan, compute, bounds) {
         times.add(stall.start_ns, stall.end_ns);
         cause.push(causes.number(stall.cause.to_string()));
         kind.push(Kind::of_stall(stall.cause).index());
@@ -202,6 +202,10 @@ impl<'a> Instructions<'a> {
         let plan = self.plan;
         let (writes, bytes) = match &plan.instruction(id).work {
             Work::Copy(copy) => (NOTHING, copy.bytes),
+            Work::Fetch(fetch) => {
+                (NOTHING, plan.fetched(fetch).map(|input| input.tensor.size_bytes()).sum())
+            }
+            Work::ReadAhead(read) => (NOTHING, read.bytes),
             Work::Compute(compute) => {
                 let values = compute.writes.iter().map(|operand| plan.value(operand.value));
                 let first = compute.writes.first().map(|operand| &plan.value(operand.value).name);

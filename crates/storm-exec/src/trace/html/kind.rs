@@ -99,6 +99,7 @@ impl Kind {
     pub(super) fn of_instruction(plan: &Plan, id: InstructionId) -> Kind {
         match &plan.instruction(id).work {
             Work::Compute(compute) => Kind::of_kernel(plan, compute),
+            Work::Fetch(_) | Work::ReadAhead(_) => Kind::Inputs,
             Work::Copy(copy) => match largest_class(plan, copy) {
                 TensorClass::Input => Kind::Inputs,
                 TensorClass::Parameter(_) => Kind::Weights,
@@ -124,7 +125,9 @@ impl Kind {
     pub(super) fn of_stall(cause: StallCause) -> Kind {
         match cause {
             StallCause::Overhead => Kind::BetweenKernels,
-            StallCause::Copy(..) | StallCause::Host | StallCause::Drain => Kind::Waiting,
+            StallCause::Copy(..) | StallCause::Host | StallCause::Drain | StallCause::Data => {
+                Kind::Waiting
+            }
         }
     }
 }

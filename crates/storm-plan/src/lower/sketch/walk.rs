@@ -243,7 +243,7 @@ impl<'s> Walk<'s> {
             for m in (0..count).filter(|_| places.per_micro_batch || group.is_first) {
                 let touch = self.program_input(input, m, Use::Write);
                 self.copy_in(0, places.tensor.size_bytes(), None, &[touch]);
-                if places.per_micro_batch {
+                if places.per_micro_batch && !places.is_fetched {
                     self.segment.await_copy();
                 }
             }

@@ -89,7 +89,11 @@ impl<'a> World<'a> {
                 Kind::WriteInput(index) => (Vec::new(), vec![self.plan.inputs[index].value]),
                 Kind::ReadResult(index) => (vec![self.plan.results[index].value], Vec::new()),
                 Kind::Instruction(id) => match &self.plan.instruction(id).work {
-                    Work::Copy(_) => (Vec::new(), Vec::new()),
+                    Work::Copy(_) | Work::ReadAhead(_) => (Vec::new(), Vec::new()),
+                    Work::Fetch(fetch) => {
+                        let value = |&input: &u32| self.plan.inputs[input as usize].value;
+                        (Vec::new(), fetch.inputs.iter().map(value).collect())
+                    }
                     Work::Compute(compute) => (
                         compute.reads.iter().map(|operand| operand.value).collect(),
                         compute.writes.iter().map(|operand| operand.value).collect(),
@@ -111,6 +115,7 @@ impl<'a> World<'a> {
         let is_copy = matches!(event.kind, Kind::Instruction(id)
             if matches!(self.plan.instruction(id).work, Work::Copy(_)));
         if !is_copy {
+            // What is behind the values is the memory of the source, whose contents are not followed.
             for (access, &what) in event.accesses.iter().zip(meaning) {
                 match access.writes {
                     true => self.put(access.tier, access.bytes.clone(), what),

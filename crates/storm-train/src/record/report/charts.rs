@@ -79,6 +79,7 @@ fn charts<'a>(
     let shares = vec![
         noisy("copies hidden", "activations", &|r| r.hidden_share),
         noisy("compute busy", "weights", &|r| r.compute_share),
+        noisy("waiting for data", "inputs", &|r| Some(r.data_wait_seconds / r.seconds.max(1e-9))),
     ];
     let speed = match history.last().map(|record| record.throughput.unit()) {
         Some(storm_model::Unit::Images) => "Images per second",
