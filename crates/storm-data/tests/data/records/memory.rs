@@ -49,11 +49,10 @@ fn memory_of_this_process(line: &str) -> u64 {
 fn load(folder: &Folder) {
     let Size { data_ram, .. } = size();
     let dir = folder.path("none");
-    for (order, reading) in [
-        (Order::Window, Reading::Direct),
-        (Order::Window, Reading::Advised),
-        (Order::Global, Reading::Direct),
-    ] {
+    let orders = [Order::Window, Order::Global];
+    for (order, reading) in
+        orders.into_iter().flat_map(|order| Reading::ALL.map(|reading| (order, reading)))
+    {
         let set = Arc::new(RecordSet::open_with(&dir, reading).unwrap());
         let options =
             RecordLoaderOptions { order, ..RecordLoaderOptions::training(32, 1, data_ram) };
