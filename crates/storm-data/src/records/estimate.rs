@@ -25,6 +25,8 @@ pub struct RecordRates {
     pub sequential_bytes_per_second: f64,
     /// Single records, or blocks where they are compressed, per second.
     pub random_reads_per_second: f64,
+    /// Bytes of records per second that one thread checks and decompresses.
+    pub decoding_bytes_per_second: f64,
 }
 
 impl RecordRates {
@@ -66,6 +68,8 @@ impl RecordRates {
         Ok(RecordRates {
             sequential_bytes_per_second: long.bytes as f64 / long.seconds,
             random_reads_per_second: short.reads as f64 / short.seconds,
+            decoding_bytes_per_second: 1e9 * long.decoded_bytes as f64
+                / long.decoding_ns.max(1) as f64,
         })
     }
 }
@@ -81,6 +85,8 @@ fn groups(blocks: &[u32], random: &mut Random) -> impl Iterator<Item = u32> {
 struct Timed {
     reads: u64,
     bytes: u64,
+    decoded_bytes: u64,
+    decoding_ns: u64,
     seconds: f64,
 }
 
@@ -91,13 +97,14 @@ fn timed(
     work: impl Fn(&mut Random, &dyn Fn() -> bool, &mut Reader) -> Result<(), DataError> + Sync,
 ) -> Result<Timed, DataError> {
     let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
-    let sums: [AtomicU64; 2] = Default::default();
+    let sums: [AtomicU64; 4] = Default::default();
     let start = Instant::now();
     let one = |number: usize| -> Result<(), DataError> {
         let mut reader = Reader::new(set, &buffers, memory.in_flight);
         work(&mut Random(number as u64), &|| start.elapsed() < MEASURE_TIME, &mut reader)?;
         let done = reader.statistics;
-        for (sum, value) in sums.iter().zip([done.reads, done.bytes]) {
+        let values = [done.reads, done.bytes, done.decoded_bytes, done.decoding_ns];
+        for (sum, value) in sums.iter().zip(values) {
             sum.fetch_add(value, Ordering::Relaxed);
         }
         Ok(())
@@ -114,8 +121,8 @@ fn timed(
         result
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let [reads, bytes] = sums.map(AtomicU64::into_inner);
-    Ok(Timed { reads, bytes, seconds })
+    let [reads, bytes, decoded_bytes, decoding_ns] = sums.map(AtomicU64::into_inner);
+    Ok(Timed { reads, bytes, decoded_bytes, decoding_ns, seconds })
 }
 
 /// What a run is to do with the records.
@@ -193,6 +200,9 @@ pub fn estimate_records(
                 Order::Window | Order::Sequential => rates.sequential_bytes_per_second / stored,
             },
         });
+        let threads = memory.workers as f64;
+        let decoding = rates.decoding_bytes_per_second * threads / raw;
+        stages.push(RecordStage { name: "decoding", rate: decoding });
     }
     if let Some(bus) = demand.bus_bytes_per_second {
         stages.push(RecordStage { name: "copies to the device", rate: bus / raw });

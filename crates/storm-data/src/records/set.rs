@@ -76,6 +76,8 @@ pub(super) struct ReadStatistics {
     pub(super) reading_ns: u64,
     /// Checksums and decompression.
     pub(super) decoding_ns: u64,
+    /// Bytes that came of it.
+    pub(super) decoded_bytes: u64,
 }
 
 impl Reader {
@@ -385,6 +387,7 @@ impl RecordSet {
             }
         };
         reader.statistics.decoding_ns += began.elapsed().as_nanos() as u64;
+        reader.statistics.decoded_bytes += raw_bytes as u64;
         Block::new(raw, &reader.buffers, raw_bytes, entry.records as usize, &self.layout)
             .map_err(|problem| self.damaged_block(block, problem))
     }
