@@ -279,7 +279,7 @@ fn a_probe_of_the_cpu_measures_the_disk_and_an_estimate_uses_it() {
     let disk = &profile["disk"];
     assert!(disk["decode_bytes_per_second"].as_f64().unwrap() > 0.0, "{disk}");
     assert_eq!(fs::read_dir(folder.path("disk")).unwrap().count(), 0, "nothing is left");
-    let line = "estimate --records 5000 --data-ram 8MiB --hardware @profile.json --json";
+    let line = "estimate --records 5000 --batch 8 --data-ram 8MiB --hardware @profile.json --json";
     let mut line = line.replace("@profile.json", folder.path("profile.json").to_str().unwrap());
     let estimate = folder.inspect(&line);
     for key in ["sequential_bytes_per_second", "random_reads_per_second"] {

@@ -15,17 +15,18 @@ use storm_host::cached_bytes;
 /// What a process has besides: the test program and its threads.
 const REST_BYTES: u64 = 16 << 20;
 
-/// A set, and how much of it may be in memory.
-struct Size {
-    bytes: u64,
-    data_ram: u64,
-}
+/// Bytes of pixels in the set, and how many of them may be in memory.
+const SET_BYTES: u64 = 3 << 30;
+const DATA_RAM: u64 = 256 << 20;
 
-/// 3 GiB with `STORM_LONG_TESTS=1`.
-fn size() -> Size {
-    match std::env::var_os("STORM_LONG_TESTS") {
-        Some(_) => Size { bytes: 3 << 30, data_ram: 256 << 20 },
-        None => Size { bytes: 512 << 20, data_ram: 43 << 20 },
+/// Batches of an epoch that are loaded: all of it in windows by the fastest path; by the others a part, which has several
+/// windows; of single reads few, since each of them is alike. All of them with `STORM_LONG_TESTS=1`.
+fn batches_to_load(order: Order, reading: Reading, all: u64) -> u64 {
+    match (order, reading) {
+        (Order::Global, _) => 100,
+        _ if std::env::var_os("STORM_LONG_TESTS").is_some() => all,
+        (_, Reading::Ring) => all,
+        (_, Reading::Direct | Reading::Advised) => all / 5,
     }
 }
 
@@ -62,10 +63,10 @@ impl Seen {
     }
 }
 
-/// The other process: an epoch in each order, in four parts, each by a loader that resumes where the last was dropped in
+/// The other process: an epoch or a part of it in each order, in four parts, each by a loader that resumes where the last was dropped in
 /// the midst of its reads.
 fn load(folder: &Folder) {
-    let Size { data_ram, .. } = size();
+    let data_ram = DATA_RAM;
     let dir = folder.path("none");
     let orders = [Order::Window, Order::Global];
     for (order, reading) in
@@ -78,8 +79,7 @@ fn load(folder: &Folder) {
         let mut seen = Seen(vec![0; set.manifest().counts.records.div_ceil(64) as usize]);
         let (mut batches, mut cached_max) = (0, 0);
         let mut position = None;
-        // Single reads show the same after a while.
-        let all = if order == Order::Global { 100 } else { records.div_ceil(32) };
+        let all = batches_to_load(order, reading, records.div_ceil(32));
         let mut batch = RecordBatch::default();
         for part in 1..=4 {
             let mut loader = RecordLoader::new(Arc::clone(&set), options).unwrap();
@@ -111,10 +111,10 @@ fn memory_and_page_cache_stay_within_data_ram() {
     if let Some(folder) = rerun_folder() {
         return load(&folder);
     }
-    let Size { bytes, data_ram } = size();
+    let data_ram = DATA_RAM;
     let folder = Folder::new();
     let shape = vec![64, 64, 3];
-    let count = bytes / (64 * 64 * 3);
+    let count = SET_BYTES / (64 * 64 * 3);
     let input = RecordInput::Synthetic(Synthetic { count, shape, classes: 10 });
     pack_records(&options(input, &folder.path("none"), Codec::None), &|_| {}).unwrap();
     assert!(cached(&folder.path("none")) <= data_ram, "packing leaves nothing in the cache");
