@@ -1,11 +1,13 @@
-//! `storm probe`: what a GPU can do, as a profile for the planner.
+//! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner.
 
-use crate::{hardware, size};
+use crate::data::disk_rates;
+use crate::{hardware, host_memory, memory_limits, size};
 use anyhow::{Context, Result};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use storm_device::cpu::probe_cpu;
 use storm_device::cuda::{Probe, ProbeEffort, probe};
 use storm_files::{IfPresent, StagedFile};
 use storm_plan::{GemmKind, HardwareProfile, Link};
@@ -18,15 +20,32 @@ pub(crate) struct ProbeArgs {
     /// Fewer shapes, each for a shorter time: for a first look.
     #[arg(long)]
     quick: bool,
+    /// What to measure.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
+    device: DeviceArg,
     /// Which GPU, from 0.
     #[arg(long, default_value_t = 0)]
     gpu: usize,
+    /// A directory on the disk that datasets are on. Some records are written there, read, and removed.
+    #[arg(long, default_value = ".", value_name = "DIR")]
+    at: PathBuf,
     /// Print the profile as JSON.
     #[arg(long)]
     json: bool,
 }
 
+#[derive(Clone, Copy, ValueEnum)]
+enum DeviceArg {
+    /// An NVIDIA GPU.
+    Cuda,
+    /// The CPU device.
+    Cpu,
+}
+
 pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
+    if let DeviceArg::Cpu = args.device {
+        return on_cpu(args);
+    }
     // Before a minute of measuring, not after.
     let failed = || format!("cannot write {}", args.out.display());
     let mut out = StagedFile::create(&args.out, IfPresent::Replace).with_context(failed)?;
@@ -35,6 +54,8 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     let mut found = probe(args.gpu, effort, |what| {
         eprintln!("{:>5.1} s  {what} …", start.elapsed().as_secs_f64());
     })?;
+    eprintln!("{:>5.1} s  the disk …", start.elapsed().as_secs_f64());
+    found.profile.disk = Some(disk_rates::measure(&args.at)?);
     found.profile.source = source(&found, args.quick);
     let text = found.profile.to_json();
     // What is written must be readable: a card too small for some figure has none.
@@ -63,6 +84,36 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
             Err(error) => eprintln!("warning: {error:#}; name the file with --hardware"),
         }
     }
+    Ok(())
+}
+
+/// The CPU device and the disk.
+fn on_cpu(args: &ProbeArgs) -> Result<()> {
+    let failed = || format!("cannot write {}", args.out.display());
+    let mut out = StagedFile::create(&args.out, IfPresent::Replace).with_context(failed)?;
+    let ram = memory_limits::host(None)?.bytes;
+    let threads = host_memory::threads(None, ram)?;
+    eprintln!("measuring the CPU …");
+    // As a run has it if it is not told otherwise.
+    let mut profile = probe_cpu(ram / 2, Some(threads))?;
+    eprintln!("measuring the disk …");
+    let disk = disk_rates::measure(&args.at)?;
+    let words = disk_rates::words(&disk);
+    profile.disk = Some(disk);
+    let text = profile.to_json();
+    HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
+    out.write_all(text.as_bytes()).with_context(failed)?;
+    out.finish().with_context(failed)?;
+    if args.json {
+        println!("{}", text.trim_end());
+        eprintln!("written to {}", args.out.display());
+        return Ok(());
+    }
+    println!("{}, {threads} threads", profile.name);
+    println!("memory      {:.1} GB/s", profile.memory_bandwidth / 1e9);
+    println!("products    {:.1} GFLOP/s f32", profile.gemm_f32_flops / 1e9);
+    println!("disk        {words}");
+    println!("\nwritten to {}", args.out.display());
     Ok(())
 }
 
@@ -124,6 +175,10 @@ fn print(found: &Probe) {
         bus.duplex_bandwidth / 1e9,
         bus.latency_seconds * 1e6
     );
+
+    if let Some(disk) = &profile.disk {
+        println!("disk        {}", disk_rates::words(disk));
+    }
 
     println!("\n{:<10} {:>12} {:>12}", "copies", "to the card", "to the host");
     for point in &found.copies {

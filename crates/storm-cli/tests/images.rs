@@ -107,7 +107,10 @@ fn a_run_is_resumed_evaluated_and_exported() {
     assert!(of("evaluated").iter().all(|event| event["accuracy"].is_f64()));
 
     // Stopped half-way and resumed under a small budget: the same bits.
-    succeeded(&train("halves", &["--steps", "2"]));
+    let printed = succeeded(&train("halves", &["--steps", "2"]));
+    let data: Vec<&str> = printed.lines().filter(|line| line.starts_with("data ")).collect();
+    assert!(data[0].contains("read by ") && data[0].contains("the slowest is "), "{data:?}");
+    assert!(data[2].contains("data measured: ") && data[2].contains(" batches"), "{data:?}");
     let config = folder.join("runs/halves/config.toml");
     let resumed = fs::read_to_string(&config).expect("a config");
     assert!(resumed.contains("small-cnn"), "{resumed}");
@@ -133,6 +136,7 @@ fn a_run_is_resumed_evaluated_and_exported() {
     succeeded(&train("further", &["--model", "exported", "--steps", "1"]));
     let page = fs::read_to_string(folder.join("runs/whole/report.html")).expect("a report");
     assert!(page.contains("Accuracy") && page.contains("Images per second"));
+    assert!(page.contains("data predicted") && page.contains("data measured"));
 }
 
 #[test]

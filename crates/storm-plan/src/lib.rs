@@ -40,8 +40,8 @@ pub use plan::{
     Place, Plan, PlanResult, ReadAhead, Region, Run, Segment, SegmentId, Value, ValueId, Work,
 };
 pub use profile::{
-    AttentionPoint, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile, LinkProfile, LinkRates,
-    ProfileError,
+    AttentionPoint, DiskProfile, ElementwisePoint, GemmKind, GemmPoint, HardwareProfile,
+    LinkProfile, LinkRates, ProfileError,
 };
 pub use queue::{Link, Links, PerQueue, Queue};
 pub use random::random_decisions;

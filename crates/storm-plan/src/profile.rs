@@ -58,6 +58,8 @@ pub struct HardwareProfile {
     pub attention: Vec<AttentionPoint>,
     /// Measured kernels that are limited by memory rather than compute.
     pub elementwise: Vec<ElementwisePoint>,
+    /// How fast a disk of this machine reads records, if that was measured.
+    pub disk: Option<DiskProfile>,
 }
 
 /// What a product of typical size loses; rates given for all products include it.
@@ -122,6 +124,22 @@ pub struct ElementwisePoint {
     pub op: String,
     /// Bytes per second.
     pub bandwidth: f64,
+}
+
+/// How fast records are read from a disk and decoded.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskProfile {
+    /// The directory that it was measured in.
+    pub directory: String,
+    /// How it was read, in words: `io_uring O_DIRECT`.
+    pub reading_path: String,
+    /// Bytes per second of groups of neighbouring blocks, on all cores.
+    pub sequential_bytes_per_second: f64,
+    /// Single pages per second from anywhere, on all cores.
+    pub random_reads_per_second: f64,
+    /// Bytes per second that one core decompresses from zstd, with checksums.
+    pub decode_bytes_per_second: f64,
 }
 
 /// Why a profile cannot be used.

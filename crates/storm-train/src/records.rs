@@ -3,8 +3,8 @@
 use crate::{AnyBatch, BatchSource, NamedInputs, RunError};
 use std::sync::Arc;
 use storm_data::records::{
-    BatchColumn, ColumnType, RecordBatch, RecordLoader, RecordLoaderOptions, RecordPosition,
-    RecordSet,
+    BatchColumn, ColumnType, LoaderStatistics, RecordBatch, RecordLoader, RecordLoaderOptions,
+    RecordPosition, RecordSet,
 };
 use storm_graph::IGNORE_INDEX;
 
@@ -57,6 +57,10 @@ impl BatchSource for RecordSource {
         };
         inputs.set_counted(counted);
         Ok(rows)
+    }
+
+    fn statistics(&self) -> Option<LoaderStatistics> {
+        Some(self.loader.statistics())
     }
 
     fn position(&self) -> serde_json::Value {

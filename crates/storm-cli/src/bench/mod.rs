@@ -16,7 +16,7 @@ mod train;
 
 use anyhow::Result;
 use clap::Subcommand;
-pub(crate) use planned::{Measured, PlannedRun};
+pub(crate) use planned::{Benched, Measured, PlannedRun};
 pub(crate) use run_args::RunArgs;
 
 #[derive(Subcommand)]

@@ -1,26 +1,26 @@
 //! `storm data estimate`: how fast records can be read here, and what that takes.
 
+use super::disk_rates::Trial;
+use super::model_rate;
 use crate::model::grouped;
 use crate::{hardware, size};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::thread::available_parallelism;
+use storm_data::Split;
 use storm_data::records::{
-    Codec, Order, RecordDemand, RecordEstimate, RecordInput, RecordLoaderOptions,
-    RecordPackOptions, RecordRates, RecordSet, Synthetic, estimate_records, pack_records,
+    Codec, Order, RecordDemand, RecordEstimate, RecordLoaderOptions, RecordRates, RecordSet,
+    estimate_records,
 };
-use storm_data::{DataError, IfExists, Split};
-use storm_plan::Link;
-
-/// Bytes of made-up records that are written to measure the disk.
-const TRIAL_BYTES: u64 = 64 << 20;
+use storm_plan::{DiskProfile, Link};
 
 #[derive(Args)]
 #[command(after_long_help = "\
-Reads parts of the dataset for a second to see how fast that goes. Without a dataset, 64 MiB of made-up records are
-written to --at, read, and removed.
+Reads parts of the dataset for a second to see how fast that goes. Without a dataset, the figures of the disk in the
+hardware profile count, if `storm probe` measured some; otherwise 64 MiB of made-up records are written to --at, read,
+and removed.
 
 Example: storm data estimate --records 5000000 --shape 32,32,3 --data-ram 2GiB --rate 50000 --hardware rtx-4090")]
 pub(crate) struct EstimateArgs {
@@ -33,9 +33,9 @@ pub(crate) struct EstimateArgs {
     /// The shape of a record of bytes.
     #[arg(long, value_delimiter = ',', default_value = "32,32,3", conflicts_with = "dir")]
     shape: Vec<usize>,
-    /// Where made-up records are written.
-    #[arg(long, default_value = ".", value_name = "DIR", conflicts_with = "dir")]
-    at: PathBuf,
+    /// Where made-up records are written. If it is given, the disk is measured there whatever the profile says.
+    #[arg(long, value_name = "DIR", conflicts_with = "dir")]
+    at: Option<PathBuf>,
     /// Records in a batch.
     #[arg(long, default_value_t = 256)]
     batch: usize,
@@ -49,8 +49,12 @@ pub(crate) struct EstimateArgs {
     #[arg(long)]
     workers: Option<usize>,
     /// Records per second that the model takes.
-    #[arg(long, value_parser = rate)]
+    #[arg(long, value_parser = rate, conflicts_with = "model")]
     rate: Option<f64>,
+    /// The model, in place of --rate: small-cnn, resnet-9, resnet-18, or the directory of an image classifier. A step of
+    /// it is planned for the hardware.
+    #[arg(long)]
+    model: Option<String>,
     #[arg(long, value_name = "NAME|FILE", help = hardware::help())]
     hardware: Option<String>,
     /// Print JSON.
@@ -73,15 +77,26 @@ fn rate(text: &str) -> Result<f64, String> {
 
 pub(crate) fn run(args: &EstimateArgs) -> Result<()> {
     let profile = hardware::named_or_found(args.hardware.as_deref())?;
+    let rate = match &args.model {
+        Some(model) => Some(model_rate::predicted(model, args.batch, &profile)?),
+        None => args.rate,
+    };
+    let known = match (&args.dir, &args.at) {
+        (None, None) => profile.disk.as_ref(),
+        _ => None,
+    };
     // Gone when this ends.
     let trial = match &args.dir {
         Some(_) => None,
-        None => Some(trial(args)?),
+        None => {
+            let at = args.at.clone().unwrap_or_else(|| PathBuf::from("."));
+            Some(Trial::new(&at, &args.shape, args.records.unwrap_or(1), Codec::None)?)
+        }
     };
     let dir = match (&args.dir, &trial) {
-        (Some(dir), _) => dir.clone(),
-        (None, Some(trial)) => trial.path().join("trial"),
-        (None, None) => args.at.clone(),
+        (_, Some(trial)) => trial.dir(),
+        (Some(dir), None) => dir.clone(),
+        (None, None) => unreachable!("there is a dataset or a trial"),
     };
     let set = RecordSet::open(&dir)?;
     let options = RecordLoaderOptions {
@@ -95,42 +110,27 @@ pub(crate) fn run(args: &EstimateArgs) -> Result<()> {
     options.check()?;
     let demand = RecordDemand {
         records: args.records.unwrap_or_else(|| set.records(Split::Train)),
-        rate: args.rate,
+        rate,
         bus_bytes_per_second: Some(profile.link(Link::HOST_TO_DEVICE).bandwidth),
     };
-    let rates = RecordRates::measure(&set, &options)?;
+    let (rates, path) = match known {
+        Some(disk) => (of_profile(disk), format!("{}, by storm probe", disk.reading_path)),
+        None => (RecordRates::measure(&set, &options)?, set.reading_path().to_string()),
+    };
     let estimate = estimate_records(&set, &options, &rates, &demand)?;
-    let path = set.reading_path().to_string();
     match args.json {
         true => println!("{:#}", object(&estimate, &rates, &demand, &profile.name, &path)),
-        false => print(&estimate, &rates, &demand, &profile.name, &path),
+        false => print(&estimate, &rates, &demand, &profile.name, &path, args.model.is_some()),
     }
     Ok(())
 }
 
-/// Some made-up records.
-fn trial(args: &EstimateArgs) -> Result<tempfile::TempDir> {
-    let folder = tempfile::Builder::new()
-        .prefix(".storm-trial-")
-        .tempdir_in(&args.at)
-        .map_err(|source| DataError::Io { path: args.at.clone(), source })?;
-    let record = args.shape.iter().try_fold(1u64, |bytes, &side| bytes.checked_mul(side as u64));
-    let count = (TRIAL_BYTES / record.unwrap_or(0).max(1)).clamp(1, args.records.unwrap_or(1));
-    let synthetic = Synthetic { count, shape: args.shape.clone(), classes: 10 };
-    pack(folder.path(), synthetic)?;
-    Ok(folder)
-}
-
-fn pack(folder: &Path, synthetic: Synthetic) -> Result<(), DataError> {
-    let options = RecordPackOptions {
-        input: RecordInput::Synthetic(synthetic),
-        out: folder.join("trial"),
-        if_exists: IfExists::Refuse,
-        codec: Codec::None,
-        held_out: 0.0,
-        skip_bad: false,
-    };
-    pack_records(&options, &|_| {}).map(drop)
+fn of_profile(disk: &DiskProfile) -> RecordRates {
+    RecordRates {
+        sequential_bytes_per_second: disk.sequential_bytes_per_second,
+        random_reads_per_second: disk.random_reads_per_second,
+        decoding_bytes_per_second: disk.decode_bytes_per_second,
+    }
 }
 
 fn object(
@@ -150,6 +150,7 @@ fn object(
         "resident": estimate.is_resident,
         "sequential_bytes_per_second": rates.sequential_bytes_per_second,
         "random_reads_per_second": rates.random_reads_per_second,
+        "decoding_bytes_per_second": rates.decoding_bytes_per_second,
         "reading_path": reading_path,
         "hardware": hardware,
         "stages": estimate.stages.iter().map(stage).collect::<Vec<_>>(),
@@ -164,6 +165,7 @@ fn print(
     demand: &RecordDemand,
     hardware: &str,
     reading_path: &str,
+    planned: bool,
 ) {
     let line = |name: &str, value: String| println!("  {name:<22}{value}");
     println!("{} records", grouped(demand.records));
@@ -180,8 +182,10 @@ fn print(
     );
     for (number, stage) in estimate.stages.iter().enumerate() {
         let slowest = if number == 0 { ", the slowest" } else { "" };
-        let of =
-            if stage.name.contains("device") { format!(" ({hardware})") } else { String::new() };
+        let of = match stage.name.contains("device") || (stage.name == "model" && planned) {
+            true => format!(" ({hardware})"),
+            false => String::new(),
+        };
         line(stage.name, format!("{} records/s{of}{slowest}", grouped(stage.rate as u64)));
     }
     line("an epoch", format!("{:.1} s", estimate.epoch_seconds));

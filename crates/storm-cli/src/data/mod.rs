@@ -1,11 +1,15 @@
 //! `storm data`: datasets on disk.
 
 mod batches;
+pub(crate) mod disk_rates;
 mod estimate;
 mod inspect;
+mod model_rate;
 mod pack;
 mod progress;
 mod records;
+
+pub(crate) use progress::{ByteProgress, Show};
 
 use anyhow::Result;
 use clap::Subcommand;

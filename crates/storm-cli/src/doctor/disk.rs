@@ -1,6 +1,7 @@
 //! The directory that runs are written to: room, and what kind of disk it is on.
 
 use super::Finding;
+use crate::data::disk_rates;
 use crate::disk::{free_bytes, write_speed};
 use crate::size;
 use rustix::fs::{major, minor, stat, statfs};
@@ -56,6 +57,7 @@ pub(super) fn look(dir: &Path) -> Vec<Finding> {
         }
     }
     findings.push(speed(dir));
+    findings.push(reading(dir));
     findings
 }
 
@@ -80,6 +82,18 @@ fn speed(dir: &Path) -> Finding {
         Err(error) => {
             let what = format!("{} cannot be written to: {error}", dir.display());
             Finding::missing(name, what, "choose another with --dir")
+        }
+    }
+}
+
+/// How fast datasets are read there.
+fn reading(dir: &Path) -> Finding {
+    let name = "reading data";
+    match disk_rates::measure(dir) {
+        Ok(disk) => Finding::good(name, disk_rates::words(&disk)),
+        Err(error) => {
+            let what = format!("cannot be measured in {}: {error:#}", dir.display());
+            Finding::limited(name, what, "free some room, or choose another with --dir")
         }
     }
 }

@@ -64,25 +64,32 @@ impl DataForm {
     /// # Errors
     /// They are not pictures with a class each.
     fn of_records(set: &RecordSet) -> Result<DataForm, UsageError> {
-        let images = set.column("images").filter(|column| column.dtype == ColumnType::U8);
-        let shape = images.and_then(|column| <[usize; 3]>::try_from(column.shape.as_slice()).ok());
-        let targets = set.column("targets").filter(|column| column.dtype == ColumnType::I32);
-        let classes = targets.and_then(|column| column.below);
-        match (shape, classes) {
-            (Some(shape), Some(classes)) => {
-                Ok(DataForm::Images { shape, classes: classes as usize })
-            }
-            _ => Err(UsageError(format!(
-                "{} has no column `images` of bytes (height, width, channels), or no column `targets` of classes; pack \
-                 pictures with `storm data pack`",
-                set.dir().display()
-            ))),
-        }
+        let (shape, classes) = pictures_of(set)?;
+        Ok(DataForm::Images { shape, classes })
     }
 
     fn of_dataset(dataset: &Dataset) -> DataForm {
         let vocabulary = dataset.manifest().tokenizer.vocabulary as usize;
         DataForm::Tokens { vocabulary, is_packed: true }
+    }
+}
+
+/// The shape of a dataset's pictures, and the number of classes.
+///
+/// # Errors
+/// They are not pictures with a class each.
+pub(crate) fn pictures_of(set: &RecordSet) -> Result<([usize; 3], usize), UsageError> {
+    let images = set.column("images").filter(|column| column.dtype == ColumnType::U8);
+    let shape = images.and_then(|column| <[usize; 3]>::try_from(column.shape.as_slice()).ok());
+    let targets = set.column("targets").filter(|column| column.dtype == ColumnType::I32);
+    let classes = targets.and_then(|column| column.below);
+    match (shape, classes) {
+        (Some(shape), Some(classes)) => Ok((shape, classes as usize)),
+        _ => Err(UsageError(format!(
+            "{} has no column `images` of bytes (height, width, channels), or no column `targets` of classes; pack \
+             pictures with `storm data pack`",
+            set.dir().display()
+        ))),
     }
 }
 
@@ -325,6 +332,21 @@ pub(crate) fn open_images(dir: &Path, config: &ImageConfig) -> Result<Arc<Record
     }
 }
 
+/// Threads that load records: half of the cores, but neither few nor many.
+pub(crate) fn loader_threads() -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / 2).clamp(2, 8)
+}
+
+/// How the records of a run are loaded.
+pub(super) fn loader_options(settings: &Settings, batch: usize) -> RecordLoaderOptions {
+    RecordLoaderOptions {
+        order: settings.order.into(),
+        workers: loader_threads(),
+        ..RecordLoaderOptions::training(batch, settings.seed.0, settings.data_ram.0)
+    }
+}
+
 /// Records to learn from, and to evaluate on if anything is held out.
 fn record_sources(
     settings: &Settings,
@@ -332,11 +354,7 @@ fn record_sources(
     batch: usize,
 ) -> Result<Sources, RunError> {
     let data_ram = settings.data_ram.0;
-    let options = RecordLoaderOptions {
-        order: settings.order.into(),
-        ..RecordLoaderOptions::training(batch, settings.seed.0, data_ram)
-    };
-    let train = RecordSource::new(Arc::clone(set), options)?;
+    let train = RecordSource::new(Arc::clone(set), loader_options(settings, batch))?;
     let held: Option<Box<dyn BatchSource>> = match set.records(Split::Held) {
         0 => None,
         _ => {

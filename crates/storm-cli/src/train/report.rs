@@ -19,6 +19,7 @@ pub(super) fn write(
     measure: &Measure,
     history: &History,
     part: &Part,
+    data: &[(&str, String)],
 ) -> Result<Option<PathBuf>> {
     let Some(trace) = measure.trace() else { return Ok(None) };
     write_file(&setup.folder.join("trace.json"), |out| write_chrome(plan, trace, out))?;
@@ -29,7 +30,7 @@ pub(super) fn write(
     let budgets = [Some(device_budget), Some(host_budget)];
     let facts = run_page::facts(name, &setup.record(), budgets, history);
     let last_plan = LastPlan::Facts(PlanFacts {
-        rows: &rows(setup, part),
+        rows: &rows(setup, part, data),
         part,
         prediction: &setup.launch.plan().planned.prediction,
         device_budget,
@@ -41,7 +42,7 @@ pub(super) fn write(
     Ok(Some(report))
 }
 
-fn rows(setup: &Setup, part: &Part) -> Vec<(String, String)> {
+fn rows(setup: &Setup, part: &Part, data: &[(&str, String)]) -> Vec<(String, String)> {
     let row = |what: &str, value: String| (what.to_owned(), value);
     let mut rows = vec![
         row("parameters", grouped(setup.model.config.parameter_count())),
@@ -52,6 +53,7 @@ fn rows(setup: &Setup, part: &Part) -> Vec<(String, String)> {
     if setup.splits.len() > 1 {
         rows.push(row("micro-batches tried", launch::shown(&setup.splits)));
     }
+    rows.extend(data.iter().map(|(what, words)| row(what, words.clone())));
     rows
 }
 

@@ -3,6 +3,7 @@
 use super::data;
 use super::device::{DeviceKind, Trains};
 use super::folder::{self, Start};
+use super::forecast::Forecast;
 use super::output::{self, Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
@@ -38,6 +39,10 @@ pub(super) fn run(mut setup: Setup) -> Result<()> {
 fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     let trainer =
         launch::first::<D>(setup).with_context(|| format!("cannot train {}", setup.model.name))?;
+    let forecast = Forecast::new(setup)?;
+    if let Some(forecast) = &forecast {
+        setup.style.say(&format!("data         {}", forecast.predicted()));
+    }
     let mut run = begin(setup, trainer, OnAlarm::Stop)?;
 
     let mut progress = Progress::new(setup);
@@ -71,6 +76,13 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         saving::begin(setup, &mut run)?;
         progress.set_device_budget(setup.launch.budget()[Tier::DEVICE]);
     };
+    let data: Vec<(&str, String)> = match (&forecast, run.loading()) {
+        (Some(forecast), Some(loading)) => vec![
+            ("data predicted", forecast.predicted()),
+            ("data measured", Forecast::measured(&loading)),
+        ],
+        _ => Vec::new(),
+    };
     let host_bytes = run.trainer().memory_taken()[Tier::HOST] as u64;
     let setup = &*setup;
     let settings = &setup.settings;
@@ -82,7 +94,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     }
     let plan = Arc::clone(run.trainer().plan());
     // First: a model that cannot be saved takes nothing from it.
-    let report = report::write(setup, &plan, &measure, &history, progress.part())?;
+    let report = report::write(setup, &plan, &measure, &history, progress.part(), &data)?;
     let what = if setup.model.config.adapters().is_some() { "adapter" } else { "model" };
     let model = setup.folder.join(what);
     save_model(setup, &mut run, &model)?;
@@ -92,6 +104,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     if setup.style == Style::People {
         print("");
         summary::lines(setup, progress.part(), host_bytes).iter().for_each(|line| print(line));
+        data.iter().for_each(|(what, words)| print(&format!("{what}: {words}")));
     }
     if finished.reason != StopReason::Requested
         && let Some(text) = sample(setup, &model)?
@@ -100,7 +113,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         let sampled = Event::Sampled { step, prompt, text: &text };
         let sinks: [&mut dyn Sink; 3] = [&mut history, &mut metrics, &mut progress];
         sinks.into_iter().try_for_each(|sink| sink.event(&sampled))?;
-        report::write(setup, &plan, &measure, &history, progress.part())?;
+        report::write(setup, &plan, &measure, &history, progress.part(), &data)?;
     }
     if setup.style != Style::Json {
         print(&format!("\n{what:<12} {}", model.display()));

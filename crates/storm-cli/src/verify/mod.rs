@@ -1,10 +1,11 @@
 //! `storm verify`: proofs, one line each, PASS or FAIL with the figure.
 
 mod claims;
+mod data;
 mod queues;
 mod sheet;
 
-use crate::{hardware, progress};
+use crate::{UsageError, hardware, progress, train};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
 use serde_json::json;
@@ -14,7 +15,7 @@ use storm_verify::{verify_models, verify_ops, verify_plans, verify_row_chunks};
 
 #[derive(Args)]
 pub(crate) struct VerifyArgs {
-    /// What to check against the CPU device: the first NVIDIA GPU.
+    /// What to check. All but --data compare with the CPU device.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cuda)]
     device: DeviceArg,
     /// Check every op on random shapes, f32 and bf16, that a second run gives the same bits, and that
@@ -36,6 +37,8 @@ pub(crate) struct VerifyArgs {
     /// memory and time are as predicted.
     #[arg(long)]
     claims: bool,
+    #[command(flatten)]
+    data: data::DataArgs,
     /// The card's profile, for the planner: a built-in card or a file that `storm probe` wrote.
     #[arg(long)]
     hardware: Option<String>,
@@ -60,12 +63,17 @@ pub(crate) struct VerifyArgs {
 enum DeviceArg {
     /// The first NVIDIA GPU.
     Cuda,
+    /// The CPU device, for --data alone.
+    Cpu,
 }
 
 pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
-    let DeviceArg::Cuda = args.device;
-    // Without a choice, everything.
-    let all = ![args.ops, args.models, args.plans, args.queues, args.claims].contains(&true);
+    let chosen = [args.ops, args.models, args.plans, args.queues, args.claims].contains(&true);
+    if let DeviceArg::Cpu = args.device {
+        return on_cpu(args, chosen);
+    }
+    // Without a choice, everything that writes nothing.
+    let all = !chosen && !args.data.is_asked_for();
     let mut sheet = Sheet::new(args.json, &CudaDevice::new(0, 1)?.card().name);
     if args.ops || all {
         ops(args, &mut sheet)?;
@@ -83,6 +91,10 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             sheet.claim(claim);
         })?;
     }
+    if args.data.is_asked_for() {
+        let hardware = args.hardware.as_deref();
+        data::check(&args.data, train::DeviceArg::Cuda, hardware, &mut sheet)?;
+    }
     // Last: it ends with a kernel that fails, after which this process cannot use the card.
     if args.queues || all {
         sheet.head(&format!("\n{:<36} verdict", "queues"));
@@ -93,6 +105,17 @@ pub(crate) fn run(args: &VerifyArgs) -> Result<()> {
             sheet.row("queues", check.passed, object, &line);
         }
     }
+    sheet.finish()
+}
+
+/// The CPU device is what others are compared with.
+fn on_cpu(args: &VerifyArgs, chosen: bool) -> Result<()> {
+    if chosen || !args.data.is_asked_for() {
+        let problem = "--device cpu can be checked with --data alone: other checks compare with it";
+        return Err(UsageError(problem.to_owned()).into());
+    }
+    let mut sheet = Sheet::new(args.json, "CPU device");
+    data::check(&args.data, train::DeviceArg::Cpu, args.hardware.as_deref(), &mut sheet)?;
     sheet.finish()
 }
 

@@ -227,3 +227,108 @@ fn templates_see_the_local_date() {
     assert_ne!(pack(east, None), pack(west, None));
     assert_eq!(pack(east, Some("1735689599")), pack(west, Some("1735689599")));
 }
+
+#[test]
+fn each_way_of_reading_can_be_forced() {
+    let folder = Folder::new();
+    folder.data("pack --synthetic 100 --out @records").succeeded();
+    let inspect = |reading: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
+        command.env("STORM_READING", reading).args(["data", "inspect", "--verify", "--json"]);
+        command.arg(folder.path("records")).output().unwrap()
+    };
+    // A system may refuse the faster ones.
+    let paths = ["io_uring O_DIRECT", "O_DIRECT pread", "pread+fadvise"];
+    for (fastest, reading) in ["io_uring", "direct", "cached"].into_iter().enumerate() {
+        let output = inspect(reading);
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let path = shown["reading_path"].as_str().unwrap();
+        assert!(paths[fastest..].contains(&path), "{reading}: {path}");
+    }
+    let output = inspect("fast");
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("STORM_READING") && errors.contains("cached"), "{errors}");
+}
+
+#[test]
+fn an_estimate_may_ask_the_planner_for_the_rate() {
+    let folder = Folder::new();
+    folder.data("pack --synthetic 100 --out @records").succeeded();
+    let rate = |model: &str| {
+        let line = format!("estimate @records --model {model} --hardware reference --json");
+        let stages = folder.inspect(&line)["stages"].clone();
+        let stages = stages.as_array().unwrap();
+        let stage = stages.iter().find(|stage| stage["name"] == "model").unwrap();
+        stage["records_per_second"].as_f64().unwrap()
+    };
+    let (small, large) = (rate("small-cnn"), rate("resnet-18"));
+    assert!(small > 2.0 * large && large > 0.0, "{small} {large}");
+    folder.data("estimate @records --model none-such").failed(2, &["none-such", "resnet-18"]);
+    folder.data("estimate @records --model small-cnn --rate 5").failed(2, &["--rate"]);
+}
+
+#[test]
+fn a_probe_of_the_cpu_measures_the_disk_and_an_estimate_uses_it() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("disk")).unwrap();
+    let line = ["probe", "--device", "cpu", "--json", "--out"].map(OsString::from);
+    let more = [folder.path("profile.json").into(), "--at".into(), folder.path("disk").into()];
+    let printed = storm(line.into_iter().chain(more)).succeeded();
+    let profile: serde_json::Value = serde_json::from_str(&printed).unwrap();
+    let disk = &profile["disk"];
+    assert!(disk["decode_bytes_per_second"].as_f64().unwrap() > 0.0, "{disk}");
+    assert_eq!(fs::read_dir(folder.path("disk")).unwrap().count(), 0, "nothing is left");
+    let line = "estimate --records 5000 --batch 8 --data-ram 8MiB --hardware @profile.json --json";
+    let mut line = line.replace("@profile.json", folder.path("profile.json").to_str().unwrap());
+    let estimate = folder.inspect(&line);
+    for key in ["sequential_bytes_per_second", "random_reads_per_second"] {
+        assert_eq!(estimate[key], disk[key], "{key}");
+    }
+    assert!(estimate["reading_path"].as_str().unwrap().ends_with("by storm probe"));
+    line.push_str(" --at @disk");
+    let measured = folder.inspect(&line);
+    assert_ne!(measured["random_reads_per_second"], disk["random_reads_per_second"]);
+}
+
+/// On the CPU the figures depend on what else runs; the checks are there, and count.
+#[test]
+fn training_from_disk_is_compared_with_training_from_memory() {
+    let folder = Folder::new();
+    folder.data("pack --synthetic 150 --shape 32,32,3 --out @pictures").succeeded();
+    let at = folder.path("pictures");
+    let line = "verify --device cpu --data-size 8MB --data-ram 5MiB --data-batch 2 --data-seconds 0.02 \
+                --hardware reference --json --data";
+    let line = line.split_whitespace().map(OsString::from);
+    let more = [at.into(), "--data-at".into(), folder.path(".").into()];
+    let done = storm(line.clone().chain(more));
+    let sheet: serde_json::Value = serde_json::from_str(&done.stdout).expect(&done.stderr);
+    let checks = sheet["checks"].as_array().unwrap();
+    let names: Vec<[&str; 2]> = checks
+        .iter()
+        .map(|check| [&check["codec"], &check["order"]].map(|name| name.as_str().unwrap()))
+        .collect();
+    assert_eq!(
+        names,
+        [["none", "window"], ["none", "global"], ["zstd", "window"], ["zstd", "global"]]
+    );
+    for check in checks {
+        assert!(check["images_per_second"].as_f64().unwrap() > 0.0, "{check}");
+        assert!(
+            check["reading_path"].as_str().unwrap().contains("pread")
+                || check["reading_path"] == "io_uring O_DIRECT"
+        );
+        if check["order"] == "window" {
+            assert_eq!(check["device_bytes"], check["memory_device_bytes"]);
+            let slowdown = check["slowdown"].as_f64().unwrap();
+            assert_eq!(check["verdict"] == "pass", slowdown <= 0.01, "{check}");
+        }
+    }
+    let failed = checks.iter().filter(|check| check["verdict"] == "fail").count();
+    assert_eq!((&sheet["failed"], done.code == Some(0)), (&failed.into(), failed == 0));
+    let left: Vec<_> = fs::read_dir(folder.path(".")).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    storm(line.map(|word| if word == "8MB" { "1MB".into() } else { word }))
+        .failed(2, &["--data-size"]);
+    words("verify --device cpu --ops").failed(2, &["--data alone"]);
+}

@@ -53,6 +53,10 @@ const BASES: &[Base] = &[
     Base { line: "data inspect records --verify", weight: 2 },
     Base { line: "data estimate records --batch 2 --rate 100 --hardware reference", weight: 2 },
     Base {
+        line: "data estimate records --batch 2 --model small-cnn --hardware reference",
+        weight: 1,
+    },
+    Base {
         line: "data batches data --seq 8 --batch 2 --count 3 --out batches.safetensors",
         weight: 8,
     },
@@ -83,6 +87,12 @@ const BASES: &[Base] = &[
     Base { line: "completions bash", weight: 1 },
     Base { line: "man out", weight: 1 },
     Base { line: "doctor", weight: 2 },
+    Base { line: "probe --device cpu --out new.json", weight: 1 },
+    Base {
+        line: "verify --device cpu --data --data-size 6MB --data-ram 5MiB --data-batch 2 --data-seconds 0.01 --hardware \
+               reference",
+        weight: 1,
+    },
     Base { line: "bench cpu --steps 1 --warmup 0", weight: 1 },
     Base {
         line: "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 1 --chunk-rows 8 \
@@ -115,12 +125,18 @@ const GPU_BASES: &[Base] = &[
 
 /// Commands that do as much as these options ask for. What that is at most is up to the user, so they are
 /// interrupted. To plan is no such work: it must end by itself whatever the sizes.
-const WORKING: [&str; 6] = ["train", "data batches", "data pack", "eval", "sample", "bench"];
-const WORK_OPTIONS: [&str; 19] = [
+const WORKING: [&str; 7] =
+    ["train", "data batches", "data pack", "eval", "sample", "bench", "verify"];
+const WORK_OPTIONS: [&str; 24] = [
     "--accumulate",
     "--batch",
     "--batches",
     "--count",
+    "--data-batch",
+    "--data-models",
+    "--data-ram",
+    "--data-seconds",
+    "--data-size",
     "--eval-steps",
     "--layers",
     "--mlp-width",

@@ -2,15 +2,16 @@
 
 use super::column::{CHECKSUM_BYTES, RecordLayout};
 use super::layout::u32_at;
-use super::read::{Buffer, Buffers};
+use super::read::Buffers;
 use std::ops::Range;
 use std::sync::Arc;
+use storm_host::PageBuffer;
 
 /// The records of a block, decompressed and checked.
 #[derive(Debug)]
 pub(super) struct Block {
     /// Always there, except while it is dropped.
-    buffer: Option<Buffer>,
+    buffer: Option<PageBuffer>,
     buffers: Arc<Buffers>,
     raw_bytes: usize,
     records: usize,
@@ -19,7 +20,7 @@ pub(super) struct Block {
 impl Block {
     /// Takes the raw bytes of a block whose checksum was right, at the beginning of `buffer`.
     pub(super) fn new(
-        buffer: Buffer,
+        buffer: PageBuffer,
         buffers: &Arc<Buffers>,
         raw_bytes: usize,
         records: usize,

@@ -1,7 +1,7 @@
 //! How fast a dataset of records can be read, where that ends, and what it takes: measured rates and a computation.
 
-use super::loader::{Memory, RecordLoaderOptions};
-use super::order::Order;
+use super::loader::{Memory, RecordLoaderOptions, data_ram_to_hold};
+use super::order::{GROUP_BLOCKS, Order};
 use super::read::Buffers;
 use super::set::{Reader, RecordSet};
 use crate::DataError;
@@ -25,6 +25,8 @@ pub struct RecordRates {
     pub sequential_bytes_per_second: f64,
     /// Single records, or blocks where they are compressed, per second.
     pub random_reads_per_second: f64,
+    /// Bytes of records per second that one thread checks and decompresses.
+    pub decoding_bytes_per_second: f64,
 }
 
 impl RecordRates {
@@ -37,63 +39,72 @@ impl RecordRates {
         options: &RecordLoaderOptions,
     ) -> Result<RecordRates, DataError> {
         let blocks = set.nonempty_blocks_of(options.part)?;
-        let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
+        // More blocks than fit: what fits is not read again.
+        let memory = |order| Memory::new(set, u64::MAX, &RecordLoaderOptions { order, ..*options });
+        let given = memory(options.order)?;
+        let long = timed(set, &memory(Order::Window).unwrap_or(given), |random, is_on, reader| {
+            let reads = groups(&blocks, random).take_while(|_| is_on()).map(|block| (block, ()));
+            set.load_each(reads, reader, |(), loaded| loaded.map(drop))
+        })?;
         let single = set.has_single_records();
-        let block = |random: &mut Random| random.below(blocks.len());
-        let long = timed(
-            options.workers,
-            |random, reader| {
-                let first = block(random);
-                blocks[first..]
-                    .iter()
-                    .take(4)
-                    .try_for_each(|&block| set.load(block, reader).map(drop))
-            },
-            &buffers,
-        )?;
-        let short = timed(
-            options.workers,
-            |random, reader| {
-                let block = blocks[block(random)];
+        let short =
+            timed(set, &memory(Order::Global).unwrap_or(given), |random, is_on, reader| {
+                let mut of_records = Random(random.bits());
+                let any = std::iter::repeat_with(|| blocks[random.below(blocks.len())]);
+                let reads = any.take_while(|_| is_on());
                 match single {
+                    false => set.load_each(reads.map(|block| (block, ())), reader, |(), loaded| {
+                        loaded.map(drop)
+                    }),
                     true => {
-                        let record = random.below(set.block(block).records() as usize) as u32;
-                        set.load_record(block, record, reader).map(drop)
+                        let record = |block| {
+                            let records = set.block(block).records() as usize;
+                            (block, of_records.below(records) as u32, ())
+                        };
+                        set.load_each_record(reads.map(record), reader, |(), _| Ok(()))
                     }
-                    false => set.load(block, reader).map(drop),
                 }
-            },
-            &buffers,
-        )?;
+            })?;
         Ok(RecordRates {
             sequential_bytes_per_second: long.bytes as f64 / long.seconds,
             random_reads_per_second: short.reads as f64 / short.seconds,
+            decoding_bytes_per_second: 1e9 * long.decoded_bytes as f64
+                / long.decoding_ns.max(1) as f64,
         })
     }
+}
+
+/// Groups of neighbouring blocks without end.
+fn groups(blocks: &[u32], random: &mut Random) -> impl Iterator<Item = u32> {
+    std::iter::repeat_with(|| random.below(blocks.len())).flat_map(|first| {
+        let group = &blocks[first..];
+        group.iter().take(GROUP_BLOCKS as usize).copied()
+    })
 }
 
 struct Timed {
     reads: u64,
     bytes: u64,
+    decoded_bytes: u64,
+    decoding_ns: u64,
     seconds: f64,
 }
 
-/// Does the same on several threads for a while, and says how often.
+/// Does the same on all threads of a loader as long as it is told to go on, and says how much that was.
 fn timed(
-    threads: usize,
-    work: impl Fn(&mut Random, &mut Reader) -> Result<(), DataError> + Sync,
-    buffers: &Arc<Buffers>,
+    set: &RecordSet,
+    memory: &Memory,
+    work: impl Fn(&mut Random, &dyn Fn() -> bool, &mut Reader) -> Result<(), DataError> + Sync,
 ) -> Result<Timed, DataError> {
-    let sums: [AtomicU64; 2] = Default::default();
+    let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
+    let sums: [AtomicU64; 4] = Default::default();
     let start = Instant::now();
     let one = |number: usize| -> Result<(), DataError> {
-        let mut random = Random(number as u64);
-        let mut reader = Reader::new(buffers);
-        while start.elapsed() < MEASURE_TIME {
-            work(&mut random, &mut reader)?;
-        }
+        let mut reader = Reader::new(set, &buffers, memory.in_flight);
+        work(&mut Random(number as u64), &|| start.elapsed() < MEASURE_TIME, &mut reader)?;
         let done = reader.statistics;
-        for (sum, value) in sums.iter().zip([done.reads, done.bytes]) {
+        let values = [done.reads, done.bytes, done.decoded_bytes, done.decoding_ns];
+        for (sum, value) in sums.iter().zip(values) {
             sum.fetch_add(value, Ordering::Relaxed);
         }
         Ok(())
@@ -102,7 +113,7 @@ fn timed(
         let one = &one;
         let spawn =
             |number| std::thread::Builder::new().spawn_scoped(scope, move || one(number)).ok();
-        let others: Vec<_> = (1..threads).map_while(spawn).collect();
+        let others: Vec<_> = (1..memory.workers).map_while(spawn).collect();
         let mut result = one(0);
         for thread in others {
             result = result.and(thread.join().unwrap_or(Ok(())));
@@ -110,8 +121,8 @@ fn timed(
         result
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let [reads, bytes] = sums.map(AtomicU64::into_inner);
-    Ok(Timed { reads, bytes, seconds })
+    let [reads, bytes, decoded_bytes, decoding_ns] = sums.map(AtomicU64::into_inner);
+    Ok(Timed { reads, bytes, decoded_bytes, decoding_ns, seconds })
 }
 
 /// What a run is to do with the records.
@@ -132,6 +143,13 @@ pub struct RecordStage {
     pub name: &'static str,
     /// Records per second.
     pub rate: f64,
+}
+
+impl RecordStage {
+    /// Whether it is the stage from disk to a batch.
+    pub fn is_reading(&self) -> bool {
+        self.name == READING
+    }
 }
 
 /// What to expect.
@@ -170,7 +188,8 @@ pub fn estimate_records(
     let stored = counts.stored_bytes as f64 / counts.records.max(1) as f64;
     let blocks = set.nonempty_blocks_of(options.part)?.len();
     let scale = demand.records as f64 / set.records(options.part).max(1) as f64;
-    let memory = Memory::new(set, (blocks as f64 * scale).ceil() as u64, options)?;
+    let blocks = (blocks as f64 * scale).ceil() as u64;
+    let memory = Memory::new(set, blocks, options)?;
     let mut stages = Vec::new();
     // What fits is read once, in the first epoch.
     if !memory.fits {
@@ -181,6 +200,9 @@ pub fn estimate_records(
                 Order::Window | Order::Sequential => rates.sequential_bytes_per_second / stored,
             },
         });
+        let threads = memory.workers as f64;
+        let decoding = rates.decoding_bytes_per_second * threads / raw;
+        stages.push(RecordStage { name: "decoding", rate: decoding });
     }
     if let Some(bus) = demand.bus_bytes_per_second {
         stages.push(RecordStage { name: "copies to the device", rate: bus / raw });
@@ -190,7 +212,7 @@ pub fn estimate_records(
     }
     stages.sort_by(|one, other| one.rate.total_cmp(&other.rate));
     let slowest = stages.first().map_or(f64::INFINITY, |stage| stage.rate);
-    let advice = advice(&stages, options.order, raw * demand.records as f64);
+    let advice = advice(&stages, options.order, data_ram_to_hold(set, blocks));
     let batch_bytes = (raw * options.batch as f64) as u64;
     Ok(RecordEstimate {
         disk_bytes: (stored * demand.records as f64) as u64,
@@ -204,13 +226,13 @@ pub fn estimate_records(
     })
 }
 
-fn advice(stages: &[RecordStage], order: Order, raw_bytes: f64) -> Vec<String> {
-    let is_reading = |stage: &&RecordStage| stage.name == READING;
-    if stages.first().filter(is_reading).is_none() {
+fn advice(stages: &[RecordStage], order: Order, enough: u64) -> Vec<String> {
+    if !stages.first().is_some_and(RecordStage::is_reading) {
         return Vec::new();
     }
-    let all = (raw_bytes * 8.0 / 7.0) as u64 + (16 << 20);
-    let fits = format!("give it a data-ram of {}: all of it then stays in memory", show_bytes(all));
+    // Shown with two decimals.
+    let enough = show_bytes(enough + enough / 100);
+    let fits = format!("give it a data-ram of {enough}: all of it then stays in memory");
     let other = match order {
         Order::Global => "use the window order, whose reads are long",
         Order::Window | Order::Sequential => {

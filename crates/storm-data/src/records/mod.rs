@@ -10,13 +10,16 @@ mod block;
 mod codec;
 mod column;
 mod estimate;
+mod fault;
 mod layout;
 mod loader;
 mod manifest;
 mod order;
 mod pack;
 mod parallel;
+mod queue;
 mod read;
+mod reading;
 mod set;
 mod write;
 
@@ -24,13 +27,15 @@ pub use batch::{BatchColumn, RecordBatch};
 pub use codec::Codec;
 pub use column::{Column, ColumnKind, ColumnType};
 pub use estimate::{RecordDemand, RecordEstimate, RecordRates, RecordStage, estimate_records};
+pub use fault::{ReadFault, ReadFaults};
 pub use layout::{BLOCK_BYTES, PAGE_BYTES};
 pub use loader::{LoaderStatistics, RecordLoader, RecordLoaderOptions, RecordPosition};
 pub(crate) use manifest::VERSION as MANIFEST_VERSION;
 pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
 pub use order::Order;
 pub use pack::{
-    RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Synthetic, pack_records,
+    RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Repeated, Synthetic,
+    pack_records,
 };
-pub use read::{Reading, ReadingPath};
+pub use reading::{Reading, ReadingPath};
 pub use set::RecordSet;

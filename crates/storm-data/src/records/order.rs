@@ -7,7 +7,7 @@ use std::ops::Range;
 use storm_graph::random::Random;
 
 /// Blocks that are read one after another. A disk reads them nearly as quickly as any longer stretch.
-const GROUP_BLOCKS: u64 = 4;
+pub(super) const GROUP_BLOCKS: u64 = 4;
 
 /// Keep the numbers drawn for one purpose apart from those for another.
 const OF_GROUPS: u64 = 0x6772_6f75_7073;

@@ -1,54 +1,30 @@
 //! Reads shards past the page cache.
 
+use super::fault::{ReadFaults, apply};
 use super::layout::PAGE_BYTES;
+use super::reading::Reading;
 use crate::DataError;
-use rustix::fs::{Advice, OFlags, fadvise};
-use std::fmt;
+use rustix::fs::{Advice, OFlags, fadvise, fcntl_setfl};
+use rustix::io::Errno;
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use storm_files::open_plain;
-
-/// How to read a dataset.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Reading {
-    /// Directly where the file system allows it.
-    #[default]
-    Direct,
-    /// Through the page cache, from which every page is dropped once it was read.
-    Advised,
-}
-
-/// How a dataset is read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadingPath {
-    /// Past the page cache.
-    Direct,
-    /// Through the page cache, from which every page is dropped once it was read.
-    Advised,
-}
-
-impl fmt::Display for ReadingPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ReadingPath::Direct => "O_DIRECT pread",
-            ReadingPath::Advised => "pread+fadvise",
-        })
-    }
-}
+use storm_host::{PageBuffer, cached_bytes};
 
 /// An open shard.
 #[derive(Debug)]
 pub(super) struct ShardFile {
     path: PathBuf,
     plain: File,
-    direct: Option<File>,
+    direct: Option<Arc<File>>,
     /// The file system opens files for direct reads and then refuses to read them.
     direct_refused: AtomicBool,
+    faults: Option<Arc<dyn ReadFaults>>,
 }
 
 impl ShardFile {
@@ -61,51 +37,87 @@ impl ShardFile {
         fadvise(&plain, 0, None, Advice::Random).ok();
         let direct = match reading {
             Reading::Advised => None,
-            // The path leads to a plain file, as was just seen; if that changed, the nonblocking flag still keeps
-            // this from waiting. Any refusal means to read it the other way.
-            Reading::Direct => {
-                let flags = (OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
-                let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(path).ok();
-                file.filter(|file| is_same(file, &plain))
-            }
+            Reading::Ring | Reading::Direct => open_direct(path, &plain).map(Arc::new),
         };
-        let (path, direct_refused) = (path.to_owned(), AtomicBool::new(false));
-        Ok(ShardFile { path, plain, direct, direct_refused })
+        Ok(ShardFile {
+            path: path.to_owned(),
+            plain,
+            direct,
+            direct_refused: AtomicBool::new(false),
+            faults: None,
+        })
+    }
+
+    /// Lets reads go wrong from here on.
+    pub(super) fn set_faults(&mut self, faults: Arc<dyn ReadFaults>) {
+        self.faults = Some(faults);
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(super) fn reading_path(&self) -> ReadingPath {
-        match self.direct.is_some() && !self.direct_refused.load(Ordering::Relaxed) {
-            true => ReadingPath::Direct,
-            false => ReadingPath::Advised,
-        }
-    }
-
     pub(super) fn length(&self) -> Result<u64, DataError> {
         Ok(self.plain.metadata().map_err(DataError::io(&self.path))?.len())
     }
 
+    /// Drops the file's pages from the page cache.
+    pub(super) fn drop_page_cache(&self) {
+        fadvise(&self.plain, 0, None, Advice::DontNeed).ok();
+    }
+
+    /// Bytes of the file that are in the page cache.
+    pub(super) fn cached_bytes(&self) -> Result<u64, DataError> {
+        cached_bytes(&self.plain).map_err(DataError::io(&self.path))
+    }
+
+    /// The file for direct reads, unless they are refused.
+    pub(super) fn direct(&self) -> Option<&Arc<File>> {
+        self.direct.as_ref().filter(|_| !self.direct_refused.load(Ordering::Relaxed))
+    }
+
     /// Fills `pages`, which are aligned to [`PAGE_BYTES`] in memory, from a place that is as well.
     pub(super) fn read_pages(&self, at: u64, pages: &mut [u8]) -> io::Result<()> {
-        if let Some(direct) = &self.direct
-            && !self.direct_refused.load(Ordering::Relaxed)
-        {
-            match direct.read_exact_at(pages, at) {
-                Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                    self.direct_refused.store(true, Ordering::Relaxed);
-                }
-                result => return result,
+        match self.direct() {
+            None => self.read_plain(at, pages),
+            Some(direct) => {
+                let result = direct.read_at(pages, at);
+                self.complete(at, pages, result)
             }
         }
-        self.read_plain(at, pages)
+    }
+
+    /// Makes a direct read whole, however far the system got with it.
+    pub(super) fn complete(
+        &self,
+        at: u64,
+        pages: &mut [u8],
+        mut result: io::Result<usize>,
+    ) -> io::Result<()> {
+        loop {
+            let error = match self.with_fault(at, pages, result) {
+                Ok(count) if count == pages.len() => return Ok(()),
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                // The rest may begin anywhere, where no direct read can.
+                Ok(count) => return self.read_plain(at + count as u64, &mut pages[count..]),
+                Err(error) => error,
+            };
+            match (Errno::from_io_error(&error), &self.direct) {
+                (Some(Errno::INTR), Some(direct)) => result = direct.read_at(pages, at),
+                (Some(Errno::INVAL | Errno::OPNOTSUPP), _) => {
+                    self.direct_refused.store(true, Ordering::Relaxed);
+                    return self.read_plain(at, pages);
+                }
+                // The ring had no room for it.
+                (Some(Errno::AGAIN), _) => return self.read_plain(at, pages),
+                _ => return Err(error),
+            }
+        }
     }
 
     /// Fills `bytes` from anywhere, and leaves nothing of them in the page cache.
     pub(super) fn read_plain(&self, at: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let result = self.plain.read_exact_at(bytes, at);
+        let result = self.read_all(at, bytes);
         // Whole pages only: the system keeps a page of which only a part is given up.
         let page = PAGE_BYTES as u64;
         let (start, end) = (at / page * page, (at + bytes.len() as u64).next_multiple_of(page));
@@ -113,6 +125,45 @@ impl ShardFile {
         fadvise(&self.plain, start, NonZeroU64::new(end - start), Advice::DontNeed).ok();
         result
     }
+
+    fn read_all(&self, mut at: u64, mut bytes: &mut [u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            let result = self.plain.read_at(bytes, at);
+            match self.with_fault(at, bytes, result) {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(count) => {
+                    at += count as u64;
+                    bytes = &mut bytes[count..];
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn with_fault(
+        &self,
+        at: u64,
+        bytes: &mut [u8],
+        result: io::Result<usize>,
+    ) -> io::Result<usize> {
+        match &self.faults {
+            None => result,
+            Some(faults) => apply(faults.next(&self.path, at, bytes.len()), bytes, result),
+        }
+    }
+}
+
+/// The same file for direct reads; none if the file system refuses that.
+fn open_direct(path: &Path, plain: &File) -> Option<File> {
+    // The path led to a plain file a moment ago. If that changed, the nonblocking flag keeps this from waiting.
+    let flags = (OFlags::DIRECT | OFlags::NONBLOCK | OFlags::CLOEXEC).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(path).ok()?;
+    let file = is_same(&file, plain).then_some(file)?;
+    // With the flag, io_uring gives up reads that would have to wait.
+    fcntl_setfl(&file, OFlags::DIRECT).ok()?;
+    Some(file)
 }
 
 fn is_same(one: &File, other: &File) -> bool {
@@ -121,41 +172,11 @@ fn is_same(one: &File, other: &File) -> bool {
     identity(one).is_some() && identity(one) == identity(other)
 }
 
-/// Memory that direct reads can fill.
-#[derive(Debug)]
-pub(super) struct Buffer {
-    bytes: Vec<u8>,
-    start: usize,
-}
-
-impl Buffer {
-    /// At least so many bytes.
-    pub(super) fn new(bytes: usize) -> Buffer {
-        let length = bytes.next_multiple_of(PAGE_BYTES);
-        let bytes = vec![0; length + PAGE_BYTES];
-        let address = bytes.as_ptr().addr();
-        Buffer { start: address.next_multiple_of(PAGE_BYTES) - address, bytes }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.bytes.len() - PAGE_BYTES
-    }
-
-    pub(super) fn as_slice(&self) -> &[u8] {
-        &self.bytes[self.start..][..self.len()]
-    }
-
-    pub(super) fn as_mut_slice(&mut self) -> &mut [u8] {
-        let length = self.len();
-        &mut self.bytes[self.start..][..length]
-    }
-}
-
 /// Buffers of one size that are used again, so that memory neither grows nor scatters.
 #[derive(Debug)]
 pub(super) struct Buffers {
     bytes: usize,
-    free: Mutex<Vec<Buffer>>,
+    free: Mutex<Vec<PageBuffer>>,
 }
 
 impl Buffers {
@@ -163,12 +184,12 @@ impl Buffers {
         Buffers { bytes, free: Mutex::default() }
     }
 
-    pub(super) fn take(&self) -> Buffer {
+    pub(super) fn take(&self) -> PageBuffer {
         let free = self.free.lock().map(|mut free| free.pop()).unwrap_or_default();
-        free.unwrap_or_else(|| Buffer::new(self.bytes))
+        free.unwrap_or_else(|| PageBuffer::new(self.bytes))
     }
 
-    pub(super) fn give_back(&self, buffer: Buffer) {
+    pub(super) fn give_back(&self, buffer: PageBuffer) {
         if let Ok(mut free) = self.free.lock() {
             free.push(buffer);
         }

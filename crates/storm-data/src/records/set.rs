@@ -3,16 +3,27 @@
 use super::block::{Block, is_intact};
 use super::codec::Codec;
 use super::column::{Column, RecordLayout};
+use super::fault::ReadFaults;
 use super::layout::{Entry, Header, PAGE_BYTES, parse_index};
+use super::loader::data_ram_to_hold;
 use super::manifest::RecordManifest;
 use super::parallel;
-use super::read::{Buffer, Buffers, Reading, ReadingPath, ShardFile};
+use super::queue::ReadQueue;
+use super::read::{Buffers, ShardFile};
+use super::reading::{Reading, ReadingPath};
 use crate::shard::file_name;
 use crate::{DataError, Split, VerifyProgress};
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
+use storm_host::{PageBuffer, ReadRing};
+
+/// Blocks that are read ahead where they are read one after another.
+const READ_AHEAD_BLOCKS: usize = 8;
 
 /// A directory of records that [`super::pack_records`] wrote.
 #[derive(Debug)]
@@ -21,8 +32,10 @@ pub struct RecordSet {
     manifest: RecordManifest,
     layout: RecordLayout,
     id: String,
-    shards: Vec<ShardFile>,
+    shards: Vec<Arc<ShardFile>>,
     blocks: Vec<BlockPlace>,
+    /// io_uring is refused, or not wanted.
+    ring_refused: Arc<AtomicBool>,
 }
 
 /// Where a block is.
@@ -46,10 +59,9 @@ impl BlockPlace {
 #[derive(Debug)]
 pub(super) struct Reader {
     buffers: Arc<Buffers>,
-    /// Compressed bytes.
-    stored: Option<Buffer>,
-    /// Pages that hold one record.
-    pages: Option<Buffer>,
+    queue: ReadQueue,
+    /// Buffers for compressed blocks and for pages that hold one record.
+    spare: Vec<PageBuffer>,
     pub(super) statistics: ReadStatistics,
 }
 
@@ -64,25 +76,42 @@ pub(super) struct ReadStatistics {
     pub(super) reading_ns: u64,
     /// Checksums and decompression.
     pub(super) decoding_ns: u64,
+    /// Bytes that came of it.
+    pub(super) decoded_bytes: u64,
 }
 
 impl Reader {
-    pub(super) fn new(buffers: &Arc<Buffers>) -> Reader {
+    /// At most `depth` reads in flight.
+    pub(super) fn new(set: &RecordSet, buffers: &Arc<Buffers>, depth: usize) -> Reader {
         Reader {
             buffers: Arc::clone(buffers),
-            stored: None,
-            pages: None,
+            queue: ReadQueue::new(depth, &set.ring_refused),
+            spare: Vec::new(),
             statistics: ReadStatistics::default(),
         }
     }
-}
 
-/// A buffer of at least so many bytes, kept for the next time.
-fn grown(buffer: &mut Option<Buffer>, bytes: usize) -> &mut Buffer {
-    if buffer.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
-        *buffer = None;
+    /// A buffer of at least so many bytes that was used before, if there is one.
+    fn spare(&mut self, bytes: usize) -> PageBuffer {
+        let used = self.spare.pop().filter(|buffer| buffer.len() >= bytes);
+        used.unwrap_or_else(|| PageBuffer::new(bytes))
     }
-    buffer.get_or_insert_with(|| Buffer::new(bytes))
+
+    /// How many reads it has in flight at most.
+    pub(super) fn depth(&self) -> usize {
+        self.queue.depth()
+    }
+
+    /// The oldest read that was begun.
+    fn pop(&mut self, bytes: u64) -> io::Result<PageBuffer> {
+        let began = Instant::now();
+        let popped = self.queue.pop();
+        self.statistics.reads += 1;
+        self.statistics.bytes += bytes;
+        self.statistics.reading_ns += began.elapsed().as_nanos() as u64;
+        let (buffer, result) = popped.ok_or_else(|| io::Error::other("no read was begun"))?;
+        result.map(|()| buffer)
+    }
 }
 
 impl RecordSet {
@@ -96,10 +125,10 @@ impl RecordSet {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn open(dir: &Path) -> Result<RecordSet, DataError> {
-        RecordSet::open_with(dir, Reading::default())
+        RecordSet::open_with(dir, Reading::from_environment()?)
     }
 
-    /// As [`RecordSet::open`], read in the way that is given.
+    /// As [`RecordSet::open`], read in no faster way than the one that is given.
     ///
     /// # Errors
     /// As [`RecordSet::open`].
@@ -138,13 +167,24 @@ impl RecordSet {
             if info.part == Split::Held {
                 held_out += info.records;
             }
-            shards.push(file);
+            shards.push(Arc::new(file));
         }
         if (records, held_out) != (manifest.counts.records, manifest.counts.held_out) {
             let problem = "the shards do not add up to what the manifest says";
             return Err(DataError::damaged(dir, problem));
         }
-        Ok(RecordSet { dir: dir.to_owned(), manifest, layout, id, shards, blocks })
+        let ring_refused = reading != Reading::Ring || ReadRing::new(1).is_err();
+        let ring_refused = Arc::new(AtomicBool::new(ring_refused));
+        Ok(RecordSet { dir: dir.to_owned(), manifest, layout, id, shards, blocks, ring_refused })
+    }
+
+    /// Lets reads of blocks go wrong, for tests.
+    pub fn with_faults(mut self, faults: &Arc<dyn ReadFaults>) -> RecordSet {
+        // Nobody else has them yet: the set was just opened, or it could not be moved here.
+        for shard in self.shards.iter_mut().filter_map(Arc::get_mut) {
+            shard.set_faults(Arc::clone(faults));
+        }
+        self
     }
 
     /// Its manifest.
@@ -181,13 +221,18 @@ impl RecordSet {
         }
     }
 
-    /// How it is read: directly, unless that is refused for one of its files.
+    /// How it is read, as far as the system has allowed it.
     pub fn reading_path(&self) -> ReadingPath {
-        let is_advised = |shard: &ShardFile| shard.reading_path() == ReadingPath::Advised;
-        match self.shards.iter().any(is_advised) {
-            true => ReadingPath::Advised,
-            false => ReadingPath::Direct,
+        match self.shards.iter().all(|shard| shard.direct().is_some()) {
+            false => ReadingPath::Advised,
+            true if self.ring_refused.load(Ordering::Relaxed) => ReadingPath::Direct,
+            true => ReadingPath::Ring,
         }
+    }
+
+    /// The `data_ram` with which a part stays in memory once it was read.
+    pub fn data_ram_to_hold(&self, part: Split) -> u64 {
+        data_ram_to_hold(self, self.blocks_of(part).len() as u64)
     }
 
     pub(super) fn layout(&self) -> &RecordLayout {
@@ -225,10 +270,14 @@ impl RecordSet {
         self.blocks.iter().map(|block| block.entry.raw_bytes).max().unwrap_or(0) as usize
     }
 
+    /// Whether some blocks are compressed.
+    pub(super) fn is_compressed(&self) -> bool {
+        self.blocks.iter().any(|block| block.entry.codec != Codec::None)
+    }
+
     /// Whether single records can be read without the rest of their block.
     pub(super) fn has_single_records(&self) -> bool {
-        self.layout.record_bytes().is_some()
-            && self.blocks.iter().all(|block| block.entry.codec == Codec::None)
+        self.layout.record_bytes().is_some() && !self.is_compressed()
     }
 
     pub(super) fn damaged_block(&self, block: u32, problem: impl Into<String>) -> DataError {
@@ -240,83 +289,183 @@ impl RecordSet {
         }
     }
 
-    fn read_block_error(&self, block: u32, source: std::io::Error) -> DataError {
+    fn read_block_error(&self, block: u32, source: io::Error) -> DataError {
         let place = self.block(block);
         let path = self.shards[place.shard as usize].path().to_owned();
         match source.kind() {
-            std::io::ErrorKind::UnexpectedEof => {
-                self.damaged_block(block, "the file ends before it")
-            }
+            io::ErrorKind::UnexpectedEof => self.damaged_block(block, "the file ends before it"),
             _ => DataError::ReadBlock { path, block: place.number.into(), source },
         }
     }
 
     /// Reads a block, compares it with its checksum, and decompresses it.
     pub(super) fn load(&self, block: u32, reader: &mut Reader) -> Result<Block, DataError> {
-        let BlockPlace { shard, entry, .. } = *self.block(block);
-        let file = &self.shards[shard as usize];
-        let (stored_bytes, raw_bytes) = (entry.stored_bytes as usize, entry.raw_bytes as usize);
-        let padded = entry.padded_bytes() as usize;
-        let mut buffer = reader.buffers.take();
-        let before = reader.statistics.reading_ns;
-        let statistics = &mut reader.statistics;
-        let began = Instant::now();
-        let mut read = |pages: &mut Buffer| {
-            file.read_pages(entry.at, &mut pages.as_mut_slice()[..padded])
-                .map_err(|source| self.read_block_error(block, source))?;
-            statistics.reads += 1;
-            statistics.bytes += padded as u64;
-            statistics.reading_ns += began.elapsed().as_nanos() as u64;
-            match crc32fast::hash(&pages.as_slice()[..stored_bytes]) == entry.checksum {
-                true => Ok(()),
-                false => Err(self.damaged_block(block, "it does not match its checksum")),
+        self.begin(block, reader);
+        self.finish(block, reader)
+    }
+
+    /// Reads blocks in their order, as many at once as the reader allows. `with` gets each with what came along with its
+    /// number; its first error ends this. The next number is asked for when there is room for another read.
+    pub(super) fn load_each<T>(
+        &self,
+        blocks: impl IntoIterator<Item = (u32, T)>,
+        reader: &mut Reader,
+        mut with: impl FnMut(T, Result<Block, DataError>) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let mut begun = VecDeque::new();
+        let mut blocks = blocks.into_iter().fuse();
+        loop {
+            while reader.queue.has_room()
+                && let Some((block, extra)) = blocks.next()
+            {
+                self.begin(block, reader);
+                begun.push_back((block, extra));
             }
+            let Some((block, extra)) = begun.pop_front() else { return Ok(()) };
+            let loaded = self.finish(block, reader);
+            with(extra, loaded).inspect_err(|_| reader.queue.clear())?;
+        }
+    }
+
+    /// As [`RecordSet::load_each`], of single records of blocks that are not compressed, where all records have the same
+    /// size.
+    pub(super) fn load_each_record<T>(
+        &self,
+        records: impl IntoIterator<Item = (u32, u32, T)>,
+        reader: &mut Reader,
+        mut with: impl FnMut(T, &[u8]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let mut begun = VecDeque::new();
+        let mut records = records.into_iter().fuse();
+        loop {
+            while reader.queue.has_room()
+                && let Some((block, record, extra)) = records.next()
+            {
+                self.begin_record(block, record, reader);
+                begun.push_back((block, record, extra));
+            }
+            let Some((block, record, extra)) = begun.pop_front() else { return Ok(()) };
+            self.finish_record(block, record, reader, |bytes| with(extra, bytes))
+                .flatten()
+                .inspect_err(|_| reader.queue.clear())?;
+        }
+    }
+
+    /// Begins to read a block. Everything that was begun must be finished in the same order.
+    fn begin(&self, block: u32, reader: &mut Reader) {
+        let BlockPlace { shard, entry, .. } = *self.block(block);
+        let padded = entry.padded_bytes() as usize;
+        let buffer = match entry.codec {
+            Codec::None => reader.buffers.take(),
+            Codec::Zstd | Codec::Lz4 => reader.spare(padded),
         };
-        match entry.codec {
-            Codec::None => read(&mut buffer)?,
+        reader.queue.push(&self.shards[shard as usize], entry.at, padded, buffer);
+    }
+
+    /// A block that was begun, compared with its checksum and decompressed.
+    fn finish(&self, block: u32, reader: &mut Reader) -> Result<Block, DataError> {
+        let entry = self.block(block).entry;
+        let (stored_bytes, raw_bytes) = (entry.stored_bytes as usize, entry.raw_bytes as usize);
+        let stored = reader
+            .pop(entry.padded_bytes())
+            .map_err(|source| self.read_block_error(block, source))?;
+        let began = Instant::now();
+        if crc32fast::hash(&stored.as_slice()[..stored_bytes]) != entry.checksum {
+            return Err(self.damaged_block(block, "it does not match its checksum"));
+        }
+        let raw = match entry.codec {
+            Codec::None => stored,
             Codec::Zstd | Codec::Lz4 => {
-                let stored = grown(&mut reader.stored, padded);
-                read(stored)?;
-                let raw = &mut buffer.as_mut_slice()[..raw_bytes];
+                let mut raw = reader.buffers.take();
+                let bytes = &mut raw.as_mut_slice()[..raw_bytes];
                 entry
                     .codec
-                    .decompress(&stored.as_slice()[..stored_bytes], raw)
+                    .decompress(&stored.as_slice()[..stored_bytes], bytes)
                     .map_err(|problem| self.damaged_block(block, problem))?;
+                reader.spare.push(stored);
+                raw
             }
-        }
-        let spent = began.elapsed().as_nanos() as u64;
-        reader.statistics.decoding_ns +=
-            spent.saturating_sub(reader.statistics.reading_ns - before);
-        Block::new(buffer, &reader.buffers, raw_bytes, entry.records as usize, &self.layout)
+        };
+        reader.statistics.decoding_ns += began.elapsed().as_nanos() as u64;
+        reader.statistics.decoded_bytes += raw_bytes as u64;
+        Block::new(raw, &reader.buffers, raw_bytes, entry.records as usize, &self.layout)
             .map_err(|problem| self.damaged_block(block, problem))
     }
 
-    /// Reads one record of a block that is not compressed, where all records have the same size.
-    pub(super) fn load_record<'a>(
+    /// The pages that hold a record, and where it begins in them.
+    fn record_pages(&self, block: u32, record: u32) -> (Range<u64>, usize) {
+        let bytes = self.layout.record_bytes_min() as u64;
+        let start = self.block(block).entry.at + u64::from(record) * bytes;
+        let page = PAGE_BYTES as u64;
+        let from = start / page * page;
+        (from..(start + bytes).next_multiple_of(page), (start - from) as usize)
+    }
+
+    /// Begins to read one record of a block that is not compressed, where all records have the same size. Everything that
+    /// was begun must be finished in the same order.
+    fn begin_record(&self, block: u32, record: u32, reader: &mut Reader) {
+        let (pages, _) = self.record_pages(block, record);
+        let bytes = (pages.end - pages.start) as usize;
+        let buffer = reader.spare(bytes);
+        let shard = &self.shards[self.block(block).shard as usize];
+        reader.queue.push(shard, pages.start, bytes, buffer);
+    }
+
+    /// Calls `with` with a record that was begun, once it was compared with its checksum.
+    fn finish_record<R>(
         &self,
         block: u32,
         record: u32,
-        reader: &'a mut Reader,
-    ) -> Result<&'a [u8], DataError> {
-        let BlockPlace { shard, entry, .. } = *self.block(block);
-        let bytes = self.layout.record_bytes_min();
-        let start = entry.at + u64::from(record) * bytes as u64;
-        let page = PAGE_BYTES as u64;
-        let (from, to) = (start / page * page, (start + bytes as u64).next_multiple_of(page));
-        let pages = grown(&mut reader.pages, (to - from) as usize);
-        let began = Instant::now();
-        self.shards[shard as usize]
-            .read_pages(from, &mut pages.as_mut_slice()[..(to - from) as usize])
+        reader: &mut Reader,
+        with: impl FnOnce(&[u8]) -> R,
+    ) -> Result<R, DataError> {
+        let (pages, start) = self.record_pages(block, record);
+        let buffer = reader
+            .pop(pages.end - pages.start)
             .map_err(|source| self.read_block_error(block, source))?;
-        reader.statistics.reads += 1;
-        reader.statistics.bytes += to - from;
-        reader.statistics.reading_ns += began.elapsed().as_nanos() as u64;
-        let bytes = &pages.as_slice()[(start - from) as usize..][..bytes];
-        match is_intact(bytes) {
-            true => Ok(bytes),
-            false => Err(self
-                .damaged_block(block, format!("its record {record} does not match its checksum"))),
+        let began = Instant::now();
+        let bytes = &buffer.as_slice()[start..][..self.layout.record_bytes_min()];
+        if !is_intact(bytes) {
+            let problem = format!("its record {record} does not match its checksum");
+            return Err(self.damaged_block(block, problem));
         }
+        reader.statistics.decoding_ns += began.elapsed().as_nanos() as u64;
+        let result = with(bytes);
+        reader.spare.push(buffer);
+        Ok(result)
+    }
+
+    /// Calls `with` with each record of a part, in the order of the files.
+    pub(super) fn each_record(
+        &self,
+        part: Split,
+        with: &mut dyn FnMut(&[u8]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let buffers = Arc::new(Buffers::new(self.block_bytes_max()));
+        let mut reader = Reader::new(self, &buffers, READ_AHEAD_BLOCKS);
+        let blocks = self.nonempty_blocks_of(part)?;
+        let blocks = blocks.into_iter().map(|block| (block, self.block(block).records()));
+        self.load_each(blocks, &mut reader, |records, loaded| {
+            let block = loaded?;
+            (0..records as usize).try_for_each(|record| with(block.record(record, &self.layout)))
+        })
+    }
+
+    /// Drops what the page cache has of its shards, as far as it was written to disk; returns the bytes that are left.
+    ///
+    /// # Errors
+    /// A shard cannot be looked at.
+    pub fn drop_page_cache(&self) -> Result<u64, DataError> {
+        self.shards.iter().for_each(|shard| shard.drop_page_cache());
+        self.cached_bytes()
+    }
+
+    /// Bytes of its shards that are in the page cache.
+    ///
+    /// # Errors
+    /// A shard cannot be looked at.
+    pub fn cached_bytes(&self) -> Result<u64, DataError> {
+        self.shards.iter().map(|shard| shard.cached_bytes()).sum()
     }
 
     /// Reads every block and compares it and its records with their checksums.
@@ -339,7 +488,7 @@ impl RecordSet {
             progress(VerifyProgress { bytes_done, bytes_total });
             Ok(())
         };
-        parallel::map(&numbers, || Reader::new(&buffers), check).into_iter().collect()
+        parallel::map(&numbers, || Reader::new(self, &buffers, 1), check).into_iter().collect()
     }
 
     /// Compares a block and each of its records with their checksums.

@@ -2,6 +2,7 @@
 
 mod damage;
 mod estimate;
+mod faults;
 mod images;
 mod loading;
 mod memory;

@@ -63,6 +63,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         gemm: Vec::new(),
         attention: Vec::new(),
         elementwise: Vec::new(),
+        disk: None,
     })
 }
 

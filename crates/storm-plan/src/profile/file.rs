@@ -2,7 +2,8 @@
 //! any other links.
 
 use super::{
-    AttentionPoint, ElementwisePoint, GemmPoint, HardwareProfile, LinkProfile, ProfileError,
+    AttentionPoint, DiskProfile, ElementwisePoint, GemmPoint, HardwareProfile, LinkProfile,
+    ProfileError,
 };
 use crate::tier::Tier;
 use serde::{Deserialize, Serialize};
@@ -42,6 +43,8 @@ pub(super) struct ProfileFile {
     /// Other than between host and device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     links: Vec<LinkProfile>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    disk: Option<DiskProfile>,
 }
 
 fn joins_host_and_device(link: &LinkProfile) -> bool {
@@ -80,6 +83,7 @@ impl ProfileFile {
             attention: profile.attention,
             elementwise: profile.elementwise,
             links,
+            disk: profile.disk,
         }
     }
 
@@ -122,6 +126,7 @@ impl ProfileFile {
             gemm: self.gemm,
             attention: self.attention,
             elementwise: self.elementwise,
+            disk: self.disk,
         })
     }
 
@@ -144,6 +149,13 @@ impl ProfileFile {
             .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)))
             .chain(self.links.iter().flat_map(|link| link.figures().0))
             .chain(self.data_bandwidth.map(|rate| ("data_bandwidth", rate)))
+            .chain(self.disk.iter().flat_map(|disk| {
+                [
+                    ("disk.sequential_bytes_per_second", disk.sequential_bytes_per_second),
+                    ("disk.random_reads_per_second", disk.random_reads_per_second),
+                    ("disk.decode_bytes_per_second", disk.decode_bytes_per_second),
+                ]
+            }))
             .chain(self.uncertainty.map(|share| ("uncertainty", share)));
         for (field, value) in positive.into_iter().chain(points) {
             if !(value > 0.0 && value.is_finite()) {
@@ -187,6 +199,24 @@ mod tests {
         let third = Tier::HOST.behind().unwrap();
         assert_eq!(read.link(Link { from: Tier::HOST, to: third }).bandwidth, 2e9);
         assert_eq!(read.find_link(Link { from: Tier::DEVICE, to: third }), None);
+    }
+
+    /// Files from before there were figures of disks have none.
+    #[test]
+    fn a_disk_survives_a_file_and_may_be_missing() {
+        let mut profile = HardwareProfile::builtin("reference").unwrap();
+        assert!(!profile.to_json().contains("disk"));
+        profile.disk = Some(DiskProfile {
+            directory: "/data".to_owned(),
+            reading_path: "io_uring O_DIRECT".to_owned(),
+            sequential_bytes_per_second: 3e9,
+            random_reads_per_second: 2e5,
+            decode_bytes_per_second: 8e8,
+        });
+        let text = profile.to_json();
+        assert_eq!(HardwareProfile::from_json(&text).unwrap(), profile);
+        let error = HardwareProfile::from_json(&text.replace("200000.0", "-1.0")).unwrap_err();
+        assert!(error.to_string().contains("disk.random_reads_per_second"), "{error}");
     }
 
     /// Files of machines with two tiers have no list of links.

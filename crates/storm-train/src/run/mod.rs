@@ -29,6 +29,7 @@ use data_watch::DataWatch;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
+use storm_data::records::LoaderStatistics;
 use storm_device::PlanDevice;
 
 /// What a run does when.
@@ -319,6 +320,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// The model.
     pub fn trainer(&mut self) -> &mut Trainer<D> {
         &mut self.trainer
+    }
+
+    /// What loading the training data has cost since the run started, if it is counted.
+    pub fn loading(&self) -> Option<LoaderStatistics> {
+        self.data.statistics()
     }
 
     /// Ends the run, and leaves the model.

@@ -1,5 +1,6 @@
 use super::RunError;
 use crate::AnyBatch;
+use storm_data::records::LoaderStatistics;
 
 /// Where the micro-batches of a run come from. A thread of its own reads ahead.
 pub trait BatchSource: Send {
@@ -9,6 +10,11 @@ pub trait BatchSource: Send {
     /// # Errors
     /// Data cannot be had.
     fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError>;
+
+    /// What loading has cost so far, if it is counted.
+    fn statistics(&self) -> Option<LoaderStatistics> {
+        None
+    }
 
     /// Where it is, for checkpoints.
     fn position(&self) -> serde_json::Value;

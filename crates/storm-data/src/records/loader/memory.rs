@@ -6,6 +6,11 @@ use crate::records::layout::PAGE_BYTES;
 use crate::records::order::{Order, WINDOW_BLOCKS_MIN};
 use crate::records::set::RecordSet;
 
+/// Reads of blocks in flight for each worker, at most. More gain nothing: each is long.
+const BLOCKS_IN_FLIGHT: u64 = 16;
+/// Reads of single records in flight for each worker, at most.
+const RECORDS_IN_FLIGHT: u64 = 64;
+
 /// Seven sixteenths are for each of two windows, one for batches ahead, and one for compressed blocks on their way. The
 /// window's size depends on nothing but `data_ram` and the dataset, since it is part of the order.
 #[derive(Clone, Copy, Debug)]
@@ -16,13 +21,26 @@ pub(in crate::records) struct Memory {
     pub(super) cached_blocks: usize,
     /// All of the part fits.
     pub(in crate::records) fits: bool,
-    pub(super) workers: usize,
+    pub(in crate::records) workers: usize,
+    /// Reads in flight of each worker.
+    pub(in crate::records) in_flight: usize,
     /// Batches ahead.
     pub(super) depth: usize,
     /// Bytes of blocks in memory, at most.
     pub(in crate::records) block_bytes: u64,
     /// Bytes of batches ahead.
     pub(in crate::records) ahead_bytes: u64,
+}
+
+/// Bytes of a block in memory.
+fn block_bytes(set: &RecordSet) -> u64 {
+    let page = PAGE_BYTES as u64;
+    (set.block_bytes_max() as u64).next_multiple_of(page) + page
+}
+
+/// The `data_ram` with which so many blocks like those of `set` stay in memory.
+pub(in crate::records) fn data_ram_to_hold(set: &RecordSet, blocks: u64) -> u64 {
+    16 * blocks.saturating_mul(block_bytes(set)).div_ceil(14)
 }
 
 impl Memory {
@@ -33,7 +51,7 @@ impl Memory {
         options: &RecordLoaderOptions,
     ) -> Result<Memory, DataError> {
         let page = PAGE_BYTES as u64;
-        let block = (set.block_bytes_max() as u64).next_multiple_of(page) + page;
+        let block = block_bytes(set);
         let counts = &set.manifest().counts;
         let record = counts.raw_bytes.div_ceil(counts.records.max(1));
         let batch = record * options.batch as u64;
@@ -50,14 +68,26 @@ impl Memory {
         }
         let sixteenth = given / 16;
         let window_blocks = (7 * sixteenth / block).max(WINDOW_BLOCKS_MIN);
-        let workers = options.workers.min((sixteenth / block).max(1) as usize);
+        // Compressed blocks on their way are nowhere else; others are in their windows.
+        let on_their_way = match set.is_compressed() {
+            true => (sixteenth / block).max(1),
+            false => u64::MAX,
+        };
+        let workers = options.workers.min(usize::try_from(on_their_way).unwrap_or(usize::MAX));
         let depth = (sixteenth / batch.max(1)).clamp(1, 2 * workers as u64 + 2);
-        let cached_blocks = (14 * sixteenth / block).max(1);
-        let fits = blocks <= cached_blocks;
+        let all_blocks = (14 * sixteenth / block).max(1);
+        let fits = blocks <= all_blocks;
+        let single = options.order == Order::Global && set.has_single_records() && !fits;
+        let in_flight = match single {
+            true => (sixteenth / (record + 2 * page) / workers as u64).clamp(1, RECORDS_IN_FLIGHT),
+            false => (on_their_way / workers as u64).clamp(1, BLOCKS_IN_FLIGHT),
+        };
+        // Those that workers have at hand count too.
+        let cached_blocks = all_blocks.saturating_sub(workers as u64 * in_flight).max(1);
         let resident = match options.order {
             _ if fits => blocks,
             Order::Global if set.has_single_records() => 0,
-            Order::Global => cached_blocks,
+            Order::Global => all_blocks,
             Order::Window | Order::Sequential => 2 * window_blocks,
         };
         Ok(Memory {
@@ -65,6 +95,7 @@ impl Memory {
             cached_blocks: cached_blocks as usize,
             fits,
             workers,
+            in_flight: in_flight as usize,
             depth: depth as usize,
             block_bytes: resident * block,
             ahead_bytes: depth * batch,

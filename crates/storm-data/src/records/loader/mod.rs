@@ -11,24 +11,27 @@ mod worker;
 
 use super::batch::RecordBatch;
 use super::order::{Order, Part, Rule};
+use super::parallel;
 use super::read::Buffers;
-use super::set::RecordSet;
+use super::set::{Reader, RecordSet};
 use crate::{DataError, Passes, Split};
-pub(super) use memory::Memory;
+pub(super) use memory::{Memory, data_ram_to_hold};
 use planner::{Planned, Planner};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
-use window::Residence;
+use window::{Residence, Slot};
 use worker::{Counters, Job, Reply, Workers};
 
 /// The most rows of a batch.
 const BATCH_MAX: usize = 1 << 24;
 /// The most threads.
 const WORKERS_MAX: usize = 1024;
+/// Blocks that a thread reads at once where all are read.
+const PRELOAD_BLOCKS: usize = 16;
 
 /// What to load, and with how much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,6 +138,7 @@ pub struct RecordLoader {
     set: Arc<RecordSet>,
     options: RecordLoaderOptions,
     planner: Planner,
+    buffers: Arc<Buffers>,
     workers: Workers,
     /// Batches that were planned, in their order.
     ahead: VecDeque<Ahead>,
@@ -177,12 +181,13 @@ impl RecordLoader {
             false if set.has_single_records() => Residence::SingleRecords,
             false => Residence::recent(memory.cached_blocks),
         };
-        let workers = Workers::start(&set, &buffers, memory.workers)?;
+        let workers = Workers::start(&set, &buffers, &memory)?;
         let planner = Planner::new(Arc::new(part), rule, options.passes, residence);
         let mut loader = RecordLoader {
             set,
             options,
             planner,
+            buffers,
             workers,
             ahead: VecDeque::new(),
             depth: memory.depth,
@@ -251,6 +256,32 @@ impl RecordLoader {
         self.ahead.clear();
         self.planner.seek(epoch, row);
         (self.epoch, self.row) = (epoch, row);
+    }
+
+    /// Reads all of the part now, if it is to stay in memory; says whether it is. `progress` hears how many blocks there
+    /// are, of how many.
+    ///
+    /// # Errors
+    /// If a block cannot be read or is damaged.
+    pub fn preload(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<bool, DataError> {
+        // What is in the loader for one thread alone stays out of this.
+        let (set, buffers, blocks) = (&*self.set, &self.buffers, self.planner.blocks());
+        let done = AtomicU64::new(0);
+        let pieces: Vec<&[(u32, &Slot)]> = blocks.chunks(PRELOAD_BLOCKS).collect();
+        let load = |reader: &mut Reader, piece: &&[(u32, &Slot)]| {
+            let empty = piece.iter().filter_map(|(number, slot)| Some((*number, slot.claim()?)));
+            set.load_each(empty, reader, |mut place, loaded| {
+                *place = Some(Arc::new(loaded?));
+                Ok(())
+            })?;
+            let count = piece.len() as u64;
+            progress(done.fetch_add(count, Ordering::Relaxed) + count, blocks.len() as u64);
+            Ok(())
+        };
+        let reader = || Reader::new(set, buffers, PRELOAD_BLOCKS);
+        let loaded = parallel::map(&pieces, reader, load);
+        loaded.into_iter().collect::<Result<(), DataError>>()?;
+        Ok(!blocks.is_empty())
     }
 
     /// The current position, from which [`RecordLoader::resume`] continues.

@@ -1,6 +1,6 @@
 //! Which rows are in which batch, and which blocks are read along with it.
 
-use super::window::{Residence, Window};
+use super::window::{Residence, Slot, Window};
 use crate::Passes;
 use crate::records::order::{EpochOrder, Part, Rule};
 use std::ops::Range;
@@ -77,6 +77,14 @@ impl Planner {
 
     pub(super) fn rows(&self) -> u64 {
         self.part.rows
+    }
+
+    /// The blocks that stay in memory, with their places; none if not all do.
+    pub(super) fn blocks(&self) -> Vec<(u32, &Slot)> {
+        match &self.residence {
+            Residence::Whole(slots) => self.part.blocks.iter().copied().zip(&**slots).collect(),
+            _ => Vec::new(),
+        }
     }
 
     pub(super) fn window_blocks(&self) -> u64 {

@@ -5,7 +5,8 @@ use crate::records::block::Block;
 use crate::records::order::{Part, WindowOrder};
 use crate::records::set::{Reader, RecordSet};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Where records come from.
 #[derive(Clone, Debug)]
@@ -35,6 +36,17 @@ impl Residence {
 pub(super) struct Slot(Mutex<Option<Arc<Block>>>);
 
 impl Slot {
+    /// The place, if it is empty and nobody is about to fill it. A thread that holds several places waits for none: two
+    /// threads could wait for each other.
+    pub(super) fn claim(&self) -> Option<MutexGuard<'_, Option<Arc<Block>>>> {
+        let held = match self.0.try_lock() {
+            Ok(held) => held,
+            Err(TryLockError::Poisoned(held)) => held.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        held.is_none().then_some(held)
+    }
+
     /// The block, read if it is not there.
     fn get(
         &self,
@@ -68,24 +80,46 @@ struct Held {
 }
 
 impl Recent {
-    fn get(
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn find(&self, number: u32) -> Option<Arc<Block>> {
+        let mut held = self.lock();
+        held.clock += 1;
+        let clock = held.clock;
+        let (used, block) = held.blocks.get_mut(&number)?;
+        *used = clock;
+        Some(Arc::clone(block))
+    }
+
+    /// The blocks of some records. Other threads go on meanwhile; two may read the same block.
+    fn all(
         &self,
-        number: u32,
-        read: impl FnOnce() -> Result<Block, DataError>,
-    ) -> Result<Arc<Block>, DataError> {
-        let lock = || self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        {
-            let mut held = lock();
-            held.clock += 1;
-            let clock = held.clock;
-            if let Some((used, block)) = held.blocks.get_mut(&number) {
-                *used = clock;
-                return Ok(Arc::clone(block));
+        wanted: &[Wanted],
+        set: &RecordSet,
+        reader: &mut Reader,
+    ) -> Result<HashMap<u32, Arc<Block>>, DataError> {
+        let (mut blocks, mut missing) = (HashMap::new(), Vec::new());
+        for &Wanted { number, .. } in wanted {
+            match self.find(number) {
+                Some(block) => drop(blocks.insert(number, block)),
+                None if missing.contains(&(number, number)) => {}
+                None => missing.push((number, number)),
             }
         }
-        // Other threads go on while this one reads; two may read the same block.
-        let block = Arc::new(read()?);
-        let mut held = lock();
+        set.load_each(missing, reader, |number, loaded| {
+            let block = Arc::new(loaded?);
+            self.keep(number, &block);
+            blocks.insert(number, block);
+            Ok(())
+        })?;
+        Ok(blocks)
+    }
+
+    /// Keeps a block, and gives up the one that was not used for longest.
+    fn keep(&self, number: u32, block: &Arc<Block>) {
+        let mut held = self.lock();
         if held.blocks.len() >= self.blocks_max
             && let Some(&oldest) =
                 held.blocks.iter().min_by_key(|(_, (used, _))| used).map(|(number, _)| number)
@@ -93,8 +127,7 @@ impl Recent {
             held.blocks.remove(&oldest);
         }
         let clock = held.clock;
-        held.blocks.insert(number, (clock, Arc::clone(&block)));
-        Ok(block)
+        held.blocks.insert(number, (clock, Arc::clone(block)));
     }
 }
 
@@ -125,42 +158,95 @@ impl Window {
         }
     }
 
-    /// Reads a block of the window, if it is not there.
-    pub(super) fn block(
-        &self,
-        at: usize,
-        set: &RecordSet,
-        reader: &mut Reader,
-    ) -> Result<Arc<Block>, DataError> {
-        let in_part = self.order.blocks[at];
-        let number = self.part.blocks[in_part];
-        let mut read = || set.load(number, reader);
+    fn slot(&self, at: usize) -> Option<&Slot> {
         match &self.residence {
-            Residence::Whole(slots) => slots[in_part].get(read),
-            Residence::Windows => self.slots[at].get(read),
-            Residence::Recent(recent) => recent.get(number, read),
-            Residence::SingleRecords => Ok(Arc::new(read()?)),
+            Residence::Whole(slots) => Some(&slots[self.order.blocks[at]]),
+            Residence::Windows => Some(&self.slots[at]),
+            Residence::SingleRecords | Residence::Recent(_) => None,
         }
     }
 
-    /// Calls `with` with the record at a place, and its number in the dataset.
-    pub(super) fn record(
+    /// The number of a block in the dataset.
+    fn number(&self, at: usize) -> u32 {
+        self.part.blocks[self.order.blocks[at]]
+    }
+
+    /// Reads blocks of the window that are not there, as many at once as the reader allows, as long as they are wanted. A
+    /// failure comes back when a record of the block is copied.
+    pub(super) fn fetch(
         &self,
-        place: u64,
+        blocks: impl IntoIterator<Item = usize>,
         set: &RecordSet,
         reader: &mut Reader,
-        with: impl FnOnce(&[u8], u64) -> Result<(), String>,
-    ) -> Result<(), DataError> {
-        let (at, record) = self.order.at(place);
-        let number = self.part.blocks[self.order.blocks[at]];
-        let in_set = set.block(number).first_record + u64::from(record);
-        let used = match self.residence {
-            Residence::SingleRecords => with(set.load_record(number, record, reader)?, in_set),
-            _ => {
-                let block = self.block(at, set, reader)?;
-                with(block.record(record as usize, set.layout()), in_set)
-            }
+        is_wanted: impl Fn() -> bool,
+    ) {
+        let empty = blocks
+            .into_iter()
+            .take_while(|_| is_wanted())
+            .filter_map(|at| Some((self.number(at), self.slot(at)?.claim()?)));
+        let fill = |mut place: MutexGuard<'_, Option<Arc<Block>>>, loaded| {
+            *place = Result::ok(loaded).map(Arc::new);
+            Ok(())
         };
-        used.map_err(|problem| set.damaged_block(number, format!("its record {record}: {problem}")))
+        set.load_each(empty, reader, fill).ok();
     }
+
+    /// Calls `with` with each record in a range of places, and its number in the dataset.
+    pub(super) fn records(
+        &self,
+        places: Range<u64>,
+        set: &RecordSet,
+        reader: &mut Reader,
+        mut with: impl FnMut(&[u8], u64) -> Result<(), String>,
+    ) -> Result<(), DataError> {
+        let at = |place| {
+            let (at, record) = self.order.at(place);
+            Wanted { at, number: self.number(at), record }
+        };
+        let mut with = |wanted: Wanted, bytes: &[u8]| {
+            let Wanted { number, record, .. } = wanted;
+            with(bytes, set.block(number).first_record + u64::from(record)).map_err(|problem| {
+                set.damaged_block(number, format!("its record {record}: {problem}"))
+            })
+        };
+        match &self.residence {
+            Residence::Whole(_) | Residence::Windows => {
+                self.fetch(places.clone().map(|place| at(place).at), set, reader, || true);
+                for wanted in places.map(at) {
+                    let Some(slot) = self.slot(wanted.at) else { continue };
+                    let block = slot.get(|| set.load(wanted.number, reader))?;
+                    with(wanted, block.record(wanted.record as usize, set.layout()))?;
+                }
+                Ok(())
+            }
+            Residence::SingleRecords => {
+                let wanted = places.map(at).map(|wanted| (wanted.number, wanted.record, wanted));
+                set.load_each_record(wanted, reader, with)
+            }
+            Residence::Recent(recent) => {
+                let mut places = places.map(at);
+                loop {
+                    let some: Vec<Wanted> = places.by_ref().take(reader.depth()).collect();
+                    if some.is_empty() {
+                        return Ok(());
+                    }
+                    let blocks = recent.all(&some, set, reader)?;
+                    for wanted in some {
+                        let block = &blocks[&wanted.number];
+                        with(wanted, block.record(wanted.record as usize, set.layout()))?;
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A record to copy.
+#[derive(Clone, Copy, Debug)]
+struct Wanted {
+    /// Which block of the window.
+    at: usize,
+    /// Which block of the dataset.
+    number: u32,
+    record: u32,
 }

@@ -1,5 +1,6 @@
 //! Threads that read blocks and copy records into batches.
 
+use super::memory::Memory;
 use super::planner::{Prefetch, Stretch};
 use crate::DataError;
 use crate::records::batch::RecordBatch;
@@ -48,6 +49,8 @@ struct Shared {
     set: Arc<RecordSet>,
     buffers: Arc<Buffers>,
     counters: Counters,
+    /// Reads in flight of each worker.
+    in_flight: usize,
     /// Jobs of an earlier generation are not done any more.
     generation: AtomicU64,
 }
@@ -69,18 +72,19 @@ impl Workers {
     pub(super) fn start(
         set: &Arc<RecordSet>,
         buffers: &Arc<Buffers>,
-        count: usize,
+        memory: &Memory,
     ) -> Result<Workers, DataError> {
         let shared = Arc::new(Shared {
             set: Arc::clone(set),
             buffers: Arc::clone(buffers),
             counters: Counters::default(),
+            in_flight: memory.in_flight,
             generation: AtomicU64::new(0),
         });
         let (sender, receiver) = channel();
         let receiver = Arc::new(Mutex::new(receiver));
         let mut workers = Workers { shared, jobs: Some(sender), threads: Vec::new() };
-        for _ in 0..count {
+        for _ in 0..memory.workers {
             let (shared, receiver) = (Arc::clone(&workers.shared), Arc::clone(&receiver));
             let thread = thread::Builder::new()
                 .name("storm-records".to_owned())
@@ -135,7 +139,7 @@ pub(super) fn lost() -> DataError {
 
 impl Shared {
     fn work(&self, jobs: &Mutex<Receiver<(u64, Job)>>) {
-        let mut reader = Reader::new(&self.buffers);
+        let mut reader = Reader::new(&self.set, &self.buffers, self.in_flight);
         loop {
             let next = match jobs.lock() {
                 Ok(jobs) => jobs.recv(),
@@ -152,12 +156,7 @@ impl Shared {
             // After a failure or a resume nothing waits for it.
             reply.send(made).ok();
             for Prefetch { window, blocks } in prefetch {
-                for block in blocks {
-                    if is_wanted() {
-                        // A failure comes back when a batch needs the block and reads it again.
-                        window.block(block, &self.set, &mut reader).ok();
-                    }
-                }
+                window.fetch(blocks, &self.set, &mut reader, is_wanted);
             }
             self.counters.add(std::mem::take(&mut reader.statistics));
         }
@@ -173,15 +172,12 @@ impl Shared {
         let layout = self.set.layout();
         batch.prepare(layout, rows);
         for Stretch { window, epoch, places } in stretches {
-            for place in places.clone() {
-                let mut sample = 0;
-                window.record(place, &self.set, reader, |record, number| {
-                    sample = number;
-                    batch.push(record, layout)
-                })?;
+            window.records(places.clone(), &self.set, reader, |record, number| {
+                batch.push(record, layout)?;
                 let row = batch.rows - 1;
-                batch.samples[row] = [sample as i32, (sample >> 32) as i32, *epoch as i32];
-            }
+                batch.samples[row] = [number as i32, (number >> 32) as i32, *epoch as i32];
+                Ok(())
+            })?;
         }
         batch.finish();
         Ok(batch)

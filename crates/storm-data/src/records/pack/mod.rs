@@ -4,8 +4,10 @@ mod cifar;
 mod folder;
 mod idx;
 mod image;
+mod repeated;
 mod synthetic;
 
+pub use repeated::Repeated;
 pub use synthetic::Synthetic;
 
 use super::codec::Codec;
@@ -30,6 +32,8 @@ pub enum RecordInput {
     ImageFolder(PathBuf),
     /// Made up.
     Synthetic(Synthetic),
+    /// A dataset of records, several times.
+    Repeated(Repeated),
 }
 
 impl RecordInput {
@@ -58,6 +62,7 @@ impl RecordInput {
             RecordInput::Idx(_) => "MNIST's kind of images, IDX files".to_owned(),
             RecordInput::ImageFolder(_) => "images, a folder for each class".to_owned(),
             RecordInput::Synthetic(synthetic) => synthetic.words(),
+            RecordInput::Repeated(repeated) => repeated.words(),
         }
     }
 
@@ -67,6 +72,7 @@ impl RecordInput {
             RecordInput::Idx(path) => Box::new(Idx::open(path)?),
             RecordInput::ImageFolder(path) => Box::new(ImageFolder::open(path, skip_bad)?),
             RecordInput::Synthetic(synthetic) => Box::new(synthetic.clone().checked()?),
+            RecordInput::Repeated(repeated) => Box::new(repeated.open()?),
         })
     }
 }
@@ -208,7 +214,7 @@ pub fn pack_records(
         return refuse("held out", "the input has a test part, which is held out");
     }
     let (input_files, input_bytes) = source.size();
-    if let RecordInput::Synthetic(_) = &options.input {
+    if let RecordInput::Synthetic(_) | RecordInput::Repeated(_) = &options.input {
         check_room(&options.out, input_bytes)?;
     }
     let columns = source.columns();
@@ -273,6 +279,7 @@ impl RecordInput {
             | RecordInput::Idx(path)
             | RecordInput::ImageFolder(path) => path,
             RecordInput::Synthetic(_) => Path::new("synthetic records"),
+            RecordInput::Repeated(repeated) => &repeated.dir,
         }
     }
 }

@@ -68,7 +68,7 @@ fn a_damaged_block_is_named_and_the_loader_stays() {
 
 #[test]
 fn a_shard_that_is_truncated_while_it_is_used_is_an_error() {
-    for reading in [Reading::Direct, Reading::Advised] {
+    for reading in Reading::ALL {
         let folder = tempfile::tempdir().unwrap();
         let dir = synthetic(folder.path(), 5_000, Codec::None);
         let set = Arc::new(RecordSet::open_with(&dir, reading).unwrap());

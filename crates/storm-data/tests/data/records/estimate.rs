@@ -7,8 +7,11 @@ use storm_data::records::{
     estimate_records,
 };
 
-const RATES: RecordRates =
-    RecordRates { sequential_bytes_per_second: 1e9, random_reads_per_second: 20_000.0 };
+const RATES: RecordRates = RecordRates {
+    sequential_bytes_per_second: 1e9,
+    decoding_bytes_per_second: 1e10,
+    random_reads_per_second: 20_000.0,
+};
 
 /// An estimate for five million records of 1016 bytes.
 fn estimate(order: Order, data_ram: u64, rate: f64) -> RecordEstimate {

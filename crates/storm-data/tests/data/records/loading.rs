@@ -97,8 +97,10 @@ fn neither_workers_nor_codecs_nor_the_way_of_reading_change_a_bit() {
             assert!(batches(open(&dirs[0]), order, workers, DATA_RAM) == expected, "{order:?}");
         }
         for dir in &dirs {
-            let advised = Arc::new(RecordSet::open_with(dir, Reading::Advised).unwrap());
-            assert!(batches(advised, order, 2, DATA_RAM) == expected, "{order:?}");
+            for reading in Reading::ALL {
+                let set = Arc::new(RecordSet::open_with(dir, reading).unwrap());
+                assert!(batches(set, order, 2, DATA_RAM) == expected, "{order:?} {reading:?}");
+            }
             if order == Order::Global {
                 // All of it in memory.
                 assert!(batches(open(dir), order, 2, 1 << 30) == expected, "{order:?}");

@@ -52,6 +52,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         gemm: Vec::new(),
         attention: Vec::new(),
         elementwise: Vec::new(),
+        disk: None,
     };
     // Each case starts a kernel, which the profile adds.
     let work = |seconds: f64| (seconds - rates.kernel_seconds).max(0.5 * seconds);
@@ -139,6 +140,7 @@ fn moved_bytes(case: &Case) -> f64 {
         gemm: Vec::new(),
         attention: Vec::new(),
         elementwise: Vec::new(),
+        disk: None,
     };
     predicted(&unit, case)
 }

@@ -1,0 +1,88 @@
+//! How fast a disk reads records, measured on some that are made up for it and removed.
+
+use anyhow::Result;
+use std::path::Path;
+use std::thread::available_parallelism;
+use storm_data::records::{
+    Codec, RecordInput, RecordLoaderOptions, RecordPackOptions, RecordRates, RecordSet, Synthetic,
+    pack_records,
+};
+use storm_data::{DataError, IfExists};
+use storm_plan::DiskProfile;
+use tempfile::TempDir;
+
+/// Bytes of records that are written.
+const TRIAL_BYTES: u64 = 64 << 20;
+/// Compressed records that are written, to see how fast they are decoded.
+const COMPRESSED_RECORDS: u64 = 2048;
+/// A record that lies in one or two pages.
+const SHAPE: [usize; 3] = [32, 32, 3];
+/// Enough for all threads.
+const DATA_RAM: u64 = 1 << 30;
+
+/// Measures reading in a directory, on all cores, for about two seconds.
+pub(crate) fn measure(directory: &Path) -> Result<DiskProfile> {
+    let raw = Trial::new(directory, &SHAPE, u64::MAX, Codec::None)?;
+    let set = RecordSet::open(&raw.dir())?;
+    let rates = RecordRates::measure(&set, &options(256))?;
+    let compressed = Trial::new(directory, &SHAPE, COMPRESSED_RECORDS, Codec::Zstd)?;
+    let decoding = RecordRates::measure(&RecordSet::open(&compressed.dir())?, &options(256))?;
+    Ok(DiskProfile {
+        directory: std::path::absolute(directory)?.display().to_string(),
+        reading_path: set.reading_path().to_string(),
+        sequential_bytes_per_second: rates.sequential_bytes_per_second,
+        random_reads_per_second: rates.random_reads_per_second,
+        decode_bytes_per_second: decoding.decoding_bytes_per_second,
+    })
+}
+
+fn options(batch: usize) -> RecordLoaderOptions {
+    let workers = available_parallelism().map_or(1, Into::into);
+    RecordLoaderOptions { workers, ..RecordLoaderOptions::training(batch, 0, DATA_RAM) }
+}
+
+/// In words.
+pub(crate) fn words(disk: &DiskProfile) -> String {
+    format!(
+        "{:.2} GB/s in long reads, {:.0} short reads a second ({}); a core decodes {:.2} GB/s of zstd",
+        disk.sequential_bytes_per_second / 1e9,
+        disk.random_reads_per_second,
+        disk.reading_path,
+        disk.decode_bytes_per_second / 1e9
+    )
+}
+
+/// Some made-up records, gone in the end.
+pub(super) struct Trial(TempDir);
+
+impl Trial {
+    /// At most so many records of a shape, and at most 64 MiB of them.
+    pub(super) fn new(
+        at: &Path,
+        shape: &[usize],
+        records_max: u64,
+        codec: Codec,
+    ) -> Result<Trial, DataError> {
+        let folder = tempfile::Builder::new()
+            .prefix(".storm-trial-")
+            .tempdir_in(at)
+            .map_err(|source| DataError::Io { path: at.to_owned(), source })?;
+        let record = shape.iter().try_fold(1u64, |bytes, &side| bytes.checked_mul(side as u64));
+        let count = (TRIAL_BYTES / record.unwrap_or(0).max(1)).clamp(1, records_max);
+        let trial = Trial(folder);
+        let options = RecordPackOptions {
+            input: RecordInput::Synthetic(Synthetic { count, shape: shape.to_vec(), classes: 10 }),
+            out: trial.dir(),
+            if_exists: IfExists::Refuse,
+            codec,
+            held_out: 0.0,
+            skip_bad: false,
+        };
+        pack_records(&options, &|_| {})?;
+        Ok(trial)
+    }
+
+    pub(super) fn dir(&self) -> std::path::PathBuf {
+        self.0.path().join("trial")
+    }
+}

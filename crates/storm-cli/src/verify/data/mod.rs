@@ -1,0 +1,322 @@
+//! Training from disk beside training from memory: a set that is much larger than what is held of it, cold, against the
+//! same set held whole.
+//!
+//! Both draw their batches from the same loader with the same threads. They differ in where a block comes from: from disk,
+//! or from memory, into which all blocks were read before the clock starts. They take turns with one trainer, so what a
+//! card loses to heat is lost by both.
+
+mod rate;
+mod scale;
+
+use super::sheet::Sheet;
+use crate::bench::Benched;
+use crate::model::grouped;
+use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, pictures_of};
+use crate::{UsageError, memory_limits, progress, size, tuning};
+use anyhow::{Context, Result};
+use clap::Args;
+use rate::{Rates, Sources};
+use serde_json::json;
+use std::path::PathBuf;
+use std::sync::Arc;
+use storm_data::records::{Codec, RecordSet};
+use storm_device::cpu::CpuPlanDevice;
+use storm_device::cuda::CudaPlanDevice;
+use storm_model::{AnyModel, ImageConfig, image_preset, image_preset_names};
+use storm_plan::{Budget, Forced, Link, Tier};
+use storm_train::{
+    AnyBatch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, Precision,
+    RunError, StepPlan, StepSize, TrainOptions, Trainer,
+};
+
+/// Training from disk may be so much slower than from memory.
+const SLOWDOWN_MAX: f64 = 0.01;
+/// The measured rate may be so far from the estimate where the disk is the slowest stage.
+const ESTIMATE_OFF_MAX: f64 = 0.10;
+/// A card takes so many seconds at most to find its fastest algorithms.
+const TUNE_SECONDS: f64 = 5.0;
+
+#[derive(Args)]
+pub(super) struct DataArgs {
+    /// Check that training from a set on disk is as fast as from the same set in memory, in the same device memory. The
+    /// set is made for it, and removed: of random pictures, or of those of DATASET, which `storm data pack` wrote, each
+    /// several times.
+    #[arg(long, value_name = "DATASET", num_args = 0..=1)]
+    data: Option<Option<PathBuf>>,
+    /// Bytes of pixels in the set: 15.4GB on a GPU and 100MB on the CPU if not given. All of them must fit into host
+    /// memory too, to compare with.
+    #[arg(long, value_parser = size::parse, requires = "data")]
+    data_size: Option<u64>,
+    /// Where the set is made, on the disk to check.
+    #[arg(long, default_value = ".", value_name = "DIR", requires = "data")]
+    data_at: PathBuf,
+    /// Memory for the data while it is read from disk: 1GiB on a GPU and 16MiB on the CPU if not given.
+    #[arg(long, value_parser = size::parse, requires = "data")]
+    data_ram: Option<u64>,
+    /// Image classifiers to train.
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "small-cnn",
+        value_name = "MODEL",
+        requires = "data"
+    )]
+    data_models: Vec<String>,
+    /// Pictures in a batch.
+    #[arg(long, default_value_t = 512, value_parser = size::positive, requires = "data")]
+    data_batch: usize,
+    /// Seconds of each turn; there are three of each kind.
+    #[arg(long, default_value_t = 3.0, value_parser = seconds, requires = "data")]
+    data_seconds: f64,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if (0.01..=600.0).contains(&seconds) => Ok(seconds),
+        _ => Err("must be a number of seconds from 0.01 to 600".to_owned()),
+    }
+}
+
+/// How much data there is, and how much of it is in memory.
+#[derive(Clone, Copy)]
+struct Sizes {
+    set_bytes: u64,
+    data_ram: u64,
+}
+
+impl DataArgs {
+    fn sizes(&self, kind: DeviceKind) -> Sizes {
+        let (set_bytes, data_ram) = match kind {
+            DeviceKind::Cuda => (15_400_000_000, 1 << 30),
+            DeviceKind::Cpu => (100_000_000, 16 << 20),
+        };
+        Sizes {
+            set_bytes: self.data_size.unwrap_or(set_bytes),
+            data_ram: self.data_ram.unwrap_or(data_ram),
+        }
+    }
+
+    pub(super) fn is_asked_for(&self) -> bool {
+        self.data.is_some()
+    }
+}
+
+/// Checks a device.
+pub(super) fn check(
+    args: &DataArgs,
+    device: DeviceArg,
+    hardware: Option<&str>,
+    sheet: &mut Sheet,
+) -> Result<()> {
+    let models = models(&args.data_models)?;
+    let asked = Asked { device, vram_bytes: None, ram_bytes: None, hardware, threads: None };
+    let largest = models.iter().map(|(_, config)| config.parameter_count()).max().unwrap_or(0);
+    let machine = Machine::new(&asked, largest, Style::Quiet)?;
+    let sizes = args.sizes(machine.kind);
+    check_memory(sizes)?;
+    sheet.head(&format!(
+        "\n{:<10} {:<6} {:<7} {:>12} {:>12}  {:<26} verdict",
+        "model", "codec", "order", "images/s", "of", "bar"
+    ));
+    for codec in [Codec::None, Codec::Zstd] {
+        let made = scale::make(args, sizes.set_bytes, codec)?;
+        let set = Arc::new(RecordSet::open(&made.dir)?);
+        sheet.head(&made.words(&set)?);
+        for (name, config) in &models {
+            let check = Check { args, sizes, machine: &machine, set: &set, codec, name, config };
+            match machine.kind {
+                DeviceKind::Cpu => check.run::<CpuPlanDevice>(sheet)?,
+                DeviceKind::Cuda => check.run::<CudaPlanDevice>(sheet)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+fn models(names: &[String]) -> Result<Vec<(String, ImageConfig)>> {
+    let model = |name: &String| match image_preset(name) {
+        Some(config) => Ok((name.clone(), config)),
+        None => {
+            let known: Vec<&str> = image_preset_names().collect();
+            let problem = format!("{name} is no image classifier; there are {}", known.join(", "));
+            Err(UsageError(problem).into())
+        }
+    };
+    names.iter().map(model).collect()
+}
+
+/// Refuses a set that cannot be held whole.
+fn check_memory(sizes: Sizes) -> Result<()> {
+    let Sizes { set_bytes, data_ram } = sizes;
+    let available = memory_limits::host(None)?.bytes;
+    // Blocks are a little longer than their pixels, and a loader holds some batches.
+    let needed = set_bytes.saturating_add(set_bytes / 4).saturating_add(data_ram);
+    match needed <= available {
+        true => Ok(()),
+        false => Err(UsageError(format!(
+            "to compare with a set of {} in memory takes {}, and {} are available; give a smaller --data-size",
+            size::show(set_bytes),
+            size::show(needed),
+            size::show(available)
+        ))
+        .into()),
+    }
+}
+
+/// One model on one set.
+struct Check<'a> {
+    args: &'a DataArgs,
+    sizes: Sizes,
+    machine: &'a Machine,
+    set: &'a Arc<RecordSet>,
+    codec: Codec,
+    name: &'a str,
+    config: &'a ImageConfig,
+}
+
+impl Check<'_> {
+    fn run<D: Benched + Trains>(&self, sheet: &mut Sheet) -> Result<()> {
+        let mut trainer = self.launch::<D>()?;
+        let mut sources = Sources::new(self.set, self.args.data_batch, self.sizes.data_ram)?;
+        let rates = sources.measure(&mut trainer, self.args.data_seconds)?;
+        self.window(&rates, sheet);
+        let bus = self.machine.profile.link(Link::HOST_TO_DEVICE).bandwidth;
+        let global = sources.measure_global(&mut trainer, &rates, bus, self.args.data_seconds)?;
+        progress::show("");
+        self.global(&rates, &global, sheet);
+        Ok(())
+    }
+
+    fn window(&self, rates: &Rates, sheet: &mut Sheet) {
+        let slowdown = rates.slowdown();
+        let same_memory = rates.disk_device_bytes == rates.memory_device_bytes;
+        let figure = format!(
+            "{:+.2} % slower, device memory {}, {}",
+            100.0 * slowdown,
+            match same_memory {
+                true => format!("the same {} bytes", grouped(rates.disk_device_bytes)),
+                false => format!(
+                    "{} bytes instead of {}",
+                    grouped(rates.disk_device_bytes),
+                    grouped(rates.memory_device_bytes)
+                ),
+            },
+            rates.reading_path
+        );
+        let passed = slowdown <= SLOWDOWN_MAX && same_memory;
+        let object = json!({
+            "model": self.name, "codec": self.codec.name(), "order": "window",
+            "images_per_second": rates.disk, "memory_images_per_second": rates.memory,
+            "slowdown": slowdown, "device_bytes": rates.disk_device_bytes,
+            "memory_device_bytes": rates.memory_device_bytes,
+            "reading_path": rates.reading_path.to_string(), "cached_bytes": rates.cached_bytes,
+            "waits": rates.stalls, "batches": rates.batches,
+        });
+        let row =
+            Row { order: "window", rate: rates.disk, of: rates.memory, bar: "≤ 1 % slower" };
+        self.row(&row, passed, &figure, object, sheet);
+    }
+
+    fn global(&self, rates: &Rates, global: &rate::Global, sheet: &mut Sheet) {
+        let off = global.measured / global.expected - 1.0;
+        let (passed, bar) = match global.is_disk_slowest {
+            true => (off.abs() <= ESTIMATE_OFF_MAX, "within 10 % of estimate"),
+            false => (1.0 - global.measured / rates.memory <= SLOWDOWN_MAX, "≤ 1 % slower"),
+        };
+        let figure = format!(
+            "{:+.1} % of {} as estimated, the slowest stage is {}",
+            100.0 * off,
+            grouped(global.expected as u64),
+            global.slowest
+        );
+        let object = json!({
+            "model": self.name, "codec": self.codec.name(), "order": "global",
+            "images_per_second": global.measured, "memory_images_per_second": rates.memory,
+            "expected_images_per_second": global.expected, "slowest": global.slowest,
+            "reading_path": rates.reading_path.to_string(),
+        });
+        let row = Row { order: "global", rate: global.measured, of: rates.memory, bar };
+        self.row(&row, passed, &figure, object, sheet);
+    }
+
+    fn row(
+        &self,
+        row: &Row,
+        passed: bool,
+        figure: &str,
+        object: serde_json::Value,
+        sheet: &mut Sheet,
+    ) {
+        let Row { order, rate, of, bar } = row;
+        let verdict = if passed { "PASS" } else { "FAIL" };
+        let [rate, of] = [rate, of].map(|rate| grouped(*rate as u64));
+        let (name, codec) = (self.name, self.codec.name());
+        let line = format!(
+            "{name:<10} {codec:<6} {order:<7} {rate:>12} {of:>12}  {bar:<26} {verdict} {figure}"
+        );
+        sheet.row("data", passed, object, &line);
+    }
+
+    /// A trainer for the model: in f32 on the CPU, in bf16 on a card.
+    fn launch<D: Trains>(&self) -> Result<Trainer<D>> {
+        progress::show(&format!("planning {}", self.name));
+        let (shape, classes) = pictures_of(self.set)?;
+        let precision = match self.machine.kind {
+            DeviceKind::Cpu => Precision::F32,
+            DeviceKind::Cuda => Precision::Bf16Stochastic,
+        };
+        let Machine { vram, ram, threads, profile, .. } = self.machine;
+        let request = LaunchRequest {
+            model: AnyModel::from(self.config.clone().for_images(shape, classes)),
+            options: TrainOptions::new(self.args.data_batch, 1, precision),
+            step: StepSize::MicroBatches(1),
+            profile: profile.clone(),
+            budget: Budget::new(vram.bytes, ram.bytes),
+            forced: Forced::default(),
+            trial: None,
+        };
+        let mut launch = Launch::new(request)?;
+        let mut site = Site { threads: *threads };
+        let launched = launch.start::<D>(&mut site, None);
+        let Launched { mut trainer, .. } =
+            launched.with_context(|| format!("cannot train {}", self.name))?;
+        trainer.set_recording(false);
+        Ok(trainer)
+    }
+}
+
+/// What the table shows of a check.
+struct Row {
+    order: &'static str,
+    rate: f64,
+    of: f64,
+    bar: &'static str,
+}
+
+struct Site {
+    threads: usize,
+}
+
+impl<D: Trains> LaunchSite<D> for Site {
+    fn device(&mut self, budget: Budget, _: &StepPlan, before: Option<D>) -> D::Options {
+        D::options(self.threads, budget, TUNE_SECONDS.min(tuning::SECONDS_MAX), before)
+    }
+
+    fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {
+        // There is no trial, for which alone they would be.
+        Ok(Vec::new())
+    }
+
+    fn notice(&mut self, notice: Notice<'_>) {
+        match notice {
+            Notice::Initializing(Initialized { done_bytes, total_bytes }) => {
+                progress::show(&format!("making weights, {done_bytes} of {total_bytes} bytes"));
+            }
+            Notice::Refused { reason, budget } => {
+                let vram = size::show(budget[Tier::DEVICE]);
+                eprintln!("warning: {reason}; planning with {vram} of device memory");
+            }
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The set on disk that training reads.
+
+use super::DataArgs;
+use crate::data::{ByteProgress, Show};
+use crate::model::grouped;
+use crate::size;
+use anyhow::{Context, Result};
+use std::path::PathBuf;
+use std::time::Instant;
+use storm_data::IfExists;
+use storm_data::records::{
+    Codec, RecordInput, RecordPackOptions, RecordSet, Repeated, Synthetic, pack_records,
+};
+use tempfile::TempDir;
+
+/// CIFAR-10's pictures.
+const SHAPE: [usize; 3] = [32, 32, 3];
+const CLASSES: u32 = 10;
+
+/// A set that is removed in the end.
+pub(super) struct Made {
+    pub(super) dir: PathBuf,
+    _folder: TempDir,
+    seconds: f64,
+}
+
+/// Makes a set of the size that is asked for.
+pub(super) fn make(args: &DataArgs, set_bytes: u64, codec: Codec) -> Result<Made> {
+    let folder = tempfile::Builder::new()
+        .prefix(".storm-verify-")
+        .tempdir_in(&args.data_at)
+        .with_context(|| format!("cannot write to {}", args.data_at.display()))?;
+    let dir = folder.path().join("set");
+    let start = Instant::now();
+    let options = RecordPackOptions {
+        input: input(args, set_bytes)?,
+        out: dir.clone(),
+        if_exists: IfExists::Refuse,
+        codec,
+        held_out: 0.0,
+        skip_bad: false,
+    };
+    let progress = ByteProgress::new("writing", Show::Progress);
+    let packed = pack_records(&options, &|at| {
+        progress.set(at.bytes_done, at.bytes_total, || format!("{} records", grouped(at.records)));
+    });
+    progress.finish();
+    packed?;
+    Ok(Made { dir, _folder: folder, seconds: start.elapsed().as_secs_f64() })
+}
+
+fn input(args: &DataArgs, set_bytes: u64) -> Result<RecordInput> {
+    let pixels = |shape: &[usize]| shape.iter().product::<usize>().max(1) as u64;
+    let Some(Some(dir)) = &args.data else {
+        let count = (set_bytes / pixels(&SHAPE)).max(1);
+        return Ok(RecordInput::Synthetic(Synthetic {
+            count,
+            shape: SHAPE.to_vec(),
+            classes: CLASSES,
+        }));
+    };
+    let set = RecordSet::open(dir)?;
+    let bytes = set.column("images").map_or(1, |images| pixels(&images.shape));
+    let count = (set_bytes / bytes).max(1);
+    Ok(RecordInput::Repeated(Repeated { dir: dir.clone(), count }))
+}
+
+impl Made {
+    /// Drops its pages from the page cache, and says so.
+    pub(super) fn words(&self, set: &RecordSet) -> Result<String> {
+        let left = set.drop_page_cache()?;
+        let manifest = set.manifest();
+        let counts = &manifest.counts;
+        Ok(format!(
+            "{}: {} records, {} on disk, {:.2} times shorter, made in {:.1} s; dropped from the page cache but {}",
+            manifest.codec.name(),
+            grouped(counts.records),
+            size::show(counts.stored_bytes),
+            manifest.ratio(),
+            self.seconds,
+            size::show(left)
+        ))
+    }
+}

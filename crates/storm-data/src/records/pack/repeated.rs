@@ -1,0 +1,83 @@
+//! The records of a dataset again and again, for tests of scale.
+
+use super::{Sink, Source};
+use crate::records::column::{Column, Place};
+use crate::records::set::RecordSet;
+use crate::{DataError, Split};
+use std::path::PathBuf;
+
+/// A dataset whose training part comes as often as it takes to make so many records. A record's copies are neighbours.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Repeated {
+    /// The dataset.
+    pub dir: PathBuf,
+    /// How many records to make.
+    pub count: u64,
+}
+
+impl Repeated {
+    pub(super) fn words(&self) -> String {
+        format!("{} records of {}, repeated", self.count, self.dir.display())
+    }
+
+    pub(super) fn open(&self) -> Result<RepeatedSet, DataError> {
+        if self.count == 0 || self.count > 1 << 48 {
+            let problem = "between 1 and 2^48 records".to_owned();
+            return Err(DataError::Option { option: "count", problem });
+        }
+        Ok(RepeatedSet { set: RecordSet::open(&self.dir)?, count: self.count })
+    }
+}
+
+pub(super) struct RepeatedSet {
+    set: RecordSet,
+    count: u64,
+}
+
+impl RepeatedSet {
+    fn record_bytes(&self) -> u64 {
+        let counts = &self.set.manifest().counts;
+        counts.raw_bytes.div_ceil(counts.records.max(1))
+    }
+}
+
+impl Source for RepeatedSet {
+    fn columns(&self) -> Vec<Column> {
+        self.set.columns().to_vec()
+    }
+
+    fn class_names(&self) -> Vec<String> {
+        self.set.manifest().class_names.clone()
+    }
+
+    fn has_parts(&self) -> bool {
+        false
+    }
+
+    fn size(&self) -> (u64, u64) {
+        (0, self.count.saturating_mul(self.record_bytes()))
+    }
+
+    fn read(&mut self, sink: &mut Sink<'_>) -> Result<(), DataError> {
+        let records = self.set.records(Split::Train);
+        // Every record so often, and the first ones once more.
+        let (times, more) = (self.count / records.max(1), self.count % records.max(1));
+        let (layout, bytes) = (self.set.layout(), self.record_bytes());
+        let mut number = 0;
+        self.set.each_record(Split::Train, &mut |record| {
+            let value = |place: &Place| match *place {
+                Place::Fixed { at, bytes } => Some(&record[at..at + bytes]),
+                Place::Varying { number } => layout.varying(record, number),
+            };
+            let values: Option<Vec<&[u8]>> = layout.places().iter().map(value).collect();
+            let values = values.unwrap_or_default();
+            for _ in 0..times + u64::from(number < more) {
+                sink.push(Split::Train, &values, bytes, || {
+                    (self.set.dir().to_owned(), format!("record {number}: "))
+                })?;
+            }
+            number += 1;
+            Ok(())
+        })
+    }
+}
