@@ -18,6 +18,7 @@ mod pack;
 mod parallel;
 mod read;
 mod set;
+mod statistics;
 mod write;
 
 pub use batch::{BatchColumn, RecordBatch};
@@ -34,3 +35,4 @@ pub use pack::{
 };
 pub use read::{Reading, ReadingPath};
 pub use set::RecordSet;
+pub use statistics::ImageStatistics;

@@ -2,8 +2,8 @@
 
 use super::chat::ChatTemplate;
 use super::client::Prompted;
-use super::{Backend, Served, SpecialTokens, Tokenizer, TokenizerSource, WorkerCommand, lock};
-use crate::DataError;
+use super::{Backend, Served, SpecialTokens, Tokenizer, TokenizerSource, lock};
+use crate::{DataError, WorkerCommand};
 use crate::manifest::{TOKENIZER_BYTES_MAX, read_file};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
