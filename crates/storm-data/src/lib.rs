@@ -72,8 +72,8 @@ pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo};
 pub use pack::{
     IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT, pack,
 };
-pub use worker::{WorkerCommand, run_worker};
 pub use tokenizer::{
     ChatMessage, ChatTemplate, ChatTokenizer, ChatTokens, DecodeStream, SpecialTokens, Tokenizer,
     TokenizerInfo, TokenizerKind, TokenizerSource,
 };
+pub use worker::{WorkerCommand, run_worker};

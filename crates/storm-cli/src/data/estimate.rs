@@ -129,6 +129,7 @@ fn pack(folder: &Path, synthetic: Synthetic) -> Result<(), DataError> {
         codec: Codec::None,
         held_out: 0.0,
         skip_bad: false,
+        size: None,
     };
     pack_records(&options, &|_| {}).map(drop)
 }

@@ -14,7 +14,7 @@ use storm_data::{DataError, WorkerCommand, run_worker};
 
 #[derive(Subcommand)]
 pub(crate) enum DataCommand {
-    /// Turn text, JSONL or images into a dataset: shards that training reads without loading them.
+    /// Turn text, JSON, tables or images into a dataset: shards that training reads without loading them.
     Pack(pack::PackArgs),
     /// Show what a dataset holds, and check it.
     Inspect(inspect::InspectArgs),

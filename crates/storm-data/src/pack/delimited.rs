@@ -106,7 +106,8 @@ impl Rows {
         }
         let mut json = RecordJson::new();
         for ((_, name), cell) in self.columns.iter().zip(cells) {
-            let text = std::str::from_utf8(cell).map_err(|_| format!("`{name}` is not UTF-8 text"))?;
+            let text =
+                std::str::from_utf8(cell).map_err(|_| format!("`{name}` is not UTF-8 text"))?;
             json.push(name, Cell::Text(text))?;
         }
         Ok(json.finish())

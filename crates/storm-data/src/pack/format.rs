@@ -64,7 +64,9 @@ impl Named {
         };
         let before = if compression.is_some() { parts.next() } else { last };
         // A name without a point has no ending.
-        let ending = before.filter(|_| parts.next().is_some_and(|stem| !stem.is_empty())).unwrap_or_default();
+        let ending = before
+            .filter(|_| parts.next().is_some_and(|stem| !stem.is_empty()))
+            .unwrap_or_default();
         let format = match ending {
             "txt" | "text" | "md" => Some(FileFormat::Text),
             "jsonl" | "ndjson" => Some(FileFormat::Jsonl),
@@ -82,7 +84,10 @@ impl Named {
         let format = match asked.format() {
             Some(format) => format,
             None if self.is_arrow => {
-                return Err(DataError::input(path, "is in the Arrow format; write it as Parquet or JSONL"));
+                return Err(DataError::input(
+                    path,
+                    "is in the Arrow format; write it as Parquet or JSONL",
+                ));
             }
             None => self.format.unwrap_or(FileFormat::Text),
         };

@@ -81,11 +81,15 @@ impl InputFile {
 
     fn stdin(format: InputFormat) -> Result<InputFile, DataError> {
         let origin = Origin::Stdin(Stdin::default());
-        let refuse = |problem: &str| Err(DataError::Option { option: "--format", problem: problem.to_owned() });
+        let refuse = |problem: &str| {
+            Err(DataError::Option { option: "--format", problem: problem.to_owned() })
+        };
         let format = match format.format() {
             None => return refuse("standard input has no name: say what it is"),
             Some(FileFormat::Parquet) => {
-                return refuse("Parquet cannot be read from standard input: its description is at its end");
+                return refuse(
+                    "Parquet cannot be read from standard input: its description is at its end",
+                );
             }
             Some(format) => format,
         };
@@ -171,7 +175,10 @@ impl Inputs {
         match skipped.first() {
             Some(first) => {
                 let path = self.files[0].origin.path();
-                Err(DataError::input(path, format!("none of the records can be packed; the first: {first}")))
+                Err(DataError::input(
+                    path,
+                    format!("none of the records can be packed; the first: {first}"),
+                ))
             }
             None => Ok(Kind::Text),
         }

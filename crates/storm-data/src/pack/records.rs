@@ -1,7 +1,7 @@
 //! Records of a file, whatever they are written in.
 
-use super::input::{Content, Job};
 use super::cut::PIECE_BYTES;
+use super::input::{Content, Job};
 use crate::{DataError, RecordPlace};
 
 /// The longest record, as it is written in its file.

@@ -138,7 +138,8 @@ impl Stream {
             None => Box::new(buffered),
             Some(Compression::Gzip) => Box::new(MultiGzDecoder::new(buffered)),
             Some(Compression::Zstd) => {
-                let mut decoder = zstd::stream::read::Decoder::with_buffer(buffered).map_err(&io)?;
+                let mut decoder =
+                    zstd::stream::read::Decoder::with_buffer(buffered).map_err(&io)?;
                 decoder.window_log_max(ZSTD_WINDOW_LOG_MAX).map_err(&io)?;
                 Box::new(decoder)
             }

@@ -41,7 +41,12 @@ struct Scan {
 
 impl Values {
     pub(super) fn new(stream: Stream) -> Values {
-        Values { input: Buffered::new(stream), number: 0, place: Place::Start, scan: Scan::default() }
+        Values {
+            input: Buffered::new(stream),
+            number: 0,
+            place: Place::Start,
+            scan: Scan::default(),
+        }
     }
 
     fn bad(&self, problem: String) -> DataError {
@@ -118,7 +123,9 @@ impl Values {
             let is_bare = scan.depth == 0 && !scan.is_string;
             let is_first = is_bare && to.is_empty() && !scan.is_passed_over;
             // A number or a word ends before what follows it; a record is neither, but has its place.
-            if is_bare && !is_first && matches!(byte, b',' | b']' | b'}' | b' ' | b'\n' | b'\r' | b'\t')
+            if is_bare
+                && !is_first
+                && matches!(byte, b',' | b']' | b'}' | b' ' | b'\n' | b'\r' | b'\t')
             {
                 return Ok(());
             }

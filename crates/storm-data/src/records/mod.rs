@@ -32,6 +32,7 @@ pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
 pub use order::Order;
 pub use pack::{
     RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Synthetic, pack_records,
+    resize_image,
 };
 pub use read::{Reading, ReadingPath};
 pub use set::RecordSet;

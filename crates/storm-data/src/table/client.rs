@@ -21,7 +21,8 @@ pub(crate) struct Table {
 impl Table {
     pub(crate) fn open(path: &Path, command: &WorkerCommand) -> Result<Table, DataError> {
         let bad = |problem: String| DataError::input(path, problem);
-        let no_start = |error: io::Error| bad(format!("cannot start the process that reads it: {error}"));
+        let no_start =
+            |error: io::Error| bad(format!("cannot start the process that reads it: {error}"));
         let mut process = command.process();
         process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = process.spawn().map_err(no_start)?;

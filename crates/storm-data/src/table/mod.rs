@@ -8,7 +8,7 @@ mod json;
 mod worker;
 
 pub(crate) use client::Table;
-pub(crate) use worker::{MEMORY_BYTES_MAX, OpenTable, serve};
+pub(crate) use worker::{MEMORY_BYTES_MAX, OpenTable, SECONDS_MAX, serve};
 
 /// The first byte of a frame: what the rest of it is.
 mod frame {

@@ -28,6 +28,9 @@ const MAGIC: [u8; 4] = *b"PAR1";
 /// Rows that are decoded at once.
 const BATCH_ROWS: usize = 64;
 
+/// Processor time for [`RENEWED_BYTES`] of rows.
+pub(crate) const SECONDS_MAX: u64 = 60;
+
 /// Bytes of rows after which the process may take processor time again.
 const RENEWED_BYTES: usize = 1 << 20;
 
@@ -109,7 +112,8 @@ fn check_tail(file: &mut File) -> io::Result<Result<(), String>> {
 fn projection(metadata: &ParquetMetaData) -> Result<Type, String> {
     let schema = metadata.file_metadata().schema();
     let all = schema.get_fields();
-    let known: Vec<_> = all.iter().filter(|field| COLUMNS.contains(&field.name())).cloned().collect();
+    let known: Vec<_> =
+        all.iter().filter(|field| COLUMNS.contains(&field.name())).cloned().collect();
     if known.is_empty() {
         let names: Vec<&str> = all.iter().map(|field| field.name()).collect();
         return Err(no_columns(&names));
@@ -122,11 +126,15 @@ fn projection(metadata: &ParquetMetaData) -> Result<Type, String> {
 fn check_groups(metadata: &ParquetMetaData) -> Result<u64, String> {
     let groups = metadata.row_groups();
     if groups.len() > ROW_GROUPS_MAX {
-        return Err(format!("it has {} row groups, and at most {ROW_GROUPS_MAX} are read", groups.len()));
+        return Err(format!(
+            "it has {} row groups, and at most {ROW_GROUPS_MAX} are read",
+            groups.len()
+        ));
     }
     let mut rows = 0u64;
     for group in groups {
-        let count = u64::try_from(group.num_rows()).map_err(|_| "a row group of less than no rows")?;
+        let count =
+            u64::try_from(group.num_rows()).map_err(|_| "a row group of less than no rows")?;
         rows = rows.checked_add(count).ok_or("more rows than can be counted")?;
         for column in group.columns() {
             let codec = column.compression();

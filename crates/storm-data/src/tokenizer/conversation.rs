@@ -3,8 +3,8 @@
 use super::chat::ChatTemplate;
 use super::client::Prompted;
 use super::{Backend, Served, SpecialTokens, Tokenizer, TokenizerSource, lock};
-use crate::{DataError, WorkerCommand};
 use crate::manifest::{TOKENIZER_BYTES_MAX, read_file};
+use crate::{DataError, WorkerCommand};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

@@ -136,12 +136,17 @@ pub fn run_worker() -> io::Result<()> {
     if Pid::as_raw(getppid()) != begin.parent {
         return Err(io::ErrorKind::BrokenPipe.into());
     }
-    let time = ProcessorTime { seconds: begin.request_seconds_max };
-    time.renew()?;
+    let seconds = begin.request_seconds_max;
     match begin.task {
-        Task::Tokenizer(open) => tokenizer::serve(&open, bytes, &time, input, output),
+        Task::Tokenizer(open) => {
+            let time = ProcessorTime { seconds };
+            time.renew()?;
+            tokenizer::serve(&open, bytes, &time, input, output)
+        }
         Task::Table(open) => {
             limit(Resource::As, table::MEMORY_BYTES_MAX)?;
+            let time = ProcessorTime { seconds: seconds.min(table::SECONDS_MAX) };
+            time.renew()?;
             table::serve(&open, &time, output)
         }
     }
@@ -154,10 +159,7 @@ fn limit(resource: Resource, most: u64) -> io::Result<()> {
 }
 
 /// Turns a panic into an error about `what`.
-pub(crate) fn guarded<T>(
-    what: &str,
-    run: impl FnOnce() -> Result<T, String>,
-) -> Result<T, String> {
+pub(crate) fn guarded<T>(what: &str, run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

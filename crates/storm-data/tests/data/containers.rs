@@ -182,7 +182,8 @@ fn compressed(name: &str, bytes: &[u8]) -> Vec<(String, Vec<u8>)> {
 }
 
 fn texts() -> Vec<String> {
-    let words = ["storm", "naïve", "a, b", "\"quoted\"", "tab\there", "two\nlines", "{\"text\"}", "\\"];
+    let words =
+        ["storm", "naïve", "a, b", "\"quoted\"", "tab\there", "two\nlines", "{\"text\"}", "\\"];
     let mut random = Random(3);
     let document = |_| -> String {
         let count = 1 + random.below(40);
@@ -199,7 +200,8 @@ fn lines(records: &[Value]) -> String {
 fn documents_are_the_same_from_every_file() {
     let texts = texts();
     let records: Vec<Value> = texts.iter().map(|text| json!({"id": 1, "text": text})).collect();
-    let rows: Vec<Vec<String>> = texts.iter().map(|text| vec!["1".to_owned(), text.clone()]).collect();
+    let rows: Vec<Vec<String>> =
+        texts.iter().map(|text| vec!["1".to_owned(), text.clone()]).collect();
     let header = ["id", "text"];
     let mut files = compressed("a.jsonl", lines(&records).as_bytes());
     files.extend(compressed("a.txt", texts.join("<|endoftext|>").as_bytes()));
@@ -208,7 +210,8 @@ fn documents_are_the_same_from_every_file() {
     files.extend(compressed("a.tsv", table("\t", &header, &rows).as_bytes()));
     // Several values one after another, and a byte order mark.
     files.push(("b.json".to_owned(), format!("\u{feff} {}", lines(&records)).into_bytes()));
-    files.push(("b.csv".to_owned(), format!("\u{feff}{}", table(",", &header, &rows)).into_bytes()));
+    files
+        .push(("b.csv".to_owned(), format!("\u{feff}{}", table(",", &header, &rows)).into_bytes()));
     for (number, codec) in codecs().into_iter().enumerate() {
         let ids = vec!["1".to_owned(); texts.len()];
         let bytes = parquet_texts(&[("id", ids), ("text", texts.clone())], codec);
@@ -221,10 +224,14 @@ fn documents_are_the_same_from_every_file() {
 fn instructions_are_the_same_from_every_file() {
     let texts = texts();
     let pairs: Vec<(&String, &String)> = texts.iter().zip(texts.iter().rev()).collect();
-    let records: Vec<Value> =
-        pairs.iter().map(|(prompt, completion)| json!({"completion": completion, "prompt": prompt})).collect();
-    let rows: Vec<Vec<String>> =
-        pairs.iter().map(|&(prompt, completion)| vec![completion.clone(), prompt.clone()]).collect();
+    let records: Vec<Value> = pairs
+        .iter()
+        .map(|(prompt, completion)| json!({"completion": completion, "prompt": prompt}))
+        .collect();
+    let rows: Vec<Vec<String>> = pairs
+        .iter()
+        .map(|&(prompt, completion)| vec![completion.clone(), prompt.clone()])
+        .collect();
     let columns = [
         ("prompt", pairs.iter().map(|(prompt, _)| (*prompt).clone()).collect()),
         ("completion", pairs.iter().map(|(_, completion)| (*completion).clone()).collect()),
@@ -250,9 +257,12 @@ fn chats_are_the_same_from_every_file() {
         .collect();
     let messages: Vec<Value> = chats
         .iter()
-        .map(|chat| chat.iter().map(|[role, content]| json!({"role": role, "content": content})).collect())
+        .map(|chat| {
+            chat.iter().map(|[role, content]| json!({"role": role, "content": content})).collect()
+        })
         .collect();
-    let records: Vec<Value> = messages.iter().map(|messages| json!({"messages": messages})).collect();
+    let records: Vec<Value> =
+        messages.iter().map(|messages| json!({"messages": messages})).collect();
     let cells: Vec<String> = messages.iter().map(ToString::to_string).collect();
     let rows: Vec<Vec<String>> = cells.iter().map(|cell| vec![cell.clone()]).collect();
     let shared: Vec<Value> = chats
@@ -307,7 +317,8 @@ fn folders_are_read_by_name_and_whatever_is_in_them() {
     folder.write("in/b/z.csv", "text\nsecond\n");
     folder.write("in/.hidden/a.txt", "hidden");
     folder.write("in/b/script.py", "import this");
-    let options = PackOptions { if_exists: IfExists::Replace, ..folder.options(&[&folder.path("in")]) };
+    let options =
+        PackOptions { if_exists: IfExists::Replace, ..folder.options(&[&folder.path("in")]) };
     let summary = packed(&options).unwrap();
     assert_eq!(documents(&options.out), ["first", "second", "third"]);
     assert_eq!(summary.counts.input_files, 3);
@@ -358,7 +369,11 @@ fn bad_tables_and_values_are_named() {
     check("a.csv", &vec![b','; 1 << 20], "longer than 256 KiB");
     check("a.json", b"[{\"text\": \"a\"}, {\"text\": 5}]", "record 2: invalid type");
     check("a.json", b"[{\"text\": \"a\"}", "ends inside of its array, after record 1");
-    check("a.json", b"[{\"text\": \"a\"} {\"text\": \"b\"}]", "neither a comma nor `]` follows record 1");
+    check(
+        "a.json",
+        b"[{\"text\": \"a\"} {\"text\": \"b\"}]",
+        "neither a comma nor `]` follows record 1",
+    );
     check("a.json", b"[{\"text\": \"a\"},]", "no value follows the comma");
     check("a.json", b"[{\"text\": \"a\"}] {}", "something follows the end");
     check("a.json", b"[]", "nothing in it to pack");
@@ -378,7 +393,10 @@ fn bad_tables_and_values_are_named() {
 }
 
 /// So many zeros, from a few bytes.
-fn zeros(bytes: u64, compress: impl FnOnce(&mut Vec<u8>, &mut dyn FnMut(&mut dyn Write))) -> Vec<u8> {
+fn zeros(
+    bytes: u64,
+    compress: impl FnOnce(&mut Vec<u8>, &mut dyn FnMut(&mut dyn Write)),
+) -> Vec<u8> {
     let mut out = Vec::new();
     compress(&mut out, &mut |to| {
         let block = vec![b' '; 1 << 20];
@@ -422,6 +440,56 @@ fn a_window_of_zstd_that_is_too_large_is_refused() {
     assert!(refusal.contains("too much memory"), "{refusal}");
 }
 
+/// One bit, one byte, some bytes, or the end is not as it was.
+pub(crate) fn damage(whole: &[u8], random: &mut Random) -> Vec<u8> {
+    let mut bytes = whole.to_vec();
+    let at = random.below(bytes.len());
+    match random.below(4) {
+        0 => bytes.truncate(at),
+        1 => bytes[at] ^= 1 << random.below(8),
+        2 => bytes[at] = random.below(256) as u8,
+        _ => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = 0xff),
+    }
+    bytes
+}
+
+#[test]
+fn damaged_files_are_errors_and_nothing_else() {
+    let records: Vec<Value> = texts().iter().map(|text| json!({"text": text})).collect();
+    let rows: Vec<Vec<String>> = texts().into_iter().map(|text| vec![text]).collect();
+    let lines = lines(&records);
+    let files = [
+        ("a.jsonl", lines.clone().into_bytes()),
+        ("a.jsonl.gz", gzip(lines.as_bytes())),
+        ("a.jsonl.zst", zstd(lines.as_bytes())),
+        ("a.json", serde_json::to_vec(&records).unwrap()),
+        ("a.csv", table(",", &["text"], &rows).into_bytes()),
+        ("a.txt.gz", gzip(lines.as_bytes())),
+    ];
+    let mut random = Random(12);
+    for (name, whole) in files {
+        let folder = Folder::new();
+        for case in 0..20 {
+            let input = folder.write(name, damage(&whole, &mut random));
+            for skip_bad in [false, true] {
+                let options = PackOptions {
+                    skip_bad,
+                    shard_tokens: 1 << 20,
+                    if_exists: IfExists::Replace,
+                    ..folder.options(&[&input])
+                };
+                let (result, peak) = peak_bytes(|| packed(&options));
+                assert!(peak < MEMORY_MAX, "{name}, {case} took {peak} bytes");
+                if let Err(error) = result {
+                    let is_typed =
+                        matches!(error, DataError::Input { .. } | DataError::Record { .. });
+                    assert!(is_typed, "{name}, {case}: {error:?}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn damaged_parquet_is_an_error_and_nothing_else() {
     let texts = texts();
@@ -449,7 +517,11 @@ fn damaged_parquet_is_an_error_and_nothing_else() {
             }
         }
         fs::write(&input, &bytes).unwrap();
-        let options = PackOptions { if_exists: IfExists::Replace, ..folder.options(&[&input]) };
+        let options = PackOptions {
+            shard_tokens: 1 << 20,
+            if_exists: IfExists::Replace,
+            ..folder.options(&[&input])
+        };
         let (result, peak) = peak_bytes(|| packed(&options));
         assert!(peak < MEMORY_MAX, "{case} took {peak} bytes");
         if let Err(error) = result {
@@ -474,7 +546,10 @@ fn parquet_that_lies_is_refused() {
     let at = bytes.len() - 8;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     check(&bytes, "its description would have 4294967295 bytes");
-    check(&parquet_texts(&[("content", vec!["a".to_owned()])], Compression::SNAPPY), "it has content");
+    check(
+        &parquet_texts(&[("content", vec!["a".to_owned()])], Compression::SNAPPY),
+        "it has content",
+    );
     // A page that says that it unfolds to 2^31 - 1 bytes: the sizes are the second and third number of its header.
     let header = 4;
     assert_eq!(whole[header..header + 3], [0x15, 0x04, 0x15], "{:?}", &whole[..20]);

@@ -21,7 +21,7 @@ fn bad_records_are_counted_and_the_first_are_named() {
         &folder,
         &[
             ("a.jsonl", lines),
-            ("b.json", b"[{\"text\": 5}, {\"text\": \"three\"}, {]}]"),
+            ("b.json", b"[{\"text\": 5}, {\"text\": \"three\"}, {\"a\": }]"),
             ("c.csv", b"text,b\nfour,1\nx\n\xff,2\n"),
         ],
     );

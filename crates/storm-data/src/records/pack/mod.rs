@@ -8,6 +8,7 @@ mod resize;
 mod synthetic;
 
 pub(super) use cifar::WORDS as CIFAR10;
+pub use resize::resize_image;
 pub use synthetic::Synthetic;
 
 use super::codec::Codec;
@@ -76,7 +77,10 @@ impl RecordInput {
 
     fn open(&self, options: &RecordPackOptions) -> Result<Box<dyn Source>, DataError> {
         if options.size.is_some() && !matches!(self, RecordInput::ImageFolder(_)) {
-            let problem = format!("this is for folders of PNG and JPEG files, and the input is {}", self.words());
+            let problem = format!(
+                "this is for folders of PNG and JPEG files, and the input is {}",
+                self.words()
+            );
             return Err(DataError::Option { option: "--size", problem });
         }
         Ok(match self {
@@ -84,7 +88,7 @@ impl RecordInput {
             RecordInput::Idx(path) => Box::new(Idx::open(path)?),
             RecordInput::ImageFolder(path) => {
                 Box::new(ImageFolder::open(path, options.size, options.skip_bad)?)
-            },
+            }
             RecordInput::Synthetic(synthetic) => Box::new(synthetic.clone().checked()?),
         })
     }

@@ -16,6 +16,16 @@ struct Taps {
     weights: Vec<i32>,
 }
 
+/// The pixels of an image of a shape (height, width, channels) in another size.
+///
+/// # Panics
+/// If there are not as many pixels as the shape says.
+pub fn resize_image(pixels: Vec<u8>, shape: [usize; 3], size: [usize; 2]) -> Vec<u8> {
+    let [height, width, channels] = shape;
+    assert_eq!(pixels.len(), height * width * channels, "pixels of an image of {shape:?}");
+    Image { height, width, channels, pixels }.resized(size).pixels
+}
+
 impl Image {
     /// The image in another size; its sides are stretched apart from each other.
     pub(super) fn resized(self, [height, width]: [usize; 2]) -> Image {
