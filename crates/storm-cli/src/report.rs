@@ -9,7 +9,7 @@ use clap::Args;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use storm_files::{open_plain, replace_file};
-use storm_train::{History, LastPlan, RunError, read_metrics, write_report};
+use storm_train::{History, LastPlan, Pictures, RunError, read_metrics, write_report};
 
 /// The largest page that is read for what it says of the last plan.
 const PAGE_BYTES_MAX: u64 = 256 << 20;
@@ -18,8 +18,8 @@ const PAGE_BYTES_MAX: u64 = 256 << 20;
 pub(crate) struct ReportArgs {
     /// The folder of a run, `runs/NAME`.
     run: PathBuf,
-    /// Where to write the page. If not given, `report.html` in the run's folder; what that says of the last plan and of one step
-    /// stays.
+    /// Where to write the page. If not given, `report.html` in the run's folder; what that says of the last plan, of one step
+    /// and of pictures stays.
     #[arg(long)]
     out: Option<PathBuf>,
     /// Print JSON: where the page is, and the figures of the run.
@@ -48,8 +48,9 @@ pub(crate) fn run(args: &ReportArgs) -> Result<()> {
     let name = name.as_deref().and_then(Path::file_name).unwrap_or_default().to_string_lossy();
     let settings = train::settings_of_run(&args.run);
     let budgets = ["vram", "ram"].map(|key| size::parse(settings.get(key)?).ok());
-    let facts = run_page::facts(&name, &settings, budgets, &history);
-    // What the plan came to is known to the run alone.
+    // What the plan came to is known to the run alone, and so are the pictures that it looked at.
+    let pictures = before.clone().map_or(Pictures::None, Pictures::Page);
+    let facts = run_page::facts(&name, &settings, budgets, &history, pictures);
     let last_plan = before.as_deref().map_or(LastPlan::Unknown, LastPlan::Page);
     replace_file(out, |file| write_report(&facts, &history, last_plan, file))
         .map_err(RunError::write(out))?;

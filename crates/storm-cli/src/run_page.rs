@@ -6,7 +6,7 @@ use crate::streams::duration;
 use crate::train;
 use std::collections::BTreeMap;
 use storm_model::Unit;
-use storm_train::{History, RunFacts};
+use storm_train::{History, Pictures, RunFacts};
 
 /// The facts of a run, from its settings and its metrics alone.
 pub(crate) fn facts(
@@ -14,6 +14,7 @@ pub(crate) fn facts(
     settings: &BTreeMap<String, String>,
     budgets: [Option<u64>; 2],
     history: &History,
+    pictures: Pictures,
 ) -> RunFacts {
     let sample_hint = match settings.get("sample-tokens").map(String::as_str) {
         _ if unit(history) == Unit::Images => None,
@@ -29,6 +30,7 @@ pub(crate) fn facts(
         settings: train::by_heading(settings),
         budgets,
         sample_hint,
+        pictures,
     }
 }
 
@@ -142,7 +144,7 @@ mod tests {
             ("unknown", "1"),
         ];
         let settings = pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
-        let facts = facts("a", &settings, [Some(5 << 30), None], &History::new());
+        let facts = facts("a", &settings, [Some(5 << 30), None], &History::new(), Pictures::None);
         let of = |rows: &[(String, String)], what: &str| {
             rows.iter().find(|(name, _)| name == what).map(|(_, value)| value.clone())
         };

@@ -2,6 +2,7 @@
 //! another kind than the model's.
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
@@ -137,6 +138,87 @@ fn a_run_is_resumed_evaluated_and_exported() {
     let page = fs::read_to_string(folder.join("runs/whole/report.html")).expect("a report");
     assert!(page.contains("Accuracy") && page.contains("Images per second"));
     assert!(page.contains("data predicted") && page.contains("data measured"));
+    // All twenty held-out pictures, and as many right ones as the evaluation found.
+    assert_eq!(page.matches("<img src=\"data:image/png;base64,").count(), 20);
+    let right = 20.0 * evaluated["accuracy"].as_f64().expect("a share");
+    assert!(page.contains(&format!("; {} are right.", right.round())), "{right}");
+    let wrong = 20 - right.round() as usize;
+    assert_eq!(page.matches("<li class=\"wrong\">").count(), wrong);
+    // A page that is rebuilt has the same pictures.
+    succeeded(&storm(folder, &["report", "runs/whole"]));
+    let rebuilt = fs::read_to_string(folder.join("runs/whole/report.html")).expect("a report");
+    let pictures = |page: &str| -> String {
+        let from = page.find("<ul class=\"pictures\">").expect("pictures");
+        page[from..].split("</ul>").next().expect("an end").to_owned()
+    };
+    assert!(pictures(&rebuilt) == pictures(&page));
+}
+
+/// A PNG of one colour.
+fn write_png(path: &Path, side: u32, colour: [u8; 3]) {
+    fs::create_dir_all(path.parent().expect("a folder")).expect("a folder");
+    let file = fs::File::create(path).expect("a file");
+    let mut encoder = png::Encoder::new(file, side, side);
+    encoder.set_color(png::ColorType::Rgb);
+    let pixels: Vec<u8> = (0..side * side).flat_map(|_| colour).collect();
+    encoder.write_header().expect("a header").write_image_data(&pixels).expect("pixels");
+}
+
+#[test]
+fn pictures_are_normalized_by_their_own_statistics() {
+    let place = place();
+    let folder = place.path();
+    for number in 0..6u8 {
+        let (class, side) = (["day", "night"][usize::from(number % 2)], 8 + u32::from(number));
+        let colour = [200 * (number % 2), 100, 10 * number];
+        write_png(&folder.join(format!("own/{class}/{number}.png")), side, colour);
+    }
+    let pack = ["data", "pack", "own", "--size", "8", "--held-out", "0.34", "--out", "packed"];
+    succeeded(&storm(folder, &pack));
+    let train = |name: &str, data: &str| {
+        let flags =
+            ["--name", name, "--data", data, "--steps", "1", "--crop", "0", "--accumulate", "1"];
+        let printed =
+            succeeded(&storm(folder, &[&["train", "pictures.toml"], &flags[..]].concat()));
+        let config = folder.join("runs").join(name).join("model/config.json");
+        let config: Value =
+            serde_json::from_slice(&fs::read(config).expect("a config")).expect("JSON");
+        (printed, config)
+    };
+    let (printed, config) = train("own", "packed");
+    assert!(printed.contains("the statistics of the training part"), "{printed}");
+    let manifest: Value =
+        serde_json::from_slice(&fs::read(folder.join("packed/dataset.json")).expect("a manifest"))
+            .expect("JSON");
+    let statistics = &manifest["statistics"];
+    let pixels = statistics["pixels"].as_f64().expect("a number");
+    for channel in 0..3 {
+        let sum = statistics["sums"][channel].as_f64().expect("a number");
+        let squares = statistics["squares"][channel].as_f64().expect("a number");
+        let mean = sum / pixels / 255.0;
+        assert!((config["mean"][channel].as_f64().expect("a mean") - mean).abs() < 1e-12);
+        let variance = squares / pixels / 65025.0 - mean * mean;
+        let std = config["std"][channel].as_f64().expect("a deviation");
+        // The green channel is the same everywhere.
+        let expected = if channel == 1 { 1.0 } else { variance.sqrt() };
+        assert!((std - expected).abs() < 1e-6, "{std} and {expected}");
+    }
+    let published = serde_json::json!([0.4914, 0.4822, 0.4465]);
+    let (printed, config) = train("cifar", "pictures");
+    assert!(printed.contains("the published statistics of CIFAR-10"), "{printed}");
+    assert_eq!(config["mean"], published);
+    // A dataset of before.
+    let old = folder.join("packed/dataset.json");
+    let mut manifest = manifest.clone();
+    manifest.as_object_mut().expect("an object").remove("statistics");
+    let json = serde_json::to_vec(&manifest).expect("JSON");
+    let digest: String = Sha256::digest(&json).iter().map(|byte| format!("{byte:02x}")).collect();
+    fs::write(&old, json).expect("written");
+    fs::write(folder.join("packed/dataset.sha256"), format!("{digest}  dataset.json\n"))
+        .expect("written");
+    let (printed, config) = train("old", "packed");
+    assert!(printed.contains("because the dataset has none of its own"), "{printed}");
+    assert_eq!(config["mean"], published);
 }
 
 #[test]

@@ -1,7 +1,29 @@
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use storm_files::StageError;
 use storm_host::MapError;
+
+/// Where a record is in its file, counted from one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RecordPlace {
+    /// A line.
+    Line(u64),
+    /// A row of a table, without its header.
+    Row(u64),
+    /// A value among others.
+    Record(u64),
+}
+
+impl fmt::Display for RecordPlace {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RecordPlace::Line(number) => write!(out, "line {number}"),
+            RecordPlace::Row(number) => write!(out, "row {number}"),
+            RecordPlace::Record(number) => write!(out, "record {number}"),
+        }
+    }
+}
 
 /// Why data cannot be packed or loaded.
 #[derive(Debug, thiserror::Error)]
@@ -71,13 +93,13 @@ pub enum DataError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A line of a file that cannot be packed.
-    #[error("{path}, line {line}: {problem}")]
+    /// A record of a file that cannot be packed.
+    #[error("{path}, {place}: {problem}")]
     Record {
         /// The file.
         path: PathBuf,
-        /// Counted from one.
-        line: u64,
+        /// Where it is.
+        place: RecordPlace,
         /// What is wrong with it.
         problem: String,
     },

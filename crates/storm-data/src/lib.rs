@@ -23,10 +23,11 @@
 //!     end_of_text: None,
 //!     chat_template: ChatTemplate::OfTokenizer,
 //!     special_tokens: SpecialTokens::Parsed,
-//!     worker: WorkerCommand::this_program(["data", "tokenize-worker"])?,
+//!     worker: WorkerCommand::this_program(["data", "worker"])?,
 //!     out: folder.path().join("dataset"),
 //!     if_exists: IfExists::Refuse,
 //!     held_out: 0.0,
+//!     skip_bad: false,
 //!     threads: 2,
 //!     shard_tokens: SHARD_TOKENS_DEFAULT,
 //! };
@@ -57,10 +58,12 @@ mod manifest;
 mod pack;
 pub mod records;
 mod shard;
+mod table;
 mod tokenizer;
+mod worker;
 
 pub use dataset::{Dataset, VerifyProgress};
-pub use error::DataError;
+pub use error::{DataError, RecordPlace};
 pub use loader::{
     Loader, LoaderOptions, LoaderReport, Order, Overlong, Passes, Position, Samples, Split,
     write_batches,
@@ -69,8 +72,8 @@ pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo};
 pub use pack::{
     IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT, pack,
 };
-pub use tokenizer::worker::tokenize_worker;
 pub use tokenizer::{
     ChatMessage, ChatTemplate, ChatTokenizer, ChatTokens, DecodeStream, SpecialTokens, Tokenizer,
-    TokenizerInfo, TokenizerKind, TokenizerSource, WorkerCommand,
+    TokenizerInfo, TokenizerKind, TokenizerSource,
 };
+pub use worker::{WorkerCommand, run_worker};

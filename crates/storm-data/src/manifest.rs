@@ -1,6 +1,7 @@
 //! A dataset's metadata: `dataset.json`, and the checksums of it and of the tokenizer.
 
 use crate::{DataError, TokenizerInfo};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::fs::File;
@@ -75,6 +76,13 @@ pub struct Counts {
     pub empty_samples: u64,
     /// Left out because none of their tokens is learned.
     pub unlearned_samples: u64,
+    /// Skipped because they could not be packed.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub skipped: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 /// Everything known about a dataset besides its tokens.
@@ -110,33 +118,13 @@ impl Manifest {
     /// Writes the manifest and the checksums, and returns the dataset's id. The tokenizer's copy
     /// must already be there.
     pub(crate) fn write(&self, dir: &Path) -> Result<String, DataError> {
-        let mut json = serde_json::to_vec_pretty(self)
-            .map_err(|error| DataError::damaged(dir, error.to_string()))?;
-        json.push(b'\n');
-        write_file(&dir.join(MANIFEST), &json)?;
-        let checksums = self.checksums(&json);
-        write_file(&dir.join(CHECKSUMS), checksums.as_bytes())?;
-        Ok(sha256_hex(&json))
+        write_manifest(dir, self, self.tokenizer.sha256.as_deref())
     }
 
-    /// The text of the checksum file.
-    fn checksums(&self, json: &[u8]) -> String {
-        let mut text = format!("{}  {MANIFEST}\n", sha256_hex(json));
-        if let Some(sha256) = &self.tokenizer.sha256 {
-            text += &format!("{sha256}  {TOKENIZER}\n");
-        }
-        text
-    }
-
-    /// Reads the manifest and the dataset's id, which is the checksum of all checksums.
+    /// Reads the manifest and the dataset's id.
     pub(crate) fn read(dir: &Path) -> Result<(Manifest, String), DataError> {
         let path = dir.join(MANIFEST);
-        if !path.is_file() {
-            let problem = format!("it has no {MANIFEST}");
-            return Err(DataError::NotADataset { path: dir.to_owned(), problem });
-        }
-        let damaged = |problem: String| DataError::damaged(&path, problem);
-        let json = read_file(&path, MANIFEST_BYTES_MAX)?;
+        let json = read_json(dir)?;
         if peek_version(&path, &json)? == crate::records::MANIFEST_VERSION {
             return Err(DataError::OtherKind {
                 path: dir.to_owned(),
@@ -144,18 +132,73 @@ impl Manifest {
                 wanted: "tokens",
             });
         }
-        let manifest: Manifest =
-            serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
-        if manifest.version != VERSION {
-            let version = manifest.version;
-            return Err(damaged(format!("version {version}, this program knows {VERSION}")));
-        }
-        let checksums = read_file(&dir.join(CHECKSUMS), MANIFEST_BYTES_MAX)?;
-        if checksums != manifest.checksums(&json).as_bytes() {
-            return Err(damaged(format!("it does not match {CHECKSUMS}")));
-        }
-        Ok((manifest, sha256_hex(&json)))
+        let manifest: Manifest = parse_manifest(&path, &json, VERSION)?;
+        let id = check_id(dir, &json, manifest.tokenizer.sha256.as_deref())?;
+        Ok((manifest, id))
     }
+}
+
+/// Writes a manifest of any version and the checksums, and returns the dataset's id.
+pub(crate) fn write_manifest(
+    dir: &Path,
+    manifest: &impl Serialize,
+    tokenizer_sha256: Option<&str>,
+) -> Result<String, DataError> {
+    let mut json = serde_json::to_vec_pretty(manifest)
+        .map_err(|error| DataError::damaged(dir, error.to_string()))?;
+    json.push(b'\n');
+    write_file(&dir.join(MANIFEST), &json)?;
+    write_file(&dir.join(CHECKSUMS), checksums(&json, tokenizer_sha256).as_bytes())?;
+    Ok(sha256_hex(&json))
+}
+
+/// The bytes of a manifest of any version.
+pub(crate) fn read_json(dir: &Path) -> Result<Vec<u8>, DataError> {
+    let path = dir.join(MANIFEST);
+    if !path.is_file() {
+        let problem = format!("it has no {MANIFEST}");
+        return Err(DataError::NotADataset { path: dir.to_owned(), problem });
+    }
+    read_file(&path, MANIFEST_BYTES_MAX)
+}
+
+/// A manifest that must be of this version.
+pub(crate) fn parse_manifest<T: DeserializeOwned>(
+    path: &Path,
+    json: &[u8],
+    known: u32,
+) -> Result<T, DataError> {
+    let damaged = |problem: String| DataError::damaged(path, problem);
+    let version = peek_version(path, json)?;
+    if version != known {
+        return Err(damaged(format!("version {version}, this program knows {known}")));
+    }
+    serde_json::from_slice(json).map_err(|error| damaged(error.to_string()))
+}
+
+/// Compares a manifest with its checksum, and returns the dataset's id, which is the checksum of all checksums.
+pub(crate) fn check_id(
+    dir: &Path,
+    json: &[u8],
+    tokenizer_sha256: Option<&str>,
+) -> Result<String, DataError> {
+    let written = read_file(&dir.join(CHECKSUMS), MANIFEST_BYTES_MAX)?;
+    match written == checksums(json, tokenizer_sha256).as_bytes() {
+        true => Ok(sha256_hex(json)),
+        false => {
+            let problem = format!("it does not match {CHECKSUMS}");
+            Err(DataError::damaged(&dir.join(MANIFEST), problem))
+        }
+    }
+}
+
+/// The text of the checksum file.
+fn checksums(json: &[u8], tokenizer_sha256: Option<&str>) -> String {
+    let mut text = format!("{}  {MANIFEST}\n", sha256_hex(json));
+    if let Some(sha256) = tokenizer_sha256 {
+        text += &format!("{sha256}  {TOKENIZER}\n");
+    }
+    text
 }
 
 /// The version of a manifest, which says what the rest of it looks like.

@@ -71,8 +71,9 @@ pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use record::{
-    Evaluated, History, LastPlan, Measure, MetricsFile, Part, PlanFacts, Recorder, RunFacts,
-    Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics, write_report,
+    Evaluated, History, LastPlan, Measure, MetricsFile, Part, Picture, Pictures, PlanFacts,
+    Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics,
+    write_report,
 };
 pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};

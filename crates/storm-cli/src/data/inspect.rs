@@ -129,6 +129,9 @@ fn print(dataset: &Dataset, samples: &[Shown], verified: bool) {
         let (empty, unlearned) = (counts.empty_samples, counts.unlearned_samples);
         line("left out", format!("{empty} empty, {unlearned} with nothing to learn"));
     }
+    if counts.skipped > 0 {
+        line("skipped", format!("{} that could not be packed", grouped(counts.skipped)));
+    }
     let checked = match verified {
         true => "all match",
         false => "not checked, see --verify",

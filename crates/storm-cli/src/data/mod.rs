@@ -14,11 +14,11 @@ pub(crate) use progress::{ByteProgress, Show};
 use anyhow::Result;
 use clap::Subcommand;
 use std::io::ErrorKind;
-use storm_data::{DataError, WorkerCommand, tokenize_worker};
+use storm_data::{DataError, WorkerCommand, run_worker};
 
 #[derive(Subcommand)]
 pub(crate) enum DataCommand {
-    /// Turn text, JSONL or images into a dataset: shards that training reads without loading them.
+    /// Turn text, JSON, tables or images into a dataset: shards that training reads without loading them.
     Pack(pack::PackArgs),
     /// Show what a dataset holds, and check it.
     Inspect(inspect::InspectArgs),
@@ -26,9 +26,9 @@ pub(crate) enum DataCommand {
     Batches(batches::BatchesArgs),
     /// Say how fast records can be read here, which stage is the slowest, and what memory that takes.
     Estimate(estimate::EstimateArgs),
-    /// Run a tokenizer for another process of this program; started by it alone.
+    /// Run third-party code for another process of this program; started by it alone.
     #[command(hide = true)]
-    TokenizeWorker,
+    Worker,
 }
 
 pub(crate) fn run(command: &DataCommand) -> Result<()> {
@@ -37,13 +37,13 @@ pub(crate) fn run(command: &DataCommand) -> Result<()> {
         DataCommand::Inspect(args) => inspect::run(args),
         DataCommand::Batches(args) => batches::run(args),
         DataCommand::Estimate(args) => estimate::run(args),
-        DataCommand::TokenizeWorker => Ok(tokenize_worker()?),
+        DataCommand::Worker => Ok(run_worker()?),
     }
 }
 
-/// How this program runs foreign tokenizer code: in another process of itself.
+/// How this program runs third-party code: in another process of itself.
 pub(crate) fn worker() -> Result<WorkerCommand, DataError> {
-    WorkerCommand::this_program(["data", "tokenize-worker"])
+    WorkerCommand::this_program(["data", "worker"])
 }
 
 /// 2 if an option makes no sense, 1 if the machine is at fault, 4 if the data is.

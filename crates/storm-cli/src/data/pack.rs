@@ -1,4 +1,4 @@
-//! `storm data pack`: text and JSONL to tokens, images to records.
+//! `storm data pack`: text, JSON and tables to tokens, images to records.
 
 use super::progress::{ByteProgress, Show};
 use super::records;
@@ -16,19 +16,23 @@ use storm_data::{
 
 #[derive(Args)]
 #[command(after_long_help = "\
-JSONL has an object in each line, with one of these; other fields are passed over:
+JSONL has an object in each line, JSON an array of them, and tables (CSV, TSV, Parquet) have columns with these names; \
+other fields are passed over:
   {\"text\": \"…\"}                                          a document
   {\"messages\": [{\"role\": \"user\", \"content\": \"…\"}, …]}  a chat, with or without \"tools\": […]
   {\"prompt\": \"…\", \"completion\": \"…\"}                   an instruction
+  {\"conversations\": […]}, {\"instruction\": \"…\", …}       chats as ShareGPT and Alpaca have them
 Of chats what the assistant says is learned, of instructions the completion.
 
-A folder is packed as images: the binary files of CIFAR-10. Their test files become the held-out part.
+Names say what files are: .jsonl or .ndjson, .json, .csv, .tsv, .parquet, also with .gz or .zst; others are text. The \
+files of a folder are packed by name. A folder of images is recognized: CIFAR-10, MNIST, or a folder for each class.
 
 Examples: storm data pack corpus/*.txt --tokenizer bytes --held-out 0.05 --out books
+          zcat dump.gz | storm data pack - --format jsonl --tokenizer bytes --out dump
           storm data pack cifar-10-batches-bin --out cifar")]
 pub(crate) struct PackArgs {
-    /// Files of UTF-8 text, each a document or several with `<|endoftext|>` between them, or of JSONL; or a folder of
-    /// images.
+    /// Files of UTF-8 text, each a document or several with `<|endoftext|>` between them, or of records; folders of such
+    /// files; `-` for standard input; or a folder of images.
     #[arg(required_unless_present = "synthetic", conflicts_with = "synthetic")]
     input: Vec<PathBuf>,
     /// For text: a tokenizer.json, a folder with one, or `bytes`: every byte is a token.
@@ -37,7 +41,7 @@ pub(crate) struct PackArgs {
     /// Directory to write. It must not exist, unless --overwrite is given.
     #[arg(long)]
     out: PathBuf,
-    /// What the files are: by their names (.jsonl and .ndjson are JSONL), or all the same.
+    /// What the files are: by their names, or all the same. Of folders only files of that kind are packed.
     #[arg(long, value_enum, default_value_t = FormatArg::Auto)]
     format: FormatArg,
     /// Share of the data that is held out for evaluation: of text its end, of records evenly chosen ones.
@@ -57,12 +61,15 @@ pub(crate) struct PackArgs {
     /// Replace the output directory if it is a dataset.
     #[arg(long)]
     overwrite: bool,
-    /// For records: how blocks are compressed; `none` if not given.
+    /// For images and synthetic records: how blocks are compressed; `none` if not given.
     #[arg(long, value_enum)]
     codec: Option<CodecArg>,
-    /// For records: skip images that cannot be packed, and count them.
+    /// Skip records and images that cannot be packed, and count them.
     #[arg(long)]
     skip_bad: bool,
+    /// For folders of images: resize those of another size, SIDE or HEIGHTxWIDTH.
+    #[arg(long, value_parser = parse_size)]
+    size: Option<[usize; 2]>,
     /// Make up so many records of random bytes, each with its number, instead of reading any.
     #[arg(long, value_name = "COUNT")]
     synthetic: Option<u64>,
@@ -91,6 +98,19 @@ enum FormatArg {
     Auto,
     Text,
     Jsonl,
+    Json,
+    Csv,
+    Tsv,
+    Parquet,
+}
+
+/// `32` or `32x48`: height and width.
+fn parse_size(text: &str) -> Result<[usize; 2], String> {
+    let side = |text: &str| text.parse().map_err(|_| "a side, or HEIGHTxWIDTH".to_owned());
+    match text.split_once('x') {
+        Some((height, width)) => Ok([side(height)?, side(width)?]),
+        None => side(text).map(|side| [side, side]),
+    }
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -125,6 +145,8 @@ impl PackArgs {
     /// What records to make; none for text.
     fn records(&self) -> Result<Option<RecordInput>, DataError> {
         match self.synthetic {
+            // A format is one of text, whatever a folder holds.
+            None if !matches!(self.format, FormatArg::Auto) => Ok(None),
             None => RecordInput::recognize(&self.input),
             Some(count) => {
                 let (shape, classes) = (self.shape.clone(), self.classes);
@@ -167,13 +189,14 @@ fn pack_images(args: &PackArgs, input: RecordInput) -> Result<()> {
         codec: args.codec.map_or(Codec::None, Into::into),
         held_out: args.held_out,
         skip_bad: args.skip_bad,
+        size: args.size,
     };
     records::pack(&options, args.show(), args.json, args.quiet)
 }
 
 fn pack_text(args: &PackArgs) -> Result<()> {
-    let for_records = [("--codec", args.codec.is_some()), ("--skip-bad", args.skip_bad)];
-    args.refuse(&for_records, "this is for records, and the input is text")?;
+    let for_images = [("--codec", args.codec.is_some()), ("--size", args.size.is_some())];
+    args.refuse(&for_images, "this is for images, and the input is text")?;
     let Some(tokenizer) = &args.tokenizer else {
         let problem = "text needs one: name a tokenizer.json, a folder with one, or `bytes`";
         return Err(DataError::Option { option: "--tokenizer", problem: problem.to_owned() }.into());
@@ -184,11 +207,16 @@ fn pack_text(args: &PackArgs) -> Result<()> {
             FormatArg::Auto => InputFormat::ByName,
             FormatArg::Text => InputFormat::Text,
             FormatArg::Jsonl => InputFormat::Jsonl,
+            FormatArg::Json => InputFormat::Json,
+            FormatArg::Csv => InputFormat::Csv,
+            FormatArg::Tsv => InputFormat::Tsv,
+            FormatArg::Parquet => InputFormat::Parquet,
         },
         tokenizer: TokenizerSource::parse(tokenizer),
         end_of_text: args.end_of_text.clone(),
         chat_template: ChatTemplate::parse(args.chat_template.as_deref().unwrap_or("model")),
         special_tokens: if args.plain_text { SpecialTokens::AsText } else { SpecialTokens::Parsed },
+        skip_bad: args.skip_bad,
         worker: super::worker()?,
         out: args.out.clone(),
         if_exists: args.if_exists(),
@@ -198,7 +226,11 @@ fn pack_text(args: &PackArgs) -> Result<()> {
     };
     let progress = ByteProgress::new("packing", args.show());
     let summary = pack(&options, &|at| {
-        progress.set(at.bytes_done, at.bytes_total, || format!("{} tokens", grouped(at.tokens)));
+        let detail = || format!("{} tokens", grouped(at.tokens));
+        match at.bytes_total {
+            Some(total) => progress.set(at.bytes_done, total, detail),
+            None => progress.set_unknown(at.bytes_done, detail),
+        }
     });
     progress.finish();
     let summary = summary?;
@@ -220,6 +252,8 @@ fn object(summary: &PackSummary, args: &PackArgs) -> serde_json::Value {
         "held_out_tokens": summary.counts.tokens - summary.held_out.from_token,
         "shards": summary.shards,
         "bytes": summary.bytes,
+        "skipped": summary.skipped,
+        "files_passed_over": summary.passed_over,
     })
 }
 
@@ -251,6 +285,17 @@ fn report(summary: &PackSummary, args: &PackArgs) {
         if count > 0 {
             println!("  left out {} {things} that {why}", grouped(count));
         }
+    }
+    if counts.skipped > 0 {
+        println!("  skipped {} that cannot be packed; the first:", grouped(counts.skipped));
+        summary.skipped.iter().for_each(|problem| println!("    {problem}"));
+    }
+    if let Some(first) = summary.passed_over.first() {
+        println!(
+            "  passed over {} files of other kinds in folders; the first: {}",
+            summary.passed_over.len(),
+            first.display()
+        );
     }
     if summary.tokenizer.end_of_text.is_none() {
         println!(

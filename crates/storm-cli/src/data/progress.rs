@@ -1,5 +1,6 @@
 //! How far something is: a bar on a terminal, a line for every tenth elsewhere.
 
+use crate::size;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::cell::Cell;
 use std::io::IsTerminal;
@@ -11,6 +12,9 @@ pub(crate) enum Show {
     Nothing,
 }
 
+/// Bytes after which a line is shown if it is not known how many there are.
+const LINE_BYTES: u64 = 256 << 20;
+
 /// Progress through so many bytes, on standard error.
 pub(crate) struct ByteProgress {
     what: &'static str,
@@ -19,7 +23,7 @@ pub(crate) struct ByteProgress {
 
 enum Form {
     Bar(ProgressBar),
-    /// Tenths shown so far.
+    /// Tenths shown so far, or lines.
     Lines(Cell<u64>),
     Nothing,
 }
@@ -57,6 +61,23 @@ impl ByteProgress {
                     eprintln!("{}: {} % {}", self.what, 10 * tenths, detail());
                 }
             }
+        }
+    }
+
+    /// Shows that so much is done of nobody knows how much.
+    pub(crate) fn set_unknown(&self, done: u64, detail: impl FnOnce() -> String) {
+        match &self.form {
+            Form::Nothing => {}
+            Form::Bar(bar) => {
+                bar.unset_length();
+                bar.set_position(done);
+                bar.set_message(detail());
+            }
+            Form::Lines(shown) if done / LINE_BYTES > shown.get() => {
+                shown.set(done / LINE_BYTES);
+                eprintln!("{}: {} {}", self.what, size::show(done), detail());
+            }
+            Form::Lines(_) => {}
         }
     }
 

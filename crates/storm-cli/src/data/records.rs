@@ -145,6 +145,13 @@ fn print(set: &RecordSet, verified: bool) {
         "made of",
         format!("{} files, {}", grouped(counts.input_files), size::show(counts.input_bytes)),
     );
+    if let Some(statistics) = &manifest.statistics {
+        let shown = |values: Vec<f64>| {
+            values.iter().map(|value| format!("{value:.4}")).collect::<Vec<_>>().join(", ")
+        };
+        let (mean, deviation) = (shown(statistics.mean()), shown(statistics.standard_deviation()));
+        line("statistics", format!("mean {mean}; standard deviation {deviation} (training part)"));
+    }
     if counts.skipped > 0 {
         line("skipped", format!("{} that could not be packed", grouped(counts.skipped)));
     }

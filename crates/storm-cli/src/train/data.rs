@@ -2,6 +2,7 @@
 
 use super::folder::Start;
 use super::model::Model;
+use super::normalization::Normalization;
 use super::options::{Given, Settings};
 use super::output::Style;
 use crate::UsageError;
@@ -24,7 +25,7 @@ use storm_train::{BatchSource, LoaderSource, RecordSource, RunError};
 const MANIFEST: &str = "dataset.json";
 
 /// What the samples of a dataset are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum DataForm {
     /// Sequences of tokens.
     Tokens {
@@ -39,6 +40,7 @@ pub(super) enum DataForm {
         /// Height, width and channels.
         shape: [usize; 3],
         classes: usize,
+        normalization: Normalization,
     },
 }
 
@@ -54,6 +56,7 @@ impl DataForm {
                 DataForm::Images {
                     shape: [height, width, config.channels],
                     classes: config.classes,
+                    normalization: Normalization::Unknown,
                 }
             }
         }
@@ -65,7 +68,8 @@ impl DataForm {
     /// They are not pictures with a class each.
     fn of_records(set: &RecordSet) -> Result<DataForm, UsageError> {
         let (shape, classes) = pictures_of(set)?;
-        Ok(DataForm::Images { shape, classes })
+        let normalization = Normalization::of_records(set.manifest());
+        Ok(DataForm::Images { shape, classes, normalization })
     }
 
     fn of_dataset(dataset: &Dataset) -> DataForm {
@@ -116,7 +120,7 @@ impl RunData {
     pub(super) fn form(&self) -> DataForm {
         match self {
             RunData::Tokens(dataset) => DataForm::of_dataset(dataset),
-            RunData::Records(_, form) => *form,
+            RunData::Records(_, form) => form.clone(),
         }
     }
 
@@ -133,6 +137,14 @@ impl RunData {
         match self {
             RunData::Tokens(dataset) => Some(dataset),
             RunData::Records(..) => None,
+        }
+    }
+
+    /// A dataset of records.
+    pub(super) fn records(&self) -> Option<&Arc<RecordSet>> {
+        match self {
+            RunData::Tokens(_) => None,
+            RunData::Records(set, _) => Some(set),
         }
     }
 
@@ -215,7 +227,7 @@ impl Outline {
     pub(super) fn form(&self) -> DataForm {
         match self {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
-            Outline::Records(form) => *form,
+            Outline::Records(form) => form.clone(),
             Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY, is_packed: false },
         }
     }
@@ -231,22 +243,25 @@ impl Outline {
         Ok(DataForm::Tokens { vocabulary, is_packed: true })
     }
 
-    /// Whether rows hold several samples, as far as that is known: JSONL may hold either.
+    /// Whether rows hold several samples, as far as that is known: records may be either.
     pub(super) fn packing(&self) -> Packing {
         match self {
             Outline::Dataset(dataset) => packing(dataset),
             Outline::Records(..) => Packing::Single,
-            Outline::Text(files) if files.iter().any(|file| is_json_lines(file)) => {
-                Packing::Segments
-            }
+            Outline::Text(files) if files.iter().any(|file| has_records(file)) => Packing::Segments,
             Outline::Text(_) => Packing::Single,
         }
     }
 }
 
-fn is_json_lines(path: &Path) -> bool {
-    let extension = path.extension();
-    extension.is_some_and(|extension| extension == "jsonl" || extension == "ndjson")
+/// Whether a file has records, by its name.
+fn has_records(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase());
+    let name = name.unwrap_or_default();
+    let name =
+        [".gz", ".zst", ".zstd"].iter().find_map(|end| name.strip_suffix(end)).unwrap_or(&name);
+    let endings = [".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".pq"];
+    endings.iter().any(|end| name.ends_with(end))
 }
 
 fn named(settings: &Settings) -> Result<&Path, UsageError> {
@@ -320,7 +335,7 @@ pub(super) fn open(dir: &Path) -> Result<RunData> {
 /// Opens a dataset of pictures for a classifier that there is.
 pub(crate) fn open_images(dir: &Path, config: &ImageConfig) -> Result<Arc<RecordSet>> {
     match open(dir)? {
-        RunData::Records(set, DataForm::Images { shape, classes }) => {
+        RunData::Records(set, DataForm::Images { shape, classes, .. }) => {
             config.check_images(shape, classes)?;
             Ok(set)
         }
@@ -388,6 +403,7 @@ fn pack_text(
         end_of_text: None,
         chat_template: ChatTemplate::parse(settings.chat_template.as_deref().unwrap_or("model")),
         special_tokens: SpecialTokens::Parsed,
+        skip_bad: false,
         worker: crate::data::worker()?,
         out: out.to_owned(),
         if_exists: IfExists::Replace,

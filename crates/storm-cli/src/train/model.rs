@@ -127,10 +127,10 @@ fn for_data(
             };
             Ok(with_adapters(settings, config)?.into())
         }
-        (AnyModel::Image(mut config), DataForm::Images { shape, classes }) => {
+        (AnyModel::Image(mut config), DataForm::Images { shape, classes, normalization }) => {
             check_image_options(settings)?;
             if is_fresh {
-                config = config.for_images(*shape, *classes);
+                config = normalization.apply(config.for_images(*shape, *classes));
                 config.validate()?;
             }
             config.check_images(*shape, *classes)?;

@@ -10,36 +10,46 @@ use std::path::{Path, PathBuf};
 use storm_exec::trace::write_chrome;
 use storm_files::{StagedFile, replace_file};
 use storm_plan::{Plan, Tier};
-use storm_train::{History, LastPlan, Measure, Part, PlanFacts, RunError, write_report};
+use storm_train::{History, LastPlan, Measure, Part, Pictures, PlanFacts, RunError, write_report};
 
-/// Writes both, and says where the report is; none if no step was looked at.
-pub(super) fn write(
-    setup: &Setup,
-    plan: &Plan,
-    measure: &Measure,
-    history: &History,
-    part: &Part,
-    data: &[(&str, String)],
-) -> Result<Option<PathBuf>> {
-    let Some(trace) = measure.trace() else { return Ok(None) };
-    write_file(&setup.folder.join("trace.json"), |out| write_chrome(plan, trace, out))?;
-    let report = setup.folder.join("report.html");
-    let (device_budget, host_budget) =
-        (setup.launch.budget()[Tier::DEVICE], setup.request.ram.bytes);
-    let name = setup.settings.name.as_deref().unwrap_or_default();
-    let budgets = [Some(device_budget), Some(host_budget)];
-    let facts = run_page::facts(name, &setup.record(), budgets, history);
-    let last_plan = LastPlan::Facts(PlanFacts {
-        rows: &rows(setup, part, data),
-        part,
-        prediction: &setup.launch.plan().planned.prediction,
-        device_budget,
-        host_budget,
-        plan,
-        trace,
-    });
-    write_file(&report, |out| write_report(&facts, history, last_plan, out))?;
-    Ok(Some(report))
+/// What a page is made of besides the setup and what was recorded.
+pub(super) struct Page<'a> {
+    pub(super) pictures: Pictures,
+    pub(super) plan: &'a Plan,
+    pub(super) measure: &'a Measure,
+    /// How its data was read, predicted and measured.
+    pub(super) data: &'a [(&'a str, String)],
+}
+
+impl Page<'_> {
+    /// Writes the page and the trace, and says where the page is; none if no step was looked at.
+    pub(super) fn write(
+        &self,
+        setup: &Setup,
+        history: &History,
+        part: &Part,
+    ) -> Result<Option<PathBuf>> {
+        let Page { pictures, plan, measure, data } = self;
+        let Some(trace) = measure.trace() else { return Ok(None) };
+        write_file(&setup.folder.join("trace.json"), |out| write_chrome(plan, trace, out))?;
+        let report = setup.folder.join("report.html");
+        let (device_budget, host_budget) =
+            (setup.launch.budget()[Tier::DEVICE], setup.request.ram.bytes);
+        let name = setup.settings.name.as_deref().unwrap_or_default();
+        let budgets = [Some(device_budget), Some(host_budget)];
+        let facts = run_page::facts(name, &setup.record(), budgets, history, pictures.clone());
+        let last_plan = LastPlan::Facts(PlanFacts {
+            rows: &rows(setup, part, data),
+            part,
+            prediction: &setup.launch.plan().planned.prediction,
+            device_budget,
+            host_budget,
+            plan,
+            trace,
+        });
+        write_file(&report, |out| write_report(&facts, history, last_plan, out))?;
+        Ok(Some(report))
+    }
 }
 
 fn rows(setup: &Setup, part: &Part, data: &[(&str, String)]) -> Vec<(String, String)> {

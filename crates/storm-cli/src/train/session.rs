@@ -8,7 +8,7 @@ use super::output::{self, Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::Setup;
-use super::{launch, report, saving, signals, summary};
+use super::{launch, pictures, report, saving, signals, summary};
 use crate::loading::Loading;
 use crate::progress;
 use anyhow::{Context, Result};
@@ -21,8 +21,8 @@ use storm_device::cuda::CudaPlanDevice;
 use storm_model::{AdapterDirectory, IfExists, SaveOptions, WeightDtype};
 use storm_plan::Tier;
 use storm_train::{
-    Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Precision, Recorder, Run, Sink,
-    Stop, StopReason, TensorBoardFile, Trainer,
+    Event, Finished, Guard, History, Measure, MetricsFile, OnAlarm, Pictures, Precision, Recorder,
+    Run, Sink, Stop, StopReason, TensorBoardFile, Trainer,
 };
 
 /// How often device memory is looked at.
@@ -94,7 +94,8 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     }
     let plan = Arc::clone(run.trainer().plan());
     // First: a model that cannot be saved takes nothing from it.
-    let report = report::write(setup, &plan, &measure, &history, progress.part(), &data)?;
+    let mut page = report::Page { pictures: Pictures::None, plan: &plan, measure: &measure, data: &data };
+    let report = page.write(setup, &history, progress.part())?;
     let what = if setup.model.config.adapters().is_some() { "adapter" } else { "model" };
     let model = setup.folder.join(what);
     save_model(setup, &mut run, &model)?;
@@ -113,7 +114,13 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         let sampled = Event::Sampled { step, prompt, text: &text };
         let sinks: [&mut dyn Sink; 3] = [&mut history, &mut metrics, &mut progress];
         sinks.into_iter().try_for_each(|sink| sink.event(&sampled))?;
-        report::write(setup, &plan, &measure, &history, progress.part(), &data)?;
+        page.write(setup, &history, progress.part())?;
+    }
+    if finished.reason != StopReason::Requested {
+        page.pictures = pictures::look(setup, &model, finished.step)?;
+        if let Pictures::Shown { .. } = page.pictures {
+            page.write(setup, &history, progress.part())?;
+        }
     }
     if setup.style != Style::Json {
         print(&format!("\n{what:<12} {}", model.display()));

@@ -2,7 +2,7 @@
 
 use super::checks;
 use super::config;
-use super::data::{self, RunData};
+use super::data::{self, DataForm, RunData};
 use super::device::{self, DeviceKind, Machine};
 use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
@@ -291,7 +291,13 @@ impl Setup {
 
     /// The plan, for people.
     pub(super) fn shown(&self) -> Result<String> {
-        Ok(plan::shown(&self.request, &self.answer()?))
+        let mut shown = plan::shown(&self.request, &self.answer()?);
+        if let (Some(config), None, DataForm::Images { normalization, .. }) =
+            (self.model.config.image(), &self.model.weights, self.data.form())
+        {
+            shown = format!("{shown}\n{}", normalization.words(config));
+        }
+        Ok(shown)
     }
 
     /// Every option that has a value, as text.

@@ -3,7 +3,7 @@
 use crate::{Done, storm, words};
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use storm_data::Dataset;
@@ -150,6 +150,92 @@ fn bad_calls() {
     for call in ["inspect @out", "inspect @out --verify"] {
         folder.data(call).failed(4, &["shard-00000.storm", "checksum"]);
     }
+}
+
+/// Calls `storm data pack -` with this on standard input.
+fn pack_stdin(folder: &Folder, options: &str, input: &[u8]) -> (Option<i32>, String, String) {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_storm"))
+        .current_dir(folder.path(""))
+        .args(["data", "pack", "-", "--tokenizer", "bytes"])
+        .args(options.split_whitespace())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // A call that is refused reads nothing.
+    child.stdin.take().unwrap().write_all(input).ok();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn standard_input_is_packed_like_a_file() {
+    let folder = Folder::new();
+    let records: String = (0..5_000)
+        .map(|i| format!("{{\"prompt\": \"question {i}\", \"completion\": \"answer {i}\"}}\n"))
+        .collect();
+    folder.write("a.jsonl", &records);
+    folder.data("pack @a.jsonl --tokenizer bytes --out @file").succeeded();
+    let zipped = zstd::bulk::compress(records.as_bytes(), 1).unwrap();
+    let shard = |name: &str| fs::read(folder.path(name).join("shard-00000.storm")).unwrap();
+    for (name, input) in [("plain", records.as_bytes()), ("zipped", &zipped)] {
+        let options = format!("--format jsonl --out {name}");
+        let (code, _, errors) = pack_stdin(&folder, &options, input);
+        assert_eq!(code, Some(0), "{errors}");
+        assert!(shard(name) == shard("file"), "{name}");
+        let json = folder.inspect(&format!("inspect @{name} --json"));
+        assert_eq!(json["manifest"]["counts"]["input_bytes"], input.len());
+    }
+    let (code, _, errors) = pack_stdin(&folder, "--out x", records.as_bytes());
+    assert!(code == Some(2) && errors.contains("--format: standard input has no name"), "{errors}");
+    let (code, _, errors) = pack_stdin(&folder, "--out x --format parquet", b"PAR1");
+    assert!(code == Some(2) && errors.contains("cannot be read from standard input"), "{errors}");
+    let (code, _, errors) = pack_stdin(&folder, "- --out x --format text", b"a");
+    assert!(code == Some(2) && errors.contains("can be read once"), "{errors}");
+    let (code, _, errors) = pack_stdin(&folder, "--out x --format jsonl", b"{\"text\": 1}");
+    assert!(code == Some(4) && errors.contains("standard input, line 1"), "{errors}");
+    assert!(!folder.path("x").exists());
+}
+
+#[test]
+fn bad_records_are_skipped_and_told() {
+    let folder = Folder::new();
+    folder.write("a.jsonl", "{\"text\": \"x\"}\nnonsense\n{\"text\": \"y\"}\n{}\n");
+    let pack = "pack @a.jsonl --tokenizer bytes";
+    folder.data(&format!("{pack} --out @x")).failed(4, &["a.jsonl, line 2"]);
+    let report = folder.data(&format!("{pack} --out @out --skip-bad")).succeeded();
+    for part in ["packed 2 documents", "skipped 2 that cannot be packed", "line 2: ", "line 4: has"]
+    {
+        assert!(report.contains(part), "{report}");
+    }
+    let shown = folder.data("inspect @out").succeeded();
+    assert!(shown.contains("skipped     2 that could not be packed"), "{shown}");
+    let printed = folder.inspect(&format!("{pack} --out @json --skip-bad --json"));
+    assert_eq!(printed["counts"]["skipped"], 2);
+    assert!(printed["skipped"][0].as_str().unwrap().contains("line 2"), "{printed}");
+    folder.data("pack @a.jsonl --tokenizer bytes --out @x --size 3").failed(2, &["--size"]);
+    folder.data("pack @a.jsonl --tokenizer bytes --out @x --codec lz4").failed(2, &["--codec"]);
+    folder.data("pack --synthetic 3 --out @x --size 3x4").failed(2, &["--size"]);
+    folder.data("pack --synthetic 3 --out @x --size 3x4x5").failed(2, &["HEIGHTxWIDTH"]);
+}
+
+#[test]
+fn a_folder_with_nothing_usable_says_what_it_holds() {
+    let folder = Folder::new();
+    fs::create_dir(folder.path("in")).unwrap();
+    let pack = "pack @in --tokenizer bytes --out @out";
+    folder.data(pack).failed(4, &["nothing that can be packed", "no files"]);
+    folder.write("in/a.py", "import this");
+    folder.write("in/b.zip", "PK");
+    folder.data(pack).failed(4, &["found 1 .py, 1 .zip", ".jsonl"]);
+    folder.write("in/c.txt", "text");
+    let report = folder.data(pack).succeeded();
+    assert!(report.contains("packed 1 documents"), "{report}");
+    assert!(report.contains("passed over 2 files of other kinds"), "{report}");
+    // What has no tokenizer is told that text was found.
+    folder.data("pack @in --out @x").failed(2, &["--tokenizer"]);
 }
 
 #[test]

@@ -39,6 +39,6 @@ fn there_is_a_page_for_every_command() {
         assert!(page(name).contains(".TH"), "{name}");
     }
     assert!(page("storm-train.1").contains("default: cosine"));
-    let is_hidden = |name: &str| name.contains("option-table") || name.contains("tokenize-worker");
+    let is_hidden = |name: &str| name.contains("option-table") || name.contains("data-worker");
     assert!(!pages.keys().any(|path| is_hidden(&path.to_string_lossy())));
 }

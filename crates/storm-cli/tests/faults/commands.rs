@@ -46,6 +46,7 @@ const BASES: &[Base] = &[
         weight: 4,
     },
     Base { line: "data pack chat.jsonl --tokenizer templated --out out", weight: 4 },
+    Base { line: "data pack table.csv --tokenizer bytes --skip-bad --out out", weight: 2 },
     Base { line: "data pack images --codec zstd --out out", weight: 3 },
     Base { line: "data pack digits --out out", weight: 2 },
     Base { line: "data pack --synthetic 20 --shape 3,4 --out out", weight: 3 },

@@ -45,6 +45,7 @@ impl Stock {
         };
         let text: String = (0..150).map(|i| format!("{} and {}; ", i * 7 % 100, i % 13)).collect();
         write("text.txt", &text);
+        write("table.csv", "text,label\none line,1\n\"two, three\",2\nshort\n");
         write("chat.jsonl", &chat());
         write("tiny.toml", CONFIG);
         write("tokenizer.json", &tokenizer().to_string());

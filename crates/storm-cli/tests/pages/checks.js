@@ -166,6 +166,22 @@ async function checkTimeline(checks, page) {
   checks.that((await painted()) === before, "timeline: a key that is left still highlights");
 }
 
+/** Pictures are decoded and as large as they can be seen; what is wrong is marked, and says what would be right. */
+function checkPictures(checks, items) {
+  items.forEach((item, at) => {
+    const [image, named] = [item.querySelector("img"), item.querySelector("b")];
+    checks.that(image.complete && image.naturalWidth > 1, `picture ${at} is not decoded`);
+    const box = image.getBoundingClientRect();
+    checks.that(box.width >= 60 && near(box.width, box.height), `picture ${at} is ${box.width} by ${box.height}`);
+    checks.isWithin(image, item, `picture ${at}`);
+    checks.isWithin(named, item, `the name of picture ${at}`);
+    const isWrong = item.classList.contains("wrong");
+    checks.that(isWrong === (item.querySelector("i") !== null), `picture ${at}: what it is`);
+    checks.that(isWrong === named.textContent.startsWith("✗ "), `picture ${at}: its mark`);
+    checks.that(/^\d+\.\d %$/.test(item.querySelector("span").textContent), `picture ${at}: its probability`);
+  });
+}
+
 async function checkPage(frame) {
   const view = frame.contentWindow;
   const page = frame.contentDocument;
@@ -181,6 +197,8 @@ async function checkPage(frame) {
     checks.problems.push(...overflows(view, page));
     checks.point(charts[0].querySelector(".plot"), "pointerleave");
   }
+  const pictures = [...page.querySelectorAll(".pictures li")];
+  checkPictures(checks, pictures);
   const hasTimeline = page.getElementById("picture") !== null;
   if (hasTimeline) await checkTimeline(checks, page);
   const dots = page.querySelector(".dots")?.getAttribute("d").split("M").length ?? 1;
@@ -188,7 +206,7 @@ async function checkPage(frame) {
     page: frame.dataset.page, width: view.innerWidth, height: page.documentElement.scrollHeight,
     problems: checks.problems, errors: view.errorsOfPage, checks: checks.count, charts: charts.length,
     held_out_points: dots - 1, has_timeline: hasTimeline, sample: page.querySelector(".sample")?.textContent ?? null,
-    title: page.title,
+    title: page.title, pictures: pictures.length,
   };
 }
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use storm_graph::random::Random;
 use tempfile::TempDir;
 
 /// CSS pixels: a desktop, and a phone.
@@ -39,13 +40,49 @@ ram = "256MiB"
 sample-tokens = 12
 "#;
 
+/// A small network for pictures.
+const PICTURES: &str = r#"
+model = "small-cnn"
+data = "pictures"
+batch = 8
+optimizer = "sgd"
+learning-rate = 0.02
+steps = 12
+eval-every = 3
+seed = 5
+device = "cpu"
+threads = 2
+precision = "f32"
+data-ram = "16MiB"
+"#;
+
+/// Pictures in the form of CIFAR-10: each class has its own colours. One class has a name that is hard to show.
+fn write_pictures(folder: &Path) {
+    let cifar = folder.join("cifar");
+    fs::create_dir(&cifar).expect("a folder");
+    let mut random = Random(1);
+    for (name, records) in [("data_batch_1.bin", 60), ("test_batch.bin", 50)] {
+        let mut bytes = Vec::new();
+        for record in 0..records {
+            let label: u64 = record % 10;
+            bytes.push(label as u8);
+            let value = |at: u64| (40 * (label * (1 + at / 1024) % 5) + random.bits() % 60) as u8;
+            bytes.extend((0..3072).map(value));
+        }
+        fs::write(cifar.join(name), bytes).expect("a file");
+    }
+    let long = "class".repeat(20);
+    let names = ["one", "two", "three", "four", "five", "six", "seven", "eight", &long, HOSTILE];
+    fs::write(cifar.join("batches.meta.txt"), names.join("\n")).expect("a file");
+}
+
 fn storm(folder: &Path, args: &[&str]) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_storm"));
     let output = command.current_dir(folder).args(args).output().expect("storm starts");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Names and pages: of a run, of the same run from its metrics alone, and of a step.
+/// Names and pages: of a run, of the same run from its metrics alone, of a run over pictures, and of a step.
 fn pages(folder: &Path) -> Vec<(&'static str, String)> {
     // Nowhere to break, and longer than a phone is wide.
     let data = format!("{}.txt", "data".repeat(40));
@@ -60,11 +97,16 @@ fn pages(folder: &Path) -> Vec<(&'static str, String)> {
     fs::remove_file(moved.join("report.html")).expect("removed");
     storm(folder, &["report", "<b>&run"]);
     let rebuilt = fs::read_to_string(moved.join("report.html")).expect("a page");
+    write_pictures(folder);
+    storm(folder, &["data", "pack", "cifar", "--out", "pictures"]);
+    fs::write(folder.join("pictures.toml"), PICTURES).expect("a file");
+    storm(folder, &["train", "pictures.toml", "--quiet"]);
+    let pictures = fs::read_to_string(folder.join("runs/pictures/report.html")).expect("a page");
     let bench = "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 2 --chunk-rows 8 \
                  --precision f32 --vram 500MiB --ram 2GiB --steps 1 --warmup 0 --report step.html";
     storm(folder, &bench.split_whitespace().collect::<Vec<_>>());
     let step = fs::read_to_string(folder.join("step.html")).expect("a page");
-    vec![("run", whole), ("rebuilt", rebuilt), ("step", step)]
+    vec![("run", whole), ("rebuilt", rebuilt), ("pictures", pictures), ("step", step)]
 }
 
 #[test]
@@ -84,6 +126,7 @@ fn pages_fit_and_answer_wide_and_narrow() {
         let (charts, has_timeline) = match found["page"].as_str() {
             Some("run") => (7, true),
             Some("rebuilt") => (7, false),
+            Some("pictures") => (8, true),
             _ => (0, true),
         };
         assert_eq!(
@@ -91,8 +134,13 @@ fn pages_fit_and_answer_wide_and_narrow() {
             (&charts.into(), &has_timeline.into())
         );
         assert!(found["checks"].as_u64() >= Some(if charts > 0 { 200 } else { 10 }), "{found}");
+        let is_of_pictures = found["page"] == "pictures";
+        let pictures = if is_of_pictures { 32 } else { 0 };
+        assert_eq!(found["pictures"], pictures, "{at}");
         if charts > 0 {
             assert_eq!(found["held_out_points"], 4, "{at}");
+        }
+        if charts > 0 && !is_of_pictures {
             let sample = found["sample"].as_str().expect("a sample");
             assert!(sample.starts_with(HOSTILE) && sample.len() > HOSTILE.len(), "{at}: {sample}");
         }

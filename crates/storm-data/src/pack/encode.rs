@@ -3,8 +3,9 @@
 use super::cut::{PIECE_BYTES, pieces};
 use super::input::{Content, Inputs, Job, Piece};
 use super::record::{Chat, Instruction, Record};
+use super::skip::Skipped;
 use crate::tokenizer::{EncodedChat, SpecialTokens, Tokenizer};
-use crate::{DataError, Kind};
+use crate::{DataError, Kind, RecordPlace};
 use std::mem;
 use std::sync::Mutex;
 
@@ -14,7 +15,11 @@ const PARTS_MAX: usize = 1 << 14;
 /// The tokens of a job.
 pub(super) struct Encoded {
     pub(super) chunks: Vec<Chunk>,
+    /// Of input in memory.
+    pub(super) bytes: u64,
+    /// Of the files that it was read from.
     pub(super) input_bytes: u64,
+    pub(super) skipped: Skipped,
 }
 
 /// Consecutive tokens of one document or sample.
@@ -31,6 +36,8 @@ pub(super) struct Rules {
     pub(super) special_tokens: SpecialTokens,
     /// Why chats cannot be rendered; none if they can.
     pub(super) no_template: Option<String>,
+    /// Skip and count records that cannot be packed, instead of failing.
+    pub(super) skip_bad: bool,
 }
 
 /// What the encoding threads share.
@@ -60,55 +67,63 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
 
     pub(super) fn encode(&self, tokenizer: &Tokenizer, job: Job) -> Result<Encoded, DataError> {
         let mut batch = Batch::new(tokenizer, self.rules.special_tokens);
+        let mut skipped = Skipped::new(self.rules.skip_bad);
         match job.content {
             Content::Text(pieces) => pieces.into_iter().try_for_each(|piece| batch.piece(piece))?,
-            Content::Lines { file, lines } => {
-                // A line may be long, so it is dropped before its record is encoded.
-                for (number, line) in lines {
-                    let record = self.parse(file, number, &line)?;
-                    drop(line);
-                    match record {
-                        Record::Chat(chat) => {
+            Content::Skipped(error) => skipped.add_error(error)?,
+            Content::Records { file, records } => {
+                for (place, json) in records {
+                    // A record may be long, so its JSON is dropped before it is encoded.
+                    let mut bad = |problem| skipped.add(self.inputs.path(file), place, problem);
+                    match json.and_then(|json| self.parse(&json)) {
+                        Err(problem) => bad(problem)?,
+                        Ok(Record::Chat(chat)) => {
                             batch.encode()?;
-                            batch.chunks.push(self.chat(tokenizer, file, number, &chat)?);
+                            match self.chat(tokenizer, file, place, &chat)? {
+                                Ok(chunk) => batch.chunks.push(chunk),
+                                Err(problem) => bad(problem)?,
+                            }
                         }
-                        Record::Text(text) => {
+                        Ok(Record::Text(text)) => {
                             batch.piece(Piece { text, begins: true, ends: true })?;
                         }
-                        Record::Instruction(instruction) => {
+                        Ok(Record::Instruction(instruction)) => {
                             batch.push(Waiting::Instruction(instruction))?;
                         }
                     }
                 }
             }
         }
-        Ok(Encoded { chunks: batch.finish()?, input_bytes: job.input_bytes })
+        let Job { bytes, input_bytes, .. } = job;
+        Ok(Encoded { chunks: batch.finish()?, bytes, input_bytes, skipped })
     }
 
-    /// A chat, rendered and encoded by the tokenizer's process.
+    /// A chat, rendered and encoded by the tokenizer's process; the inner error is about this chat alone.
     fn chat(
         &self,
         tokenizer: &Tokenizer,
         file: usize,
-        line: u64,
+        place: RecordPlace,
         chat: &Chat,
-    ) -> Result<Chunk, DataError> {
-        let bad = |problem: String| DataError::Record {
-            path: self.inputs.path(file).to_owned(),
-            line,
-            problem,
-        };
+    ) -> Result<Result<Chunk, String>, DataError> {
         if let Some(problem) = &self.rules.no_template {
-            return Err(bad(problem.clone()));
+            let (path, problem) = (self.inputs.path(file).to_owned(), problem.clone());
+            return Err(DataError::Record { path, place, problem });
         }
-        let json = serde_json::to_vec(chat).map_err(|error| bad(error.to_string()))?;
-        let EncodedChat { tokens, learned } = tokenizer.chat(&json)?.map_err(bad)?;
-        Ok(Chunk { tokens, learned, begins: true, ends: true })
+        let json = match serde_json::to_vec(chat) {
+            Ok(json) => json,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        Ok(tokenizer.chat(&json)?.map(|EncodedChat { tokens, learned }| Chunk {
+            tokens,
+            learned,
+            begins: true,
+            ends: true,
+        }))
     }
 
-    fn parse(&self, file: usize, line: u64, json: &str) -> Result<Record, DataError> {
-        let path = self.inputs.path(file);
-        let record = Record::parse(path, line, json)?;
+    fn parse(&self, json: &str) -> Result<Record, String> {
+        let record = Record::parse(json)?;
         if record.kind() == self.inputs.kind() {
             return Ok(record);
         }
@@ -116,8 +131,7 @@ impl<'a, O: Fn() -> Result<Tokenizer, DataError> + Sync> Encoder<'a, O> {
             Kind::Text => "is a chat or an instruction, but the input before it is text",
             Kind::Samples => "is text, but the first record is a chat or an instruction",
         };
-        let problem = format!("{problem}; pack them apart");
-        Err(DataError::Record { path: path.to_owned(), line, problem })
+        Err(format!("{problem}; pack them apart"))
     }
 }
 

@@ -1,35 +1,40 @@
-//! Reads the files to pack, in parts that can be encoded separately.
+//! The files to pack, and what is in them.
 
-use super::InputFormat;
-use super::cut::{PIECE_BYTES, piece_end};
+use super::delimited::Rows;
+use super::folder;
+use super::format::{Compression, FileFormat, Named};
+use super::lines::Lines;
 use super::record::Record;
-use crate::{DataError, Kind};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use super::records::{self, Records};
+use super::skip::Skipped;
+use super::stream::{Origin, Stdin, Stream, Use};
+use super::table::TableRows;
+use super::values::Values;
+use super::{InputFormat, PackOptions, text};
+use crate::{DataError, Kind, RecordPlace, WorkerCommand};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use storm_files::open_plain;
 
-/// The longest line of JSONL.
-pub(super) const LINE_BYTES_MAX: u64 = 64 << 20;
-
-/// What separates documents in a file of text, with the line breaks around it.
-const SEPARATOR: &str = "<|endoftext|>";
-const LINE_BREAKS: [char; 2] = ['\r', '\n'];
-
-const BYTE_ORDER_MARK: char = '\u{feff}';
+/// The name of standard input.
+const STDIN: &str = "-";
 
 /// Something to encode.
 pub(super) struct Job {
     pub(super) content: Content,
-    /// Bytes of input that it was read from.
+    /// Of input in memory.
+    pub(super) bytes: u64,
+    /// Of the files that it was read from.
     pub(super) input_bytes: u64,
 }
 
 pub(super) enum Content {
     /// Pieces of documents, in order.
     Text(Vec<Piece>),
-    /// Lines of a file with their numbers.
-    Lines { file: usize, lines: Vec<(u64, String)> },
+    /// Records of a file as JSON, or why they cannot be used.
+    Records { file: usize, records: Vec<(RecordPlace, Result<String, String>)> },
+    /// A file that is skipped as a whole.
+    Skipped(DataError),
 }
 
 /// A part of a document, or all of it.
@@ -43,295 +48,211 @@ pub(super) struct Piece {
 pub(super) struct Inputs {
     files: Vec<InputFile>,
     kind: Kind,
-    bytes: u64,
+    skip_bad: bool,
+    worker: WorkerCommand,
+    /// Of all files; standard input is not counted until it was read.
+    file_bytes: u64,
+    stdin_bytes: Mutex<u64>,
+    /// Files of folders that are of no known format.
+    passed_over: Vec<PathBuf>,
 }
 
 struct InputFile {
-    path: PathBuf,
+    origin: Origin,
     format: FileFormat,
+    compression: Option<Compression>,
+    /// Of a plain file.
+    bytes: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum FileFormat {
-    Text,
-    Jsonl,
+impl InputFile {
+    fn is_stdin(&self) -> bool {
+        matches!(self.origin, Origin::Stdin(_))
+    }
+
+    fn of_path(path: &Path, format: InputFormat) -> Result<InputFile, DataError> {
+        let file = open_plain(path).map_err(DataError::io(path))?;
+        let bytes = file.metadata().map_err(DataError::io(path))?.len();
+        let named = Named::of(path);
+        let format = named.format(path, format)?;
+        let origin = Origin::File(path.to_owned());
+        Ok(InputFile { origin, format, compression: named.compression, bytes })
+    }
+
+    fn stdin(format: InputFormat) -> Result<InputFile, DataError> {
+        let origin = Origin::Stdin(Stdin::default());
+        let refuse = |problem: &str| {
+            Err(DataError::Option { option: "--format", problem: problem.to_owned() })
+        };
+        let format = match format.format() {
+            None => return refuse("standard input has no name: say what it is"),
+            Some(FileFormat::Parquet) => {
+                return refuse(
+                    "Parquet cannot be read from standard input: its description is at its end",
+                );
+            }
+            Some(format) => format,
+        };
+        Ok(InputFile { origin, format, compression: None, bytes: 0 })
+    }
+
+    fn stream(&self, how: Use) -> Result<Stream, DataError> {
+        Stream::open(&self.origin, self.compression, how)
+    }
+
+    /// The records of the file; none if it is text.
+    fn records(
+        &self,
+        how: Use,
+        worker: &WorkerCommand,
+    ) -> Result<Option<Box<dyn Records>>, DataError> {
+        Ok(Some(match self.format {
+            FileFormat::Text => return Ok(None),
+            FileFormat::Jsonl => Box::new(Lines::new(self.stream(how)?)),
+            FileFormat::Json => Box::new(Values::new(self.stream(how)?)),
+            FileFormat::Delimited(delimiter) => Box::new(Rows::new(self.stream(how)?, delimiter)?),
+            FileFormat::Parquet => {
+                Box::new(TableRows::open(self.origin.path(), self.bytes, worker)?)
+            }
+        }))
+    }
 }
 
 impl Inputs {
-    /// Checks all files, and reads the start of the first to see what they hold.
-    pub(super) fn open(paths: &[PathBuf], format: InputFormat) -> Result<Inputs, DataError> {
-        let mut files = Vec::with_capacity(paths.len());
-        let mut bytes = 0;
-        for path in paths {
-            if path.is_dir() {
-                return Err(DataError::input(path, "is a folder; name the files in it"));
-            }
-            let file = open_plain(path).map_err(DataError::io(path))?;
-            bytes += file.metadata().map_err(DataError::io(path))?.len();
-            let by_name = path.extension().is_some_and(|ext| ext == "jsonl" || ext == "ndjson");
-            let format = match format {
-                InputFormat::ByName if by_name => FileFormat::Jsonl,
-                InputFormat::ByName if is_table(path) => {
-                    let problem = "is a table or one JSON value, not text: write a line of JSONL for each document or \
-                                   sample, or give --format text to learn the file as it is written";
-                    return Err(DataError::input(path, problem));
+    /// Finds and checks all files, and reads the start of the first to see what they hold.
+    pub(super) fn open(options: &PackOptions) -> Result<Inputs, DataError> {
+        let (mut files, mut passed_over) = (Vec::new(), Vec::new());
+        for path in &options.inputs {
+            if path.as_os_str() == STDIN {
+                if files.iter().any(InputFile::is_stdin) {
+                    let problem = "standard input can be read once";
+                    return Err(DataError::Option { option: "input", problem: problem.to_owned() });
                 }
-                InputFormat::ByName | InputFormat::Text => FileFormat::Text,
-                InputFormat::Jsonl => FileFormat::Jsonl,
-            };
-            files.push(InputFile { path: path.clone(), format });
+                files.push(InputFile::stdin(options.format)?);
+            } else if path.is_dir() {
+                let found = folder::find(path, options.format)?;
+                for path in &found.used {
+                    files.push(InputFile::of_path(path, options.format)?);
+                }
+                passed_over.extend(found.passed_over);
+            } else {
+                files.push(InputFile::of_path(path, options.format)?);
+            }
         }
-        let kind = kind_of(&files)?;
-        Ok(Inputs { files, kind, bytes })
+        let file_bytes = files.iter().map(|file| file.bytes).sum();
+        let mut inputs = Inputs {
+            files,
+            kind: Kind::Text,
+            skip_bad: options.skip_bad,
+            worker: options.worker.clone(),
+            file_bytes,
+            stdin_bytes: Mutex::new(0),
+            passed_over,
+        };
+        inputs.kind = inputs.find_kind()?;
+        Ok(inputs)
+    }
+
+    /// Text if any file is text; otherwise the kind of the first record.
+    fn find_kind(&self) -> Result<Kind, DataError> {
+        if self.files.iter().any(|file| file.format == FileFormat::Text) {
+            return Ok(Kind::Text);
+        }
+        let mut skipped = Skipped::new(self.skip_bad);
+        for file in &self.files {
+            let Some(mut records) = file.records(Use::Look, &self.worker)? else { continue };
+            while let Some(raw) = records.next()? {
+                if raw.is_blank() {
+                    continue;
+                }
+                let record = raw.json.and_then(|json| Record::parse(&json));
+                match record {
+                    Ok(record) => return Ok(record.kind()),
+                    Err(problem) => skipped.add(file.origin.path(), raw.place, problem)?,
+                }
+            }
+        }
+        match skipped.first() {
+            Some(first) => {
+                let path = self.files[0].origin.path();
+                Err(DataError::input(
+                    path,
+                    format!("none of the records can be packed; the first: {first}"),
+                ))
+            }
+            None => Ok(Kind::Text),
+        }
     }
 
     pub(super) fn kind(&self) -> Kind {
         self.kind
     }
 
+    pub(super) fn count(&self) -> u64 {
+        self.files.len() as u64
+    }
+
+    /// Bytes of all files, once they were read.
     pub(super) fn bytes(&self) -> u64 {
-        self.bytes
+        self.file_bytes + self.stdin_bytes.lock().map_or(0, |bytes| *bytes)
+    }
+
+    /// Bytes of all files; none if nobody knows.
+    pub(super) fn known_bytes(&self) -> Option<u64> {
+        (!self.files.iter().any(InputFile::is_stdin)).then_some(self.file_bytes)
     }
 
     pub(super) fn path(&self, file: usize) -> &Path {
-        &self.files[file].path
+        self.files[file].origin.path()
+    }
+
+    /// The first file, for errors about all of them.
+    pub(super) fn first(&self) -> &Path {
+        self.files.first().map_or(Path::new("input"), |file| file.origin.path())
+    }
+
+    pub(super) fn passed_over(&self) -> &[PathBuf] {
+        &self.passed_over
     }
 
     /// Reads everything; stops early if `emit` says that no more is needed.
     pub(super) fn read(&self, emit: &mut dyn FnMut(Job) -> bool) -> Result<(), DataError> {
         for (number, file) in self.files.iter().enumerate() {
-            let wanted = match file.format {
-                FileFormat::Text => read_text(&file.path, emit)?,
-                FileFormat::Jsonl => read_lines(number, &file.path, emit)?,
+            let mut taken = 0;
+            let mut counted = |job: Job| {
+                taken += job.input_bytes;
+                emit(job)
             };
+            let wanted = match file.records(Use::Take, &self.worker)? {
+                Some(reader) => records::read(number, reader, self.skip_bad, &mut counted)?,
+                None => self.read_text(file, &mut counted)?,
+            };
+            if let (true, Ok(mut bytes)) = (file.is_stdin(), self.stdin_bytes.lock()) {
+                *bytes = taken;
+            }
             if !wanted {
                 break;
             }
         }
         Ok(())
     }
-}
 
-/// Whether a file is a table or one JSON value: as text, its commas and brackets would be learned.
-fn is_table(path: &Path) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    ["json", "csv", "tsv", "parquet", "arrow"].contains(&extension.to_lowercase().as_str())
-}
-
-/// Text if any file is text; otherwise the kind of the first record.
-fn kind_of(files: &[InputFile]) -> Result<Kind, DataError> {
-    if files.iter().any(|file| file.format == FileFormat::Text) {
-        return Ok(Kind::Text);
-    }
-    for file in files {
-        let mut lines = Lines::open(&file.path)?;
-        while let Some((number, line, _)) = lines.next()? {
-            if !line.trim().is_empty() {
-                return Ok(Record::parse(&file.path, number, &line)?.kind());
-            }
-        }
-    }
-    Ok(Kind::Text)
-}
-
-/// Reads a file of documents.
-fn read_text(path: &Path, emit: &mut dyn FnMut(Job) -> bool) -> Result<bool, DataError> {
-    let mut file = open_plain(path).map_err(DataError::io(path))?;
-    // Read, but not emitted yet.
-    let mut buffer: Vec<u8> = Vec::new();
-    let mut offset = 0;
-    let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };
-    loop {
-        let before = buffer.len();
-        let mut part = (&mut file).take(PIECE_BYTES as u64);
-        part.read_to_end(&mut buffer).map_err(DataError::io(path))?;
-        let ends = buffer.len() == before;
-        let valid = match std::str::from_utf8(&buffer) {
-            Ok(text) => text,
-            // A character that the next read completes.
-            Err(error) if error.error_len().is_none() && !ends => {
-                std::str::from_utf8(&buffer[..error.valid_up_to()]).unwrap_or_default()
-            }
-            Err(error) => {
-                let at = offset + error.valid_up_to() as u64;
-                return Err(DataError::input(path, format!("is not UTF-8 text at byte {at}")));
-            }
+    fn read_text(
+        &self,
+        file: &InputFile,
+        emit: &mut dyn FnMut(Job) -> bool,
+    ) -> Result<bool, DataError> {
+        // Parts of a document are on their way before its end is read, so a file is looked at as a whole first.
+        let problem = match self.skip_bad && !file.is_stdin() {
+            true => text::problem(file.stream(Use::Take)?)?,
+            false => None,
         };
-        let input_bytes = cutter.cut(valid, ends) as u64;
-        if !cutter.pieces.is_empty() {
-            let content = Content::Text(std::mem::take(&mut cutter.pieces));
-            if !emit(Job { content, input_bytes }) {
-                return Ok(false);
+        match problem {
+            None => text::read(file.stream(Use::Take)?, emit),
+            Some(problem) => {
+                let content = Content::Skipped(problem);
+                Ok(emit(Job { content, bytes: 0, input_bytes: file.bytes }))
             }
         }
-        if ends {
-            return Ok(true);
-        }
-        buffer.drain(..input_bytes as usize);
-        offset += input_bytes;
-    }
-}
-
-/// Divides a file of text into documents, and long ones into pieces.
-struct Cutter {
-    /// Where the remaining text starts.
-    place: Place,
-    pieces: Vec<Piece>,
-    /// Bytes at the start of the text with no place where a piece may end, and no separator.
-    searched: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// At the start of the file.
-    File,
-    /// After a separator.
-    Separated,
-    /// Inside a document.
-    Inside,
-}
-
-impl Cutter {
-    /// Takes what it can from the start of `text`, and returns how many bytes that was. At the end it
-    /// takes everything.
-    fn cut(&mut self, text: &str, ends: bool) -> usize {
-        let mut taken = 0;
-        // No separator starts in what was searched before, or right after it.
-        while let Some(at) = text[taken + self.searched..].find(SEPARATOR) {
-            let end = taken + self.searched + at;
-            let document = text[taken..end].trim_end_matches(LINE_BREAKS);
-            self.push(document, true);
-            self.place = Place::Separated;
-            taken = end + SEPARATOR.len();
-            self.searched = 0;
-        }
-        let rest = &text[taken..];
-        if ends {
-            // White space after the last separator is not a document.
-            if self.place != Place::Separated || !rest.trim_matches(LINE_BREAKS).is_empty() {
-                self.push(rest, true);
-            }
-            return text.len();
-        }
-        // A possible start of a separator, with a line break before it, waits for the rest.
-        let sure = rest.floor_char_boundary(rest.len().saturating_sub(SEPARATOR.len()));
-        if rest.len() >= PIECE_BYTES {
-            let end = piece_end(&rest[..sure], self.searched);
-            self.searched = if end.is_some() { 0 } else { sure };
-            if let Some(end) = end {
-                self.push(&rest[..end], false);
-                self.place = Place::Inside;
-                taken += end;
-            }
-        }
-        taken
-    }
-
-    fn push(&mut self, text: &str, ends: bool) {
-        let text = match self.place {
-            Place::File => text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text),
-            Place::Separated => text.trim_start_matches(LINE_BREAKS),
-            Place::Inside => text,
-        };
-        let begins = self.place != Place::Inside;
-        self.pieces.push(Piece { text: text.to_owned(), begins, ends });
-    }
-}
-
-/// Reads a file of records, many lines at a time.
-fn read_lines(
-    file: usize,
-    path: &Path,
-    emit: &mut dyn FnMut(Job) -> bool,
-) -> Result<bool, DataError> {
-    let mut reader = Lines::open(path)?;
-    let mut lines = Vec::new();
-    let mut input_bytes = 0;
-    loop {
-        let next = reader.next()?;
-        let ends = next.is_none();
-        if let Some((number, line, bytes)) = next {
-            input_bytes += bytes;
-            if !line.trim().is_empty() {
-                lines.push((number, line));
-            }
-        }
-        if ends || input_bytes >= PIECE_BYTES as u64 {
-            let content = Content::Lines { file, lines: std::mem::take(&mut lines) };
-            if !emit(Job { content, input_bytes: std::mem::take(&mut input_bytes) }) {
-                return Ok(false);
-            }
-        }
-        if ends {
-            return Ok(true);
-        }
-    }
-}
-
-/// The lines of a file, counted from one.
-struct Lines {
-    path: PathBuf,
-    reader: BufReader<File>,
-    number: u64,
-}
-
-impl Lines {
-    fn open(path: &Path) -> Result<Lines, DataError> {
-        let file = open_plain(path).map_err(DataError::io(path))?;
-        Ok(Lines {
-            path: path.to_owned(),
-            reader: BufReader::with_capacity(1 << 18, file),
-            number: 0,
-        })
-    }
-
-    /// Number, text and bytes of the next line.
-    fn next(&mut self) -> Result<Option<(u64, String, u64)>, DataError> {
-        self.number += 1;
-        let bad = |problem: &str| DataError::Record {
-            path: self.path.clone(),
-            line: self.number,
-            problem: problem.to_owned(),
-        };
-        let mut bytes = Vec::new();
-        let mut reader = (&mut self.reader).take(LINE_BYTES_MAX + 1);
-        let count = reader.read_until(b'\n', &mut bytes).map_err(DataError::io(&self.path))?;
-        if count == 0 {
-            return Ok(None);
-        }
-        if bytes.len() as u64 > LINE_BYTES_MAX {
-            return Err(bad("longer than 64 MiB; is this JSONL, a JSON object in each line?"));
-        }
-        let mut line = String::from_utf8(bytes).map_err(|_| bad("is not UTF-8 text"))?;
-        if self.number == 1 && line.starts_with(BYTE_ORDER_MARK) {
-            line.remove(0);
-        }
-        Ok(Some((self.number, line, count as u64)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A file of line breaks has no place where a piece may end. What was read must not be searched
-    /// again with every read.
-    #[test]
-    fn a_file_of_line_breaks_is_searched_once() {
-        let mut cutter = Cutter { place: Place::File, pieces: Vec::new(), searched: 0 };
-        let text = "\n".repeat(5 * PIECE_BYTES);
-        for reads in 1..=4 {
-            let read = &text[..reads * PIECE_BYTES];
-            assert_eq!(cutter.cut(read, false), 0);
-            assert_eq!(cutter.searched, read.len() - SEPARATOR.len());
-        }
-        let taken = cutter.cut(&text, false);
-        assert_eq!(taken, text.len() - SEPARATOR.len());
-        assert_eq!((cutter.searched, cutter.pieces.len()), (0, 1));
-        // A separator begins a new text.
-        assert_eq!(cutter.cut(&text[..PIECE_BYTES], false), 0);
-        let separated = format!("{}{SEPARATOR}{}", &text[..PIECE_BYTES], &text[..PIECE_BYTES]);
-        assert_eq!(cutter.cut(&separated, false), PIECE_BYTES + SEPARATOR.len());
-        assert_eq!(cutter.searched, PIECE_BYTES - SEPARATOR.len());
     }
 }

@@ -1,28 +1,43 @@
-//! Packs text files into a dataset.
+//! Packs files of text and of records into a dataset.
 //!
 //! One thread reads, several encode, and the calling one writes, all in the order of the input. The same input
 //! and options give the same bytes, whatever the number of threads.
 
+mod cells;
 mod cut;
+mod delimited;
 mod encode;
+mod folder;
+mod format;
 mod held_out;
 mod input;
+mod lines;
 mod output;
 mod pipeline;
 mod record;
+mod records;
 mod replace;
+mod skip;
+mod stream;
+mod table;
+mod text;
 mod under_way;
+mod values;
 
+pub(crate) use cells::{COLUMNS, Cell, RecordJson, no_columns};
+pub(crate) use folder::holds_images;
+pub(crate) use records::{RECORD_BYTES_MAX, too_long};
 pub use replace::IfExists;
 
 use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, write_file};
 use crate::tokenizer::{
-    ChatTemplate, Served, SpecialTokens, Tokenizer, TokenizerInfo, TokenizerSource, WorkerCommand,
+    ChatTemplate, Served, SpecialTokens, Tokenizer, TokenizerInfo, TokenizerSource,
 };
-use crate::{Counts, DataError, Dataset, HeldOut, Kind};
+use crate::{Counts, DataError, Dataset, HeldOut, Kind, WorkerCommand};
 use encode::{Encoder, Rules};
 use input::Inputs;
 use output::Output;
+use skip::Skipped;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_files::StagedDirectory;
@@ -34,18 +49,26 @@ pub const SHARD_TOKENS_DEFAULT: u64 = 1 << 28;
 /// The format of the files to pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputFormat {
-    /// JSONL if the name ends in `.jsonl` or `.ndjson`, text otherwise.
+    /// What the name says: `.jsonl` and `.ndjson`, `.json`, `.csv`, `.tsv`, `.parquet`; otherwise text.
     ByName,
     /// UTF-8 text; each file is a document, or several with `<|endoftext|>` between them.
     Text,
     /// A JSON object in each line.
     Jsonl,
+    /// An array of JSON objects, or one.
+    Json,
+    /// A table with a header and commas.
+    Csv,
+    /// A table with a header and tabs.
+    Tsv,
+    /// A table in the Parquet format.
+    Parquet,
 }
 
 /// What to pack and how.
 #[derive(Clone, Debug)]
 pub struct PackOptions {
-    /// Files, in this order.
+    /// Files, folders of files, or `-` for standard input, in this order. Files may be compressed with gzip or zstd.
     pub inputs: Vec<PathBuf>,
     /// What they are.
     pub format: InputFormat,
@@ -58,7 +81,9 @@ pub struct PackOptions {
     /// How special tokens in prompts, completions and messages of samples are treated. In documents they are
     /// text.
     pub special_tokens: SpecialTokens,
-    /// The program that runs the tokenizer's code.
+    /// Skip and count records that cannot be packed, instead of failing.
+    pub skip_bad: bool,
+    /// The program that runs third-party code.
     pub worker: WorkerCommand,
     /// The directory to make.
     pub out: PathBuf,
@@ -77,8 +102,8 @@ pub struct PackOptions {
 pub struct PackProgress {
     /// Bytes of input packed.
     pub bytes_done: u64,
-    /// Bytes of input in total.
-    pub bytes_total: u64,
+    /// Bytes of input in total; none if that is not known.
+    pub bytes_total: Option<u64>,
     /// Tokens so far.
     pub tokens: u64,
     /// Documents or samples so far.
@@ -102,19 +127,23 @@ pub struct PackSummary {
     pub shards: usize,
     /// Their bytes.
     pub bytes: u64,
+    /// The first few records that were skipped, and why.
+    pub skipped: Vec<String>,
+    /// Files of folders that are of no known format.
+    pub passed_over: Vec<PathBuf>,
 }
 
 /// Packs files into a dataset. It is written next to its place and renamed when complete: whatever happens,
 /// `out` is never a partial dataset.
 ///
 /// # Errors
-/// Names the file, and for JSONL the line, that cannot be packed.
+/// Names the file, and the line or row, that cannot be packed.
 pub fn pack(
     options: &PackOptions,
     progress: &dyn Fn(PackProgress),
 ) -> Result<PackSummary, DataError> {
     check(options)?;
-    let inputs = Inputs::open(&options.inputs, options.format)?;
+    let inputs = Inputs::open(options)?;
     let json = match &options.tokenizer {
         TokenizerSource::Bytes => None,
         TokenizerSource::File(path) => Some(read_file(path, TOKENIZER_BYTES_MAX)?),
@@ -150,8 +179,10 @@ pub fn pack(
     let mut output = Output::new(staged.path(), kind, info.vocabulary, options.shard_tokens);
     let inputs = Arc::new(inputs);
     let no_template = chat.as_ref().and_then(|chat| chat.as_ref().err()).map(ToString::to_string);
-    let rules = Rules { special_tokens: options.special_tokens, no_template };
+    let rules =
+        Rules { special_tokens: options.special_tokens, no_template, skip_bad: options.skip_bad };
     let mut bytes_done = 0;
+    let mut skipped = Skipped::new(options.skip_bad);
     pipeline::run(
         options.threads,
         &UnderWay::new(under_way::bytes_max(options.threads)),
@@ -160,8 +191,9 @@ pub fn pack(
         Encoder::new(&inputs, &rules, tokenizer, &open),
         |encoded| {
             bytes_done += encoded.input_bytes;
-            output.push(encoded)?;
-            let (bytes_total, counts) = (inputs.bytes(), output.counts());
+            output.push(&encoded.chunks)?;
+            skipped.extend(encoded.skipped);
+            let (bytes_total, counts) = (inputs.known_bytes(), output.counts());
             let (tokens, samples) = (counts.tokens, counts.samples);
             progress(PackProgress { bytes_done, bytes_total, tokens, samples });
             Ok(())
@@ -169,9 +201,14 @@ pub fn pack(
     )?;
     let (mut counts, shards) = output.finish()?;
     if counts.tokens == 0 {
-        return Err(DataError::input(&options.inputs[0], "there is nothing in it to pack"));
+        let problem = match skipped.first() {
+            Some(first) => format!("all of it was skipped; the first: {first}"),
+            None => "there is nothing in it to pack".to_owned(),
+        };
+        return Err(DataError::input(inputs.first(), problem));
     }
-    (counts.input_files, counts.input_bytes) = (options.inputs.len() as u64, inputs.bytes());
+    (counts.input_files, counts.input_bytes) = (inputs.count(), inputs.bytes());
+    counts.skipped = skipped.count;
     let mut manifest = Manifest::new(kind, info.clone(), counts, shards);
     let written = Dataset::with_manifest(staged.path(), manifest.clone(), String::new())?;
     manifest.held_out = held_out::cut(&written, options.held_out)?;
@@ -189,6 +226,8 @@ pub fn pack(
         held_out: manifest.held_out,
         shards: manifest.shards.len(),
         bytes: manifest.shards.iter().map(|shard| shard.bytes).sum(),
+        skipped: skipped.told,
+        passed_over: inputs.passed_over().to_vec(),
     })
 }
 

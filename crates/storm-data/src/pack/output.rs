@@ -1,6 +1,6 @@
 //! Writes tokens into shards and counts them.
 
-use super::encode::{Chunk, Encoded};
+use super::encode::Chunk;
 use crate::shard::{ShardWriter, file_name};
 use crate::{Counts, DataError, Kind, ShardInfo};
 use std::path::{Path, PathBuf};
@@ -39,8 +39,8 @@ impl Output {
         &self.counts
     }
 
-    pub(super) fn push(&mut self, encoded: Encoded) -> Result<(), DataError> {
-        encoded.chunks.iter().try_for_each(|chunk| match self.kind {
+    pub(super) fn push(&mut self, chunks: &[Chunk]) -> Result<(), DataError> {
+        chunks.iter().try_for_each(|chunk| match self.kind {
             Kind::Text => self.push_text(chunk),
             Kind::Samples => self.push_sample(chunk),
         })

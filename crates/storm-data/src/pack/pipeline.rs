@@ -47,9 +47,9 @@ where
         for reply in order_receiver {
             let result = reply.recv().map_err(|_| lost()).flatten();
             let encoded = result?;
-            let input_bytes = encoded.input_bytes;
+            let bytes = encoded.bytes;
             write(encoded)?;
-            under_way.leave(input_bytes);
+            under_way.leave(bytes);
         }
         drop(closing);
         Ok(())
@@ -83,7 +83,7 @@ fn read_all(
 ) {
     let mut emit = |job: Job| {
         let (sender, receiver) = channel();
-        under_way.enter(job.input_bytes)
+        under_way.enter(job.bytes)
             && order.send(receiver).is_ok()
             && work.send((job, sender)).is_ok()
     };

@@ -1,9 +1,8 @@
-//! A line of JSONL.
+//! A record of a file.
 
-use crate::{DataError, Kind};
+use crate::Kind;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use std::path::Path;
 
 /// The kinds of records.
 pub(super) enum Record {
@@ -114,9 +113,8 @@ impl Chat {
 impl Record {
     /// A chat if it has messages, an instruction if it has a prompt and a completion, text if it has that, otherwise a
     /// chat in ShareGPT's or Alpaca's format.
-    pub(super) fn parse(path: &Path, line: u64, json: &str) -> Result<Record, DataError> {
-        let bad = |problem: String| DataError::Record { path: path.to_owned(), line, problem };
-        let fields: Fields = serde_json::from_str(json).map_err(|error| bad(error.to_string()))?;
+    pub(super) fn parse(json: &str) -> Result<Record, String> {
+        let fields: Fields = serde_json::from_str(json).map_err(|error| error.to_string())?;
         match fields {
             Fields { messages: Some(messages), tools, .. } => {
                 Ok(Record::Chat(Chat { messages, tools }))
@@ -125,18 +123,15 @@ impl Record {
                 Ok(Record::Instruction(Instruction { prompt, completion }))
             }
             Fields { text: None, conversations: Some(said), .. } => {
-                Chat::of_said(&said).map(Record::Chat).map_err(bad)
+                Chat::of_said(&said).map(Record::Chat)
             }
             Fields { text: None, instruction: Some(instruction), output: Some(output), input, .. } => {
-                let chat = Chat::of_task(&instruction, input.as_deref(), &output);
-                chat.map(Record::Chat).map_err(bad)
+                Chat::of_task(&instruction, input.as_deref(), &output).map(Record::Chat)
             }
             Fields { text: Some(text), .. } => Ok(Record::Text(text)),
-            _ => Err(bad(
-                "has neither `text`, nor `messages`, nor `prompt` and `completion`, nor `conversations`, nor \
-                 `instruction` and `output`"
-                    .to_owned(),
-            )),
+            _ => Err("has neither `text`, nor `messages`, nor `prompt` and `completion`, nor `conversations`, nor \
+                      `instruction` and `output`"
+                .to_owned()),
         }
     }
 
@@ -152,12 +147,8 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn parsed(json: &str) -> Result<Record, String> {
-        Record::parse(Path::new("a.jsonl"), 7, json).map_err(|error| error.to_string())
-    }
-
     fn messages(json: &str) -> String {
-        match parsed(json) {
+        match Record::parse(json) {
             Ok(Record::Chat(chat)) => chat.messages.get().to_owned(),
             Ok(_) => "no chat".to_owned(),
             Err(error) => error,
@@ -185,10 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unclear_is_refused_with_its_line() {
+    fn what_is_unclear_is_refused() {
         let refused = |json: &str, part: &str| {
             let error = messages(json);
-            assert!(error.contains("line 7") && error.contains(part), "{error}");
+            assert!(error.contains(part), "{error}");
         };
         refused(r#"{"conversations": [{"from": "observation", "value": "x"}]}"#, "`observation`");
         refused(r#"{"conversations": [{"role": "user", "content": "x"}]}"#, "`conversations`");
@@ -196,7 +187,7 @@ mod tests {
         refused(r#"{"instruction": "x"}"#, "has neither `text`");
         // Fields that have no meaning in a text are ignored.
         assert!(matches!(
-            parsed(r#"{"text": "a", "input": 1, "conversations": 2}"#),
+            Record::parse(r#"{"text": "a", "input": 1, "conversations": 2}"#),
             Ok(Record::Text(_))
         ));
     }

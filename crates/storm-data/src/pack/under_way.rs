@@ -2,10 +2,10 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The most input in flight: the longest line, or two pieces per thread if that is more.
+/// The most input in flight: the longest record, or two pieces per thread if that is more.
 pub(super) fn bytes_max(threads: usize) -> u64 {
     let for_threads = 2 * super::cut::PIECE_BYTES as u64 * threads as u64;
-    for_threads.max(super::input::LINE_BYTES_MAX)
+    for_threads.max(super::records::RECORD_BYTES_MAX)
 }
 
 /// Bytes of input between its reader and its writer.

@@ -2,8 +2,10 @@
 
 use super::codec::Codec;
 use super::column::{Column, RecordLayout};
-use crate::manifest::{CHECKSUMS, FORMAT, MANIFEST, MANIFEST_BYTES_MAX, read_file};
-use crate::manifest::{peek_version, sha256_hex, write_file};
+use super::statistics::ImageStatistics;
+use crate::manifest::{
+    FORMAT, MANIFEST, check_id, parse_manifest, peek_version, read_json, write_manifest,
+};
 use crate::{DataError, Split};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -75,6 +77,9 @@ pub struct RecordManifest {
     pub codec: Codec,
     /// What went in.
     pub counts: RecordCounts,
+    /// Of the images of the training part; none for other records, and in datasets that were packed before this was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub statistics: Option<ImageStatistics>,
     /// The shards, in order.
     pub shards: Vec<RecordShardInfo>,
 }
@@ -86,6 +91,7 @@ impl RecordManifest {
         class_names: Vec<String>,
         codec: Codec,
         counts: RecordCounts,
+        statistics: Option<ImageStatistics>,
         shards: Vec<RecordShardInfo>,
     ) -> RecordManifest {
         let (format, version, kind) = (FORMAT.to_owned(), VERSION, Kind::Records);
@@ -98,8 +104,14 @@ impl RecordManifest {
             class_names,
             codec,
             counts,
+            statistics,
             shards,
         }
+    }
+
+    /// Whether the records are those of CIFAR-10.
+    pub fn is_cifar10(&self) -> bool {
+        self.source == super::pack::CIFAR10
     }
 
     /// How many times shorter blocks are than their records.
@@ -109,30 +121,21 @@ impl RecordManifest {
 
     /// Writes the manifest and its checksum, and returns the dataset's id.
     pub(super) fn write(&self, dir: &Path) -> Result<String, DataError> {
-        let mut json = serde_json::to_vec_pretty(self)
-            .map_err(|error| DataError::damaged(dir, error.to_string()))?;
-        json.push(b'\n');
-        write_file(&dir.join(MANIFEST), &json)?;
-        write_file(&dir.join(CHECKSUMS), checksums(&json).as_bytes())?;
-        Ok(sha256_hex(&json))
+        write_manifest(dir, self, None)
+    }
+
+    /// Whether a folder has a manifest of this version.
+    pub(super) fn is_one(dir: &Path) -> bool {
+        let json = read_json(dir);
+        let version = json.and_then(|json| peek_version(&dir.join(MANIFEST), &json));
+        version.is_ok_and(|version| version == VERSION)
     }
 
     /// Reads the manifest, the layout of its records, and the dataset's id.
-    /// Whether a folder has a manifest of this version.
-    pub(super) fn is_one(dir: &Path) -> bool {
-        let path = dir.join(MANIFEST);
-        let json = read_file(&path, MANIFEST_BYTES_MAX);
-        json.and_then(|json| peek_version(&path, &json)).is_ok_and(|version| version == VERSION)
-    }
-
     pub(super) fn read(dir: &Path) -> Result<(RecordManifest, RecordLayout, String), DataError> {
         let path = dir.join(MANIFEST);
-        if !path.is_file() {
-            let problem = format!("it has no {MANIFEST}");
-            return Err(DataError::NotADataset { path: dir.to_owned(), problem });
-        }
         let damaged = |problem: String| DataError::damaged(&path, problem);
-        let json = read_file(&path, MANIFEST_BYTES_MAX)?;
+        let json = read_json(dir)?;
         if peek_version(&path, &json)? == crate::manifest::VERSION {
             return Err(DataError::OtherKind {
                 path: dir.to_owned(),
@@ -140,24 +143,18 @@ impl RecordManifest {
                 wanted: "records such as images",
             });
         }
-        let manifest: RecordManifest =
-            serde_json::from_slice(&json).map_err(|error| damaged(error.to_string()))?;
-        if manifest.version != VERSION {
-            let version = manifest.version;
-            return Err(damaged(format!("version {version}, this program knows {VERSION}")));
-        }
-        let written = read_file(&dir.join(CHECKSUMS), MANIFEST_BYTES_MAX)?;
-        if written != checksums(&json).as_bytes() {
-            return Err(damaged(format!("it does not match {CHECKSUMS}")));
-        }
+        let manifest: RecordManifest = parse_manifest(&path, &json, VERSION)?;
+        let id = check_id(dir, &json, None)?;
         let layout = RecordLayout::new(&manifest.columns).map_err(damaged)?;
         if manifest.shards.len() > SHARDS_MAX || manifest.class_names.len() > CLASS_NAMES_MAX {
             return Err(damaged("more shards or classes than a dataset has".to_owned()));
         }
-        Ok((manifest, layout, sha256_hex(&json)))
+        if let Some(statistics) = &manifest.statistics {
+            let channels = ImageStatistics::of_columns(&manifest.columns);
+            if !channels.is_some_and(|(_, of)| statistics.is_sound(of.sums.len())) {
+                return Err(damaged("statistics that no images have".to_owned()));
+            }
+        }
+        Ok((manifest, layout, id))
     }
-}
-
-fn checksums(json: &[u8]) -> String {
-    format!("{}  {MANIFEST}\n", sha256_hex(json))
 }

@@ -21,6 +21,7 @@ mod queue;
 mod read;
 mod reading;
 mod set;
+mod statistics;
 mod write;
 
 pub use batch::{BatchColumn, RecordBatch};
@@ -35,7 +36,8 @@ pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
 pub use order::Order;
 pub use pack::{
     RecordInput, RecordPackOptions, RecordPackProgress, RecordPackSummary, Repeated, Synthetic,
-    pack_records,
+    pack_records, resize_image,
 };
 pub use reading::{Reading, ReadingPath};
 pub use set::RecordSet;
+pub use statistics::ImageStatistics;

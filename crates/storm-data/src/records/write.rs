@@ -5,6 +5,7 @@ use super::column::{Column, RecordLayout};
 use super::layout::{BLOCK_BYTES, Entry, Header, PAGE_BYTES, SHARD_BLOCKS_MAX};
 use super::manifest::{RecordCounts, RecordShardInfo};
 use super::parallel;
+use super::statistics::ImageStatistics;
 use crate::shard::file_name;
 use crate::{DataError, Split};
 use rustix::fs::{Advice, fadvise};
@@ -26,7 +27,12 @@ pub(super) struct RecordWriter {
     parts: [PartWriter; 2],
     finished: Vec<Option<RecordShardInfo>>,
     counts: RecordCounts,
+    /// The column of images, and their sums.
+    statistics: Option<(usize, ImageStatistics)>,
 }
+
+/// What a writer leaves.
+type Finished = (RecordCounts, Option<ImageStatistics>, Vec<RecordShardInfo>);
 
 /// The end of one part.
 struct PartWriter {
@@ -66,6 +72,7 @@ impl RecordWriter {
             parts: [part(Split::Train), part(Split::Held)],
             finished: Vec::new(),
             counts: RecordCounts::default(),
+            statistics: ImageStatistics::of_columns(columns),
         })
     }
 
@@ -96,6 +103,9 @@ impl RecordWriter {
             self.parts[at].starts.push(0);
         } else {
             writer.starts.push(start as u32);
+        }
+        if let (Split::Train, Some((column, statistics))) = (part, &mut self.statistics) {
+            statistics.add(values[*column]);
         }
         self.counts.records += 1;
         self.counts.held_out += u64::from(part == Split::Held);
@@ -174,7 +184,8 @@ impl RecordWriter {
         }
     }
 
-    pub(super) fn finish(mut self) -> Result<(RecordCounts, Vec<RecordShardInfo>), DataError> {
+    /// Counts, sums over images of the training part, and shards.
+    pub(super) fn finish(mut self) -> Result<Finished, DataError> {
         for at in 0..self.parts.len() {
             self.end_block(at)?;
             self.write_pending(at)?;
@@ -183,7 +194,9 @@ impl RecordWriter {
                 self.finished[number] = Some(shard.finish(self.parts[at].part)?);
             }
         }
-        Ok((self.counts, self.finished.into_iter().flatten().collect()))
+        let statistics = self.statistics.map(|(_, statistics)| statistics);
+        let statistics = statistics.filter(|statistics| statistics.pixels > 0);
+        Ok((self.counts, statistics, self.finished.into_iter().flatten().collect()))
     }
 }
 

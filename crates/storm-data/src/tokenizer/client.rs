@@ -1,51 +1,15 @@
 //! The client of the tokenizer process.
 
-use super::protocol::{
-    Ask, DONE, LEARNED, Open, Opened, REFUSED, put, read_frame, take, write_frame,
-};
+use super::protocol::{Ask, DONE, LEARNED, Open, Opened, REFUSED, put, take};
 use super::{Served, TokenizerInfo, TokenizerKind};
 use crate::DataError;
 use crate::manifest::sha256_hex;
-use std::ffi::OsString;
-use std::io;
-use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Command, Stdio};
+use crate::worker::{Task, WorkerCommand, read_frame, write_frame};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
-
-/// Default time limit for one request, a batch of about a megabyte of text.
-const REPLY_TIME_MAX: Duration = Duration::from_secs(300);
-
-/// The program that runs third-party tokenizer code. It must call [`crate::tokenize_worker`] in the process that
-/// is started; a wrapper must `exec` it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkerCommand {
-    /// Its path.
-    pub program: PathBuf,
-    /// Its arguments.
-    pub arguments: Vec<OsString>,
-    /// The time limit for one request: a batch of about a megabyte of text.
-    pub reply_time_max: Duration,
-}
-
-impl WorkerCommand {
-    /// The running program, called with these arguments.
-    ///
-    /// # Errors
-    /// If the system does not say where the program is.
-    pub fn this_program<A: Into<OsString>>(
-        arguments: impl IntoIterator<Item = A>,
-    ) -> Result<WorkerCommand, DataError> {
-        // The file may have been replaced since; this path names the running one.
-        let running = Path::new("/proc/self/exe");
-        let program = match running.exists() {
-            true => running.to_owned(),
-            false => std::env::current_exe().map_err(DataError::io(running))?,
-        };
-        let arguments = arguments.into_iter().map(Into::into).collect();
-        Ok(WorkerCommand { program, arguments, reply_time_max: REPLY_TIME_MAX })
-    }
-}
 
 /// A chat as tokens, and whether each is learned.
 #[derive(Debug, Default)]
@@ -104,13 +68,10 @@ impl Worker {
             kind,
             chat: served.chat.cloned(),
             end_of_text: served.end_of_text.map(str::to_owned),
-            parent: rustix::process::getpid().as_raw_nonzero().get(),
-            // Longer than the wait for a reply, so the wait ends first: its error says more.
-            request_seconds_max: reply_time_max.as_secs().saturating_add(2),
         };
-        let open = serde_json::to_vec(&open).map_err(|error| problem(error.to_string()))?;
-        let length = (open.len() as u32).to_le_bytes();
-        let reply = worker.ask(&[&length, &open, json])?;
+        let begin = command.begin(Task::Tokenizer(open), json);
+        let begin = begin.map_err(|error| problem(error.to_string()))?;
+        let reply = worker.ask_with(|input| input.write_all(&begin))?;
         let opened: Opened = serde_json::from_slice(&reply).map_err(|_| worker.nonsense())?;
         let info = TokenizerInfo {
             kind,
@@ -207,18 +168,31 @@ impl Worker {
 
     /// Sends a request and waits for its reply.
     fn ask(&mut self, request: &[&[u8]]) -> Result<Vec<u8>, DataError> {
-        match self.reply(request)? {
+        self.ask_with(|input| write_frame(input, request))
+    }
+
+    fn ask_with(
+        &mut self,
+        send: impl FnOnce(&mut ChildStdin) -> io::Result<()>,
+    ) -> Result<Vec<u8>, DataError> {
+        match self.reply_with(send)? {
             Reply::Done(reply) => Ok(reply),
             Reply::Refused(problem) => Err(self.problem(problem)),
         }
     }
 
     fn reply(&mut self, request: &[&[u8]]) -> Result<Reply, DataError> {
+        self.reply_with(|input| write_frame(input, request))
+    }
+
+    fn reply_with(
+        &mut self,
+        send: impl FnOnce(&mut ChildStdin) -> io::Result<()>,
+    ) -> Result<Reply, DataError> {
         if let Some(problem) = &self.broken {
             return Err(self.problem(problem.clone()));
         }
-        let sent = write_frame(&mut self.input, request);
-        let mut reply = match sent {
+        let mut reply = match send(&mut self.input) {
             // A process that is gone may have sent the reason before it ended.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
                 return Err(self.give_up(format!("its process takes no requests: {error}")));
@@ -277,8 +251,7 @@ impl Worker {
 /// That thread also starts the process: the system kills the process when the *thread* that started it ends, and
 /// this thread lives as long as a reply can arrive.
 fn spawn(command: &WorkerCommand) -> io::Result<(Child, ChildStdin, Receiver<Frame>)> {
-    let mut process = Command::new(&command.program);
-    process.args(&command.arguments);
+    let mut process = command.process();
     process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     let (started, start) = channel();
     let (sender, replies) = channel();

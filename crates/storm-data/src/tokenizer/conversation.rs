@@ -2,9 +2,9 @@
 
 use super::chat::ChatTemplate;
 use super::client::Prompted;
-use super::{Backend, Served, SpecialTokens, Tokenizer, TokenizerSource, WorkerCommand, lock};
-use crate::DataError;
+use super::{Backend, Served, SpecialTokens, Tokenizer, TokenizerSource, lock};
 use crate::manifest::{TOKENIZER_BYTES_MAX, read_file};
+use crate::{DataError, WorkerCommand};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

@@ -1,8 +1,6 @@
 //! Converts text to token ids and back.
 //!
-//! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter panics on some
-//! files; others make it use all memory, overflow its stack or loop forever. Most of this cannot be
-//! caught in the same process, so it runs in a separate one with a memory limit: see [`worker`].
+//! Two kinds: bytes, and Hugging Face's `tokenizer.json`. The crate that reads the latter runs in a worker process.
 
 mod bytes;
 pub(crate) mod chat;
@@ -14,13 +12,12 @@ mod stream;
 pub(crate) mod worker;
 
 pub use chat::ChatTemplate;
-pub use client::WorkerCommand;
 pub use conversation::{ChatMessage, ChatTokenizer};
 pub use info::{ChatTokens, TokenizerInfo, TokenizerKind, TokenizerSource};
 pub use stream::DecodeStream;
 
 use crate::manifest::{TOKENIZER, TOKENIZER_BYTES_MAX, read_file};
-use crate::{DataError, Dataset};
+use crate::{DataError, Dataset, WorkerCommand};
 use chat::ChatSetup;
 pub(crate) use client::EncodedChat;
 use client::Worker;

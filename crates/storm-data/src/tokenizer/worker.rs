@@ -1,25 +1,19 @@
-//! The process that runs third-party tokenizer code.
-//!
-//! It reads requests from standard input and writes replies to standard output, and ends when there are no
-//! more. If it fails, the process that started it survives and reports that.
+//! The worker process of a tokenizer: it reads requests from standard input and writes replies to standard output.
 
 use super::chat::{ChatSetup, Chats, Frame, KnownTokens, Rendered};
 use super::info::VOCABULARY_MAX;
-use super::protocol::{
-    Ask, DONE, FAILED, LEARNED, Open, Opened, REFUSED, put, read_frame, take, take_bytes,
-    write_frame,
-};
+pub(crate) use super::protocol::Open;
+use super::protocol::{Ask, DONE, FAILED, LEARNED, Opened, REFUSED, put, take, take_bytes};
 use super::{ChatTokens, TokenizerInfo, TokenizerKind, bytes};
-use rustix::process::{
-    Pid, Resource, Rlimit, Signal, getppid, getrlimit, set_parent_process_death_signal, setrlimit,
-};
-use rustix::time::{ClockId, clock_gettime};
-use std::io::{self, BufReader, BufWriter, Read, Write};
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use crate::worker::{ProcessorTime, guarded, read_frame, write_frame};
+use std::io::{self, Read, Write};
 use tokenizers::Tokenizer;
 
 /// Address space limit of the process. The largest common tokenizers need a few hundred megabytes.
-const MEMORY_BYTES_MAX: u64 = 4 << 30;
+pub(crate) const MEMORY_BYTES_MAX: u64 = 4 << 30;
+
+/// What fails if it panics.
+const CODE: &str = "the tokenizer's code";
 
 /// Names of the end of a document, in order of preference.
 const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
@@ -27,35 +21,15 @@ const END_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eo
 /// Most tokens per byte of text. Normalization makes some characters longer, but none this much.
 const TOKENS_PER_BYTE_MAX: usize = 16;
 
-/// Serves requests until there are no more. For a program that does nothing else: it limits memory and processor
-/// time of the process, and the system kills it when the thread that started it ends.
-///
-/// # Errors
-/// If the requesting process is gone.
-pub fn tokenize_worker() -> io::Result<()> {
-    // An endless regular expression would continue to run although nothing reads its reply.
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    for (resource, limit) in [(Resource::As, MEMORY_BYTES_MAX), (Resource::Core, 0)] {
-        // A lower existing limit stays.
-        let limit = getrlimit(resource).current.map_or(limit, |current| current.min(limit));
-        setrlimit(resource, Rlimit { current: Some(limit), maximum: Some(limit) })?;
-    }
-    // The message of a panic goes into the reply.
-    std::panic::set_hook(Box::new(|_| {}));
-    serve(&mut BufReader::new(io::stdin()), &mut BufWriter::new(io::stdout()))
-}
-
-fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
-    let Some(request) = read_frame(input)? else { return Ok(()) };
-    let mut json = &request[..];
-    let asked = take(&mut json).and_then(|length| take_bytes(&mut json, length as usize));
-    let asked: Open = serde_json::from_slice(asked.unwrap_or_default())?;
-    // The parent may have died before the system was asked to kill this process with it.
-    if Pid::as_raw(getppid()) != asked.parent {
-        return Err(io::ErrorKind::BrokenPipe.into());
-    }
-    limit_processor_time(asked.request_seconds_max)?;
-    let mut served = match guarded(|| Serving::open(&asked, json)) {
+/// Serves requests until there are no more.
+pub(crate) fn serve(
+    asked: &Open,
+    json: &[u8],
+    time: &ProcessorTime,
+    input: &mut impl Read,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let mut served = match guarded(CODE, || Serving::open(asked, json)) {
         Ok((served, opened)) => {
             let reply = serde_json::to_vec(&opened)?;
             write_frame(output, &[&[DONE], &reply])?;
@@ -64,34 +38,14 @@ fn serve(input: &mut impl Read, output: &mut impl Write) -> io::Result<()> {
         Err(problem) => return write_frame(output, &[&[FAILED], problem.as_bytes()]),
     };
     while let Some(request) = read_frame(input)? {
-        limit_processor_time(asked.request_seconds_max)?;
-        match guarded(|| served.answer(&request)) {
+        time.renew()?;
+        match guarded(CODE, || served.answer(&request)) {
             Ok(Ok(reply)) => write_frame(output, &[&[DONE], &reply])?,
             Ok(Err(problem)) => write_frame(output, &[&[REFUSED], problem.as_bytes()])?,
             Err(problem) => write_frame(output, &[&[FAILED], problem.as_bytes()])?,
         }
     }
     Ok(())
-}
-
-/// Lets the process run for this many more seconds. The next request renews it, so that packing may take as long
-/// as it needs.
-fn limit_processor_time(seconds: u64) -> io::Result<()> {
-    let used = clock_gettime(ClockId::ProcessCPUTime).tv_sec;
-    // Rounded up: the limit is in whole seconds.
-    let limit = u64::try_from(used).unwrap_or(0).saturating_add(1).saturating_add(seconds);
-    let maximum = getrlimit(Resource::Cpu).maximum;
-    let current = Some(maximum.map_or(limit, |maximum| limit.min(maximum)));
-    Ok(setrlimit(Resource::Cpu, Rlimit { current, maximum })?)
-}
-
-/// Turns a panic into an error.
-fn guarded<T>(run: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
-        Err(format!("the tokenizer's code failed: {}", text.unwrap_or("no reason given")))
-    })
 }
 
 fn open(asked: &Open, json: &[u8]) -> Result<(Tokenizer, Opened), String> {

@@ -57,6 +57,7 @@ impl Folder {
             out: self.path("out"),
             if_exists: IfExists::Refuse,
             held_out: 0.0,
+            skip_bad: false,
             threads: 2,
             shard_tokens: 100,
         }
@@ -88,7 +89,7 @@ pub(crate) fn rerun_folder() -> Option<Folder> {
 }
 
 pub(crate) fn worker() -> WorkerCommand {
-    let program = env!("CARGO_BIN_EXE_storm-tokenize-worker").into();
+    let program = env!("CARGO_BIN_EXE_storm-data-worker").into();
     WorkerCommand { program, arguments: Vec::new(), reply_time_max: Duration::from_secs(300) }
 }
 

@@ -1,6 +1,7 @@
 //! Packing and loading.
 
 mod chats;
+mod containers;
 mod helpers;
 mod hostile;
 mod loading;
@@ -9,6 +10,7 @@ mod outputs;
 mod packing;
 mod records;
 mod samples;
+mod skipping;
 mod tokenizers;
 mod workers;
 

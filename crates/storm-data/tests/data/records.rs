@@ -31,5 +31,6 @@ fn options(input: RecordInput, out: &Path, codec: Codec) -> RecordPackOptions {
         codec,
         held_out: 0.1,
         skip_bad: false,
+        size: None,
     }
 }

@@ -134,8 +134,8 @@ impl ByHand {
         let child = command.spawn().unwrap();
         let mut worker = ByHand(child);
         let open = json!({
-            "kind": "hugging_face", "end_of_text": null, "parent": parent,
-            "request_seconds_max": request_seconds_max,
+            "parent": parent, "request_seconds_max": request_seconds_max,
+            "task": {"tokenizer": {"kind": "hugging_face", "chat": null, "end_of_text": null}},
         });
         let open = open.to_string();
         let length = (open.len() as u32).to_le_bytes();

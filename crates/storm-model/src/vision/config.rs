@@ -67,6 +67,9 @@ pub enum ImageNetwork {
 }
 
 impl ImageConfig {
+    /// Mean and standard deviation of the channels of CIFAR-10, as they are usually published.
+    pub const CIFAR10: ([f64; 3], [f64; 3]) = ([0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]);
+
     /// A network for RGB pictures, normalized with the statistics of CIFAR-10.
     pub fn new(image_size: [usize; 2], classes: usize, network: ImageNetwork) -> ImageConfig {
         ImageConfig {
@@ -74,8 +77,8 @@ impl ImageConfig {
             image_size,
             channels: 3,
             classes,
-            mean: vec![0.4914, 0.4822, 0.4465],
-            std: vec![0.2470, 0.2435, 0.2616],
+            mean: ImageConfig::CIFAR10.0.to_vec(),
+            std: ImageConfig::CIFAR10.1.to_vec(),
             network,
         }
     }

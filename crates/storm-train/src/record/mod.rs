@@ -13,7 +13,7 @@ pub use history::{Evaluated, History, Sample};
 pub use measure::{Measure, StepRecord};
 pub use metrics::{MetricsFile, read_metrics};
 pub use part::Part;
-pub use report::{LastPlan, PlanFacts, RunFacts, write_report};
+pub use report::{LastPlan, Picture, Pictures, PlanFacts, RunFacts, write_report};
 pub use tensorboard::TensorBoardFile;
 pub use throughput::Throughput;
 

@@ -8,6 +8,9 @@ use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
 use storm_files::open_plain;
 
+/// What manifests say of such a dataset.
+pub(in crate::records) const WORDS: &str = "CIFAR-10, binary files";
+
 const SIDE: usize = 32;
 const CHANNELS: usize = 3;
 const PLANE_BYTES: usize = SIDE * SIDE;

@@ -21,8 +21,9 @@ pub(super) struct ImageFolder {
     class_names: Vec<String>,
     bytes: u64,
     has_parts: bool,
-    /// What the first image that can be used is like; its pixels are not kept.
-    first: Image,
+    /// What all images are like: the first that can be used, or that in the size that is asked for. It has no pixels.
+    form: Image,
+    size: Option<[usize; 2]>,
     /// Inputs before the first image that can be used.
     bad: Vec<DataError>,
 }
@@ -60,7 +61,11 @@ fn parts(dir: &Path) -> Result<Vec<(PathBuf, Split)>, DataError> {
 
 impl ImageFolder {
     /// Finds the images; with `skip_bad`, those before the first one that can be used are skipped.
-    pub(super) fn open(dir: &Path, skip_bad: bool) -> Result<ImageFolder, DataError> {
+    pub(super) fn open(
+        dir: &Path,
+        size: Option<[usize; 2]>,
+        skip_bad: bool,
+    ) -> Result<ImageFolder, DataError> {
         let parts = parts(dir)?;
         let has_parts = parts.len() > 1;
         let mut class_names: Vec<String> = Vec::new();
@@ -94,8 +99,17 @@ impl ImageFolder {
             match Image::read(path) {
                 Ok(first) => {
                     images.drain(..bad.len());
-                    let first = Image { pixels: Vec::new(), ..first };
-                    return Ok(ImageFolder { images, class_names, bytes, has_parts, first, bad });
+                    let [height, width] = size.unwrap_or([first.height, first.width]);
+                    let form = Image { height, width, pixels: Vec::new(), ..first };
+                    return Ok(ImageFolder {
+                        images,
+                        class_names,
+                        bytes,
+                        has_parts,
+                        form,
+                        size,
+                        bad,
+                    });
                 }
                 Err(error) if !skip_bad => return Err(error),
                 Err(error) => bad.push(error),
@@ -111,16 +125,23 @@ impl ImageFolder {
     /// An image as all of them are.
     fn load(&self, path: &Path) -> Result<Vec<u8>, DataError> {
         let image = Image::read(path)?;
-        let first = &self.first;
-        let image = if first.channels == 3 { image.into_rgb() } else { image };
-        let is_alike = (image.height, image.width, image.channels)
-            == (first.height, first.width, first.channels);
-        match is_alike {
-            true => Ok(image.pixels),
-            false => {
-                let (this, others) = (image.words(), first.words());
-                let problem =
-                    format!("it is {this}, and the first image is {others}; all have one size");
+        let form = &self.form;
+        let image = if form.channels == 3 { image.into_rgb() } else { image };
+        let (this, others) = (image.words(), form.words());
+        if image.channels != form.channels {
+            let problem = format!("it is {this}, and the first image is {others}");
+            return Err(DataError::input(path, problem));
+        }
+        if [image.height, image.width] == [form.height, form.width] {
+            return Ok(image.pixels);
+        }
+        match self.size {
+            Some(size) => Ok(image.resized(size).pixels),
+            None => {
+                let problem = format!(
+                    "it is {this}, and the first image is {others}; give --size {}x{} to resize all that differ",
+                    form.height, form.width
+                );
                 Err(DataError::input(path, problem))
             }
         }
@@ -129,7 +150,7 @@ impl ImageFolder {
 
 impl Source for ImageFolder {
     fn columns(&self) -> Vec<Column> {
-        let Image { height, width, channels, .. } = self.first;
+        let Image { height, width, channels, .. } = self.form;
         vec![
             Column::fixed("images", ColumnType::U8, &[height, width, channels]),
             Column::label("targets", self.class_names.len() as u32),
@@ -152,7 +173,7 @@ impl Source for ImageFolder {
         for error in self.bad.drain(..) {
             sink.bad(error)?;
         }
-        let bytes = self.first.height * self.first.width * self.first.channels;
+        let bytes = self.form.height * self.form.width * self.form.channels;
         let at_once = (IN_FLIGHT_BYTES / bytes.max(1)).clamp(1, IN_FLIGHT_MAX);
         for images in self.images.chunks(at_once) {
             let decoded = parallel::map(images, || (), |(), (path, ..)| self.load(path));

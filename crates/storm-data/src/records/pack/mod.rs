@@ -5,21 +5,28 @@ mod folder;
 mod idx;
 mod image;
 mod repeated;
+mod resize;
 mod synthetic;
 
+pub(super) use cifar::WORDS as CIFAR10;
 pub use repeated::Repeated;
+pub use resize::resize_image;
 pub use synthetic::Synthetic;
 
 use super::codec::Codec;
 use super::column::Column;
 use super::manifest::{RecordCounts, RecordManifest};
 use super::write::RecordWriter;
+use crate::pack::holds_images;
 use crate::{DataError, IfExists, Split};
 use cifar::Cifar10;
 use folder::ImageFolder;
 use idx::Idx;
 use std::path::{Path, PathBuf};
 use storm_files::StagedDirectory;
+
+/// The longest side that images are resized to.
+const SIZE_MAX: usize = 4096;
 
 /// What to make records of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,25 +47,32 @@ impl RecordInput {
     /// What the inputs are, judged by their names; none if they are not records.
     ///
     /// # Errors
-    /// If there are folders among several inputs.
+    /// If a folder of images is one of several inputs.
     pub fn recognize(inputs: &[PathBuf]) -> Result<Option<RecordInput>, DataError> {
-        let Some(path) = inputs.iter().find(|path| path.is_dir()) else { return Ok(None) };
-        if inputs.len() > 1 {
-            return Err(DataError::input(path, "a folder of images is packed alone"));
+        for path in inputs.iter().filter(|path| path.is_dir()) {
+            let Some(input) = RecordInput::of_folder(path)? else { continue };
+            if inputs.len() > 1 {
+                return Err(DataError::input(path, "a folder of images is packed alone"));
+            }
+            return Ok(Some(input));
         }
+        Ok(None)
+    }
+
+    fn of_folder(path: &Path) -> Result<Option<RecordInput>, DataError> {
         if cifar::is_folder(path) {
-            return Ok(Some(RecordInput::Cifar10(path.clone())));
+            return Ok(Some(RecordInput::Cifar10(path.to_owned())));
         }
-        Ok(Some(match idx::is_folder(path) {
-            true => RecordInput::Idx(path.clone()),
-            false => RecordInput::ImageFolder(path.clone()),
-        }))
+        if idx::is_folder(path) {
+            return Ok(Some(RecordInput::Idx(path.to_owned())));
+        }
+        Ok(holds_images(path)?.then(|| RecordInput::ImageFolder(path.to_owned())))
     }
 
     /// In words.
     pub fn words(&self) -> String {
         match self {
-            RecordInput::Cifar10(_) => "CIFAR-10, binary files".to_owned(),
+            RecordInput::Cifar10(_) => cifar::WORDS.to_owned(),
             RecordInput::Idx(_) => "MNIST's kind of images, IDX files".to_owned(),
             RecordInput::ImageFolder(_) => "images, a folder for each class".to_owned(),
             RecordInput::Synthetic(synthetic) => synthetic.words(),
@@ -66,11 +80,20 @@ impl RecordInput {
         }
     }
 
-    fn open(&self, skip_bad: bool) -> Result<Box<dyn Source>, DataError> {
+    fn open(&self, options: &RecordPackOptions) -> Result<Box<dyn Source>, DataError> {
+        if options.size.is_some() && !matches!(self, RecordInput::ImageFolder(_)) {
+            let problem = format!(
+                "this is for folders of PNG and JPEG files, and the input is {}",
+                self.words()
+            );
+            return Err(DataError::Option { option: "--size", problem });
+        }
         Ok(match self {
             RecordInput::Cifar10(path) => Box::new(Cifar10::open(path)?),
             RecordInput::Idx(path) => Box::new(Idx::open(path)?),
-            RecordInput::ImageFolder(path) => Box::new(ImageFolder::open(path, skip_bad)?),
+            RecordInput::ImageFolder(path) => {
+                Box::new(ImageFolder::open(path, options.size, options.skip_bad)?)
+            }
             RecordInput::Synthetic(synthetic) => Box::new(synthetic.clone().checked()?),
             RecordInput::Repeated(repeated) => Box::new(repeated.open()?),
         })
@@ -93,6 +116,8 @@ pub struct RecordPackOptions {
     pub held_out: f64,
     /// Skip and count what cannot be packed, instead of failing.
     pub skip_bad: bool,
+    /// Height and width that images of a folder are resized to; none if all must have the size of the first.
+    pub size: Option<[usize; 2]>,
 }
 
 /// How far [`pack_records`] is.
@@ -206,10 +231,13 @@ pub fn pack_records(
 ) -> Result<RecordPackSummary, DataError> {
     let refuse =
         |option, problem: &str| Err(DataError::Option { option, problem: problem.to_owned() });
+    if options.size.is_some_and(|size| size.iter().any(|side| !(1..=SIZE_MAX).contains(side))) {
+        return refuse("--size", "sides are from 1 to 4096");
+    }
     if !(0.0..1.0).contains(&options.held_out) {
         return refuse("held out", "a share from 0 to less than 1");
     }
-    let mut source = options.input.open(options.skip_bad)?;
+    let mut source = options.input.open(options)?;
     if source.has_parts() && options.held_out > 0.0 {
         return refuse("held out", "the input has a test part, which is held out");
     }
@@ -235,7 +263,7 @@ pub fn pack_records(
     };
     source.read(&mut sink)?;
     let Sink { writer, first_skipped, skipped, .. } = sink;
-    let (counts, shards) = writer.finish()?;
+    let (counts, statistics, shards) = writer.finish()?;
     if counts.records == 0 {
         let problem = match &first_skipped {
             Some(first) => format!("all of it was skipped; the first: {first}"),
@@ -250,6 +278,7 @@ pub fn pack_records(
         source.class_names(),
         options.codec,
         counts,
+        statistics,
         shards,
     );
     let id = manifest.write(staged.path())?;

@@ -81,7 +81,7 @@ fn a_shard_that_is_truncated_while_it_is_used_is_an_error() {
 }
 
 /// Changes the manifest and makes its checksum right again.
-fn rewrite(dir: &Path, change: impl FnOnce(&mut serde_json::Value)) {
+pub(super) fn rewrite(dir: &Path, change: impl FnOnce(&mut serde_json::Value)) {
     let path = dir.join("dataset.json");
     let mut value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     change(&mut value);

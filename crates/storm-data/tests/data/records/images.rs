@@ -1,15 +1,18 @@
 //! Packing images: CIFAR-10, IDX, folders of PNG and JPEG.
 
 use super::options;
+use crate::containers::damage;
+use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_data::records::{
     Codec, RecordBatch, RecordInput, RecordLoader, RecordLoaderOptions, RecordPackOptions,
-    RecordPackSummary, RecordSet, pack_records,
+    RecordPackSummary, RecordSet, pack_records, resize_image,
 };
 use storm_data::{DataError, Split};
+use storm_graph::random::Random;
 use storm_host::allocation::peak_bytes;
 use tempfile::TempDir;
 
@@ -261,7 +264,7 @@ fn bad_images_are_refused_or_skipped() {
         ("cut.jpg", whole[..whole.len() - 10].to_vec(), "cannot be decoded"),
         ("head.jpg", whole[..30].to_vec(), "cannot be decoded"),
         ("cut.png", png(64, 64, png::ColorType::Rgb, &[5; 12288])[..60].to_vec(), "decoded"),
-        ("other.png", png(8, 9, png::ColorType::Rgb, &[5; 216]), "all have one size"),
+        ("other.png", png(8, 9, png::ColorType::Rgb, &[5; 216]), "give --size 64x64"),
         ("text.png", b"hello".to_vec(), "neither PNG nor JPEG"),
     ];
     for (name, bytes, problem) in cases {
@@ -276,7 +279,7 @@ fn bad_images_are_refused_or_skipped() {
         // Alone there is nothing left.
         fs::remove_file(scene.path("in/class/a.png")).unwrap();
         fs::remove_dir_all(scene.path("out")).unwrap();
-        if problem != "all have one size" {
+        if problem != "give --size 64x64" {
             let error = scene.try_pack(&options).unwrap_err().to_string();
             assert!(error.contains("none of its images"), "{error}");
         }
@@ -286,11 +289,137 @@ fn bad_images_are_refused_or_skipped() {
 #[test]
 fn folders_with_nothing_in_them_are_refused() {
     let scene = Scene::new();
-    fs::create_dir_all(scene.path("in")).unwrap();
-    assert!(scene.refusal().contains("holds nothing"));
     fs::create_dir_all(scene.path("in/class")).unwrap();
-    assert!(scene.refusal().contains("no images"));
+    assert_eq!(RecordInput::recognize(&[scene.path("in")]).unwrap(), None);
+    let input = RecordInput::ImageFolder(scene.path("in"));
+    let options = options(input, &scene.path("out"), Codec::None);
+    let refusal = || pack_records(&options, &|_| {}).unwrap_err().to_string();
+    assert!(refusal().contains("no images"));
+    fs::remove_dir(scene.path("in/class")).unwrap();
+    assert!(refusal().contains("holds nothing"));
+    // Images are told by their first bytes if nothing has a name.
+    scene.write("in/class/image", &png(1, 1, png::ColorType::Rgb, &[0; 3]));
     let two = [scene.path("in"), Path::new("x").to_owned()];
     assert!(RecordInput::recognize(&two).is_err());
     assert_eq!(RecordInput::recognize(&two[1..]).unwrap(), None);
+}
+
+/// Pixels that are neither smooth nor the same twice.
+fn pattern([height, width, channels]: [usize; 3]) -> Vec<u8> {
+    (0..height * width * channels).map(|at| ((at * at * 31 + at * 7) >> 3) as u8).collect()
+}
+
+/// Hashes are those of `Image.resize((width, height), Image.BILINEAR)` of Pillow 13.0.0 on the same pixels.
+#[test]
+fn resizing_gives_the_bits_of_pillow() {
+    let small = resize_image(pattern([5, 7, 1]), [5, 7, 1], [2, 3]);
+    assert_eq!(small, [109, 117, 118, 149, 155, 114]);
+    let cases: [([usize; 3], [usize; 2], &str); 7] = [
+        ([5, 7, 3], [3, 4], "bb77f200fddd7973"),
+        ([5, 7, 1], [9, 10], "b3b4c66b09a40b9e"),
+        ([61, 47, 3], [32, 32], "8328f933d41006cd"),
+        ([200, 3, 1], [7, 64], "083845ffdd60c082"),
+        ([33, 500, 3], [224, 224], "5e034fa07b17a251"),
+        ([8, 8, 3], [8, 3], "dd1c07654bbb5b41"),
+        ([8, 8, 1], [1, 1], "a5ab782c805e8bfb"),
+    ];
+    for (shape, size, hash) in cases {
+        let pixels = resize_image(pattern(shape), shape, size);
+        let digest: String =
+            Sha256::digest(&pixels).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(digest, hash, "{shape:?} to {size:?}");
+    }
+}
+
+#[test]
+fn images_of_other_sizes_are_resized_if_asked_for() {
+    let scene = Scene::new();
+    let image = |[height, width, channels]: [usize; 3]| {
+        let colours = if channels == 3 { png::ColorType::Rgb } else { png::ColorType::Grayscale };
+        png(width as u32, height as u32, colours, &pattern([height, width, channels]))
+    };
+    for (name, shape) in [("a", [6, 4, 3]), ("b", [9, 5, 3]), ("c", [9, 5, 1])] {
+        scene.write(&format!("in/class/{name}.png"), &image(shape));
+    }
+    let refusal = scene.refusal();
+    assert!(refusal.contains("b.png") && refusal.contains("give --size 6x4"), "{refusal}");
+    let grey: Vec<u8> = pattern([9, 5, 1]).iter().flat_map(|&value| [value; 3]).collect();
+    for size in [[6, 4], [3, 8]] {
+        let options = RecordPackOptions { size: Some(size), ..scene.options() };
+        let summary = scene.try_pack(&options).unwrap();
+        assert_eq!(summary.manifest.columns[0].shape, [size[0], size[1], 3]);
+        let resized =
+            |pixels: Vec<u8>, height, width| resize_image(pixels, [height, width, 3], size);
+        let first = pattern([6, 4, 3]);
+        let expected = [
+            if size == [6, 4] { first } else { resized(first, 6, 4) },
+            resized(pattern([9, 5, 3]), 9, 5),
+            resized(grey.clone(), 9, 5),
+        ];
+        assert!(scene.records(Split::Train).into_iter().map(|(pixels, _)| pixels).eq(expected));
+        fs::remove_dir_all(scene.path("out")).unwrap();
+    }
+    for size in [[0, 4], [4, 5000]] {
+        let options = RecordPackOptions { size: Some(size), ..scene.options() };
+        let error = pack_records(&options, &|_| {}).unwrap_err();
+        assert!(matches!(error, DataError::Option { option: "--size", .. }), "{error:?}");
+    }
+    scene.write("cifar/data_batch_1.bin", &[0; 3073]);
+    let input = RecordInput::recognize(&[scene.path("cifar")]).unwrap().unwrap();
+    let options = RecordPackOptions { input, size: Some([4, 4]), ..scene.options() };
+    let error = pack_records(&options, &|_| {}).unwrap_err();
+    assert!(matches!(error, DataError::Option { option: "--size", .. }), "{error:?}");
+}
+
+#[test]
+fn statistics_are_those_of_the_training_part() {
+    let scene = Scene::new();
+    let image = |pixels: &[u8]| png(2, 1, png::ColorType::Rgb, pixels);
+    scene.write("in/train/x/a.png", &image(&[0, 10, 200, 50, 10, 0]));
+    scene.write("in/train/y/b.png", &image(&[100, 10, 0, 50, 10, 0]));
+    scene.write("in/test/x/c.png", &image(&[255; 6]));
+    let manifest = scene.pack().unwrap().manifest;
+    assert!(!manifest.is_cifar10());
+    let statistics = manifest.statistics.unwrap();
+    assert_eq!((statistics.pixels, &statistics.sums[..]), (4, &[200, 40, 200][..]));
+    assert_eq!(statistics.squares, [15_000, 400, 40_000]);
+    assert_eq!(statistics.mean(), [50.0 / 255.0, 10.0 / 255.0, 50.0 / 255.0]);
+    let expected = [1250f64.sqrt() / 255.0, 0.0, 7500f64.sqrt() / 255.0];
+    let deviations = statistics.standard_deviation();
+    assert!(deviations.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{deviations:?}");
+    // What was read back is the same, and sums that cannot be are refused.
+    let read = RecordSet::open(&scene.path("out")).unwrap();
+    assert_eq!(read.manifest().statistics.as_ref(), Some(&statistics));
+    super::damage::rewrite(&scene.path("out"), |json| {
+        json["statistics"]["sums"] = serde_json::json!([200, 40, 2000]);
+    });
+    let error = RecordSet::open(&scene.path("out")).unwrap_err();
+    assert!(error.to_string().contains("statistics that no images have"), "{error}");
+    // Datasets of before have none.
+    super::damage::rewrite(&scene.path("out"), |json| {
+        json.as_object_mut().unwrap().remove("statistics");
+    });
+    assert_eq!(RecordSet::open(&scene.path("out")).unwrap().manifest().statistics, None);
+}
+
+#[test]
+fn damaged_images_are_errors_and_nothing_else() {
+    let pixels = pattern([48, 40, 3]);
+    let files = [("b.png", png(40, 48, png::ColorType::Rgb, &pixels)), ("b.jpg", jpeg(40, 48))];
+    let mut random = Random(13);
+    let (mut packed, mut skipped) = (0, 0);
+    for (name, whole) in files {
+        let scene = Scene::new();
+        scene.write("in/class/a.png", &png(40, 48, png::ColorType::Rgb, &pixels));
+        for _ in 0..150 {
+            scene.write(&format!("in/class/{name}"), &damage(&whole, &mut random));
+            let options =
+                RecordPackOptions { skip_bad: true, size: Some([8, 8]), ..scene.options() };
+            let counts = scene.try_pack(&options).unwrap().manifest.counts;
+            assert_eq!(counts.records + counts.skipped, 2);
+            (packed, skipped) = (packed + counts.records - 1, skipped + counts.skipped);
+            fs::remove_dir_all(scene.path("out")).unwrap();
+        }
+    }
+    assert!(packed > 20 && skipped > 100, "{packed} and {skipped}");
 }

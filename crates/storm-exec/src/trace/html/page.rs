@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 /// The page may show only its own content and fetch nothing.
 const CONTENT_POLICY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:";
 
 /// A name and a value, as text.
 pub type Row = (String, String);

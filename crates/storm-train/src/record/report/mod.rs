@@ -2,8 +2,11 @@
 
 mod chart;
 mod charts;
+mod pictures;
 mod ticks;
 mod unit;
+
+pub use pictures::{Picture, Pictures};
 
 use super::{History, Part, Sample};
 use std::io::{self, Write};
@@ -26,6 +29,8 @@ pub struct RunFacts {
     pub budgets: [Option<u64>; 2],
     /// What to do for a sample, if there is none; none for a model that writes no text.
     pub sample_hint: Option<String>,
+    /// Of the held-out part, for an image classifier.
+    pub pictures: Pictures,
 }
 
 /// What only the process that trained can say: how the last plan did.
@@ -77,6 +82,7 @@ pub fn write_report(
     write_rows(&facts.rows, out)?;
     writeln!(out, "{}", charts::to_html(facts.budgets, history))?;
     write_sample(history.sample(), facts.sample_hint.as_deref(), out)?;
+    facts.pictures.write(out)?;
     write_settings(&facts.settings, out)?;
     match last_plan {
         LastPlan::Facts(plan) => {
@@ -217,6 +223,7 @@ mod tests {
             settings: vec![(text.to_owned(), row())],
             budgets: [Some(1 << 20), None],
             sample_hint: Some(text.to_owned()),
+            pictures: Pictures::None,
         }
     }
 

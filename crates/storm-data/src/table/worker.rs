@@ -1,0 +1,149 @@
+//! The worker process of a table.
+
+use super::frame;
+use super::json::object;
+use crate::pack::{COLUMNS, RECORD_BYTES_MAX, no_columns, too_long};
+use crate::worker::{ProcessorTime, guarded, put_frame, write_frame};
+use parquet::basic::Compression;
+use parquet::file::metadata::ParquetMetaData;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::reader::RowIter;
+use parquet::schema::types::Type;
+use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+use storm_files::open_plain;
+
+/// Address space limit of the process. It holds a page of each column, decompressed.
+pub(crate) const MEMORY_BYTES_MAX: u64 = 2 << 30;
+
+/// The longest description of a file. Those of a million pages are shorter.
+const METADATA_BYTES_MAX: u64 = 64 << 20;
+const ROW_GROUPS_MAX: usize = 1 << 20;
+const MAGIC: [u8; 4] = *b"PAR1";
+
+/// Rows that are decoded at once.
+const BATCH_ROWS: usize = 64;
+
+/// Processor time for [`RENEWED_BYTES`] of rows.
+pub(crate) const SECONDS_MAX: u64 = 60;
+
+/// Bytes of rows after which the process may take processor time again.
+const RENEWED_BYTES: usize = 1 << 20;
+
+/// What fails if it panics.
+const CODE: &str = "the code that reads Parquet";
+
+/// The file to read.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct OpenTable {
+    /// Its path, as the system has it.
+    pub(super) path: Vec<u8>,
+}
+
+/// Sends the rows of a file.
+pub(crate) fn serve(
+    open: &OpenTable,
+    time: &ProcessorTime,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    match guarded(CODE, || send(open, time, output)) {
+        Ok(()) => write_frame(output, &[&[frame::END]]),
+        Err(problem) => write_frame(output, &[&[frame::FAILED], problem.as_bytes()]),
+    }
+}
+
+fn send(open: &OpenTable, time: &ProcessorTime, output: &mut impl Write) -> Result<(), String> {
+    let words = |error: io::Error| error.to_string();
+    let path = PathBuf::from(OsString::from_vec(open.path.clone()));
+    let mut file = open_plain(&path).map_err(words)?;
+    check_tail(&mut file).map_err(words)??;
+    let reader = SerializedFileReader::new(file).map_err(|error| error.to_string())?;
+    let metadata = reader.metadata();
+    let projection = projection(metadata)?;
+    let rows = check_groups(metadata)?;
+    write_frame(output, &[&[frame::OPENED], &rows.to_le_bytes()]).map_err(words)?;
+    let rows = RowIter::from_file(Some(projection), &reader).map_err(|error| error.to_string())?;
+    let mut sent = 0;
+    for row in rows.with_batch_size(BATCH_ROWS) {
+        let row = row.map_err(|error| error.to_string())?;
+        let json = object(&row).and_then(|json| match json.len() as u64 > RECORD_BYTES_MAX {
+            true => Err(too_long()),
+            false => Ok(json),
+        });
+        let (kind, bytes) = match &json {
+            Ok(json) => (frame::ROW, json),
+            Err(problem) => (frame::BAD_ROW, problem),
+        };
+        put_frame(output, &[&[kind], bytes.as_bytes()]).map_err(words)?;
+        sent += bytes.len() + 5;
+        if sent >= RENEWED_BYTES {
+            sent = 0;
+            time.renew().map_err(words)?;
+        }
+    }
+    Ok(())
+}
+
+/// Looks at how long the description of the file is before it is read.
+fn check_tail(file: &mut File) -> io::Result<Result<(), String>> {
+    let bytes = file.metadata()?.len();
+    let mut ends = [0; 12];
+    if bytes >= ends.len() as u64 {
+        file.read_exact(&mut ends[..4])?;
+        file.seek(SeekFrom::End(-8))?;
+        file.read_exact(&mut ends[4..])?;
+    }
+    let [magic, length, end] = [0, 4, 8].map(|at| [0, 1, 2, 3].map(|byte| ends[at + byte]));
+    if magic != MAGIC || end != MAGIC {
+        return Ok(Err("it is not a Parquet file, or only a part of one".to_owned()));
+    }
+    let length = u64::from(u32::from_le_bytes(length));
+    Ok(match length > METADATA_BYTES_MAX || length > bytes - ends.len() as u64 {
+        true => Err(format!("its description would have {length} bytes")),
+        false => Ok(()),
+    })
+}
+
+/// The columns that records are made of.
+fn projection(metadata: &ParquetMetaData) -> Result<Type, String> {
+    let schema = metadata.file_metadata().schema();
+    let all = schema.get_fields();
+    let known: Vec<_> =
+        all.iter().filter(|field| COLUMNS.contains(&field.name())).cloned().collect();
+    if known.is_empty() {
+        let names: Vec<&str> = all.iter().map(|field| field.name()).collect();
+        return Err(no_columns(&names));
+    }
+    let builder = Type::group_type_builder(schema.name()).with_fields(known);
+    builder.build().map_err(|error| error.to_string())
+}
+
+/// Counts the rows, and refuses what cannot be read.
+fn check_groups(metadata: &ParquetMetaData) -> Result<u64, String> {
+    let groups = metadata.row_groups();
+    if groups.len() > ROW_GROUPS_MAX {
+        return Err(format!(
+            "it has {} row groups, and at most {ROW_GROUPS_MAX} are read",
+            groups.len()
+        ));
+    }
+    let mut rows = 0u64;
+    for group in groups {
+        let count =
+            u64::try_from(group.num_rows()).map_err(|_| "a row group of less than no rows")?;
+        rows = rows.checked_add(count).ok_or("more rows than can be counted")?;
+        for column in group.columns() {
+            let codec = column.compression();
+            if matches!(codec, Compression::BROTLI(_) | Compression::LZO) {
+                return Err(format!(
+                    "its pages are compressed with {codec}; write it with Snappy, zstd, gzip or LZ4"
+                ));
+            }
+        }
+    }
+    Ok(rows)
+}
