@@ -77,6 +77,7 @@ impl Trial {
             codec,
             held_out: 0.0,
             skip_bad: false,
+            size: None,
         };
         pack_records(&options, &|_| {})?;
         Ok(trial)

@@ -39,6 +39,7 @@ pub(super) fn make(args: &DataArgs, set_bytes: u64, codec: Codec) -> Result<Made
         codec,
         held_out: 0.0,
         skip_bad: false,
+        size: None,
     };
     let progress = ByteProgress::new("writing", Show::Progress);
     let packed = pack_records(&options, &|at| {
