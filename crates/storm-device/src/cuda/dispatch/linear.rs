@@ -1,7 +1,11 @@
 //! Projections and their gradients: matrix products.
 
-use super::{layout, rows};
+use super::{
+    Definitions, THREADS, WARP, all_types, count, kernel, launch_flat, layout, rows, types,
+};
 use crate::DeviceError;
+use crate::cuda::KernelSource;
+use crate::cuda::context::Argument;
 use crate::cuda::gemm::{GemmCall, GemmRole, Operand};
 use crate::cuda::plan::Planner;
 use crate::placed::View;
@@ -86,5 +90,28 @@ pub(super) fn gemm(planner: &mut Planner<'_>, call: GemmCall) -> Result<(), Devi
     if call.m == 0 || call.n == 0 {
         return Ok(());
     }
-    planner.gemm(call)
+    match (call.n, call.role) {
+        (1, GemmRole::Activation) => single_column(planner, call),
+        _ => planner.gemm(call),
+    }
+}
+
+const SINGLE_COLUMN: KernelSource =
+    KernelSource { name: "narrow.cu", text: include_str!("../kernels/narrow.cu"), only_for: None };
+
+pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
+    all_types(SINGLE_COLUMN, ["A", "B"])
+}
+
+/// A product with one column. The library chooses algorithms for it that take some numbers of rows only, so none could
+/// be the one for all.
+fn single_column(planner: &mut Planner<'_>, call: GemmCall) -> Result<(), DeviceError> {
+    let GemmCall { m, k, a, b, out, out_dtype, .. } = call;
+    let (stride, step) = if a.transposed { (1, m) } else { (k, 1) };
+    let addend = if call.accumulate { Some(out) } else { call.addend };
+    let pointers = [a.address, b.address, call.bias.unwrap_or(0), addend.unwrap_or(0), out];
+    let mut arguments: Vec<Argument> = pointers.map(Argument::Pointer).to_vec();
+    arguments.extend([m, k, stride, step].map(count));
+    let choice = kernel(SINGLE_COLUMN, "single_column", types([("A", a.dtype), ("B", out_dtype)]));
+    launch_flat(planner, choice, m, THREADS / WARP, arguments)
 }

@@ -113,6 +113,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         group_norm::kernels(),
         heads::kernels(),
         layout::kernels(),
+        linear::kernels(),
         loss::kernels(),
         norm::kernels(),
         optimizer::kernels(),

@@ -1,15 +1,12 @@
 //! The algorithms that the library proposes for a shape.
 
-use super::{Bytes, CHOICE_ROWS, GemmPlan, GemmRole, GemmShape, WORKSPACE_BYTES, layout};
+use super::{Bytes, GemmPlan, GemmRole, GemmShape, WORKSPACE_BYTES, layout};
 use cudarc::cublaslt::{result, sys};
 
 pub(super) type Algorithm = sys::cublasLtMatmulAlgo_t;
 
 /// More than the library has proposed for any shape so far.
 const CHOICES_MAX: usize = 16;
-
-/// Numbers of rows that an algorithm for any number of rows must take: few, odd, and many.
-const PROBED_ROWS: [usize; 3] = [64, 363, 8191];
 
 impl GemmPlan {
     /// The library's first choice for this number of rows.
@@ -21,62 +18,6 @@ impl GemmPlan {
     ) -> Result<Algorithm, result::CublasError> {
         let none = result::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED);
         self.choices(handle, shape, rows, 1)?.first().copied().ok_or(none)
-    }
-
-    /// The first of its proposals for [`CHOICE_ROWS`] rows that takes any number of rows. Nearly always that is its first
-    /// choice; but a product with a single column may get an algorithm for that number of rows alone.
-    pub(super) fn first_choice_for_any_rows(
-        &self,
-        handle: sys::cublasLtHandle_t,
-        shape: &GemmShape,
-    ) -> Result<Algorithm, result::CublasError> {
-        let first = self.first_choice(handle, shape, CHOICE_ROWS)?;
-        if self.takes_any_rows(handle, shape, &first)? {
-            return Ok(first);
-        }
-        for other in self.choices(handle, shape, CHOICE_ROWS, CHOICES_MAX)? {
-            if self.takes_any_rows(handle, shape, &other)? {
-                return Ok(other);
-            }
-        }
-        Err(result::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED))
-    }
-
-    fn takes_any_rows(
-        &self,
-        handle: sys::cublasLtHandle_t,
-        shape: &GemmShape,
-        algorithm: &Algorithm,
-    ) -> Result<bool, result::CublasError> {
-        let (_, n, k) = shape.sizes;
-        for rows in PROBED_ROWS {
-            let (a_rows, a_cols) = if shape.a.1 { (k, rows) } else { (rows, k) };
-            let (second, out) = (layout(shape.a.0, a_rows, a_cols)?, layout(shape.out, rows, n)?);
-            // SAFETY: plain data that the library fills.
-            let mut found: sys::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
-            // SAFETY: all descriptors are alive.
-            let status = unsafe {
-                sys::cublasLtMatmulAlgoCheck(
-                    handle,
-                    self.description,
-                    self.first,
-                    second,
-                    out,
-                    out,
-                    algorithm,
-                    &mut found,
-                )
-            };
-            // SAFETY: created above, destroyed once.
-            unsafe {
-                result::destroy_matrix_layout(second)?;
-                result::destroy_matrix_layout(out)?;
-            }
-            if status != sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS {
-                return Ok(false);
-            }
-        }
-        Ok(true)
     }
 
     /// All its proposals for the shape, the one it ranks best first.
