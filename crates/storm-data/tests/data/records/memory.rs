@@ -26,7 +26,7 @@ fn batches_to_load(order: Order, reading: Reading, all: u64) -> u64 {
         (Order::Global, _) => 100,
         _ if std::env::var_os("STORM_LONG_TESTS").is_some() => all,
         (_, Reading::Ring) => all,
-        (_, Reading::Direct | Reading::Advised) => all / 5,
+        (_, Reading::Direct | Reading::Advised) => all / 8,
     }
 }
 
