@@ -76,7 +76,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
         saving::begin(setup, &mut run)?;
         progress.set_device_budget(setup.launch.budget()[Tier::DEVICE]);
     };
-    let data: Vec<(&str, String)> = match (&forecast, run.loading()) {
+    let data: Vec<(&str, String)> = match (&forecast, run.loading()?) {
         (Some(forecast), Some(loading)) => vec![
             ("data predicted", forecast.predicted()),
             ("data measured", Forecast::measured(&loading)),

@@ -323,8 +323,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     }
 
     /// What loading the training data has cost since the run started, if it is counted.
-    pub fn loading(&self) -> Option<LoaderStatistics> {
-        self.data.statistics()
+    ///
+    /// # Errors
+    /// From the device, while data is still being read.
+    pub fn loading(&mut self) -> Result<Option<LoaderStatistics>, RunError> {
+        Ok(self.trainer.borrow_source(|data| Ok(data.statistics()))?.flatten())
     }
 
     /// Ends the run, and leaves the model.
