@@ -47,7 +47,7 @@ fn write(field: &Field, out: &mut String) -> Result<(), String> {
         Field::Bytes(bytes) => put(bytes.as_utf8().map_err(|_| "is not UTF-8 text")?, out)?,
         Field::ListInternal(list) => {
             let values = list.elements().iter();
-            write_all('[', ']', values, out, |value, out| write(value, out))?;
+            write_all('[', ']', values, out, write)?;
         }
         Field::Group(row) => {
             let fields = row.get_column_iter().filter(|(_, field)| **field != Field::Null);

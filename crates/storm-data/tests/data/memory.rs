@@ -53,6 +53,6 @@ fn millions_of_messages_are_refused_in_little_memory() {
     record += "]}";
     let test = "memory::millions_of_messages_are_refused_in_little_memory";
     let (packed, peak) = peak_of_packing(test, &record);
-    assert!(packed.contains("line: 1") && packed.contains("more than 65536 messages"), "{packed}");
+    assert!(packed.contains("Line(1)") && packed.contains("more than 65536 messages"), "{packed}");
     assert!(peak < 4 * record.len() as u64, "{} MiB", peak >> 20);
 }

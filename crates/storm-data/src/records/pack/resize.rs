@@ -3,7 +3,8 @@
 //! The filter is the triangle of bilinear interpolation, as wide as a pixel of the result where that is larger than one
 //! of the source, so that downscaling averages all of the source (antialiasing). It runs over rows and then over columns
 //! and rounds to 8 bits after each. Weights have 22 bits after the point, and sums are of integers. These are the
-//! results of Pillow's `Image.resize(size, Image.BILINEAR)`.
+//! results of Pillow's `Image.resize` with `BILINEAR` to the new width and then to the new height; Pillow itself
+//! chooses which comes first.
 
 use super::image::Image;
 
