@@ -94,7 +94,8 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     }
     let plan = Arc::clone(run.trainer().plan());
     // First: a model that cannot be saved takes nothing from it.
-    let mut page = report::Page { pictures: Pictures::None, plan: &plan, measure: &measure, data: &data };
+    let mut page =
+        report::Page { pictures: Pictures::None, plan: &plan, measure: &measure, data: &data };
     let report = page.write(setup, &history, progress.part())?;
     let what = if setup.model.config.adapters().is_some() { "adapter" } else { "model" };
     let model = setup.folder.join(what);

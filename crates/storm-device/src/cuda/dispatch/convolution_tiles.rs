@@ -306,10 +306,11 @@ mod tests {
     fn divisors_divide() {
         let exact = |x: u32, by: usize| {
             let Divisor { factor, shift } = Divisor::new(by);
-            let high = (u64::from(x) * u64::from(factor) >> 32) as u32;
+            let high = ((u64::from(x) * u64::from(factor)) >> 32) as u32;
             assert_eq!((high + x) >> shift, x / by as u32, "{x} / {by}");
         };
-        let numbers: [usize; 14] = [1, 2, 3, 5, 7, 16, 31, 32, 33, 100, 1023, 4096, 65_537, (1 << 31) - 1];
+        let numbers: [usize; 14] =
+            [1, 2, 3, 5, 7, 16, 31, 32, 33, 100, 1023, 4096, 65_537, (1 << 31) - 1];
         for by in numbers {
             for near in numbers.iter().flat_map(|&other| [1, 7, 1000].map(|times| other * times)) {
                 for x in [near.saturating_sub(1), near, near + 1] {
