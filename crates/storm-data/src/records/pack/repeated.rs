@@ -6,7 +6,8 @@ use crate::records::set::RecordSet;
 use crate::{DataError, Split};
 use std::path::PathBuf;
 
-/// A dataset whose training part comes as often as it takes to make so many records. A record's copies are neighbours.
+/// A dataset whose training part comes as often as it takes to make so many records. All records come
+/// before any of them comes again, so that blocks compress as those of the dataset do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeated {
     /// The dataset.
@@ -59,25 +60,30 @@ impl Source for RepeatedSet {
     }
 
     fn read(&mut self, sink: &mut Sink<'_>) -> Result<(), DataError> {
-        let records = self.set.records(Split::Train);
-        // Every record so often, and the first ones once more.
-        let (times, more) = (self.count / records.max(1), self.count % records.max(1));
         let (layout, bytes) = (self.set.layout(), self.record_bytes());
-        let mut number = 0;
-        self.set.each_record(Split::Train, &mut |record| {
-            let value = |place: &Place| match *place {
-                Place::Fixed { at, bytes } => Some(&record[at..at + bytes]),
-                Place::Varying { number } => layout.varying(record, number),
-            };
-            let values: Option<Vec<&[u8]>> = layout.places().iter().map(value).collect();
-            let values = values.unwrap_or_default();
-            for _ in 0..times + u64::from(number < more) {
-                sink.push(Split::Train, &values, bytes, || {
+        let mut made = 0;
+        while made < self.count {
+            let before = made;
+            self.set.each_record(Split::Train, &mut |record| {
+                if made == self.count {
+                    return Ok(());
+                }
+                let value = |place: &Place| match *place {
+                    Place::Fixed { at, bytes } => Some(&record[at..at + bytes]),
+                    Place::Varying { number } => layout.varying(record, number),
+                };
+                let values: Option<Vec<&[u8]>> = layout.places().iter().map(value).collect();
+                let number = made - before;
+                made += 1;
+                sink.push(Split::Train, &values.unwrap_or_default(), bytes, || {
                     (self.set.dir().to_owned(), format!("record {number}: "))
-                })?;
+                })
+            })?;
+            if made == before {
+                // Nothing to repeat.
+                return Ok(());
             }
-            number += 1;
-            Ok(())
-        })
+        }
+        Ok(())
     }
 }

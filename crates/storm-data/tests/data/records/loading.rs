@@ -1,10 +1,11 @@
 //! Loading: every record once per epoch, from any position, with any number of workers.
 
-use super::synthetic;
+use super::{options, packed, synthetic};
 use std::path::Path;
 use std::sync::Arc;
 use storm_data::records::{
-    Codec, Order, Reading, RecordBatch, RecordLoader, RecordLoaderOptions, RecordSet,
+    Codec, Order, Reading, RecordBatch, RecordInput, RecordLoader, RecordLoaderOptions,
+    RecordPackOptions, RecordSet, Repeated,
 };
 use storm_data::{Passes, Split};
 use storm_graph::random::Random;
@@ -107,6 +108,26 @@ fn neither_workers_nor_codecs_nor_the_way_of_reading_change_a_bit() {
             }
         }
     }
+}
+
+/// All records come before any of them comes again.
+#[test]
+fn a_set_is_repeated_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let dir = synthetic(folder.path(), 600, Codec::None);
+    let input = RecordInput::Repeated(Repeated { dir, count: 1_200 });
+    let out = folder.path().join("repeated");
+    let repeated = packed(&RecordPackOptions { held_out: 0.0, ..options(input, &out, Codec::Lz4) });
+    let mut loader =
+        RecordLoader::new(open(&repeated), loader_options(Order::Sequential, 2)).unwrap();
+    let mut batch = RecordBatch::default();
+    let mut seen = Vec::new();
+    for _ in 0..12 {
+        let rows = loader.next_batch(&mut batch).unwrap();
+        seen.extend((0..rows).map(|row| index_of(&batch, row)));
+    }
+    let once = (0..600).filter(|index| index % 10 != 9);
+    assert!(seen.into_iter().eq(once.cycle().take(1_200)));
 }
 
 #[test]
