@@ -61,7 +61,7 @@ mod tests {
             format.unwrap(),
             &json!({
                 "name": "format", "flag": "--format", "required": false, "switch": false,
-                "values": ["auto", "text", "jsonl"],
+                "values": ["auto", "text", "jsonl", "json", "csv", "tsv", "parquet"],
             })
         );
     }
