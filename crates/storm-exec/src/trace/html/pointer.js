@@ -144,7 +144,7 @@ function showTip(x, y) {
     return element;
   }));
   const { clientWidth: width, clientHeight: height } = document.getElementById("frame");
-  const left = x + 16 + tip.offsetWidth > width ? x - tip.offsetWidth - 6 : x + 22;
+  const left = x + 22 + tip.offsetWidth > width ? x - tip.offsetWidth - 6 : x + 22;
   const top = Math.min(y + 20, height - tip.offsetHeight - 4);
   tip.style.left = `${Math.max(4, left)}px`;
   tip.style.top = `${Math.max(4, top)}px`;
