@@ -150,11 +150,14 @@ impl Planes {
         self.covered().next_multiple_of(PACK)
     }
 
-    /// Whether kernels on tensor cores, which need no columns, can sum over so many channels, count all positions in 32
-    /// bits, and have a bit for each tap.
+    /// Whether kernels on tensor cores, which need no columns, can sum over so many channels, count all positions and the
+    /// elements that a window spans in 32 bits, and have a bit for each tap.
     pub fn suit_tensor_cores(&self, dtype: DType, channels: usize) -> bool {
         let most = self.positions().max(self.pixels()).checked_mul(self.images);
-        let fits = most.is_some_and(|most| most < 1 << 30) && self.covered() < 1 << 30;
+        let row = self.input[1].max(self.output[1]).checked_mul(channels.max(self.channels));
+        let rows = row.and_then(|row| row.checked_mul(self.window.kernel[0]));
+        let is_small = |extent: Option<usize>| extent.is_some_and(|extent| extent < 1 << 30);
+        let fits = is_small(most) && is_small(rows) && is_small(Some(self.covered()));
         dtype == DType::BF16 && channels.is_multiple_of(PACK) && self.window.taps() <= 31 && fits
     }
 

@@ -221,3 +221,18 @@ fn parts_of_gradients() {
     let GradientParts { count, .. } = GradientParts::new(&planes, 64);
     assert!((70..=79).contains(&count), "{count}");
 }
+
+/// Kernels on tensor cores count in 32 bits.
+#[test]
+fn tensor_cores_take_what_32_bits_count() {
+    let suits = |images: usize, width: usize, channels: usize, kernel: usize| {
+        let shape = Shape::from([images, 8, width, channels]);
+        let planes = Planes::new(&shape, Window::square(kernel, 1, 1)).expect("fits");
+        planes.suit_tensor_cores(DType::BF16, channels)
+    };
+    assert!(suits(1, 64, 8, 5) && suits(1 << 20, 64, 8, 3));
+    assert!(!suits(1, 64, 12, 3), "not whole packs");
+    assert!(!suits(1, 64, 8, 6), "36 taps");
+    assert!(!suits(1 << 21, 64, 8, 3), "2³⁰ positions");
+    assert!(!suits(1, 1 << 20, 1 << 10, 3), "a window spans 3 · 2³⁰ elements");
+}
