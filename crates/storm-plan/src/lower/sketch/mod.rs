@@ -14,8 +14,9 @@ use super::layout::Layout;
 use crate::Decisions;
 use parts::{BlockParts, Part, Streams, forward_parts};
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use tables::Tables;
+use walk::Buffers;
 
 /// What all sketches of a task share, for one piece size.
 pub(crate) struct Sketch<'a> {
@@ -24,6 +25,8 @@ pub(crate) struct Sketch<'a> {
     training: RwLock<HashMap<Streams, Arc<BlockParts>>>,
     /// By stage: forward passes that save nothing.
     forward: Vec<OnceLock<Vec<Part>>>,
+    /// As many as sketches ran at once.
+    buffers: Mutex<Vec<Buffers>>,
 }
 
 /// A sketch's estimate for decisions.
@@ -31,7 +34,7 @@ pub(crate) struct Sketch<'a> {
 pub(crate) struct Estimate {
     /// Of a step.
     pub(crate) seconds: f64,
-    /// The work it took, in items.
+    /// The work it took: items that were made, and items that were followed.
     pub(crate) items: usize,
 }
 
@@ -39,12 +42,23 @@ impl<'a> Sketch<'a> {
     pub(crate) fn new(lowering: &'a Lowering<'a>, piece_elements: usize) -> Sketch<'a> {
         let tables = Tables::new(lowering, piece_elements);
         let forward = vec![const { OnceLock::new() }; tables.stages.len()];
-        Sketch { lowering, tables, training: RwLock::default(), forward }
+        let training = RwLock::default();
+        Sketch { lowering, tables, training, forward, buffers: Mutex::default() }
     }
 
     /// About how long a step takes.
     pub(crate) fn step_seconds(&self, decisions: &Decisions, layout: &Layout) -> Estimate {
         walk::step_seconds(self, decisions, layout)
+    }
+
+    /// Buffers that no other sketch is using.
+    fn buffers(&self) -> Buffers {
+        // The list is consistent even if a thread panicked while holding the lock.
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    fn give_back(&self, buffers: Buffers) {
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner).push(buffers);
     }
 
     fn block_parts(&self, streams: Streams) -> Arc<BlockParts> {

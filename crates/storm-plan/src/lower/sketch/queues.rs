@@ -61,6 +61,8 @@ pub(super) struct Segment {
     /// Each copy, and after how many items of the compute queue it is issued.
     copies: Vec<(u32, Item)>,
     touches: Vec<Touch>,
+    /// Where the touches of the next item start.
+    next: u32,
     order: Vec<Item>,
     pub(super) times: usize,
 }
@@ -76,21 +78,34 @@ impl Segment {
         self.order.len()
     }
 
-    pub(super) fn compute(&mut self, seconds: f64, kernels: u32, touches: &[Touch]) {
-        let item = self.item(Lane::Compute, seconds, kernels, touches);
+    /// Adds cells to what the next item touches.
+    pub(super) fn touch(&mut self, touches: impl IntoIterator<Item = Touch>) {
+        self.touches.extend(touches);
+    }
+
+    pub(super) fn compute(&mut self, seconds: f64, kernels: u32) {
+        let item = self.item(Lane::Compute, seconds, kernels);
         self.computes.push(item);
     }
 
-    pub(super) fn copy(&mut self, after: usize, lane: Lane, seconds: f64, touches: &[Touch]) {
-        let item = self.item(lane, seconds, 1, touches);
+    pub(super) fn copy(&mut self, after: usize, lane: Lane, seconds: f64) {
+        let item = self.item(lane, seconds, 1);
         self.copies.push((after as u32, item));
     }
 
-    fn item(&mut self, lane: Lane, seconds: f64, kernels: u32, touches: &[Touch]) -> Item {
-        let start = self.touches.len() as u32;
-        self.touches.extend_from_slice(touches);
-        let touches = (start, self.touches.len() as u32);
+    fn item(&mut self, lane: Lane, seconds: f64, kernels: u32) -> Item {
+        let end = self.touches.len() as u32;
+        let touches = (std::mem::replace(&mut self.next, end), end);
         Item { lane, kernels, seconds, touches, is_awaited: false }
+    }
+
+    /// Removes everything, and keeps the memory.
+    pub(super) fn clear(&mut self) {
+        self.computes.clear();
+        self.copies.clear();
+        self.touches.clear();
+        self.next = 0;
+        self.order.clear();
     }
 
     /// Makes the host wait for the last copy.
@@ -118,7 +133,7 @@ impl Segment {
         let Some(&any) = self.computes.first().or(self.copies.first().map(|(_, copy)| copy)) else {
             return;
         };
-        self.order = vec![any; self.computes.len() + self.copies.len()];
+        self.order.resize(self.computes.len() + self.copies.len(), any);
         for (after, copy) in &self.copies {
             let place = &mut places[*after as usize];
             self.order[*place] = *copy;
@@ -137,7 +152,8 @@ impl Segment {
 }
 
 /// When cells were last used, and when queues are done.
-struct Moments {
+#[derive(Default)]
+pub(super) struct Moments {
     host: f64,
     free: [f64; LANES],
     written: Vec<f64>,
@@ -146,8 +162,24 @@ struct Moments {
     awaited: f64,
 }
 
-/// Seconds of a step of these segments.
-pub(super) fn step_seconds(segments: &[Segment], cells: u32, profile: &HardwareProfile) -> f64 {
+impl Moments {
+    /// The start of a step, before anything was used.
+    fn restart(&mut self, cells: usize) {
+        (self.host, self.free, self.awaited) = (0.0, [0.0; LANES], 0.0);
+        for moments in [&mut self.written, &mut self.used] {
+            moments.clear();
+            moments.resize(cells, 0.0);
+        }
+    }
+}
+
+/// Seconds of a step of these segments, and how many items were followed.
+pub(super) fn step_seconds(
+    segments: &[Segment],
+    cells: u32,
+    profile: &HardwareProfile,
+    now: &mut Moments,
+) -> (f64, usize) {
     let [into, out] = [Lane::In, Lane::Out]
         .map(|lane| segments.iter().map(|segment| segment.moving_seconds(lane)).sum::<f64>());
     let link = profile.link(Link::HOST_TO_DEVICE);
@@ -164,12 +196,12 @@ pub(super) fn step_seconds(segments: &[Segment], cells: u32, profile: &HardwareP
         latency: [0.0, link.latency_seconds, back.latency_seconds],
         launch: profile.launch_seconds,
     };
-    let (written, used) = (vec![0.0; cells as usize], vec![0.0; cells as usize]);
-    let mut now = Moments { host: 0.0, free: [0.0; LANES], written, used, awaited: 0.0 };
+    now.restart(cells as usize);
+    let mut followed = 0;
     for segment in segments {
-        repeat(segment, &rates, &mut now);
+        followed += segment.items() * repeat(segment, &rates, now);
     }
-    now.free.iter().copied().fold(now.host, f64::max)
+    (now.free.iter().copied().fold(now.host, f64::max), followed)
 }
 
 struct Rates {
@@ -178,8 +210,8 @@ struct Rates {
     launch: f64,
 }
 
-/// All runs of a segment.
-fn repeat(segment: &Segment, rates: &Rates, now: &mut Moments) {
+/// All runs of a segment. Returns how many were followed.
+fn repeat(segment: &Segment, rates: &Rates, now: &mut Moments) -> usize {
     let mut last_took = f64::NAN;
     for done in 1..=segment.times {
         let before = now.free[0];
@@ -192,10 +224,11 @@ fn repeat(segment: &Segment, rates: &Rates, now: &mut Moments) {
             now.awaited += later;
             now.free.iter_mut().for_each(|free| *free += later);
             now.written.iter_mut().chain(&mut now.used).for_each(|moment| *moment += later);
-            return;
+            return done;
         }
         last_took = took;
     }
+    segment.times
 }
 
 fn run(segment: &Segment, rates: &Rates, now: &mut Moments) {

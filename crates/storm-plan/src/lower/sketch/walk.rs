@@ -3,7 +3,7 @@
 mod rings;
 
 use super::parts::{BlockParts, Part, Streams};
-use super::queues::{Segment, Touch, Use, step_seconds as simulated};
+use super::queues::{Moments, Segment, Touch, Use, step_seconds as simulated};
 use super::tables::SlabCells;
 use super::{Estimate, Sketch};
 use crate::decisions::UpdateTime;
@@ -17,8 +17,6 @@ use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::Block;
 
-type Touches = SmallVec<[Touch; 8]>;
-
 pub(super) fn step_seconds(
     sketch: &Sketch<'_>,
     decisions: &Decisions,
@@ -29,9 +27,28 @@ pub(super) fn step_seconds(
     for kind in 0..decisions.groups.len() {
         walk.groups(kind);
     }
-    Estimate {
-        seconds: simulated(&walk.segments, walk.cells.count, sketch.lowering.profile),
-        items: walk.segments.iter().map(Segment::items).sum(),
+    let Walk { segments, segment, cells, mut buffers, .. } = walk;
+    let profile = sketch.lowering.profile;
+    let (seconds, followed) = simulated(&segments, cells.count, profile, &mut buffers.moments);
+    let items = followed + segments.iter().map(Segment::items).sum::<usize>();
+    buffers.segments.extend(segments.into_iter().chain([segment]));
+    sketch.give_back(buffers);
+    Estimate { seconds, items }
+}
+
+/// Memory that sketches use in turn, so that allocating it takes no time.
+#[derive(Default)]
+pub(super) struct Buffers {
+    segments: Vec<Segment>,
+    moments: Moments,
+    written_at: Vec<(u32, u32)>,
+}
+
+impl Buffers {
+    fn empty_segment(&mut self) -> Segment {
+        let mut segment = self.segments.pop().unwrap_or_default();
+        segment.clear();
+        segment
     }
 }
 
@@ -81,9 +98,8 @@ struct Walk<'s> {
     arriving: [Option<usize>; 2],
     cells: Cells,
     /// Memory of other slots that the next kernels overwrite.
-    taken_over: Touches,
-    /// By cell of host memory: the segment and the position at which it was last written.
-    written_at: Vec<(u32, u32)>,
+    taken_over: Vec<Touch>,
+    buffers: Buffers,
     segment: Segment,
     segments: Vec<Segment>,
     /// The parts of the previous block, which the next one usually shares.
@@ -127,6 +143,9 @@ impl<'s> Walk<'s> {
         cells.inputs = cells.take(lowering.shared.inputs.len() * most);
         cells.results = cells.take(most);
         let links = [Link::HOST_TO_DEVICE, Link::DEVICE_TO_HOST];
+        let mut buffers = sketch.buffers();
+        buffers.written_at.clear();
+        let segment = buffers.empty_segment();
         Walk {
             sketch,
             decisions,
@@ -138,9 +157,9 @@ impl<'s> Walk<'s> {
             input_turns: Turns::new(0),
             arriving: [None, None],
             cells,
-            taken_over: Touches::new(),
-            written_at: Vec::new(),
-            segment: Segment::default(),
+            taken_over: Vec::new(),
+            buffers,
+            segment,
             segments: Vec::new(),
             last_parts: None,
             bandwidth: links.map(|link| lowering.profile.link(link).bandwidth),
@@ -161,7 +180,7 @@ impl<'s> Walk<'s> {
         cells.input_ring = cells.take(places.input_ring.slots.max(1));
         cells.host_saved = cells.take(blocks * group);
         cells.host_inputs = cells.take(blocks * group);
-        self.written_at.resize(self.cells.count as usize, (u32::MAX, 0));
+        self.buffers.written_at.resize(self.cells.count as usize, (u32::MAX, 0));
     }
 
     fn decided(&self) -> &'s GroupDecisions {
@@ -222,7 +241,8 @@ impl<'s> Walk<'s> {
                 self.finish();
             }
         }
-        let mut segment = std::mem::take(&mut self.segment);
+        let next = self.buffers.empty_segment();
+        let mut segment = std::mem::replace(&mut self.segment, next);
         segment.close(times);
         self.segments.push(segment);
         self.residency.begin_segment();
@@ -241,8 +261,8 @@ impl<'s> Walk<'s> {
         for (input, places) in self.layout.inputs.iter().enumerate() {
             let count = if places.per_micro_batch { self.group_size() } else { 1 };
             for m in (0..count).filter(|_| places.per_micro_batch || group.is_first) {
-                let touch = self.program_input(input, m, Use::Write);
-                self.copy_in(0, places.tensor.size_bytes(), None, &[touch]);
+                self.segment.touch([self.program_input(input, m, Use::Write)]);
+                self.copy_in(0, places.tensor.size_bytes(), None);
                 if places.per_micro_batch && !places.is_fetched {
                     self.segment.await_copy();
                 }
@@ -324,19 +344,19 @@ impl<'s> Walk<'s> {
         part: &Part,
         others: impl Iterator<Item = Touch>,
     ) {
-        let mut touches = std::mem::take(&mut self.taken_over);
+        self.segment.touch(self.taken_over.drain(..));
         for (position, cells) in &part.weights {
             let owner = self.owner(block, *position);
-            touches.extend(self.in_slot(Class::Weights, owner, cells, Use::Read));
+            self.segment.touch(self.in_slot(Class::Weights, owner, cells, Use::Read));
         }
         for cells in &part.gradients {
-            touches.extend(self.in_slot(Class::Gradients, block, cells, Use::Write));
+            self.segment.touch(self.in_slot(Class::Gradients, block, cells, Use::Write));
         }
         for &input in &part.inputs {
-            touches.push(self.program_input(input, m, Use::Read));
+            self.segment.touch([self.program_input(input, m, Use::Read)]);
         }
-        touches.extend(others);
-        self.segment.compute(part.kernels.seconds, part.kernels.count, &touches);
+        self.segment.touch(others);
+        self.segment.compute(part.kernels.seconds, part.kernels.count);
     }
 
     fn input_cell(&self, slot: Option<usize>, used: Use) -> Option<Touch> {
@@ -446,7 +466,8 @@ impl<'s> Walk<'s> {
                 let touch = Touch { used: Use::Read, ..*touch };
                 let host = self.host_of(self.cells.host_saved, block, m, Use::Write);
                 for bytes in Self::copy_sizes(self.unit_bytes(block, unit)) {
-                    self.copy_out(bytes, Some(host), &[touch]);
+                    self.segment.touch([touch]);
+                    self.copy_out(bytes, Some(host));
                 }
             }
             for update in pace.advance(part.kernels.seconds) {
@@ -467,11 +488,11 @@ impl<'s> Walk<'s> {
 
     fn made_input(&mut self, block: usize, m: usize, slot: Option<usize>) {
         if self.input_storage(block) == Some(Storage::Offload) {
-            let touches: Touches = self.input_cell(slot, Use::Read).into_iter().collect();
             let host = self.host_of(self.cells.host_inputs, block, m, Use::Write);
             let bytes = self.sketch.lowering.blocks.seams[block].slab.size_bytes;
             for bytes in Self::copy_sizes(bytes) {
-                self.copy_out(bytes, Some(host), &touches);
+                self.segment.touch(self.input_cell(slot, Use::Read));
+                self.copy_out(bytes, Some(host));
             }
         }
     }
@@ -487,8 +508,10 @@ impl<'s> Walk<'s> {
             }
             self.touch_input(input);
             let first = self.cells.results + m as u32;
-            self.segment.compute(0.0, 0, &[Touch { first, count: 1, used: Use::Write }]);
-            self.copy_out(4, None, &[Touch { first, count: 1, used: Use::Read }]);
+            self.segment.touch([Touch { first, count: 1, used: Use::Write }]);
+            self.segment.compute(0.0, 0);
+            self.segment.touch([Touch { first, count: 1, used: Use::Read }]);
+            self.copy_out(4, None);
             self.segment.await_copy();
         }
         self.touch_weights(block);
@@ -547,10 +570,10 @@ impl<'s> Walk<'s> {
         }
         let slot = self.input_turns.next();
         let after = self.input_turns.free_after(slot);
-        let touches: Touches = self.input_cell(Some(slot), Use::Write).into_iter().collect();
         let host = self.host_of(self.cells.host_inputs, block, m, Use::Read);
         for bytes in Self::copy_sizes(bytes) {
-            self.copy_in(after, bytes, Some(host), &touches);
+            self.segment.touch(self.input_cell(Some(slot), Use::Write));
+            self.copy_in(after, bytes, Some(host));
         }
         Some(slot)
     }
@@ -596,7 +619,8 @@ impl<'s> Walk<'s> {
                 seen.push(unit);
                 let touch = self.unit_cell(block, slot, unit, Use::Write);
                 for bytes in Self::copy_sizes(self.unit_bytes(block, unit)) {
-                    self.copy_in(after, bytes, Some(host), &[touch]);
+                    self.segment.touch([touch]);
+                    self.copy_in(after, bytes, Some(host));
                 }
             }
         }
@@ -606,8 +630,9 @@ impl<'s> Walk<'s> {
         let sketch = self.sketch;
         let Some(after) = self.enter(Class::Gradients, block) else { return };
         if group.is_first {
-            let overlapping = self.overlapping(Class::Gradients, block, 0..usize::MAX / 2);
-            self.taken_over.extend(overlapping);
+            let mut taken_over = std::mem::take(&mut self.taken_over);
+            taken_over.extend(self.overlapping(Class::Gradients, block, 0..usize::MAX / 2));
+            self.taken_over = taken_over;
         } else {
             let runs = &sketch.tables.stages[self.at(block).stage].gradients.runs;
             self.bring(Class::Gradients, block, runs, after);
@@ -619,11 +644,10 @@ impl<'s> Walk<'s> {
         let table = &sketch.tables.stages[self.at(block).stage];
         if group.is_last {
             self.fold_tied(block);
-            let all = 0..table.gradients.count;
-            let touches: Touches =
-                self.in_slot(Class::Gradients, block, &all, Use::Read).into_iter().collect();
             if table.squares.count > 0 {
-                self.segment.compute(table.squares.seconds, table.squares.count, &touches);
+                let all = 0..table.gradients.count;
+                self.segment.touch(self.in_slot(Class::Gradients, block, &all, Use::Read));
+                self.segment.compute(table.squares.seconds, table.squares.count);
             }
         }
         if self.decisions.update == UpdateTime::InBackward {
@@ -643,25 +667,24 @@ impl<'s> Walk<'s> {
             let Block { stage, index } = self.at(user);
             let is_there = self.residency.is_there(self.layout, Class::Gradients, stage, index);
             for &(part, whole, bytes, seconds) in &fold.pieces {
-                let mut touches: Touches = self
-                    .in_slot(Class::Gradients, block, &(whole..whole + 1), Use::Write)
-                    .into_iter()
-                    .collect();
+                let whole = whole..whole + 1;
                 let mut slot = None;
                 let cells = part..part + 1;
                 if is_there {
-                    touches.extend(self.in_slot(Class::Gradients, user, &cells, Use::Read));
+                    self.segment.touch(self.in_slot(Class::Gradients, user, &cells, Use::Read));
                 } else {
                     let next = self.state_turns.next();
                     let after = self.state_turns.free_after(next);
                     let (first, count) = (self.state_cell(next), sketch.tables.state_runs as u32);
                     let touch = Touch { first, count, used: Use::Write };
                     let host = self.on_host(Class::Gradients, user, &cells, Use::Read);
-                    self.copy_in(after, bytes, Some(host), &[touch]);
-                    touches.push(Touch { used: Use::Read, ..touch });
+                    self.segment.touch([touch]);
+                    self.copy_in(after, bytes, Some(host));
+                    self.segment.touch([Touch { used: Use::Read, ..touch }]);
                     slot = Some(next);
                 }
-                self.segment.compute(seconds, 1, &touches);
+                self.segment.touch(self.in_slot(Class::Gradients, block, &whole, Use::Write));
+                self.segment.compute(seconds, 1);
                 if let Some(slot) = slot {
                     let now = self.position();
                     self.state_turns.touch(slot, now);
@@ -688,7 +711,7 @@ impl<'s> Walk<'s> {
 
     fn finish(&mut self) {
         let norm = self.sketch.tables.norm;
-        self.segment.compute(norm.seconds, norm.count, &[]);
+        self.segment.compute(norm.seconds, norm.count);
         if self.decisions.update == UpdateTime::EndOfStep {
             for block in 0..self.count() {
                 (0..self.updates_of(block)).for_each(|number| self.update(block, number));

@@ -1,6 +1,6 @@
 //! Rings: which cells a block uses, what is fetched and evicted, and updates.
 
-use super::{Touches, Walk, slab_cells};
+use super::{Walk, slab_cells};
 use crate::lower::residency::Class;
 use crate::lower::sketch::queues::{Lane, Touch, Use};
 use crate::lower::sketch::tables::Run;
@@ -75,11 +75,16 @@ impl<'s> Walk<'s> {
     }
 
     /// Memory of other slots that a block overwrites with a part of its slot.
-    pub(super) fn overlapping(&self, class: Class, block: usize, part: Range<usize>) -> Touches {
+    pub(super) fn overlapping(
+        &self,
+        class: Class,
+        block: usize,
+        part: Range<usize>,
+    ) -> impl Iterator<Item = Touch> {
         let slot = self.slot(class, block);
         let start = self.residency.bytes(slot).start;
         let (start, end) = (start + part.start, start + part.end);
-        let touch = |&other: &usize| {
+        let touch = move |&other: &usize| {
             let bytes = self.residency.bytes(other);
             let (first, end) = (start.max(bytes.start), end.min(bytes.end));
             if first >= end {
@@ -91,7 +96,7 @@ impl<'s> Walk<'s> {
             let (first, count) = (cells.start, cells.end - cells.start);
             Some(Touch { first: self.cells.slots[other].start + first, count, used: Use::TakeOver })
         };
-        self.residency.overlapping(slot).iter().filter_map(touch).collect()
+        self.residency.overlapping(slot).iter().filter_map(touch)
     }
 
     // ---- copies -------------------------------------------------------------------------------
@@ -100,55 +105,50 @@ impl<'s> Walk<'s> {
         bytes as f64 / self.bandwidth[usize::from(lane == Lane::Out)]
     }
 
-    pub(super) fn copy_in(
-        &mut self,
-        after: usize,
-        bytes: usize,
-        host: Option<Touch>,
-        touches: &[Touch],
-    ) {
+    /// A copy to the device, which also touches what the segment was told before.
+    pub(super) fn copy_in(&mut self, after: usize, bytes: usize, host: Option<Touch>) {
         let mut after = after;
-        let mut all: Touches = touches.iter().copied().collect();
         if let Some(host) = host {
             for cell in host.first..host.first + host.count {
-                let (segment, at) = self.written_at[cell as usize];
+                let (segment, at) = self.buffers.written_at[cell as usize];
                 if segment == self.segments.len() as u32 {
                     after = after.max(at as usize);
                 }
             }
-            all.push(host);
         }
-        self.segment.copy(after, Lane::In, self.seconds(Lane::In, bytes), &all);
+        self.segment.touch(host);
+        self.segment.copy(after, Lane::In, self.seconds(Lane::In, bytes));
     }
 
-    pub(super) fn copy_out(&mut self, bytes: usize, host: Option<Touch>, touches: &[Touch]) {
+    /// A copy to host memory, which also touches what the segment was told before.
+    pub(super) fn copy_out(&mut self, bytes: usize, host: Option<Touch>) {
         let position = self.position();
-        let mut all: Touches = touches.iter().copied().collect();
         if let Some(host) = host {
             let now = (self.segments.len() as u32, position as u32);
             let cells = host.first as usize..(host.first + host.count) as usize;
-            self.written_at[cells].fill(now);
-            all.push(host);
+            self.buffers.written_at[cells].fill(now);
         }
-        self.segment.copy(position, Lane::Out, self.seconds(Lane::Out, bytes), &all);
+        self.segment.touch(host);
+        self.segment.copy(position, Lane::Out, self.seconds(Lane::Out, bytes));
     }
 
     pub(super) fn bring(&mut self, class: Class, block: usize, runs: &[Run], after: usize) {
         for run in runs {
             let bytes = run.offset..run.offset + run.bytes;
-            let mut touches = self.overlapping(class, block, bytes);
-            touches.extend(self.in_slot(class, block, &run.cells, Use::Write));
+            let mut segment = std::mem::take(&mut self.segment);
+            segment.touch(self.overlapping(class, block, bytes));
+            segment.touch(self.in_slot(class, block, &run.cells, Use::Write));
+            self.segment = segment;
             let host = self.on_host(class, block, &run.cells, Use::Read);
-            self.copy_in(after, run.bytes, Some(host), &touches);
+            self.copy_in(after, run.bytes, Some(host));
         }
     }
 
     pub(super) fn send(&mut self, class: Class, block: usize, runs: &[Run]) {
         for run in runs {
-            let touches: Touches =
-                self.in_slot(class, block, &run.cells, Use::Read).into_iter().collect();
+            self.segment.touch(self.in_slot(class, block, &run.cells, Use::Read));
             let host = self.on_host(class, block, &run.cells, Use::Write);
-            self.copy_out(run.bytes, Some(host), &touches);
+            self.copy_out(run.bytes, Some(host));
         }
     }
 
@@ -220,19 +220,21 @@ impl<'s> Walk<'s> {
         let state = slot.map_or(0, |slot| self.state_cell(slot));
         let run_cell = |run: usize, used| Touch { first: state + run as u32, count: 1, used };
         for (run, &bytes) in update.states[..runs].iter().enumerate() {
-            self.copy_in(after, bytes, None, &[run_cell(run, Use::Write)]);
+            self.segment.touch([run_cell(run, Use::Write)]);
+            self.copy_in(after, bytes, None);
         }
-        let mut touches: Touches = (0..runs).map(|run| run_cell(run, Use::Write)).collect();
+        self.segment.touch((0..runs).map(|run| run_cell(run, Use::Write)));
         for run in &update.weights_out {
-            touches.extend(self.in_slot(Class::Weights, block, &run.cells, Use::Write));
+            self.segment.touch(self.in_slot(Class::Weights, block, &run.cells, Use::Write));
         }
         for run in &update.gradients {
-            touches.extend(self.in_slot(Class::Gradients, block, &run.cells, Use::Read));
+            self.segment.touch(self.in_slot(Class::Gradients, block, &run.cells, Use::Read));
         }
-        self.segment.compute(update.kernels.seconds, update.kernels.count, &touches);
+        self.segment.compute(update.kernels.seconds, update.kernels.count);
         if let Some(slot) = slot {
             for (run, &bytes) in update.states.iter().enumerate() {
-                self.copy_out(bytes, None, &[run_cell(run, Use::Read)]);
+                self.segment.touch([run_cell(run, Use::Read)]);
+                self.copy_out(bytes, None);
             }
             let now = self.position();
             self.state_turns.touch(slot, now);
