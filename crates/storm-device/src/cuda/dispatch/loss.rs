@@ -1,23 +1,38 @@
 //! Head projection and cross-entropy, a chunk of rows at a time.
 
 use super::linear::gemm;
-use super::{Definitions, all_types, count, grid, kernel, layout, types};
+use super::{
+    Definitions, PACK, THREADS as FLAT_THREADS, WARP, all_types, count, flag, grid, kernel,
+    launch_flat, layout, types,
+};
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
 use crate::cuda::gemm::{GemmCall, GemmRole, Operand};
-use crate::cuda::plan::Planner;
+use crate::cuda::plan::{KernelChoice, Planner};
 use crate::placed::View;
 use storm_graph::{Accuracy, DType, Op, ParameterGradients};
 
 const SOURCE: KernelSource =
     KernelSource { name: "loss.cu", text: include_str!("../kernels/loss.cu"), only_for: None };
 
+const REST: KernelSource = KernelSource {
+    name: "head_rest.cu",
+    text: include_str!("../kernels/head_rest.cu"),
+    only_for: None,
+};
+
 /// Threads of a block, which has a row.
 const THREADS: u32 = 512;
 
+/// Columns, and groups of rows, of a block that computes the last rows of the weight's gradient: `SIDE` in the source.
+const SIDE: usize = 32;
+
+/// Below this many columns, all of them count as the last few.
+const EVEN_MIN: usize = 64;
+
 pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
-    all_types(SOURCE, ["E"])
+    [all_types(SOURCE, ["E"]), all_types(REST, ["A", "B"])].concat()
 }
 
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
@@ -44,6 +59,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     at(planner, &outputs[0], start),
                     maybe_at(planner, correct, start),
                     count(head.vocabulary),
+                    count(head.even),
                     Argument::F32(*label_smoothing),
                 ];
                 head.launch(planner, "head_loss", rows, arguments)?;
@@ -81,6 +97,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                     at(planner, &outputs[0], start),
                     maybe_at(planner, correct, start),
                     count(head.vocabulary),
+                    count(head.even),
                     Argument::F32(*label_smoothing),
                 ];
                 head.launch(planner, "head_loss_grad", rows, arguments)?;
@@ -97,6 +114,9 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
 }
 
 /// What both directions read, and the chunk of logits.
+///
+/// The library's products are several times slower if the rows of a matrix are not whole packs, as with the 50,257 columns
+/// of GPT-2. So a chunk is two matrices, one after the other: all but the last few columns, and these.
 struct Head<'a> {
     hidden: &'a View,
     weight: &'a View,
@@ -105,17 +125,32 @@ struct Head<'a> {
     rows: usize,
     width: usize,
     vocabulary: usize,
+    /// How many columns the first matrix has, and the second.
+    even: usize,
+    rest: usize,
 }
 
 impl<'a> Head<'a> {
     fn new(hidden: &'a View, weight: &'a View, logits: &'a View) -> Head<'a> {
         let (rows, width) = (hidden.shape.rows(), hidden.shape.width());
         let vocabulary = weight.shape.rows();
-        Head { hidden, weight, logits, dtype: hidden.dtype, rows, width, vocabulary }
+        let even = if vocabulary < EVEN_MIN { 0 } else { vocabulary / PACK * PACK };
+        let (dtype, rest) = (hidden.dtype, vocabulary - even);
+        Head { hidden, weight, logits, dtype, rows, width, vocabulary, even, rest }
     }
 
     fn matrix(&self, address: u64, transposed: bool) -> Operand {
         Operand { address, dtype: self.dtype, transposed }
+    }
+
+    /// The last columns of a chunk of logits.
+    fn rest_logits(&self, planner: &Planner<'_>, rows: usize) -> Argument {
+        at(planner, self.logits, rows * self.even)
+    }
+
+    /// The weights of the last columns.
+    fn rest_weight(&self, planner: &Planner<'_>) -> Argument {
+        Argument::Pointer(row_address(planner, self.weight, self.even))
     }
 
     /// Logits of the rows from `start` on.
@@ -125,15 +160,28 @@ impl<'a> Head<'a> {
         start: usize,
         rows: usize,
     ) -> Result<(), DeviceError> {
-        let hidden = self.matrix(row_address(planner, self.hidden, start), false);
+        let hidden = row_address(planner, self.hidden, start);
+        if self.rest > 0 {
+            let arguments = vec![
+                Argument::Pointer(hidden),
+                self.rest_weight(planner),
+                self.rest_logits(planner, rows),
+                count(rows),
+                count(self.width),
+                count(self.rest),
+            ];
+            let choice = self.rest_kernel("rest_logits", self.dtype);
+            launch_flat(planner, choice, rows * self.rest, FLAT_THREADS / WARP, arguments)?;
+        }
+        let hidden = self.matrix(hidden, false);
         let weight = self.matrix(planner.address(self.weight), true);
         let logits = planner.address(self.logits);
-        let sizes = (rows, self.vocabulary, self.width);
+        let sizes = (rows, self.even, self.width);
         let role = GemmRole::Activation;
         gemm(planner, GemmCall::new(sizes, hidden, weight, logits, self.dtype, role))
     }
 
-    /// `d_logits · weight`, where the logits have become their gradient.
+    /// `d_logits · weight`, where the logits have become their gradient. The product adds the share of the last columns.
     fn hidden_gradient(
         &self,
         planner: &mut Planner<'_>,
@@ -141,12 +189,29 @@ impl<'a> Head<'a> {
         rows: usize,
         out: &View,
     ) -> Result<(), DeviceError> {
+        let out = row_address(planner, out, start);
+        if self.rest > 0 {
+            let arguments = vec![
+                self.rest_logits(planner, rows),
+                self.rest_weight(planner),
+                Argument::Pointer(out),
+                count(rows),
+                count(self.width),
+                count(self.rest),
+            ];
+            let choice = self.rest_kernel("rest_hidden_gradient", self.dtype);
+            launch_flat(planner, choice, rows * self.width, FLAT_THREADS, arguments)?;
+        }
+        if self.even == 0 {
+            return Ok(());
+        }
         let d_logits = self.matrix(planner.address(self.logits), false);
         let weight = self.matrix(planner.address(self.weight), false);
-        let out = row_address(planner, out, start);
-        let sizes = (rows, self.width, self.vocabulary);
+        let sizes = (rows, self.width, self.even);
         let role = GemmRole::Activation;
-        gemm(planner, GemmCall::new(sizes, d_logits, weight, out, self.dtype, role))
+        let mut call = GemmCall::new(sizes, d_logits, weight, out, self.dtype, role);
+        call.accumulate = self.rest > 0;
+        gemm(planner, call)
     }
 
     /// `d_logitsᵀ · hidden` of the chunk.
@@ -158,13 +223,32 @@ impl<'a> Head<'a> {
         out: &View,
         accumulate: bool,
     ) -> Result<(), DeviceError> {
+        let hidden = row_address(planner, self.hidden, start);
+        if self.rest > 0 {
+            let arguments = vec![
+                self.rest_logits(planner, rows),
+                Argument::Pointer(hidden),
+                Argument::Pointer(row_address(planner, out, self.even)),
+                count(rows),
+                count(self.width),
+                count(self.rest),
+                flag(accumulate),
+            ];
+            let choice = self.rest_kernel("rest_weight_gradient", out.dtype);
+            let grid = grid(planner, self.width.div_ceil(SIDE), self.rest)?;
+            planner.launch(choice, grid, (SIDE * SIDE) as u32, arguments)?;
+        }
         let d_logits = self.matrix(planner.address(self.logits), true);
-        let hidden = self.matrix(row_address(planner, self.hidden, start), false);
-        let sizes = (self.vocabulary, self.width, rows);
+        let hidden = self.matrix(hidden, false);
+        let sizes = (self.even, self.width, rows);
         let (address, role) = (planner.address(out), GemmRole::WeightGradient);
         let mut call = GemmCall::new(sizes, d_logits, hidden, address, out.dtype, role);
         call.accumulate = accumulate;
         gemm(planner, call)
+    }
+
+    fn rest_kernel<'k>(&self, name: &'k str, gradient: DType) -> KernelChoice<'k> {
+        kernel(REST, name, types([("A", self.dtype), ("B", gradient)]))
     }
 
     fn launch(

@@ -12,41 +12,37 @@ constexpr int UNROLL = 2;
 /// e^x: for bf16 logits the hardware's approximation is far below their rounding.
 __device__ inline float exponential(float x) { return EXACT<E> ? expf(x) : __expf(x); }
 
-/// The logits of a row. Rows of an odd vocabulary start anywhere: elements up to the first address
-/// that is aligned to 16 bytes, then packs, then the rest.
+/// The logits of a row. Most columns come first, whole packs per row, for all rows; the last few of all rows follow.
 struct Logits {
-    E* start;
-    i64 count, head, body;
+    E *start, *rest;
+    i64 count, body;
 
-    __device__ Logits(E* logits, i64 row, i64 vocabulary)
-        : start(logits + row * vocabulary), count(vocabulary) {
-        const u64 past = reinterpret_cast<u64>(start) % 16;
-        head = minimum(count, past == 0 ? 0 : i64((16 - past) / sizeof(E)));
-        body = (count - head) / PACK * PACK;
-    }
+    /// Of a chunk of as many rows as the grid has blocks.
+    __device__ Logits(E* logits, i64 row, i64 vocabulary, i64 even)
+        : start(logits + row * even), rest(logits + gridDim.x * even + row * (vocabulary - even)), count(vocabulary),
+          body(even) {}
+
+    __device__ E& at(i64 i) const { return i < body ? start[i] : rest[i - body]; }
 
     /// Calls `f` on each of this thread's single elements: the index, and the element.
     template <class F> __device__ void each_edge(F f) const {
-        const i64 tail = head + body;
-        if (threadIdx.x < head) f(i64(threadIdx.x), start[threadIdx.x]);
-        if (tail + threadIdx.x < count) f(tail + threadIdx.x, start[tail + threadIdx.x]);
+        if (body + threadIdx.x < count) f(body + threadIdx.x, rest[threadIdx.x]);
     }
 
     /// Calls `f` on each of this thread's packs: the index of the first element, and the address.
     template <class F> __device__ void each_pack(F f) const {
-        E* const packs = start + head;
         i64 i = i64(threadIdx.x) * PACK;
         for (; i + i64(UNROLL - 1) * THREADS * PACK < body; i += i64(UNROLL) * THREADS * PACK) {
             Pack<E> loaded[UNROLL];
 #pragma unroll
-            for (int k = 0; k < UNROLL; k++) loaded[k] = load_pack(packs + i + k * THREADS * PACK);
+            for (int k = 0; k < UNROLL; k++) loaded[k] = load_pack(start + i + k * THREADS * PACK);
 #pragma unroll
             for (int k = 0; k < UNROLL; k++) {
                 const i64 at = i + k * THREADS * PACK;
-                f(head + at, loaded[k], packs + at);
+                f(at, loaded[k], start + at);
             }
         }
-        for (; i < body; i += i64(THREADS) * PACK) f(head + i, load_pack(packs + i), packs + i);
+        for (; i < body; i += i64(THREADS) * PACK) f(i, load_pack(start + i), start + i);
     }
 };
 
@@ -135,7 +131,7 @@ __device__ inline float row_loss(const Logits& logits, int target, float smoothi
                                  float* correct) {
     // A target that is no token gives NaN.
     const bool known = target >= 0 && target < logits.count;
-    const float at_target = known ? to_float(logits.start[target]) : not_a_number();
+    const float at_target = known ? to_float(logits.at(target)) : not_a_number();
     const Softmax softmax = row_softmax(logits);
     const float log_sum = softmax.max + logf(softmax.sum);
     float expected = at_target;
@@ -154,25 +150,26 @@ __device__ inline void ignore(float* loss, float* correct) {
     if (correct != nullptr) *correct = 0.0f;
 }
 
-/// A block per row of logits (rows, vocabulary). `correct` may be null.
+/// A block per row of logits (rows, vocabulary), of whose columns the first `even` are together. `correct` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
     head_loss(E* logits, const int* targets, const float* denominator, float* losses, float* correct,
-              i64 vocabulary, float smoothing) {
+              i64 vocabulary, i64 even, float smoothing) {
     const i64 row = blockIdx.x;
     const int target = targets[row];
     float* const own = correct == nullptr ? nullptr : correct + row;
     if (target == IGNORE) return ignore(losses + row, own);
-    row_loss(Logits(logits, row, vocabulary), target, smoothing, *denominator, losses + row, own);
+    row_loss(Logits(logits, row, vocabulary, even), target, smoothing, *denominator, losses + row, own);
 }
 
 /// The same, and each logit becomes its gradient.
 extern "C" __global__ void __launch_bounds__(THREADS)
     head_loss_grad(E* logits, const int* targets, const float* denominator,
-                   const float* d_row_loss, float* losses, float* correct, i64 vocabulary, float smoothing) {
+                   const float* d_row_loss, float* losses, float* correct, i64 vocabulary, i64 even,
+                   float smoothing) {
     const i64 row = blockIdx.x;
     float* const own = correct == nullptr ? nullptr : correct + row;
     const int target = targets[row];
-    const Logits row_logits(logits, row, vocabulary);
+    const Logits row_logits(logits, row, vocabulary, even);
     if (target == IGNORE) {
         ignore(losses + row, own);
         const float zeros[PACK] = {};
