@@ -1,6 +1,7 @@
 //! Norms of channels over a batch.
 
-use super::{Definitions, PACK, THREADS, count, flag, grid, kernel, reduce, types};
+use super::reduce::{self, Columns};
+use super::{Definitions, PACK, THREADS, count, flag, grid, kernel, types};
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
@@ -151,10 +152,12 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             // The sums are the last row: dz, then dz · x̂.
             let sums = last_row(partials);
             if compute {
-                let accumulate = weight_accumulator.is_some();
-                reduce::finish(planner, &sums, width, &outputs[1], accumulate)?;
-                let accumulate = bias_accumulator.is_some();
-                reduce::finish(planner, &sums, 0, &outputs[2], accumulate)?;
+                let (weight, bias) = (weight_accumulator.is_some(), bias_accumulator.is_some());
+                let gradients = [
+                    Columns { first: width, out: &outputs[1], adds: weight },
+                    Columns { first: 0, out: &outputs[2], adds: bias },
+                ];
+                reduce::finish(planner, &sums, &gradients)?;
             }
             // What the ReLU turned off is zero already in the gradient of the addend.
             let masked = d_addend.is_some();

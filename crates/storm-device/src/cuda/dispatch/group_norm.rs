@@ -1,7 +1,8 @@
 //! Norms of groups of channels of each sample.
 
 use super::batch_norm::{CHANNELS, combinations, definitions};
-use super::{Definitions, THREADS, count, flag, grid, kernel, launch_flat, reduce, small};
+use super::reduce::{self, Columns};
+use super::{Definitions, THREADS, count, flag, grid, kernel, launch_flat, small};
 use crate::DeviceError;
 use crate::cuda::KernelSource;
 use crate::cuda::context::Argument;
@@ -115,10 +116,12 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let choice = kernel(SOURCE, "group_norm_grad_finish", definitions.clone());
             launch_flat(planner, choice, samples * groups, THREADS, arguments)?;
             if compute {
-                let accumulate = weight_accumulator.is_some();
-                reduce::finish(planner, partials, width, &outputs[1], accumulate)?;
-                let accumulate = bias_accumulator.is_some();
-                reduce::finish(planner, partials, 0, &outputs[2], accumulate)?;
+                let (weight, bias) = (weight_accumulator.is_some(), bias_accumulator.is_some());
+                let gradients = [
+                    Columns { first: width, out: &outputs[1], adds: weight },
+                    Columns { first: 0, out: &outputs[2], adds: bias },
+                ];
+                reduce::finish(planner, partials, &gradients)?;
             }
             let (blocks, masked) = (rows.div_ceil(STATISTICS_ROWS), d_addend.is_some());
             let mut arguments =

@@ -1,8 +1,8 @@
 //! Per-head norms and rotary embeddings of packed rows.
 
+use super::reduce::{self, Columns};
 use super::{
-    Definitions, PACK, THREADS, WARP, all_types, count, grid, kernel, reduce, small, types,
-    unsupported,
+    Definitions, PACK, THREADS, WARP, all_types, count, grid, kernel, small, types, unsupported,
 };
 use crate::DeviceError;
 use crate::cuda::KernelSource;
@@ -66,8 +66,12 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             planner.launch(choice, grid, THREADS as u32, arguments)?;
             if let Some(partials) = &partials {
                 let dim = heads.head_dim;
-                reduce::finish(planner, partials, 0, &outputs[1], query_accumulator.is_some())?;
-                reduce::finish(planner, partials, dim, &outputs[2], key_accumulator.is_some())?;
+                let (query, key) = (query_accumulator.is_some(), key_accumulator.is_some());
+                let sums = [
+                    Columns { first: 0, out: &outputs[1], adds: query },
+                    Columns { first: dim, out: &outputs[2], adds: key },
+                ];
+                reduce::finish(planner, partials, &sums)?;
             }
             Ok(())
         }

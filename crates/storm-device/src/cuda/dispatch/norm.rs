@@ -1,8 +1,8 @@
 //! Layer norm and RMS norm.
 
+use super::reduce::{self, Columns};
 use super::{
-    Definitions, PACK, THREADS, WARP, all_types, count, grid, kernel, reduce, small, types,
-    unsupported,
+    Definitions, PACK, THREADS, WARP, all_types, count, grid, kernel, small, types, unsupported,
 };
 use crate::DeviceError;
 use crate::cuda::KernelSource;
@@ -49,7 +49,8 @@ impl Geometry {
         let (kernel, packs) = match width {
             0..=256 => ("warp_1", None),
             257..=512 => ("warp_2", None),
-            513..=4096 => ("block_512", Some(1)),
+            513..=2048 => ("block_256", Some(1)),
+            2049..=4096 => ("block_512", Some(1)),
             4097..=8192 => ("block_1024", Some(1)),
             8193..=16384 => ("block_1024_2", Some(2)),
             _ => {
@@ -134,12 +135,13 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let grid = grid(planner, rows.div_ceil(ROWS_PER_PARTIAL), 1)?;
             planner.launch(choice, grid, geometry.threads, arguments)?;
             if let Some(partials) = &partials {
-                let accumulate = weight_accumulator.is_some();
-                reduce::finish(planner, partials, 0, &outputs[1], accumulate)?;
+                let adds = weight_accumulator.is_some();
+                let mut sums = vec![Columns { first: 0, out: &outputs[1], adds }];
                 if bias.is_some() {
-                    let accumulate = bias_accumulator.is_some();
-                    reduce::finish(planner, partials, width, &outputs[2], accumulate)?;
+                    let adds = bias_accumulator.is_some();
+                    sums.push(Columns { first: width, out: &outputs[2], adds });
                 }
+                reduce::finish(planner, partials, &sums)?;
             }
             Ok(())
         }

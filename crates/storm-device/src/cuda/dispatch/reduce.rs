@@ -43,7 +43,8 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             let grid = grid(planner, blocks.0, blocks.1)?;
             let choice = kernel(SOURCE, "column_partials", types([("E", x.dtype)]));
             planner.launch(choice, grid, THREADS as u32, arguments)?;
-            finish(planner, &outputs[1], 0, &outputs[0], accumulator.is_some())
+            let sum = Columns { first: 0, out: &outputs[0], adds: accumulator.is_some() };
+            finish(planner, &outputs[1], &[sum])
         }
         Op::Sum { x } => sum(planner, "sum_partials", x),
         Op::SumOfSquares { x } => sum(planner, "square_partials", x),
@@ -58,26 +59,35 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// Adds up columns of `partials` from column `first` on into `out`.
+/// A sum of partial sums.
+pub(super) struct Columns<'a> {
+    /// Its first column among the partial sums.
+    pub(super) first: usize,
+    pub(super) out: &'a View,
+    /// It is added to what is there.
+    pub(super) adds: bool,
+}
+
+/// Adds up columns of `partials`, for one or two outputs of the same size.
 pub(super) fn finish(
     planner: &mut Planner<'_>,
     partials: &View,
-    first: usize,
-    out: &View,
-    accumulate: bool,
+    sums: &[Columns<'_>],
 ) -> Result<(), DeviceError> {
-    let columns = out.shape.elements();
-    let arguments = vec![
+    let (one, other) = (&sums[0], &sums[sums.len() - 1]);
+    let columns = one.out.shape.elements();
+    assert!(sums.len() <= 2 && other.out.shape.elements() == columns, "sums of the same size");
+    let mut arguments = vec![
         planner.pointer(partials),
-        planner.pointer(out),
         count(partials.shape.rows()),
         count(partials.shape.width()),
-        count(first),
         count(columns),
-        flag(accumulate),
     ];
-    let grid = grid(planner, columns.div_ceil(WARP), 1)?;
-    let choice = kernel(SOURCE, "column_finish", types([("E", out.dtype)]));
+    for sum in [one, other] {
+        arguments.extend([planner.pointer(sum.out), count(sum.first), flag(sum.adds)]);
+    }
+    let grid = grid(planner, columns.div_ceil(WARP), sums.len())?;
+    let choice = kernel(SOURCE, "column_finish", types([("E", one.out.dtype)]));
     planner.launch(choice, grid, (WARP * WARP) as u32, arguments)
 }
 

@@ -102,14 +102,15 @@ __device__ inline void norm(const E* x, const E* delta, const E* weight, const E
 
 /// dx of the rows `rows_per_block · block ..`, and the sums over these rows that the gradients of
 /// weight and bias are made of: a row of `partials` (blocks, width or 2·width), where not null.
-/// With PREFETCH the next row is on its way while this one is summed; blocks of 1024 threads do not
-/// have the registers for it.
-template <int PACKS, bool ONE_WARP, bool PREFETCH>
+/// With PREFETCH the next rows are on their way while these are summed; blocks of 1024 threads do not
+/// have the registers for it. A block that has a row at a time takes TOGETHER rows between barriers; the
+/// order of every sum is the same for any number.
+template <int PACKS, bool ONE_WARP, bool PREFETCH, int TOGETHER>
 __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const float* rstd,
                                  const float* mean, const E* addend, E* dx, float* partials,
                                  i64 rows, i64 width, int rows_per_block, int partial_width) {
-    // Two sets, used in turn: one barrier a row is enough.
-    __shared__ float slots[2][2][WARP];
+    // Two sets, used in turn: one barrier for each set of rows is enough.
+    __shared__ float slots[2][TOGETHER][2][WARP];
     const Share<ONE_WARP> share;
     const i64 first = i64(blockIdx.x) * rows_per_block + share.group;
     const i64 end = minimum(rows, i64(blockIdx.x + 1) * rows_per_block);
@@ -121,83 +122,106 @@ __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const
     for (int k = 0; k < PACKS; k++) {
         weights[k] = read_pack(row_of(weight, 0, width), share.place(k));
     }
-    Pack<E> next_dy[PACKS], next_x[PACKS];
-    float next_rstd = 0.0f, next_mean = 0.0f;
-    auto fetch = [&](i64 row) {
+    Pack<E> next_dy[TOGETHER][PACKS], next_x[TOGETHER][PACKS];
+    float next_rstd[TOGETHER] = {}, next_mean[TOGETHER] = {};
+    auto fetch = [&](i64 from) {
 #pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            next_dy[k] = read_pack(row_of(dy, row, width), share.place(k));
-            next_x[k] = read_pack(row_of(x, row, width), share.place(k));
+        for (int r = 0; r < TOGETHER; r++) {
+            const i64 row = from + r * share.groups;
+            if (row >= end) break;
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                next_dy[r][k] = read_pack(row_of(dy, row, width), share.place(k));
+                next_x[r][k] = read_pack(row_of(x, row, width), share.place(k));
+            }
+            next_rstd[r] = rstd[row];
+            if (LAYER) next_mean[r] = mean[row];
         }
-        next_rstd = rstd[row];
-        if (LAYER) next_mean = mean[row];
     };
     if (PREFETCH && first < end) fetch(first);
     int set = 0;
-    for (i64 row = first; row < end; row += share.groups) {
-        if (!PREFETCH) fetch(row);
-        Pack<E> this_dy[PACKS], this_x[PACKS], addends[PACKS];
-        const float inverse = next_rstd, center = next_mean;
+    const i64 step = i64(TOGETHER) * share.groups;
+    for (i64 start = first; start < end; start += step) {
+        if (!PREFETCH) fetch(start);
+        Pack<E> this_dy[TOGETHER][PACKS], this_x[TOGETHER][PACKS], addends[TOGETHER][PACKS];
+        float inverse[TOGETHER], center[TOGETHER], along[TOGETHER], offset[TOGETHER];
 #pragma unroll
-        for (int k = 0; k < PACKS; k++) this_dy[k] = next_dy[k], this_x[k] = next_x[k];
-        if (addend != nullptr) {
+        for (int r = 0; r < TOGETHER; r++) {
+            inverse[r] = next_rstd[r], center[r] = next_mean[r];
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) this_dy[r][k] = next_dy[r][k], this_x[r][k] = next_x[r][k];
+            const i64 row = start + r * share.groups;
+            if (addend != nullptr && row < end) {
+#pragma unroll
+                for (int k = 0; k < PACKS; k++) {
+                    addends[r][k] = read_pack(row_of(addend, row, width), share.place(k));
+                }
+            }
+        }
+        if (PREFETCH && start + step < end) fetch(start + step);
+
+#pragma unroll
+        for (int r = 0; r < TOGETHER; r++) {
+            along[r] = offset[r] = 0.0f;
+            if (start + r * share.groups >= end) break;
 #pragma unroll
             for (int k = 0; k < PACKS; k++) {
-                addends[k] = read_pack(row_of(addend, row, width), share.place(k));
-            }
-        }
-        if (PREFETCH && row + share.groups < end) fetch(row + share.groups);
-
-        float along = 0.0f, offset = 0.0f;
+                float d[PACK], values[PACK], scale[PACK];
+                unpack(this_dy[r][k], d);
+                unpack(this_x[r][k], values);
+                unpack(weights[k], scale);
+                // Past the end dy and weight are zero.
 #pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            float d[PACK], values[PACK], scale[PACK];
-            unpack(this_dy[k], d);
-            unpack(this_x[k], values);
-            unpack(weights[k], scale);
-            // Past the end dy and weight are zero.
-#pragma unroll
-            for (int j = 0; j < PACK; j++) {
-                const float normalized = (values[j] - center) * inverse;
-                along += d[j] * scale[j] * normalized;
-                if (LAYER) offset += d[j] * scale[j];
-                d_weight[k][j] += d[j] * normalized;
-                if (LAYER) d_bias[k][j] += d[j];
+                for (int j = 0; j < PACK; j++) {
+                    const float normalized = (values[j] - center[r]) * inverse[r];
+                    along[r] += d[j] * scale[j] * normalized;
+                    if (LAYER) offset[r] += d[j] * scale[j];
+                    d_weight[k][j] += d[j] * normalized;
+                    if (LAYER) d_bias[k][j] += d[j];
+                }
             }
+            along[r] = warp_sum(along[r]);
+            if (LAYER) offset[r] = warp_sum(offset[r]);
         }
-        if (ONE_WARP) {
-            along = warp_sum(along);
-            if (LAYER) offset = warp_sum(offset);
-        } else {
+        if (!ONE_WARP) {
             const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-            along = warp_sum(along);
-            if (LAYER) offset = warp_sum(offset);
-            if (lane == 0) {
-                slots[set][0][warp] = along;
-                if (LAYER) slots[set][1][warp] = offset;
+#pragma unroll
+            for (int r = 0; r < TOGETHER; r++) {
+                if (lane == 0) {
+                    slots[set][r][0][warp] = along[r];
+                    if (LAYER) slots[set][r][1][warp] = offset[r];
+                }
             }
             __syncthreads();
             const bool used = lane < blockDim.x / WARP;
-            along = warp_sum(used ? slots[set][0][lane] : 0.0f);
-            if (LAYER) offset = warp_sum(used ? slots[set][1][lane] : 0.0f);
+#pragma unroll
+            for (int r = 0; r < TOGETHER; r++) {
+                along[r] = warp_sum(used ? slots[set][r][0][lane] : 0.0f);
+                if (LAYER) offset[r] = warp_sum(used ? slots[set][r][1][lane] : 0.0f);
+            }
             set ^= 1;
         }
-        along *= per_element;
-        offset *= per_element;
 #pragma unroll
-        for (int k = 0; k < PACKS; k++) {
-            if (share.place(k) >= width) break;
-            float d[PACK], values[PACK], scale[PACK], add[PACK] = {};
-            unpack(this_dy[k], d);
-            unpack(this_x[k], values);
-            unpack(weights[k], scale);
-            if (addend != nullptr) unpack(addends[k], add);
+        for (int r = 0; r < TOGETHER; r++) {
+            const i64 row = start + r * share.groups;
+            if (row >= end) break;
+            along[r] *= per_element;
+            offset[r] *= per_element;
 #pragma unroll
-            for (int j = 0; j < PACK; j++) {
-                const float normalized = (values[j] - center) * inverse;
-                d[j] = (d[j] * scale[j] - offset - normalized * along) * inverse + add[j];
+            for (int k = 0; k < PACKS; k++) {
+                if (share.place(k) >= width) break;
+                float d[PACK], values[PACK], scale[PACK], add[PACK] = {};
+                unpack(this_dy[r][k], d);
+                unpack(this_x[r][k], values);
+                unpack(weights[k], scale);
+                if (addend != nullptr) unpack(addends[r][k], add);
+#pragma unroll
+                for (int j = 0; j < PACK; j++) {
+                    const float normalized = (values[j] - center[r]) * inverse[r];
+                    d[j] = (d[j] * scale[j] - offset[r] - normalized * along[r]) * inverse[r] + add[j];
+                }
+                write8(row_of(dx, row, width), share.place(k), d);
             }
-            write8(row_of(dx, row, width), share.place(k), d);
         }
     }
 
@@ -235,7 +259,7 @@ __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const
 
 // ---- kernels: rows up to 8 · threads · PACKS wide ----------------------------------------------
 
-#define NORM(NAME, PACKS, ONE_WARP, THREADS)                                                       \
+#define NORM(NAME, PACKS, ONE_WARP, THREADS, TOGETHER)                                             \
     extern "C" __global__ void __launch_bounds__(THREADS) norm_##NAME(                             \
         const E* x, const E* delta, const E* weight, const E* bias, E* y, float* rstd,             \
         float* mean, E* sum, i64 rows, i64 width, float epsilon) {                                 \
@@ -246,13 +270,14 @@ __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const
         const E* dy, const E* x, const E* weight, const float* rstd, const float* mean,            \
         const E* addend, E* dx, float* partials, i64 rows, i64 width, int rows_per_block,          \
         int partial_width) {                                                                       \
-        norm_grad<PACKS, ONE_WARP, (THREADS < 1024)>(dy, x, weight, rstd, mean, addend, dx,        \
-                                                     partials, rows, width, rows_per_block,        \
-                                                     partial_width);                               \
+        norm_grad<PACKS, ONE_WARP, (THREADS < 1024), TOGETHER>(                                    \
+            dy, x, weight, rstd, mean, addend, dx, partials, rows, width, rows_per_block,          \
+            partial_width);                                                                        \
     }
 
-NORM(warp_1, 1, true, 256)
-NORM(warp_2, 2, true, 256)
-NORM(block_512, 1, false, 512)
-NORM(block_1024, 1, false, 1024)
-NORM(block_1024_2, 2, false, 1024)
+NORM(warp_1, 1, true, 256, 1)
+NORM(warp_2, 2, true, 256, 1)
+NORM(block_256, 1, false, 256, 2)
+NORM(block_512, 1, false, 512, (LAYER ? 2 : 1))
+NORM(block_1024, 1, false, 1024, 1)
+NORM(block_1024_2, 2, false, 1024, 1)

@@ -49,11 +49,12 @@ extern "C" __global__ void __launch_bounds__(WARPS* WARP)
     partials[blockIdx.x * width + own] = total;
 }
 
-/// Adds up `columns` columns from `first` on of `partials` (blocks, partial_width) into `out`, and
-/// to what is there where `accumulate` is 1. Grid: blocks of 32 columns; 32 × 32 threads.
+/// Adds up `columns` columns of `partials` (blocks, partial_width) from `first` on into `out`, and to what is there where
+/// `adds` is 1. A second row of the grid does the same for the other three. Grid: blocks of 32 columns; 32 × 32 threads.
 extern "C" __global__ void __launch_bounds__(WARP* WARP)
-    column_finish(const float* partials, E* out, i64 blocks, i64 partial_width, i64 first,
-                  i64 columns, int accumulate) {
+    column_finish(const float* partials, i64 blocks, i64 partial_width, i64 columns, E* out, i64 first, int adds,
+                  E* other_out, i64 other_first, int other_adds) {
+    if (blockIdx.y == 1) out = other_out, first = other_first, adds = other_adds;
     __shared__ float sums[WARP][WARP + 1];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const i64 column = i64(blockIdx.x) * WARP + lane;
@@ -70,7 +71,7 @@ extern "C" __global__ void __launch_bounds__(WARP* WARP)
     const float total = warp_sum(sums[warp][lane]);
     const i64 own = i64(blockIdx.x) * WARP + warp;
     if (lane == 0 && own < columns) {
-        out[own] = from_float<E>(accumulate ? total + to_float(out[own]) : total);
+        out[own] = from_float<E>(adds ? total + to_float(out[own]) : total);
     }
 }
 
