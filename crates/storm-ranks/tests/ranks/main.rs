@@ -6,6 +6,7 @@
 
 mod launchers;
 mod mpirun;
+mod nccl;
 mod reference;
 mod slurm;
 mod torchrun;
