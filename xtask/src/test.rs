@@ -58,6 +58,8 @@ fn run_everything() -> Result<()> {
             let mut command = cargo();
             // PyTorch brings NVRTC along, with which every CUDA kernel is compiled: no GPU needed.
             command.env("VIRTUAL_ENV", Environment::new().folder()).env("STORM_REQUIRE_NVRTC", "1");
+            // The same environment has the launchers that start ranks.
+            command.env("STORM_REQUIRE_LAUNCHERS", "1");
             run_command(command.args(test))
         }),
         Stage::new("doc tests", || run_command(cargo().args(["test", "--workspace", "--doc"]))),

@@ -14,15 +14,20 @@ use crate::workspace::{crate_dirs, entries, name, root};
 /// The longest source file, in lines. A file is one thought.
 const LINES_MAX: usize = 900;
 
-/// Where `unsafe` code may be: host memory, the devices, and the one file where PyTorch's word is taken for its
-/// memory.
-const UNSAFE_PLACES: [&str; 3] =
-    ["crates/storm-host/", "crates/storm-device/", "crates/storm-py/src/torch.rs"];
+/// Where `unsafe` code may be: host memory, the devices, calls of MPI and NCCL, and the one file where PyTorch's word
+/// is taken for its memory.
+const UNSAFE_PLACES: [&str; 4] = [
+    "crates/storm-host/",
+    "crates/storm-device/",
+    "crates/storm-ranks/",
+    "crates/storm-py/src/torch.rs",
+];
 
 /// The crates in the order data flows. Each may depend only on those in earlier rows.
-const CRATE_ORDER: [&[&str]; 14] = [
+const CRATE_ORDER: [&[&str]; 15] = [
     &["storm-files"],
     &["storm-host"],
+    &["storm-ranks"],
     &["storm-hub"],
     &["storm-graph"],
     &["storm-plan"],

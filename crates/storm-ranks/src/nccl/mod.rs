@@ -1,0 +1,354 @@
+//! Collectives between GPUs, over NCCL, in the order of a CUDA stream.
+//!
+//! Only calls that move bytes are used. NCCL's reductions add in an order that depends on where ranks are, and round at
+//! every hop. The library is loaded at run time, so nothing here needs CUDA to be built; streams and addresses
+//! are those of whoever owns the device.
+
+mod library;
+
+use crate::engine::Place;
+use crate::launch::Variables;
+use library::{Code, Functions, Handle};
+use std::ffi::{CStr, c_int, c_void};
+use std::path::PathBuf;
+use std::ptr;
+use std::sync::{Arc, Mutex, PoisonError};
+use thiserror::Error;
+
+/// The oldest version: the first in which a communicator can be finalized and aborted as it is here.
+const VERSION_MIN: Version = Version { major: 2, minor: 19, patch: 0 };
+
+/// A version of NCCL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version {
+    /// First number.
+    pub major: u32,
+    /// Second number.
+    pub minor: u32,
+    /// Third number.
+    pub patch: u32,
+}
+
+/// What connects the ranks of one communicator. The first rank makes it, and a rendezvous brings it to the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Id(library::UniqueId);
+
+impl Id {
+    /// As a message.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.0.0.to_vec()
+    }
+
+    /// Back from a message; none if its length is wrong.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Id> {
+        bytes.try_into().ok().map(|bytes| Id(library::UniqueId(bytes)))
+    }
+}
+
+/// Why NCCL cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum NcclError {
+    /// There is no library.
+    #[error(
+        "NCCL was not found (libnccl.so.2; tried {tried}). Install it, for example by pip install nvidia-nccl-cu13 in \
+         an active environment, or set STORM_CUDA_LIBRARIES to its folder"
+    )]
+    NotFound {
+        /// Paths.
+        tried: String,
+    },
+    /// A function is missing.
+    #[error("{} has no {symbol}: install NCCL 2.19 or newer", .path.display())]
+    Symbol {
+        /// The library.
+        path: PathBuf,
+        /// The function.
+        symbol: &'static str,
+    },
+    /// The library is too old.
+    #[error(
+        "{} is NCCL {}.{}.{}: install 2.19 or newer",
+        .path.display(), .version.major, .version.minor, .version.patch
+    )]
+    TooOld {
+        /// The library.
+        path: PathBuf,
+        /// Its version.
+        version: Version,
+    },
+    /// A function failed.
+    #[error("{function} failed: {message}")]
+    Failed {
+        /// Which.
+        function: &'static str,
+        /// What NCCL says.
+        message: String,
+    },
+    /// The pieces that a rank exchanges are not one for each rank, or those it gathers differ in size.
+    #[error("{given} pieces for {ranks} ranks")]
+    Pieces {
+        /// Pieces.
+        given: usize,
+        /// Ranks.
+        ranks: u32,
+    },
+    /// The communicator was aborted.
+    #[error("the communicator was aborted")]
+    Aborted,
+}
+
+/// NCCL, loaded.
+pub struct Nccl {
+    functions: Functions,
+    version: Version,
+}
+
+/// Bytes in device memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Device address.
+    pub address: u64,
+    /// Length.
+    pub bytes: usize,
+}
+
+/// A CUDA stream, as the driver's handle.
+#[derive(Clone, Copy, Debug)]
+pub struct Stream(pub *mut c_void);
+
+impl Nccl {
+    /// Finds and loads the library.
+    pub fn load(variables: &Variables) -> Result<Arc<Nccl>, NcclError> {
+        let (path, functions) = library::load(variables)?;
+        let mut number = 0;
+        // SAFETY: has no preconditions.
+        let code = unsafe { (functions.get_version)(&mut number) };
+        let version = Version::from_number(number);
+        let nccl = Nccl { functions, version };
+        nccl.check("ncclGetVersion", code, ptr::null_mut())?;
+        match version < VERSION_MIN {
+            true => Err(NcclError::TooOld { path, version }),
+            false => Ok(Arc::new(nccl)),
+        }
+    }
+
+    /// Its version.
+    pub fn version(&self) -> Version {
+        self.version
+    }
+
+    /// A new id, which opens a port on this machine.
+    pub fn new_id(&self) -> Result<Id, NcclError> {
+        let mut id = library::UniqueId([0; 128]);
+        // SAFETY: the id is written.
+        let code = unsafe { (self.functions.get_unique_id)(&mut id) };
+        self.check("ncclGetUniqueId", code, ptr::null_mut())?;
+        Ok(Id(id))
+    }
+
+    fn check(
+        &self,
+        function: &'static str,
+        code: Code,
+        communicator: Handle,
+    ) -> Result<(), NcclError> {
+        if code == library::SUCCESS {
+            return Ok(());
+        }
+        // SAFETY: both return a string that lives as long as the library; the second one takes no communicator too.
+        let texts = unsafe {
+            [(self.functions.get_error_string)(code), (self.functions.get_last_error)(communicator)]
+        };
+        let texts = texts.map(|text| match text.is_null() {
+            true => String::new(),
+            // SAFETY: NCCL's strings end with a zero.
+            false => unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_owned(),
+        });
+        let message = match texts {
+            [what, why] if why.is_empty() => what,
+            [what, why] => format!("{what} ({why})"),
+        };
+        Err(NcclError::Failed { function, message })
+    }
+}
+
+impl Version {
+    /// From NCCL's number: 22809 is 2.28.9.
+    fn from_number(number: c_int) -> Version {
+        let number = u32::try_from(number).unwrap_or(0);
+        Version { major: number / 10_000, minor: number / 100 % 100, patch: number % 100 }
+    }
+}
+
+/// The connection of a rank's GPU to those of the others.
+pub struct Communicator {
+    shared: Arc<Shared>,
+    place: Place,
+}
+
+struct Shared {
+    nccl: Arc<Nccl>,
+    /// None once it was aborted or destroyed.
+    handle: Mutex<Option<Communication>>,
+}
+
+/// The handle of a communicator.
+#[derive(Clone, Copy)]
+struct Communication(Handle);
+
+// SAFETY: NCCL's communicators may be used by any thread.
+unsafe impl Send for Communication {}
+
+/// Aborts a communicator, from any thread.
+#[derive(Clone)]
+pub struct Aborter(Arc<Shared>);
+
+impl Communicator {
+    /// Connects this rank's GPU to the others. Waits for all ranks.
+    ///
+    /// # Safety
+    /// The CUDA context of the rank's GPU is current in this thread, and lives longer than the communicator.
+    pub unsafe fn connect(
+        nccl: &Arc<Nccl>,
+        id: Id,
+        place: Place,
+    ) -> Result<Communicator, NcclError> {
+        let mut handle = ptr::null_mut();
+        let (rank, ranks) = (place.rank as c_int, place.ranks as c_int);
+        // SAFETY: the handle is written; the context is current by the caller's promise.
+        let code = unsafe { (nccl.functions.comm_init_rank)(&mut handle, ranks, id.0, rank) };
+        nccl.check("ncclCommInitRank", code, ptr::null_mut())?;
+        let handle = Mutex::new(Some(Communication(handle)));
+        Ok(Communicator { shared: Arc::new(Shared { nccl: nccl.clone(), handle }), place })
+    }
+
+    /// Which rank this is.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
+    /// Enqueues: `sends[i]` goes to rank `i`, and what rank `i` sends here goes to `receives[i]`. What a rank sends to
+    /// itself is copied as well.
+    ///
+    /// # Safety
+    /// All pieces are memory of this rank's GPU. Until the stream has executed this, nothing writes what is sent and
+    /// nothing accesses what is received, which does not overlap anything else here. Other ranks send exactly as many
+    /// bytes.
+    pub unsafe fn exchange(
+        &self,
+        sends: &[Piece],
+        receives: &[Piece],
+        stream: Stream,
+    ) -> Result<(), NcclError> {
+        let ranks = self.place.ranks;
+        for pieces in [sends, receives] {
+            if pieces.len() != ranks as usize {
+                return Err(NcclError::Pieces { given: pieces.len(), ranks });
+            }
+        }
+        let handle = self.shared.handle()?;
+        let Functions { group_start, group_end, send, receive, .. } = self.shared.nccl.functions;
+        let check = |function, code| self.shared.nccl.check(function, code, handle);
+        // SAFETY: has no preconditions.
+        check("ncclGroupStart", unsafe { group_start() })?;
+        let mut queued = Ok(());
+        for (rank, (to, from)) in (0..).zip(sends.iter().zip(receives)) {
+            // SAFETY: by the promise of the caller.
+            let codes = unsafe {
+                let to = send(device(to), to.bytes, library::BYTES, rank, handle, stream.0);
+                [to, receive(device(from), from.bytes, library::BYTES, rank, handle, stream.0)]
+            };
+            queued = queued.and(check("ncclSend", codes[0])).and(check("ncclRecv", codes[1]));
+        }
+        // A group that was started must be ended, whatever happened.
+        // SAFETY: as above.
+        let ended = check("ncclGroupEnd", unsafe { group_end() });
+        queued.and(ended)
+    }
+
+    /// Enqueues: the pieces of all ranks, which are of equal size, to `all` in the order of ranks, on every rank.
+    ///
+    /// # Safety
+    /// As for [`Communicator::exchange`]; `piece` may be its own part of `all`.
+    pub unsafe fn gather(&self, piece: Piece, all: Piece, stream: Stream) -> Result<(), NcclError> {
+        let ranks = self.place.ranks;
+        if piece.bytes.checked_mul(ranks as usize) != Some(all.bytes) {
+            return Err(NcclError::Pieces { given: all.bytes / piece.bytes.max(1), ranks });
+        }
+        let handle = self.shared.handle()?;
+        let gather = self.shared.nccl.functions.all_gather;
+        // SAFETY: by the promise of the caller.
+        let code = unsafe {
+            gather(device(&piece), device(&all), piece.bytes, library::BYTES, handle, stream.0)
+        };
+        self.shared.nccl.check("ncclAllGather", code, handle)
+    }
+
+    /// An error that happened after a call returned, such as another rank's end.
+    pub fn failure(&self) -> Option<NcclError> {
+        let handle = match self.shared.handle() {
+            Ok(handle) => handle,
+            Err(error) => return Some(error),
+        };
+        let mut state = library::SUCCESS;
+        // SAFETY: the communicator lives, and the state is written.
+        let code = unsafe { (self.shared.nccl.functions.comm_get_async_error)(handle, &mut state) };
+        let state = if code == library::SUCCESS { state } else { code };
+        if state == library::IN_PROGRESS {
+            return None;
+        }
+        self.shared.nccl.check("NCCL", state, handle).err()
+    }
+
+    /// Aborts it, from any thread.
+    pub fn aborter(&self) -> Aborter {
+        Aborter(self.shared.clone())
+    }
+
+    /// Waits for everything that was enqueued and disconnects. Every rank does this.
+    pub fn finish(self) -> Result<(), NcclError> {
+        let Some(Communication(handle)) = self.shared.take() else {
+            return Err(NcclError::Aborted);
+        };
+        let Functions { comm_finalize, comm_destroy, .. } = self.shared.nccl.functions;
+        // SAFETY: the handle was taken, so nobody else uses it or destroys it again.
+        let codes = unsafe { [comm_finalize(handle), comm_destroy(handle)] };
+        let check = |function, code| self.shared.nccl.check(function, code, ptr::null_mut());
+        check("ncclCommFinalize", codes[0]).and(check("ncclCommDestroy", codes[1]))
+    }
+}
+
+/// A communicator that was not finished is aborted: finishing would wait for ranks that may be gone.
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        self.aborter().abort();
+    }
+}
+
+impl Aborter {
+    /// Stops everything under way. May take forever, so it belongs on a thread that the process does not wait for.
+    pub fn abort(&self) {
+        if let Some(Communication(handle)) = self.0.take() {
+            // SAFETY: the handle was taken, so it is not destroyed again. NCCL allows this while calls are under way.
+            unsafe { (self.0.nccl.functions.comm_abort)(handle) };
+        }
+    }
+}
+
+impl Shared {
+    fn handle(&self) -> Result<Handle, NcclError> {
+        let handle = self.handle.lock().unwrap_or_else(PoisonError::into_inner);
+        handle.map(|Communication(handle)| handle).ok_or(NcclError::Aborted)
+    }
+
+    fn take(&self) -> Option<Communication> {
+        self.handle.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+fn device(piece: &Piece) -> *mut c_void {
+    ptr::without_provenance_mut(piece.address as usize)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,527 @@
+//! Notices when a rank is gone.
+//!
+//! Every rank has a connection to the first one, on which both sides send a byte now and then. When a process dies, its
+//! system closes the connection at once; when a machine dies, nothing comes any more. The first rank tells the others
+//! which rank it was. So all know within seconds, whatever they are doing, and whatever their launcher does.
+
+use crate::engine::Place;
+use crate::hello::{Token, connect, hear, host_name, new_token};
+use std::fmt;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// "I am here."
+const BEAT: u8 = 1;
+/// "I have finished; my end is no loss."
+const BYE: u8 = 2;
+/// "A rank is gone": its number and why follow.
+const LOST: u8 = 3;
+
+/// How often the first rank looks for new connections.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Connections that do not belong to ranks and are heard out at the same time.
+const STRANGERS_MAX: usize = 64;
+
+/// How often ranks say that they are there, and how long they believe each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Pace {
+    /// Between two bytes.
+    pub beat: Duration,
+    /// Without any byte, a rank counts as gone.
+    pub silence: Duration,
+    /// For all ranks to connect.
+    pub join: Duration,
+}
+
+impl Default for Pace {
+    fn default() -> Self {
+        Pace {
+            beat: Duration::from_secs(1),
+            silence: Duration::from_secs(8),
+            join: Duration::from_secs(60),
+        }
+    }
+}
+
+/// Where the first rank listens. It tells the others by a rendezvous.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Address {
+    host: String,
+    port: u16,
+    token: Token,
+}
+
+impl Address {
+    /// As a message.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        [self.token.as_slice(), &self.port.to_le_bytes(), self.host.as_bytes()].concat()
+    }
+
+    /// Back from a message; none if it is no address.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Address> {
+        let (token, rest) = bytes.split_first_chunk()?;
+        let (port, host) = rest.split_first_chunk()?;
+        let is_name = |byte: &u8| byte.is_ascii_alphanumeric() || b".-_".contains(byte);
+        if host.is_empty() || host.len() > 255 || !host.iter().all(is_name) {
+            return None;
+        }
+        let host = std::str::from_utf8(host).ok()?.to_owned();
+        Some(Address { host, port: u16::from_le_bytes(*port), token: *token })
+    }
+
+    /// Names of the first rank's machine, in the order to try them.
+    fn hosts(&self) -> Vec<String> {
+        match self.host == host_name() {
+            true => vec![Ipv4Addr::LOCALHOST.to_string(), self.host.clone()],
+            false => vec![self.host.clone()],
+        }
+    }
+}
+
+/// Why a rank counts as gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its connection was closed: the process has ended.
+    Closed,
+    /// Nothing came from it any more: its machine or the network is down.
+    Silent,
+    /// It never connected.
+    NeverJoined,
+}
+
+impl Cause {
+    fn from_byte(byte: u8) -> Option<Cause> {
+        [Cause::Closed, Cause::Silent, Cause::NeverJoined]
+            .into_iter()
+            .find(|cause| *cause as u8 == byte)
+    }
+}
+
+/// A rank that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Loss {
+    /// Which.
+    pub rank: u32,
+    /// Why it counts as gone.
+    pub cause: Cause,
+}
+
+impl fmt::Display for Loss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rank = self.rank;
+        match self.cause {
+            Cause::Closed => write!(f, "rank {rank} has ended before the run did"),
+            Cause::Silent => write!(f, "rank {rank} no longer answers"),
+            Cause::NeverJoined => write!(f, "rank {rank} did not start"),
+        }
+    }
+}
+
+type OnLoss = Box<dyn FnOnce(Loss) + Send>;
+
+/// Watches the other ranks until it is finished. Dropped before, it counts as the end of its rank.
+pub struct Watch {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Shared {
+    pace: Pace,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// By rank: the connections of this one.
+    peers: Vec<Peer>,
+    /// No further loss is reported.
+    is_over: bool,
+    /// Called for the first loss.
+    on_loss: Option<OnLoss>,
+    /// Threads that read connections, including those of strangers.
+    readers: Vec<JoinHandle<()>>,
+}
+
+enum Peer {
+    /// No connection, now or ever: the rank itself, or one that only the first rank watches.
+    None,
+    /// Not yet connected.
+    Awaited,
+    /// Connected.
+    Here(TcpStream),
+    /// It said that it has finished.
+    Finished,
+}
+
+impl Peer {
+    /// Sends a few bytes. Whoever reads the connection notices if it is closed.
+    fn send(&self, bytes: &[u8]) {
+        if let Peer::Here(stream) = self {
+            let mut stream: &TcpStream = stream;
+            let _ = stream.write_all(bytes);
+        }
+    }
+
+    /// Says that this rank has finished, or that it has heard that the other one has.
+    fn say_bye(&mut self) {
+        self.send(&[BYE]);
+        if let Peer::Here(stream) = std::mem::replace(self, Peer::Finished) {
+            let _ = stream.shutdown(Shutdown::Write);
+        }
+    }
+}
+
+impl Watch {
+    /// The first rank: listens for the others. `on_loss` runs on a thread of its own, once at most.
+    pub fn listen(
+        place: Place,
+        pace: Pace,
+        on_loss: impl FnOnce(Loss) + Send + 'static,
+    ) -> io::Result<(Watch, Address)> {
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        listener.set_nonblocking(true)?;
+        let port = listener.local_addr()?.port();
+        let address = Address { host: host_name(), port, token: new_token()? };
+        let awaited =
+            (0..place.ranks).map(|rank| if rank == 0 { Peer::None } else { Peer::Awaited });
+        let mut watch = Watch::new(pace, awaited.collect(), Box::new(on_loss))?;
+        let (shared, token) = (watch.shared.clone(), address.token);
+        watch
+            .threads
+            .push(spawn("watch-accept", move || accept(&shared, &listener, token, place.ranks))?);
+        Ok((watch, address))
+    }
+
+    /// Any other rank: connects to the first one.
+    pub fn join(
+        place: Place,
+        address: &Address,
+        pace: Pace,
+        on_loss: impl FnOnce(Loss) + Send + 'static,
+    ) -> io::Result<Watch> {
+        let deadline = Instant::now() + pace.join;
+        let stream = connect(&address.hosts(), address.port, &address.token, place.rank, deadline)?;
+        let mut watch = Watch::new(pace, vec![Peer::Here(stream.try_clone()?)], Box::new(on_loss))?;
+        let shared = watch.shared.clone();
+        watch.threads.push(spawn("watch-read", move || follow(&shared, 0, stream))?);
+        Ok(watch)
+    }
+
+    fn new(pace: Pace, peers: Vec<Peer>, on_loss: OnLoss) -> io::Result<Watch> {
+        let state = State { peers, is_over: false, on_loss: Some(on_loss), readers: Vec::new() };
+        let shared = Arc::new(Shared { pace, state: Mutex::new(state), changed: Condvar::new() });
+        let beating = shared.clone();
+        let threads = vec![spawn("watch-beat", move || beating.beat())?];
+        Ok(Watch { shared, threads })
+    }
+
+    /// Stops watching, and tells the others that the end of this rank is no loss.
+    pub fn finish(mut self) {
+        let mut state = self.shared.lock();
+        state.is_over = true;
+        state.on_loss = None;
+        for peer in &mut state.peers {
+            peer.say_bye();
+        }
+        self.shared.changed.notify_all();
+        let readers = std::mem::take(&mut state.readers);
+        drop(state);
+        for thread in self.threads.drain(..).chain(readers) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if !state.is_over {
+            state.is_over = true;
+            for peer in &state.peers {
+                if let Peer::Here(stream) = peer {
+                    let _ = stream.shutdown(Shutdown::Both);
+                }
+            }
+            self.shared.changed.notify_all();
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says to every connection, now and then, that this rank is here.
+    fn beat(&self) {
+        let mut state = self.lock();
+        while !state.is_over {
+            for peer in &state.peers {
+                peer.send(&[BEAT]);
+            }
+            let waited = self.changed.wait_timeout(state, self.pace.beat);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// Reports the first loss, to the other ranks and to the owner.
+    fn lose(&self, loss: Loss) {
+        let mut state = self.lock();
+        let Some(on_loss) = state.on_loss.take().filter(|_| !state.is_over) else { return };
+        let [a, b, c, d] = loss.rank.to_le_bytes();
+        for (rank, peer) in (0..).zip(&state.peers) {
+            if rank != loss.rank {
+                peer.send(&[LOST, a, b, c, d, loss.cause as u8]);
+            }
+        }
+        drop(state);
+        on_loss(loss);
+    }
+}
+
+/// What is said on a connection.
+enum Word {
+    Beat,
+    Bye,
+    Lost(Loss),
+}
+
+fn read_word(mut stream: &TcpStream) -> io::Result<Word> {
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    match kind[0] {
+        BEAT => Ok(Word::Beat),
+        BYE => Ok(Word::Bye),
+        LOST => {
+            let mut rest = [0; 5];
+            stream.read_exact(&mut rest)?;
+            let [a, b, c, d, cause] = rest;
+            let cause = Cause::from_byte(cause).ok_or(ErrorKind::InvalidData)?;
+            Ok(Word::Lost(Loss { rank: u32::from_le_bytes([a, b, c, d]), cause }))
+        }
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// Reads a rank's connection until one of both has finished or is gone.
+fn follow(shared: &Shared, rank: u32, stream: TcpStream) {
+    let mut has_finished = stream.set_read_timeout(Some(shared.pace.silence)).is_err();
+    loop {
+        match read_word(&stream) {
+            Ok(Word::Beat) => {}
+            // Its other side is read to the end: closing a connection with unread bytes would discard our answer.
+            Ok(Word::Bye) => {
+                has_finished = true;
+                shared.lock().peers[rank as usize].say_bye();
+            }
+            Ok(Word::Lost(loss)) => return shared.lose(loss),
+            Err(_) if has_finished => return,
+            Err(error) => {
+                let is_silent = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+                let cause = if is_silent { Cause::Silent } else { Cause::Closed };
+                return shared.lose(Loss { rank, cause });
+            }
+        }
+    }
+}
+
+/// The first rank's part: takes connections until every rank is here.
+fn accept(shared: &Arc<Shared>, listener: &TcpListener, token: Token, ranks: u32) {
+    let deadline = Instant::now() + shared.pace.join;
+    let mut strangers = 0;
+    loop {
+        let mut state = shared.lock();
+        let missing = state.peers.iter().position(|peer| matches!(peer, Peer::Awaited));
+        let Some(missing) = missing.filter(|_| !state.is_over) else { return };
+        if Instant::now() > deadline {
+            drop(state);
+            return shared.lose(Loss { rank: missing as u32, cause: Cause::NeverJoined });
+        }
+        state.readers.retain(|reader| !reader.is_finished());
+        let is_crowded = state.readers.len() >= ranks as usize + STRANGERS_MAX;
+        if !is_crowded && let Ok((stream, _)) = listener.accept() {
+            strangers += 1;
+            let of_thread = shared.clone();
+            // If no thread can be started, the rank connects again.
+            let reader = spawn(&format!("watch-read-{strangers}"), move || {
+                welcome(&of_thread, stream, &token, ranks)
+            });
+            state.readers.extend(reader);
+            continue;
+        }
+        let waited = shared.changed.wait_timeout(state, ACCEPT_INTERVAL);
+        drop(waited);
+    }
+}
+
+/// Hears who a connection is. If it is a rank that is still awaited, follows it.
+fn welcome(shared: &Shared, stream: TcpStream, token: &Token, ranks: u32) {
+    let Ok(rank) = hear(&stream, token, ranks) else { return };
+    let Ok(copy) = stream.try_clone() else { return };
+    let mut state = shared.lock();
+    match &mut state.peers[rank as usize] {
+        peer @ Peer::Awaited => *peer = Peer::Here(copy),
+        // Two processes say that they are the same rank: the first one counts.
+        _ => return,
+    }
+    if state.is_over {
+        state.peers[rank as usize].say_bye();
+    }
+    shared.changed.notify_all();
+    drop(state);
+    follow(shared, rank, stream);
+}
+
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+/// For [`Watch`]: says what was lost and ends this process. Nothing that waits for the lost rank can stop it.
+pub fn end_on_loss(place: Place) -> impl FnOnce(Loss) + Send + 'static {
+    move |loss| {
+        let rank = place.rank;
+        let advice = "Start the run again to go on from its last checkpoint";
+        last_words(&format!("storm: rank {rank}: {loss}, so this rank ends too. {advice}\n"));
+        end_process(1)
+    }
+}
+
+/// Prints a line in one piece: all ranks may print at the same moment, to one terminal.
+pub(crate) fn last_words(line: &str) {
+    let _ = io::stderr().write_all(line.as_bytes());
+}
+
+/// Ends this process at once. Handlers that run at a normal exit may wait for other ranks.
+pub(crate) fn end_process(code: i32) -> ! {
+    // SAFETY: has no preconditions.
+    unsafe { libc::_exit(code) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    /// Nothing times out in a test that does not wait for it.
+    const PATIENT: Pace = Pace {
+        beat: Duration::from_millis(5),
+        silence: Duration::from_secs(600),
+        join: Duration::from_secs(600),
+    };
+
+    /// The watches of some ranks, and what each of them lost.
+    fn watches(ranks: u32) -> (Vec<Watch>, Receiver<(u32, Loss)>) {
+        let (sender, losses) = channel();
+        let report = |rank, sender: Sender<_>| move |loss| sender.send((rank, loss)).unwrap();
+        let place = |rank| Place { rank, ranks };
+        let (first, address) = Watch::listen(place(0), PATIENT, report(0, sender.clone())).unwrap();
+        let address = Address::from_bytes(&address.to_bytes()).unwrap();
+        let others = (1..ranks).map(|rank| {
+            Watch::join(place(rank), &address, PATIENT, report(rank, sender.clone())).unwrap()
+        });
+        let all = std::iter::once(first).chain(others).collect();
+        (all, losses)
+    }
+
+    #[test]
+    fn every_other_rank_hears_of_a_loss_once() {
+        for lost in 0..4 {
+            let (mut all, losses) = watches(4);
+            drop(all.remove(lost as usize));
+            let mut heard: Vec<(u32, Loss)> = (0..3).map(|_| losses.recv().unwrap()).collect();
+            heard.sort_by_key(|(rank, _)| *rank);
+            let loss = Loss { rank: lost, cause: Cause::Closed };
+            let expected: Vec<_> =
+                (0..4).filter(|rank| *rank != lost).map(|rank| (rank, loss)).collect();
+            assert_eq!(heard, expected);
+            drop(all);
+            // All senders are gone without another word.
+            assert!(losses.recv().is_err());
+        }
+    }
+
+    #[test]
+    fn ranks_that_finish_in_any_order_are_no_loss() {
+        for order in [[0, 0, 0], [2, 1, 0], [1, 0, 0]] {
+            let (mut all, losses) = watches(3);
+            for next in order {
+                all.remove(next).finish();
+            }
+            assert!(losses.recv().is_err());
+        }
+    }
+
+    #[test]
+    fn a_silent_rank_is_lost() {
+        let (sender, losses) = channel();
+        let pace = Pace { silence: Duration::from_millis(100), ..PATIENT };
+        let place = Place { rank: 0, ranks: 2 };
+        let (_watch, address) =
+            Watch::listen(place, pace, move |loss| sender.send(loss).unwrap()).unwrap();
+        let deadline = Instant::now() + PATIENT.join;
+        let _silent = connect(&address.hosts(), address.port, &address.token, 1, deadline).unwrap();
+        assert_eq!(losses.recv().unwrap(), Loss { rank: 1, cause: Cause::Silent });
+    }
+
+    #[test]
+    fn a_rank_that_never_comes_is_lost() {
+        let (sender, losses) = channel();
+        let pace = Pace { join: Duration::from_millis(100), ..PATIENT };
+        let place = Place { rank: 0, ranks: 2 };
+        let (_watch, _) =
+            Watch::listen(place, pace, move |loss| sender.send(loss).unwrap()).unwrap();
+        assert_eq!(losses.recv().unwrap(), Loss { rank: 1, cause: Cause::NeverJoined });
+    }
+
+    /// Strangers cannot take a rank's place, and say nothing that is believed.
+    #[test]
+    fn strangers_are_not_heard() {
+        let (sender, losses) = channel();
+        let place = Place { rank: 0, ranks: 2 };
+        let report = sender.clone();
+        let (first, address) =
+            Watch::listen(place, PATIENT, move |loss| report.send(loss).unwrap()).unwrap();
+        let stranger = |bytes: &[u8]| {
+            let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, address.port)).unwrap();
+            stream.write_all(bytes).unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            let mut answer = Vec::new();
+            // A connection that is reset has no answer either.
+            let _ = stream.read_to_end(&mut answer);
+            assert_eq!(answer, [0u8; 0]);
+        };
+        stranger(b"");
+        stranger(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n");
+        stranger(&[0xff; 4096]);
+        let token = [0; 16];
+        for rank in [0u32, 1, 2, u32::MAX] {
+            stranger(&[b"STORMRK\x01".as_slice(), &token, &rank.to_le_bytes()].concat());
+        }
+        for rank in [0u32, 2] {
+            stranger(&[b"STORMRK\x01".as_slice(), &address.token, &rank.to_le_bytes()].concat());
+        }
+        let place = Place { rank: 1, ranks: 2 };
+        let second =
+            Watch::join(place, &address, PATIENT, move |loss| sender.send(loss).unwrap()).unwrap();
+        let finishing = std::thread::spawn(|| second.finish());
+        first.finish();
+        finishing.join().unwrap();
+        assert!(losses.recv().is_err());
+    }
+
+    #[test]
+    fn addresses_are_checked() {
+        let address = Address { host: "node-1.example".to_owned(), port: 4711, token: [7; 16] };
+        let bytes = address.to_bytes();
+        assert_eq!(Address::from_bytes(&bytes), Some(address));
+        for length in 0..=18 {
+            assert_eq!(Address::from_bytes(&bytes[..length]), None);
+        }
+        assert_eq!(Address::from_bytes(&[bytes.as_slice(), b"/\n"].concat()), None);
+        assert_eq!(Address::from_bytes(&[bytes.as_slice(), &[b'a'; 300]].concat()), None);
+    }
+}
