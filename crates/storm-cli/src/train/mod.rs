@@ -19,6 +19,7 @@ mod pictures;
 mod planned;
 mod progress;
 mod progress_line;
+mod ranks;
 mod recorded;
 mod reference;
 mod report;
@@ -91,6 +92,7 @@ pub(crate) fn settings_of_run(folder: &Path) -> BTreeMap<String, String> {
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
     let TrainArgs { config, resume, begin_anew, other_tokenizer, dry_run, quiet, json, options } =
         args;
+    ranks::check()?;
     let file = match &config {
         Some(path) => config::read(path)?,
         None => Given::default(),

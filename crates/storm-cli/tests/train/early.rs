@@ -1,6 +1,6 @@
 //! What is cheap to check is checked before anything is made.
 
-use crate::support::{Place, tree};
+use crate::support::{Place, finish, tree};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -68,6 +68,21 @@ fn a_missing_gpu_is_an_error_at_once() {
     command.current_dir(place.path());
     let output = command.args(["train", "tiny.toml", "--device", "cuda"]).output().expect("storm");
     assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Several ranks would each train the whole run.
+#[test]
+fn a_launcher_with_several_ranks_is_refused() {
+    let place = Place::new();
+    let names = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"];
+    let sizes = ["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+    let mut command = place.command("early", &[]);
+    command.envs(names.map(|name| (name, "0"))).envs(sizes.map(|name| (name, "4")));
+    finish(command).failed(2, &["mpirun of Open MPI", "4 ranks", "by itself"]);
+    assert!(!place.path().join("runs").exists());
+    let mut command = place.command("early", &["--steps", "1"]);
+    command.envs(names.map(|name| (name, "0"))).envs(sizes.map(|name| (name, "1")));
+    finish(command).succeeded();
 }
 
 /// A run that is there stays as it is, to the byte.
