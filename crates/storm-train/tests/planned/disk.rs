@@ -208,7 +208,7 @@ fn a_disk_that_goes_wrong() {
         let decisions = random_decisions_with_disk(&task, seed);
         let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
         decisions.update == UpdateTime::NextStep
-            && plan.bytes[Tier::DISK] > 20 * 4096
+            && plan.bytes[Tier::DISK] >= 6 * 4096
             && decisions.disk_ring < 4
     });
     let decisions = random_decisions_with_disk(&task, seed.expect("one of a hundred"));
@@ -281,5 +281,6 @@ fn a_disk_without_room_says_what_is_needed() {
     let storm_device::DeviceError::Memory(refused) = &error else { panic!("{error}") };
     assert_eq!((refused.tier, refused.wanted_bytes), (Tier::DISK, 1 << 58));
     assert!(error.to_string().contains("of disk memory are needed"), "{error}");
-    assert_eq!(folder.names(), ["storm.lock"]);
+    // The lock went with the options.
+    assert_eq!(folder.names(), Vec::<String>::new());
 }

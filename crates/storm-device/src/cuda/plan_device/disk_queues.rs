@@ -115,9 +115,17 @@ impl DiskQueues {
         self.shared.counters.signal(stream, queue, count)
     }
 
-    /// How many copies a queue has done. After a failure, more than it was given.
-    pub(super) fn done(&self, queue: Queue) -> u64 {
-        self.shared.lock().done[queue]
+    /// Its queues.
+    pub(super) fn queues(&self) -> impl Iterator<Item = Queue> + '_ {
+        let plan = &self.shared.plan;
+        plan.queues().filter(|&queue| plan.links.is_disk(queue))
+    }
+
+    /// How many copies a queue, given by its index, has done; none if it is not of the disk. After a failure, more
+    /// than it was given.
+    pub(super) fn progress(&self, index: usize) -> Option<u64> {
+        let queue = self.queues().find(|queue| queue.index() == index)?;
+        Some(self.shared.lock().done[queue])
     }
 
     /// The first failure.
