@@ -154,7 +154,12 @@ fn plan() -> Plan {
         builder.copy(w, place(Tier::DEVICE, near_out), far_out);
         builder.copy(w, far_out, rest);
         let tensor = builder.tensor(w);
-        builder.plan.lasting.push(Lasting { tensor, pieces: vec![w], places: vec![rest], parts: Vec::new() });
+        builder.plan.lasting.push(Lasting {
+            tensor,
+            pieces: vec![w],
+            places: vec![rest],
+            parts: Vec::new(),
+        });
     }
     let take_y = builder.copy(y, place(Tier::DEVICE, Y), place(Tier::HOST, Y));
     let result = PlanResult {

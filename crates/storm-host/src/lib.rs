@@ -29,6 +29,6 @@ pub use read_ring::{ReadRing, RingRead, RingResult};
 pub use refused::HostMemoryRefused;
 pub use scratch::{
     ScratchAccess, ScratchError, ScratchFault, ScratchFaultKind, ScratchFolder, ScratchPath,
-    ScratchStore,
+    ScratchRates, ScratchStore,
 };
 pub use size::show_bytes;

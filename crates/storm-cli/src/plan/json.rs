@@ -99,6 +99,7 @@ fn about(request: &Request) -> Value {
         "hardware_uncertainty": request.profile.uncertainty,
         "vram_bytes": request.vram.bytes,
         "ram_bytes": request.ram.bytes,
+        "disk": request.disk.as_ref().map(|disk| disk.json(None)),
     })
 }
 

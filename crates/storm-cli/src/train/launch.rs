@@ -5,6 +5,7 @@ use super::device::{DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
 use super::setup::Setup;
+use crate::disk_tier::DiskTier;
 use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
@@ -91,10 +92,11 @@ pub(super) fn within_less<D: Trains>(
 }
 
 fn site(setup: &mut Setup) -> (&mut Launch, Site<'_>) {
-    let Setup { launch, settings, data, model, style, threads, steps, .. } = setup;
+    let Setup { launch, settings, data, model, style, threads, steps, request, .. } = setup;
     let (style, threads, steps) = (*style, *threads, *steps);
     let unit = model.config.unit();
-    (launch, Site { settings, data, unit, style, threads, steps, making: None })
+    let disk = request.disk.as_ref();
+    (launch, Site { settings, data, unit, style, threads, steps, disk, making: None })
 }
 
 struct Site<'a> {
@@ -106,6 +108,7 @@ struct Site<'a> {
     threads: usize,
     /// Of the run.
     steps: u64,
+    disk: Option<&'a DiskTier>,
     /// Weights that are being made.
     making: Option<progress::Bytes>,
 }
@@ -113,7 +116,8 @@ struct Site<'a> {
 impl<D: Trains> LaunchSite<D> for Site<'_> {
     fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options {
         let run_seconds = plan.predicted_seconds() * self.steps as f64;
-        D::options(self.threads, budget, tuning::seconds(run_seconds), before)
+        let disk = DiskTier::options(self.disk);
+        D::options(self.threads, budget, disk, tuning::seconds(run_seconds), before)
     }
 
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {

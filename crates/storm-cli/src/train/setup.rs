@@ -427,6 +427,7 @@ pub(super) fn request(
         profile: machine.profile,
         vram: machine.vram,
         ram: machine.ram,
+        disk: machine.disk,
         forced: forced.forced(),
         forced_words: forced.words(),
         device_memory: match machine.kind {
@@ -535,6 +536,7 @@ fn forced(settings: &Settings) -> ForcedArgs {
         weights: settings.weights,
         gradients: settings.gradients,
         optimizer_state: settings.optimizer_state,
+        state_on_disk: settings.state_on_disk,
         update: settings.update,
         group: settings.group.map(NonZeroUsize::get),
     }

@@ -11,10 +11,12 @@ mod file;
 mod folder;
 mod lane;
 mod pieces;
+mod rates;
 mod store;
 
 pub use error::ScratchError;
 pub use fault::{ScratchAccess, ScratchFault, ScratchFaultKind};
 pub use file::ScratchPath;
 pub use folder::ScratchFolder;
+pub use rates::ScratchRates;
 pub use store::ScratchStore;

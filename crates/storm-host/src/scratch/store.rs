@@ -64,12 +64,7 @@ impl ScratchStore {
     /// # Safety
     /// `bytes` from `offset` on are one of the extents. `to` is aligned to 4096 bytes and has room for as many, which
     /// nothing else accesses until this returns. One thread at a time reads.
-    pub unsafe fn read(
-        &self,
-        offset: u64,
-        to: *mut u8,
-        bytes: usize,
-    ) -> Result<(), ScratchError> {
+    pub unsafe fn read(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
         // SAFETY: the caller's promise.
         unsafe { self.reads.transfer(pieces, offset, to as usize) }

@@ -37,7 +37,11 @@ pub(super) struct Staged {
 }
 
 impl DiskSlots {
-    pub(super) fn new(lowering: &Lowering<'_>, decisions: &Decisions, layout: &Layout) -> DiskSlots {
+    pub(super) fn new(
+        lowering: &Lowering<'_>,
+        decisions: &Decisions,
+        layout: &Layout,
+    ) -> DiskSlots {
         let mut resting = Vec::new();
         if decisions.update == UpdateTime::NextStep && layout.disk.size_bytes > 0 {
             for block in 0..lowering.blocks.count() {
@@ -74,7 +78,9 @@ impl Emit<'_> {
         let slot = self.disk_slots.turns.next();
         let is_there = !self.disk_slots.resting.is_empty()
             && self.disk_slots.count < self.layout.disk_ring.slots;
-        debug_assert!(!is_there || self.disk_slots.resting[self.disk_slots.count] == (block, group));
+        debug_assert!(
+            !is_there || self.disk_slots.resting[self.disk_slots.count] == (block, group)
+        );
         self.disk_slots.count += 1;
         if !is_there {
             self.read_state(block, group, slot);

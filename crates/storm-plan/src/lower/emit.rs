@@ -374,15 +374,24 @@ impl<'a> Emit<'a> {
     }
 
     /// Copies state from the disk to its slot, once `after` kernels of the segment are issued.
-    pub(super) fn read_disk(&mut self, after: usize, disk: usize, host: usize, bytes: usize, values: Operands) {
+    pub(super) fn read_disk(
+        &mut self,
+        after: usize,
+        disk: usize,
+        host: usize,
+        bytes: usize,
+        values: Operands,
+    ) {
         self.host_written.insert(host, (host + bytes, after));
-        let (from, to) = (Place { tier: Tier::DISK, offset: disk }, Place { tier: Tier::HOST, offset: host });
+        let (from, to) =
+            (Place { tier: Tier::DISK, offset: disk }, Place { tier: Tier::HOST, offset: host });
         self.copy_state(after, from, to, bytes, values);
     }
 
     /// Copies state from its slot to the disk, right after the last kernel so far.
     pub(super) fn write_disk(&mut self, disk: usize, host: usize, bytes: usize, values: Operands) {
-        let (from, to) = (Place { tier: Tier::HOST, offset: host }, Place { tier: Tier::DISK, offset: disk });
+        let (from, to) =
+            (Place { tier: Tier::HOST, offset: host }, Place { tier: Tier::DISK, offset: disk });
         self.copy_state(self.position(), from, to, bytes, values);
     }
 

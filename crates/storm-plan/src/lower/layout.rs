@@ -498,7 +498,12 @@ fn place_parameters(
 }
 
 /// How many kinds of a block's state are on disk.
-pub(super) fn kinds_on_disk(lowering: &Lowering<'_>, decisions: &Decisions, stage: usize, index: usize) -> usize {
+pub(super) fn kinds_on_disk(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    stage: usize,
+    index: usize,
+) -> usize {
     let decided = &decisions.stages[stage];
     let wanted = decided.on_disk.get(index).copied().unwrap_or(0);
     match index < decided.states_pinned {
@@ -524,7 +529,13 @@ fn place_disk_ring(
         }
     }
     let slots = decisions.disk_ring.min(updates);
-    Ring::take(host, TensorKind::OptimizerState, "optimizer state on its way to disk", slot_bytes, slots)
+    Ring::take(
+        host,
+        TensorKind::OptimizerState,
+        "optimizer state on its way to disk",
+        slot_bytes,
+        slots,
+    )
 }
 
 /// Where the state of blocks that are not pinned is.

@@ -26,14 +26,14 @@ mod waits;
 
 use crate::plan::Plan;
 use crate::{
-    Decisions, GroupDecisions, HardwareProfile, Link, Links, PerTier, PlanError, SavedUnit, Storage,
-    Task, UpdateTime,
+    Decisions, GroupDecisions, HardwareProfile, Link, Links, PerTier, PlanError, SavedUnit,
+    Storage, Task, UpdateTime,
 };
 use blocks::Blocks;
+pub use homes::DISK_BLOCK_BYTES;
 use layout::ActivationSlab;
 use parameters::Set;
 use shared::{Cut, Shared};
-pub use homes::DISK_BLOCK_BYTES;
 pub(crate) use sketch::{Estimate, Sketch};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -330,9 +330,8 @@ impl<'a> Lowering<'a> {
     /// What an update has in a slot on its way from the disk, at most, if this many kinds of its state are there.
     pub(crate) fn disk_slot_bytes(&self, kinds_on_disk: usize) -> usize {
         let cut = self.cut(self.piece_elements());
-        let of_stage = |homes: &Vec<homes::Homes>| {
-            homes[kinds_on_disk.min(homes.len() - 1)].slot_bytes
-        };
+        let of_stage =
+            |homes: &Vec<homes::Homes>| homes[kinds_on_disk.min(homes.len() - 1)].slot_bytes;
         cut.homes.iter().map(of_stage).max().unwrap_or(0)
     }
 

@@ -1,7 +1,7 @@
 //! The optimizer in pieces: gradient, parameter and state of a piece meet on the device.
 
-use super::emit::{Bound, Emit, Ends, copy_values};
 use super::disk::Staged;
+use super::emit::{Bound, Emit, Ends, copy_values};
 use super::homes::Home;
 use super::parameters::{Set, SetSlabs};
 use super::residency::Class;

@@ -236,12 +236,8 @@ fn a_disk_that_goes_wrong() {
                     assert_eq!(found, expected, "{access:?} {kind:?} {every}");
                     continue;
                 }
-                let trainer = Trainer::<CpuPlanDevice>::new(
-                    &config,
-                    options.clone(),
-                    Arc::new(plan),
-                    device,
-                );
+                let trainer =
+                    Trainer::<CpuPlanDevice>::new(&config, options.clone(), Arc::new(plan), device);
                 let outcome = trainer.and_then(|mut trainer| {
                     (0..10).try_for_each(|step| {
                         trainer.step(&batches(&config, 2, step), 1e-2).map(|_| ())

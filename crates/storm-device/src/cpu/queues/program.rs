@@ -1,9 +1,9 @@
 use super::board::Board;
-use crate::disk::{DiskCopy, DiskOptions, DiskTier};
 use crate::DeviceError;
 use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::memory::Memory;
+use crate::disk::{DiskCopy, DiskOptions, DiskTier};
 use crate::placed::{node_of, tensor_name};
 use crate::supply::{self, Supplied, Supply};
 use std::fmt;

@@ -162,9 +162,8 @@ pub(super) fn step_seconds(segments: &[Segment], cells: u32, profile: &HardwareP
             continue;
         };
         let shared = ((there.bandwidth + back.bandwidth) / there.duplex_bandwidth).max(1.0);
-        let alone = lanes.map(|lane| {
-            segments.iter().map(|segment| segment.moving_seconds(lane)).sum::<f64>()
-        });
+        let alone = lanes
+            .map(|lane| segments.iter().map(|segment| segment.moving_seconds(lane)).sum::<f64>());
         // As in the simulation of plans: both directions are busy at once for as long as possible.
         let both = alone[0].min(alone[1]);
         for (lane, alone) in lanes.into_iter().zip(alone) {
