@@ -3,6 +3,7 @@
 use super::Finding;
 use crate::data::disk_rates;
 use crate::disk::{Medium, free_bytes, medium, write_speed};
+use crate::disk_tier;
 use crate::size;
 use std::path::Path;
 
@@ -32,6 +33,7 @@ pub(super) fn look(dir: &Path) -> Vec<Finding> {
     }
     findings.push(speed(dir));
     findings.push(reading(dir));
+    findings.push(state(dir));
     findings
 }
 
@@ -56,6 +58,18 @@ fn speed(dir: &Path) -> Finding {
         Err(error) => {
             let what = format!("{} cannot be written to: {error}", dir.display());
             Finding::missing(name, what, "choose another with --dir")
+        }
+    }
+}
+
+/// How fast optimizer state would go there and back.
+fn state(dir: &Path) -> Finding {
+    let name = "state on disk";
+    match disk_tier::probe(dir) {
+        Some(link) => Finding::good(name, disk_tier::link_words(&link)),
+        None => {
+            let what = format!("{} cannot hold optimizer state", dir.display());
+            Finding::limited(name, what, "give `storm train` another folder with --disk")
         }
     }
 }

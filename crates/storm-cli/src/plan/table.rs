@@ -186,9 +186,7 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
     let Prediction { copied_bytes, step_seconds, .. } = &planned.prediction;
     let used = |disk: &DiskTier| disk.use_words(&planned.plan, copied_bytes, *step_seconds);
     if let Some(disk) = &request.disk {
-        let words = used(disk).unwrap_or_else(|| {
-            "host memory holds all optimizer state, so nothing is on disk".to_owned()
-        });
+        let words = used(disk).unwrap_or_else(|| DiskTier::UNUSED.to_owned());
         lines.extend(wrapped("disk                ", &words));
     }
     lines

@@ -10,7 +10,7 @@ use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
 use storm_model::Unit;
-use storm_plan::{Budget, Tier};
+use storm_plan::{Budget, Planned, Tier};
 use storm_train::{
     Alarm, AnyBatch, Correction, GuessedSplit, Initialized, Launch, LaunchSite, Launched, Notice,
     OnAlarm, Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
@@ -29,6 +29,7 @@ pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     setup.splits = splits;
     setup.settle();
     say_split(setup);
+    say_disk(setup);
     Ok(trainer)
 }
 
@@ -58,6 +59,20 @@ fn say_split(setup: &Setup) {
         let object = json!({
             "event": "micro_batches", "batch": batch, "accumulate": accumulate, "tried": tried,
         });
+        print(&object.to_string());
+    }
+}
+
+/// Says what the run does to the disk that it was given.
+fn say_disk(setup: &Setup) {
+    let Some(disk) = &setup.request.disk else { return };
+    let Planned { plan, prediction, .. } = &setup.launch.plan().planned;
+    let (copied, seconds) = (&prediction.copied_bytes, prediction.step_seconds);
+    let words = disk.use_words(plan, copied, seconds);
+    setup.style.say(&words.unwrap_or_else(|| DiskTier::UNUSED.to_owned()));
+    if setup.style == Style::Json {
+        let mut object = disk.json(Some((plan, copied, seconds)));
+        object["event"] = json!("disk");
         print(&object.to_string());
     }
 }
