@@ -222,11 +222,10 @@ pub fn plan(
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
 }
 
-/// The most pinned memory that state takes on its way from and to the disk, and what suits fewer pieces.
-const STAGING_BYTES: [usize; 2] = [8 << 30, 1 << 30];
-
-/// Fewer slots than that, if host memory is small.
-const STAGING_SLOTS: [usize; 2] = [8, 2];
+/// How much pinned memory state takes on its way from and to the disk, at most, and in how many slots: from what is fastest
+/// to what fits into little host memory.
+const STAGING: [(usize, usize); 4] =
+    [(8 << 30, usize::MAX), (1 << 30, usize::MAX), (1 << 30, 8), (1 << 30, 2)];
 
 /// How many ways to use the disk are searched.
 const DISK_CHOICES: usize = 2;
@@ -263,13 +262,10 @@ fn disk_choices(
         }
     };
     let mut choices: Vec<DiskChoice> = Vec::new();
-    for staging in 0..STAGING_BYTES.len() + STAGING_SLOTS.len() {
+    for (bytes, slots) in STAGING {
         let ring = |share: usize| {
             let slot = lowering.disk_slot_bytes(share.div_ceil(DiskChoice::SHARES)).max(1);
-            match staging.checked_sub(STAGING_BYTES.len()) {
-                None => (STAGING_BYTES[staging] / slot).max(2),
-                Some(few) => STAGING_SLOTS[few].min((STAGING_BYTES[1] / slot).max(2)),
-            }
+            (bytes / slot).max(2).min(slots)
         };
         let choice = |share: usize| DiskChoice { share, ring: ring(share) };
         // The more is on disk, the less host memory is needed.

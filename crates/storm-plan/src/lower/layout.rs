@@ -512,7 +512,8 @@ pub(super) fn kinds_on_disk(
     }
 }
 
-/// The slots that state on disk passes through: no more than there are updates with such state.
+/// The slots that state on disk passes through: at most one for every two updates with such state. With more, the disk
+/// would save little memory.
 fn place_disk_ring(
     lowering: &Lowering<'_>,
     decisions: &Decisions,
@@ -528,7 +529,7 @@ fn place_disk_ring(
             updates += (0..homes.groups.len()).filter(|&group| homes.reads_disk(group)).count();
         }
     }
-    let slots = decisions.disk_ring.min(updates);
+    let slots = decisions.disk_ring.min(updates.div_ceil(2));
     Ring::take(
         host,
         TensorKind::OptimizerState,
