@@ -1,5 +1,6 @@
 //! Where text is generated: on which device, with everything in its memory or streamed through it.
 
+use crate::disk_tier::DiskArgs;
 use crate::loading::Loading;
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, find_for};
 use crate::tuning::NO_TUNING;
@@ -52,6 +53,7 @@ pub(crate) fn load(
         device,
         vram_bytes: args.vram,
         ram_bytes: args.ram,
+        disk: DiskArgs::default(),
         hardware: None,
         threads: None,
     };
@@ -119,7 +121,7 @@ fn streamed<D: Trains + 'static>(
         planned.prediction.step_seconds
     );
     progress::show("loading the model");
-    let device = D::options(machine.threads, budget, NO_TUNING, None);
+    let device = D::options(machine.threads, budget, None, NO_TUNING, None);
     let plan = Arc::new(planned.plan);
     let decoder = Decoder::streamed::<D>(config, options, source, plan, device)?;
     progress::show("");

@@ -1,6 +1,6 @@
-//! What a disk has room for, and how fast it writes.
+//! What a disk has room for, what it is, and how fast it writes.
 
-use rustix::fs::statfs;
+use rustix::fs::{major, minor, stat, statfs};
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -8,6 +8,35 @@ use std::time::Instant;
 
 /// The most that is written to see how fast that goes.
 const TRIAL_BYTES_MAX: u64 = 64 << 20;
+
+/// What a directory is on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Medium {
+    Nvme,
+    SolidState,
+    Rotating,
+    Network,
+    Memory,
+    Unknown,
+}
+
+impl Medium {
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Medium::Nvme => "NVMe",
+            Medium::SolidState => "a solid-state disk, or a virtual one",
+            Medium::Rotating => "a rotating disk, or a virtual one that says so",
+            Medium::Network => "a network file system",
+            Medium::Memory => "memory: gone after a restart, and counts against RAM",
+            Medium::Unknown => "a disk of unknown kind",
+        }
+    }
+
+    /// Whether it is likely too slow to read while a step runs.
+    pub(crate) fn is_slow(self) -> bool {
+        matches!(self, Medium::Rotating | Medium::Network)
+    }
+}
 
 /// Room for files of this user below a directory.
 pub(crate) fn free_bytes(dir: &Path) -> io::Result<u64> {
@@ -41,6 +70,46 @@ pub(crate) fn write_speed(dir: &Path, file_bytes: u64) -> io::Result<u64> {
     Ok((bytes as f64 / start.elapsed().as_secs_f64()) as u64)
 }
 
+/// What a directory is on.
+pub(crate) fn medium(dir: &Path) -> Medium {
+    if let Ok(status) = statfs(dir)
+        && let Some(medium) = of_file_system(status.f_type as u32)
+    {
+        return medium;
+    }
+    let Ok(status) = stat(dir) else { return Medium::Unknown };
+    let device = format!("/sys/dev/block/{}:{}", major(status.st_dev), minor(status.st_dev));
+    of_block_device(&device).unwrap_or(Medium::Unknown)
+}
+
+/// By the number that Linux gives a file system.
+fn of_file_system(number: u32) -> Option<Medium> {
+    match number {
+        // tmpfs, ramfs
+        0x0102_1994 | 0x8584_58f6 => Some(Medium::Memory),
+        // nfs, smb, smb2, cifs, ceph, lustre, 9p, afs
+        0x6969 | 0x517b | 0xfe53_4d42 | 0xff53_4d42 | 0x00c3_6400 | 0x0bd0_0bd0 | 0x0102_1997
+        | 0x5346_414f => Some(Medium::Network),
+        _ => None,
+    }
+}
+
+/// By what the kernel says of a disk, or of the disk that a partition is on.
+fn of_block_device(device: &str) -> Option<Medium> {
+    let folder = fs::canonicalize(device).ok()?;
+    if folder.components().any(|part| part.as_os_str().to_string_lossy().starts_with("nvme")) {
+        return Some(Medium::Nvme);
+    }
+    let rotational = [folder.as_path(), folder.parent()?]
+        .into_iter()
+        .find_map(|folder| fs::read_to_string(folder.join("queue/rotational")).ok())?;
+    match rotational.trim() {
+        "0" => Some(Medium::SolidState),
+        "1" => Some(Medium::Rotating),
+        _ => None,
+    }
+}
+
 /// A file that is gone afterwards.
 struct Trial(PathBuf);
 
@@ -62,5 +131,13 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         assert!(free_bytes(folder.path()).unwrap() > 0);
         assert!(free_bytes_for(&folder.path().join("not/there")).unwrap() > 0);
+    }
+
+    #[test]
+    fn file_systems_by_number() {
+        assert_eq!(of_file_system(0x0102_1994), Some(Medium::Memory));
+        assert_eq!(of_file_system(0x6969), Some(Medium::Network));
+        assert_eq!(of_file_system(0xef53), None);
+        assert_eq!(of_block_device("/nonexistent"), None);
     }
 }

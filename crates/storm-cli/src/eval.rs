@@ -1,5 +1,6 @@
 //! `storm eval`: how well a model predicts a dataset.
 
+use crate::disk_tier::DiskArgs;
 use crate::image_source::ImageSource;
 use crate::loading::Loading;
 use crate::model_tokenizer::{OtherTokenizer, Weights};
@@ -243,6 +244,7 @@ pub(crate) fn measure(args: &EvalArgs, source: &AnySource) -> Result<Measured> {
         device: evaluated.device,
         vram_bytes: args.vram,
         ram_bytes: args.ram,
+        disk: DiskArgs::default(),
         hardware: None,
         threads: None,
     };
@@ -342,7 +344,7 @@ fn evaluate<D: Trains>(
     })?;
     progress::show("loading the model");
     let begun = Instant::now();
-    let device = D::options(machine.threads, budget, NO_TUNING, None);
+    let device = D::options(machine.threads, budget, None, NO_TUNING, None);
     let weights = Loading::new(source, &model, dtype);
     let mut evaluation: Evaluation<D> =
         Evaluation::load(&model, &build, &weights, planned.plan.into(), device)?;

@@ -3,7 +3,7 @@
 use crate::size::positive;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use storm_plan::{Forced, Placement, Storage, UpdateTime};
+use storm_plan::{Forced, Placement, StateOnDisk, Storage, UpdateTime};
 
 /// What the planner may not decide.
 #[derive(Args, Default)]
@@ -27,6 +27,9 @@ pub(crate) struct ForcedArgs {
     /// Optimizer state of layers.
     #[arg(long, value_enum)]
     pub(crate) optimizer_state: Option<PlacementArg>,
+    /// What of the optimizer state is on disk, however much host memory there is; needs --disk.
+    #[arg(long, value_enum)]
+    pub(crate) state_on_disk: Option<StateOnDiskArg>,
     /// When gradients are applied.
     #[arg(long, value_enum)]
     pub(crate) update: Option<UpdateArg>,
@@ -56,6 +59,15 @@ pub(crate) enum PlacementArg {
     Resident,
     /// In host memory, coming in as needed.
     Streamed,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum StateOnDiskArg {
+    /// The second moments of what is not on the device.
+    SecondMoments,
+    /// Both moments.
+    Moments,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -94,6 +106,10 @@ impl ForcedArgs {
             weights: self.weights.map(placement),
             gradients: self.gradients.map(placement),
             states: self.optimizer_state.map(placement),
+            on_disk: self.state_on_disk.map(|state| match state {
+                StateOnDiskArg::SecondMoments => StateOnDisk::SecondMoments,
+                StateOnDiskArg::Moments => StateOnDisk::Moments,
+            }),
             update: self.update.map(|update| match update {
                 UpdateArg::EndOfStep => UpdateTime::EndOfStep,
                 UpdateArg::NextStep => UpdateTime::NextStep,
@@ -123,6 +139,7 @@ impl ForcedArgs {
             value("--weights", self.weights),
             value("--gradients", self.gradients),
             value("--optimizer-state", self.optimizer_state),
+            value("--state-on-disk", self.state_on_disk),
             value("--update", self.update),
             number("--group", self.group),
         ];

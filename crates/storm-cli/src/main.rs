@@ -10,6 +10,7 @@ mod codec;
 mod data;
 mod decoder;
 mod disk;
+mod disk_tier;
 mod doctor;
 mod eval;
 mod export;

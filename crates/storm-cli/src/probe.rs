@@ -1,6 +1,7 @@
 //! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner.
 
 use crate::data::disk_rates;
+use crate::disk_tier;
 use crate::{hardware, host_memory, memory_limits, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -10,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use storm_device::cpu::probe_cpu;
 use storm_device::cuda::{Probe, ProbeEffort, probe};
 use storm_files::{IfPresent, StagedFile};
-use storm_plan::{GemmKind, HardwareProfile, Link};
+use storm_plan::{GemmKind, HardwareProfile, Link, Tier};
 
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
@@ -56,6 +57,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     })?;
     eprintln!("{:>5.1} s  the disk …", start.elapsed().as_secs_f64());
     found.profile.disk = Some(disk_rates::measure(&args.at)?);
+    found.profile.links.extend(disk_tier::probe(&args.at));
     found.profile.source = source(&found, args.quick);
     let text = found.profile.to_json();
     // What is written must be readable: a card too small for some figure has none.
@@ -100,6 +102,8 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     let disk = disk_rates::measure(&args.at)?;
     let words = disk_rates::words(&disk);
     profile.disk = Some(disk);
+    let link = disk_tier::probe(&args.at);
+    profile.links.extend(link);
     let text = profile.to_json();
     HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
     out.write_all(text.as_bytes()).with_context(failed)?;
@@ -113,6 +117,9 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     println!("memory      {:.1} GB/s", profile.memory_bandwidth / 1e9);
     println!("products    {:.1} GFLOP/s f32", profile.gemm_f32_flops / 1e9);
     println!("disk        {words}");
+    if let Some(link) = &link {
+        println!("state       on disk: {}", disk_tier::link_words(link));
+    }
     println!("\nwritten to {}", args.out.display());
     Ok(())
 }
@@ -178,6 +185,9 @@ fn print(found: &Probe) {
 
     if let Some(disk) = &profile.disk {
         println!("disk        {}", disk_rates::words(disk));
+    }
+    if let Some(link) = profile.links.iter().find(|link| link.far == Tier::DISK) {
+        println!("state       on disk: {}", disk_tier::link_words(link));
     }
 
     println!("\n{:<10} {:>12} {:>12}", "copies", "to the card", "to the host");

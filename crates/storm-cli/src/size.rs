@@ -14,10 +14,16 @@ pub(crate) fn parse(text: &str) -> Result<u64, String> {
         "kB" | "KB" => 1_000,
         "MB" => 1_000_000,
         "GB" => 1_000_000_000,
+        "TB" => 1_000_000_000_000,
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        _ => return Err(format!("unknown unit `{unit}`; use B, KB, MB, GB, KiB, MiB or GiB")),
+        "TiB" => 1 << 40,
+        _ => {
+            return Err(format!(
+                "unknown unit `{unit}`; use B, KB, MB, GB, TB, KiB, MiB, GiB or TiB"
+            ));
+        }
     };
     let bytes = number * scale as f64;
     if !(1.0..9e18).contains(&bytes) {

@@ -118,6 +118,12 @@ pub enum DeviceError {
         /// What was given.
         given_bytes: usize,
     },
+    /// The disk refused, outside of a step.
+    #[error("the disk tier: {reason}")]
+    Disk {
+        /// What went wrong, and what to do.
+        reason: String,
+    },
     /// The operating system refused to start a thread.
     #[error(
         "cannot start threads: {reason}; allow more processes (ulimit -u) or ask for fewer threads"

@@ -8,6 +8,7 @@ mod chaos;
 pub mod cpu;
 pub mod cuda;
 mod device;
+mod disk;
 mod error;
 pub mod foreign;
 mod host_buffer;
@@ -22,6 +23,7 @@ mod supply;
 mod tickets;
 
 pub use device::Device;
+pub use disk::DiskOptions;
 pub use error::DeviceError;
 pub use host_buffer::HostBuffer;
 pub use null::{NullDevice, NullOptions};

@@ -2,6 +2,7 @@ use crate::{DeviceError, HostBuffer, Supply, Trace};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use storm_graph::{Graph, Node, TensorId};
+use storm_host::ScratchPath;
 use storm_plan::{CheckedPlan, PerTier, Place, SegmentId, Tier};
 
 /// A device that runs a checked plan. It has memory in every tier, of exactly the plan's size, and queues
@@ -124,6 +125,11 @@ pub trait PlanDevice: Sized {
 
     /// Bytes held for the plan; constant after [`PlanDevice::commit`].
     fn memory_taken(&self) -> PerTier<usize>;
+
+    /// How the disk tier is accessed; none if the plan or the device has none.
+    fn disk_path(&self) -> Option<ScratchPath> {
+        None
+    }
 
     /// Device memory that the process holds now, as counted by the driver if there is one.
     ///

@@ -154,7 +154,12 @@ fn plan() -> Plan {
         builder.copy(w, place(Tier::DEVICE, near_out), far_out);
         builder.copy(w, far_out, rest);
         let tensor = builder.tensor(w);
-        builder.plan.lasting.push(Lasting { tensor, pieces: vec![w], places: vec![rest] });
+        builder.plan.lasting.push(Lasting {
+            tensor,
+            pieces: vec![w],
+            places: vec![rest],
+            parts: Vec::new(),
+        });
     }
     let take_y = builder.copy(y, place(Tier::DEVICE, Y), place(Tier::HOST, Y));
     let result = PlanResult {
@@ -243,7 +248,7 @@ fn every_wait_matters() {
     let names: Vec<String> = plan.queues().map(|queue| plan.links.queue_name(queue)).collect();
     assert_eq!(
         names,
-        ["compute", "host to device", "device to host", "tier 2 to host", "host to tier 2"]
+        ["compute", "host to device", "device to host", "disk to host", "host to disk"]
     );
     for id in plan.ids().filter(|&id| !plan.instruction(id).waits.is_empty()) {
         let mut damaged = plan.clone();
@@ -266,7 +271,7 @@ fn every_wait_matters() {
         });
     last.expect("weights go back").to.offset -= SLOT;
     let error = refused(&damaged).to_string();
-    assert!(error.contains("tier 2 bytes"), "{error}");
+    assert!(error.contains("disk bytes"), "{error}");
 }
 
 /// Kernels take 10 s, copies of a slot 4 s in, 8 s out, and 20 s and 40 s to and from the third tier.
@@ -330,7 +335,7 @@ fn a_tier_without_a_link_is_named() {
     unlinked.bytes[third()] = SLOT;
     let error = refused(&unlinked);
     assert_eq!(error, CheckError::NoLinkToTier { tier: third() });
-    assert!(error.to_string().contains("tier 2 memory, which no link"), "{error}");
+    assert!(error.to_string().contains("disk memory, which no link"), "{error}");
 
     let mut past_the_host = plan();
     let Work::Copy(copy) = &mut past_the_host.instructions[1].work else { unreachable!() };
@@ -338,7 +343,7 @@ fn a_tier_without_a_link_is_named() {
     let error = refused(&past_the_host);
     let link = Link { from: third(), to: Tier::DEVICE };
     assert_eq!(error, CheckError::NoLink { whom: "instruction 1".to_owned(), link });
-    assert!(error.to_string().contains("from tier 2 to device"), "{error}");
+    assert!(error.to_string().contains("from disk to device"), "{error}");
 
     let mut over = plan();
     let budget = over.bytes.with(third(), over.bytes[third()] - 1);
@@ -354,5 +359,5 @@ fn a_tier_without_a_link_is_named() {
 fn a_card_refuses_a_tier_that_it_does_not_have() {
     let error = CudaPlanDevice::commit(checked(), CudaPlanOptions::default()).unwrap_err();
     assert_eq!(error, DeviceError::NoTier { tier: third() });
-    assert!(error.to_string().contains("no tier 2 memory"), "{error}");
+    assert!(error.to_string().contains("no disk memory"), "{error}");
 }

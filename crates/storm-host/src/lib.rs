@@ -3,7 +3,8 @@
 //! [`HostPages`] is memory of exactly the requested size, present before it is used. [`HostLimit`] says how much
 //! is available and what limits it: the machine, its control group, or the limit on locked memory.
 //! [`MappedFile`] is a mapped file that tolerates truncation. [`cached_bytes`] says how much of a file is in the page
-//! cache. [`ReadRing`] has many reads of files in flight, into [`PageBuffer`]s. [`allocation`] counts what tests allocate.
+//! cache. [`ReadRing`] has many reads of files in flight, into [`PageBuffer`]s. [`ScratchStore`] is
+//! scratch space on a disk. [`allocation`] counts what tests allocate.
 //!
 //! Nothing here knows about devices. A device that copies pages by DMA registers them with its driver, and
 //! reports a refusal as [`HostMemoryRefused::to_lock`].
@@ -16,6 +17,7 @@ mod page_cache;
 mod pages;
 mod read_ring;
 mod refused;
+mod scratch;
 mod size;
 
 pub use limits::{HostLimit, host_memory, locked_memory_limit};
@@ -25,4 +27,8 @@ pub use page_cache::cached_bytes;
 pub use pages::HostPages;
 pub use read_ring::{ReadRing, RingRead, RingResult};
 pub use refused::HostMemoryRefused;
+pub use scratch::{
+    ScratchAccess, ScratchError, ScratchFault, ScratchFaultKind, ScratchFolder, ScratchPath,
+    ScratchRates, ScratchStore,
+};
 pub use size::show_bytes;

@@ -35,6 +35,38 @@ pub(crate) struct Choice {
     pub(crate) activation_ring: usize,
     pub(crate) input_ring: usize,
     pub(crate) piece_elements: usize,
+    pub(crate) disk: DiskChoice,
+}
+
+/// How much of the streamed optimizer state is on disk. A search keeps to one of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct DiskChoice {
+    /// In parts of [`DiskChoice::SHARES`], of one kind of state after the other: once all second moments are on
+    /// disk, first moments follow.
+    pub(crate) share: usize,
+    /// Slots of pinned memory on the way.
+    pub(crate) ring: usize,
+}
+
+impl DiskChoice {
+    /// How many parts all state of a kind has.
+    pub(crate) const SHARES: usize = 16;
+
+    /// By block: how many kinds of its state are on disk, spread evenly over the blocks whose state is streamed.
+    fn decisions(self, blocks: usize, pinned: usize) -> Vec<usize> {
+        if self.share == 0 {
+            return Vec::new();
+        }
+        let streamed = blocks.saturating_sub(pinned);
+        let (all, more) = (self.share / Self::SHARES, self.share % Self::SHARES);
+        let count = (streamed * more).div_ceil(Self::SHARES);
+        let has_more = |index: usize| (index + 1) * count / streamed > index * count / streamed;
+        let of_block = |index: usize| match index.checked_sub(pinned) {
+            None => 0,
+            Some(index) => all + usize::from(has_more(index)),
+        };
+        (0..blocks).map(of_block).collect()
+    }
 }
 
 /// A first group of a different size. A larger one gives the copies of a deferred update more time; smaller
@@ -230,10 +262,11 @@ impl Choice {
                 groups
             }
         };
-        let stages = self.stages.iter().map(|chosen| StageDecisions {
+        let stages = self.stages.iter().zip(program.stages()).map(|(chosen, s)| StageDecisions {
             weights: chosen.weights,
             gradients: chosen.gradients,
             states_pinned: chosen.states,
+            on_disk: self.disk.decisions(s.repeat, chosen.states),
         });
         Decisions {
             groups,
@@ -241,6 +274,7 @@ impl Choice {
             rings: self.rings,
             update: self.update,
             state_ring: self.state_ring,
+            disk_ring: self.disk.ring,
             piece_elements: self.piece_elements,
         }
     }

@@ -90,6 +90,9 @@ pub struct Decisions {
     pub update: UpdateTime,
     /// How many pieces of optimizer state have memory on the device at a time, if any is streamed.
     pub state_ring: usize,
+    /// How many pieces of optimizer state have pinned memory on their way from and to the disk at a time, if any
+    /// is on disk.
+    pub disk_ring: usize,
     /// Parameters are updated and copied in pieces of this many elements.
     pub piece_elements: usize,
 }
@@ -128,6 +131,9 @@ pub struct StageDecisions {
     pub gradients: Streaming,
     /// Blocks whose optimizer state stays on the device.
     pub states_pinned: usize,
+    /// By block: how many kinds of its optimizer state are on disk, second moments first, then first moments.
+    /// Nothing of the blocks beyond the list is, nor of those whose state stays on the device.
+    pub on_disk: Vec<usize>,
 }
 
 /// Default size of a piece in elements: 32 MiB of bf16.
@@ -145,6 +151,7 @@ impl Decisions {
             weights: Streaming::resident(s.repeat),
             gradients: Streaming::resident(s.repeat),
             states_pinned: s.repeat,
+            on_disk: Vec::new(),
         });
         Decisions {
             groups: vec![GroupDecisions {
@@ -158,6 +165,7 @@ impl Decisions {
             rings: RingMemory::Separate,
             update: UpdateTime::EndOfStep,
             state_ring: 0,
+            disk_ring: 0,
             piece_elements: PIECE_ELEMENTS,
         }
     }

@@ -33,7 +33,7 @@ pub use decisions::{
 };
 pub use error::PlanError;
 pub use holdings::{Holding, TensorKind};
-pub use lower::Lowering;
+pub use lower::{DISK_BLOCK_BYTES, Lowering};
 pub use pack::{ALIGNMENT, Lifetime, Packing, aligned, pack};
 pub use plan::{
     Compute, Copy, Fetch, GraphId, Input, Instruction, InstructionId, Lasting, Operand, Operands,
@@ -44,10 +44,10 @@ pub use profile::{
     LinkProfile, LinkRates, ProfileError,
 };
 pub use queue::{Link, Links, PerQueue, Queue};
-pub use random::random_decisions;
+pub use random::{random_decisions, random_decisions_with_disk};
 pub use request::{
-    Budget, Forced, Placement, Planned, Policy, Prediction, guess_step_seconds, plan, plan_decided,
-    policies,
+    Budget, Forced, Placement, Planned, Policy, Prediction, StateOnDisk, guess_step_seconds, plan,
+    plan_decided, policies,
 };
 pub use simulate::{
     SegmentTime, Simulation, Span, Stalls, Transfer, instruction_seconds, simulate,

@@ -200,9 +200,12 @@ pub struct Lasting {
     pub tensor: Tensor,
     /// Its values, which are contiguous.
     pub pieces: Vec<ValueId>,
-    /// All its places between two steps. A change must be made in all of them, and every step ends
+    /// Its places as a whole between two steps. A change must be made in all of them, and every step ends
     /// with the latest value in all of them.
     pub places: Vec<Place>,
+    /// Places of single pieces, by position among the pieces, in order of the positions. The same holds for
+    /// them. A tensor that has no place as a whole has one for each piece.
+    pub parts: Vec<(u32, Place)>,
 }
 
 /// Something that the host writes before a segment or a step, or that a [`Fetch`] of the segment writes.

@@ -19,6 +19,10 @@ impl Link {
     pub const HOST_TO_DEVICE: Link = Link { from: Tier::HOST, to: Tier::DEVICE };
     /// Out of device memory.
     pub const DEVICE_TO_HOST: Link = Link { from: Tier::DEVICE, to: Tier::HOST };
+    /// Reads of the disk.
+    pub const DISK_TO_HOST: Link = Link { from: Tier::DISK, to: Tier::HOST };
+    /// Writes to the disk.
+    pub const HOST_TO_DISK: Link = Link { from: Tier::HOST, to: Tier::DISK };
 
     /// The way back.
     #[must_use]
@@ -125,9 +129,19 @@ impl Links {
         self.data.then(|| Queue::at(2 + self.between.len()))
     }
 
-    /// Whether a queue takes data instead of computing or copying: the host's threads run it.
+    /// Whether a queue takes data instead of computing or copying.
     pub fn is_data(&self, queue: Queue) -> bool {
         [self.data_queue(), self.staging_queue()].contains(&Some(queue))
+    }
+
+    /// Whether a queue reads or writes the disk.
+    pub fn is_disk(&self, queue: Queue) -> bool {
+        self.link(queue).is_some_and(|link| link.from == Tier::DISK || link.to == Tier::DISK)
+    }
+
+    /// Whether threads of the host run a queue, and not the device. These queues come last.
+    pub fn is_of_host(&self, queue: Queue) -> bool {
+        self.is_data(queue) || self.is_disk(queue)
     }
 
     /// The queue of a link; none if there is no such link.
@@ -167,7 +181,7 @@ mod tests {
         let third = Tier::HOST.behind().unwrap();
         let links = Links::default().and_between(Tier::HOST, third);
         let names: Vec<String> = links.queues().map(|queue| links.queue_name(queue)).collect();
-        let wanted = ["compute", "host to device", "device to host", "tier 2 to host"];
+        let wanted = ["compute", "host to device", "device to host", "disk to host"];
         assert_eq!(names[..4], wanted);
         assert_eq!(links.queue(Link::HOST_TO_DEVICE), Some(Queue::HOST_TO_DEVICE));
         assert_eq!(links.queue(Link::DEVICE_TO_HOST), Some(Queue::DEVICE_TO_HOST));

@@ -40,6 +40,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
             weights: streaming(&mut random),
             gradients: streaming(&mut random),
             states_pinned: random.below(blocks + 1),
+            on_disk: Vec::new(),
         });
     }
     let rings = match random.below(2) {
@@ -57,8 +58,21 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         rings,
         update,
         state_ring: 1 + random.below(6),
+        disk_ring: 0,
         piece_elements: PIECE_ALIGNMENT << random.below(3),
     }
+}
+
+/// [`random_decisions`] with some of the optimizer state on disk.
+pub fn random_decisions_with_disk(task: &Task, seed: u64) -> Decisions {
+    let mut decisions = random_decisions(task, seed);
+    let mut random = Random(seed ^ 0xD15C);
+    for (stage, decided) in task.program().stages().iter().zip(&mut decisions.stages) {
+        decided.states_pinned = decided.states_pinned.min(random.below(stage.repeat + 1));
+        decided.on_disk = (0..stage.repeat).map(|_| random.below(4)).collect();
+    }
+    decisions.disk_ring = 1 + random.below(6);
+    decisions
 }
 
 fn random_activations(task: &Task, random: &mut Random) -> Vec<ActivationDecisions> {

@@ -1,6 +1,7 @@
 //! The planner's interface: requests and answers.
 
-use crate::queue::{PerQueue, Queue};
+use crate::choice::DiskChoice;
+use crate::queue::{Link, PerQueue, Queue};
 use crate::search::{Activations, Found, Search};
 use crate::tier::{PerTier, Tier};
 use crate::too_small::TooSmall;
@@ -18,6 +19,16 @@ pub enum Placement {
     Resident,
     /// In host memory, fetched as needed.
     Streamed,
+}
+
+/// Optimizer state that is on disk, however much host memory there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StateOnDisk {
+    /// The second moments of layers whose state is not on the device.
+    SecondMoments,
+    /// Their first moments, too.
+    Moments,
 }
 
 /// Decisions that the user forces.
@@ -38,6 +49,8 @@ pub struct Forced {
     pub gradients: Option<Placement>,
     /// Their optimizer state.
     pub states: Option<Placement>,
+    /// What of it is on disk. If none, as much as host memory cannot hold.
+    pub on_disk: Option<StateOnDisk>,
     /// When gradients are applied.
     pub update: Option<UpdateTime>,
     /// Micro-batches that run through a layer together.
@@ -170,10 +183,27 @@ pub fn plan(
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
     let limits = limits(budget, profile);
-    let search = Search::new(&lowering, limits, forced);
-    let smallest = search.smallest()?;
-    let min_bytes = with_overhead(smallest.bytes, profile);
+    let disks = disk_choices(&lowering, limits, forced)?;
+    let search = |disk: DiskChoice| Search::new(&lowering, limits, forced, disk);
+    let mut best: Option<(Found, u64)> = None;
+    for &disk in &disks {
+        let search = search(disk);
+        let smallest = search.smallest()?;
+        let Some(found) = search.run(&smallest.choice) else { continue };
+        let known = best.as_ref().map(|(best, _)| best.simulation.step_seconds);
+        if known.is_none_or(|known| found.simulation.step_seconds < known) {
+            let min_bytes = with_overhead(smallest.bytes, profile);
+            best = Some((found, min_bytes[Tier::DEVICE]));
+        }
+    }
     let too_small = || {
+        // With everything on disk that may be there.
+        let search = search(match limits[Tier::DISK] {
+            0 => DiskChoice::default(),
+            _ => DiskChoice { share: lowering.state_kinds() * DiskChoice::SHARES, ring: 2 },
+        });
+        let smallest = search.smallest()?;
+        let min_bytes = with_overhead(smallest.bytes, profile);
         let decisions = search.decisions(&smallest.choice);
         let regions = lowering.regions(&decisions).into_iter();
         let mut consumers: Vec<(String, u64)> = regions
@@ -182,18 +212,79 @@ pub fn plan(
             .chain([("context and libraries".to_owned(), profile.overhead_bytes)])
             .collect();
         consumers.sort_by_key(|&(_, bytes)| std::cmp::Reverse(bytes));
-        PlanError::TooSmall(Box::new(TooSmall { budget, min_bytes, consumers }))
+        Err(PlanError::TooSmall(Box::new(TooSmall { budget, min_bytes, consumers })))
     };
-    if !smallest.bytes.fits(&limits) {
-        return Err(too_small());
-    }
-    let found = search.run(&smallest.choice).ok_or_else(too_small)?;
+    let Some((found, vram_min_bytes)) = best else { return too_small() };
     let prediction = predict(&lowering, &found);
     let Found { decisions, plan, simulation, plans_built } = found;
     let plan =
         check(plan, limits).map_err(|error| PlanError::Unsafe { problem: error.to_string() })?;
-    let vram_min_bytes = min_bytes[Tier::DEVICE];
     Ok(Planned { plan, decisions, prediction, simulation, vram_min_bytes, plans_built })
+}
+
+/// How much pinned memory state takes on its way from and to the disk, at most, and in how many slots: from what is fastest
+/// to what fits into little host memory.
+const STAGING: [(usize, usize); 4] =
+    [(8 << 30, usize::MAX), (1 << 30, usize::MAX), (1 << 30, 8), (1 << 30, 2)];
+
+/// How many ways to use the disk are searched.
+const DISK_CHOICES: usize = 2;
+
+/// How much state to put on disk: nothing if host memory suffices, otherwise as little as possible. Empty if nothing fits.
+fn disk_choices(
+    lowering: &Lowering<'_>,
+    limits: PerTier<usize>,
+    forced: &Forced,
+) -> Result<Vec<DiskChoice>, PlanError> {
+    let fits = |disk: DiskChoice| -> Result<bool, PlanError> {
+        let search = Search::new(lowering, limits, forced, disk);
+        Ok(search.smallest()?.bytes.fits(&limits))
+    };
+    if forced.on_disk.is_none() && fits(DiskChoice::default())? {
+        return Ok(vec![DiskChoice::default()]);
+    }
+    let kinds = lowering.state_kinds();
+    let has_disk = lowering.profile.find_link(Link::DISK_TO_HOST).is_some();
+    if limits[Tier::DISK] == 0 || !has_disk || kinds == 0 {
+        return match forced.on_disk {
+            Some(_) if kinds > 0 => Err(PlanError::Decisions {
+                problem: "state on disk was asked for, and no disk was given".to_owned(),
+            }),
+            _ => Ok(Vec::new()),
+        };
+    }
+    let shares = match forced.on_disk {
+        None => 1..=kinds * DiskChoice::SHARES,
+        Some(StateOnDisk::SecondMoments) => DiskChoice::SHARES..=DiskChoice::SHARES,
+        Some(StateOnDisk::Moments) => {
+            let all = kinds.min(2) * DiskChoice::SHARES;
+            all..=all
+        }
+    };
+    let mut choices: Vec<DiskChoice> = Vec::new();
+    for (bytes, slots) in STAGING {
+        let ring = |share: usize| {
+            let slot = lowering.disk_slot_bytes(share.div_ceil(DiskChoice::SHARES)).max(1);
+            (bytes / slot).max(2).min(slots)
+        };
+        let choice = |share: usize| DiskChoice { share, ring: ring(share) };
+        // The more is on disk, the less host memory is needed.
+        let (mut low, mut high) = (*shares.start(), *shares.end());
+        while low < high {
+            let middle = low + (high - low) / 2;
+            match fits(choice(middle))? {
+                true => high = middle,
+                false => low = middle + 1,
+            }
+        }
+        if fits(choice(low))? && !choices.contains(&choice(low)) {
+            choices.push(choice(low));
+        }
+        if choices.len() == DISK_CHOICES {
+            break;
+        }
+    }
+    Ok(choices)
 }
 
 /// About how long a step of the fastest plan takes, in a fraction of the time that [`plan`] needs: good for
@@ -209,8 +300,10 @@ pub fn guess_step_seconds(
 ) -> Result<Option<f64>, PlanError> {
     forced.check(task)?;
     let lowering = Lowering::new(task, profile)?;
-    let search = Search::new(&lowering, limits(budget, profile), forced);
-    Ok(search.guess())
+    let limits = limits(budget, profile);
+    let disks = disk_choices(&lowering, limits, forced)?;
+    let guess = |&disk: &DiskChoice| Search::new(&lowering, limits, forced, disk).guess();
+    Ok(disks.first().and_then(guess))
 }
 
 /// The plan for given decisions, checked against the budget.
@@ -248,7 +341,9 @@ pub fn policies(
 ) -> Result<Vec<Policy>, PlanError> {
     let lowering = Lowering::new(task, profile)?;
     let forced = Forced::default();
-    let search = Search::new(&lowering, limits(budget, profile), &forced);
+    let limits = limits(budget, profile);
+    let disk = disk_choices(&lowering, limits, &forced)?.first().copied().unwrap_or_default();
+    let search = Search::new(&lowering, limits, &forced, disk);
     let known = [
         ("keep-all", "every activation stays in device memory", Activations::KeepAll),
         (

@@ -5,7 +5,7 @@ mod near;
 mod refill;
 mod smallest;
 
-use crate::choice::{Choice, Saving, StageChoice, savings};
+use crate::choice::{Choice, DiskChoice, Saving, StageChoice, savings};
 use crate::estimate::Estimator;
 use crate::lower::{Estimate, Lowering, Sketch};
 use crate::request::{Forced, Placement};
@@ -164,6 +164,8 @@ pub(crate) struct Search<'a> {
     main: usize,
     /// Bytes that a plan may take; on the device, besides what the process holds anyway.
     limits: PerTier<usize>,
+    /// How much state is on disk.
+    disk: DiskChoice,
     forced: &'a Forced,
     /// Bytes that choices take; none for contradictory ones.
     measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
@@ -174,6 +176,7 @@ impl<'a> Search<'a> {
         lowering: &'a Lowering<'a>,
         limits: PerTier<usize>,
         forced: &'a Forced,
+        disk: DiskChoice,
     ) -> Self {
         let program = lowering.task.program();
         let seconds = |&stage: &usize| {
@@ -193,6 +196,7 @@ impl<'a> Search<'a> {
             savings: savings(lowering),
             main,
             limits,
+            disk,
             forced,
             measured: RwLock::default(),
         }

@@ -15,6 +15,8 @@ impl Tier {
     pub const DEVICE: Tier = Tier(0);
     /// Pinned memory of the host.
     pub const HOST: Tier = Tier(1);
+    /// Scratch space on a disk of the host.
+    pub const DISK: Tier = Tier(2);
     /// How many there may be.
     pub const COUNT_MAX: usize = 4;
 
@@ -50,6 +52,7 @@ impl fmt::Display for Tier {
         match *self {
             Tier::DEVICE => f.pad("device"),
             Tier::HOST => f.pad("host"),
+            Tier::DISK => f.pad("disk"),
             Tier(index) => f.pad(&format!("tier {index}")),
         }
     }
@@ -86,7 +89,8 @@ mod tests {
         assert_eq!(Tier::DEVICE.behind(), Some(Tier::HOST));
         let third = Tier::HOST.behind().unwrap();
         let names = [Tier::DEVICE, Tier::HOST, third].map(|tier| tier.to_string());
-        assert_eq!(names, ["device", "host", "tier 2"]);
+        assert_eq!(names, ["device", "host", "disk"]);
+        assert_eq!(Tier::DISK.behind().unwrap().to_string(), "tier 3");
         let all: Vec<Tier> = PerTier::<u8>::default().iter().map(|(tier, _)| tier).collect();
         assert_eq!(all.len(), Tier::COUNT_MAX);
         assert_eq!(all.last().unwrap().behind(), None);

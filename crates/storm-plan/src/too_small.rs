@@ -31,6 +31,10 @@ impl fmt::Display for TooSmall {
                  {vram}"
             )?,
         }
+        if self.budget[Tier::DISK] > 0 {
+            let [disk, given] = [&self.min_bytes, &self.budget].map(|b| Size(b[Tier::DISK]));
+            write!(f, ", with {disk} of optimizer state on disk; given are {given}")?;
+        }
         f.write_str("\nThe smallest plan holds on the device:")?;
         for (name, bytes) in self.consumers.iter().take(CONSUMERS) {
             let size = Size(*bytes).to_string();

@@ -132,7 +132,7 @@ impl PlanBuilder {
         let place = |&(tier, slot): &(Tier, usize)| Place { tier, offset: slot * SLOT };
         let places = places.iter().map(place).collect();
         let tensor = self.tensor(value);
-        self.plan.lasting.push(Lasting { tensor, pieces: vec![value], places });
+        self.plan.lasting.push(Lasting { tensor, pieces: vec![value], places, parts: Vec::new() });
     }
 
     /// What the host gives before a step, or before a micro-batch.

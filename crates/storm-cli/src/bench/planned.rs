@@ -1,6 +1,7 @@
 //! Training under a memory budget, timed, beside what the plan predicted.
 
 use super::run_args::RunArgs;
+use crate::disk_tier::DiskTier;
 use crate::{progress, size, tuning};
 use anyhow::{Context, Result};
 use std::time::Instant;
@@ -27,6 +28,7 @@ pub(crate) struct PlannedRun<'a> {
     batches: Vec<Batch>,
     /// Of the CPU device; none on a card.
     threads: Option<usize>,
+    disk: Option<DiskTier>,
 }
 
 /// What came of it.
@@ -59,7 +61,12 @@ pub(crate) trait Benched: PlanDevice {
 
 impl Benched for CpuPlanDevice {
     fn options(run: &PlannedRun<'_>, _: Option<Self>) -> CpuPlanOptions {
-        CpuPlanOptions { threads: run.threads, trace: true, ..CpuPlanOptions::default() }
+        CpuPlanOptions {
+            threads: run.threads,
+            trace: true,
+            disk: DiskTier::options(run.disk.as_ref()),
+            ..CpuPlanOptions::default()
+        }
     }
 
     fn vram_bytes(&self) -> Result<u64> {
@@ -72,6 +79,7 @@ impl Benched for CudaPlanDevice {
         CudaPlanOptions {
             trace: true,
             vram_bytes: Some(run.budget[Tier::DEVICE]),
+            disk: DiskTier::options(run.disk.as_ref()),
             copy_slowdown: run.args.slow_copies,
             multiprocessors: run.args.multiprocessors,
             // A part of the card is not the card that algorithms are kept for.
@@ -123,6 +131,11 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
                     size::show(prediction.peak_bytes[Tier::DEVICE]),
                     size::show(prediction.peak_bytes[Tier::HOST]),
                 );
+                let (copied, seconds) = (&prediction.copied_bytes, prediction.step_seconds);
+                let used = |disk: &DiskTier| disk.use_words(&plan.planned.plan, copied, seconds);
+                if let Some(words) = self.run.disk.as_ref().and_then(used) {
+                    eprintln!("{words}");
+                }
             }
             Notice::Committed(_) => {
                 eprintln!("ready after {:.1} s", self.begun.elapsed().as_secs_f64());
@@ -147,10 +160,17 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
 impl<'a> PlannedRun<'a> {
     pub(crate) fn new(args: &'a RunArgs, budget: Budget) -> Result<PlannedRun<'a>> {
         let config = args.config()?;
+        let disk = args.open_disk()?;
+        if let Some(disk) = &disk {
+            eprintln!("{}", disk.words());
+        }
+        let mut profile = args.profile(budget[Tier::DEVICE])?;
+        DiskTier::in_profile(disk.as_ref(), &mut profile);
         Ok(PlannedRun {
             options: args.options(),
-            budget,
-            profile: args.profile(budget[Tier::DEVICE])?,
+            budget: DiskTier::in_budget(disk.as_ref(), budget),
+            profile,
+            disk,
             batches: args.batches(&config)?,
             threads: args.threads()?,
             args,

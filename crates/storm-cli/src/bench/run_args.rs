@@ -2,6 +2,7 @@
 
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
+use crate::disk_tier::{self, DiskArgs, DiskTier};
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
 use crate::precision::{MomentsArg, PrecisionArg};
@@ -9,6 +10,7 @@ use crate::size::{self, positive};
 use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
 use anyhow::Result;
 use clap::{Args, ValueEnum};
+use std::path::PathBuf;
 use storm_device::cpu::probe_cpu;
 use storm_model::{ModelConfig, preset};
 use storm_plan::{Budget, HardwareProfile};
@@ -66,6 +68,12 @@ pub(crate) struct RunArgs {
     /// has available less a little.
     #[arg(long, value_parser = size::parse)]
     pub(crate) ram: Option<u64>,
+    /// A folder on a local disk for optimizer state that host memory cannot hold.
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) disk: Option<PathBuf>,
+    /// How much of that disk may be used: 200GB. If not given, what is free less a tenth.
+    #[arg(long, value_parser = size::parse)]
+    pub(crate) disk_space: Option<u64>,
     /// Profile to plan with on a GPU: a built-in card or the file of a profile; see `storm plan
     /// --hardware list`. On the CPU it is measured.
     #[arg(long)]
@@ -124,6 +132,8 @@ impl RunArgs {
             base: BaseArg::Bf16,
             layers: None,
             ram: None,
+            disk: None,
+            disk_space: None,
             hardware: None,
             slow_copies: 1.0,
             multiprocessors: None,
@@ -215,6 +225,15 @@ impl RunArgs {
         Ok(Budget::new(vram_bytes, ram_bytes.saturating_sub(host_memory::of_threads(threads))))
     }
 
+    /// What optimizer state may use.
+    pub(crate) fn open_disk(&self) -> Result<Option<DiskTier>> {
+        disk_tier::open(DiskArgs {
+            folder: self.disk.as_deref(),
+            space_bytes: self.disk_space,
+            endurance_bytes: None,
+        })
+    }
+
     /// Of the CPU device; none on a card.
     pub(crate) fn threads(&self) -> Result<Option<usize>> {
         let ram_bytes = memory_limits::host(self.ram)?.bytes;
@@ -232,6 +251,9 @@ impl RunArgs {
         }
         if self.multiprocessors.is_some() {
             flags.push_str(" --multiprocessors");
+        }
+        if self.disk.is_some() || self.disk_space.is_some() {
+            flags.push_str(" --disk");
         }
         match flags.trim() {
             "" => Ok(()),

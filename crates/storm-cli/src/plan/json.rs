@@ -34,6 +34,10 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
         })
         .collect();
     extend(&mut object, about(request));
+    if let Some(disk) = &request.disk {
+        let Prediction { copied_bytes, step_seconds, .. } = &planned.prediction;
+        object["disk"] = disk.json(Some((&planned.plan, copied_bytes, *step_seconds)));
+    }
     extend(
         &mut object,
         json!({
@@ -99,6 +103,7 @@ fn about(request: &Request) -> Value {
         "hardware_uncertainty": request.profile.uncertainty,
         "vram_bytes": request.vram.bytes,
         "ram_bytes": request.ram.bytes,
+        "disk": request.disk.as_ref().map(|disk| disk.json(None)),
     })
 }
 

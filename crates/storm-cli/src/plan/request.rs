@@ -4,6 +4,7 @@ use super::PlanArgs;
 use super::saving::DeviceMemory;
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
+use crate::disk_tier::{self, DiskTier};
 use crate::memory_limits::{self, Limit};
 use crate::precision::{MomentsArg, PrecisionArg};
 use crate::save_mode::SaveModeArg;
@@ -39,6 +40,8 @@ pub(crate) struct Request {
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
+    /// What optimizer state may use.
+    pub(crate) disk: Option<DiskTier>,
     pub(crate) device_memory: DeviceMemory,
     pub(crate) forced: Forced,
     /// The flags that force, as written; empty if none does.
@@ -123,7 +126,9 @@ impl Request {
         let options =
             TrainOptions { chunk_rows, optimizer, activation_codec: codec.into(), ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
-        let profile = hardware::named_or_found(args.hardware.as_deref())?;
+        let mut profile = hardware::named_or_found(args.hardware.as_deref())?;
+        let disk = disk_tier::open_or_assume(args.disk(), &profile)?;
+        DiskTier::in_profile(disk.as_ref(), &mut profile);
         Ok(Request {
             model: model.clone(),
             config,
@@ -131,6 +136,7 @@ impl Request {
             step,
             vram: memory_limits::device(args.vram, &profile),
             ram: memory_limits::host(args.ram)?,
+            disk,
             profile,
             forced: args.forced.forced(),
             forced_words: args.forced.words(),
@@ -144,7 +150,7 @@ impl Request {
     /// What the planner may take.
     pub(crate) fn budget(&self) -> Budget {
         let ram_bytes = self.ram.bytes.saturating_sub(self.reserved_bytes());
-        Budget::new(self.vram.bytes, ram_bytes)
+        DiskTier::in_budget(self.disk.as_ref(), Budget::new(self.vram.bytes, ram_bytes))
     }
 
     /// What is to be launched.
@@ -216,7 +222,8 @@ impl Request {
         };
         let task = training_task(&self.config, options, accumulate).ok()?;
         // With no device memory at all, the answer is what it would take.
-        match plan(&task, &self.profile, Budget::new(0, ram_bytes), forced) {
+        let budget = DiskTier::in_budget(self.disk.as_ref(), Budget::new(0, ram_bytes));
+        match plan(&task, &self.profile, budget, forced) {
             Err(PlanError::TooSmall(least)) => Some(*least),
             _ => None,
         }

@@ -113,6 +113,7 @@ mod tests {
             profile: HardwareProfile::builtin("reference").expect("built in"),
             vram: Limit { bytes: 1000, origin: None },
             ram,
+            disk: None,
             device_memory,
             forced: Forced::default(),
             forced_words: String::new(),

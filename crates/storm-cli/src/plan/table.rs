@@ -2,6 +2,7 @@
 
 use super::request::{Answer, Request};
 use super::words::{self, percent};
+use crate::disk_tier::DiskTier;
 use crate::hardware::{bus, caution};
 use crate::memory_limits::Limit;
 use crate::model::grouped;
@@ -105,6 +106,7 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
     };
     lines.push(format!("budget    {}", limit(&request.vram, "device")));
     lines.push(format!("          {}", limit(&request.ram, "host")));
+    lines.extend(request.disk.iter().flat_map(|disk| wrapped("          ", &disk.words())));
     lines
 }
 
@@ -181,6 +183,12 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
         lines.push(sizes_row("snapshot", "host, for checkpoints", [0, snapshot, 0, 0]));
     }
     lines.push(sizes_row("budget", "", [request.vram.bytes, request.ram.bytes, 0, 0]));
+    let Prediction { copied_bytes, step_seconds, .. } = &planned.prediction;
+    let used = |disk: &DiskTier| disk.use_words(&planned.plan, copied_bytes, *step_seconds);
+    if let Some(disk) = &request.disk {
+        let words = used(disk).unwrap_or_else(|| DiskTier::UNUSED.to_owned());
+        lines.extend(wrapped("disk                ", &words));
+    }
     lines
 }
 

@@ -3,12 +3,14 @@
 use super::options::Settings;
 use super::output::Style;
 use super::values::DeviceArg;
+use crate::disk_tier::{self, DiskArgs, DiskTier};
 use crate::hardware;
 use crate::memory_limits::{self, Limit};
 use crate::model::grouped;
 use crate::{UsageError, doctor, host_memory, progress, size, tuning};
 use anyhow::{Result, anyhow};
 use std::num::NonZeroUsize;
+use storm_device::DiskOptions;
 use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
@@ -27,6 +29,8 @@ pub(crate) struct Machine {
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
+    /// What optimizer state may use.
+    pub(crate) disk: Option<DiskTier>,
     /// Of the CPU device; none on a card.
     pub(crate) threads: usize,
 }
@@ -39,6 +43,7 @@ pub(crate) struct Asked<'a> {
     pub(crate) device: DeviceArg,
     pub(crate) vram_bytes: Option<u64>,
     pub(crate) ram_bytes: Option<u64>,
+    pub(crate) disk: DiskArgs<'a>,
     pub(crate) hardware: Option<&'a str>,
     pub(crate) threads: Option<usize>,
 }
@@ -49,6 +54,11 @@ impl<'a> From<&'a Settings> for Asked<'a> {
             device: settings.device,
             vram_bytes: settings.vram.map(|size| size.0),
             ram_bytes: settings.ram.map(|size| size.0),
+            disk: DiskArgs {
+                folder: settings.disk.as_deref(),
+                space_bytes: settings.disk_space.map(|size| size.0),
+                endurance_bytes: settings.disk_endurance.map(|size| size.0),
+            },
             hardware: settings.hardware.as_deref(),
             threads: settings.threads.map(NonZeroUsize::get),
         }
@@ -113,10 +123,12 @@ impl Machine {
     pub(super) fn of_kind(kind: DeviceKind, asked: &Asked<'_>) -> Result<Machine> {
         let ram = memory_limits::host(asked.ram_bytes)?;
         let vram = asked.vram_bytes;
+        let disk = disk_tier::open(asked.disk)?;
         if kind == DeviceKind::Cuda {
-            let profile = hardware::named_or_found(asked.hardware)?;
+            let mut profile = hardware::named_or_found(asked.hardware)?;
             let vram = memory_limits::device(vram, &profile);
-            return Ok(Machine { kind, profile, vram, ram, threads: 0 });
+            DiskTier::in_profile(disk.as_ref(), &mut profile);
+            return Ok(Machine { kind, profile, vram, ram, disk, threads: 0 });
         }
         let threads = host_memory::threads(asked.threads, ram.bytes)?;
         let vram = match vram {
@@ -127,11 +139,12 @@ impl Machine {
                 Limit { bytes, origin: Some(origin) }
             }
         };
-        let profile = match asked.hardware {
+        let mut profile = match asked.hardware {
             Some(_) => hardware::named_or_found(asked.hardware)?,
             None => probe_cpu(vram.bytes, Some(threads))?,
         };
-        Ok(Machine { kind, profile, vram, ram, threads })
+        DiskTier::in_profile(disk.as_ref(), &mut profile);
+        Ok(Machine { kind, profile, vram, ram, disk, threads })
     }
 }
 
@@ -142,14 +155,21 @@ pub(crate) trait Trains: PlanDevice {
     fn options(
         threads: usize,
         budget: Budget,
+        disk: Option<DiskOptions>,
         tune_seconds: f64,
         before: Option<Self>,
     ) -> Self::Options;
 }
 
 impl Trains for CpuPlanDevice {
-    fn options(threads: usize, _: Budget, _: f64, _: Option<Self>) -> CpuPlanOptions {
-        CpuPlanOptions { threads: Some(threads), trace: true, ..CpuPlanOptions::default() }
+    fn options(
+        threads: usize,
+        _: Budget,
+        disk: Option<DiskOptions>,
+        _: f64,
+        _: Option<Self>,
+    ) -> CpuPlanOptions {
+        CpuPlanOptions { threads: Some(threads), trace: true, disk, ..CpuPlanOptions::default() }
     }
 }
 
@@ -157,12 +177,14 @@ impl Trains for CudaPlanDevice {
     fn options(
         _: usize,
         budget: Budget,
+        disk: Option<DiskOptions>,
         tune_seconds: f64,
         before: Option<Self>,
     ) -> CudaPlanOptions {
         CudaPlanOptions {
             trace: true,
             vram_bytes: Some(budget[Tier::DEVICE]),
+            disk,
             tune_seconds,
             progress: Some(Box::new(|preparing| progress::show(&tuning::describe(preparing)))),
             // Host memory is slow to get. After an error of the card there is nothing to keep.

@@ -5,11 +5,12 @@ use super::device::{DeviceKind, Trains};
 use super::options::Settings;
 use super::output::{Style, print};
 use super::setup::Setup;
+use crate::disk_tier::DiskTier;
 use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
 use storm_model::Unit;
-use storm_plan::{Budget, Tier};
+use storm_plan::{Budget, Planned, Tier};
 use storm_train::{
     Alarm, AnyBatch, Correction, GuessedSplit, Initialized, Launch, LaunchSite, Launched, Notice,
     OnAlarm, Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
@@ -28,6 +29,7 @@ pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     setup.splits = splits;
     setup.settle();
     say_split(setup);
+    say_disk(setup);
     Ok(trainer)
 }
 
@@ -57,6 +59,20 @@ fn say_split(setup: &Setup) {
         let object = json!({
             "event": "micro_batches", "batch": batch, "accumulate": accumulate, "tried": tried,
         });
+        print(&object.to_string());
+    }
+}
+
+/// Says what the run does to the disk that it was given.
+fn say_disk(setup: &Setup) {
+    let Some(disk) = &setup.request.disk else { return };
+    let Planned { plan, prediction, .. } = &setup.launch.plan().planned;
+    let (copied, seconds) = (&prediction.copied_bytes, prediction.step_seconds);
+    let words = disk.use_words(plan, copied, seconds);
+    setup.style.say(&words.unwrap_or_else(|| DiskTier::UNUSED.to_owned()));
+    if setup.style == Style::Json {
+        let mut object = disk.json(Some((plan, copied, seconds)));
+        object["event"] = json!("disk");
         print(&object.to_string());
     }
 }
@@ -91,10 +107,11 @@ pub(super) fn within_less<D: Trains>(
 }
 
 fn site(setup: &mut Setup) -> (&mut Launch, Site<'_>) {
-    let Setup { launch, settings, data, model, style, threads, steps, .. } = setup;
+    let Setup { launch, settings, data, model, style, threads, steps, request, .. } = setup;
     let (style, threads, steps) = (*style, *threads, *steps);
     let unit = model.config.unit();
-    (launch, Site { settings, data, unit, style, threads, steps, making: None })
+    let disk = request.disk.as_ref();
+    (launch, Site { settings, data, unit, style, threads, steps, disk, making: None })
 }
 
 struct Site<'a> {
@@ -106,6 +123,7 @@ struct Site<'a> {
     threads: usize,
     /// Of the run.
     steps: u64,
+    disk: Option<&'a DiskTier>,
     /// Weights that are being made.
     making: Option<progress::Bytes>,
 }
@@ -113,7 +131,8 @@ struct Site<'a> {
 impl<D: Trains> LaunchSite<D> for Site<'_> {
     fn device(&mut self, budget: Budget, plan: &StepPlan, before: Option<D>) -> D::Options {
         let run_seconds = plan.predicted_seconds() * self.steps as f64;
-        D::options(self.threads, budget, tuning::seconds(run_seconds), before)
+        let disk = DiskTier::options(self.disk);
+        D::options(self.threads, budget, disk, tuning::seconds(run_seconds), before)
     }
 
     fn batches(&mut self, batch: usize, accumulate: usize) -> Result<Vec<AnyBatch>, RunError> {

@@ -27,6 +27,7 @@ use std::time::Instant;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
 use storm_model::{AnyModel, Augmentation, Packing, Unit};
+use storm_plan::Planned;
 use storm_train::{
     Launch, OptimizerMethod, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize,
     TimedSplit, TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
@@ -214,6 +215,10 @@ impl Setup {
         }
         let launch = Launch::new(request.launch(trial))
             .map_err(|error| explained(&request, error, false))?;
+        if let (Some(disk), Purpose::Train) = (&request.disk, purpose) {
+            let Planned { plan, prediction, .. } = &launch.plan().planned;
+            disk.check_wear(plan, &prediction.copied_bytes, prediction.step_seconds)?;
+        }
         let mut setup = Setup {
             _lock: lock,
             _scratch: scratch,
@@ -427,6 +432,7 @@ pub(super) fn request(
         profile: machine.profile,
         vram: machine.vram,
         ram: machine.ram,
+        disk: machine.disk,
         forced: forced.forced(),
         forced_words: forced.words(),
         device_memory: match machine.kind {
@@ -535,6 +541,7 @@ fn forced(settings: &Settings) -> ForcedArgs {
         weights: settings.weights,
         gradients: settings.gradients,
         optimizer_state: settings.optimizer_state,
+        state_on_disk: settings.state_on_disk,
         update: settings.update,
         group: settings.group.map(NonZeroUsize::get),
     }

@@ -39,6 +39,11 @@ const BASES: &[Base] = &[
         line: "train tiny.toml --json --name new --epochs 0.1 --schedule wsd --dry-run",
         weight: 8,
     },
+    Base {
+        line: "train tiny.toml --json --name new --steps 1 --optimizer-state streamed --state-on-disk moments --disk runs \
+               --disk-space 8MiB",
+        weight: 4,
+    },
     Base { line: "init new.toml --data text.txt --yes", weight: 4 },
     Base { line: "data pack text.txt --tokenizer bytes --out out", weight: 12 },
     Base {
@@ -85,6 +90,11 @@ const BASES: &[Base] = &[
         weight: 5,
     },
     Base { line: "plan tiny.toml --hardware reference --vram 1GiB", weight: 4 },
+    Base {
+        line: "plan --model gpt2 --batch 1 --seq 64 --vram 1GiB --ram 1GiB --hardware reference --optimizer-state streamed \
+               --state-on-disk second-moments --disk-space 4GB",
+        weight: 4,
+    },
     Base { line: "completions bash", weight: 1 },
     Base { line: "man out", weight: 1 },
     Base { line: "doctor", weight: 2 },

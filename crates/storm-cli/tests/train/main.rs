@@ -3,6 +3,7 @@
 mod afterwards;
 mod chat;
 mod codec;
+mod disk;
 mod early;
 mod figures;
 mod folder;

@@ -4,10 +4,11 @@ use super::Planned;
 use super::room::Room;
 use crate::ExecError;
 use crate::resident::{check, check_part};
+use std::ops::Range;
 use std::sync::Arc;
 use storm_device::{DeviceError, HostBuffer, PlanDevice, Scalar, bytes_of, bytes_of_mut};
 use storm_graph::{Graph, Tensor, TensorId};
-use storm_plan::{Lasting, Operand, Place, Tier};
+use storm_plan::{Lasting, Operand, Place, Plan, Tier};
 
 impl<D: PlanDevice> Planned<D> {
     /// The persistent tensor of that name.
@@ -25,10 +26,7 @@ impl<D: PlanDevice> Planned<D> {
     pub fn write<T: Scalar>(&mut self, name: &str, values: &[T]) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check(&lasting.tensor, T::DTYPE, values.len())?;
-        for &place in &lasting.places {
-            self.device.write(place, bytes_of(values))?;
-        }
-        Ok(())
+        self.write_bytes(name, 0, bytes_of(values))
     }
 
     /// Sets some elements of a persistent tensor, `first` and following, in whatever tier it is.
@@ -67,9 +65,7 @@ impl<D: PlanDevice> Planned<D> {
     ) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check_part(&lasting.tensor, T::DTYPE, first, values.len())?;
-        let Place { tier, offset } = nearest(lasting, Tier::HOST);
-        let place = Place { tier, offset: offset + first * size_of::<T>() };
-        Ok(self.device.read(place, bytes_of_mut(values))?)
+        self.read_bytes(name, first * size_of::<T>(), bytes_of_mut(values))
     }
 
     /// Reads bytes of a persistent tensor as it is stored, starting at `first`.
@@ -84,8 +80,10 @@ impl<D: PlanDevice> Planned<D> {
     ) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check_bytes(&lasting.tensor, first, bytes.len())?;
-        let Place { tier, offset } = nearest(lasting, Tier::HOST);
-        Ok(self.device.read(Place { tier, offset: offset + first }, bytes)?)
+        for (place, range) in read_places(&self.plan, lasting, first..first + bytes.len()) {
+            self.device.read(place, &mut bytes[range.start - first..range.end - first])?;
+        }
+        Ok(())
     }
 
     /// Reads persistent tensors as they are stored, as fast as the device can.
@@ -104,7 +102,12 @@ impl<D: PlanDevice> Planned<D> {
                     given_bytes: bytes.len(),
                 }));
             }
-            places.push((nearest(lasting, Tier::HOST), bytes));
+            let mut rest = bytes;
+            for (place, range) in read_places(&self.plan, lasting, 0..rest.len()) {
+                let (part, after) = rest.split_at_mut(range.len());
+                places.push((place, part));
+                rest = after;
+            }
         }
         Ok(self.device.read_all(places)?)
     }
@@ -124,8 +127,8 @@ impl<D: PlanDevice> Planned<D> {
     pub fn write_bytes(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), ExecError> {
         let lasting = &self.plan.lasting[self.find(name)?];
         check_bytes(&lasting.tensor, first, bytes.len())?;
-        for &Place { tier, offset } in &lasting.places {
-            self.device.write(Place { tier, offset: offset + first }, bytes)?;
+        for (place, range) in write_places(&self.plan, lasting, first..first + bytes.len()) {
+            self.device.write(place, &bytes[range.start - first..range.end - first])?;
         }
         Ok(())
     }
@@ -163,9 +166,9 @@ impl<D: PlanDevice> Planned<D> {
         check(&target.tensor, output.dtype, output.shape.elements())?;
 
         let mut room = Room::between_steps(&plan);
-        let made = match nearest(target, Tier::DEVICE) {
-            place @ Place { tier: Tier::DEVICE, .. } => place,
-            _ => Place { tier: Tier::DEVICE, offset: room.take(output)? },
+        let made = match on_device(target) {
+            Some(place) => place,
+            None => Place { tier: Tier::DEVICE, offset: room.take(output)? },
         };
         let mut places: Vec<(TensorId, usize)> = vec![(wanted, made.offset)];
         for node in graph.nodes() {
@@ -183,8 +186,11 @@ impl<D: PlanDevice> Planned<D> {
             };
             self.device.run_alone(graph, node, place, layer)?;
         }
-        for &place in target.places.iter().filter(|&&place| place != made) {
-            self.copy(made, place, output.size_bytes())?;
+        for (place, range) in write_places(&plan, target, 0..output.size_bytes()) {
+            let from = Place { offset: made.offset + range.start, ..made };
+            if place != from {
+                self.copy(from, place, range.len())?;
+            }
         }
         Ok(())
     }
@@ -196,7 +202,7 @@ impl<D: PlanDevice> Planned<D> {
         given: &[(&str, &[u8])],
         room: &mut Room,
     ) -> Result<usize, ExecError> {
-        let on_device = |offset| Place { tier: Tier::DEVICE, offset };
+        let at = |offset| Place { tier: Tier::DEVICE, offset };
         if let Some((_, bytes)) = given.iter().find(|(name, _)| *name == operand.name) {
             if bytes.len() != operand.size_bytes() {
                 return Err(ExecError::Device(DeviceError::WrongSize {
@@ -206,19 +212,20 @@ impl<D: PlanDevice> Planned<D> {
                 }));
             }
             let offset = room.take(operand)?;
-            self.device.write(on_device(offset), bytes)?;
+            self.device.write(at(offset), bytes)?;
             return Ok(offset);
         }
-        let lasting = &self.plan.lasting[self.find(&operand.name)?];
+        let plan = Arc::clone(&self.plan);
+        let lasting = &plan.lasting[self.find(&operand.name)?];
         check(&lasting.tensor, operand.dtype, operand.shape.elements())?;
-        match nearest(lasting, Tier::DEVICE) {
-            Place { tier: Tier::DEVICE, offset } => Ok(offset),
-            from => {
-                let offset = room.take(operand)?;
-                self.copy(from, on_device(offset), operand.size_bytes())?;
-                Ok(offset)
-            }
+        if let Some(place) = on_device(lasting) {
+            return Ok(place.offset);
         }
+        let offset = room.take(operand)?;
+        for (from, range) in read_places(&plan, lasting, 0..operand.size_bytes()) {
+            self.copy(from, at(offset + range.start), range.len())?;
+        }
+        Ok(offset)
     }
 
     /// Copies between two places, on empty queues.
@@ -252,8 +259,57 @@ fn check_bytes(tensor: &Tensor, first: usize, count: usize) -> Result<(), ExecEr
     }))
 }
 
-/// The place of a tensor, in that tier if it has one there.
-fn nearest(lasting: &Lasting, tier: Tier) -> Place {
-    let found = lasting.places.iter().find(|place| place.tier == tier);
-    *found.unwrap_or(&lasting.places[0])
+/// Where a tensor is on the device as a whole, if it is.
+fn on_device(lasting: &Lasting) -> Option<Place> {
+    lasting.places.iter().copied().find(|place| place.tier == Tier::DEVICE)
+}
+
+/// Where to read some bytes of a tensor: places with the ranges they hold, in order. In host memory if possible.
+fn read_places(plan: &Plan, lasting: &Lasting, bytes: Range<usize>) -> Vec<(Place, Range<usize>)> {
+    let in_host = |place: &&Place| place.tier == Tier::HOST;
+    let whole = lasting.places.iter().find(in_host).or(lasting.places.first());
+    if let Some(&Place { tier, offset }) = whole {
+        return vec![(Place { tier, offset: offset + bytes.start }, bytes)];
+    }
+    let mut reads: Vec<(Place, Range<usize>)> = Vec::new();
+    for (place, range) in parts(plan, lasting, bytes) {
+        match reads.last_mut() {
+            Some((known, of)) if *of == range => {
+                if place.tier == Tier::HOST {
+                    *known = place;
+                }
+            }
+            _ => reads.push((place, range)),
+        }
+    }
+    reads
+}
+
+/// All places where some bytes of a tensor must be written, with the ranges they hold.
+fn write_places(plan: &Plan, lasting: &Lasting, bytes: Range<usize>) -> Vec<(Place, Range<usize>)> {
+    let whole = |&Place { tier, offset }: &Place| {
+        (Place { tier, offset: offset + bytes.start }, bytes.clone())
+    };
+    let wholes = lasting.places.iter().map(whole);
+    wholes.chain(parts(plan, lasting, bytes.clone())).collect()
+}
+
+/// The places of single pieces that hold some of these bytes, piece by piece.
+fn parts(plan: &Plan, lasting: &Lasting, bytes: Range<usize>) -> Vec<(Place, Range<usize>)> {
+    let (mut found, mut start) = (Vec::new(), 0);
+    let mut parts = lasting.parts.iter().peekable();
+    for (piece, &value) in lasting.pieces.iter().enumerate() {
+        let end = start + plan.value(value).size_bytes;
+        let range = bytes.start.max(start)..bytes.end.min(end);
+        while let Some(&(_, Place { tier, offset })) =
+            parts.next_if(|&&(part, _)| part as usize == piece)
+        {
+            if !range.is_empty() {
+                let place = Place { tier, offset: offset + range.start - start };
+                found.push((place, range.clone()));
+            }
+        }
+        start = end;
+    }
+    found
 }

@@ -58,6 +58,7 @@ mod tests {
             tensor: tensor(bytes),
             pieces: Vec::new(),
             places: vec![Place { tier, offset }],
+            parts: Vec::new(),
         };
         let plan = Plan {
             lasting: vec![

@@ -90,7 +90,10 @@ impl Always {
     fn new(plan: &Plan) -> Always {
         let lasting = plan.lasting.iter().flat_map(|lasting| {
             let bytes = lasting.tensor.size_bytes();
-            lasting.places.iter().map(move |place| (place.tier, place.offset, bytes))
+            let piece = |index: u32| plan.value(lasting.pieces[index as usize]).size_bytes;
+            let wholes = lasting.places.iter().map(move |place| (*place, bytes));
+            let parts = lasting.parts.iter().map(move |&(index, place)| (place, piece(index)));
+            wholes.chain(parts).map(|(place, bytes)| (place.tier, place.offset, bytes))
         });
         let inputs = plan.inputs.iter().map(|input| (input.place, input.tensor.size_bytes()));
         let results = plan.results.iter().map(|result| (result.place, result.tensor.size_bytes()));

@@ -56,7 +56,7 @@ pub fn overlap(plan: &Plan, trace: &Trace) -> Overlap {
         |queue: Queue| trace.spans.iter().filter(move |span| plan.queue(span.instruction) == queue);
     let compute: Vec<&Span> = of_queue(Queue::COMPUTE).collect();
     let passes: Vec<Pass> = compute.iter().map(|span| pass(plan, span)).collect();
-    let on_device = plan.queues().filter(|&queue| !plan.links.is_data(queue));
+    let on_device = plan.queues().filter(|&queue| !plan.links.is_of_host(queue));
     let on_device = on_device.map(|queue| of_queue(queue).collect());
     let mut overlap = Overlap {
         total_ns: bounds.end_ns - bounds.start_ns,

@@ -144,9 +144,16 @@ fn check_lasting(plan: &Plan, lasting: &Lasting) -> Result<(), CheckError> {
         let whom = format!("`{name}`");
         return Err(CheckError::NoAddress { whom, what: format!("exactly its {size} bytes") });
     }
-    if lasting.places.is_empty() {
+    let has_part = |piece: usize| lasting.parts.iter().any(|&(part, _)| part as usize == piece);
+    if lasting.places.is_empty() && !(0..lasting.pieces.len()).all(has_part) {
         let what = "the time between two steps".to_owned();
         return Err(CheckError::NoAddress { whom: format!("`{name}`"), what });
+    }
+    for &(piece, place) in &lasting.parts {
+        known(name, "piece", piece as usize, lasting.pieces.len())?;
+        let size = plan.value(lasting.pieces[piece as usize]).size_bytes;
+        aligned(|| format!("`{name}`"), place.offset)?;
+        within(plan, || format!("`{name}`"), place, size)?;
     }
     for place in &lasting.places {
         aligned(|| format!("`{name}`"), place.offset)?;

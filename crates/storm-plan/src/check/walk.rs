@@ -385,13 +385,19 @@ struct RestingSpot {
 /// All persistent values, at all their places, with the index of their tensor.
 fn resting(plan: &Plan) -> impl Iterator<Item = (usize, RestingSpot)> {
     plan.lasting.iter().enumerate().flat_map(move |(tensor, lasting)| {
-        lasting.places.iter().flat_map(move |place| {
+        let wholes = lasting.places.iter().flat_map(move |place| {
             let mut start = place.offset;
             lasting.pieces.iter().map(move |&value| {
                 let bytes = start..start + plan.value(value).size_bytes;
                 start = bytes.end;
                 (tensor, RestingSpot { value, tier: place.tier, bytes })
             })
-        })
+        });
+        let parts = lasting.parts.iter().map(move |&(piece, Place { tier, offset })| {
+            let value = lasting.pieces[piece as usize];
+            let bytes = offset..offset + plan.value(value).size_bytes;
+            (tensor, RestingSpot { value, tier, bytes })
+        });
+        wholes.chain(parts)
     })
 }

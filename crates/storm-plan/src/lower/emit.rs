@@ -1,6 +1,7 @@
 //! The plan under construction: the instructions of the current segment, and the state of the rings.
 
 use super::Lowering;
+use super::disk::DiskSlots;
 use super::layout::{GroupLayout, Layout};
 use super::residency::{Residency, Turns};
 use super::slab::{COPY_BYTES_MAX, CopyRun};
@@ -92,6 +93,7 @@ pub(super) struct Emit<'a> {
     /// Graphs that add parts of tied gradients, by elements.
     pub(super) fold_graphs: BTreeMap<(storm_graph::DType, usize), GraphId>,
     pub(super) state_turns: Turns,
+    pub(super) disk_slots: DiskSlots,
     pub(super) activation_turns: Turns,
     pub(super) input_turns: Turns,
     pub(super) residency: Residency,
@@ -115,9 +117,12 @@ impl<'a> Emit<'a> {
         let mut plan = Plan {
             bytes: layout.bytes(),
             update: decisions.update,
-            regions: layout.device.regions.iter().chain(&layout.host.regions).cloned().collect(),
+            regions: layout.regions().cloned().collect(),
             ..Plan::default()
         };
+        if layout.disk.size_bytes > 0 {
+            plan.links = plan.links.and_between(Tier::HOST, Tier::DISK);
+        }
         if lowering.fetches() {
             plan.links = plan.links.and_data();
         }
@@ -128,6 +133,7 @@ impl<'a> Emit<'a> {
             decisions,
             residency: Residency::new(&layout),
             state_turns: Turns::new(layout.state_ring.slots),
+            disk_slots: DiskSlots::new(lowering, decisions, &layout),
             activation_turns: Turns::new(0),
             input_turns: Turns::new(0),
             layout,
@@ -217,6 +223,7 @@ impl<'a> Emit<'a> {
         }
         self.host_written.clear();
         self.residency.begin_segment();
+        self.disk_slots.begin_segment();
         for turns in [&mut self.state_turns, &mut self.activation_turns, &mut self.input_turns] {
             turns.begin_segment();
         }
@@ -364,6 +371,34 @@ impl<'a> Emit<'a> {
         let (from, to) = (ends.at(link.from), ends.at(link.to));
         let work = Work::Copy(Copy { from, to, bytes, values, kind: ends.kind });
         self.copies.push((after, Instruction { work, waits: Vec::new() }, mark));
+    }
+
+    /// Copies state from the disk to its slot, once `after` kernels of the segment are issued.
+    pub(super) fn read_disk(
+        &mut self,
+        after: usize,
+        disk: usize,
+        host: usize,
+        bytes: usize,
+        values: Operands,
+    ) {
+        self.host_written.insert(host, (host + bytes, after));
+        let (from, to) =
+            (Place { tier: Tier::DISK, offset: disk }, Place { tier: Tier::HOST, offset: host });
+        self.copy_state(after, from, to, bytes, values);
+    }
+
+    /// Copies state from its slot to the disk, right after the last kernel so far.
+    pub(super) fn write_disk(&mut self, disk: usize, host: usize, bytes: usize, values: Operands) {
+        let (from, to) =
+            (Place { tier: Tier::HOST, offset: host }, Place { tier: Tier::DISK, offset: disk });
+        self.copy_state(self.position(), from, to, bytes, values);
+    }
+
+    fn copy_state(&mut self, after: usize, from: Place, to: Place, bytes: usize, values: Operands) {
+        let kind = TensorKind::OptimizerState;
+        let work = Work::Copy(Copy { from, to, bytes, values, kind });
+        self.copies.push((after, Instruction { work, waits: Vec::new() }, Mark::None));
     }
 
     /// Takes data, at the start of the segment.

@@ -2,6 +2,7 @@
 //! temporaries.
 
 use super::Lowering;
+use super::homes::Homes;
 use super::shared::Cut;
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::decisions::{RingMemory, Streaming};
@@ -77,6 +78,7 @@ pub(crate) struct ActivationSlab {
 pub(crate) struct Layout {
     pub(crate) device: Arena,
     pub(crate) host: Arena,
+    pub(crate) disk: Arena,
     pub(crate) inputs: Vec<InputPlaces>,
     /// The first of the scalars: norm, clip, and the sum of squares of each gradient.
     scalars: usize,
@@ -89,6 +91,10 @@ pub(crate) struct Layout {
     pub(crate) weights: Vec<ClassPlaces>,
     pub(crate) gradients: Vec<ClassPlaces>,
     pub(crate) states: Vec<ClassPlaces>,
+    /// Where streamed state is, by stage and block.
+    pub(crate) state_homes: Vec<Vec<StateHome>>,
+    /// In pinned host memory: state on its way from and to the disk.
+    pub(crate) disk_ring: Ring,
     /// By block, and by position among what it changes in place.
     pub(crate) changing: Vec<Vec<usize>>,
     /// Pieces of optimizer state on their way through.
@@ -176,6 +182,15 @@ impl ClassPlaces {
     }
 }
 
+/// Where the streamed optimizer state of a block is: see [`Homes`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct StateHome {
+    pub(crate) host: usize,
+    pub(crate) disk: usize,
+    /// How many kinds of it are on disk.
+    pub(crate) kinds_on_disk: usize,
+}
+
 /// Equal slots one after another.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ring {
@@ -211,7 +226,18 @@ impl Ring {
 impl Layout {
     /// How much memory there is.
     pub(crate) fn bytes(&self) -> PerTier<usize> {
-        PerTier::new(self.device.size_bytes, self.host.size_bytes)
+        let memory = PerTier::new(self.device.size_bytes, self.host.size_bytes);
+        memory.with(Tier::DISK, self.disk.size_bytes)
+    }
+
+    /// What lies where in each tier.
+    pub(crate) fn regions(&self) -> impl Iterator<Item = &Region> {
+        [&self.device, &self.host, &self.disk].into_iter().flat_map(|arena| &arena.regions)
+    }
+
+    /// Where the state of a stage's block lives.
+    pub(super) fn homes(&self, stage: usize, index: usize) -> &Homes {
+        &self.cut.homes[stage][self.state_homes[stage][index].kinds_on_disk]
     }
 
     pub(crate) fn new(lowering: &Lowering<'_>, decisions: &Decisions) -> Layout {
@@ -227,7 +253,10 @@ impl Layout {
         let group = decisions.group_max();
         let mut device = Arena::new(Tier::DEVICE, names);
         let mut host = Arena::new(Tier::HOST, names);
+        let mut disk = Arena::new(Tier::DISK, names);
         let cut = lowering.cut(decisions.piece_elements);
+        // First, where it is aligned to the blocks of a disk.
+        let disk_ring = place_disk_ring(lowering, decisions, &cut, &mut host);
 
         let inputs = place_inputs(lowering, group, &mut device, &mut host);
         let scalar_count = lowering.shared.scalars.len();
@@ -246,6 +275,7 @@ impl Layout {
 
         let Parameters { weights, gradients, states } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
+        let state_homes = place_states(lowering, decisions, &cut, &mut host, &mut disk);
         let changing = (0..lowering.blocks.count())
             .map(|block| {
                 let tensors = &lowering.sets[lowering.blocks.get(block).stage].changing;
@@ -279,6 +309,7 @@ impl Layout {
         Layout {
             device: device_most,
             host: host_most,
+            disk,
             inputs,
             scalars,
             results,
@@ -287,6 +318,8 @@ impl Layout {
             weights,
             gradients,
             states,
+            state_homes,
+            disk_ring,
             changing,
             state_ring,
             groups,
@@ -424,9 +457,11 @@ fn place_parameters(
                 true => 0,
                 false => device.take(kind, &name, slot_bytes * streaming.ring),
             };
-            let away = match kind == TensorKind::Gradients && !gradients_last {
-                true => 0,
-                false => s.repeat - streaming.pinned,
+            let away = match kind {
+                TensorKind::Gradients if !gradients_last => 0,
+                // Its blocks may differ, see `place_states`.
+                TensorKind::OptimizerState => 0,
+                _ => s.repeat - streaming.pinned,
             };
             let host = host.take(kind, &name, slot_bytes * away);
             ClassPlaces { streaming, pinned, ring, host, slot_bytes }
@@ -460,6 +495,79 @@ fn place_parameters(
         device.take(TensorKind::Weights, "shared rings of weights and gradients", end);
     }
     places
+}
+
+/// How many kinds of a block's state are on disk.
+pub(super) fn kinds_on_disk(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    stage: usize,
+    index: usize,
+) -> usize {
+    let decided = &decisions.stages[stage];
+    let wanted = decided.on_disk.get(index).copied().unwrap_or(0);
+    match index < decided.states_pinned {
+        true => 0,
+        false => wanted.min(lowering.sets[stage].kinds().len()),
+    }
+}
+
+/// The slots that state on disk passes through: at most one for every two updates with such state. With more, the disk
+/// would save little memory.
+fn place_disk_ring(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    cut: &Cut,
+    host: &mut Arena,
+) -> Ring {
+    let (mut slot_bytes, mut updates) = (0, 0);
+    for (stage, decided) in decisions.stages.iter().enumerate() {
+        for index in 0..decided.on_disk.len() {
+            let kinds = kinds_on_disk(lowering, decisions, stage, index);
+            let homes = &cut.homes[stage][kinds];
+            slot_bytes = slot_bytes.max(homes.slot_bytes);
+            updates += (0..homes.groups.len()).filter(|&group| homes.reads_disk(group)).count();
+        }
+    }
+    let slots = decisions.disk_ring.min(updates.div_ceil(2));
+    Ring::take(
+        host,
+        TensorKind::OptimizerState,
+        "optimizer state on its way to disk",
+        slot_bytes,
+        slots,
+    )
+}
+
+/// Where the state of blocks that are not pinned is.
+fn place_states(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    cut: &Cut,
+    host: &mut Arena,
+    disk: &mut Arena,
+) -> Vec<Vec<StateHome>> {
+    let mut stages = Vec::new();
+    for (stage, s) in lowering.task.program().stages().iter().enumerate() {
+        let name = match host.names {
+            Names::Given => format!("{} of {}", TensorKind::OptimizerState.name(), s.name),
+            Names::Left => String::new(),
+        };
+        let mut homes = vec![StateHome::default(); s.repeat];
+        let pinned = decisions.stages[stage].states_pinned;
+        for (index, home) in homes.iter_mut().enumerate().skip(pinned) {
+            let kinds_on_disk = kinds_on_disk(lowering, decisions, stage, index);
+            let Homes { host_bytes, disk_bytes, .. } = cut.homes[stage][kinds_on_disk];
+            let kind = TensorKind::OptimizerState;
+            *home = StateHome {
+                host: host.take(kind, &name, host_bytes),
+                disk: disk.take(kind, &name, disk_bytes),
+                kinds_on_disk,
+            };
+        }
+        stages.push(homes);
+    }
+    stages
 }
 
 fn place_inputs(

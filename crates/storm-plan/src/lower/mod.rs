@@ -6,8 +6,10 @@
 mod activations;
 mod bind;
 mod blocks;
+mod disk;
 mod emit;
 mod flow;
+mod homes;
 mod layout;
 mod norm;
 mod parameters;
@@ -24,10 +26,11 @@ mod waits;
 
 use crate::plan::Plan;
 use crate::{
-    Decisions, GroupDecisions, HardwareProfile, Links, PerTier, PlanError, SavedUnit, Storage,
-    Task, UpdateTime,
+    Decisions, GroupDecisions, HardwareProfile, Link, Links, PerTier, PlanError, SavedUnit,
+    Storage, Task, UpdateTime,
 };
 use blocks::Blocks;
+pub use homes::DISK_BLOCK_BYTES;
 use layout::ActivationSlab;
 use parameters::Set;
 use shared::{Cut, Shared};
@@ -188,7 +191,7 @@ impl<'a> Lowering<'a> {
     /// What lies where under these decisions.
     pub(crate) fn regions(&self, decisions: &Decisions) -> Vec<crate::Region> {
         let layout = layout::Layout::new(self, decisions);
-        layout.device.regions.into_iter().chain(layout.host.regions).collect()
+        layout.regions().cloned().collect()
     }
 
     /// A block of a training step, for a set of units available to its backward pass. In the last stage
@@ -310,6 +313,28 @@ impl<'a> Lowering<'a> {
         })
     }
 
+    /// Whether any optimizer state is on disk.
+    fn uses_disk(&self, decisions: &Decisions) -> bool {
+        let mut stages = decisions.stages.iter().enumerate();
+        stages.any(|(stage, decided)| {
+            let mut blocks = 0..decided.on_disk.len();
+            blocks.any(|index| layout::kinds_on_disk(self, decisions, stage, index) > 0)
+        })
+    }
+
+    /// How many kinds of optimizer state there are.
+    pub(crate) fn state_kinds(&self) -> usize {
+        self.sets.iter().map(|set| set.kinds().len()).max().unwrap_or(0)
+    }
+
+    /// What an update has in a slot on its way from the disk, at most, if this many kinds of its state are there.
+    pub(crate) fn disk_slot_bytes(&self, kinds_on_disk: usize) -> usize {
+        let cut = self.cut(self.piece_elements());
+        let of_stage =
+            |homes: &Vec<homes::Homes>| homes[kinds_on_disk.min(homes.len() - 1)].slot_bytes;
+        cut.homes.iter().map(of_stage).max().unwrap_or(0)
+    }
+
     /// Sizes of a stage's blocks that all plans share.
     pub(crate) fn sizes(&self, stage: usize) -> Sizes {
         let cut = self.cut(crate::PIECE_ELEMENTS);
@@ -420,6 +445,15 @@ impl<'a> Lowering<'a> {
             }
             if decided.states_pinned > blocks {
                 return refuse(format!("`{name}` has only {blocks} blocks to keep state of"));
+            }
+        }
+        if self.uses_disk(decisions) {
+            if self.profile.find_link(Link::DISK_TO_HOST).is_none() {
+                let (hardware, link) = (self.profile.name.clone(), Link::DISK_TO_HOST);
+                return Err(PlanError::NoLink { hardware, link });
+            }
+            if decisions.disk_ring == 0 {
+                return refuse("state on disk needs a ring of at least one piece".to_owned());
             }
         }
         if decisions.state_ring == 0 && self.needs_state_ring(decisions) {

@@ -22,7 +22,7 @@ fn lasting(tensor: Tensor, pieces: Pieces, starts: &[Place], offset: usize) -> L
     let places =
         starts.iter().map(|place| Place { offset: place.offset + offset, ..*place }).collect();
     let pieces = (0..pieces.count as usize).map(|index| pieces.piece(index)).collect();
-    Lasting { tensor, pieces, places }
+    Lasting { tensor, pieces, places, parts: Vec::new() }
 }
 
 impl Emit<'_> {
@@ -44,6 +44,7 @@ impl Emit<'_> {
                 },
                 pieces: vec![bound.first],
                 places: vec![on_device(bound.offset)],
+                parts: Vec::new(),
             });
         }
         self.plan.lasting = all;
@@ -75,6 +76,7 @@ impl Emit<'_> {
                 tensor,
                 pieces: vec![self.values.changing[number][position]],
                 places: vec![on_device(self.layout.changing[number][position])],
+                parts: Vec::new(),
             });
         }
 
@@ -86,10 +88,8 @@ impl Emit<'_> {
             gradients.push(on_device(self.place(Class::Gradients, number)));
         }
         let states = &self.layout.states[stage];
-        let states = match states.streaming.is_pinned(index) {
-            true => on_device(states.device(index)),
-            false => on_host(states.host(index)),
-        };
+        let is_pinned = states.streaming.is_pinned(index);
+        let mut parts = self.state_parts(number);
         let trainable: Vec<usize> = set.trainable().collect();
         for (t, &position) in trainable.iter().enumerate() {
             let parameter = &set.parameters[position];
@@ -115,7 +115,16 @@ impl Emit<'_> {
                 };
                 let entry = kind * trainable.len() + t;
                 let offset = slabs.states.entries[entry].offset;
-                all.push(lasting(tensor, self.values.states[number][entry], &[states], offset));
+                let home = self.state_home(number).host;
+                let place = match is_pinned {
+                    true => Some(on_device(states.device(index) + offset)),
+                    false => (self.layout.homes(stage, index).on_host(kind, offset))
+                        .map(|offset| on_host(home + offset)),
+                };
+                let pieces = self.values.states[number][entry];
+                let places: Vec<Place> = place.into_iter().collect();
+                let parts = parts.remove(&entry).unwrap_or_default();
+                all.push(Lasting { parts, ..lasting(tensor, pieces, &places, 0) });
             }
         }
     }

@@ -1,12 +1,14 @@
 //! The optimizer in pieces: gradient, parameter and state of a piece meet on the device.
 
+use super::disk::Staged;
 use super::emit::{Bound, Emit, Ends, copy_values};
+use super::homes::Home;
 use super::parameters::{Set, SetSlabs};
 use super::residency::Class;
 use super::slab::CopyRun;
 use crate::TensorKind;
 use crate::pack::aligned;
-use crate::plan::GraphId;
+use crate::plan::{GraphId, Operands};
 use std::collections::{BTreeMap, VecDeque};
 use storm_graph::Block;
 
@@ -23,16 +25,18 @@ pub(super) struct Update {
 pub(super) struct UpdateGroup {
     /// Position among the trainable parameters of the set, and the piece.
     pub(super) pieces: Vec<(usize, usize)>,
-    /// Copies of state, and where each goes in a slot of the ring.
-    runs: Vec<(CopyRun, usize)>,
+    pub(super) runs: Vec<StateRun>,
     pub(super) slot_bytes: usize,
 }
 
-impl UpdateGroup {
-    /// Of each copy of state.
-    pub(super) fn state_bytes(&self) -> impl Iterator<Item = usize> + '_ {
-        self.runs.iter().map(|(run, _)| run.size_bytes)
-    }
+/// A copy of state.
+#[derive(Clone, Debug)]
+pub(super) struct StateRun {
+    /// Position among the kinds of state.
+    pub(super) kind: usize,
+    pub(super) copy: CopyRun,
+    /// Where it goes in a slot of the ring on the device.
+    pub(super) place: usize,
 }
 
 /// Updates that are due, spread over other work.
@@ -94,7 +98,7 @@ pub(super) fn groups(set: &Set, slabs: &SetSlabs, piece_elements: usize) -> Vec<
                 for run in slabs.states.runs_of(stored) {
                     let place = slot_bytes;
                     slot_bytes += aligned(run.size_bytes);
-                    runs.push((run, place));
+                    runs.push(StateRun { kind, copy: run, place });
                 }
             }
             UpdateGroup { pieces, runs, slot_bytes }
@@ -120,27 +124,28 @@ impl Emit<'_> {
         // No earlier than its state: parts that are due later must not hold up those that are due first.
         let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
         self.fetch_for_update(block, &group.pieces, number, after);
+        let homes = self.state_homes(block, number);
+        let staged = homes.iter().any(|home| matches!(home, Home::Disk { .. }));
+        let staged = staged.then(|| self.stage_state(block, number));
         // Where each piece of state is now, by entry and piece.
         let mut state_places: BTreeMap<(usize, usize), usize> = BTreeMap::new();
         let slot = slot.map(|slot| (slot, self.layout.state_ring.slot(slot)));
         match slot {
             None => {
                 let slab = &self.layout.cut.stages[stage].states;
-                for &(entry, piece, _) in group.runs.iter().flat_map(|(run, _)| &run.pieces) {
+                for &(entry, piece, _) in group.runs.iter().flat_map(|run| &run.copy.pieces) {
                     let place = states.device(index) + slab.piece_offset(entry, piece);
                     state_places.insert((entry, piece), place);
                 }
             }
             Some((_, start)) => {
-                for (run, place) in &group.runs {
-                    for &(entry, piece, relative) in &run.pieces {
-                        state_places.insert((entry, piece), start + place + relative);
+                for (run, &home) in group.runs.iter().zip(&homes) {
+                    for &(entry, piece, relative) in &run.copy.pieces {
+                        state_places.insert((entry, piece), start + run.place + relative);
                     }
-                    let (device, host) = (start + place, states.host(index) + run.offset);
-                    let ends = Ends { kind: TensorKind::OptimizerState, device, host };
-                    let pieces = &self.values.states[block];
-                    let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
-                    self.copy_in(after, ends, run, values);
+                    let ends = self.state_ends(block, home, staged, start + run.place);
+                    let values = self.state_values(block, &run.copy);
+                    self.copy_in(after, ends, &run.copy, values);
                 }
             }
         }
@@ -148,15 +153,16 @@ impl Emit<'_> {
             self.update_piece(block, t, piece, &state_places);
         }
         if let Some((slot, start)) = slot {
-            for (run, place) in &group.runs {
-                let (device, host) = (start + place, states.host(index) + run.offset);
-                let ends = Ends { kind: TensorKind::OptimizerState, device, host };
-                let pieces = &self.values.states[block];
-                let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
-                self.copy_out(ends, run, values);
+            for (run, &home) in group.runs.iter().zip(&homes) {
+                let ends = self.state_ends(block, home, staged, start + run.place);
+                let values = self.state_values(block, &run.copy);
+                self.copy_out(ends, &run.copy, values);
             }
             let now = self.position();
             self.state_turns.touch(slot, now);
+        }
+        if let Some(staged) = staged {
+            self.store_state(block, number, staged);
         }
         for class in Class::ALL {
             self.touch(class, block);
@@ -165,6 +171,22 @@ impl Emit<'_> {
         let pieces: Vec<(usize, usize)> =
             group.pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
         self.write_back_weights(block, &pieces);
+    }
+
+    /// What a copy of state contains.
+    pub(super) fn state_values(&self, block: usize, run: &CopyRun) -> Operands {
+        let pieces = &self.values.states[block];
+        copy_values(run, |entry, piece| pieces[entry].piece(piece))
+    }
+
+    /// Both ends of a copy of state: its place on the device, and its home or its slot on the way to it.
+    fn state_ends(&self, block: usize, home: Home, staged: Option<Staged>, device: usize) -> Ends {
+        let host = match (home, staged) {
+            (Home::Disk { slot, .. }, Some(staged)) => staged.start + slot,
+            (Home::Host { offset }, _) => self.state_home(block).host + offset,
+            (Home::Disk { .. }, None) => unreachable!("it was staged"),
+        };
+        Ends { kind: TensorKind::OptimizerState, device, host }
     }
 
     fn update_piece(

@@ -104,6 +104,7 @@ impl Search<'_> {
                 activation_ring: ACTIVATION_RING,
                 input_ring: INPUT_RING,
                 piece_elements: self.lowering.piece_elements(),
+                disk: self.disk,
             };
             self.set_update(&mut base);
             // Forced decisions make some of them equal.

@@ -120,7 +120,12 @@ pub(crate) fn segment(plan: &mut Plan, name: &'static str, times: usize) -> Segm
 pub(crate) fn lasting(plan: &mut Plan, value: ValueId, places: &[(Tier, usize)]) {
     let places = places.iter().map(|&(tier, block)| Place { tier, offset: block * BLOCK });
     let tensor = tensor(&plan.value(value).name, TensorClass::Parameter(Training::Trainable));
-    plan.lasting.push(Lasting { tensor, pieces: vec![value], places: places.collect() });
+    plan.lasting.push(Lasting {
+        tensor,
+        pieces: vec![value],
+        places: places.collect(),
+        parts: Vec::new(),
+    });
 }
 
 /// A value that the host writes before every run of a segment that copies it.

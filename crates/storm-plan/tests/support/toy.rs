@@ -223,7 +223,12 @@ impl Toy {
             let tensor = tensor(&name, &shape, class);
             let places = [Some(home), mirror].into_iter().flatten();
             let places = places.map(|p| Place { offset: p.offset + part.offset, ..p }).collect();
-            plan.lasting.push(Lasting { tensor, pieces: part.pieces.clone(), places });
+            plan.lasting.push(Lasting {
+                tensor,
+                pieces: part.pieces.clone(),
+                places,
+                parts: Vec::new(),
+            });
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod batch_norm;
 mod codec;
+mod disk;
 mod dropout;
 mod evaluation;
 mod exactness;

@@ -123,6 +123,17 @@ pub(crate) fn planned(
     chaos_seed: Option<u64>,
 ) -> Fingerprint {
     let device = CpuPlanOptions { threads: Some(1), chaos_seed, ..CpuPlanOptions::default() };
+    planned_on(config, options, plan, device)
+}
+
+/// The same on a device with other options.
+pub(crate) fn planned_on(
+    config: &ModelConfig,
+    options: &TrainOptions,
+    plan: storm_plan::CheckedPlan,
+    device: CpuPlanOptions,
+) -> Fingerprint {
+    let chaos_seed = device.chaos_seed;
     let mut trainer: Trainer<CpuPlanDevice> =
         Trainer::new(config, options.clone(), plan.into(), device).expect("a trainer");
     let flush_at = chaos_seed.unwrap_or(0) as usize % (2 * STEPS);

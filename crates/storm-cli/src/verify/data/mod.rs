@@ -10,6 +10,7 @@ mod scale;
 
 use super::sheet::Sheet;
 use crate::bench::Benched;
+use crate::disk_tier::DiskArgs;
 use crate::model::grouped;
 use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, pictures_of};
 use crate::{UsageError, memory_limits, progress, size, tuning};
@@ -109,7 +110,14 @@ pub(super) fn check(
     sheet: &mut Sheet,
 ) -> Result<()> {
     let models = models(&args.data_models)?;
-    let asked = Asked { device, vram_bytes: None, ram_bytes: None, hardware, threads: None };
+    let asked = Asked {
+        device,
+        vram_bytes: None,
+        ram_bytes: None,
+        disk: DiskArgs::default(),
+        hardware,
+        threads: None,
+    };
     let largest = models.iter().map(|(_, config)| config.parameter_count()).max().unwrap_or(0);
     let machine = Machine::new(&asked, largest, Style::Quiet)?;
     let sizes = args.sizes(machine.kind);
@@ -299,7 +307,7 @@ struct Site {
 
 impl<D: Trains> LaunchSite<D> for Site {
     fn device(&mut self, budget: Budget, _: &StepPlan, before: Option<D>) -> D::Options {
-        D::options(self.threads, budget, TUNE_SECONDS.min(tuning::SECONDS_MAX), before)
+        D::options(self.threads, budget, None, TUNE_SECONDS.min(tuning::SECONDS_MAX), before)
     }
 
     fn batches(&mut self, _: usize, _: usize) -> Result<Vec<AnyBatch>, RunError> {

@@ -11,6 +11,7 @@ use super::kernels;
 use super::memory::Memory;
 use super::threads;
 use crate::cpu::CpuDevice;
+use crate::disk::DiskTier;
 use crate::host_buffer::copy_all;
 use crate::placed::check_size;
 use crate::sequence::{Sequence, Turn};
@@ -24,6 +25,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use storm_graph::{Graph, Node, TensorId};
+use storm_host::ScratchPath;
 use storm_plan::{CheckedPlan, InstructionId, PerQueue, PerTier, Place, Queue, SegmentId, Tier};
 use worker::Worker;
 
@@ -54,6 +56,15 @@ impl CpuPlanDevice {
         self.synchronize()?;
         Ok(&self.program.memory[tier])
     }
+
+    /// The disk tier if it is this one, once all queues are empty.
+    fn quiet_disk(&mut self, tier: Tier) -> Result<Option<&DiskTier>, DeviceError> {
+        if tier != Tier::DISK {
+            return Ok(None);
+        }
+        self.synchronize()?;
+        Ok(self.program.disk.as_ref())
+    }
 }
 
 impl PlanDevice for CpuPlanDevice {
@@ -66,7 +77,7 @@ impl PlanDevice for CpuPlanDevice {
         let tickets = Tickets::new(&plan);
         let sequence = Sequence::new(&plan);
         let board = Board::new(&plan, options.commands_max, recorder);
-        let program = Arc::new(Program::new(plan, board)?);
+        let program = Arc::new(Program::new(plan, board, options.disk.as_ref())?);
         let pool = threads::pool(options.threads)?;
         pool.install(kernels::warm_up);
         let plan = Arc::clone(&program.plan);
@@ -148,6 +159,9 @@ impl PlanDevice for CpuPlanDevice {
     }
 
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
+        if let Some(disk) = self.quiet_disk(place.tier)? {
+            return disk.write(place.offset, bytes);
+        }
         let to = self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
         // SAFETY: in bounds, and the queues are empty while `self` is borrowed.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
@@ -155,6 +169,9 @@ impl PlanDevice for CpuPlanDevice {
     }
 
     fn read(&mut self, place: Place, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        if let Some(disk) = self.quiet_disk(place.tier)? {
+            return disk.read(place.offset, bytes);
+        }
         let from =
             self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
         // SAFETY: as in `write`.
@@ -165,6 +182,10 @@ impl PlanDevice for CpuPlanDevice {
     fn read_all(&mut self, reads: Vec<(Place, &mut [u8])>) -> Result<(), DeviceError> {
         let mut pairs = Vec::with_capacity(reads.len());
         for (place, bytes) in reads {
+            if let Some(disk) = self.quiet_disk(place.tier)? {
+                disk.read(place.offset, bytes)?;
+                continue;
+            }
             let from =
                 self.quiet_memory(place.tier)?.address("host data", place.offset, bytes.len())?;
             // SAFETY: in bounds and initialized, and the queues stay empty until this returns.
@@ -198,7 +219,15 @@ impl PlanDevice for CpuPlanDevice {
     }
 
     fn memory_taken(&self) -> PerTier<usize> {
-        PerTier::from_fn(|tier| self.program.memory[tier].capacity_bytes())
+        let taken = PerTier::from_fn(|tier| self.program.memory[tier].capacity_bytes());
+        match &self.program.disk {
+            Some(disk) => taken.with(Tier::DISK, disk.bytes()),
+            None => taken,
+        }
+    }
+
+    fn disk_path(&self) -> Option<ScratchPath> {
+        self.program.disk.as_ref().map(DiskTier::path)
     }
 
     /// The bits depend on neither the threads nor the instruction set.

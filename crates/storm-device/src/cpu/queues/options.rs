@@ -1,3 +1,4 @@
+use crate::DiskOptions;
 use storm_plan::Queue;
 
 /// How the CPU runs a plan.
@@ -13,6 +14,8 @@ pub struct CpuPlanOptions {
     pub chaos_seed: Option<u64>,
     /// Make an instruction fail.
     pub fault: Option<Fault>,
+    /// Where the disk tier is. If none, a block of memory stands for it.
+    pub disk: Option<DiskOptions>,
 }
 
 impl Default for CpuPlanOptions {
@@ -23,6 +26,7 @@ impl Default for CpuPlanOptions {
             trace: false,
             chaos_seed: None,
             fault: None,
+            disk: None,
         }
     }
 }

@@ -3,19 +3,22 @@ use crate::DeviceError;
 use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::memory::Memory;
+use crate::disk::{DiskCopy, DiskOptions, DiskTier};
 use crate::placed::{node_of, tensor_name};
 use crate::supply::{self, Supplied, Supply};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Instant;
 use storm_plan::{
-    CheckedPlan, Compute, Fetch, InstructionId, PerTier, Place, Plan, ReadAhead, Work,
+    CheckedPlan, Compute, Fetch, InstructionId, PerTier, Place, Plan, ReadAhead, Tier, Work,
 };
 
 /// What the threads of all queues share: the resolved plan and the memory it runs on.
 pub(super) struct Program {
     pub(super) plan: Arc<CheckedPlan>,
     pub(super) memory: PerTier<Memory>,
+    /// None if memory stands for it.
+    pub(super) disk: Option<DiskTier>,
     pub(super) board: Board,
     /// By instruction.
     work: Vec<Prepared>,
@@ -27,18 +30,28 @@ pub(super) struct Program {
 enum Prepared {
     Kernel(Box<Instruction>),
     Copy { from: Place, to: Place, bytes: usize },
+    Disk(DiskCopy),
     Fetch(Fetch),
     ReadAhead { micro_batches: usize },
 }
 
 impl Program {
-    pub(super) fn new(plan: Arc<CheckedPlan>, board: Board) -> Result<Program, DeviceError> {
-        let memory = PerTier::try_from_fn(|tier| Memory::new(tier, plan.bytes[tier]))?;
+    pub(super) fn new(
+        plan: Arc<CheckedPlan>,
+        board: Board,
+        disk: Option<&DiskOptions>,
+    ) -> Result<Program, DeviceError> {
+        let disk = DiskTier::new(&plan, disk)?;
+        let memory = PerTier::try_from_fn(|tier| match &disk {
+            Some(_) if tier == Tier::DISK => Memory::new(tier, 0),
+            _ => Memory::new(tier, plan.bytes[tier]),
+        })?;
         let work = (0..plan.instructions.len())
-            .map(|index| prepare(&plan, &memory, InstructionId(index as u32)))
+            .map(|index| prepare(&plan, &memory, disk.as_ref(), InstructionId(index as u32)))
             .collect::<Result<_, _>>()?;
         let supply = RwLock::default();
-        let program = Program { plan, memory, board, work, supply, origin: Instant::now() };
+        let origin = Instant::now();
+        let program = Program { plan, memory, disk, board, work, supply, origin };
         let inputs = program.plan.inputs.iter().map(|input| (&input.tensor, input.place));
         let results = program.plan.results.iter().map(|result| (&result.tensor, result.place));
         for (tensor, place) in inputs.chain(results) {
@@ -55,7 +68,7 @@ impl Program {
     /// Runs an instruction to its end.
     ///
     /// # Errors
-    /// There is no data to fetch.
+    /// There is no data to fetch, or the disk refuses.
     ///
     /// # Panics
     /// If an id in its data is out of range.
@@ -81,6 +94,14 @@ impl Program {
                 // The caller and the checked plan guarantee that no other instruction writes the
                 // source or accesses the destination meanwhile.
                 unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
+            }
+            &Prepared::Disk(copy) => {
+                let disk = self.disk.as_ref().expect("checked when it was prepared");
+                let place = Place { tier: Tier::HOST, offset: copy.host };
+                let host = self.address("", place, copy.bytes).expect("checked likewise");
+                // SAFETY: in bounds; each direction has a queue, which is one thread, and the caller and the checked
+                // plan guarantee the rest.
+                unsafe { disk.run(copy, host)? };
             }
             Prepared::Fetch(fetch) => {
                 let supply = self.supply.read().unwrap_or_else(PoisonError::into_inner);
@@ -124,6 +145,7 @@ impl Program {
 fn prepare(
     plan: &Plan,
     memory: &PerTier<Memory>,
+    disk: Option<&DiskTier>,
     id: InstructionId,
 ) -> Result<Prepared, DeviceError> {
     match &plan.instruction(id).work {
@@ -135,6 +157,10 @@ fn prepare(
         }
         work @ Work::Copy(copy) => {
             let name = tensor_name(plan, work);
+            if let Some(copy) = DiskCopy::new(copy).filter(|_| disk.is_some()) {
+                memory[Tier::HOST].address(&name, copy.host, copy.bytes)?;
+                return Ok(Prepared::Disk(copy));
+            }
             for Place { tier, offset } in copy.ends() {
                 memory[tier].address(&name, offset, copy.bytes)?;
             }

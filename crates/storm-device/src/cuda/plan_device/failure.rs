@@ -21,7 +21,7 @@ pub(super) fn of_instruction(plan: &Plan, id: InstructionId, error: &DeviceError
 /// Kernels are suspected first, since copies between valid memory do not fail.
 pub(super) fn of_something(plan: &Plan, queues: &Queues, error: CudaError) -> DeviceError {
     let unfinished = |queue: Queue| queues.unfinished(queue).map(|unfinished| (queue, unfinished));
-    let mut on_card = plan.queues().filter(|&queue| !plan.links.is_data(queue));
+    let mut on_card = plan.queues().filter(|&queue| !plan.links.is_of_host(queue));
     let Some((queue, suspects)) = on_card.find_map(unfinished) else {
         return error.into();
     };

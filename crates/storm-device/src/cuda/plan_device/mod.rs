@@ -1,5 +1,7 @@
 //! Runs a plan on a GPU: one stream per queue, one block of device memory, and pinned host memory.
 
+mod counters;
+mod disk_queues;
 mod disturbance;
 mod failure;
 mod options;
@@ -16,6 +18,7 @@ use super::pinned::PinnedMemory;
 use super::refused::over_budget;
 use super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::{CudaDevice, CudaError};
+use crate::disk::DiskTier;
 use crate::host_buffer::copy_all;
 use crate::placed::{PlacedNode, check_size};
 use crate::sequence::{Sequence, Turn};
@@ -23,6 +26,7 @@ use crate::spans::Trace;
 use crate::supply;
 use crate::{Device, DeviceError, HostBuffer, PlanDevice, Supply};
 use cudarc::driver::result;
+use disk_queues::DiskQueues;
 use disturbance::Disturbance;
 pub use options::{CudaPlanOptions, Preparing};
 use program::{Program, queue_action};
@@ -32,6 +36,7 @@ use reader::{HostRun, Reader};
 use std::sync::Arc;
 use std::time::Instant;
 use storm_graph::{Graph, Node, TensorId};
+use storm_host::ScratchPath;
 use storm_plan::{CheckedPlan, InstructionId, PerTier, Place, Plan, Queue, SegmentId, Tier, Work};
 use timeline::Timeline;
 
@@ -116,6 +121,23 @@ impl CudaPlanDevice {
         }
     }
 
+    /// Fails if the disk has failed. Nothing that waited for it may be used.
+    fn check_disk(&mut self) -> Result<(), DeviceError> {
+        match self.queues.disk().and_then(DiskQueues::failure) {
+            Some(failure) => {
+                self.failure = Some(failure.clone());
+                Err(failure)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The disk tier.
+    fn disk(&self) -> Result<&DiskTier, DeviceError> {
+        let disk = self.queues.disk().map(DiskQueues::disk);
+        disk.ok_or(DeviceError::NoTier { tier: Tier::DISK })
+    }
+
     /// Records a fatal error with the instruction that failed: `id` if it was being issued, unless the card
     /// reports the failure of an earlier one.
     fn fail(&mut self, id: Option<InstructionId>, error: DeviceError) -> DeviceError {
@@ -192,6 +214,10 @@ impl CudaPlanDevice {
         if plan.links.is_data(plan.queue(id)) {
             return self.take_data(id);
         }
+        if plan.links.is_disk(plan.queue(id)) {
+            self.queues.give_to_disk(&plan, id);
+            return Ok(());
+        }
         let (queue, command) = self.queues.begin(&self.plan, id)?;
         let stream = self.queues.stream(queue);
         self.disturbance.precede(queue, stream)?;
@@ -215,7 +241,9 @@ impl CudaPlanDevice {
 
     fn wait_for(&mut self, instructions: &[InstructionId]) -> Result<(), DeviceError> {
         self.enter()?;
-        self.queues.wait_for(instructions).map_err(|error| self.fail(None, error.into()))
+        let waited = self.queues.wait_for(instructions);
+        waited.map_err(|error| self.fail(None, error.into()))?;
+        self.check_disk()
     }
 
     /// An address in the host tier, which is at least as large as the plan says.
@@ -244,9 +272,14 @@ impl PlanDevice for CudaPlanDevice {
         plan: Arc<CheckedPlan>,
         mut options: CudaPlanOptions,
     ) -> Result<CudaPlanDevice, DeviceError> {
-        if let Some(tier) = plan.tiers().find(|tier| ![Tier::DEVICE, Tier::HOST].contains(tier)) {
+        let has = |tier: &Tier| match *tier {
+            Tier::DEVICE | Tier::HOST => true,
+            tier => tier == Tier::DISK && options.disk.is_some(),
+        };
+        if let Some(tier) = plan.tiers().find(|tier| !has(tier)) {
             return Err(DeviceError::NoTier { tier });
         }
+        let disk = DiskTier::new(&plan, options.disk.as_ref())?;
         // Locals are dropped in reverse order: on an error the work ends first and the context goes last.
         let (tools, kept_host) = match options.kept.take() {
             Some(CudaKept { host, tools }) => (tools, Some(host)),
@@ -256,7 +289,7 @@ impl PlanDevice for CudaPlanDevice {
         let mut program = Program::new(&plan, &tools, options.copy_slowdown)?;
         let mut progress = options.progress.take().unwrap_or_else(|| Box::new(|_| {}));
         let mut disturbance = Disturbance::new(&options, &tools.kernels)?;
-        let queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
+        let mut queues = Queues::new(&plan, &tools.context, options.multiprocessors)?;
         let compute = queues.stream(Queue::COMPUTE);
         program.tune(compute, &tools, options.tune_seconds, |shapes, of| {
             progress(Preparing::Products { shapes, of });
@@ -285,6 +318,12 @@ impl PlanDevice for CudaPlanDevice {
             Some(_) => Some(Reader::new(options.trace)?),
             None => None,
         };
+        if let Some(disk) = disk {
+            // SAFETY: the memory is as large as the plan says, and the device drops its queues first.
+            queues.set_disk(unsafe {
+                DiskQueues::new(&plan, &tools.context, disk, host.address(0), options.trace)?
+            });
+        }
         let device = CudaPlanDevice {
             queues,
             reader,
@@ -330,10 +369,14 @@ impl PlanDevice for CudaPlanDevice {
                 if let Some(reader) = &self.reader {
                     reader.begin();
                 }
+                if let Some(disk) = self.queues.disk() {
+                    disk.begin();
+                }
             }
         }
         let waited = self.queues.wait_for(self.sequence.host_copies(segment));
         waited.map_err(|error| self.fail(None, error.into()))?;
+        self.check_disk()?;
         for index in self.plan.segment(segment).instructions.clone() {
             let id = InstructionId(index as u32);
             self.give(id).map_err(|error| self.fail(Some(id), error))?;
@@ -368,7 +411,8 @@ impl PlanDevice for CudaPlanDevice {
     fn synchronize(&mut self) -> Result<(), DeviceError> {
         self.enter()?;
         self.finish_reading()?;
-        self.queues.wait_for_all().map_err(|error| self.fail(None, error.into()))
+        self.queues.wait_for_all().map_err(|error| self.fail(None, error.into()))?;
+        self.check_disk()
     }
 
     fn write(&mut self, place: Place, bytes: &[u8]) -> Result<(), DeviceError> {
@@ -392,6 +436,7 @@ impl PlanDevice for CudaPlanDevice {
                     .and_then(|()| stream.synchronize("copying to the GPU"))
                     .map_err(|error| self.fail(None, error.into()))
             }
+            Tier::DISK => self.disk()?.write(offset, bytes),
             tier => Err(DeviceError::NoTier { tier }),
         }
     }
@@ -417,6 +462,7 @@ impl PlanDevice for CudaPlanDevice {
                     .and_then(|()| stream.synchronize("copying from the GPU"))
                     .map_err(|error| self.fail(None, error.into()))
             }
+            Tier::DISK => self.disk()?.read(offset, bytes),
             tier => Err(DeviceError::NoTier { tier }),
         }
     }
@@ -438,6 +484,7 @@ impl PlanDevice for CudaPlanDevice {
                     transfer::check("host data", offset, bytes.len(), memory.bytes())?;
                     there.push((memory.start() + offset as u64, bytes));
                 }
+                Tier::DISK => self.disk()?.read(offset, bytes)?,
                 tier => return Err(DeviceError::NoTier { tier }),
             }
         }
@@ -494,7 +541,12 @@ impl PlanDevice for CudaPlanDevice {
     }
 
     fn memory_taken(&self) -> PerTier<usize> {
-        PerTier::new(self.program.memory().bytes(), self.kept.host.bytes())
+        let memory = PerTier::new(self.program.memory().bytes(), self.kept.host.bytes());
+        memory.with(Tier::DISK, self.plan.bytes[Tier::DISK])
+    }
+
+    fn disk_path(&self) -> Option<ScratchPath> {
+        self.disk().ok().map(DiskTier::path)
     }
 
     fn memory_in_use_bytes(&self) -> Result<u64, DeviceError> {
@@ -517,8 +569,9 @@ impl PlanDevice for CudaPlanDevice {
 
     fn trace(&mut self) -> Result<Option<Trace>, DeviceError> {
         self.synchronize()?;
-        let read = self.reader.as_ref().map(Reader::runs).unwrap_or_default();
-        let trace = self.timeline.as_ref().map(|timeline| timeline.trace(&read)).transpose();
+        let mut others = self.reader.as_ref().map(Reader::runs).unwrap_or_default();
+        others.extend(self.queues.disk().map(DiskQueues::runs).unwrap_or_default());
+        let trace = self.timeline.as_ref().map(|timeline| timeline.trace(&others)).transpose();
         trace.map_err(|error| self.fail(None, error.into()))
     }
 }

@@ -1,4 +1,5 @@
 use super::CudaKept;
+use crate::DiskOptions;
 use std::fmt;
 
 /// How a GPU runs a plan.
@@ -22,6 +23,8 @@ pub struct CudaPlanOptions {
     /// Approximate seconds to spend on finding the fastest algorithms for matrix products. Results are cached on disk,
     /// so the next plan with the same products spends none. Bits do not change.
     pub tune_seconds: f64,
+    /// Where the disk tier is; a plan that has one needs it.
+    pub disk: Option<DiskOptions>,
     /// Called with the progress of slow preparations.
     pub progress: Option<Box<dyn FnMut(Preparing)>>,
     /// What an earlier device kept, see [`CudaPlanDevice::keep`](super::CudaPlanDevice::keep).
@@ -58,6 +61,7 @@ impl Default for CudaPlanOptions {
             vram_bytes: None,
             fail_after: None,
             tune_seconds: 0.0,
+            disk: None,
             progress: None,
             kept: None,
         }
@@ -75,6 +79,7 @@ impl fmt::Debug for CudaPlanOptions {
             .field("vram_bytes", &self.vram_bytes)
             .field("fail_after", &self.fail_after)
             .field("tune_seconds", &self.tune_seconds)
+            .field("disk", &self.disk)
             .field("kept", &self.kept.is_some())
             .finish_non_exhaustive()
     }

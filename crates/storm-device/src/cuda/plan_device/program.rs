@@ -6,6 +6,7 @@ use super::super::pinned::PinnedMemory;
 use super::super::plan::{Action, Planner};
 use super::super::transfer::{self, CopyRange, Direction, queue_copy};
 use super::Tools;
+use crate::disk::DiskCopy;
 use crate::placed::{PlacedNode, node_of, tensor_name};
 use crate::{DeviceError, PlanDevice};
 use std::collections::HashSet;
@@ -28,8 +29,8 @@ enum Prepared {
     /// A range of the actions.
     Kernels(Range<u32>),
     Copy(Direction, CopyRange),
-    /// The host runs it.
-    Data,
+    /// Threads of the host run it.
+    OnHost,
 }
 
 impl Program {
@@ -46,6 +47,7 @@ impl Program {
         for instruction in &plan.instructions {
             let prepared = match &instruction.work {
                 Work::Compute(compute) => program.prepare(plan, compute, tools)?,
+                Work::Copy(copy) if DiskCopy::new(copy).is_some() => Prepared::OnHost,
                 work @ Work::Copy(copy) => {
                     let check = |offset, capacity| {
                         let tensor = tensor_name(plan, work);
@@ -62,7 +64,7 @@ impl Program {
                     let range = CopyRange { host_offset, device_offset, bytes: copy.bytes };
                     Prepared::Copy(direction, range)
                 }
-                Work::Fetch(_) | Work::ReadAhead(_) => Prepared::Data,
+                Work::Fetch(_) | Work::ReadAhead(_) => Prepared::OnHost,
             };
             program.work.push(prepared);
         }
@@ -132,7 +134,7 @@ impl Program {
                 }
                 Ok(())
             }
-            Prepared::Data => Ok(()),
+            Prepared::OnHost => Ok(()),
         }
     }
 

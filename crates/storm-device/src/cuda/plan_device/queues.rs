@@ -3,6 +3,7 @@
 use super::super::CudaError;
 use super::super::context::{Context, Stream};
 use super::super::event::Event;
+use super::disk_queues::DiskQueues;
 use crate::tickets::{Command, Targets, Tickets};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -28,6 +29,10 @@ pub(super) struct Queues {
     waited: PerQueue<PerQueue<u64>>,
     /// By queue.
     progress: Vec<Progress>,
+    /// By instruction: whether the disk waits for it, so its stream says when it is done.
+    signals: Vec<bool>,
+    /// None if the plan has no disk tier.
+    disk: Option<DiskQueues>,
 }
 
 /// What the host knows of a queue.
@@ -60,8 +65,8 @@ impl Queues {
         context: &Arc<Context>,
         multiprocessors: Option<usize>,
     ) -> Result<Queues, CudaError> {
-        // Those of data come last, and run in threads of the host.
-        let in_streams = plan.queues().filter(|&queue| !plan.links.is_data(queue));
+        // Those of the host come last.
+        let in_streams = plan.queues().filter(|&queue| !plan.links.is_of_host(queue));
         let streams = in_streams.map(|_| Stream::new(context));
         let mut streams = streams.collect::<Result<Vec<_>, _>>()?;
         if let Some(multiprocessors) = multiprocessors {
@@ -83,7 +88,27 @@ impl Queues {
             tickets: Tickets::new(plan),
             waited: PerQueue::default(),
             progress: plan.queues().map(|_| progress()).collect(),
+            signals: awaited_by_disk(plan),
+            disk: None,
         })
+    }
+
+    /// Runs the copies from and to the disk there.
+    pub(super) fn set_disk(&mut self, disk: DiskQueues) {
+        self.disk = Some(disk);
+    }
+
+    pub(super) fn disk(&self) -> Option<&DiskQueues> {
+        self.disk.as_ref()
+    }
+
+    /// Issues a copy from or to the disk.
+    pub(super) fn give_to_disk(&mut self, plan: &Plan, id: InstructionId) {
+        let (queue, command) = self.tickets.give(plan, id);
+        self.progress[queue.index()].given_last = Some(id);
+        if let Some(disk) = &self.disk {
+            disk.give(queue, command);
+        }
     }
 
     pub(super) fn stream(&self, queue: Queue) -> &Stream {
@@ -112,9 +137,16 @@ impl Queues {
             // A stream runs in order. No wait is needed if this queue has already waited for this or a
             // later instruction, or if the host knows it is done.
             if target.count > waited[other] && target.count > self.progress[other.index()].done {
-                let mark = self.marks[target.instruction.index()].as_ref();
-                mark.expect("awaited instructions have marks")
-                    .hold(&self.streams[queue.index()])?;
+                let stream = &self.streams[queue.index()];
+                match &self.disk {
+                    Some(disk) if plan.links.is_disk(other) => {
+                        disk.hold(stream, other, target.count)?;
+                    }
+                    _ => {
+                        let mark = self.marks[target.instruction.index()].as_ref();
+                        mark.expect("awaited instructions have marks").hold(stream)?;
+                    }
+                }
                 waited[other] = target.count;
             }
         }
@@ -123,6 +155,9 @@ impl Queues {
 
     /// Registers that all of an instruction is in its stream.
     pub(super) fn end(&mut self, queue: Queue, id: InstructionId) -> Result<(), CudaError> {
+        if let Some(disk) = self.disk.as_ref().filter(|_| self.signals[id.index()]) {
+            disk.signal(&self.streams[queue.index()], queue, self.tickets.last(id))?;
+        }
         let Some(mark) = &self.marks[id.index()] else { return Ok(()) };
         mark.record(&self.streams[queue.index()])?;
         while self.progress[queue.index()].pending.len() == PENDING_MAX {
@@ -157,7 +192,7 @@ impl Queues {
         let counts = counts.iter().map(|(_, &count)| count);
         for (queue, count) in (0..self.progress.len()).zip(counts) {
             while self.progress[queue].done < count {
-                let has_mark = !self.progress[queue].pending.is_empty();
+                let has_mark = !self.progress[queue].pending.is_empty() || self.is_disk(queue);
                 assert!(has_mark, "whoever the host waits for has a mark");
                 (0..self.progress.len()).try_for_each(|queue| self.look(queue))?;
                 std::thread::yield_now();
@@ -166,9 +201,20 @@ impl Queues {
         Ok(())
     }
 
+    fn is_disk(&self, queue: usize) -> bool {
+        let mut on_disk = self.disk.iter().flat_map(DiskQueues::queues);
+        on_disk.any(|known| known.index() == queue)
+    }
+
     /// Updates what is known of a queue's progress.
     fn look(&mut self, queue: usize) -> Result<(), CudaError> {
         let progress = &mut self.progress[queue];
+        let disk = self.disk.as_ref().and_then(|disk| disk.progress(queue));
+        if let Some(done) = disk {
+            // After a failure it is more than was given.
+            progress.done = done;
+            return Ok(());
+        }
         while let Some(&(count, id)) = progress.pending.front() {
             // If the instruction was issued again since, its event belongs to the later run, which is also
             // in the list.
@@ -187,7 +233,7 @@ impl Queues {
     /// Where a queue is, if it has not finished everything it was given.
     pub(super) fn unfinished(&self, queue: Queue) -> Option<Unfinished> {
         let progress = &self.progress[queue.index()];
-        let count = self.tickets.given()[queue] - progress.done;
+        let count = self.tickets.given()[queue].saturating_sub(progress.done);
         let (after, last) = (progress.done_last, progress.given_last?);
         (count > 0).then_some(Unfinished { after, last, count })
     }
@@ -201,6 +247,8 @@ impl Drop for Queues {
             // After an error nothing runs any more, and the error was already reported.
             let _ = stream.synchronize("ending");
         }
+        // Its threads use memory that is freed after this.
+        self.disk = None;
     }
 }
 
@@ -231,7 +279,18 @@ fn is_marked(plan: &Plan) -> Vec<bool> {
     }
     // The host knows what it runs itself.
     for (index, is_marked) in is_marked.iter_mut().enumerate() {
-        *is_marked &= !plan.links.is_data(plan.queue(InstructionId(index as u32)));
+        *is_marked &= !plan.links.is_of_host(plan.queue(InstructionId(index as u32)));
     }
     is_marked
+}
+
+/// By instruction: whether it runs on the card, and a copy from or to the disk waits for it.
+fn awaited_by_disk(plan: &Plan) -> Vec<bool> {
+    let mut awaited = vec![false; plan.instructions.len()];
+    for id in plan.ids().filter(|&id| plan.links.is_disk(plan.queue(id))) {
+        for &wait in &plan.instruction(id).waits {
+            awaited[wait.index()] = !plan.links.is_of_host(plan.queue(wait));
+        }
+    }
+    awaited
 }

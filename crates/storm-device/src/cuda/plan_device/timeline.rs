@@ -60,7 +60,7 @@ impl Timeline {
             Ok(Times { events, runs: Vec::with_capacity(count) })
         };
         let longest = longest(plan);
-        let on_card = |queue| if plan.links.is_data(queue) { 0 } else { longest[queue] };
+        let on_card = |queue| if plan.links.is_of_host(queue) { 0 } else { longest[queue] };
         let staged = plan.links.staging_queue().map_or(0, |queue| longest[queue]);
         Ok(Timeline {
             base: Event::new(context)?,
@@ -132,8 +132,8 @@ impl Timeline {
         }
     }
 
-    /// The step, once it is done; `read` is what another thread of the host ran.
-    pub(super) fn trace(&self, read: &[HostRun]) -> Result<Trace, CudaError> {
+    /// The step, once it is done; `others` is what other threads of the host ran.
+    pub(super) fn trace(&self, others: &[HostRun]) -> Result<Trace, CudaError> {
         let times = PerQueue::try_from_fn(|queue| self.queues[queue].times(&self.base))?;
         let mut spans = Vec::with_capacity(times.iter().map(|(_, own)| own.len()).sum());
         for (of, own) in times.iter() {
@@ -159,7 +159,7 @@ impl Timeline {
                 before_ns = end_ns;
             }
         }
-        for run in self.by_host.iter().chain(read) {
+        for run in self.by_host.iter().chain(others) {
             let since =
                 |time: Instant| time.saturating_duration_since(self.origin).as_nanos() as u64;
             let (start_ns, end_ns) = (since(run.start), since(run.end));

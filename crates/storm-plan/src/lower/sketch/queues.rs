@@ -20,9 +20,11 @@ pub(super) enum Lane {
     Compute,
     In,
     Out,
+    ReadDisk,
+    WriteDisk,
 }
 
-const LANES: usize = 3;
+const LANES: usize = 5;
 
 /// What an item does with cells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,22 +182,29 @@ pub(super) fn step_seconds(
     profile: &HardwareProfile,
     now: &mut Moments,
 ) -> (f64, usize) {
-    let [into, out] = [Lane::In, Lane::Out]
-        .map(|lane| segments.iter().map(|segment| segment.moving_seconds(lane)).sum::<f64>());
-    let link = profile.link(Link::HOST_TO_DEVICE);
-    let back = profile.link(Link::DEVICE_TO_HOST);
-    let shared = ((link.bandwidth + back.bandwidth) / link.duplex_bandwidth).max(1.0);
-    // As in the simulation of plans: both directions are busy at once for as long as possible.
-    let both = into.min(out);
-    let slower = |alone: f64| match alone > 0.0 {
-        true => 1.0 + (shared - 1.0) * both / alone,
-        false => 1.0,
-    };
-    let rates = Rates {
-        slowdown: [1.0, slower(into), slower(out)],
-        latency: [0.0, link.latency_seconds, back.latency_seconds],
-        launch: profile.launch_seconds,
-    };
+    let mut rates =
+        Rates { slowdown: [1.0; LANES], latency: [0.0; LANES], launch: profile.launch_seconds };
+    for (lanes, link) in [
+        ([Lane::In, Lane::Out], Link::HOST_TO_DEVICE),
+        ([Lane::ReadDisk, Lane::WriteDisk], Link::DISK_TO_HOST),
+    ] {
+        let (Some(there), Some(back)) =
+            (profile.find_link(link), profile.find_link(link.reversed()))
+        else {
+            continue;
+        };
+        let shared = ((there.bandwidth + back.bandwidth) / there.duplex_bandwidth).max(1.0);
+        let alone = lanes
+            .map(|lane| segments.iter().map(|segment| segment.moving_seconds(lane)).sum::<f64>());
+        // As in the simulation of plans: both directions are busy at once for as long as possible.
+        let both = alone[0].min(alone[1]);
+        for (lane, alone) in lanes.into_iter().zip(alone) {
+            rates.latency[lane as usize] = there.latency_seconds;
+            if alone > 0.0 {
+                rates.slowdown[lane as usize] = 1.0 + (shared - 1.0) * both / alone;
+            }
+        }
+    }
     now.restart(cells as usize);
     let mut followed = 0;
     for segment in segments {

@@ -172,7 +172,7 @@ fn stage_table(
             weights_in: weight_runs(wanted),
             weights_out: weight_runs(own),
             gradients: gradients.of(&slabs.gradients.runs_of(group.pieces.iter().copied())),
-            states: group.state_bytes().collect(),
+            states: group.runs.iter().map(|run| run.copy.size_bytes).collect(),
             kernels: update_kernels(lowering, set, &trainable, group, piece_elements),
         }
     };

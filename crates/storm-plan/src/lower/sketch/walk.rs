@@ -60,6 +60,7 @@ struct Cells {
     /// Slots by class and stage, in the order of the slots.
     stages: Vec<(Class, usize)>,
     state_ring: u32,
+    disk_ring: u32,
     /// Inputs and results of a step, by micro-batch of a group.
     inputs: u32,
     results: u32,
@@ -93,6 +94,11 @@ struct Walk<'s> {
     kind: usize,
     residency: Residency,
     state_turns: Turns,
+    disk_turns: Turns,
+    /// How many updates of the segment have had a slot on their way from the disk.
+    disk_count: usize,
+    /// Sizes of the state on disk of all updates.
+    on_disk: Vec<usize>,
     activation_turns: Turns,
     input_turns: Turns,
     arriving: [Option<usize>; 2],
@@ -105,6 +111,7 @@ struct Walk<'s> {
     /// The parts of the previous block, which the next one usually shares.
     last_parts: Option<(Streams, Arc<BlockParts>)>,
     bandwidth: [f64; 2],
+    disk_bandwidth: [f64; 2],
 }
 
 impl<'s> Walk<'s> {
@@ -115,6 +122,7 @@ impl<'s> Walk<'s> {
             slots: Vec::new(),
             stages: Vec::new(),
             state_ring: 0,
+            disk_ring: 0,
             inputs: 0,
             results: 0,
             activation_ring: 0,
@@ -139,6 +147,8 @@ impl<'s> Walk<'s> {
             cells.host[class as usize] = host;
         }
         cells.state_ring = cells.take(layout.state_ring.slots.max(1) * sketch.tables.state_runs);
+        cells.disk_ring = cells.take(layout.disk_ring.slots);
+        let on_disk = rings::on_disk(lowering, layout);
         let most = decisions.group_max();
         cells.inputs = cells.take(lowering.shared.inputs.len() * most);
         cells.results = cells.take(most);
@@ -153,6 +163,9 @@ impl<'s> Walk<'s> {
             kind: 0,
             residency: Residency::new(layout),
             state_turns: Turns::new(layout.state_ring.slots),
+            disk_turns: Turns::new(layout.disk_ring.slots),
+            disk_count: 0,
+            on_disk,
             activation_turns: Turns::new(0),
             input_turns: Turns::new(0),
             arriving: [None, None],
@@ -163,6 +176,9 @@ impl<'s> Walk<'s> {
             segments: Vec::new(),
             last_parts: None,
             bandwidth: links.map(|link| lowering.profile.link(link).bandwidth),
+            disk_bandwidth: [Link::DISK_TO_HOST, Link::HOST_TO_DISK].map(|link| {
+                lowering.profile.find_link(link).map_or(f64::INFINITY, |rates| rates.bandwidth)
+            }),
         }
     }
 
@@ -246,7 +262,13 @@ impl<'s> Walk<'s> {
         segment.close(times);
         self.segments.push(segment);
         self.residency.begin_segment();
-        for turns in [&mut self.state_turns, &mut self.activation_turns, &mut self.input_turns] {
+        self.disk_count = 0;
+        for turns in [
+            &mut self.state_turns,
+            &mut self.disk_turns,
+            &mut self.activation_turns,
+            &mut self.input_turns,
+        ] {
             turns.begin_segment();
         }
     }

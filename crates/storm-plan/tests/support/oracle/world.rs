@@ -50,6 +50,10 @@ impl<'a> World<'a> {
                     start = end;
                 }
             }
+            for &(piece, Place { tier, offset }) in &lasting.parts {
+                let value = lasting.pieces[piece as usize];
+                all.push((tier, offset..offset + self.plan.value(value).size_bytes, value));
+            }
         }
         all
     }
@@ -175,6 +179,10 @@ fn cells(plan: &Plan) -> PerTier<BTreeMap<usize, Content>> {
                 cut(place.tier, start..end);
                 start = end;
             }
+        }
+        for &(piece, Place { tier, offset }) in &lasting.parts {
+            let value = lasting.pieces[piece as usize];
+            cut(tier, offset..offset + plan.value(value).size_bytes);
         }
     }
     let inputs = plan.inputs.iter().map(|input| (input.place, input.value));

@@ -1,6 +1,9 @@
 //! Rings: which cells a block uses, what is fetched and evicted, and updates.
 
 use super::{Walk, slab_cells};
+use crate::lower::Lowering;
+use crate::lower::homes::Home;
+use crate::lower::layout::Layout;
 use crate::lower::residency::Class;
 use crate::lower::sketch::queues::{Lane, Touch, Use};
 use crate::lower::sketch::tables::Run;
@@ -219,8 +222,15 @@ impl<'s> Walk<'s> {
         let runs = slot.map_or(0, |_| update.states.len());
         let state = slot.map_or(0, |slot| self.state_cell(slot));
         let run_cell = |run: usize, used| Touch { first: state + run as u32, count: 1, used };
+        let homes = &self.layout.homes(stage, index).groups[number];
+        let staged = self.stage_state(disk_bytes(homes));
+        let in_slot = |run: usize, used| match (staged, homes[run]) {
+            (Some(slot), Home::Disk { .. }) => Some(Touch { used, ..slot }),
+            _ => None,
+        };
         for (run, &bytes) in update.states[..runs].iter().enumerate() {
             self.segment.touch([run_cell(run, Use::Write)]);
+            self.segment.touch(in_slot(run, Use::Read));
             self.copy_in(after, bytes, None);
         }
         self.segment.touch((0..runs).map(|run| run_cell(run, Use::Write)));
@@ -234,10 +244,14 @@ impl<'s> Walk<'s> {
         if let Some(slot) = slot {
             for (run, &bytes) in update.states.iter().enumerate() {
                 self.segment.touch([run_cell(run, Use::Read)]);
+                self.segment.touch(in_slot(run, Use::Write));
                 self.copy_out(bytes, None);
             }
             let now = self.position();
             self.state_turns.touch(slot, now);
+        }
+        if let Some(slot) = staged {
+            self.store_state(disk_bytes(homes), slot);
         }
         for class in Class::ALL {
             self.touch(class, block);
@@ -246,4 +260,68 @@ impl<'s> Walk<'s> {
             self.send(Class::Weights, block, &update.weights_out);
         }
     }
+
+    // ---- state on disk ------------------------------------------------------------------------
+
+    fn disk_slot(&self, slot: usize, used: Use) -> Touch {
+        Touch { first: self.cells.disk_ring + slot as u32, count: 1, used }
+    }
+
+    /// Gives an update with state on disk its slot, and reads into it unless the state is there.
+    fn stage_state(&mut self, bytes: usize) -> Option<Touch> {
+        if bytes == 0 {
+            return None;
+        }
+        let slot = self.disk_turns.next();
+        let is_there = self.defers() && self.disk_count < self.layout.disk_ring.slots;
+        self.disk_count += 1;
+        if !is_there {
+            self.read_disk(slot, bytes);
+        }
+        Some(self.disk_slot(slot, Use::Read))
+    }
+
+    /// Writes the state of an update. After the last one of a step whose updates are deferred, the slots are filled for the
+    /// next step.
+    fn store_state(&mut self, bytes: usize, touch: Touch) {
+        let slot = (touch.first - self.cells.disk_ring) as usize;
+        let now = self.position();
+        let seconds = bytes as f64 / self.disk_bandwidth[1];
+        self.segment.touch([Touch { used: Use::Read, ..touch }]);
+        self.segment.copy(now, Lane::WriteDisk, seconds);
+        self.disk_turns.touch(slot, now);
+        let (count, slots) = (self.on_disk.len(), self.layout.disk_ring.slots);
+        if self.defers() && self.disk_count == count && count > slots {
+            for slot in (count - slots..count).map(|turn| turn % slots) {
+                self.read_disk(slot, self.on_disk[slot]);
+            }
+        }
+    }
+
+    fn read_disk(&mut self, slot: usize, bytes: usize) {
+        let after = self.disk_turns.free_after(slot);
+        let seconds = bytes as f64 / self.disk_bandwidth[0];
+        let touch = self.disk_slot(slot, Use::Write);
+        self.segment.touch([touch]);
+        self.segment.copy(after, Lane::ReadDisk, seconds);
+    }
+}
+
+/// What an update reads from disk.
+fn disk_bytes(homes: &[Home]) -> usize {
+    let bytes = |home: &Home| match home {
+        Home::Disk { bytes, .. } => *bytes,
+        Home::Host { .. } => 0,
+    };
+    homes.iter().map(bytes).sum()
+}
+
+/// What each update with state on disk reads from it, in order.
+pub(super) fn on_disk(lowering: &Lowering<'_>, layout: &Layout) -> Vec<usize> {
+    if layout.disk.size_bytes == 0 {
+        return Vec::new();
+    }
+    let blocks = (0..lowering.blocks.count()).map(|block| lowering.blocks.get(block));
+    let updates = blocks.flat_map(|Block { stage, index }| &layout.homes(stage, index).groups);
+    updates.map(|homes| disk_bytes(homes)).filter(|&bytes| bytes > 0).collect()
 }

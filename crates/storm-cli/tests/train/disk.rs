@@ -1,0 +1,145 @@
+//! Runs with optimizer state on disk: the bytes of a run without it, whenever it is killed, and nothing left behind.
+
+use crate::support::{Place, finish};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use storm_files::FolderLock;
+use storm_graph::random::Random;
+use tempfile::TempDir;
+
+const STEPS: u64 = 8;
+
+/// A folder on a disk: the system's folder for temporary files may be in memory.
+fn scratch() -> TempDir {
+    TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("a folder");
+    entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect()
+}
+
+/// Flags of a run whose state goes to a disk.
+fn flags(folder: &Path, what: &str) -> Vec<String> {
+    let flags = format!(
+        "--hardware reference --vram 1GiB --optimizer-state streamed --state-on-disk {what} --disk-space 2MiB --save-every 2 --disk {}",
+        folder.display()
+    );
+    flags.split(' ').map(str::to_owned).collect()
+}
+
+fn run(place: &Place, name: &str, flags: &[String], more: &[&str]) -> Command {
+    let all: Vec<&str> = flags.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    place.command(name, &all)
+}
+
+#[test]
+fn state_on_disk_changes_no_bit_and_leaves_nothing() {
+    let (place, folder) = (Place::new(), scratch());
+    let plain = ["--hardware", "reference", "--vram", "1GiB", "--steps", "8", "--save-every", "2"];
+    place.run("plain", &plain).succeeded();
+    for what in ["second-moments", "moments"] {
+        let events = finish(run(&place, what, &flags(folder.path(), what), &["--steps", "8"]));
+        let events = events.succeeded();
+        assert_eq!(place.result(what, STEPS), place.result("plain", STEPS));
+        assert_eq!(names(folder.path()), Vec::<String>::new());
+        let disk = events.iter().find(|event| event["event"] == "disk").expect("an event");
+        let number = |key: &str| disk[key].as_u64().unwrap_or_else(|| panic!("{key} in {disk}"));
+        assert!(number("peak_bytes") > 0 && number("peak_bytes") <= number("space_bytes"));
+        // Slots hold some of it, so less is read than written.
+        let (read, written) = (number("read_bytes_per_step"), number("written_bytes_per_step"));
+        assert!(0 < read && read <= written && written <= number("peak_bytes"), "{disk}");
+        assert!(disk["written_bytes_per_day"].as_f64().unwrap() > 0.0, "{disk}");
+        assert_eq!(disk["directory"], Value::from(folder.path().to_str().unwrap()));
+    }
+}
+
+/// 10 kills, or 300 with `STORM_LONG_TESTS=1`, each at a seeded event; the run goes on each time.
+#[test]
+fn kills_lose_nothing_but_time() {
+    let kills = if std::env::var_os("STORM_LONG_TESTS").is_some() { 300 } else { 10 };
+    let (place, folder) = (Place::new(), scratch());
+    let steps = kills + STEPS;
+    let count = steps.to_string();
+    let plain =
+        ["--hardware", "reference", "--vram", "1GiB", "--steps", &count, "--save-every", "2"];
+    place.run("plain", &plain).succeeded();
+    let flags = flags(folder.path(), "moments");
+    let mut random = Random(20);
+    for kill in 0..kills {
+        let resume = ["--steps", count.as_str(), "--resume"];
+        let more = if kill == 0 { &resume[..2] } else { &resume[..] };
+        let mut running = place.watch(run(&place, "killed", &flags, more));
+        // From before the first step of this process to a few steps later.
+        let events = 1 + random.below(8);
+        for _ in 0..events {
+            if running.next().is_none() {
+                break;
+            }
+        }
+        running.child.kill().ok();
+        running.child.wait().expect("it ended");
+        let left = names(folder.path());
+        let known = ["storm.lock", "storm.scratch"];
+        assert!(left.iter().all(|name| known.contains(&name.as_str())), "{left:?}");
+        if !place.run_folder("killed").join("config.toml").exists() {
+            // Killed before it began: nothing to resume.
+            fs::remove_dir_all(place.run_folder("killed")).ok();
+            finish(run(&place, "killed", &flags, &["--steps", "1"])).succeeded();
+        }
+    }
+    finish(run(&place, "killed", &flags, &["--steps", &count, "--resume"])).succeeded();
+    assert_eq!(place.result("killed", steps), place.result("plain", steps));
+    assert_eq!(names(folder.path()), Vec::<String>::new());
+}
+
+#[test]
+fn what_a_dead_run_left_is_removed_and_said() {
+    let (place, folder) = (Place::new(), scratch());
+    fs::write(folder.path().join("storm.scratch"), vec![0; 3 << 20]).unwrap();
+    fs::write(folder.path().join("mine.txt"), "mine").unwrap();
+    let done = finish(run(&place, "new", &flags(folder.path(), "moments"), &["--steps", "1"]));
+    assert!(done.stderr.contains("removed 3.00 MiB of scratch space"), "{}", done.stderr);
+    done.succeeded();
+    assert_eq!(names(folder.path()), ["mine.txt"]);
+}
+
+#[test]
+fn disks_that_cannot_be_used_are_explained() {
+    let (place, folder) = (Place::new(), scratch());
+    let refused = |flags: &[String], code: i32, words: &[&str]| {
+        let done = finish(run(&place, "refused", flags, &["--steps", "1"]));
+        assert_eq!(done.code, Some(code), "{flags:?}: {}", done.stderr);
+        for words in words {
+            assert!(done.stderr.contains(words), "{flags:?}: {}", done.stderr);
+        }
+    };
+    let of = |text: &str| -> Vec<String> { text.split(' ').map(str::to_owned).collect() };
+    refused(&of("--disk /nonexistent/scratch"), 2, &["is no folder"]);
+    refused(&of("--disk tiny.toml"), 2, &["is no folder"]);
+    refused(&of("--disk-space 1GB"), 2, &["give --disk"]);
+    refused(&of("--state-on-disk moments"), 2, &["state-on-disk needs disk"]);
+    let here = format!("--hardware reference --vram 1GiB --disk {}", folder.path().display());
+    refused(&of(&format!("{here} --disk-space 100000TB")), 3, &["--disk-space is", "free"]);
+    let little =
+        format!("{here} --disk-space 4KiB --optimizer-state streamed --state-on-disk moments");
+    refused(&of(&little), 3, &["of optimizer state on disk"]);
+    let memory = PathBuf::from("/dev/shm");
+    if memory.is_dir() {
+        refused(
+            &of("--hardware reference --vram 1GiB --disk /dev/shm"),
+            2,
+            &["is in memory", "tmpfs"],
+        );
+    }
+    let lock = FolderLock::acquire(folder.path()).expect("nobody has it");
+    refused(&of(&here), 2, &["scratch space of another run", "a folder of its own"]);
+    drop(lock);
+    let worn =
+        format!("{here} --optimizer-state streamed --state-on-disk moments --disk-endurance 1MB");
+    let done = finish(run(&place, "worn", &of(&worn), &["--steps", "1"]));
+    assert!(done.stderr.contains("of what the drive is rated for in 30 days"), "{}", done.stderr);
+    done.succeeded();
+}

@@ -1,0 +1,22 @@
+//! Scratch space on a disk: bytes that a process reads back while it runs, and that nobody needs afterwards.
+//!
+//! [`ScratchFolder`] is a folder that one process at a time uses. [`ScratchStore`] is a file in it that has no
+//! name: the system frees its space however the process ends. Its space is allocated at once, its bytes go past
+//! the page cache where the file system allows that, and every piece that is read is compared with the checksum
+//! of what was written.
+
+mod error;
+mod fault;
+mod file;
+mod folder;
+mod lane;
+mod pieces;
+mod rates;
+mod store;
+
+pub use error::ScratchError;
+pub use fault::{ScratchAccess, ScratchFault, ScratchFaultKind};
+pub use file::ScratchPath;
+pub use folder::ScratchFolder;
+pub use rates::ScratchRates;
+pub use store::ScratchStore;

@@ -1,0 +1,172 @@
+use super::lane::Lane;
+use super::pieces::Pieces;
+use super::{ScratchError, ScratchFault, ScratchFolder, ScratchPath, file};
+use crate::PageBuffer;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// How many threads serve the host.
+const HOST_THREADS: usize = 4;
+
+/// A scratch file. One thread reads and one writes at a time, each with helpers of its own.
+#[derive(Debug)]
+pub struct ScratchStore {
+    // Dropped first: they use the pieces.
+    reads: Lane,
+    writes: Lane,
+    pieces: Arc<Pieces>,
+    bytes: u64,
+    path: ScratchPath,
+}
+
+impl ScratchStore {
+    /// Makes a file. Its extents are what will be transferred at a time; each is whole blocks of 4096 bytes.
+    ///
+    /// # Errors
+    /// There is not enough room, or the system refuses a file or threads.
+    ///
+    /// # Panics
+    /// If extents overlap, or are not whole blocks.
+    pub fn new(
+        folder: &ScratchFolder,
+        bytes: u64,
+        extents: Vec<Range<u64>>,
+        fault: Option<ScratchFault>,
+    ) -> Result<ScratchStore, ScratchError> {
+        let (file, path) = file::create(folder, bytes)?;
+        let pieces = Arc::new(Pieces::new(file, extents, fault));
+        Ok(ScratchStore {
+            reads: Lane::new("disk reads", &pieces, |pieces, index, to| pieces.read(index, to))?,
+            writes: Lane::new("disk writes", &pieces, |pieces, index, from| {
+                pieces.write(index, from)
+            })?,
+            pieces,
+            bytes,
+            path,
+        })
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// How bytes get to the disk.
+    pub fn path(&self) -> ScratchPath {
+        self.path
+    }
+
+    /// Reads an extent. What was never written is zero.
+    ///
+    /// # Errors
+    /// From the disk, or its bytes are not what was written.
+    ///
+    /// # Safety
+    /// `bytes` from `offset` on are one of the extents. `to` is aligned to 4096 bytes and has room for as many, which
+    /// nothing else accesses until this returns. One thread at a time reads.
+    pub unsafe fn read(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), ScratchError> {
+        let pieces = self.pieces.touching(offset..offset + bytes as u64);
+        // SAFETY: the caller's promise.
+        unsafe { self.reads.transfer(pieces, offset, to as usize) }
+    }
+
+    /// Writes an extent.
+    ///
+    /// # Errors
+    /// From the disk.
+    ///
+    /// # Safety
+    /// As [`ScratchStore::read`], except that `from` may be read by others. One thread at a time writes.
+    pub unsafe fn write(
+        &self,
+        offset: u64,
+        from: *const u8,
+        bytes: usize,
+    ) -> Result<(), ScratchError> {
+        let pieces = self.pieces.touching(offset..offset + bytes as u64);
+        // SAFETY: the caller's promise; writing does not change the memory.
+        unsafe { self.writes.transfer(pieces, offset, from as usize) }
+    }
+
+    /// Reads any bytes, while nothing else is being transferred.
+    ///
+    /// # Errors
+    /// As [`ScratchStore::read`].
+    pub fn read_bytes(&self, offset: u64, to: &mut [u8]) -> Result<(), ScratchError> {
+        // Each piece, its first wanted byte, and where its bytes go.
+        let mut parts: Vec<(usize, usize, &mut [u8])> = Vec::new();
+        let (mut rest, mut next) = (to, offset);
+        for index in self.pieces.touching(offset..offset + rest.len() as u64) {
+            let piece = self.pieces.piece(index);
+            let first = next.max(piece.offset);
+            // Nothing was ever written between extents.
+            let (gap, after) = rest.split_at_mut((first - next) as usize);
+            gap.fill(0);
+            let at = (first - piece.offset) as usize;
+            let (part, after) = after.split_at_mut((piece.bytes - at).min(after.len()));
+            next = first + part.len() as u64;
+            parts.push((index, at, part));
+            rest = after;
+        }
+        rest.fill(0);
+        let read = |parts: Vec<(usize, usize, &mut [u8])>| {
+            let mut buffer = PageBuffer::new(0);
+            for (index, at, part) in parts {
+                let bytes = self.pieces.piece(index).bytes;
+                if buffer.len() < bytes {
+                    buffer = PageBuffer::new(bytes);
+                }
+                let piece = &mut buffer.as_mut_slice()[..bytes];
+                self.pieces.read(index, piece)?;
+                part.copy_from_slice(&piece[at..at + part.len()]);
+            }
+            Ok(())
+        };
+        let share = parts.len().div_ceil(HOST_THREADS).max(1);
+        let mut shares: Vec<Vec<_>> = Vec::new();
+        let mut left = parts.into_iter().peekable();
+        while left.peek().is_some() {
+            shares.push(left.by_ref().take(share).collect());
+        }
+        std::thread::scope(|scope| {
+            let mut others = Vec::new();
+            let mine = shares.pop();
+            for share in shares {
+                let thread = std::thread::Builder::new().spawn_scoped(scope, || read(share));
+                others.push(thread.map_err(ScratchError::Thread)?);
+            }
+            let mut result = mine.map_or(Ok(()), read);
+            for thread in others {
+                let theirs = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+                result = result.and(theirs);
+            }
+            result
+        })
+    }
+
+    /// Writes any bytes, while nothing else is being transferred. What lies outside of all extents is dropped.
+    ///
+    /// # Errors
+    /// As [`ScratchStore::read`].
+    pub fn write_bytes(&self, offset: u64, from: &[u8]) -> Result<(), ScratchError> {
+        let end = offset + from.len() as u64;
+        let mut buffer = PageBuffer::new(0);
+        for index in self.pieces.touching(offset..end) {
+            let piece = self.pieces.piece(index);
+            if buffer.len() < piece.bytes {
+                buffer = PageBuffer::new(piece.bytes);
+            }
+            let memory = &mut buffer.as_mut_slice()[..piece.bytes];
+            let piece_end = piece.offset + piece.bytes as u64;
+            let (first, last) = (offset.max(piece.offset), end.min(piece_end));
+            if (first, last) != (piece.offset, piece_end) {
+                self.pieces.read(index, memory)?;
+            }
+            let inside = (first - piece.offset) as usize..(last - piece.offset) as usize;
+            memory[inside]
+                .copy_from_slice(&from[(first - offset) as usize..(last - offset) as usize]);
+            self.pieces.write(index, memory)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Where streamed optimizer state lives between updates: in host memory, or on disk. What is on disk passes
+//! through slots of pinned host memory on its way to the device and back.
+
+use super::parameters::{Set, SetSlabs};
+use super::update::UpdateGroup;
+
+/// Offsets and sizes of copies from and to the disk are multiples of this, in both tiers: disks transfer whole
+/// blocks.
+pub const DISK_BLOCK_BYTES: usize = 4096;
+
+/// Where the state of a stage's blocks lives if some number of its kinds is on disk.
+#[derive(Debug)]
+pub(crate) struct Homes {
+    /// Of a block.
+    pub(crate) host_bytes: usize,
+    pub(crate) disk_bytes: usize,
+    /// The most that an update has in a slot of pinned memory.
+    pub(crate) slot_bytes: usize,
+    /// By kind: how many bytes before it in the slab are on disk; none if it is on disk itself.
+    shifts: Vec<Option<usize>>,
+    /// By group of updates, and by its copies of state.
+    pub(crate) groups: Vec<Vec<Home>>,
+}
+
+/// Where one copy of state comes from and goes to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Home {
+    /// In host memory, relative to the block's.
+    Host { offset: usize },
+    /// On disk.
+    Disk {
+        /// Relative to the block's space.
+        offset: usize,
+        /// Relative to a slot.
+        slot: usize,
+        /// In whole blocks of the disk.
+        bytes: usize,
+    },
+}
+
+impl Homes {
+    /// For a stage with this many kinds of state on disk.
+    pub(super) fn new(
+        set: &Set,
+        slabs: &SetSlabs,
+        groups: &[UpdateGroup],
+        kinds_on_disk: usize,
+    ) -> Homes {
+        let kinds = set.kinds();
+        let on_disk: Vec<usize> = disk_order(&kinds).into_iter().take(kinds_on_disk).collect();
+        let per_kind = set.trainable().count();
+        let kind_start = |kind: usize| {
+            let entry = slabs.states.entries.get(kind * per_kind);
+            entry.map_or(slabs.states.size_bytes, |entry| entry.offset)
+        };
+        let (mut shifts, mut away) = (Vec::new(), 0);
+        for kind in 0..kinds.len() {
+            let is_away = on_disk.contains(&kind);
+            shifts.push((!is_away).then_some(away));
+            if is_away {
+                away += kind_start(kind + 1) - kind_start(kind);
+            }
+        }
+        let (mut disk_bytes, mut slot_bytes) = (0, 0);
+        let mut homes = Vec::new();
+        for group in groups {
+            let mut slot = 0;
+            let home = |run: &super::update::StateRun| match shifts[run.kind] {
+                Some(shift) => Home::Host { offset: run.copy.offset - shift },
+                None => {
+                    let bytes = run.copy.size_bytes.next_multiple_of(DISK_BLOCK_BYTES);
+                    let home = Home::Disk { offset: disk_bytes, slot, bytes };
+                    disk_bytes += bytes;
+                    slot += bytes;
+                    home
+                }
+            };
+            homes.push(group.runs.iter().map(home).collect());
+            slot_bytes = slot_bytes.max(slot);
+        }
+        let host_bytes = slabs.states.size_bytes - away;
+        Homes { host_bytes, disk_bytes, slot_bytes, shifts, groups: homes }
+    }
+
+    /// Where an entry of the slab is in the block's host memory; none if it is on disk.
+    pub(super) fn on_host(&self, kind: usize, slab_offset: usize) -> Option<usize> {
+        self.shifts[kind].map(|shift| slab_offset - shift)
+    }
+
+    /// Whether an update of the group reads anything from disk.
+    pub(super) fn reads_disk(&self, group: usize) -> bool {
+        self.groups[group].iter().any(|home| matches!(home, Home::Disk { .. }))
+    }
+}
+
+/// Kinds of state in the order in which they go to disk.
+fn disk_order(kinds: &[String]) -> Vec<usize> {
+    let rank = |kind: &usize| match kinds[*kind].as_str() {
+        "second_moment" => 0,
+        "first_moment" => 1,
+        _ => 2,
+    };
+    let mut order: Vec<usize> = (0..kinds.len()).collect();
+    order.sort_by_key(rank);
+    order
+}
