@@ -4,16 +4,17 @@ use super::codec::Codec;
 use super::column::{Column, RecordLayout};
 use super::statistics::ImageStatistics;
 use crate::manifest::{
-    FORMAT, MANIFEST, check_id, parse_manifest, peek_version, read_json, write_manifest,
+    FORMAT, MANIFEST, Peek, VERSION, check_id, parse_manifest, read_json, write_manifest,
 };
 use crate::{DataError, Split};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-pub(crate) const VERSION: u32 = 2;
+/// What the manifest calls its kind.
+pub(crate) const KIND: &str = "records";
 
 /// The most shards of a dataset.
-const SHARDS_MAX: usize = 100_000;
+pub(crate) const SHARDS_MAX: usize = 100_000;
 /// The most names of classes.
 const CLASS_NAMES_MAX: usize = 1 << 20;
 
@@ -124,11 +125,11 @@ impl RecordManifest {
         write_manifest(dir, self, None)
     }
 
-    /// Whether a folder has a manifest of this version.
+    /// Whether a folder has such a manifest.
     pub(super) fn is_one(dir: &Path) -> bool {
         let json = read_json(dir);
-        let version = json.and_then(|json| peek_version(&dir.join(MANIFEST), &json));
-        version.is_ok_and(|version| version == VERSION)
+        let peek = json.and_then(|json| Peek::of(&dir.join(MANIFEST), &json));
+        peek.is_ok_and(|peek| peek.holds_records())
     }
 
     /// Reads the manifest, the layout of its records, and the dataset's id.
@@ -136,7 +137,7 @@ impl RecordManifest {
         let path = dir.join(MANIFEST);
         let damaged = |problem: String| DataError::damaged(&path, problem);
         let json = read_json(dir)?;
-        if peek_version(&path, &json)? == crate::manifest::VERSION {
+        if Peek::of(&path, &json)?.holds_tokens() {
             return Err(DataError::OtherKind {
                 path: dir.to_owned(),
                 holds: "tokens",

@@ -23,6 +23,7 @@ pub(super) struct RecordWriter {
     dir: PathBuf,
     layout: RecordLayout,
     codec: Codec,
+    file_name: fn(usize) -> String,
     shard_bytes: u64,
     parts: [PartWriter; 2],
     finished: Vec<Option<RecordShardInfo>>,
@@ -68,12 +69,18 @@ impl RecordWriter {
             dir: dir.to_owned(),
             layout,
             codec,
+            file_name,
             shard_bytes: SHARD_BYTES,
             parts: [part(Split::Train), part(Split::Held)],
             finished: Vec::new(),
             counts: RecordCounts::default(),
             statistics: ImageStatistics::of_columns(columns),
         })
+    }
+
+    /// The same with shards of other names, each of which ends after so many bytes.
+    pub(super) fn with_shards(self, file_name: fn(usize) -> String, shard_bytes: u64) -> Self {
+        RecordWriter { file_name, shard_bytes, ..self }
     }
 
     pub(super) fn counts(&self) -> &RecordCounts {
@@ -179,7 +186,7 @@ impl RecordWriter {
             empty => {
                 let number = self.finished.len();
                 self.finished.push(None);
-                Ok(empty.insert(ShardWriter::create(&self.dir, number)?))
+                Ok(empty.insert(ShardWriter::create(&self.dir, (self.file_name)(number), number)?))
             }
         }
     }
@@ -210,8 +217,8 @@ struct ShardWriter {
 }
 
 impl ShardWriter {
-    fn create(dir: &Path, number: usize) -> Result<ShardWriter, DataError> {
-        let path = dir.join(file_name(number));
+    fn create(dir: &Path, name: String, number: usize) -> Result<ShardWriter, DataError> {
+        let path = dir.join(name);
         let file = File::create_new(&path).map_err(DataError::io(&path))?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         // The header is written at the end.
