@@ -63,7 +63,8 @@ pub use loader::{
 };
 pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo, Stored, StoredStream};
 pub use pack::{
-    IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT, pack,
+    IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT,
+    SyntheticText, files_to_pack, pack, pack_synthetic_text,
 };
 pub use records::Order;
 pub use tokenizer::{

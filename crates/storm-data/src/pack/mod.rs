@@ -19,6 +19,7 @@ mod records;
 mod replace;
 mod skip;
 mod stream;
+mod synthetic;
 mod table;
 mod text;
 mod under_way;
@@ -28,6 +29,7 @@ pub(crate) use cells::{COLUMNS, Cell, RecordJson, no_columns};
 pub(crate) use folder::holds_images;
 pub(crate) use records::{RECORD_BYTES_MAX, too_long};
 pub use replace::IfExists;
+pub use synthetic::{SyntheticText, pack_synthetic_text};
 
 use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, write_file};
 use crate::records::{Codec, Reading};
@@ -64,6 +66,18 @@ pub enum InputFormat {
     Tsv,
     /// A table in the Parquet format.
     Parquet,
+}
+
+/// The files that [`pack`] finds under a name: the file itself, or those of a folder and of the folders in it, judged by their
+/// names.
+///
+/// # Errors
+/// A folder cannot be read, or has no such file.
+pub fn files_to_pack(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    match path.is_dir() {
+        true => Ok(folder::find(path, InputFormat::ByName)?.used),
+        false => Ok(vec![path.to_owned()]),
+    }
 }
 
 /// What to pack and how.

@@ -35,6 +35,11 @@ impl RecordBatch {
         &self.columns
     }
 
+    /// All columns, whose bytes may be taken: the loader makes them anew.
+    pub fn columns_mut(&mut self) -> &mut [BatchColumn] {
+        &mut self.columns
+    }
+
     /// Makes room for so many rows of a dataset's records, none of which hold data yet.
     pub(super) fn prepare(&mut self, layout: &RecordLayout, rows: usize) {
         let same = self.columns.iter().map(|column| &column.column).eq(layout.columns());

@@ -39,6 +39,11 @@ pub struct RecordShardInfo {
     pub bytes: u64,
     /// Checksum of its index.
     pub checksum: u32,
+    /// Checksum of the checksums of its records, so that the dataset's id says what is in it. Those of blocks do not say it
+    /// where a block is stored as it is: of bytes that end with their own CRC-32, the CRC-32 is always the same. None in
+    /// datasets that were packed before this was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<u32>,
 }
 
 /// What was packed and what was left out.

@@ -5,7 +5,7 @@ use super::codec::Codec;
 use super::column::{Column, RecordLayout};
 use super::fault::ReadFaults;
 use super::layout::{Entry, Header, PAGE_BYTES, parse_index};
-use super::loader::data_ram_to_hold;
+use super::loader::{Load, RecordLoaderOptions, data_ram_to_hold};
 use super::manifest::RecordManifest;
 use super::parallel;
 use super::queue::ReadQueue;
@@ -245,6 +245,12 @@ impl RecordSet {
     /// The `data_ram` with which a part stays in memory once it was read.
     pub fn data_ram_to_hold(&self, part: Split) -> u64 {
         data_ram_to_hold(self, self.blocks_of(part).len() as u64)
+    }
+
+    /// The least `data_ram` of a loader of records with these options.
+    pub fn data_ram_needed(&self, options: &RecordLoaderOptions) -> u64 {
+        let blocks = self.blocks_of(options.part).len() as u64;
+        Load::records(self, blocks).needed(self, options)
     }
 
     pub(super) fn layout(&self) -> &RecordLayout {

@@ -248,3 +248,20 @@ fn a_window_of_another_size_is_another_order() {
     let error = other.resume(&position).unwrap_err().to_string();
     assert!(error.contains("data-ram") && error.contains("was 8 and is 17 now"), "{error}");
 }
+
+/// A record ends with its checksum, so the checksum of a block that is stored as it is says nothing of its content.
+#[test]
+fn an_id_says_what_is_in_a_dataset() {
+    let folder = Folder::new();
+    let id = |text: &str, name: &str| {
+        let input = folder.write("input.txt", text);
+        let options = PackOptions { out: folder.path(name), ..folder.options(&[&input]) };
+        packed(&options).unwrap().id
+    };
+    let one = letters(5000);
+    let mut other = one.clone();
+    other.replace_range(4000..4001, "!");
+    let [one, same, other] =
+        [(&one, "1"), (&one, "2"), (&other, "3")].map(|(text, name)| id(text, name));
+    assert!(one == same && one != other);
+}

@@ -64,6 +64,23 @@ impl Load {
     }
 }
 
+impl Load {
+    fn batch_bytes(&self, options: &RecordLoaderOptions) -> u64 {
+        self.row_bytes.saturating_mul(options.batch as u64)
+    }
+
+    /// The least `data_ram`.
+    pub(in crate::records) fn needed(&self, set: &RecordSet, options: &RecordLoaderOptions) -> u64 {
+        let block = block_bytes(set);
+        let batch = if self.is_bounded { self.batch_bytes(options) } else { 0 };
+        let blocks = match options.order {
+            Order::Global => block,
+            Order::Window | Order::Sequential => self.group_blocks * block / 7 + 1,
+        };
+        16 * batch.max(blocks)
+    }
+}
+
 fn record_bytes(set: &RecordSet) -> u64 {
     let counts = &set.manifest().counts;
     counts.raw_bytes.div_ceil(counts.records.max(1))
@@ -79,13 +96,9 @@ impl Memory {
         let page = PAGE_BYTES as u64;
         let block = block_bytes(set);
         let record = record_bytes(set);
-        let Load { blocks, row_bytes, group_blocks, is_bounded } = *load;
-        let batch = row_bytes.saturating_mul(options.batch as u64);
-        let bounded = if is_bounded { batch } else { 0 };
-        let needed = match options.order {
-            Order::Global => 16 * block.max(bounded),
-            Order::Window | Order::Sequential => 16 * bounded.max(group_blocks * block / 7 + 1),
-        };
+        let Load { blocks, group_blocks, .. } = *load;
+        let batch = load.batch_bytes(options);
+        let needed = load.needed(set, options);
         let given = options.data_ram;
         if needed > given {
             let problem = format!(
