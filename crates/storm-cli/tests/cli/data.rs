@@ -155,7 +155,7 @@ fn bad_calls() {
 #[test]
 fn text_is_compressed_and_the_ratio_is_told() {
     let folder = Folder::new();
-    folder.write("a.txt", "a line of text, and more of it\n".repeat(5_000));
+    folder.write("a.txt", &"a line of text, and more of it\n".repeat(5_000));
     for codec in ["zstd", "lz4"] {
         let pack = format!("pack @a.txt --tokenizer bytes --codec {codec} --out @{codec}");
         let expected = format!("{codec} makes the tokens ");
