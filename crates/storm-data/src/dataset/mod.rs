@@ -39,7 +39,7 @@ enum Store {
     /// In files that are mapped into memory: version 1.
     Mapped(MappedShards),
     /// In blocks: version 2.
-    Streams(TokenStreams),
+    Streams(Box<TokenStreams>),
 }
 
 impl Dataset {
@@ -75,7 +75,10 @@ impl Dataset {
         }
         let store = match &manifest.stored {
             None => Store::Mapped(MappedShards::open(dir, &manifest)?),
-            Some(stored) => Store::Streams(TokenStreams::open(dir, &manifest, stored, reading)?),
+            Some(stored) => {
+                let streams = TokenStreams::open(dir, &manifest, stored, reading)?;
+                Store::Streams(Box::new(streams))
+            }
         };
         Ok(Dataset { dir: dir.to_owned(), manifest, id, store })
     }

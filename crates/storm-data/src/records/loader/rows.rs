@@ -139,7 +139,9 @@ impl TokenRows {
         batch: &mut RecordBatch,
     ) -> Result<(), DataError> {
         let Scratch { parts, ends, pieces, ids, learned, row } = scratch;
-        (parts.clear(), ends.clear(), pieces.clear());
+        parts.clear();
+        ends.clear();
+        pieces.clear();
         let first = batch.rows;
         for place in places {
             let (at, number) = window.order.at(place);
