@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use storm_data::records::RecordLoaderOptions;
-use storm_data::{Dataset, Kind, LoaderOptions, Order, Passes, Split};
+use storm_data::{Dataset, Kind, LoaderOptions, Split};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_graph::DType;
@@ -286,15 +286,8 @@ fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<
         Kind::Samples => Packing::Segments,
     };
     let split = args.split.split();
-    let options = LoaderOptions {
-        batch,
-        sequence: seq,
-        seed: 0,
-        split,
-        order: Order::Sequential,
-        passes: Passes::One,
-        overlong: overlong.into(),
-    };
+    let options =
+        LoaderOptions { split, overlong: overlong.into(), ..LoaderOptions::evaluation(batch, seq) };
     let loader = LoaderSource::new(dataset, options)?;
     lengths::check(loader.loader(), split, overlong, config.max_positions)?;
     if let Some(words) = config.rotary_words(seq) {

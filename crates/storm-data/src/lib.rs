@@ -1,15 +1,16 @@
 //! Datasets on disk: packing text into shards, and loading batches from them.
 //!
-//! [`pack`] turns text into a directory of shards: token ids in files that are mapped into memory, with
-//! an index and checksums. [`Dataset::open`] checks such a directory, and a [`Loader`] draws rows from
+//! [`pack`] turns text into a directory of shards: token ids in blocks with checksums, which may be compressed, and
+//! an index. [`Dataset::open`] checks such a directory, and a [`Loader`] draws rows from
 //! it: each once per epoch, in an order that depends only on the seed, starting at any position. Files
 //! are untrusted until parsed. Nothing here knows about models.
 //!
 //! ```
 //! use std::sync::Arc;
+//! use storm_data::records::Codec;
 //! use storm_data::{
-//!     ChatTemplate, Dataset, IfExists, InputFormat, Loader, LoaderOptions, Order, Overlong, PackOptions,
-//!     Passes, SHARD_TOKENS_DEFAULT, Samples, SpecialTokens, Split, TokenizerSource, WorkerCommand, pack,
+//!     ChatTemplate, Dataset, IfExists, InputFormat, Loader, LoaderOptions, PackOptions,
+//!     SHARD_TOKENS_DEFAULT, Samples, SpecialTokens, TokenizerSource, WorkerCommand, pack,
 //! };
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -27,6 +28,7 @@
 //!     out: folder.path().join("dataset"),
 //!     if_exists: IfExists::Refuse,
 //!     held_out: 0.0,
+//!     codec: Codec::None,
 //!     skip_bad: false,
 //!     threads: 2,
 //!     shard_tokens: SHARD_TOKENS_DEFAULT,
@@ -34,15 +36,7 @@
 //! pack(&options, &|progress| println!("{} tokens", progress.tokens))?;
 //!
 //! let dataset = Arc::new(Dataset::open(&options.out)?);
-//! let options = LoaderOptions {
-//!     batch: 2,
-//!     sequence: 8,
-//!     seed: 1,
-//!     split: Split::Train,
-//!     order: Order::Shuffled,
-//!     passes: Passes::Endless,
-//!     overlong: Overlong::Drop,
-//! };
+//! let options = LoaderOptions { data_ram: 64 << 20, ..LoaderOptions::training(2, 8, 1) };
 //! let mut loader = Loader::new(dataset, options)?;
 //! let mut samples = Samples::default();
 //! loader.next_batch(&mut samples)?;
@@ -65,13 +59,14 @@ mod worker;
 pub use dataset::{Dataset, VerifyProgress};
 pub use error::{DataError, RecordPlace};
 pub use loader::{
-    Loader, LoaderOptions, LoaderReport, Order, Overlong, Passes, Position, Samples, Split,
-    write_batches,
+    Loader, LoaderOptions, LoaderReport, Overlong, Passes, Position, Samples, Split, write_batches,
 };
-pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo};
+pub use manifest::{Counts, HeldOut, Kind, Manifest, ShardInfo, Stored, StoredStream};
 pub use pack::{
-    IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT, pack,
+    IfExists, InputFormat, PackOptions, PackProgress, PackSummary, SHARD_TOKENS_DEFAULT,
+    SyntheticText, files_to_pack, pack, pack_synthetic_text,
 };
+pub use records::Order;
 pub use tokenizer::{
     ChatMessage, ChatTemplate, ChatTokenizer, ChatTokens, DecodeStream, SpecialTokens, Tokenizer,
     TokenizerInfo, TokenizerKind, TokenizerSource,

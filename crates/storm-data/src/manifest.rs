@@ -1,5 +1,6 @@
 //! A dataset's metadata: `dataset.json`, and the checksums of it and of the tokenizer.
 
+use crate::records::{Codec, RecordCounts, RecordShardInfo};
 use crate::{DataError, TokenizerInfo};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -17,7 +18,10 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 pub(crate) const CHECKSUMS: &str = "dataset.sha256";
 
 pub(crate) const FORMAT: &str = "storm-dataset";
-pub(crate) const VERSION: u32 = 1;
+/// Datasets of text that are mapped into memory.
+const MAPPED_VERSION: u32 = 1;
+/// Datasets of blocks.
+pub(crate) const VERSION: u32 = 2;
 
 /// A hundred thousand shards need less.
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 16 << 20;
@@ -34,7 +38,7 @@ pub enum Kind {
     Samples,
 }
 
-/// One shard.
+/// One shard of version 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardInfo {
@@ -85,6 +89,37 @@ fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 
+/// The blocks of a dataset, since version 2.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Stored {
+    /// How blocks are compressed, where that makes them shorter.
+    pub codec: Codec,
+    /// Token ids and masks.
+    pub tokens: StoredStream,
+    /// The first token of each document or sample.
+    pub starts: StoredStream,
+}
+
+/// A long sequence of elements in shards of blocks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StoredStream {
+    /// Its bytes before compression.
+    pub raw_bytes: u64,
+    /// Bytes of its blocks on disk, with padding.
+    pub stored_bytes: u64,
+    /// Its shards, in order.
+    pub shards: Vec<RecordShardInfo>,
+}
+
+impl StoredStream {
+    pub(crate) fn new(counts: &RecordCounts, shards: Vec<RecordShardInfo>) -> StoredStream {
+        let RecordCounts { raw_bytes, stored_bytes, .. } = *counts;
+        StoredStream { raw_bytes, stored_bytes, shards }
+    }
+}
+
 /// Everything known about a dataset besides its tokens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -99,8 +134,12 @@ pub struct Manifest {
     pub counts: Counts,
     /// The part for evaluation.
     pub held_out: HeldOut,
-    /// The shards, in order.
+    /// The shards of version 1, in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardInfo>,
+    /// What version 2 has instead.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored: Option<Stored>,
 }
 
 impl Manifest {
@@ -108,11 +147,36 @@ impl Manifest {
         kind: Kind,
         tokenizer: TokenizerInfo,
         counts: Counts,
-        shards: Vec<ShardInfo>,
+        stored: Stored,
     ) -> Manifest {
         let held_out = HeldOut { from_token: counts.tokens, from_sample: counts.samples };
-        let (format, version) = (FORMAT.to_owned(), VERSION);
-        Manifest { format, version, kind, tokenizer, counts, held_out, shards }
+        let (format, version, shards) = (FORMAT.to_owned(), VERSION, Vec::new());
+        let stored = Some(stored);
+        Manifest { format, version, kind, tokenizer, counts, held_out, shards, stored }
+    }
+
+    /// How many files its tokens and starts are in.
+    pub fn shard_count(&self) -> usize {
+        let streams = self.stored.iter().flat_map(|stored| [&stored.tokens, &stored.starts]);
+        self.shards.len() + streams.map(|stream| stream.shards.len()).sum::<usize>()
+    }
+
+    /// Bytes of these files.
+    pub fn shard_bytes(&self) -> u64 {
+        let streams = self.stored.iter().flat_map(|stored| [&stored.tokens, &stored.starts]);
+        let stored = streams.flat_map(|stream| &stream.shards).map(|shard| shard.bytes);
+        self.shards.iter().map(|shard| shard.bytes).chain(stored).sum()
+    }
+
+    /// How blocks are compressed, and how many times shorter those of tokens are than their tokens. Version 1 has no
+    /// blocks.
+    pub fn codec(&self) -> (Codec, f64) {
+        match &self.stored {
+            None => (Codec::None, 1.0),
+            Some(Stored { codec, tokens, .. }) => {
+                (*codec, tokens.raw_bytes as f64 / tokens.stored_bytes.max(1) as f64)
+            }
+        }
     }
 
     /// Writes the manifest and the checksums, and returns the dataset's id. The tokenizer's copy
@@ -125,14 +189,22 @@ impl Manifest {
     pub(crate) fn read(dir: &Path) -> Result<(Manifest, String), DataError> {
         let path = dir.join(MANIFEST);
         let json = read_json(dir)?;
-        if peek_version(&path, &json)? == crate::records::MANIFEST_VERSION {
+        let peek = Peek::of(&path, &json)?;
+        if peek.holds_records() {
             return Err(DataError::OtherKind {
                 path: dir.to_owned(),
                 holds: "records such as images",
                 wanted: "tokens",
             });
         }
-        let manifest: Manifest = parse_manifest(&path, &json, VERSION)?;
+        let known = [MAPPED_VERSION, VERSION].into_iter().find(|version| *version == peek.version);
+        let manifest: Manifest = parse_manifest(&path, &json, known.unwrap_or(VERSION))?;
+        if manifest.stored.is_some() != (manifest.version == VERSION)
+            || manifest.stored.is_some() && !manifest.shards.is_empty()
+        {
+            let problem = "its shards are not those of its version";
+            return Err(DataError::damaged(&path, problem));
+        }
         let id = check_id(dir, &json, manifest.tokenizer.sha256.as_deref())?;
         Ok((manifest, id))
     }
@@ -169,7 +241,7 @@ pub(crate) fn parse_manifest<T: DeserializeOwned>(
     known: u32,
 ) -> Result<T, DataError> {
     let damaged = |problem: String| DataError::damaged(path, problem);
-    let version = peek_version(path, json)?;
+    let version = Peek::of(path, json)?.version;
     if version != known {
         return Err(damaged(format!("version {version}, this program knows {known}")));
     }
@@ -201,18 +273,33 @@ fn checksums(json: &[u8], tokenizer_sha256: Option<&str>) -> String {
     text
 }
 
-/// The version of a manifest, which says what the rest of it looks like.
-pub(crate) fn peek_version(path: &Path, json: &[u8]) -> Result<u32, DataError> {
-    #[derive(Deserialize)]
-    struct Peek {
-        format: String,
-        version: u32,
+/// The part of a manifest that says what the rest of it looks like.
+#[derive(Deserialize)]
+pub(crate) struct Peek {
+    format: String,
+    version: u32,
+    #[serde(default)]
+    kind: serde_json::Value,
+}
+
+impl Peek {
+    pub(crate) fn of(path: &Path, json: &[u8]) -> Result<Peek, DataError> {
+        let peek: Peek = serde_json::from_slice(json)
+            .map_err(|error| DataError::damaged(path, error.to_string()))?;
+        match peek.format == FORMAT {
+            true => Ok(peek),
+            false => Err(DataError::damaged(path, format!("its format is not `{FORMAT}`"))),
+        }
     }
-    let peek: Peek = serde_json::from_slice(json)
-        .map_err(|error| DataError::damaged(path, error.to_string()))?;
-    match peek.format == FORMAT {
-        true => Ok(peek.version),
-        false => Err(DataError::damaged(path, format!("its format is not `{FORMAT}`"))),
+
+    /// Tokens rather than records.
+    pub(crate) fn holds_tokens(&self) -> bool {
+        self.version == MAPPED_VERSION || self.kind == "text" || self.kind == "samples"
+    }
+
+    /// Records rather than tokens.
+    pub(crate) fn holds_records(&self) -> bool {
+        self.version == VERSION && self.kind == crate::records::KIND
     }
 }
 

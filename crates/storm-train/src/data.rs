@@ -2,6 +2,7 @@
 
 use crate::{AnyBatch, BatchSource, RunError};
 use std::sync::Arc;
+use storm_data::records::LoaderStatistics;
 use storm_data::{Dataset, Loader, LoaderOptions, Position, Samples};
 
 /// The micro-batches of a run, from a dataset on disk.
@@ -33,6 +34,10 @@ impl BatchSource for LoaderSource {
         let rows = self.loader.next_batch(&mut self.samples)?;
         batch.as_tokens().swap(&mut self.samples, self.sequence);
         Ok(rows)
+    }
+
+    fn statistics(&self) -> Option<LoaderStatistics> {
+        self.loader.statistics()
     }
 
     fn position(&self) -> serde_json::Value {

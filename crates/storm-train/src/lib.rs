@@ -83,4 +83,4 @@ pub use run::{
 };
 pub use schedule::{Decay, Schedule};
 pub use task::{MICRO_BATCHES_MAX, task_of_program, training_task};
-pub use trainer::{Initialized, Trainer};
+pub use trainer::{Initialized, NextStep, SourceStep, Trainer};

@@ -44,7 +44,7 @@ impl BatchSource for RecordSource {
     fn next_batch(&mut self, batch: &mut AnyBatch) -> Result<usize, RunError> {
         let rows = self.loader.next_batch(&mut self.batch)?;
         let inputs = batch.as_columns();
-        for column in self.batch.columns() {
+        for column in self.batch.columns_mut() {
             fill(inputs, column);
         }
         let samples = inputs.ids_mut(SAMPLES);
@@ -74,15 +74,11 @@ impl BatchSource for RecordSource {
     }
 }
 
-/// Copies a column into the input of its name. Columns of other types have no input yet.
-fn fill(inputs: &mut NamedInputs, column: &BatchColumn) {
+/// Moves a column into the input of its name, or copies it. Columns of other types have no input yet.
+fn fill(inputs: &mut NamedInputs, column: &mut BatchColumn) {
     let name = column.column.name.as_str();
     match column.column.dtype {
-        ColumnType::U8 => {
-            let bytes = inputs.bytes_mut(name);
-            bytes.clear();
-            bytes.extend_from_slice(&column.bytes);
-        }
+        ColumnType::U8 => std::mem::swap(inputs.bytes_mut(name), &mut column.bytes),
         ColumnType::I32 => {
             let ids = inputs.ids_mut(name);
             ids.clear();

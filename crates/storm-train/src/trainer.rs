@@ -44,7 +44,7 @@ pub struct Trainer<D: PlanDevice> {
 
 /// Whether a step is known to be the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NextStep {
+pub enum NextStep {
     /// Another follows: its data is read meanwhile.
     Follows,
     /// None does.
@@ -52,11 +52,18 @@ pub(crate) enum NextStep {
 }
 
 /// A step over data of the source.
-pub(crate) struct SourceStep {
+pub struct SourceStep {
     pub(crate) report: StepReport,
     pub(crate) data: StepData,
     /// How long it waited until its data was there.
     pub(crate) wait_seconds: f64,
+}
+
+impl SourceStep {
+    /// What it read, as throughput counts it: tokens or pictures.
+    pub fn units(&self) -> usize {
+        self.data.units
+    }
 }
 
 /// How much of the parameters has been made.
@@ -222,11 +229,17 @@ impl<D: PlanDevice> Trainer<D> {
         self.step_with(Batches::Given(batches), counted, learning_rate)
     }
 
-    /// Takes micro-batches from there from now on, see [`Trainer::step_from_source`].
-    pub(crate) fn set_source(&mut self, source: Box<dyn BatchSource>) -> Result<(), TrainError> {
+    /// Takes micro-batches from there from now on, see [`Trainer::step_from_source`]. Returns the source of before, at the
+    /// first micro-batch that no step took.
+    ///
+    /// # Errors
+    /// From the device.
+    pub fn exchange_source(
+        &mut self,
+        source: Option<Box<dyn BatchSource>>,
+    ) -> Result<Option<Box<dyn BatchSource>>, TrainError> {
         self.planned.wait_for_data()?;
-        self.staging.set_source(Some(source));
-        Ok(())
+        Ok(self.staging.set_source(source))
     }
 
     /// The next micro-batches of the source are those of that position.
@@ -249,7 +262,7 @@ impl<D: PlanDevice> Trainer<D> {
     ///
     /// # Errors
     /// As [`Trainer::step`], and why there is no data.
-    pub(crate) fn step_from_source(
+    pub fn step_from_source(
         &mut self,
         learning_rate: f32,
         next: NextStep,

@@ -120,8 +120,11 @@ fn print(dataset: &Dataset, samples: &[Shown], verified: bool) {
         line("learned", format!("{} tokens, {share:.1} %", grouped(counts.learned_tokens)));
     }
     line("tokenizer", tokenizer_words(dataset));
-    let bytes = manifest.shards.iter().map(|shard| shard.bytes).sum();
-    line("shards", format!("{}, {}", manifest.shards.len(), size::show(bytes)));
+    let bytes = size::show(manifest.shard_bytes());
+    line("shards", format!("{}, {bytes}", manifest.shard_count()));
+    let (codec, ratio) = manifest.codec();
+    line("codec", records::codec_words(codec, ratio, "tokens"));
+    line("reading", reading_words(dataset));
     let input = size::show(counts.input_bytes);
     line("made of", format!("{} files, {input}", grouped(counts.input_files)));
     let left_out = counts.empty_samples + counts.unlearned_samples;
@@ -148,6 +151,14 @@ fn print(dataset: &Dataset, samples: &[Shown], verified: bool) {
     }
     if manifest.kind == Kind::Samples && !samples.is_empty() {
         println!("\n«…» is learned");
+    }
+}
+
+/// How its tokens are read.
+fn reading_words(dataset: &Dataset) -> String {
+    match dataset.token_blocks() {
+        Some(blocks) => blocks.reading_path().to_string(),
+        None => "mapped into memory: it was packed by an older version".to_owned(),
     }
 }
 
@@ -187,6 +198,8 @@ fn print_json(dataset: &Dataset, samples: &[Shown], verified: bool) -> Result<()
         "dir": dataset.dir(),
         "id": dataset.id(),
         "manifest": dataset.manifest(),
+        "ratio": dataset.manifest().codec().1,
+        "reading_path": reading_words(dataset),
         "verified": verified,
         "samples": samples.iter().map(shown).collect::<Vec<_>>(),
     });

@@ -1,7 +1,7 @@
 //! `storm data pack`: text, JSON and tables to tokens, images to records.
 
 use super::progress::{ByteProgress, Show};
-use super::records;
+use super::records::{self, codec_words};
 use crate::model::grouped;
 use crate::size;
 use anyhow::Result;
@@ -61,7 +61,7 @@ pub(crate) struct PackArgs {
     /// Replace the output directory if it is a dataset.
     #[arg(long)]
     overwrite: bool,
-    /// For images and synthetic records: how blocks are compressed; `none` if not given.
+    /// How blocks are compressed; `none` if not given.
     #[arg(long, value_enum)]
     codec: Option<CodecArg>,
     /// Skip records and images that cannot be packed, and count them.
@@ -195,7 +195,7 @@ fn pack_images(args: &PackArgs, input: RecordInput) -> Result<()> {
 }
 
 fn pack_text(args: &PackArgs) -> Result<()> {
-    let for_images = [("--codec", args.codec.is_some()), ("--size", args.size.is_some())];
+    let for_images = [("--size", args.size.is_some())];
     args.refuse(&for_images, "this is for images, and the input is text")?;
     let Some(tokenizer) = &args.tokenizer else {
         let problem = "text needs one: name a tokenizer.json, a folder with one, or `bytes`";
@@ -221,6 +221,7 @@ fn pack_text(args: &PackArgs) -> Result<()> {
         out: args.out.clone(),
         if_exists: args.if_exists(),
         held_out: args.held_out,
+        codec: args.codec.map_or(Codec::None, Into::into),
         threads: args.threads.unwrap_or_else(|| available_parallelism().map_or(1, Into::into)),
         shard_tokens: args.shard_tokens.unwrap_or(SHARD_TOKENS_DEFAULT),
     };
@@ -252,6 +253,8 @@ fn object(summary: &PackSummary, args: &PackArgs) -> serde_json::Value {
         "held_out_tokens": summary.counts.tokens - summary.held_out.from_token,
         "shards": summary.shards,
         "bytes": summary.bytes,
+        "codec": args.codec.map_or(Codec::None, Codec::from),
+        "ratio": summary.ratio,
         "skipped": summary.skipped,
         "files_passed_over": summary.passed_over,
     })
@@ -264,12 +267,13 @@ fn report(summary: &PackSummary, args: &PackArgs) {
         Kind::Samples => "samples",
     };
     println!(
-        "packed {} {things}, {} tokens, into {}: {} in {} shards",
+        "packed {} {things}, {} tokens, into {}: {} in {} shards, {}",
         grouped(counts.samples),
         grouped(counts.tokens),
         args.out.display(),
         size::show(summary.bytes),
-        summary.shards
+        summary.shards,
+        codec_words(args.codec.map_or(Codec::None, Codec::from), summary.ratio, "tokens")
     );
     if summary.kind == Kind::Samples {
         println!("  {} tokens are learned, the others masked", grouped(counts.learned_tokens));

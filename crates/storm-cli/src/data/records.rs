@@ -79,9 +79,14 @@ fn bytes(manifest: &RecordManifest) -> u64 {
 }
 
 fn ratio_words(manifest: &RecordManifest) -> String {
-    match manifest.codec {
+    codec_words(manifest.codec, manifest.ratio(), "records")
+}
+
+/// What a codec does to things.
+pub(super) fn codec_words(codec: Codec, ratio: f64, things: &str) -> String {
+    match codec {
         Codec::None => "not compressed".to_owned(),
-        codec => format!("{} makes the records {:.2} × smaller", codec.name(), manifest.ratio()),
+        codec => format!("{} makes the {things} {ratio:.2} × smaller", codec.name()),
     }
 }
 

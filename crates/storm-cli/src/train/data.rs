@@ -5,17 +5,18 @@ use super::model::Model;
 use super::normalization::Normalization;
 use super::options::{Given, Settings};
 use super::output::Style;
+use super::values::OrderArg;
 use crate::UsageError;
 use crate::lengths;
 use crate::model_tokenizer::{self, BYTE_VOCABULARY, OtherTokenizer};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use storm_data::records::{ColumnType, RecordLoaderOptions, RecordSet};
+use storm_data::records::{Codec, ColumnType, RecordLoaderOptions, RecordSet};
 use storm_data::{
     ChatTemplate, DataError, Dataset, IfExists, InputFormat, Kind, LoaderOptions, Order,
-    PackOptions, Passes, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
-    pack,
+    PackOptions, SHARD_TOKENS_DEFAULT, SpecialTokens, Split, Tokenizer, TokenizerSource,
+    files_to_pack, pack,
 };
 use storm_files::open_plain;
 use storm_model::{AnyModel, ImageConfig, Packing};
@@ -175,6 +176,14 @@ impl RunData {
         }
     }
 
+    /// Host memory for data on its way from the disk.
+    pub(super) fn loading_bytes(&self, settings: &Settings) -> u64 {
+        match self {
+            RunData::Tokens(dataset) => token_bytes(dataset, settings),
+            RunData::Records(..) => settings.data_ram.0,
+        }
+    }
+
     /// Micro-batches of a run.
     pub(super) fn sources(&self, settings: &Settings, batch: usize) -> Result<Sources, RunError> {
         match self {
@@ -208,11 +217,7 @@ impl Outline {
                 RunData::Records(_, form) => Outline::Records(form),
             });
         }
-        let files = files(data).with_context(|| format!("cannot read {}", data.display()))?;
-        if files.is_empty() {
-            let problem = format!("{} has no .txt, .jsonl or .ndjson file", data.display());
-            return Err(UsageError(problem).into());
-        }
+        let files = files_to_pack(data)?;
         for file in &files {
             open_plain(file).map_err(|source| DataError::Io { path: file.clone(), source })?;
         }
@@ -229,6 +234,15 @@ impl Outline {
             Outline::Dataset(dataset) => DataForm::of_dataset(dataset),
             Outline::Records(form) => form.clone(),
             Outline::Text(_) => DataForm::Tokens { vocabulary: BYTE_VOCABULARY, is_packed: false },
+        }
+    }
+
+    /// Host memory for data on its way from the disk, as far as that is known: text that is not packed yet may be short.
+    pub(super) fn loading_bytes(&self, settings: &Settings) -> u64 {
+        match self {
+            Outline::Dataset(dataset) => token_bytes(dataset, settings),
+            Outline::Records(form) => loading_bytes_of(form, settings),
+            Outline::Text(_) => 0,
         }
     }
 
@@ -300,6 +314,9 @@ impl Source<'_> {
         if let (RunData::Tokens(dataset), Some(weights)) = (&data, self.model.of_tokenizer()) {
             weights.check_dataset(dataset, self.other)?;
         }
+        if let (RunData::Tokens(dataset), Start::Fresh | Start::Anew) = (&data, self.start) {
+            check_mapped(&settings, dataset)?;
+        }
         Ok(data)
     }
 
@@ -353,13 +370,49 @@ pub(crate) fn loader_threads() -> usize {
     (cores / 2).clamp(2, 8)
 }
 
-/// How the records of a run are loaded.
-pub(super) fn loader_options(settings: &Settings, batch: usize) -> RecordLoaderOptions {
-    RecordLoaderOptions {
-        order: settings.order.into(),
-        workers: loader_threads(),
-        ..RecordLoaderOptions::training(batch, settings.seed.0, settings.data_ram.0)
+/// Host memory for data of a form on its way from the disk, if nothing else is known.
+pub(super) fn loading_bytes_of(form: &DataForm, settings: &Settings) -> u64 {
+    match form {
+        DataForm::Tokens { .. } => 0,
+        DataForm::Images { .. } => settings.data_ram.0,
     }
+}
+
+/// Host memory for tokens on their way from the disk: no more than there are. Files that are mapped take none.
+fn token_bytes(dataset: &Dataset, settings: &Settings) -> u64 {
+    let all = dataset.token_blocks().map_or(0, |blocks| blocks.data_ram_to_hold(Split::Train));
+    settings.data_ram.0.min(all)
+}
+
+/// The share of data-ram that evaluations take, if they need no more.
+const EVALUATION_SHARE: u64 = 8;
+
+/// How the records of a run are loaded, to learn and to evaluate: both together take data-ram.
+pub(super) fn loader_options(
+    settings: &Settings,
+    set: &RecordSet,
+    batch: usize,
+) -> Result<(RecordLoaderOptions, Option<RecordLoaderOptions>), DataError> {
+    let data_ram = settings.data_ram.0;
+    let training = RecordLoaderOptions {
+        order: settings.order.unwrap_or(OrderArg::Window).into(),
+        workers: loader_threads(),
+        ..RecordLoaderOptions::training(batch, settings.seed.0, data_ram)
+    };
+    if set.records(Split::Held) == 0 {
+        return Ok((training, None));
+    }
+    let evaluation = RecordLoaderOptions::evaluation(batch, data_ram);
+    let held = set.data_ram_needed(&evaluation).max(data_ram / EVALUATION_SHARE);
+    let needed = held.saturating_add(set.data_ram_needed(&training));
+    if needed > data_ram {
+        let problem = format!(
+            "{data_ram} bytes are less than the {needed} that training and evaluations need with this dataset and batch"
+        );
+        return Err(DataError::Option { option: "data-ram", problem });
+    }
+    let training = RecordLoaderOptions { data_ram: data_ram - held, ..training };
+    Ok((training, Some(RecordLoaderOptions { data_ram: held, ..evaluation })))
 }
 
 /// Records to learn from, and to evaluate on if anything is held out.
@@ -368,16 +421,10 @@ fn record_sources(
     set: &Arc<RecordSet>,
     batch: usize,
 ) -> Result<Sources, RunError> {
-    let data_ram = settings.data_ram.0;
-    let train = RecordSource::new(Arc::clone(set), loader_options(settings, batch))?;
-    let held: Option<Box<dyn BatchSource>> = match set.records(Split::Held) {
-        0 => None,
-        _ => {
-            let options = RecordLoaderOptions::evaluation(batch, data_ram);
-            Some(Box::new(RecordSource::new(Arc::clone(set), options)?))
-        }
-    };
-    Ok((Box::new(train), held))
+    let (training, evaluation) = loader_options(settings, set, batch)?;
+    let train = RecordSource::new(Arc::clone(set), training)?;
+    let held = evaluation.map(|options| RecordSource::new(Arc::clone(set), options)).transpose()?;
+    Ok((Box::new(train), held.map(|source| Box::new(source) as Box<dyn BatchSource>)))
 }
 
 /// The dataset of a run: `data` itself, or what text is packed to in the run's folder.
@@ -397,12 +444,13 @@ fn pack_text(
 ) -> Result<()> {
     style.say(&format!("packing {} …", data.display()));
     let options = PackOptions {
-        inputs: files(data).with_context(|| format!("cannot read {}", data.display()))?,
+        inputs: files_to_pack(data)?,
         format: InputFormat::ByName,
         tokenizer,
         end_of_text: None,
         chat_template: ChatTemplate::parse(settings.chat_template.as_deref().unwrap_or("model")),
         special_tokens: SpecialTokens::Parsed,
+        codec: Codec::None,
         skip_bad: false,
         worker: crate::data::worker()?,
         out: out.to_owned(),
@@ -419,25 +467,6 @@ fn pack_text(
         out.display()
     ));
     Ok(())
-}
-
-/// A file, or the text files of a folder by name.
-fn files(data: &Path) -> std::io::Result<Vec<PathBuf>> {
-    if !data.is_dir() {
-        return Ok(vec![data.to_owned()]);
-    }
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(data)? {
-        let path = entry?.path();
-        let is_text = path.extension().is_some_and(|extension| {
-            ["txt", "jsonl", "ndjson"].iter().any(|known| extension == *known)
-        });
-        if is_text {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
 }
 
 /// The tokenizer of a dataset.
@@ -467,22 +496,122 @@ fn token_sources(
     dataset: &Arc<Dataset>,
     batch: usize,
 ) -> Result<(LoaderSource, Option<LoaderSource>), RunError> {
-    let overlong = settings.overlong.into();
+    let held = dataset.token_range(Split::Held);
+    // A token without one behind it has no target.
+    let is_held = held.end - held.start >= 2;
+    let data_ram = settings.data_ram.0;
+    let of_held = if is_held { data_ram / EVALUATION_SHARE } else { 0 };
+    let order = match dataset.token_blocks() {
+        Some(_) => settings.order.map_or(Order::Global, Into::into),
+        // Files that are mapped come in no other order.
+        None => Order::Global,
+    };
     let options = LoaderOptions {
-        overlong,
+        order,
+        overlong: settings.overlong.into(),
+        data_ram: data_ram - of_held,
+        workers: loader_threads(),
         ..LoaderOptions::training(batch, settings.seq.get(), settings.seed.0)
     };
     let train = LoaderSource::new(Arc::clone(dataset), options)?;
-    let held = dataset.token_range(Split::Held);
-    // A token without one behind it has no target.
-    if held.end - held.start < 2 {
+    if !is_held {
         return Ok((train, None));
     }
     let options = LoaderOptions {
-        split: Split::Held,
-        order: Order::Sequential,
-        passes: Passes::One,
-        ..options
+        overlong: options.overlong,
+        data_ram: of_held,
+        ..LoaderOptions::evaluation(batch, options.sequence)
     };
     Ok((train, Some(LoaderSource::new(Arc::clone(dataset), options)?)))
+}
+
+/// Refuses options that do nothing for a dataset that was packed before text had blocks. A run that began when they had none
+/// goes on, whatever it wrote down of them.
+fn check_mapped(settings: &Settings, dataset: &Dataset) -> Result<(), UsageError> {
+    if dataset.token_blocks().is_some() {
+        return Ok(());
+    }
+    let given = [
+        ("order", settings.order == Some(OrderArg::Window)),
+        ("data-ram", settings.data_ram != Given::default().resolve().data_ram),
+    ];
+    match given.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((key, _)) => Err(UsageError(format!(
+            "{key} is for datasets that have blocks, and {} was packed by an older version; leave it out, or pack the text \
+             again",
+            dataset.dir().display()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::train::values::Size;
+    use storm_data::records::{
+        RecordInput, RecordLoader, RecordPackOptions, Synthetic, pack_records,
+    };
+    use storm_data::{SyntheticText, pack_synthetic_text};
+
+    fn settings(data_ram: u64) -> Settings {
+        Settings { data_ram: Size(data_ram), ..Given::default().resolve() }
+    }
+
+    fn records(folder: &Path, held_out: f64) -> Arc<RecordSet> {
+        let out = folder.join(format!("{held_out}"));
+        let options = RecordPackOptions {
+            input: RecordInput::Synthetic(Synthetic {
+                count: 500,
+                shape: vec![32, 32, 3],
+                classes: 10,
+            }),
+            out: out.clone(),
+            if_exists: IfExists::Refuse,
+            codec: Codec::None,
+            held_out,
+            skip_bad: false,
+            size: None,
+        };
+        pack_records(&options, &|_| {}).expect("records");
+        Arc::new(RecordSet::open(&out).expect("a dataset"))
+    }
+
+    #[test]
+    fn training_and_evaluations_share_data_ram() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let set = records(folder.path(), 0.1);
+        // An eighth is enough for evaluations, or less than they need.
+        for (data_ram, batch) in [(256 << 20, 8), (9 << 20, 8), (20 << 20, 100)] {
+            let settings = settings(data_ram);
+            let (training, evaluation) = loader_options(&settings, &set, batch).expect("enough");
+            let evaluation = evaluation.expect("some is held out");
+            assert_eq!(training.data_ram + evaluation.data_ram, data_ram);
+            assert!(evaluation.data_ram >= data_ram / EVALUATION_SHARE);
+            for options in [training, evaluation] {
+                RecordLoader::new(Arc::clone(&set), options).expect("enough for its loader");
+            }
+            let data =
+                RunData::Records(Arc::clone(&set), DataForm::of_records(&set).expect("pictures"));
+            assert_eq!(data.loading_bytes(&settings), data_ram);
+        }
+        let few = loader_options(&settings(4 << 20), &set, 8).expect_err("too little for both");
+        assert!(few.to_string().contains("training and evaluations"), "{few}");
+        let whole = records(folder.path(), 0.0);
+        let (training, evaluation) = loader_options(&settings(9 << 20), &whole, 8).expect("enough");
+        assert_eq!((training.data_ram, evaluation), (9 << 20, None));
+    }
+
+    #[test]
+    fn text_takes_no_more_memory_than_it_has_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let out = folder.path().join("text");
+        let options = SyntheticText { tokens: 3_000_000, out: out.clone(), codec: Codec::None };
+        pack_synthetic_text(&options, &|_| {}).expect("text");
+        let dataset = Arc::new(Dataset::open(&out).expect("a dataset"));
+        let data = RunData::Tokens(dataset);
+        let bytes = data.loading_bytes(&settings(256 << 20));
+        assert!((6_000_000..8_000_000).contains(&bytes), "{bytes}");
+        assert_eq!(data.loading_bytes(&settings(5 << 20)), 5 << 20);
+    }
 }

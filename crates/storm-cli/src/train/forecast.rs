@@ -29,7 +29,7 @@ impl Forecast {
     pub(super) fn new(setup: &Setup) -> Result<Option<Forecast>> {
         let RunData::Records(set, _) = &setup.data else { return Ok(None) };
         let plan = setup.launch.plan();
-        let options = data::loader_options(&setup.settings, plan.batch);
+        let (options, _) = data::loader_options(&setup.settings, set, plan.batch)?;
         let images = (plan.batch * plan.accumulate) as f64;
         let demand = RecordDemand {
             records: set.records(Split::Train),

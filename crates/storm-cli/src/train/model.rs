@@ -184,16 +184,10 @@ fn check_image_options(settings: &Settings) -> Result<(), UsageError> {
     }
 }
 
-/// Refuses options that only pictures and other records have.
+/// Refuses options that only pictures have.
 fn check_text_options(settings: &Settings) -> Result<(), UsageError> {
-    let usual = Given::default().resolve();
-    let given = [
-        ("flip", settings.flip),
-        ("crop", settings.crop > 0),
-        ("cutout", settings.cutout > 0),
-        ("order", settings.order != usual.order),
-        ("data-ram", settings.data_ram != usual.data_ram),
-    ];
+    let given =
+        [("flip", settings.flip), ("crop", settings.crop > 0), ("cutout", settings.cutout > 0)];
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((key, _)) => {
             Err(UsageError(format!("{key} is for datasets of pictures; leave it out for text")))

@@ -75,9 +75,9 @@ options! {
         seq: NonZeroUsize = count!(256);
         /// What becomes of samples that are longer than that.
         overlong: OverlongArg = OverlongArg::Drop;
-        /// In which order the records of a dataset come; text comes in the order `global`.
-        order: OrderArg = OrderArg::Window;
-        /// Host memory for records on their way from the disk; evaluations take as much again.
+        /// In which order the rows of a dataset come. If not given, `window` for pictures and `global` for text.
+        order: OrderArg;
+        /// Host memory for data on its way from the disk. Evaluations take an eighth of it, or what they need.
         data_ram: Size = Size(256 << 20);
     }
     "Pictures" {

@@ -48,18 +48,22 @@ pub(crate) fn positions_of_weights(name: &str) -> Result<Option<usize>> {
 
 fn request_of(settings: &Settings) -> Result<Request> {
     let model = model::Outline::new(settings)?;
-    let (packing, form) = match &settings.data {
+    let (packing, form, loading) = match &settings.data {
         Some(_) => {
             let run = settings.runs.join(settings.name.as_deref().unwrap_or_default());
             let data = data::Outline::new(settings, &run, Start::Resume)?;
-            (data.packing(), data.form_when_packed(settings)?)
+            (data.packing(), data.form_when_packed(settings)?, data.loading_bytes(settings))
         }
-        None => (Packing::Single, DataForm::of_model(&model.config)),
+        None => {
+            let form = DataForm::of_model(&model.config);
+            let loading = data::loading_bytes_of(&form, settings);
+            (Packing::Single, form, loading)
+        }
     };
     let config = model.for_data(settings, &form)?;
     let options = train_options(settings, &config, packing);
     let machine = Machine::of_kind(kind(settings), &settings.into())?;
-    request(settings, &model.name, config, options, machine)
+    request(settings, &model.name, config, options, machine, loading)
 }
 
 /// Where the run would train; hardware that is named need not be here.

@@ -41,10 +41,9 @@ const BASE_HASH: &str = "base-hash";
 pub(crate) const IMAGE_CONFIG: &str = "image-config";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 28] = [
+const FIXED: [&str; 27] = [
     "model",
     IMAGE_CONFIG,
-    "order",
     "data-ram",
     "label-smoothing",
     "flip",
@@ -206,7 +205,9 @@ impl Setup {
         let machine = Machine::of_kind(machine_kind, &(&settings).into())?;
         let threads = machine.threads;
         let options = train_options(&settings, &model.config, data.packing());
-        let request = request(&settings, &model.name, model.config.clone(), options, machine)?;
+        let loading = data.loading_bytes(&settings);
+        let config = model.config.clone();
+        let request = request(&settings, &model.name, config, options, machine, loading)?;
         let begun = Instant::now();
         let mut trial = TrialOptions::of_run(steps);
         if let (DeviceKind::Cpu, Some(trial)) = (machine_kind, &mut trial) {
@@ -408,20 +409,19 @@ fn check_cached(given: &Given) -> Result<(), NoModel> {
     )))
 }
 
-/// What is to be planned for a run.
+/// What is to be planned for a run whose data takes so many bytes of host memory.
 pub(super) fn request(
     settings: &Settings,
     name: &str,
     config: AnyModel,
     options: TrainOptions,
     machine: Machine,
+    loading_bytes: u64,
 ) -> Result<Request> {
     settings.activation_codec.check(&config)?;
     let forced = forced(settings);
     let step = step_size(settings)?;
     let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
-    // One loader for training, and one for evaluations.
-    let loading_bytes = config.image().map_or(0, |_| settings.data_ram.0.saturating_mul(2));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
     Ok(Request {
         model: name.to_owned(),

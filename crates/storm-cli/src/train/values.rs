@@ -126,13 +126,13 @@ impl From<OverlongArg> for Overlong {
     }
 }
 
-/// In which order records come.
+/// In which order rows come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum OrderArg {
-    /// Blocks in a random order, and the records of as many as fit into data-ram in a random order among each other.
+    /// Blocks in a random order, and the rows of as many as fit into data-ram in a random order among each other.
     Window,
-    /// Any record may follow any other. Slow where the dataset does not fit into data-ram.
+    /// Any row may follow any other. Of small records, slow where the dataset does not fit into data-ram.
     Global,
 }
 

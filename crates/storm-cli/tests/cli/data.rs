@@ -152,6 +152,25 @@ fn bad_calls() {
     }
 }
 
+#[test]
+fn text_is_compressed_and_the_ratio_is_told() {
+    let folder = Folder::new();
+    folder.write("a.txt", &"a line of text, and more of it\n".repeat(5_000));
+    for codec in ["zstd", "lz4"] {
+        let pack = format!("pack @a.txt --tokenizer bytes --codec {codec} --out @{codec}");
+        let expected = format!("{codec} makes the tokens ");
+        let report = folder.data(&pack).succeeded();
+        assert!(report.contains(&expected), "{report}");
+        let shown = folder.data(&format!("inspect @{codec} --verify")).succeeded();
+        assert!(shown.contains(&expected), "{shown}");
+        let json = folder.inspect(&format!("inspect @{codec} --json"));
+        let ratio = json["ratio"].as_f64().unwrap();
+        assert!(ratio > 10.0 && json["manifest"]["stored"]["codec"] == codec, "{json}");
+        let bytes = fs::read(folder.path(codec).join("shard-00000.storm")).unwrap().len();
+        assert!((bytes as f64) < 2.0 * 155_000.0 / ratio + 10_000.0, "{bytes}");
+    }
+}
+
 /// Calls `storm data pack -` with this on standard input.
 fn pack_stdin(folder: &Folder, options: &str, input: &[u8]) -> (Option<i32>, String, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_storm"))
@@ -216,7 +235,6 @@ fn bad_records_are_skipped_and_told() {
     assert_eq!(printed["counts"]["skipped"], 2);
     assert!(printed["skipped"][0].as_str().unwrap().contains("line 2"), "{printed}");
     folder.data("pack @a.jsonl --tokenizer bytes --out @x --size 3").failed(2, &["--size"]);
-    folder.data("pack @a.jsonl --tokenizer bytes --out @x --codec lz4").failed(2, &["--codec"]);
     folder.data("pack --synthetic 3 --out @x --size 3x4").failed(2, &["--size"]);
     folder.data("pack --synthetic 3 --out @x --size 3x4x5").failed(2, &["HEIGHTxWIDTH"]);
 }
@@ -390,21 +408,26 @@ fn training_from_disk_is_compared_with_training_from_memory() {
     let done = storm(line.clone().chain(more));
     let sheet: serde_json::Value = serde_json::from_str(&done.stdout).expect(&done.stderr);
     let checks = sheet["checks"].as_array().unwrap();
-    let names: Vec<[&str; 2]> = checks
-        .iter()
-        .map(|check| [&check["codec"], &check["order"]].map(|name| name.as_str().unwrap()))
-        .collect();
-    assert_eq!(
-        names,
-        [["none", "window"], ["none", "global"], ["zstd", "window"], ["zstd", "global"]]
-    );
+    let name = |check: &serde_json::Value, key: &str| check[key].as_str().unwrap().to_owned();
+    let names = |check| ["model", "codec", "order"].map(|key| name(check, key));
+    let mut expected = Vec::new();
+    for model in ["small-cnn", "tiny-gpt2"] {
+        for codec in ["none", "zstd"] {
+            for order in ["window", "global"] {
+                expected.push([model, codec, order].map(str::to_owned));
+            }
+        }
+    }
+    assert_eq!(checks.iter().map(names).collect::<Vec<_>>(), expected);
     for check in checks {
-        assert!(check["images_per_second"].as_f64().unwrap() > 0.0, "{check}");
+        let is_text = check["model"] == "tiny-gpt2";
+        let rate = if is_text { "tokens_per_second" } else { "images_per_second" };
+        assert!(check[rate].as_f64().unwrap() > 0.0, "{check}");
         assert!(
             check["reading_path"].as_str().unwrap().contains("pread")
                 || check["reading_path"] == "io_uring O_DIRECT"
         );
-        if check["order"] == "window" {
+        if is_text || check["order"] == "window" {
             assert_eq!(check["device_bytes"], check["memory_device_bytes"]);
             let slowdown = check["slowdown"].as_f64().unwrap();
             assert_eq!(check["verdict"] == "pass", slowdown <= 0.01, "{check}");

@@ -54,7 +54,7 @@ const RUN: &[&str] = &["tiny.toml", "data", "runs"];
 /// A dataset of records.
 const RECORDS: &[(&str, Same)] = &[("data inspect records --verify --json", Same::Output)];
 
-const KINDS: [Kind; 25] = [
+const KINDS: [Kind; 26] = [
     Kind {
         name: "config-toml",
         file: "tiny.toml",
@@ -117,6 +117,12 @@ const KINDS: [Kind; 25] = [
     Kind {
         name: "dataset-shard",
         file: "data/shard-00000.storm",
+        needs: &["tiny.toml", "data"],
+        readers: DATASET,
+    },
+    Kind {
+        name: "dataset-starts",
+        file: "data/starts-00000.storm",
         needs: &["tiny.toml", "data"],
         readers: DATASET,
     },

@@ -37,7 +37,6 @@ fn mistakes_are_found_before_text_is_packed() {
         (&["--schedule", "wsd", "--steps", "9", "--cooldown", "10"], &["cooldown: 10 steps"]),
         (&["--tokens-per-step", "64", "--batch", "3"], &["tokens-per-step is 64"]),
         (&["--tokens-per-step", "64", "--accumulate", "2"], &["tokens-per-step chooses"]),
-        (&["--data", "empty"], &["empty has no .txt"]),
         (&["--model", "gpt2", "--heads", "3"], &[]),
     ] {
         fs::create_dir_all(place.path().join("empty")).expect("a folder");
@@ -45,6 +44,7 @@ fn mistakes_are_found_before_text_is_packed() {
         check(&place, flags, code, parts);
     }
     check(&place, &["--hardware", "h201"], 4, &["h201"]);
+    check(&place, &["--data", "empty"], 4, &["empty", "nothing that can be packed", ".parquet"]);
     check(&place, &["--data", "missing.txt"], 4, &["missing.txt"]);
     check(&place, &["--tokenizer", "missing.json"], 4, &["missing.json"]);
     check(&place, &["--model", "gpt-5"], 4, &["gpt-5"]);

@@ -61,6 +61,28 @@ fn a_run_that_goes_on_is_the_run_that_never_stopped() {
     }
 }
 
+/// The order is part of what a run computes.
+#[test]
+fn text_in_window_order_goes_on_where_it_was() {
+    let place = Place::new();
+    let flags = |steps, order: &[&'static str]| {
+        [&["--steps", steps, "--schedule", "constant", "--data-ram", "8MiB"], order].concat()
+    };
+    let window = ["--order", "window"];
+    let expected = losses(&place.run("whole", &flags("6", &window)).succeeded());
+    let mut found = losses(&place.run("parts", &flags("3", &window)).succeeded());
+    let more = [&flags("6", &window)[..], &["--resume"]].concat();
+    let other = [&flags("6", &["--order", "global"])[..], &["--resume"]].concat();
+    place.run("parts", &other).failed(4, &["the order was window and is global now"]);
+    found.extend(losses(&place.run("parts", &more).succeeded()));
+    assert_eq!(found, expected);
+    assert!(place.result("parts", 6) == place.result("whole", 6));
+    let global = losses(&place.run("global", &flags("6", &["--order", "global"])).succeeded());
+    let usual = losses(&place.run("usual", &flags("6", &[])).succeeded());
+    assert_eq!(global, usual, "text comes in global order if nothing is said");
+    assert_ne!(global, expected);
+}
+
 /// Ctrl-C ends a run well, with the command that goes on with it.
 #[test]
 fn a_run_that_is_stopped_says_how_it_goes_on() {

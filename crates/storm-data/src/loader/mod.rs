@@ -1,16 +1,24 @@
-//! Batches from a dataset: each row once per epoch, starting at any position.
+//! Batches from a dataset of tokens: each row once per epoch, starting at any position.
 
 mod packed;
 mod rows;
 mod shuffle;
 mod write;
 
+use crate::dataset::TokenStreams;
+use crate::records::{
+    LoaderStatistics, Order, RecordBatch, RecordLoader, RecordLoaderOptions, TokenRows,
+};
 use crate::{DataError, Dataset};
-use rows::{RowBuffers, Rows};
+use rows::RowBuffers;
+pub(crate) use rows::{RowMut, Rows};
 use serde::{Deserialize, Serialize};
 pub(crate) use shuffle::Shuffle;
 use std::sync::Arc;
 pub use write::write_batches;
+
+/// Bytes of memory for blocks, if nothing else is asked for.
+const DATA_RAM: u64 = 256 << 20;
 
 /// A part of a dataset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,16 +38,6 @@ impl Split {
             Split::Held => "held-out",
         }
     }
-}
-
-/// The order of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Order {
-    /// A different one in every epoch, a function of seed and epoch.
-    Shuffled,
-    /// As they lie on disk.
-    Sequential,
 }
 
 /// How often to go through the data.
@@ -82,13 +80,37 @@ pub struct LoaderOptions {
     pub passes: Passes,
     /// What happens to samples that are longer than a row. Text has none.
     pub overlong: Overlong,
+    /// Bytes of memory for blocks and for batches ahead. In window order it decides how many blocks are in a window.
+    /// Datasets of version 1 are mapped instead.
+    pub data_ram: u64,
+    /// Threads that read. Their number changes no batch.
+    pub workers: usize,
 }
 
 impl LoaderOptions {
-    /// For training: shuffled rows without end, of samples that fit in one.
+    /// For training: rows in global order without end, of samples that fit in one.
     pub fn training(batch: usize, sequence: usize, seed: u64) -> LoaderOptions {
-        let (split, order, passes) = (Split::Train, Order::Shuffled, Passes::Endless);
-        LoaderOptions { batch, sequence, seed, split, order, passes, overlong: Overlong::Drop }
+        LoaderOptions {
+            batch,
+            sequence,
+            seed,
+            split: Split::Train,
+            order: Order::Global,
+            passes: Passes::Endless,
+            overlong: Overlong::Drop,
+            data_ram: DATA_RAM,
+            workers: 2,
+        }
+    }
+
+    /// For an evaluation: the held-out part once.
+    pub fn evaluation(batch: usize, sequence: usize) -> LoaderOptions {
+        LoaderOptions {
+            split: Split::Held,
+            order: Order::Sequential,
+            passes: Passes::One,
+            ..LoaderOptions::training(batch, sequence, 0)
+        }
     }
 }
 
@@ -115,6 +137,9 @@ pub struct Position {
     pub sequence: usize,
     /// In which order.
     pub order: Order,
+    /// Blocks in a window, which follows from the memory; 0 where the order does not depend on it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub window_blocks: u64,
     /// Of the shuffle.
     pub seed: u64,
     /// Passes finished.
@@ -125,6 +150,10 @@ pub struct Position {
     /// were truncated.
     #[serde(default = "lost_their_end")]
     pub overlong: Overlong,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 fn lost_their_end() -> Overlong {
@@ -154,7 +183,21 @@ pub struct LoaderReport {
 pub struct Loader {
     dataset: Arc<Dataset>,
     options: LoaderOptions,
-    rows: Rows,
+    rows: Arc<Rows>,
+    source: Source,
+}
+
+/// Where rows come from.
+#[derive(Debug)]
+enum Source {
+    /// Files that are mapped into memory.
+    Mapped(Mapped),
+    /// Blocks, which other threads read.
+    Blocks(Box<RecordLoader>, RecordBatch),
+}
+
+#[derive(Debug, Default)]
+struct Mapped {
     buffers: RowBuffers,
     epoch: u64,
     row: u64,
@@ -186,10 +229,39 @@ impl Loader {
             let (path, split) = (dataset.dir().to_owned(), options.split.name());
             return Err(DataError::Empty { path, split, hint });
         }
-        let buffers = RowBuffers::new(options.sequence);
-        let loader = Loader { dataset, options, rows, buffers, epoch: 0, row: 0 };
+        let rows = Arc::new(rows);
+        let source = match dataset.streams() {
+            Some(streams) => Loader::of_blocks(&dataset, streams, &rows, &options)?,
+            None if options.order == Order::Window => {
+                let problem = format!(
+                    "{} was packed before datasets of text had blocks, and comes in the order `global`; pack it again",
+                    dataset.dir().display()
+                );
+                return Err(DataError::Option { option: "order", problem });
+            }
+            None => Source::Mapped(Mapped::default()),
+        };
+        let mut loader = Loader { dataset, options, rows, source };
         loader.announce();
         Ok(loader)
+    }
+
+    fn of_blocks(
+        dataset: &Dataset,
+        streams: &TokenStreams,
+        rows: &Arc<Rows>,
+        options: &LoaderOptions,
+    ) -> Result<Source, DataError> {
+        let LoaderOptions {
+            batch, sequence, seed, split, order, passes, data_ram, workers, ..
+        } = *options;
+        let vocabulary = dataset.manifest().tokenizer.vocabulary;
+        let tokens = dataset.token_range(split);
+        let rows = TokenRows::new(Arc::clone(rows), streams.format(), vocabulary, tokens, sequence);
+        let options =
+            RecordLoaderOptions { batch, seed, part: split, order, passes, data_ram, workers };
+        let loader = RecordLoader::of_tokens(Arc::clone(streams.set()), options, rows)?;
+        Ok(Source::Blocks(Box::new(loader), RecordBatch::default()))
     }
 
     /// Fills `samples` with the next batch, and returns how many of its rows hold data: all of them, except in the last
@@ -198,27 +270,22 @@ impl Loader {
     /// # Errors
     /// If the dataset on disk was damaged in the meantime. The loader then stays where it was.
     pub fn next_batch(&mut self, samples: &mut Samples) -> Result<usize, DataError> {
-        let LoaderOptions { batch, sequence, .. } = self.options;
+        let LoaderOptions { sequence, .. } = self.options;
         self.size(samples);
-        let (mut epoch, mut row) = (self.epoch, self.row);
-        let mut filled = 0;
-        for place in 0..batch {
-            if row == self.rows.count() {
-                match self.options.passes {
-                    Passes::Endless => (epoch, row) = (epoch + 1, 0),
-                    Passes::One => break,
-                }
+        let filled = match &mut self.source {
+            Source::Mapped(mapped) => {
+                mapped.next_batch(&self.dataset, &self.rows, &self.options, samples)?
             }
-            let at = place * sequence..(place + 1) * sequence;
-            let dest = rows::RowMut {
-                tokens: &mut samples.tokens[at.clone()],
-                targets: &mut samples.targets[at.clone()],
-                segments: samples.segments.as_mut().map(|segments| &mut segments[at]),
-            };
-            let number = self.number(epoch, row);
-            self.rows.fill(&self.dataset, number, dest, &mut self.buffers)?;
-            (row, filled) = (row + 1, place + 1);
-        }
+            Source::Blocks(loader, batch) => {
+                let filled = loader.next_batch(batch)?;
+                let of_samples = [Some(&mut samples.tokens), Some(&mut samples.targets)];
+                let of_samples = of_samples.into_iter().chain([samples.segments.as_mut()]);
+                for (values, column) in of_samples.flatten().zip(batch.columns()) {
+                    values.iter_mut().zip(column.values()).for_each(|(to, from)| *to = from);
+                }
+                filled
+            }
+        };
         for values in [
             (&mut samples.tokens, self.rows.padding()),
             (&mut samples.targets, storm_graph::IGNORE_INDEX),
@@ -228,28 +295,17 @@ impl Loader {
         if let Some(segments) = &mut samples.segments {
             segments[filled * sequence..].fill(0);
         }
-        // At the end of an epoch, the position is the start of the next, not one past the last row.
-        if row == self.rows.count() && self.options.passes == Passes::Endless {
-            (epoch, row) = (epoch + 1, 0);
-        }
-        (self.epoch, self.row) = (epoch, row);
         self.announce();
         Ok(filled)
     }
 
-    /// The row at a place in an epoch.
-    fn number(&self, epoch: u64, row: u64) -> u64 {
-        match self.options.order {
-            Order::Sequential => row,
-            Order::Shuffled => Shuffle::new(self.rows.count(), self.options.seed, epoch).at(row),
-        }
-    }
-
     /// Prefetches the next batch while this one is in use.
-    fn announce(&self) {
-        let end = self.rows.count().min(self.row + self.options.batch as u64);
-        for row in self.row..end {
-            self.rows.will_need(&self.dataset, self.number(self.epoch, row));
+    fn announce(&mut self) {
+        let Source::Mapped(mapped) = &mut self.source else { return };
+        let end = self.rows.count().min(mapped.row + self.options.batch as u64);
+        for row in mapped.row..end {
+            let number = number(&self.rows, &self.options, mapped.epoch, row);
+            mapped.buffers.announce(&self.rows, &self.dataset, number);
         }
     }
 
@@ -266,13 +322,17 @@ impl Loader {
     /// The current position, from which [`Loader::resume`] continues.
     pub fn position(&self) -> Position {
         let LoaderOptions { sequence, seed, split, order, .. } = self.options;
-        let (dataset, epoch, row) = (self.dataset.id().to_owned(), self.epoch, self.row);
+        let dataset = self.dataset.id().to_owned();
+        let ((epoch, row), window_blocks) = match &self.source {
+            Source::Mapped(mapped) => ((mapped.epoch, mapped.row), 0),
+            Source::Blocks(loader, _) => (loader.place(), loader.window_blocks()),
+        };
         // Text has no samples, so the option does not change its rows.
         let overlong = match self.rows.has_segments() {
             true => self.options.overlong,
             false => lost_their_end(),
         };
-        Position { dataset, split, sequence, order, seed, epoch, row, overlong }
+        Position { dataset, split, sequence, order, window_blocks, seed, epoch, row, overlong }
     }
 
     /// Resumes from a position of a loader with the same data, split, sequence, order and seed. The batch
@@ -293,7 +353,12 @@ impl Loader {
         let pairs = [
             ("the split", own.split.name().to_owned(), position.split.name().to_owned()),
             ("the sequence length", own.sequence.to_string(), position.sequence.to_string()),
-            ("the order", format!("{:?}", own.order), format!("{:?}", position.order)),
+            ("the order", own.order.name().to_owned(), position.order.name().to_owned()),
+            (
+                "the number of blocks in a window, which follows from data-ram,",
+                own.window_blocks.to_string(),
+                position.window_blocks.to_string(),
+            ),
             ("the seed", own.seed.to_string(), position.seed.to_string()),
             ("overlong", format!("{:?}", own.overlong), format!("{:?}", position.overlong)),
         ];
@@ -306,18 +371,44 @@ impl Loader {
             Passes::Endless => self.rows.count() - 1,
             Passes::One => self.rows.count(),
         };
-        if position.row > last {
+        if position.row > last || position.epoch == u64::MAX {
             let problem = format!("an epoch has {} rows, not {}", self.rows.count(), position.row);
             return Err(DataError::Position { problem });
         }
-        (self.epoch, self.row) = (position.epoch, position.row);
+        let (epoch, row) = (position.epoch, position.row);
+        match &mut self.source {
+            Source::Mapped(mapped) => (mapped.epoch, mapped.row) = (epoch, row),
+            Source::Blocks(loader, _) => loader.go_to(epoch, row),
+        }
         self.announce();
         Ok(())
     }
 
     /// Passes finished.
     pub fn epoch(&self) -> u64 {
-        self.epoch
+        match &self.source {
+            Source::Mapped(mapped) => mapped.epoch,
+            Source::Blocks(loader, _) => loader.epoch(),
+        }
+    }
+
+    /// What loading has cost so far; none of a dataset that is mapped.
+    pub fn statistics(&self) -> Option<LoaderStatistics> {
+        match &self.source {
+            Source::Mapped(_) => None,
+            Source::Blocks(loader, _) => Some(loader.statistics()),
+        }
+    }
+
+    /// Reads all of the part now, if it is to stay in memory; says whether it is, see [`RecordLoader::preload`].
+    ///
+    /// # Errors
+    /// If a block cannot be read or is damaged.
+    pub fn preload(&self, progress: &(dyn Fn(u64, u64) + Sync)) -> Result<bool, DataError> {
+        match &self.source {
+            Source::Mapped(_) => Ok(false),
+            Source::Blocks(loader, _) => loader.preload(progress),
+        }
     }
 
     /// Rows in an epoch.
@@ -338,5 +429,51 @@ impl Loader {
     /// The dataset it loads from.
     pub fn dataset(&self) -> &Arc<Dataset> {
         &self.dataset
+    }
+}
+
+/// The row at a place in an epoch, of a dataset that is mapped.
+fn number(rows: &Rows, options: &LoaderOptions, epoch: u64, row: u64) -> u64 {
+    match options.order {
+        Order::Sequential => row,
+        // No window is made of one.
+        Order::Global | Order::Window => Shuffle::new(rows.count(), options.seed, epoch).at(row),
+    }
+}
+
+impl Mapped {
+    /// Fills the rows of a batch and returns how many there are.
+    fn next_batch(
+        &mut self,
+        dataset: &Dataset,
+        rows: &Rows,
+        options: &LoaderOptions,
+        samples: &mut Samples,
+    ) -> Result<usize, DataError> {
+        let LoaderOptions { batch, sequence, .. } = *options;
+        let (mut epoch, mut row) = (self.epoch, self.row);
+        let mut filled = 0;
+        for place in 0..batch {
+            if row == rows.count() {
+                match options.passes {
+                    Passes::Endless => (epoch, row) = (epoch + 1, 0),
+                    Passes::One => break,
+                }
+            }
+            let at = place * sequence..(place + 1) * sequence;
+            let dest = RowMut {
+                tokens: &mut samples.tokens[at.clone()],
+                targets: &mut samples.targets[at.clone()],
+                segments: samples.segments.as_mut().map(|segments| &mut segments[at]),
+            };
+            rows.fill(dataset, number(rows, options, epoch, row), dest, &mut self.buffers)?;
+            (row, filled) = (row + 1, place + 1);
+        }
+        // At the end of an epoch, the position is the start of the next, not one past the last row.
+        if row == rows.count() && options.passes == Passes::Endless {
+            (epoch, row) = (epoch + 1, 0);
+        }
+        (self.epoch, self.row) = (epoch, row);
+        Ok(filled)
     }
 }

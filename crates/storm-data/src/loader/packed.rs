@@ -2,9 +2,10 @@
 //!
 //! Samples are taken in groups of [`GROUP`], in disk order. In each group the longest come first, each into
 //! the fullest row that still has room. So rows are nearly full, and neighbors stay near each other on disk.
-//! Costs four bytes of memory for each sample and row, and four more if samples are split.
+//! Costs twelve bytes of memory for each sample and four for each row.
 
 use super::{LoaderReport, Overlong, Split};
+use crate::dataset::INDEX_OUT_OF_ORDER;
 use crate::{DataError, Dataset};
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,15 +13,23 @@ use std::ops::Range;
 const GROUP: usize = 4096;
 
 #[derive(Debug)]
-pub(super) struct PackedRows {
+pub(crate) struct PackedRows {
     sequence: usize,
-    /// Samples, row after row.
-    samples: Vec<u32>,
-    /// Which piece of its sample each is; none if samples are not split.
-    pieces: Vec<u32>,
-    /// Where in `samples` each row starts, and the end of the last.
+    /// The first token of each part, row after row.
+    firsts: Vec<u64>,
+    /// The tokens of each part: one more than the places that it takes, since the last is only a target.
+    lengths: Vec<u32>,
+    /// Where in `firsts` each row starts, and the end of the last.
     starts: Vec<u32>,
+    groups: Vec<Group>,
     report: LoaderReport,
+}
+
+/// Neighbouring samples that share rows.
+#[derive(Debug)]
+struct Group {
+    rows: Range<u64>,
+    tokens: Range<u64>,
 }
 
 impl PackedRows {
@@ -36,9 +45,10 @@ impl PackedRows {
         }
         let mut rows = PackedRows {
             sequence,
-            samples: Vec::new(),
-            pieces: Vec::new(),
+            firsts: Vec::new(),
+            lengths: Vec::new(),
             starts: vec![0],
+            groups: Vec::new(),
             report: LoaderReport::default(),
         };
         let mut starts = vec![0; GROUP + 1];
@@ -48,9 +58,11 @@ impl PackedRows {
             let count = (all.end - first).min(GROUP as u64) as usize;
             dataset.sample_starts(first, &mut starts[..=count])?;
             group.clear();
-            for (sample, pair) in (first as u32..).zip(starts[..=count].windows(2)) {
-                // The index was checked, but a file may change at any time.
-                let places = pair[1].saturating_sub(pair[0]).saturating_sub(1);
+            for pair in starts[..=count].windows(2) {
+                if pair[0] >= pair[1] || pair[1] > dataset.manifest().counts.tokens {
+                    return Err(DataError::damaged(dataset.dir(), INDEX_OUT_OF_ORDER));
+                }
+                let places = pair[1] - pair[0] - 1;
                 rows.report.longest_sample = rows.report.longest_sample.max(places);
                 let fits = places <= sequence as u64;
                 rows.report.overlong_samples += u64::from(!fits);
@@ -66,14 +78,18 @@ impl PackedRows {
                 let before = group.len();
                 for piece in 0..pieces {
                     let tokens = piece_of(&(pair[0]..pair[1]), sequence, piece);
-                    let places = (tokens.end - tokens.start - 1) as usize;
-                    if fits || mask.learns(dataset, tokens)? {
-                        group.push((places, Part { sample, piece }));
+                    if fits || mask.learns(dataset, tokens.clone())? {
+                        group.push(tokens);
                     }
                 }
                 rows.report.dropped_samples += u64::from(group.len() == before);
             }
-            rows.pack(&mut group, overlong);
+            let first_row = rows.report.rows;
+            rows.pack(&mut group);
+            let of_group = first_row..rows.report.rows;
+            if !of_group.is_empty() {
+                rows.groups.push(Group { rows: of_group, tokens: starts[0]..starts[count] });
+            }
         }
         let LoaderReport { overlong_samples: count, longest_sample: longest, .. } = rows.report;
         if overlong == Overlong::Error && count > 0 {
@@ -83,13 +99,15 @@ impl PackedRows {
         Ok(rows)
     }
 
-    /// Adds the rows of a group of (places taken, part).
-    fn pack(&mut self, group: &mut [(usize, Part)], overlong: Overlong) {
-        group.sort_unstable_by_key(|&(places, part)| (std::cmp::Reverse(places), part));
-        let mut rows: Vec<Vec<Part>> = Vec::new();
+    /// Adds the rows of a group of parts.
+    fn pack(&mut self, group: &mut [Range<u64>]) {
+        let places_of = |part: &Range<u64>| (part.end - part.start - 1) as usize;
+        group.sort_unstable_by_key(|part| (std::cmp::Reverse(places_of(part)), part.start));
+        let mut rows: Vec<Vec<&Range<u64>>> = Vec::new();
         // Rows with room: (places left, row).
         let mut open: BTreeSet<(usize, usize)> = BTreeSet::new();
-        for &(places, part) in group.iter() {
+        for part in group.iter() {
+            let places = places_of(part);
             let (left, row) = match open.range((places, 0)..).next().copied() {
                 Some(found) => {
                     open.remove(&found);
@@ -107,12 +125,10 @@ impl PackedRows {
         self.report.rows += rows.len() as u64;
         self.report.samples += group.len() as u64;
         for mut row in rows {
-            row.sort_unstable();
-            self.samples.extend(row.iter().map(|part| part.sample));
-            if overlong == Overlong::Split {
-                self.pieces.extend(row.iter().map(|part| part.piece));
-            }
-            self.starts.push(self.samples.len() as u32);
+            row.sort_unstable_by_key(|part| part.start);
+            self.firsts.extend(row.iter().map(|part| part.start));
+            self.lengths.extend(row.iter().map(|part| (part.end - part.start) as u32));
+            self.starts.push(self.firsts.len() as u32);
         }
     }
 
@@ -124,37 +140,17 @@ impl PackedRows {
         self.report
     }
 
-    /// The parts of samples in a row.
-    pub(super) fn parts(&self, row: u64) -> impl Iterator<Item = Part> {
+    /// The tokens of each part of a row.
+    pub(super) fn parts(&self, row: u64) -> impl Iterator<Item = Range<u64>> {
         let row = row as usize;
         let places = self.starts[row] as usize..self.starts[row + 1] as usize;
-        places.map(|at| Part {
-            sample: self.samples[at],
-            piece: self.pieces.get(at).copied().unwrap_or(0),
-        })
+        places.map(|at| self.firsts[at]..self.firsts[at] + u64::from(self.lengths[at]))
     }
 
-    /// The tokens of a part that go into its row: one more than places, since the last is only a target.
-    pub(super) fn range(&self, dataset: &Dataset, part: Part) -> Result<Range<u64>, DataError> {
-        let range = dataset.sample(u64::from(part.sample))?;
-        Ok(piece_of(&range, self.sequence, part.piece))
+    /// The rows that share samples, and the tokens of those.
+    pub(super) fn groups(&self) -> impl Iterator<Item = (Range<u64>, Range<u64>)> {
+        self.groups.iter().map(|group| (group.rows.clone(), group.tokens.clone()))
     }
-
-    pub(super) fn will_need(&self, dataset: &Dataset, row: u64) {
-        for part in self.parts(row) {
-            // Only a hint: if the index cannot be read, loading the row reports it.
-            if let Ok(range) = self.range(dataset, part) {
-                dataset.will_need(range.start, (range.end - range.start) as usize);
-            }
-        }
-    }
-}
-
-/// A sample, or a piece of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Part {
-    sample: u32,
-    piece: u32,
 }
 
 /// The tokens of a piece as long as a row. Its first token is the last target of the piece before.

@@ -8,7 +8,7 @@ use storm_graph::IGNORE_INDEX;
 
 /// All rows of a part at a sequence length.
 #[derive(Debug)]
-pub(super) enum Rows {
+pub(crate) enum Rows {
     /// Consecutive windows. The first token of a window is the last target of the one before.
     Windows { tokens: Range<u64>, sequence: usize, padding: i32 },
     /// Rows of several samples.
@@ -16,29 +16,28 @@ pub(super) enum Rows {
 }
 
 /// The destination of a row, T entries each.
-pub(super) struct RowMut<'a> {
-    pub(super) tokens: &'a mut [i32],
-    pub(super) targets: &'a mut [i32],
-    pub(super) segments: Option<&'a mut [i32]>,
+pub(crate) struct RowMut<'a> {
+    pub(crate) tokens: &'a mut [i32],
+    pub(crate) targets: &'a mut [i32],
+    pub(crate) segments: Option<&'a mut [i32]>,
 }
 
 /// Scratch buffers, allocated once.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct RowBuffers {
-    /// One token more than a row: the last is only a target.
+    parts: Vec<Range<u64>>,
+    /// The tokens of all parts; the last of each is only a target.
     tokens: Vec<i32>,
-    mask: Vec<bool>,
+    learned: Vec<bool>,
     bytes: Vec<u8>,
 }
 
 impl RowBuffers {
-    pub(super) fn new(sequence: usize) -> RowBuffers {
-        let room = sequence + 1;
-        RowBuffers {
-            tokens: vec![0; room],
-            mask: vec![false; room],
-            bytes: Vec::with_capacity(4 * room),
-        }
+    /// Asks the system to prefetch a row of a dataset that is mapped.
+    pub(super) fn announce(&mut self, rows: &Rows, dataset: &Dataset, row: u64) {
+        self.parts.clear();
+        rows.parts(row, &mut self.parts);
+        self.parts.iter().for_each(|part| dataset.will_need(part.clone()));
     }
 }
 
@@ -65,7 +64,7 @@ impl Rows {
         }
     }
 
-    pub(super) fn has_segments(&self) -> bool {
+    pub(crate) fn has_segments(&self) -> bool {
         matches!(self, Rows::Packed { .. })
     }
 
@@ -93,6 +92,82 @@ impl Rows {
         }
     }
 
+    /// Appends the tokens of a row: one range for each of its samples. The last token of each is only a target.
+    pub(crate) fn parts(&self, row: u64, out: &mut Vec<Range<u64>>) {
+        match self {
+            Rows::Windows { tokens, sequence, .. } => out.push(window(tokens, *sequence, row)),
+            Rows::Packed { rows, .. } => out.extend(rows.parts(row)),
+        }
+    }
+
+    /// How many rows begin in each of some neighbouring blocks, and which is the last block that they reach into. `ends`
+    /// has the number of tokens up to the end of each; together they hold all rows.
+    pub(crate) fn spread(&self, ends: &[u64]) -> (Vec<u32>, Vec<u32>) {
+        match self {
+            Rows::Windows { tokens, sequence, .. } => {
+                let before = |token: u64| {
+                    let rows = token.saturating_sub(tokens.start).div_ceil(*sequence as u64);
+                    rows.min(self.count())
+                };
+                let mut first = 0;
+                let of_block = |(block, &end): (u32, &u64)| {
+                    let next = before(end);
+                    let rows = next - std::mem::replace(&mut first, next);
+                    let reach = match rows {
+                        0 => block,
+                        _ => block_of(ends, window(tokens, *sequence, next - 1).end - 1),
+                    };
+                    (rows as u32, reach)
+                };
+                (0..).zip(ends).map(of_block).unzip()
+            }
+            Rows::Packed { rows, .. } => {
+                let mut beginning = vec![0; ends.len()];
+                let mut reach: Vec<u32> = (0..ends.len() as u32).collect();
+                for (rows, tokens) in rows.groups() {
+                    let block = block_of(ends, tokens.start) as usize;
+                    beginning[block] += (rows.end - rows.start) as u32;
+                    reach[block] = reach[block].max(block_of(ends, tokens.end - 1));
+                }
+                (beginning, reach)
+            }
+        }
+    }
+
+    /// Puts together a row of these parts, whose tokens come one after another. Returns how many tokens those are.
+    pub(crate) fn assemble(
+        &self,
+        parts: &[Range<u64>],
+        tokens: &[i32],
+        learned: &[bool],
+        mut dest: RowMut<'_>,
+    ) -> usize {
+        let (mut at, mut read, mut segment) = (0, 0, 0);
+        for part in parts {
+            let count = (part.end - part.start) as usize;
+            let (tokens, learned) = (&tokens[read..read + count], &learned[read..read + count]);
+            let places = at..at + count - 1;
+            dest.tokens[places.clone()].copy_from_slice(&tokens[..count - 1]);
+            for (target, (&token, &learned)) in
+                dest.targets[places.clone()].iter_mut().zip(tokens[1..].iter().zip(&learned[1..]))
+            {
+                *target = if learned { token } else { IGNORE_INDEX };
+            }
+            if let Some(segments) = &mut dest.segments {
+                segments[places].fill(segment);
+            }
+            (at, read, segment) = (at + count - 1, read + count, segment + 1);
+        }
+        dest.tokens[at..].fill(self.padding());
+        dest.targets[at..].fill(IGNORE_INDEX);
+        // Padding is a separate sample, so nothing attends to it.
+        if let Some(segments) = dest.segments {
+            segments[at..].fill(segment);
+        }
+        read
+    }
+
+    /// Reads a row of a dataset that is mapped.
     pub(super) fn fill(
         &self,
         dataset: &Dataset,
@@ -100,33 +175,21 @@ impl Rows {
         dest: RowMut<'_>,
         buffers: &mut RowBuffers,
     ) -> Result<(), DataError> {
-        match self {
-            Rows::Windows { tokens, sequence, padding } => {
-                let window = window(tokens, *sequence, row);
-                let count = (window.end - window.start) as usize;
-                let read = &mut buffers.tokens[..count];
-                dataset.read_tokens(window.start, read, &mut buffers.bytes)?;
-                dest.tokens[..count - 1].copy_from_slice(&read[..count - 1]);
-                dest.targets[..count - 1].copy_from_slice(&read[1..]);
-                dest.tokens[count - 1..].fill(*padding);
-                dest.targets[count - 1..].fill(IGNORE_INDEX);
-                Ok(())
-            }
-            Rows::Packed { rows, padding } => {
-                fill_packed(dataset, rows, row, *padding, dest, buffers)
-            }
+        let RowBuffers { parts, tokens, learned, bytes } = buffers;
+        parts.clear();
+        self.parts(row, parts);
+        let count = parts.iter().map(|part| (part.end - part.start) as usize).sum();
+        tokens.resize(count, 0);
+        learned.resize(count, false);
+        let mut at = 0;
+        for part in &*parts {
+            let to = at..at + (part.end - part.start) as usize;
+            dataset.read_tokens(part.start, &mut tokens[to.clone()], bytes)?;
+            dataset.read_mask(part.start, &mut learned[to.clone()], bytes)?;
+            at = to.end;
         }
-    }
-
-    /// Prefetches a row.
-    pub(super) fn will_need(&self, dataset: &Dataset, row: u64) {
-        match self {
-            Rows::Windows { tokens, sequence, .. } => {
-                let window = window(tokens, *sequence, row);
-                dataset.will_need(window.start, (window.end - window.start) as usize);
-            }
-            Rows::Packed { rows, .. } => rows.will_need(dataset, row),
-        }
+        self.assemble(parts, tokens, learned, dest);
+        Ok(())
     }
 }
 
@@ -136,45 +199,7 @@ fn window(tokens: &Range<u64>, sequence: usize, row: u64) -> Range<u64> {
     start..tokens.end.min(start + sequence as u64 + 1)
 }
 
-fn fill_packed(
-    dataset: &Dataset,
-    rows: &PackedRows,
-    row: u64,
-    padding: i32,
-    mut dest: RowMut<'_>,
-    buffers: &mut RowBuffers,
-) -> Result<(), DataError> {
-    let mut at = 0;
-    let mut segment = 0;
-    for part in rows.parts(row) {
-        let range = rows.range(dataset, part)?;
-        let count = (range.end - range.start) as usize;
-        // What was packed into the row fits it, unless the index changed in the meantime.
-        if count < 2 || at + count - 1 > dest.tokens.len() {
-            let problem = "an index changed while it was in use";
-            return Err(DataError::damaged(dataset.dir(), problem));
-        }
-        let read = &mut buffers.tokens[..count];
-        dataset.read_tokens(range.start, read, &mut buffers.bytes)?;
-        let learned = &mut buffers.mask[..count];
-        dataset.read_mask(range.start, learned, &mut buffers.bytes)?;
-        let places = at..at + count - 1;
-        dest.tokens[places.clone()].copy_from_slice(&read[..count - 1]);
-        for (target, (&token, &learned)) in
-            dest.targets[places.clone()].iter_mut().zip(read[1..].iter().zip(&learned[1..]))
-        {
-            *target = if learned { token } else { IGNORE_INDEX };
-        }
-        if let Some(segments) = &mut dest.segments {
-            segments[places].fill(segment);
-        }
-        (at, segment) = (at + count - 1, segment + 1);
-    }
-    dest.tokens[at..].fill(padding);
-    dest.targets[at..].fill(IGNORE_INDEX);
-    // Padding is a separate sample, so nothing attends to it.
-    if let Some(segments) = dest.segments {
-        segments[at..].fill(segment);
-    }
-    Ok(())
+/// The block that has a token.
+fn block_of(ends: &[u64], token: u64) -> u32 {
+    ends.partition_point(|&end| end <= token) as u32
 }

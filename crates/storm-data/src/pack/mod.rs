@@ -19,6 +19,7 @@ mod records;
 mod replace;
 mod skip;
 mod stream;
+mod synthetic;
 mod table;
 mod text;
 mod under_way;
@@ -28,8 +29,10 @@ pub(crate) use cells::{COLUMNS, Cell, RecordJson, no_columns};
 pub(crate) use folder::holds_images;
 pub(crate) use records::{RECORD_BYTES_MAX, too_long};
 pub use replace::IfExists;
+pub use synthetic::{SyntheticText, pack_synthetic_text};
 
 use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, write_file};
+use crate::records::{Codec, Reading};
 use crate::tokenizer::{
     ChatTemplate, Served, SpecialTokens, Tokenizer, TokenizerInfo, TokenizerSource,
 };
@@ -65,6 +68,18 @@ pub enum InputFormat {
     Parquet,
 }
 
+/// The files that [`pack`] finds under a name: the file itself, or those of a folder and of the folders in it, judged by their
+/// names.
+///
+/// # Errors
+/// A folder cannot be read, or has no such file.
+pub fn files_to_pack(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+    match path.is_dir() {
+        true => Ok(folder::find(path, InputFormat::ByName)?.used),
+        false => Ok(vec![path.to_owned()]),
+    }
+}
+
 /// What to pack and how.
 #[derive(Clone, Debug)]
 pub struct PackOptions {
@@ -91,9 +106,11 @@ pub struct PackOptions {
     pub if_exists: IfExists,
     /// The share of the data, at its end, to hold out for evaluation: at least 0 and less than 1.
     pub held_out: f64,
+    /// How blocks are compressed.
+    pub codec: Codec,
     /// Threads that encode.
     pub threads: usize,
-    /// Tokens in a shard, [`SHARD_TOKENS_DEFAULT`] for one.
+    /// Tokens in a shard, about, [`SHARD_TOKENS_DEFAULT`] for one.
     pub shard_tokens: u64,
 }
 
@@ -111,7 +128,7 @@ pub struct PackProgress {
 }
 
 /// The result of [`pack`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct PackSummary {
     /// Identifies the dataset by its content.
     pub id: String,
@@ -127,6 +144,8 @@ pub struct PackSummary {
     pub shards: usize,
     /// Their bytes.
     pub bytes: u64,
+    /// How many times shorter the blocks of tokens are than their tokens.
+    pub ratio: f64,
     /// The first few records that were skipped, and why.
     pub skipped: Vec<String>,
     /// Files of folders that are of no known format.
@@ -143,6 +162,7 @@ pub fn pack(
     progress: &dyn Fn(PackProgress),
 ) -> Result<PackSummary, DataError> {
     check(options)?;
+    let reading = Reading::from_environment()?;
     let inputs = Inputs::open(options)?;
     let json = match &options.tokenizer {
         TokenizerSource::Bytes => None,
@@ -176,7 +196,8 @@ pub fn pack(
         StagedDirectory::create(&options.out, "packing", move |dir| if_exists.may_replace(dir))
             .map_err(DataError::stage(&options.out))?;
     let kind = inputs.kind();
-    let mut output = Output::new(staged.path(), kind, info.vocabulary, options.shard_tokens);
+    let (codec, shard_tokens) = (options.codec, options.shard_tokens);
+    let mut output = Output::new(staged.path(), kind, info.vocabulary, codec, shard_tokens)?;
     let inputs = Arc::new(inputs);
     let no_template = chat.as_ref().and_then(|chat| chat.as_ref().err()).map(ToString::to_string);
     let rules =
@@ -199,7 +220,7 @@ pub fn pack(
             Ok(())
         },
     )?;
-    let (mut counts, shards) = output.finish()?;
+    let (mut counts, stored) = output.finish()?;
     if counts.tokens == 0 {
         let problem = match skipped.first() {
             Some(first) => format!("all of it was skipped; the first: {first}"),
@@ -209,8 +230,8 @@ pub fn pack(
     }
     (counts.input_files, counts.input_bytes) = (inputs.count(), inputs.bytes());
     counts.skipped = skipped.count;
-    let mut manifest = Manifest::new(kind, info.clone(), counts, shards);
-    let written = Dataset::with_manifest(staged.path(), manifest.clone(), String::new())?;
+    let mut manifest = Manifest::new(kind, info.clone(), counts, stored);
+    let written = Dataset::with_manifest(staged.path(), manifest.clone(), String::new(), reading)?;
     manifest.held_out = held_out::cut(&written, options.held_out)?;
     drop(written);
     if let Some(json) = json {
@@ -224,8 +245,9 @@ pub fn pack(
         tokenizer: info,
         counts,
         held_out: manifest.held_out,
-        shards: manifest.shards.len(),
-        bytes: manifest.shards.iter().map(|shard| shard.bytes).sum(),
+        shards: manifest.shard_count(),
+        bytes: manifest.shard_bytes(),
+        ratio: manifest.codec().1,
         skipped: skipped.told,
         passed_over: inputs.passed_over().to_vec(),
     })

@@ -1,38 +1,50 @@
 //! Writes tokens into shards and counts them.
 
 use super::encode::Chunk;
-use crate::shard::{ShardWriter, file_name};
-use crate::{Counts, DataError, Kind, ShardInfo};
-use std::path::{Path, PathBuf};
-
-/// The most documents or samples in a shard: their index is in memory until the shard is written.
-const SHARD_SAMPLES_MAX: usize = 1 << 22;
+use crate::dataset::{TokenFormat, starts_writer};
+use crate::manifest::Stored;
+use crate::records::{Codec, ELEMENTS, StreamWriter};
+use crate::{Counts, DataError, Kind};
+use std::path::Path;
 
 /// The shards of a dataset that is being written.
 pub(super) struct Output {
-    dir: PathBuf,
     kind: Kind,
-    vocabulary: u32,
-    shard_tokens: u64,
-    shard: Option<ShardWriter>,
-    finished: Vec<ShardInfo>,
+    codec: Codec,
+    tokens: TokenWriter,
+    starts: StreamWriter,
+    /// The record of starts that is being filled.
+    start_bytes: Vec<u8>,
     counts: Counts,
     /// A document has started, but none of its tokens has arrived.
     begins: bool,
 }
 
 impl Output {
-    pub(super) fn new(dir: &Path, kind: Kind, vocabulary: u32, shard_tokens: u64) -> Output {
-        Output {
-            dir: dir.to_owned(),
+    pub(super) fn new(
+        dir: &Path,
+        kind: Kind,
+        vocabulary: u32,
+        codec: Codec,
+        shard_tokens: u64,
+    ) -> Result<Output, DataError> {
+        let format = TokenFormat::new(kind, vocabulary);
+        Ok(Output {
             kind,
-            vocabulary,
-            shard_tokens,
-            shard: None,
-            finished: Vec::new(),
+            codec,
+            tokens: TokenWriter {
+                format,
+                is_masked: kind == Kind::Samples,
+                writer: format.writer(dir, codec, shard_tokens)?,
+                count: 0,
+                ids: Vec::new(),
+                mask: vec![0; ELEMENTS as usize / 8],
+            },
+            starts: starts_writer(dir, codec)?,
+            start_bytes: Vec::new(),
             counts: Counts::default(),
             begins: false,
-        }
+        })
     }
 
     pub(super) fn counts(&self) -> &Counts {
@@ -46,22 +58,14 @@ impl Output {
         })
     }
 
-    /// Text fills shards completely.
     fn push_text(&mut self, chunk: &Chunk) -> Result<(), DataError> {
         self.begins |= chunk.begins;
-        let mut tokens = &chunk.tokens[..];
-        while !tokens.is_empty() {
-            let begins = std::mem::take(&mut self.begins);
-            let room = self.shard_tokens;
-            let shard = self.shard_with_room(1)?;
-            if begins {
-                shard.begin();
+        if !chunk.tokens.is_empty() {
+            if std::mem::take(&mut self.begins) {
+                self.begin()?;
             }
-            let count = (room - shard.token_count()).min(tokens.len() as u64);
-            let (now, later) = tokens.split_at(count as usize);
-            shard.push(now, &[])?;
-            tokens = later;
-            self.counts.samples += u64::from(begins);
+            self.tokens.push(&chunk.tokens, &[])?;
+            let count = chunk.tokens.len() as u64;
             self.counts.tokens += count;
             self.counts.learned_tokens += count;
         }
@@ -71,7 +75,6 @@ impl Output {
         Ok(())
     }
 
-    /// A sample stays in one shard.
     fn push_sample(&mut self, chunk: &Chunk) -> Result<(), DataError> {
         if chunk.tokens.len() < 2 {
             self.counts.empty_samples += 1;
@@ -83,38 +86,79 @@ impl Output {
             self.counts.unlearned_samples += 1;
             return Ok(());
         }
-        let count = chunk.tokens.len() as u64;
-        let shard = self.shard_with_room(count)?;
-        shard.begin();
-        shard.push(&chunk.tokens, &chunk.learned)?;
-        self.counts.samples += 1;
-        self.counts.tokens += count;
+        self.begin()?;
+        self.tokens.push(&chunk.tokens, &chunk.learned)?;
+        self.counts.tokens += chunk.tokens.len() as u64;
         self.counts.learned_tokens += learned;
         Ok(())
     }
 
-    /// The current shard, or a new one if it has no room for this many tokens or for another sample.
-    fn shard_with_room(&mut self, tokens: u64) -> Result<&mut ShardWriter, DataError> {
-        let full = |shard: &mut ShardWriter| {
-            shard.token_count() + tokens > self.shard_tokens
-                || shard.sample_count() >= SHARD_SAMPLES_MAX
-        };
-        if let Some(shard) = self.shard.take_if(full) {
-            self.finished.push(shard.finish()?);
+    /// The next token is the first of a document or sample.
+    fn begin(&mut self) -> Result<(), DataError> {
+        self.start_bytes.extend(self.counts.tokens.to_le_bytes());
+        self.counts.samples += 1;
+        if self.counts.samples.is_multiple_of(ELEMENTS) {
+            self.starts.push(&[&self.start_bytes])?;
+            self.start_bytes.clear();
         }
-        match &mut self.shard {
-            Some(shard) => Ok(shard),
-            empty => {
-                let path = self.dir.join(file_name(self.finished.len()));
-                Ok(empty.insert(ShardWriter::create(&path, self.kind, self.vocabulary)?))
-            }
-        }
+        Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<(Counts, Vec<ShardInfo>), DataError> {
-        if let Some(shard) = self.shard.take() {
-            self.finished.push(shard.finish()?);
+    pub(super) fn finish(mut self) -> Result<(Counts, Stored), DataError> {
+        if !self.start_bytes.is_empty() {
+            self.start_bytes.resize(ELEMENTS as usize * size_of::<u64>(), 0);
+            self.starts.push(&[&self.start_bytes])?;
         }
-        Ok((self.counts, self.finished))
+        let (tokens, starts) = (self.tokens.finish()?, self.starts.finish()?);
+        Ok((self.counts, Stored { codec: self.codec, tokens, starts }))
+    }
+}
+
+/// Cuts tokens and their masks into records.
+struct TokenWriter {
+    format: TokenFormat,
+    is_masked: bool,
+    writer: StreamWriter,
+    /// Tokens in the record that is being filled.
+    count: usize,
+    ids: Vec<u8>,
+    mask: Vec<u8>,
+}
+
+impl TokenWriter {
+    /// Adds tokens; of samples, `learned` says for each whether it is a target.
+    fn push(&mut self, mut tokens: &[u32], mut learned: &[bool]) -> Result<(), DataError> {
+        while !tokens.is_empty() {
+            let count = tokens.len().min(ELEMENTS as usize - self.count);
+            let (now, later) = tokens.split_at(count);
+            self.format.encode(now, &mut self.ids);
+            let (marks, rest) = learned.split_at(count.min(learned.len()));
+            for (at, &learned) in (self.count..).zip(marks) {
+                self.mask[at / 8] |= u8::from(learned) << (at % 8);
+            }
+            self.count += count;
+            (tokens, learned) = (later, rest);
+            if self.count == ELEMENTS as usize {
+                self.end_record()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn end_record(&mut self) -> Result<(), DataError> {
+        let values = [&self.ids[..], &self.mask];
+        self.writer.push(&values[..1 + usize::from(self.is_masked)])?;
+        self.ids.clear();
+        self.mask.fill(0);
+        self.count = 0;
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<crate::manifest::StoredStream, DataError> {
+        if self.count > 0 {
+            self.ids.resize(self.format.bytes(ELEMENTS as usize), 0);
+            self.end_record()?;
+        }
+        self.writer.finish()
     }
 }

@@ -35,6 +35,11 @@ impl RecordBatch {
         &self.columns
     }
 
+    /// All columns, whose bytes may be taken: the loader makes them anew.
+    pub fn columns_mut(&mut self) -> &mut [BatchColumn] {
+        &mut self.columns
+    }
+
     /// Makes room for so many rows of a dataset's records, none of which hold data yet.
     pub(super) fn prepare(&mut self, layout: &RecordLayout, rows: usize) {
         let same = self.columns.iter().map(|column| &column.column).eq(layout.columns());
@@ -79,6 +84,18 @@ impl RecordBatch {
         Ok(())
     }
 
+    /// Copies a row of columns of i32, of which there may be more than the batch has.
+    pub(super) fn push_ids<'a>(&mut self, values: impl IntoIterator<Item = &'a [i32]>) {
+        for (column, values) in self.columns.iter_mut().zip(values) {
+            let bytes = 4 * values.len();
+            let row = &mut column.bytes[self.rows * bytes..][..bytes];
+            for (four, value) in row.as_chunks_mut().0.iter_mut().zip(values) {
+                *four = value.to_le_bytes();
+            }
+        }
+        self.rows += 1;
+    }
+
     /// Marks the rows that are left as empty.
     pub(super) fn finish(&mut self) {
         let rows = self.samples.len();
@@ -118,8 +135,11 @@ impl BatchColumn {
     /// The values of a column of i32.
     pub fn to_i32(&self) -> Option<Vec<i32>> {
         let is_i32 = self.column.dtype == ColumnType::I32;
-        is_i32.then(|| {
-            self.bytes.as_chunks().0.iter().map(|four| i32::from_le_bytes(*four)).collect()
-        })
+        is_i32.then(|| self.values().collect())
+    }
+
+    /// The values of a column of i32.
+    pub(crate) fn values(&self) -> impl Iterator<Item = i32> {
+        self.bytes.as_chunks().0.iter().map(|four| i32::from_le_bytes(*four))
     }
 }

@@ -150,29 +150,34 @@ impl RecordLayout {
         if columns.is_empty() || columns.len() > COLUMNS_MAX {
             return Err(format!("{} columns; there can be 1 to {COLUMNS_MAX}", columns.len()));
         }
-        let (mut fixed_bytes, mut varying) = (0, 0);
-        let mut places = Vec::with_capacity(columns.len());
         for (number, column) in columns.iter().enumerate() {
             column.check()?;
             if columns[..number].iter().any(|other| other.name == column.name) {
                 return Err(format!("two columns are named {}", column.name));
             }
-            places.push(match column.record_bytes() {
-                Some(bytes) => {
-                    fixed_bytes += bytes;
-                    Place::Fixed { at: fixed_bytes - bytes, bytes }
-                }
-                None => {
-                    varying += 1;
-                    Place::Varying { number: varying - 1 }
-                }
-            });
         }
-        let layout = RecordLayout { columns: columns.to_vec(), places, fixed_bytes, varying };
+        let layout = RecordLayout::of_columns(columns);
         match layout.record_bytes_min() as u64 <= RECORD_BYTES_MAX {
             true => Ok(layout),
             false => Err(format!("a record has more than {RECORD_BYTES_MAX} bytes")),
         }
+    }
+
+    /// Of columns that need no check, because no file has them.
+    pub(super) fn of_columns(columns: &[Column]) -> RecordLayout {
+        let (mut fixed_bytes, mut varying) = (0, 0);
+        let place = |column: &Column| match column.record_bytes() {
+            Some(bytes) => {
+                fixed_bytes += bytes;
+                Place::Fixed { at: fixed_bytes - bytes, bytes }
+            }
+            None => {
+                varying += 1;
+                Place::Varying { number: varying - 1 }
+            }
+        };
+        let places = columns.iter().map(place).collect();
+        RecordLayout { columns: columns.to_vec(), places, fixed_bytes, varying }
     }
 
     pub(super) fn columns(&self) -> &[Column] {

@@ -1,6 +1,6 @@
 //! How fast a dataset of records can be read, where that ends, and what it takes: measured rates and a computation.
 
-use super::loader::{Memory, RecordLoaderOptions, data_ram_to_hold};
+use super::loader::{Load, Memory, RecordLoaderOptions, data_ram_to_hold};
 use super::order::{GROUP_BLOCKS, Order};
 use super::read::Buffers;
 use super::set::{Reader, RecordSet};
@@ -40,7 +40,8 @@ impl RecordRates {
     ) -> Result<RecordRates, DataError> {
         let blocks = set.nonempty_blocks_of(options.part)?;
         // More blocks than fit: what fits is not read again.
-        let memory = |order| Memory::new(set, u64::MAX, &RecordLoaderOptions { order, ..*options });
+        let load = Load::records(set, u64::MAX);
+        let memory = |order| Memory::new(set, &load, &RecordLoaderOptions { order, ..*options });
         let given = memory(options.order)?;
         let long = timed(set, &memory(Order::Window).unwrap_or(given), |random, is_on, reader| {
             let reads = groups(&blocks, random).take_while(|_| is_on()).map(|block| (block, ()));
@@ -189,7 +190,7 @@ pub fn estimate_records(
     let blocks = set.nonempty_blocks_of(options.part)?.len();
     let scale = demand.records as f64 / set.records(options.part).max(1) as f64;
     let blocks = (blocks as f64 * scale).ceil() as u64;
-    let memory = Memory::new(set, blocks, options)?;
+    let memory = Memory::new(set, &Load::records(set, blocks), options)?;
     let mut stages = Vec::new();
     // What fits is read once, in the first epoch.
     if !memory.fits {

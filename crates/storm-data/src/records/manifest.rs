@@ -4,16 +4,17 @@ use super::codec::Codec;
 use super::column::{Column, RecordLayout};
 use super::statistics::ImageStatistics;
 use crate::manifest::{
-    FORMAT, MANIFEST, check_id, parse_manifest, peek_version, read_json, write_manifest,
+    FORMAT, MANIFEST, Peek, VERSION, check_id, parse_manifest, read_json, write_manifest,
 };
 use crate::{DataError, Split};
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-pub(crate) const VERSION: u32 = 2;
+/// What the manifest calls its kind.
+pub(crate) const KIND: &str = "records";
 
 /// The most shards of a dataset.
-const SHARDS_MAX: usize = 100_000;
+pub(crate) const SHARDS_MAX: usize = 100_000;
 /// The most names of classes.
 const CLASS_NAMES_MAX: usize = 1 << 20;
 
@@ -38,6 +39,11 @@ pub struct RecordShardInfo {
     pub bytes: u64,
     /// Checksum of its index.
     pub checksum: u32,
+    /// Checksum of the checksums of its records, so that the dataset's id says what is in it. Those of blocks do not say it
+    /// where a block is stored as it is: of bytes that end with their own CRC-32, the CRC-32 is always the same. None in
+    /// datasets that were packed before this was kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<u32>,
 }
 
 /// What was packed and what was left out.
@@ -124,11 +130,11 @@ impl RecordManifest {
         write_manifest(dir, self, None)
     }
 
-    /// Whether a folder has a manifest of this version.
+    /// Whether a folder has such a manifest.
     pub(super) fn is_one(dir: &Path) -> bool {
         let json = read_json(dir);
-        let version = json.and_then(|json| peek_version(&dir.join(MANIFEST), &json));
-        version.is_ok_and(|version| version == VERSION)
+        let peek = json.and_then(|json| Peek::of(&dir.join(MANIFEST), &json));
+        peek.is_ok_and(|peek| peek.holds_records())
     }
 
     /// Reads the manifest, the layout of its records, and the dataset's id.
@@ -136,7 +142,7 @@ impl RecordManifest {
         let path = dir.join(MANIFEST);
         let damaged = |problem: String| DataError::damaged(&path, problem);
         let json = read_json(dir)?;
-        if peek_version(&path, &json)? == crate::manifest::VERSION {
+        if Peek::of(&path, &json)?.holds_tokens() {
             return Err(DataError::OtherKind {
                 path: dir.to_owned(),
                 holds: "tokens",

@@ -22,6 +22,7 @@ mod read;
 mod reading;
 mod set;
 mod statistics;
+mod stream;
 mod write;
 
 pub use batch::{BatchColumn, RecordBatch};
@@ -30,8 +31,9 @@ pub use column::{Column, ColumnKind, ColumnType};
 pub use estimate::{RecordDemand, RecordEstimate, RecordRates, RecordStage, estimate_records};
 pub use fault::{ReadFault, ReadFaults};
 pub use layout::{BLOCK_BYTES, PAGE_BYTES};
+pub(crate) use loader::TokenRows;
 pub use loader::{LoaderStatistics, RecordLoader, RecordLoaderOptions, RecordPosition};
-pub(crate) use manifest::VERSION as MANIFEST_VERSION;
+pub(crate) use manifest::KIND;
 pub use manifest::{RecordCounts, RecordManifest, RecordShardInfo};
 pub use order::Order;
 pub use pack::{
@@ -41,3 +43,4 @@ pub use pack::{
 pub use reading::{Reading, ReadingPath};
 pub use set::RecordSet;
 pub use statistics::ImageStatistics;
+pub(crate) use stream::{ELEMENTS, Piece, Stream, StreamColumns, StreamWriter};

@@ -1,4 +1,5 @@
-//! The order of records: a pure function of seed and epoch.
+//! The order of rows: a pure function of seed and epoch. A row is a record, or some tokens of a stream. It belongs to the
+//! block that it begins in, and may reach into blocks after that one.
 
 use crate::loader::Shuffle;
 use serde::{Deserialize, Serialize};
@@ -14,13 +15,14 @@ const OF_GROUPS: u64 = 0x6772_6f75_7073;
 const OF_PHASE: u64 = 0x0070_6861_7365;
 const OF_WINDOW: u64 = 0x7769_6e64_6f77;
 
-/// In which order records come.
+/// In which order rows come: records, or rows of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Any record may follow any other. Each is a read of its own where the dataset does not fit in memory.
+    /// Any row may follow any other. Each is a read of its own where the dataset does not fit in memory.
+    #[serde(alias = "shuffled")]
     Global,
-    /// Short stretches of blocks come in a random order, and the records of as many as fit in memory in a random order
+    /// Short stretches of blocks come in a random order, and the rows of as many as fit in memory in a random order
     /// among each other. Reads are long.
     Window,
     /// As they lie on disk.
@@ -38,18 +40,49 @@ impl Order {
     }
 }
 
-/// The blocks of a part: which they are and how many records each has.
+/// The blocks of a part: which they are and how many rows begin in each.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) blocks: Vec<u32>,
-    records: Vec<u32>,
+    beginning: Vec<u32>,
+    /// The last block that rows of each reach into, by its place; none if they all end where they begin.
+    reach: Option<Vec<u32>>,
     pub(super) rows: u64,
 }
 
 impl Part {
-    pub(super) fn new(blocks: Vec<u32>, records: Vec<u32>) -> Part {
-        let rows = records.iter().map(|&records| u64::from(records)).sum();
-        Part { blocks, records, rows }
+    /// Blocks of whole rows.
+    pub(super) fn new(blocks: Vec<u32>, rows: Vec<u32>) -> Part {
+        let sum = rows.iter().map(|&rows| u64::from(rows)).sum();
+        Part { blocks, beginning: rows, reach: None, rows: sum }
+    }
+
+    /// Blocks whose rows reach into others.
+    pub(super) fn with_reach(blocks: Vec<u32>, rows: Vec<u32>, reach: Vec<u32>) -> Part {
+        Part { reach: Some(reach), ..Part::new(blocks, rows) }
+    }
+
+    /// Rows that begin before each block.
+    pub(super) fn rows_before(&self) -> Vec<u64> {
+        let sum = |sum: &mut u64, &rows: &u32| {
+            *sum += u64::from(rows);
+            Some(*sum - u64::from(rows))
+        };
+        self.beginning.iter().scan(0, sum).collect()
+    }
+
+    /// Blocks that a group needs at most.
+    pub(super) fn group_blocks_max(&self) -> u64 {
+        let beyond = |(at, reach): (u32, &u32)| u64::from(reach.saturating_sub(at));
+        let reach = self.reach.iter().flat_map(|reach| (0..).zip(reach).map(beyond));
+        GROUP_BLOCKS + reach.max().unwrap_or(0)
+    }
+
+    /// Blocks after a group that its rows reach into.
+    fn beyond(&self, group: &Range<usize>) -> Range<usize> {
+        let reach = self.reach.as_ref().and_then(|reach| reach[group.clone()].iter().max());
+        let end = reach.map_or(0, |&last| last as usize + 1);
+        group.end..end.max(group.end)
     }
 }
 
@@ -79,14 +112,16 @@ struct Cut {
     rows: Range<u64>,
 }
 
-/// The records of a window and their order.
+/// The rows of a window and their order.
 #[derive(Debug)]
 pub(super) struct WindowOrder {
-    /// Places of its blocks in the part.
+    /// Places of its blocks in the part: those that its rows begin in, and after them those that they reach into.
     pub(super) blocks: Vec<usize>,
+    /// The same places in their order, each with its place in `blocks`; none if that is the order of `blocks`.
+    sorted: Option<Vec<(usize, usize)>>,
     /// Rows of the epoch that it has.
     pub(super) rows: Range<u64>,
-    /// Records before each block, and in total.
+    /// Rows before each block that rows begin in, and in total.
     before: Vec<u64>,
     shuffle: Option<Shuffle>,
 }
@@ -109,8 +144,8 @@ impl EpochOrder {
         let mut windows: Vec<Cut> = Vec::new();
         let (mut row, mut held) = (0, 0);
         for (number, group) in groups.iter().enumerate() {
-            let blocks = group.len() as u64;
-            let rows: u64 = part.records[group.clone()].iter().map(|&rows| u64::from(rows)).sum();
+            let blocks = (group.len() + part.beyond(group).len()) as u64;
+            let rows: u64 = part.beginning[group.clone()].iter().map(|&rows| u64::from(rows)).sum();
             match windows.last_mut() {
                 Some(window) if held + blocks <= capacity => {
                     held += blocks;
@@ -143,14 +178,30 @@ impl EpochOrder {
 
     pub(super) fn window(&self, part: &Part, number: usize) -> WindowOrder {
         let Cut { groups, rows } = self.windows[number].clone();
-        let blocks: Vec<usize> = self.groups[groups].iter().cloned().flatten().collect();
+        let groups = &self.groups[groups];
+        let mut blocks: Vec<usize> = groups.iter().cloned().flatten().collect();
         let mut before = Vec::with_capacity(blocks.len() + 1);
         before.push(0);
         let mut sum = 0;
         for &block in &blocks {
-            sum += u64::from(part.records[block]);
+            sum += u64::from(part.beginning[block]);
             before.push(sum);
         }
+        let sorted = (part.reach.is_some() && self.rule.order != Order::Global).then(|| {
+            let numbered = |blocks: &[usize]| -> Vec<(usize, usize)> {
+                let mut numbered: Vec<_> = blocks.iter().copied().zip(0..).collect();
+                numbered.sort_unstable();
+                numbered
+            };
+            let own = numbered(&blocks);
+            let is_own = |block: &usize| own.binary_search_by_key(block, |own| own.0).is_ok();
+            let mut beyond: Vec<usize> =
+                groups.iter().flat_map(|group| part.beyond(group)).collect();
+            beyond.sort_unstable();
+            beyond.dedup();
+            blocks.extend(beyond.into_iter().filter(|block| !is_own(block)));
+            numbered(&blocks)
+        });
         let Rule { order, seed, .. } = self.rule;
         let shuffle = match order {
             Order::Sequential => None,
@@ -160,12 +211,20 @@ impl EpochOrder {
                 Some(Shuffle::new(sum, seed, self.epoch))
             }
         };
-        WindowOrder { blocks, rows, before, shuffle }
+        WindowOrder { blocks, sorted, rows, before, shuffle }
     }
 }
 
 impl WindowOrder {
-    /// The record at a place of the window: the place of its block in the window, and its number in that block.
+    /// The place in the window of a block that it has, by its place in the part.
+    pub(super) fn find(&self, block: usize) -> usize {
+        match &self.sorted {
+            None => block,
+            Some(sorted) => sorted[sorted.partition_point(|(place, _)| *place < block)].1,
+        }
+    }
+
+    /// The row at a place of the window: the place of its block in the window, and its number in that block.
     pub(super) fn at(&self, place: u64) -> (usize, u32) {
         let number = self.shuffle.as_ref().map_or(place, |shuffle| shuffle.at(place));
         let block = self.before.partition_point(|&before| before <= number) - 1;
@@ -193,6 +252,16 @@ fn mix(value: u64) -> u64 {
 mod tests {
     use super::*;
 
+    /// Rows that reach into up to three blocks more; some blocks have none that begin there.
+    fn reaching(blocks: u32) -> Part {
+        let rows = (0..blocks).map(|block| block * 5 % 4).collect();
+        let reach = (0..blocks).map(|block| match block * 5 % 4 {
+            0 => block,
+            more => (block + more).min(blocks - 1),
+        });
+        Part::with_reach((0..blocks).collect(), rows, reach.collect())
+    }
+
     fn part(blocks: u32) -> Part {
         Part::new((0..blocks).collect(), (0..blocks).map(|block| 1 + block * 7 % 11).collect())
     }
@@ -204,14 +273,17 @@ mod tests {
         for number in 0..order.windows() {
             let window = order.window(part, number);
             assert_eq!(window.rows.start, all.len() as u64);
-            assert!(window.blocks.len() as u64 <= rule.window_blocks.max(GROUP_BLOCKS));
+            assert!(window.blocks.len() as u64 <= rule.window_blocks.max(part.group_blocks_max()));
             let rows = window.rows.end - window.rows.start;
-            assert_eq!(
-                (order.window_of(window.rows.start), window.before.last()),
-                (number, Some(&rows))
-            );
+            assert_eq!(window.before.last(), Some(&rows));
+            // Of rows that reach into other blocks, none may begin in a window.
+            assert!(rows == 0 || order.window_of(window.rows.start) == number);
             all.extend((0..rows).map(|place| {
                 let (block, record) = window.at(place);
+                let own = window.blocks[block];
+                for reached in part.reach.iter().flat_map(|reach| own..=reach[own] as usize) {
+                    assert_eq!(window.blocks[window.find(reached)], reached);
+                }
                 (window.blocks[block], record)
             }));
         }
@@ -220,8 +292,9 @@ mod tests {
 
     #[test]
     fn every_record_comes_once_in_every_order() {
-        for blocks in [1, 2, 3, 4, 5, 9, 64, 101] {
-            let part = part(blocks);
+        let some = [1, 2, 3, 4, 5, 9, 64, 101];
+        let parts = some.map(part).into_iter().chain(some.map(reaching));
+        for (part, blocks) in parts.zip(some.into_iter().cycle()) {
             for order in [Order::Global, Order::Window, Order::Sequential] {
                 for window_blocks in [4, 7, 16, 1000] {
                     let window_blocks = match order {
@@ -232,7 +305,9 @@ mod tests {
                         let rule = Rule { order, seed: 3, window_blocks };
                         let mut all = epoch(&part, rule, number);
                         assert_eq!(all.len() as u64, part.rows);
-                        assert_eq!(all.is_sorted(), order == Order::Sequential || all.len() < 3);
+                        if all.len() > 12 {
+                            assert_eq!(all.is_sorted(), order == Order::Sequential);
+                        }
                         all.sort_unstable();
                         all.dedup();
                         assert_eq!(all.len() as u64, part.rows, "{blocks} {rule:?} {number}");

@@ -5,7 +5,7 @@ use super::codec::Codec;
 use super::column::{Column, RecordLayout};
 use super::fault::ReadFaults;
 use super::layout::{Entry, Header, PAGE_BYTES, parse_index};
-use super::loader::data_ram_to_hold;
+use super::loader::{Load, RecordLoaderOptions, data_ram_to_hold};
 use super::manifest::RecordManifest;
 use super::parallel;
 use super::queue::ReadQueue;
@@ -134,6 +134,18 @@ impl RecordSet {
     /// As [`RecordSet::open`].
     pub fn open_with(dir: &Path, reading: Reading) -> Result<RecordSet, DataError> {
         let (manifest, layout, id) = RecordManifest::read(dir)?;
+        RecordSet::of_manifest(dir, manifest, layout, id, file_name, reading)
+    }
+
+    /// Opens the shards of a manifest, whose names follow from their numbers.
+    pub(super) fn of_manifest(
+        dir: &Path,
+        manifest: RecordManifest,
+        layout: RecordLayout,
+        id: String,
+        file_name: fn(usize) -> String,
+        reading: Reading,
+    ) -> Result<RecordSet, DataError> {
         let (mut shards, mut blocks) = (Vec::new(), Vec::new());
         let (mut records, mut held_out) = (0, 0);
         for (number, info) in manifest.shards.iter().enumerate() {
@@ -235,8 +247,20 @@ impl RecordSet {
         data_ram_to_hold(self, self.blocks_of(part).len() as u64)
     }
 
+    /// The least `data_ram` of a loader of records with these options.
+    pub fn data_ram_needed(&self, options: &RecordLoaderOptions) -> u64 {
+        let blocks = self.blocks_of(options.part).len() as u64;
+        Load::records(self, blocks).needed(self, options)
+    }
+
     pub(super) fn layout(&self) -> &RecordLayout {
         &self.layout
+    }
+
+    /// The block that has a record of the dataset, and the record's number in it.
+    pub(super) fn place_of(&self, record: u64) -> (u32, u32) {
+        let block = self.blocks.partition_point(|block| block.first_record <= record) - 1;
+        (block as u32, (record - self.blocks[block].first_record) as u32)
     }
 
     pub(super) fn block(&self, block: u32) -> &BlockPlace {
@@ -468,12 +492,17 @@ impl RecordSet {
         self.shards.iter().map(|shard| shard.cached_bytes()).sum()
     }
 
+    /// Bytes that [`RecordSet::verify`] reads.
+    pub(super) fn verified_bytes(&self) -> u64 {
+        self.blocks.iter().map(|block| block.entry.padded_bytes()).sum()
+    }
+
     /// Reads every block and compares it and its records with their checksums.
     ///
     /// # Errors
     /// Names the first block that is damaged.
     pub fn verify(&self, progress: &(dyn Fn(VerifyProgress) + Sync)) -> Result<(), DataError> {
-        let bytes_total = self.blocks.iter().map(|block| block.entry.padded_bytes()).sum();
+        let bytes_total = self.verified_bytes();
         let (bytes_done, is_damaged) = (AtomicU64::new(0), AtomicBool::new(false));
         let buffers = Arc::new(Buffers::new(self.block_bytes_max()));
         let numbers: Vec<u32> = (0..self.blocks.len() as u32).collect();

@@ -1,7 +1,7 @@
 //! Writes shards of records.
 
 use super::codec::Codec;
-use super::column::{Column, RecordLayout};
+use super::column::{CHECKSUM_BYTES, Column, RecordLayout};
 use super::layout::{BLOCK_BYTES, Entry, Header, PAGE_BYTES, SHARD_BLOCKS_MAX};
 use super::manifest::{RecordCounts, RecordShardInfo};
 use super::parallel;
@@ -23,6 +23,7 @@ pub(super) struct RecordWriter {
     dir: PathBuf,
     layout: RecordLayout,
     codec: Codec,
+    file_name: fn(usize) -> String,
     shard_bytes: u64,
     parts: [PartWriter; 2],
     finished: Vec<Option<RecordShardInfo>>,
@@ -40,6 +41,8 @@ struct PartWriter {
     records: Vec<u8>,
     /// Where each record of the current block begins in `records`.
     starts: Vec<u32>,
+    /// The checksums of these records, one after another.
+    checksums: Vec<u8>,
     pending: Vec<RawBlock>,
     shard: Option<ShardWriter>,
 }
@@ -47,6 +50,7 @@ struct PartWriter {
 struct RawBlock {
     bytes: Vec<u8>,
     records: u32,
+    checksums: Vec<u8>,
 }
 
 impl RecordWriter {
@@ -61,6 +65,7 @@ impl RecordWriter {
             part,
             records: Vec::new(),
             starts: Vec::new(),
+            checksums: Vec::new(),
             pending: Vec::new(),
             shard: None,
         };
@@ -68,12 +73,18 @@ impl RecordWriter {
             dir: dir.to_owned(),
             layout,
             codec,
+            file_name,
             shard_bytes: SHARD_BYTES,
             parts: [part(Split::Train), part(Split::Held)],
             finished: Vec::new(),
             counts: RecordCounts::default(),
             statistics: ImageStatistics::of_columns(columns),
         })
+    }
+
+    /// The same with shards of other names, each of which ends after so many bytes.
+    pub(super) fn with_shards(self, file_name: fn(usize) -> String, shard_bytes: u64) -> Self {
+        RecordWriter { file_name, shard_bytes, ..self }
     }
 
     pub(super) fn counts(&self) -> &RecordCounts {
@@ -95,6 +106,7 @@ impl RecordWriter {
             return Ok(Err(problem));
         }
         let length = writer.records.len() - start;
+        let checksum = writer.records.last_chunk::<CHECKSUM_BYTES>().copied().unwrap_or_default();
         let overflows = writer.records.len() > BLOCK_BYTES && start > 0;
         let last = overflows.then(|| writer.records.split_off(start));
         if let Some(last) = last {
@@ -104,6 +116,7 @@ impl RecordWriter {
         } else {
             writer.starts.push(start as u32);
         }
+        self.parts[at].checksums.extend(checksum);
         if let (Split::Train, Some((column, statistics))) = (part, &mut self.statistics) {
             statistics.add(values[*column]);
         }
@@ -122,6 +135,7 @@ impl RecordWriter {
         let writer = &mut self.parts[at];
         let records = std::mem::take(&mut writer.records);
         let starts = std::mem::take(&mut writer.starts);
+        let checksums = std::mem::take(&mut writer.checksums);
         if starts.is_empty() {
             return Ok(());
         }
@@ -135,7 +149,7 @@ impl RecordWriter {
                 bytes
             }
         };
-        writer.pending.push(RawBlock { bytes, records: starts.len() as u32 });
+        writer.pending.push(RawBlock { bytes, records: starts.len() as u32, checksums });
         Ok(())
     }
 
@@ -159,7 +173,9 @@ impl RecordWriter {
                 checksum: crc32fast::hash(bytes),
             };
             self.counts.stored_bytes += entry.padded_bytes();
-            self.shard(at, entry.padded_bytes())?.push(entry, bytes)?;
+            let shard = self.shard(at, entry.padded_bytes())?;
+            shard.push(entry, bytes)?;
+            shard.content.update(&raw.checksums);
         }
         Ok(())
     }
@@ -179,7 +195,7 @@ impl RecordWriter {
             empty => {
                 let number = self.finished.len();
                 self.finished.push(None);
-                Ok(empty.insert(ShardWriter::create(&self.dir, number)?))
+                Ok(empty.insert(ShardWriter::create(&self.dir, (self.file_name)(number), number)?))
             }
         }
     }
@@ -207,11 +223,12 @@ struct ShardWriter {
     at: u64,
     records: u64,
     entries: Vec<Entry>,
+    content: crc32fast::Hasher,
 }
 
 impl ShardWriter {
-    fn create(dir: &Path, number: usize) -> Result<ShardWriter, DataError> {
-        let path = dir.join(file_name(number));
+    fn create(dir: &Path, name: String, number: usize) -> Result<ShardWriter, DataError> {
+        let path = dir.join(name);
         let file = File::create_new(&path).map_err(DataError::io(&path))?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         // The header is written at the end.
@@ -222,6 +239,7 @@ impl ShardWriter {
             at: PAGE_BYTES as u64,
             records: 0,
             entries: Vec::new(),
+            content: crc32fast::Hasher::new(),
             path,
         })
     }
@@ -260,6 +278,8 @@ impl ShardWriter {
         };
         finish().map_err(DataError::io(&self.path))?;
         let bytes = self.at + index.len() as u64;
-        Ok(RecordShardInfo { part, records: self.records, blocks: header.blocks, bytes, checksum })
+        let content = Some(self.content.finalize());
+        let (records, blocks) = (self.records, header.blocks);
+        Ok(RecordShardInfo { part, records, blocks, bytes, checksum, content })
     }
 }

@@ -1,4 +1,4 @@
-//! The layout of a shard.
+//! The layout of a shard of version 1, which datasets of text had before they had blocks.
 //!
 //! A header of [`HEADER_BYTES`], followed by sections, each zero-padded to a multiple of eight bytes:
 //! the token ids; the index, with a `u64` for each document or sample that starts in this shard, the
@@ -38,6 +38,46 @@ impl TokenWidth {
             TokenWidth::Four => 4,
         }
     }
+
+    /// Appends the stored form of ids.
+    pub(crate) fn encode(self, tokens: &[u32], out: &mut Vec<u8>) {
+        match self {
+            TokenWidth::Two => {
+                out.extend(tokens.iter().flat_map(|&token| (token as u16).to_le_bytes()));
+            }
+            TokenWidth::Four => out.extend(tokens.iter().flat_map(|&token| token.to_le_bytes())),
+        }
+    }
+
+    /// Fills `dest` with ids from their stored form. All must be below `vocabulary`.
+    pub(crate) fn decode(
+        self,
+        bytes: &[u8],
+        vocabulary: u32,
+        dest: &mut [i32],
+    ) -> Result<(), String> {
+        let mut largest = 0;
+        match self {
+            TokenWidth::Two => {
+                for (token, pair) in dest.iter_mut().zip(bytes.as_chunks().0) {
+                    let id = u32::from(u16::from_le_bytes(*pair));
+                    largest = largest.max(id);
+                    *token = id as i32;
+                }
+            }
+            TokenWidth::Four => {
+                for (token, four) in dest.iter_mut().zip(bytes.as_chunks().0) {
+                    let id = u32::from_le_bytes(*four);
+                    largest = largest.max(id);
+                    *token = id as i32;
+                }
+            }
+        }
+        match largest < vocabulary || dest.is_empty() {
+            true => Ok(()),
+            false => Err(format!("has token {largest}, but the vocabulary ends at {vocabulary}")),
+        }
+    }
 }
 
 /// The contents of a header.
@@ -62,21 +102,6 @@ pub(crate) struct Layout {
 }
 
 impl Header {
-    pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES as usize);
-        bytes.extend(MAGIC);
-        for value in [VERSION, kind_code(self.kind), self.width.bytes() as u32, self.vocabulary] {
-            bytes.extend(value.to_le_bytes());
-        }
-        for value in [self.token_count, self.sample_count] {
-            bytes.extend(value.to_le_bytes());
-        }
-        bytes.resize(CHECKSUM_AT, 0);
-        let checksum = crc32fast::hash(&bytes);
-        bytes.extend(checksum.to_le_bytes());
-        bytes
-    }
-
     /// Parses a header of exactly [`HEADER_BYTES`].
     pub(crate) fn parse(bytes: &[u8]) -> Result<Header, String> {
         if bytes.len() != HEADER_BYTES as usize || bytes[..8] != MAGIC {

@@ -1,19 +1,28 @@
-//! Shards: files of token ids with an index, loss masks and checksums.
+//! Shards: the files of a dataset. Those of version 1 are files of token ids with an index, loss masks and checksums, which
+//! are read and no longer written.
 
 mod layout;
 mod read;
-mod write;
 
+pub(crate) use layout::TokenWidth;
 pub(crate) use read::Shard;
-pub(crate) use write::ShardWriter;
 
 /// The name of a shard by its number.
 pub(crate) fn file_name(number: usize) -> String {
     format!("shard-{number:05}.storm")
 }
 
+/// The name of a shard of the places where documents or samples start.
+pub(crate) fn starts_file_name(number: usize) -> String {
+    format!("starts-{number:05}.storm")
+}
+
 /// Whether a file of this name can be a shard.
 pub(crate) fn is_shard_name(name: &str) -> bool {
-    let number = name.strip_prefix("shard-").and_then(|rest| rest.strip_suffix(".storm"));
-    number.and_then(|number| number.parse().ok()).is_some_and(|number| file_name(number) == name)
+    let is_one = |prefix, file_name: fn(usize) -> String| {
+        let number = name.strip_prefix(prefix).and_then(|rest: &str| rest.strip_suffix(".storm"));
+        let number = number.and_then(|number| number.parse().ok());
+        number.is_some_and(|number| file_name(number) == name)
+    };
+    is_one("shard-", file_name) || is_one("starts-", starts_file_name)
 }

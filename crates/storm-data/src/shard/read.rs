@@ -87,29 +87,10 @@ impl Shard {
         let width = self.header.width.bytes();
         bytes.resize(dest.len() * width as usize, 0);
         self.read_checked(HEADER_BYTES + start * width, bytes)?;
-        let mut largest = 0;
-        match self.header.width {
-            TokenWidth::Two => {
-                for (token, pair) in dest.iter_mut().zip(bytes.as_chunks().0) {
-                    let id = u32::from(u16::from_le_bytes(*pair));
-                    largest = largest.max(id);
-                    *token = id as i32;
-                }
-            }
-            TokenWidth::Four => {
-                for (token, four) in dest.iter_mut().zip(bytes.as_chunks().0) {
-                    let id = u32::from_le_bytes(*four);
-                    largest = largest.max(id);
-                    *token = id as i32;
-                }
-            }
-        }
-        if largest >= self.header.vocabulary && !dest.is_empty() {
-            let vocabulary = self.header.vocabulary;
-            let problem = format!("has token {largest}, but the vocabulary ends at {vocabulary}");
-            return Err(DataError::damaged(self.file.path(), problem));
-        }
-        Ok(())
+        self.header
+            .width
+            .decode(bytes, self.header.vocabulary, dest)
+            .map_err(|problem| DataError::damaged(self.file.path(), problem))
     }
 
     /// Copies loss masks; only for samples. `bytes` is a buffer for their stored form.

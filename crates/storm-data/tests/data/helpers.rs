@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
+use storm_data::records::Codec;
 use storm_data::{
     ChatTemplate, DataError, Dataset, IfExists, InputFormat, Loader, LoaderOptions, PackOptions,
     PackSummary, Samples, SpecialTokens, TokenizerSource, WorkerCommand, pack,
@@ -57,10 +58,24 @@ impl Folder {
             out: self.path("out"),
             if_exists: IfExists::Refuse,
             held_out: 0.0,
+            codec: Codec::None,
             skip_bad: false,
             threads: 2,
             shard_tokens: 100,
         }
+    }
+
+    /// A copy of a dataset of version 1, which nothing writes any more: `text` is [`version_1_text`], `samples` are
+    /// [`version_1_samples`] with a tenth held out.
+    pub(crate) fn version_1(&self, name: &str) -> PathBuf {
+        let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/version-1").join(name);
+        let to = self.path(&format!("version-1-{name}"));
+        fs::create_dir(&to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+        to
     }
 
     /// Packs a text of this many bytes, which makes one token more.
@@ -71,6 +86,20 @@ impl Folder {
         packed(&options).unwrap();
         Arc::new(Dataset::open(&options.out).unwrap())
     }
+}
+
+/// What `version-1/text` was packed from.
+pub(crate) fn version_1_text() -> String {
+    let letters = |count: u64, power: u32| -> String {
+        (0..count).map(|i| char::from(b'a' + (i.pow(power) % 26) as u8)).collect()
+    };
+    letters(9000, 2) + "<|endoftext|>" + &letters(3000, 3)
+}
+
+/// What `version-1/samples` was packed from.
+pub(crate) fn version_1_samples() -> String {
+    let line = |i| format!("{{\"prompt\": \"question {i}\", \"completion\": \"answer {i}\"}}\n");
+    (0..40).map(line).collect()
 }
 
 /// Tells a test that it runs in a child process, and on which folder.

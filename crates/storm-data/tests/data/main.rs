@@ -1,5 +1,6 @@
 //! Packing and loading.
 
+mod blocks;
 mod chats;
 mod containers;
 mod helpers;

@@ -121,7 +121,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             settings: options.settings.clone(),
             device: options.device.clone(),
         };
-        trainer.set_source(data)?;
+        trainer.exchange_source(Some(data))?;
         let batches = vec![AnyBatch::default(); trainer.micro_batches()];
         Ok(Run {
             trainer,

@@ -7,23 +7,26 @@
 
 mod rate;
 mod scale;
+mod stock;
 
 use super::sheet::Sheet;
 use crate::bench::Benched;
 use crate::disk_tier::DiskArgs;
 use crate::model::grouped;
-use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains, pictures_of};
+use crate::train::{Asked, DeviceArg, DeviceKind, Machine, Style, Trains};
 use crate::{UsageError, memory_limits, progress, size, tuning};
 use anyhow::{Context, Result};
 use clap::Args;
-use rate::{Rates, Sources};
+use rate::{Rates, Sources, measure_global};
 use serde_json::json;
 use std::path::PathBuf;
 use std::sync::Arc;
-use storm_data::records::{Codec, RecordSet};
+use stock::{BatchSize, Stock};
+use storm_data::records::{Codec, RecordLoaderOptions, RecordSet};
+use storm_data::{Dataset, Order};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
-use storm_model::{AnyModel, ImageConfig, image_preset, image_preset_names};
+use storm_model::{AnyModel, ModelConfig, image_preset, preset};
 use storm_plan::{Budget, Forced, Link, Tier};
 use storm_train::{
     AnyBatch, Initialized, Launch, LaunchRequest, LaunchSite, Launched, Notice, Precision,
@@ -41,7 +44,7 @@ const TUNE_SECONDS: f64 = 5.0;
 pub(super) struct DataArgs {
     /// Check that training from a set on disk is as fast as from the same set in memory, in the same device memory. The
     /// set is made for it, and removed: of random pictures, or of those of DATASET, which `storm data pack` wrote, each
-    /// several times.
+    /// several times; and of made-up text of twice --data-ram.
     #[arg(long, value_name = "DATASET", num_args = 0..=1)]
     data: Option<Option<PathBuf>>,
     /// Bytes of pixels in the set: 15.4GB on a GPU and 100MB on the CPU if not given. All of them must fit into host
@@ -54,14 +57,9 @@ pub(super) struct DataArgs {
     /// Memory for the data while it is read from disk: 1GiB on a GPU and 16MiB on the CPU if not given.
     #[arg(long, value_parser = size::parse, requires = "data")]
     data_ram: Option<u64>,
-    /// Image classifiers to train.
-    #[arg(
-        long,
-        value_delimiter = ',',
-        default_value = "small-cnn",
-        value_name = "MODEL",
-        requires = "data"
-    )]
+    /// Image classifiers and language models to train: small-cnn and gpt2 on a GPU, small-cnn and a tiny gpt2 on the CPU if
+    /// not given.
+    #[arg(long, value_delimiter = ',', value_name = "MODEL", requires = "data")]
     data_models: Vec<String>,
     /// Pictures in a batch.
     #[arg(long, default_value_t = 512, value_parser = size::positive, requires = "data")]
@@ -83,6 +81,13 @@ fn seconds(text: &str) -> Result<f64, String> {
 struct Sizes {
     set_bytes: u64,
     data_ram: u64,
+}
+
+impl Sizes {
+    /// Tokens of two bytes that are twice as long as what is held of them.
+    fn text_tokens(self) -> u64 {
+        self.data_ram
+    }
 }
 
 impl DataArgs {
@@ -109,7 +114,6 @@ pub(super) fn check(
     hardware: Option<&str>,
     sheet: &mut Sheet,
 ) -> Result<()> {
-    let models = models(&args.data_models)?;
     let asked = Asked {
         device,
         vram_bytes: None,
@@ -118,39 +122,74 @@ pub(super) fn check(
         hardware,
         threads: None,
     };
-    let largest = models.iter().map(|(_, config)| config.parameter_count()).max().unwrap_or(0);
+    let named = models(&args.data_models)?;
+    let largest = named.iter().map(|(_, model)| model.parameter_count()).max().unwrap_or(0);
     let machine = Machine::new(&asked, largest, Style::Quiet)?;
+    let models = match named.is_empty() {
+        true => usual_models(machine.kind)?,
+        false => named,
+    };
     let sizes = args.sizes(machine.kind);
     check_memory(sizes)?;
     sheet.head(&format!(
         "\n{:<10} {:<6} {:<7} {:>12} {:>12}  {:<26} verdict",
-        "model", "codec", "order", "images/s", "of", "bar"
+        "model", "codec", "order", "per second", "of", "bar"
     ));
-    for codec in [Codec::None, Codec::Zstd] {
-        let made = scale::make(args, sizes.set_bytes, codec)?;
-        let set = Arc::new(RecordSet::open(&made.dir)?);
-        sheet.head(&made.words(&set)?);
-        for (name, config) in &models {
-            let check = Check { args, sizes, machine: &machine, set: &set, codec, name, config };
-            match machine.kind {
-                DeviceKind::Cpu => check.run::<CpuPlanDevice>(sheet)?,
-                DeviceKind::Cuda => check.run::<CudaPlanDevice>(sheet)?,
+    let of_images = |(_, model): &&(String, AnyModel)| model.image().is_some();
+    let (images, text): (Vec<_>, Vec<_>) = models.iter().partition(of_images);
+    for (models, is_text) in [(images, false), (text, true)] {
+        for codec in [Codec::None, Codec::Zstd] {
+            if models.is_empty() {
+                continue;
+            }
+            let made = match is_text {
+                false => scale::pictures(args, sizes.set_bytes, codec)?,
+                true => scale::text(args, sizes.text_tokens(), codec)?,
+            };
+            let stock = match is_text {
+                false => Stock::Pictures(Arc::new(RecordSet::open(&made.dir)?)),
+                true => Stock::Text(Arc::new(Dataset::open(&made.dir)?)),
+            };
+            sheet.head(&made.words(&stock, codec)?);
+            for (name, model) in &models {
+                let check =
+                    Check { args, sizes, machine: &machine, stock: &stock, codec, name, model };
+                match machine.kind {
+                    DeviceKind::Cpu => check.run::<CpuPlanDevice>(sheet)?,
+                    DeviceKind::Cuda => check.run::<CudaPlanDevice>(sheet)?,
+                }
             }
         }
     }
     Ok(())
 }
 
-fn models(names: &[String]) -> Result<Vec<(String, ImageConfig)>> {
+fn models(names: &[String]) -> Result<Vec<(String, AnyModel)>> {
     let model = |name: &String| match image_preset(name) {
-        Some(config) => Ok((name.clone(), config)),
-        None => {
-            let known: Vec<&str> = image_preset_names().collect();
-            let problem = format!("{name} is no image classifier; there are {}", known.join(", "));
-            Err(UsageError(problem).into())
-        }
+        Some(config) => Ok((name.clone(), config.into())),
+        None => Ok((name.clone(), preset(name)?.into())),
     };
     names.iter().map(model).collect()
+}
+
+/// A classifier and a language model that a device trains quickly.
+fn usual_models(kind: DeviceKind) -> Result<Vec<(String, AnyModel)>> {
+    let names = ["small-cnn", "gpt2"].map(str::to_owned);
+    let mut models = models(&names)?;
+    if kind == DeviceKind::Cpu {
+        let tiny = ModelConfig {
+            vocab_size: 512,
+            hidden_size: 64,
+            layer_count: 2,
+            query_heads: 2,
+            kv_heads: 2,
+            head_dim: 32,
+            intermediate_size: 256,
+            ..preset("gpt2")?
+        };
+        models[1] = ("tiny-gpt2".to_owned(), tiny.into());
+    }
+    Ok(models)
 }
 
 /// Refuses a set that cannot be held whole.
@@ -176,26 +215,48 @@ struct Check<'a> {
     args: &'a DataArgs,
     sizes: Sizes,
     machine: &'a Machine,
-    set: &'a Arc<RecordSet>,
+    stock: &'a Stock,
     codec: Codec,
     name: &'a str,
-    config: &'a ImageConfig,
+    model: &'a AnyModel,
 }
 
 impl Check<'_> {
     fn run<D: Benched + Trains>(&self, sheet: &mut Sheet) -> Result<()> {
         let mut trainer = self.launch::<D>()?;
-        let mut sources = Sources::new(self.set, self.args.data_batch, self.sizes.data_ram)?;
-        let rates = sources.measure(&mut trainer, self.args.data_seconds)?;
-        self.window(&rates, sheet);
-        let bus = self.machine.profile.link(Link::HOST_TO_DEVICE).bandwidth;
-        let global = sources.measure_global(&mut trainer, &rates, bus, self.args.data_seconds)?;
+        let seconds = self.args.data_seconds;
+        let batch = self.batch();
+        let rates = |order, trainer: &mut Trainer<D>| {
+            Sources::new(self.stock, order, batch, self.sizes.data_ram)?.measure(trainer, seconds)
+        };
+        let window = rates(Order::Window, &mut trainer)?;
+        self.compared(Order::Window, &window, sheet);
+        match self.stock {
+            Stock::Pictures(set) => {
+                let bus = self.machine.profile.link(Link::HOST_TO_DEVICE).bandwidth;
+                let options = RecordLoaderOptions::training(batch.rows, 0, self.sizes.data_ram);
+                let global = measure_global(set, options, &mut trainer, &window, bus, seconds)?;
+                self.estimated(&window, &global, sheet);
+            }
+            Stock::Text(_) => {
+                let global = rates(Order::Global, &mut trainer)?;
+                self.compared(Order::Global, &global, sheet);
+            }
+        }
         progress::show("");
-        self.global(&rates, &global, sheet);
         Ok(())
     }
 
-    fn window(&self, rates: &Rates, sheet: &mut Sheet) {
+    fn batch(&self) -> BatchSize {
+        match (self.stock, self.machine.kind) {
+            (Stock::Pictures(_), _) => BatchSize { rows: self.args.data_batch, sequence: 1 },
+            (Stock::Text(_), DeviceKind::Cuda) => BatchSize { rows: 8, sequence: 1024 },
+            (Stock::Text(_), DeviceKind::Cpu) => BatchSize { rows: 2, sequence: 64 },
+        }
+    }
+
+    /// From disk against from memory, in one order.
+    fn compared(&self, order: Order, rates: &Rates, sheet: &mut Sheet) {
         let slowdown = rates.slowdown();
         let same_memory = rates.disk_device_bytes == rates.memory_device_bytes;
         let figure = format!(
@@ -213,19 +274,19 @@ impl Check<'_> {
         );
         let passed = slowdown <= SLOWDOWN_MAX && same_memory;
         let object = json!({
-            "model": self.name, "codec": self.codec.name(), "order": "window",
-            "images_per_second": rates.disk, "memory_images_per_second": rates.memory,
+            "model": self.name, "codec": self.codec.name(), "order": order.name(),
+            self.stock.rate_key(): rates.disk, self.stock.memory_rate_key(): rates.memory,
             "slowdown": slowdown, "device_bytes": rates.disk_device_bytes,
             "memory_device_bytes": rates.memory_device_bytes,
             "reading_path": rates.reading_path.to_string(), "cached_bytes": rates.cached_bytes,
             "waits": rates.stalls, "batches": rates.batches,
         });
-        let row =
-            Row { order: "window", rate: rates.disk, of: rates.memory, bar: "≤ 1 % slower" };
+        let row = Row { order, rate: rates.disk, of: rates.memory, bar: "≤ 1 % slower" };
         self.row(&row, passed, &figure, object, sheet);
     }
 
-    fn global(&self, rates: &Rates, global: &rate::Global, sheet: &mut Sheet) {
+    /// From disk against what the estimate says.
+    fn estimated(&self, rates: &Rates, global: &rate::Global, sheet: &mut Sheet) {
         let off = global.measured / global.expected - 1.0;
         let (passed, bar) = match global.is_disk_slowest {
             true => (off.abs() <= ESTIMATE_OFF_MAX, "within 10 % of estimate"),
@@ -243,7 +304,7 @@ impl Check<'_> {
             "expected_images_per_second": global.expected, "slowest": global.slowest,
             "reading_path": rates.reading_path.to_string(),
         });
-        let row = Row { order: "global", rate: global.measured, of: rates.memory, bar };
+        let row = Row { order: Order::Global, rate: global.measured, of: rates.memory, bar };
         self.row(&row, passed, &figure, object, sheet);
     }
 
@@ -258,7 +319,7 @@ impl Check<'_> {
         let Row { order, rate, of, bar } = row;
         let verdict = if passed { "PASS" } else { "FAIL" };
         let [rate, of] = [rate, of].map(|rate| grouped(*rate as u64));
-        let (name, codec) = (self.name, self.codec.name());
+        let (name, codec, order) = (self.name, self.codec.name(), order.name());
         let line = format!(
             "{name:<10} {codec:<6} {order:<7} {rate:>12} {of:>12}  {bar:<26} {verdict} {figure}"
         );
@@ -268,15 +329,16 @@ impl Check<'_> {
     /// A trainer for the model: in f32 on the CPU, in bf16 on a card.
     fn launch<D: Trains>(&self) -> Result<Trainer<D>> {
         progress::show(&format!("planning {}", self.name));
-        let (shape, classes) = pictures_of(self.set)?;
+        let model = self.stock.model(self.model)?;
+        let BatchSize { rows, sequence } = self.batch();
         let precision = match self.machine.kind {
             DeviceKind::Cpu => Precision::F32,
             DeviceKind::Cuda => Precision::Bf16Stochastic,
         };
         let Machine { vram, ram, threads, profile, .. } = self.machine;
         let request = LaunchRequest {
-            model: AnyModel::from(self.config.clone().for_images(shape, classes)),
-            options: TrainOptions::new(self.args.data_batch, 1, precision),
+            model,
+            options: TrainOptions::new(rows, sequence, precision),
             step: StepSize::MicroBatches(1),
             profile: profile.clone(),
             budget: Budget::new(vram.bytes, ram.bytes),
@@ -295,7 +357,7 @@ impl Check<'_> {
 
 /// What the table shows of a check.
 struct Row {
-    order: &'static str,
+    order: Order,
     rate: f64,
     of: f64,
     bar: &'static str,

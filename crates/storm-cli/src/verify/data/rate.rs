@@ -1,8 +1,9 @@
-//! How many pictures a second a trainer takes from disk and from memory, in turns.
+//! How many pictures or tokens a second a trainer takes from disk and from memory, in turns.
 
+use super::stock::{BatchSize, Stock};
 use crate::bench::Benched;
+use crate::progress;
 use crate::train::loader_threads;
-use crate::{UsageError, progress, size};
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +12,7 @@ use storm_data::records::{
     LoaderStatistics, Order, ReadingPath, RecordDemand, RecordLoaderOptions, RecordRates,
     RecordSet, estimate_records,
 };
-use storm_train::{AnyBatch, BatchSource, RecordSource, Trainer};
+use storm_train::{BatchSource, NextStep, RecordSource, Trainer};
 
 /// Turns of each kind. The median counts.
 const TURNS: usize = 3;
@@ -22,15 +23,15 @@ const LEARNING_RATE: f32 = 1e-3;
 
 /// The same set from disk and from memory.
 pub(super) struct Sources<'a> {
-    set: &'a Arc<RecordSet>,
-    options: RecordLoaderOptions,
-    disk: RecordSource,
-    memory: RecordSource,
+    blocks: &'a Arc<RecordSet>,
+    /// None while a trainer has it.
+    disk: Option<Box<dyn BatchSource>>,
+    memory: Option<Box<dyn BatchSource>>,
 }
 
-/// What was measured in window order.
+/// What was measured in one order.
 pub(super) struct Rates {
-    /// Pictures per second.
+    /// Pictures or tokens per second.
     pub(super) disk: f64,
     pub(super) memory: f64,
     /// What the process held of the device after these steps.
@@ -60,46 +61,37 @@ pub(super) struct Global {
 }
 
 struct Turn {
-    images_per_second: f64,
+    per_second: f64,
     device_bytes: u64,
 }
 
 impl<'a> Sources<'a> {
-    pub(super) fn new(set: &'a Arc<RecordSet>, batch: usize, data_ram: u64) -> Result<Sources<'a>> {
-        let workers = loader_threads();
-        let options =
-            RecordLoaderOptions { workers, ..RecordLoaderOptions::training(batch, 0, data_ram) };
-        let source = |options| RecordSource::new(Arc::clone(set), options);
-        let all = set.data_ram_to_hold(Split::Train);
-        if all <= data_ram {
-            let problem =
-                "the set fits into --data-ram, so nothing would be read; give a larger --data-size";
-            return Err(UsageError(problem.to_owned()).into());
-        }
-        let memory = source(RecordLoaderOptions { data_ram: all, ..options })?;
-        let show = |done: u64, total: u64| {
-            progress::show(&format!("reading into memory, {} %", 100 * done / total.max(1)));
-        };
-        let is_whole = memory.loader().preload(&show)?;
-        anyhow::ensure!(is_whole, "{} do not hold the set", size::show(all));
-        Ok(Sources { set, options, disk: source(options)?, memory })
+    pub(super) fn new(
+        stock: &'a Stock,
+        order: Order,
+        batch: BatchSize,
+        data_ram: u64,
+    ) -> Result<Sources<'a>> {
+        let memory = Some(stock.memory(order, batch, data_ram)?);
+        let disk = Some(stock.disk(order, batch, data_ram)?);
+        Ok(Sources { blocks: stock.blocks()?, disk, memory })
     }
 
-    /// Window order, from disk and from memory in turns.
+    /// From disk and from memory in turns.
     pub(super) fn measure<D: Benched>(
         &mut self,
         trainer: &mut Trainer<D>,
         seconds: f64,
     ) -> Result<Rates> {
-        let before = self.disk.loader().statistics();
+        let before = statistics(self.disk.as_deref());
         let (mut disk, mut memory) = (Vec::new(), Vec::new());
         for number in 0..TURNS {
             progress::show(&format!("training from memory and from disk, turn {}", number + 1));
             memory.push(turn(trainer, &mut self.memory, seconds)?);
-            self.set.drop_page_cache()?;
+            self.blocks.drop_page_cache()?;
             disk.push(turn(trainer, &mut self.disk, seconds)?);
         }
-        let after = self.disk.loader().statistics();
+        let after = statistics(self.disk.as_deref());
         let most = |turns: &[Turn]| turns.iter().map(|turn| turn.device_bytes).max().unwrap_or(0);
         let LoaderStatistics { stalls, batches, .. } = after;
         Ok(Rates {
@@ -107,73 +99,76 @@ impl<'a> Sources<'a> {
             memory_device_bytes: most(&memory),
             disk: median(disk),
             memory: median(memory),
-            reading_path: self.set.reading_path(),
-            cached_bytes: self.set.cached_bytes()?,
+            reading_path: self.blocks.reading_path(),
+            cached_bytes: self.blocks.cached_bytes()?,
             stalls: stalls - before.stalls,
             batches: batches - before.batches,
         })
     }
+}
 
-    /// Global order from disk, beside what the estimate says.
-    pub(super) fn measure_global<D: Benched>(
-        &self,
-        trainer: &mut Trainer<D>,
-        rates: &Rates,
-        bus_bytes_per_second: f64,
-        seconds: f64,
-    ) -> Result<Global> {
-        progress::show("measuring the disk");
-        let options = RecordLoaderOptions { order: Order::Global, ..self.options };
-        let demand = RecordDemand {
-            records: self.set.records(Split::Train),
-            rate: Some(rates.memory),
-            bus_bytes_per_second: Some(bus_bytes_per_second),
-        };
-        let disk = RecordRates::measure(self.set, &options)?;
-        let estimate = estimate_records(self.set, &options, &disk, &demand)?;
-        let slowest = estimate.stages.first().context("there is a stage")?;
-        progress::show("training from disk in global order");
-        let mut source = RecordSource::new(Arc::clone(self.set), options)?;
-        let turns: Result<Vec<Turn>> =
-            (0..TURNS).map(|_| turn(trainer, &mut source, seconds)).collect();
-        Ok(Global {
-            measured: median(turns?),
-            expected: slowest.rate,
-            is_disk_slowest: slowest.is_reading(),
-            slowest: slowest.name.to_owned(),
-        })
-    }
+fn statistics(source: Option<&dyn BatchSource>) -> LoaderStatistics {
+    source.and_then(BatchSource::statistics).unwrap_or_default()
+}
+
+/// Pictures in global order from disk, beside what the estimate says.
+pub(super) fn measure_global<D: Benched>(
+    set: &Arc<RecordSet>,
+    options: RecordLoaderOptions,
+    trainer: &mut Trainer<D>,
+    rates: &Rates,
+    bus_bytes_per_second: f64,
+    seconds: f64,
+) -> Result<Global> {
+    progress::show("measuring the disk");
+    let options =
+        RecordLoaderOptions { order: Order::Global, workers: loader_threads(), ..options };
+    let demand = RecordDemand {
+        records: set.records(Split::Train),
+        rate: Some(rates.memory),
+        bus_bytes_per_second: Some(bus_bytes_per_second),
+    };
+    let disk = RecordRates::measure(set, &options)?;
+    let estimate = estimate_records(set, &options, &disk, &demand)?;
+    let slowest = estimate.stages.first().context("there is a stage")?;
+    progress::show("training from disk in global order");
+    let mut source: Option<Box<dyn BatchSource>> =
+        Some(Box::new(RecordSource::new(Arc::clone(set), options)?));
+    let turns: Result<Vec<Turn>> =
+        (0..TURNS).map(|_| turn(trainer, &mut source, seconds)).collect();
+    Ok(Global {
+        measured: median(turns?),
+        expected: slowest.rate,
+        is_disk_slowest: slowest.is_reading(),
+        slowest: slowest.name.to_owned(),
+    })
 }
 
 fn median(mut turns: Vec<Turn>) -> f64 {
-    turns.sort_by(|one, other| one.images_per_second.total_cmp(&other.images_per_second));
-    turns[turns.len() / 2].images_per_second
+    turns.sort_by(|one, other| one.per_second.total_cmp(&other.per_second));
+    turns[turns.len() / 2].per_second
 }
 
-/// Trains for so many seconds.
+/// Trains for so many seconds, as a run does: the plan reads the next step's data while a step computes.
 fn turn<D: Benched>(
     trainer: &mut Trainer<D>,
-    source: &mut RecordSource,
+    source: &mut Option<Box<dyn BatchSource>>,
     seconds: f64,
 ) -> Result<Turn> {
-    let mut batches = [AnyBatch::default()];
-    let mut step = |trainer: &mut Trainer<D>| -> Result<usize> {
-        let rows = source.next_batch(&mut batches[0])?;
-        trainer.step(&batches, LEARNING_RATE)?;
-        Ok(rows)
-    };
+    trainer.exchange_source(source.take())?;
     for _ in 0..WARM_UP_STEPS {
-        step(trainer)?;
+        trainer.step_from_source(LEARNING_RATE, NextStep::Follows)?;
     }
     trainer.synchronize()?;
     let start = Instant::now();
-    let mut images = 0;
+    let mut units = 0;
     while start.elapsed().as_secs_f64() < seconds {
-        images += step(trainer)?;
+        units += trainer.step_from_source(LEARNING_RATE, NextStep::Follows)?.units();
     }
     trainer.synchronize()?;
-    Ok(Turn {
-        images_per_second: images as f64 / start.elapsed().as_secs_f64(),
-        device_bytes: trainer.device().vram_bytes()?,
-    })
+    let per_second = units as f64 / start.elapsed().as_secs_f64();
+    // Takes what was read ahead, so that the source goes on from where it is without reading anything twice.
+    trainer.step_from_source(LEARNING_RATE, NextStep::None)?;
+    *source = trainer.exchange_source(None)?;
+    Ok(Turn { per_second, device_bytes: trainer.device().vram_bytes()? })
 }

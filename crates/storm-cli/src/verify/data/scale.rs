@@ -1,16 +1,17 @@
 //! The set on disk that training reads.
 
 use super::DataArgs;
+use super::stock::Stock;
 use crate::data::{ByteProgress, Show};
 use crate::model::grouped;
 use crate::size;
 use anyhow::{Context, Result};
 use std::path::PathBuf;
 use std::time::Instant;
-use storm_data::IfExists;
 use storm_data::records::{
     Codec, RecordInput, RecordPackOptions, RecordSet, Repeated, Synthetic, pack_records,
 };
+use storm_data::{IfExists, SyntheticText, pack_synthetic_text};
 use tempfile::TempDir;
 
 /// CIFAR-10's pictures.
@@ -24,12 +25,32 @@ pub(super) struct Made {
     seconds: f64,
 }
 
-/// Makes a set of the size that is asked for.
-pub(super) fn make(args: &DataArgs, set_bytes: u64, codec: Codec) -> Result<Made> {
-    let folder = tempfile::Builder::new()
+/// Where a set is made.
+fn folder(args: &DataArgs) -> Result<TempDir> {
+    tempfile::Builder::new()
         .prefix(".storm-verify-")
         .tempdir_in(&args.data_at)
-        .with_context(|| format!("cannot write to {}", args.data_at.display()))?;
+        .with_context(|| format!("cannot write to {}", args.data_at.display()))
+}
+
+/// Makes text of so many tokens.
+pub(super) fn text(args: &DataArgs, tokens: u64, codec: Codec) -> Result<Made> {
+    let folder = folder(args)?;
+    let dir = folder.path().join("set");
+    let start = Instant::now();
+    let progress = ByteProgress::new("writing", Show::Progress);
+    let options = SyntheticText { tokens, out: dir.clone(), codec };
+    let packed = pack_synthetic_text(&options, &|at| {
+        progress.set(at.bytes_done, tokens, || format!("{} tokens", grouped(at.tokens)));
+    });
+    progress.finish();
+    packed?;
+    Ok(Made { dir, _folder: folder, seconds: start.elapsed().as_secs_f64() })
+}
+
+/// Makes pictures of so many bytes.
+pub(super) fn pictures(args: &DataArgs, set_bytes: u64, codec: Codec) -> Result<Made> {
+    let folder = folder(args)?;
     let dir = folder.path().join("set");
     let start = Instant::now();
     let options = RecordPackOptions {
@@ -68,16 +89,16 @@ fn input(args: &DataArgs, set_bytes: u64) -> Result<RecordInput> {
 
 impl Made {
     /// Drops its pages from the page cache, and says so.
-    pub(super) fn words(&self, set: &RecordSet) -> Result<String> {
-        let left = set.drop_page_cache()?;
-        let manifest = set.manifest();
-        let counts = &manifest.counts;
+    pub(super) fn words(&self, stock: &Stock, codec: Codec) -> Result<String> {
+        let blocks = stock.blocks()?;
+        let left = blocks.drop_page_cache()?;
+        let (count, things) = stock.count();
         Ok(format!(
-            "{}: {} records, {} on disk, {:.2} times shorter, made in {:.1} s; dropped from the page cache but {}",
-            manifest.codec.name(),
-            grouped(counts.records),
-            size::show(counts.stored_bytes),
-            manifest.ratio(),
+            "{}: {} {things}, {} on disk, {:.2} times shorter, made in {:.1} s; dropped from the page cache but {}",
+            codec.name(),
+            grouped(count),
+            size::show(blocks.manifest().counts.stored_bytes),
+            stock.ratio(),
             self.seconds,
             size::show(left)
         ))

@@ -43,22 +43,62 @@ pub(in crate::records) fn data_ram_to_hold(set: &RecordSet, blocks: u64) -> u64 
     16 * blocks.saturating_mul(block_bytes(set)).div_ceil(14)
 }
 
+/// What is to be loaded.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::records) struct Load {
+    /// Blocks of the part, which are like those of the dataset.
+    pub(in crate::records) blocks: u64,
+    /// Bytes of a row in a batch.
+    pub(super) row_bytes: u64,
+    /// Blocks of a group and those that its rows reach into.
+    pub(super) group_blocks: u64,
+    /// Whether batches ahead must fit into their share. Those of tokens may be longer, and then one is prepared.
+    pub(super) is_bounded: bool,
+}
+
+impl Load {
+    /// So many blocks, whose records are rows.
+    pub(in crate::records) fn records(set: &RecordSet, blocks: u64) -> Load {
+        let row_bytes = record_bytes(set);
+        Load { blocks, row_bytes, group_blocks: WINDOW_BLOCKS_MIN, is_bounded: true }
+    }
+}
+
+impl Load {
+    fn batch_bytes(&self, options: &RecordLoaderOptions) -> u64 {
+        self.row_bytes.saturating_mul(options.batch as u64)
+    }
+
+    /// The least `data_ram`.
+    pub(in crate::records) fn needed(&self, set: &RecordSet, options: &RecordLoaderOptions) -> u64 {
+        let block = block_bytes(set);
+        let batch = if self.is_bounded { self.batch_bytes(options) } else { 0 };
+        let blocks = match options.order {
+            Order::Global => block,
+            Order::Window | Order::Sequential => self.group_blocks * block / 7 + 1,
+        };
+        16 * batch.max(blocks)
+    }
+}
+
+fn record_bytes(set: &RecordSet) -> u64 {
+    let counts = &set.manifest().counts;
+    counts.raw_bytes.div_ceil(counts.records.max(1))
+}
+
 impl Memory {
-    /// For so many blocks like those of `set`.
+    /// For a part of a dataset.
     pub(in crate::records) fn new(
         set: &RecordSet,
-        blocks: u64,
+        load: &Load,
         options: &RecordLoaderOptions,
     ) -> Result<Memory, DataError> {
         let page = PAGE_BYTES as u64;
         let block = block_bytes(set);
-        let counts = &set.manifest().counts;
-        let record = counts.raw_bytes.div_ceil(counts.records.max(1));
-        let batch = record * options.batch as u64;
-        let needed = match options.order {
-            Order::Global => 16 * block.max(batch),
-            Order::Window | Order::Sequential => 16 * batch.max(WINDOW_BLOCKS_MIN * block / 7 + 1),
-        };
+        let record = record_bytes(set);
+        let Load { blocks, group_blocks, .. } = *load;
+        let batch = load.batch_bytes(options);
+        let needed = load.needed(set, options);
         let given = options.data_ram;
         if needed > given {
             let problem = format!(
@@ -67,7 +107,7 @@ impl Memory {
             return Err(DataError::Option { option: "data-ram", problem });
         }
         let sixteenth = given / 16;
-        let window_blocks = (7 * sixteenth / block).max(WINDOW_BLOCKS_MIN);
+        let window_blocks = (7 * sixteenth / block).max(group_blocks);
         // Compressed blocks on their way are nowhere else; others are in their windows.
         let on_their_way = match set.is_compressed() {
             true => (sixteenth / block).max(1),
@@ -98,7 +138,7 @@ impl Memory {
             in_flight: in_flight as usize,
             depth: depth as usize,
             block_bytes: resident * block,
-            ahead_bytes: depth * batch,
+            ahead_bytes: depth.saturating_mul(batch),
         })
     }
 }

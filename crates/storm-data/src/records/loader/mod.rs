@@ -1,11 +1,13 @@
-//! Batches of records: each record once per epoch, starting at any position, within a bound of memory.
+//! Batches of rows: each once per epoch, starting at any position, within a bound of memory. Rows are records, or tokens of a
+//! stream (`rows.rs`).
 //!
-//! The calling thread plans batches; workers read blocks and copy records. A window's blocks stay in memory until all
+//! The calling thread plans batches; workers read blocks and copy rows. A window's blocks stay in memory until all
 //! of its records were copied. Meanwhile the blocks of the next window are read, each batch in proportion, so that a
 //! window never begins with a burst of reads. Two windows and the batches ahead fit in `data_ram`.
 
 mod memory;
 mod planner;
+mod rows;
 mod window;
 mod worker;
 
@@ -15,8 +17,10 @@ use super::parallel;
 use super::read::Buffers;
 use super::set::{Reader, RecordSet};
 use crate::{DataError, Passes, Split};
-pub(super) use memory::{Memory, data_ram_to_hold};
+pub(super) use memory::{Load, Memory, data_ram_to_hold};
 use planner::{Planned, Planner};
+use rows::RowsOf;
+pub(crate) use rows::TokenRows;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -137,6 +141,7 @@ pub struct LoaderStatistics {
 pub struct RecordLoader {
     set: Arc<RecordSet>,
     options: RecordLoaderOptions,
+    rows: Arc<RowsOf>,
     planner: Planner,
     buffers: Arc<Buffers>,
     workers: Workers,
@@ -171,7 +176,31 @@ impl RecordLoader {
         let blocks = set.nonempty_blocks_of(options.part)?;
         let records = blocks.iter().map(|&block| set.block(block).records()).collect();
         let part = Part::new(blocks, records);
-        let memory = Memory::new(&set, part.blocks.len() as u64, &options)?;
+        let load = Load::records(&set, part.blocks.len() as u64);
+        RecordLoader::with_rows(set, options, RowsOf::Records, part, &load)
+    }
+
+    /// A loader of rows of tokens; `set` has their stream.
+    pub(crate) fn of_tokens(
+        set: Arc<RecordSet>,
+        options: RecordLoaderOptions,
+        rows: TokenRows,
+    ) -> Result<RecordLoader, DataError> {
+        options.check()?;
+        let (rows, part) = rows.spread(&set);
+        let load = rows.load(&part);
+        RecordLoader::with_rows(set, options, RowsOf::Tokens(rows), part, &load)
+    }
+
+    fn with_rows(
+        set: Arc<RecordSet>,
+        options: RecordLoaderOptions,
+        rows: RowsOf,
+        part: Part,
+        load: &Load,
+    ) -> Result<RecordLoader, DataError> {
+        let memory = Memory::new(&set, load, &options)?;
+        let rows = Arc::new(rows);
         let rule =
             Rule { order: options.order, seed: options.seed, window_blocks: memory.window_blocks };
         let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
@@ -181,11 +210,12 @@ impl RecordLoader {
             false if set.has_single_records() => Residence::SingleRecords,
             false => Residence::recent(memory.cached_blocks),
         };
-        let workers = Workers::start(&set, &buffers, &memory)?;
+        let workers = Workers::start(&set, &rows, &buffers, &memory)?;
         let planner = Planner::new(Arc::new(part), rule, options.passes, residence);
         let mut loader = RecordLoader {
             set,
             options,
+            rows,
             planner,
             buffers,
             workers,
@@ -209,7 +239,7 @@ impl RecordLoader {
     pub fn next_batch(&mut self, batch: &mut RecordBatch) -> Result<usize, DataError> {
         self.plan_ahead();
         let Some(next) = self.ahead.pop_front() else {
-            batch.prepare(self.set.layout(), self.options.batch);
+            batch.prepare(self.rows.layout(&self.set), self.options.batch);
             batch.finish();
             return Ok(0);
         };
@@ -284,13 +314,29 @@ impl RecordLoader {
         Ok(!blocks.is_empty())
     }
 
+    /// Blocks in a window; 0 where the order does not depend on it.
+    pub(crate) fn window_blocks(&self) -> u64 {
+        match self.options.order {
+            Order::Window => self.planner.window_blocks(),
+            Order::Global | Order::Sequential => 0,
+        }
+    }
+
+    /// Passes finished, and rows of this pass that were returned.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        (self.epoch, self.row)
+    }
+
+    /// Goes to a row that exists, or to the end of [`Passes::One`].
+    pub(crate) fn go_to(&mut self, epoch: u64, row: u64) {
+        self.seek(epoch, row);
+        self.plan_ahead();
+    }
+
     /// The current position, from which [`RecordLoader::resume`] continues.
     pub fn position(&self) -> RecordPosition {
         let RecordLoaderOptions { part, order, seed, .. } = self.options;
-        let window_blocks = match order {
-            Order::Window => self.planner.window_blocks(),
-            Order::Global | Order::Sequential => 0,
-        };
+        let window_blocks = self.window_blocks();
         let (dataset, epoch, row) = (self.set.id().to_owned(), self.epoch, self.row);
         RecordPosition { dataset, part, order, seed, window_blocks, epoch, row }
     }
@@ -331,8 +377,7 @@ impl RecordLoader {
             let problem = format!("an epoch has {rows} records, not {}", position.row);
             return Err(DataError::Position { problem });
         }
-        self.seek(position.epoch, position.row);
-        self.plan_ahead();
+        self.go_to(position.epoch, position.row);
         Ok(())
     }
 

@@ -142,7 +142,10 @@ impl Planner {
             let count = left.min(window_rows - self.place);
             let places = self.place..self.place + count;
             let epoch = now.order.epoch();
-            stretches.push(Stretch { window: Arc::clone(&now.window), epoch, places });
+            // Of rows that reach into many blocks, none may begin in some window.
+            if count > 0 {
+                stretches.push(Stretch { window: Arc::clone(&now.window), epoch, places });
+            }
             self.place += count;
             left -= count;
             position = (epoch, now.window.order.rows.start + self.place);

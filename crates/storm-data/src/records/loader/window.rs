@@ -5,7 +5,6 @@ use crate::records::block::Block;
 use crate::records::order::{Part, WindowOrder};
 use crate::records::set::{Reader, RecordSet};
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 /// Where records come from.
@@ -96,12 +95,12 @@ impl Recent {
     /// The blocks of some records. Other threads go on meanwhile; two may read the same block.
     fn all(
         &self,
-        wanted: &[Wanted],
+        wanted: impl Iterator<Item = u32>,
         set: &RecordSet,
         reader: &mut Reader,
     ) -> Result<HashMap<u32, Arc<Block>>, DataError> {
         let (mut blocks, mut missing) = (HashMap::new(), Vec::new());
-        for &Wanted { number, .. } in wanted {
+        for number in wanted {
             match self.find(number) {
                 Some(block) => drop(blocks.insert(number, block)),
                 None if missing.contains(&(number, number)) => {}
@@ -191,49 +190,61 @@ impl Window {
         set.load_each(empty, reader, fill).ok();
     }
 
-    /// Calls `with` with each record in a range of places, and its number in the dataset.
-    pub(super) fn records(
+    /// The record at a place, where rows are records.
+    pub(super) fn record_at(&self, place: u64) -> Wanted {
+        let (at, record) = self.order.at(place);
+        Wanted { at, number: self.number(at), record }
+    }
+
+    /// A record of the window's blocks by its number in the dataset.
+    pub(super) fn record(&self, set: &RecordSet, record: u64) -> Wanted {
+        let (number, record) = set.place_of(record);
+        let block = self.part.blocks.partition_point(|&block| block < number);
+        Wanted { at: self.order.find(block), number, record }
+    }
+
+    /// Calls `with` with each record that is wanted, and what came along with it.
+    pub(super) fn read<T>(
         &self,
-        places: Range<u64>,
+        wanted: impl Iterator<Item = (Wanted, T)> + Clone,
         set: &RecordSet,
         reader: &mut Reader,
-        mut with: impl FnMut(&[u8], u64) -> Result<(), String>,
+        mut with: impl FnMut(Wanted, T, &[u8]) -> Result<(), String>,
     ) -> Result<(), DataError> {
-        let at = |place| {
-            let (at, record) = self.order.at(place);
-            Wanted { at, number: self.number(at), record }
-        };
-        let mut with = |wanted: Wanted, bytes: &[u8]| {
-            let Wanted { number, record, .. } = wanted;
-            with(bytes, set.block(number).first_record + u64::from(record)).map_err(|problem| {
+        let mut with = |(wanted, extra): (Wanted, T), bytes: &[u8]| {
+            with(wanted, extra, bytes).map_err(|problem| {
+                let Wanted { number, record, .. } = wanted;
                 set.damaged_block(number, format!("its record {record}: {problem}"))
             })
         };
         match &self.residence {
             Residence::Whole(_) | Residence::Windows => {
-                self.fetch(places.clone().map(|place| at(place).at), set, reader, || true);
-                for wanted in places.map(at) {
+                self.fetch(wanted.clone().map(|(wanted, _)| wanted.at), set, reader, || true);
+                for (wanted, extra) in wanted {
                     let Some(slot) = self.slot(wanted.at) else { continue };
                     let block = slot.get(|| set.load(wanted.number, reader))?;
-                    with(wanted, block.record(wanted.record as usize, set.layout()))?;
+                    let bytes = block.record(wanted.record as usize, set.layout());
+                    with((wanted, extra), bytes)?;
                 }
                 Ok(())
             }
             Residence::SingleRecords => {
-                let wanted = places.map(at).map(|wanted| (wanted.number, wanted.record, wanted));
+                let wanted = wanted.map(|(one, extra)| (one.number, one.record, (one, extra)));
                 set.load_each_record(wanted, reader, with)
             }
             Residence::Recent(recent) => {
-                let mut places = places.map(at);
+                let mut wanted = wanted;
                 loop {
-                    let some: Vec<Wanted> = places.by_ref().take(reader.depth()).collect();
+                    let some: Vec<_> = wanted.by_ref().take(reader.depth()).collect();
                     if some.is_empty() {
                         return Ok(());
                     }
-                    let blocks = recent.all(&some, set, reader)?;
-                    for wanted in some {
+                    let numbers = some.iter().map(|(wanted, _)| wanted.number);
+                    let blocks = recent.all(numbers, set, reader)?;
+                    for (wanted, extra) in some {
                         let block = &blocks[&wanted.number];
-                        with(wanted, block.record(wanted.record as usize, set.layout()))?;
+                        let bytes = block.record(wanted.record as usize, set.layout());
+                        with((wanted, extra), bytes)?;
                     }
                 }
             }
@@ -243,10 +254,10 @@ impl Window {
 
 /// A record to copy.
 #[derive(Clone, Copy, Debug)]
-struct Wanted {
+pub(super) struct Wanted {
     /// Which block of the window.
     at: usize,
     /// Which block of the dataset.
-    number: u32,
-    record: u32,
+    pub(super) number: u32,
+    pub(super) record: u32,
 }

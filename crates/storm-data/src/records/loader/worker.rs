@@ -1,7 +1,8 @@
-//! Threads that read blocks and copy records into batches.
+//! Threads that read blocks and copy rows into batches.
 
 use super::memory::Memory;
 use super::planner::{Prefetch, Stretch};
+use super::rows::{RowsOf, Scratch};
 use crate::DataError;
 use crate::records::batch::RecordBatch;
 use crate::records::read::Buffers;
@@ -47,6 +48,7 @@ pub(super) struct Workers {
 #[derive(Debug)]
 struct Shared {
     set: Arc<RecordSet>,
+    rows: Arc<RowsOf>,
     buffers: Arc<Buffers>,
     counters: Counters,
     /// Reads in flight of each worker.
@@ -71,11 +73,13 @@ impl Counters {
 impl Workers {
     pub(super) fn start(
         set: &Arc<RecordSet>,
+        rows: &Arc<RowsOf>,
         buffers: &Arc<Buffers>,
         memory: &Memory,
     ) -> Result<Workers, DataError> {
         let shared = Arc::new(Shared {
             set: Arc::clone(set),
+            rows: Arc::clone(rows),
             buffers: Arc::clone(buffers),
             counters: Counters::default(),
             in_flight: memory.in_flight,
@@ -140,6 +144,7 @@ pub(super) fn lost() -> DataError {
 impl Shared {
     fn work(&self, jobs: &Mutex<Receiver<(u64, Job)>>) {
         let mut reader = Reader::new(&self.set, &self.buffers, self.in_flight);
+        let mut scratch = Scratch::default();
         loop {
             let next = match jobs.lock() {
                 Ok(jobs) => jobs.recv(),
@@ -151,7 +156,7 @@ impl Shared {
                 continue;
             }
             let Job { stretches, prefetch, batch, rows, reply } = job;
-            let made = self.make(&stretches, batch, rows, &mut reader);
+            let made = self.make(&stretches, batch, rows, &mut reader, &mut scratch);
             drop(stretches);
             // After a failure or a resume nothing waits for it.
             reply.send(made).ok();
@@ -168,16 +173,15 @@ impl Shared {
         mut batch: RecordBatch,
         rows: usize,
         reader: &mut Reader,
+        scratch: &mut Scratch,
     ) -> Reply {
-        let layout = self.set.layout();
-        batch.prepare(layout, rows);
+        batch.prepare(self.rows.layout(&self.set), rows);
         for Stretch { window, epoch, places } in stretches {
-            window.records(places.clone(), &self.set, reader, |record, number| {
-                batch.push(record, layout)?;
-                let row = batch.rows - 1;
-                batch.samples[row] = [number as i32, (number >> 32) as i32, *epoch as i32];
-                Ok(())
-            })?;
+            let first = batch.rows;
+            self.rows.copy(window, places.clone(), &self.set, reader, scratch, &mut batch)?;
+            for sample in &mut batch.samples[first..batch.rows] {
+                sample[2] = *epoch as i32;
+            }
         }
         batch.finish();
         Ok(batch)

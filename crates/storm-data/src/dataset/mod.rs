@@ -1,11 +1,19 @@
-//! A dataset on disk, checked and mapped.
+//! A dataset of tokens on disk, checked and open.
+
+mod mapped;
+mod tokens;
 
 use crate::manifest::{Manifest, TOKENIZER, TOKENIZER_BYTES_MAX, read_file, sha256_hex};
-use crate::shard::{Shard, file_name};
+use crate::records::{Reading, RecordSet};
 use crate::{DataError, Kind, Split};
+use mapped::MappedShards;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+pub(crate) use tokens::{TokenFormat, TokenStreams, starts_writer};
+
+/// What is wrong with starts that do not grow, or are past the last token.
+pub(crate) const INDEX_OUT_OF_ORDER: &str = "its index is out of order";
 
 /// How far [`Dataset::verify`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,17 +24,22 @@ pub struct VerifyProgress {
     pub bytes_total: u64,
 }
 
-/// A directory that [`crate::pack`] wrote. Shards are mapped: only what is read uses memory.
+/// A directory that [`crate::pack`] wrote. Only what is read uses memory.
 #[derive(Debug)]
 pub struct Dataset {
     dir: PathBuf,
     manifest: Manifest,
     id: String,
-    shards: Vec<Shard>,
-    /// Tokens before each shard, and in total.
-    tokens_before: Vec<u64>,
-    /// Documents or samples that start before each shard, and in total.
-    samples_before: Vec<u64>,
+    store: Store,
+}
+
+/// Where the tokens are.
+#[derive(Debug)]
+enum Store {
+    /// In files that are mapped into memory: version 1.
+    Mapped(MappedShards),
+    /// In blocks: version 2.
+    Streams(Box<TokenStreams>),
 }
 
 impl Dataset {
@@ -36,8 +49,16 @@ impl Dataset {
     /// # Errors
     /// Names the file and what is wrong with it.
     pub fn open(dir: &Path) -> Result<Dataset, DataError> {
+        Dataset::open_with(dir, Reading::from_environment()?)
+    }
+
+    /// As [`Dataset::open`], read in no faster way than the one that is given. Datasets of version 1 are mapped in any case.
+    ///
+    /// # Errors
+    /// As [`Dataset::open`].
+    pub fn open_with(dir: &Path, reading: Reading) -> Result<Dataset, DataError> {
         let (manifest, id) = Manifest::read(dir)?;
-        let dataset = Dataset::with_manifest(dir, manifest, id)?;
+        let dataset = Dataset::with_manifest(dir, manifest, id, reading)?;
         dataset.check_held_out()?;
         Ok(dataset)
     }
@@ -46,36 +67,20 @@ impl Dataset {
         dir: &Path,
         manifest: Manifest,
         id: String,
+        reading: Reading,
     ) -> Result<Dataset, DataError> {
-        let damaged = |problem: &str| DataError::damaged(dir, problem);
         if !manifest.tokenizer.is_sound() {
-            return Err(damaged(
-                "a special token of its tokenizer, like the end of text, is unknown",
-            ));
+            let problem = "a special token of its tokenizer, like the end of text, is unknown";
+            return Err(DataError::damaged(dir, problem));
         }
-        let open = |(number, info)| {
-            let path = dir.join(file_name(number));
-            Shard::open(&path, manifest.kind, manifest.tokenizer.vocabulary, info)
+        let store = match &manifest.stored {
+            None => Store::Mapped(MappedShards::open(dir, &manifest)?),
+            Some(stored) => {
+                let streams = TokenStreams::open(dir, &manifest, stored, reading)?;
+                Store::Streams(Box::new(streams))
+            }
         };
-        let shards: Vec<Shard> =
-            manifest.shards.iter().enumerate().map(open).collect::<Result<_, _>>()?;
-        // Each shard has fewer than 2^40 tokens, and there are fewer than 2^24 shards.
-        let sums = |count: fn(&Shard) -> u64| {
-            let mut sums = vec![0];
-            sums.extend(shards.iter().scan(0, |sum, shard| {
-                *sum += count(shard);
-                Some(*sum)
-            }));
-            sums
-        };
-        let (tokens_before, samples_before) = (sums(Shard::token_count), sums(Shard::sample_count));
-        let total = |sums: &[u64]| sums.last().copied().unwrap_or(0);
-        let counts = &manifest.counts;
-        if (total(&tokens_before), total(&samples_before)) != (counts.tokens, counts.samples) {
-            return Err(damaged("the shards do not add up to what the manifest says"));
-        }
-        let dir = dir.to_owned();
-        Ok(Dataset { dir, manifest, id, shards, tokens_before, samples_before })
+        Ok(Dataset { dir: dir.to_owned(), manifest, id, store })
     }
 
     /// The held-out part starts at its sample, or inside a document.
@@ -128,18 +133,28 @@ impl Dataset {
         }
     }
 
+    /// Its streams; none if it is mapped.
+    pub(crate) fn streams(&self) -> Option<&TokenStreams> {
+        match &self.store {
+            Store::Mapped(_) => None,
+            Store::Streams(streams) => Some(streams),
+        }
+    }
+
+    /// The blocks of its tokens; none if it has none, as in version 1.
+    pub fn token_blocks(&self) -> Option<&Arc<RecordSet>> {
+        self.streams().map(TokenStreams::set)
+    }
+
     /// Reads every byte and compares it with its checksum, including the tokenizer's copy.
     ///
     /// # Errors
     /// Names the first file that is damaged, and where.
     pub fn verify(&self, progress: &(dyn Fn(VerifyProgress) + Sync)) -> Result<(), DataError> {
-        let bytes_total = self.shards.iter().map(Shard::verified_bytes).sum();
-        let bytes_done = AtomicU64::new(0);
-        let done = |bytes: u64| {
-            let bytes_done = bytes_done.fetch_add(bytes, Ordering::Relaxed) + bytes;
-            progress(VerifyProgress { bytes_done, bytes_total });
-        };
-        self.shards.iter().try_for_each(|shard| shard.verify(&done))?;
+        match &self.store {
+            Store::Mapped(shards) => shards.verify(progress)?,
+            Store::Streams(streams) => streams.verify(progress)?,
+        }
         self.tokenizer_json()?;
         Ok(())
     }
@@ -169,14 +184,10 @@ impl Dataset {
         bytes: &mut Vec<u8>,
     ) -> Result<(), DataError> {
         self.check_range(start, dest.len())?;
-        let (mut start, mut dest) = (start, dest);
-        while !dest.is_empty() {
-            let (shard, at, count) = self.place(start, dest.len());
-            let (now, later) = dest.split_at_mut(count);
-            shard.read_tokens(at, now, bytes)?;
-            (start, dest) = (start + count as u64, later);
+        match &self.store {
+            Store::Mapped(shards) => shards.read_tokens(start, dest, bytes),
+            Store::Streams(streams) => streams.read_tokens(start, dest),
         }
-        Ok(())
     }
 
     /// Copies the loss masks of tokens, starting at token `start`: whether each is learned. In text,
@@ -195,23 +206,16 @@ impl Dataset {
             dest.fill(true);
             return Ok(());
         }
-        let (mut start, mut dest) = (start, dest);
-        while !dest.is_empty() {
-            let (shard, at, count) = self.place(start, dest.len());
-            let (now, later) = dest.split_at_mut(count);
-            shard.read_mask(at, now, bytes)?;
-            (start, dest) = (start + count as u64, later);
+        match &self.store {
+            Store::Mapped(shards) => shards.read_mask(start, dest, bytes),
+            Store::Streams(streams) => streams.read_mask(start, dest),
         }
-        Ok(())
     }
 
-    /// Asks the system to prefetch tokens.
-    pub(crate) fn will_need(&self, start: u64, count: usize) {
-        let (mut start, mut left) = (start, count);
-        while left > 0 && start < self.manifest.counts.tokens {
-            let (shard, at, count) = self.place(start, left);
-            shard.will_need(at, count as u64);
-            (start, left) = (start + count as u64, left - count);
+    /// Asks the system to prefetch tokens of files that are mapped.
+    pub(crate) fn will_need(&self, tokens: Range<u64>) {
+        if let Store::Mapped(shards) = &self.store {
+            shards.will_need(tokens.start, tokens.end.min(self.manifest.counts.tokens));
         }
     }
 
@@ -227,10 +231,9 @@ impl Dataset {
         }
         let mut starts = [0; 2];
         self.sample_starts(number, &mut starts)?;
-        // The index was checked, but a file may change at any time.
         match starts[0] < starts[1] && starts[1] <= self.manifest.counts.tokens {
             true => Ok(starts[0]..starts[1]),
-            false => Err(DataError::damaged(&self.dir, "an index changed while it was in use")),
+            false => Err(DataError::damaged(&self.dir, INDEX_OUT_OF_ORDER)),
         }
     }
 
@@ -244,23 +247,14 @@ impl Dataset {
     /// Where documents or samples start, from number `first` on; after the last one, the end of the
     /// data.
     pub(crate) fn sample_starts(&self, first: u64, dest: &mut [u64]) -> Result<(), DataError> {
-        let (mut first, mut dest) = (first, dest);
-        while !dest.is_empty() {
-            if first >= self.manifest.counts.samples {
-                dest.fill(self.manifest.counts.tokens);
-                break;
-            }
-            // The last shard that starts at or before it: earlier ones may be empty.
-            let number = self.samples_before.partition_point(|&before| before <= first) - 1;
-            let shard = &self.shards[number];
-            let at = first - self.samples_before[number];
-            let count = (shard.sample_count() - at).min(dest.len() as u64) as usize;
-            let (now, later) = dest.split_at_mut(count);
-            shard.read_index(at, now)?;
-            now.iter_mut().for_each(|start| *start += self.tokens_before[number]);
-            (first, dest) = (first + count as u64, later);
+        let counts = &self.manifest.counts;
+        let known = counts.samples.saturating_sub(first).min(dest.len() as u64);
+        let (starts, past) = dest.split_at_mut(known as usize);
+        past.fill(counts.tokens);
+        match &self.store {
+            Store::Mapped(shards) => shards.read_starts(first, starts),
+            Store::Streams(streams) => streams.read_starts(first, starts),
         }
-        Ok(())
     }
 
     fn check_range(&self, start: u64, count: usize) -> Result<(), DataError> {
@@ -270,14 +264,5 @@ impl Dataset {
             return Err(DataError::Option { option: "tokens", problem });
         }
         Ok(())
-    }
-
-    /// The shard of an existing token, the token's place in it, and how many of `count` tokens are
-    /// there.
-    fn place(&self, token: u64, count: usize) -> (&Shard, u64, usize) {
-        let number = self.tokens_before.partition_point(|&before| before <= token) - 1;
-        let at = token - self.tokens_before[number];
-        let here = self.shards[number].token_count() - at;
-        (&self.shards[number], at, here.min(count as u64) as usize)
     }
 }
