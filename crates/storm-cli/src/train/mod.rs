@@ -17,6 +17,7 @@ mod options;
 mod output;
 mod pictures;
 mod planned;
+mod predictions;
 mod progress;
 mod progress_line;
 mod recorded;

@@ -165,6 +165,7 @@ pub(super) mod tests {
             data_wait_seconds: 0.0,
             hidden_share: None,
             compute_share: None,
+            phase: None,
         }
     }
 

@@ -1,0 +1,71 @@
+//! The memory of predictions: as priced, and no more with time.
+
+use crate::support::{
+    DIRECTIONS, F32, HeldOut, cases, predict, run, run_options, tiny, train_options,
+};
+use storm_host::allocation::peak_bytes;
+use storm_train::{
+    AnyBatch, BatchSource, Controller, Direction, PhaseLengths, PredictOptions, Stop, predict_bytes,
+};
+
+#[test]
+fn the_price_is_what_is_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in cases() {
+        for direction in DIRECTIONS {
+            let mut run = run(folder.path(), &case, run_options(&case, 24), None);
+            let mut source = crate::support::Made { next: 0, shift: 0 };
+            let mut batches = vec![AnyBatch::default(); 4];
+            for batch in &mut batches {
+                source.next_batch(batch).expect("a batch");
+            }
+            let taken = run.predict(predict(direction), batches).expect("memory");
+            let price = predict_bytes(tiny(case.lora), &train_options(&case), &direction);
+            assert_eq!(taken, price.expect("a model"), "{direction:?} {case:?}");
+        }
+    }
+}
+
+/// A run of a thousand predictions takes no more memory than one of some.
+#[test]
+fn memory_does_not_grow_with_predictions() {
+    let peak = |predictions: u64| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = PredictOptions {
+            lengths: PhaseLengths { warm_up: 1, full: 1, correct: 1 },
+            controller: Controller::Constant { tau: 1e-3 },
+            noise: 1e9,
+            ..predict(Direction::LastUpdate)
+        };
+        let steps = 1 + predictions;
+        let settings = Some((options, HeldOut::Alike));
+        let mut run = run(folder.path(), &F32, run_options(&F32, steps + 1), settings);
+        // What is heard grows.
+        let mut count = Count(0);
+        let (_, bytes) = peak_bytes(|| run.train(&Stop::new(), &mut count).expect("a run"));
+        assert_eq!(count.0, predictions);
+        bytes
+    };
+    let (few, many) = (peak(100), peak(1000));
+    assert!(many <= few + (4 << 10), "{few} bytes for 100 predictions, {many} for 1000");
+}
+
+struct Count(u64);
+
+impl storm_train::Observer for Count {
+    fn step(
+        &mut self,
+        _: &storm_train::StepEvent,
+        _: &mut dyn storm_train::Observed,
+    ) -> Result<(), storm_train::RunError> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &storm_train::Event<'_>) -> Result<(), storm_train::RunError> {
+        if let storm_train::Event::Predicted { .. } = event {
+            self.0 += 1;
+        }
+        Ok(())
+    }
+}
+
