@@ -15,10 +15,12 @@ fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
 
 #[test]
 fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
+    // Every direction in another case; long tests stop after every step of each.
+    let every = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1 } else { 3 };
     for (direction, case) in DIRECTIONS.into_iter().zip(cases()) {
         for settings in mixed(direction) {
             let (expected, all) = whole(&case, STEPS, Some(settings));
-            for step in 1..STEPS {
+            for step in (1..STEPS).step_by(every) {
                 let folder = tempfile::tempdir().expect("a folder");
                 let options = run_options(&case, STEPS);
                 let mut first = run(folder.path(), &case, options.clone(), Some(settings));
@@ -51,7 +53,7 @@ fn a_run_that_is_killed_anywhere_goes_on_bit_by_bit() {
     for case in cases {
         let direction = Direction::Outer { window: 3, momentum: 0.5 };
         for settings in mixed(direction) {
-            killed_anywhere(&case, settings, if is_long { 1 } else { 3 });
+            killed_anywhere(&case, settings, if is_long { 1 } else { 7 });
         }
     }
 }

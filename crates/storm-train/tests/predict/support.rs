@@ -46,7 +46,7 @@ pub(crate) fn cases() -> Vec<Case> {
         Case { precision: Precision::Bf16Master, ..F32 },
         Case { precision, update, ..F32 },
         Case { lora: true, precision, ..F32 },
-        Case { lora: true, update, learning_rate: 0.1, ..F32 },
+        Case { lora: true, update, ..F32 },
     ]
 }
 
