@@ -18,6 +18,7 @@ mod output;
 mod pictures;
 mod planned;
 mod predictions;
+mod probe;
 mod progress;
 mod progress_line;
 mod recorded;
