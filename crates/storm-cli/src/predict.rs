@@ -1,10 +1,11 @@
 //! Predictions as people ask for them: a `[predict]` section in a config file, `--predict 'direction="last-update"'` as a
 //! flag.
 
+use crate::UsageError;
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
-use storm_train::{Controller, Direction, PhaseLengths, PredictOptions, TrainError};
+use storm_train::{Controller, Direction, PhaseLengths, PredictOptions};
 
 /// A table of options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -114,10 +115,8 @@ impl FromStr for PredictArg {
 
 impl PredictArg {
     /// How the run predicts, if it has so many steps.
-    pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, TrainError> {
-        let refuse = |problem: &str| {
-            Err(TrainError::Option { option: "predict", problem: problem.to_owned() })
-        };
+    pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, UsageError> {
+        let refuse = |problem: &str| Err(UsageError(format!("predict: {problem}")));
         if self.probe_batches.get() > PROBE_BATCHES_MAX {
             return refuse(&format!("probe-batches is at most {PROBE_BATCHES_MAX}"));
         }
@@ -161,7 +160,7 @@ impl PredictArg {
             noise: self.noise,
             margin: self.margin,
         };
-        options.check(steps)?;
+        options.check(steps).map_err(|error| UsageError(error.to_string()))?;
         Ok(options)
     }
 

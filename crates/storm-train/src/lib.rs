@@ -76,7 +76,8 @@ pub use predict::{
     Verdict, predict_bytes,
 };
 pub use record::{
-    Evaluated, History, LastPlan, Measure, MetricsFile, Part, Picture, Pictures, PlanFacts,
+    Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures, PlanFacts,
+    Predictions,
     Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics,
     write_report,
 };

@@ -448,7 +448,12 @@ pub(super) fn request(
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
     let predict_bytes = match &settings.predict {
         Some(predict) => {
-            let rows = predict.held_out_batches().saturating_mul(options.batch) as u64;
+            let batch = match step {
+                StepSize::MicroBatches(_) => options.batch,
+                // The largest that may be chosen.
+                StepSize::Tokens(tokens) => (tokens / options.sequence).max(1),
+            };
+            let rows = predict.held_out_batches().saturating_mul(batch) as u64;
             let rows_bytes = host_memory::of_unit(&config)
                 .saturating_mul(options.sequence as u64)
                 .saturating_mul(rows);

@@ -8,6 +8,7 @@ use super::probe::Probe;
 use super::state::{Point, PredictState, Undo, extrapolated};
 use super::{Direction, Phase, PredictOptions};
 use crate::{AnyBatch, Event, Observer, RunError, StatePart, TrainError, Trainer, Verified};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::time::Instant;
 use storm_device::PlanDevice;
@@ -55,7 +56,7 @@ pub struct Jump {
 }
 
 /// The jumps between two steps.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     /// Jumps that stay for now.
     pub accepted: u32,
@@ -64,24 +65,33 @@ pub struct Prediction {
     /// What the accepted ones come to, in lengths of the direction.
     pub tau: f32,
     /// On the probe, before the first.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
     /// And after the last that was accepted.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
     /// It took, copies and losses included.
     pub seconds: f64,
 }
 
 /// What a correction came to.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Judgement {
     /// The held-out loss after its steps; not a number if one of them had none.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
     /// Where the trend from before the jumps leads.
+    #[serde(deserialize_with = "number_or_null")]
     pub expected: f64,
     /// Whether the jumps stay; otherwise all is as it was before them.
     pub kept: bool,
     /// It took, the way back included.
     pub seconds: f64,
+}
+
+/// JSON has no number that is none: it is written as null.
+fn number_or_null<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(source)?.unwrap_or(f64::NAN))
 }
 
 /// Where an undo went back to.
