@@ -125,7 +125,9 @@ impl PredictArg {
             return refuse("growth and jumps are for controller = \"line-search\"");
         }
         if self.direction == DirectionArg::LastUpdate && self.window.is_some() {
-            return refuse("window is for other directions than \"last-update\", whose window is 1");
+            return refuse(
+                "window is for other directions than \"last-update\", whose window is 1",
+            );
         }
         if self.direction != DirectionArg::Outer && self.momentum.is_some() {
             return refuse("momentum is for direction = \"outer\"");
@@ -133,11 +135,7 @@ impl PredictArg {
         let window = self.window.map_or(self.full, NonZeroU64::get);
         let tau = self.tau as f32;
         let options = PredictOptions {
-            lengths: PhaseLengths {
-                warm_up: self.warm_up,
-                full: self.full,
-                correct: self.correct,
-            },
+            lengths: PhaseLengths { warm_up: self.warm_up, full: self.full, correct: self.correct },
             direction: match self.direction {
                 DirectionArg::LastUpdate => Direction::LastUpdate,
                 DirectionArg::Average => Direction::Average { window },

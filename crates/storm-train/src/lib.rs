@@ -72,14 +72,13 @@ pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use predict::{
-    Controller, Direction, Judgement, Jump, Phase, PhaseLengths, PredictOptions, PredictState, Prediction,
-    Verdict, predict_bytes,
+    Controller, Direction, Judgement, Jump, Phase, PhaseLengths, PredictOptions, PredictState,
+    Prediction, Verdict, predict_bytes,
 };
 pub use record::{
-    Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures, PlanFacts,
-    Predictions,
-    Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics,
-    write_report,
+    Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
+    PlanFacts, Predictions, Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile,
+    Throughput, read_metrics, write_report,
 };
 pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};

@@ -7,7 +7,9 @@ use storm_train::{Judgement, Jump, Prediction};
 pub(super) fn jumped(step: u64, jump: &Jump) -> String {
     let Jump { tau, loss_before, loss, verdict, .. } = jump;
     let verdict = verdict.name();
-    format!("step {step} predict: jump of {tau}, probe loss {loss_before:.4} to {loss:.4}, {verdict}")
+    format!(
+        "step {step} predict: jump of {tau}, probe loss {loss_before:.4} to {loss:.4}, {verdict}"
+    )
 }
 
 pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {

@@ -129,8 +129,12 @@ impl Copies {
     ) -> Result<Copies, TrainError> {
         let weights = weights(trainer.instances(), trainer.options().precision);
         let undo = Snapshot::new(trainer)?;
-        let positions: BTreeMap<&str, usize> =
-            undo.tensors().iter().enumerate().map(|(at, tensor)| (tensor.name.as_str(), at)).collect();
+        let positions: BTreeMap<&str, usize> = undo
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(at, tensor)| (tensor.name.as_str(), at))
+            .collect();
         let base = weights.iter().map(|weight| positions[weight.value().as_str()]).collect();
         let parameters =
             weights.iter().map(|weight| positions[weight.parameter.as_str()]).collect();
@@ -145,7 +149,8 @@ impl Copies {
         copies.places = copies
             .parts()
             .flat_map(|(part, snapshot)| {
-                let names = snapshot.tensors().iter().map(move |tensor| name_in(part, &tensor.name));
+                let names =
+                    snapshot.tensors().iter().map(move |tensor| name_in(part, &tensor.name));
                 names.enumerate().map(move |(at, name)| (name, (part, at)))
             })
             .collect();
@@ -225,7 +230,9 @@ impl Copies {
                 ..tensor.clone()
             }
         };
-        self.parts().flat_map(|(part, snapshot)| snapshot.tensors().iter().map(named(part))).collect()
+        self.parts()
+            .flat_map(|(part, snapshot)| snapshot.tensors().iter().map(named(part)))
+            .collect()
     }
 
     /// Some bytes of a tensor of a checkpoint, if it is one of these.

@@ -152,7 +152,9 @@ mod tests {
         let signs = |step: u32| -> Vec<f32> {
             let stream = Stream { tensor: 1, layer: 2 };
             let mut words = RandomWords::new(Seed { seed: 7, step }, stream);
-            (0..4096).map(|element| Course::Signs(0.5).at(9.0, 1.0, 5.0, words.at(element))).collect()
+            (0..4096)
+                .map(|element| Course::Signs(0.5).at(9.0, 1.0, 5.0, words.at(element)))
+                .collect()
         };
         let values = signs(3);
         assert!(values.iter().all(|value| value.abs() == 0.5));

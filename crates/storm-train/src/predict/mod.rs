@@ -21,6 +21,6 @@ pub use copies::predict_bytes;
 pub use direction::Direction;
 pub use options::PredictOptions;
 pub use phases::{Phase, PhaseLengths};
-pub use predictor::{Jump, Judgement, Prediction, Verdict};
 pub(crate) use predictor::{BackTo, Made, Predictor};
+pub use predictor::{Judgement, Jump, Prediction, Verdict};
 pub use state::PredictState;

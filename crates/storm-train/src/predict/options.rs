@@ -93,10 +93,19 @@ mod tests {
             ..good
         };
         let cases = [
-            ("warm-up is 0", PredictOptions { lengths: PhaseLengths { warm_up: 0, ..lengths }, ..good }),
+            (
+                "warm-up is 0",
+                PredictOptions { lengths: PhaseLengths { warm_up: 0, ..lengths }, ..good },
+            ),
             ("full is 0", PredictOptions { lengths: PhaseLengths { full: 0, ..lengths }, ..good }),
-            ("correct is 0", PredictOptions { lengths: PhaseLengths { correct: 0, ..lengths }, ..good }),
-            ("15 steps", PredictOptions { lengths: PhaseLengths { correct: 3, ..lengths }, ..good }),
+            (
+                "correct is 0",
+                PredictOptions { lengths: PhaseLengths { correct: 0, ..lengths }, ..good },
+            ),
+            (
+                "15 steps",
+                PredictOptions { lengths: PhaseLengths { correct: 3, ..lengths }, ..good },
+            ),
             ("window is 9", outer(9, 0.5)),
             ("window is 0", outer(0, 0.5)),
             ("momentum is 1", outer(8, 1.0)),

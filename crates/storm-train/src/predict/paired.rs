@@ -12,8 +12,11 @@ pub(super) struct Change {
 /// The change between two measurements on the same micro-batches. Each has, by micro-batch, the sum of losses divided by
 /// the targets of all; `shares` are the shares of all targets. There are at least two.
 pub(super) fn change(before: &[f32], after: &[f32], shares: &[f64]) -> Change {
-    let differences: Vec<f64> =
-        before.iter().zip(after).map(|(&before, &after)| f64::from(after) - f64::from(before)).collect();
+    let differences: Vec<f64> = before
+        .iter()
+        .zip(after)
+        .map(|(&before, &after)| f64::from(after) - f64::from(before))
+        .collect();
     let mean: f64 = differences.iter().sum();
     let squares: f64 = differences
         .iter()

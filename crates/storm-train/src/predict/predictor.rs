@@ -304,7 +304,9 @@ impl Predictor {
                 piece.resize(count * size, 0);
                 trainer.read_state(&value, first * size, piece)?;
                 let before = &mut before[first * size..(first + count) * size];
-                for (at, average) in state[4 * first..4 * (first + count)].chunks_exact_mut(4).enumerate() {
+                for (at, average) in
+                    state[4 * first..4 * (first + count)].chunks_exact_mut(4).enumerate()
+                {
                     let update = weight.form.read(piece, at) - weight.form.read(before, at);
                     let now = keep * f32_at(average, 0) + (1.0 - keep) * update;
                     average.copy_from_slice(&now.to_ne_bytes());
@@ -427,7 +429,11 @@ impl Predictor {
                     first_element: first,
                 };
                 moved += fill(&piece, course, tau, before, parameter, master);
-                trainer.write_state(&weight.parameter, first * form.parameter_bytes(), parameter)?;
+                trainer.write_state(
+                    &weight.parameter,
+                    first * form.parameter_bytes(),
+                    parameter,
+                )?;
                 if !master.is_empty() {
                     trainer.write_state(&master_name, first * form.master_bytes(), master)?;
                 }

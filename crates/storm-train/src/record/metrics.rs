@@ -258,9 +258,9 @@ impl Sink for MetricsFile {
 #[cfg(test)]
 mod tests {
     use super::super::History;
-    use crate::Phase;
     use super::super::history::tests::record;
     use super::*;
+    use crate::Phase;
 
     #[test]
     fn times_and_text_are_read_again() {
@@ -279,8 +279,7 @@ mod tests {
             seconds: 4.0,
         };
         // Written as null.
-        let judgement =
-            Judgement { loss: f64::NAN, expected: 2.0, kept: false, seconds: 0.5 };
+        let judgement = Judgement { loss: f64::NAN, expected: 2.0, kept: false, seconds: 0.5 };
         let events = [
             Event::Evaluated {
                 step: 1,

@@ -44,7 +44,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     }
 
     /// Undoes jumps after which a step has no finite loss; false if there are none to undo.
-    pub(super) fn recover(&mut self, step: u64, observer: &mut dyn Observer) -> Result<bool, RunError> {
+    pub(super) fn recover(
+        &mut self,
+        step: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<bool, RunError> {
         let Some(predictor) = &mut self.predictor else { return Ok(false) };
         if self.trainer.is_partly_updated() {
             return Ok(false);

@@ -1,6 +1,6 @@
 //! What a run that predicts refuses.
 
-use crate::support::{Case, F32, HeldOut, Heard, STEPS, predict, run, run_options};
+use crate::support::{Case, F32, Heard, HeldOut, STEPS, predict, run, run_options};
 use storm_train::{Controller, Direction, PhaseLengths, PredictOptions, RunOptions, Stop};
 
 #[test]

@@ -71,4 +71,3 @@ impl storm_train::Observer for Count {
         Ok(())
     }
 }
-

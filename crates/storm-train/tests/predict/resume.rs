@@ -1,7 +1,7 @@
 //! Runs that stop in any phase, or are killed at any moment, and go on.
 
 use crate::support::{
-    Case, DIRECTIONS, F32, HeldOut, Heard, STEPS, cases, end, predict, run, run_options, whole,
+    Case, DIRECTIONS, F32, Heard, HeldOut, STEPS, cases, end, predict, run, run_options, whole,
 };
 use storm_train::{Direction, PredictOptions, RunOptions, Stop};
 

@@ -70,15 +70,14 @@ fn charts<'a>(
             values: history.evaluations().map(|found| in_range(found.loss)).collect(),
         });
     }
-    let chart =
-        |title, series, limit, from_zero, unit| Chart {
-            title,
-            series,
-            limit,
-            from_zero,
-            unit,
-            band: Vec::new(),
-        };
+    let chart = |title, series, limit, from_zero, unit| Chart {
+        title,
+        series,
+        limit,
+        from_zero,
+        unit,
+        band: Vec::new(),
+    };
     let rates = vec![plain("applied", "recomputed", &|r| Some(f64::from(r.learning_rate)))];
     let speeds = vec![noisy("speed", "backward", &|r| Some(r.throughput.per_second()))];
     let norms = vec![noisy("before clipping", "optimizer", &|r| Some(f64::from(r.gradient_norm)))];
