@@ -378,7 +378,7 @@ impl Predictor {
             loss: measured.loss(),
             seconds: begun.elapsed().as_secs_f64(),
         };
-        Ok(observer.event(&Event::Predicted { step: made.step, prediction })?)
+        observer.event(&Event::Predicted { step: made.step, prediction })
     }
 
     /// The direction of each weight.
