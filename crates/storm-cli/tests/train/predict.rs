@@ -59,12 +59,12 @@ fn a_run_that_is_killed_in_a_prediction_goes_on_bit_by_bit() {
 }
 
 #[test]
-fn what_cannot_predict_is_refused_before_anything_is_written() {
+fn what_cannot_predict_is_refused_before_the_first_step() {
     let place = Place::new();
     let refused = |predict: &str, more: &[&str], parts: &[&str]| {
         let flags = ["--steps", "24", "--predict", predict];
         place.run("bad", &[&flags[..], more].concat()).failed(2, parts);
-        assert!(!place.run_folder("bad").join("checkpoints").exists());
+        assert!(!place.run_folder("bad").join("metrics.jsonl").exists());
     };
     let held = ["--held-out", "0.4"];
     refused("direction=\"rssm\"", &held, &["rssm"]);
