@@ -30,6 +30,7 @@ mod model_tokenizer;
 mod option_table;
 mod plan;
 mod precision;
+mod predict;
 mod probe;
 mod progress;
 mod report;

@@ -8,6 +8,8 @@ mod sequence;
 
 pub use sequence::Random;
 
+use half::bf16;
+
 /// Words of the device tensor that carries seed and step: low seed, high seed, step.
 pub const SEED_WORDS: usize = 3;
 
@@ -22,6 +24,8 @@ pub enum Purpose {
     Dropout,
     /// Changes of pictures.
     Augmentation,
+    /// Weights that are predicted: their rounding, and directions that are drawn.
+    Prediction,
 }
 
 /// Which tensor the bits are for: a parameter's number in its program, and its layer.
@@ -123,10 +127,21 @@ pub fn words(seed: Seed, purpose: Purpose, stream: Stream, block: u64) -> [u32; 
         Purpose::Rounding => 0x5bd1_e995,
         Purpose::Dropout => 0x27d4_eb2f,
         Purpose::Augmentation => 0x1656_67b1,
+        Purpose::Prediction => 0x3c6e_f372,
     };
     let key = [seed.seed as u32, (seed.seed >> 32) as u32 ^ tag];
     let tensor = u32::from(stream.tensor) << 16 | u32::from(stream.layer);
     philox([block as u32, (block >> 32) as u32, tensor, seed.step], key)
+}
+
+/// Rounds at random to one of both neighbours, so that the mean over all `bits` is the value: adds them below the last place
+/// that is kept, and cuts off. What bf16 holds stays as it is, and so does what is not finite.
+#[inline(always)]
+pub fn round_to_bf16(value: f32, bits: u16) -> bf16 {
+    match value.is_finite() {
+        true => bf16::from_bits((value.to_bits().wrapping_add(u32::from(bits)) >> 16) as u16),
+        false => bf16::from_f32(value),
+    }
 }
 
 #[inline]
@@ -178,6 +193,7 @@ mod tests {
             words(seed, Purpose::Initialization, stream, 11),
             words(seed, Purpose::Dropout, stream, 11),
             words(seed, Purpose::Augmentation, stream, 11),
+            words(seed, Purpose::Prediction, stream, 11),
             words(seed, Purpose::Rounding, Stream { tensor: 3, ..stream }, 11),
             words(seed, Purpose::Rounding, Stream { layer: 6, ..stream }, 11),
             words(seed, Purpose::Rounding, stream, 12),

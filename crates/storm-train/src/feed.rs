@@ -130,6 +130,7 @@ impl Exchange {
             dropout: [0; DROPOUT_WORDS],
             phase: phase_words(seeds.forward),
             loss: 0.0,
+            losses: None,
             correct: 0.0,
             gradient_norm: f32::NAN,
         }
@@ -158,6 +159,8 @@ pub(crate) struct StepFeed<'a, B> {
     dropout: [i32; DROPOUT_WORDS],
     phase: [i32; PHASE_WORDS],
     loss: f32,
+    /// Of each micro-batch, if somebody wants to know.
+    pub(crate) losses: Option<&'a mut [f32]>,
     correct: f32,
     pub(crate) gradient_norm: f32,
 }
@@ -208,7 +211,12 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
         let value = || f32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         match tensor.name.as_str() {
             // In the order of the micro-batches, as the sum over them is.
-            LOSS => self.loss += value(),
+            LOSS => {
+                self.loss += value();
+                if let (Some(losses), Some(micro_batch)) = (&mut self.losses, micro_batch) {
+                    losses[micro_batch] = value();
+                }
+            }
             CORRECT => self.correct += value(),
             names::NORM => self.gradient_norm = value(),
             name => {

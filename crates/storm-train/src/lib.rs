@@ -36,6 +36,7 @@ mod micro_batch;
 mod moments;
 mod optimizer;
 mod precision;
+mod predict;
 mod record;
 mod records;
 mod reference;
@@ -70,10 +71,14 @@ pub use micro_batch::{Entries, MicroBatch, NamedInputs, Values};
 pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
+pub use predict::{
+    Controller, Direction, Judgement, Jump, Phase, PhaseLengths, PredictOptions, PredictState,
+    Prediction, Verdict, predict_bytes,
+};
 pub use record::{
-    Evaluated, History, LastPlan, Measure, MetricsFile, Part, Picture, Pictures, PlanFacts,
-    Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile, Throughput, read_metrics,
-    write_report,
+    Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
+    PlanFacts, Predictions, Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile,
+    Throughput, read_metrics, write_report,
 };
 pub use records::RecordSource;
 pub use reference::{ReferenceTrainer, StepReport, TrainOptions};

@@ -309,6 +309,23 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// As [`Trainer::step`], but with any number of batches; also if the plan has no such segment.
     pub fn evaluate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
+        self.evaluate_into(batches, None)
+    }
+
+    /// [`Trainer::evaluate`], with the part that each batch has in the loss.
+    pub(crate) fn evaluate_each(
+        &mut self,
+        batches: &[impl MicroBatch],
+        losses: &mut [f32],
+    ) -> Result<Found, TrainError> {
+        self.evaluate_into(batches, Some(losses))
+    }
+
+    fn evaluate_into(
+        &mut self,
+        batches: &[impl MicroBatch],
+        losses: Option<&mut [f32]>,
+    ) -> Result<Found, TrainError> {
         let Some(group) = self.planned.evaluated_micro_batches() else {
             return Err(TrainError::Option {
                 option: "plan",
@@ -320,6 +337,7 @@ impl<D: PlanDevice> Trainer<D> {
         let seeds = StepSeeds { update: self.seed(self.updates), forward: None };
         let batches_fed = Batches::Given(batches);
         let mut feed = self.exchange.feed(batches_fed, denominator, StepScalars::NONE, seeds);
+        feed.losses = losses;
         for first in (0..batches.len()).step_by(group) {
             self.planned.evaluate(&mut feed, first)?;
         }
@@ -541,6 +559,11 @@ impl<D: PlanDevice> Trainer<D> {
     pub(crate) fn state_tensors(&self) -> Vec<StateTensor> {
         let base = Base::of(self.model.as_ref());
         state_tensors(&self.instances, &self.options, base)
+    }
+
+    /// All parameters.
+    pub(crate) fn instances(&self) -> &[ParameterInstance] {
+        &self.instances
     }
 
     /// All of some state tensors after the last step.

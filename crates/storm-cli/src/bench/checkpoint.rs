@@ -180,6 +180,7 @@ fn beginning() -> Progress {
         evaluations_without_gain: 0,
         settings: BTreeMap::new(),
         device: String::new(),
+        predict: None,
     }
 }
 

@@ -51,6 +51,8 @@ pub(crate) struct Request {
     pub(crate) checkpoint_bytes: u64,
     /// Host memory that a run takes beside its plan: threads, and the tokens of a step.
     pub(crate) beside_bytes: u64,
+    /// Of these, for predictions.
+    pub(crate) predict_bytes: u64,
 }
 
 pub(crate) struct Answer {
@@ -144,6 +146,7 @@ impl Request {
             save_mode: args.save_mode.unwrap_or(SaveModeArg::Auto),
             checkpoint_bytes,
             beside_bytes: 0,
+            predict_bytes: 0,
         })
     }
 

@@ -25,11 +25,21 @@ pub(crate) enum Saving {
     Refused,
     /// Steps wait, as asked.
     Asked,
+    /// Steps wait, because predictions change during steps what they are undone to.
+    Predicting,
 }
 
 impl Request {
+    /// Bytes of a checkpoint on a disk, at most: one of a run that predicts may have what jumps are undone to.
+    pub(crate) fn disk_bytes(&self) -> u64 {
+        self.checkpoint_bytes.saturating_add(self.predict_bytes)
+    }
+
     /// How checkpoints are saved under a plan with this prediction.
     pub(crate) fn saving(&self, prediction: &Prediction) -> Saving {
+        if self.predict_bytes > 0 {
+            return Saving::Predicting;
+        }
         match self.save_mode {
             SaveModeArg::Background => return Saving::Background,
             SaveModeArg::Pause => return Saving::Asked,
@@ -66,7 +76,7 @@ impl Saving {
     pub(crate) fn snapshot_bytes(self, request: &Request) -> u64 {
         match self {
             Saving::Background => request.checkpoint_bytes,
-            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked => 0,
+            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked | Saving::Predicting => 0,
         }
     }
 
@@ -74,7 +84,7 @@ impl Saving {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Saving::Background => "background",
-            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked => "pause",
+            Saving::NoRoom { .. } | Saving::Refused | Saving::Asked | Saving::Predicting => "pause",
         }
     }
 }
@@ -92,6 +102,14 @@ pub(super) fn words(request: &Request, answer: &Answer) -> String {
             show(left_bytes)
         ),
         Saving::Refused | Saving::Asked => "steps pause while it is written".to_owned(),
+        Saving::Predicting => {
+            return format!(
+                "Predictions take {} of host memory. A checkpoint takes {bytes} of disk, and up to {} while jumps can be \
+                 undone; steps pause while it is written.",
+                show(request.predict_bytes),
+                show(request.disk_bytes())
+            );
+        }
     };
     format!("A checkpoint takes {bytes} of disk; {how}.")
 }
@@ -120,6 +138,7 @@ mod tests {
             save_mode,
             checkpoint_bytes: 100,
             beside_bytes: 0,
+            predict_bytes: 0,
         }
     }
 

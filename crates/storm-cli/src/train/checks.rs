@@ -8,6 +8,7 @@ use super::schedule;
 use super::values::OptimizerArg;
 use crate::forced::UpdateArg;
 use crate::precision::MomentsArg;
+use crate::save_mode::SaveModeArg;
 use crate::size::show;
 use crate::{
     OverBudget, UsageError, disk, disk_tier, hardware, host_memory, lengths, memory_limits,
@@ -41,6 +42,14 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
     // How many steps epochs make is known with the data; until then the longest run stands in for them.
     let steps = settings.epochs.map_or(schedule::steps_given(settings), |_| STEPS_MAX);
     schedule::of(settings, steps)?;
+    if let Some(predict) = &settings.predict {
+        predict.options(steps)?;
+        if settings.save_mode == SaveModeArg::Background {
+            let problem = "save-mode = \"background\" cannot save what predictions are undone to, which changes during \
+                           steps; leave out save-mode, or predict";
+            return Err(UsageError(problem.to_owned()).into());
+        }
+    }
     if let Some(hardware) = &settings.hardware {
         hardware::named_or_found(Some(hardware))?;
     }

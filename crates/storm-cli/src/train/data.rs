@@ -184,6 +184,16 @@ impl RunData {
         }
     }
 
+    /// Rows that are held out.
+    pub(super) fn held_rows(&self, settings: &Settings) -> Result<u64, RunError> {
+        Ok(match self {
+            RunData::Tokens(dataset) => token_sources(settings, dataset, 1)?
+                .1
+                .map_or(0, |source| source.loader().rows_per_epoch()),
+            RunData::Records(set, _) => set.records(Split::Held),
+        })
+    }
+
     /// Micro-batches of a run.
     pub(super) fn sources(&self, settings: &Settings, batch: usize) -> Result<Sources, RunError> {
         match self {

@@ -36,7 +36,7 @@ impl Figures {
             held_units: held,
             step_units: setup.rows_per_step * sequence,
             seconds: step_seconds * setup.steps as f64,
-            disk_bytes: setup.request.checkpoint_bytes.saturating_mul(saving::at_a_time(setup)),
+            disk_bytes: setup.request.disk_bytes().saturating_mul(saving::at_a_time(setup)),
             free_bytes: disk::free_bytes_for(&setup.folder),
         }
     }

@@ -17,6 +17,8 @@ mod options;
 mod output;
 mod pictures;
 mod planned;
+mod predictions;
+mod probe;
 mod progress;
 mod progress_line;
 mod ranks;

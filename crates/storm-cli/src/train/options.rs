@@ -9,6 +9,7 @@ use crate::codec::CodecArg;
 use crate::forced::{ActivationsArg, PlacementArg, StateOnDiskArg, UpdateArg};
 use crate::lora::LoraArg;
 use crate::precision::{MomentsArg, PrecisionArg};
+use crate::predict::PredictArg;
 use crate::save_mode::SaveModeArg;
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
@@ -142,6 +143,14 @@ options! {
         clip: f64 = 1.0;
         /// How both moments are stored.
         moments: MomentsArg = MomentsArg::Full;
+    }
+    "Prediction" {
+        /// Move weights between steps along the direction in which they went, without a backward pass, and undo what does not
+        /// lower the loss on held-out data: a table of direction (`last-update`, `average`, `difference`, `outer`; `none` and
+        /// `random` to compare with); controller (`line-search` if not given, or `constant`); tau; growth; jumps; window; momentum; the
+        /// lengths of the phases warm-up, full and correct; probe-batches; noise; margin. docs/predictive.md explains them. As a flag:
+        /// `--predict 'direction="last-update"'`.
+        predict: PredictArg;
     }
     "Memory" {
         /// Where to train.

@@ -1,6 +1,7 @@
 //! A run as it goes: a bar on a terminal, lines elsewhere, objects for programs.
 
 use super::output::{Style, print};
+use super::predictions;
 use super::progress_line::{self, COLUMNS_DEFAULT, Figures};
 use super::setup::Setup;
 use crate::size;
@@ -118,6 +119,7 @@ impl Progress {
             device_bytes: [record.device_bytes, self.device_budget],
             host_bytes: [record.host_bytes, self.host_budget],
             hidden_share: record.hidden_share,
+            phase: record.phase,
         }
     }
 
@@ -199,6 +201,25 @@ impl Sink for Progress {
                     object["accuracy"] = json!(accuracy);
                 }
                 self.object(object);
+            }
+            Event::PredictionPrepared { step, seconds } => {
+                self.object(json!({
+                    "event": "prediction_prepared", "step": step, "seconds": seconds,
+                }));
+            }
+            Event::Jumped { step, jump } => {
+                if let Some(bar) = &self.bar {
+                    bar.set_message(predictions::jumped(*step, jump));
+                }
+                self.object(predictions::jumped_object(*step, jump));
+            }
+            Event::Predicted { step, prediction } => {
+                self.line(&predictions::predicted(*step, prediction));
+                self.object(predictions::predicted_object(*step, prediction));
+            }
+            Event::PredictionJudged { step, judgement } => {
+                self.line(&predictions::judged(*step, judgement));
+                self.object(predictions::judged_object(*step, judgement));
             }
             Event::DataLimited { step, wait_share, bytes_per_second } => {
                 self.line(&format!(

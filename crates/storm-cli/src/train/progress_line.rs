@@ -4,6 +4,7 @@ use crate::model::grouped;
 use crate::size;
 use crate::streams::duration;
 use storm_model::Unit;
+use storm_train::Phase;
 
 /// Columns where the terminal does not say how many it has.
 pub(super) const COLUMNS_DEFAULT: usize = 80;
@@ -31,6 +32,8 @@ pub(super) struct Figures {
     pub(super) host_bytes: [u64; 2],
     /// Of copies.
     pub(super) hidden_share: Option<f64>,
+    /// In a run that predicts.
+    pub(super) phase: Option<Phase>,
 }
 
 /// A field, and how soon it is dropped where there is no room: those with the highest number first.
@@ -61,6 +64,7 @@ fn fields(figures: &Figures) -> Vec<Field> {
         (0, format!("step {}/{}", figures.step, figures.steps)),
         (0, format!("loss {:.3}", figures.loss)),
     ];
+    fields.extend(figures.phase.map(|phase| (1, phase.name().to_owned())));
     let percent = |share: f64| format!("{:.1}%", 100.0 * share);
     fields.extend(figures.accuracy.map(|share| (1, format!("acc {}", percent(share)))));
     fields.extend(figures.held_out_loss.map(|loss| match figures.held_out_accuracy {
@@ -118,6 +122,7 @@ mod tests {
             device_bytes: [12 << 30, 16 << 30],
             host_bytes: [30 << 30, 64 << 30],
             hidden_share: Some(0.98),
+            phase: None,
         }
     }
 
@@ -146,6 +151,12 @@ mod tests {
         let shown = line(&image, 1000);
         let wanted = "loss 2.346 acc 61.7% held-out 2.500 65.5% lr";
         assert!(shown.contains(wanted) && shown.contains("12,345 images/s"), "{shown}");
+    }
+
+    #[test]
+    fn phases_are_shown_where_there_are_some() {
+        let predicting = Figures { phase: Some(Phase::Correct), ..figures() };
+        assert!(line(&predicting, 80).starts_with("step 1000/1000 loss 2.346 correct "));
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
         eprintln!("warning: {error}; steps pause while a checkpoint is written");
         saving = Saving::Refused;
     }
-    let bytes = request.checkpoint_bytes;
+    let bytes = request.disk_bytes();
     let disk_bytes = bytes.saturating_mul(at_a_time(setup));
     // A disk that cannot be asked or written to will say so at the first checkpoint.
     let free_bytes = disk::free_bytes(&setup.folder).ok();

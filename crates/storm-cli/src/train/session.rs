@@ -10,7 +10,7 @@ use super::sample::{self, SampleOptions};
 use super::setup::Setup;
 use super::{launch, pictures, report, saving, signals, summary};
 use crate::loading::Loading;
-use crate::progress;
+use crate::{progress, size};
 use anyhow::{Context, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -158,6 +158,15 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
     let options = setup.run_options(trainer.device().identity())?;
     let checkpoints = folder::checkpoints(&setup.folder)?;
     let mut run = Run::new(trainer, train, held_out, checkpoints, options)?;
+    if let Some((predict, held_out)) = setup.prediction()? {
+        let rows = held_out.len() * plan.batch;
+        let direction = predict.direction.name();
+        let bytes = run.predict(predict, held_out)?;
+        setup.style.say(&format!(
+            "predictions  direction {direction}; {} of host memory; {rows} held-out rows for jumps and corrections",
+            size::show(bytes)
+        ));
+    }
     let planned_bytes = plan.planned.prediction.peak_bytes[Tier::DEVICE];
     let budget_bytes = setup.launch.budget()[Tier::DEVICE];
     run.watch(Guard::new(planned_bytes, budget_bytes, GUARD_INTERVAL), on_alarm);

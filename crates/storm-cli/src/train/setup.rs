@@ -8,6 +8,7 @@ use super::folder::{self, Claimed, Start};
 use super::model::{self, Model};
 use super::options::{Given, Settings};
 use super::output::{Style, print};
+use super::probe;
 use super::schedule;
 use super::values::{OptimizerArg, OverlongArg};
 use crate::forced::ForcedArgs;
@@ -29,8 +30,9 @@ use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
 use storm_model::{AnyModel, Augmentation, Packing, Unit};
 use storm_plan::Planned;
 use storm_train::{
-    Launch, OptimizerMethod, OptimizerOptions, Progress, Retention, RunError, RunOptions, StepSize,
-    TimedSplit, TrainOptions, TrialOptions, base_hash, checkpoint_bytes,
+    AnyBatch, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress, Retention,
+    RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
+    checkpoint_bytes, predict_bytes,
 };
 use tempfile::TempDir;
 
@@ -41,7 +43,7 @@ const BASE_HASH: &str = "base-hash";
 pub(crate) const IMAGE_CONFIG: &str = "image-config";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 27] = [
+const FIXED: [&str; 28] = [
     "model",
     IMAGE_CONFIG,
     "data-ram",
@@ -69,6 +71,7 @@ const FIXED: [&str; 27] = [
     "optimizer",
     "moments",
     "seed",
+    "predict",
 ];
 
 /// Options that change what is learned from here on.
@@ -197,6 +200,7 @@ impl Setup {
         let rows_per_step = rows_per_step(&settings, step);
         let steps = schedule::steps(&settings, rows_per_epoch, rows_per_step);
         schedule::of(&settings, steps)?;
+        settings.predict.as_ref().map(|predict| predict.options(steps)).transpose()?;
         if settings.epochs.is_none() {
             given.steps = NonZeroU64::new(steps);
         }
@@ -243,6 +247,7 @@ impl Setup {
             purpose,
         };
         setup.settle();
+        setup.check_probe()?;
         if let Some(before) = &before {
             let mut now = setup.record();
             if setup.base_hash.is_none() {
@@ -274,6 +279,29 @@ impl Setup {
             });
             print(&object.to_string());
         }
+    }
+
+    /// Refuses predictions whose held-out data is missing, or is what evaluations look at.
+    fn check_probe(&self) -> Result<()> {
+        let Some(predict) = &self.settings.predict else { return Ok(()) };
+        let batch = self.launch.plan().batch;
+        let evaluated = self.settings.eval_steps.get().saturating_mul(self.rows_per_step);
+        let held = self.data.held_rows(&self.settings)?;
+        probe::first_row(predict, batch, evaluated, held)?;
+        Ok(())
+    }
+
+    /// How the run predicts, and the held-out micro-batches for it.
+    pub(super) fn prediction(&self) -> Result<Option<(PredictOptions, Vec<AnyBatch>)>> {
+        let Some(predict) = &self.settings.predict else { return Ok(None) };
+        let batch = self.launch.plan().batch;
+        let evaluated = self.settings.eval_steps.get().saturating_mul(self.rows_per_step);
+        let held = self.data.held_rows(&self.settings)?;
+        let first = probe::first_row(predict, batch, evaluated, held)?;
+        let (_, source) = self.data.sources(&self.settings, batch)?;
+        let source = source.context("nothing is held out")?;
+        let batches = probe::read(source, first, predict.held_out_batches())?;
+        Ok(Some((predict.options(self.steps)?, batches)))
     }
 
     /// The epoch that a number of steps comes to.
@@ -423,6 +451,23 @@ pub(super) fn request(
     let step = step_size(settings)?;
     let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
+    let predict_bytes = match &settings.predict {
+        Some(predict) => {
+            let batch = match step {
+                StepSize::MicroBatches(_) => options.batch,
+                // The largest that may be chosen.
+                StepSize::Tokens(tokens) => (tokens / options.sequence).max(1),
+            };
+            let rows = predict.held_out_batches().saturating_mul(batch) as u64;
+            let rows_bytes = host_memory::of_unit(&config)
+                .saturating_mul(options.sequence as u64)
+                .saturating_mul(rows);
+            let steps = settings.steps.map_or(u64::MAX, NonZeroU64::get);
+            let direction = predict.options(steps)?.direction;
+            predict_bytes(&config, &options, &direction)?.saturating_add(rows_bytes)
+        }
+        None => 0,
+    };
     Ok(Request {
         model: name.to_owned(),
         checkpoint_bytes: checkpoint_bytes(&config, &options)?,
@@ -442,7 +487,9 @@ pub(super) fn request(
         save_mode: settings.save_mode,
         beside_bytes: step_bytes
             .saturating_add(host_memory::of_threads(machine.threads))
-            .saturating_add(loading_bytes),
+            .saturating_add(loading_bytes)
+            .saturating_add(predict_bytes),
+        predict_bytes,
     })
 }
 

@@ -17,6 +17,7 @@ mod moments;
 mod no_threads;
 mod non_finite;
 mod numbers;
+mod predict;
 mod runs;
 mod sgd;
 mod support;

@@ -60,10 +60,9 @@ impl<S: Storage> Checkpoints<S> {
         let Ok(manifest) = Manifest::read(&path.join(manifest::FILE_NAME)) else { return false };
         StatePart::ALL.iter().all(|part| {
             let entry = manifest.files.iter().find(|entry| entry.name == part.file_name());
-            let found = std::fs::metadata(path.join(part.file_name()));
-            entry
-                .zip(found.ok())
-                .is_some_and(|(entry, found)| found.is_file() && found.len() == entry.bytes)
+            let Some(entry) = entry else { return !part.is_always_saved() };
+            std::fs::metadata(path.join(part.file_name()))
+                .is_ok_and(|found| found.is_file() && found.len() == entry.bytes)
         })
     }
 }

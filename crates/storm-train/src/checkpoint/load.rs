@@ -20,7 +20,8 @@ const PIECE_BYTES: usize = 4 << 20;
 pub struct Verified {
     path: PathBuf,
     progress: Progress,
-    files: Vec<SafetensorsFile>,
+    /// By part; none where the checkpoint has none, or nobody asked.
+    files: Vec<Option<SafetensorsFile>>,
 }
 
 impl<S: Storage> Checkpoints<S> {
@@ -100,9 +101,14 @@ impl<S: Storage> Checkpoints<S> {
         let mut opened = Vec::new();
         for part in StatePart::ALL {
             let name = part.file_name();
-            let entry = part_entry(&path, &files, part)?;
             let tensors: Vec<&StateTensor> = expected.iter().filter(|t| t.part == part).collect();
-            opened.push(verify_file(&path.join(name), entry, &tensors, hashing)?);
+            let is_there = files.iter().any(|entry| entry.name == name);
+            if !part.is_always_saved() && (tensors.is_empty() || !is_there) {
+                opened.push(None);
+                continue;
+            }
+            let entry = part_entry(&path, &files, part)?;
+            opened.push(Some(verify_file(&path.join(name), entry, &tensors, hashing)?));
         }
         Ok(Verified { path, progress, files: opened })
     }
@@ -202,15 +208,24 @@ impl Verified {
         &self.path
     }
 
-    /// Puts the state back. After an error it is neither the old one nor this one.
+    /// Whether it has the tensors of a part.
+    pub(crate) fn has(&self, part: StatePart) -> bool {
+        self.file(part).is_some()
+    }
+
+    fn file(&self, part: StatePart) -> Option<&SafetensorsFile> {
+        let index = StatePart::ALL.iter().position(|known| *known == part);
+        self.files[index.expect("every part is in the list")].as_ref()
+    }
+
+    /// Puts the state back, all of it that the checkpoint has. After an error it is neither the old one nor this one.
     ///
     /// # Errors
     /// A file that changed since it was verified, or from the device.
     pub fn restore(&self, state: &mut impl TrainingState) -> Result<(), TrainError> {
         let mut piece = Vec::new();
         for tensor in state.tensors() {
-            let part = StatePart::ALL.iter().position(|part| *part == tensor.part);
-            let file = &self.files[part.expect("every part is in the list")];
+            let Some(file) = self.file(tensor.part) else { continue };
             let gone = |error: ModelError| CheckpointError::Damaged {
                 path: file.path().to_owned(),
                 problem: error.to_string(),

@@ -4,6 +4,7 @@
 //! the manifest can change unnoticed.
 
 use super::CheckpointError;
+use crate::PredictState;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -12,8 +13,10 @@ use storm_files::open_plain;
 
 pub(super) const FILE_NAME: &str = "manifest.json";
 
-/// The newest format that this program writes and reads.
-const FORMAT: u32 = 1;
+/// The newest format that this program writes and reads. Older programs could not go on with predictions, and know only the
+/// format before.
+const FORMAT: u32 = 2;
+const FORMAT_WITHOUT_PREDICTIONS: u32 = 1;
 
 /// A manifest of a run with every option set is a few kilobytes long.
 const BYTES_MAX: u64 = 1 << 20;
@@ -42,6 +45,9 @@ pub struct Progress {
     pub settings: BTreeMap<String, String>,
     /// What computed: device and versions of its libraries. Exactness is promised on the same only.
     pub device: String,
+    /// Of a run that predicts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub predict: Option<PredictState>,
 }
 
 /// The best evaluation of a run.
@@ -72,7 +78,11 @@ pub(super) struct Manifest {
 impl Manifest {
     pub(super) fn new(progress: Progress, files: Vec<FileEntry>) -> Manifest {
         let storm_version = env!("CARGO_PKG_VERSION").to_owned();
-        Manifest { format: FORMAT, storm_version, progress, files }
+        let format = match progress.predict {
+            Some(_) => FORMAT,
+            None => FORMAT_WITHOUT_PREDICTIONS,
+        };
+        Manifest { format, storm_version, progress, files }
     }
 
     pub(super) fn to_text(&self) -> String {

@@ -1,7 +1,7 @@
 //! Checkpoints: everything that a run needs to go on as if nothing had happened, bit by bit.
 //!
-//! A checkpoint is a directory, `step-00000100`, of two safetensors files and a manifest that has a
-//! hash of each. It is written under another name, flushed to disk, and renamed: under its own name it
+//! A checkpoint is a directory, `step-00000100`, of two safetensors files, up to three more for predictions, and a manifest
+//! that has a hash of each. It is written under another name, flushed to disk, and renamed: under its own name it
 //! is never half there. The hashes find what the disk damaged later; a run then goes on from the
 //! checkpoint before.
 
@@ -25,6 +25,7 @@ pub use load::Verified;
 pub use manifest::{Best, Progress};
 pub use saver::{Begun, Keep, Saved, Saver};
 pub use snapshot::Snapshot;
+pub(crate) use snapshot::snapshot_bytes;
 pub(crate) use state::{Base, state_tensors};
 pub use state::{StatePart, StateTensor, TrainingState, checkpoint_bytes};
 pub use weights::SavedWeights;

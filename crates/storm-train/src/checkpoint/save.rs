@@ -80,7 +80,9 @@ impl<S: Storage> Checkpoints<S> {
         self.storage.create_directories(partial).map_err(CheckpointError::io("create", partial))?;
         let mut files = Vec::new();
         for part in StatePart::ALL {
-            files.push(self.write_part(partial, part, source)?);
+            if source.holds(part) {
+                files.push(self.write_part(partial, part, source)?);
+            }
         }
         let path = partial.join(manifest::FILE_NAME);
         let text = Manifest::new(progress.clone(), files).to_text();

@@ -8,7 +8,7 @@ use storm_device::HostBuffer;
 /// Where a tensor begins: a line of a cache, so that copies are as fast as they can be.
 const ALIGNMENT: usize = 64;
 
-/// Room for all of the state, taken once and filled for every checkpoint.
+/// Room for all of the state or a part of it, taken once and filled again and again.
 #[derive(Debug)]
 pub struct Snapshot {
     tensors: Vec<StateTensor>,
@@ -23,15 +23,16 @@ impl Snapshot {
     /// # Errors
     /// The machine or a limit does not allow it.
     pub fn new(state: &impl TrainingState) -> Result<Snapshot, TrainError> {
-        let tensors = state.tensors();
-        let mut ranges = Vec::with_capacity(tensors.len());
-        let mut end: usize = 0;
-        for tensor in &tensors {
-            let start = end.next_multiple_of(ALIGNMENT);
-            end = start + tensor.size_bytes();
-            ranges.push(start..end);
-        }
-        Ok(Snapshot { memory: state.host_buffer(end)?, tensors, ranges })
+        Snapshot::of(state, state.tensors())
+    }
+
+    /// Takes the memory, for these tensors.
+    pub(crate) fn of(
+        state: &impl TrainingState,
+        tensors: Vec<StateTensor>,
+    ) -> Result<Snapshot, TrainError> {
+        let (ranges, bytes) = layout(&tensors);
+        Ok(Snapshot { memory: state.host_buffer(bytes)?, tensors, ranges })
     }
 
     /// Makes it a copy of the state as it is now.
@@ -64,12 +65,46 @@ impl Snapshot {
         Ok(true)
     }
 
-    pub(super) fn tensors(&self) -> &[StateTensor] {
+    /// Makes the state what it was when this was taken, but for the number of updates.
+    ///
+    /// # Errors
+    /// From the device.
+    pub(crate) fn restore(&self, state: &mut impl TrainingState) -> Result<(), TrainError> {
+        let mut tensors = self.tensors.iter().enumerate();
+        tensors.try_for_each(|(index, tensor)| state.write(&tensor.name, 0, self.bytes(index)))
+    }
+
+    pub(crate) fn tensors(&self) -> &[StateTensor] {
         &self.tensors
     }
 
+    /// Host memory that it takes.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.memory.as_slice().len()
+    }
+
     /// The bytes of the tensor at that place among [`Snapshot::tensors`].
-    pub(super) fn bytes(&self, index: usize) -> &[u8] {
+    pub(crate) fn bytes(&self, index: usize) -> &[u8] {
         &self.memory.as_slice()[self.ranges[index].clone()]
     }
+
+    pub(crate) fn bytes_mut(&mut self, index: usize) -> &mut [u8] {
+        &mut self.memory.as_mut_slice()[self.ranges[index].clone()]
+    }
+}
+
+/// Where tensors are in a snapshot, and its bytes.
+fn layout(tensors: &[StateTensor]) -> (Vec<Range<usize>>, usize) {
+    let mut end: usize = 0;
+    let ranges = tensors.iter().map(|tensor| {
+        let start = end.next_multiple_of(ALIGNMENT);
+        end = start + tensor.size_bytes();
+        start..end
+    });
+    (ranges.collect(), end)
+}
+
+/// Bytes of a snapshot of these tensors.
+pub(crate) fn snapshot_bytes(tensors: &[StateTensor]) -> usize {
+    layout(tensors).1
 }

@@ -1,4 +1,4 @@
-use super::{CheckpointError, Snapshot, StateTensor, TrainingState};
+use super::{CheckpointError, Snapshot, StatePart, StateTensor, TrainingState};
 use crate::TrainError;
 
 /// Where the tensors of a checkpoint are taken from, piece by piece.
@@ -11,6 +11,9 @@ pub(super) trait StateSource {
 
     /// Its tensors.
     fn tensors(&self) -> Vec<StateTensor>;
+
+    /// Whether those of a part are saved.
+    fn holds(&self, part: StatePart) -> bool;
 
     /// Some bytes of the tensor at that place among all, `first` and following.
     fn piece(&mut self, index: usize, first: usize, count: usize) -> Result<&[u8], Self::Error>;
@@ -54,6 +57,10 @@ impl<T: TrainingState> StateSource for Live<'_, T> {
         self.tensors.clone()
     }
 
+    fn holds(&self, part: StatePart) -> bool {
+        self.state.holds(part)
+    }
+
     fn piece(&mut self, index: usize, first: usize, count: usize) -> Result<&[u8], TrainError> {
         self.piece.resize(count, 0);
         self.state.read(&self.tensors[index].name, first, &mut self.piece)?;
@@ -68,6 +75,10 @@ impl StateSource for &Snapshot {
 
     fn tensors(&self) -> Vec<StateTensor> {
         Snapshot::tensors(self).to_vec()
+    }
+
+    fn holds(&self, part: StatePart) -> bool {
+        part.is_always_saved()
     }
 
     fn piece(

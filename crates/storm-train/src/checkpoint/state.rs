@@ -11,15 +11,35 @@ pub enum StatePart {
     Parameters,
     /// Moments and f32 masters.
     Optimizer,
+    /// What predictions are undone to.
+    Undo,
+    /// Weights at the start of the window of a direction.
+    Reference,
+    /// What a direction keeps.
+    Direction,
 }
 
 impl StatePart {
-    pub(crate) const ALL: [StatePart; 2] = [StatePart::Parameters, StatePart::Optimizer];
+    pub(crate) const ALL: [StatePart; 5] = [
+        StatePart::Parameters,
+        StatePart::Optimizer,
+        StatePart::Undo,
+        StatePart::Reference,
+        StatePart::Direction,
+    ];
+
+    /// Whether every checkpoint has it.
+    pub(crate) fn is_always_saved(self) -> bool {
+        matches!(self, StatePart::Parameters | StatePart::Optimizer)
+    }
 
     pub(crate) fn file_name(self) -> &'static str {
         match self {
             StatePart::Parameters => "parameters.safetensors",
             StatePart::Optimizer => "optimizer.safetensors",
+            StatePart::Undo => "undo.safetensors",
+            StatePart::Reference => "reference.safetensors",
+            StatePart::Direction => "direction.safetensors",
         }
     }
 }
@@ -121,6 +141,11 @@ pub fn checkpoint_bytes(
 pub trait TrainingState {
     /// Its tensors, always the same in the same order.
     fn tensors(&self) -> Vec<StateTensor>;
+
+    /// Whether the tensors of a part mean something now; others are not saved.
+    fn holds(&self, part: StatePart) -> bool {
+        part.is_always_saved()
+    }
 
     /// Updates that were made.
     fn updates(&self) -> u32;

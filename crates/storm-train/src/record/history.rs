@@ -1,5 +1,5 @@
 use super::thinned::Thinned;
-use super::{Sink, StepRecord};
+use super::{Predictions, Sink, StepRecord};
 use crate::{Event, RunError};
 
 /// What a run did, thinned to what a picture can show: its size does not depend on how long the run is.
@@ -14,6 +14,7 @@ pub struct History {
     step_seconds: f64,
     other_seconds: f64,
     sample: Option<Sample>,
+    predictions: Predictions,
 }
 
 /// What an evaluation found.
@@ -57,7 +58,13 @@ impl History {
             step_seconds: 0.0,
             other_seconds: 0.0,
             sample: None,
+            predictions: Predictions::new(),
         }
+    }
+
+    /// Of a run that predicts.
+    pub fn predictions(&self) -> &Predictions {
+        &self.predictions
     }
 
     /// Steps, the last one included.
@@ -90,7 +97,7 @@ impl History {
         self.step_seconds
     }
 
-    /// That evaluations took, and that steps waited for checkpoints.
+    /// That evaluations and predictions took, and that steps waited for checkpoints.
     pub fn other_seconds(&self) -> f64 {
         self.other_seconds
     }
@@ -116,10 +123,11 @@ impl Sink for History {
         self.last = Some(*record);
         self.step_seconds += record.seconds;
         self.steps.push(*record);
-        Ok(())
+        self.predictions.step(record)
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        self.predictions.event(event)?;
         match *event {
             Event::Evaluated { step, loss, accuracy, seconds, .. } => {
                 let found = Evaluated { step, loss, accuracy };
@@ -132,6 +140,9 @@ impl Sink for History {
                 self.other_seconds += seconds;
             }
             Event::Saved { pause_seconds, .. } => self.other_seconds += pause_seconds,
+            Event::PredictionPrepared { seconds, .. } => self.other_seconds += seconds,
+            Event::Predicted { prediction, .. } => self.other_seconds += prediction.seconds,
+            Event::PredictionJudged { judgement, .. } => self.other_seconds += judgement.seconds,
             Event::Sampled { step, prompt, text } => {
                 let (prompt, text) = (prompt.to_owned(), text.to_owned());
                 self.sample = Some(Sample { step, prompt, text });
@@ -165,6 +176,7 @@ pub(super) mod tests {
             data_wait_seconds: 0.0,
             hidden_share: None,
             compute_share: None,
+            phase: None,
         }
     }
 

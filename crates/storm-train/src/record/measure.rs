@@ -1,5 +1,5 @@
 use super::Throughput;
-use crate::{Observed, RunError, StepEvent};
+use crate::{Observed, Phase, RunError, StepEvent};
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 use storm_device::Trace;
@@ -42,6 +42,9 @@ pub struct StepRecord {
     pub hidden_share: Option<f64>,
     /// Share of the time in which kernels ran.
     pub compute_share: Option<f64>,
+    /// That it belongs to, in a run that predicts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
 }
 
 /// Measures steps.
@@ -101,6 +104,7 @@ impl Measure {
             process_bytes: self.process_bytes,
             hidden_share: self.shares.map(|(hidden, _)| hidden),
             compute_share: self.shares.map(|(_, compute)| compute),
+            phase: step.phase,
         })
     }
 

@@ -1,7 +1,7 @@
-//! `metrics.jsonl`: one object per line and step, evaluation, checkpoint or sample.
+//! `metrics.jsonl`: one object per line and step, evaluation, prediction, checkpoint or sample.
 
 use super::{Sink, StepRecord};
-use crate::{Event, RunError};
+use crate::{Event, Judgement, Jump, Prediction, RunError};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -108,7 +108,7 @@ enum Recorded {
     Other(Other),
 }
 
-/// An evaluation, a checkpoint, or a sample.
+/// An evaluation, a part of a prediction, a checkpoint, or a sample.
 #[derive(Deserialize)]
 struct Other {
     step: u64,
@@ -116,6 +116,9 @@ struct Other {
     eval_accuracy: Option<f64>,
     checkpoint: Option<PathBuf>,
     sample: Option<String>,
+    prediction: Option<Prediction>,
+    judgement: Option<Judgement>,
+    prepared_seconds: Option<f64>,
     #[serde(default)]
     prompt: String,
     #[serde(default)]
@@ -134,6 +137,15 @@ impl Other {
         if let Some(path) = &self.checkpoint {
             let before_seconds = 0.0;
             sink.event(&Event::Saved { step, path, seconds, pause_seconds, before_seconds })?;
+        }
+        if let Some(seconds) = self.prepared_seconds {
+            sink.event(&Event::PredictionPrepared { step, seconds })?;
+        }
+        if let Some(prediction) = self.prediction {
+            sink.event(&Event::Predicted { step, prediction })?;
+        }
+        if let Some(judgement) = self.judgement {
+            sink.event(&Event::PredictionJudged { step, judgement })?;
         }
         if let Some(text) = &self.sample {
             sink.event(&Event::Sampled { step, prompt, text })?;
@@ -208,6 +220,23 @@ impl Sink for MetricsFile {
                 }
                 self.line(&line)?;
             }
+            Event::PredictionPrepared { step, seconds } => {
+                self.line(&json!({"step": step, "prepared_seconds": seconds}))?;
+            }
+            Event::Jumped { step, jump } => {
+                let Jump { tau, distance, loss_before, loss, noise, verdict } = jump;
+                let jump = json!({
+                    "tau": tau, "distance": distance, "loss_before": loss_before, "loss": loss,
+                    "noise": noise, "verdict": verdict.name(),
+                });
+                self.line(&json!({"step": step, "jump": jump}))?;
+            }
+            Event::Predicted { step, prediction } => {
+                self.line(&json!({"step": step, "prediction": prediction}))?;
+            }
+            Event::PredictionJudged { step, judgement } => {
+                self.line(&json!({"step": step, "judgement": judgement}))?;
+            }
             Event::Saved { step, path, seconds, pause_seconds, .. } => self.line(&json!({
                 "step": step, "checkpoint": path.display().to_string(), "seconds": seconds,
                 "pause_seconds": pause_seconds,
@@ -231,6 +260,7 @@ mod tests {
     use super::super::History;
     use super::super::history::tests::record;
     use super::*;
+    use crate::Phase;
 
     #[test]
     fn times_and_text_are_read_again() {
@@ -240,6 +270,16 @@ mod tests {
         let mut metrics = MetricsFile::open(&path, 0, &mut history).expect("a file");
         // All that JSON must escape, and longer than a line may be.
         let long = "\u{1}\"\u{7f}ä".repeat(100_000);
+        let prediction = Prediction {
+            accepted: 2,
+            made: 3,
+            tau: 2.0,
+            loss_before: 2.5,
+            loss: 2.25,
+            seconds: 4.0,
+        };
+        // Written as null.
+        let judgement = Judgement { loss: f64::NAN, expected: 2.0, kept: false, seconds: 0.5 };
         let events = [
             Event::Evaluated {
                 step: 1,
@@ -256,8 +296,12 @@ mod tests {
                 before_seconds: 0.0,
             },
             Event::Sampled { step: 1, prompt: &long, text: &long },
+            Event::PredictionPrepared { step: 1, seconds: 0.25 },
+            Event::Predicted { step: 1, prediction },
+            Event::PredictionJudged { step: 1, judgement },
         ];
-        metrics.step(&record(1)).expect("written");
+        let full = StepRecord { phase: Some(Phase::Full), ..record(1) };
+        metrics.step(&full).expect("written");
         events.iter().try_for_each(|event| metrics.event(event)).expect("written");
         drop(metrics);
         let before = std::fs::read(&path).expect("a file");
@@ -267,7 +311,12 @@ mod tests {
                 true => drop(MetricsFile::open(&path, 1, &mut history).expect("a file")),
                 false => read_metrics(&path, &mut history).expect("a file"),
             }
-            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 2.5));
+            assert_eq!((history.step_seconds(), history.other_seconds()), (1.0, 7.25));
+            let predictions = history.predictions();
+            assert_eq!((predictions.accepted, predictions.refused), (2, 1));
+            assert_eq!((predictions.kept, predictions.undone), (0, 1));
+            let seconds = Phase::ALL.map(|phase| predictions.of(phase).seconds);
+            assert_eq!(seconds, [0.0, 1.25, 4.0, 0.5]);
             let sample = history.sample().expect("a sample");
             for text in [&sample.prompt, &sample.text] {
                 let kept = text.strip_suffix('…').expect("it was cut");

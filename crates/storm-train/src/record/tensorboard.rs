@@ -4,7 +4,7 @@
 //! protocol buffers; the few fields that scalars need are written by hand.
 
 use super::{Sink, StepRecord};
-use crate::{Event, RunError};
+use crate::{Event, Phase, RunError};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -87,10 +87,30 @@ impl Sink for TensorBoardFile {
         scalars.push(("speed/data_wait_seconds", record.data_wait_seconds as f32));
         scalars.extend(record.hidden_share.map(|share| ("overlap/copies_hidden", share as f32)));
         scalars.extend(record.compute_share.map(|share| ("overlap/compute_busy", share as f32)));
+        let number = |phase: Phase| Phase::ALL.iter().position(|known| *known == phase);
+        let phase = record.phase.and_then(number);
+        scalars.extend(phase.map(|number| ("predict/phase", number as f32)));
         self.scalars(record.step, &scalars)
     }
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        if let Event::Predicted { step, prediction } = event {
+            let scalars = [
+                ("loss/probe", prediction.loss as f32),
+                ("predict/accepted", prediction.accepted as f32),
+                ("predict/tau", prediction.tau),
+                ("predict/seconds", prediction.seconds as f32),
+            ];
+            self.scalars(*step, &scalars)?;
+        }
+        if let Event::PredictionJudged { step, judgement } = event {
+            let scalars = [
+                ("loss/corrected", judgement.loss as f32),
+                ("loss/corrected_expected", judgement.expected as f32),
+                ("predict/kept", f32::from(u8::from(judgement.kept))),
+            ];
+            self.scalars(*step, &scalars)?;
+        }
         if let Event::Evaluated { step, loss, accuracy, .. } = event {
             let mut scalars = vec![("loss/held_out", *loss as f32)];
             scalars.extend(accuracy.map(|accuracy| ("accuracy/held_out", accuracy as f32)));

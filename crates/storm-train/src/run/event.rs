@@ -1,5 +1,5 @@
 use super::{Finished, RunError};
-use crate::{Alarm, TrainError, Trainer};
+use crate::{Alarm, Judgement, Jump, Phase, Prediction, TrainError, Trainer};
 use std::path::Path;
 use storm_device::{PlanDevice, Trace};
 use storm_exec::ExecError;
@@ -29,6 +29,8 @@ pub struct StepEvent {
     pub seconds: f64,
     /// Of these, how long it waited for data that was not read yet.
     pub data_wait_seconds: f64,
+    /// That it belongs to, in a run that predicts.
+    pub phase: Option<Phase>,
 }
 
 /// Anything else that happened.
@@ -67,6 +69,34 @@ pub enum Event<'a> {
         is_best: bool,
         /// What it took.
         seconds: f64,
+    },
+    /// A prediction was prepared: weights were copied, or a held-out loss was measured for the trend.
+    PredictionPrepared {
+        /// After which step.
+        step: u64,
+        /// What it took.
+        seconds: f64,
+    },
+    /// Weights moved along a direction, and back if that did not help.
+    Jumped {
+        /// After which step.
+        step: u64,
+        /// How far, and what became of it.
+        jump: Jump,
+    },
+    /// All jumps between two steps were made.
+    Predicted {
+        /// After which step.
+        step: u64,
+        /// What they came to.
+        prediction: Prediction,
+    },
+    /// The steps after jumps were made: the jumps stay, or were undone with these steps.
+    PredictionJudged {
+        /// After which step.
+        step: u64,
+        /// Which of both.
+        judgement: Judgement,
     },
     /// Steps wait for data: it is read more slowly than the device computes. Told once.
     DataLimited {

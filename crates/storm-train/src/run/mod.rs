@@ -10,6 +10,7 @@ mod evaluate;
 mod event;
 mod finite;
 mod memory;
+mod predict;
 mod save;
 mod source;
 mod stop;
@@ -19,6 +20,7 @@ pub use event::{Event, Observed, Observer, StepEvent, StopReason};
 pub use source::BatchSource;
 pub use stop::Stop;
 
+use crate::predict::Predictor;
 use crate::staging::Rate;
 use crate::trainer::{NextStep, SourceStep};
 use crate::{
@@ -73,6 +75,7 @@ pub struct Run<D: PlanDevice, S: Storage = Disk> {
     guard: Option<Guard>,
     on_alarm: OnAlarm,
     data_watch: DataWatch,
+    predictor: Option<Predictor>,
 }
 
 /// What a run does once it was saved because device memory got short.
@@ -120,6 +123,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             evaluations_without_gain: 0,
             settings: options.settings.clone(),
             device: options.device.clone(),
+            predict: None,
         };
         trainer.exchange_source(Some(data))?;
         let batches = vec![AnyBatch::default(); trainer.micro_batches()];
@@ -135,6 +139,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             guard: None,
             on_alarm: OnAlarm::GoOn,
             data_watch: DataWatch::default(),
+            predictor: None,
         })
     }
 
@@ -150,7 +155,10 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// There are checkpoints and none can be used, one is of another run, the data is not the same, or from
     /// the device.
     pub fn resume(&mut self, observer: &mut dyn Observer) -> Result<Option<u64>, RunError> {
-        let tensors = TrainingState::tensors(&self.trainer);
+        let tensors = match &mut self.predictor {
+            Some(predictor) => predictor.with_copies(&mut self.trainer).tensors(),
+            None => TrainingState::tensors(&self.trainer),
+        };
         let mut skipped = Vec::new();
         let checkpoints = self.saver.checkpoints();
         let newest =
@@ -170,7 +178,11 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     }
 
     fn restore(&mut self, verified: &Verified) -> Result<(), RunError> {
-        verified.restore(&mut self.trainer)?;
+        match &mut self.predictor {
+            Some(predictor) => verified.restore(&mut predictor.with_copies(&mut self.trainer))?,
+            None => verified.restore(&mut self.trainer)?,
+        }
+        self.restore_predictions(verified)?;
         self.trainer.resume_source(&verified.progress().data)?;
         self.progress = Progress {
             settings: self.options.settings.clone(),
@@ -212,7 +224,10 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             if self.is_out_of_patience() {
                 break StopReason::NoGain;
             }
-            loss = Some(self.step(observer)?);
+            if let Some(made) = self.step(observer)? {
+                loss = Some(made);
+                self.look_at_predictions(observer)?;
+            }
             self.look_at_save(observer)?;
             let step = self.progress.step;
             let is_last = step == self.options.steps;
@@ -248,8 +263,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(finished)
     }
 
-    /// One step; returns its loss.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<f32, RunError> {
+    /// One step; returns its loss, or none if it was undone at once, with the jumps before it.
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
         let start = Instant::now();
         let learning_rate = self.options.schedule.rate(self.progress.step);
         let step = self.progress.step + 1;
@@ -257,6 +272,10 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         let made = self.trainer.step_from_source(learning_rate, next)?;
         let SourceStep { report, data, wait_seconds } = made;
         if !(report.loss.is_finite() && report.gradient_norm.is_finite()) {
+            if self.recover(step, observer)? {
+                self.progress.step = step;
+                return Ok(None);
+            }
             let culprit = finite::first_bad(&mut self.trainer, report)?;
             self.settle(observer);
             let checkpoint = self.saved.map(|step| self.saver.checkpoints().path(step));
@@ -280,6 +299,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             units: self.progress.units,
             seconds: start.elapsed().as_secs_f64(),
             data_wait_seconds: wait_seconds,
+            phase: self.predictor.as_ref().map(Predictor::phase),
         };
         observer.step(&event, &mut self.trainer)?;
         if let Some(wait_share) = self.data_watch.add(event.seconds, wait_seconds) {
@@ -287,7 +307,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             let bytes_per_second = bytes as f64 / seconds.max(f64::MIN_POSITIVE);
             observer.event(&Event::DataLimited { step, wait_share, bytes_per_second })?;
         }
-        Ok(report.loss)
+        Ok(Some(report.loss))
     }
 
     fn is_out_of_patience(&self) -> bool {

@@ -18,8 +18,13 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// Takes host memory for a snapshot; from now on checkpoints are written from it, beside the steps.
     ///
     /// # Errors
-    /// The memory cannot be had: checkpoints are saved as before.
+    /// The memory cannot be had, or the run predicts, so that copies are saved which change during steps: checkpoints are saved
+    /// as before.
     pub fn save_in_background(&mut self) -> Result<(), TrainError> {
+        if self.predictor.is_some() {
+            let problem = "steps of a run that predicts pause while a checkpoint is written";
+            return Err(TrainError::Option { option: "save-mode", problem: problem.to_owned() });
+        }
         self.saver.use_snapshot(Snapshot::new(&self.trainer)?);
         Ok(())
     }
@@ -35,7 +40,13 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         observer.event(&Event::Saving { step })?;
         let best = self.progress.best.filter(|_| self.options.keep_best).map(|best| best.step);
         let keep = Keep { retention: self.options.retention, best };
-        let begun = self.saver.save(&mut self.trainer, &self.progress, keep)?;
+        let begun = match &mut self.predictor {
+            Some(predictor) => {
+                let mut state = predictor.with_copies(&mut self.trainer);
+                self.saver.save(&mut state, &self.progress, keep)?
+            }
+            None => self.saver.save(&mut self.trainer, &self.progress, keep)?,
+        };
         self.pause = Pause { seconds: start.elapsed().as_secs_f64(), before_seconds };
         match begun {
             Begun::Saved(saved) => self.tell(&saved, observer),

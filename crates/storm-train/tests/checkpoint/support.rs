@@ -107,6 +107,7 @@ pub(crate) fn progress(step: u64, trainer: &CpuTrainer) -> Progress {
         evaluations_without_gain: 0,
         settings: BTreeMap::from([("seed".to_owned(), "3".to_owned())]),
         device: "cpu".to_owned(),
+        predict: None,
     }
 }
 

@@ -44,6 +44,7 @@ fn record(step: u64) -> StepRecord {
         hidden_share: Some(0.987_654_321),
         data_wait_seconds: 0.012_345,
         compute_share: Some(0.876_543_21),
+        phase: None,
     }
 }
 

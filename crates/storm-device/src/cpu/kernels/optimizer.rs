@@ -5,7 +5,7 @@ use super::shared::SharedMut;
 use crate::simd_dispatch;
 use half::bf16;
 use rayon::prelude::*;
-use storm_graph::random::{Purpose, Seed, Stream, words};
+use storm_graph::random::{Purpose, Seed, Stream, round_to_bf16, words};
 use storm_graph::{
     AdamWParameters, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentumDirection, Rounding, SgdParameters,
     StepScalars, decode_first_moment, decode_second_moment, encode_first_moment,
@@ -74,11 +74,7 @@ impl Stored for f32 {
 impl Stored for bf16 {
     #[inline(always)]
     fn round_stochastic(value: f32, bits: u16) -> bf16 {
-        if value.is_finite() {
-            bf16::from_bits((value.to_bits().wrapping_add(u32::from(bits)) >> 16) as u16)
-        } else {
-            <bf16 as Element>::from_f32(value)
-        }
+        round_to_bf16(value, bits)
     }
 }
 

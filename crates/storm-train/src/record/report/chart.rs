@@ -13,6 +13,9 @@ const HEIGHT: f64 = 200.0;
 /// A limit that is so many times higher than all lines would leave nothing to see of them.
 const LIMIT_IN_SIGHT: f64 = 4.0;
 
+/// The height of a band of colours.
+const BAND: f64 = 8.0;
+
 /// Labels of an axis that are further to the right end there.
 const NEAR_END: f64 = 0.93;
 
@@ -55,6 +58,8 @@ pub(super) struct Chart<'a> {
     /// Whether values are measured from zero.
     pub(super) from_zero: bool,
     pub(super) unit: Unit,
+    /// Colours along the top: from which step, to which, and a colour of the page.
+    pub(super) band: Vec<(u64, u64, &'static str)>,
 }
 
 impl Series<'_> {
@@ -142,6 +147,13 @@ impl Chart<'_> {
         let marks = ticks(frame.low, frame.high, self.unit.scale());
         for (value, _) in &marks {
             let _ = write!(html, "<path class=\"grid\" d=\"M0 {:.1}H{WIDTH}\"/>", frame.y(*value));
+        }
+        for &(from, to, colour) in &self.band {
+            let (from, to) = (frame.x(from as f64), frame.x(to as f64));
+            let _ = write!(
+                html,
+                "<path class=\"band\" style=\"fill:var(--{colour})\" d=\"M{from:.1} 0H{to:.1}V{BAND}H{from:.1}Z\"/>"
+            );
         }
         for series in &self.series {
             draw_series(frame, series, html);
@@ -246,7 +258,9 @@ mod tests {
         let steps = Steps { key: "steps", steps };
         let (name, colour, kind) = ("loss", "forward", Kind::Dots);
         let series = vec![Series { name, colour, kind, steps: &steps, values }];
-        let chart = Chart { title: "Loss", series, limit, from_zero: false, unit: Unit::Loss };
+        let band = vec![(1, 3, "weights")];
+        let chart =
+            Chart { title: "Loss", series, limit, from_zero: false, unit: Unit::Loss, band };
         assert!(!chart.to_json().to_string().contains("NaN"));
         chart.to_html()
     }

@@ -2,6 +2,7 @@
 
 use super::super::{Evaluated, History, StepRecord};
 use super::chart::{Chart, Kind, Series, Steps};
+use super::phases::{self, Jumps};
 use super::unit::Unit;
 use serde_json::{Map, Value, json};
 use storm_exec::trace::page::for_script;
@@ -17,10 +18,12 @@ pub(super) fn to_html(budgets: [Option<u64>; 2], history: &History) -> String {
         key: "evaluations",
         steps: history.evaluations().map(|found| found.step).collect(),
     };
-    let charts = charts(budgets, history, &of_steps, &of_evaluations);
+    let jumps = phases::jumps(history);
+    let charts = charts(budgets, history, &of_steps, &of_evaluations, &jumps);
     let figures: Vec<String> = charts.iter().map(Chart::to_html).collect();
     let steps: Map<String, Value> = [&of_steps, &of_evaluations]
         .into_iter()
+        .chain(jumps.iter().map(|jumps| &jumps.steps))
         .map(|Steps { key, steps }| ((*key).to_owned(), json!(steps)))
         .collect();
     let data =
@@ -44,6 +47,7 @@ fn charts<'a>(
     history: &History,
     of_steps: &'a Steps,
     of_evaluations: &'a Steps,
+    jumps: &'a [Jumps],
 ) -> Vec<Chart<'a>> {
     let series = |name, colour, kind, of: &dyn Fn(&StepRecord) -> Option<f64>| {
         let value = |record: &StepRecord| of(record).map_or(f64::NAN, in_range);
@@ -66,8 +70,14 @@ fn charts<'a>(
             values: history.evaluations().map(|found| in_range(found.loss)).collect(),
         });
     }
-    let chart =
-        |title, series, limit, from_zero, unit| Chart { title, series, limit, from_zero, unit };
+    let chart = |title, series, limit, from_zero, unit| Chart {
+        title,
+        series,
+        limit,
+        from_zero,
+        unit,
+        band: Vec::new(),
+    };
     let rates = vec![plain("applied", "recomputed", &|r| Some(f64::from(r.learning_rate)))];
     let speeds = vec![noisy("speed", "backward", &|r| Some(r.throughput.per_second()))];
     let norms = vec![noisy("before clipping", "optimizer", &|r| Some(f64::from(r.gradient_norm)))];
@@ -85,7 +95,10 @@ fn charts<'a>(
         Some(storm_model::Unit::Images) => "Images per second",
         _ => "Tokens per second",
     };
-    let mut charts = vec![chart("Loss", losses, None, false, Unit::Loss)];
+    losses.extend(jumps.iter().map(Jumps::series));
+    let mut loss = chart("Loss", losses, None, false, Unit::Loss);
+    loss.band = phases::band(history);
+    let mut charts = vec![loss];
     if history.last().is_some_and(|record| record.accuracy.is_some()) {
         let mut found = vec![noisy("training", "forward", &|r| r.accuracy.map(f64::from))];
         if !of_evaluations.steps.is_empty() {
@@ -111,6 +124,6 @@ fn charts<'a>(
     charts
 }
 
-fn in_range(value: f64) -> f64 {
+pub(super) fn in_range(value: f64) -> f64 {
     if value.abs() < VALUE_MAX { value } else { f64::NAN }
 }

@@ -2,6 +2,7 @@
 
 mod chart;
 mod charts;
+mod phases;
 mod pictures;
 mod ticks;
 mod unit;
@@ -81,6 +82,10 @@ pub fn write_report(
     writeln!(out, "<style>\n{}</style>", include_str!("charts.css"))?;
     write_rows(&facts.rows, out)?;
     writeln!(out, "{}", charts::to_html(facts.budgets, history))?;
+    if let Some(table) = phases::table(history) {
+        writeln!(out, "{}", phases::legend())?;
+        table.write(out)?;
+    }
     write_sample(history.sample(), facts.sample_hint.as_deref(), out)?;
     facts.pictures.write(out)?;
     write_settings(&facts.settings, out)?;

@@ -1,0 +1,218 @@
+//! Predictions as people ask for them: a `[predict]` section in a config file, `--predict 'direction="last-update"'` as a
+//! flag.
+
+use crate::UsageError;
+use serde::{Deserialize, Serialize};
+use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
+use std::str::FromStr;
+use storm_train::{Controller, Direction, PhaseLengths, PredictOptions};
+
+/// A table of options.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub(crate) struct PredictArg {
+    direction: DirectionArg,
+    #[serde(default)]
+    controller: ControllerArg,
+    #[serde(default = "defaults::tau")]
+    tau: f64,
+    /// Of the line search.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    growth: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    jumps: Option<NonZeroU32>,
+    /// The whole full phase if not given; of directions other than the last update.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    window: Option<NonZeroU64>,
+    /// Of the outer direction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    momentum: Option<f64>,
+    #[serde(default = "defaults::warm_up")]
+    warm_up: u64,
+    #[serde(default = "defaults::full")]
+    full: u64,
+    #[serde(default = "defaults::correct")]
+    correct: u64,
+    #[serde(default = "defaults::probe_batches")]
+    probe_batches: NonZeroUsize,
+    #[serde(default = "defaults::noise")]
+    noise: f64,
+    #[serde(default = "defaults::margin")]
+    margin: f64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum DirectionArg {
+    LastUpdate,
+    Average,
+    Difference,
+    Outer,
+    None,
+    Random,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ControllerArg {
+    Constant,
+    #[default]
+    LineSearch,
+}
+
+mod defaults {
+    use std::num::NonZeroUsize;
+
+    pub(super) fn tau() -> f64 {
+        1.0
+    }
+    pub(super) fn warm_up() -> u64 {
+        50
+    }
+    pub(super) fn full() -> u64 {
+        20
+    }
+    pub(super) fn correct() -> u64 {
+        5
+    }
+    pub(super) fn probe_batches() -> NonZeroUsize {
+        const { NonZeroUsize::new(8).expect("not zero") }
+    }
+    pub(super) fn noise() -> f64 {
+        2.0
+    }
+    pub(super) fn margin() -> f64 {
+        0.01
+    }
+    pub(super) const GROWTH: f64 = 1.0;
+    pub(super) const JUMPS: u32 = 10;
+    pub(super) const MOMENTUM: f64 = 0.5;
+}
+
+/// The most micro-batches of a probe: they stay in host memory.
+const PROBE_BATCHES_MAX: usize = 1 << 16;
+
+impl FromStr for PredictArg {
+    type Err = String;
+
+    /// As the right side of the key in a config file, with or without its braces.
+    fn from_str(text: &str) -> Result<PredictArg, String> {
+        #[derive(Deserialize)]
+        struct Line {
+            predict: PredictArg,
+        }
+        let text = text.trim();
+        let table = if text.starts_with('{') { text.to_owned() } else { format!("{{ {text} }}") };
+        let line = toml::from_str::<Line>(&format!("predict = {table}"));
+        line.map(|line| line.predict).map_err(|error| {
+            format!(
+                "{}; write it as in a config file: direction=\"last-update\", full=20",
+                error.message()
+            )
+        })
+    }
+}
+
+impl PredictArg {
+    /// How the run predicts, if it has so many steps.
+    pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, UsageError> {
+        let refuse = |problem: &str| Err(UsageError(format!("predict: {problem}")));
+        if self.probe_batches.get() > PROBE_BATCHES_MAX {
+            return refuse(&format!("probe-batches is at most {PROBE_BATCHES_MAX}"));
+        }
+        let is_search = self.controller == ControllerArg::LineSearch;
+        if !is_search && (self.growth.is_some() || self.jumps.is_some()) {
+            return refuse("growth and jumps are for controller = \"line-search\"");
+        }
+        if self.direction == DirectionArg::LastUpdate && self.window.is_some() {
+            return refuse(
+                "window is for other directions than \"last-update\", whose window is 1",
+            );
+        }
+        if self.direction != DirectionArg::Outer && self.momentum.is_some() {
+            return refuse("momentum is for direction = \"outer\"");
+        }
+        let window = self.window.map_or(self.full, NonZeroU64::get);
+        let tau = self.tau as f32;
+        let options = PredictOptions {
+            lengths: PhaseLengths { warm_up: self.warm_up, full: self.full, correct: self.correct },
+            direction: match self.direction {
+                DirectionArg::LastUpdate => Direction::LastUpdate,
+                DirectionArg::Average => Direction::Average { window },
+                DirectionArg::Difference => Direction::Difference { window },
+                DirectionArg::Outer => {
+                    let momentum = self.momentum.unwrap_or(defaults::MOMENTUM) as f32;
+                    Direction::Outer { window, momentum }
+                }
+                DirectionArg::None => Direction::None { window },
+                DirectionArg::Random => Direction::Random { window },
+            },
+            controller: match self.controller {
+                ControllerArg::Constant => Controller::Constant { tau },
+                ControllerArg::LineSearch => Controller::LineSearch {
+                    tau,
+                    growth: self.growth.unwrap_or(defaults::GROWTH) as f32,
+                    jumps: self.jumps.map_or(defaults::JUMPS, NonZeroU32::get),
+                },
+            },
+            noise: self.noise,
+            margin: self.margin,
+        };
+        options.check(steps).map_err(|error| UsageError(error.to_string()))?;
+        Ok(options)
+    }
+
+    /// Held-out micro-batches that it takes: some for jumps, and as many for corrections.
+    pub(crate) fn held_out_batches(&self) -> usize {
+        2 * self.probe_batches.get().min(PROBE_BATCHES_MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(text: &str) -> Result<PredictOptions, String> {
+        let arg: PredictArg = text.parse()?;
+        arg.options(1000).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_section_says_as_little_as_it_likes() {
+        let least = options("direction=\"last-update\"").expect("a table");
+        assert_eq!(least.direction, Direction::LastUpdate);
+        let expected = Controller::LineSearch { tau: 1.0, growth: 1.0, jumps: 10 };
+        assert_eq!(least.controller, expected);
+        let outer = options(
+            "{ direction = \"outer\", controller = \"constant\", tau = 0.5, window = 4, full = 8, \
+             momentum = 0.25, noise = 0, margin = 1.5 }",
+        )
+        .expect("a table");
+        assert_eq!(outer.direction, Direction::Outer { window: 4, momentum: 0.25 });
+        assert_eq!(outer.controller, Controller::Constant { tau: 0.5 });
+        assert_eq!((outer.noise, outer.margin), (0.0, 1.5));
+        let whole = options("direction=\"difference\", full=7").expect("a table");
+        assert_eq!(whole.direction, Direction::Difference { window: 7 });
+    }
+
+    #[test]
+    fn what_does_nothing_or_makes_no_sense_is_refused() {
+        for (text, expected) in [
+            ("", "direction"),
+            ("direction=\"rssm\"", "unknown variant"),
+            ("direction=\"average\", controller=\"rssm\"", "unknown variant"),
+            ("direction=\"last-update\", window=3", "window is for other"),
+            ("direction=\"average\", momentum=0.5", "momentum is for"),
+            ("direction=\"average\", controller=\"constant\", jumps=3", "growth and jumps"),
+            ("direction=\"average\", full=0", "full is 0"),
+            ("direction=\"average\", window=21", "window is 21"),
+            ("direction=\"average\", warm-up=990", "take 1015 steps"),
+            ("direction=\"average\", tau=nan", "tau is NaN"),
+            ("direction=\"average\", probe-batches=0", "nonzero"),
+            ("direction=\"average\", colour=1", "unknown field"),
+        ] {
+            let error = options(text).expect_err(text);
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! What a run says of its predictions, to people and to programs.
+
+use serde_json::{Value, json};
+use storm_train::{Judgement, Jump, Prediction};
+
+/// A jump while it is tried.
+pub(super) fn jumped(step: u64, jump: &Jump) -> String {
+    let Jump { tau, loss_before, loss, verdict, .. } = jump;
+    let verdict = verdict.name();
+    format!(
+        "step {step} predict: jump of {tau}, probe loss {loss_before:.4} to {loss:.4}, {verdict}"
+    )
+}
+
+pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {
+    let Jump { tau, distance, loss_before, loss, noise, verdict } = jump;
+    json!({
+        "event": "jumped", "step": step, "tau": tau, "distance": distance,
+        "loss_before": loss_before, "loss": loss, "noise": noise, "verdict": verdict.name(),
+    })
+}
+
+/// The jumps between two steps.
+pub(super) fn predicted(step: u64, prediction: &Prediction) -> String {
+    let Prediction { accepted, made, tau, loss_before, loss, .. } = prediction;
+    match accepted {
+        0 => format!("step {step}: predicted nothing; probe loss stays {loss_before:.4}"),
+        _ => format!(
+            "step {step}: predicted, {accepted} of {made} jumps accepted, {tau} in all; probe loss {loss_before:.4} to \
+             {loss:.4}"
+        ),
+    }
+}
+
+pub(super) fn predicted_object(step: u64, prediction: &Prediction) -> Value {
+    let Prediction { accepted, made, tau, loss_before, loss, seconds } = prediction;
+    json!({
+        "event": "predicted", "step": step, "accepted": accepted, "made": made, "tau": tau,
+        "loss_before": loss_before, "loss": loss, "seconds": seconds,
+    })
+}
+
+/// What a correction came to.
+pub(super) fn judged(step: u64, judgement: &Judgement) -> String {
+    let Judgement { loss, expected, kept, .. } = judgement;
+    let found = format!("held-out loss {loss:.4}, expected {expected:.4}");
+    match kept {
+        true => format!("step {step}: jumps kept; {found}"),
+        false => format!("step {step}: jumps undone, with the steps after them; {found}"),
+    }
+}
+
+pub(super) fn judged_object(step: u64, judgement: &Judgement) -> Value {
+    let Judgement { loss, expected, kept, seconds } = judgement;
+    json!({
+        "event": "prediction_judged", "step": step, "loss": loss, "expected": expected,
+        "kept": kept, "seconds": seconds,
+    })
+}

@@ -1,0 +1,60 @@
+//! The held-out rows that predictions are judged by: the last ones, where evaluations look at the first.
+
+use crate::UsageError;
+use crate::predict::PredictArg;
+use anyhow::Result;
+use serde_json::json;
+use storm_train::{AnyBatch, BatchSource, RunError};
+
+/// The first of them, among so many rows that are held out, of which evaluations look at some.
+///
+/// # Errors
+/// There are too few: they would be none, or overlap with those of evaluations.
+pub(super) fn first_row(
+    predict: &PredictArg,
+    batch: usize,
+    evaluated: u64,
+    held: u64,
+) -> Result<u64, UsageError> {
+    let needed = (predict.held_out_batches() as u64).saturating_mul(batch as u64);
+    match needed.saturating_add(evaluated) <= held {
+        true => Ok(held - needed),
+        false => Err(UsageError(format!(
+            "predict takes {needed} held-out rows and evaluations look at {evaluated}, but {held} are held out: they would \
+             overlap; hold more of the data out, or lower probe-batches, eval-steps or batch"
+        ))),
+    }
+}
+
+/// Reads micro-batches of held-out data from a row on.
+pub(super) fn read(
+    mut source: Box<dyn BatchSource>,
+    first_row: u64,
+    count: usize,
+) -> Result<Vec<AnyBatch>, RunError> {
+    let mut position = source.position();
+    position["row"] = json!(first_row);
+    source.resume(&position)?;
+    let mut batches = vec![AnyBatch::default(); count];
+    for batch in &mut batches {
+        source.next_batch(batch)?;
+    }
+    Ok(batches)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_predictions_and_evaluations_do_not_overlap() {
+        let predict: PredictArg =
+            "direction=\"last-update\", probe-batches=3".parse().expect("a table");
+        assert_eq!(first_row(&predict, 4, 16, 40).expect("they fit"), 16);
+        assert_eq!(first_row(&predict, 4, 16, 100).expect("they fit"), 76);
+        for (evaluated, held) in [(17, 40), (16, 39), (0, 0), (u64::MAX, u64::MAX)] {
+            let error = first_row(&predict, 4, evaluated, held).expect_err("too few").to_string();
+            assert!(error.contains("24 held-out rows") && error.contains("overlap"), "{error}");
+        }
+    }
+}

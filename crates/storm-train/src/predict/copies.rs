@@ -1,0 +1,309 @@
+//! The host memory of predictions: the state that jumps are undone to, the weights at the start of a window, and what a
+//! direction keeps. All of it is taken before the first step.
+
+use super::direction::RandomWords;
+use super::jump::{Form, f32_at};
+use super::{Direction, PredictOptions};
+use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
+use crate::{
+    Precision, Snapshot, StatePart, StateTensor, TrainError, TrainOptions, Trainer, TrainingState,
+};
+use std::collections::BTreeMap;
+use storm_device::PlanDevice;
+use storm_graph::random::{Seed, Stream};
+use storm_graph::{DType, ParameterInstance, Training};
+use storm_model::AnyModel;
+
+/// Elements that are computed at a time.
+pub(super) const PIECE_ELEMENTS: usize = 1 << 20;
+
+/// A piece of a parameter and one of its master.
+const WORK_BYTES: u64 = (PIECE_ELEMENTS * (size_of::<f32>() + size_of::<f32>())) as u64;
+
+/// Host memory that predictions take beside the plan, the probe data excepted.
+///
+/// # Errors
+/// A model that is not valid with these options.
+pub fn predict_bytes(
+    model: impl Into<AnyModel>,
+    options: &TrainOptions,
+    direction: &Direction,
+) -> Result<u64, TrainError> {
+    let model = model.into();
+    let instances = model.build(&options.build_options())?.parameter_instances();
+    let state = state_tensors(&instances, options, Base::of(Some(&model)));
+    let weights = weights(&instances, options.precision);
+    let mut bytes = snapshot_bytes(&state) + snapshot_bytes(&reference_tensors(&weights, &state));
+    if direction.has_state() {
+        bytes += snapshot_bytes(&direction_tensors(&weights));
+    }
+    Ok(bytes as u64 + WORK_BYTES)
+}
+
+/// A parameter that predictions move.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Weight {
+    pub(super) parameter: String,
+    pub(super) form: Form,
+    elements: usize,
+    stream: Stream,
+}
+
+impl Weight {
+    /// The tensor that has its value: the master where there is one.
+    pub(super) fn value(&self) -> String {
+        match self.form {
+            Form::Bf16AndMaster => self.master(),
+            Form::F32 | Form::Bf16 => self.parameter.clone(),
+        }
+    }
+
+    pub(super) fn master(&self) -> String {
+        format!("{}.master", self.parameter)
+    }
+
+    /// Its random words in a prediction after so many updates.
+    pub(super) fn words(&self, seed: u64, updates: u32) -> RandomWords {
+        RandomWords::new(Seed { seed, step: updates }, self.stream)
+    }
+}
+
+fn weights(instances: &[ParameterInstance], precision: Precision) -> Vec<Weight> {
+    let trainable = instances.iter().filter(|i| i.parameter.training == Training::Trainable);
+    trainable
+        .map(|ParameterInstance { name, index, parameter }| Weight {
+            parameter: name.clone(),
+            form: match precision.of_parameter(parameter.dtype) {
+                Precision::F32 => Form::F32,
+                Precision::Bf16Master => Form::Bf16AndMaster,
+                Precision::Bf16Stochastic => Form::Bf16,
+            },
+            elements: parameter.shape.elements(),
+            stream: Stream { tensor: parameter.number, layer: *index },
+        })
+        .collect()
+}
+
+/// The tensors that have the values of weights.
+fn reference_tensors(weights: &[Weight], state: &[StateTensor]) -> Vec<StateTensor> {
+    let by_name: BTreeMap<&str, &StateTensor> =
+        state.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
+    weights.iter().map(|weight| by_name[weight.value().as_str()].clone()).collect()
+}
+
+fn direction_tensors(weights: &[Weight]) -> Vec<StateTensor> {
+    let tensor = |weight: &Weight| StateTensor {
+        name: weight.parameter.clone(),
+        shape: [weight.elements].into(),
+        dtype: DType::F32,
+        part: StatePart::Direction,
+    };
+    weights.iter().map(tensor).collect()
+}
+
+/// All copies.
+#[derive(Debug)]
+pub(super) struct Copies {
+    pub(super) weights: Vec<Weight>,
+    /// By weight: its value among the tensors of the undo, and its parameter.
+    base: Vec<usize>,
+    parameters: Vec<usize>,
+    /// All state.
+    pub(super) undo: Snapshot,
+    /// The values of weights.
+    pub(super) reference: Snapshot,
+    /// What a direction keeps, f32.
+    pub(super) state: Option<Snapshot>,
+    /// Where the tensors of a checkpoint are, by their names in it.
+    places: BTreeMap<String, (StatePart, usize)>,
+}
+
+impl Copies {
+    /// Takes the memory.
+    ///
+    /// # Errors
+    /// The machine or a limit does not allow it.
+    pub(super) fn new<D: PlanDevice>(
+        trainer: &Trainer<D>,
+        options: &PredictOptions,
+    ) -> Result<Copies, TrainError> {
+        let weights = weights(trainer.instances(), trainer.options().precision);
+        let undo = Snapshot::new(trainer)?;
+        let positions: BTreeMap<&str, usize> = undo
+            .tensors()
+            .iter()
+            .enumerate()
+            .map(|(at, tensor)| (tensor.name.as_str(), at))
+            .collect();
+        let base = weights.iter().map(|weight| positions[weight.value().as_str()]).collect();
+        let parameters =
+            weights.iter().map(|weight| positions[weight.parameter.as_str()]).collect();
+        let reference = Snapshot::of(trainer, reference_tensors(&weights, undo.tensors()))?;
+        let state = match options.direction.has_state() {
+            true => Some(Snapshot::of(trainer, direction_tensors(&weights))?),
+            false => None,
+        };
+        let places = BTreeMap::new();
+        let mut copies = Copies { weights, base, parameters, undo, reference, state, places };
+        copies.clear_state();
+        copies.places = copies
+            .parts()
+            .flat_map(|(part, snapshot)| {
+                let names =
+                    snapshot.tensors().iter().map(move |tensor| name_in(part, &tensor.name));
+                names.enumerate().map(move |(at, name)| (name, (part, at)))
+            })
+            .collect();
+        Ok(copies)
+    }
+
+    /// Host memory that they take, and what is computed beside them.
+    pub(super) fn size_bytes(&self) -> u64 {
+        let snapshots = self.parts().map(|(_, snapshot)| snapshot.size_bytes() as u64);
+        snapshots.sum::<u64>() + WORK_BYTES
+    }
+
+    /// θ of a weight before the jumps.
+    pub(super) fn base(&self, weight: usize) -> &[u8] {
+        self.undo.bytes(self.base[weight])
+    }
+
+    /// Makes weights what they were before the jumps.
+    pub(super) fn restore_weights<D: PlanDevice>(
+        &self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<(), TrainError> {
+        for (weight, (&base, &parameter)) in
+            self.weights.iter().zip(self.base.iter().zip(&self.parameters))
+        {
+            trainer.write_state(&weight.parameter, 0, self.undo.bytes(parameter))?;
+            if weight.form == Form::Bf16AndMaster {
+                trainer.write_state(&weight.master(), 0, self.undo.bytes(base))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// state ← momentum · state + θ − reference, of a weight.
+    pub(super) fn add_to_state(&mut self, index: usize, momentum: f32) {
+        let Copies { weights, base, undo, reference, state, .. } = self;
+        let Some(state) = state else { return };
+        let (now, before) = (undo.bytes(base[index]), reference.bytes(index));
+        let form = weights[index].form;
+        for (at, value) in state.bytes_mut(index).chunks_exact_mut(size_of::<f32>()).enumerate() {
+            let step = form.read(now, at) - form.read(before, at);
+            value.copy_from_slice(&(momentum * f32_at(value, 0) + step).to_ne_bytes());
+        }
+    }
+
+    /// Root of the mean square of θ − reference, of a weight.
+    pub(super) fn root_mean_square(&self, index: usize) -> f32 {
+        let Weight { form, elements, .. } = self.weights[index];
+        let (now, before) = (self.base(index), self.reference.bytes(index));
+        let squares: f64 = (0..elements)
+            .map(|at| f64::from(form.read(now, at) - form.read(before, at)).powi(2))
+            .sum();
+        (squares / elements.max(1) as f64).sqrt() as f32
+    }
+
+    /// A direction begins anew.
+    pub(super) fn clear_state(&mut self) {
+        let Some(state) = &mut self.state else { return };
+        for index in 0..self.weights.len() {
+            state.bytes_mut(index).fill(0);
+        }
+    }
+
+    fn parts(&self) -> impl Iterator<Item = (StatePart, &Snapshot)> {
+        let state = self.state.as_ref().map(|state| (StatePart::Direction, state));
+        [(StatePart::Undo, &self.undo), (StatePart::Reference, &self.reference)]
+            .into_iter()
+            .chain(state)
+    }
+
+    /// As checkpoints name them.
+    pub(super) fn tensors(&self) -> Vec<StateTensor> {
+        let named = |part: StatePart| {
+            move |tensor: &StateTensor| StateTensor {
+                name: name_in(part, &tensor.name),
+                part,
+                ..tensor.clone()
+            }
+        };
+        self.parts()
+            .flat_map(|(part, snapshot)| snapshot.tensors().iter().map(named(part)))
+            .collect()
+    }
+
+    /// Some bytes of a tensor of a checkpoint, if it is one of these.
+    pub(super) fn bytes_mut(&mut self, name: &str) -> Option<&mut [u8]> {
+        let &(part, at) = self.places.get(name)?;
+        let snapshot = match part {
+            StatePart::Undo => &mut self.undo,
+            StatePart::Reference => &mut self.reference,
+            _ => self.state.as_mut()?,
+        };
+        Some(snapshot.bytes_mut(at))
+    }
+}
+
+fn name_in(part: StatePart, name: &str) -> String {
+    let prefix = match part {
+        StatePart::Undo => "undo",
+        StatePart::Reference => "reference",
+        _ => "direction",
+    };
+    format!("{prefix}:{name}")
+}
+
+/// A trainer with the copies of its predictions, as a checkpoint has them.
+pub(crate) struct WithCopies<'a, D: PlanDevice> {
+    pub(super) trainer: &'a mut Trainer<D>,
+    pub(super) copies: &'a mut Copies,
+    /// Copies that mean something now; others are not saved.
+    pub(super) held: Vec<StatePart>,
+}
+
+impl<D: PlanDevice> TrainingState for WithCopies<'_, D> {
+    fn tensors(&self) -> Vec<StateTensor> {
+        let mut tensors = self.trainer.state_tensors();
+        tensors.extend(self.copies.tensors());
+        tensors
+    }
+
+    fn holds(&self, part: StatePart) -> bool {
+        part.is_always_saved() || self.held.contains(&part)
+    }
+
+    fn updates(&self) -> u32 {
+        self.trainer.updates()
+    }
+
+    fn read(&mut self, name: &str, first: usize, bytes: &mut [u8]) -> Result<(), TrainError> {
+        match self.copies.bytes_mut(name) {
+            Some(copy) => bytes.copy_from_slice(&copy[first..first + bytes.len()]),
+            None => self.trainer.read_state(name, first, bytes)?,
+        }
+        Ok(())
+    }
+
+    fn read_all(&mut self, reads: Vec<(&str, &mut [u8])>) -> Result<(), TrainError> {
+        reads.into_iter().try_for_each(|(name, bytes)| self.read(name, 0, bytes))
+    }
+
+    fn host_buffer(&self, bytes: usize) -> Result<storm_device::HostBuffer, TrainError> {
+        Trainer::host_buffer(self.trainer, bytes)
+    }
+
+    fn write(&mut self, name: &str, first: usize, bytes: &[u8]) -> Result<(), TrainError> {
+        match self.copies.bytes_mut(name) {
+            Some(copy) => copy[first..first + bytes.len()].copy_from_slice(bytes),
+            None => self.trainer.write_state(name, first, bytes)?,
+        }
+        Ok(())
+    }
+
+    fn set_updates(&mut self, updates: u32) {
+        self.trainer.set_updates(updates);
+    }
+}

@@ -1,0 +1,26 @@
+//! Predictive training: between full steps, weights move along the direction in which they went, without a backward
+//! pass. What does not lower the loss on held-out data is undone, bit by bit.
+//!
+//! [`phases`] is the order of phases, [`direction`] where weights go, [`jump`] the arithmetic of θ + τ·d, [`controller`]
+//! how far, and [`paired`] whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
+//! [`predictor`] does it with a trainer.
+
+mod controller;
+mod copies;
+mod direction;
+mod jump;
+mod options;
+mod paired;
+mod phases;
+mod predictor;
+mod probe;
+mod state;
+
+pub use controller::Controller;
+pub use copies::predict_bytes;
+pub use direction::Direction;
+pub use options::PredictOptions;
+pub use phases::{Phase, PhaseLengths};
+pub(crate) use predictor::{BackTo, Made, Predictor};
+pub use predictor::{Judgement, Jump, Prediction, Verdict};
+pub use state::PredictState;

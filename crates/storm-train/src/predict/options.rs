@@ -1,0 +1,125 @@
+use super::{Controller, Direction, PhaseLengths};
+use crate::TrainError;
+
+/// How a run predicts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PredictOptions {
+    /// Steps of each phase.
+    pub lengths: PhaseLengths,
+    /// Where weights go.
+    pub direction: Direction,
+    /// How far.
+    pub controller: Controller,
+    /// A jump stays if the probe loss falls by more than so many standard errors.
+    pub noise: f64,
+    /// Jumps are undone if the held-out loss is above its trend by more than this.
+    pub margin: f64,
+}
+
+impl PredictOptions {
+    /// Whether they make sense, for a run of so many steps.
+    ///
+    /// # Errors
+    /// Names the one that does not.
+    pub fn check(&self, steps: u64) -> Result<(), TrainError> {
+        let refuse = |problem: String| Err(TrainError::Option { option: "predict", problem });
+        let PhaseLengths { warm_up, full, correct } = self.lengths;
+        for (name, length) in [("warm-up", warm_up), ("full", full), ("correct", correct)] {
+            if length == 0 {
+                return refuse(format!("{name} is 0; every phase has at least one step"));
+            }
+        }
+        let window = self.direction.window();
+        if window == 0 || window > full {
+            return refuse(format!(
+                "window is {window}; it is at least 1, and at most the {full} steps of a full phase"
+            ));
+        }
+        let cycle = warm_up.saturating_add(full).saturating_add(correct);
+        if cycle > steps {
+            return refuse(format!(
+                "warm-up, full and correct together take {cycle} steps, and the run has {steps}: nothing would be \
+                 predicted; give shorter phases, or more steps"
+            ));
+        }
+        if let Direction::Outer { momentum, .. } = self.direction
+            && !(momentum > 0.0 && momentum < 1.0)
+        {
+            return refuse(format!("momentum is {momentum}; it is above 0 and below 1"));
+        }
+        let (tau, growth, jumps) = match self.controller {
+            Controller::Constant { tau } => (tau, 1.0, 1),
+            Controller::LineSearch { tau, growth, jumps } => (tau, growth, jumps),
+        };
+        if !(tau > 0.0 && tau.is_finite()) {
+            return refuse(format!("tau is {tau}; it is a number above 0"));
+        }
+        if !(growth >= 1.0 && growth.is_finite()) {
+            return refuse(format!("growth is {growth}; it is a number from 1 on"));
+        }
+        if jumps == 0 {
+            return refuse("jumps is 0; a phase has at least one".to_owned());
+        }
+        for (name, value) in [("noise", self.noise), ("margin", self.margin)] {
+            if !(value >= 0.0 && value.is_finite()) {
+                return refuse(format!("{name} is {value}; it is a number that is not negative"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_no_sense_is_refused_by_name() {
+        let good = PredictOptions {
+            lengths: PhaseLengths { warm_up: 4, full: 8, correct: 2 },
+            direction: Direction::Outer { window: 8, momentum: 0.5 },
+            controller: Controller::LineSearch { tau: 1.0, growth: 1.0, jumps: 5 },
+            noise: 1.0,
+            margin: 0.01,
+        };
+        good.check(14).expect("it makes sense");
+        let lengths = good.lengths;
+        let search = |tau, growth, jumps| PredictOptions {
+            controller: Controller::LineSearch { tau, growth, jumps },
+            ..good
+        };
+        let outer = |window, momentum| PredictOptions {
+            direction: Direction::Outer { window, momentum },
+            ..good
+        };
+        let cases = [
+            (
+                "warm-up is 0",
+                PredictOptions { lengths: PhaseLengths { warm_up: 0, ..lengths }, ..good },
+            ),
+            ("full is 0", PredictOptions { lengths: PhaseLengths { full: 0, ..lengths }, ..good }),
+            (
+                "correct is 0",
+                PredictOptions { lengths: PhaseLengths { correct: 0, ..lengths }, ..good },
+            ),
+            (
+                "15 steps",
+                PredictOptions { lengths: PhaseLengths { correct: 3, ..lengths }, ..good },
+            ),
+            ("window is 9", outer(9, 0.5)),
+            ("window is 0", outer(0, 0.5)),
+            ("momentum is 1", outer(8, 1.0)),
+            ("momentum is NaN", outer(8, f32::NAN)),
+            ("tau is 0", search(0.0, 1.0, 5)),
+            ("tau is inf", search(f32::INFINITY, 1.0, 5)),
+            ("growth is 0.5", search(1.0, 0.5, 5)),
+            ("jumps is 0", search(1.0, 1.0, 0)),
+            ("noise is NaN", PredictOptions { noise: f64::NAN, ..good }),
+            ("margin is -1", PredictOptions { margin: -1.0, ..good }),
+        ];
+        for (expected, options) in cases {
+            let error = options.check(14).expect_err(expected).to_string();
+            assert!(error.contains(expected) && error.starts_with("predict: "), "{error}");
+        }
+    }
+}

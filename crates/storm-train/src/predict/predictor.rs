@@ -1,0 +1,507 @@
+//! Predictions with a trainer: phases, directions, jumps and how they are undone.
+
+use super::copies::{Copies, PIECE_ELEMENTS, WithCopies};
+use super::direction::{Course, decay, mean_factor};
+use super::jump::{Piece, f32_at, fill};
+use super::phases::{Due, Phases};
+use super::probe::Probe;
+use super::state::{Point, PredictState, Undo, extrapolated};
+use super::{Direction, Phase, PredictOptions};
+use crate::{AnyBatch, Event, Observer, RunError, StatePart, TrainError, Trainer, Verified};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use std::time::Instant;
+use storm_device::PlanDevice;
+
+/// What became of a jump.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The probe loss fell by more than its noise.
+    Accepted,
+    /// It did not: the weights are what they were before the jump.
+    Refused,
+    /// The probe loss is not finite: likewise.
+    NotFinite,
+    /// Rounding left every weight where it was.
+    Unmoved,
+}
+
+impl Verdict {
+    /// In a word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Verdict::Accepted => "accepted",
+            Verdict::Refused => "refused",
+            Verdict::NotFinite => "not-finite",
+            Verdict::Unmoved => "unmoved",
+        }
+    }
+}
+
+/// A jump, θ ← θ + τ·d.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Jump {
+    /// Its length, in lengths of the direction.
+    pub tau: f32,
+    /// Norm of what the stored weights moved.
+    pub distance: f64,
+    /// On the probe, before it.
+    pub loss_before: f64,
+    /// And after it.
+    pub loss: f64,
+    /// Standard error of the change between both.
+    pub noise: f64,
+    /// What became of it.
+    pub verdict: Verdict,
+}
+
+/// The jumps between two steps.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Prediction {
+    /// Jumps that stay for now.
+    pub accepted: u32,
+    /// Jumps that were made.
+    pub made: u32,
+    /// What the accepted ones come to, in lengths of the direction.
+    pub tau: f32,
+    /// On the probe, before the first.
+    #[serde(deserialize_with = "number_or_null")]
+    pub loss_before: f64,
+    /// And after the last that was accepted.
+    #[serde(deserialize_with = "number_or_null")]
+    pub loss: f64,
+    /// It took, copies and losses included.
+    pub seconds: f64,
+}
+
+/// What a correction came to.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Judgement {
+    /// The held-out loss after its steps; not a number if one of them had none.
+    #[serde(deserialize_with = "number_or_null")]
+    pub loss: f64,
+    /// Where the trend from before the jumps leads.
+    #[serde(deserialize_with = "number_or_null")]
+    pub expected: f64,
+    /// Whether the jumps stay; otherwise all is as it was before them.
+    pub kept: bool,
+    /// It took, the way back included.
+    pub seconds: f64,
+}
+
+/// JSON has no number that is none: it is written as null.
+fn number_or_null<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(source)?.unwrap_or(f64::NAN))
+}
+
+/// Where an undo went back to.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct BackTo {
+    pub(crate) updates: u32,
+    pub(crate) data: Value,
+}
+
+/// A step that was made.
+pub(crate) struct Made<'a> {
+    pub(crate) step: u64,
+    /// Of the run, after it.
+    pub(crate) steps_left: u64,
+    /// Where the data is.
+    pub(crate) data: &'a Value,
+}
+
+/// The predictions of a run.
+pub(crate) struct Predictor {
+    options: PredictOptions,
+    phases: Phases,
+    copies: Copies,
+    /// For jumps.
+    probe: Probe,
+    /// For corrections: jumps were not chosen by it.
+    check: Probe,
+    /// Whether the reference has the weights at the start of the window.
+    has_reference: bool,
+    /// Updates in the average.
+    averaged: u64,
+    start: Option<Point>,
+    undo: Option<Undo>,
+    work: Work,
+}
+
+/// A piece of a parameter and of its master.
+#[derive(Default)]
+struct Work {
+    parameter: Vec<u8>,
+    master: Vec<u8>,
+}
+
+impl Predictor {
+    /// Takes the memory of its copies. Both parts of the held-out data are used for nothing else.
+    ///
+    /// # Errors
+    /// Options make no sense, there is too little held-out data, or no memory.
+    pub(crate) fn new<D: PlanDevice>(
+        trainer: &Trainer<D>,
+        options: PredictOptions,
+        steps: u64,
+        [probe, check]: [Vec<AnyBatch>; 2],
+    ) -> Result<Predictor, TrainError> {
+        options.check(steps)?;
+        Ok(Predictor {
+            phases: Phases::new(options.lengths),
+            copies: Copies::new(trainer, &options)?,
+            probe: Probe::new(probe)?,
+            check: Probe::new(check)?,
+            options,
+            has_reference: false,
+            averaged: 0,
+            start: None,
+            undo: None,
+            work: Work::default(),
+        })
+    }
+
+    /// Host memory that it takes, the held-out data excepted.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.copies.size_bytes()
+    }
+
+    /// The phase that the next step is in.
+    pub(crate) fn phase(&self) -> Phase {
+        self.phases.phase()
+    }
+
+    /// What is due after a step. Says where it went back to, if jumps were undone.
+    ///
+    /// # Errors
+    /// From the device, the data or the observer.
+    pub(crate) fn after_step<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        made: &Made<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<BackTo>, RunError> {
+        let begun = Instant::now();
+        let mut prepared = false;
+        if let (Direction::Average { window }, Phase::Full) =
+            (self.options.direction, self.phases.phase())
+        {
+            self.average(trainer, window)?;
+            prepared = true;
+        }
+        let mut back_to = None;
+        match self.phases.after_step(made.steps_left) {
+            Due::Nothing => {}
+            Due::FirstFull => {
+                let loss = self.check.measure(trainer)?.loss();
+                self.start = Some(Point::new(trainer.updates(), loss));
+                prepared = true;
+            }
+            Due::Predict => self.predict(trainer, made, observer)?,
+            Due::Judge => {
+                let loss = self.check.measure(trainer)?.loss();
+                back_to = self.judge(trainer, loss, made.step, begun, observer)?;
+            }
+        }
+        let begun = if prepared { begun } else { Instant::now() };
+        if self.is_window_due() {
+            self.copies.reference.take(trainer)?;
+            self.has_reference = true;
+            self.averaged = 0;
+            if let Direction::Average { .. } = self.options.direction {
+                self.copies.clear_state();
+            }
+            prepared = true;
+        }
+        if prepared {
+            let seconds = begun.elapsed().as_secs_f64();
+            observer.event(&Event::PredictionPrepared { step: made.step, seconds })?;
+        }
+        Ok(back_to)
+    }
+
+    /// Whether the window of the next prediction begins here.
+    fn is_window_due(&self) -> bool {
+        let Some(left) = self.phases.until_prediction() else { return false };
+        match self.options.direction {
+            Direction::Average { .. } => !self.has_reference,
+            direction => left == direction.window(),
+        }
+    }
+
+    /// A step of a correction had a loss or gradient that is not finite: goes back to before the jumps. None in other phases.
+    ///
+    /// # Errors
+    /// From the device, the data or the observer.
+    pub(crate) fn after_bad_step<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        step: u64,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<BackTo>, RunError> {
+        if self.undo.is_none() {
+            return Ok(None);
+        }
+        let back_to = self.judge(trainer, f64::NAN, step, Instant::now(), observer)?;
+        if self.is_window_due() {
+            self.copies.reference.take(trainer)?;
+            self.has_reference = true;
+        }
+        Ok(back_to)
+    }
+
+    fn judge<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        loss: f64,
+        step: u64,
+        begun: Instant,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<BackTo>, RunError> {
+        let undo = self.undo.take().expect("jumps were made");
+        let start = self.start.expect("a full phase began");
+        let expected = extrapolated(&start, &undo.before, trainer.updates());
+        // Whatever is not a number does not stay.
+        let kept = loss <= expected + self.options.margin;
+        let back_to = match kept {
+            true => {
+                self.start = Some(Point::new(trainer.updates(), loss));
+                None
+            }
+            false => {
+                self.copies.undo.restore(trainer)?;
+                trainer.set_updates(undo.before.updates);
+                trainer.resume_source(&undo.data)?;
+                self.start = Some(undo.before);
+                Some(BackTo { updates: undo.before.updates, data: undo.data })
+            }
+        };
+        self.phases.judged(kept);
+        let seconds = begun.elapsed().as_secs_f64();
+        let judgement = Judgement { loss, expected, kept, seconds };
+        observer.event(&Event::PredictionJudged { step, judgement })?;
+        Ok(back_to)
+    }
+
+    /// Adds the last update to the average.
+    fn average<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        window: u64,
+    ) -> Result<(), TrainError> {
+        let keep = decay(window) as f32;
+        let Copies { weights, reference, state, .. } = &mut self.copies;
+        let state = state.as_mut().expect("an average has it");
+        let piece = &mut self.work.parameter;
+        for (index, weight) in weights.iter().enumerate() {
+            let size = weight.form.copied_bytes();
+            let before = reference.bytes_mut(index);
+            let state = state.bytes_mut(index);
+            let value = weight.value();
+            let elements = before.len() / size;
+            for first in (0..elements).step_by(PIECE_ELEMENTS) {
+                let count = PIECE_ELEMENTS.min(elements - first);
+                piece.resize(count * size, 0);
+                trainer.read_state(&value, first * size, piece)?;
+                let before = &mut before[first * size..(first + count) * size];
+                for (at, average) in
+                    state[4 * first..4 * (first + count)].chunks_exact_mut(4).enumerate()
+                {
+                    let update = weight.form.read(piece, at) - weight.form.read(before, at);
+                    let now = keep * f32_at(average, 0) + (1.0 - keep) * update;
+                    average.copy_from_slice(&now.to_ne_bytes());
+                }
+                before.copy_from_slice(piece);
+            }
+        }
+        self.averaged += 1;
+        Ok(())
+    }
+
+    fn predict<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        made: &Made<'_>,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        let begun = Instant::now();
+        self.copies.undo.take(trainer)?;
+        let before = Point::new(trainer.updates(), self.check.measure(trainer)?.loss());
+        let courses = self.courses();
+        let mut measured = self.probe.measure(trainer)?;
+        let loss_before = measured.loss();
+        let (mut total, mut accepted, mut jumps) = (0.0, 0, 0);
+        while let Some(tau) = self.options.controller.next(accepted) {
+            let distance = self.write_weights(trainer, &courses, total + tau, total)?;
+            let now = self.probe.measure(trainer)?;
+            let change = self.probe.change(&measured, &now);
+            let verdict = match () {
+                () if !(distance.is_finite() && now.loss().is_finite()) => Verdict::NotFinite,
+                () if distance == 0.0 => Verdict::Unmoved,
+                () if change.falls(self.options.noise) => Verdict::Accepted,
+                () => Verdict::Refused,
+            };
+            jumps += 1;
+            let jump = Jump {
+                tau,
+                distance,
+                loss_before: measured.loss(),
+                loss: now.loss(),
+                noise: change.error,
+                verdict,
+            };
+            if verdict != Verdict::Accepted {
+                match accepted {
+                    0 => self.copies.restore_weights(trainer)?,
+                    _ => drop(self.write_weights(trainer, &courses, total, total)?),
+                }
+            }
+            observer.event(&Event::Jumped { step: made.step, jump })?;
+            if verdict != Verdict::Accepted {
+                break;
+            }
+            total += tau;
+            measured = now;
+            accepted += 1;
+        }
+        self.has_reference = false;
+        match accepted {
+            0 => self.start = Some(before),
+            _ => self.undo = Some(Undo { before, data: made.data.clone() }),
+        }
+        self.phases.predicted(accepted > 0);
+        let prediction = Prediction {
+            accepted,
+            made: jumps,
+            tau: total,
+            loss_before,
+            loss: measured.loss(),
+            seconds: begun.elapsed().as_secs_f64(),
+        };
+        observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// The direction of each weight.
+    fn courses(&mut self) -> Vec<Course> {
+        let direction = self.options.direction;
+        let averaged = self.averaged;
+        (0..self.copies.weights.len())
+            .map(|index| match direction {
+                Direction::LastUpdate | Direction::Difference { .. } => Course::Difference,
+                Direction::Average { window } => Course::State(mean_factor(window, averaged)),
+                Direction::Outer { momentum, .. } => {
+                    self.copies.add_to_state(index, momentum);
+                    Course::State(momentum)
+                }
+                Direction::None { .. } => Course::Nowhere,
+                Direction::Random { .. } => Course::Signs(self.copies.root_mean_square(index)),
+            })
+            .collect()
+    }
+
+    /// θ + τ·d, from the base; returns the norm of what the stored weights moved from the jump `before`.
+    fn write_weights<D: PlanDevice>(
+        &mut self,
+        trainer: &mut Trainer<D>,
+        courses: &[Course],
+        tau: f32,
+        before: f32,
+    ) -> Result<f64, TrainError> {
+        let (seed, updates) = (trainer.options().seed, trainer.updates());
+        let (copies, Work { parameter, master }) = (&self.copies, &mut self.work);
+        let mut moved = 0.0;
+        for (index, (weight, course)) in copies.weights.iter().zip(courses).enumerate() {
+            let (base, reference) = (copies.base(index), copies.reference.bytes(index));
+            let state = copies.state.as_ref().map(|state| state.bytes(index));
+            let form = weight.form;
+            let (size, master_name) = (form.copied_bytes(), weight.master());
+            let elements = base.len() / size;
+            for first in (0..elements).step_by(PIECE_ELEMENTS) {
+                let end = elements.min(first + PIECE_ELEMENTS);
+                parameter.resize((end - first) * form.parameter_bytes(), 0);
+                master.resize((end - first) * form.master_bytes(), 0);
+                let piece = Piece {
+                    form,
+                    base: &base[first * size..end * size],
+                    reference: &reference[first * size..end * size],
+                    state: state.map(|state| &state[4 * first..4 * end]),
+                    words: weight.words(seed, updates),
+                    first_element: first,
+                };
+                moved += fill(&piece, course, tau, before, parameter, master);
+                trainer.write_state(
+                    &weight.parameter,
+                    first * form.parameter_bytes(),
+                    parameter,
+                )?;
+                if !master.is_empty() {
+                    trainer.write_state(&master_name, first * form.master_bytes(), master)?;
+                }
+            }
+        }
+        Ok(moved.sqrt())
+    }
+
+    /// For a checkpoint.
+    pub(crate) fn state(&self) -> PredictState {
+        PredictState {
+            position: self.phases.position(),
+            has_reference: self.has_reference,
+            averaged: self.averaged,
+            start: self.start,
+            undo: self.undo.clone(),
+        }
+    }
+
+    /// The trainer with what a checkpoint has of predictions.
+    pub(crate) fn with_copies<'a, D: PlanDevice>(
+        &'a mut self,
+        trainer: &'a mut Trainer<D>,
+    ) -> WithCopies<'a, D> {
+        let undo = self.undo.as_ref().map(|_| StatePart::Undo);
+        let reference = self.has_reference.then_some(StatePart::Reference);
+        let state = self.copies.state.as_ref().map(|_| StatePart::Direction);
+        let held = [undo, reference, state].into_iter().flatten().collect();
+        WithCopies { trainer, copies: &mut self.copies, held }
+    }
+
+    /// Goes on from there, once copies were restored.
+    ///
+    /// # Errors
+    /// It is of a run that predicts in another way.
+    pub(crate) fn resume(
+        &mut self,
+        state: &PredictState,
+        verified: &Verified,
+    ) -> Result<(), TrainError> {
+        let other = |problem: &str| {
+            let problem = format!(
+                "the state of predictions in {} does not fit: {problem}; go on with the [predict] section that the run \
+                 began with, or give another --name",
+                verified.path().display()
+            );
+            Err(TrainError::Option { option: "predict", problem })
+        };
+        if !self.phases.resume(state.position) {
+            return other("its phases are of other lengths");
+        }
+        let is_correcting = self.phases.phase() == Phase::Correct;
+        let needed = [
+            (StatePart::Undo, is_correcting),
+            (StatePart::Reference, state.has_reference),
+            (StatePart::Direction, self.copies.state.is_some()),
+        ];
+        if needed.into_iter().any(|(part, is_needed)| is_needed && !verified.has(part)) {
+            return other("copies of weights are missing");
+        }
+        let needs_start = self.phases.phase() != Phase::WarmUp;
+        if state.undo.is_some() != is_correcting || state.start.is_some() != needs_start {
+            return other("its phase has another state");
+        }
+        self.has_reference = state.has_reference;
+        self.averaged = state.averaged;
+        self.start = state.start;
+        self.undo = state.undo.clone();
+        Ok(())
+    }
+}

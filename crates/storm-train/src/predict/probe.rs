@@ -1,0 +1,57 @@
+//! Held-out micro-batches that losses are measured on, always the same.
+
+use super::paired::{Change, change};
+use crate::{AnyBatch, MicroBatch, TrainError, Trainer};
+use storm_device::PlanDevice;
+
+/// Some held-out micro-batches.
+#[derive(Debug)]
+pub(super) struct Probe {
+    batches: Vec<AnyBatch>,
+    /// Of all targets, by micro-batch.
+    shares: Vec<f64>,
+}
+
+/// Losses by micro-batch: sums over their targets, divided by the targets of all.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Measured(Vec<f32>);
+
+impl Measured {
+    /// Mean over all targets.
+    pub(super) fn loss(&self) -> f64 {
+        self.0.iter().map(|&loss| f64::from(loss)).sum()
+    }
+}
+
+impl Probe {
+    /// # Errors
+    /// Fewer than two micro-batches have targets, so that nothing is known of noise.
+    pub(super) fn new(mut batches: Vec<AnyBatch>) -> Result<Probe, TrainError> {
+        batches.retain(|batch| batch.counted() > 0);
+        if batches.len() < 2 {
+            let problem = format!(
+                "the probe has {} micro-batches with targets, and its noise takes at least 2; give more probe-batches, or \
+                 hold more of the data out",
+                batches.len()
+            );
+            return Err(TrainError::Option { option: "predict", problem });
+        }
+        let targets: usize = batches.iter().map(MicroBatch::counted).sum();
+        let shares = batches.iter().map(|batch| batch.counted() as f64 / targets as f64).collect();
+        Ok(Probe { batches, shares })
+    }
+
+    /// The losses as weights are now.
+    pub(super) fn measure<D: PlanDevice>(
+        &self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<Measured, TrainError> {
+        let mut losses = vec![0.0; self.batches.len()];
+        trainer.evaluate_each(&self.batches, &mut losses)?;
+        Ok(Measured(losses))
+    }
+
+    pub(super) fn change(&self, before: &Measured, after: &Measured) -> Change {
+        change(&before.0, &after.0, &self.shares)
+    }
+}

@@ -1,0 +1,104 @@
+use super::thinned::Thinned;
+use super::{Sink, StepRecord};
+use crate::{Event, Phase, Prediction, RunError};
+
+/// The predictions of a run: what each phase took, and what became of jumps.
+#[derive(Clone, Debug)]
+pub struct Predictions {
+    /// In the order of [`Phase::ALL`].
+    phases: [PhaseTotals; 4],
+    /// The phase of the last step.
+    last: Option<Phase>,
+    predicted: Thinned<(u64, Prediction)>,
+    /// Jumps that were accepted.
+    pub accepted: u64,
+    /// Jumps that were not.
+    pub refused: u64,
+    /// Corrections after which jumps stayed.
+    pub kept: u64,
+    /// Corrections after which they were undone.
+    pub undone: u64,
+}
+
+/// What a phase took, all of its times together.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PhaseTotals {
+    /// Steps made in it.
+    pub steps: u64,
+    /// What it took.
+    pub seconds: f64,
+    /// Most device memory of the process that was seen in its steps.
+    pub device_bytes_peak: u64,
+    /// Most memory of the process that was seen in its steps.
+    pub process_bytes_peak: u64,
+}
+
+impl Predictions {
+    pub(super) fn new() -> Predictions {
+        Predictions {
+            phases: [PhaseTotals::default(); 4],
+            last: None,
+            predicted: Thinned::new(),
+            accepted: 0,
+            refused: 0,
+            kept: 0,
+            undone: 0,
+        }
+    }
+
+    /// Whether there are any phases.
+    pub fn is_empty(&self) -> bool {
+        self.last.is_none()
+    }
+
+    /// What a phase took.
+    pub fn of(&self, phase: Phase) -> &PhaseTotals {
+        &self.phases[index(phase)]
+    }
+
+    /// Predictions, by the step before them.
+    pub(super) fn all(&self) -> &[(u64, Prediction)] {
+        self.predicted.as_slice()
+    }
+}
+
+fn index(phase: Phase) -> usize {
+    Phase::ALL.iter().position(|known| *known == phase).unwrap_or(0)
+}
+
+impl Sink for Predictions {
+    fn step(&mut self, record: &StepRecord) -> Result<(), RunError> {
+        let Some(phase) = record.phase else { return Ok(()) };
+        self.last = Some(phase);
+        let totals = &mut self.phases[index(phase)];
+        totals.steps += 1;
+        totals.seconds += record.seconds;
+        totals.device_bytes_peak = totals.device_bytes_peak.max(record.device_bytes);
+        let process_bytes = record.process_bytes.unwrap_or(0);
+        totals.process_bytes_peak = totals.process_bytes_peak.max(process_bytes);
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
+        match *event {
+            Event::PredictionPrepared { seconds, .. } => {
+                self.phases[index(self.last.unwrap_or(Phase::Full))].seconds += seconds;
+            }
+            Event::Predicted { step, prediction } => {
+                self.predicted.push((step, prediction));
+                self.accepted += u64::from(prediction.accepted);
+                self.refused += u64::from(prediction.made.saturating_sub(prediction.accepted));
+                self.phases[index(Phase::Predict)].seconds += prediction.seconds;
+            }
+            Event::PredictionJudged { judgement, .. } => {
+                match judgement.kept {
+                    true => self.kept += 1,
+                    false => self.undone += 1,
+                }
+                self.phases[index(Phase::Correct)].seconds += judgement.seconds;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! The phases of a run that predicts: a band of colours, jumps as dots, and a table of what each phase took.
+
+use super::super::History;
+use super::chart::{Kind, Series, Steps};
+use super::charts::in_range;
+use super::unit::show_bytes;
+use crate::Phase;
+use storm_exec::trace::page::{Cell, Table};
+
+/// A colour of the page.
+fn colour(phase: Phase) -> &'static str {
+    match phase {
+        Phase::WarmUp => "inputs",
+        Phase::Full => "weights",
+        Phase::Predict => "recomputed",
+        Phase::Correct => "optimizer",
+    }
+}
+
+/// Which colour of the band is which phase.
+pub(super) fn legend() -> String {
+    let chip = |phase: &Phase| {
+        let (colour, name) = (colour(*phase), phase.name());
+        format!("<i class=\"chip\" style=\"background:var(--{colour})\"></i> {name}")
+    };
+    // No step is made in the others.
+    let of_steps = [Phase::WarmUp, Phase::Full, Phase::Correct];
+    let chips: Vec<String> = of_steps.iter().map(chip).collect();
+    format!("<p class=\"hint\">The band over the loss: {}.</p>", chips.join(", "))
+}
+
+/// From which step to which a phase lasts, as far as that was recorded.
+pub(super) fn band(history: &History) -> Vec<(u64, u64, &'static str)> {
+    let mut band: Vec<(u64, u64, &'static str)> = Vec::new();
+    for record in history.steps() {
+        let Some(phase) = record.phase else { continue };
+        let colour = colour(phase);
+        match band.last_mut() {
+            Some((_, to, last)) if *last == colour => *to = record.step,
+            // It goes on from where the one before ends, so that nothing is left blank between thinned steps.
+            Some(&mut (_, to, _)) => band.push((to, record.step, colour)),
+            None => band.push((record.step, record.step, colour)),
+        }
+    }
+    band
+}
+
+/// Predictions of one outcome, as dots in the chart of losses.
+pub(super) struct Jumps {
+    pub(super) steps: Steps,
+    name: &'static str,
+    colour: &'static str,
+    losses: Vec<f64>,
+}
+
+impl Jumps {
+    pub(super) fn series(&self) -> Series<'_> {
+        Series {
+            name: self.name,
+            colour: self.colour,
+            kind: Kind::Dots,
+            steps: &self.steps,
+            values: self.losses.clone(),
+        }
+    }
+}
+
+/// The probe loss after predictions that moved weights, and after those that did not.
+pub(super) fn jumps(history: &History) -> Vec<Jumps> {
+    let of = |key, name, colour, moved: bool| {
+        let all = history.predictions().all().iter();
+        let (steps, losses) = all
+            .filter(|(_, prediction)| (prediction.accepted > 0) == moved)
+            .map(|(step, prediction)| (*step, in_range(prediction.loss)))
+            .unzip();
+        Jumps { steps: Steps { key, steps }, name, colour, losses }
+    };
+    let both = [
+        of("accepted", "probe, jumps accepted", "recomputed", true),
+        of("refused", "probe, jumps refused", "memory-edge", false),
+    ];
+    both.into_iter().filter(|jumps| !jumps.losses.is_empty()).collect()
+}
+
+/// What each phase took; none of a run that does not predict.
+pub(super) fn table(history: &History) -> Option<Table> {
+    let predictions = history.predictions();
+    if predictions.is_empty() {
+        return None;
+    }
+    let all: f64 = Phase::ALL.iter().map(|phase| predictions.of(*phase).seconds).sum();
+    let row = |phase: Phase| {
+        let totals = predictions.of(phase);
+        let what = match phase {
+            Phase::WarmUp | Phase::Full => String::new(),
+            Phase::Predict => {
+                format!("{} jumps accepted, {} refused", predictions.accepted, predictions.refused)
+            }
+            Phase::Correct => format!("{} kept, {} undone", predictions.kept, predictions.undone),
+        };
+        let peak = |bytes: u64| match bytes {
+            0 => String::new(),
+            bytes => show_bytes(bytes as f64),
+        };
+        let cells = [
+            totals.steps.to_string(),
+            format!("{:.1} s", totals.seconds),
+            format!("{:.1} %", 100.0 * totals.seconds / all.max(1e-12)),
+            peak(totals.device_bytes_peak),
+            peak(totals.process_bytes_peak),
+            what,
+        ];
+        (phase.name().to_owned(), cells.map(Cell::Text).to_vec())
+    };
+    Some(Table {
+        caption: "Phases, with their time and the most memory that was seen in their steps",
+        columns: &["", "steps", "time", "share", "device memory", "process memory", ""],
+        rows: Phase::ALL.map(row).to_vec(),
+    })
+}

@@ -1,0 +1,13 @@
+//! Runs that predict: what is refused or undone leaves no trace, what is accepted moves weights, and a run that was stopped
+//! or killed anywhere goes on bit by bit.
+
+mod exact;
+mod input;
+mod memory;
+mod resume;
+mod support;
+
+use storm_host::allocation::AllocationMeter;
+
+#[global_allocator]
+static METER: AllocationMeter = AllocationMeter;

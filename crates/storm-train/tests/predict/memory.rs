@@ -1,0 +1,73 @@
+//! The memory of predictions: as priced, and no more with time.
+
+use crate::support::{
+    DIRECTIONS, F32, HeldOut, cases, predict, run, run_options, tiny, train_options,
+};
+use storm_host::allocation::peak_bytes;
+use storm_train::{
+    AnyBatch, BatchSource, Controller, Direction, PhaseLengths, PredictOptions, RunOptions, Stop,
+    predict_bytes,
+};
+
+#[test]
+fn the_price_is_what_is_taken() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for case in cases() {
+        for direction in DIRECTIONS {
+            let mut run = run(folder.path(), &case, run_options(&case, 24), None);
+            let mut source = crate::support::Made { next: 0, shift: 0 };
+            let mut batches = vec![AnyBatch::default(); 4];
+            for batch in &mut batches {
+                source.next_batch(batch).expect("a batch");
+            }
+            let taken = run.predict(predict(direction), batches).expect("memory");
+            let price = predict_bytes(tiny(case.lora), &train_options(&case), &direction);
+            assert_eq!(taken, price.expect("a model"), "{direction:?} {case:?}");
+        }
+    }
+}
+
+/// A thousand predictions take no more memory than a hundred.
+#[test]
+fn memory_does_not_grow_with_predictions() {
+    let peak = |steps: u64| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let options = PredictOptions {
+            lengths: PhaseLengths { warm_up: 1, full: 1, correct: 1 },
+            controller: Controller::Constant { tau: 1e-3 },
+            noise: 1e9,
+            ..predict(Direction::LastUpdate)
+        };
+        let settings = Some((options, HeldOut::Alike));
+        let evaluate_every = None;
+        let run_options = RunOptions { evaluate_every, ..run_options(&F32, steps + 2) };
+        let mut run = run(folder.path(), &F32, run_options, settings);
+        let mut count = Count(0);
+        let (_, bytes) = peak_bytes(|| run.train(&Stop::new(), &mut count).expect("a run"));
+        assert_eq!(count.0, steps);
+        bytes
+    };
+    // In the pool of threads itself: what a thread hands to a pool is freed by another one.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().expect("a thread");
+    let [few, many] = [100, 1000].map(|steps| pool.install(|| peak(steps)));
+    assert!(many <= few + (4 << 10), "{few} bytes for 100 predictions, {many} for 1000");
+}
+
+struct Count(u64);
+
+impl storm_train::Observer for Count {
+    fn step(
+        &mut self,
+        _: &storm_train::StepEvent,
+        _: &mut dyn storm_train::Observed,
+    ) -> Result<(), storm_train::RunError> {
+        Ok(())
+    }
+
+    fn event(&mut self, event: &storm_train::Event<'_>) -> Result<(), storm_train::RunError> {
+        if let storm_train::Event::Predicted { .. } = event {
+            self.0 += 1;
+        }
+        Ok(())
+    }
+}

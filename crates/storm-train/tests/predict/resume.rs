@@ -1,0 +1,79 @@
+//! Runs that stop in any phase, or are killed at any moment, and go on.
+
+use crate::support::{
+    Case, DIRECTIONS, F32, Heard, HeldOut, STEPS, cases, end, predict, run, run_options, whole,
+};
+use storm_train::{Direction, PredictOptions, RunOptions, Stop};
+
+/// Settings of predictions that go both ways: some jumps stay, some are undone.
+fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
+    vec![
+        (predict(direction), HeldOut::Alike),
+        (PredictOptions { margin: 0.0, ..predict(direction) }, HeldOut::Opposed),
+    ]
+}
+
+#[test]
+fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
+    // Every direction in another case; long tests stop after every step of each.
+    let every = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1 } else { 3 };
+    for (direction, case) in DIRECTIONS.into_iter().zip(cases()) {
+        for settings in mixed(direction) {
+            let (expected, all) = whole(&case, STEPS, Some(settings));
+            for step in (1..STEPS).step_by(every) {
+                let folder = tempfile::tempdir().expect("a folder");
+                let options = run_options(&case, STEPS);
+                let mut first = run(folder.path(), &case, options.clone(), Some(settings));
+                let mut heard = Heard { stop_after: Some(step), ..Heard::default() };
+                let stop = heard.stop.clone();
+                first.train(&stop, &mut heard).expect("a run");
+                drop(first);
+                let mut second = run(folder.path(), &case, options, Some(settings));
+                assert_eq!(second.resume(&mut heard).expect("a checkpoint"), Some(step));
+                second.train(&Stop::new(), &mut heard).expect("a run");
+                assert!(end(&mut second) == expected, "{direction:?} {case:?} stopped at {step}");
+                assert_eq!(heard.jumps, all.jumps);
+                // How long it took differs.
+                let judged = |heard: &Heard| -> Vec<(u64, u64, u64, bool)> {
+                    let bits = |(step, j): &(u64, storm_train::Judgement)| {
+                        (*step, j.loss.to_bits(), j.expected.to_bits(), j.kept)
+                    };
+                    heard.judgements.iter().map(bits).collect()
+                };
+                assert_eq!(judged(&heard), judged(&all));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_run_that_is_killed_anywhere_goes_on_bit_by_bit() {
+    let is_long = std::env::var_os("STORM_LONG_TESTS").is_some();
+    let cases = if is_long { cases() } else { vec![F32, cases()[3]] };
+    for case in cases {
+        let direction = Direction::Outer { window: 3, momentum: 0.5 };
+        for settings in mixed(direction) {
+            killed_anywhere(&case, settings, if is_long { 1 } else { 7 });
+        }
+    }
+}
+
+/// Ends the run at every so many-th thing that it tells, without a word, in the middle of predictions too.
+fn killed_anywhere(case: &Case, settings: (PredictOptions, HeldOut), every: usize) {
+    let (expected, _) = whole(case, STEPS, Some(settings));
+    let options = RunOptions { save_every: Some(3), ..run_options(case, STEPS) };
+    for moment in (0..).step_by(every) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut first = run(folder.path(), case, options.clone(), Some(settings));
+        let mut heard = Heard { fail_after: Some(moment), ..Heard::default() };
+        if first.train(&Stop::new(), &mut heard).is_ok() {
+            assert!(moment > 50, "only {moment} things were told");
+            return;
+        }
+        drop(first);
+        let mut second = run(folder.path(), case, options.clone(), Some(settings));
+        second.resume(&mut Heard::default()).expect("a checkpoint, or none");
+        second.train(&Stop::new(), &mut Heard::default()).expect("a run");
+        assert!(end(&mut second) == expected, "{settings:?} {case:?} killed at {moment}");
+    }
+}
