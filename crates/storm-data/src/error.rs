@@ -36,6 +36,9 @@ pub enum DataError {
         /// The system's error.
         source: io::Error,
     },
+    /// The system has no thread for reading.
+    #[error("the system refuses another thread: {0}")]
+    NoThread(io::Error),
     /// A mapped file cannot be read.
     #[error(transparent)]
     Map(#[from] MapError),

@@ -166,11 +166,13 @@ impl Peer {
         }
     }
 
-    /// Says that this rank has finished, or that it has heard that the other one has.
+    /// Says that this rank has finished, or that it has heard that the other one has. A rank that is still awaited hears
+    /// it once it is connected.
     fn say_bye(&mut self) {
         self.send(&[BYE]);
-        if let Peer::Here(stream) = std::mem::replace(self, Peer::Finished) {
+        if let Peer::Here(stream) = self {
             let _ = stream.shutdown(Shutdown::Write);
+            *self = Peer::Finished;
         }
     }
 }
@@ -228,10 +230,14 @@ impl Watch {
             peer.say_bye();
         }
         self.shared.changed.notify_all();
-        let readers = std::mem::take(&mut state.readers);
         drop(state);
-        for thread in self.threads.drain(..).chain(readers) {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
+        }
+        // Nobody starts more of them now.
+        let readers = std::mem::take(&mut self.shared.lock().readers);
+        for reader in readers {
+            let _ = reader.join();
         }
     }
 }
@@ -241,9 +247,12 @@ impl Drop for Watch {
         let mut state = self.shared.lock();
         if !state.is_over {
             state.is_over = true;
-            for peer in &state.peers {
-                if let Peer::Here(stream) = peer {
-                    let _ = stream.shutdown(Shutdown::Both);
+            for peer in &mut state.peers {
+                match peer {
+                    Peer::Here(stream) => drop(stream.shutdown(Shutdown::Both)),
+                    // Its connection is not taken any more.
+                    Peer::Awaited => *peer = Peer::None,
+                    Peer::None | Peer::Finished => {}
                 }
             }
             self.shared.changed.notify_all();
@@ -329,14 +338,15 @@ fn follow(shared: &Shared, rank: u32, stream: TcpStream) {
     }
 }
 
-/// The first rank's part: takes connections until every rank is here.
+/// The first rank's part: takes connections until every rank is here, even if this one has finished: the others must hear
+/// that.
 fn accept(shared: &Arc<Shared>, listener: &TcpListener, token: Token, ranks: u32) {
     let deadline = Instant::now() + shared.pace.join;
     let mut strangers = 0;
     loop {
         let mut state = shared.lock();
         let missing = state.peers.iter().position(|peer| matches!(peer, Peer::Awaited));
-        let Some(missing) = missing.filter(|_| !state.is_over) else { return };
+        let Some(missing) = missing else { return };
         if Instant::now() > deadline {
             drop(state);
             return shared.lose(Loss { rank: missing as u32, cause: Cause::NeverJoined });

@@ -50,7 +50,7 @@ pub(crate) fn worker() -> Result<WorkerCommand, DataError> {
 pub(crate) fn code_of(error: &DataError) -> u8 {
     match error {
         DataError::Option { .. } => 2,
-        DataError::ReadBlock { .. } => 1,
+        DataError::ReadBlock { .. } | DataError::NoThread(_) => 1,
         DataError::Io { source, .. } => match source.kind() {
             ErrorKind::NotFound | ErrorKind::PermissionDenied | ErrorKind::NotADirectory => 4,
             // A device or a FIFO where a plain file should be.

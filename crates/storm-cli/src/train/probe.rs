@@ -17,7 +17,7 @@ pub(super) fn first_row(
     held: u64,
 ) -> Result<u64, UsageError> {
     let needed = (predict.held_out_batches() as u64).saturating_mul(batch as u64);
-    match needed.saturating_add(evaluated) <= held {
+    match needed.checked_add(evaluated).is_some_and(|all| all <= held) {
         true => Ok(held - needed),
         false => Err(UsageError(format!(
             "predict takes {needed} held-out rows and evaluations look at {evaluated}, but {held} are held out: they would \

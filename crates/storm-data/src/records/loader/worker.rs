@@ -97,10 +97,7 @@ impl Workers {
                 Ok(thread) => workers.threads.push(thread),
                 // Fewer change no batch.
                 Err(_) if !workers.threads.is_empty() => break,
-                Err(source) => {
-                    let problem = format!("the system refuses another thread ({source})");
-                    return Err(DataError::Option { option: "workers", problem });
-                }
+                Err(source) => return Err(DataError::NoThread(source)),
             }
         }
         Ok(workers)

@@ -278,6 +278,6 @@ __device__ inline void norm_grad(const E* dy, const E* x, const E* weight, const
 NORM(warp_1, 1, true, 256, 1)
 NORM(warp_2, 2, true, 256, 1)
 NORM(block_256, 1, false, 256, 2)
-NORM(block_512, 1, false, 512, (LAYER ? 2 : 1))
+NORM(block_512, 1, false, 512, (LAYER && !EXACT<E> ? 2 : 1))
 NORM(block_1024, 1, false, 1024, 1)
 NORM(block_1024_2, 2, false, 1024, 1)
