@@ -110,6 +110,14 @@ pub struct Loss {
     pub cause: Cause,
 }
 
+impl Loss {
+    /// What a connection is told of it.
+    fn to_word(self) -> [u8; 6] {
+        let [a, b, c, d] = self.rank.to_le_bytes();
+        [LOST, a, b, c, d, self.cause as u8]
+    }
+}
+
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let rank = self.rank;
@@ -142,6 +150,8 @@ struct State {
     is_over: bool,
     /// Called for the first loss.
     on_loss: Option<OnLoss>,
+    /// The first loss, which ranks that connect later are told.
+    lost: Option<Loss>,
     /// Threads that read connections, including those of strangers.
     readers: Vec<JoinHandle<()>>,
 }
@@ -214,7 +224,8 @@ impl Watch {
     }
 
     fn new(pace: Pace, peers: Vec<Peer>, on_loss: OnLoss) -> io::Result<Watch> {
-        let state = State { peers, is_over: false, on_loss: Some(on_loss), readers: Vec::new() };
+        let on_loss = Some(on_loss);
+        let state = State { peers, is_over: false, on_loss, lost: None, readers: Vec::new() };
         let shared = Arc::new(Shared { pace, state: Mutex::new(state), changed: Condvar::new() });
         let beating = shared.clone();
         let threads = vec![spawn("watch-beat", move || beating.beat())?];
@@ -281,10 +292,10 @@ impl Shared {
     fn lose(&self, loss: Loss) {
         let mut state = self.lock();
         let Some(on_loss) = state.on_loss.take().filter(|_| !state.is_over) else { return };
-        let [a, b, c, d] = loss.rank.to_le_bytes();
+        state.lost = Some(loss);
         for (rank, peer) in (0..).zip(&state.peers) {
             if rank != loss.rank {
-                peer.send(&[LOST, a, b, c, d, loss.cause as u8]);
+                peer.send(&loss.to_word());
             }
         }
         drop(state);
@@ -377,6 +388,9 @@ fn welcome(shared: &Shared, stream: TcpStream, token: &Token, ranks: u32) {
         peer @ Peer::Awaited => *peer = Peer::Here(copy),
         // Two processes say that they are the same rank: the first one counts.
         _ => return,
+    }
+    if let Some(loss) = state.lost {
+        state.peers[rank as usize].send(&loss.to_word());
     }
     if state.is_over {
         state.peers[rank as usize].say_bye();
