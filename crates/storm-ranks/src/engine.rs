@@ -15,7 +15,7 @@ pub struct Place {
 /// Moves bytes between ranks. Every rank calls the same collectives in the same order. Nothing is ever added up on the
 /// way: what arrives is what was sent, so results do not depend on the engine.
 ///
-/// An engine that has failed stays failed, because nobody knows how far the others are.
+/// An engine that has failed stays failed, because the progress of the other ranks is unknown.
 pub trait Engine: Send {
     /// Which rank this is.
     fn place(&self) -> Place;

@@ -94,7 +94,7 @@ impl InProcess {
         Ok(received)
     }
 
-    /// Waits until the board is as wanted, or somebody has failed.
+    /// Waits until the board is as wanted, or a rank has failed.
     fn wait(&self, is_ready: impl Fn(&State) -> bool) -> Result<MutexGuard<'_, State>, RankError> {
         let state = self.board.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waits = |state: &mut State| state.failure.is_none() && !is_ready(state);

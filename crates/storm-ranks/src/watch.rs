@@ -168,7 +168,7 @@ enum Peer {
 }
 
 impl Peer {
-    /// Sends a few bytes. Whoever reads the connection notices if it is closed.
+    /// Sends a few bytes. The thread that reads the connection notices if it is closed.
     fn send(&self, bytes: &[u8]) {
         if let Peer::Here(stream) = self {
             let mut stream: &TcpStream = stream;
@@ -245,7 +245,7 @@ impl Watch {
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
-        // Nobody starts more of them now.
+        // No thread is left to start more of them.
         let readers = std::mem::take(&mut self.shared.lock().readers);
         for reader in readers {
             let _ = reader.join();

@@ -134,7 +134,7 @@ fn disks_that_cannot_be_used_are_explained() {
             &["is in memory", "tmpfs"],
         );
     }
-    let lock = FolderLock::acquire(folder.path()).expect("nobody has it");
+    let lock = FolderLock::acquire(folder.path()).expect("a free folder");
     refused(&of(&here), 2, &["scratch space of another run", "a folder of its own"]);
     drop(lock);
     let worn =

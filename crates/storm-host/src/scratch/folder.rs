@@ -35,7 +35,7 @@ impl ScratchFolder {
                 return Err(ScratchError::Folder { what: "locking scratch space", folder, error });
             }
         };
-        // Whoever made it is dead: it would hold the lock.
+        // The process that made it is dead: it would hold the lock.
         let left = path.join(FILE_NAME);
         let mut removed_bytes = None;
         if let Ok(found) = fs::symlink_metadata(&left) {

@@ -1,4 +1,4 @@
-//! Scratch space on a disk: bytes that a process reads back while it runs, and that nobody needs afterwards.
+//! Scratch space on a disk: bytes that a process reads back while it runs, discarded when it ends.
 //!
 //! [`ScratchFolder`] is a folder that one process at a time uses. [`ScratchStore`] is a file in it that has no
 //! name: the system frees its space however the process ends. Its space is allocated at once, its bytes go past

@@ -311,7 +311,7 @@ impl Communicator {
             return Err(NcclError::Aborted);
         };
         let Functions { comm_finalize, comm_destroy, .. } = self.shared.nccl.functions;
-        // SAFETY: the handle was taken, so nobody else uses it or destroys it again.
+        // SAFETY: the handle was taken, so no other code uses or destroys it.
         let codes = unsafe { [comm_finalize(handle), comm_destroy(handle)] };
         let check = |function, code| self.shared.nccl.check(function, code, ptr::null_mut());
         check("ncclCommFinalize", codes[0]).and(check("ncclCommDestroy", codes[1]))

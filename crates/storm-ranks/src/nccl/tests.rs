@@ -155,7 +155,7 @@ fn a_group_that_fails_is_ended() {
     assert!(fake.calls().starts_with("start\n") && fake.calls().ends_with("end\n"));
 }
 
-/// Whoever is first: a communicator is aborted or destroyed once, and not used afterwards.
+/// Whichever comes first, a communicator is aborted or destroyed once, and not used afterwards.
 #[test]
 fn an_abort_happens_once() {
     let fake = Fake::new();

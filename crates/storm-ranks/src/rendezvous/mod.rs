@@ -84,7 +84,7 @@ pub enum RendezvousError {
     /// A broadcast failed.
     #[error(transparent)]
     Rank(#[from] RankError),
-    /// There is nobody to meet: no launcher, or one that connects its processes by MPI.
+    /// No rendezvous: no launcher, or one that connects its processes by MPI.
     #[error("{0} needs no rendezvous")]
     NotNeeded(Launcher),
 }

@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(first_host(&"a".repeat(300)), None);
     }
 
-    /// Slurm's variables on one machine. Each test has a port of its own, which the system has just given out.
+    /// Slurm's variables on one machine. Each test has a port of its own, which the system assigned just before.
     fn variables() -> Variables {
         let port = TcpListener::bind("0.0.0.0:0").unwrap().local_addr().unwrap().port().to_string();
         let pairs = [

@@ -167,7 +167,7 @@ fn turn<D: Benched>(
     }
     trainer.synchronize()?;
     let per_second = units as f64 / start.elapsed().as_secs_f64();
-    // Takes what was read ahead, so that the source goes on from where it is without reading anything twice.
+    // Takes what was read ahead, so the source resumes after it and reads nothing again.
     trainer.step_from_source(LEARNING_RATE, NextStep::None)?;
     *source = trainer.exchange_source(None)?;
     Ok(Turn { per_second, device_bytes: trainer.device().vram_bytes()? })

@@ -38,7 +38,7 @@ impl Counters {
             .map_err(CudaError::driver("allocating counters"))?;
         let mut counters =
             Counters { context: Arc::clone(context), start: start.cast(), on_device: 0 };
-        // SAFETY: the memory has as many bytes, and nobody uses it yet.
+        // SAFETY: the memory has as many bytes, and nothing uses it yet.
         unsafe { counters.start.write_bytes(0, bytes) };
         // SAFETY: the memory was allocated for that.
         unsafe { sys::cuMemHostGetDevicePointer_v2(&mut counters.on_device, start, 0) }
