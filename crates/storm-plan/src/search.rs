@@ -46,7 +46,7 @@ const FIXED: usize = 4;
 const GUESSED: usize = 6;
 
 /// Total items of all sketches, per block of the model. Large sketches take longer, so fewer of them are made.
-const ITEMS_PER_BLOCK: usize = 400_000;
+const ITEMS_PER_BLOCK: usize = 340_000;
 
 /// A climb ends after this percentage of all items without finding anything faster.
 const IN_VAIN_PERCENT: usize = 6;
@@ -55,7 +55,7 @@ const IN_VAIN_PERCENT: usize = 6;
 const IN_VAIN_PERCENT_LAST: usize = 20;
 
 /// The most plans built and simulated at the end: those with the fastest sketches.
-const FINAL: usize = 6;
+const FINAL: usize = 4;
 
 /// And at most this much slower than the fastest of them.
 const CLOSE: f64 = 0.01;
@@ -167,6 +167,8 @@ pub(crate) struct Search<'a> {
     /// How much state is on disk.
     disk: DiskChoice,
     forced: &'a Forced,
+    /// Whether the user forces anything that a choice decides.
+    forces: bool,
     /// Bytes that choices take; none for contradictory ones.
     measured: RwLock<HashMap<Choice, Option<PerTier<usize>>>>,
 }
@@ -190,6 +192,8 @@ impl<'a> Search<'a> {
         };
         let main = (0..program.stages().len()).max_by(compare).unwrap_or(0);
         let sketch = Sketch::new(lowering, lowering.piece_elements());
+        // What is on disk is in `disk`.
+        let forces = Forced { on_disk: None, ..forced.clone() } != Forced::default();
         Search {
             lowering,
             sketch,
@@ -198,6 +202,7 @@ impl<'a> Search<'a> {
             limits,
             disk,
             forced,
+            forces,
             measured: RwLock::default(),
         }
     }
@@ -559,6 +564,9 @@ impl<'a> Search<'a> {
 
     /// Whether a choice respects the user's requests.
     fn obeys(&self, choice: &Choice) -> bool {
+        if !self.forces {
+            return true;
+        }
         let decisions = self.decisions(choice);
         let forced = self.forced;
         for (stage, chosen) in choice.stages.iter().enumerate() {

@@ -3,7 +3,7 @@
 use super::loader::{Load, Memory, RecordLoaderOptions, data_ram_to_hold};
 use super::order::{GROUP_BLOCKS, Order};
 use super::read::Buffers;
-use super::set::{Reader, RecordSet};
+use super::set::{ReadStatistics, Reader, RecordSet};
 use crate::DataError;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,11 +12,14 @@ use storm_graph::random::Random;
 use storm_host::show_bytes;
 
 /// How long each rate is measured.
-const MEASURE_TIME: Duration = Duration::from_millis(400);
+const MEASURE_TIME: Duration = Duration::from_millis(600);
+/// How long the same is done before that: the first reads also fault in the buffers of all threads.
+const WARM_UP_TIME: Duration = Duration::from_millis(150);
 /// Batches on the device: one that is used and one that arrives.
 const DEVICE_BATCHES: u64 = 2;
-/// The stage from disk to a batch.
+/// The stages from disk to a batch.
 const READING: &str = "reading";
+const DECODING: &str = "decoding";
 
 /// What this machine does with a dataset, measured with as many threads as a loader has.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -30,7 +33,7 @@ pub struct RecordRates {
 }
 
 impl RecordRates {
-    /// Reads parts of the dataset for a second or so.
+    /// Reads parts of the dataset for a second and a half.
     ///
     /// # Errors
     /// If a block cannot be read or is damaged.
@@ -102,7 +105,10 @@ fn timed(
     let start = Instant::now();
     let one = |number: usize| -> Result<(), DataError> {
         let mut reader = Reader::new(set, &buffers, memory.in_flight);
-        work(&mut Random(number as u64), &|| start.elapsed() < MEASURE_TIME, &mut reader)?;
+        let mut random = Random(number as u64);
+        work(&mut random, &|| start.elapsed() < WARM_UP_TIME, &mut reader)?;
+        reader.statistics = ReadStatistics::default();
+        work(&mut random, &|| start.elapsed() < WARM_UP_TIME + MEASURE_TIME, &mut reader)?;
         let done = reader.statistics;
         let values = [done.reads, done.bytes, done.decoded_bytes, done.decoding_ns];
         for (sum, value) in sums.iter().zip(values) {
@@ -121,7 +127,7 @@ fn timed(
         }
         result
     })?;
-    let seconds = start.elapsed().as_secs_f64();
+    let seconds = start.elapsed().saturating_sub(WARM_UP_TIME).as_secs_f64();
     let [reads, bytes, decoded_bytes, decoding_ns] = sums.map(AtomicU64::into_inner);
     Ok(Timed { reads, bytes, decoded_bytes, decoding_ns, seconds })
 }
@@ -147,9 +153,9 @@ pub struct RecordStage {
 }
 
 impl RecordStage {
-    /// Whether it is the stage from disk to a batch.
-    pub fn is_reading(&self) -> bool {
-        self.name == READING
+    /// Whether it belongs to the way from disk to a batch.
+    pub fn is_loading(&self) -> bool {
+        [READING, DECODING].contains(&self.name)
     }
 }
 
@@ -194,16 +200,22 @@ pub fn estimate_records(
     let mut stages = Vec::new();
     // What fits is read once, in the first epoch.
     if !memory.fits {
-        stages.push(RecordStage {
-            name: READING,
-            rate: match options.order {
-                Order::Global => rates.random_reads_per_second,
-                Order::Window | Order::Sequential => rates.sequential_bytes_per_second / stored,
-            },
-        });
         let threads = memory.workers as f64;
-        let decoding = rates.decoding_bytes_per_second * threads / raw;
-        stages.push(RecordStage { name: "decoding", rate: decoding });
+        let (reading, decoded) = match options.order {
+            // A record costs a read, or a block where blocks are compressed, unless that block is still in memory.
+            Order::Global => {
+                let read = 1.0 - memory.share_in_memory(set, blocks);
+                let decoded = match set.has_single_records() {
+                    true => raw,
+                    false => read * raw * demand.records as f64 / blocks.max(1) as f64,
+                };
+                (rates.random_reads_per_second / read, decoded)
+            }
+            Order::Window | Order::Sequential => (rates.sequential_bytes_per_second / stored, raw),
+        };
+        stages.push(RecordStage { name: READING, rate: reading });
+        let decoding = rates.decoding_bytes_per_second * threads / decoded;
+        stages.push(RecordStage { name: DECODING, rate: decoding });
     }
     if let Some(bus) = demand.bus_bytes_per_second {
         stages.push(RecordStage { name: "copies to the device", rate: bus / raw });
@@ -228,7 +240,7 @@ pub fn estimate_records(
 }
 
 fn advice(stages: &[RecordStage], order: Order, enough: u64) -> Vec<String> {
-    if !stages.first().is_some_and(RecordStage::is_reading) {
+    if !stages.first().is_some_and(RecordStage::is_loading) {
         return Vec::new();
     }
     // Shown with two decimals.

@@ -31,18 +31,18 @@ impl Emit<'_> {
                 TensorClass::Parameter(Training::Running) | TensorClass::Cache => None,
                 TensorClass::Parameter(_) => Some(self.weight_bound(block, &tensor.name)),
                 _ => match self.values.exports[m].get(&tensor.name) {
-                    Some(&value) => Some(Bound::one(self.places().exports[m][&tensor.name], value)),
+                    Some(&value) => Some(Bound::one(self.export(&tensor.name, m), value)),
                     None => self.input(&tensor.name, m),
                 },
             };
         }
         for (name, id) in &section.exports {
-            let place = self.places().exports[m][name];
+            let place = self.export(name, m);
             bind(&mut bound, *id, Bound::one(place, self.values.exports[m][name]));
         }
         for (number, result) in self.lowering.shared.results.iter().enumerate() {
             if result.block == block {
-                let (place, _) = self.layout.results[number][m];
+                let place = self.layout.results[number].0.of(m);
                 let value = self.values.results[number][m];
                 bind(&mut bound, section.results[result.position].1, Bound::one(place, value));
             }
@@ -217,8 +217,13 @@ impl Emit<'_> {
     /// An input of a micro-batch.
     fn input(&self, name: &str, micro_batch: usize) -> Option<Bound> {
         let index = self.layout.inputs.iter().position(|input| input.tensor.name == name)?;
-        let places = &self.layout.inputs[index].places;
-        let which = micro_batch.min(places.len() - 1);
-        Some(Bound::one(places[which].0, self.values.inputs[index][which]))
+        let input = &self.layout.inputs[index];
+        let which = micro_batch.min(input.count - 1);
+        Some(Bound::one(input.device.of(which), self.values.inputs[index][which]))
+    }
+
+    /// Where a micro-batch's export lies.
+    fn export(&self, name: &str, micro_batch: usize) -> usize {
+        self.places().exports.of(micro_batch) + self.lowering.shared.exports.offsets[name]
     }
 }

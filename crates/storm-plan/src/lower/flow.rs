@@ -229,12 +229,12 @@ impl Emit<'_> {
     fn declare_host_tensors(&mut self) {
         let mut inputs = Vec::new();
         for (index, input) in self.layout.inputs.iter().enumerate() {
-            for (m, &(_, host)) in input.places.iter().enumerate() {
+            for m in 0..input.count {
                 inputs.push(Input {
-                    tensor: input.tensor.clone(),
+                    tensor: Tensor::clone(&input.tensor),
                     value: self.values.inputs[index][m],
                     micro_batch: input.per_micro_batch.then_some(m as u16),
-                    place: Place { tier: Tier::HOST, offset: host },
+                    place: Place { tier: Tier::HOST, offset: input.host.of(m) },
                     copies: Vec::new(),
                     fetches: Vec::new(),
                 });
@@ -243,12 +243,13 @@ impl Emit<'_> {
         self.plan.inputs = inputs;
         let mut results = Vec::new();
         for (index, result) in self.lowering.shared.results.iter().enumerate() {
-            for (m, &(_, host)) in self.layout.results[index].iter().enumerate() {
+            let (_, host) = self.layout.results[index];
+            for m in 0..self.decisions.group_max() {
                 results.push(PlanResult {
                     tensor: result.tensor.clone(),
                     value: self.values.results[index][m],
                     micro_batch: Some(m as u16),
-                    place: Place { tier: Tier::HOST, offset: host },
+                    place: Place { tier: Tier::HOST, offset: host.of(m) },
                     copies: Vec::new(),
                 });
             }
@@ -276,7 +277,7 @@ impl Emit<'_> {
         let micro_batches = self.group_size();
         let (mut inputs, mut bytes, mut number) = (Vec::new(), 0, 0);
         for input in &self.layout.inputs {
-            for m in 0..input.places.len() {
+            for m in 0..input.count {
                 if input.is_fetched && m < micro_batches {
                     inputs.push(number);
                     bytes += input.tensor.size_bytes();
@@ -311,11 +312,12 @@ impl Emit<'_> {
         let mut number = 0;
         for index in 0..self.layout.inputs.len() {
             let input = self.layout.inputs[index].clone();
-            for (m, &(device, host)) in input.places.iter().enumerate() {
+            for m in 0..input.count {
                 if is_wanted(&input) && m < self.group_size() {
                     let value = self.values.inputs[index][m];
                     let values = smallvec![Operand { value, offset: 0 }];
                     let (bytes, mark) = (input.tensor.size_bytes(), Mark::Input(number));
+                    let (device, host) = (input.device.of(m), input.host.of(m));
                     let ends = Ends { kind: TensorKind::Inputs, device, host };
                     self.copy(0, Link::HOST_TO_DEVICE, ends, bytes, values, mark);
                 }
@@ -328,8 +330,8 @@ impl Emit<'_> {
     fn send_results(&mut self, block: usize, m: usize) {
         for index in 0..self.lowering.shared.results.len() {
             if self.lowering.shared.results[index].block == block {
-                let (device, _) = self.layout.results[index][m];
-                self.send_result(index * self.decisions.group_max() + m, device);
+                let (device, _) = self.layout.results[index];
+                self.send_result(index * self.decisions.group_max() + m, device.of(m));
             }
         }
     }

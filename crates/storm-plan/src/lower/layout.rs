@@ -3,14 +3,13 @@
 
 use super::Lowering;
 use super::homes::Homes;
-use super::shared::Cut;
+use super::shared::{BlockResult, Cut};
 use super::slab::{COPY_BYTES_MAX, Slab};
 use crate::decisions::{RingMemory, Streaming};
 use crate::pack::{ALIGNMENT, aligned};
 use crate::plan::Region;
 use crate::tier::{PerTier, Tier};
 use crate::{Decisions, GroupDecisions, Storage, TensorKind, UpdateTime};
-use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use storm_graph::{Tensor, TensorClass, TensorId};
 
@@ -57,12 +56,14 @@ impl Arena {
 /// Something that the host writes, with its places.
 #[derive(Clone, Debug)]
 pub(crate) struct InputPlaces {
-    pub(crate) tensor: Tensor,
+    pub(crate) tensor: Arc<Tensor>,
     pub(crate) per_micro_batch: bool,
     /// Whether a step fetches it.
     pub(crate) is_fetched: bool,
-    /// (device, host), one per micro-batch of a group.
-    pub(crate) places: Vec<(usize, usize)>,
+    /// How many places it has: one per micro-batch of a group, or only one.
+    pub(crate) count: usize,
+    pub(crate) device: GroupPlaces,
+    pub(crate) host: GroupPlaces,
 }
 
 /// Saved tensors of a block: one slab entry per tensor, unit by unit.
@@ -82,8 +83,8 @@ pub(crate) struct Layout {
     pub(crate) inputs: Vec<InputPlaces>,
     /// The first of the scalars: norm, clip, and the sum of squares of each gradient.
     scalars: usize,
-    /// (device, host), by result and micro-batch of a group.
-    pub(crate) results: Vec<Vec<(usize, usize)>>,
+    /// (device, host), by result.
+    pub(crate) results: Vec<(GroupPlaces, GroupPlaces)>,
     pub(crate) norm_host: usize,
     /// All parameters in pieces.
     pub(super) cut: Arc<Cut>,
@@ -124,7 +125,8 @@ pub(crate) struct GroupLayout {
     pub(crate) carry_ring: Ring,
     /// Tensors that go around blocks and their gradients, by skip and micro-batch.
     pub(crate) skips: Vec<Vec<(usize, usize)>>,
-    pub(crate) exports: Vec<BTreeMap<String, usize>>,
+    /// All exports of a micro-batch, see [`Exports`](super::shared::Exports).
+    pub(crate) exports: GroupPlaces,
 }
 
 /// Equal places for the micro-batches of a group, one after another.
@@ -262,15 +264,12 @@ impl Layout {
         let scalar_count = lowering.shared.scalars.len();
         let kind = TensorKind::Inputs;
         let scalars = device.take(kind, "inputs and scalars", ALIGNMENT * scalar_count);
-        let mut place_result = |bytes: usize| {
-            let place = device.take(kind, "inputs and scalars", bytes);
-            (place, host.take(kind, "inputs and results", bytes))
-        };
-        let mut results = Vec::new();
-        for result in &lowering.shared.results {
+        let place_result = |result: &BlockResult| {
             let bytes = result.tensor.size_bytes();
-            results.push((0..group).map(|_| place_result(bytes)).collect());
-        }
+            let place = GroupPlaces::take(&mut device, kind, "inputs and scalars", bytes, group);
+            (place, GroupPlaces::take(&mut host, kind, "inputs and results", bytes, group))
+        };
+        let results = lowering.shared.results.iter().map(place_result).collect();
         let norm_host = host.take(kind, "inputs and results", 4);
 
         let Parameters { weights, gradients, states } =
@@ -397,7 +396,8 @@ impl GroupLayout {
                 (0..group).map(|_| (take(bytes), take(gradient))).collect()
             })
             .collect();
-        let exports = (0..group).map(|_| place_exports(lowering, device)).collect();
+        let bytes = lowering.shared.exports.bytes;
+        let exports = GroupPlaces::take(device, TensorKind::Inputs, "tables", bytes, group);
         GroupLayout {
             kept,
             kept_slabs,
@@ -577,33 +577,20 @@ fn place_inputs(
     host: &mut Arena,
 ) -> Vec<InputPlaces> {
     let kind = TensorKind::Inputs;
-    let places = |input: &(Tensor, bool)| {
+    let places = |input: &(Arc<Tensor>, bool)| {
         let (tensor, per_micro_batch) = input;
-        let copies = if *per_micro_batch { group } else { 1 };
+        let count = if *per_micro_batch { group } else { 1 };
         let bytes = tensor.size_bytes();
-        let places = (0..copies).map(|_| {
-            let device = device.take(kind, "inputs and scalars", bytes);
-            (device, host.take(kind, "inputs and results", bytes))
-        });
         InputPlaces {
-            places: places.collect(),
-            tensor: tensor.clone(),
+            count,
+            device: GroupPlaces::take(device, kind, "inputs and scalars", bytes, count),
+            host: GroupPlaces::take(host, kind, "inputs and results", bytes, count),
+            tensor: Arc::clone(tensor),
             per_micro_batch: *per_micro_batch,
             is_fetched: lowering.is_fetched(input),
         }
     };
     lowering.shared.inputs.iter().map(places).collect()
-}
-
-fn place_exports(lowering: &Lowering<'_>, device: &mut Arena) -> BTreeMap<String, usize> {
-    let mut places = BTreeMap::new();
-    for section in lowering.task.program().templates() {
-        for (name, id) in &section.exports {
-            let bytes = section.graph.tensor(*id).size_bytes();
-            places.insert(name.clone(), device.take(TensorKind::Inputs, "tables", bytes));
-        }
-    }
-    places
 }
 
 /// The tensors of each block that are stored in this way. Blocks that store the same share a slab.

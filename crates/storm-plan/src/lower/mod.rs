@@ -155,7 +155,7 @@ impl<'a> Lowering<'a> {
     }
 
     /// Whether a step fetches an input; otherwise the host writes it.
-    fn is_fetched(&self, (tensor, per_micro_batch): &(Tensor, bool)) -> bool {
+    fn is_fetched(&self, (tensor, per_micro_batch): &(Arc<Tensor>, bool)) -> bool {
         let trains = self.task.training.is_some();
         trains && *per_micro_batch && self.task.data.contains(&tensor.name)
     }

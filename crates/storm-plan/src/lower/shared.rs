@@ -6,6 +6,7 @@ use super::homes::Homes;
 use super::parameters::SetSlabs;
 use super::update::{UpdateGroup, groups};
 use crate::Task;
+use crate::pack::aligned;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
 use storm_graph::{Block, DType, Graph, Shape, Tensor, TensorClass};
@@ -13,12 +14,34 @@ use storm_graph::{Block, DType, Graph, Shape, Tensor, TensorClass};
 /// Inputs, results and scalars of a step.
 pub(super) struct Shared {
     /// Each with whether every micro-batch has a separate one.
-    pub(super) inputs: Vec<(Tensor, bool)>,
+    pub(super) inputs: Vec<(Arc<Tensor>, bool)>,
     /// The outputs of the norm graph except scratch: norm, clip, and the sum of squares of each
     /// gradient. By name, with its index.
     pub(super) scalars: BTreeMap<String, usize>,
     /// What each micro-batch yields for the host, with the block that computes it.
     pub(super) results: Vec<BlockResult>,
+    pub(super) exports: Exports,
+}
+
+/// The tensors that sections export to others, one after another. Each micro-batch has its own.
+#[derive(Debug, Default)]
+pub(super) struct Exports {
+    /// From the start of a micro-batch's exports, by name.
+    pub(super) offsets: BTreeMap<String, usize>,
+    pub(super) bytes: usize,
+}
+
+impl Exports {
+    fn new(task: &Task) -> Exports {
+        let mut exports = Exports::default();
+        for section in task.program().templates() {
+            for (name, id) in &section.exports {
+                exports.offsets.insert(name.clone(), exports.bytes);
+                exports.bytes += aligned(section.graph.tensor(*id).size_bytes());
+            }
+        }
+        exports
+    }
 }
 
 /// A result of a block.
@@ -49,10 +72,10 @@ impl Shared {
     pub(super) fn new(task: &Task, blocks: &Blocks) -> Shared {
         let training = task.training.as_ref();
         let scalars = training.map(|training| scalars(&training.norm)).unwrap_or_default();
-        let mut inputs: Vec<(Tensor, bool)> = Vec::new();
+        let mut inputs: Vec<(Arc<Tensor>, bool)> = Vec::new();
         for tensor in task.program().inputs() {
             let per_micro_batch = tensor.shape.rank() > 0;
-            inputs.push((tensor, per_micro_batch));
+            inputs.push((Arc::new(tensor), per_micro_batch));
         }
         for rule in training.map_or(&[][..], |training| &training.updates) {
             for id in rule.graph.ids().filter(|&id| rule.graph.producer(id).is_none()) {
@@ -60,7 +83,7 @@ impl Shared {
                 let is_known = inputs.iter().any(|(known, _)| known.name == tensor.name)
                     || scalars.contains_key(&tensor.name);
                 if tensor.class == TensorClass::Input && !is_known {
-                    inputs.push((tensor.clone(), false));
+                    inputs.push((Arc::new(tensor.clone()), false));
                 }
             }
         }
@@ -74,7 +97,7 @@ impl Shared {
                 results.push(BlockResult { block, position, tensor });
             }
         }
-        Shared { inputs, scalars, results }
+        Shared { inputs, scalars, results, exports: Exports::new(task) }
     }
 }
 

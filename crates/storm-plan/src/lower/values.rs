@@ -73,7 +73,7 @@ impl Values {
         for input in &layout.inputs {
             let (bytes, name) = (input.tensor.size_bytes(), &input.tensor.name);
             let value = |m| push_value(plan, numbered(name, m), bytes, TensorClass::Input);
-            inputs.push((0..input.places.len()).map(value).collect());
+            inputs.push((0..input.count).map(value).collect());
         }
         let scalars = (lowering.shared.scalars.keys())
             .map(|name| (name.clone(), push_value(plan, name.clone(), f32_bytes, activation)))

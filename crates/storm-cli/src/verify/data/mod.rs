@@ -35,7 +35,7 @@ use storm_train::{
 
 /// Training from disk may be so much slower than from memory.
 const SLOWDOWN_MAX: f64 = 0.01;
-/// The measured rate may be so far from the estimate where the disk is the slowest stage.
+/// The measured rate may be so far from the estimate where loading is the slowest stage.
 const ESTIMATE_OFF_MAX: f64 = 0.10;
 /// A card takes so many seconds at most to find its fastest algorithms.
 const TUNE_SECONDS: f64 = 5.0;
@@ -288,7 +288,7 @@ impl Check<'_> {
     /// From disk against what the estimate says.
     fn estimated(&self, rates: &Rates, global: &rate::Global, sheet: &mut Sheet) {
         let off = global.measured / global.expected - 1.0;
-        let (passed, bar) = match global.is_disk_slowest {
+        let (passed, bar) = match global.is_loading_slowest {
             true => (off.abs() <= ESTIMATE_OFF_MAX, "within 10 % of estimate"),
             false => (1.0 - global.measured / rates.memory <= SLOWDOWN_MAX, "≤ 1 % slower"),
         };

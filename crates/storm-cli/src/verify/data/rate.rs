@@ -56,7 +56,7 @@ impl Rates {
 pub(super) struct Global {
     pub(super) measured: f64,
     pub(super) expected: f64,
-    pub(super) is_disk_slowest: bool,
+    pub(super) is_loading_slowest: bool,
     pub(super) slowest: String,
 }
 
@@ -139,7 +139,7 @@ pub(super) fn measure_global<D: Benched>(
     Ok(Global {
         measured: median(turns?),
         expected: slowest.rate,
-        is_disk_slowest: slowest.is_reading(),
+        is_loading_slowest: slowest.is_loading(),
         slowest: slowest.name.to_owned(),
     })
 }

@@ -87,6 +87,14 @@ fn record_bytes(set: &RecordSet) -> u64 {
 }
 
 impl Memory {
+    /// The share of records in global order whose block is in memory already, of a part of so many blocks.
+    pub(in crate::records) fn share_in_memory(&self, set: &RecordSet, blocks: u64) -> f64 {
+        match set.has_single_records() {
+            true => 0.0,
+            false => (self.cached_blocks as f64 / blocks.max(1) as f64).min(1.0),
+        }
+    }
+
     /// For a part of a dataset.
     pub(in crate::records) fn new(
         set: &RecordSet,

@@ -47,3 +47,32 @@ fn rates_are_measured_on_the_dataset() {
         assert!(rates.sequential_bytes_per_second > 0.0 && rates.random_reads_per_second > 0.0);
     }
 }
+
+/// In global order a record of a compressed block costs the whole block, unless the block is in memory.
+#[test]
+fn global_order_reads_whole_compressed_blocks_except_those_in_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = RecordSet::open(&synthetic(folder.path(), 20_000, Codec::Zstd)).unwrap();
+    let stages = |data_ram: u64| {
+        let options = RecordLoaderOptions {
+            order: Order::Global,
+            ..RecordLoaderOptions::training(10, 1, data_ram)
+        };
+        let records = set.records(options.part);
+        let demand = RecordDemand { records, rate: None, bus_bytes_per_second: None };
+        let estimate = estimate_records(&set, &options, &RATES, &demand).unwrap();
+        let rate = |name: &str| {
+            let stage = estimate.stages.iter().find(|stage| stage.name == name).unwrap();
+            stage.rate
+        };
+        (rate("reading"), rate("decoding"))
+    };
+    let enough = set.data_ram_to_hold(storm_data::Split::Train);
+    let (little, half) = (stages(8 << 20), stages(enough / 2));
+    // 256 KiB hold 258 records of 1016 bytes.
+    let decoded = 1e10 / (258.0 * 1016.0);
+    assert!((1.0..1.6).contains(&(little.0 / 20_000.0)), "{little:?}");
+    assert!((0.9..1.6).contains(&(little.1 / decoded)), "{little:?}");
+    assert!((1.7..2.1).contains(&(half.0 / 20_000.0)), "{half:?}");
+    assert!((half.1 / half.0 / (little.1 / little.0) - 1.0).abs() < 1e-9);
+}
