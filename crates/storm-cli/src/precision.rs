@@ -29,6 +29,9 @@ pub(crate) enum PrecisionArg {
     Bf16Master,
     /// bf16 throughout, rounded stochastically.
     Bf16Stochastic,
+    /// Stored like bf16-stochastic; the projections of layers and their gradients multiply 8-bit floats (E4M3), with one scale
+    /// for each tensor of a micro-batch. Needs compute capability 8.9 or newer.
+    Fp8,
 }
 
 impl From<PrecisionArg> for Precision {
@@ -37,6 +40,7 @@ impl From<PrecisionArg> for Precision {
             PrecisionArg::F32 => Precision::F32,
             PrecisionArg::Bf16Master => Precision::Bf16Master,
             PrecisionArg::Bf16Stochastic => Precision::Bf16Stochastic,
+            PrecisionArg::Fp8 => Precision::Fp8,
         }
     }
 }

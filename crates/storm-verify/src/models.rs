@@ -94,6 +94,7 @@ pub fn verify_models<D: Device>(
             let gradient_tolerance = match precision {
                 Precision::F32 => 1e-4,
                 Precision::Bf16Master | Precision::Bf16Stochastic => 5e-2,
+                Precision::Fp8 => 5e-2,
             };
             reports.push(ModelReport {
                 family,

@@ -60,6 +60,7 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         Precision::F32 => "f32",
         Precision::Bf16Master => "bf16 with f32 master weights",
         Precision::Bf16Stochastic => "bf16, stochastic rounding",
+        Precision::Fp8 => "bf16, stochastic rounding, fp8 products",
     };
     let moments = match request.options.optimizer.moments {
         Moments::Full => "",
