@@ -68,8 +68,8 @@ pub use moments::{
 };
 pub use op::{Cost, Family, Op};
 pub use ops::{
-    FP8_PARTIALS, PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES,
-    STATISTICS_ROWS, SUM_BLOCK,
+    FP8_PARTIALS, PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS,
+    STATISTICS_LANES, STATISTICS_ROWS, SUM_BLOCK,
 };
 pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,

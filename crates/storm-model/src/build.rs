@@ -7,9 +7,9 @@ use crate::{
 use std::ops::Range;
 use storm_graph::random::DROPOUT_WORDS;
 use storm_graph::{
-    Accuracy, ActivationFunction, BlockPlace, Carried, DType, Fp8Form, Graph, GraphError, HeadLayout, Mask,
-    NormKind, Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass,
-    TensorId, Training, fp8_suits,
+    Accuracy, ActivationFunction, BlockPlace, Carried, DType, Fp8Form, Graph, GraphError,
+    HeadLayout, Mask, NormKind, Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage,
+    TensorClass, TensorId, Training, fp8_suits,
 };
 
 /// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).

@@ -40,7 +40,9 @@ impl Precision {
     /// What layers multiply.
     pub fn products(self) -> Products {
         match self {
-            Precision::F32 | Precision::Bf16Master | Precision::Bf16Stochastic => Products::AsStored,
+            Precision::F32 | Precision::Bf16Master | Precision::Bf16Stochastic => {
+                Products::AsStored
+            }
             Precision::Fp8 => Products::Fp8,
         }
     }

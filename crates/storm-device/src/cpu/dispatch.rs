@@ -15,7 +15,9 @@ use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, SgdTensors, Storage};
-use super::kernels::{augment, elementwise, embedding, fp8, gated_coded, layout, pool, quantized, sum};
+use super::kernels::{
+    augment, elementwise, embedding, fp8, gated_coded, layout, pool, quantized, sum,
+};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};

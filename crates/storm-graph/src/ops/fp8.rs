@@ -113,10 +113,7 @@ pub(super) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
 }
 
 /// The tensor that codes in rows are of, and its codes in columns where they were made, too.
-fn source(
-    ctx: &Backward<'_>,
-    codes: TensorId,
-) -> Result<(TensorId, Option<TensorId>), GraphError> {
+fn source(ctx: &Backward<'_>, codes: TensorId) -> Result<(TensorId, Option<TensorId>), GraphError> {
     match ctx.producer(codes) {
         Some((&Op::ToFp8 { x, form }, outputs)) if outputs[0] == codes && form.has_rows() => {
             Ok((x, form.has_columns().then(|| outputs[1])))

@@ -73,12 +73,7 @@ fn codes(planner: &mut Planner<'_>, x: &View, form: Fp8Form) -> Result<(), Devic
 }
 
 /// `a · bᵀ` of codes, each with its scale behind it.
-fn product(
-    planner: &Planner<'_>,
-    a: &View,
-    b: &View,
-    out: &View,
-) -> Result<GemmCall, DeviceError> {
+fn product(planner: &Planner<'_>, a: &View, b: &View, out: &View) -> Result<GemmCall, DeviceError> {
     let card = planner.card();
     if card.capability < CAPABILITY {
         let (major, minor) = card.capability;

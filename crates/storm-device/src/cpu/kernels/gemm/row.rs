@@ -50,7 +50,10 @@ impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
         // The row is widened into the buffer of packed rows.
         let has_kernel = B::PER_WORD <= 2;
         if !has_kernel
-            || self.a.rows() != 1 || self.b.row_stride() != 1 || !(1..=PACKED_A_LEN).contains(&self.k) {
+            || self.a.rows() != 1
+            || self.b.row_stride() != 1
+            || !(1..=PACKED_A_LEN).contains(&self.k)
+        {
             return None;
         }
         let panels = columns.div_ceil(PANEL_COLS);
