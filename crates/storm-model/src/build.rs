@@ -56,6 +56,18 @@ pub enum Products {
     Fp8,
 }
 
+/// The projections of a model's layers, and whether each multiplies 8-bit floats with [`Products::Fp8`] and so many tokens in a
+/// micro-batch.
+pub fn fp8_projections(config: &ModelConfig, tokens: usize) -> Vec<(String, bool)> {
+    let layout = ParameterLayout::new(config);
+    let matrices = layout.layer.iter().filter(|spec| spec.shape.len() == 2 && !is_adapter(&spec.name));
+    let projections = matrices.filter_map(|spec| {
+        let name = spec.name.strip_suffix(".weight")?.to_owned();
+        Some((name, fp8_suits(tokens, spec.shape[0], spec.shape[1])))
+    });
+    projections.collect()
+}
+
 /// How samples are placed in a row of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Packing {

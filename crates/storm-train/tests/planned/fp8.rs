@@ -1,10 +1,9 @@
 //! Projections that multiply 8-bit floats: every plan gives the same bits, and training goes as it goes in bf16.
 
 use crate::exactness::reference;
-use crate::lora::{adapted, patterned};
 use crate::support::{Random, options, planned, resident, tiny};
 use storm_graph::{ActivationCodec, Op, QuantizedFormat};
-use storm_model::{BaseFormat, LoraOptions, ModelConfig};
+use storm_model::{Adapters, BaseFormat, LoraOptions, ModelConfig, Targets};
 use storm_plan::{Budget, Forced, Lowering, Storage, Task, Tier, check, plan, random_decisions};
 use storm_train::{Batch, Moments, Precision, ReferenceTrainer, TrainOptions, training_task};
 
@@ -67,8 +66,15 @@ fn random_plans_with_small_states_are_exact_in_fp8() {
 /// Adapters beside a frozen base, as it computes and in 8 bits. Adapters themselves stay in bf16.
 #[test]
 fn random_plans_of_adapters_are_exact_in_fp8() {
-    for config in [adapted("qwen3-0.6b", LoraOptions::new(3, 6.0)), patterned("mistral-7b")] {
-        let config = wide(config);
+    let some = LoraOptions {
+        targets: Targets::Pattern(r".*layers\.[12]\.(self_attn\.[qv]_proj|mlp\..*)".to_owned()),
+        modules_to_save: vec!["input_layernorm".to_owned()],
+        ..LoraOptions::new(3, 4.0)
+    };
+    for (name, options) in [("qwen3-0.6b", LoraOptions::new(3, 6.0)), ("mistral-7b", some)] {
+        let base = wide(tiny(name));
+        let adapters = Adapters::new(&base, options).expect("adapters that fit");
+        let config = ModelConfig { adapters: Some(adapters), ..base };
         random_plans_are_exact("adapters", &config, &fp8(), 6);
         let config = ModelConfig { base: BaseFormat::Quantized(QuantizedFormat::Int8), ..config };
         random_plans_are_exact("adapters beside int8", &config, &fp8(), 6);

@@ -1,7 +1,8 @@
 // Codes of 8-bit floats (E4M3), with one scale for a tensor, as `storm_graph::fp8` defines them.
 //
 // The scale needs the largest magnitude of the whole tensor, so there are two passes. The first leaves partial maxima, which
-// every block of the second reduces for itself: a maximum has no order.
+// every block of the second reduces for itself: a maximum has no order. The second begins at the end, which is still in the
+// second-level cache.
 #include "common.cuh"
 
 /// Threads of a block.
@@ -113,7 +114,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     fp8_rows(const bf16* x, unsigned char* rows, i64 height, i64 width, const u32* partials, int count) {
     const Scale scale = scale_of(partials, count);
     const i64 step = i64(gridDim.x) * THREADS, elements = height * width;
-    for (i64 i = (i64(blockIdx.x) * THREADS + threadIdx.x) * 2 * PACK; i < elements; i += step * 2 * PACK) {
+    for (i64 piece = i64(blockIdx.x) * THREADS + threadIdx.x; piece < elements / (2 * PACK); piece += step) {
+        const i64 i = elements - (piece + 1) * 2 * PACK;
         const Pack<bf16> first = load_pack(x + i), second = load_pack(x + i + PACK);
         const uint2 low = codes_of(first, scale.factor), high = codes_of(second, scale.factor);
         *reinterpret_cast<uint4*>(rows + i) = make_uint4(low.x, low.y, high.x, high.y);
@@ -141,7 +143,8 @@ __device__ inline void columns_of(const bf16* x, unsigned char* rows, unsigned c
     const Scale scale = scale_of(partials, count);
     const i64 across = (width + TILE_COLUMNS - 1) / TILE_COLUMNS, down = (height + TILE_ROWS - 1) / TILE_ROWS;
     const int pack = threadIdx.x % (TILE_COLUMNS / PACK), group = threadIdx.x / (TILE_COLUMNS / PACK);
-    for (i64 index = blockIdx.x; index < across * down; index += gridDim.x) {
+    for (i64 left = across * down - blockIdx.x; left > 0; left -= gridDim.x) {
+        const i64 index = left - 1;
         const i64 first_row = index / across * TILE_ROWS, first_column = index % across * TILE_COLUMNS;
         const i64 row = first_row + 4 * group, column = first_column + PACK * pack;
         if (row < height && column < width) {
