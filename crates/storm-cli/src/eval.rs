@@ -20,7 +20,7 @@ use storm_data::{Dataset, Kind, LoaderOptions, Split};
 use storm_device::cpu::CpuPlanDevice;
 use storm_device::cuda::CudaPlanDevice;
 use storm_graph::DType;
-use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing, Unit};
+use storm_model::{BuildOptions, DEFAULT_CHUNK_ROWS, ModelOutput, Packing, Products, Unit};
 use storm_plan::{Budget, Forced, plan};
 use storm_train::{
     AnyBatch, BatchSource, Evaluation, LoaderSource, Precision, RecordSource, evaluation_task,
@@ -97,6 +97,7 @@ struct Evaluated {
     group: usize,
     batches_max: u64,
     dtype: DType,
+    products: Products,
     chunk_rows: usize,
     /// Of the run, whose losses have it.
     label_smoothing: f32,
@@ -126,6 +127,7 @@ impl Evaluated {
                 group: 1,
                 batches_max: given.unwrap_or(u64::MAX),
                 dtype: args.dtype.unwrap_or(DtypeArg::F32).into(),
+                products: Products::AsStored,
                 chunk_rows: DEFAULT_CHUNK_ROWS,
                 label_smoothing: 0.0,
                 device: args.device.unwrap_or(DeviceArg::Auto),
@@ -150,6 +152,10 @@ impl Evaluated {
             dtype: match args.dtype {
                 Some(dtype) => dtype.into(),
                 None => Precision::from(run.precision).compute(),
+            },
+            products: match args.dtype {
+                Some(_) => Products::AsStored,
+                None => Precision::from(run.precision).products(),
             },
             chunk_rows: run.chunk_rows,
             label_smoothing: run.label_smoothing,
@@ -274,7 +280,8 @@ impl SplitArg {
 }
 
 fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<Data> {
-    let Evaluated { seq, overlong, batch, dtype, chunk_rows, label_smoothing, .. } = *evaluated;
+    let Evaluated { seq, overlong, batch, dtype, products, chunk_rows, label_smoothing, .. } =
+        *evaluated;
     let config = &source.config;
     let dataset = Arc::new(Dataset::open(&evaluated.data)?);
     if let Some(directory) = &source.files {
@@ -297,6 +304,7 @@ fn text(args: &EvalArgs, evaluated: &Evaluated, source: &ModelSource) -> Result<
         packing,
         output: ModelOutput::Loss { chunk_rows },
         label_smoothing,
+        products,
         ..BuildOptions::training(batch, seq, dtype)
     };
     let rows = loader.loader().rows_per_epoch();

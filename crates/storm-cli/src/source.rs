@@ -419,7 +419,7 @@ fn dtype_of(directory: &HfDirectory) -> (DType, String) {
 /// What a run of a precision computes in.
 fn dtype_of_run(precision: Option<&str>) -> (DType, String) {
     let dtype = match precision {
-        Some("bf16-master" | "bf16-stochastic") => DType::BF16,
+        Some("bf16-master" | "bf16-stochastic" | "fp8") => DType::BF16,
         _ => DType::F32,
     };
     let why = precision.map_or("the run does not say its precision".to_owned(), |precision| {

@@ -1,3 +1,4 @@
+use crate::cpu::kernels::element::E4m3;
 use half::bf16;
 use storm_graph::DType;
 
@@ -34,4 +35,4 @@ pub fn bytes_of_mut<T: Scalar>(values: &mut [T]) -> &mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
 
-scalar!(f32 => F32, bf16 => BF16, i32 => I32, i8 => I8, u8 => U8);
+scalar!(f32 => F32, bf16 => BF16, i32 => I32, i8 => I8, u8 => U8, E4m3 => U8);

@@ -87,6 +87,7 @@ fn check<A: Element, B: Element, C: Element>(case: Case) {
     let mut c = before;
     let bias = if narrow_bias { Bias::Bf16(&bias) } else { Bias::F32(&bias_f32) };
     let epilogue = Epilogue {
+        scale: 1.0,
         bias: case.bias.then_some(bias),
         addend: case.addend.then(|| Matrix::new(&addend, m, n, n + 2 * gap, 1)),
         accumulate: case.accumulate,

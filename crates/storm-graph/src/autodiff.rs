@@ -92,7 +92,7 @@ pub fn differentiate(
 }
 
 /// Which tensors need a gradient: trainable parameters, those asked for, and all floats that depend
-/// on them.
+/// on them. Codes of 8-bit floats count as what they stand for.
 pub(crate) fn find_wanted(graph: &Graph, wanted: &[TensorId]) -> Vec<bool> {
     let mut wants: Vec<bool> = graph
         .tensors()
@@ -106,8 +106,8 @@ pub(crate) fn find_wanted(graph: &Graph, wanted: &[TensorId]) -> Vec<bool> {
         if node.op.operands().iter().any(|(_, operand)| wants[operand.index()]) {
             for &output in &node.outputs {
                 let tensor = graph.tensor(output);
-                wants[output.index()] |=
-                    tensor.dtype.is_float() && tensor.class == TensorClass::Activation;
+                let is_float = tensor.dtype.is_float() || matches!(node.op, Op::ToFp8 { .. });
+                wants[output.index()] |= is_float && tensor.class == TensorClass::Activation;
             }
         }
     }

@@ -21,6 +21,10 @@ impl Op<&Tensor> {
             Op::LinearWeightGrad { dy, x, .. } => {
                 product(dy.shape.width(), x.shape.width(), dy.shape.rows())
             }
+            Op::Fp8Linear { .. } | Op::Fp8WeightGrad { .. } => {
+                let [rows, columns, inner] = self.fp8_product().expect("one of them");
+                product(rows, columns, inner)
+            }
             Op::Conv2d { .. } | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => {
                 let [positions, outputs, covered] = self.convolution().expect("one of them");
                 product(positions, outputs, covered)
@@ -47,6 +51,17 @@ impl Op<&Tensor> {
                 0
             }
         }
+    }
+
+    /// Rows and columns of a product of 8-bit floats, and the length of its sums. None for any other op.
+    pub fn fp8_product(&self) -> Option<[usize; 3]> {
+        // The last row of codes has their scale.
+        let (a, b) = match self {
+            Op::Fp8Linear { x, weight, .. } => (x, weight),
+            Op::Fp8WeightGrad { dy, x, .. } => (dy, x),
+            _ => return None,
+        };
+        Some([a.shape.rows() - 1, b.shape.rows() - 1, a.shape.width()])
     }
 
     /// The extents of a convolution's product: positions of the window in all images, output channels, and what a window

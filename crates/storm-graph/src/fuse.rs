@@ -52,8 +52,7 @@ fn fused(
         return None;
     }
     let between = &nodes[position + 1..gradient];
-    let (late, early): (Vec<usize>, Vec<usize>) =
-        (0..between.len()).partition(|&index| touches(&between[index], output));
+    let (late, early) = dependents(between, output);
     for &index in &late {
         let after = between[index + 1..].iter().chain([&nodes[gradient]]);
         let stays = after.enumerate().filter(|(offset, _)| !late.contains(&(index + 1 + offset)));
@@ -74,6 +73,18 @@ fn fused(
     others.extend(late.iter().map(|&index| between[index].clone()));
     others.extend_from_slice(&nodes[gradient + 1..]);
     Some(others)
+}
+
+/// The nodes that read a tensor, or what such nodes make; and the others.
+fn dependents(nodes: &[Node], tensor: TensorId) -> (Vec<usize>, Vec<usize>) {
+    let mut made = vec![tensor];
+    (0..nodes.len()).partition(|&index| {
+        let depends = made.iter().any(|&tensor| touches(&nodes[index], tensor));
+        if depends {
+            made.extend(&nodes[index].outputs);
+        }
+        depends
+    })
 }
 
 /// Whether a node reads or makes a tensor.

@@ -26,6 +26,8 @@ mod codec;
 mod cost;
 mod dtype;
 mod error;
+mod fp8;
+mod fp8_forms;
 mod fuse;
 mod graph;
 mod moments;
@@ -55,6 +57,9 @@ pub use codec::encode_units;
 pub use cost::ADAMW_INT8;
 pub use dtype::DType;
 pub use error::{GraphError, OperandList};
+pub use fp8::{
+    E4M3_VALUES, FP8_MULTIPLE, Fp8Form, encode_e4m3, fp8_factor, fp8_scale, fp8_shape, fp8_suits,
+};
 pub use graph::{Graph, Node, Phase};
 pub use moments::{
     FIRST_MOMENT_LEVELS, MOMENT_GROUP, MOMENT_GROUP_BYTES, MomentFormat, SECOND_MOMENT_LEVELS,
@@ -63,8 +68,8 @@ pub use moments::{
 };
 pub use op::{Cost, Family, Op};
 pub use ops::{
-    PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES,
-    STATISTICS_ROWS, SUM_BLOCK,
+    FP8_PARTIALS, PIECE_ALIGNMENT, ROWS_PER_PARTIAL, STATISTICS_GROUP, STATISTICS_GROUPS,
+    STATISTICS_LANES, STATISTICS_ROWS, SUM_BLOCK,
 };
 pub use program::{
     Accumulation, Block, Numbering, Origin, ParameterInstance, ParameterRows, Program,

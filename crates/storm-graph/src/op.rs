@@ -5,7 +5,7 @@
 //! with what its time follows from: planner and profile know no more of it.
 
 use crate::attributes::*;
-use crate::{AugmentSettings, DType, QuantizedFormat, QuantizedRow, Shape, Window};
+use crate::{AugmentSettings, DType, Fp8Form, QuantizedFormat, QuantizedRow, Shape, Window};
 
 /// An operand that is always there.
 type One<T> = T;
@@ -43,6 +43,8 @@ pub enum Family {
     Reshape,
     /// Matrices in 8 or 4 bits.
     Quantize,
+    /// Operands in 8-bit floats, and products of them.
+    Fp8,
     /// What follows the last backward pass of a step: tied gradients, norm, update.
     Optimizer,
 }
@@ -139,6 +141,16 @@ define_ops! {
     LinearInputGrad [Linear, Product] { dy: One, weight: One, addend: Maybe; }
     /// `dyᵀ · x` over all rows, added to `accumulator` in the same rounding. Yields (N, K) in `dtype`.
     LinearWeightGrad [Linear, Product] { dy: One, x: One, accumulator: Maybe; dtype: DType }
+    /// The codes of a bf16 tensor (.., K) in 8-bit floats, see [`Fp8Form`](crate::Fp8Form), in u8; and partial maxima as
+    /// scratch.
+    ToFp8 [Fp8, BytesTwice] { x: One; form: Fp8Form }
+    /// `x · weightᵀ + bias + addend` of codes of [`Op::ToFp8`]: x (R + 1, K), weight (N + 1, K), bias (N), addend and result
+    /// `output`, R rows of N in bf16. Sums are f32; the result is rounded once. With codes of `dy` in rows and of `weight` in
+    /// columns it is the gradient of `x`.
+    Fp8Linear [Fp8, Product] { x: One, weight: One, bias: Maybe, addend: Maybe; output: Shape }
+    /// Gradient of the weight of [`Op::Fp8Linear`] from codes in columns: dy (N + 1, R), x (K + 1, R), added to `accumulator` in
+    /// the same rounding. Yields (N, K) in `dtype`.
+    Fp8WeightGrad [Fp8, Product] { dy: One, x: One, accumulator: Maybe; dtype: DType }
     /// Sum over rows, added to `accumulator`. Yields (C) in `dtype`, and partial sums as scratch.
     ColumnSum [Reduce, Bytes] { x: One, accumulator: Maybe; dtype: DType }
 
@@ -409,6 +421,7 @@ impl<T: Clone> Op<T> {
         let pairs: Vec<(Option<&T>, usize)> = match self {
             Op::EmbeddingGrad { accumulator, .. }
             | Op::LinearWeightGrad { accumulator, .. }
+            | Op::Fp8WeightGrad { accumulator, .. }
             | Op::Conv2dWeightGrad { accumulator, .. }
             | Op::BlockGrad { accumulator, .. }
             | Op::ColumnSum { accumulator, .. } => vec![(accumulator.as_ref(), 0)],
@@ -443,6 +456,8 @@ impl<T: Clone> Op<T> {
             Op::Embedding { .. }
             | Op::Linear { .. }
             | Op::LinearInputGrad { .. }
+            | Op::ToFp8 { .. }
+            | Op::Fp8Linear { .. }
             | Op::Conv2d { .. }
             | Op::Conv2dInputGrad { .. }
             | Op::MaxPool { .. }

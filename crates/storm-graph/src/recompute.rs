@@ -1,6 +1,7 @@
 //! Recomputation: the backward pass recomputes the tensors that are not kept.
 
 use crate::codec::drop_codes;
+use crate::fp8_forms::drop_unread_forms;
 use crate::fuse::fuse_with_gradients;
 use crate::graph::{Node, Phase};
 use crate::overwrite::copy_what_is_still_needed;
@@ -31,6 +32,7 @@ pub fn recompute(graph: &mut Graph, results: &[TensorId], is_kept: impl Fn(Tenso
     }
     graph.replace_nodes(rewritten);
     drop_codes(graph);
+    drop_unread_forms(graph);
     fuse_with_gradients(graph, results);
     // Recomputed tensors may be read where the backward pass has overwritten the original.
     copy_what_is_still_needed(graph, &[]);

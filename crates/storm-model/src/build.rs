@@ -7,9 +7,9 @@ use crate::{
 use std::ops::Range;
 use storm_graph::random::DROPOUT_WORDS;
 use storm_graph::{
-    Accuracy, ActivationFunction, BlockPlace, Carried, DType, Graph, GraphError, HeadLayout, Mask,
-    NormKind, Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage, TensorClass,
-    TensorId, Training,
+    Accuracy, ActivationFunction, BlockPlace, Carried, DType, Fp8Form, Graph, GraphError,
+    HeadLayout, Mask, NormKind, Op, Program, QuantizedRow, RotaryDirection, Section, Shape, Stage,
+    TensorClass, TensorId, Training, fp8_suits,
 };
 
 /// The input that says what is dropped from a micro-batch, [`DropoutWords`](storm_graph::random::DropoutWords).
@@ -31,6 +31,8 @@ pub struct BuildOptions {
     pub sequence: usize,
     /// Storage of parameters and activations.
     pub dtype: DType,
+    /// How the projections of layers multiply.
+    pub products: Products,
     /// Whether rows hold one sample or several.
     pub packing: Packing,
     /// What the program is for.
@@ -41,6 +43,29 @@ pub struct BuildOptions {
     pub label_smoothing: f32,
     /// How pictures of a training step are changed; language models have none.
     pub augmentation: Augmentation,
+}
+
+/// What the projections of layers multiply. Heads, embeddings, adapters and attention multiply what is stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Products {
+    /// Operands as they are stored.
+    #[default]
+    AsStored,
+    /// Operands of bf16 as 8-bit floats, and so in both gradients, where the shapes
+    /// [suit](storm_graph::fp8_suits): tokens of a micro-batch and both widths are multiples of 16.
+    Fp8,
+}
+
+/// The projections of a model's layers, and whether each multiplies 8-bit floats with [`Products::Fp8`] and so many tokens in a
+/// micro-batch.
+pub fn fp8_projections(config: &ModelConfig, tokens: usize) -> Vec<(String, bool)> {
+    let layout = ParameterLayout::new(config);
+    let matrices = layout.layer.iter().filter(|spec| spec.shape.len() == 2 && !is_adapter(&spec.name));
+    let projections = matrices.filter_map(|spec| {
+        let name = spec.name.strip_suffix(".weight")?.to_owned();
+        Some((name, fp8_suits(tokens, spec.shape[0], spec.shape[1])))
+    });
+    projections.collect()
 }
 
 /// How samples are placed in a row of tokens.
@@ -81,6 +106,7 @@ impl BuildOptions {
             batch,
             sequence,
             dtype,
+            products: Products::AsStored,
             packing: Packing::Single,
             output: ModelOutput::Loss { chunk_rows: DEFAULT_CHUNK_ROWS },
             trainable: Trainable::All,
@@ -513,7 +539,38 @@ impl Draft<'_> {
             Some(linear) => Some(self.low_rank(linear, x, addend)?),
             None => addend,
         };
-        self.graph.apply_one(name, Op::Linear { x, weight, bias, addend })
+        match self.in_fp8(x, weight) {
+            true => self.fp8_linear(name, x, weight, bias, addend),
+            false => self.graph.apply_one(name, Op::Linear { x, weight, bias, addend }),
+        }
+    }
+
+    /// Whether a projection multiplies 8-bit floats. Text is generated from the weights as they are stored.
+    fn in_fp8(&self, x: TensorId, weight: TensorId) -> bool {
+        let (x, weight) = (self.graph.tensor(x), self.graph.tensor(weight));
+        self.options.products == Products::Fp8
+            && matches!(self.reach, Reach::Sequence)
+            && x.dtype == DType::BF16
+            && fp8_suits(x.shape.rows(), weight.shape.rows(), weight.shape.width())
+    }
+
+    fn fp8_linear(
+        &mut self,
+        name: &str,
+        x: TensorId,
+        weight: TensorId,
+        bias: Option<TensorId>,
+        addend: Option<TensorId>,
+    ) -> Result<TensorId, GraphError> {
+        let learns = self.training(&format!("{name}.weight")) == Training::Trainable;
+        // The gradient of the weight reads the activation in columns.
+        let form = if learns { Fp8Form::Both } else { Fp8Form::Rows };
+        let outputs = self.graph.tensor(weight).shape.rows();
+        let output = self.graph.tensor(x).shape.with_width(outputs);
+        let x = self.graph.apply_one(&format!("{name}.x"), Op::ToFp8 { x, form })?;
+        let op = Op::ToFp8 { x: weight, form: Fp8Form::Rows };
+        let weight = self.graph.apply_one(&format!("{name}.weight.codes"), op)?;
+        self.graph.apply_one(name, Op::Fp8Linear { x, weight, bias, addend, output })
     }
 
     /// What the adapters of a projection add to it, which its product takes as its addend: `scale · (x · Aᵀ) · Bᵀ + addend`.

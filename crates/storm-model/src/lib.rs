@@ -28,7 +28,7 @@ pub use any_model::{AnyModel, Unit};
 pub use base_format::BaseFormat;
 pub use build::{
     BuildOptions, DEFAULT_CHUNK_ROWS, DROPOUT_INPUT, Initialization, ModelOutput, PHASE_INPUT,
-    Packing, Trainable, build, initialization,
+    Packing, Products, Trainable, build, fp8_projections, initialization,
 };
 pub use config::{Family, ModelConfig};
 pub use decode::{

@@ -35,6 +35,8 @@ pub struct HardwareProfile {
     pub gemm_flops: f64,
     /// Dense f32 matrix products.
     pub gemm_f32_flops: f64,
+    /// Dense products of 8-bit floats; none if they were not measured, or the device has no faster ones than those of bf16.
+    pub gemm_fp8_flops: Option<f64>,
     /// Attention forward; a causal square counts half.
     pub attention_forward_flops: f64,
     /// Attention backward; five products count.
@@ -273,6 +275,14 @@ impl HardwareProfile {
                 [dy.shape.width(), x.shape.width(), dy.shape.rows()],
                 dy.dtype,
             ),
+            Op::Fp8Linear { .. } | Op::Fp8WeightGrad { .. } => {
+                let kind = match op {
+                    Op::Fp8Linear { .. } => GemmKind::Forward,
+                    _ => GemmKind::WeightGradient,
+                };
+                let sizes = op.fp8_product().expect("one of them");
+                self.gemm_rate(kind, sizes, DType::BF16) * self.fp8_share()
+            }
             Op::Conv2d { x: of_rows, .. }
             | Op::Conv2dInputGrad { dy: of_rows, .. }
             | Op::Conv2dWeightGrad { dy: of_rows, .. } => {
@@ -325,6 +335,11 @@ impl HardwareProfile {
             Some((_, point)) => point.flops * point.product().waste(&on) / wanted.waste(&on),
             None => flops / (wanted.waste(&on) / USUAL_WASTE).max(1.0),
         }
+    }
+
+    /// How many times as fast products of 8-bit floats are as those of bf16. One figure for all shapes.
+    pub(crate) fn fp8_share(&self) -> f64 {
+        self.gemm_fp8_flops.map_or(1.0, |flops| flops / self.gemm_flops)
     }
 
     /// Attention is measured in bf16. In f32 it is assumed to slow down by the same factor as products.

@@ -1,6 +1,7 @@
 use storm_graph::{DType, Rounding};
+use storm_model::Products;
 
-/// How parameters, gradients and optimizer state are stored. Part of the semantics of a run.
+/// How parameters, gradients and optimizer state are stored, and how layers multiply. Part of the semantics of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
     /// Everything in f32.
@@ -9,6 +10,8 @@ pub enum Precision {
     Bf16Master,
     /// bf16 throughout, no master: updates and moments are rounded stochastically.
     Bf16Stochastic,
+    /// Stored as with [`Precision::Bf16Stochastic`]; the projections of layers multiply 8-bit floats.
+    Fp8,
 }
 
 impl Precision {
@@ -22,7 +25,7 @@ impl Precision {
     pub fn compute(self) -> DType {
         match self {
             Precision::F32 => DType::F32,
-            Precision::Bf16Master | Precision::Bf16Stochastic => DType::BF16,
+            Precision::Bf16Master | Precision::Bf16Stochastic | Precision::Fp8 => DType::BF16,
         }
     }
 
@@ -30,7 +33,17 @@ impl Precision {
     pub fn gradients(self) -> DType {
         match self {
             Precision::F32 | Precision::Bf16Master => DType::F32,
-            Precision::Bf16Stochastic => DType::BF16,
+            Precision::Bf16Stochastic | Precision::Fp8 => DType::BF16,
+        }
+    }
+
+    /// What layers multiply.
+    pub fn products(self) -> Products {
+        match self {
+            Precision::F32 | Precision::Bf16Master | Precision::Bf16Stochastic => {
+                Products::AsStored
+            }
+            Precision::Fp8 => Products::Fp8,
         }
     }
 
@@ -48,7 +61,7 @@ impl Precision {
     pub fn rounding(self) -> Rounding {
         match self {
             Precision::F32 | Precision::Bf16Master => Rounding::Nearest,
-            Precision::Bf16Stochastic => Rounding::Stochastic,
+            Precision::Bf16Stochastic | Precision::Fp8 => Rounding::Stochastic,
         }
     }
 }

@@ -67,6 +67,7 @@ impl TrainOptions {
             output: ModelOutput::Loss { chunk_rows: self.chunk_rows },
             label_smoothing: self.label_smoothing,
             augmentation: self.augmentation,
+            products: self.precision.products(),
             ..BuildOptions::training(self.batch, self.sequence, self.precision.compute())
         }
     }

@@ -5,6 +5,7 @@
 //! [`verify_models`] compares gradients and repeated runs of whole models. [`verify_plans`] checks that no plan
 //! changes a bit.
 
+mod fp8;
 mod models;
 mod ops;
 mod plans;

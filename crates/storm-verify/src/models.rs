@@ -1,5 +1,6 @@
 //! Checks training on a device against training on the CPU device.
 
+use crate::fp8::multiplies_fp8;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_graph::random::Random;
@@ -37,7 +38,7 @@ impl ModelReport {
 pub(crate) const LEARNING_RATE: f32 = 1e-3;
 
 const BATCH: usize = 2;
-const SEQUENCE: usize = 70;
+const SEQUENCE: usize = 72;
 
 /// Small models of every family, with head sizes that the fast attention kernels support.
 pub(crate) fn configs() -> Result<Vec<ModelConfig>, TrainError> {
@@ -81,8 +82,10 @@ pub fn verify_models<D: Device>(
     mut progress: impl FnMut(&str),
 ) -> Result<Vec<ModelReport>, TrainError> {
     let mut reports = Vec::new();
+    let fp8 = multiplies_fp8(&open)?.then_some(Precision::Fp8);
+    let usual = [Precision::F32, Precision::Bf16Master, Precision::Bf16Stochastic];
     for config in configs()? {
-        for precision in [Precision::F32, Precision::Bf16Master, Precision::Bf16Stochastic] {
+        for precision in usual.into_iter().chain(fp8) {
             let family = config.family.model_type();
             progress(&format!("{family} {precision:?}"));
             let (gradient_error, worst_tensor) = compare_gradients(&config, precision, &open)?;
@@ -93,7 +96,7 @@ pub fn verify_models<D: Device>(
             }
             let gradient_tolerance = match precision {
                 Precision::F32 => 1e-4,
-                Precision::Bf16Master | Precision::Bf16Stochastic => 5e-2,
+                Precision::Bf16Master | Precision::Bf16Stochastic | Precision::Fp8 => 5e-2,
             };
             reports.push(ModelReport {
                 family,

@@ -1,8 +1,10 @@
 //! Checks that no plan changes a bit, on any device.
 
+use crate::fp8::multiplies_fp8;
 use crate::models::{LEARNING_RATE, batch, configs, options, run_batches};
 use std::sync::Arc;
 use storm_device::{Device, DeviceError, PlanDevice};
+use storm_model::ModelConfig;
 use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
     random_decisions,
@@ -54,14 +56,22 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
 ) -> Result<Vec<PlanReport>, TrainError> {
     let mut reports = Vec::new();
     let configs = configs()?;
-    let families = configs.len();
     // The rest of the process's memory is not tested here.
     let profile = HardwareProfile { overhead_bytes: 0, ..profile.clone() };
+    let mut cases: Vec<(&ModelConfig, Precision)> = Vec::new();
     for (number, config) in configs.iter().enumerate() {
         let precision = match number % 2 {
             0 => Precision::Bf16Stochastic,
             _ => Precision::Bf16Master,
         };
+        cases.push((config, precision));
+    }
+    if multiplies_fp8(&open)? {
+        // With and without biases and gated units.
+        cases.extend([0, 1].map(|family| (&configs[family], Precision::Fp8)));
+    }
+    let families = cases.len();
+    for (number, &(config, precision)) in cases.iter().enumerate() {
         let family = config.family.model_type();
         let batches: Vec<Batch> =
             (0..MICRO_BATCHES).map(|m| batch(config, 20 + m as u64)).collect();

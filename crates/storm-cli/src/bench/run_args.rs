@@ -5,7 +5,7 @@ use crate::codec::CodecArg;
 use crate::disk_tier::{self, DiskArgs, DiskTier};
 use crate::forced::ForcedArgs;
 use crate::lora::LoraArg;
-use crate::precision::{MomentsArg, PrecisionArg};
+use crate::precision::{MomentsArg, PrecisionArg, check_fp8};
 use crate::size::{self, positive};
 use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
 use anyhow::Result;
@@ -150,6 +150,8 @@ impl RunArgs {
         let config = self.lora.iter().try_fold(config, |config, lora| lora.apply_to(config))?;
         let config = self.base.apply_to(config)?;
         self.activation_codec.check(&config)?;
+        let step = StepSize::MicroBatches(self.accumulate);
+        check_fp8(&(&config).into(), &self.options(), step)?;
         Ok(config)
     }
 

@@ -6,7 +6,7 @@ use crate::base::BaseArg;
 use crate::codec::CodecArg;
 use crate::disk_tier::{self, DiskTier};
 use crate::memory_limits::{self, Limit};
-use crate::precision::{MomentsArg, PrecisionArg};
+use crate::precision::{MomentsArg, PrecisionArg, check_fp8};
 use crate::save_mode::SaveModeArg;
 use crate::{UsageError, hardware, train};
 use anyhow::{Context, Result};
@@ -125,6 +125,7 @@ impl Request {
         let optimizer = OptimizerOptions { moments, max_norm, ..usual };
         let codec = args.activation_codec.unwrap_or(CodecArg::None);
         codec.check(&config)?;
+        check_fp8(&config, &options, step)?;
         let options =
             TrainOptions { chunk_rows, optimizer, activation_codec: codec.into(), ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;

@@ -8,7 +8,8 @@ use crate::memory_limits::Limit;
 use crate::model::grouped;
 use crate::size::show;
 use crate::streams::columns;
-use storm_graph::ActivationCodec;
+use storm_graph::{ActivationCodec, FP8_MULTIPLE};
+use storm_model::fp8_projections;
 use storm_model::Unit;
 use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
@@ -53,6 +54,28 @@ fn wrapped(indent: &str, text: &str) -> Vec<String> {
     lines
 }
 
+/// Which projections multiply 8-bit floats.
+fn fp8_words(request: &Request, batch: usize) -> String {
+    let tokens = batch.saturating_mul(request.options.sequence);
+    let projections = request.config.language().map(|config| fp8_projections(config, tokens));
+    let (fp8, others): (Vec<_>, Vec<_>) =
+        projections.unwrap_or_default().into_iter().partition(|(_, suits)| *suits);
+    let names = |projections: Vec<(String, bool)>| {
+        projections.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ")
+    };
+    match (fp8.is_empty(), others.is_empty()) {
+        (_, true) => "fp8: all projections of layers".to_owned(),
+        (true, _) => format!(
+            "fp8: no projection, since {tokens} tokens of a micro-batch or the widths are no multiple of {FP8_MULTIPLE}"
+        ),
+        _ => format!(
+            "fp8: {}; in bf16, since a width is no multiple of {FP8_MULTIPLE}: {}",
+            names(fp8),
+            names(others)
+        ),
+    }
+}
+
 fn head(request: &Request, answer: &Answer) -> Vec<String> {
     let Answer { batch, accumulate, planned, .. } = answer;
     let profile = &request.profile;
@@ -60,6 +83,7 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         Precision::F32 => "f32",
         Precision::Bf16Master => "bf16 with f32 master weights",
         Precision::Bf16Stochastic => "bf16, stochastic rounding",
+        Precision::Fp8 => "bf16, stochastic rounding, fp8 products",
     };
     let moments = match request.options.optimizer.moments {
         Moments::Full => "",
@@ -84,6 +108,9 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
             sequence_words(request),
         ),
     ];
+    if request.options.precision == Precision::Fp8 {
+        lines.extend(wrapped("          ", &fp8_words(request, *batch)));
+    }
     if request.options.activation_codec == ActivationCodec::Int8 {
         lines.push("          activations in 8 bits".to_owned());
     }

@@ -7,7 +7,7 @@ use super::options::Settings;
 use super::schedule;
 use super::values::OptimizerArg;
 use crate::forced::UpdateArg;
-use crate::precision::MomentsArg;
+use crate::precision::{MomentsArg, check_fp8};
 use crate::save_mode::SaveModeArg;
 use crate::size::show;
 use crate::{
@@ -193,6 +193,7 @@ impl Outline<'_> {
         // Text of a preset may turn out to have more tokens, never fewer than bytes have.
         let config = self.model.for_data(settings, &self.data.form())?;
         settings.activation_codec.check(&config)?;
+        check_fp8(&config, options, step)?;
         device::check_size(settings.device, self.kind, config.parameter_count())?;
         self.check_positions(&config)?;
         let ram = memory_limits::host(settings.ram.map(|size| size.0))?;

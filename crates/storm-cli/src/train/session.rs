@@ -201,7 +201,7 @@ fn save_model<D: PlanDevice>(setup: &Setup, run: &mut Run<D>, output: &Path) -> 
     let source = setup.model.source();
     let dtype = match setup.request.options.precision {
         Precision::F32 => WeightDtype::F32,
-        Precision::Bf16Master | Precision::Bf16Stochastic => WeightDtype::Bf16,
+        Precision::Bf16Master | Precision::Bf16Stochastic | Precision::Fp8 => WeightDtype::Bf16,
     };
     let options = SaveOptions {
         dtype: setup.model.config.saved_dtype(dtype),

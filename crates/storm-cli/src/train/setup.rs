@@ -16,6 +16,7 @@ use crate::lora::LoraArg;
 use crate::model::{grouped, must_be_downloaded};
 use crate::model_tokenizer::OtherTokenizer;
 use crate::plan::{self, Answer, DeviceMemory, Request, explained};
+use crate::precision::check_fp8;
 use crate::source::NoModel;
 use crate::{UsageError, host_memory};
 use anyhow::{Context, Result};
@@ -449,6 +450,7 @@ pub(super) fn request(
     settings.activation_codec.check(&config)?;
     let forced = forced(settings);
     let step = step_size(settings)?;
+    check_fp8(&config, &options, step)?;
     let step_bytes = host_memory::of_step(step, &options, host_memory::of_unit(&config));
     host_memory::check_step(step_bytes, machine.ram.bytes)?;
     let predict_bytes = match &settings.predict {

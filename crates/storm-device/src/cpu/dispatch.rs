@@ -6,7 +6,7 @@ use super::kernels::batch_norm::{self, BatchNormGradOutput, Channels, Statistics
 use super::kernels::column_sum::column_sum;
 use super::kernels::convolution::Columns;
 use super::kernels::dropout::{self, Mask as DropoutMask};
-use super::kernels::element::Element;
+use super::kernels::element::{E4m3, Element};
 use super::kernels::gemm::{Accumulate, Bias, Epilogue, Matrix, MatrixMut, gemm};
 use super::kernels::group_norm::{
     self, GroupNormGradInput, GroupNormGradOutput, GroupNormOutput, Groups,
@@ -15,7 +15,9 @@ use super::kernels::heads::{self, HeadWeights};
 use super::kernels::loss::{self, HeadInput, RowOutput};
 use super::kernels::norm::{self, NormGradInput, NormInput, NormOutput};
 use super::kernels::optimizer::{self, AdamWTensors, RandomBits, SgdTensors, Storage};
-use super::kernels::{augment, elementwise, embedding, gated_coded, layout, pool, quantized, sum};
+use super::kernels::{
+    augment, elementwise, embedding, fp8, gated_coded, layout, pool, quantized, sum,
+};
 use super::memory::Frame;
 use crate::Scalar;
 use crate::placed::{PlacedNode, View};
@@ -107,6 +109,35 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
                 weight_grad::<E, G>(access.matrix(dy), access.matrix(x), mode(accumulator), out);
             }))
         }
+        Op::ToFp8 { x, form } => {
+            let mut codes = outputs.iter().map(|output| access.out::<u8>(output));
+            let rows = if form.has_rows() { codes.next() } else { None };
+            let columns = if form.has_columns() { codes.next() } else { None };
+            fp8::to_fp8(access.get(x), x.shape.width(), rows, columns);
+        }
+        Op::Fp8Linear { x, weight, bias, addend, output } => {
+            let (x, x_scale) = access.codes(x);
+            let (weight, weight_scale) = access.codes(weight);
+            let (rows, cols) = (output.rows(), output.width());
+            let addend = access.maybe::<bf16>(addend);
+            let epilogue = Epilogue {
+                scale: x_scale * weight_scale,
+                bias: access.maybe::<bf16>(bias).map(Bias::from),
+                addend: addend.map(|addend| Matrix::row_major(addend, rows, cols)),
+                accumulate: Accumulate::Replace,
+            };
+            let out = MatrixMut::row_major(access.out::<bf16>(&outputs[0]), rows, cols);
+            gemm(x, weight.transposed(), out, epilogue);
+        }
+        Op::Fp8WeightGrad { dy, x, accumulator, dtype } => with_float!(*dtype, G => {
+            let (dy, dy_scale) = access.codes(dy);
+            let (x, x_scale) = access.codes(x);
+            let out = MatrixMut::row_major(access.out::<G>(&outputs[0]), dy.rows(), x.rows());
+            let accumulate = mode(accumulator);
+            let epilogue =
+                Epilogue { scale: dy_scale * x_scale, accumulate, ..Epilogue::default() };
+            gemm(dy, x.transposed(), out, epilogue);
+        }),
         Op::ColumnSum { x, accumulator, dtype } => {
             with_float!(x.dtype, E => with_float!(*dtype, G => {
                 let partials = access.out::<f32>(&outputs[1]);
@@ -687,6 +718,7 @@ fn linear<E: Element>(
 ) {
     let (rows, cols) = (x.rows(), weight.cols());
     let epilogue = Epilogue {
+        scale: 1.0,
         bias,
         addend: addend.map(|addend| Matrix::row_major(addend, rows, cols)),
         accumulate: Accumulate::Replace,
@@ -734,6 +766,11 @@ impl<'m> Access<'_, 'm> {
     /// The rows of a tensor as a matrix.
     fn matrix<T: Scalar + Element>(&self, view: &View) -> Matrix<'m, T> {
         Matrix::row_major(self.get(view), view.shape.rows(), view.shape.width())
+    }
+
+    /// Codes of 8-bit floats, and their scale.
+    fn codes(&self, view: &View) -> (Matrix<'m, E4m3>, f32) {
+        fp8::operand(self.get(view), view.shape.width())
     }
 
     /// Memory for columns of a convolution.

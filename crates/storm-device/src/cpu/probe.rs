@@ -44,6 +44,7 @@ fn measured(memory_bytes: u64) -> Result<HardwareProfile, DeviceError> {
         multiprocessors: None,
         gemm_flops,
         gemm_f32_flops,
+        gemm_fp8_flops: None,
         attention_forward_flops,
         attention_backward_flops,
         memory_bandwidth,

@@ -3,7 +3,8 @@
 //! The bits of a product are those of the library's first choice for the shape under a fixed workspace. That
 //! choice is a pure function of shape, dtypes, card and library version, so every plan and every run gives the
 //! same bits. For activations, the choice is made for one fixed number of rows, so a plan may chunk rows without
-//! changing a bit. Split-k sums are allowed for weight gradients only, whose k (the tokens) is never chunked.
+//! changing a bit. Split-k sums are allowed only where rows are never chunked: for weight gradients, whose k is the
+//! tokens, and for products of 8-bit floats, whose scales belong to all rows.
 //!
 //! Another algorithm may run instead if it gives the same bits: the choice for the real number of rows, if a
 //! small trial shows equal bits (`trial.rs`), or the fastest one measured (`tune.rs`), which is cached on disk.
@@ -42,13 +43,20 @@ pub(super) struct Operand {
     pub(super) transposed: bool,
 }
 
+/// Where the scales of operands in 8-bit floats are, an f32 each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scales {
+    pub(super) a: u64,
+    pub(super) b: u64,
+}
+
 /// The role of a product in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GemmRole {
     /// Rows may be chunked, so an element must not depend on the number of rows.
     Activation,
-    /// The sum over tokens.
-    WeightGradient,
+    /// Rows are never chunked.
+    Whole,
 }
 
 /// `out (m × n) = a (m × k) · b (k × n) + bias + addend`, row-major, rounded once. With `accumulate`, the addend
@@ -67,6 +75,8 @@ pub(super) struct GemmCall {
     pub(super) addend: Option<u64>,
     pub(super) accumulate: bool,
     pub(super) role: GemmRole,
+    /// For operands in u8, which are codes of E4M3.
+    pub(super) scales: Option<Scales>,
     /// Filled by [`Gemm::prepare`].
     pub(super) plan: Option<Arc<GemmPlan>>,
 }
@@ -81,8 +91,8 @@ impl GemmCall {
         out_dtype: DType,
         role: GemmRole,
     ) -> GemmCall {
-        let (bias, addend, accumulate, plan) = (None, None, false, None);
-        GemmCall { m, n, k, a, b, out, out_dtype, bias, addend, accumulate, role, plan }
+        let (bias, addend, accumulate, scales, plan) = (None, None, false, None, None);
+        GemmCall { m, n, k, a, b, out, out_dtype, bias, addend, accumulate, role, scales, plan }
     }
 
     fn shape(&self) -> GemmShape {
@@ -137,8 +147,8 @@ pub(super) struct GemmPlan {
     is_tuned: bool,
 }
 
-// SAFETY: after construction only `queue` writes a descriptor, to set the bias address, and its callers promise
-// that no other thread queues the same plan.
+// SAFETY: after construction only `queue` writes a descriptor, to set the addresses of bias and scales, and its callers
+// promise that no other thread queues the same plan.
 unsafe impl Send for GemmPlan {}
 // SAFETY: as above.
 unsafe impl Sync for GemmPlan {}
@@ -209,6 +219,7 @@ impl Gemm {
             b: call.b.address,
             addend: if call.accumulate { Some(call.out) } else { call.addend },
             bias: call.bias,
+            scales: call.scales,
             out: call.out,
             workspace: self.workspace.start(),
         };
@@ -228,7 +239,7 @@ impl Gemm {
         let choose = |rows: usize| plan.first_choice(self.handle, shape, rows);
         let rows = shape.sizes.0;
         plan.algorithm = match shape.role {
-            GemmRole::WeightGradient => choose(rows).map_err(CudaError::blas(what()))?,
+            GemmRole::Whole => choose(rows).map_err(CudaError::blas(what()))?,
             GemmRole::Activation => {
                 let defines_bits = choose(CHOICE_ROWS).map_err(CudaError::blas(what()))?;
                 let same_bits = |other: &sys::cublasLtMatmulAlgo_t| {
@@ -252,6 +263,7 @@ impl Drop for Gemm {
 fn data_type(dtype: DType) -> sys::cudaDataType {
     match dtype {
         DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::U8 => sys::cudaDataType::CUDA_R_8F_E4M3,
         _ => sys::cudaDataType::CUDA_R_32F,
     }
 }
@@ -271,6 +283,7 @@ struct Addresses {
     b: u64,
     addend: Option<u64>,
     bias: Option<u64>,
+    scales: Option<Scales>,
     out: u64,
     /// [`WORKSPACE_BYTES`] of it.
     workspace: u64,
@@ -309,6 +322,12 @@ impl GemmPlan {
             let address = 256u64;
             plan.describe(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &address)?;
         }
+        if shape.a.0 == DType::U8 {
+            // Tensor cores add in fewer bits than f32 has unless they are told not to.
+            let fast = 0i8;
+            plan.describe(Attribute::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
+            plan.set_scales(Scales { a: 256, b: 256 })?;
+        }
         Ok(plan)
     }
 
@@ -326,6 +345,9 @@ impl GemmPlan {
         if let Some(bias) = at.bias {
             let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
             self.describe(attribute, &bias)?;
+        }
+        if let Some(scales) = at.scales {
+            self.set_scales(scales)?;
         }
         let (alpha, beta) = (1.0f32, if at.addend.is_some() { 1.0f32 } else { 0.0 });
         let pointer = |address: u64| address as *mut c_void;
@@ -350,6 +372,13 @@ impl GemmPlan {
                 stream.handle().cast(),
             )
         }
+    }
+
+    fn set_scales(&self, scales: Scales) -> Result<(), result::CublasError> {
+        use sys::cublasLtMatmulDescAttributes_t as Attribute;
+        // The library's first operand is `b`.
+        self.describe(Attribute::CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scales.b)?;
+        self.describe(Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &scales.a)
     }
 
     fn describe(
@@ -390,4 +419,4 @@ macro_rules! bytes {
     };
 }
 
-bytes!(i32, u32, u64);
+bytes!(i8, i32, u32, u64);

@@ -8,6 +8,7 @@
 //! | `linear`, `convolution`, `pool`, `elementwise`, `norm`, `batch_norm`, `attention`, `loss`, `shapes` | random cases of one op family |
 //! | `optimizer`, `optimizer_int8`, `random_normal`, `augment` | ops without gradients |
 //! | `codec` | gated units whose operand waits in 8 bits |
+//! | `fp8` | products of 8-bit floats |
 //! | `transformer` | whole small models: sharing, frozen parameters |
 //! | `exactness` | thread counts and recomputation, to the bit |
 //!
@@ -27,6 +28,7 @@ mod dropout;
 mod elementwise;
 mod exactness;
 mod facts;
+mod fp8;
 mod linear;
 mod loss;
 mod norm;

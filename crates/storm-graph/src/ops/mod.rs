@@ -10,6 +10,7 @@ mod convolution;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod group_norm;
 mod linear;
 mod loss;
@@ -26,6 +27,7 @@ use crate::graph::Output;
 use crate::{Family, GraphError, Op, Tensor, TensorId};
 
 pub use batch_norm::{STATISTICS_GROUP, STATISTICS_GROUPS, STATISTICS_LANES, STATISTICS_ROWS};
+pub use fp8::FP8_PARTIALS;
 pub use optimizer::PIECE_ALIGNMENT;
 pub use reduce::{ROWS_PER_PARTIAL, SUM_BLOCK};
 
@@ -48,6 +50,7 @@ pub(crate) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
         Family::Reduce => reduce::infer(op),
         Family::Reshape => reshape::infer(op),
         Family::Quantize => quantize::infer(op),
+        Family::Fp8 => fp8::infer(op),
         Family::Optimizer => optimizer::infer(op),
     }
 }
@@ -57,6 +60,7 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
     match op {
         Op::Embedding { .. } => embedding::backward(op, ctx),
         Op::Linear { .. } => linear::backward(op, ctx),
+        Op::Fp8Linear { .. } => fp8::backward(op, ctx),
         Op::Conv2d { .. } => convolution::backward(op, ctx),
         Op::MaxPool { .. } | Op::AveragePool { .. } => pool::backward(op, ctx),
         Op::Add { .. }
@@ -80,6 +84,8 @@ pub(crate) fn backward(op: &Op<TensorId>, ctx: &mut Backward<'_>) -> Result<(), 
         Op::EmbeddingGrad { .. }
         | Op::LinearInputGrad { .. }
         | Op::LinearWeightGrad { .. }
+        | Op::ToFp8 { .. }
+        | Op::Fp8WeightGrad { .. }
         | Op::Conv2dInputGrad { .. }
         | Op::Conv2dWeightGrad { .. }
         | Op::MaxPoolGrad { .. }

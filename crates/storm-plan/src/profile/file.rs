@@ -22,6 +22,8 @@ pub(super) struct ProfileFile {
     multiprocessors: Option<u32>,
     gemm_flops: f64,
     gemm_f32_flops: f64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gemm_fp8_flops: Option<f64>,
     attention_forward_flops: f64,
     attention_backward_flops: f64,
     memory_bandwidth: f64,
@@ -68,6 +70,7 @@ impl ProfileFile {
             multiprocessors: profile.multiprocessors,
             gemm_flops: profile.gemm_flops,
             gemm_f32_flops: profile.gemm_f32_flops,
+            gemm_fp8_flops: profile.gemm_fp8_flops,
             attention_forward_flops: profile.attention_forward_flops,
             attention_backward_flops: profile.attention_backward_flops,
             memory_bandwidth: profile.memory_bandwidth,
@@ -115,6 +118,7 @@ impl ProfileFile {
             multiprocessors: self.multiprocessors,
             gemm_flops: self.gemm_flops,
             gemm_f32_flops: self.gemm_f32_flops,
+            gemm_fp8_flops: self.gemm_fp8_flops,
             attention_forward_flops: self.attention_forward_flops,
             attention_backward_flops: self.attention_backward_flops,
             memory_bandwidth: self.memory_bandwidth,
@@ -148,6 +152,7 @@ impl ProfileFile {
             .chain(self.attention.iter().map(|p| ("attention.backward_flops", p.backward_flops)))
             .chain(self.elementwise.iter().map(|p| ("elementwise.bandwidth", p.bandwidth)))
             .chain(self.links.iter().flat_map(|link| link.figures().0))
+            .chain(self.gemm_fp8_flops.map(|flops| ("gemm_fp8_flops", flops)))
             .chain(self.data_bandwidth.map(|rate| ("data_bandwidth", rate)))
             .chain(self.disk.iter().flat_map(|disk| {
                 [

@@ -12,6 +12,8 @@ use storm_graph::{DType, Op, Tensor};
 enum Part {
     /// A kind of matrix product, and whether it is in bf16.
     Gemm(u8, bool),
+    /// Products of 8-bit floats.
+    Fp8,
     AttentionForward,
     AttentionBackward,
     /// Bytes moved by an op of this name.
@@ -105,6 +107,7 @@ impl HardwareProfile {
             Op::LinearWeightGrad { dy, .. } => {
                 Part::Gemm(GemmKind::WeightGradient as u8, is_bf16(dy))
             }
+            Op::Fp8Linear { .. } | Op::Fp8WeightGrad { .. } => Part::Fp8,
             Op::Attention { .. } => Part::AttentionForward,
             Op::AttentionGrad { .. } => Part::AttentionBackward,
             _ => return Some((Part::Moving(op.timed_as()), self.moving_seconds(&op, &outputs))),
@@ -126,6 +129,10 @@ impl HardwareProfile {
                     false => &mut self.gemm_f32_flops,
                 };
                 *default /= factor.cbrt();
+            }
+            // Relative to bf16, which may have been corrected, too.
+            Part::Fp8 => {
+                self.gemm_fp8_flops = Some(self.fp8_share() * self.gemm_flops / factor);
             }
             Part::AttentionForward => {
                 self.attention_forward_flops /= factor;

@@ -114,6 +114,7 @@ impl DataSheet {
         profile.multiprocessors = Some(self.multiprocessors);
         scale(&mut profile.gemm_flops, tensor);
         scale(&mut profile.gemm_f32_flops, f32_products);
+        profile.gemm_fp8_flops.iter_mut().for_each(|flops| scale(flops, tensor));
         scale(&mut profile.attention_forward_flops, tensor);
         scale(&mut profile.attention_backward_flops, tensor);
         scale(&mut profile.memory_bandwidth, memory);

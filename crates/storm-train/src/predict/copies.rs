@@ -76,7 +76,7 @@ fn weights(instances: &[ParameterInstance], precision: Precision) -> Vec<Weight>
             form: match precision.of_parameter(parameter.dtype) {
                 Precision::F32 => Form::F32,
                 Precision::Bf16Master => Form::Bf16AndMaster,
-                Precision::Bf16Stochastic => Form::Bf16,
+                Precision::Bf16Stochastic | Precision::Fp8 => Form::Bf16,
             },
             elements: parameter.shape.elements(),
             stream: Stream { tensor: parameter.number, layer: *index },

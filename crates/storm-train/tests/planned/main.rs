@@ -7,6 +7,7 @@ mod dropout;
 mod evaluation;
 mod exactness;
 mod faults;
+mod fp8;
 mod lora;
 mod named_inputs;
 mod programs;

@@ -28,8 +28,18 @@ pub(crate) fn tiny(name: &str) -> ModelConfig {
 
 /// The micro-batches of a step; about one target in five is ignored.
 pub(crate) fn batches(config: &ModelConfig, count: usize, step: usize) -> Vec<Batch> {
+    sized_batches(config, [BATCH, SEQUENCE], count, step)
+}
+
+/// The same of another size.
+fn sized_batches(
+    config: &ModelConfig,
+    [batch, sequence]: [usize; 2],
+    count: usize,
+    step: usize,
+) -> Vec<Batch> {
     let mut random = Random((step * 1000 + count) as u64);
-    let rows = BATCH * SEQUENCE;
+    let rows = batch * sequence;
     (0..count)
         .map(|_| {
             let tokens = (0..rows).map(|_| random.below(config.vocab_size) as i32).collect();
@@ -39,7 +49,7 @@ pub(crate) fn batches(config: &ModelConfig, count: usize, step: usize) -> Vec<Ba
                     _ => random.below(config.vocab_size) as i32,
                 })
                 .collect();
-            Batch::new(tokens, targets, SEQUENCE)
+            Batch::new(tokens, targets, sequence)
         })
         .collect()
 }
@@ -98,7 +108,8 @@ pub(crate) fn resident(
     let mut trainer = ReferenceTrainer::new(config, options.clone()).expect("a valid model");
     let mut steps = Vec::new();
     for step in 0..STEPS {
-        let batches = batches(config, micro_batches, step);
+        let size = [options.batch, options.sequence];
+        let batches = sized_batches(config, size, micro_batches, step);
         let report = trainer.step(&batches, learning_rate(step)).expect("a step");
         steps.push((report.loss.to_bits(), report.gradient_norm.to_bits()));
     }
@@ -161,9 +172,10 @@ fn run<D: PlanDevice>(
     flush_at: usize,
 ) -> Vec<(u32, u32)> {
     let count = trainer.micro_batches();
+    let size = [trainer.options().batch, trainer.options().sequence];
     (0..STEPS)
         .map(|step| {
-            let batches = batches(config, count, step);
+            let batches = sized_batches(config, size, count, step);
             let mut evaluated = None;
             if step == flush_at {
                 trainer.flush().expect("a flush");

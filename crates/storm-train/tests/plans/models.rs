@@ -21,6 +21,7 @@ pub(crate) fn small_card(flops: f64, bus: f64) -> HardwareProfile {
         overhead_bytes: 0,
         gemm_flops: flops,
         gemm_f32_flops: flops,
+        gemm_fp8_flops: None,
         attention_forward_flops: flops / 2.0,
         attention_backward_flops: flops / 2.0,
         memory_bandwidth: flops / 100.0,

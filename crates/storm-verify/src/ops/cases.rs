@@ -37,6 +37,7 @@ pub(super) fn families() -> &'static [&'static str] {
         "attention128",
         "cached_attention",
         "few_rows",
+        "fp8",
         "loss",
         "reduce",
         "shape",
@@ -192,6 +193,7 @@ impl Builder {
             }
             "cached_attention" => self.cached_attention(),
             "few_rows" => self.few_rows(),
+            "fp8" => self.fp8(),
             "loss" => self.loss(),
             "reduce" => {
                 let width = self.random.pick(&[1, 100, 300, 1000]);
@@ -249,6 +251,33 @@ impl Builder {
         let bias = self.maybe_parameter("bias", &[outputs]);
         let addend = self.random.coin().then(|| self.input("addend", &[1, rows, outputs]));
         self.result("y", Op::Linear { x, weight, bias, addend }).map(drop)
+    }
+
+    /// A projection in 8-bit floats with both gradients, around the ends of tiles. Magnitudes differ from tensor to tensor, and
+    /// some tensors are zero.
+    fn fp8(&mut self) -> Result<(), GraphError> {
+        let dtype = std::mem::replace(&mut self.dtype, DType::BF16);
+        const EXTENTS: [usize; 8] = [16, 48, 64, 80, 128, 144, 256, 1040];
+        let [rows, inputs, outputs] = [(); 3].map(|()| self.random.pick(&EXTENTS));
+        let x = self.input("x", &[2, rows / 2, inputs]);
+        let weight = self.parameter("weight", &[outputs, inputs]);
+        for id in [x, weight] {
+            let factor = self.random.pick(&[0.0, 1e-12, 0.03, 1.0, 1.0, 1.0, 700.0, 1e12]);
+            let data = self.data.iter_mut().find(|(known, _)| *known == id);
+            let Some((_, Data::Floats(values))) = data else { unreachable!("just added") };
+            values.iter_mut().for_each(|value| *value *= factor);
+        }
+        let bias = self.maybe_parameter("bias", &[outputs]);
+        let addend = self.random.coin().then(|| self.input("addend", &[2, rows / 2, outputs]));
+        let both = Op::ToFp8 { x, form: Fp8Form::Both };
+        let codes = self.apply("x.codes", both)?[0];
+        let op = Op::ToFp8 { x: weight, form: Fp8Form::Rows };
+        let weight = self.apply("weight.codes", op)?[0];
+        let output = Shape::from([2, rows / 2, outputs]);
+        let op = Op::Fp8Linear { x: codes, weight, bias, addend, output };
+        self.result("y", op)?;
+        self.dtype = dtype;
+        Ok(())
     }
 
     /// New tokens after cached ones, around the ends of blocks and parts of the keys, with one to eight queries

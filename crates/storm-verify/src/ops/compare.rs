@@ -14,7 +14,7 @@ pub(super) struct Difference {
 
 /// One rounding of bf16, with room for a second.
 const BF16_TOLERANCE: f64 = 1.6e-2;
-/// Updates must match to the bit: a wrong random bit changes only the last place. So must pictures.
+/// Updates must match to the bit: a wrong random bit changes only the last place. So must pictures and codes.
 const EXACT: f64 = 1e-12;
 /// A few roundings of f32 per term.
 const F32_TOLERANCE: f64 = 1.3e-6;
@@ -53,7 +53,11 @@ pub(super) fn compare<D: Device>(
 /// The tolerance for rounding: by the storage of the result and of the operands, and for f32 by the
 /// number of terms in a sum.
 fn tolerance(case: &Case, node: &Node, output: TensorId) -> f64 {
-    if matches!(node.op, Op::AdamW { .. } | Op::Sgd { .. } | Op::Augment { .. }) {
+    let exact = matches!(
+        node.op,
+        Op::AdamW { .. } | Op::Sgd { .. } | Op::Augment { .. } | Op::ToFp8 { .. }
+    );
+    if exact {
         return EXACT;
     }
     let operands_are_bf16 = node
@@ -85,6 +89,7 @@ fn terms(case: &Case, node: &Node) -> usize {
         Op::Linear { x, .. } => shape(x).width(),
         Op::LinearInputGrad { dy, .. } => shape(dy).width(),
         Op::LinearWeightGrad { dy, .. } => shape(dy).rows(),
+        Op::Fp8Linear { x, .. } | Op::Fp8WeightGrad { x, .. } => shape(x).width(),
         Op::Conv2d { weight, .. } => shape(weight).width(),
         Op::Conv2dInputGrad { dy, window, .. } => shape(dy).width() * window.taps(),
         Op::Conv2dWeightGrad { dy, .. } => shape(dy).rows(),

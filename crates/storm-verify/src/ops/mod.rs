@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use storm_device::cpu::CpuDevice;
 use storm_device::{Device, DeviceError};
 use storm_exec::ExecError;
-use storm_graph::{DType, TensorId};
+use storm_graph::{DType, Family, TensorId};
 use storm_plan::ALIGNMENT;
 
 /// Results for one op at one dtype.
@@ -107,8 +107,13 @@ impl<D: Device> Pair<D> {
             let instruction =
                 self.cpu.prepare(&case.graph, node, |id| case.offset(id), case.layer)?;
             self.cpu.run(&instruction)?;
-            let instruction =
-                self.other.prepare(&case.graph, node, |id| case.offset(id), case.layer)?;
+            let prepared =
+                self.other.prepare(&case.graph, node, |id| case.offset(id), case.layer);
+            let instruction = match prepared {
+                // Older cards do not multiply 8-bit floats, and say so when a run asks for it.
+                Err(DeviceError::Unsupported { .. }) if node.op.family() == Family::Fp8 => continue,
+                prepared => prepared?,
+            };
             self.other.run(&instruction)?;
             self.other.synchronize()?;
             // What threads leave in scratch memory may depend on their order.
@@ -163,6 +168,9 @@ mod tests {
             "Linear",
             "LinearInputGrad",
             "LinearWeightGrad",
+            "ToFp8",
+            "Fp8Linear",
+            "Fp8WeightGrad",
             "ColumnSum",
             "Conv2d",
             "Conv2dInputGrad",

@@ -1,12 +1,13 @@
 //! Storage types of the kernels. Arithmetic is always f32; a type only says how a value is stored.
 
 use half::bf16;
+use storm_graph::{E4M3_VALUES, encode_e4m3};
 
 /// A storage type that converts to f32 exactly and from f32 with one rounding.
 ///
 /// The conversions are plain bit operations, so that loops over them vectorize.
 pub trait Element: Copy + Send + Sync + 'static {
-    /// Values in 32 bits: one, or two halves of f32 values with the first in the low bits.
+    /// Values in 32 bits: one, two halves of f32 values with the first in the low bits, or four codes.
     const PER_WORD: usize;
 
     /// The value, exactly.
@@ -64,6 +65,25 @@ impl Element for bf16 {
         let quiet_nan = (bits >> 16) | 0x40;
         let is_nan = (bits & 0x7fff_ffff) > 0x7f80_0000;
         bf16::from_bits(if is_nan { quiet_nan } else { rounded } as u16)
+    }
+}
+
+/// A code of an 8-bit float, without its tensor's scale.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct E4m3(pub u8);
+
+impl Element for E4m3 {
+    const PER_WORD: usize = 4;
+
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        E4M3_VALUES[usize::from(self.0)]
+    }
+
+    #[inline(always)]
+    fn from_f32(value: f32) -> Self {
+        E4m3(encode_e4m3(value))
     }
 }
 

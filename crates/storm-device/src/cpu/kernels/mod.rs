@@ -16,6 +16,7 @@ pub mod dropout;
 pub mod element;
 pub mod elementwise;
 pub mod embedding;
+pub mod fp8;
 pub mod gated_coded;
 pub mod gemm;
 pub mod group_norm;

@@ -101,7 +101,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
                 let a = Operand { address, dtype: dy.dtype, transposed: true };
                 let sizes = (dy.shape.width(), images.stride(), images.rows(chunk));
                 let (b, to) = (images.columns(planner), planner.address(sum));
-                let role = GemmRole::WeightGradient;
+                let role = GemmRole::Whole;
                 let mut call = GemmCall::new(sizes, a, b, to, DType::F32, role);
                 call.accumulate = chunk.0 > 0;
                 gemm(planner, call)?;

@@ -41,7 +41,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
             }
             let sizes = (dy.shape.width(), x.shape.width(), x.shape.rows());
             let (a, b) = (transposed(planner, dy), operand(planner, x));
-            let mut call = product(planner, sizes, a, b, out, GemmRole::WeightGradient);
+            let mut call = product(planner, sizes, a, b, out, GemmRole::Whole);
             call.accumulate = accumulator.is_some();
             gemm(planner, call)
         }

@@ -241,7 +241,7 @@ impl<'a> Head<'a> {
         let d_logits = self.matrix(planner.address(self.logits), true);
         let hidden = self.matrix(hidden, false);
         let sizes = (self.even, self.width, rows);
-        let (address, role) = (planner.address(out), GemmRole::WeightGradient);
+        let (address, role) = (planner.address(out), GemmRole::Whole);
         let mut call = GemmCall::new(sizes, d_logits, hidden, address, out.dtype, role);
         call.accumulate = accumulate;
         gemm(planner, call)

@@ -11,6 +11,7 @@ mod convolution_tiles;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod fp8;
 mod gated_coded;
 mod group_norm;
 mod heads;
@@ -48,6 +49,7 @@ pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
         Op::Linear { .. } | Op::LinearInputGrad { .. } | Op::LinearWeightGrad { .. } => {
             linear::plan(planner)
         }
+        Op::ToFp8 { .. } | Op::Fp8Linear { .. } | Op::Fp8WeightGrad { .. } => fp8::plan(planner),
         Op::Conv2d { .. } | Op::Conv2dInputGrad { .. } | Op::Conv2dWeightGrad { .. } => {
             convolution::plan(planner)
         }
@@ -109,6 +111,7 @@ pub fn all_kernels() -> Vec<(KernelSource, Vec<(&'static str, String)>)> {
         dropout::kernels(),
         elementwise::kernels(),
         embedding::kernels(),
+        fp8::kernels(),
         gated_coded::kernels(),
         group_norm::kernels(),
         heads::kernels(),

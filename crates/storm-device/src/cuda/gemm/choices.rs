@@ -48,7 +48,7 @@ impl GemmPlan {
         let schemes = match shape.role {
             GemmRole::Activation => sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_NONE,
             // The workspace holds partial sums in f32, added in a fixed order.
-            GemmRole::WeightGradient => {
+            GemmRole::Whole => {
                 sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
             }
         };

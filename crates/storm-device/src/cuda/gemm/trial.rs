@@ -65,6 +65,8 @@ impl Gemm {
             b: part(1),
             addend: shape.has_addend.then(|| part(2)),
             bias: shape.has_bias.then(|| part(3)),
+            // Products of 8-bit floats are never chunked, so there is no trial of them.
+            scales: None,
             out: part(4),
             workspace: part(PARTS),
         };

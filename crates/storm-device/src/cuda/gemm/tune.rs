@@ -261,6 +261,7 @@ impl Bench<'_> {
             b: call.b.address,
             addend: if call.accumulate { Some(call.out) } else { call.addend },
             bias: call.bias,
+            scales: call.scales,
             out: call.out,
             workspace: self.gemm.workspace.start(),
         }
@@ -272,6 +273,7 @@ impl Bench<'_> {
         for (seed, &(address, dtype, elements)) in operands.iter().enumerate() {
             let name = match dtype {
                 DType::BF16 => "fill_bf16",
+                DType::U8 => "fill_e4m3",
                 _ => "fill_f32",
             };
             let arguments = vec![
@@ -322,6 +324,8 @@ impl Untuned {
         let always = [(a.address, a.dtype, m * k), (b.address, b.dtype, k * n)];
         let bias = bias.map(|address| (address, out_dtype, n));
         let addend = addend.map(|address| (address, out_dtype, m * n));
-        always.into_iter().chain(bias).chain(addend).collect()
+        let scales = self.call.scales.iter().flat_map(|scales| [scales.a, scales.b]);
+        let scales = scales.map(|address| (address, DType::F32, 1));
+        always.into_iter().chain(bias).chain(addend).chain(scales).collect()
     }
 }

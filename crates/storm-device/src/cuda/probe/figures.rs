@@ -34,6 +34,7 @@ pub(super) fn profile(card: &Card, times: &[(&Case, f64)], rates: Rates) -> Hard
         // Until they are known: products and moves take no time.
         gemm_flops: f64::INFINITY,
         gemm_f32_flops: f64::INFINITY,
+        gemm_fp8_flops: None,
         attention_forward_flops: f64::INFINITY,
         attention_backward_flops: f64::INFINITY,
         memory_bandwidth: f64::INFINITY,
@@ -129,6 +130,7 @@ fn moved_bytes(case: &Case) -> f64 {
         multiprocessors: None,
         gemm_flops: f64::INFINITY,
         gemm_f32_flops: f64::INFINITY,
+        gemm_fp8_flops: None,
         attention_forward_flops: f64::INFINITY,
         attention_backward_flops: f64::INFINITY,
         memory_bandwidth: 1.0,

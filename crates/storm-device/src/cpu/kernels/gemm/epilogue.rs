@@ -41,9 +41,11 @@ impl<'a> From<&'a [bf16]> for Bias<'a> {
     }
 }
 
-/// Terms added to each sum, in this order: bias, addend, old C.
+/// What each sum is multiplied by, and terms added to it, in this order: bias, addend, old C.
 #[derive(Clone, Copy)]
 pub struct Epilogue<'a, C> {
+    /// Multiplies the sum.
+    pub scale: f32,
     /// Added to every row.
     pub bias: Option<Bias<'a>>,
     /// A matrix of the shape of C whose columns are contiguous.
@@ -54,7 +56,7 @@ pub struct Epilogue<'a, C> {
 
 impl<C> Default for Epilogue<'_, C> {
     fn default() -> Self {
-        Self { bias: None, addend: None, accumulate: Accumulate::Replace }
+        Self { scale: 1.0, bias: None, addend: None, accumulate: Accumulate::Replace }
     }
 }
 
@@ -112,7 +114,8 @@ impl<C: Element> Epilogue<'_, C> {
             let start = (row + r) * row_stride + col;
             // SAFETY: the caller promised this part of C to us alone.
             let out = unsafe { c.piece(start..start + width) };
-            store_row(sums, bias.map(|bias| &bias[..width]), addend, self.accumulate, out);
+            let bias = bias.map(|bias| &bias[..width]);
+            store_row(sums, self.scale, bias, addend, self.accumulate, out);
         }
     }
 }
@@ -121,11 +124,17 @@ simd_dispatch! {
     /// One row of [`Epilogue::store`].
     fn store_row[C: Element](
         sums: &mut [f32],
+        scale: f32,
         bias: Option<&[f32]>,
         addend: Option<&[C]>,
         accumulate: Accumulate,
         out: &mut [C],
     ) {
+        if scale != 1.0 {
+            for sum in sums.iter_mut() {
+                *sum *= scale;
+            }
+        }
         if let Some(bias) = bias {
             for (sum, bias) in sums.iter_mut().zip(bias) {
                 *sum += *bias;

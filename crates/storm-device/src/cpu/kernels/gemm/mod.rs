@@ -1,7 +1,7 @@
 //! Matrix multiplication: `C = op(A) · op(B)` with a fused epilogue.
 //!
 //! **Definition.** Each element of C is one sequential chain of f32 fused multiply-adds over
-//! k = 0..K starting from 0, then `+ bias`, then `+ addend`, then `+ old C`, then one rounding to
+//! k = 0..K starting from 0, then `· scale`, then `+ bias`, then `+ addend`, then `+ old C`, then one rounding to
 //! the type of C. The implementation (packing, tiles, threads, instruction set) is not visible in
 //! the result: it is bitwise that of the three nested loops.
 //!

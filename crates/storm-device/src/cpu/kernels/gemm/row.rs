@@ -48,7 +48,12 @@ impl<A: Element, B: Element, C: Element> Problem<'_, A, B, C> {
     pub(super) fn run_row(&self, columns: usize, threads: usize) -> Option<()> {
         let kernel = kernel::<B>()?;
         // The row is widened into the buffer of packed rows.
-        if self.a.rows() != 1 || self.b.row_stride() != 1 || !(1..=PACKED_A_LEN).contains(&self.k) {
+        let has_kernel = B::PER_WORD <= 2;
+        if !has_kernel
+            || self.a.rows() != 1
+            || self.b.row_stride() != 1
+            || !(1..=PACKED_A_LEN).contains(&self.k)
+        {
             return None;
         }
         let panels = columns.div_ceil(PANEL_COLS);
