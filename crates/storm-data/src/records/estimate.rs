@@ -3,8 +3,9 @@
 use super::loader::{Load, Memory, RecordLoaderOptions, data_ram_to_hold};
 use super::order::{GROUP_BLOCKS, Order};
 use super::read::Buffers;
-use super::set::{ReadStatistics, Reader, RecordSet};
+use super::set::{Reader, RecordSet};
 use crate::DataError;
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -46,32 +47,40 @@ impl RecordRates {
         let load = Load::records(set, u64::MAX);
         let memory = |order| Memory::new(set, &load, &RecordLoaderOptions { order, ..*options });
         let given = memory(options.order)?;
-        let long = timed(set, &memory(Order::Window).unwrap_or(given), |random, is_on, reader| {
-            let reads = groups(&blocks, random).take_while(|_| is_on()).map(|block| (block, ()));
-            set.load_each(reads, reader, |(), loaded| loaded.map(drop))
+        let long = timed(set, &memory(Order::Window).unwrap_or(given), |random, trial, reader| {
+            let groups = groups(&blocks, random).take_while(|_| trial.is_on());
+            let reads = groups.map(|block| (block, set.block(block).disk_bytes()));
+            set.load_each(reads, reader, |bytes, loaded| {
+                trial.count(bytes);
+                loaded.map(drop)
+            })
         })?;
         let single = set.has_single_records();
-        let short =
-            timed(set, &memory(Order::Global).unwrap_or(given), |random, is_on, reader| {
-                let mut of_records = Random(random.bits());
-                let any = std::iter::repeat_with(|| blocks[random.below(blocks.len())]);
-                let reads = any.take_while(|_| is_on());
-                match single {
-                    false => set.load_each(reads.map(|block| (block, ())), reader, |(), loaded| {
-                        loaded.map(drop)
-                    }),
-                    true => {
-                        let record = |block| {
-                            let records = set.block(block).records() as usize;
-                            (block, of_records.below(records) as u32, ())
-                        };
-                        set.load_each_record(reads.map(record), reader, |(), _| Ok(()))
-                    }
+        let short = timed(set, &memory(Order::Global).unwrap_or(given), |random, trial, reader| {
+            let mut of_records = Random(random.bits());
+            let any = std::iter::repeat_with(|| blocks[random.below(blocks.len())]);
+            let reads = any.take_while(|_| trial.is_on());
+            match single {
+                false => set.load_each(reads.map(|block| (block, ())), reader, |(), loaded| {
+                    trial.count(0);
+                    loaded.map(drop)
+                }),
+                true => {
+                    let record = |block| {
+                        let records = set.block(block).records() as usize;
+                        (block, of_records.below(records) as u32, ())
+                    };
+                    set.load_each_record(reads.map(record), reader, |(), _| {
+                        trial.count(0);
+                        Ok(())
+                    })
                 }
-            })?;
+            }
+        })?;
+        let seconds = MEASURE_TIME.as_secs_f64();
         Ok(RecordRates {
-            sequential_bytes_per_second: long.bytes as f64 / long.seconds,
-            random_reads_per_second: short.reads as f64 / short.seconds,
+            sequential_bytes_per_second: long.bytes as f64 / seconds,
+            random_reads_per_second: short.reads as f64 / seconds,
             decoding_bytes_per_second: 1e9 * long.decoded_bytes as f64
                 / long.decoding_ns.max(1) as f64,
         })
@@ -86,31 +95,52 @@ fn groups(blocks: &[u32], random: &mut Random) -> impl Iterator<Item = u32> {
     })
 }
 
+/// What was read while the clock ran, and what was decoded in all.
 struct Timed {
     reads: u64,
     bytes: u64,
     decoded_bytes: u64,
     decoding_ns: u64,
-    seconds: f64,
+}
+
+/// A thread's view of a measurement. It counts only what ends between the warm-up and the end of the time, when all
+/// threads have as many reads in flight as a loader.
+struct Trial {
+    start: Instant,
+    reads: Cell<u64>,
+    bytes: Cell<u64>,
+}
+
+impl Trial {
+    /// Whether another read should begin.
+    fn is_on(&self) -> bool {
+        self.start.elapsed() < WARM_UP_TIME + MEASURE_TIME
+    }
+
+    /// A read of so many bytes has ended.
+    fn count(&self, bytes: u64) {
+        if self.is_on() && self.start.elapsed() >= WARM_UP_TIME {
+            self.reads.set(self.reads.get() + 1);
+            self.bytes.set(self.bytes.get() + bytes);
+        }
+    }
 }
 
 /// Does the same on all threads of a loader as long as it is told to go on, and says how much that was.
 fn timed(
     set: &RecordSet,
     memory: &Memory,
-    work: impl Fn(&mut Random, &dyn Fn() -> bool, &mut Reader) -> Result<(), DataError> + Sync,
+    work: impl Fn(&mut Random, &Trial, &mut Reader) -> Result<(), DataError> + Sync,
 ) -> Result<Timed, DataError> {
     let buffers = Arc::new(Buffers::new(set.block_bytes_max()));
     let sums: [AtomicU64; 4] = Default::default();
     let start = Instant::now();
     let one = |number: usize| -> Result<(), DataError> {
         let mut reader = Reader::new(set, &buffers, memory.in_flight);
-        let mut random = Random(number as u64);
-        work(&mut random, &|| start.elapsed() < WARM_UP_TIME, &mut reader)?;
-        reader.statistics = ReadStatistics::default();
-        work(&mut random, &|| start.elapsed() < WARM_UP_TIME + MEASURE_TIME, &mut reader)?;
+        let trial = Trial { start, reads: Cell::default(), bytes: Cell::default() };
+        work(&mut Random(number as u64), &trial, &mut reader)?;
         let done = reader.statistics;
-        let values = [done.reads, done.bytes, done.decoded_bytes, done.decoding_ns];
+        let values = [trial.reads.get(), trial.bytes.get(), done.decoded_bytes, done.decoding_ns];
         for (sum, value) in sums.iter().zip(values) {
             sum.fetch_add(value, Ordering::Relaxed);
         }
@@ -127,9 +157,8 @@ fn timed(
         }
         result
     })?;
-    let seconds = start.elapsed().saturating_sub(WARM_UP_TIME).as_secs_f64();
     let [reads, bytes, decoded_bytes, decoding_ns] = sums.map(AtomicU64::into_inner);
-    Ok(Timed { reads, bytes, decoded_bytes, decoding_ns, seconds })
+    Ok(Timed { reads, bytes, decoded_bytes, decoding_ns })
 }
 
 /// What a run is to do with the records.

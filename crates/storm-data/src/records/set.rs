@@ -53,6 +53,11 @@ impl BlockPlace {
     pub(super) fn records(&self) -> u32 {
         self.entry.records
     }
+
+    /// On disk, with padding.
+    pub(super) fn disk_bytes(&self) -> u64 {
+        self.entry.padded_bytes()
+    }
 }
 
 /// What a thread needs to read blocks.
