@@ -4,7 +4,7 @@ use super::Search;
 use crate::choice::{Choice, StageChoice};
 use crate::request::Placement;
 use crate::tier::{PerTier, Tier};
-use crate::{PlanError, Storage, Streaming};
+use crate::{PlanError, Storage, Streaming, UpdateTime};
 
 /// The choice with the least device memory, whatever its speed.
 pub(crate) struct Smallest {
@@ -106,10 +106,15 @@ impl Search<'_> {
             return Ok(found);
         }
         let placements = [self.forced.gradients, self.forced.weights, self.forced.states];
+        // Gradients that are applied in the backward pass have no host memory to give up.
+        let order = match found.choice.update {
+            UpdateTime::InBackward => [1, 2, 0],
+            UpdateTime::EndOfStep | UpdateTime::NextStep => [0, 1, 2],
+        };
         let with = |count: usize| {
             let mut choice = found.choice.clone();
             let mut left = count;
-            for (class, placement) in placements.into_iter().enumerate() {
+            for (class, placement) in order.map(|class| (class, placements[class])) {
                 for (stage, chosen) in choice.stages.iter_mut().enumerate() {
                     let blocks = self.blocks(stage);
                     let may_stay = placement != Some(Placement::Streamed) || blocks == 1;
