@@ -10,6 +10,7 @@ mod faults;
 mod lora;
 mod named_inputs;
 mod programs;
+mod random_plans;
 mod refused;
 mod stages;
 mod support;
