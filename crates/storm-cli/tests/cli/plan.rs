@@ -116,10 +116,11 @@ fn what_does_not_fit_says_what_would() {
 #[test]
 fn a_disk_on_paper() {
     let start =
-        "plan --model qwen2.5-0.5b --batch 2 --seq 128 --vram 2GB --ram 3500MiB --hardware h200";
+        "plan --model qwen2.5-0.5b --batch 2 --seq 128 --vram 2GB --ram 2500MiB --hardware h200";
     let done = words(start);
+    let said = done.stderr.clone();
     done.failed(3, &["--disk FOLDER --disk-space", "a step, ", "on disk, because host memory"]);
-    let space = done.stderr.split("--disk-space ").nth(1).and_then(|rest| rest.split(' ').next());
+    let space = said.split("--disk-space ").nth(1).and_then(|rest| rest.split(' ').next());
     let space = space.expect("how much space");
     let planned = |flags: &str| -> Value {
         let done = words(&format!("{start} --json --disk-space {space} {flags}")).succeeded();
