@@ -1,14 +1,18 @@
-//! The disk that a run may use for optimizer state: checked, measured, and what it does to the drive.
+//! The disk that a run may use for optimizer state and frozen weights: checked, measured, and what a plan has there.
 
 use crate::disk::medium;
+use crate::drive_wear::{Drive, terabytes};
 use crate::{OverBudget, UsageError, progress, size};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_device::DiskOptions;
-use storm_host::{ScratchError, ScratchFolder, ScratchPath, ScratchRates};
-use storm_plan::{Budget, HardwareProfile, Link, LinkProfile, PerQueue, Plan, Tier};
+use storm_graph::TensorClass;
+use storm_host::{DriveWear, ScratchError, ScratchFolder, ScratchPath, ScratchRates};
+use storm_plan::{
+    Budget, Forced, HardwareProfile, Link, LinkProfile, Plan, Planned, Prediction, Tier,
+};
 
 /// If no space is given, this share of what is free stays free.
 const LEFT_FREE: u64 = 10;
@@ -21,12 +25,6 @@ const LATENCY_SECONDS: f64 = 1e-4;
 
 /// What a drive is taken to do where `storm plan` is given space without a folder, in bytes per second.
 const ASSUMED: Rates = Rates { read: 3.4e9, write: 2.0e9, both: 3.4e9, path: None };
-
-/// More than this a day is not written without knowing what the drive can take.
-const DAY_BYTES_MAX: f64 = 50e12;
-
-/// A drive whose rating is used up faster is worth a warning: this share in 30 days.
-const MONTH_SHARE: f64 = 0.1;
 
 /// The flags.
 #[derive(Clone, Copy, Debug, Default)]
@@ -42,8 +40,7 @@ pub(crate) struct DiskTier {
     /// None on paper.
     folder: Option<Arc<ScratchFolder>>,
     pub(crate) space_bytes: u64,
-    /// What the drive is rated for, in bytes written; none if that was not said.
-    endurance_bytes: Option<u64>,
+    drive: Drive,
     rates: Rates,
     /// Why there is this much space, if it was not said.
     origin: Option<String>,
@@ -109,7 +106,7 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
     let tier = DiskTier {
         folder: Some(Arc::new(folder)),
         space_bytes,
-        endurance_bytes: args.endurance_bytes,
+        drive: Drive { given_bytes: args.endurance_bytes, wear: DriveWear::of_folder(path) },
         rates,
         origin,
     };
@@ -126,7 +123,7 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
     Ok(Some(tier))
 }
 
-/// What a disk does for optimizer state, for a profile; says why if it cannot be used for that.
+/// What a disk does as scratch space, for a profile; says why if it cannot be used for that.
 pub(crate) fn probe(folder: &Path) -> Option<LinkProfile> {
     let measured = ScratchFolder::open(folder).and_then(|folder| {
         let space_bytes = folder.available_bytes()? / 2;
@@ -137,7 +134,7 @@ pub(crate) fn probe(folder: &Path) -> Option<LinkProfile> {
             Some(Rates { read, write, both, path: Some(path) }.link())
         }
         Err(error) => {
-            eprintln!("the disk cannot hold optimizer state: {error}");
+            eprintln!("the disk cannot be used as scratch space: {error}");
             None
         }
     }
@@ -169,23 +166,37 @@ impl Rates {
 /// [`open`], but space without a folder is a disk on paper.
 pub(crate) fn open_or_assume(
     args: DiskArgs<'_>,
+    drives: Option<u8>,
     profile: &HardwareProfile,
 ) -> Result<Option<DiskTier>> {
     let (None, Some(space_bytes)) = (args.folder, args.space_bytes) else { return open(args) };
-    let known = profile.find_link(Link::DISK_TO_HOST).zip(profile.find_link(Link::HOST_TO_DISK));
-    let rates = known.map_or(ASSUMED, |(read, write)| Rates {
-        read: read.bandwidth,
-        write: write.bandwidth,
-        both: read.duplex_bandwidth,
-        path: None,
-    });
-    let endurance_bytes = args.endurance_bytes;
-    Ok(Some(DiskTier { folder: None, space_bytes, endurance_bytes, rates, origin: None }))
+    let drive = Drive { given_bytes: args.endurance_bytes, wear: None };
+    let mut disk = DiskTier { drive, ..DiskTier::assumed(space_bytes, profile) };
+    let Rates { read, write, both, .. } = &mut disk.rates;
+    for rate in [read, write, both] {
+        *rate *= f64::from(drives.unwrap_or(1));
+    }
+    Ok(Some(disk))
 }
 
 impl DiskTier {
     /// What is said of a disk that a plan does not use.
-    pub(crate) const UNUSED: &str = "host memory holds all optimizer state, so nothing is on disk";
+    pub(crate) const UNUSED: &str = "host memory holds everything, so nothing is on disk";
+
+    /// A disk on paper: that of the profile, or a usual one.
+    pub(crate) fn assumed(space_bytes: u64, profile: &HardwareProfile) -> DiskTier {
+        let links = [Link::DISK_TO_HOST, Link::HOST_TO_DISK].map(|link| profile.find_link(link));
+        let rates = match links {
+            [Some(read), Some(write)] => Rates {
+                read: read.bandwidth,
+                write: write.bandwidth,
+                both: read.duplex_bandwidth,
+                path: None,
+            },
+            _ => ASSUMED,
+        };
+        DiskTier { folder: None, space_bytes, drive: Drive::default(), rates, origin: None }
+    }
 
     /// The budget with this disk.
     pub(crate) fn in_budget(disk: Option<&DiskTier>, budget: Budget) -> Budget {
@@ -220,105 +231,112 @@ impl DiskTier {
         )
     }
 
+    /// `reads 3.40 GB/s and writes 2.00 GB/s`.
+    pub(crate) fn rates_words(&self) -> String {
+        let Rates { read, write, .. } = self.rates;
+        format!("reads {} and writes {}", per_second(read), per_second(write))
+    }
+
     fn path(&self) -> Option<PathBuf> {
         self.folder.as_ref().map(|folder| folder.path().to_owned())
     }
 
-    /// What a plan does to the drive, in a sentence; none if it does not use it.
-    pub(crate) fn use_words(
-        &self,
-        plan: &Plan,
-        copied: &PerQueue<u64>,
-        seconds: f64,
-    ) -> Option<String> {
-        let DiskUse { bytes, read, written } = DiskUse::of(plan, copied)?;
-        let day = per_day(written, seconds);
-        let rating = match self.endurance_bytes {
-            Some(rating) => format!(
-                ", {:.0} days until the {} that the drive is rated for",
-                rating as f64 / day,
-                terabytes(rating as f64)
+    /// What a plan has on disk and why, and what that does to the drive; none if it does not use it.
+    pub(crate) fn use_words(&self, planned: &Planned, forced: &Forced) -> Option<String> {
+        let DiskUse { contents, read, written, written_a_day, .. } = DiskUse::of(planned)?;
+        let contents: Vec<String> = contents
+            .iter()
+            .map(|&(name, bytes)| format!("{} of {name}", size::show(bytes)))
+            .collect();
+        let why = match forced.on_disk {
+            Some(_) => "as --on-disk says",
+            None => "because host memory does not suffice",
+        };
+        let writes = match written {
+            0 => "writes nothing".to_owned(),
+            _ => format!(
+                "writes {}, which is {} a day",
+                size::show(written),
+                terabytes(written_a_day)
             ),
-            None => String::new(),
         };
         Some(format!(
-            "{} of optimizer state on disk: a step reads {} and writes {}, which is {} written a day{rating}",
-            size::show(bytes),
+            "on disk, {why}: {}; a step reads {} and {writes}{}",
+            contents.join(", "),
             size::show(read),
-            size::show(written),
-            terabytes(day)
+            self.drive.words(written_a_day)
         ))
     }
 
-    /// Refuses to wear out a drive that nothing is known of; warns where its rating is soon used up.
-    pub(crate) fn check_wear(
-        &self,
-        plan: &Plan,
-        copied: &PerQueue<u64>,
-        seconds: f64,
-    ) -> Result<()> {
-        let Some(used) = DiskUse::of(plan, copied) else { return Ok(()) };
-        let day = per_day(used.written, seconds);
-        match self.endurance_bytes {
-            None if day > DAY_BYTES_MAX => Err(UsageError(format!(
-                "the run would write {} a day to the disk; say what the drive is rated for, such as --disk-endurance 1200TB \
-                 (its data sheet says: TBW)",
-                terabytes(day)
-            ))
-            .into()),
-            Some(rating) if 30.0 * day > MONTH_SHARE * rating as f64 => {
-                eprintln!(
-                    "warning: the run writes {} a day to the disk, which is {:.0} % of what the drive is rated for in 30 days",
-                    terabytes(day),
-                    100.0 * 30.0 * day / rating as f64
-                );
-                Ok(())
-            }
-            _ => Ok(()),
-        }
+    /// Refuses to wear out a drive unless that is accepted.
+    pub(crate) fn check_wear(&self, planned: &Planned, accepts: bool) -> Result<()> {
+        DiskUse::of(planned).map_or(Ok(()), |used| self.drive.check(used.written_a_day, accepts))
     }
 
     /// For JSON.
-    pub(crate) fn json(&self, plan: Option<(&Plan, &PerQueue<u64>, f64)>) -> Value {
-        let used =
-            plan.and_then(|(plan, copied, seconds)| Some((DiskUse::of(plan, copied)?, seconds)));
+    pub(crate) fn json(&self, planned: Option<&Planned>) -> Value {
+        let used = planned.and_then(DiskUse::of);
         json!({
             "directory": self.path(),
             "space_bytes": self.space_bytes,
             "read_bytes_per_second": self.rates.read,
             "write_bytes_per_second": self.rates.write,
             "path": self.rates.path.map(|path| path.to_string()),
-            "endurance_bytes": self.endurance_bytes,
-            "peak_bytes": used.map_or(0, |(used, _)| used.bytes),
-            "read_bytes_per_step": used.map_or(0, |(used, _)| used.read),
-            "written_bytes_per_step": used.map_or(0, |(used, _)| used.written),
-            "written_bytes_per_day": used.map_or(0.0, |(used, seconds)| per_day(used.written, seconds)),
+            "endurance_bytes": self.drive.rated_bytes(),
+            "drive_used_percent": self.drive.wear.map(|wear| wear.used_percent),
+            "drive_written_bytes": self.drive.wear.map(|wear| wear.written_bytes),
+            "peak_bytes": used.as_ref().map_or(0, |used| used.bytes),
+            "contents": used.as_ref().map_or(&[][..], |used| &used.contents).iter()
+                .map(|&(name, bytes)| json!({ "name": name, "bytes": bytes })).collect::<Vec<_>>(),
+            "read_bytes_per_step": used.as_ref().map_or(0, |used| used.read),
+            "written_bytes_per_step": used.as_ref().map_or(0, |used| used.written),
+            "written_bytes_per_day": used.as_ref().map_or(0.0, |used| used.written_a_day),
         })
     }
 }
 
 /// What a plan has on disk, and what a step moves.
-#[derive(Clone, Copy)]
 struct DiskUse {
     bytes: u64,
+    /// By kind.
+    contents: Vec<(&'static str, u64)>,
     read: u64,
     written: u64,
+    written_a_day: f64,
 }
 
 impl DiskUse {
-    fn of(plan: &Plan, copied: &PerQueue<u64>) -> Option<DiskUse> {
-        let moved = |link| plan.links.queue(link).map(|queue| copied[queue]);
+    fn of(planned: &Planned) -> Option<DiskUse> {
+        let Planned { plan, prediction, .. } = planned;
+        let Prediction { copied_bytes, step_seconds, .. } = prediction;
+        let moved = |link| plan.links.queue(link).map(|queue| copied_bytes[queue]);
         let (read, written) = (moved(Link::DISK_TO_HOST)?, moved(Link::HOST_TO_DISK)?);
-        Some(DiskUse { bytes: plan.bytes[Tier::DISK] as u64, read, written })
+        let written_a_day = written as f64 * 86_400.0 / step_seconds.max(1e-9);
+        let bytes = plan.bytes[Tier::DISK] as u64;
+        Some(DiskUse { bytes, contents: contents(plan), read, written, written_a_day })
     }
 }
 
-fn per_day(written: u64, step_seconds: f64) -> f64 {
-    written as f64 * 86_400.0 / step_seconds.max(1e-9)
-}
-
-fn terabytes(bytes: f64) -> String {
-    format!("{:.2} TB", bytes / 1e12)
+/// What is on disk, by kind.
+fn contents(plan: &Plan) -> Vec<(&'static str, u64)> {
+    let mut found: Vec<(&'static str, u64)> = Vec::new();
+    for lasting in &plan.lasting {
+        let kind = match lasting.tensor.name.rsplit('.').next() {
+            _ if lasting.tensor.class != TensorClass::OptimizerState => "frozen weights",
+            Some("second_moment") => "second moments",
+            Some("first_moment") => "first moments",
+            _ => "other optimizer state",
+        };
+        let pieces = lasting.parts.iter().filter(|(_, place)| place.tier == Tier::DISK);
+        let sizes = pieces.map(|&(piece, _)| plan.value(lasting.pieces[piece as usize]).size_bytes);
+        let bytes: usize = sizes.sum();
+        match found.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, sum)) => *sum += bytes as u64,
+            None if bytes > 0 => found.push((kind, bytes as u64)),
+            None => {}
+        }
+    }
+    found
 }
 
 fn per_second(bytes: f64) -> String {

@@ -3,7 +3,7 @@
 use crate::size::positive;
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use storm_plan::{Forced, Placement, StateOnDisk, Storage, UpdateTime};
+use storm_plan::{Forced, OnDisk, Placement, Storage, UpdateTime};
 
 /// What the planner may not decide.
 #[derive(Args, Default)]
@@ -27,9 +27,9 @@ pub(crate) struct ForcedArgs {
     /// Optimizer state of layers.
     #[arg(long, value_enum)]
     pub(crate) optimizer_state: Option<PlacementArg>,
-    /// What of the optimizer state is on disk, however much host memory there is; needs --disk.
+    /// What is on disk, however much host memory there is; needs --disk.
     #[arg(long, value_enum)]
-    pub(crate) state_on_disk: Option<StateOnDiskArg>,
+    pub(crate) on_disk: Option<OnDiskArg>,
     /// When gradients are applied.
     #[arg(long, value_enum)]
     pub(crate) update: Option<UpdateArg>,
@@ -63,11 +63,15 @@ pub(crate) enum PlacementArg {
 
 #[derive(Clone, Copy, Debug, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum StateOnDiskArg {
+pub(crate) enum OnDiskArg {
     /// The second moments of what is not on the device.
     SecondMoments,
     /// Both moments.
     Moments,
+    /// The frozen weights that are not on the device, such as those beside adapters.
+    FrozenWeights,
+    /// Moments and frozen weights.
+    All,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
@@ -106,9 +110,11 @@ impl ForcedArgs {
             weights: self.weights.map(placement),
             gradients: self.gradients.map(placement),
             states: self.optimizer_state.map(placement),
-            on_disk: self.state_on_disk.map(|state| match state {
-                StateOnDiskArg::SecondMoments => StateOnDisk::SecondMoments,
-                StateOnDiskArg::Moments => StateOnDisk::Moments,
+            on_disk: self.on_disk.map(|what| match what {
+                OnDiskArg::SecondMoments => OnDisk::SecondMoments,
+                OnDiskArg::Moments => OnDisk::Moments,
+                OnDiskArg::FrozenWeights => OnDisk::FrozenWeights,
+                OnDiskArg::All => OnDisk::All,
             }),
             update: self.update.map(|update| match update {
                 UpdateArg::EndOfStep => UpdateTime::EndOfStep,
@@ -139,7 +145,7 @@ impl ForcedArgs {
             value("--weights", self.weights),
             value("--gradients", self.gradients),
             value("--optimizer-state", self.optimizer_state),
-            value("--state-on-disk", self.state_on_disk),
+            value("--on-disk", self.on_disk),
             value("--update", self.update),
             number("--group", self.group),
         ];

@@ -12,6 +12,7 @@ mod decoder;
 mod disk;
 mod disk_tier;
 mod doctor;
+mod drive_wear;
 mod eval;
 mod export;
 mod forced;

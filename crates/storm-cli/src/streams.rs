@@ -97,6 +97,12 @@ pub(crate) fn status(text: &str) {
     }
 }
 
+/// A question on standard error, whose answer follows on the same line.
+pub(crate) fn ask(question: &str) {
+    let mut stderr = io::stderr();
+    let _ = write!(stderr, "{}", plain(question)).and_then(|()| stderr.flush());
+}
+
 /// A part of the text that a model writes, at once: people watch it being written. A file or a program gets the
 /// text as it is.
 pub(crate) fn model_text(text: &str) -> io::Result<()> {

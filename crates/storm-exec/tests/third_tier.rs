@@ -307,6 +307,8 @@ fn the_slowest_link_is_what_a_step_waits_for() {
     // The first weight starts back after it was fetched, added to and copied out: 20 + 4 + 10 + 8 s.
     assert_eq!(simulation.step_seconds, 42.0 + 200.0);
     assert_eq!(simulation.stalls.total_seconds(), simulation.step_seconds - 60.0);
+    // If the third tier took no time: x and a weight in, six kernels, the last weight out.
+    assert_eq!(simulation.stalls.disk_seconds, 242.0 - (4.0 + 4.0 + 60.0 + 8.0));
 
     // The null device uses the same clock.
     let options = NullOptions::of_profile(&plan, &profile);

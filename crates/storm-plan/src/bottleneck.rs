@@ -9,6 +9,8 @@ pub enum Bottleneck {
     Memory,
     /// The card waits for copies.
     Bus,
+    /// The card waits for copies that wait for the disk.
+    Disk,
     /// The card waits for the host to issue work.
     Launches,
     /// The card waits for the data of the next step.
@@ -31,10 +33,14 @@ impl Bottleneck {
             };
         }
         let stalls = &simulation.stalls;
-        if stalls.data_seconds > stalls.total_seconds() / 2.0 {
+        let is_most = |seconds: f64| seconds > stalls.total_seconds() / 2.0;
+        if is_most(stalls.data_seconds) {
             return Bottleneck::Data;
         }
-        match stalls.launch_seconds > stalls.total_seconds() / 2.0 {
+        if is_most(stalls.disk_seconds) {
+            return Bottleneck::Disk;
+        }
+        match is_most(stalls.launch_seconds) {
             true => Bottleneck::Launches,
             false => Bottleneck::Bus,
         }
@@ -46,6 +52,7 @@ impl Bottleneck {
             Bottleneck::Compute => "compute",
             Bottleneck::Memory => "memory",
             Bottleneck::Bus => "pcie",
+            Bottleneck::Disk => "disk",
             Bottleneck::Launches => "launches",
             Bottleneck::Data => "data",
         }

@@ -38,7 +38,7 @@ pub(crate) struct Choice {
     pub(crate) disk: DiskChoice,
 }
 
-/// How much of the streamed optimizer state is on disk. A search keeps to one of these.
+/// How much of the streamed optimizer state and of the frozen weights is on disk. A search keeps to one of these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct DiskChoice {
     /// In parts of [`DiskChoice::SHARES`], of one kind of state after the other: once all second moments are on
@@ -46,6 +46,10 @@ pub(crate) struct DiskChoice {
     pub(crate) share: usize,
     /// Slots of pinned memory on the way.
     pub(crate) ring: usize,
+    /// Of the frozen weights, in parts of [`DiskChoice::SHARES`].
+    pub(crate) frozen_share: usize,
+    /// Slots of pinned memory on their way.
+    pub(crate) frozen_ring: usize,
 }
 
 impl DiskChoice {
@@ -59,14 +63,36 @@ impl DiskChoice {
         }
         let streamed = blocks.saturating_sub(pinned);
         let (all, more) = (self.share / Self::SHARES, self.share % Self::SHARES);
-        let count = (streamed * more).div_ceil(Self::SHARES);
-        let has_more = |index: usize| (index + 1) * count / streamed > index * count / streamed;
         let of_block = |index: usize| match index.checked_sub(pinned) {
             None => 0,
-            Some(index) => all + usize::from(has_more(index)),
+            Some(index) => all + usize::from(is_of_share(more, index, streamed)),
         };
         (0..blocks).map(of_block).collect()
     }
+
+    /// By block: whether its frozen weights are on disk, spread evenly over the blocks whose weights are streamed.
+    fn frozen_decisions(self, blocks: usize, pinned: usize) -> Vec<bool> {
+        if self.frozen_share == 0 {
+            return Vec::new();
+        }
+        let streamed = blocks.saturating_sub(pinned);
+        let is_there = |index: usize| {
+            let beyond = index.checked_sub(pinned);
+            beyond.is_some_and(|index| is_of_share(self.frozen_share, index, streamed))
+        };
+        (0..blocks).map(is_there).collect()
+    }
+
+    /// How many blocks' frozen weights are on disk.
+    pub(crate) fn frozen_blocks(self, blocks: usize, pinned: usize) -> usize {
+        (blocks.saturating_sub(pinned) * self.frozen_share).div_ceil(Self::SHARES)
+    }
+}
+
+/// Whether a block is one of a share of all, in parts of [`DiskChoice::SHARES`], spread evenly.
+fn is_of_share(share: usize, index: usize, blocks: usize) -> bool {
+    let count = (blocks * share).div_ceil(DiskChoice::SHARES);
+    (index + 1) * count / blocks > index * count / blocks
 }
 
 /// A first group of a different size. A larger one gives the copies of a deferred update more time; smaller
@@ -267,6 +293,7 @@ impl Choice {
             gradients: chosen.gradients,
             states_pinned: chosen.states,
             on_disk: self.disk.decisions(s.repeat, chosen.states),
+            frozen_on_disk: self.disk.frozen_decisions(s.repeat, chosen.weights.pinned),
         });
         Decisions {
             groups,
@@ -275,6 +302,7 @@ impl Choice {
             update: self.update,
             state_ring: self.state_ring,
             disk_ring: self.disk.ring,
+            frozen_ring: self.disk.frozen_ring,
             piece_elements: self.piece_elements,
         }
     }

@@ -93,6 +93,8 @@ pub struct Decisions {
     /// How many pieces of optimizer state have pinned memory on their way from and to the disk at a time, if any
     /// is on disk.
     pub disk_ring: usize,
+    /// How many copies of frozen weights have pinned memory on their way from the disk at a time, if any are there.
+    pub frozen_ring: usize,
     /// Parameters are updated and copied in pieces of this many elements.
     pub piece_elements: usize,
 }
@@ -134,6 +136,9 @@ pub struct StageDecisions {
     /// By block: how many kinds of its optimizer state are on disk, second moments first, then first moments.
     /// Nothing of the blocks beyond the list is, nor of those whose state stays on the device.
     pub on_disk: Vec<usize>,
+    /// By block: whether its frozen weights are on disk. Those of the blocks beyond the list are not, nor those of
+    /// blocks whose weights stay on the device.
+    pub frozen_on_disk: Vec<bool>,
 }
 
 /// Default size of a piece in elements: 32 MiB of bf16.
@@ -152,6 +157,7 @@ impl Decisions {
             gradients: Streaming::resident(s.repeat),
             states_pinned: s.repeat,
             on_disk: Vec::new(),
+            frozen_on_disk: Vec::new(),
         });
         Decisions {
             groups: vec![GroupDecisions {
@@ -166,6 +172,7 @@ impl Decisions {
             update: UpdateTime::EndOfStep,
             state_ring: 0,
             disk_ring: 0,
+            frozen_ring: 0,
             piece_elements: PIECE_ELEMENTS,
         }
     }

@@ -32,6 +32,8 @@ struct Times {
 #[derive(Clone, Copy, Default)]
 struct ParameterTraffic {
     weights: f64,
+    /// Of the weights, those that come from the disk.
+    from_disk: f64,
     gradients: f64,
     states: f64,
     update_gradients: f64,
@@ -183,6 +185,10 @@ impl<'a> Estimator<'a> {
             };
             let sizes = &times.sizes;
             traffic.weights += misses(chosen.weights) * sizes.weights as f64;
+            let (pinned, blocks) = (chosen.weights.pinned, times.blocks as usize);
+            let on_disk = choice.disk.frozen_blocks(blocks, pinned) as f64;
+            let share = on_disk / beyond(chosen.weights).max(1.0);
+            traffic.from_disk += share * misses(chosen.weights) * sizes.frozen as f64;
             let last = choice.update != UpdateTime::InBackward;
             let moving = match last && misses(chosen.gradients) > 0.0 {
                 true => beyond(chosen.gradients),
@@ -198,12 +204,14 @@ impl<'a> Estimator<'a> {
         traffic
     }
 
-    /// The time of a pass: that of its busiest queue.
-    fn pass(&self, compute: f64, into: f64, out: f64) -> f64 {
+    /// The time of a pass: that of its busiest queue. The weights of `traffic` are part of what comes in.
+    fn pass(&self, compute: f64, into: f64, out: f64, traffic: &ParameterTraffic) -> f64 {
         let profile = self.lowering.profile;
+        let disk = profile.find_link(Link::DISK_TO_HOST);
+        let disk = disk.map_or(0.0, |link| traffic.from_disk / link.bandwidth);
         let into = into / profile.link(Link::HOST_TO_DEVICE).bandwidth;
         let out = out / profile.link(Link::DEVICE_TO_HOST).bandwidth;
-        compute.max(COPIES_WAIT * into).max(COPIES_WAIT * out)
+        compute.max(COPIES_WAIT * into).max(COPIES_WAIT * out).max(COPIES_WAIT * disk)
     }
 
     /// Seconds of a step.
@@ -212,8 +220,8 @@ impl<'a> Estimator<'a> {
         let traffic = self.traffic(choice);
         let [first, usual] = self.groups(choice);
         if self.lowering.task.training.is_none() {
-            return self.pass(first.forward, traffic.weights, 0.0)
-                + after_first * self.pass(usual.forward, traffic.weights, 0.0);
+            return self.pass(first.forward, traffic.weights, 0.0, &traffic)
+                + after_first * self.pass(usual.forward, traffic.weights, 0.0, &traffic);
         }
         let gradients = traffic.gradients;
         let into = |group: &GroupTimes| traffic.weights + group.offloaded;
@@ -224,20 +232,23 @@ impl<'a> Estimator<'a> {
             _ => (0.0, 0.0),
         };
         let seconds = self.usual_group_seconds(&usual, &traffic) * after_first
-            + self.pass(first.backward, into(&first) + more_in, gradients + more_out);
+            + self.pass(first.backward, into(&first) + more_in, gradients + more_out, &traffic);
         let first_forward = match choice.update {
             UpdateTime::NextStep => {
-                self.pass(first.forward, traffic.weights + update_in, first.offloaded + update_out)
+                let (into, out) = (traffic.weights + update_in, first.offloaded + update_out);
+                self.pass(first.forward, into, out, &traffic)
             }
-            UpdateTime::InBackward => self.pass(first.forward, traffic.weights, first.offloaded),
+            UpdateTime::InBackward => {
+                self.pass(first.forward, traffic.weights, first.offloaded, &traffic)
+            }
             UpdateTime::EndOfStep => {
                 let stages = self.stages.iter().map(|t| (t.blocks, &t.sizes));
                 let all: f64 = stages
                     .map(|(blocks, s)| blocks * (2 * s.weights + s.gradients + 2 * s.states) as f64)
                     .sum();
                 let update = all / self.lowering.profile.memory_bandwidth;
-                self.pass(first.forward, traffic.weights, first.offloaded)
-                    + self.pass(update, update_in + traffic.weights, update_out)
+                self.pass(first.forward, traffic.weights, first.offloaded, &traffic)
+                    + self.pass(update, update_in + traffic.weights, update_out, &traffic)
             }
         };
         seconds + first_forward + self.exposed_seconds(choice, after_first, &traffic)
@@ -251,8 +262,8 @@ impl<'a> Estimator<'a> {
 
     fn usual_group_seconds(&self, group: &GroupTimes, traffic: &ParameterTraffic) -> f64 {
         let (weights, gradients) = (traffic.weights, traffic.gradients);
-        self.pass(group.forward, weights, group.offloaded)
-            + self.pass(group.backward, weights + group.offloaded + gradients, gradients)
+        self.pass(group.forward, weights, group.offloaded, traffic)
+            + self.pass(group.backward, weights + group.offloaded + gradients, gradients, traffic)
     }
 
     /// With a single slot, incoming data waits for what it replaces: about half of it is not hidden.

@@ -46,7 +46,7 @@ pub use profile::{
 pub use queue::{Link, Links, PerQueue, Queue};
 pub use random::{random_decisions, random_decisions_with_disk};
 pub use request::{
-    Budget, Forced, Placement, Planned, Policy, Prediction, StateOnDisk, guess_step_seconds, plan,
+    Budget, Forced, OnDisk, Placement, Planned, Policy, Prediction, guess_step_seconds, plan,
     plan_decided, policies,
 };
 pub use simulate::{

@@ -41,6 +41,7 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
             gradients: streaming(&mut random),
             states_pinned: random.below(blocks + 1),
             on_disk: Vec::new(),
+            frozen_on_disk: Vec::new(),
         });
     }
     let rings = match random.below(2) {
@@ -59,11 +60,12 @@ pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
         update,
         state_ring: 1 + random.below(6),
         disk_ring: 0,
+        frozen_ring: 0,
         piece_elements: PIECE_ALIGNMENT << random.below(3),
     }
 }
 
-/// [`random_decisions`] with some of the optimizer state on disk.
+/// [`random_decisions`] with some of the optimizer state and of the frozen weights on disk.
 pub fn random_decisions_with_disk(task: &Task, seed: u64) -> Decisions {
     let mut decisions = random_decisions(task, seed);
     let mut random = Random(seed ^ 0xD15C);
@@ -72,6 +74,10 @@ pub fn random_decisions_with_disk(task: &Task, seed: u64) -> Decisions {
         decided.on_disk = (0..stage.repeat).map(|_| random.below(4)).collect();
     }
     decisions.disk_ring = 1 + random.below(6);
+    for (stage, decided) in task.program().stages().iter().zip(&mut decisions.stages) {
+        decided.frozen_on_disk = (0..stage.repeat).map(|_| random.below(4) > 0).collect();
+    }
+    decisions.frozen_ring = 1 + random.below(6);
     decisions
 }
 

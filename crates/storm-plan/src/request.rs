@@ -21,14 +21,18 @@ pub enum Placement {
     Streamed,
 }
 
-/// Optimizer state that is on disk, however much host memory there is.
+/// What is on disk, however much host memory there is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum StateOnDisk {
+pub enum OnDisk {
     /// The second moments of layers whose state is not on the device.
     SecondMoments,
     /// Their first moments, too.
     Moments,
+    /// The frozen weights of layers whose weights are not on the device.
+    FrozenWeights,
+    /// Moments and frozen weights.
+    All,
 }
 
 /// Decisions that the user forces.
@@ -49,8 +53,8 @@ pub struct Forced {
     pub gradients: Option<Placement>,
     /// Their optimizer state.
     pub states: Option<Placement>,
-    /// What of it is on disk. If none, as much as host memory cannot hold.
-    pub on_disk: Option<StateOnDisk>,
+    /// What is on disk. If none, as much as host memory cannot hold.
+    pub on_disk: Option<OnDisk>,
     /// When gradients are applied.
     pub update: Option<UpdateTime>,
     /// Micro-batches that run through a layer together.
@@ -200,7 +204,12 @@ pub fn plan(
         // With everything on disk that may be there.
         let search = search(match limits[Tier::DISK] {
             0 => DiskChoice::default(),
-            _ => DiskChoice { share: lowering.state_kinds() * DiskChoice::SHARES, ring: 2 },
+            _ => DiskChoice {
+                share: lowering.state_kinds() * DiskChoice::SHARES,
+                ring: 2,
+                frozen_share: DiskChoice::SHARES,
+                frozen_ring: 2,
+            },
         });
         let smallest = search.smallest()?;
         let min_bytes = with_overhead(smallest.bytes, profile);
@@ -223,14 +232,14 @@ pub fn plan(
 }
 
 /// How much pinned memory state takes on its way from and to the disk, at most, and in how many slots: from what is fastest
-/// to what fits into little host memory.
+/// to what fits into little host memory. Frozen weights take an eighth of it: they are read at a steady rate.
 const STAGING: [(usize, usize); 4] =
     [(8 << 30, usize::MAX), (1 << 30, usize::MAX), (1 << 30, 8), (1 << 30, 2)];
 
 /// How many ways to use the disk are searched.
 const DISK_CHOICES: usize = 2;
 
-/// How much state to put on disk: nothing if host memory suffices, otherwise as little as possible. Empty if nothing fits.
+/// How much to put on disk: nothing if host memory suffices, otherwise as little as possible. Empty if nothing fits.
 fn disk_choices(
     lowering: &Lowering<'_>,
     limits: PerTier<usize>,
@@ -243,42 +252,60 @@ fn disk_choices(
     if forced.on_disk.is_none() && fits(DiskChoice::default())? {
         return Ok(vec![DiskChoice::default()]);
     }
-    let kinds = lowering.state_kinds();
+    // Shares of state, and after those of frozen weights.
+    let of_state = lowering.state_kinds() * DiskChoice::SHARES;
+    let of_moments = of_state.min(2 * DiskChoice::SHARES);
+    let of_frozen = if lowering.has_frozen() { DiskChoice::SHARES } else { 0 };
     let has_disk = lowering.profile.find_link(Link::DISK_TO_HOST).is_some();
-    if limits[Tier::DISK] == 0 || !has_disk || kinds == 0 {
+    if limits[Tier::DISK] == 0 || !has_disk || of_state + of_frozen == 0 {
         return match forced.on_disk {
-            Some(_) if kinds > 0 => Err(PlanError::Decisions {
-                problem: "state on disk was asked for, and no disk was given".to_owned(),
+            Some(_) if of_state + of_frozen > 0 => Err(PlanError::Decisions {
+                problem: "something on disk was asked for, and no disk was given".to_owned(),
             }),
             _ => Ok(Vec::new()),
         };
     }
-    let shares = match forced.on_disk {
-        None => 1..=kinds * DiskChoice::SHARES,
-        Some(StateOnDisk::SecondMoments) => DiskChoice::SHARES..=DiskChoice::SHARES,
-        Some(StateOnDisk::Moments) => {
-            let all = kinds.min(2) * DiskChoice::SHARES;
-            all..=all
-        }
-    };
     let mut choices: Vec<DiskChoice> = Vec::new();
     for (bytes, slots) in STAGING {
-        let ring = |share: usize| {
+        let choice = |share: usize, frozen_share: usize| {
             let slot = lowering.disk_slot_bytes(share.div_ceil(DiskChoice::SHARES)).max(1);
-            (bytes / slot).max(2).min(slots)
-        };
-        let choice = |share: usize| DiskChoice { share, ring: ring(share) };
-        // The more is on disk, the less host memory is needed.
-        let (mut low, mut high) = (*shares.start(), *shares.end());
-        while low < high {
-            let middle = low + (high - low) / 2;
-            match fits(choice(middle))? {
-                true => high = middle,
-                false => low = middle + 1,
+            let frozen_slot = lowering.frozen_slot_bytes().max(1);
+            DiskChoice {
+                share,
+                ring: (bytes / slot).max(2).min(slots),
+                frozen_share,
+                frozen_ring: (bytes / 8 / frozen_slot).max(2).min(slots),
             }
-        }
-        if fits(choice(low))? && !choices.contains(&choice(low)) {
-            choices.push(choice(low));
+        };
+        let found = match forced.on_disk {
+            Some(OnDisk::SecondMoments) => choice(of_moments.min(DiskChoice::SHARES), 0),
+            Some(OnDisk::Moments) => choice(of_moments, 0),
+            Some(OnDisk::FrozenWeights) => choice(0, of_frozen),
+            Some(OnDisk::All) => choice(of_moments, of_frozen),
+            None => {
+                // The more is on disk, the less host memory is needed.
+                let of = |level: usize| choice(level.min(of_state), level.saturating_sub(of_state));
+                let (mut low, mut high) = (1, of_state + of_frozen);
+                while low < high {
+                    let middle = low + (high - low) / 2;
+                    match fits(of(middle))? {
+                        true => high = middle,
+                        false => low = middle + 1,
+                    }
+                }
+                // State is written in each step, and frozen weights never are: if these suffice, they come alone.
+                let share = low.saturating_sub(of_state);
+                let mut found = of(low);
+                for share in (share..=of_frozen).take(2).filter(|_| share > 0) {
+                    if found.share > 0 && fits(choice(0, share))? {
+                        found = choice(0, share);
+                    }
+                }
+                found
+            }
+        };
+        if !choices.contains(&found) && fits(found)? {
+            choices.push(found);
         }
         if choices.len() == DISK_CHOICES {
             break;

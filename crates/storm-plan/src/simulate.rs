@@ -62,10 +62,13 @@ pub struct Stalls {
     pub drain_seconds: f64,
     /// After that, for the data of the next step, without which it cannot begin.
     pub data_seconds: f64,
+    /// How much of all this would not be if the disk took no time. Kernels never wait for the disk itself, but for
+    /// copies that wait for it, so this is part of the other times.
+    pub disk_seconds: f64,
 }
 
 impl Stalls {
-    /// All of it.
+    /// All of it. What the disk causes is in the other times.
     pub fn total_seconds(&self) -> f64 {
         let copies: f64 = self.copy_seconds.iter().map(|(_, seconds)| seconds).sum();
         copies + self.launch_seconds + self.drain_seconds + self.data_seconds
@@ -179,14 +182,16 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
         queues.end()
     };
     let (flush_seconds, evaluation_seconds) = (plan.flush.map(alone), plan.evaluation.map(alone));
+    let step_seconds = queues.end();
     let stalls = Stalls {
         copy_seconds: waited.exposed.map(|by_class| by_class.iter().sum()),
         launch_seconds: waited.launch,
         drain_seconds,
         data_seconds,
+        disk_seconds: disk_seconds(plan, &host_work, &seconds, profile, step_seconds),
     };
     Simulation {
-        step_seconds: queues.end(),
+        step_seconds,
         flush_seconds,
         evaluation_seconds,
         busy_seconds: cost::busy_seconds(plan, &seconds),
@@ -195,4 +200,25 @@ fn run(plan: &Plan, profile: &HardwareProfile, timeline: Option<Vec<Span>>) -> S
         segments,
         timeline: queues.into_timeline(),
     }
+}
+
+/// How much shorter a step would be if the disk took no time.
+fn disk_seconds(
+    plan: &Plan,
+    host_work: &HostWork,
+    seconds: &[f64],
+    profile: &HardwareProfile,
+    step_seconds: f64,
+) -> f64 {
+    if !plan.queues().any(|queue| plan.links.is_disk(queue)) {
+        return 0.0;
+    }
+    let without = |(id, &seconds)| match plan.links.is_disk(plan.queue(id)) {
+        true => 0.0,
+        false => seconds,
+    };
+    let seconds: Vec<f64> = plan.ids().zip(seconds).map(without).collect();
+    let mut queues = Queues::new(plan, host_work, &seconds, profile.launch_seconds, None);
+    plan.step.iter().for_each(|run| queues.repeat(run));
+    (step_seconds - queues.end()).max(0.0)
 }

@@ -33,7 +33,7 @@ impl fmt::Display for TooSmall {
         }
         if self.budget[Tier::DISK] > 0 {
             let [disk, given] = [&self.min_bytes, &self.budget].map(|b| Size(b[Tier::DISK]));
-            write!(f, ", with {disk} of optimizer state on disk; given are {given}")?;
+            write!(f, ", with {disk} on disk; given are {given}")?;
         }
         f.write_str("\nThe smallest plan holds on the device:")?;
         for (name, bytes) in self.consumers.iter().take(CONSUMERS) {

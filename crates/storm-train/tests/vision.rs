@@ -8,7 +8,10 @@ use storm_model::{
     AnyModel, Augmentation, BuildOptions, IfExists, ImageConfig, ImageDirectory, ImageNetwork,
     SaveOptions, WeightDtype, image_preset, image_preset_names,
 };
-use storm_plan::{HardwareProfile, Lowering, check, random_decisions};
+use storm_plan::{
+    HardwareProfile, LinkProfile, Lowering, Tier, check, random_decisions,
+    random_decisions_with_disk,
+};
 use storm_train::{
     Inference, NamedInputs, OptimizerMethod, OptimizerOptions, Precision, ReferenceTrainer,
     TrainOptions, Trainer, training_task,
@@ -72,7 +75,16 @@ fn bits(names: &[String], mut read: impl FnMut(&str) -> Vec<f32>) -> Vec<Vec<u32
 
 #[test]
 fn random_plans_of_image_classifiers_are_exact() {
-    let profile = HardwareProfile::builtin("reference").unwrap();
+    let mut profile = HardwareProfile::builtin("reference").unwrap();
+    profile.links.push(LinkProfile {
+        near: Tier::HOST,
+        far: Tier::DISK,
+        to_near_bandwidth: 3e9,
+        to_far_bandwidth: 2e9,
+        duplex_bandwidth: 4e9,
+        latency_seconds: 1e-4,
+    });
+    let mut on_disk = 0;
     for (number, network) in networks().into_iter().enumerate() {
         let config = ImageConfig::new([SIDE, SIDE], CLASSES, network);
         for (precision, micro_batches) in
@@ -94,9 +106,14 @@ fn random_plans_of_image_classifiers_are_exact() {
             let lowering = Lowering::new(&task, &profile).unwrap();
             for variant in 0..3 {
                 let about = format!("network {number}, {precision:?}, plan {variant}");
+                let decisions = match variant {
+                    2 => random_decisions_with_disk(&task, variant),
+                    _ => random_decisions(&task, variant),
+                };
                 let plan = lowering
-                    .lower_with_evaluation(&random_decisions(&task, variant))
+                    .lower_with_evaluation(&decisions)
                     .unwrap_or_else(|error| panic!("{about}: {error}"));
+                on_disk += usize::from(plan.bytes[Tier::DISK] > 0);
                 let budget = plan.bytes;
                 let plan = Arc::new(check(plan, budget).unwrap());
                 let device = CpuPlanOptions {
@@ -122,6 +139,7 @@ fn random_plans_of_image_classifiers_are_exact() {
             }
         }
     }
+    assert!(on_disk > 3, "{on_disk} plans with momentum on disk");
 }
 
 /// What is saved is read back to the bit, with PyTorch's shapes, and gives finite logits.

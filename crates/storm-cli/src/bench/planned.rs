@@ -131,8 +131,8 @@ impl<D: Benched> LaunchSite<D> for Site<'_> {
                     size::show(prediction.peak_bytes[Tier::DEVICE]),
                     size::show(prediction.peak_bytes[Tier::HOST]),
                 );
-                let (copied, seconds) = (&prediction.copied_bytes, prediction.step_seconds);
-                let used = |disk: &DiskTier| disk.use_words(&plan.planned.plan, copied, seconds);
+                let forced = self.run.args.forced.forced();
+                let used = |disk: &DiskTier| disk.use_words(&plan.planned, &forced);
                 if let Some(words) = self.run.disk.as_ref().and_then(used) {
                     eprintln!("{words}");
                 }

@@ -68,7 +68,7 @@ pub(crate) struct RunArgs {
     /// has available less a little.
     #[arg(long, value_parser = size::parse)]
     pub(crate) ram: Option<u64>,
-    /// A folder on a local disk for optimizer state that host memory cannot hold.
+    /// A folder on a local disk for optimizer state and frozen weights that host memory cannot hold.
     #[arg(long, value_name = "FOLDER")]
     pub(crate) disk: Option<PathBuf>,
     /// How much of that disk may be used: 200GB. If not given, what is free less a tenth.

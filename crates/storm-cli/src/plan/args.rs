@@ -64,14 +64,18 @@ pub(crate) struct PlanArgs {
     /// control group has available less a little.
     #[arg(long, value_parser = size::parse)]
     pub(super) ram: Option<u64>,
-    /// A folder on a local disk for optimizer state that host memory cannot hold. It is measured, and nothing stays
-    /// there.
+    /// A folder on a local disk for optimizer state and frozen weights that host memory cannot hold. It is measured,
+    /// and nothing stays there.
     #[arg(long, value_name = "FOLDER")]
     pub(super) disk: Option<PathBuf>,
     /// How much of that disk may be used: 200GB. If not given, what is free less a tenth. Without --disk, a drive
     /// that reads 3.4 GB/s and writes 2.0 GB/s is assumed, or that of the hardware's profile.
     #[arg(long, value_parser = size::parse)]
     pub(super) disk_space: Option<u64>,
+    /// With --disk-space and without --disk: this many such drives that share the work, 64 at most; 1 if not given.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    #[arg(requires = "disk_space", conflicts_with = "disk")]
+    pub(super) disk_drives: Option<u8>,
     /// What the drive is rated for, in bytes written (TBW): 1200TB.
     #[arg(long, value_parser = size::parse)]
     pub(super) disk_endurance: Option<u64>,
@@ -113,7 +117,7 @@ impl PlanArgs {
             weights,
             gradients,
             optimizer_state,
-            state_on_disk,
+            on_disk,
             update,
             group,
         } = self.forced;
@@ -142,7 +146,7 @@ impl PlanArgs {
             weights,
             gradients,
             optimizer_state,
-            state_on_disk,
+            on_disk,
             update,
             group: count(group),
             ..Given::default()

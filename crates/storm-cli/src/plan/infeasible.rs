@@ -2,11 +2,13 @@
 
 use super::json;
 use super::request::Request;
+use crate::disk_tier::DiskTier;
+use crate::model::grouped;
 use crate::size::show;
 use anyhow::Error;
 use std::fmt::Write;
 use storm_plan::{Forced, PlanError, Tier, TooSmall};
-use storm_train::{StepSize, TrainError, TrainOptions};
+use storm_train::{StepPlan, StepSize, TrainError, TrainOptions};
 
 /// The error as people need it. With `as_json`, what it takes is also printed as an object.
 pub(crate) fn explained(request: &Request, error: TrainError, as_json: bool) -> Error {
@@ -35,7 +37,36 @@ fn message(request: &Request, problem: &TooSmall) -> String {
             let _ = write!(text, " --ram {}", argument(ram_bytes));
         }
     }
+    if let Some(words) = with_disk(request) {
+        text.push_str("\n  ");
+        text.push_str(&words);
+    }
     text
+}
+
+/// More than any drive has.
+const ANY_SPACE: u64 = 1 << 50;
+
+/// What a disk would gain and cost, if none was given and it would be enough.
+fn with_disk(request: &Request) -> Option<String> {
+    if request.disk.is_some() {
+        return None;
+    }
+    let disk = DiskTier::assumed(ANY_SPACE, &request.profile);
+    let mut launch = request.launch(None);
+    DiskTier::in_profile(Some(&disk), &mut launch.profile);
+    launch.budget = DiskTier::in_budget(Some(&disk), launch.budget);
+    let StepPlan { batch, accumulate, planned, .. } = launch.plan().ok()?;
+    let used = disk.use_words(&planned, &request.forced)?;
+    let seconds = planned.prediction.step_seconds;
+    let per_step = batch * accumulate * request.options.sequence;
+    Some(format!(
+        "--disk FOLDER --disk-space {} ({seconds:.3} s a step, {} {}/s with a drive that {}; {used})",
+        argument(planned.plan.bytes[Tier::DISK] as u64),
+        grouped((per_step as f64 / seconds).round() as u64),
+        request.config.unit(),
+        disk.rates_words(),
+    ))
 }
 
 /// Something that a user may change, and the least memory that works then.

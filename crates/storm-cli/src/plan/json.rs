@@ -35,8 +35,7 @@ pub(super) fn answer(request: &Request, answer: &Answer) -> Value {
         .collect();
     extend(&mut object, about(request));
     if let Some(disk) = &request.disk {
-        let Prediction { copied_bytes, step_seconds, .. } = &planned.prediction;
-        object["disk"] = disk.json(Some((&planned.plan, copied_bytes, *step_seconds)));
+        object["disk"] = disk.json(Some(planned));
     }
     extend(
         &mut object,

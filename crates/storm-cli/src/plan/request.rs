@@ -130,7 +130,7 @@ impl Request {
             TrainOptions { chunk_rows, optimizer, activation_codec: codec.into(), ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let mut profile = hardware::named_or_found(args.hardware.as_deref())?;
-        let disk = disk_tier::open_or_assume(args.disk(), &profile)?;
+        let disk = disk_tier::open_or_assume(args.disk(), args.disk_drives, &profile)?;
         DiskTier::in_profile(disk.as_ref(), &mut profile);
         Ok(Request {
             model: model.clone(),

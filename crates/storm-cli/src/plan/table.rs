@@ -210,10 +210,9 @@ fn tensors(request: &Request, answer: &Answer) -> Vec<String> {
         lines.push(sizes_row("snapshot", "host, for checkpoints", [0, snapshot, 0, 0]));
     }
     lines.push(sizes_row("budget", "", [request.vram.bytes, request.ram.bytes, 0, 0]));
-    let Prediction { copied_bytes, step_seconds, .. } = &planned.prediction;
-    let used = |disk: &DiskTier| disk.use_words(&planned.plan, copied_bytes, *step_seconds);
     if let Some(disk) = &request.disk {
-        let words = used(disk).unwrap_or_else(|| DiskTier::UNUSED.to_owned());
+        let words = disk.use_words(planned, &request.forced);
+        let words = words.unwrap_or_else(|| DiskTier::UNUSED.to_owned());
         lines.extend(wrapped("disk                ", &words));
     }
     lines

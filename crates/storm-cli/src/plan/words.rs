@@ -125,6 +125,10 @@ fn limit(answer: &Answer) -> String {
             percent(stalls.copy_seconds[Queue::HOST_TO_DEVICE] / step),
             percent((stalls.copy_seconds[Queue::DEVICE_TO_HOST] + stalls.drain_seconds) / step),
         ),
+        Bottleneck::Disk => format!(
+            "Limited by the disk: the device waits {} of the step for it.",
+            percent(stalls.disk_seconds / step)
+        ),
         Bottleneck::Data => format!(
             "Limited by data: the device waits {} of the step for the data of the next.",
             percent(stalls.data_seconds / step)

@@ -54,8 +54,8 @@ pub(super) fn settings(settings: &Settings) -> Result<()> {
         hardware::named_or_found(Some(hardware))?;
     }
     disk_tier::check(Asked::from(settings).disk)?;
-    if settings.state_on_disk.is_some() && settings.disk.is_none() {
-        let problem = "state-on-disk needs disk: a folder on a local disk";
+    if settings.on_disk.is_some() && settings.disk.is_none() {
+        let problem = "on-disk needs disk: a folder on a local disk";
         return Err(UsageError(problem.to_owned()).into());
     }
     Ok(())

@@ -10,7 +10,7 @@ use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
 use storm_model::Unit;
-use storm_plan::{Budget, Planned, Tier};
+use storm_plan::{Budget, Tier};
 use storm_train::{
     Alarm, AnyBatch, Correction, GuessedSplit, Initialized, Launch, LaunchSite, Launched, Notice,
     OnAlarm, Replanned, RunError, Shrunk, StepPlan, StepSize, TimedSplit, Trainer,
@@ -66,12 +66,11 @@ fn say_split(setup: &Setup) {
 /// Says what the run does to the disk that it was given.
 fn say_disk(setup: &Setup) {
     let Some(disk) = &setup.request.disk else { return };
-    let Planned { plan, prediction, .. } = &setup.launch.plan().planned;
-    let (copied, seconds) = (&prediction.copied_bytes, prediction.step_seconds);
-    let words = disk.use_words(plan, copied, seconds);
+    let planned = &setup.launch.plan().planned;
+    let words = disk.use_words(planned, &setup.request.forced);
     setup.style.say(&words.unwrap_or_else(|| DiskTier::UNUSED.to_owned()));
     if setup.style == Style::Json {
-        let mut object = disk.json(Some((plan, copied, seconds)));
+        let mut object = disk.json(Some(planned));
         object["event"] = json!("disk");
         print(&object.to_string());
     }

@@ -6,7 +6,7 @@ use super::values::{
 };
 use crate::base::BaseArg;
 use crate::codec::CodecArg;
-use crate::forced::{ActivationsArg, PlacementArg, StateOnDiskArg, UpdateArg};
+use crate::forced::{ActivationsArg, OnDiskArg, PlacementArg, UpdateArg};
 use crate::lora::LoraArg;
 use crate::precision::{MomentsArg, PrecisionArg};
 use crate::predict::PredictArg;
@@ -161,13 +161,16 @@ options! {
         /// Host memory for what does not stay on the device. If not given, what is available less a
         /// little.
         ram: Size;
-        /// A folder on a local disk for optimizer state that host memory cannot hold. It is scratch space, and empty
-        /// after the run. See docs/disk.md.
+        /// A folder on a local disk for optimizer state and frozen weights that host memory cannot hold. It is scratch
+        /// space, and empty after the run. See docs/disk.md.
         disk: PathBuf;
         /// How much of that disk may be used: 200GB. If not given, what is free less a tenth.
         disk_space: Size;
         /// What the drive is rated for, in bytes written (TBW): 1200TB.
         disk_endurance: Size;
+        /// Run even if that uses up more than a tenth of what the drive is rated for in a month. Where somebody can answer,
+        /// STORM asks instead.
+        accept_wear: bool = false;
         /// What the card can do: a built-in profile, or a file that `storm probe` wrote. If not
         /// given, the CPU is measured.
         hardware: String;
@@ -188,8 +191,8 @@ options! {
         gradients: PlacementArg;
         /// Optimizer state of layers.
         optimizer_state: PlacementArg;
-        /// What of the optimizer state is on disk, however much host memory there is. Needs disk.
-        state_on_disk: StateOnDiskArg;
+        /// What is on disk, however much host memory there is. Needs disk.
+        on_disk: OnDiskArg;
         /// When gradients are applied.
         update: UpdateArg;
         /// Micro-batches that go through a layer together.

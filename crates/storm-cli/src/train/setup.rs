@@ -29,7 +29,6 @@ use std::time::Instant;
 use storm_files::{FolderLock, replace_file};
 use storm_graph::{AdamWParameters, MomentumDirection, SgdParameters};
 use storm_model::{AnyModel, Augmentation, Packing, Unit};
-use storm_plan::Planned;
 use storm_train::{
     AnyBatch, Launch, OptimizerMethod, OptimizerOptions, PredictOptions, Progress, Retention,
     RunError, RunOptions, StepSize, TimedSplit, TrainOptions, TrialOptions, base_hash,
@@ -222,8 +221,7 @@ impl Setup {
         let launch = Launch::new(request.launch(trial))
             .map_err(|error| explained(&request, error, false))?;
         if let (Some(disk), Purpose::Train) = (&request.disk, purpose) {
-            let Planned { plan, prediction, .. } = &launch.plan().planned;
-            disk.check_wear(plan, &prediction.copied_bytes, prediction.step_seconds)?;
+            disk.check_wear(&launch.plan().planned, settings.accept_wear)?;
         }
         let mut setup = Setup {
             _lock: lock,
@@ -590,7 +588,7 @@ fn forced(settings: &Settings) -> ForcedArgs {
         weights: settings.weights,
         gradients: settings.gradients,
         optimizer_state: settings.optimizer_state,
-        state_on_disk: settings.state_on_disk,
+        on_disk: settings.on_disk,
         update: settings.update,
         group: settings.group.map(NonZeroUsize::get),
     }

@@ -112,6 +112,37 @@ fn what_does_not_fit_says_what_would() {
     plan(&format!("--batch 16 --vram {bytes}B")).succeeded();
 }
 
+/// If host memory is short, a plan shows what a disk would do; the flags that it shows work.
+#[test]
+fn a_disk_on_paper() {
+    let start =
+        "plan --model qwen2.5-0.5b --batch 2 --seq 128 --vram 2GB --ram 2500MiB --hardware h200";
+    let done = words(start);
+    let said = done.stderr.clone();
+    done.failed(3, &["--disk FOLDER --disk-space", "a step, ", "on disk, because host memory"]);
+    let space = said.split("--disk-space ").nth(1).and_then(|rest| rest.split(' ').next());
+    let space = space.expect("how much space");
+    let planned = |flags: &str| -> Value {
+        let done = words(&format!("{start} --json --disk-space {space} {flags}")).succeeded();
+        serde_json::from_str(&done).expect("JSON")
+    };
+    let (one, four) = (planned(""), planned("--disk-drives 4"));
+    let seconds = |object: &Value| object["step_seconds"].as_f64().expect("a time");
+    assert!(seconds(&four) < 0.5 * seconds(&one), "{} s, {} s", seconds(&four), seconds(&one));
+    assert_eq!(one["limited_by"], "disk");
+    let contents = one["disk"]["contents"].as_array().expect("what is on disk");
+    assert_eq!(contents[0]["name"], "second moments");
+    let shown = words(&format!("{start} --disk-space {space} --disk-endurance 600TB")).succeeded();
+    assert!(
+        shown.contains("Limited by the disk") && shown.contains("days until the 600.0 TB"),
+        "{shown}"
+    );
+    words(&format!("{start} --disk-drives 4")).failed(2, &["--disk-space"]);
+    words(&format!("{start} --disk . --disk-space 1GB --disk-drives 4"))
+        .failed(2, &["--disk-drives"]);
+    words(&format!("{start} --disk-space 1GB --disk-drives 0")).failed(2, &["--disk-drives"]);
+}
+
 #[test]
 fn what_is_forced_is_done_or_refused() {
     let object = json("--batch 2 --vram 8GiB --activations offload --update end-of-step");

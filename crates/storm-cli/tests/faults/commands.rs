@@ -40,7 +40,7 @@ const BASES: &[Base] = &[
         weight: 8,
     },
     Base {
-        line: "train tiny.toml --json --name new --steps 1 --optimizer-state streamed --state-on-disk moments --disk runs \
+        line: "train tiny.toml --json --name new --steps 1 --optimizer-state streamed --on-disk moments --disk runs \
                --disk-space 8MiB",
         weight: 4,
     },
@@ -92,7 +92,7 @@ const BASES: &[Base] = &[
     Base { line: "plan tiny.toml --hardware reference --vram 1GiB", weight: 4 },
     Base {
         line: "plan --model gpt2 --batch 1 --seq 64 --vram 1GiB --ram 1GiB --hardware reference --optimizer-state streamed \
-               --state-on-disk second-moments --disk-space 4GB",
+               --on-disk second-moments --disk-space 4GB --disk-drives 2",
         weight: 4,
     },
     Base { line: "completions bash", weight: 1 },

@@ -24,7 +24,7 @@ fn names(folder: &Path) -> Vec<String> {
 /// Flags of a run whose state goes to a disk.
 fn flags(folder: &Path, what: &str) -> Vec<String> {
     let flags = format!(
-        "--hardware reference --vram 1GiB --optimizer-state streamed --state-on-disk {what} --disk-space 2MiB --save-every 2 --disk {}",
+        "--hardware reference --vram 1GiB --optimizer-state streamed --on-disk {what} --disk-space 2MiB --save-every 2 --disk {}",
         folder.display()
     );
     flags.split(' ').map(str::to_owned).collect()
@@ -120,12 +120,11 @@ fn disks_that_cannot_be_used_are_explained() {
     refused(&of("--disk /nonexistent/scratch"), 2, &["is no folder"]);
     refused(&of("--disk tiny.toml"), 2, &["is no folder"]);
     refused(&of("--disk-space 1GB"), 2, &["give --disk"]);
-    refused(&of("--state-on-disk moments"), 2, &["state-on-disk needs disk"]);
+    refused(&of("--on-disk moments"), 2, &["on-disk needs disk"]);
     let here = format!("--hardware reference --vram 1GiB --disk {}", folder.path().display());
     refused(&of(&format!("{here} --disk-space 100000TB")), 3, &["--disk-space is", "free"]);
-    let little =
-        format!("{here} --disk-space 4KiB --optimizer-state streamed --state-on-disk moments");
-    refused(&of(&little), 3, &["of optimizer state on disk"]);
+    let little = format!("{here} --disk-space 4KiB --optimizer-state streamed --on-disk moments");
+    refused(&of(&little), 3, &["on disk; given are"]);
     let memory = PathBuf::from("/dev/shm");
     if memory.is_dir() {
         refused(
@@ -137,9 +136,12 @@ fn disks_that_cannot_be_used_are_explained() {
     let lock = FolderLock::acquire(folder.path()).expect("a free folder");
     refused(&of(&here), 2, &["scratch space of another run", "a folder of its own"]);
     drop(lock);
-    let worn =
-        format!("{here} --optimizer-state streamed --state-on-disk moments --disk-endurance 1MB");
-    let done = finish(run(&place, "worn", &of(&worn), &["--steps", "1"]));
-    assert!(done.stderr.contains("of what the drive is rated for in 30 days"), "{}", done.stderr);
+    let worn = format!("{here} --optimizer-state streamed --on-disk moments --disk-endurance 1MB");
+    let much = "of what the drive is rated for in 30 days";
+    refused(&of(&worn), 2, &[much, "--accept-wear true"]);
+    let accepted = of(&format!("{worn} --accept-wear true"));
+    let done = finish(run(&place, "worn", &accepted, &["--steps", "1"]));
+    assert!(done.stderr.contains("warning: the run writes"), "{}", done.stderr);
+    assert!(done.stderr.contains(much), "{}", done.stderr);
     done.succeeded();
 }

@@ -59,6 +59,32 @@ fn result(place: &Place, name: &str) -> Vec<Vec<u8>> {
         .collect()
 }
 
+/// With the base on disk a run has the same bytes, also if it goes on with or without the disk.
+#[test]
+fn a_base_on_disk_changes_no_bit() {
+    // More layers than slots.
+    let place = Place::new();
+    place.run("base", &["--steps", "3", "--precision", "f32", "--layers", "5"]).succeeded();
+    fs::write(place.path().join("lora.toml"), CONFIG).expect("a file");
+    let folder = tempfile::TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let start = ["--steps", "6", "--hardware", "reference", "--vram", "1GiB"];
+    run(&place, "plain", &start).succeeded();
+    let scratch = folder.path().to_str().expect("UTF-8");
+    let there = ["--weights", "streamed", "--on-disk", "frozen-weights", "--disk", scratch];
+    let events = run(&place, "there", &[&start[..], &there[..]].concat()).succeeded();
+    assert_eq!(result(&place, "there"), result(&place, "plain"));
+    let disk = events.iter().find(|event| is(event, "disk")).expect("an event");
+    assert_eq!(disk["written_bytes_per_step"], 0, "{disk}");
+    assert_eq!(disk["contents"][0]["name"], "frozen weights", "{disk}");
+    assert!(disk["read_bytes_per_step"].as_u64().is_some_and(|read| read > 0), "{disk}");
+
+    let part = ["--steps", "2", "--hardware", "reference", "--vram", "1GiB"];
+    run(&place, "mixed", &[&part[..], &there[..]].concat()).succeeded();
+    run(&place, "mixed", &[&start[..], &["--resume"][..]].concat()).succeeded();
+    assert_eq!(result(&place, "mixed"), result(&place, "plain"));
+    assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0);
+}
+
 #[test]
 fn a_resumed_run_of_adapters_equals_one_that_never_stopped() {
     let place = place();

@@ -13,7 +13,7 @@ use super::layout::{Layout, StateHome};
 use super::residency::Turns;
 use crate::plan::Place;
 use crate::tier::Tier;
-use crate::{Decisions, UpdateTime};
+use crate::{Decisions, TensorKind, UpdateTime};
 use std::collections::BTreeMap;
 use storm_graph::Block;
 
@@ -117,7 +117,8 @@ impl Emit<'_> {
             if let Home::Disk { offset, slot, bytes } = home {
                 let values = self.state_values(block, &run);
                 let disk = self.state_home(block).disk + offset;
-                self.read_disk(after, disk, start + slot, bytes, values);
+                let kind = TensorKind::OptimizerState;
+                self.read_disk(after, kind, disk, start + slot, bytes, values);
             }
         }
     }

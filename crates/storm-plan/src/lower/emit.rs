@@ -94,6 +94,7 @@ pub(super) struct Emit<'a> {
     pub(super) fold_graphs: BTreeMap<(storm_graph::DType, usize), GraphId>,
     pub(super) state_turns: Turns,
     pub(super) disk_slots: DiskSlots,
+    pub(super) frozen_turns: Turns,
     pub(super) activation_turns: Turns,
     pub(super) input_turns: Turns,
     pub(super) residency: Residency,
@@ -134,6 +135,7 @@ impl<'a> Emit<'a> {
             residency: Residency::new(&layout),
             state_turns: Turns::new(layout.state_ring.slots),
             disk_slots: DiskSlots::new(lowering, decisions, &layout),
+            frozen_turns: Turns::new(layout.frozen_ring.slots),
             activation_turns: Turns::new(0),
             input_turns: Turns::new(0),
             layout,
@@ -224,7 +226,12 @@ impl<'a> Emit<'a> {
         self.host_written.clear();
         self.residency.begin_segment();
         self.disk_slots.begin_segment();
-        for turns in [&mut self.state_turns, &mut self.activation_turns, &mut self.input_turns] {
+        for turns in [
+            &mut self.state_turns,
+            &mut self.frozen_turns,
+            &mut self.activation_turns,
+            &mut self.input_turns,
+        ] {
             turns.begin_segment();
         }
         let instructions = start..self.plan.instructions.len();
@@ -337,10 +344,17 @@ impl<'a> Emit<'a> {
     // ---- copies -------------------------------------------------------------------------------
 
     /// Copies bytes in, as soon as `after` kernels of the segment are issued and the copies that wrote
-    /// them to host memory are, too.
-    pub(super) fn copy_in(&mut self, after: usize, ends: Ends, run: &CopyRun, values: Operands) {
+    /// them to host memory are, too. Returns after how many kernels that is.
+    pub(super) fn copy_in(
+        &mut self,
+        after: usize,
+        ends: Ends,
+        run: &CopyRun,
+        values: Operands,
+    ) -> usize {
         let after = after.max(self.written_after(ends.host..ends.host + run.size_bytes));
         self.copy(after, Link::HOST_TO_DEVICE, ends, run.size_bytes, values, Mark::None);
+        after
     }
 
     /// After how many kernels of the segment host memory was last written.
@@ -373,10 +387,11 @@ impl<'a> Emit<'a> {
         self.copies.push((after, Instruction { work, waits: Vec::new() }, mark));
     }
 
-    /// Copies state from the disk to its slot, once `after` kernels of the segment are issued.
+    /// Copies bytes from the disk to their slot, once `after` kernels of the segment are issued.
     pub(super) fn read_disk(
         &mut self,
         after: usize,
+        kind: TensorKind,
         disk: usize,
         host: usize,
         bytes: usize,
@@ -385,18 +400,25 @@ impl<'a> Emit<'a> {
         self.host_written.insert(host, (host + bytes, after));
         let (from, to) =
             (Place { tier: Tier::DISK, offset: disk }, Place { tier: Tier::HOST, offset: host });
-        self.copy_state(after, from, to, bytes, values);
+        self.copy_disk(after, kind, from, to, bytes, values);
     }
 
     /// Copies state from its slot to the disk, right after the last kernel so far.
     pub(super) fn write_disk(&mut self, disk: usize, host: usize, bytes: usize, values: Operands) {
         let (from, to) =
             (Place { tier: Tier::HOST, offset: host }, Place { tier: Tier::DISK, offset: disk });
-        self.copy_state(self.position(), from, to, bytes, values);
+        self.copy_disk(self.position(), TensorKind::OptimizerState, from, to, bytes, values);
     }
 
-    fn copy_state(&mut self, after: usize, from: Place, to: Place, bytes: usize, values: Operands) {
-        let kind = TensorKind::OptimizerState;
+    fn copy_disk(
+        &mut self,
+        after: usize,
+        kind: TensorKind,
+        from: Place,
+        to: Place,
+        bytes: usize,
+        values: Operands,
+    ) {
         let work = Work::Copy(Copy { from, to, bytes, values, kind });
         self.copies.push((after, Instruction { work, waits: Vec::new() }, Mark::None));
     }

@@ -2,6 +2,7 @@
 //! temporaries.
 
 use super::Lowering;
+use super::frozen::is_frozen_on_disk;
 use super::homes::Homes;
 use super::shared::{BlockResult, Cut};
 use super::slab::{COPY_BYTES_MAX, Slab};
@@ -92,6 +93,10 @@ pub(crate) struct Layout {
     pub(crate) weights: Vec<ClassPlaces>,
     pub(crate) gradients: Vec<ClassPlaces>,
     pub(crate) states: Vec<ClassPlaces>,
+    /// Where streamed weights are, by stage and block.
+    pub(crate) weight_homes: Vec<Vec<WeightHome>>,
+    /// In pinned host memory: frozen weights on their way from the disk.
+    pub(crate) frozen_ring: Ring,
     /// Where streamed state is, by stage and block.
     pub(crate) state_homes: Vec<Vec<StateHome>>,
     /// In pinned host memory: state on its way from and to the disk.
@@ -174,7 +179,7 @@ impl ClassPlaces {
         self.slot(self.streaming.slot(index))
     }
 
-    /// Where the tensors of a block that is not pinned wait.
+    /// Where the gradients of a block that is not pinned wait.
     pub(crate) fn host(&self, index: usize) -> usize {
         self.host + (index - self.streaming.pinned) * self.slot_bytes
     }
@@ -182,6 +187,15 @@ impl ClassPlaces {
     fn ring_bytes(&self) -> usize {
         self.streaming.ring * self.slot_bytes
     }
+}
+
+/// Where the streamed weights of a block are.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct WeightHome {
+    pub(crate) host: usize,
+    /// The frozen ones; none if they are in host memory with the others. See
+    /// [`FrozenHomes`](super::frozen::FrozenHomes).
+    pub(crate) disk: Option<usize>,
 }
 
 /// Where the streamed optimizer state of a block is: see [`Homes`].
@@ -257,8 +271,9 @@ impl Layout {
         let mut host = Arena::new(Tier::HOST, names);
         let mut disk = Arena::new(Tier::DISK, names);
         let cut = lowering.cut(decisions.piece_elements);
-        // First, where it is aligned to the blocks of a disk.
+        // First, where they are aligned to the blocks of a disk.
         let disk_ring = place_disk_ring(lowering, decisions, &cut, &mut host);
+        let frozen_ring = place_frozen_ring(lowering, decisions, &cut, &mut host);
 
         let inputs = place_inputs(lowering, group, &mut device, &mut host);
         let scalar_count = lowering.shared.scalars.len();
@@ -274,6 +289,7 @@ impl Layout {
 
         let Parameters { weights, gradients, states } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
+        let weight_homes = place_weights(lowering, decisions, &cut, &mut host, &mut disk);
         let state_homes = place_states(lowering, decisions, &cut, &mut host, &mut disk);
         let changing = (0..lowering.blocks.count())
             .map(|block| {
@@ -317,6 +333,8 @@ impl Layout {
             weights,
             gradients,
             states,
+            weight_homes,
+            frozen_ring,
             state_homes,
             disk_ring,
             changing,
@@ -459,8 +477,8 @@ fn place_parameters(
             };
             let away = match kind {
                 TensorKind::Gradients if !gradients_last => 0,
-                // Its blocks may differ, see `place_states`.
-                TensorKind::OptimizerState => 0,
+                // Their blocks may differ, see `place_weights` and `place_states`.
+                TensorKind::Weights | TensorKind::OptimizerState => 0,
                 _ => s.repeat - streaming.pinned,
             };
             let host = host.take(kind, &name, slot_bytes * away);
@@ -537,6 +555,65 @@ fn place_disk_ring(
         slot_bytes,
         slots,
     )
+}
+
+/// The slots that frozen weights on disk pass through: at most one for every two of their copies.
+fn place_frozen_ring(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    cut: &Cut,
+    host: &mut Arena,
+) -> Ring {
+    let (mut slot_bytes, mut copies) = (0, 0);
+    for (stage, decided) in decisions.stages.iter().enumerate() {
+        let blocks = 0..decided.frozen_on_disk.len();
+        let there = |&index: &usize| is_frozen_on_disk(lowering, decisions, stage, index);
+        let count = blocks.filter(there).count();
+        if count > 0 {
+            slot_bytes = slot_bytes.max(cut.frozen[stage].slot_bytes);
+            copies += count * cut.frozen[stage].on_disk.len();
+        }
+    }
+    let slots = decisions.frozen_ring.min(copies.div_ceil(2));
+    Ring::take(
+        host,
+        TensorKind::Weights,
+        "frozen weights on their way from disk",
+        slot_bytes,
+        slots,
+    )
+}
+
+/// Where the weights of blocks that are not pinned are.
+fn place_weights(
+    lowering: &Lowering<'_>,
+    decisions: &Decisions,
+    cut: &Cut,
+    host: &mut Arena,
+    disk: &mut Arena,
+) -> Vec<Vec<WeightHome>> {
+    let kind = TensorKind::Weights;
+    let mut stages = Vec::new();
+    for (stage, s) in lowering.task.program().stages().iter().enumerate() {
+        let name = match host.names {
+            Names::Given => format!("{} of {}", kind.name(), s.name),
+            Names::Left => String::new(),
+        };
+        let mut homes = vec![WeightHome::default(); s.repeat];
+        let pinned = decisions.stages[stage].weights.pinned;
+        for (index, home) in homes.iter_mut().enumerate().skip(pinned) {
+            let bytes = cut.stages[stage].weights.size_bytes;
+            *home = match is_frozen_on_disk(lowering, decisions, stage, index) {
+                true => WeightHome {
+                    host: host.take(kind, &name, cut.frozen[stage].host_bytes),
+                    disk: Some(disk.take(kind, &name, cut.frozen[stage].disk_bytes)),
+                },
+                false => WeightHome { host: host.take(kind, &name, bytes), disk: None },
+            };
+        }
+        stages.push(homes);
+    }
+    stages
 }
 
 /// Where the state of blocks that are not pinned is.

@@ -9,6 +9,7 @@ mod blocks;
 mod disk;
 mod emit;
 mod flow;
+mod frozen;
 mod homes;
 mod layout;
 mod norm;
@@ -56,6 +57,8 @@ pub(crate) struct Sizes {
     pub(crate) weights: usize,
     pub(crate) gradients: usize,
     pub(crate) states: usize,
+    /// Of the weights, those that do not learn.
+    pub(crate) frozen: usize,
 }
 
 /// Graphs of updates by rule, first element, size and time of the update.
@@ -314,12 +317,32 @@ impl<'a> Lowering<'a> {
     }
 
     /// Whether any optimizer state is on disk.
-    fn uses_disk(&self, decisions: &Decisions) -> bool {
+    fn has_state_on_disk(&self, decisions: &Decisions) -> bool {
         let mut stages = decisions.stages.iter().enumerate();
         stages.any(|(stage, decided)| {
             let mut blocks = 0..decided.on_disk.len();
             blocks.any(|index| layout::kinds_on_disk(self, decisions, stage, index) > 0)
         })
+    }
+
+    /// Whether any frozen weights are.
+    fn has_frozen_on_disk(&self, decisions: &Decisions) -> bool {
+        let mut stages = decisions.stages.iter().enumerate();
+        stages.any(|(stage, decided)| {
+            let mut blocks = 0..decided.frozen_on_disk.len();
+            blocks.any(|index| frozen::is_frozen_on_disk(self, decisions, stage, index))
+        })
+    }
+
+    /// Whether any weights do not learn.
+    pub(crate) fn has_frozen(&self) -> bool {
+        self.sets.iter().any(Set::has_frozen)
+    }
+
+    /// What a copy of frozen weights has in a slot on its way from the disk, at most.
+    pub(crate) fn frozen_slot_bytes(&self) -> usize {
+        let cut = self.cut(self.piece_elements());
+        cut.frozen.iter().map(|homes| homes.slot_bytes).max().unwrap_or(0)
     }
 
     /// How many kinds of optimizer state there are.
@@ -347,6 +370,7 @@ impl<'a> Lowering<'a> {
             weights: slabs.weights.size_bytes,
             gradients: slabs.gradients.size_bytes,
             states: slabs.states.size_bytes,
+            frozen: cut.frozen[stage].disk_bytes,
         }
     }
 
@@ -447,13 +471,17 @@ impl<'a> Lowering<'a> {
                 return refuse(format!("`{name}` has only {blocks} blocks to keep state of"));
             }
         }
-        if self.uses_disk(decisions) {
+        let on_disk = [
+            ("state", self.has_state_on_disk(decisions), decisions.disk_ring),
+            ("frozen weights", self.has_frozen_on_disk(decisions), decisions.frozen_ring),
+        ];
+        for (what, _, ring) in on_disk.into_iter().filter(|&(_, is_there, _)| is_there) {
             if self.profile.find_link(Link::DISK_TO_HOST).is_none() {
                 let (hardware, link) = (self.profile.name.clone(), Link::DISK_TO_HOST);
                 return Err(PlanError::NoLink { hardware, link });
             }
-            if decisions.disk_ring == 0 {
-                return refuse("state on disk needs a ring of at least one piece".to_owned());
+            if ring == 0 {
+                return refuse(format!("{what} on disk: a ring of at least one slot is needed"));
             }
         }
         if decisions.state_ring == 0 && self.needs_state_ring(decisions) {

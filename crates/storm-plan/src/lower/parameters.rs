@@ -137,6 +137,11 @@ impl Set {
         (0..self.parameters.len()).filter(|&index| self.parameters[index].rule.is_some())
     }
 
+    /// Whether any own parameter does not learn.
+    pub(crate) fn has_frozen(&self) -> bool {
+        self.parameters.iter().any(|parameter| parameter.rule.is_none())
+    }
+
     /// Kinds of state, in the order of the slab.
     pub(crate) fn kinds(&self) -> Vec<String> {
         let mut kinds: Vec<String> = Vec::new();

@@ -57,17 +57,22 @@ impl Emit<'_> {
         let (set, slabs) = (&self.lowering.sets[stage], &self.layout.cut.stages[stage]);
         let full = |name: &str| program.stages()[stage].full_name(index, name);
 
-        let mut weights = Vec::new();
-        if !self.is_pinned(Class::Weights, number) {
-            weights.push(on_host(self.layout.weights[stage].host(index)));
-        }
-        if self.is_there(Class::Weights, number) {
-            weights.push(on_device(self.place(Class::Weights, number)));
-        }
+        let mut parts = self.frozen_parts(number);
         for (position, parameter) in set.parameters.iter().enumerate() {
             let tensor = Tensor { name: full(&parameter.tensor.name), ..parameter.tensor.clone() };
             let offset = slabs.weights.entries[position].offset;
-            all.push(lasting(tensor, self.values.weights[number][position], &weights, offset));
+            let host = self.layout.weight_homes[stage][index].host;
+            let host = match self.frozen_homes(number) {
+                Some(homes) => homes.on_host(position).map(|offset| host + offset),
+                None => (!self.is_pinned(Class::Weights, number)).then_some(host + offset),
+            };
+            let device = self.is_there(Class::Weights, number);
+            let device = device.then(|| self.place(Class::Weights, number) + offset);
+            let places: Vec<Place> =
+                host.map(on_host).into_iter().chain(device.map(on_device)).collect();
+            let parts = parts.remove(&position).unwrap_or_default();
+            let pieces = self.values.weights[number][position];
+            all.push(Lasting { parts, ..lasting(tensor, pieces, &places, 0) });
         }
 
         for (position, statistic) in set.changing.iter().enumerate() {

@@ -2,6 +2,7 @@
 
 use super::Lowering;
 use super::blocks::Blocks;
+use super::frozen::FrozenHomes;
 use super::homes::Homes;
 use super::parameters::SetSlabs;
 use super::update::{UpdateGroup, groups};
@@ -63,6 +64,8 @@ pub(super) struct Cut {
     pub(super) updates: Vec<Vec<UpdateGroup>>,
     /// Where state lives, by stage and by how many of its kinds are on disk.
     pub(super) homes: Vec<Vec<Homes>>,
+    /// Where weights live if the frozen ones are on disk, by stage.
+    pub(super) frozen: Vec<FrozenHomes>,
     /// The capacity of a slot of the state ring: the state of a group, or a piece of a gradient that
     /// is added to another.
     pub(super) state_slot_bytes: usize,
@@ -122,7 +125,7 @@ impl Lowering<'_> {
         }
         drop(known);
         let mut stages = Vec::new();
-        let (mut updates, mut homes) = (Vec::new(), Vec::new());
+        let (mut updates, mut homes, mut frozen) = (Vec::new(), Vec::new(), Vec::new());
         let mut state_slot_bytes = 0;
         for (stage, set) in self.sets.iter().enumerate() {
             let slabs = set.slabs(piece_elements);
@@ -134,10 +137,11 @@ impl Lowering<'_> {
             state_slot_bytes = state_slot_bytes.max(state).max(partial);
             let on_disk = 0..=set.kinds().len();
             homes.push(on_disk.map(|kinds| Homes::new(set, &slabs, &groups, kinds)).collect());
+            frozen.push(FrozenHomes::new(set, &slabs));
             stages.push(slabs);
             updates.push(groups);
         }
-        let cut = Arc::new(Cut { stages, updates, homes, state_slot_bytes });
+        let cut = Arc::new(Cut { stages, updates, homes, frozen, state_slot_bytes });
         let mut known = self.cuts.write().unwrap_or_else(PoisonError::into_inner);
         known.entry(piece_elements).or_insert(cut).clone()
     }

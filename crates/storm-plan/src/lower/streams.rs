@@ -1,6 +1,6 @@
 //! Copies of weights and gradients that stream through rings.
 
-use super::emit::{Emit, Ends};
+use super::emit::{Emit, Ends, copy_values};
 use super::residency::Class;
 use super::slab::{CopyRun, Slab};
 use storm_graph::Block;
@@ -32,10 +32,34 @@ impl Emit<'_> {
         class.places(&self.layout)[stage].device(index)
     }
 
-    fn ends(&self, class: Class, block: usize) -> Ends {
+    /// Both ends of a copy of a block's weights or gradients.
+    fn ends(&self, class: Class, block: usize, run: &CopyRun) -> Ends {
         let Block { stage, index } = self.lowering.blocks.get(block);
-        let places = &class.places(&self.layout)[stage];
-        Ends { kind: class.kind(), device: places.device(index), host: places.host(index) }
+        let host = match class {
+            Class::Weights => self.weights_on_host(block, run),
+            Class::Gradients => self.layout.gradients[stage].host(index) + run.offset,
+        };
+        Ends { kind: class.kind(), device: self.place(class, block) + run.offset, host }
+    }
+
+    /// Fetches parts of a block's weights or gradients from host memory, after that many kernels.
+    fn bring(&mut self, class: Class, block: usize, runs: &[CopyRun], after: usize) {
+        let pieces = self.pieces(class, block);
+        for run in runs {
+            let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
+            let ends = self.ends(class, block, run);
+            self.copy_in(after, ends, run, values);
+        }
+    }
+
+    /// Takes parts of a block's weights or gradients out.
+    fn send(&mut self, class: Class, block: usize, runs: &[CopyRun]) {
+        let pieces = self.pieces(class, block);
+        for run in runs {
+            let values = copy_values(run, |entry, piece| pieces[entry].piece(piece));
+            let ends = self.ends(class, block, run);
+            self.copy_out(ends, run, values);
+        }
     }
 
     fn pieces(&self, class: Class, block: usize) -> Vec<super::emit::Pieces> {
@@ -74,9 +98,12 @@ impl Emit<'_> {
     pub(super) fn fetch_own_weights(&mut self, block: usize) {
         let class = Class::Weights;
         if let Some(after) = self.enter(class, block) {
-            let runs = all_runs(self.slab(class, self.lowering.blocks.get(block).stage));
-            let (pieces, ends) = (self.pieces(class, block), self.ends(class, block));
-            self.bring_runs(after, &runs, &pieces, ends);
+            let runs = match self.frozen_homes(block) {
+                Some(homes) => homes.learning.clone(),
+                None => all_runs(self.slab(class, self.lowering.blocks.get(block).stage)),
+            };
+            self.bring(class, block, &runs, after);
+            self.bring_frozen(block, after);
         }
     }
 
@@ -124,7 +151,8 @@ impl Emit<'_> {
         if let Some(after) = self.arriving[Class::Weights as usize] {
             let mut wanted: Vec<(usize, usize)> =
                 pieces.iter().map(|&(t, piece)| (trainable[t], piece)).collect();
-            if group == 0 {
+            let is_on_disk = self.frozen_homes(block).is_some();
+            if group == 0 && !is_on_disk {
                 // What is not updated is fetched with the first group.
                 let frozen = (0..set.parameters.len()).filter(|p| !trainable.contains(p));
                 let slab = self.slab(Class::Weights, stage);
@@ -133,6 +161,9 @@ impl Emit<'_> {
                 wanted.sort_unstable();
             }
             self.bring_pieces(Class::Weights, block, wanted, after.max(not_before));
+            if group == 0 {
+                self.bring_frozen(block, after.max(not_before));
+            }
         }
         if let Some(after) = self.arriving[Class::Gradients as usize] {
             let wanted = pieces.to_vec();
@@ -149,25 +180,20 @@ impl Emit<'_> {
     ) {
         let stage = self.lowering.blocks.get(block).stage;
         let runs = self.slab(class, stage).runs_of(wanted.into_iter());
-        let (pieces, ends) = (self.pieces(class, block), self.ends(class, block));
-        self.bring_runs(after, &runs, &pieces, ends);
+        self.bring(class, block, &runs, after);
     }
 
     /// Takes a block's gradients out.
     pub(super) fn write_back_gradients(&mut self, block: usize, which: Gradients) {
         let runs = self.gradient_runs(block, which);
-        let ends = self.ends(Class::Gradients, block);
-        let pieces = self.pieces(Class::Gradients, block);
-        self.send_runs(&runs, &pieces, ends);
+        self.send(Class::Gradients, block, &runs);
     }
 
     /// Fetches a block's gradients unless they are on the device.
     pub(super) fn fetch_gradients(&mut self, block: usize, which: Gradients) {
         if let Some(after) = self.enter(Class::Gradients, block) {
             let runs = self.gradient_runs(block, which);
-            let ends = self.ends(Class::Gradients, block);
-            let pieces = self.pieces(Class::Gradients, block);
-            self.bring_runs(after, &runs, &pieces, ends);
+            self.bring(Class::Gradients, block, &runs, after);
         }
     }
 
@@ -189,7 +215,6 @@ impl Emit<'_> {
         }
         let slab = self.slab(class, self.lowering.blocks.get(block).stage);
         let runs = slab.runs_of(pieces.iter().copied());
-        let (values, ends) = (self.pieces(class, block), self.ends(class, block));
-        self.send_runs(&runs, &values, ends);
+        self.send(class, block, &runs);
     }
 }

@@ -4,7 +4,7 @@ use super::Search;
 use crate::choice::{Choice, StageChoice};
 use crate::request::Placement;
 use crate::tier::{PerTier, Tier};
-use crate::{PlanError, Storage, Streaming};
+use crate::{PlanError, Storage, Streaming, UpdateTime};
 
 /// The choice with the least device memory, whatever its speed.
 pub(crate) struct Smallest {
@@ -13,7 +13,7 @@ pub(crate) struct Smallest {
 }
 
 impl Search<'_> {
-    /// The choice with the least device memory within the host's limit. If the host has too little
+    /// The choice with the least device memory within the limits of host and disk. If the host has too little
     /// for any, the one with the least host memory.
     pub(crate) fn smallest(&self) -> Result<Smallest, PlanError> {
         let mut problem = None;
@@ -98,25 +98,46 @@ impl Search<'_> {
         }
     }
 
-    /// The choice with as many blocks on the device as do not fit in host memory.
+    /// The choice with as many blocks on the device as do not fit in host memory and on disk.
     fn relieved(&self, choice: Choice) -> Result<Smallest, PlanError> {
-        let limit = self.limits[Tier::HOST];
-        let found = self.measured(choice)?;
-        if found.bytes[Tier::HOST] <= limit {
+        // Gradients that are applied in the backward pass have no host memory to give up.
+        let order: &[Kept] = match choice.update {
+            UpdateTime::InBackward => &[Kept::Weights, Kept::States, Kept::Gradients],
+            UpdateTime::EndOfStep | UpdateTime::NextStep => {
+                &[Kept::Gradients, Kept::Weights, Kept::States]
+            }
+        };
+        let found = self.relieved_of(Tier::HOST, self.measured(choice)?, order)?;
+        self.relieved_of(Tier::DISK, found, &[Kept::States, Kept::Weights])
+    }
+
+    /// Keeps more blocks on the device until a tier has room for the rest.
+    fn relieved_of(
+        &self,
+        tier: Tier,
+        found: Smallest,
+        order: &[Kept],
+    ) -> Result<Smallest, PlanError> {
+        let limit = self.limits[tier];
+        if found.bytes[tier] <= limit {
             return Ok(found);
         }
-        let placements = [self.forced.gradients, self.forced.weights, self.forced.states];
         let with = |count: usize| {
             let mut choice = found.choice.clone();
             let mut left = count;
-            for (class, placement) in placements.into_iter().enumerate() {
+            for kept in order {
+                let placement = match kept {
+                    Kept::Gradients => self.forced.gradients,
+                    Kept::Weights => self.forced.weights,
+                    Kept::States => self.forced.states,
+                };
                 for (stage, chosen) in choice.stages.iter_mut().enumerate() {
                     let blocks = self.blocks(stage);
                     let may_stay = placement != Some(Placement::Streamed) || blocks == 1;
-                    let pinned = match class {
-                        0 => &mut chosen.gradients.pinned,
-                        1 => &mut chosen.weights.pinned,
-                        _ => &mut chosen.states,
+                    let pinned = match kept {
+                        Kept::Gradients => &mut chosen.gradients.pinned,
+                        Kept::Weights => &mut chosen.weights.pinned,
+                        Kept::States => &mut chosen.states,
                     };
                     let most = if may_stay { blocks } else { 0 };
                     let more = left.min(most.saturating_sub(*pinned));
@@ -133,10 +154,10 @@ impl Search<'_> {
             }
             choice
         };
-        let (mut too_few, mut enough) = (0, 3 * self.lowering.blocks.count());
+        let (mut too_few, mut enough) = (0, order.len() * self.lowering.blocks.count());
         while enough - too_few > 1 {
             let middle = too_few + (enough - too_few) / 2;
-            match self.measured(with(middle))?.bytes[Tier::HOST] <= limit {
+            match self.measured(with(middle))?.bytes[tier] <= limit {
                 true => enough = middle,
                 false => too_few = middle,
             }
@@ -152,11 +173,19 @@ impl Search<'_> {
 
     fn is_smaller(&self, one: &Smallest, other: &Smallest) -> bool {
         let rank = |found: &Smallest| {
-            let excess = found.bytes[Tier::HOST].saturating_sub(self.limits[Tier::HOST]);
-            (excess, found.bytes[Tier::DEVICE])
+            let excess = |tier| found.bytes[tier].saturating_sub(self.limits[tier]);
+            (excess(Tier::HOST), excess(Tier::DISK), found.bytes[Tier::DEVICE])
         };
         rank(one) < rank(other)
     }
+}
+
+/// What may be kept on the device.
+#[derive(Clone, Copy)]
+enum Kept {
+    Gradients,
+    Weights,
+    States,
 }
 
 /// Which block inputs are stored.

@@ -1,15 +1,19 @@
 //! Optimizer state on disk: whatever is there, every bit is that of everything resident, or the run ends with an error.
 
 use crate::exactness::reference;
+use crate::lora::{adapted, patterned};
+use crate::random_plans::Case;
 use crate::support::{batches, options, planned_on, resident, tiny};
 use std::path::PathBuf;
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_device::{DiskOptions, PlanDevice};
+use storm_graph::{QuantizedFormat, TensorClass, Training};
 use storm_host::{ScratchAccess, ScratchFault, ScratchFaultKind, ScratchFolder};
+use storm_model::{Adapters, BaseFormat, LoraOptions, ModelConfig};
 use storm_plan::{
-    Budget, Forced, HardwareProfile, LinkProfile, Lowering, Plan, StateOnDisk, Tier, UpdateTime,
-    check, plan, random_decisions_with_disk, verify,
+    Budget, Decisions, Forced, HardwareProfile, Lasting, Link, LinkProfile, Lowering, OnDisk, Plan,
+    Tier, UpdateTime, check, plan, random_decisions_with_disk, verify,
 };
 use storm_train::{Moments, Precision, Trainer, training_task};
 
@@ -64,11 +68,57 @@ fn bytes_on_disk(plan: &Plan) -> usize {
     on_disk.map(|(value, _)| plan.value(value).size_bytes).sum()
 }
 
+/// More with `STORM_LONG_TESTS=1`.
+fn count(short: u64) -> u64 {
+    if std::env::var_os("STORM_LONG_TESTS").is_some() { 10 * short } else { short }
+}
+
+/// What random plans had on disk.
+#[derive(Default)]
+struct Seen {
+    /// Plans whose updates are deferred.
+    deferred: usize,
+    /// Plans that begin a step with full slots.
+    staged: usize,
+    /// Plans whose updates are in the backward pass.
+    in_backward: usize,
+    /// Plans with frozen weights there.
+    frozen: usize,
+}
+
+impl Seen {
+    fn add(&mut self, decisions: &Decisions, plan: &Plan) {
+        let on_disk = bytes_on_disk(plan);
+        assert!(plan.bytes[Tier::DISK] >= on_disk);
+        let is_state = |lasting: &&Lasting| lasting.tensor.class == TensorClass::OptimizerState;
+        let has = |lasting: &Lasting, tier: Tier| lasting.parts.iter().any(|(_, p)| p.tier == tier);
+        let mut states = plan.lasting.iter().filter(is_state);
+        let state = states.clone().any(|lasting| has(lasting, Tier::DISK));
+        self.deferred += usize::from(state && decisions.update == UpdateTime::NextStep);
+        self.in_backward += usize::from(state && decisions.update == UpdateTime::InBackward);
+        self.staged += usize::from(states.any(|lasting| has(lasting, Tier::HOST)));
+        let mut weights = plan.lasting.iter().filter(|lasting| !is_state(lasting));
+        self.frozen += usize::from(weights.any(|lasting| has(lasting, Tier::DISK)));
+    }
+}
+
 /// Random plans with random delays; every sixth on a real disk.
+fn compare(
+    scratch: &Arc<ScratchFolder>,
+    case: &Case<'_>,
+    seeds: impl Iterator<Item = u64>,
+) -> Seen {
+    let mut seen = Seen::default();
+    case.compare(&machine(), seeds, random_decisions_with_disk, |seed, decisions, plan, device| {
+        seen.add(decisions, plan);
+        let disk = DiskOptions { folder: Arc::clone(scratch), fault: None };
+        device.disk = seed.is_multiple_of(6).then_some(disk);
+    });
+    seen
+}
+
 fn random_plans_are_exact(name: &str) {
-    let is_long = std::env::var_os("STORM_LONG_TESTS").is_some();
-    let count = if is_long { 400 } else { 40 };
-    let (config, profile) = (tiny(name), machine());
+    let config = tiny(name);
     let folder = Folder::new(name);
     let scratch = folder.open();
     let (mut deferred, mut staged) = (0, 0);
@@ -82,37 +132,51 @@ fn random_plans_are_exact(name: &str) {
     {
         let mut options = options(precision);
         options.optimizer.moments = moments;
-        let expected = resident(&config, &options, micro_batches);
-        let task = training_task(&config, &options, micro_batches).expect("a valid model");
-        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-        for seed in (part as u64..count).step_by(3) {
-            let decisions = random_decisions_with_disk(&task, seed);
-            let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-            let on_disk = bytes_on_disk(&plan);
-            assert!(plan.bytes[Tier::DISK] >= on_disk, "{name} seed {seed}");
-            deferred += usize::from(on_disk > 0 && decisions.update == UpdateTime::NextStep);
-            let in_slots = |lasting: &storm_plan::Lasting| {
-                lasting.parts.iter().any(|(_, place)| place.tier == Tier::HOST)
-            };
-            staged += usize::from(plan.lasting.iter().any(in_slots));
-            let budget = plan.bytes;
-            let plan = check(plan, budget)
-                .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
-            let disk = DiskOptions { folder: Arc::clone(&scratch), fault: None };
-            let disk = seed.is_multiple_of(6).then_some(disk);
-            let device = CpuPlanOptions {
-                threads: Some(1),
-                chaos_seed: Some(seed),
-                disk,
-                ..CpuPlanOptions::default()
-            };
-            let found = planned_on(&config, &options, plan, device);
-            assert_eq!(found, expected, "{name} {precision:?} seed {seed}: {decisions:?}");
-        }
+        let case = Case { name, config: &config, options: &options, micro_batches };
+        let seen = compare(&scratch, &case, (part as u64..count(40)).step_by(3));
+        deferred += seen.deferred;
+        staged += seen.staged;
     }
     assert!(deferred > 5 && staged > 5, "{deferred} deferred, {staged} with full slots");
     drop(scratch);
     assert_eq!(folder.names(), Vec::<String>::new());
+}
+
+/// Both moments, whole and in 8 bits, with updates in the backward pass.
+#[test]
+fn updates_in_the_backward_pass() {
+    let folder = Folder::new("in-backward");
+    let scratch = folder.open();
+    for (name, moments) in [("llama-3.2-1b", Moments::Int8), ("gpt2", Moments::Full)] {
+        let config = tiny(name);
+        let mut options = options(Precision::Bf16Stochastic);
+        options.optimizer.moments = moments;
+        options.optimizer.max_norm = None;
+        let case = Case { name, config: &config, options: &options, micro_batches: 2 };
+        let seen = compare(&scratch, &case, 0..count(18));
+        assert!(seen.in_backward >= 6, "{name}: {}", seen.in_backward);
+    }
+}
+
+/// Frozen weights beside adapters, as they are and in 8 bits.
+#[test]
+fn frozen_weights() {
+    let folder = Folder::new("frozen");
+    let scratch = folder.open();
+    let quantized = |config: ModelConfig| {
+        let base = BaseFormat::Quantized(QuantizedFormat::Int8);
+        ModelConfig { base, ..config }
+    };
+    for (name, config, micro_batches) in [
+        ("adapters", adapted("gpt2", LoraOptions::new(3, 6.0)), 3),
+        ("adapters of some modules", patterned("mistral-7b"), 2),
+        ("adapters beside int8", quantized(adapted("qwen3-0.6b", LoraOptions::new(3, 6.0))), 2),
+    ] {
+        let options = options(Precision::Bf16Stochastic);
+        let case = Case { name, config: &config, options: &options, micro_batches };
+        let seen = compare(&scratch, &case, 0..count(24));
+        assert!(seen.frozen >= 12, "{name}: {}", seen.frozen);
+    }
 }
 
 #[test]
@@ -181,9 +245,9 @@ fn the_planner_puts_on_disk_what_host_memory_cannot_hold() {
     }
     let tiny_disk = Budget::new(device, host * 85 / 100).with(Tier::DISK, 4096);
     let error = plan(&task, &profile, tiny_disk, &streamed).expect_err("too little").to_string();
-    assert!(error.contains("of optimizer state on disk; given are 0.00 MiB"), "{error}");
+    assert!(error.contains("on disk; given are 0.00 MiB"), "{error}");
 
-    let forced = Forced { on_disk: Some(StateOnDisk::SecondMoments), ..streamed.clone() };
+    let forced = Forced { on_disk: Some(OnDisk::SecondMoments), ..streamed.clone() };
     let found = plan(&task, &profile, wide, &forced).expect("enough of everything");
     let first = |name: &str| name.ends_with("first_moment");
     for lasting in &found.plan.lasting {
@@ -195,6 +259,51 @@ fn the_planner_puts_on_disk_what_host_memory_cannot_hold() {
     }
     let error = plan(&task, &reference(), wide, &forced).expect_err("no disk").to_string();
     assert!(error.contains("no disk was given"), "{error}");
+}
+
+/// Frozen weights go to disk if host memory does not hold them; what learns stays off it, so that nothing is written.
+#[test]
+fn the_planner_puts_frozen_weights_on_disk() {
+    let mut base = tiny("llama-3.2-1b");
+    (base.hidden_size, base.head_dim, base.intermediate_size) = (64, 16, 160);
+    base.layer_count = 8;
+    let adapters = Adapters::new(&base, LoraOptions::new(2, 4.0)).expect("adapters that fit");
+    let config = ModelConfig { adapters: Some(adapters), ..base };
+    let (options, profile) = (options(Precision::Bf16Stochastic), machine());
+    let task = training_task(&config, &options, 2).expect("a valid model");
+    let wide = Budget::of_each(1 << 40);
+    let streamed = Forced { weights: Some(storm_plan::Placement::Streamed), ..Forced::default() };
+    let in_memory = plan(&task, &profile, wide, &streamed).expect("enough of everything");
+    assert_eq!(in_memory.plan.bytes[Tier::DISK], 0);
+    let host = in_memory.plan.bytes[Tier::HOST] as u64;
+    let device = in_memory.prediction.peak_bytes[Tier::DEVICE];
+    let expected = resident(&config, &options, 2);
+    let folder = Folder::new("frozen-planned");
+    let mut last = 0;
+    for percent in [90, 60] {
+        let budget = Budget::new(device, host * percent / 100);
+        let without = plan(&task, &profile, budget, &streamed);
+        assert!(without.is_err(), "{percent} % of host memory are not enough");
+        let found = plan(&task, &profile, budget.with(Tier::DISK, 1 << 30), &streamed);
+        let found = found.unwrap_or_else(|error| panic!("{percent} %: {error}"));
+        assert!(found.plan.bytes[Tier::HOST] as u64 <= budget[Tier::HOST]);
+        let on_disk = bytes_on_disk(&found.plan);
+        assert!(on_disk > last, "{percent} %: {on_disk} bytes on disk, {last} before");
+        last = on_disk;
+        let queue = |link| found.plan.links.queue(link).expect("a disk");
+        assert_eq!(found.simulation.bytes(queue(Link::HOST_TO_DISK)), 0);
+        assert!(found.simulation.bytes(queue(Link::DISK_TO_HOST)) >= on_disk as u64);
+        let disk = Some(DiskOptions { folder: folder.open(), fault: None });
+        let device = CpuPlanOptions { threads: Some(1), disk, ..CpuPlanOptions::default() };
+        assert_eq!(planned_on(&config, &options, found.plan, device), expected);
+    }
+    let forced = Forced { on_disk: Some(OnDisk::FrozenWeights), ..streamed };
+    let found = plan(&task, &profile, wide, &forced).expect("enough of everything");
+    for lasting in found.plan.lasting.iter().filter(|l| l.tensor.name.contains("layers.")) {
+        let on_disk = lasting.parts.iter().any(|(_, place)| place.tier == Tier::DISK);
+        let is_frozen = lasting.tensor.class == TensorClass::Parameter(Training::Frozen);
+        assert_eq!(on_disk, is_frozen, "{}", lasting.tensor.name);
+    }
 }
 
 /// Everything that a disk may do wrong ends in an error that says so, or changes nothing.

@@ -1,11 +1,12 @@
 //! Random plans with random delays, against everything resident.
 
+use crate::random_plans::Case;
 use crate::support::{batches, options, planned, resident, tiny};
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::ModelConfig;
 use storm_plan::{
-    Budget, Decisions, Forced, HardwareProfile, Lowering, Placement, Planned, TensorKind, Tier,
-    UpdateTime, check, plan, random_decisions,
+    Budget, Forced, HardwareProfile, Placement, Planned, TensorKind, Tier, UpdateTime, plan,
+    random_decisions,
 };
 use storm_train::{Moments, Precision, TrainError, TrainOptions, Trainer, training_task};
 
@@ -51,22 +52,9 @@ pub(crate) fn random_plans_of_options_are_exact(
     {
         let mut options = options(precision);
         options.optimizer.moments = moments;
-        let expected = resident(config, &options, micro_batches);
-        let task = training_task(config, &options, micro_batches).expect("a valid model");
-        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-        for seed in 0..count / 4 {
-            let seed = seed * 4 + part as u64;
-            let decisions: Decisions = random_decisions(&task, seed);
-            let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-            let budget = plan.bytes;
-            let plan = check(plan, budget)
-                .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
-            let found = planned(config, &options, plan, Some(seed));
-            assert_eq!(
-                found, expected,
-                "{name} {precision:?} {moments:?} seed {seed}: {decisions:?}"
-            );
-        }
+        let case = Case { name, config, options: &options, micro_batches };
+        let seeds = (0..count / 4).map(|seed| seed * 4 + part as u64);
+        case.compare(&profile, seeds, random_decisions, |_, _, _, _| {});
     }
 }
 
@@ -102,22 +90,13 @@ fn moments_in_8_bits_in_pieces() {
     (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
     let mut options = options(Precision::Bf16Stochastic);
     options.optimizer.moments = Moments::Int8;
-    let task = training_task(&config, &options, 2).expect("a valid model");
-    let profile = reference();
-    let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-    let expected = resident(&config, &options, 2);
+    let case = Case { name: "pieces", config: &config, options: &options, micro_batches: 2 };
     let mut cut = 0;
-    for seed in 0..12 {
-        let decisions = random_decisions(&task, seed);
-        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-        let moments =
+    case.compare(&reference(), 0..12, random_decisions, |_, _, plan, _| {
+        let mut moments =
             plan.lasting.iter().filter(|l| l.tensor.name.ends_with("gate_up.weight.first_moment"));
-        cut += usize::from(moments.into_iter().all(|moment| moment.pieces.len() > 1));
-        let budget = plan.bytes;
-        let plan = check(plan, budget).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
-        let found = planned(&config, &options, plan, Some(seed));
-        assert_eq!(found, expected, "seed {seed}: {decisions:?}");
-    }
+        cut += usize::from(moments.all(|moment| moment.pieces.len() > 1));
+    });
     assert!(cut >= 3, "{cut} plans have moments in several pieces");
 }
 
@@ -134,20 +113,11 @@ fn updates_in_the_backward_pass_are_exact() {
             let mut options = options(Precision::Bf16Stochastic);
             options.optimizer.moments = moments;
             options.optimizer.max_norm = None;
-            let expected = resident(&config, &options, micro_batches);
-            let task = training_task(&config, &options, micro_batches).expect("a valid model");
-            let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
-            for seed in 0..16 {
-                let decisions = random_decisions(&task, seed);
+            let case = Case { name, config: &config, options: &options, micro_batches };
+            case.compare(&profile, 0..16, random_decisions, |_, decisions, _, _| {
                 let in_backward = decisions.update == UpdateTime::InBackward;
                 found_in_backward += usize::from(in_backward);
-                let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
-                let budget = plan.bytes;
-                let plan = check(plan, budget)
-                    .unwrap_or_else(|error| panic!("{name} seed {seed}: {error}\n{decisions:?}"));
-                let found = planned(&config, &options, plan, Some(seed));
-                assert_eq!(found, expected, "{name} seed {seed}: {decisions:?}");
-            }
+            });
         }
     }
     assert!(found_in_backward > 30, "{found_in_backward}");

@@ -11,6 +11,7 @@ mod fp8;
 mod lora;
 mod named_inputs;
 mod programs;
+mod random_plans;
 mod refused;
 mod stages;
 mod support;

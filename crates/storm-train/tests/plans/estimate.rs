@@ -1,9 +1,13 @@
 //! The block-level estimate that the search goes by, and what comes of it.
 
 use crate::models::{
-    FAMILIES, budget, gib, planned, profile, real_task, small_card, tiny, tiny_options,
+    FAMILIES, adapted, budget, gib, planned, profile, real_task, small_card, tiny, tiny_options,
+    with_disk,
 };
-use storm_plan::{Decisions, HardwareProfile, Lowering, Task, random_decisions, simulate};
+use storm_plan::{
+    Decisions, HardwareProfile, Lowering, Task, random_decisions, random_decisions_with_disk,
+    simulate,
+};
 use storm_train::training_task;
 
 /// Plenty for everything here.
@@ -29,6 +33,24 @@ fn estimates_of_random_decisions_are_close_to_their_simulation() {
             let worst = ratios.iter().map(|ratio| (ratio - 1.0).abs()).fold(0.0, f64::max);
             let mean = ratios.iter().map(|ratio| (ratio - 1.0).abs()).sum::<f64>() / 24.0;
             assert!(worst < 0.12 && mean < 0.03, "{name}: {mean}, {worst}: {ratios:?}");
+        }
+    }
+}
+
+#[test]
+fn estimates_with_a_disk_are_close_to_their_simulation() {
+    // Once the disk is the limit, once it is not.
+    for profile in
+        [with_disk(small_card(1e9, 1e8), 2e7, 1e7), with_disk(small_card(1e9, 1e7), 1e8, 1e8)]
+    {
+        for config in [tiny("gpt2"), tiny("qwen3-0.6b"), adapted(tiny("llama-3.2-1b"))] {
+            let task = training_task(&config, &tiny_options(), 6).unwrap();
+            let ratios: Vec<f64> = (0..24)
+                .map(|seed| ratio(&task, &profile, &random_decisions_with_disk(&task, seed)))
+                .collect();
+            let worst = ratios.iter().map(|ratio| (ratio - 1.0).abs()).fold(0.0, f64::max);
+            let mean = ratios.iter().map(|ratio| (ratio - 1.0).abs()).sum::<f64>() / 24.0;
+            assert!(worst < 0.15 && mean < 0.04, "{mean}, {worst}: {ratios:?}");
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Tasks that the tests share.
 
-use storm_model::{ModelConfig, Packing, preset};
+use storm_model::{Adapters, LoraOptions, ModelConfig, Packing, preset};
 use storm_plan::{
     Budget, Forced, HardwareProfile, LinkProfile, PlanError, Planned, Task, Tier, TooSmall, plan,
 };
@@ -37,6 +37,25 @@ pub(crate) fn small_card(flops: f64, bus: f64) -> HardwareProfile {
         launch_seconds: 0.0,
         ..profile("reference")
     }
+}
+
+/// The same machine with a disk.
+pub(crate) fn with_disk(mut profile: HardwareProfile, read: f64, write: f64) -> HardwareProfile {
+    profile.links.push(LinkProfile {
+        near: Tier::HOST,
+        far: Tier::DISK,
+        to_near_bandwidth: read,
+        to_far_bandwidth: write,
+        duplex_bandwidth: read.max(write) * 1.2,
+        latency_seconds: 0.0,
+    });
+    profile
+}
+
+/// A model with adapters beside its weights, which are frozen.
+pub(crate) fn adapted(config: ModelConfig) -> ModelConfig {
+    let adapters = Adapters::new(&config, LoraOptions::new(3, 6.0)).expect("adapters that fit");
+    ModelConfig { adapters: Some(adapters), ..config }
 }
 
 pub(crate) fn tiny(name: &str) -> ModelConfig {

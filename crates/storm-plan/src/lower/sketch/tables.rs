@@ -108,6 +108,9 @@ pub(super) struct Fold {
 #[derive(Debug)]
 pub(super) struct StageTable {
     pub(super) weights: SlabCells,
+    /// Copies of frozen weights and of the others, where the frozen ones are on disk.
+    pub(super) frozen: Vec<Run>,
+    pub(super) learning: Vec<Run>,
     pub(super) gradients: SlabCells,
     pub(super) updates: Vec<UpdateCopies>,
     /// Sums of squares of a block's gradients.
@@ -178,7 +181,10 @@ fn stage_table(
     };
     let updates = cut.updates[stage].iter().enumerate().map(update).collect();
     let squares = squares(lowering, stage);
-    StageTable { weights, gradients, updates, squares, folds: Vec::new() }
+    let homes = &cut.frozen[stage];
+    let frozen: Vec<CopyRun> = homes.on_disk.iter().map(|run| run.copy.clone()).collect();
+    let (frozen, learning) = (weights.of(&frozen), weights.of(&homes.learning));
+    StageTable { weights, frozen, learning, gradients, updates, squares, folds: Vec::new() }
 }
 
 fn update_kernels(

@@ -61,6 +61,7 @@ struct Cells {
     stages: Vec<(Class, usize)>,
     state_ring: u32,
     disk_ring: u32,
+    frozen_ring: u32,
     /// Inputs and results of a step, by micro-batch of a group.
     inputs: u32,
     results: u32,
@@ -95,6 +96,7 @@ struct Walk<'s> {
     residency: Residency,
     state_turns: Turns,
     disk_turns: Turns,
+    frozen_turns: Turns,
     /// How many updates of the segment have had a slot on their way from the disk.
     disk_count: usize,
     /// Sizes of the state on disk of all updates.
@@ -123,6 +125,7 @@ impl<'s> Walk<'s> {
             stages: Vec::new(),
             state_ring: 0,
             disk_ring: 0,
+            frozen_ring: 0,
             inputs: 0,
             results: 0,
             activation_ring: 0,
@@ -148,6 +151,7 @@ impl<'s> Walk<'s> {
         }
         cells.state_ring = cells.take(layout.state_ring.slots.max(1) * sketch.tables.state_runs);
         cells.disk_ring = cells.take(layout.disk_ring.slots);
+        cells.frozen_ring = cells.take(layout.frozen_ring.slots);
         let on_disk = rings::on_disk(lowering, layout);
         let most = decisions.group_max();
         cells.inputs = cells.take(lowering.shared.inputs.len() * most);
@@ -164,6 +168,7 @@ impl<'s> Walk<'s> {
             residency: Residency::new(layout),
             state_turns: Turns::new(layout.state_ring.slots),
             disk_turns: Turns::new(layout.disk_ring.slots),
+            frozen_turns: Turns::new(layout.frozen_ring.slots),
             disk_count: 0,
             on_disk,
             activation_turns: Turns::new(0),
@@ -266,6 +271,7 @@ impl<'s> Walk<'s> {
         for turns in [
             &mut self.state_turns,
             &mut self.disk_turns,
+            &mut self.frozen_turns,
             &mut self.activation_turns,
             &mut self.input_turns,
         ] {

@@ -160,8 +160,14 @@ impl<'s> Walk<'s> {
         for position in 0..self.owners(block).len() {
             let owner = self.owner(block, position);
             if let Some(after) = self.enter(Class::Weights, owner) {
-                let runs = &sketch.tables.stages[self.at(owner).stage].weights.runs;
-                self.bring(Class::Weights, owner, runs, after);
+                let table = &sketch.tables.stages[self.at(owner).stage];
+                match self.is_frozen_on_disk(owner) {
+                    true => {
+                        self.bring(Class::Weights, owner, &table.learning, after);
+                        self.bring_frozen(owner, after);
+                    }
+                    false => self.bring(Class::Weights, owner, &table.weights.runs, after),
+                }
             }
         }
     }
@@ -214,7 +220,16 @@ impl<'s> Walk<'s> {
         }
         let [weights, gradients] = self.arriving;
         if let Some(from) = weights {
-            self.bring(Class::Weights, block, &update.weights_in, from.max(after));
+            let from = from.max(after);
+            match self.is_frozen_on_disk(block) {
+                true => {
+                    self.bring(Class::Weights, block, &update.weights_out, from);
+                    if number == 0 {
+                        self.bring_frozen(block, from);
+                    }
+                }
+                false => self.bring(Class::Weights, block, &update.weights_in, from),
+            }
         }
         if let Some(from) = gradients {
             self.bring(Class::Gradients, block, &update.gradients, from.max(after));
@@ -258,6 +273,35 @@ impl<'s> Walk<'s> {
         }
         if !self.is_pinned(Class::Weights, block) {
             self.send(Class::Weights, block, &update.weights_out);
+        }
+    }
+
+    // ---- frozen weights on disk -----------------------------------------------------------------
+
+    fn is_frozen_on_disk(&self, block: usize) -> bool {
+        let Block { stage, index } = self.at(block);
+        self.layout.weight_homes[stage][index].disk.is_some()
+    }
+
+    /// Reads a block's frozen weights from the disk, and copies them in, each through the next slot.
+    fn bring_frozen(&mut self, block: usize, after: usize) {
+        let sketch = self.sketch;
+        for run in &sketch.tables.stages[self.at(block).stage].frozen {
+            let slot = self.frozen_turns.next();
+            let free = self.frozen_turns.free_after(slot);
+            let cell = self.cells.frozen_ring + slot as u32;
+            self.segment.touch([Touch { first: cell, count: 1, used: Use::Write }]);
+            let seconds = run.bytes as f64 / self.disk_bandwidth[0];
+            self.segment.copy(free, Lane::ReadDisk, seconds);
+            let bytes = run.offset..run.offset + run.bytes;
+            let mut segment = std::mem::take(&mut self.segment);
+            segment.touch(self.overlapping(Class::Weights, block, bytes));
+            segment.touch(self.in_slot(Class::Weights, block, &run.cells, Use::Write));
+            segment.touch([Touch { first: cell, count: 1, used: Use::Read }]);
+            self.segment = segment;
+            let after = after.max(free);
+            self.copy_in(after, run.bytes, None);
+            self.frozen_turns.touch(slot, after);
         }
     }
 
