@@ -58,6 +58,8 @@ pub(crate) struct Request {
 pub(crate) struct Answer {
     pub(crate) batch: usize,
     pub(crate) accumulate: usize,
+    /// Of a step.
+    pub(crate) lanes: usize,
     pub(crate) planned: Planned,
     /// Empty if they were not looked at.
     pub(crate) policies: Vec<Policy>,
@@ -250,6 +252,7 @@ impl Answer {
         Ok(Answer {
             batch,
             accumulate,
+            lanes: task.lanes,
             planned,
             policies: Vec::new(),
             units,
@@ -265,7 +268,8 @@ impl Answer {
 
     /// How often a step goes through the layers.
     pub(super) fn groups(&self) -> usize {
-        self.planned.decisions.groups.iter().map(|group| group.times).sum()
+        let of_lane: usize = self.planned.decisions.groups.iter().map(|group| group.times).sum();
+        self.lanes * of_lane
     }
 
     pub(super) fn units_per_second(&self, request: &Request, step_seconds: f64) -> f64 {

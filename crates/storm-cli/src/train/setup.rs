@@ -43,7 +43,7 @@ const BASE_HASH: &str = "base-hash";
 pub(crate) const IMAGE_CONFIG: &str = "image-config";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 28] = [
+const FIXED: [&str; 29] = [
     "model",
     IMAGE_CONFIG,
     "data-ram",
@@ -65,6 +65,7 @@ const FIXED: [&str; 28] = [
     "batch",
     "accumulate",
     "tokens-per-step",
+    "lanes",
     "precision",
     "activation-codec",
     "chunk-rows",
@@ -380,6 +381,7 @@ fn take_over(given: &mut Given, before: &Progress) {
         given.batch = saved("batch");
         given.accumulate = saved("accumulate");
     }
+    given.lanes = given.lanes.or(saved("lanes"));
     // Runs that do not say had the ends of long samples cut off.
     if given.overlong.is_none() && !before.settings.contains_key("overlong") {
         given.overlong = Some(OverlongArg::Truncate);
@@ -548,12 +550,27 @@ pub(super) fn train_options(
             crop: settings.crop,
             cutout: settings.cutout,
         },
+        lanes: settings.lanes.get(),
         seed: settings.seed.0,
         ..TrainOptions::new(batch, sequence, settings.precision.into())
     }
 }
 
 fn step_size(settings: &Settings) -> Result<StepSize> {
+    let size = given_step_size(settings)?;
+    let lanes = settings.lanes;
+    match size {
+        StepSize::MicroBatches(count) if !count.is_multiple_of(lanes.get()) => {
+            Err(UsageError(format!(
+                "lanes is {lanes}; it must divide the micro-batches of a step evenly, and accumulate is {count}"
+            ))
+            .into())
+        }
+        size => Ok(size),
+    }
+}
+
+fn given_step_size(settings: &Settings) -> Result<StepSize> {
     let Settings { tokens_per_step, batch, accumulate, seq, .. } = settings;
     let accumulate_given = accumulate.is_some();
     let accumulate = accumulate.map_or(1, NonZeroUsize::get);

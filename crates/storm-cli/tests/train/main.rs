@@ -9,6 +9,7 @@ mod figures;
 mod folder;
 mod init;
 mod json;
+mod lanes;
 mod length;
 mod lengths;
 mod lora;

@@ -91,6 +91,8 @@ pub(crate) struct Layout {
     pub(crate) weights: Vec<ClassPlaces>,
     pub(crate) gradients: Vec<ClassPlaces>,
     pub(crate) states: Vec<ClassPlaces>,
+    /// Sums of lanes, on the device for blocks whose gradients are pinned.
+    pub(crate) sums: Vec<ClassPlaces>,
     /// Where streamed state is, by stage and block.
     pub(crate) state_homes: Vec<Vec<StateHome>>,
     /// In pinned host memory: state on its way from and to the disk.
@@ -273,7 +275,7 @@ impl Layout {
         }
         let norm_host = host.take(kind, "inputs and results", 4);
 
-        let Parameters { weights, gradients, states } =
+        let Parameters { weights, gradients, states, sums } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
         let state_homes = place_states(lowering, decisions, &cut, &mut host, &mut disk);
         let changing = (0..lowering.blocks.count())
@@ -318,6 +320,7 @@ impl Layout {
             weights,
             gradients,
             states,
+            sums,
             state_homes,
             disk_ring,
             changing,
@@ -431,6 +434,7 @@ struct Parameters {
     weights: Vec<ClassPlaces>,
     gradients: Vec<ClassPlaces>,
     states: Vec<ClassPlaces>,
+    sums: Vec<ClassPlaces>,
 }
 
 fn place_parameters(
@@ -441,7 +445,12 @@ fn place_parameters(
     host: &mut Arena,
 ) -> Parameters {
     let shares = decisions.rings == RingMemory::Shared;
-    let mut places = Parameters { weights: Vec::new(), gradients: Vec::new(), states: Vec::new() };
+    let mut places = Parameters {
+        weights: Vec::new(),
+        gradients: Vec::new(),
+        states: Vec::new(),
+        sums: Vec::new(),
+    };
     for (stage, s) in lowering.task.program().stages().iter().enumerate() {
         let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
         let gradients_last =
@@ -473,6 +482,9 @@ fn place_parameters(
         let (kind, slab) = (TensorKind::OptimizerState, &slabs.states);
         let streaming = Streaming { pinned: decided.states_pinned, ring: 0 };
         places.states.push(class(kind, slab, streaming, true));
+        let (kind, slab) = (TensorKind::Gradients, &slabs.sums);
+        let streaming = Streaming { pinned: decided.gradients.pinned, ring: 0 };
+        places.sums.push(class(kind, slab, streaming, true));
     }
     if shares {
         // Rings lie over each other, except for those that a block needs at once: its weights, its

@@ -7,6 +7,7 @@ mod dropout;
 mod evaluation;
 mod exactness;
 mod faults;
+mod lanes;
 mod lora;
 mod named_inputs;
 mod programs;
