@@ -7,9 +7,7 @@ use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
     random_decisions,
 };
-use storm_train::{
-    Batch, Precision, Snapshot, TrainError, TrainOptions, Trainer, training_task,
-};
+use storm_train::{Batch, Precision, Snapshot, TrainError, TrainOptions, Trainer, training_task};
 
 /// What was found of one family.
 #[derive(Clone, Debug, PartialEq)]

@@ -37,6 +37,8 @@ pub(crate) struct Request {
     /// The batch is meaningless if the planner chooses it.
     pub(crate) options: TrainOptions,
     pub(crate) step: StepSize,
+    /// That compute it.
+    pub(crate) ranks: usize,
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
@@ -138,6 +140,7 @@ impl Request {
             config,
             options,
             step,
+            ranks: 1,
             vram: memory_limits::device(args.vram, &profile),
             ram: memory_limits::host(args.ram)?,
             disk,
@@ -168,6 +171,7 @@ impl Request {
             budget: self.budget(),
             forced: self.forced.clone(),
             trial,
+            ranks: self.ranks,
         }
     }
 

@@ -88,6 +88,14 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
             sequence_words(request),
         ),
     ];
+    if request.ranks > 1 {
+        let rounds = request.options.lanes / request.ranks;
+        let lanes = format!(
+            "the plan is for one of {} lanes; each of {} ranks computes {rounds} in a step",
+            request.options.lanes, request.ranks
+        );
+        lines.extend(wrapped("          ", &lanes));
+    }
     if request.options.activation_codec == ActivationCodec::Int8 {
         lines.push("          activations in 8 bits".to_owned());
     }

@@ -19,6 +19,7 @@ mod no_threads;
 mod non_finite;
 mod numbers;
 mod predict;
+mod ranks;
 mod runs;
 mod sgd;
 mod support;

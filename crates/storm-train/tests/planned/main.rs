@@ -11,6 +11,7 @@ mod lanes;
 mod lora;
 mod named_inputs;
 mod programs;
+mod ranks;
 mod refused;
 mod stages;
 mod support;
