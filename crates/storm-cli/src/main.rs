@@ -228,7 +228,11 @@ impl std::error::Error for OverBudget {}
 /// 2 if the call makes no sense, 3 if the budget is too small, 4 if the user's files or names are at
 /// fault, 1 otherwise.
 fn exit_code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(error.chain().find_map(code_of_cause).unwrap_or(1))
+    ExitCode::from(code_of(error))
+}
+
+fn code_of(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(code_of_cause).unwrap_or(1)
 }
 
 fn code_of_cause(cause: &(dyn std::error::Error + 'static)) -> Option<u8> {

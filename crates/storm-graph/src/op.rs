@@ -182,7 +182,7 @@ define_ops! {
     // ---- elementwise ------------------------------------------------------------------------
     /// `a + b`, same shape.
     Add [Elementwise, Bytes] { a: One, b: One; }
-    /// `sum + x`, same shape and dtype, over `sum`. Has no gradient.
+    /// `sum + x`, same shape, over `sum`, which has the dtype of `x` or f32. Has no gradient.
     Accumulate [Optimizer, Bytes] { sum: One, x: One; }
     /// `average + momentum · (x − average)`, both f32 of one shape, over `average`, a parameter of
     /// [`Training::Running`](crate::Training::Running). Runs once per micro-batch of a training step. Has no gradient.

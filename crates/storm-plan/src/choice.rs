@@ -251,7 +251,7 @@ impl Choice {
         self.stages.iter().map(|chosen| chosen.activations).collect()
     }
 
-    /// How many groups follow the first.
+    /// How many groups of a lane follow the first.
     pub(crate) fn groups_after_first(&self, micro_batches: usize) -> usize {
         let first = self.first.as_ref().map_or(self.group, |first| first.group);
         micro_batches.saturating_sub(first) / self.group.max(1)
@@ -272,7 +272,7 @@ impl Choice {
                 input_ring: self.input_ring,
             }
         };
-        let micro_batches = lowering.task.micro_batches;
+        let micro_batches = lowering.task.lane_micro_batches();
         let usual = self.usual_activations();
         let groups = match &self.first {
             None => {

@@ -99,7 +99,7 @@ pub struct Decisions {
     pub piece_elements: usize,
 }
 
-/// Consecutive groups of micro-batches that are treated alike.
+/// Consecutive groups of micro-batches of a lane that are treated alike.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct GroupDecisions {
     /// Micro-batches that run through a block together: streamed weights are copied once for all of them.
@@ -162,7 +162,7 @@ impl Decisions {
         Decisions {
             groups: vec![GroupDecisions {
                 micro_batches: 1,
-                times: task.micro_batches,
+                times: task.lane_micro_batches(),
                 stages: activations.collect(),
                 activation_ring: 0,
                 input_ring: 0,

@@ -38,6 +38,8 @@ struct ParameterTraffic {
     states: f64,
     update_gradients: f64,
     updated_weights: f64,
+    /// Sums of lanes, each way with each lane but the first.
+    sums: f64,
 }
 
 /// A group of micro-batches: its costs besides parameters.
@@ -77,12 +79,11 @@ impl<'a> Estimator<'a> {
 
     /// A lower bound for every plan of this choice: the busiest queue without a pause.
     pub(crate) fn least_seconds(&self, choice: &Choice) -> f64 {
-        let micro_batches = self.lowering.task.micro_batches;
-        let after_first = choice.groups_after_first(micro_batches) as f64;
+        let (lanes, after_first) = self.counts(choice);
         let [first, usual] = self.groups(choice);
         // The first micro-batch adds to no gradient, which is slightly faster.
         let compute = |group: &GroupTimes| 0.999 * (group.forward + group.backward);
-        let compute = compute(&first) + after_first * compute(&usual);
+        let compute = lanes * compute(&first) + after_first * compute(&usual);
         let (mut weights_in, mut gradients_out) = (0.0, 0.0);
         for (times, chosen) in self.stages.iter().zip(&choice.stages) {
             let beyond = |streaming: Streaming| (times.blocks - streaming.slots() as f64).max(0.0);
@@ -91,10 +92,17 @@ impl<'a> Estimator<'a> {
                 gradients_out += beyond(chosen.gradients) * times.sizes.gradients as f64;
             }
         }
-        let (profile, groups) = (self.lowering.profile, 1.0 + after_first);
+        let (profile, groups) = (self.lowering.profile, lanes + after_first);
         compute
             .max(groups * weights_in / profile.link(Link::HOST_TO_DEVICE).bandwidth)
             .max(groups * gradients_out / profile.link(Link::DEVICE_TO_HOST).bandwidth)
+    }
+
+    /// Lanes of a step, each of which begins with the first group, and how many groups of a step follow these.
+    fn counts(&self, choice: &Choice) -> (f64, f64) {
+        let task = self.lowering.task;
+        let after_first = choice.groups_after_first(task.lane_micro_batches());
+        (task.lanes as f64, (task.lanes * after_first) as f64)
     }
 
     /// The first group of a choice, and those after it.
@@ -198,6 +206,7 @@ impl<'a> Estimator<'a> {
             if last {
                 traffic.update_gradients += misses(chosen.gradients) * sizes.gradients as f64;
             }
+            traffic.sums += beyond(chosen.gradients) * sizes.sums as f64;
             traffic.updated_weights += beyond(chosen.weights) * sizes.weights as f64;
             traffic.states += (times.blocks - chosen.states as f64) * sizes.states as f64;
         }
@@ -216,7 +225,7 @@ impl<'a> Estimator<'a> {
 
     /// Seconds of a step.
     pub(crate) fn step_seconds(&self, choice: &Choice) -> f64 {
-        let after_first = choice.groups_after_first(self.lowering.task.micro_batches) as f64;
+        let (lanes, after_first) = self.counts(choice);
         let traffic = self.traffic(choice);
         let [first, usual] = self.groups(choice);
         if self.lowering.task.training.is_none() {
@@ -251,7 +260,13 @@ impl<'a> Estimator<'a> {
                     + self.pass(update, update_in + traffic.weights, update_out, &traffic)
             }
         };
-        seconds + first_forward + self.exposed_seconds(choice, after_first, &traffic)
+        let summed = |bytes: f64| bytes + traffic.sums;
+        let later_lane = self.pass(first.forward, traffic.weights, first.offloaded)
+            + self.pass(first.backward, summed(into(&first)), summed(gradients));
+        seconds
+            + first_forward
+            + (lanes - 1.0) * later_lane
+            + self.exposed_seconds(choice, after_first + lanes - 1.0, &traffic)
     }
 
     /// Seconds of a group that applies no update and starts no gradients.

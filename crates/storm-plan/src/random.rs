@@ -8,14 +8,16 @@ use storm_graph::random::Random;
 /// Valid decisions, drawn at random; the same for the same seed.
 pub fn random_decisions(task: &Task, seed: u64) -> Decisions {
     let mut random = Random(seed);
-    let in_backward = task.training.is_some() && !task.clips() && random.below(2) == 0;
+    let may_update_in_backward = task.training.is_some() && !task.clips() && task.lanes == 1;
+    let in_backward = may_update_in_backward && random.below(2) == 0;
     // A first group of any size, then groups of a size that divides the rest.
+    let micro_batches = task.lane_micro_batches();
     let first = match in_backward {
-        true => task.micro_batches,
-        false => 1 + random.below(task.micro_batches),
+        true => micro_batches,
+        false => 1 + random.below(micro_batches),
     };
     let mut sizes = vec![(first, 1)];
-    let rest = task.micro_batches - first;
+    let rest = micro_batches - first;
     let divisors: Vec<usize> = (1..=rest).filter(|g| rest.is_multiple_of(*g)).collect();
     if !divisors.is_empty() {
         let group = divisors[random.below(divisors.len())];

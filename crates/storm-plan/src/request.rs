@@ -132,11 +132,12 @@ impl Forced {
             ));
         }
         if let Some(group) = self.group
-            && (group == 0 || !task.micro_batches.is_multiple_of(group))
+            && (group == 0 || !task.lane_micro_batches().is_multiple_of(group))
         {
+            let of_lane = if task.lanes > 1 { " of a lane" } else { "" };
             return refuse(format!(
-                "groups of {group} do not divide {} micro-batches",
-                task.micro_batches
+                "groups of {group} do not divide {} micro-batches{of_lane}",
+                task.lane_micro_batches()
             ));
         }
         if self.update == Some(UpdateTime::InBackward) {

@@ -525,7 +525,7 @@ impl<'a> Search<'a> {
 
     /// Group sizes worth trying.
     fn groups(&self) -> Vec<usize> {
-        let micro_batches = self.task().micro_batches;
+        let micro_batches = self.task().lane_micro_batches();
         if let Some(group) = self.forced.group {
             return vec![group];
         }

@@ -12,6 +12,9 @@ pub struct Task {
     pub training: Option<TrainingGraphs>,
     /// How many micro-batches a step has.
     pub micro_batches: usize,
+    /// Into how many lanes these are divided, in order and evenly. The gradient of a lane is accumulated by itself; that of a
+    /// step is the f32 sum of its lanes in their order, rounded once. With one lane, it is the gradient of the lane.
+    pub lanes: usize,
     /// Inputs of micro-batches that a training step fetches from a data source, by name. The host writes
     /// all others, and all inputs of an evaluation and of a task without training.
     pub data: BTreeSet<String>,
@@ -59,6 +62,11 @@ impl Task {
         self.training.as_ref().map_or(&self.forward, |training| &training.proceed)
     }
 
+    /// How many micro-batches a lane has.
+    pub fn lane_micro_batches(&self) -> usize {
+        self.micro_batches / self.lanes.max(1)
+    }
+
     /// Whether gradients are scaled down by their norm, which is known at the end of a step.
     pub fn clips(&self) -> bool {
         let norm = self.training.iter().flat_map(|training| training.norm.nodes());
@@ -73,6 +81,12 @@ impl Task {
                 "updates in the backward pass come before the norm of all gradients is known: turn clipping off"
                     .to_owned(),
             );
+        }
+        if self.lanes > 1 {
+            let lanes = self.lanes;
+            return Some(format!(
+                "updates in the backward pass come before all {lanes} lanes of a step are summed: use one lane"
+            ));
         }
         let count = self.micro_batches;
         (group != count).then(|| {

@@ -3,6 +3,7 @@ use storm_exec::ExecError;
 use storm_graph::GraphError;
 use storm_model::ModelError;
 use storm_plan::PlanError;
+use storm_ranks::RankError;
 
 /// Why training could not be set up or a step could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +56,9 @@ pub enum TrainError {
         /// NaN or infinite.
         norm: f32,
     },
+    /// Between ranks.
+    #[error(transparent)]
+    Ranks(#[from] RankError),
     /// A batch that does not fit the program.
     #[error("batch: {problem}")]
     Batch {

@@ -32,7 +32,7 @@ pub fn evaluation_task(
     micro_batches: usize,
 ) -> Result<Task, TrainError> {
     let forward = model.into().build(&frozen(options))?;
-    Ok(Task { forward, training: None, micro_batches, data: BTreeSet::new() })
+    Ok(Task { forward, training: None, micro_batches, lanes: 1, data: BTreeSet::new() })
 }
 
 /// Nothing learns, and the result is the loss.

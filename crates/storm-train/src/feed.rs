@@ -131,9 +131,16 @@ impl Exchange {
             phase: phase_words(seeds.forward),
             loss: 0.0,
             losses: None,
+            found: None,
+            first_micro_batch: 0,
             correct: 0.0,
             gradient_norm: f32::NAN,
         }
+    }
+
+    /// Whether the plan says how many targets were found.
+    pub(crate) fn classifies(&self) -> bool {
+        self.classifies
     }
 
     /// The bytes of a result other than loss and norm, of the last micro-batch that ran.
@@ -161,6 +168,10 @@ pub(crate) struct StepFeed<'a, B> {
     loss: f32,
     /// Of each micro-batch, if somebody wants to know.
     pub(crate) losses: Option<&'a mut [f32]>,
+    /// How many targets each micro-batch found, likewise.
+    pub(crate) found: Option<&'a mut [f32]>,
+    /// The number that the first one has in its step.
+    pub(crate) first_micro_batch: usize,
     correct: f32,
     pub(crate) gradient_norm: f32,
 }
@@ -197,7 +208,8 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
             Source::Scalars => bytes_of(&self.scalars),
             Source::Random => bytes_of(&self.random),
             Source::Dropout => {
-                self.dropout = dropout_words(self.forward, micro_batch.unwrap_or(0));
+                let number = self.first_micro_batch + micro_batch.unwrap_or(0);
+                self.dropout = dropout_words(self.forward, number);
                 bytes_of(&self.dropout)
             }
             Source::Phase => bytes_of(&self.phase),
@@ -217,7 +229,12 @@ impl<B: MicroBatch> Feed for StepFeed<'_, B> {
                     losses[micro_batch] = value();
                 }
             }
-            CORRECT => self.correct += value(),
+            CORRECT => {
+                self.correct += value();
+                if let (Some(found), Some(micro_batch)) = (&mut self.found, micro_batch) {
+                    found[micro_batch] = value();
+                }
+            }
             names::NORM => self.gradient_norm = value(),
             name => {
                 let known = self.exchange.others.iter_mut().find(|(known, _)| known == name);

@@ -94,6 +94,11 @@ impl InputRules {
         readings.filter_map(|reading| Some((reading.clone(), slot(&reading)?))).collect()
     }
 
+    /// What is read of a micro-batch: name, dtype and number of entries.
+    pub(crate) fn inputs(&self) -> impl Iterator<Item = (&str, DType, usize)> {
+        self.rules.iter().map(|rule| (rule.name.as_str(), rule.dtype, rule.count))
+    }
+
     /// The most entries that an input has.
     pub(crate) fn count_max(&self) -> usize {
         self.rules.iter().map(|rule| rule.count).max().unwrap_or(0)

@@ -37,6 +37,7 @@ mod moments;
 mod optimizer;
 mod precision;
 mod predict;
+mod ranks;
 mod record;
 mod records;
 mod reference;
@@ -75,6 +76,7 @@ pub use predict::{
     Controller, Direction, Judgement, Jump, Phase, PhaseLengths, PredictOptions, PredictState,
     Prediction, Verdict, predict_bytes,
 };
+pub use ranks::{Heard, Ranks};
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,
     PlanFacts, Predictions, Recorder, RunFacts, Sample, Sink, StepRecord, TensorBoardFile,

@@ -1,6 +1,6 @@
 //! The optimizer as graphs: one for the norm, one per parameter and layer for the update.
 
-use crate::{Moments, Precision, TrainError};
+use crate::{Moments, Precision, TrainError, TrainOptions};
 use storm_exec::{Schedule, Slots};
 use storm_graph::random::SEED_WORDS;
 use storm_graph::{
@@ -99,6 +99,8 @@ pub(crate) mod names {
     pub(crate) const CLIP: &str = "step.clip";
     /// Behind the name of a gradient: the sum of its squares.
     pub(crate) const SQUARES_SUFFIX: &str = ".squares";
+    /// Behind the name of a gradient: the sum of lanes.
+    pub(crate) const LANES_SUFFIX: &str = ".lanes";
 }
 
 fn tensor(name: impl Into<String>, shape: Shape, dtype: DType, class: TensorClass) -> Tensor {
@@ -111,7 +113,7 @@ pub(crate) fn declare(
     program: &Program,
     instances: &[ParameterInstance],
     precision: Precision,
-    options: &OptimizerOptions,
+    TrainOptions { optimizer: options, lanes, .. }: &TrainOptions,
 ) -> Result<(), TrainError> {
     use TensorClass::{Activation, Gradient, Input, OptimizerState};
     for tied in program.tied_uses() {
@@ -127,6 +129,10 @@ pub(crate) fn declare(
         let state = options.state(precision, &instance.parameter);
         let precision = precision.of_parameter(instance.parameter.dtype);
         let gradient = format!("{name}.grad");
+        if *lanes > 1 {
+            let sum = format!("{gradient}{}", names::LANES_SUFFIX);
+            slots.declare(tensor(sum, shape.clone(), DType::F32, Gradient))?;
+        }
         slots.declare(tensor(gradient, shape.clone(), precision.gradients(), Gradient))?;
         for (suffix, format) in state {
             let name = format!("{name}.{suffix}");
@@ -145,15 +151,8 @@ fn trainable(instances: &[ParameterInstance]) -> impl Iterator<Item = &Parameter
     instances.iter().filter(|instance| instance.parameter.training == Training::Trainable)
 }
 
-/// Parts of tied gradients added up, then global norm and clip scale of all gradients.
-pub(crate) fn norm_schedule(
-    slots: &Slots,
-    program: &Program,
-    instances: &[ParameterInstance],
-    precision: Precision,
-    options: &OptimizerOptions,
-) -> Result<Schedule, TrainError> {
-    let mut schedule = Schedule::default();
+/// Parts of tied gradients added up.
+fn add_folds(schedule: &mut Schedule, slots: &Slots, program: &Program) -> Result<(), TrainError> {
     for tied in program.tied_uses() {
         let (whole, part) = (format!("{}.grad", tied.parameter), tied.gradient_name(program));
         let Tensor { shape, dtype, .. } = slots.tensor(slots.get(&part)?).clone();
@@ -164,7 +163,57 @@ pub(crate) fn norm_schedule(
         graph.apply("fold", Op::Accumulate { sum, x })?;
         schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
     }
-    let graph = norm_graph(instances, precision, options)?;
+    Ok(())
+}
+
+/// What follows the first lane of a step, one in the middle and the last: parts of tied gradients are added up; then the sum of
+/// lanes is begun, or added to, or added to and rounded to the gradient of the step.
+pub(crate) fn lane_schedules(
+    slots: &Slots,
+    program: &Program,
+    instances: &[ParameterInstance],
+) -> Result<[Schedule; 3], TrainError> {
+    let mut schedules = [Schedule::default(), Schedule::default(), Schedule::default()];
+    for (position, schedule) in schedules.iter_mut().enumerate() {
+        add_folds(schedule, slots, program)?;
+        for instance in trainable(instances) {
+            let gradient = format!("{}.grad", instance.name);
+            let name = format!("{gradient}{}", names::LANES_SUFFIX);
+            let Tensor { shape, dtype, class, .. } = slots.tensor(slots.get(&gradient)?).clone();
+            let mut graph = Graph::new();
+            let lane = graph.source(&gradient, shape.clone(), dtype, class);
+            if position == 0 {
+                graph.apply(&name, Op::Convert { x: lane, dtype: DType::F32 })?;
+                schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
+                continue;
+            }
+            let sum = graph.source(&name, shape.clone(), DType::F32, class);
+            graph.apply("add", Op::Accumulate { sum, x: lane })?;
+            schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
+            if position == 2 {
+                let mut graph = Graph::new();
+                let sum = graph.source(&name, shape, DType::F32, class);
+                graph.apply(&gradient, Op::Convert { x: sum, dtype })?;
+                schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
+            }
+        }
+    }
+    Ok(schedules)
+}
+
+/// Parts of tied gradients added up, unless lanes have done that, then global norm and clip scale of all gradients.
+pub(crate) fn norm_schedule(
+    slots: &Slots,
+    program: &Program,
+    instances: &[ParameterInstance],
+    precision: Precision,
+    options: &TrainOptions,
+) -> Result<Schedule, TrainError> {
+    let mut schedule = Schedule::default();
+    if options.lanes == 1 {
+        add_folds(&mut schedule, slots, program)?;
+    }
+    let graph = norm_graph(instances, precision, &options.optimizer)?;
     schedule.add_graph(graph, 0, |tensor| slots.find(&tensor.name))?;
     Ok(schedule)
 }

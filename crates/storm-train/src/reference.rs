@@ -2,6 +2,7 @@ use crate::feed::{CORRECT, dropout_words, phase_words};
 use crate::input_rules::{DENOMINATOR, InputRules, Reading};
 use crate::micro_batch::{Entries, MicroBatch};
 use crate::optimizer::{self, names};
+use crate::task::check_lanes;
 use crate::{Found, Moments, OptimizerMethod, OptimizerOptions, Precision, TrainError, weights};
 use std::path::Path;
 use storm_device::cpu::CpuDevice;
@@ -39,6 +40,9 @@ pub struct TrainOptions {
     pub label_smoothing: f32,
     /// How pictures of a step are changed.
     pub augmentation: Augmentation,
+    /// Into how many lanes the micro-batches of a step are divided, in order and evenly. The gradient of a lane is
+    /// accumulated by itself. That of a step is the f32 sum of its lanes in their order, rounded once.
+    pub lanes: usize,
     /// Of initialization, stochastic rounding, dropout and augmentation.
     pub seed: u64,
 }
@@ -56,6 +60,7 @@ impl TrainOptions {
             optimizer: OptimizerOptions::default(),
             label_smoothing: 0.0,
             augmentation: Augmentation::default(),
+            lanes: 1,
             seed: 0,
         }
     }
@@ -103,7 +108,15 @@ struct Schedules {
     proceed: ScheduleId,
     norm: ScheduleId,
     update: ScheduleId,
+    lanes: Option<LaneSchedules>,
     fill_masters: Option<ScheduleId>,
+}
+
+/// What happens to the gradients of a lane, in a step of several.
+struct LaneSchedules {
+    first: ScheduleId,
+    middle: ScheduleId,
+    last: ScheduleId,
 }
 
 /// Slots that the host fills.
@@ -197,7 +210,7 @@ impl<D: Device> ReferenceTrainer<D> {
             slots.declare(Tensor { name: name.clone(), shape, dtype, class })?;
         }
         check_moments(&options, &instances)?;
-        optimizer::declare(&mut slots, &program, &instances, precision, &options.optimizer)?;
+        optimizer::declare(&mut slots, &program, &instances, precision, &options)?;
         for input in start.inputs() {
             slots.declare(input)?;
         }
@@ -206,13 +219,17 @@ impl<D: Device> ReferenceTrainer<D> {
             initialize_schedule(&slots, &model, &program, &instances)?,
             Schedule::of_program(&start, &slots)?,
             Schedule::of_program(&proceed, &slots)?,
-            optimizer::norm_schedule(&slots, &program, &instances, precision, &options.optimizer)?,
+            optimizer::norm_schedule(&slots, &program, &instances, precision, &options)?,
             optimizer::update_schedule(&slots, &instances, precision, &options.optimizer)?,
         ];
+        if options.lanes > 1 {
+            schedules.extend(optimizer::lane_schedules(&slots, &program, &instances)?);
+        }
         if precision.has_master() {
             schedules.push(optimizer::master_schedule(&slots, &instances, precision)?);
         }
         let inputs = Inputs::find(&slots, InputRules::of_program(&program))?;
+        let count = schedules.len();
         let resident = Resident::new(slots, schedules, open)?;
         let schedules = Schedules {
             initialize: resident.schedule(0),
@@ -220,7 +237,12 @@ impl<D: Device> ReferenceTrainer<D> {
             proceed: resident.schedule(2),
             norm: resident.schedule(3),
             update: resident.schedule(4),
-            fill_masters: precision.has_master().then(|| resident.schedule(5)),
+            lanes: (options.lanes > 1).then(|| LaneSchedules {
+                first: resident.schedule(5),
+                middle: resident.schedule(6),
+                last: resident.schedule(7),
+            }),
+            fill_masters: precision.has_master().then(|| resident.schedule(count - 1)),
         };
         let mut trainer =
             ReferenceTrainer { resident, model, options, instances, schedules, inputs, updates: 0 };
@@ -252,13 +274,15 @@ impl<D: Device> ReferenceTrainer<D> {
     }
 
     /// Forward and backward of all micro-batches; afterwards the gradients of the step are in their
-    /// slots. Each use of a tied parameter has one of its own until [`ReferenceTrainer::update`] sums them.
+    /// slots. With one lane, each use of a tied parameter has one of its own until [`ReferenceTrainer::update`] sums them.
     /// Returns what they came to.
     ///
     /// # Errors
     /// A batch that does not fit; nothing was changed.
     pub fn accumulate(&mut self, batches: &[impl MicroBatch]) -> Result<Found, TrainError> {
         let valid = self.inputs.rules.check(batches, &self.options)?;
+        check_lanes(&self.options, batches.len())?;
+        let in_lane = batches.len() / self.options.lanes;
         self.resident.write(self.inputs.denominator, &[valid as f32])?;
         let seed = Seed { seed: self.options.seed, step: self.updates + 1 };
         if let Some(phase) = self.inputs.phase {
@@ -271,7 +295,10 @@ impl<D: Device> ReferenceTrainer<D> {
             if let Some(dropout) = self.inputs.dropout {
                 self.resident.write(dropout, &dropout_words(Some(seed), index))?;
             }
-            let schedule = if index == 0 { self.schedules.start } else { self.schedules.proceed };
+            let schedule = match index % in_lane {
+                0 => self.schedules.start,
+                _ => self.schedules.proceed,
+            };
             self.resident.run(schedule)?;
             let mut part = [0.0];
             self.resident.result(schedule, "loss", &mut part)?;
@@ -280,8 +307,22 @@ impl<D: Device> ReferenceTrainer<D> {
                 self.resident.result(schedule, CORRECT, &mut part)?;
                 correct += part[0];
             }
+            if (index + 1) % in_lane == 0 {
+                self.sum_lane(index / in_lane)?;
+            }
         }
         Ok(Found { loss, accuracy: classifies.then_some(correct / valid as f32) })
+    }
+
+    /// Adds the gradients of a lane to those of the lanes before it.
+    fn sum_lane(&mut self, lane: usize) -> Result<(), TrainError> {
+        let Some(lanes) = &self.schedules.lanes else { return Ok(()) };
+        let schedule = match lane {
+            0 => lanes.first,
+            _ if lane + 1 == self.options.lanes => lanes.last,
+            _ => lanes.middle,
+        };
+        Ok(self.resident.run(schedule)?)
     }
 
     /// Applies the gradients in the slots and returns their norm. A norm that is not finite leaves

@@ -330,7 +330,7 @@ impl Sorting {
     }
 }
 
-fn no_source() -> TrainError {
+pub(crate) fn no_source() -> TrainError {
     let problem = "this trainer was given no source of batches".to_owned();
     TrainError::Option { option: "data", problem }
 }

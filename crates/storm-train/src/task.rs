@@ -41,6 +41,7 @@ pub fn task_of_program(
         );
         return Err(TrainError::Option { option: "accumulate", problem });
     }
+    check_lanes(options, micro_batches)?;
     let precision = options.precision;
     let parameters = program.parameters();
     let instances = program.parameter_instances();
@@ -67,5 +68,21 @@ pub fn task_of_program(
         updates,
     };
     let data = InputRules::of_program(program).data_inputs(&training.proceed);
-    Ok(Task { forward: program.clone(), training: Some(training), micro_batches, data })
+    let (forward, lanes) = (program.clone(), options.lanes);
+    Ok(Task { forward, training: Some(training), micro_batches, lanes, data })
+}
+
+/// Whether the micro-batches of a step can be divided into lanes.
+pub(crate) fn check_lanes(options: &TrainOptions, micro_batches: usize) -> Result<(), TrainError> {
+    let lanes = options.lanes;
+    if lanes > 0 && micro_batches.is_multiple_of(lanes) {
+        return Ok(());
+    }
+    let problem = match lanes {
+        0 => "must be at least 1".to_owned(),
+        _ => format!(
+            "must divide a step evenly: {lanes} do not divide its {micro_batches} micro-batches"
+        ),
+    };
+    Err(TrainError::Option { option: "lanes", problem })
 }

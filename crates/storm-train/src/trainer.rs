@@ -2,6 +2,7 @@ use crate::checkpoint::{Base, StateTensor, state_tensors};
 use crate::feed::{Batches, Exchange, StepSeeds, foreign};
 use crate::input_rules::InputRules;
 use crate::optimizer::names;
+use crate::ranks::RankState;
 use crate::reference::{check_options, initial_graph};
 use crate::staging::{Rate, Staging, StepData};
 use crate::{
@@ -25,21 +26,23 @@ use storm_plan::{CheckedPlan, PerTier, UpdateTime, Work};
 /// Gives bitwise the same as a [`ReferenceTrainer`](crate::ReferenceTrainer) of the same options on the same kind of
 /// device, whatever the plan.
 pub struct Trainer<D: PlanDevice> {
-    planned: Planned<D>,
+    pub(crate) planned: Planned<D>,
     /// None for a program that the caller has built.
     model: Option<AnyModel>,
     options: TrainOptions,
-    rules: InputRules,
+    pub(crate) rules: InputRules,
     instances: Vec<ParameterInstance>,
-    exchange: Exchange,
+    pub(crate) exchange: Exchange,
     /// The data that steps fetch.
-    staging: Arc<Staging>,
+    pub(crate) staging: Arc<Staging>,
     /// Updates made or pending.
     updates: u32,
     /// The scalars of an update that the next step or flush applies.
-    pending: Option<StepScalars>,
+    pub(crate) pending: Option<StepScalars>,
     /// The gradient norm of a step that was not finite, and whose update could not be cancelled.
     partly_updated: Option<f32>,
+    /// Other ranks that compute lanes, if this is the first of several.
+    pub(crate) ranks: Option<Box<RankState>>,
 }
 
 /// Whether a step is known to be the last.
@@ -164,6 +167,7 @@ impl<D: PlanDevice> Trainer<D> {
             updates: 0,
             pending: None,
             partly_updated: None,
+            ranks: None,
         })
     }
 
@@ -198,9 +202,10 @@ impl<D: PlanDevice> Trainer<D> {
         weights::draw_uniform(&mut self.planned, &self.instances, self.options.seed, start)
     }
 
-    /// Micro-batches that a step takes.
+    /// Micro-batches that a step takes, on all ranks together.
     pub fn micro_batches(&self) -> usize {
-        self.planned.micro_batches()
+        let lanes = if self.ranks.is_some() { self.options.lanes } else { 1 };
+        self.planned.micro_batches() * lanes
     }
 
     /// One optimizer step: gradients over all micro-batches are normalized by the valid tokens of the
@@ -224,6 +229,9 @@ impl<D: PlanDevice> Trainer<D> {
             return Err(TrainError::Batch { problem });
         }
         let counted = self.rules.check(batches, &self.options)?;
+        if self.ranks.is_some() {
+            return self.lead_step(batches, counted, learning_rate);
+        }
         self.planned.wait_for_data()?;
         self.staging.put(batches);
         self.step_with(Batches::Given(batches), counted, learning_rate)
@@ -269,6 +277,9 @@ impl<D: PlanDevice> Trainer<D> {
     ) -> Result<SourceStep, RunError> {
         check_rate(learning_rate)?;
         self.check_whole()?;
+        if self.ranks.is_some() {
+            return self.ranked_step_from_source(learning_rate);
+        }
         let start = self.planned.device().now();
         self.planned.wait_for_data().map_err(TrainError::from)?;
         let data = self.staging.begin_step(next == NextStep::Follows)?;
@@ -276,6 +287,44 @@ impl<D: PlanDevice> Trainer<D> {
         let batches = Batches::<NamedInputs>::Fetched(self.micro_batches());
         let report = self.step_with(batches, data.counted, learning_rate)?;
         Ok(SourceStep { report, data, wait_seconds: waited.as_secs_f64() })
+    }
+
+    /// [`Trainer::step_from_source`] on several ranks. Nothing is read ahead.
+    fn ranked_step_from_source(&mut self, learning_rate: f32) -> Result<SourceStep, RunError> {
+        let start = self.planned.device().now();
+        let batches = self.read_step_data()?;
+        let waited = self.planned.device().now().saturating_sub(start);
+        let position = self.borrow_source(|source| Ok(source.position()))?;
+        let report = self.step(&batches, learning_rate)?;
+        let data = StepData {
+            counted: batches.iter().map(MicroBatch::counted).sum(),
+            units: batches.iter().map(MicroBatch::units).sum(),
+            position: position.unwrap_or(Value::Null),
+        };
+        self.keep_step_data(batches);
+        Ok(SourceStep { report, data, wait_seconds: waited.as_secs_f64() })
+    }
+
+    /// Forward and backward of one lane, whose micro-batches begin with number `first`. Applies what is pending before. Leaves the
+    /// loss of each micro-batch in `results`, then how many targets each found.
+    pub(crate) fn lane<B: MicroBatch>(
+        &mut self,
+        batches: &[B],
+        first: usize,
+        denominator: f32,
+        results: &mut [f32],
+    ) -> Result<(), TrainError> {
+        self.planned.wait_for_data()?;
+        self.staging.put(batches);
+        let scalars = self.pending.take().unwrap_or(StepScalars::NONE);
+        // What was pending is not part of the number of updates that the forward pass is for.
+        let forward = Some(self.seed(self.updates + 1));
+        let seeds = StepSeeds { update: self.seed(self.updates), forward };
+        let mut feed = self.exchange.feed(Batches::Given(batches), denominator, scalars, seeds);
+        let (losses, found) = results.split_at_mut(batches.len());
+        (feed.losses, feed.found) = (Some(losses), Some(found));
+        feed.first_micro_batch = first;
+        self.planned.step(&mut feed)
     }
 
     /// How fast the source was read.
@@ -411,6 +460,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// A tensor is missing, has another shape, or cannot be read; or the model is a program without a
     /// config.
     pub fn load(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
+        self.changed_by_hand();
         self.flush()?;
         let model = self.model.as_ref().ok_or_else(no_config)?;
         weights::load_or_start_fresh(&mut self.planned, model, source)
@@ -421,6 +471,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// As [`Trainer::load`].
     pub fn load_adapters(&mut self, source: &impl ParameterSource) -> Result<(), TrainError> {
+        self.changed_by_hand();
         self.flush()?;
         let model = self.model.as_ref().ok_or_else(no_config)?;
         weights::load_adapters(&mut self.planned, model, source)
@@ -467,6 +518,7 @@ impl<D: PlanDevice> Trainer<D> {
     /// # Errors
     /// There is no such tensor, or it has another number of elements.
     pub fn write(&mut self, name: &str, values: &[f32]) -> Result<(), TrainError> {
+        self.changed_by_hand();
         self.flush()?;
         let format = self.model.as_ref().and_then(AnyModel::quantized);
         weights::write(&mut self.planned, name, values, format)
@@ -595,12 +647,14 @@ impl<D: PlanDevice> Trainer<D> {
         first: usize,
         bytes: &[u8],
     ) -> Result<(), TrainError> {
+        self.changed_by_hand();
         self.flush()?;
         Ok(self.planned.write_bytes(name, first, bytes)?)
     }
 
     /// Goes on as if this many updates had been made.
     pub(crate) fn set_updates(&mut self, updates: u32) {
+        self.changed_by_hand();
         self.updates = updates;
     }
 
@@ -609,7 +663,7 @@ impl<D: PlanDevice> Trainer<D> {
     }
 }
 
-fn check_rate(learning_rate: f32) -> Result<(), TrainError> {
+pub(crate) fn check_rate(learning_rate: f32) -> Result<(), TrainError> {
     if learning_rate >= 0.0 && learning_rate.is_finite() {
         return Ok(());
     }

@@ -123,10 +123,9 @@ pub(crate) fn options(precision: Precision) -> TrainOptions {
 
 fn trainer<D: Device>(
     config: &ModelConfig,
-    precision: Precision,
+    options: TrainOptions,
     open: impl FnOnce(usize) -> Result<D, DeviceError>,
 ) -> Result<ReferenceTrainer<D>, TrainError> {
-    let options = options(precision);
     let program = build(config, &options.build_options())?;
     ReferenceTrainer::on_device(config, options, program, |_| {}, open)
 }
@@ -148,8 +147,8 @@ fn compare_gradients<D: Device>(
     precision: Precision,
     open: &impl Fn(usize) -> Result<D, DeviceError>,
 ) -> Result<(f64, String), TrainError> {
-    let mut cpu = trainer(config, precision, CpuDevice::new)?;
-    let mut other = trainer(config, precision, open)?;
+    let mut cpu = trainer(config, options(precision), CpuDevice::new)?;
+    let mut other = trainer(config, options(precision), open)?;
     let names: Vec<String> = cpu.parameter_names().map(str::to_owned).collect();
     for name in &names {
         other.write(name, &cpu.read(name)?)?;
@@ -180,17 +179,18 @@ fn run_steps<D: Device>(
     steps: usize,
     open: &impl Fn(usize) -> Result<D, DeviceError>,
 ) -> Result<Vec<u32>, TrainError> {
-    run_batches(config, precision, steps, &[batch(config, 5), batch(config, 6)], open)
+    let batches = [batch(config, 5), batch(config, 6)];
+    run_batches(config, &options(precision), steps, &batches, open)
 }
 
 pub(crate) fn run_batches<D: Device>(
     config: &ModelConfig,
-    precision: Precision,
+    options: &TrainOptions,
     steps: usize,
     batches: &[Batch],
     open: &impl Fn(usize) -> Result<D, DeviceError>,
 ) -> Result<Vec<u32>, TrainError> {
-    let mut trainer = trainer(config, precision, open)?;
+    let mut trainer = trainer(config, options.clone(), open)?;
     let mut bits = Vec::new();
     for _ in 0..steps {
         let report = trainer.step(batches, LEARNING_RATE)?;

@@ -9,7 +9,7 @@ use storm_plan::{
     Budget, CheckedPlan, Forced, HardwareProfile, Lowering, PlanError, Tier, check, plan,
     random_decisions,
 };
-use storm_train::{Batch, Precision, Snapshot, TrainError, Trainer, training_task};
+use storm_train::{Batch, Precision, Snapshot, TrainError, TrainOptions, Trainer, training_task};
 
 /// What was found of one family.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +35,9 @@ impl PlanReport {
 }
 
 const MICRO_BATCHES: usize = 4;
+
+/// Lanes of a step, for one family after another.
+const LANES: [usize; 3] = [1, 2, 4];
 
 /// At how many budgets the planner's own choice is tested.
 const BUDGETS: u64 = 3;
@@ -75,8 +78,10 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         let family = config.family.model_type();
         let batches: Vec<Batch> =
             (0..MICRO_BATCHES).map(|m| batch(config, 20 + m as u64)).collect();
-        let expected = run_batches(config, precision, steps, &batches, &open)?;
-        let task = training_task(config, &options(precision), MICRO_BATCHES)?;
+        let lanes = LANES[number % LANES.len()];
+        let options = TrainOptions { lanes, ..options(precision) };
+        let expected = run_batches(config, &options, steps, &batches, &open)?;
+        let task = training_task(config, &options, MICRO_BATCHES)?;
         let lowering = Lowering::new(&task, &profile)?;
         let mut candidates: Vec<(String, CheckedPlan)> = Vec::new();
         for index in 0..plans.div_ceil(families) {
@@ -102,7 +107,7 @@ pub fn verify_plans<R: Device, P: PlanDevice>(
         for (index, (what, plan)) in candidates.into_iter().enumerate() {
             progress(&format!("{family} {precision:?}, plan {} of {count}", index + 1));
             let (plan, device) = (Arc::new(plan), device(index as u64));
-            let mut trainer = Trainer::<P>::new(config, options(precision), plan, device)?;
+            let mut trainer = Trainer::<P>::new(config, options.clone(), plan, device)?;
             let found = run_planned(&mut trainer, steps, &batches)?;
             if found != expected {
                 differing.push(what.clone());

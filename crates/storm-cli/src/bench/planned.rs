@@ -233,6 +233,7 @@ impl<'a> PlannedRun<'a> {
         before: Option<D>,
     ) -> Result<(Launch, Trainer<D>)> {
         let request = LaunchRequest {
+            ranks: 1,
             model: self.config.clone().into(),
             options: self.options.clone(),
             step: StepSize::MicroBatches(self.args.accumulate),

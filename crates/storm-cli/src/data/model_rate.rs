@@ -12,6 +12,7 @@ pub(super) fn predicted(model: &str, batch: usize, profile: &HardwareProfile) ->
     let vram = memory_limits::device(None, profile).bytes;
     let ram = memory_limits::host(None)?.bytes;
     let request = LaunchRequest {
+        ranks: 1,
         model: AnyModel::from(config(model)?),
         options: TrainOptions::new(batch, 1, Precision::Bf16Stochastic),
         step: StepSize::MicroBatches(1),

@@ -37,6 +37,8 @@ pub(crate) struct Request {
     /// The batch is meaningless if the planner chooses it.
     pub(crate) options: TrainOptions,
     pub(crate) step: StepSize,
+    /// That compute it.
+    pub(crate) ranks: usize,
     pub(crate) profile: HardwareProfile,
     pub(crate) vram: Limit,
     pub(crate) ram: Limit,
@@ -58,6 +60,8 @@ pub(crate) struct Request {
 pub(crate) struct Answer {
     pub(crate) batch: usize,
     pub(crate) accumulate: usize,
+    /// Of a step.
+    pub(crate) lanes: usize,
     pub(crate) planned: Planned,
     /// Empty if they were not looked at.
     pub(crate) policies: Vec<Policy>,
@@ -137,6 +141,7 @@ impl Request {
             config,
             options,
             step,
+            ranks: 1,
             vram: memory_limits::device(args.vram, &profile),
             ram: memory_limits::host(args.ram)?,
             disk,
@@ -167,6 +172,7 @@ impl Request {
             budget: self.budget(),
             forced: self.forced.clone(),
             trial,
+            ranks: self.ranks,
         }
     }
 
@@ -251,6 +257,7 @@ impl Answer {
         Ok(Answer {
             batch,
             accumulate,
+            lanes: task.lanes,
             planned,
             policies: Vec::new(),
             units,
@@ -266,7 +273,8 @@ impl Answer {
 
     /// How often a step goes through the layers.
     pub(super) fn groups(&self) -> usize {
-        self.planned.decisions.groups.iter().map(|group| group.times).sum()
+        let of_lane: usize = self.planned.decisions.groups.iter().map(|group| group.times).sum();
+        self.lanes * of_lane
     }
 
     pub(super) fn units_per_second(&self, request: &Request, step_seconds: f64) -> f64 {

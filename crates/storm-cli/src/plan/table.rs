@@ -93,6 +93,10 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
         1 => String::new(),
         _ => format!(", {} at a time through each layer", planned.decisions.group_sizes()),
     };
+    let lanes = match answer.lanes {
+        1 => String::new(),
+        lanes => format!(", in {lanes} lanes"),
+    };
     let mut lines = vec![
         format!(
             "model     {}: {} parameters, {} layers, {precision}{moments}",
@@ -101,7 +105,7 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
             request.config.layer_count()
         ),
         format!(
-            "step      {} {}: {} of {batch}{}{together}",
+            "step      {} {}: {} of {batch}{}{lanes}{together}",
             grouped(answer.units_per_step(request) as u64),
             request.config.unit(),
             micro_batches(*accumulate),
@@ -110,6 +114,14 @@ fn head(request: &Request, answer: &Answer) -> Vec<String> {
     ];
     if request.options.precision == Precision::Fp8 {
         lines.extend(wrapped("          ", &fp8_words(request, *batch)));
+    }
+    if request.ranks > 1 {
+        let rounds = request.options.lanes / request.ranks;
+        let lanes = format!(
+            "the plan is for one of {} lanes; each of {} ranks computes {rounds} in a step",
+            request.options.lanes, request.ranks
+        );
+        lines.extend(wrapped("          ", &lanes));
     }
     if request.options.activation_codec == ActivationCodec::Int8 {
         lines.push("          activations in 8 bits".to_owned());
@@ -234,7 +246,8 @@ fn saved(answer: &Answer, index: usize, unit: &SavedUnit) -> String {
         (count(group, wanted) * group.micro_batches * unit.size_bytes) as u64
     };
     let most = |wanted: Storage| groups().map(|group| bytes(group, wanted)).max().unwrap_or(0);
-    let moved = groups().map(|group| group.times as u64 * bytes(group, Storage::Offload)).sum();
+    let moved = |group: &GroupDecisions| group.times as u64 * bytes(group, Storage::Offload);
+    let moved = answer.lanes as u64 * groups().map(moved).sum::<u64>();
     let sizes = [most(Storage::Keep), most(Storage::Offload), moved, moved];
     sizes_row(&format!("  {}", unit.name), &place, sizes)
 }

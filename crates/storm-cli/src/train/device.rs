@@ -15,6 +15,7 @@ use storm_device::PlanDevice;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions, probe_cpu};
 use storm_device::cuda::{CudaDevice, CudaPlanDevice, CudaPlanOptions};
 use storm_plan::{Budget, HardwareProfile, Tier};
+use storm_train::{Ranks, TrainError, Trainer};
 
 /// A kind of device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -159,6 +160,9 @@ pub(crate) trait Trains: PlanDevice {
         tune_seconds: f64,
         before: Option<Self>,
     ) -> Self::Options;
+
+    /// Makes this the first of several ranks.
+    fn lead(trainer: &mut Trainer<Self>, ranks: Ranks) -> Result<(), TrainError>;
 }
 
 impl Trains for CpuPlanDevice {
@@ -170,6 +174,10 @@ impl Trains for CpuPlanDevice {
         _: Option<Self>,
     ) -> CpuPlanOptions {
         CpuPlanOptions { threads: Some(threads), trace: true, disk, ..CpuPlanOptions::default() }
+    }
+
+    fn lead(trainer: &mut Trainer<Self>, ranks: Ranks) -> Result<(), TrainError> {
+        trainer.lead(ranks)
     }
 }
 
@@ -191,5 +199,10 @@ impl Trains for CudaPlanDevice {
             kept: before.and_then(|device| device.keep().ok()),
             ..CudaPlanOptions::default()
         }
+    }
+
+    fn lead(_: &mut Trainer<Self>, _: Ranks) -> Result<(), TrainError> {
+        let problem = "several ranks train on the CPU device only".to_owned();
+        Err(TrainError::Option { option: "device", problem })
     }
 }

@@ -46,11 +46,13 @@ pub(crate) use model::config_of_record;
 pub(crate) use options::Given;
 pub(crate) use output::{Style, shell_word};
 pub(crate) use planned::{check_config, positions_of_weights, request_of_config};
+use ranks::Crew;
 pub(crate) use recorded::Recorded;
 pub(crate) use reference::{by_heading, with_defaults};
 pub(crate) use setup::IMAGE_CONFIG;
 use setup::{Purpose, Setup};
 use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 pub(crate) use values::{DeviceArg, OverlongArg, Size as SizeOption};
 
@@ -92,9 +94,31 @@ pub(crate) fn settings_of_run(folder: &Path) -> BTreeMap<String, String> {
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {
+    match ranks::join()? {
+        None => start(prepare(args)?, None),
+        Some(joined) => joined.run(prepare(args), |prepared, crew| start(prepared, Some(crew))),
+    }
+}
+
+/// A run as it was asked for.
+struct Prepared {
+    given: Given,
+    start: Start,
+    other: OtherTokenizer,
+    style: Style,
+    dry_run: bool,
+}
+
+impl Prepared {
+    /// All that must be the same on every rank.
+    fn words(&self) -> (String, bool, Start) {
+        (config::write(&self.given), self.dry_run, self.start)
+    }
+}
+
+fn prepare(args: TrainArgs) -> Result<Prepared> {
     let TrainArgs { config, resume, begin_anew, other_tokenizer, dry_run, quiet, json, options } =
         args;
-    ranks::check()?;
     let file = match &config {
         Some(path) => config::read(path)?,
         None => Given::default(),
@@ -120,8 +144,19 @@ pub(crate) fn run(args: TrainArgs) -> Result<()> {
         _ => Start::Fresh,
     };
     let other = OtherTokenizer::of_switch(other_tokenizer);
-    if dry_run {
-        return dry_run::show_run(&Setup::new(given, start, other, Purpose::DryRun, style)?);
+    Ok(Prepared { given, start, other, style, dry_run })
+}
+
+fn start(prepared: Prepared, crew: Option<&Crew>) -> Result<()> {
+    let Prepared { mut given, start, other, style, dry_run } = prepared;
+    if let (Some(crew), None) = (crew, given.lanes)
+        && start != Start::Resume
+    {
+        given.lanes = NonZeroUsize::new(crew.count());
+        style.say(&format!("lanes = {}, one for each rank: the run keeps them", crew.count()));
     }
-    session::run(Setup::new(given, start, other, Purpose::Train, style)?)
+    match dry_run {
+        true => dry_run::show_run(&Setup::new(given, start, other, Purpose::DryRun, style, crew)?),
+        false => session::run(Setup::new(given, start, other, Purpose::Train, style, crew)?),
+    }
 }

@@ -98,6 +98,10 @@ options! {
         /// Tokens of a step, instead of batch and accumulate, which are then chosen for speed and stay
         /// for the whole run.
         tokens_per_step: NonZeroUsize;
+        /// Lanes of a step: its micro-batches are divided into so many lanes, in order and evenly. Gradients are accumulated
+        /// lane by lane, and the gradient of the step is the f32 sum of its lanes in order, rounded once. This changes the last bits
+        /// of gradients, so it stays for the whole run.
+        lanes: NonZeroUsize = count!(1);
         /// Storage of parameters, gradients and optimizer state.
         precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
         /// How activations wait for the backward pass. `int8` stores what goes into gated units, the largest of them, in half

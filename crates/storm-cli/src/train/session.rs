@@ -43,6 +43,7 @@ fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {
     if let Some(forecast) = &forecast {
         setup.style.say(&format!("data         {}", forecast.predicted()));
     }
+    setup.tell_ranks()?;
     let mut run = begin(setup, trainer, OnAlarm::Stop)?;
 
     let mut progress = Progress::new(setup);
@@ -152,6 +153,9 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
     if let Some(adapter) = &setup.settings.adapter {
         let adapter = AdapterDirectory::open(adapter)?;
         trainer.load_adapters(&adapter)?;
+    }
+    if let Some(crew) = &setup.crew {
+        D::lead(&mut trainer, crew.ranks.clone())?;
     }
     let plan = setup.launch.plan();
     let (train, held_out) = setup.data.sources(&setup.settings, plan.batch)?;

@@ -9,9 +9,10 @@ use super::model::{self, Model};
 use super::options::{Given, Settings};
 use super::output::{Style, print};
 use super::probe;
+use super::ranks::{self, Crew};
 use super::schedule;
 use super::values::{OptimizerArg, OverlongArg};
-use crate::forced::ForcedArgs;
+use crate::forced::{ForcedArgs, UpdateArg};
 use crate::lora::LoraArg;
 use crate::model::{grouped, must_be_downloaded};
 use crate::model_tokenizer::OtherTokenizer;
@@ -43,7 +44,7 @@ const BASE_HASH: &str = "base-hash";
 pub(crate) const IMAGE_CONFIG: &str = "image-config";
 
 /// Options that a run cannot change on its way: with another value it would be another run.
-const FIXED: [&str; 28] = [
+const FIXED: [&str; 29] = [
     "model",
     IMAGE_CONFIG,
     "data-ram",
@@ -65,6 +66,7 @@ const FIXED: [&str; 28] = [
     "batch",
     "accumulate",
     "tokens-per-step",
+    "lanes",
     "precision",
     "activation-codec",
     "chunk-rows",
@@ -128,6 +130,8 @@ pub(super) struct Setup {
     /// Sizes of micro-batches that were tried.
     pub(super) splits: Vec<TimedSplit>,
     purpose: Purpose,
+    /// The ranks that compute it; none if this process does that alone.
+    pub(super) crew: Option<Crew>,
 }
 
 /// What a setup is for.
@@ -146,6 +150,7 @@ impl Setup {
         other: OtherTokenizer,
         purpose: Purpose,
         style: Style,
+        crew: Option<&Crew>,
     ) -> Result<Setup> {
         let settings = given.clone().resolve();
         checks::settings(&settings)?;
@@ -156,6 +161,11 @@ impl Setup {
             _ => folder::look(&folder, start)?,
         };
         let machine_kind = check_outline(&given, &folder, before.as_ref(), start, style)?;
+        if let Some(crew) = crew {
+            let mut given = given.clone();
+            before.iter().for_each(|before| take_over(&mut given, before));
+            crew.check(&given.resolve(), machine_kind)?;
+        }
 
         let (lock, scratch, before) = match purpose {
             Purpose::DryRun => (None, Some(TempDir::new().context("no temporary folder")?), before),
@@ -206,14 +216,23 @@ impl Setup {
         }
         device::check_size(settings.device, machine_kind, model.config.parameter_count())?;
 
-        let machine = Machine::of_kind(machine_kind, &(&settings).into())?;
+        let mut machine = Machine::of_kind(machine_kind, &(&settings).into())?;
+        if let Some(crew) = crew {
+            machine = crew.share(machine, &settings);
+        }
         let threads = machine.threads;
         let options = train_options(&settings, &model.config, data.packing());
         let loading = data.loading_bytes(&settings);
         let config = model.config.clone();
-        let request = request(&settings, &model.name, config, options, machine, loading)?;
+        let parameters = config.parameter_count();
+        let mut request = request(&settings, &model.name, config, options, machine, loading)?;
+        if let Some(crew) = crew {
+            request.ranks = crew.count();
+            request.beside_bytes += crew.sum_bytes(parameters);
+        }
         let begun = Instant::now();
-        let mut trial = TrialOptions::of_run(steps);
+        // The other ranks are not there yet.
+        let mut trial = TrialOptions::of_run(steps).filter(|_| crew.is_none());
         if let (DeviceKind::Cpu, Some(trial)) = (machine_kind, &mut trial) {
             // A step on the CPU takes long, and depends little on the size of micro-batches.
             trial.splits = 1;
@@ -244,6 +263,7 @@ impl Setup {
             launch,
             planning_seconds: begun.elapsed().as_secs_f64(),
             purpose,
+            crew: crew.cloned(),
         };
         setup.settle();
         setup.check_probe()?;
@@ -342,6 +362,13 @@ impl Setup {
         record
     }
 
+    /// Tells the other ranks what is trained, if there are any.
+    pub(super) fn tell_ranks(&self) -> Result<()> {
+        let Some(crew) = &self.crew else { return Ok(()) };
+        let config = config::write(&self.given.clone().or(Given::defaults()));
+        ranks::tell(crew, config, &self.data.form(), self.data.packing())
+    }
+
     /// Makes the folder that of this run, once nothing keeps it from going on: deletes what a killed process left
     /// half-done, and writes `config.toml`.
     pub(super) fn write_down(&self) -> Result<()> {
@@ -379,6 +406,7 @@ fn take_over(given: &mut Given, before: &Progress) {
         given.batch = saved("batch");
         given.accumulate = saved("accumulate");
     }
+    given.lanes = given.lanes.or(saved("lanes"));
     // Runs that do not say had the ends of long samples cut off.
     if given.overlong.is_none() && !before.settings.contains_key("overlong") {
         given.overlong = Some(OverlongArg::Truncate);
@@ -474,6 +502,7 @@ pub(super) fn request(
         config,
         options,
         step,
+        ranks: 1,
         profile: machine.profile,
         vram: machine.vram,
         ram: machine.ram,
@@ -548,12 +577,33 @@ pub(super) fn train_options(
             crop: settings.crop,
             cutout: settings.cutout,
         },
+        lanes: settings.lanes.get(),
         seed: settings.seed.0,
         ..TrainOptions::new(batch, sequence, settings.precision.into())
     }
 }
 
 fn step_size(settings: &Settings) -> Result<StepSize> {
+    let size = given_step_size(settings)?;
+    let lanes = settings.lanes;
+    match size {
+        StepSize::MicroBatches(count) if !count.is_multiple_of(lanes.get()) => {
+            Err(UsageError(format!(
+                "lanes is {lanes}; it must divide the micro-batches of a step evenly, and accumulate is {count}"
+            ))
+            .into())
+        }
+        _ if lanes.get() > 1 && settings.update == Some(UpdateArg::InBackward) => {
+            Err(UsageError(format!(
+                "updates in the backward pass come before all {lanes} lanes of a step are summed: use one lane"
+            ))
+            .into())
+        }
+        size => Ok(size),
+    }
+}
+
+fn given_step_size(settings: &Settings) -> Result<StepSize> {
     let Settings { tokens_per_step, batch, accumulate, seq, .. } = settings;
     let accumulate_given = accumulate.is_some();
     let accumulate = accumulate.map_or(1, NonZeroUsize::get);

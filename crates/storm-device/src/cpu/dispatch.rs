@@ -196,9 +196,9 @@ pub(super) fn execute(instruction: &Instruction, frame: &Frame<'_>) {
         Op::Add { a, b } => with_float!(a.dtype, E => {
             elementwise::add::<E>(access.get(a), access.get(b), access.out(&outputs[0]));
         }),
-        Op::Accumulate { x, .. } => with_float!(x.dtype, E => {
-            elementwise::accumulate::<E>(access.get(x), access.out(&outputs[0]));
-        }),
+        Op::Accumulate { x, sum } => with_float!(x.dtype, E => with_float!(sum.dtype, S => {
+            elementwise::accumulate::<E, S>(access.get(x), access.out(&outputs[0]));
+        })),
         Op::MovingAverage { x, momentum, .. } => {
             elementwise::moving_average(access.get(x), *momentum, access.out(&outputs[0]));
         }

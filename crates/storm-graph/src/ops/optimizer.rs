@@ -17,7 +17,13 @@ pub(super) fn infer(op: &Op<&Tensor>) -> Result<Vec<Output>, String> {
     match op {
         Op::Accumulate { sum, x } => {
             rules::float("sum", sum)?;
-            rules::like("x", x, "sum", sum)?;
+            match sum.dtype {
+                DType::F32 => {
+                    rules::float("x", x)?;
+                    rules::shape("x", x, &sum.shape)?;
+                }
+                _ => rules::like("x", x, "sum", sum)?,
+            }
             let (shape, dtype, class) = (sum.shape.clone(), sum.dtype, sum.class);
             Ok(vec![Output { suffix: "", shape, dtype, class }])
         }

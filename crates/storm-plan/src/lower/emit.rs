@@ -92,6 +92,8 @@ pub(super) struct Emit<'a> {
     pub(super) update_graphs: BTreeMap<(usize, usize, usize), GraphId>,
     /// Graphs that add parts of tied gradients, by elements.
     pub(super) fold_graphs: BTreeMap<(storm_graph::DType, usize), GraphId>,
+    /// Graphs that add lanes, by dtype of the gradient and elements.
+    pub(super) lane_graphs: BTreeMap<(storm_graph::DType, usize), GraphId>,
     pub(super) state_turns: Turns,
     pub(super) disk_slots: DiskSlots,
     pub(super) frozen_turns: Turns,
@@ -144,6 +146,7 @@ impl<'a> Emit<'a> {
             values,
             update_graphs: BTreeMap::new(),
             fold_graphs: BTreeMap::new(),
+            lane_graphs: BTreeMap::new(),
             norm_graph: GraphId(0),
             arriving: [None, None],
             variants: Vec::new(),

@@ -2,6 +2,7 @@
 
 use super::Lowering;
 use super::emit::{Emit, Ends, Mark};
+use super::lanes::Lane;
 use super::layout::InputPlaces;
 use super::norm::norm_names;
 use super::residency::Class;
@@ -14,6 +15,7 @@ use crate::queue::Link;
 use crate::tier::Tier;
 use crate::{Decisions, Storage, TensorKind};
 use smallvec::smallvec;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{Block, DType, Shape, Tensor, TensorClass};
@@ -29,17 +31,26 @@ pub(super) enum Besides {
 }
 
 /// What is special about a group of micro-batches.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Group {
-    /// Starts the gradients, and applies what the previous step deferred.
+    /// Starts the gradients.
+    begins_lane: bool,
+    /// The lane whose gradients it ends.
+    ends_lane: Option<Lane>,
+    /// The first of the step: applies what the previous step deferred.
     is_first: bool,
-    /// Ends them: norm, clipping.
-    is_last: bool,
     pass: Pass,
 }
 
+impl Group {
+    /// The last of the step: norm, clipping.
+    fn is_last(self) -> bool {
+        self.ends_lane.is_some_and(Lane::ends_step)
+    }
+}
+
 /// What a group runs.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Pass {
     ForwardOnly,
     Training,
@@ -49,16 +60,21 @@ pub(super) fn emit(lowering: &Lowering<'_>, decisions: &Decisions, besides: Besi
     let mut emit = Emit::new(lowering, decisions);
     emit.settle();
     emit.declare_host_tensors();
-    let forward = Group { is_first: true, is_last: true, pass: Pass::ForwardOnly };
-    for kind in 0..decisions.groups.len() {
-        emit.begin_group(kind);
-        match lowering.task.training.is_none() {
-            true => {
+    let forward = Group {
+        begins_lane: true,
+        ends_lane: Some(Lane::Only),
+        is_first: true,
+        pass: Pass::ForwardOnly,
+    };
+    match lowering.task.training {
+        Some(_) => emit.lanes(lowering.task.lanes),
+        None => {
+            for kind in 0..decisions.groups.len() {
+                emit.begin_group(kind);
                 let segment = emit.group(forward, "group");
                 let times = decisions.groups[kind].times;
                 emit.plan.step.push(Run { segment, times });
             }
-            false => emit.training_groups(kind),
         }
     }
     emit.declare_lasting();
@@ -87,34 +103,63 @@ impl Emit<'_> {
         self.lowering.blocks.count()
     }
 
-    /// All groups of a kind. The first and the last group of the step are separate segments.
-    fn training_groups(&mut self, kind: usize) {
-        let is_first = kind == 0;
-        let is_last = kind + 1 == self.decisions.groups.len();
-        let mut left = self.decisions.groups[kind].times;
-        let middle = Group { is_first: false, is_last: false, pass: Pass::Training };
-        if is_first && is_last && left == 1 {
-            let whole = Group { is_first, is_last, ..middle };
-            self.run(whole, "whole step", 1);
-            return;
-        }
-        if is_first {
-            self.run(Group { is_first, ..middle }, "first group", 1);
-            left -= 1;
-        }
-        let before_last = left - usize::from(is_last);
-        if before_last > 0 {
-            self.run(middle, "middle group", before_last);
-        }
-        if is_last {
-            self.run(Group { is_last, ..middle }, "last group", 1);
+    /// All lanes of a step, each with the groups that are decided. Groups that do the same are one segment: every group that
+    /// does not end the step leaves the rings alike.
+    fn lanes(&mut self, lanes: usize) {
+        let mut known = BTreeMap::new();
+        for (lane, times) in Lane::of_step(lanes) {
+            let mut runs = Vec::new();
+            for kind in 0..self.decisions.groups.len() {
+                self.groups(kind, lane, &mut known, &mut runs);
+            }
+            match &mut runs[..] {
+                [run] => run.times *= times,
+                _ => runs = runs.repeat(times),
+            }
+            self.plan.step.append(&mut runs);
         }
     }
 
-    /// Adds a group to the step, that many times.
-    fn run(&mut self, group: Group, name: &'static str, times: usize) {
-        let segment = self.group(group, name);
-        self.plan.step.push(Run { segment, times });
+    /// All groups of a kind in a lane. The first and the last group of the lane are separate segments.
+    fn groups(
+        &mut self,
+        kind: usize,
+        lane: Lane,
+        known: &mut BTreeMap<(usize, Group), SegmentId>,
+        runs: &mut Vec<Run>,
+    ) {
+        let begins_lane = kind == 0;
+        let is_first = begins_lane && lane.begins_step();
+        let ends_lane = (kind + 1 == self.decisions.groups.len()).then_some(lane);
+        let middle =
+            Group { begins_lane: false, ends_lane: None, is_first: false, pass: Pass::Training };
+        let mut left = self.decisions.groups[kind].times;
+        let mut run = |group: Group, name: &'static str, times: usize| {
+            let segment = *known.entry((kind, group)).or_insert_with(|| {
+                self.begin_group(kind);
+                self.group(group, name)
+            });
+            runs.push(Run { segment, times });
+        };
+        let of_step = lane == Lane::Only;
+        if begins_lane && ends_lane.is_some() && left == 1 {
+            let whole = Group { begins_lane, ends_lane, is_first, ..middle };
+            run(whole, if of_step { "whole step" } else { "whole lane" }, 1);
+            return;
+        }
+        if begins_lane {
+            let name = if is_first { "first group" } else { "first group of a lane" };
+            run(Group { begins_lane, is_first, ..middle }, name, 1);
+            left -= 1;
+        }
+        let before_last = left - usize::from(ends_lane.is_some());
+        if before_last > 0 {
+            run(middle, "middle group", before_last);
+        }
+        if ends_lane.is_some() {
+            let name = if lane.ends_step() { "last group" } else { "last group of a lane" };
+            run(Group { ends_lane, ..middle }, name, 1);
+        }
     }
 
     /// One group of micro-batches.
@@ -126,7 +171,7 @@ impl Emit<'_> {
         self.forward(group);
         if group.pass == Pass::Training {
             self.backward(group);
-            if group.is_last {
+            if group.is_last() {
                 self.finish();
             }
         }
@@ -470,7 +515,7 @@ impl Emit<'_> {
         let pair =
             self.lowering.training_variants(stage, &self.decided().stages[stage].saved[index]);
         for (m, &input) in inputs.iter().enumerate() {
-            let variant = pair[usize::from(!(group.is_first && m == 0))].clone();
+            let variant = pair[usize::from(!(group.begins_lane && m == 0))].clone();
             let mut bound = self.bind_block(&variant, block, m);
             let section = &variant.section;
             self.bind_taken(&mut bound, section, block, m, input);
@@ -544,7 +589,7 @@ impl Emit<'_> {
         let pair =
             self.lowering.training_variants(stage, &self.decided().stages[stage].saved[index]);
         for m in 0..self.group_size() {
-            let variant = pair[usize::from(!(group.is_first && m == 0))].clone();
+            let variant = pair[usize::from(!(group.begins_lane && m == 0))].clone();
             let input = self.backward_input(block, m, stretch);
             let mut bound = self.bind_block(&variant, block, m);
             let section = &variant.section;
@@ -566,19 +611,23 @@ impl Emit<'_> {
         self.end_gradients(group, block);
     }
 
-    /// Gives a block's gradients their slot: empty at the start of a step, with the sums so far later
+    /// Gives a block's gradients their slot: empty at the start of a lane, with the sums so far later
     /// on.
     fn begin_gradients(&mut self, group: Group, block: usize) {
-        match group.is_first {
+        match group.begins_lane {
             true => drop(self.enter(Class::Gradients, block)),
             false => self.fetch_gradients(block, Gradients::All),
         }
     }
 
-    /// Copies a block's gradients out if they cannot stay. At the end of a step they are final.
+    /// Copies a block's gradients out if they cannot stay. At the end of a lane they are complete, and at the end of a step
+    /// final.
     fn end_gradients(&mut self, group: Group, block: usize) {
-        if group.is_last {
+        if let Some(lane) = group.ends_lane {
             self.fold_tied(block);
+            self.sum_lane(block, lane);
+        }
+        if group.is_last() {
             self.sum_squares(block);
         }
         if self.decisions.update == UpdateTime::InBackward {
@@ -589,7 +638,11 @@ impl Emit<'_> {
             }
         }
         self.touch(Class::Gradients, block);
-        if self.gradients_leave(block, group.is_last) {
+        // What the sum of lanes has is not needed again.
+        let stage = self.lowering.blocks.get(block).stage;
+        let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
+            && !self.lowering.sets[stage].makes_parts();
+        if !is_summed && self.gradients_leave(block, group.is_last()) {
             self.write_back_gradients(block, Gradients::All);
         }
     }

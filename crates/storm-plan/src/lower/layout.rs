@@ -97,6 +97,8 @@ pub(crate) struct Layout {
     pub(crate) weight_homes: Vec<Vec<WeightHome>>,
     /// In pinned host memory: frozen weights on their way from the disk.
     pub(crate) frozen_ring: Ring,
+    /// Sums of lanes, on the device for blocks whose gradients are pinned.
+    pub(crate) sums: Vec<ClassPlaces>,
     /// Where streamed state is, by stage and block.
     pub(crate) state_homes: Vec<Vec<StateHome>>,
     /// In pinned host memory: state on its way from and to the disk.
@@ -287,7 +289,7 @@ impl Layout {
         let results = lowering.shared.results.iter().map(place_result).collect();
         let norm_host = host.take(kind, "inputs and results", 4);
 
-        let Parameters { weights, gradients, states } =
+        let Parameters { weights, gradients, states, sums } =
             place_parameters(lowering, decisions, &cut, &mut device, &mut host);
         let weight_homes = place_weights(lowering, decisions, &cut, &mut host, &mut disk);
         let state_homes = place_states(lowering, decisions, &cut, &mut host, &mut disk);
@@ -335,6 +337,7 @@ impl Layout {
             states,
             weight_homes,
             frozen_ring,
+            sums,
             state_homes,
             disk_ring,
             changing,
@@ -449,6 +452,7 @@ struct Parameters {
     weights: Vec<ClassPlaces>,
     gradients: Vec<ClassPlaces>,
     states: Vec<ClassPlaces>,
+    sums: Vec<ClassPlaces>,
 }
 
 fn place_parameters(
@@ -459,7 +463,12 @@ fn place_parameters(
     host: &mut Arena,
 ) -> Parameters {
     let shares = decisions.rings == RingMemory::Shared;
-    let mut places = Parameters { weights: Vec::new(), gradients: Vec::new(), states: Vec::new() };
+    let mut places = Parameters {
+        weights: Vec::new(),
+        gradients: Vec::new(),
+        states: Vec::new(),
+        sums: Vec::new(),
+    };
     for (stage, s) in lowering.task.program().stages().iter().enumerate() {
         let (slabs, decided) = (&cut.stages[stage], &decisions.stages[stage]);
         let gradients_last =
@@ -491,6 +500,9 @@ fn place_parameters(
         let (kind, slab) = (TensorKind::OptimizerState, &slabs.states);
         let streaming = Streaming { pinned: decided.states_pinned, ring: 0 };
         places.states.push(class(kind, slab, streaming, true));
+        let (kind, slab) = (TensorKind::Gradients, &slabs.sums);
+        let streaming = Streaming { pinned: decided.gradients.pinned, ring: 0 };
+        places.sums.push(class(kind, slab, streaming, true));
     }
     if shares {
         // Rings lie over each other, except for those that a block needs at once: its weights, its

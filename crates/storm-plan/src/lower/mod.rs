@@ -11,6 +11,7 @@ mod emit;
 mod flow;
 mod frozen;
 mod homes;
+mod lanes;
 mod layout;
 mod norm;
 mod parameters;
@@ -59,6 +60,8 @@ pub(crate) struct Sizes {
     pub(crate) states: usize,
     /// Of the weights, those that do not learn.
     pub(crate) frozen: usize,
+    /// Of lanes, if a step has several.
+    pub(crate) sums: usize,
 }
 
 /// Graphs of updates by rule, first element, size and time of the update.
@@ -310,9 +313,9 @@ impl<'a> Lowering<'a> {
     fn needs_state_ring(&self, decisions: &Decisions) -> bool {
         let mut stages = self.task.program().stages().iter().zip(&decisions.stages).zip(&self.sets);
         stages.any(|((stage, decided), set)| {
-            let folds = set.makes_parts();
+            let adds = set.makes_parts() || (self.task.lanes > 1 && set.trainable().count() > 0);
             let streams = decided.states_pinned < stage.repeat && !set.kinds().is_empty();
-            streams || (folds && decided.gradients.pinned < stage.repeat)
+            streams || (adds && decided.gradients.pinned < stage.repeat)
         })
     }
 
@@ -371,6 +374,7 @@ impl<'a> Lowering<'a> {
             gradients: slabs.gradients.size_bytes,
             states: slabs.states.size_bytes,
             frozen: cut.frozen[stage].disk_bytes,
+            sums: slabs.sums.size_bytes,
         }
     }
 
@@ -392,7 +396,7 @@ impl<'a> Lowering<'a> {
             return (seconds, flops);
         }
         for group in &decisions.groups {
-            let times = (group.micro_batches * group.times) as f64;
+            let times = (group.micro_batches * group.times * self.task.lanes) as f64;
             let mut end = self.blocks.last();
             for block in (0..self.blocks.last()).rev() {
                 let Block { stage, index } = self.blocks.get(block);
@@ -446,10 +450,11 @@ impl<'a> Lowering<'a> {
             let some = group.micro_batches.saturating_mul(group.times);
             micro_batches = micro_batches.saturating_add(some);
         }
-        if micro_batches != self.task.micro_batches {
+        let wanted = self.task.lane_micro_batches();
+        if micro_batches != wanted {
+            let whole = if self.task.lanes > 1 { "a lane" } else { "the step" };
             return refuse(format!(
-                "the groups have {micro_batches} micro-batches, the step has {}",
-                self.task.micro_batches
+                "the groups have {micro_batches} micro-batches, {whole} has {wanted}"
             ));
         }
         let stages = self.task.program().stages();
@@ -580,6 +585,10 @@ fn check_task(task: &Task) -> Result<(), PlanError> {
     let refuse = |problem: String| Err(PlanError::Task { problem });
     if task.micro_batches == 0 {
         return refuse("a step needs at least one micro-batch".to_owned());
+    }
+    if task.lanes == 0 || !task.micro_batches.is_multiple_of(task.lanes) {
+        let (count, lanes) = (task.micro_batches, task.lanes);
+        return refuse(format!("{count} micro-batches cannot be divided into {lanes} lanes"));
     }
     let stages = task.forward.stages();
     let exports = |stage: usize| !task.forward.section(stage).exports.is_empty();

@@ -53,6 +53,8 @@ pub(crate) struct SetSlabs {
     pub(crate) weights: Slab,
     /// One entry per gradient.
     pub(crate) gradients: Slab,
+    /// Sums of lanes in f32, one entry per trainable parameter; empty if a step has one lane.
+    pub(crate) sums: Slab,
     /// One slab per kind of state would scatter them: kinds one after another, in each one entry per
     /// trainable parameter.
     pub(crate) states: Slab,
@@ -153,7 +155,7 @@ impl Set {
         kinds
     }
 
-    pub(crate) fn slabs(&self, piece_elements: usize) -> SetSlabs {
+    pub(crate) fn slabs(&self, piece_elements: usize, lanes: usize) -> SetSlabs {
         let mut slabs = SetSlabs::default();
         let push = |slab: &mut Slab, shape: &Shape, dtype: DType| {
             let size = dtype.size_bytes();
@@ -164,6 +166,9 @@ impl Set {
         }
         for gradient in &self.gradients {
             push(&mut slabs.gradients, &gradient.shape, gradient.dtype);
+        }
+        for gradient in self.gradients.iter().take(self.trainable().count()).filter(|_| lanes > 1) {
+            push(&mut slabs.sums, &gradient.shape, DType::F32);
         }
         for kind in self.kinds() {
             for index in self.trainable() {

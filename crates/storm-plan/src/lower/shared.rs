@@ -66,8 +66,8 @@ pub(super) struct Cut {
     pub(super) homes: Vec<Vec<Homes>>,
     /// Where weights live if the frozen ones are on disk, by stage.
     pub(super) frozen: Vec<FrozenHomes>,
-    /// The capacity of a slot of the state ring: the state of a group, or a piece of a gradient that
-    /// is added to another.
+    /// The capacity of a slot of the state ring: the state of a group, its sums of lanes, or a piece of a
+    /// gradient that is added to another.
     pub(super) state_slot_bytes: usize,
 }
 
@@ -128,9 +128,10 @@ impl Lowering<'_> {
         let (mut updates, mut homes, mut frozen) = (Vec::new(), Vec::new(), Vec::new());
         let mut state_slot_bytes = 0;
         for (stage, set) in self.sets.iter().enumerate() {
-            let slabs = set.slabs(piece_elements);
+            let slabs = set.slabs(piece_elements, self.task.lanes);
             let groups = groups(set, &slabs, piece_elements);
-            let state = groups.iter().map(|group| group.slot_bytes).max().unwrap_or(0);
+            let slot_bytes = |group: &UpdateGroup| group.slot_bytes.max(group.sums_bytes);
+            let state = groups.iter().map(slot_bytes).max().unwrap_or(0);
             let foreign = set.gradients.iter().zip(&slabs.gradients.entries);
             let foreign = foreign.filter(|(gradient, _)| gradient.owner != stage);
             let partial = foreign.map(|(_, entry)| entry.pieces[0]).max().unwrap_or(0);

@@ -27,6 +27,9 @@ pub(super) struct UpdateGroup {
     pub(super) pieces: Vec<(usize, usize)>,
     pub(super) runs: Vec<StateRun>,
     pub(super) slot_bytes: usize,
+    /// Copies of the sums of lanes, with their places in a slot of the ring on the device; none if a step has one lane.
+    pub(super) sums: Vec<(CopyRun, usize)>,
+    pub(super) sums_bytes: usize,
 }
 
 /// A copy of state.
@@ -101,7 +104,15 @@ pub(super) fn groups(set: &Set, slabs: &SetSlabs, piece_elements: usize) -> Vec<
                     runs.push(StateRun { kind, copy: run, place });
                 }
             }
-            UpdateGroup { pieces, runs, slot_bytes }
+            let (mut sums, mut sums_bytes) = (Vec::new(), 0);
+            if !slabs.sums.entries.is_empty() {
+                for run in slabs.sums.runs_of(pieces.iter().copied()) {
+                    let place = sums_bytes;
+                    sums_bytes += aligned(run.size_bytes);
+                    sums.push((run, place));
+                }
+            }
+            UpdateGroup { pieces, runs, slot_bytes, sums, sums_bytes }
         })
         .collect()
 }

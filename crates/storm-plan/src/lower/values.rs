@@ -19,6 +19,7 @@ pub(super) struct Values {
     /// By block and slab entry.
     pub(super) weights: Vec<Vec<Pieces>>,
     pub(super) gradients: Vec<Vec<Pieces>>,
+    pub(super) sums: Vec<Vec<Pieces>>,
     pub(super) states: Vec<Vec<Pieces>>,
     /// By block and index among what it changes in place.
     pub(super) changing: Vec<Vec<ValueId>>,
@@ -90,6 +91,7 @@ impl Values {
             results,
             weights: Vec::new(),
             gradients: Vec::new(),
+            sums: Vec::new(),
             states: Vec::new(),
             changing: Vec::new(),
             saved: Vec::new(),
@@ -160,6 +162,11 @@ impl Values {
             let name = program.gradient_name(block, &gradient.name);
             gradients.push(push_pieces(plan, &name, &entry.pieces, TensorClass::Gradient));
         }
+        let mut sums = Vec::new();
+        for (gradient, entry) in set.gradients.iter().zip(&slabs.sums.entries) {
+            let name = format!("{}.lanes", program.gradient_name(block, &gradient.name));
+            sums.push(push_pieces(plan, &name, &entry.pieces, TensorClass::Gradient));
+        }
         let mut states = Vec::new();
         let mut entries = slabs.states.entries.iter();
         for kind in set.kinds() {
@@ -176,6 +183,7 @@ impl Values {
         self.changing.push(set.changing.iter().map(statistic).collect());
         self.weights.push(weights);
         self.gradients.push(gradients);
+        self.sums.push(sums);
         self.states.push(states);
     }
 

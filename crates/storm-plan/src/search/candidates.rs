@@ -198,7 +198,7 @@ impl Search<'_> {
 
     /// Sizes of a first group worth trying before groups of this size.
     pub(super) fn first_sizes(&self, group: usize) -> Vec<usize> {
-        let micro_batches = self.task().micro_batches;
+        let micro_batches = self.task().lane_micro_batches();
         if self.forced.group.is_some() || self.task().training.is_none() {
             return Vec::new();
         }

@@ -67,7 +67,7 @@ trait Engine {
 /// The window does not fit the model.
 pub fn decoding_task(config: &ModelConfig, options: &DecodeOptions) -> Result<Task, TrainError> {
     let forward = build_streamed_decoder(config, options)?.program;
-    Ok(Task { forward, training: None, micro_batches: 1, data: BTreeSet::new() })
+    Ok(Task { forward, training: None, micro_batches: 1, lanes: 1, data: BTreeSet::new() })
 }
 
 impl Decoder {

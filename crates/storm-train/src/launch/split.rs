@@ -2,6 +2,7 @@
 
 use super::{LaunchRequest, StepPlan};
 use crate::TrainError;
+use crate::task::check_lanes;
 use storm_plan::{PlanError, Planned, guess_step_seconds};
 
 /// Micro-batches of more tokens are not tried: kernels do not get faster any more, and all of a
@@ -54,9 +55,11 @@ pub(super) fn choose(
 ) -> Result<StepPlan, TrainError> {
     let LaunchRequest { options, profile, budget, forced, .. } = request;
     let sequences = sequences(tokens_per_step, options.sequence)?;
+    check_lanes(options, sequences)?;
     let mut guesses: Vec<GuessedSplit> = Vec::new();
     let mut slower = 0;
-    for batch in sizes(sequences, options.sequence) {
+    // The micro-batches of every size are divided into the same lanes.
+    for batch in sizes(sequences / options.lanes, options.sequence) {
         let task = request.task(batch, sequences / batch)?;
         let guessed_seconds = match guess_step_seconds(&task, profile, *budget, forced) {
             Ok(seconds) => seconds,

@@ -13,6 +13,7 @@ const SEQUENCE: usize = 1024;
 
 fn request(trial: Option<TrialOptions>) -> LaunchRequest {
     LaunchRequest {
+        ranks: 1,
         model: preset("qwen2.5-0.5b").expect("a preset").into(),
         options: TrainOptions::new(8, SEQUENCE, Precision::Bf16Stochastic),
         step: StepSize::MicroBatches(2),

@@ -26,6 +26,7 @@ fn config() -> ModelConfig {
 
 fn request(step: StepSize, splits: usize) -> LaunchRequest {
     LaunchRequest {
+        ranks: 1,
         model: config().into(),
         options: TrainOptions::new(4, SEQUENCE, Precision::Bf16Stochastic),
         step,

@@ -164,6 +164,7 @@ impl LaunchSite<Stingy> for Site {
 
 fn request(vram_bytes: u64) -> LaunchRequest {
     LaunchRequest {
+        ranks: 1,
         model: tiny("llama-3.2-1b").into(),
         options: options(Precision::Bf16Master),
         step: StepSize::MicroBatches(MICRO_BATCHES),

@@ -11,6 +11,7 @@ const RAM: u64 = 110 << 30;
 #[track_caller]
 fn reaches(model: &str, vram_bytes: u64, tokens: usize, wanted: f64) {
     let request = LaunchRequest {
+        ranks: 1,
         model: preset(model).expect("a preset").into(),
         options: real_options(1),
         step: StepSize::Tokens(tokens),

@@ -10,6 +10,7 @@ use storm_train::{LaunchRequest, StepPlan, StepSize, TrainError};
 #[track_caller]
 fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, TrainError> {
     let request = LaunchRequest {
+        ranks: 1,
         model: preset(model).expect("a preset").into(),
         options: real_options(1),
         step: StepSize::Tokens(tokens),
@@ -25,6 +26,7 @@ fn chosen(model: &str, tokens: usize, vram_bytes: u64) -> Result<StepPlan, Train
 fn chosen_tiny(model: &str, sequences: usize, forced: Forced) -> StepPlan {
     let options = tiny_options();
     let request = LaunchRequest {
+        ranks: 1,
         model: tiny(model).into(),
         step: StepSize::Tokens(sequences * options.sequence),
         options,

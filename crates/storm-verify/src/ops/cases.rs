@@ -616,12 +616,14 @@ impl Builder {
 
     fn accumulate(&mut self) -> Result<(), GraphError> {
         let shape = [self.random.extent(), self.random.extent()];
-        let gradient = |case: &mut Self, name: &str| {
-            let id = case.graph.source(name, shape, case.dtype, TensorClass::Gradient);
+        let gradient = |case: &mut Self, name: &str, dtype: DType| {
+            let id = case.graph.source(name, shape, dtype, TensorClass::Gradient);
             case.floats(id);
             id
         };
-        let (sum, x) = (gradient(self, "sum"), gradient(self, "x"));
+        let dtype = self.random.pick(&[self.dtype, DType::F32]);
+        let sum = gradient(self, "sum", dtype);
+        let x = gradient(self, "x", self.dtype);
         self.apply("fold", Op::Accumulate { sum, x }).map(drop)
     }
 

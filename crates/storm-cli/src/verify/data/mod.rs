@@ -337,6 +337,7 @@ impl Check<'_> {
         };
         let Machine { vram, ram, threads, profile, .. } = self.machine;
         let request = LaunchRequest {
+            ranks: 1,
             model,
             options: TrainOptions::new(rows, sequence, precision),
             step: StepSize::MicroBatches(1),

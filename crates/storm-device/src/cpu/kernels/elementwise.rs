@@ -16,9 +16,9 @@ simd_dispatch! {
         }
     }
 
-    fn accumulate_chunk[E: Element](x: &[E], sum: &mut [E]) {
+    fn accumulate_chunk[E: Element, S: Element](x: &[E], sum: &mut [S]) {
         for (sum, x) in sum.iter_mut().zip(x) {
-            *sum = E::from_f32(sum.to_f32() + x.to_f32());
+            *sum = S::from_f32(sum.to_f32() + x.to_f32());
         }
     }
 
@@ -192,9 +192,10 @@ pub fn add<E: Element>(a: &[E], b: &[E], out: &mut [E]) {
     binary(a, b, out, add_chunk);
 }
 
-/// `sum += x`.
-pub fn accumulate<E: Element>(x: &[E], sum: &mut [E]) {
-    unary(x, sum, accumulate_chunk);
+/// `sum += x`, computed in f32 and rounded to the type of `sum`.
+pub fn accumulate<E: Element, S: Element>(x: &[E], sum: &mut [S]) {
+    let chunks = sum.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
+    chunks.for_each(|(sum, x)| accumulate_chunk(x, sum));
 }
 
 /// `average += momentum · (x − average)`.

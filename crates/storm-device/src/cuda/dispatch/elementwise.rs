@@ -27,6 +27,12 @@ pub(super) fn kernels() -> Vec<(KernelSource, Definitions)> {
 pub(super) fn plan(planner: &mut Planner<'_>) -> Result<(), DeviceError> {
     match &planner.node.op {
         Op::Add { a, b } => flat(planner, "add", &[a, b], None),
+        Op::Accumulate { x, sum } if x.dtype != sum.dtype => {
+            let elements = sum.shape.elements();
+            let arguments = vec![planner.pointer(x), planner.pointer(sum), count(elements)];
+            let choice = kernel(SOURCE, "accumulate_in_f32", types([("E", x.dtype)]));
+            launch_flat(planner, choice, elements, PER_BLOCK, arguments)
+        }
         Op::Accumulate { x, .. } => flat(planner, "accumulate", &[x], None),
         Op::MovingAverage { x, momentum, .. } => {
             flat(planner, "moving_average", &[x], Some(*momentum))

@@ -58,6 +58,22 @@ extern "C" __global__ void accumulate(const E* x, E* sum, i64 elements) {
     binary(x, sum, sum, elements, [](float x, float sum) { return sum + x; });
 }
 
+/// The sum is wider than what is added.
+extern "C" __global__ void accumulate_in_f32(const E* x, float* sum, i64 elements) {
+    const Row<const E> from = flat(x, elements);
+    const Row<const float> before = flat((const float*)sum, elements);
+    const Row<float> to = flat(sum, elements);
+#pragma unroll
+    for (int k = 0; k < PACKS; k++) {
+        float added[PACK], sums[PACK];
+        read8(from, place(k), added);
+        read8(before, place(k), sums);
+#pragma unroll
+        for (int j = 0; j < PACK; j++) sums[j] = sums[j] + added[j];
+        write8(to, place(k), sums);
+    }
+}
+
 extern "C" __global__ void moving_average(const E* x, E* average, i64 elements, float momentum) {
     binary(x, average, average, elements, [momentum](float x, float average) {
         return fmaf(momentum, x - average, average);

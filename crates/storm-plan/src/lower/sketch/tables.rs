@@ -1,6 +1,7 @@
 //! What sketches of a task share: copies of weights, gradients and updates as cells and bytes.
 
 use super::super::Lowering;
+use super::super::lanes::lane_graph;
 use super::super::parameters::Set;
 use super::super::shared::Cut;
 use super::super::slab::{CopyRun, Slab};
@@ -92,6 +93,10 @@ pub(super) struct UpdateCopies {
     pub(super) gradients: Vec<Run>,
     pub(super) states: Vec<usize>,
     pub(super) kernels: Kernels,
+    /// Bytes of the copies of the sums of lanes.
+    pub(super) sums: Vec<usize>,
+    /// What adds a lane to them, and what adds the last one.
+    pub(super) sum_kernels: [Kernels; 2],
 }
 
 /// A part of a tied gradient, which is added to the total piece by piece.
@@ -177,6 +182,8 @@ fn stage_table(
             gradients: gradients.of(&slabs.gradients.runs_of(group.pieces.iter().copied())),
             states: group.runs.iter().map(|run| run.copy.size_bytes).collect(),
             kernels: update_kernels(lowering, set, &trainable, group, piece_elements),
+            sums: group.sums.iter().map(|(run, _)| run.size_bytes).collect(),
+            sum_kernels: sum_kernels(lowering, set, group, &slabs.gradients),
         }
     };
     let updates = cut.updates[stage].iter().enumerate().map(update).collect();
@@ -205,6 +212,26 @@ fn update_kernels(
         kernels.add(node_seconds(&graph, &graph.nodes()[0], lowering.profile));
     }
     kernels
+}
+
+fn sum_kernels(
+    lowering: &Lowering<'_>,
+    set: &Set,
+    group: &UpdateGroup,
+    gradients: &Slab,
+) -> [Kernels; 2] {
+    let [mut usual, mut last] = [Kernels::default(); 2];
+    for &(t, piece, _) in group.sums.iter().flat_map(|(run, _)| &run.pieces) {
+        let dtype = set.gradients[t].dtype;
+        let elements = gradients.entries[t].pieces[piece] / dtype.size_bytes();
+        let graph = lane_graph(dtype, elements);
+        let [_, add, round] = [0, 1, 2]
+            .map(|node: usize| node_seconds(&graph, &graph.nodes()[node], lowering.profile));
+        usual.add(add);
+        last.add(add);
+        last.add(round);
+    }
+    [usual, last]
 }
 
 fn squares(lowering: &Lowering<'_>, stage: usize) -> Kernels {

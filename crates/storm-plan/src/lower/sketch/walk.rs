@@ -7,6 +7,7 @@ use super::queues::{Moments, Segment, Touch, Use, step_seconds as simulated};
 use super::tables::SlabCells;
 use super::{Estimate, Sketch};
 use crate::decisions::UpdateTime;
+use crate::lower::lanes::Lane;
 use crate::lower::layout::Layout;
 use crate::lower::residency::{Class, Residency, Turns};
 use crate::lower::update::Pace;
@@ -24,8 +25,10 @@ pub(super) fn step_seconds(
 ) -> Estimate {
     let mut walk = Walk::new(sketch, decisions, layout);
     walk.settle();
-    for kind in 0..decisions.groups.len() {
-        walk.groups(kind);
+    for (lane, times) in Lane::of_step(sketch.lowering.task.lanes) {
+        for kind in 0..decisions.groups.len() {
+            walk.groups(kind, lane, times);
+        }
     }
     let Walk { segments, segment, cells, mut buffers, .. } = walk;
     let profile = sketch.lowering.profile;
@@ -84,8 +87,15 @@ impl Cells {
 
 #[derive(Clone, Copy)]
 struct Group {
+    begins_lane: bool,
+    ends_lane: Option<Lane>,
     is_first: bool,
-    is_last: bool,
+}
+
+impl Group {
+    fn is_last(self) -> bool {
+        self.ends_lane.is_some_and(Lane::ends_step)
+    }
 }
 
 struct Walk<'s> {
@@ -228,28 +238,32 @@ impl<'s> Walk<'s> {
         self.segment.position()
     }
 
-    /// All groups of a kind. The first and the last group of the step are separate segments.
-    fn groups(&mut self, kind: usize) {
+    /// All groups of a kind in a lane that runs so many times in a row. The first and the last group are separate segments;
+    /// each is followed for all these lanes at once.
+    fn groups(&mut self, kind: usize, lane: Lane, lanes: usize) {
         self.begin_group(kind);
         let mut left = self.decided().times;
+        let begins_lane = kind == 0;
+        let is_first = begins_lane && lane.begins_step();
+        let ends_lane = (kind + 1 == self.decisions.groups.len()).then_some(lane);
         if !self.trains() {
-            return self.group(Group { is_first: true, is_last: true }, left);
+            let ends_lane = Some(Lane::Only);
+            return self.group(Group { begins_lane: true, ends_lane, is_first: true }, left);
         }
-        let is_first = kind == 0;
-        let is_last = kind + 1 == self.decisions.groups.len();
-        if is_first && is_last && left == 1 {
-            return self.group(Group { is_first, is_last }, 1);
+        if begins_lane && ends_lane.is_some() && left == 1 {
+            return self.group(Group { begins_lane, ends_lane, is_first }, lanes);
         }
-        if is_first {
-            self.group(Group { is_first, is_last: false }, 1);
+        if begins_lane {
+            self.group(Group { begins_lane, ends_lane: None, is_first }, lanes);
             left -= 1;
         }
-        let before_last = left - usize::from(is_last);
+        let middle = Group { begins_lane: false, ends_lane: None, is_first: false };
+        let before_last = left - usize::from(ends_lane.is_some());
         if before_last > 0 {
-            self.group(Group { is_first: false, is_last: false }, before_last);
+            self.group(middle, before_last * lanes);
         }
-        if is_last {
-            self.group(Group { is_first: false, is_last }, 1);
+        if ends_lane.is_some() {
+            self.group(Group { ends_lane, ..middle }, lanes);
         }
     }
 
@@ -258,7 +272,7 @@ impl<'s> Walk<'s> {
         self.forward(group);
         if self.trains() {
             self.backward(group);
-            if group.is_last {
+            if group.is_last() {
                 self.finish();
             }
         }
@@ -530,7 +544,7 @@ impl<'s> Walk<'s> {
         self.begin_gradients(group, block);
         let parts = self.parts(block);
         for (m, &input) in inputs.iter().enumerate() {
-            let parts = &parts.backward[usize::from(!(group.is_first && m == 0))];
+            let parts = &parts.backward[usize::from(!(group.begins_lane && m == 0))];
             for part in parts {
                 self.run_part(block, m, part, self.input_cell(input, Use::Read).into_iter());
             }
@@ -611,7 +625,7 @@ impl<'s> Walk<'s> {
         self.begin_gradients(group, block);
         let parts = self.parts(block);
         for m in 0..self.group_size() {
-            let parts = &parts.backward[usize::from(!(group.is_first && m == 0))];
+            let parts = &parts.backward[usize::from(!(group.begins_lane && m == 0))];
             let input = self.backward_input(block, m, stretch);
             let slot = self.offloads(block).then(|| self.activation_turns.next());
             if let Some(slot) = slot {
@@ -657,7 +671,7 @@ impl<'s> Walk<'s> {
     fn begin_gradients(&mut self, group: Group, block: usize) {
         let sketch = self.sketch;
         let Some(after) = self.enter(Class::Gradients, block) else { return };
-        if group.is_first {
+        if group.begins_lane {
             let mut taken_over = std::mem::take(&mut self.taken_over);
             taken_over.extend(self.overlapping(Class::Gradients, block, 0..usize::MAX / 2));
             self.taken_over = taken_over;
@@ -670,20 +684,63 @@ impl<'s> Walk<'s> {
     fn end_gradients(&mut self, group: Group, block: usize) {
         let sketch = self.sketch;
         let table = &sketch.tables.stages[self.at(block).stage];
-        if group.is_last {
+        if let Some(lane) = group.ends_lane {
             self.fold_tied(block);
-            if table.squares.count > 0 {
-                let all = 0..table.gradients.count;
-                self.segment.touch(self.in_slot(Class::Gradients, block, &all, Use::Read));
-                self.segment.compute(table.squares.seconds, table.squares.count);
-            }
+            self.sum_lane(block, lane);
+        }
+        if group.is_last() && table.squares.count > 0 {
+            let all = 0..table.gradients.count;
+            self.segment.touch(self.in_slot(Class::Gradients, block, &all, Use::Read));
+            self.segment.compute(table.squares.seconds, table.squares.count);
         }
         if self.decisions.update == UpdateTime::InBackward {
             (0..self.updates_of(block)).for_each(|number| self.update(block, number));
         }
         self.touch(Class::Gradients, block);
-        if self.gradients_leave(block, group.is_last) {
+        let is_summed = group.ends_lane.is_some_and(Lane::leaves_sum)
+            && !sketch.lowering.sets[self.at(block).stage].makes_parts();
+        if !is_summed && self.gradients_leave(block, group.is_last()) {
             self.send(Class::Gradients, block, &table.gradients.runs);
+        }
+    }
+
+    /// Adds a block's gradients to the sum of lanes.
+    fn sum_lane(&mut self, block: usize, lane: Lane) {
+        if lane == Lane::Only {
+            return;
+        }
+        let sketch = self.sketch;
+        let Block { stage, index } = self.at(block);
+        let streams = !self.layout.sums[stage].streaming.is_pinned(index);
+        for update in &sketch.tables.stages[stage].updates {
+            let slot = streams.then(|| self.state_turns.next());
+            let after = slot.map_or(0, |slot| self.state_turns.free_after(slot));
+            let touch = |emit: &Self, used| {
+                let count = sketch.tables.state_runs as u32;
+                slot.map(|slot| Touch { first: emit.state_cell(slot), count, used })
+            };
+            if streams && lane.reads_sum() {
+                for &bytes in &update.sums {
+                    self.segment.touch(touch(self, Use::Write));
+                    self.copy_in(after, bytes, None);
+                }
+            }
+            for run in &update.gradients {
+                self.segment.touch(self.in_slot(Class::Gradients, block, &run.cells, Use::Write));
+            }
+            self.segment.touch(touch(self, Use::Write));
+            let kernels = update.sum_kernels[usize::from(!lane.leaves_sum())];
+            self.segment.compute(kernels.seconds, kernels.count);
+            if streams && lane.leaves_sum() {
+                for &bytes in &update.sums {
+                    self.segment.touch(touch(self, Use::Read));
+                    self.copy_out(bytes, None);
+                }
+            }
+            if let Some(slot) = slot {
+                let now = self.position();
+                self.state_turns.touch(slot, now);
+            }
         }
     }
 

@@ -1,0 +1,32 @@
+//! Lanes are part of a run: resumed to the bit under another plan, recorded, and never changed on the way.
+
+use crate::support::{Place, losses};
+
+#[test]
+fn lanes_belong_to_their_run() {
+    let place = Place::new();
+    let common = ["--accumulate", "4", "--schedule", "constant"];
+    let with = |more: &[&'static str]| [&common[..], &["--lanes", "2"], more].concat();
+    let whole = losses(&place.run("whole", &with(&["--steps", "6"])).succeeded());
+    let mut found = losses(&place.run("a", &with(&["--steps", "3"])).succeeded());
+    let resume = with(&["--steps", "6", "--resume", "--gradients", "streamed"]);
+    found.extend(losses(&place.run("a", &resume).succeeded()));
+    assert_eq!(found, whole);
+    assert!(place.result("a", 6) == place.result("whole", 6));
+
+    // Whoever does not say keeps them.
+    let silent = [&common[..], &["--steps", "7", "--resume"]].concat();
+    place.run("a", &silent).succeeded();
+    let other = [&common[..], &["--steps", "8", "--resume", "--lanes", "1"]].concat();
+    place.run("a", &other).failed(2, &["lanes was 2 when the run began and is 1 now"]);
+}
+
+#[test]
+fn lanes_that_do_not_divide_a_step_are_refused() {
+    let place = Place::new();
+    let problem = ["lanes is 3; it must divide the micro-batches of a step evenly"];
+    place.run("a", &["--lanes", "3", "--accumulate", "4"]).failed(2, &problem);
+    let backward = ["--lanes", "2", "--update", "in-backward", "--clip", "0"];
+    place.run("a", &backward).failed(2, &["use one lane"]);
+    assert!(!place.run_folder("a").exists());
+}

