@@ -3,12 +3,12 @@
 
 use super::direction::RandomWords;
 use super::jump::{Form, f32_at};
-use super::{Direction, PredictOptions};
+use super::{Accept, PredictOptions};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
 use crate::{
     Precision, Snapshot, StatePart, StateTensor, TrainError, TrainOptions, Trainer, TrainingState,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use storm_device::PlanDevice;
 use storm_graph::random::{Seed, Stream};
 use storm_graph::{DType, ParameterInstance, Training};
@@ -27,14 +27,15 @@ const WORK_BYTES: u64 = (PIECE_ELEMENTS * (size_of::<f32>() + size_of::<f32>()))
 pub fn predict_bytes(
     model: impl Into<AnyModel>,
     options: &TrainOptions,
-    direction: &Direction,
+    predict: &PredictOptions,
 ) -> Result<u64, TrainError> {
     let model = model.into();
     let instances = model.build(&options.build_options())?.parameter_instances();
     let state = state_tensors(&instances, options, Base::of(Some(&model)));
     let weights = weights(&instances, options.precision);
-    let mut bytes = snapshot_bytes(&state) + snapshot_bytes(&reference_tensors(&weights, &state));
-    if direction.has_state() {
+    let undo = undo_tensors(&weights, &state, predict.accept);
+    let mut bytes = snapshot_bytes(&undo) + snapshot_bytes(&reference_tensors(&weights, &state));
+    if predict.direction.has_state() {
         bytes += snapshot_bytes(&direction_tensors(&weights));
     }
     Ok(bytes as u64 + WORK_BYTES)
@@ -84,6 +85,20 @@ fn weights(instances: &[ParameterInstance], precision: Precision) -> Vec<Weight>
         .collect()
 }
 
+/// What jumps are undone to: all state, or only weights if jumps always stay.
+fn undo_tensors(weights: &[Weight], state: &[StateTensor], accept: Accept) -> Vec<StateTensor> {
+    match accept {
+        Accept::IfLower => state.to_vec(),
+        Accept::Always => {
+            let moved: BTreeSet<String> = weights
+                .iter()
+                .flat_map(|weight| [weight.parameter.clone(), weight.value()])
+                .collect();
+            state.iter().filter(|tensor| moved.contains(&tensor.name)).cloned().collect()
+        }
+    }
+}
+
 /// The tensors that have the values of weights.
 fn reference_tensors(weights: &[Weight], state: &[StateTensor]) -> Vec<StateTensor> {
     let by_name: BTreeMap<&str, &StateTensor> =
@@ -108,7 +123,7 @@ pub(super) struct Copies {
     /// By weight: its value among the tensors of the undo, and its parameter.
     base: Vec<usize>,
     parameters: Vec<usize>,
-    /// All state.
+    /// All state, or all weights if jumps always stay.
     pub(super) undo: Snapshot,
     /// The values of weights.
     pub(super) reference: Snapshot,
@@ -128,7 +143,8 @@ impl Copies {
         options: &PredictOptions,
     ) -> Result<Copies, TrainError> {
         let weights = weights(trainer.instances(), trainer.options().precision);
-        let undo = Snapshot::new(trainer)?;
+        let state = trainer.state_tensors();
+        let undo = Snapshot::of(trainer, undo_tensors(&weights, &state, options.accept))?;
         let positions: BTreeMap<&str, usize> = undo
             .tensors()
             .iter()

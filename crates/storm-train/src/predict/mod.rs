@@ -19,7 +19,7 @@ mod state;
 pub use controller::Controller;
 pub use copies::predict_bytes;
 pub use direction::Direction;
-pub use options::PredictOptions;
+pub use options::{Accept, PredictOptions};
 pub use phases::{Phase, PhaseLengths};
 pub(crate) use predictor::{BackTo, Made, Predictor};
 pub use predictor::{Judgement, Jump, Prediction, Verdict};

@@ -1,12 +1,12 @@
 //! Predictions with a trainer: phases, directions, jumps and how they are undone.
 
 use super::copies::{Copies, PIECE_ELEMENTS, WithCopies};
-use super::direction::{Course, decay, mean_factor};
+use super::direction::{Averaged, Course, decay, mean_factor};
 use super::jump::{Piece, f32_at, fill};
 use super::phases::{Due, Phases};
-use super::probe::Probe;
+use super::probe::{Measured, Probe};
 use super::state::{Point, PredictState, Undo, extrapolated};
-use super::{Direction, Phase, PredictOptions};
+use super::{Accept, Direction, Phase, PredictOptions};
 use crate::{AnyBatch, Event, Observer, RunError, StatePart, TrainError, Trainer, Verified};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
@@ -14,9 +14,10 @@ use std::time::Instant;
 use storm_device::PlanDevice;
 
 /// What became of a jump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The probe loss fell by more than its noise.
+    /// The probe loss fell by more than its noise, or every jump is accepted.
     Accepted,
     /// It did not: the weights are what they were before the jump.
     Refused,
@@ -39,17 +40,21 @@ impl Verdict {
 }
 
 /// A jump, θ ← θ + τ·d.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Jump {
     /// Its length, in lengths of the direction.
     pub tau: f32,
     /// Norm of what the stored weights moved.
+    #[serde(deserialize_with = "number_or_null")]
     pub distance: f64,
-    /// On the probe, before it.
+    /// On the probe, before it; not a number if it is not measured.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
     /// And after it.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
     /// Standard error of the change between both.
+    #[serde(deserialize_with = "number_or_null")]
     pub noise: f64,
     /// What became of it.
     pub verdict: Verdict,
@@ -64,7 +69,7 @@ pub struct Prediction {
     pub made: u32,
     /// What the accepted ones come to, in lengths of the direction.
     pub tau: f32,
-    /// On the probe, before the first.
+    /// On the probe, before the first; not a number if it is not measured.
     #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
     /// And after the last that was accepted.
@@ -94,6 +99,11 @@ fn number_or_null<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error>
     Ok(Option::deserialize(source)?.unwrap_or(f64::NAN))
 }
 
+/// Not a number if there is no measurement.
+fn loss_of(measured: Option<&Measured>) -> f64 {
+    measured.map_or(f64::NAN, Measured::loss)
+}
+
 /// Where an undo went back to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackTo {
@@ -115,10 +125,8 @@ pub(crate) struct Predictor {
     options: PredictOptions,
     phases: Phases,
     copies: Copies,
-    /// For jumps.
-    probe: Probe,
-    /// For corrections: jumps were not chosen by it.
-    check: Probe,
+    /// None if every jump stays.
+    held_out: Option<HeldOut>,
     /// Whether the reference has the weights at the start of the window.
     has_reference: bool,
     /// Updates in the average.
@@ -126,6 +134,14 @@ pub(crate) struct Predictor {
     start: Option<Point>,
     undo: Option<Undo>,
     work: Work,
+}
+
+/// What losses are measured on.
+struct HeldOut {
+    /// For jumps.
+    probe: Probe,
+    /// For corrections: jumps were not chosen by it.
+    check: Probe,
 }
 
 /// A piece of a parameter and of its master.
@@ -136,7 +152,8 @@ struct Work {
 }
 
 impl Predictor {
-    /// Takes the memory of its copies. Both parts of the held-out data are used for nothing else.
+    /// Takes the memory of its copies. Both parts of the held-out data are used for nothing else; jumps that always stay
+    /// need none.
     ///
     /// # Errors
     /// Options make no sense, there is too little held-out data, or no memory.
@@ -150,8 +167,12 @@ impl Predictor {
         Ok(Predictor {
             phases: Phases::new(options.lengths),
             copies: Copies::new(trainer, &options)?,
-            probe: Probe::new(probe)?,
-            check: Probe::new(check)?,
+            held_out: match options.accept {
+                Accept::IfLower => {
+                    Some(HeldOut { probe: Probe::new(probe)?, check: Probe::new(check)? })
+                }
+                Accept::Always => None,
+            },
             options,
             has_reference: false,
             averaged: 0,
@@ -183,23 +204,22 @@ impl Predictor {
     ) -> Result<Option<BackTo>, RunError> {
         let begun = Instant::now();
         let mut prepared = false;
-        if let (Direction::Average { window }, Phase::Full) =
-            (self.options.direction, self.phases.phase())
+        if let (Some((what, window)), Phase::Full) =
+            (self.options.direction.averaged(), self.phases.phase())
         {
-            self.average(trainer, window)?;
+            self.average(trainer, what, window)?;
             prepared = true;
         }
         let mut back_to = None;
         match self.phases.after_step(made.steps_left) {
             Due::Nothing => {}
             Due::FirstFull => {
-                let loss = self.check.measure(trainer)?.loss();
-                self.start = Some(Point::new(trainer.updates(), loss));
-                prepared = true;
+                self.start = self.measured(trainer)?;
+                prepared |= self.start.is_some();
             }
             Due::Predict => self.predict(trainer, made, observer)?,
             Due::Judge => {
-                let loss = self.check.measure(trainer)?.loss();
+                let loss = self.measured(trainer)?.map_or(f64::NAN, |point| point.loss());
                 back_to = self.judge(trainer, loss, made.step, begun, observer)?;
             }
         }
@@ -208,7 +228,7 @@ impl Predictor {
             self.copies.reference.take(trainer)?;
             self.has_reference = true;
             self.averaged = 0;
-            if let Direction::Average { .. } = self.options.direction {
+            if self.options.direction.averaged().is_some() {
                 self.copies.clear_state();
             }
             prepared = true;
@@ -220,11 +240,21 @@ impl Predictor {
         Ok(back_to)
     }
 
+    /// The held-out loss of trend and corrections as weights are now; none if it is not measured.
+    fn measured<D: PlanDevice>(
+        &self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<Option<Point>, TrainError> {
+        let Some(held_out) = &self.held_out else { return Ok(None) };
+        let loss = held_out.check.measure(trainer)?.loss();
+        Ok(Some(Point::new(trainer.updates(), loss)))
+    }
+
     /// Whether the window of the next prediction begins here.
     fn is_window_due(&self) -> bool {
         let Some(left) = self.phases.until_prediction() else { return false };
         match self.options.direction {
-            Direction::Average { .. } => !self.has_reference,
+            direction if direction.averaged().is_some() => !self.has_reference,
             direction => left == direction.window(),
         }
     }
@@ -283,10 +313,11 @@ impl Predictor {
         Ok(back_to)
     }
 
-    /// Adds the last update to the average.
+    /// Adds the last update, or the weights after it, to the average.
     fn average<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
+        what: Averaged,
         window: u64,
     ) -> Result<(), TrainError> {
         let keep = decay(window) as f32;
@@ -307,8 +338,12 @@ impl Predictor {
                 for (at, average) in
                     state[4 * first..4 * (first + count)].chunks_exact_mut(4).enumerate()
                 {
-                    let update = weight.form.read(piece, at) - weight.form.read(before, at);
-                    let now = keep * f32_at(average, 0) + (1.0 - keep) * update;
+                    let value = weight.form.read(piece, at);
+                    let added = match what {
+                        Averaged::Updates => value - weight.form.read(before, at),
+                        Averaged::Weights => value,
+                    };
+                    let now = keep * f32_at(average, 0) + (1.0 - keep) * added;
                     average.copy_from_slice(&now.to_ne_bytes());
                 }
                 before.copy_from_slice(piece);
@@ -326,28 +361,34 @@ impl Predictor {
     ) -> Result<(), RunError> {
         let begun = Instant::now();
         self.copies.undo.take(trainer)?;
-        let before = Point::new(trainer.updates(), self.check.measure(trainer)?.loss());
+        let before = self.measured(trainer)?;
         let courses = self.courses();
-        let mut measured = self.probe.measure(trainer)?;
-        let loss_before = measured.loss();
+        let mut measured = self.probed(trainer)?;
+        let loss_before = loss_of(measured.as_ref());
         let (mut total, mut accepted, mut jumps) = (0.0, 0, 0);
         while let Some(tau) = self.options.controller.next(accepted) {
             let distance = self.write_weights(trainer, &courses, total + tau, total)?;
-            let now = self.probe.measure(trainer)?;
-            let change = self.probe.change(&measured, &now);
-            let verdict = match () {
-                () if !(distance.is_finite() && now.loss().is_finite()) => Verdict::NotFinite,
-                () if distance == 0.0 => Verdict::Unmoved,
-                () if change.falls(self.options.noise) => Verdict::Accepted,
-                () => Verdict::Refused,
+            let now = self.probed(trainer)?;
+            let change = match (&self.held_out, &measured, &now) {
+                (Some(held_out), Some(before), Some(now)) => {
+                    Some(held_out.probe.change(before, now))
+                }
+                _ => None,
+            };
+            let is_finite = now.as_ref().is_none_or(|now| now.loss().is_finite());
+            let verdict = match change {
+                _ if !(distance.is_finite() && is_finite) => Verdict::NotFinite,
+                _ if distance == 0.0 => Verdict::Unmoved,
+                Some(change) if !change.falls(self.options.noise) => Verdict::Refused,
+                _ => Verdict::Accepted,
             };
             jumps += 1;
             let jump = Jump {
                 tau,
                 distance,
-                loss_before: measured.loss(),
-                loss: now.loss(),
-                noise: change.error,
+                loss_before: loss_of(measured.as_ref()),
+                loss: loss_of(now.as_ref()),
+                noise: change.map_or(f64::NAN, |change| change.error),
                 verdict,
             };
             if verdict != Verdict::Accepted {
@@ -365,20 +406,31 @@ impl Predictor {
             accepted += 1;
         }
         self.has_reference = false;
-        match accepted {
-            0 => self.start = Some(before),
-            _ => self.undo = Some(Undo { before, data: made.data.clone() }),
+        match before {
+            Some(before) if accepted > 0 => {
+                self.undo = Some(Undo { before, data: made.data.clone() });
+            }
+            before => self.start = before,
         }
-        self.phases.predicted(accepted > 0);
+        // What always stays is not corrected.
+        self.phases.predicted(self.undo.is_some());
         let prediction = Prediction {
             accepted,
             made: jumps,
             tau: total,
             loss_before,
-            loss: measured.loss(),
+            loss: loss_of(measured.as_ref()),
             seconds: begun.elapsed().as_secs_f64(),
         };
         observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// The losses that jumps are chosen by; none if they are not measured.
+    fn probed<D: PlanDevice>(
+        &self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<Option<Measured>, TrainError> {
+        self.held_out.as_ref().map(|held_out| held_out.probe.measure(trainer)).transpose()
     }
 
     /// The direction of each weight.
@@ -389,6 +441,9 @@ impl Predictor {
             .map(|index| match direction {
                 Direction::LastUpdate | Direction::Difference { .. } => Course::Difference,
                 Direction::Average { window } => Course::State(mean_factor(window, averaged)),
+                Direction::WeightAverage { window } => {
+                    Course::ToState(mean_factor(window, averaged))
+                }
                 Direction::Outer { momentum, .. } => {
                     self.copies.add_to_state(index, momentum);
                     Course::State(momentum)
@@ -494,7 +549,7 @@ impl Predictor {
         if needed.into_iter().any(|(part, is_needed)| is_needed && !verified.has(part)) {
             return other("copies of weights are missing");
         }
-        let needs_start = self.phases.phase() != Phase::WarmUp;
+        let needs_start = self.held_out.is_some() && self.phases.phase() != Phase::WarmUp;
         if state.undo.is_some() != is_correcting || state.start.is_some() != needs_start {
             return other("its phase has another state");
         }

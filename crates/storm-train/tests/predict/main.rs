@@ -4,6 +4,7 @@
 mod exact;
 mod input;
 mod memory;
+mod outer;
 mod resume;
 mod support;
 

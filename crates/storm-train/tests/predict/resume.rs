@@ -1,7 +1,8 @@
 //! Runs that stop in any phase, or are killed at any moment, and go on.
 
 use crate::support::{
-    Case, DIRECTIONS, F32, Heard, HeldOut, STEPS, cases, end, predict, run, run_options, whole,
+    Case, DIRECTIONS, F32, Heard, HeldOut, STEPS, always, cases, end, predict, run, run_options,
+    whole,
 };
 use storm_train::{Direction, PredictOptions, RunOptions, Stop};
 
@@ -10,6 +11,7 @@ fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
     vec![
         (predict(direction), HeldOut::Alike),
         (PredictOptions { margin: 0.0, ..predict(direction) }, HeldOut::Opposed),
+        (always(direction, -0.5), HeldOut::Alike),
     ]
 }
 
@@ -17,7 +19,7 @@ fn mixed(direction: Direction) -> Vec<(PredictOptions, HeldOut)> {
 fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
     // Every direction in another case; long tests stop after every step of each.
     let every = if std::env::var_os("STORM_LONG_TESTS").is_some() { 1 } else { 3 };
-    for (direction, case) in DIRECTIONS.into_iter().zip(cases()) {
+    for (direction, case) in DIRECTIONS.into_iter().zip(cases().into_iter().cycle()) {
         for settings in mixed(direction) {
             let (expected, all) = whole(&case, STEPS, Some(settings));
             for step in (1..STEPS).step_by(every) {
@@ -32,7 +34,8 @@ fn a_run_that_stops_after_any_step_goes_on_bit_by_bit() {
                 assert_eq!(second.resume(&mut heard).expect("a checkpoint"), Some(step));
                 second.train(&Stop::new(), &mut heard).expect("a run");
                 assert!(end(&mut second) == expected, "{direction:?} {case:?} stopped at {step}");
-                assert_eq!(heard.jumps, all.jumps);
+                // As text, in which what is not a number equals itself.
+                assert_eq!(format!("{:?}", heard.jumps), format!("{:?}", all.jumps));
                 // How long it took differs.
                 let judged = |heard: &Heard| -> Vec<(u64, u64, u64, bool)> {
                     let bits = |(step, j): &(u64, storm_train::Judgement)| {
@@ -52,7 +55,7 @@ fn a_run_that_is_killed_anywhere_goes_on_bit_by_bit() {
     let cases = if is_long { cases() } else { vec![F32, cases()[3]] };
     for case in cases {
         let direction = Direction::Outer { window: 3, momentum: 0.5 };
-        for settings in mixed(direction) {
+        for settings in mixed(direction).into_iter().take(2) {
             killed_anywhere(&case, settings, if is_long { 1 } else { 7 });
         }
     }
