@@ -70,6 +70,7 @@ enum ControllerArg {
     Constant,
     #[default]
     LineSearch,
+    Rssm,
 }
 
 mod defaults {
@@ -166,6 +167,7 @@ impl PredictArg {
             },
             controller: match self.controller {
                 ControllerArg::Constant => Controller::Constant { tau },
+                ControllerArg::Rssm => Controller::Rssm { tau },
                 ControllerArg::LineSearch => Controller::LineSearch {
                     tau,
                     growth: self.growth.unwrap_or(defaults::GROWTH) as f32,
@@ -230,7 +232,8 @@ mod tests {
         for (text, expected) in [
             ("", "direction"),
             ("direction=\"rssm\"", "unknown variant"),
-            ("direction=\"average\", controller=\"rssm\"", "unknown variant"),
+            ("direction=\"average\", controller=\"neural\"", "unknown variant"),
+            ("direction=\"outer\", accept=\"always\", controller=\"rssm\"", "rssm learns"),
             ("direction=\"last-update\", window=3", "window is for other"),
             ("direction=\"average\", momentum=0.5", "momentum is for"),
             ("direction=\"average\", controller=\"constant\", jumps=3", "growth and jumps"),

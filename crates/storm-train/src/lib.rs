@@ -72,8 +72,8 @@ pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use predict::{
-    Accept, Controller, Direction, Judgement, Jump, Phase, PhaseLengths, PredictOptions,
-    PredictState, Prediction, Verdict, predict_bytes,
+    Accept, Controller, Direction, Expectation, Judgement, Jump, Phase, PhaseLengths,
+    PredictOptions, PredictState, Prediction, Verdict, predict_bytes,
 };
 pub use record::{
     Evaluated, History, LastPlan, Measure, MetricsFile, Part, PhaseTotals, Picture, Pictures,

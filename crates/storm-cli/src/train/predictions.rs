@@ -16,10 +16,11 @@ pub(super) fn jumped(step: u64, jump: &Jump) -> String {
 }
 
 pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {
-    let Jump { tau, distance, loss_before, loss, noise, verdict } = jump;
+    let Jump { tau, distance, loss_before, loss, noise, verdict, expected } = jump;
     json!({
         "event": "jumped", "step": step, "tau": tau, "distance": distance,
         "loss_before": loss_before, "loss": loss, "noise": noise, "verdict": verdict.name(),
+        "expected": expected,
     })
 }
 
@@ -27,6 +28,7 @@ pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {
 pub(super) fn predicted(step: u64, prediction: &Prediction) -> String {
     let Prediction { accepted, made, tau, loss_before, loss, .. } = prediction;
     match accepted {
+        _ if *made == 0 => format!("step {step}: no jump is expected to help"),
         _ if loss_before.is_nan() => format!("step {step}: predicted, {accepted} of {made} jumps"),
         0 => format!("step {step}: predicted nothing; probe loss stays {loss_before:.4}"),
         _ => format!(

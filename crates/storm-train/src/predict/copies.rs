@@ -3,7 +3,8 @@
 
 use super::direction::RandomWords;
 use super::jump::{Form, f32_at};
-use super::{Accept, PredictOptions};
+use super::rssm::Rssm;
+use super::{Accept, Controller, PredictOptions};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
 use crate::{
     Precision, Snapshot, StatePart, StateTensor, TrainError, TrainOptions, Trainer, TrainingState,
@@ -38,6 +39,7 @@ pub fn predict_bytes(
     if predict.direction.has_state() {
         bytes += snapshot_bytes(&direction_tensors(&weights));
     }
+    bytes += snapshot_bytes(&controller_tensors(&predict.controller));
     Ok(bytes as u64 + WORK_BYTES)
 }
 
@@ -116,6 +118,20 @@ fn direction_tensors(weights: &[Weight]) -> Vec<StateTensor> {
     weights.iter().map(tensor).collect()
 }
 
+/// The state of a controller that learns.
+fn controller_tensors(controller: &Controller) -> Vec<StateTensor> {
+    let tensor = || StateTensor {
+        name: "rssm".to_owned(),
+        shape: [Rssm::state_bytes()].into(),
+        dtype: DType::U8,
+        part: StatePart::Controller,
+    };
+    match controller {
+        Controller::Rssm { .. } => vec![tensor()],
+        Controller::Constant { .. } | Controller::LineSearch { .. } => Vec::new(),
+    }
+}
+
 /// All copies.
 #[derive(Debug)]
 pub(super) struct Copies {
@@ -129,6 +145,8 @@ pub(super) struct Copies {
     pub(super) reference: Snapshot,
     /// What a direction keeps, f32.
     pub(super) state: Option<Snapshot>,
+    /// The state of a controller that learns, when a checkpoint is made.
+    pub(super) controller: Option<Snapshot>,
     /// Where the tensors of a checkpoint are, by their names in it.
     places: BTreeMap<String, (StatePart, usize)>,
 }
@@ -159,8 +177,13 @@ impl Copies {
             true => Some(Snapshot::of(trainer, direction_tensors(&weights))?),
             false => None,
         };
+        let controller = match controller_tensors(&options.controller) {
+            tensors if tensors.is_empty() => None,
+            tensors => Some(Snapshot::of(trainer, tensors)?),
+        };
         let places = BTreeMap::new();
-        let mut copies = Copies { weights, base, parameters, undo, reference, state, places };
+        let mut copies =
+            Copies { weights, base, parameters, undo, reference, state, controller, places };
         copies.clear_state();
         copies.places = copies
             .parts()
@@ -232,9 +255,11 @@ impl Copies {
 
     fn parts(&self) -> impl Iterator<Item = (StatePart, &Snapshot)> {
         let state = self.state.as_ref().map(|state| (StatePart::Direction, state));
+        let controller = self.controller.as_ref().map(|state| (StatePart::Controller, state));
         [(StatePart::Undo, &self.undo), (StatePart::Reference, &self.reference)]
             .into_iter()
             .chain(state)
+            .chain(controller)
     }
 
     /// As checkpoints name them.
@@ -257,6 +282,7 @@ impl Copies {
         let snapshot = match part {
             StatePart::Undo => &mut self.undo,
             StatePart::Reference => &mut self.reference,
+            StatePart::Controller => self.controller.as_mut()?,
             _ => self.state.as_mut()?,
         };
         Some(snapshot.bytes_mut(at))
@@ -267,6 +293,7 @@ fn name_in(part: StatePart, name: &str) -> String {
     let prefix = match part {
         StatePart::Undo => "undo",
         StatePart::Reference => "reference",
+        StatePart::Controller => "controller",
         _ => "direction",
     };
     format!("{prefix}:{name}")

@@ -45,6 +45,11 @@ impl PredictOptions {
                 return refuse(format!("{name} is 0; every phase has at least one step"));
             }
         }
+        if !is_corrected && matches!(self.controller, Controller::Rssm { .. }) {
+            return refuse(
+                "the controller rssm learns from losses, and none are measured".to_owned(),
+            );
+        }
         if !is_corrected && correct != 0 {
             return refuse(format!("correct is {correct}, and jumps that always stay have none"));
         }
@@ -67,7 +72,7 @@ impl PredictOptions {
             return refuse(format!("momentum is {momentum}; it is above 0 and below 1"));
         }
         let (tau, growth, jumps) = match self.controller {
-            Controller::Constant { tau } => (tau, 1.0, 1),
+            Controller::Constant { tau } | Controller::Rssm { tau } => (tau, 1.0, 1),
             Controller::LineSearch { tau, growth, jumps } => (tau, growth, jumps),
         };
         if !tau.is_finite() || tau == 0.0 || (tau < 0.0 && is_corrected) {
@@ -143,6 +148,7 @@ mod tests {
             ("growth is 0.5", search(1.0, 0.5, 5)),
             ("jumps is 0", search(1.0, 1.0, 0)),
             ("noise is NaN", PredictOptions { noise: f64::NAN, ..good }),
+            ("rssm learns", PredictOptions { controller: Controller::Rssm { tau: 1.0 }, ..always }),
             ("correct is 2, and", PredictOptions { accept: Accept::Always, ..good }),
             ("tau is -0.5", PredictOptions { controller, ..good }),
             (

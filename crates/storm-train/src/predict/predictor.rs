@@ -5,9 +5,12 @@ use super::direction::{Averaged, Course, decay, mean_factor};
 use super::jump::{Piece, f32_at, fill};
 use super::phases::{Due, Phases};
 use super::probe::{Measured, Probe};
+use super::rssm::{Chosen, Expectation, Rssm, StepSeen};
 use super::state::{Point, PredictState, Undo, extrapolated};
-use super::{Accept, Direction, Phase, PredictOptions};
-use crate::{AnyBatch, Event, Observer, RunError, StatePart, TrainError, Trainer, Verified};
+use super::{Accept, Controller, Direction, Phase, PredictOptions};
+use crate::{
+    AnyBatch, Event, Observer, RunError, StatePart, StepEvent, TrainError, Trainer, Verified,
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::time::Instant;
@@ -58,6 +61,9 @@ pub struct Jump {
     pub noise: f64,
     /// What became of it.
     pub verdict: Verdict,
+    /// What a controller that learns expected of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Expectation>,
 }
 
 /// The jumps between two steps.
@@ -114,6 +120,8 @@ pub(crate) struct BackTo {
 /// A step that was made.
 pub(crate) struct Made<'a> {
     pub(crate) step: u64,
+    /// What it showed.
+    pub(crate) event: StepEvent,
     /// Of the run, after it.
     pub(crate) steps_left: u64,
     /// Where the data is.
@@ -125,6 +133,7 @@ pub(crate) struct Predictor {
     options: PredictOptions,
     phases: Phases,
     copies: Copies,
+    rssm: Option<Rssm>,
     /// None if every jump stays.
     held_out: Option<HeldOut>,
     /// Whether the reference has the weights at the start of the window.
@@ -164,7 +173,18 @@ impl Predictor {
         [probe, check]: [Vec<AnyBatch>; 2],
     ) -> Result<Predictor, TrainError> {
         options.check(steps)?;
+        let rssm = match options.controller {
+            Controller::Rssm { tau } => {
+                // Four passes over held-out micro-batches, each about a third of the work of a training one. Measured times would
+                // make choices, and with them the run, depend on the machine's load.
+                let passes = 4.0 / 3.0 * probe.len() as f64;
+                let cost_steps = passes / trainer.micro_batches() as f64;
+                Some(Rssm::new(trainer.options().seed, tau, cost_steps))
+            }
+            Controller::Constant { .. } | Controller::LineSearch { .. } => None,
+        };
         Ok(Predictor {
+            rssm,
             phases: Phases::new(options.lengths),
             copies: Copies::new(trainer, &options)?,
             held_out: match options.accept {
@@ -204,6 +224,17 @@ impl Predictor {
     ) -> Result<Option<BackTo>, RunError> {
         let begun = Instant::now();
         let mut prepared = false;
+        if let Some(rssm) = &mut self.rssm {
+            let all = (made.step + made.steps_left) as f32;
+            rssm.see(&StepSeen {
+                loss: made.event.loss,
+                gradient_norm: made.event.gradient_norm,
+                learning_rate: made.event.learning_rate,
+                progress: made.step as f32 / all,
+                phase: self.phases.phase(),
+            });
+            prepared = true;
+        }
         if let (Some((what, window)), Phase::Full) =
             (self.options.direction.averaged(), self.phases.phase())
         {
@@ -307,6 +338,9 @@ impl Predictor {
             }
         };
         self.phases.judged(kept);
+        if let Some(rssm) = &mut self.rssm {
+            rssm.judged(kept);
+        }
         let seconds = begun.elapsed().as_secs_f64();
         let judgement = Judgement { loss, expected, kept, seconds };
         observer.event(&Event::PredictionJudged { step, judgement })?;
@@ -360,13 +394,19 @@ impl Predictor {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let begun = Instant::now();
+        let chosen = self.rssm.as_mut().map(Rssm::choose);
+        if let Some(None) = chosen {
+            return self.train_fully(made, begun, observer);
+        }
+        let chosen: Option<Chosen> = chosen.flatten();
         self.copies.undo.take(trainer)?;
         let before = self.measured(trainer)?;
         let courses = self.courses();
         let mut measured = self.probed(trainer)?;
         let loss_before = loss_of(measured.as_ref());
         let (mut total, mut accepted, mut jumps) = (0.0, 0, 0);
-        while let Some(tau) = self.options.controller.next(accepted) {
+        let of_chosen = chosen.map(|chosen| chosen.tau);
+        while let Some(tau) = self.options.controller.next(accepted, of_chosen) {
             let distance = self.write_weights(trainer, &courses, total + tau, total)?;
             let now = self.probed(trainer)?;
             let change = match (&self.held_out, &measured, &now) {
@@ -390,7 +430,12 @@ impl Predictor {
                 loss: loss_of(now.as_ref()),
                 noise: change.map_or(f64::NAN, |change| change.error),
                 verdict,
+                expected: chosen.map(|chosen| chosen.expected),
             };
+            if let (Some(rssm), Some(chosen)) = (&mut self.rssm, &chosen) {
+                let is_accepted = verdict == Verdict::Accepted;
+                rssm.learn_outcome(chosen, jump.loss_before, jump.loss, is_accepted);
+            }
             if verdict != Verdict::Accepted {
                 match accepted {
                     0 => self.copies.restore_weights(trainer)?,
@@ -420,6 +465,26 @@ impl Predictor {
             tau: total,
             loss_before,
             loss: loss_of(measured.as_ref()),
+            seconds: begun.elapsed().as_secs_f64(),
+        };
+        observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// No jump: the controller expects more of full steps. Nothing is copied or measured.
+    fn train_fully(
+        &mut self,
+        made: &Made<'_>,
+        begun: Instant,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        self.has_reference = false;
+        self.phases.predicted(false);
+        let prediction = Prediction {
+            accepted: 0,
+            made: 0,
+            tau: 0.0,
+            loss_before: f64::NAN,
+            loss: f64::NAN,
             seconds: begun.elapsed().as_secs_f64(),
         };
         observer.event(&Event::Predicted { step: made.step, prediction })
@@ -516,7 +581,12 @@ impl Predictor {
         let undo = self.undo.as_ref().map(|_| StatePart::Undo);
         let reference = self.has_reference.then_some(StatePart::Reference);
         let state = self.copies.state.as_ref().map(|_| StatePart::Direction);
-        let held = [undo, reference, state].into_iter().flatten().collect();
+        let mut controller = None;
+        if let (Some(rssm), Some(state)) = (&self.rssm, &mut self.copies.controller) {
+            rssm.write(state.bytes_mut(0));
+            controller = Some(StatePart::Controller);
+        }
+        let held = [undo, reference, state, controller].into_iter().flatten().collect();
         WithCopies { trainer, copies: &mut self.copies, held }
     }
 
@@ -545,9 +615,10 @@ impl Predictor {
             (StatePart::Undo, is_correcting),
             (StatePart::Reference, state.has_reference),
             (StatePart::Direction, self.copies.state.is_some()),
+            (StatePart::Controller, self.rssm.is_some()),
         ];
         if needed.into_iter().any(|(part, is_needed)| is_needed && !verified.has(part)) {
-            return other("copies of weights are missing");
+            return other("copies of weights or the state of its controller are missing");
         }
         let needs_start = self.held_out.is_some() && self.phases.phase() != Phase::WarmUp;
         if state.undo.is_some() != is_correcting || state.start.is_some() != needs_start {
@@ -555,6 +626,9 @@ impl Predictor {
         }
         self.has_reference = state.has_reference;
         self.averaged = state.averaged;
+        if let (Some(rssm), Some(state)) = (&mut self.rssm, &self.copies.controller) {
+            rssm.read(state.bytes(0));
+        }
         self.start = state.start;
         self.undo = state.undo.clone();
         Ok(())

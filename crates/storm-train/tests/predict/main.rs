@@ -6,6 +6,7 @@ mod input;
 mod memory;
 mod outer;
 mod resume;
+mod rssm;
 mod support;
 
 use storm_host::allocation::AllocationMeter;

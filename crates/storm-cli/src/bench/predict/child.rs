@@ -9,7 +9,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use storm_files::open_plain;
-use storm_train::{Event, RunError, Sink, StepRecord, Verdict, read_metrics};
+use storm_train::{Event, Jump, RunError, Sink, StepRecord, Verdict, read_metrics};
 
 /// More of a config is not read; `storm train` refuses one that is longer.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
@@ -90,6 +90,7 @@ impl<'a> Runner<'a> {
             kept: totals.kept,
             undone: totals.undone,
             distance_min: totals.distance_min,
+            brier: totals.brier(),
         })
     }
 
@@ -145,6 +146,31 @@ struct Totals {
     kept: u64,
     undone: u64,
     distance_min: Option<f64>,
+    /// Jumps of which something was expected, and the sum of the squares of what was expected less the outcome.
+    expected: u64,
+    squares: f64,
+}
+
+impl Totals {
+    fn brier(&self) -> Option<f64> {
+        (self.expected > 0).then(|| self.squares / self.expected as f64)
+    }
+
+    fn jump(&mut self, jump: &Jump) {
+        let is_accepted = jump.verdict == Verdict::Accepted;
+        match is_accepted {
+            true => {
+                self.accepted += 1;
+                let least = self.distance_min.map_or(jump.distance, |d| d.min(jump.distance));
+                self.distance_min = Some(least);
+            }
+            false => self.refused += 1,
+        }
+        if let Some(expected) = jump.expected {
+            self.expected += 1;
+            self.squares += (expected.acceptance - if is_accepted { 1.0 } else { 0.0 }).powi(2);
+        }
+    }
 }
 
 impl Sink for Totals {
@@ -166,12 +192,7 @@ impl Sink for Totals {
                     false => self.undone += 1,
                 }
             }
-            Event::Jumped { jump, .. } if jump.verdict == Verdict::Accepted => {
-                self.accepted += 1;
-                let least = self.distance_min.map_or(jump.distance, |d| d.min(jump.distance));
-                self.distance_min = Some(least);
-            }
-            Event::Jumped { .. } => self.refused += 1,
+            Event::Jumped { jump, .. } => self.jump(&jump),
             _ => {}
         }
         Ok(())

@@ -153,6 +153,8 @@ pub(super) struct Comparison {
     pub(super) undone: u64,
     /// The least that an accepted jump moved the weights.
     pub(super) distance_min: Option<f64>,
+    /// Mean over seeds, of a controller that learns.
+    pub(super) brier: Option<f64>,
 }
 
 /// The runs of one seed: plain ones of all lengths, and one of the method.
@@ -184,6 +186,7 @@ impl Comparison {
             kept: sum(|run| run.kept),
             undone: sum(|run| run.undone),
             distance_min: distances.reduce(f64::min),
+            brier: mean(pairs.iter().filter_map(|pair| pair.method.brier)),
         })
     }
 

@@ -57,9 +57,9 @@ fn draw_curve(svg: &mut String, plain: &[(f64, f64)], methods: &[(&str, &Compari
         .legend(|(x, y)| PathElement::new([(x, y), (x + 18, y)], GREY.stroke_width(2)));
     for (number, (name, cost, loss)) in points.into_iter().enumerate() {
         let colour = COLOURS[number % COLOURS.len()];
-        let is_square = number >= COLOURS.len();
+        let is_late = number >= COLOURS.len();
         let at = (cost, loss);
-        let series = match is_square {
+        let series = match is_late {
             false => chart.draw_series([Circle::new(at, 5, colour.filled())])?,
             true => chart.draw_series([TriangleMarker::new(at, 6, colour.filled())])?,
         };

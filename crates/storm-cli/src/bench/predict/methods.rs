@@ -47,7 +47,7 @@ enum Kind {
 }
 
 /// All of them. Those that predict have the learning rate of the best plain run.
-pub(super) const METHODS: [Method; 10] = [
+pub(super) const METHODS: [Method; 11] = [
     Method {
         name: "null",
         words: "no jump, all costs",
@@ -115,6 +115,13 @@ pub(super) const METHODS: [Method; 10] = [
         name: "average",
         words: "the same along the mean update",
         section: "direction=\"average\", tau=1, growth=2, jumps=6",
+        phases: Kind::Measured,
+        more: &[],
+    },
+    Method {
+        name: "rssm",
+        words: "predictions that a learned model chooses",
+        section: "direction=\"difference\", controller=\"rssm\", tau=0.25",
         phases: Kind::Measured,
         more: &[],
     },

@@ -33,6 +33,9 @@ pub(super) struct Finished {
     pub(super) undone: u64,
     /// The least that an accepted jump moved the weights, if there is one.
     pub(super) distance_min: Option<f64>,
+    /// Mean square of the probability of acceptance less the outcome, of a controller that learns.
+    #[serde(default)]
+    pub(super) brier: Option<f64>,
 }
 
 impl Finished {
@@ -110,6 +113,7 @@ pub(super) mod tests {
             kept: 0,
             undone: 0,
             distance_min: None,
+            brier: None,
         }
     }
 

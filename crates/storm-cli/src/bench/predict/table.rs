@@ -137,6 +137,7 @@ pub(super) fn object(line: &Line<'_>) -> Option<Value> {
         "kept": found.kept,
         "undone": found.undone,
         "distance_min": found.distance_min,
+        "brier": found.brier,
     }))
 }
 
