@@ -55,10 +55,16 @@ pub(crate) struct EvalArgs {
     /// Sequences at a time. If not given, as the run has them; 4 without a run.
     #[arg(long, value_parser = positive)]
     batch: Option<usize>,
-    /// Batches to look at. If not given, as many as the run looks at; all of the part without a run, or of the part that
-    /// a run learns from.
+    /// Batches to look at. If not given, as many as the run looks at; all without a run, of the part that a run learns
+    /// from, or of the rows that --skip-rows and --leave-rows leave.
     #[arg(long, value_parser = positive)]
     batches: Option<usize>,
+    /// Rows at the start of the part to pass over: those that evaluations of the run have looked at, for example.
+    #[arg(long, default_value_t = 0, value_name = "ROWS")]
+    skip_rows: u64,
+    /// Rows at the end of the part not to look at: those of predictions, for example.
+    #[arg(long, default_value_t = 0, value_name = "ROWS")]
+    leave_rows: u64,
     /// Where to compute. If not given, where the run was; without a run, on the GPU if there is one that can be used.
     #[arg(long, value_enum)]
     device: Option<DeviceArg>,
@@ -148,7 +154,7 @@ impl Evaluated {
             overlong: args.overlong.unwrap_or(run.overlong),
             batch: args.batch.unwrap_or(run.batch),
             group,
-            batches_max: given.unwrap_or(of_run),
+            batches_max: given.unwrap_or(if args.is_between() { u64::MAX } else { of_run }),
             dtype: match args.dtype {
                 Some(dtype) => dtype.into(),
                 None => Precision::from(run.precision).compute(),
@@ -165,6 +171,11 @@ impl Evaluated {
 }
 
 impl EvalArgs {
+    /// Whether it says which rows of the part to look at.
+    fn is_between(&self) -> bool {
+        self.skip_rows > 0 || self.leave_rows > 0
+    }
+
     /// All of the held-out part of a dataset, or so many batches of it, for a model that is opened elsewhere.
     pub(crate) fn of_data(
         model: PathBuf,
@@ -181,6 +192,8 @@ impl EvalArgs {
             overlong: None,
             batch: Some(4),
             batches,
+            skip_rows: 0,
+            leave_rows: 0,
             device: None,
             vram: None,
             ram: None,
@@ -324,6 +337,24 @@ fn images(args: &EvalArgs, evaluated: &Evaluated, source: &ImageSource) -> Resul
     Ok(Data { source, rows, build })
 }
 
+/// Batches of the rows that are to be looked at. Where some at the end are not, only whole groups of batches are.
+fn batches_of(args: &EvalArgs, rows: u64, batch: u64, group: u64) -> Result<u64> {
+    let (skipped, left) = (args.skip_rows, args.leave_rows);
+    let looked_at = rows.saturating_sub(skipped).saturating_sub(left);
+    let batches = match left {
+        0 => looked_at.div_ceil(batch),
+        _ => looked_at / (batch * group) * group,
+    };
+    if batches == 0 && args.is_between() {
+        let problem = format!(
+            "--skip-rows {skipped} and --leave-rows {left} leave nothing to look at: the part has {rows} rows, {batch} in a \
+             batch"
+        );
+        return Err(UsageError(problem).into());
+    }
+    Ok(batches)
+}
+
 fn evaluate<D: Trains>(
     args: &EvalArgs,
     evaluated: &Evaluated,
@@ -336,7 +367,12 @@ fn evaluate<D: Trains>(
         AnySource::Language(source) => text(args, evaluated, source)?,
         AnySource::Image(source) => images(args, evaluated, source)?,
     };
-    let batches = rows.div_ceil(batch as u64).min(evaluated.batches_max);
+    let batches = batches_of(args, rows, batch as u64, group as u64)?.min(evaluated.batches_max);
+    if args.skip_rows > 0 {
+        let mut position = data.position();
+        position["row"] = args.skip_rows.into();
+        data.resume(&position)?;
+    }
     let budget = Budget::new(machine.vram.bytes, machine.ram.bytes);
     let task = evaluation_task(&model, &build, group)?;
     let planned = plan(&task, &machine.profile, budget, &Forced::default()).with_context(|| {

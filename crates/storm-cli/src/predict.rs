@@ -5,7 +5,7 @@ use crate::UsageError;
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::str::FromStr;
-use storm_train::{Controller, Direction, PhaseLengths, PredictOptions};
+use storm_train::{Accept, Controller, Direction, PhaseLengths, PredictOptions};
 
 /// A table of options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,6 +14,8 @@ pub(crate) struct PredictArg {
     direction: DirectionArg,
     #[serde(default)]
     controller: ControllerArg,
+    #[serde(default)]
+    accept: AcceptArg,
     #[serde(default = "defaults::tau")]
     tau: f64,
     /// Of the line search.
@@ -31,14 +33,23 @@ pub(crate) struct PredictArg {
     warm_up: u64,
     #[serde(default = "defaults::full")]
     full: u64,
-    #[serde(default = "defaults::correct")]
-    correct: u64,
-    #[serde(default = "defaults::probe_batches")]
-    probe_batches: NonZeroUsize,
-    #[serde(default = "defaults::noise")]
-    noise: f64,
-    #[serde(default = "defaults::margin")]
-    margin: f64,
+    /// These are for jumps that do not always stay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correct: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    probe_batches: Option<NonZeroUsize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    noise: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    margin: Option<f64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum AcceptArg {
+    #[default]
+    IfLower,
+    Always,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +57,7 @@ pub(crate) struct PredictArg {
 enum DirectionArg {
     LastUpdate,
     Average,
+    WeightAverage,
     Difference,
     Outer,
     None,
@@ -58,11 +70,10 @@ enum ControllerArg {
     Constant,
     #[default]
     LineSearch,
+    Rssm,
 }
 
 mod defaults {
-    use std::num::NonZeroUsize;
-
     pub(super) fn tau() -> f64 {
         1.0
     }
@@ -72,18 +83,10 @@ mod defaults {
     pub(super) fn full() -> u64 {
         20
     }
-    pub(super) fn correct() -> u64 {
-        5
-    }
-    pub(super) fn probe_batches() -> NonZeroUsize {
-        const { NonZeroUsize::new(8).expect("not zero") }
-    }
-    pub(super) fn noise() -> f64 {
-        2.0
-    }
-    pub(super) fn margin() -> f64 {
-        0.01
-    }
+    pub(super) const CORRECT: u64 = 5;
+    pub(super) const PROBE_BATCHES: usize = 8;
+    pub(super) const NOISE: f64 = 2.0;
+    pub(super) const MARGIN: f64 = 0.01;
     pub(super) const GROWTH: f64 = 1.0;
     pub(super) const JUMPS: u32 = 10;
     pub(super) const MOMENTUM: f64 = 0.5;
@@ -117,7 +120,7 @@ impl PredictArg {
     /// How the run predicts, if it has so many steps.
     pub(crate) fn options(&self, steps: u64) -> Result<PredictOptions, UsageError> {
         let refuse = |problem: &str| Err(UsageError(format!("predict: {problem}")));
-        if self.probe_batches.get() > PROBE_BATCHES_MAX {
+        if self.probe_batches.is_some_and(|batches| batches.get() > PROBE_BATCHES_MAX) {
             return refuse(&format!("probe-batches is at most {PROBE_BATCHES_MAX}"));
         }
         let is_search = self.controller == ControllerArg::LineSearch;
@@ -132,13 +135,28 @@ impl PredictArg {
         if self.direction != DirectionArg::Outer && self.momentum.is_some() {
             return refuse("momentum is for direction = \"outer\"");
         }
+        let is_probed = self.accept == AcceptArg::IfLower;
+        let of_probes = [self.noise, self.margin].iter().any(Option::is_some)
+            || self.correct.is_some()
+            || self.probe_batches.is_some();
+        if !is_probed && of_probes {
+            return refuse(
+                "correct, probe-batches, noise and margin are for jumps that stay if the loss is lower; leave them out with \
+                 accept = \"always\"",
+            );
+        }
+        if !is_probed && is_search {
+            return refuse("a line search measures losses; give controller = \"constant\"");
+        }
+        let correct = self.correct.unwrap_or(if is_probed { defaults::CORRECT } else { 0 });
         let window = self.window.map_or(self.full, NonZeroU64::get);
         let tau = self.tau as f32;
         let options = PredictOptions {
-            lengths: PhaseLengths { warm_up: self.warm_up, full: self.full, correct: self.correct },
+            lengths: PhaseLengths { warm_up: self.warm_up, full: self.full, correct },
             direction: match self.direction {
                 DirectionArg::LastUpdate => Direction::LastUpdate,
                 DirectionArg::Average => Direction::Average { window },
+                DirectionArg::WeightAverage => Direction::WeightAverage { window },
                 DirectionArg::Difference => Direction::Difference { window },
                 DirectionArg::Outer => {
                     let momentum = self.momentum.unwrap_or(defaults::MOMENTUM) as f32;
@@ -149,14 +167,19 @@ impl PredictArg {
             },
             controller: match self.controller {
                 ControllerArg::Constant => Controller::Constant { tau },
+                ControllerArg::Rssm => Controller::Rssm { tau },
                 ControllerArg::LineSearch => Controller::LineSearch {
                     tau,
                     growth: self.growth.unwrap_or(defaults::GROWTH) as f32,
                     jumps: self.jumps.map_or(defaults::JUMPS, NonZeroU32::get),
                 },
             },
-            noise: self.noise,
-            margin: self.margin,
+            accept: match self.accept {
+                AcceptArg::IfLower => Accept::IfLower,
+                AcceptArg::Always => Accept::Always,
+            },
+            noise: self.noise.unwrap_or(defaults::NOISE),
+            margin: self.margin.unwrap_or(defaults::MARGIN),
         };
         options.check(steps).map_err(|error| UsageError(error.to_string()))?;
         Ok(options)
@@ -164,7 +187,11 @@ impl PredictArg {
 
     /// Held-out micro-batches that it takes: some for jumps, and as many for corrections.
     pub(crate) fn held_out_batches(&self) -> usize {
-        2 * self.probe_batches.get().min(PROBE_BATCHES_MAX)
+        let probe = self.probe_batches.map_or(defaults::PROBE_BATCHES, NonZeroUsize::get);
+        match self.accept {
+            AcceptArg::IfLower => 2 * probe.min(PROBE_BATCHES_MAX),
+            AcceptArg::Always => 0,
+        }
     }
 }
 
@@ -191,6 +218,11 @@ mod tests {
         assert_eq!(outer.direction, Direction::Outer { window: 4, momentum: 0.25 });
         assert_eq!(outer.controller, Controller::Constant { tau: 0.5 });
         assert_eq!((outer.noise, outer.margin), (0.0, 1.5));
+        let lookahead = options(
+            "direction=\"difference\", accept=\"always\", controller=\"constant\", tau=-0.5",
+        );
+        let lookahead = lookahead.expect("a table");
+        assert_eq!((lookahead.accept, lookahead.lengths.correct), (Accept::Always, 0));
         let whole = options("direction=\"difference\", full=7").expect("a table");
         assert_eq!(whole.direction, Direction::Difference { window: 7 });
     }
@@ -200,7 +232,8 @@ mod tests {
         for (text, expected) in [
             ("", "direction"),
             ("direction=\"rssm\"", "unknown variant"),
-            ("direction=\"average\", controller=\"rssm\"", "unknown variant"),
+            ("direction=\"average\", controller=\"neural\"", "unknown variant"),
+            ("direction=\"outer\", accept=\"always\", controller=\"rssm\"", "rssm learns"),
             ("direction=\"last-update\", window=3", "window is for other"),
             ("direction=\"average\", momentum=0.5", "momentum is for"),
             ("direction=\"average\", controller=\"constant\", jumps=3", "growth and jumps"),
@@ -210,6 +243,12 @@ mod tests {
             ("direction=\"average\", tau=nan", "tau is NaN"),
             ("direction=\"average\", probe-batches=0", "nonzero"),
             ("direction=\"average\", colour=1", "unknown field"),
+            ("direction=\"outer\", accept=\"always\"", "a line search measures"),
+            (
+                "direction=\"outer\", accept=\"always\", controller=\"constant\", noise=1",
+                "leave them out",
+            ),
+            ("direction=\"outer\", controller=\"constant\", tau=-1", "tau is -1"),
         ] {
             let error = options(text).expect_err(text);
             assert!(error.contains(expected), "{text}: {error}");

@@ -239,3 +239,47 @@ fn data_of_another_kind_is_refused() {
     let errors = String::from_utf8_lossy(&sample.stderr);
     assert!(errors.contains("is an image classifier"), "{errors}");
 }
+
+#[test]
+fn a_classifier_predicts_and_what_is_refused_leaves_every_bit() {
+    let place = place();
+    let folder = place.path();
+    let train = |name: &str, predict: Option<&str>| -> Vec<Value> {
+        let flags =
+            ["train", "pictures.toml", "--name", name, "--json", "--steps", "8", "--batch", "2"];
+        let more = ["--accumulate", "1", "--eval-steps", "1"];
+        let predict = predict.map_or(Vec::new(), |predict| vec!["--predict", predict]);
+        let printed = succeeded(&storm(folder, &[&flags[..], &more, &predict].concat()));
+        printed.lines().map(|line| serde_json::from_str(line).expect("an object")).collect()
+    };
+    let bytes = |name: &str| {
+        let of = |file: &str| {
+            let path = folder.join("runs").join(name).join("checkpoints/step-00000008").join(file);
+            fs::read(path).expect(file)
+        };
+        ["parameters.safetensors", "optimizer.safetensors"].map(of)
+    };
+    let jumps = |events: &[Value], verdict: &str| -> usize {
+        let is_it = |e: &&Value| e["event"] == "jumped" && e["verdict"] == verdict;
+        events.iter().filter(is_it).count()
+    };
+    let predict = |more: &str| {
+        format!(
+            "direction=\"difference\", warm-up=2, full=2, correct=1, probe-batches=2, margin=10, {more}"
+        )
+    };
+    train("plain", None);
+    let unmoved = train("refused", Some(&predict("noise=1e9")));
+    assert!(jumps(&unmoved, "refused") >= 2 && jumps(&unmoved, "accepted") == 0, "{unmoved:?}");
+    assert!(bytes("refused") == bytes("plain"), "the statistics of its norms too");
+    let moved = train("moved", Some(&predict("tau=0.1, noise=0")));
+    assert!(jumps(&moved, "accepted") > 0, "{moved:?}");
+    assert!(bytes("moved") != bytes("plain"));
+
+    // The pictures between those of evaluations and those of predictions.
+    let rows = ["eval", "runs/moved", "--json", "--skip-rows", "2", "--leave-rows", "8"];
+    let tested: Value = serde_json::from_str(&succeeded(&storm(folder, &rows))).expect("an object");
+    assert_eq!(tested["images"], 10);
+    let all = ["eval", "runs/moved", "--skip-rows", "12", "--leave-rows", "8"];
+    refused(&storm(folder, &all), "leave nothing to look at");
+}

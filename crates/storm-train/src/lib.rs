@@ -73,8 +73,8 @@ pub use moments::Moments;
 pub use optimizer::{DecayTargets, OptimizerMethod, OptimizerOptions};
 pub use precision::Precision;
 pub use predict::{
-    Controller, Direction, Judgement, Jump, Phase, PhaseLengths, PredictOptions, PredictState,
-    Prediction, Verdict, predict_bytes,
+    Accept, Controller, Direction, Expectation, Judgement, Jump, Phase, PhaseLengths,
+    PredictOptions, PredictState, Prediction, Verdict, predict_bytes,
 };
 pub use ranks::{Heard, Ranks};
 pub use record::{

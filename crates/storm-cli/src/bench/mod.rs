@@ -11,6 +11,7 @@ mod loss;
 mod op_times;
 mod outputs;
 mod planned;
+mod predict;
 mod run_args;
 mod train;
 
@@ -33,6 +34,8 @@ pub(crate) enum BenchCommand {
     Generate(generate::GenerateBenchArgs),
     /// What a change of options does to the loss: a config with and without it, over several seeds.
     Loss(loss::LossArgs),
+    /// What predictions gain over plain training: tuned, with controls, over several seeds and with all overheads.
+    Predict(predict::PredictBenchArgs),
     /// One attention op, forward and backward, on a GPU.
     Attention(attention::AttentionBenchArgs),
 }
@@ -45,6 +48,7 @@ pub(crate) fn run(command: &BenchCommand) -> Result<()> {
         BenchCommand::Checkpoint(args) => checkpoint::run(args),
         BenchCommand::Generate(args) => generate::run(args),
         BenchCommand::Loss(args) => loss::run(args),
+        BenchCommand::Predict(args) => predict::run(args),
         BenchCommand::Attention(args) => attention::run(args),
     }
 }

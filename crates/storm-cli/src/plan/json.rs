@@ -102,6 +102,7 @@ fn about(request: &Request) -> Value {
         "hardware_uncertainty": request.profile.uncertainty,
         "vram_bytes": request.vram.bytes,
         "ram_bytes": request.ram.bytes,
+        "predict_bytes": request.predict_bytes,
         "disk": request.disk.as_ref().map(|disk| disk.json(None)),
     })
 }

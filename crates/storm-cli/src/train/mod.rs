@@ -43,7 +43,7 @@ pub(crate) use data::{loader_threads, open_images, pictures_of};
 pub(crate) use device::{Asked, DeviceKind, Machine, Trains, find_for};
 use folder::Start;
 pub(crate) use model::config_of_record;
-pub(crate) use options::Given;
+pub(crate) use options::{Given, Settings};
 pub(crate) use output::{Style, shell_word};
 pub(crate) use planned::{check_config, positions_of_weights, request_of_config};
 use ranks::Crew;
@@ -91,6 +91,13 @@ pub(crate) struct TrainArgs {
 /// Every option of a run by its `config.toml`, as text; none if that is not there or cannot be used.
 pub(crate) fn settings_of_run(folder: &Path) -> BTreeMap<String, String> {
     config::read(&folder.join("config.toml")).map(|given| setup::record(&given)).unwrap_or_default()
+}
+
+/// The options of a config file, with the defaults of those that it does not give.
+pub(crate) fn settings_of(config: &Path) -> Result<Settings> {
+    let given = config::read(config)?;
+    config::check_values(&given)?;
+    Ok(given.resolve())
 }
 
 pub(crate) fn run(args: TrainArgs) -> Result<()> {

@@ -7,16 +7,20 @@ use storm_train::{Judgement, Jump, Prediction};
 pub(super) fn jumped(step: u64, jump: &Jump) -> String {
     let Jump { tau, loss_before, loss, verdict, .. } = jump;
     let verdict = verdict.name();
+    if loss_before.is_nan() {
+        return format!("step {step} predict: jump of {tau}, {verdict}");
+    }
     format!(
         "step {step} predict: jump of {tau}, probe loss {loss_before:.4} to {loss:.4}, {verdict}"
     )
 }
 
 pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {
-    let Jump { tau, distance, loss_before, loss, noise, verdict } = jump;
+    let Jump { tau, distance, loss_before, loss, noise, verdict, expected } = jump;
     json!({
         "event": "jumped", "step": step, "tau": tau, "distance": distance,
         "loss_before": loss_before, "loss": loss, "noise": noise, "verdict": verdict.name(),
+        "expected": expected,
     })
 }
 
@@ -24,6 +28,8 @@ pub(super) fn jumped_object(step: u64, jump: &Jump) -> Value {
 pub(super) fn predicted(step: u64, prediction: &Prediction) -> String {
     let Prediction { accepted, made, tau, loss_before, loss, .. } = prediction;
     match accepted {
+        _ if *made == 0 => format!("step {step}: no jump is expected to help"),
+        _ if loss_before.is_nan() => format!("step {step}: predicted, {accepted} of {made} jumps"),
         0 => format!("step {step}: predicted nothing; probe loss stays {loss_before:.4}"),
         _ => format!(
             "step {step}: predicted, {accepted} of {made} jumps accepted, {tau} in all; probe loss {loss_before:.4} to \

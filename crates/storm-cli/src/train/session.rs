@@ -166,8 +166,12 @@ fn begin<D: Trains>(setup: &Setup, mut trainer: Trainer<D>, on_alarm: OnAlarm) -
         let rows = held_out.len() * plan.batch;
         let direction = predict.direction.name();
         let bytes = run.predict(predict, held_out)?;
+        let judged = match rows {
+            0 => "every jump stays".to_owned(),
+            rows => format!("{rows} held-out rows for jumps and corrections"),
+        };
         setup.style.say(&format!(
-            "predictions  direction {direction}; {} of host memory; {rows} held-out rows for jumps and corrections",
+            "predictions  direction {direction}; {} of host memory; {judged}",
             size::show(bytes)
         ));
     }

@@ -302,7 +302,8 @@ impl Setup {
 
     /// Refuses predictions whose held-out data is missing, or is what evaluations look at.
     fn check_probe(&self) -> Result<()> {
-        let Some(predict) = &self.settings.predict else { return Ok(()) };
+        let probed = self.settings.predict.as_ref().filter(|p| p.held_out_batches() > 0);
+        let Some(predict) = probed else { return Ok(()) };
         let batch = self.launch.plan().batch;
         let evaluated = self.settings.eval_steps.get().saturating_mul(self.rows_per_step);
         let held = self.data.held_rows(&self.settings)?;
@@ -313,6 +314,10 @@ impl Setup {
     /// How the run predicts, and the held-out micro-batches for it.
     pub(super) fn prediction(&self) -> Result<Option<(PredictOptions, Vec<AnyBatch>)>> {
         let Some(predict) = &self.settings.predict else { return Ok(None) };
+        let options = predict.options(self.steps)?;
+        if predict.held_out_batches() == 0 {
+            return Ok(Some((options, Vec::new())));
+        }
         let batch = self.launch.plan().batch;
         let evaluated = self.settings.eval_steps.get().saturating_mul(self.rows_per_step);
         let held = self.data.held_rows(&self.settings)?;
@@ -320,7 +325,7 @@ impl Setup {
         let (_, source) = self.data.sources(&self.settings, batch)?;
         let source = source.context("nothing is held out")?;
         let batches = probe::read(source, first, predict.held_out_batches())?;
-        Ok(Some((predict.options(self.steps)?, batches)))
+        Ok(Some((options, batches)))
     }
 
     /// The epoch that a number of steps comes to.
@@ -491,8 +496,8 @@ pub(super) fn request(
                 .saturating_mul(options.sequence as u64)
                 .saturating_mul(rows);
             let steps = settings.steps.map_or(u64::MAX, NonZeroU64::get);
-            let direction = predict.options(steps)?.direction;
-            predict_bytes(&config, &options, &direction)?.saturating_add(rows_bytes)
+            let predict = predict.options(steps)?;
+            predict_bytes(&config, &options, &predict)?.saturating_add(rows_bytes)
         }
         None => 0,
     };

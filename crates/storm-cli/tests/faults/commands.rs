@@ -120,6 +120,11 @@ const BASES: &[Base] = &[
                --vram 1GiB --ram 2GiB --steps 1 --warmup 0 --rounds 1",
         weight: 1,
     },
+    Base {
+        line: "bench predict tiny.toml --steps 10 --full 2 --correct 1 --probe-batches 2 --methods null --rates 1 --seeds 1 \
+               --runs new",
+        weight: 1,
+    },
     Base { line: "bench loss tiny.toml --change --precision=f32 --seeds 1 --runs new", weight: 1 },
     Base {
         line: "bench generate --device cpu --model gpt2 --layers 1 --prompt 2 --tokens 2",

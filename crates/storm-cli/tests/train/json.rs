@@ -30,13 +30,14 @@ const CALLS: [&str; 19] = [
 ];
 
 /// Without a call here: they measure for seconds, and other tests read what they print. One needs a GPU.
-const ELSEWHERE: [&str; 8] = [
+const ELSEWHERE: [&str; 9] = [
     "bench attention",
     "bench checkpoint",
     "bench cpu",
     "bench curve",
     "bench generate",
     "bench loss",
+    "bench predict",
     "bench train",
     "merge",
 ];

@@ -1,6 +1,7 @@
 //! `storm train`, called as people call it, and killed as machines do.
 
 mod afterwards;
+mod bench_predict;
 mod chat;
 mod codec;
 mod disk;

@@ -68,7 +68,7 @@ fn what_cannot_predict_is_refused_before_the_first_step() {
     };
     let held = ["--held-out", "0.4"];
     refused("direction=\"rssm\"", &held, &["rssm"]);
-    refused("direction=\"last-update\", controller=\"rssm\"", &held, &["rssm"]);
+    refused("direction=\"last-update\", controller=\"neural\"", &held, &["neural"]);
     refused("direction=\"last-update\"", &held, &["take 75 steps", "has 24"]);
     let short = "direction=\"difference\", warm-up=1, full=2, correct=1, window=3";
     refused(short, &held, &["window is 3"]);

@@ -17,15 +17,18 @@ pub enum StatePart {
     Reference,
     /// What a direction keeps.
     Direction,
+    /// The state of a controller that learns.
+    Controller,
 }
 
 impl StatePart {
-    pub(crate) const ALL: [StatePart; 5] = [
+    pub(crate) const ALL: [StatePart; 6] = [
         StatePart::Parameters,
         StatePart::Optimizer,
         StatePart::Undo,
         StatePart::Reference,
         StatePart::Direction,
+        StatePart::Controller,
     ];
 
     /// Whether every checkpoint has it.
@@ -40,6 +43,7 @@ impl StatePart {
             StatePart::Undo => "undo.safetensors",
             StatePart::Reference => "reference.safetensors",
             StatePart::Direction => "direction.safetensors",
+            StatePart::Controller => "controller.safetensors",
         }
     }
 }

@@ -17,13 +17,20 @@ pub enum Controller {
         /// Jumps of one phase, at most.
         jumps: u32,
     },
+    /// A recurrent state-space model chooses one jump, or none.
+    Rssm {
+        /// The middle of the lengths that it chooses from.
+        tau: f32,
+    },
 }
 
 impl Controller {
-    /// The length of the next jump after so many that were accepted; none if there is none.
-    pub(super) fn next(&self, accepted: u32) -> Option<f32> {
+    /// The length of the next jump after so many that were accepted; none if there is none. `chosen` is what a controller that
+    /// learns has chosen.
+    pub(super) fn next(&self, accepted: u32, chosen: Option<f32>) -> Option<f32> {
         match *self {
             Controller::Constant { tau } => (accepted == 0).then_some(tau),
+            Controller::Rssm { .. } => chosen.filter(|_| accepted == 0),
             Controller::LineSearch { tau, growth, jumps } => {
                 let exponent = i32::try_from(accepted).unwrap_or(i32::MAX);
                 (accepted < jumps).then(|| tau * growth.powi(exponent))
@@ -39,11 +46,12 @@ mod tests {
     #[test]
     fn lengths_are_as_asked() {
         let lengths = |controller: Controller| -> Vec<f32> {
-            (0..9).map_while(|accepted| controller.next(accepted)).collect()
+            (0..9).map_while(|accepted| controller.next(accepted, Some(0.75))).collect()
         };
         assert_eq!(lengths(Controller::Constant { tau: 3.0 }), [3.0]);
         let search = |growth| Controller::LineSearch { tau: 0.5, growth, jumps: 4 };
         assert_eq!(lengths(search(1.0)), [0.5; 4]);
         assert_eq!(lengths(search(2.0)), [0.5, 1.0, 2.0, 4.0]);
+        assert_eq!(lengths(Controller::Rssm { tau: 3.0 }), [0.75], "as it was chosen");
     }
 }

@@ -3,12 +3,13 @@
 
 use super::direction::RandomWords;
 use super::jump::{Form, f32_at};
-use super::{Direction, PredictOptions};
+use super::rssm::Rssm;
+use super::{Accept, Controller, PredictOptions};
 use crate::checkpoint::{Base, snapshot_bytes, state_tensors};
 use crate::{
     Precision, Snapshot, StatePart, StateTensor, TrainError, TrainOptions, Trainer, TrainingState,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use storm_device::PlanDevice;
 use storm_graph::random::{Seed, Stream};
 use storm_graph::{DType, ParameterInstance, Training};
@@ -27,16 +28,18 @@ const WORK_BYTES: u64 = (PIECE_ELEMENTS * (size_of::<f32>() + size_of::<f32>()))
 pub fn predict_bytes(
     model: impl Into<AnyModel>,
     options: &TrainOptions,
-    direction: &Direction,
+    predict: &PredictOptions,
 ) -> Result<u64, TrainError> {
     let model = model.into();
     let instances = model.build(&options.build_options())?.parameter_instances();
     let state = state_tensors(&instances, options, Base::of(Some(&model)));
     let weights = weights(&instances, options.precision);
-    let mut bytes = snapshot_bytes(&state) + snapshot_bytes(&reference_tensors(&weights, &state));
-    if direction.has_state() {
+    let undo = undo_tensors(&weights, &state, predict.accept);
+    let mut bytes = snapshot_bytes(&undo) + snapshot_bytes(&reference_tensors(&weights, &state));
+    if predict.direction.has_state() {
         bytes += snapshot_bytes(&direction_tensors(&weights));
     }
+    bytes += snapshot_bytes(&controller_tensors(&predict.controller));
     Ok(bytes as u64 + WORK_BYTES)
 }
 
@@ -84,6 +87,20 @@ fn weights(instances: &[ParameterInstance], precision: Precision) -> Vec<Weight>
         .collect()
 }
 
+/// What jumps are undone to: all state, or only weights if jumps always stay.
+fn undo_tensors(weights: &[Weight], state: &[StateTensor], accept: Accept) -> Vec<StateTensor> {
+    match accept {
+        Accept::IfLower => state.to_vec(),
+        Accept::Always => {
+            let moved: BTreeSet<String> = weights
+                .iter()
+                .flat_map(|weight| [weight.parameter.clone(), weight.value()])
+                .collect();
+            state.iter().filter(|tensor| moved.contains(&tensor.name)).cloned().collect()
+        }
+    }
+}
+
 /// The tensors that have the values of weights.
 fn reference_tensors(weights: &[Weight], state: &[StateTensor]) -> Vec<StateTensor> {
     let by_name: BTreeMap<&str, &StateTensor> =
@@ -101,6 +118,20 @@ fn direction_tensors(weights: &[Weight]) -> Vec<StateTensor> {
     weights.iter().map(tensor).collect()
 }
 
+/// The state of a controller that learns.
+fn controller_tensors(controller: &Controller) -> Vec<StateTensor> {
+    let tensor = || StateTensor {
+        name: "rssm".to_owned(),
+        shape: [Rssm::state_bytes()].into(),
+        dtype: DType::U8,
+        part: StatePart::Controller,
+    };
+    match controller {
+        Controller::Rssm { .. } => vec![tensor()],
+        Controller::Constant { .. } | Controller::LineSearch { .. } => Vec::new(),
+    }
+}
+
 /// All copies.
 #[derive(Debug)]
 pub(super) struct Copies {
@@ -108,12 +139,14 @@ pub(super) struct Copies {
     /// By weight: its value among the tensors of the undo, and its parameter.
     base: Vec<usize>,
     parameters: Vec<usize>,
-    /// All state.
+    /// All state, or all weights if jumps always stay.
     pub(super) undo: Snapshot,
     /// The values of weights.
     pub(super) reference: Snapshot,
     /// What a direction keeps, f32.
     pub(super) state: Option<Snapshot>,
+    /// The state of a controller that learns, when a checkpoint is made.
+    pub(super) controller: Option<Snapshot>,
     /// Where the tensors of a checkpoint are, by their names in it.
     places: BTreeMap<String, (StatePart, usize)>,
 }
@@ -128,7 +161,8 @@ impl Copies {
         options: &PredictOptions,
     ) -> Result<Copies, TrainError> {
         let weights = weights(trainer.instances(), trainer.options().precision);
-        let undo = Snapshot::new(trainer)?;
+        let state = trainer.state_tensors();
+        let undo = Snapshot::of(trainer, undo_tensors(&weights, &state, options.accept))?;
         let positions: BTreeMap<&str, usize> = undo
             .tensors()
             .iter()
@@ -143,8 +177,13 @@ impl Copies {
             true => Some(Snapshot::of(trainer, direction_tensors(&weights))?),
             false => None,
         };
+        let controller = match controller_tensors(&options.controller) {
+            tensors if tensors.is_empty() => None,
+            tensors => Some(Snapshot::of(trainer, tensors)?),
+        };
         let places = BTreeMap::new();
-        let mut copies = Copies { weights, base, parameters, undo, reference, state, places };
+        let mut copies =
+            Copies { weights, base, parameters, undo, reference, state, controller, places };
         copies.clear_state();
         copies.places = copies
             .parts()
@@ -216,9 +255,11 @@ impl Copies {
 
     fn parts(&self) -> impl Iterator<Item = (StatePart, &Snapshot)> {
         let state = self.state.as_ref().map(|state| (StatePart::Direction, state));
+        let controller = self.controller.as_ref().map(|state| (StatePart::Controller, state));
         [(StatePart::Undo, &self.undo), (StatePart::Reference, &self.reference)]
             .into_iter()
             .chain(state)
+            .chain(controller)
     }
 
     /// As checkpoints name them.
@@ -241,6 +282,7 @@ impl Copies {
         let snapshot = match part {
             StatePart::Undo => &mut self.undo,
             StatePart::Reference => &mut self.reference,
+            StatePart::Controller => self.controller.as_mut()?,
             _ => self.state.as_mut()?,
         };
         Some(snapshot.bytes_mut(at))
@@ -251,6 +293,7 @@ fn name_in(part: StatePart, name: &str) -> String {
     let prefix = match part {
         StatePart::Undo => "undo",
         StatePart::Reference => "reference",
+        StatePart::Controller => "controller",
         _ => "direction",
     };
     format!("{prefix}:{name}")

@@ -12,6 +12,11 @@ pub enum Direction {
         /// Updates that it remembers.
         window: u64,
     },
+    /// To the mean of the weights after each step, in which those of a step earlier weigh 1 − 1/window as much.
+    WeightAverage {
+        /// Steps that it remembers.
+        window: u64,
+    },
     /// θ(t) − θ(t−window).
     Difference {
         /// Steps between both.
@@ -43,6 +48,7 @@ impl Direction {
         match *self {
             Direction::LastUpdate => 1,
             Direction::Average { window }
+            | Direction::WeightAverage { window }
             | Direction::Difference { window }
             | Direction::Outer { window, .. }
             | Direction::None { window }
@@ -55,6 +61,7 @@ impl Direction {
         match self {
             Direction::LastUpdate => "last-update",
             Direction::Average { .. } => "average",
+            Direction::WeightAverage { .. } => "weight-average",
             Direction::Difference { .. } => "difference",
             Direction::Outer { .. } => "outer",
             Direction::None { .. } => "none",
@@ -64,8 +71,24 @@ impl Direction {
 
     /// Whether it keeps an f32 number for each weight beside the weights of an earlier step.
     pub(super) fn has_state(&self) -> bool {
-        matches!(self, Direction::Average { .. } | Direction::Outer { .. })
+        self.averaged().is_some() || matches!(self, Direction::Outer { .. })
     }
+
+    /// What it takes the mean of after every step of a full phase, if it does.
+    pub(super) fn averaged(&self) -> Option<(Averaged, u64)> {
+        match *self {
+            Direction::Average { window } => Some((Averaged::Updates, window)),
+            Direction::WeightAverage { window } => Some((Averaged::Weights, window)),
+            _ => None,
+        }
+    }
+}
+
+/// What an average is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Averaged {
+    Updates,
+    Weights,
 }
 
 /// The direction of one tensor, ready for its elements.
@@ -75,6 +98,8 @@ pub(super) enum Course {
     Difference,
     /// The state times this.
     State(f32),
+    /// The state times this, less the base.
+    ToState(f32),
     Nowhere,
     /// Up or down by this much.
     Signs(f32),
@@ -86,6 +111,7 @@ impl Course {
         match *self {
             Course::Difference => base - reference,
             Course::State(factor) => factor * state,
+            Course::ToState(factor) => factor * state - base,
             Course::Nowhere => 0.0,
             Course::Signs(size) if word >> 31 == 0 => size,
             Course::Signs(size) => -size,

@@ -2,7 +2,7 @@
 //! pass. What does not lower the loss on held-out data is undone, bit by bit.
 //!
 //! [`phases`] is the order of phases, [`direction`] where weights go, [`jump`] the arithmetic of θ + τ·d, [`controller`]
-//! how far, and [`paired`] whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
+//! how far, [`rssm`] is the controller that learns, and [`paired`] says whether a loss fell. All of these are pure. [`copies`] is the host memory that it takes, and
 //! [`predictor`] does it with a trainer.
 
 mod controller;
@@ -14,13 +14,16 @@ mod paired;
 mod phases;
 mod predictor;
 mod probe;
+mod rssm;
 mod state;
 
 pub use controller::Controller;
 pub use copies::predict_bytes;
 pub use direction::Direction;
-pub use options::PredictOptions;
+pub use options::{Accept, PredictOptions};
 pub use phases::{Phase, PhaseLengths};
 pub(crate) use predictor::{BackTo, Made, Predictor};
 pub use predictor::{Judgement, Jump, Prediction, Verdict};
+pub(crate) use rssm::Calibration;
+pub use rssm::Expectation;
 pub use state::PredictState;

@@ -1,5 +1,16 @@
+//! What a run says of how it predicts, and what of that makes sense.
+
 use super::{Controller, Direction, PhaseLengths};
 use crate::TrainError;
+
+/// Which jumps stay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accept {
+    /// Those that lower the loss on held-out data, and are not undone in their correction.
+    IfLower,
+    /// All whose weights are finite: no loss is measured, and there is no correction. This is what an outer optimizer does.
+    Always,
+}
 
 /// How a run predicts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,6 +21,8 @@ pub struct PredictOptions {
     pub direction: Direction,
     /// How far.
     pub controller: Controller,
+    /// Which jumps stay.
+    pub accept: Accept,
     /// A jump stays if the probe loss falls by more than so many standard errors.
     pub noise: f64,
     /// Jumps are undone if the held-out loss is above its trend by more than this.
@@ -24,10 +37,21 @@ impl PredictOptions {
     pub fn check(&self, steps: u64) -> Result<(), TrainError> {
         let refuse = |problem: String| Err(TrainError::Option { option: "predict", problem });
         let PhaseLengths { warm_up, full, correct } = self.lengths;
-        for (name, length) in [("warm-up", warm_up), ("full", full), ("correct", correct)] {
-            if length == 0 {
+        // What always stays is not corrected.
+        let is_corrected = self.accept == Accept::IfLower;
+        let phases = [("warm-up", warm_up), ("full", full), ("correct", correct)];
+        for (name, length) in &phases[..if is_corrected { 3 } else { 2 }] {
+            if *length == 0 {
                 return refuse(format!("{name} is 0; every phase has at least one step"));
             }
+        }
+        if !is_corrected && matches!(self.controller, Controller::Rssm { .. }) {
+            return refuse(
+                "the controller rssm learns from losses, and none are measured".to_owned(),
+            );
+        }
+        if !is_corrected && correct != 0 {
+            return refuse(format!("correct is {correct}, and jumps that always stay have none"));
         }
         let window = self.direction.window();
         if window == 0 || window > full {
@@ -48,11 +72,14 @@ impl PredictOptions {
             return refuse(format!("momentum is {momentum}; it is above 0 and below 1"));
         }
         let (tau, growth, jumps) = match self.controller {
-            Controller::Constant { tau } => (tau, 1.0, 1),
+            Controller::Constant { tau } | Controller::Rssm { tau } => (tau, 1.0, 1),
             Controller::LineSearch { tau, growth, jumps } => (tau, growth, jumps),
         };
-        if !(tau > 0.0 && tau.is_finite()) {
-            return refuse(format!("tau is {tau}; it is a number above 0"));
+        if !tau.is_finite() || tau == 0.0 || (tau < 0.0 && is_corrected) {
+            return refuse(match is_corrected {
+                true => format!("tau is {tau}; it is a number above 0"),
+                false => format!("tau is {tau}; it is a number other than 0"),
+            });
         }
         if !(growth >= 1.0 && growth.is_finite()) {
             return refuse(format!("growth is {growth}; it is a number from 1 on"));
@@ -79,11 +106,17 @@ mod tests {
             lengths: PhaseLengths { warm_up: 4, full: 8, correct: 2 },
             direction: Direction::Outer { window: 8, momentum: 0.5 },
             controller: Controller::LineSearch { tau: 1.0, growth: 1.0, jumps: 5 },
+            accept: Accept::IfLower,
             noise: 1.0,
             margin: 0.01,
         };
         good.check(14).expect("it makes sense");
         let lengths = good.lengths;
+        let without = PhaseLengths { correct: 0, ..lengths };
+        let controller = Controller::Constant { tau: -0.5 };
+        let always =
+            PredictOptions { accept: Accept::Always, lengths: without, controller, ..good };
+        always.check(12).expect("a step back, as an outer optimizer makes it");
         let search = |tau, growth, jumps| PredictOptions {
             controller: Controller::LineSearch { tau, growth, jumps },
             ..good
@@ -115,6 +148,13 @@ mod tests {
             ("growth is 0.5", search(1.0, 0.5, 5)),
             ("jumps is 0", search(1.0, 1.0, 0)),
             ("noise is NaN", PredictOptions { noise: f64::NAN, ..good }),
+            ("rssm learns", PredictOptions { controller: Controller::Rssm { tau: 1.0 }, ..always }),
+            ("correct is 2, and", PredictOptions { accept: Accept::Always, ..good }),
+            ("tau is -0.5", PredictOptions { controller, ..good }),
+            (
+                "tau is 0; it is a number other",
+                PredictOptions { controller: Controller::Constant { tau: 0.0 }, ..always },
+            ),
             ("margin is -1", PredictOptions { margin: -1.0, ..good }),
         ];
         for (expected, options) in cases {

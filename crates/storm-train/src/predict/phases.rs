@@ -34,14 +34,14 @@ impl Phase {
     }
 }
 
-/// Steps of each phase, none of them zero.
+/// Steps of each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PhaseLengths {
     /// Before the first full phase.
     pub warm_up: u64,
     /// Between two predictions, after a correction; longer after one that was undone.
     pub full: u64,
-    /// After jumps, before these are judged.
+    /// After jumps, before these are judged; 0 if none ever is.
     pub correct: u64,
 }
 

@@ -1,22 +1,26 @@
 //! Predictions with a trainer: phases, directions, jumps and how they are undone.
 
 use super::copies::{Copies, PIECE_ELEMENTS, WithCopies};
-use super::direction::{Course, decay, mean_factor};
+use super::direction::{Averaged, Course, decay, mean_factor};
 use super::jump::{Piece, f32_at, fill};
 use super::phases::{Due, Phases};
-use super::probe::Probe;
+use super::probe::{Measured, Probe};
+use super::rssm::{Chosen, Expectation, Rssm, StepSeen};
 use super::state::{Point, PredictState, Undo, extrapolated};
-use super::{Direction, Phase, PredictOptions};
-use crate::{AnyBatch, Event, Observer, RunError, StatePart, TrainError, Trainer, Verified};
+use super::{Accept, Controller, Direction, Phase, PredictOptions};
+use crate::{
+    AnyBatch, Event, Observer, RunError, StatePart, StepEvent, TrainError, Trainer, Verified,
+};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use std::time::Instant;
 use storm_device::PlanDevice;
 
 /// What became of a jump.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The probe loss fell by more than its noise.
+    /// The probe loss fell by more than its noise, or every jump is accepted.
     Accepted,
     /// It did not: the weights are what they were before the jump.
     Refused,
@@ -39,20 +43,27 @@ impl Verdict {
 }
 
 /// A jump, θ ← θ + τ·d.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Jump {
     /// Its length, in lengths of the direction.
     pub tau: f32,
     /// Norm of what the stored weights moved.
+    #[serde(deserialize_with = "number_or_null")]
     pub distance: f64,
-    /// On the probe, before it.
+    /// On the probe, before it; not a number if it is not measured.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
     /// And after it.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
     /// Standard error of the change between both.
+    #[serde(deserialize_with = "number_or_null")]
     pub noise: f64,
     /// What became of it.
     pub verdict: Verdict,
+    /// What a controller that learns expected of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expected: Option<Expectation>,
 }
 
 /// The jumps between two steps.
@@ -64,7 +75,7 @@ pub struct Prediction {
     pub made: u32,
     /// What the accepted ones come to, in lengths of the direction.
     pub tau: f32,
-    /// On the probe, before the first.
+    /// On the probe, before the first; not a number if it is not measured.
     #[serde(deserialize_with = "number_or_null")]
     pub loss_before: f64,
     /// And after the last that was accepted.
@@ -94,6 +105,11 @@ fn number_or_null<'de, D: Deserializer<'de>>(source: D) -> Result<f64, D::Error>
     Ok(Option::deserialize(source)?.unwrap_or(f64::NAN))
 }
 
+/// Not a number if there is no measurement.
+fn loss_of(measured: Option<&Measured>) -> f64 {
+    measured.map_or(f64::NAN, Measured::loss)
+}
+
 /// Where an undo went back to.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct BackTo {
@@ -104,6 +120,8 @@ pub(crate) struct BackTo {
 /// A step that was made.
 pub(crate) struct Made<'a> {
     pub(crate) step: u64,
+    /// What it showed.
+    pub(crate) event: StepEvent,
     /// Of the run, after it.
     pub(crate) steps_left: u64,
     /// Where the data is.
@@ -115,10 +133,9 @@ pub(crate) struct Predictor {
     options: PredictOptions,
     phases: Phases,
     copies: Copies,
-    /// For jumps.
-    probe: Probe,
-    /// For corrections: jumps were not chosen by it.
-    check: Probe,
+    rssm: Option<Rssm>,
+    /// None if every jump stays.
+    held_out: Option<HeldOut>,
     /// Whether the reference has the weights at the start of the window.
     has_reference: bool,
     /// Updates in the average.
@@ -126,6 +143,14 @@ pub(crate) struct Predictor {
     start: Option<Point>,
     undo: Option<Undo>,
     work: Work,
+}
+
+/// What losses are measured on.
+struct HeldOut {
+    /// For jumps.
+    probe: Probe,
+    /// For corrections: jumps were not chosen by it.
+    check: Probe,
 }
 
 /// A piece of a parameter and of its master.
@@ -136,7 +161,8 @@ struct Work {
 }
 
 impl Predictor {
-    /// Takes the memory of its copies. Both parts of the held-out data are used for nothing else.
+    /// Takes the memory of its copies. Both parts of the held-out data are used for nothing else; jumps that always stay
+    /// need none.
     ///
     /// # Errors
     /// Options make no sense, there is too little held-out data, or no memory.
@@ -147,11 +173,26 @@ impl Predictor {
         [probe, check]: [Vec<AnyBatch>; 2],
     ) -> Result<Predictor, TrainError> {
         options.check(steps)?;
+        let rssm = match options.controller {
+            Controller::Rssm { tau } => {
+                // Four passes over held-out micro-batches, each about a third of the work of a training one. Measured times would
+                // make choices, and with them the run, depend on the machine's load.
+                let passes = 4.0 / 3.0 * probe.len() as f64;
+                let cost_steps = passes / trainer.micro_batches() as f64;
+                Some(Rssm::new(trainer.options().seed, tau, cost_steps))
+            }
+            Controller::Constant { .. } | Controller::LineSearch { .. } => None,
+        };
         Ok(Predictor {
+            rssm,
             phases: Phases::new(options.lengths),
             copies: Copies::new(trainer, &options)?,
-            probe: Probe::new(probe)?,
-            check: Probe::new(check)?,
+            held_out: match options.accept {
+                Accept::IfLower => {
+                    Some(HeldOut { probe: Probe::new(probe)?, check: Probe::new(check)? })
+                }
+                Accept::Always => None,
+            },
             options,
             has_reference: false,
             averaged: 0,
@@ -183,23 +224,33 @@ impl Predictor {
     ) -> Result<Option<BackTo>, RunError> {
         let begun = Instant::now();
         let mut prepared = false;
-        if let (Direction::Average { window }, Phase::Full) =
-            (self.options.direction, self.phases.phase())
+        if let Some(rssm) = &mut self.rssm {
+            let all = (made.step + made.steps_left) as f32;
+            rssm.see(&StepSeen {
+                loss: made.event.loss,
+                gradient_norm: made.event.gradient_norm,
+                learning_rate: made.event.learning_rate,
+                progress: made.step as f32 / all,
+                phase: self.phases.phase(),
+            });
+            prepared = true;
+        }
+        if let (Some((what, window)), Phase::Full) =
+            (self.options.direction.averaged(), self.phases.phase())
         {
-            self.average(trainer, window)?;
+            self.average(trainer, what, window)?;
             prepared = true;
         }
         let mut back_to = None;
         match self.phases.after_step(made.steps_left) {
             Due::Nothing => {}
             Due::FirstFull => {
-                let loss = self.check.measure(trainer)?.loss();
-                self.start = Some(Point::new(trainer.updates(), loss));
-                prepared = true;
+                self.start = self.measured(trainer)?;
+                prepared |= self.start.is_some();
             }
             Due::Predict => self.predict(trainer, made, observer)?,
             Due::Judge => {
-                let loss = self.check.measure(trainer)?.loss();
+                let loss = self.measured(trainer)?.map_or(f64::NAN, |point| point.loss());
                 back_to = self.judge(trainer, loss, made.step, begun, observer)?;
             }
         }
@@ -208,7 +259,7 @@ impl Predictor {
             self.copies.reference.take(trainer)?;
             self.has_reference = true;
             self.averaged = 0;
-            if let Direction::Average { .. } = self.options.direction {
+            if self.options.direction.averaged().is_some() {
                 self.copies.clear_state();
             }
             prepared = true;
@@ -220,11 +271,21 @@ impl Predictor {
         Ok(back_to)
     }
 
+    /// The held-out loss of trend and corrections as weights are now; none if it is not measured.
+    fn measured<D: PlanDevice>(
+        &self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<Option<Point>, TrainError> {
+        let Some(held_out) = &self.held_out else { return Ok(None) };
+        let loss = held_out.check.measure(trainer)?.loss();
+        Ok(Some(Point::new(trainer.updates(), loss)))
+    }
+
     /// Whether the window of the next prediction begins here.
     fn is_window_due(&self) -> bool {
         let Some(left) = self.phases.until_prediction() else { return false };
         match self.options.direction {
-            Direction::Average { .. } => !self.has_reference,
+            direction if direction.averaged().is_some() => !self.has_reference,
             direction => left == direction.window(),
         }
     }
@@ -277,16 +338,20 @@ impl Predictor {
             }
         };
         self.phases.judged(kept);
+        if let Some(rssm) = &mut self.rssm {
+            rssm.judged(kept);
+        }
         let seconds = begun.elapsed().as_secs_f64();
         let judgement = Judgement { loss, expected, kept, seconds };
         observer.event(&Event::PredictionJudged { step, judgement })?;
         Ok(back_to)
     }
 
-    /// Adds the last update to the average.
+    /// Adds the last update, or the weights after it, to the average.
     fn average<D: PlanDevice>(
         &mut self,
         trainer: &mut Trainer<D>,
+        what: Averaged,
         window: u64,
     ) -> Result<(), TrainError> {
         let keep = decay(window) as f32;
@@ -307,8 +372,12 @@ impl Predictor {
                 for (at, average) in
                     state[4 * first..4 * (first + count)].chunks_exact_mut(4).enumerate()
                 {
-                    let update = weight.form.read(piece, at) - weight.form.read(before, at);
-                    let now = keep * f32_at(average, 0) + (1.0 - keep) * update;
+                    let value = weight.form.read(piece, at);
+                    let added = match what {
+                        Averaged::Updates => value - weight.form.read(before, at),
+                        Averaged::Weights => value,
+                    };
+                    let now = keep * f32_at(average, 0) + (1.0 - keep) * added;
                     average.copy_from_slice(&now.to_ne_bytes());
                 }
                 before.copy_from_slice(piece);
@@ -325,31 +394,48 @@ impl Predictor {
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let begun = Instant::now();
+        let chosen = self.rssm.as_mut().map(Rssm::choose);
+        if let Some(None) = chosen {
+            return self.train_fully(made, begun, observer);
+        }
+        let chosen: Option<Chosen> = chosen.flatten();
         self.copies.undo.take(trainer)?;
-        let before = Point::new(trainer.updates(), self.check.measure(trainer)?.loss());
+        let before = self.measured(trainer)?;
         let courses = self.courses();
-        let mut measured = self.probe.measure(trainer)?;
-        let loss_before = measured.loss();
+        let mut measured = self.probed(trainer)?;
+        let loss_before = loss_of(measured.as_ref());
         let (mut total, mut accepted, mut jumps) = (0.0, 0, 0);
-        while let Some(tau) = self.options.controller.next(accepted) {
+        let of_chosen = chosen.map(|chosen| chosen.tau);
+        while let Some(tau) = self.options.controller.next(accepted, of_chosen) {
             let distance = self.write_weights(trainer, &courses, total + tau, total)?;
-            let now = self.probe.measure(trainer)?;
-            let change = self.probe.change(&measured, &now);
-            let verdict = match () {
-                () if !(distance.is_finite() && now.loss().is_finite()) => Verdict::NotFinite,
-                () if distance == 0.0 => Verdict::Unmoved,
-                () if change.falls(self.options.noise) => Verdict::Accepted,
-                () => Verdict::Refused,
+            let now = self.probed(trainer)?;
+            let change = match (&self.held_out, &measured, &now) {
+                (Some(held_out), Some(before), Some(now)) => {
+                    Some(held_out.probe.change(before, now))
+                }
+                _ => None,
+            };
+            let is_finite = now.as_ref().is_none_or(|now| now.loss().is_finite());
+            let verdict = match change {
+                _ if !(distance.is_finite() && is_finite) => Verdict::NotFinite,
+                _ if distance == 0.0 => Verdict::Unmoved,
+                Some(change) if !change.falls(self.options.noise) => Verdict::Refused,
+                _ => Verdict::Accepted,
             };
             jumps += 1;
             let jump = Jump {
                 tau,
                 distance,
-                loss_before: measured.loss(),
-                loss: now.loss(),
-                noise: change.error,
+                loss_before: loss_of(measured.as_ref()),
+                loss: loss_of(now.as_ref()),
+                noise: change.map_or(f64::NAN, |change| change.error),
                 verdict,
+                expected: chosen.map(|chosen| chosen.expected),
             };
+            if let (Some(rssm), Some(chosen)) = (&mut self.rssm, &chosen) {
+                let is_accepted = verdict == Verdict::Accepted;
+                rssm.learn_outcome(chosen, jump.loss_before, jump.loss, is_accepted);
+            }
             if verdict != Verdict::Accepted {
                 match accepted {
                     0 => self.copies.restore_weights(trainer)?,
@@ -365,20 +451,51 @@ impl Predictor {
             accepted += 1;
         }
         self.has_reference = false;
-        match accepted {
-            0 => self.start = Some(before),
-            _ => self.undo = Some(Undo { before, data: made.data.clone() }),
+        match before {
+            Some(before) if accepted > 0 => {
+                self.undo = Some(Undo { before, data: made.data.clone() });
+            }
+            before => self.start = before,
         }
-        self.phases.predicted(accepted > 0);
+        // What always stays is not corrected.
+        self.phases.predicted(self.undo.is_some());
         let prediction = Prediction {
             accepted,
             made: jumps,
             tau: total,
             loss_before,
-            loss: measured.loss(),
+            loss: loss_of(measured.as_ref()),
             seconds: begun.elapsed().as_secs_f64(),
         };
         observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// No jump: the controller expects more of full steps. Nothing is copied or measured.
+    fn train_fully(
+        &mut self,
+        made: &Made<'_>,
+        begun: Instant,
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        self.has_reference = false;
+        self.phases.predicted(false);
+        let prediction = Prediction {
+            accepted: 0,
+            made: 0,
+            tau: 0.0,
+            loss_before: f64::NAN,
+            loss: f64::NAN,
+            seconds: begun.elapsed().as_secs_f64(),
+        };
+        observer.event(&Event::Predicted { step: made.step, prediction })
+    }
+
+    /// The losses that jumps are chosen by; none if they are not measured.
+    fn probed<D: PlanDevice>(
+        &self,
+        trainer: &mut Trainer<D>,
+    ) -> Result<Option<Measured>, TrainError> {
+        self.held_out.as_ref().map(|held_out| held_out.probe.measure(trainer)).transpose()
     }
 
     /// The direction of each weight.
@@ -389,6 +506,9 @@ impl Predictor {
             .map(|index| match direction {
                 Direction::LastUpdate | Direction::Difference { .. } => Course::Difference,
                 Direction::Average { window } => Course::State(mean_factor(window, averaged)),
+                Direction::WeightAverage { window } => {
+                    Course::ToState(mean_factor(window, averaged))
+                }
                 Direction::Outer { momentum, .. } => {
                     self.copies.add_to_state(index, momentum);
                     Course::State(momentum)
@@ -461,7 +581,12 @@ impl Predictor {
         let undo = self.undo.as_ref().map(|_| StatePart::Undo);
         let reference = self.has_reference.then_some(StatePart::Reference);
         let state = self.copies.state.as_ref().map(|_| StatePart::Direction);
-        let held = [undo, reference, state].into_iter().flatten().collect();
+        let mut controller = None;
+        if let (Some(rssm), Some(state)) = (&self.rssm, &mut self.copies.controller) {
+            rssm.write(state.bytes_mut(0));
+            controller = Some(StatePart::Controller);
+        }
+        let held = [undo, reference, state, controller].into_iter().flatten().collect();
         WithCopies { trainer, copies: &mut self.copies, held }
     }
 
@@ -490,16 +615,20 @@ impl Predictor {
             (StatePart::Undo, is_correcting),
             (StatePart::Reference, state.has_reference),
             (StatePart::Direction, self.copies.state.is_some()),
+            (StatePart::Controller, self.rssm.is_some()),
         ];
         if needed.into_iter().any(|(part, is_needed)| is_needed && !verified.has(part)) {
-            return other("copies of weights are missing");
+            return other("copies of weights or the state of its controller are missing");
         }
-        let needs_start = self.phases.phase() != Phase::WarmUp;
+        let needs_start = self.held_out.is_some() && self.phases.phase() != Phase::WarmUp;
         if state.undo.is_some() != is_correcting || state.start.is_some() != needs_start {
             return other("its phase has another state");
         }
         self.has_reference = state.has_reference;
         self.averaged = state.averaged;
+        if let (Some(rssm), Some(state)) = (&mut self.rssm, &self.copies.controller) {
+            rssm.read(state.bytes(0));
+        }
         self.start = state.start;
         self.undo = state.undo.clone();
         Ok(())

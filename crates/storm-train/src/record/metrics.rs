@@ -116,6 +116,7 @@ struct Other {
     eval_accuracy: Option<f64>,
     checkpoint: Option<PathBuf>,
     sample: Option<String>,
+    jump: Option<Jump>,
     prediction: Option<Prediction>,
     judgement: Option<Judgement>,
     prepared_seconds: Option<f64>,
@@ -140,6 +141,9 @@ impl Other {
         }
         if let Some(seconds) = self.prepared_seconds {
             sink.event(&Event::PredictionPrepared { step, seconds })?;
+        }
+        if let Some(jump) = self.jump {
+            sink.event(&Event::Jumped { step, jump })?;
         }
         if let Some(prediction) = self.prediction {
             sink.event(&Event::Predicted { step, prediction })?;
@@ -224,11 +228,6 @@ impl Sink for MetricsFile {
                 self.line(&json!({"step": step, "prepared_seconds": seconds}))?;
             }
             Event::Jumped { step, jump } => {
-                let Jump { tau, distance, loss_before, loss, noise, verdict } = jump;
-                let jump = json!({
-                    "tau": tau, "distance": distance, "loss_before": loss_before, "loss": loss,
-                    "noise": noise, "verdict": verdict.name(),
-                });
                 self.line(&json!({"step": step, "jump": jump}))?;
             }
             Event::Predicted { step, prediction } => {

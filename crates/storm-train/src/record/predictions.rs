@@ -1,6 +1,7 @@
 use super::thinned::Thinned;
 use super::{Sink, StepRecord};
-use crate::{Event, Phase, Prediction, RunError};
+use crate::predict::Calibration;
+use crate::{Event, Phase, Prediction, RunError, Verdict};
 
 /// The predictions of a run: what each phase took, and what became of jumps.
 #[derive(Clone, Debug)]
@@ -18,6 +19,9 @@ pub struct Predictions {
     pub kept: u64,
     /// Corrections after which they were undone.
     pub undone: u64,
+    /// Predictions in which a controller that learns made no jump.
+    pub declined: u64,
+    calibration: Calibration,
 }
 
 /// What a phase took, all of its times together.
@@ -43,6 +47,8 @@ impl Predictions {
             refused: 0,
             kept: 0,
             undone: 0,
+            declined: 0,
+            calibration: Calibration::new(),
         }
     }
 
@@ -54,6 +60,11 @@ impl Predictions {
     /// What a phase took.
     pub fn of(&self, phase: Phase) -> &PhaseTotals {
         &self.phases[index(phase)]
+    }
+
+    /// What a controller that learns expected, beside what happened.
+    pub(super) fn calibration(&self) -> &Calibration {
+        &self.calibration
     }
 
     /// Predictions, by the step before them.
@@ -84,7 +95,20 @@ impl Sink for Predictions {
             Event::PredictionPrepared { seconds, .. } => {
                 self.phases[index(self.last.unwrap_or(Phase::Full))].seconds += seconds;
             }
+            Event::Jumped { jump, .. } => {
+                if let Some(expected) = jump.expected {
+                    let accepted = jump.verdict == Verdict::Accepted;
+                    let change = (jump.loss / jump.loss_before).ln();
+                    self.calibration.add(
+                        expected.acceptance as f32,
+                        accepted,
+                        expected.change,
+                        if change.is_finite() { change } else { 0.0 },
+                    );
+                }
+            }
             Event::Predicted { step, prediction } => {
+                self.declined += u64::from(prediction.made == 0);
                 self.predicted.push((step, prediction));
                 self.accepted += u64::from(prediction.accepted);
                 self.refused += u64::from(prediction.made.saturating_sub(prediction.accepted));

@@ -95,12 +95,15 @@ impl Sink for TensorBoardFile {
 
     fn event(&mut self, event: &Event<'_>) -> Result<(), RunError> {
         if let Event::Predicted { step, prediction } = event {
-            let scalars = [
-                ("loss/probe", prediction.loss as f32),
+            let mut scalars = vec![
                 ("predict/accepted", prediction.accepted as f32),
                 ("predict/tau", prediction.tau),
                 ("predict/seconds", prediction.seconds as f32),
             ];
+            // Jumps that always stay have none.
+            if !prediction.loss.is_nan() {
+                scalars.push(("loss/probe", prediction.loss as f32));
+            }
             self.scalars(*step, &scalars)?;
         }
         if let Event::PredictionJudged { step, judgement } = event {

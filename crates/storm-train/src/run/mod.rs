@@ -225,8 +225,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
                 break StopReason::NoGain;
             }
             if let Some(made) = self.step(observer)? {
-                loss = Some(made);
-                self.look_at_predictions(observer)?;
+                loss = Some(made.loss);
+                self.look_at_predictions(made, observer)?;
             }
             self.look_at_save(observer)?;
             let step = self.progress.step;
@@ -263,8 +263,8 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
         Ok(finished)
     }
 
-    /// One step; returns its loss, or none if it was undone at once, with the jumps before it.
-    fn step(&mut self, observer: &mut dyn Observer) -> Result<Option<f32>, RunError> {
+    /// One step; returns what it showed, or none if it was undone at once, with the jumps before it.
+    fn step(&mut self, observer: &mut dyn Observer) -> Result<Option<StepEvent>, RunError> {
         let start = Instant::now();
         let learning_rate = self.options.schedule.rate(self.progress.step);
         let step = self.progress.step + 1;
@@ -307,7 +307,7 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
             let bytes_per_second = bytes as f64 / seconds.max(f64::MIN_POSITIVE);
             observer.event(&Event::DataLimited { step, wait_share, bytes_per_second })?;
         }
-        Ok(Some(report.loss))
+        Ok(Some(event))
     }
 
     fn is_out_of_patience(&self) -> bool {

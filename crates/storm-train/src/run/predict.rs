@@ -1,6 +1,6 @@
 //! Predictions in a run: what happens between steps.
 
-use super::{Observer, Run, RunError};
+use super::{Observer, Run, RunError, StepEvent};
 use crate::predict::{BackTo, Made, Predictor};
 use crate::{AnyBatch, PredictOptions, PredictState, Storage, TrainError, Verified};
 use storm_device::PlanDevice;
@@ -29,11 +29,13 @@ impl<D: PlanDevice, S: Storage> Run<D, S> {
     /// Does what is due after a step.
     pub(super) fn look_at_predictions(
         &mut self,
+        event: StepEvent,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
         let Some(predictor) = &mut self.predictor else { return Ok(()) };
         let made = Made {
             step: self.progress.step,
+            event,
             steps_left: self.options.steps - self.progress.step,
             data: &self.progress.data,
         };

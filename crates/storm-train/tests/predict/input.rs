@@ -54,7 +54,7 @@ fn a_run_does_not_go_on_with_other_predictions() {
         (
             settings(predict(Direction::LastUpdate)),
             settings(predict(Direction::Average { window: 3 })),
-            "copies of weights are missing",
+            "copies of weights or the state of its controller are missing",
         ),
     ];
     for (saved, resumed, expected) in cases {

@@ -4,7 +4,9 @@
 mod exact;
 mod input;
 mod memory;
+mod outer;
 mod resume;
+mod rssm;
 mod support;
 
 use storm_host::allocation::AllocationMeter;

@@ -1,7 +1,7 @@
 //! The memory of predictions: as priced, and no more with time.
 
 use crate::support::{
-    DIRECTIONS, F32, HeldOut, cases, predict, run, run_options, tiny, train_options,
+    DIRECTIONS, F32, HeldOut, always, cases, predict, run, run_options, tiny, train_options,
 };
 use storm_host::allocation::peak_bytes;
 use storm_train::{
@@ -21,8 +21,12 @@ fn the_price_is_what_is_taken() {
                 source.next_batch(batch).expect("a batch");
             }
             let taken = run.predict(predict(direction), batches).expect("memory");
-            let price = predict_bytes(tiny(case.lora), &train_options(&case), &direction);
-            assert_eq!(taken, price.expect("a model"), "{direction:?} {case:?}");
+            let price = |options| predict_bytes(tiny(case.lora), &train_options(&case), &options);
+            let full = price(predict(direction)).expect("a model");
+            assert_eq!(taken, full, "{direction:?} {case:?}");
+            let taken = run.predict(always(direction, 1.0), Vec::new()).expect("memory");
+            assert_eq!(taken, price(always(direction, 1.0)).expect("a model"));
+            assert!(taken < full, "no moments are copied");
         }
     }
 }

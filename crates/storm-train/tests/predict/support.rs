@@ -7,7 +7,7 @@ use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_model::{Adapters, LoraOptions, ModelConfig, preset};
 use storm_plan::{Budget, Forced, HardwareProfile, UpdateTime, plan};
 use storm_train::{
-    AnyBatch, Batch, BatchSource, Checkpoints, Controller, Decay, Direction, Disk, Event,
+    Accept, AnyBatch, Batch, BatchSource, Checkpoints, Controller, Decay, Direction, Disk, Event,
     Judgement, Jump, Observed, Observer, OptimizerOptions, PhaseLengths, Precision, PredictOptions,
     Prediction, Progress, Retention, Run, RunError, RunOptions, Schedule, StepEvent, Stop,
     TrainOptions, Trainer, TrainingState, training_task,
@@ -145,14 +145,26 @@ pub(crate) fn predict(direction: Direction) -> PredictOptions {
         lengths: PhaseLengths { warm_up: 3, full: 4, correct: 2 },
         direction,
         controller: Controller::LineSearch { tau: 1.0, growth: 2.0, jumps: 3 },
+        accept: Accept::IfLower,
         noise: 0.0,
         margin: 0.1,
     }
 }
 
-pub(crate) const DIRECTIONS: [Direction; 6] = [
+/// As an outer optimizer: a jump of a fixed length after each full phase, and no losses.
+pub(crate) fn always(direction: Direction, tau: f32) -> PredictOptions {
+    PredictOptions {
+        lengths: PhaseLengths { warm_up: 3, full: 4, correct: 0 },
+        controller: Controller::Constant { tau },
+        accept: Accept::Always,
+        ..predict(direction)
+    }
+}
+
+pub(crate) const DIRECTIONS: [Direction; 7] = [
     Direction::LastUpdate,
     Direction::Average { window: 3 },
+    Direction::WeightAverage { window: 2 },
     Direction::Difference { window: 4 },
     Direction::Outer { window: 3, momentum: 0.5 },
     Direction::None { window: 2 },

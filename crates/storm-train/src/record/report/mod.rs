@@ -86,6 +86,9 @@ pub fn write_report(
         writeln!(out, "{}", phases::legend())?;
         table.write(out)?;
     }
+    if let Some(table) = phases::calibration(history) {
+        table.write(out)?;
+    }
     write_sample(history.sample(), facts.sample_hint.as_deref(), out)?;
     facts.pictures.write(out)?;
     write_settings(&facts.settings, out)?;

@@ -1,6 +1,6 @@
 //! The phases of a run that predicts: a band of colours, jumps as dots, and a table of what each phase took.
 
-use super::super::History;
+use super::super::{History, Predictions};
 use super::chart::{Kind, Series, Steps};
 use super::charts::in_range;
 use super::unit::show_bytes;
@@ -94,7 +94,12 @@ pub(super) fn table(history: &History) -> Option<Table> {
         let what = match phase {
             Phase::WarmUp | Phase::Full => String::new(),
             Phase::Predict => {
-                format!("{} jumps accepted, {} refused", predictions.accepted, predictions.refused)
+                let Predictions { accepted, refused, declined, .. } = predictions;
+                let declined = match declined {
+                    0 => String::new(),
+                    count => format!(", none made {count} times"),
+                };
+                format!("{accepted} jumps accepted, {refused} refused{declined}")
             }
             Phase::Correct => format!("{} kept, {} undone", predictions.kept, predictions.undone),
         };
@@ -116,5 +121,36 @@ pub(super) fn table(history: &History) -> Option<Table> {
         caption: "Phases, with their time and the most memory that was seen in their steps",
         columns: &["", "steps", "time", "share", "device memory", "process memory", ""],
         rows: Phase::ALL.map(row).to_vec(),
+    })
+}
+
+/// What a controller that learns expected of jumps, beside what happened; none of other runs.
+pub(super) fn calibration(history: &History) -> Option<Table> {
+    let calibration = history.predictions().calibration();
+    let (brier, (expected, observed)) = (calibration.brier()?, calibration.changes()?);
+    let reliability = calibration.reliability();
+    let mut rows: Vec<(String, Vec<Cell>)> = reliability
+        .into_iter()
+        .map(|(jumps, probability, accepted)| {
+            let cells = vec![
+                Cell::Text(jumps.to_string()),
+                Cell::Share(probability),
+                Cell::Share(accepted),
+            ];
+            (format!("acceptance of about {:.0} %", 100.0 * probability), cells)
+        })
+        .collect();
+    let text = |values: [String; 3]| values.map(Cell::Text).to_vec();
+    let percent = |change: f64| format!("{:+.2} %", 100.0 * change.exp_m1());
+    rows.push((
+        "change of the loss".to_owned(),
+        text([String::new(), percent(expected), percent(observed)]),
+    ));
+    let words = "0 is best, 0.25 a coin".to_owned();
+    rows.push(("Brier score".to_owned(), text([String::new(), words, format!("{brier:.3}")])));
+    Some(Table {
+        caption: "What the controller expected of its jumps, and what happened",
+        columns: &["", "jumps", "expected", "observed"],
+        rows,
     })
 }

@@ -1,0 +1,143 @@
+//! Runs that are finished: one line of JSON each, so that a later call goes on where this one ended.
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::io::{ErrorKind, Read, Write};
+use std::path::{Path, PathBuf};
+use storm_files::{append_plain, open_plain};
+
+/// A longer file is none of ours.
+const BYTES_MAX: u64 = 64 << 20;
+
+/// A run that is finished.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Finished {
+    /// Of the config.
+    pub(super) config: String,
+    /// Of `storm train`, all that were given beside the config and the seed.
+    pub(super) flags: Vec<String>,
+    pub(super) seed: u64,
+    pub(super) steps: u64,
+    /// On the held-out rows that learning rates are chosen by.
+    pub(super) validation_loss: f64,
+    /// On held-out rows that nothing else looked at.
+    pub(super) test_loss: f64,
+    /// All steps and predictions, everything that belongs to them included; no evaluation, no checkpoint.
+    pub(super) seconds: f64,
+    /// Of these, steps.
+    pub(super) step_seconds: f64,
+    pub(super) accepted: u64,
+    pub(super) refused: u64,
+    /// Corrections after which jumps stayed, or were undone.
+    pub(super) kept: u64,
+    pub(super) undone: u64,
+    /// The least that an accepted jump moved the weights, if there is one.
+    pub(super) distance_min: Option<f64>,
+    /// Mean square of the probability of acceptance less the outcome, of a controller that learns.
+    #[serde(default)]
+    pub(super) brier: Option<f64>,
+}
+
+impl Finished {
+    /// What it took, in steps of its own: a machine that is slower for a while slows both.
+    pub(super) fn cost_steps(&self) -> f64 {
+        self.steps as f64 * self.seconds / self.step_seconds.max(f64::MIN_POSITIVE)
+    }
+}
+
+/// All that are finished, in a file.
+pub(super) struct Records {
+    path: PathBuf,
+    all: Vec<Finished>,
+}
+
+impl Records {
+    /// Reads them. A line that makes no sense, such as the last one of a call that was killed, is a run that is not finished.
+    pub(super) fn open(folder: &Path) -> Result<Records> {
+        std::fs::create_dir_all(folder)
+            .with_context(|| format!("cannot make {}", folder.display()))?;
+        let path = folder.join("finished.jsonl");
+        let cannot = || format!("cannot read {}", path.display());
+        let mut text = String::new();
+        match open_plain(&path) {
+            Ok(file) => {
+                file.take(BYTES_MAX).read_to_string(&mut text).with_context(cannot)?;
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error).with_context(cannot),
+        }
+        let all = text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let records = Records { path, all };
+        if !text.is_empty() && !text.ends_with('\n') {
+            // What comes next begins on a line of its own.
+            records.append("\n")?;
+        }
+        Ok(records)
+    }
+
+    pub(super) fn find(&self, config: &str, flags: &[String], seed: u64) -> Option<&Finished> {
+        let is_it = |f: &&Finished| f.config == config && f.flags == flags && f.seed == seed;
+        self.all.iter().find(is_it)
+    }
+
+    pub(super) fn push(&mut self, finished: Finished) -> Result<()> {
+        let line = serde_json::to_string(&finished).context("a run as JSON")?;
+        self.append(&format!("{line}\n"))?;
+        self.all.push(finished);
+        Ok(())
+    }
+
+    fn append(&self, text: &str) -> Result<()> {
+        let cannot = || format!("cannot write {}", self.path.display());
+        let mut file = append_plain(&self.path).with_context(cannot)?;
+        file.write_all(text.as_bytes()).and_then(|()| file.sync_data()).with_context(cannot)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    pub(in super::super) fn finished(seed: u64, steps: u64, test_loss: f64) -> Finished {
+        Finished {
+            config: "c".to_owned(),
+            flags: vec![format!("--steps={steps}")],
+            seed,
+            steps,
+            validation_loss: test_loss,
+            test_loss,
+            seconds: steps as f64 * 0.01,
+            step_seconds: steps as f64 * 0.01,
+            accepted: 0,
+            refused: 0,
+            kept: 0,
+            undone: 0,
+            distance_min: None,
+            brier: None,
+        }
+    }
+
+    #[test]
+    fn what_is_finished_is_found_again() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut records = Records::open(folder.path()).expect("none yet");
+        let (first, second) = (finished(0, 10, 0.1 + 0.2), finished(1, 10, 2.0));
+        records.push(first.clone()).expect("written");
+        // A call was killed here.
+        records.append("{\"config\":\"c\",\"fla").expect("written");
+        let mut records = Records::open(folder.path()).expect("one, and half a line");
+        assert_eq!(records.find("c", &first.flags, 0), Some(&first), "to the bit");
+        assert_eq!(records.find("c", &first.flags, 1), None);
+        assert_eq!(records.find("d", &first.flags, 0), None);
+        records.push(second.clone()).expect("written");
+        let records = Records::open(folder.path()).expect("two");
+        assert_eq!(records.find("c", &second.flags, 1), Some(&second));
+    }
+
+    #[test]
+    fn costs_are_in_steps_of_the_run_itself() {
+        let mut run = finished(0, 100, 1.0);
+        run.seconds *= 1.2;
+        assert!((run.cost_steps() - 120.0).abs() < 1e-9);
+    }
+}

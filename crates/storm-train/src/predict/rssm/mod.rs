@@ -1,0 +1,387 @@
+//! The controller that learns: a recurrent state-space model sees every step, learns beside the run what becomes of jumps, and
+//! chooses whether to jump, and how far. It is a function of seed, steps and outcomes alone: no clock is read, and all of its state is in
+//! the checkpoint.
+
+mod adam;
+mod calibration;
+mod network;
+mod observe;
+mod tape;
+
+pub(crate) use calibration::Calibration;
+
+use super::phases::Phase;
+use adam::Adam;
+use network::{ACTED, Network, OBSERVED, Tick};
+use observe::Seen;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use tape::Outcome;
+
+/// Lengths that are chosen from, in lengths of `tau`.
+const FACTORS: [f32; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
+
+/// Ticks that it remembers.
+const TICKS: usize = 256;
+
+/// Ticks that it sees when it learns and chooses.
+const SEQUENCE: usize = 12;
+
+/// It learns from a sequence after so many steps.
+const LEARN_EVERY: u32 = 4;
+
+/// A jump is made if at least this share of those that it was as sure of was accepted.
+const CONFIDENCE: f64 = 0.5;
+
+/// Decisions between two that try what it does not expect the most of.
+const EXPLORE_EVERY: u32 = 4;
+
+/// Changes of the logarithm of the loss are so small.
+const CHANGE_SCALE: f64 = 50.0;
+
+/// Larger changes than this, scaled, teach no more.
+const CHANGE_MAX: f64 = 5.0;
+
+/// Numbers of a tick in a checkpoint.
+const TICK_NUMBERS: usize = ACTED + OBSERVED + 4;
+
+/// What a controller expects of a jump.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Expectation {
+    /// Probability that it is accepted.
+    pub acceptance: f64,
+    /// Change of the logarithm of the loss.
+    pub change: f64,
+    /// Standard deviation of that.
+    pub deviation: f64,
+}
+
+/// A jump that it chose.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Chosen {
+    pub(super) tau: f32,
+    pub(super) expected: Expectation,
+}
+
+/// What a step showed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct StepSeen {
+    pub(super) loss: f32,
+    pub(super) gradient_norm: f32,
+    pub(super) learning_rate: f32,
+    /// Of the run, from 0 to 1.
+    pub(super) progress: f32,
+    pub(super) phase: Phase,
+}
+
+pub(super) struct Rssm {
+    network: Network,
+    seed: u64,
+    tau: f32,
+    /// What a prediction costs, in steps.
+    cost_steps: f64,
+    adam: Adam,
+    /// Steps seen, and decisions made.
+    steps: u32,
+    decisions: u32,
+    ticks: VecDeque<Tick>,
+    seen: Seen,
+    calibration: Calibration,
+}
+
+impl Rssm {
+    pub(super) fn new(seed: u64, tau: f32, cost_steps: f64) -> Rssm {
+        let network = Network::new();
+        Rssm {
+            adam: Adam::new(network.initial(seed)),
+            network,
+            seed,
+            tau,
+            cost_steps,
+            steps: 0,
+            decisions: 0,
+            ticks: VecDeque::with_capacity(TICKS),
+            seen: Seen::new(),
+            calibration: Calibration::new(),
+        }
+    }
+
+    /// Sees a step, and learns now and then.
+    pub(super) fn see(&mut self, step: &StepSeen) {
+        let (action, observation) = self.seen.step(step);
+        if self.ticks.len() == TICKS {
+            self.ticks.pop_front();
+        }
+        self.ticks.push_back(Tick { action, observation, jump: None });
+        self.steps = self.steps.wrapping_add(1);
+        if self.steps.is_multiple_of(LEARN_EVERY) {
+            let ticks = self.lesson();
+            let bits = (self.seed, self.steps);
+            let (_, gradients) = self.network.learn(self.adam.parameters(), &ticks, bits);
+            self.adam.step(&gradients);
+        }
+    }
+
+    /// Ticks to learn from: in turn the newest, and those around a jump.
+    fn lesson(&self) -> Vec<Tick> {
+        let jumps: Vec<usize> =
+            (0..self.ticks.len()).filter(|&at| self.ticks[at].jump.is_some()).collect();
+        let is_newest = (self.steps / LEARN_EVERY).is_multiple_of(2) || jumps.is_empty();
+        let last = match is_newest {
+            true => self.ticks.len() - 1,
+            false => {
+                let share = network::uniform(self.seed, self.steps, 2, 0);
+                jumps[((share * jumps.len() as f32) as usize).min(jumps.len() - 1)]
+            }
+        };
+        self.up_to(last)
+    }
+
+    fn up_to(&self, last: usize) -> Vec<Tick> {
+        let first = (last + 1).saturating_sub(SEQUENCE);
+        self.ticks.range(first..=last).copied().collect()
+    }
+
+    /// The jump that promises the largest fall of the loss for its cost; none if full steps promise more, or if it is not sure.
+    pub(super) fn choose(&mut self) -> Option<Chosen> {
+        let last = self.ticks.len().checked_sub(1)?;
+        let decision = self.decisions;
+        self.decisions = decision.wrapping_add(1);
+        let lengths = FACTORS.map(f32::ln);
+        let bits = (self.seed, self.steps.wrapping_add(1 << 31));
+        let found = self.network.expect(self.adam.parameters(), &self.up_to(last), bits, &lengths);
+        let chosen = |at: usize| Chosen {
+            tau: self.tau * FACTORS[at],
+            expected: Expectation {
+                acceptance: f64::from(found[at].acceptance),
+                change: f64::from(found[at].change) / CHANGE_SCALE,
+                deviation: f64::from(found[at].deviation) / CHANGE_SCALE,
+            },
+        };
+        // Each length once at first; later the lengths in turn, so that it goes on to learn.
+        if (decision as usize) < FACTORS.len() {
+            // From the middle outward.
+            return Some(chosen([2, 1, 3, 0, 4][decision as usize]));
+        }
+        if decision.is_multiple_of(EXPLORE_EVERY) {
+            return Some(chosen((decision / EXPLORE_EVERY) as usize % FACTORS.len()));
+        }
+        let gain = |chosen: &Chosen| -chosen.expected.acceptance * chosen.expected.change;
+        let all = (0..FACTORS.len()).map(chosen);
+        let best = all.max_by(|a, b| gain(a).total_cmp(&gain(b)))?;
+        let acceptance = best.expected.acceptance as f32;
+        let is_sure = self.calibration.observed_acceptance(acceptance) >= CONFIDENCE
+            && f64::from(acceptance) >= CONFIDENCE;
+        let of_steps = self.seen.fall_per_step() * self.cost_steps;
+        (is_sure && gain(&best) > of_steps).then_some(best)
+    }
+
+    /// What became of a jump: the loss before and after it.
+    pub(super) fn learn_outcome(
+        &mut self,
+        chosen: &Chosen,
+        before: f64,
+        after: f64,
+        accepted: bool,
+    ) {
+        let change = (after / before).ln();
+        // A loss that is not finite is as bad as any.
+        let limit = CHANGE_MAX / CHANGE_SCALE;
+        let change = if change.is_nan() { limit } else { change.clamp(-limit, limit) };
+        let scaled = (change * CHANGE_SCALE) as f32;
+        let length = (chosen.tau / self.tau).ln();
+        if let Some(tick) = self.ticks.back_mut() {
+            tick.jump = Some((length, Outcome { change: scaled, accepted }));
+        }
+        self.seen.jump(length, scaled, accepted);
+        let Expectation { acceptance, change: expected, .. } = chosen.expected;
+        self.calibration.add(acceptance as f32, accepted, expected, change);
+    }
+
+    /// What became of a correction.
+    pub(super) fn judged(&mut self, kept: bool) {
+        self.seen.judged(kept);
+    }
+
+    /// Bytes of its state.
+    pub(super) fn state_bytes() -> usize {
+        let parameters = Network::new().parameters;
+        let whole = 4 * (1 + 1 + 1 + 1) + 4 * TICKS * TICK_NUMBERS;
+        4 * 3 * parameters + whole + 4 * observe::NUMBERS + 8 * calibration::NUMBERS
+    }
+
+    /// Writes all that changes.
+    pub(super) fn write(&self, bytes: &mut [u8]) {
+        let mut out = Writer(bytes);
+        self.adam.vectors().into_iter().flatten().for_each(|&value| out.f32(value));
+        let ticks = self.ticks.len() as u32;
+        [self.adam.steps(), self.steps, self.decisions, ticks].into_iter().for_each(|n| out.u32(n));
+        for tick in &self.ticks {
+            tick.action.iter().chain(&tick.observation).for_each(|&value| out.f32(value));
+            let jump = match tick.jump {
+                None => [0.0; 4],
+                Some((length, Outcome { change, accepted })) => {
+                    [1.0, length, change, if accepted { 1.0 } else { 0.0 }]
+                }
+            };
+            jump.into_iter().for_each(|value| out.f32(value));
+        }
+        (0..(TICKS - self.ticks.len()) * TICK_NUMBERS).for_each(|_| out.f32(0.0));
+        self.seen.to_numbers().into_iter().for_each(|value| out.f32(value));
+        self.calibration.to_numbers().into_iter().for_each(|value| out.f64(value));
+    }
+
+    /// Goes on from what was written.
+    pub(super) fn read(&mut self, bytes: &[u8]) {
+        let mut from = Reader(bytes);
+        let vectors = [(); 3].map(|()| from.f32s(self.network.parameters));
+        let [adam_steps, steps, decisions, ticks] = [(); 4].map(|()| from.u32());
+        self.adam.restore(vectors, adam_steps);
+        (self.steps, self.decisions) = (steps, decisions);
+        let all: Vec<Vec<f32>> = (0..TICKS).map(|_| from.f32s(TICK_NUMBERS)).collect();
+        let tick = |numbers: &Vec<f32>| {
+            let mut tick = Tick { action: [0.0; ACTED], observation: [0.0; OBSERVED], jump: None };
+            tick.action.copy_from_slice(&numbers[..ACTED]);
+            tick.observation.copy_from_slice(&numbers[ACTED..ACTED + OBSERVED]);
+            let jump = &numbers[ACTED + OBSERVED..];
+            let outcome = Outcome { change: jump[2], accepted: jump[3] > 0.5 };
+            tick.jump = (jump[0] > 0.5).then_some((jump[1], outcome));
+            tick
+        };
+        self.ticks = all.iter().take(ticks as usize).map(tick).collect();
+        self.seen = Seen::from_numbers(&from.f32s(observe::NUMBERS));
+        let numbers: Vec<f64> = (0..calibration::NUMBERS).map(|_| from.f64()).collect();
+        self.calibration = Calibration::from_numbers(&numbers);
+    }
+}
+
+struct Writer<'a>(&'a mut [u8]);
+
+impl Writer<'_> {
+    fn put<const N: usize>(&mut self, value: [u8; N]) {
+        let bytes = std::mem::take(&mut self.0);
+        let (first, rest) = bytes.split_at_mut(N);
+        first.copy_from_slice(&value);
+        self.0 = rest;
+    }
+
+    fn f32(&mut self, value: f32) {
+        self.put(value.to_ne_bytes());
+    }
+
+    fn f64(&mut self, value: f64) {
+        self.put(value.to_ne_bytes());
+    }
+
+    fn u32(&mut self, value: u32) {
+        self.put(value.to_ne_bytes());
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take<const N: usize>(&mut self) -> [u8; N] {
+        let (first, rest) = self.0.split_at(N);
+        self.0 = rest;
+        let mut value = [0; N];
+        value.copy_from_slice(first);
+        value
+    }
+
+    fn u32(&mut self) -> u32 {
+        u32::from_ne_bytes(self.take())
+    }
+
+    fn f64(&mut self) -> f64 {
+        f64::from_ne_bytes(self.take())
+    }
+
+    fn f32s(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| f32::from_ne_bytes(self.take())).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn step(number: u32) -> StepSeen {
+        let loss = 3.0 * (-0.01 * number as f32).exp() + 0.1 * (number % 3) as f32;
+        StepSeen {
+            loss,
+            gradient_norm: 1.0 + 0.1 * (number % 5) as f32,
+            learning_rate: 1e-3,
+            progress: number as f32 / 400.0,
+            phase: Phase::Full,
+        }
+    }
+
+    /// Decisions of a run in which jumps longer than `tau` are refused, from one step to another.
+    fn run(rssm: &mut Rssm, steps: std::ops::Range<u32>) -> Vec<Option<Chosen>> {
+        let mut decisions = Vec::new();
+        for number in steps {
+            rssm.see(&step(number));
+            if number % 5 == 4 {
+                let chosen = rssm.choose();
+                if let Some(chosen) = &chosen {
+                    let accepted = chosen.tau <= 1.0;
+                    let after =
+                        if accepted { 2.0 * (1.0 - 0.02 * f64::from(chosen.tau)) } else { 2.05 };
+                    rssm.learn_outcome(chosen, 2.0, after, accepted);
+                    rssm.judged(accepted);
+                }
+                decisions.push(chosen);
+            }
+        }
+        decisions
+    }
+
+    #[test]
+    fn it_goes_on_from_its_state_bit_by_bit() {
+        let mut whole = Rssm::new(9, 1.0, 1.0);
+        let all = run(&mut whole, 0..60);
+        for stop in [1, 13, 33, 34] {
+            let mut first = Rssm::new(9, 1.0, 1.0);
+            run(&mut first, 0..stop);
+            let mut bytes = vec![0; Rssm::state_bytes()];
+            first.write(&mut bytes);
+            let mut second = Rssm::new(9, 1.0, 1.0);
+            second.read(&bytes);
+            let rest = run(&mut second, stop..60);
+            assert_eq!(rest, all[all.len() - rest.len()..], "stopped after {stop}");
+            let bytes_of = |rssm: &Rssm| {
+                let mut bytes = vec![0; Rssm::state_bytes()];
+                rssm.write(&mut bytes);
+                bytes
+            };
+            assert!(bytes_of(&second) == bytes_of(&whole), "stopped after {stop}");
+        }
+    }
+
+    #[test]
+    fn it_tries_each_length_and_then_chooses_what_helps() {
+        let mut rssm = Rssm::new(4, 1.0, 0.01);
+        let decisions = run(&mut rssm, 0..400);
+        let first: Vec<f32> = decisions[..5].iter().flatten().map(|chosen| chosen.tau).collect();
+        assert_eq!(first, [1.0, 0.5, 2.0, 0.25, 4.0]);
+        let chosen = |range: std::ops::Range<usize>| -> Vec<f32> {
+            let late = range.filter(|decision| decision % 4 != 0);
+            late.filter_map(|decision| decisions[decision].map(|chosen| chosen.tau)).collect()
+        };
+        let late = chosen(50..80);
+        let good = late.iter().filter(|tau| **tau <= 1.0).count();
+        assert!(late.len() >= 15 && good * 10 >= late.len() * 9, "{late:?}");
+        let (_, brier) = (late, rssm.calibration.brier().expect("jumps"));
+        assert!(brier < 0.2, "{brier}");
+    }
+
+    #[test]
+    fn jumps_that_cost_more_than_they_bring_are_not_made() {
+        let mut rssm = Rssm::new(4, 1.0, 1e6);
+        let decisions = run(&mut rssm, 0..200);
+        for (number, decision) in decisions.iter().enumerate().skip(5) {
+            assert_eq!(decision.is_some(), number % 4 == 0, "only what it tries: {number}");
+        }
+    }
+}

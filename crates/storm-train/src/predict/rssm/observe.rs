@@ -1,0 +1,143 @@
+//! What the controller sees of a step.
+
+use super::StepSeen;
+use super::network::{ACTED, OBSERVED};
+use crate::predict::phases::Phase;
+
+/// Numbers that it is made of.
+pub(super) const NUMBERS: usize = 15;
+
+/// Share of slope and variance that stays from step to step.
+const KEEP: f32 = 0.9;
+
+/// Share of the trend that stays: losses of single steps are noisy.
+const TREND_KEEP: f32 = 0.98;
+
+/// What was seen so far, as far as the next observation depends on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Seen {
+    /// 1 once a step was seen.
+    any: f32,
+    first_log_loss: f32,
+    log_loss: f32,
+    /// Mean change of the logarithm of the loss, and its variance.
+    slope: f32,
+    variance: f32,
+    first_log_norm: f32,
+    log_norm: f32,
+    rate_max: f32,
+    /// The last jump: length, change and outcome, and what became of its correction.
+    length: f32,
+    change: f32,
+    accepted: f32,
+    kept: f32,
+    /// Of a jump since the last step: 1 if there was one, and its length.
+    jumped: f32,
+    jumped_length: f32,
+    /// As the slope, over more steps.
+    trend: f32,
+}
+
+/// The logarithm of what should be positive and finite, or zero.
+fn logarithm(value: f32) -> f32 {
+    if value > 0.0 && value.is_finite() { value.ln() } else { 0.0 }
+}
+
+impl Seen {
+    pub(super) fn new() -> Seen {
+        Seen::from_numbers(&[0.0; NUMBERS])
+    }
+
+    /// What was done before a step, and what it shows.
+    pub(super) fn step(&mut self, step: &StepSeen) -> ([f32; ACTED], [f32; OBSERVED]) {
+        let (log_loss, log_norm) = (logarithm(step.loss), logarithm(step.gradient_norm));
+        if self.any == 0.0 {
+            (self.first_log_loss, self.log_loss) = (log_loss, log_loss);
+            (self.first_log_norm, self.log_norm) = (log_norm, log_norm);
+            self.any = 1.0;
+        }
+        let (change, norm_change) = (log_loss - self.log_loss, log_norm - self.log_norm);
+        let off = change - self.slope;
+        self.slope = KEEP * self.slope + (1.0 - KEEP) * change;
+        self.trend = TREND_KEEP * self.trend + (1.0 - TREND_KEEP) * change;
+        self.variance = KEEP * self.variance + (1.0 - KEEP) * off * off;
+        self.rate_max = self.rate_max.max(step.learning_rate);
+        (self.log_loss, self.log_norm) = (log_loss, log_norm);
+        let correcting = if step.phase == Phase::Correct { 1.0 } else { 0.0 };
+        let action = [self.jumped, self.jumped_length, correcting];
+        (self.jumped, self.jumped_length) = (0.0, 0.0);
+        let rate = step.learning_rate / self.rate_max.max(f32::MIN_POSITIVE);
+        let observation = [
+            log_loss - self.first_log_loss,
+            20.0 * self.slope,
+            0.2 * logarithm(self.variance + 1e-8) + 1.0,
+            log_norm - self.first_log_norm,
+            norm_change,
+            10.0 * change,
+            rate,
+            step.progress,
+            self.length,
+            self.change,
+            self.accepted,
+            self.kept,
+        ];
+        (action, observation.map(|value| value.clamp(-5.0, 5.0)))
+    }
+
+    /// By how much the logarithm of the loss falls in a full step; not negative.
+    pub(super) fn fall_per_step(&self) -> f64 {
+        f64::from(-self.trend).max(0.0)
+    }
+
+    pub(super) fn jump(&mut self, length: f32, change: f32, accepted: bool) {
+        (self.length, self.change) = (length, change);
+        self.accepted = if accepted { 1.0 } else { -1.0 };
+        if accepted {
+            (self.jumped, self.jumped_length) = (1.0, length);
+        }
+    }
+
+    pub(super) fn judged(&mut self, kept: bool) {
+        self.kept = if kept { 1.0 } else { -1.0 };
+    }
+
+    pub(super) fn to_numbers(self) -> [f32; NUMBERS] {
+        [
+            self.any,
+            self.first_log_loss,
+            self.log_loss,
+            self.slope,
+            self.variance,
+            self.first_log_norm,
+            self.log_norm,
+            self.rate_max,
+            self.length,
+            self.change,
+            self.accepted,
+            self.kept,
+            self.jumped,
+            self.jumped_length,
+            self.trend,
+        ]
+    }
+
+    pub(super) fn from_numbers(numbers: &[f32]) -> Seen {
+        Seen {
+            any: numbers[0],
+            first_log_loss: numbers[1],
+            log_loss: numbers[2],
+            slope: numbers[3],
+            variance: numbers[4],
+            first_log_norm: numbers[5],
+            log_norm: numbers[6],
+            rate_max: numbers[7],
+            length: numbers[8],
+            change: numbers[9],
+            accepted: numbers[10],
+            kept: numbers[11],
+            jumped: numbers[12],
+            jumped_length: numbers[13],
+            trend: numbers[14],
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Jumps that always stay: what an outer optimizer does, against plain arithmetic on runs without it.
+
+use crate::support::{Case, F32, HeldOut, always, cases, whole};
+use storm_train::{Controller, Direction, PredictOptions, Verdict};
+
+/// Weights and moments after so many plain steps, as f32 numbers by name.
+fn plain(case: &Case, steps: u64) -> Vec<(String, Vec<f32>)> {
+    numbers(whole(case, steps, None).0.state)
+}
+
+fn numbers(state: Vec<(String, Vec<u8>)>) -> Vec<(String, Vec<f32>)> {
+    let of = |bytes: &[u8]| {
+        let chunks = bytes.chunks_exact(4);
+        chunks.map(|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]])).collect()
+    };
+    state.into_iter().map(|(name, bytes)| (name, of(&bytes))).collect()
+}
+
+/// A tensor of optimizer state: it stays.
+fn is_moment(name: &str) -> bool {
+    name.ends_with("_moment")
+}
+
+/// The end of a run of seven steps, whose jump comes after the last, beside what each weight should be.
+fn check(direction: Direction, tau: f32, expected: impl Fn(&[Vec<f32>; 5], usize) -> f32) {
+    let (end, heard) = whole(&F32, 7, Some((always(direction, tau), HeldOut::Alike)));
+    assert_eq!(heard.jumps.len(), 1, "no step is left to correct in, and none is needed");
+    let (step, jump) = heard.jumps[0];
+    assert!(step == 7 && jump.verdict == Verdict::Accepted && jump.distance > 0.0, "{jump:?}");
+    assert!(jump.loss.is_nan() && jump.loss_before.is_nan(), "nothing is measured");
+    assert!(heard.judgements.is_empty());
+    let after = [3, 4, 5, 6, 7].map(|steps| plain(&F32, steps));
+    let mut moved = 0;
+    for (tensor, (name, found)) in numbers(end.state).into_iter().enumerate() {
+        let weights: [Vec<f32>; 5] = after.each_ref().map(|state| state[tensor].1.clone());
+        assert_eq!(after[0][tensor].0, name);
+        if is_moment(&name) {
+            assert!(found == weights[4], "{name} changed");
+            continue;
+        }
+        for (at, value) in found.iter().enumerate() {
+            assert_eq!(value.to_bits(), expected(&weights, at).to_bits(), "{name} {at}");
+            moved += usize::from(*value != weights[4][at]);
+        }
+    }
+    assert!(moved > 100, "{moved} weights moved");
+}
+
+#[test]
+fn lookahead_goes_half_the_way_back() {
+    check(Direction::Difference { window: 4 }, -0.5, |weights, at| {
+        weights[4][at] + -0.5 * (weights[4][at] - weights[0][at])
+    });
+}
+
+#[test]
+fn an_average_of_weights_is_that() {
+    check(Direction::WeightAverage { window: 2 }, 1.0, |weights, at| {
+        let sum = (1..5).fold(0.0, |sum, step| 0.5 * sum + 0.5 * weights[step][at]);
+        let factor = (1.0 / (1.0 - 0.5_f64.powi(4))) as f32;
+        weights[4][at] + 1.0 * (factor * sum - weights[4][at])
+    });
+}
+
+#[test]
+fn outer_steps_go_on_from_one_another() {
+    for case in cases() {
+        let outer = Direction::Outer { window: 4, momentum: 0.5 };
+        let (_, heard) = whole(&case, 24, Some((always(outer, 1.0), HeldOut::Alike)));
+        let steps: Vec<u64> = heard.jumps.iter().map(|(step, _)| *step).collect();
+        assert_eq!(steps, [7, 11, 15, 19, 23], "no phase of correction is between them");
+        assert!(heard.jumps.iter().all(|(_, jump)| jump.distance > 0.0), "{case:?}");
+        assert!(heard.phases.iter().all(|(_, phase)| *phase != "correct"));
+    }
+}
+
+#[test]
+fn weights_that_are_not_finite_do_not_stay() {
+    let huge = PredictOptions {
+        controller: Controller::Constant { tau: 3e38 },
+        ..always(Direction::Difference { window: 4 }, 1.0)
+    };
+    // Differences of more than one, so that the product is too large for f32.
+    let case = Case { learning_rate: 2.0, ..F32 };
+    let (end, heard) = whole(&case, 7, Some((huge, HeldOut::Alike)));
+    assert_eq!(heard.jumps[0].1.verdict, Verdict::NotFinite);
+    assert_eq!(end.state, whole(&case, 7, None).0.state);
+}
