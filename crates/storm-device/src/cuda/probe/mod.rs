@@ -155,7 +155,7 @@ pub fn probe(
 
 fn stage_of(subject: Subject) -> &'static str {
     match subject {
-        Subject::Gemm { .. } => "matrix products",
+        Subject::Gemm { .. } | Subject::Fp8 => "matrix products",
         Subject::Attention { .. } => "attention",
         Subject::Moving | Subject::Memory => "ops that move bytes",
         Subject::Tiny => "starting kernels",
