@@ -47,7 +47,16 @@ fn layer() -> Graph {
 fn forms(graph: &Graph, phase: Phase) -> BTreeMap<String, Fp8Form> {
     let nodes = graph.nodes().iter().filter(|node| node.phase == phase);
     let forms = nodes.filter_map(|node| match node.op {
-        Op::ToFp8 { form, .. } => Some((node.name.clone(), form)),
+        Op::ToFp8 { form, .. } => {
+            let has = |output: usize, of: &str| {
+                let name = &graph.tensor(node.outputs[output]).name;
+                assert!(name.contains(of), "{name} of {form:?}");
+            };
+            has(0, if form.has_rows() { ".rows" } else { ".columns" });
+            has(node.outputs.len() - 2, if form.has_columns() { ".columns" } else { ".rows" });
+            has(node.outputs.len() - 1, ".largest");
+            Some((node.name.clone(), form))
+        }
         _ => None,
     });
     forms.collect()
