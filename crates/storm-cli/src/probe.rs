@@ -165,10 +165,12 @@ fn print(found: &Probe) {
     println!("{}, {}", card.name, size::show(profile.memory_bytes));
     println!("overhead    {} {}", size::show(profile.overhead_bytes), found.overhead_counted);
     println!("memory      {:.2} TB/s", profile.memory_bandwidth / tera);
+    let fp8 = profile.gemm_fp8_flops;
     println!(
-        "products    {:.0} TFLOP/s bf16, {:.1} f32",
+        "products    {:.0} TFLOP/s bf16, {:.1} f32{}",
         profile.gemm_flops / tera,
-        profile.gemm_f32_flops / tera
+        profile.gemm_f32_flops / tera,
+        fp8.map_or(String::new(), |flops| format!(", {:.0} fp8", flops / tera))
     );
     println!(
         "a kernel    {:.2} µs at least; {:.2} µs of the host to give one out",

@@ -89,7 +89,7 @@ pub fn encode_e4m3(value: f32) -> u8 {
     if magnitude > 0x7f80_0000 {
         return 0x7f;
     }
-    // From 464 on, which is half way to the next that there would be, and for 448 and above as well.
+    // Above 448, the next code would be NaN.
     if magnitude >= 0x43e0_0000 {
         return sign | 0x7e;
     }
@@ -168,7 +168,7 @@ mod tests {
                 assert_eq!(encode_e4m3(-x), want | 0x80, "{x:e}");
             }
         }
-        for x in [448.0, 464.0, 1e9, f32::MAX, f32::INFINITY] {
+        for x in [448.0, 464.0, 470.0, 1e9, f32::MAX, f32::INFINITY] {
             assert_eq!([encode_e4m3(x), encode_e4m3(-x)], [0x7e, 0xfe]);
         }
         assert_eq!([encode_e4m3(0.0), encode_e4m3(-0.0)], [0, 0x80]);

@@ -60,7 +60,8 @@ pub enum Products {
 /// micro-batch.
 pub fn fp8_projections(config: &ModelConfig, tokens: usize) -> Vec<(String, bool)> {
     let layout = ParameterLayout::new(config);
-    let matrices = layout.layer.iter().filter(|spec| spec.shape.len() == 2 && !is_adapter(&spec.name));
+    let matrices =
+        layout.layer.iter().filter(|spec| spec.shape.len() == 2 && !is_adapter(&spec.name));
     let projections = matrices.filter_map(|spec| {
         let name = spec.name.strip_suffix(".weight")?.to_owned();
         Some((name, fp8_suits(tokens, spec.shape[0], spec.shape[1])))

@@ -9,8 +9,8 @@ use crate::model::grouped;
 use crate::size::show;
 use crate::streams::columns;
 use storm_graph::{ActivationCodec, FP8_MULTIPLE};
-use storm_model::fp8_projections;
 use storm_model::Unit;
+use storm_model::fp8_projections;
 use storm_plan::{
     GroupDecisions, Holding, PerQueue, PerTier, Prediction, Queue, SavedUnit, Storage, TensorKind,
     Tier,

@@ -69,6 +69,10 @@ impl Pcie {
 /// (github.com/mli/transformers-benchmarks/issues/4).
 const HALF_RATE_SHARE: f64 = 0.9;
 
+/// Cards of the generation before 8-bit floats.
+const AMPERE: [&str; 7] =
+    ["a10", "a100-40gb", "a100-80gb", "a6000", "rtx-3060-12gb", "rtx-3080", "rtx-3090"];
+
 /// The card whose shares are used for all others.
 pub(super) const H200: DataSheet = DataSheet {
     name: "h200",
@@ -85,6 +89,11 @@ pub(super) const H200: DataSheet = DataSheet {
 };
 
 impl DataSheet {
+    /// Whether its tensor cores multiply 8-bit floats: all but Ampere's do, at twice the rate of bf16 as on the H200.
+    fn has_fp8(&self) -> bool {
+        !AMPERE.contains(&self.name)
+    }
+
     pub(super) fn memory_bytes(&self) -> u64 {
         let bytes = self.memory_gib << 30;
         match self.ecc {
@@ -114,6 +123,7 @@ impl DataSheet {
         profile.multiprocessors = Some(self.multiprocessors);
         scale(&mut profile.gemm_flops, tensor);
         scale(&mut profile.gemm_f32_flops, f32_products);
+        profile.gemm_fp8_flops = measured.gemm_fp8_flops.filter(|_| self.has_fp8());
         profile.gemm_fp8_flops.iter_mut().for_each(|flops| scale(flops, tensor));
         scale(&mut profile.attention_forward_flops, tensor);
         scale(&mut profile.attention_backward_flops, tensor);

@@ -93,6 +93,15 @@ mod tests {
         assert_eq!(files, FILES.map(|(name, _)| format!("{name}.json")));
     }
 
+    #[test]
+    fn cards_have_8_bit_floats_from_ada_on() {
+        let has_fp8 = |card: &str| HardwareProfile::builtin(card).unwrap().gemm_fp8_flops.is_some();
+        let without: Vec<&str> =
+            CARDS.iter().map(|card| card.name).filter(|card| !has_fp8(card)).collect();
+        let ampere = ["a10", "a100-40gb", "a100-80gb", "a6000", "rtx-3060-12gb", "rtx-3080"];
+        assert_eq!(without, [&ampere[..], &["rtx-3090"]].concat());
+    }
+
     /// Every rate of a data-sheet profile is below the card's peak, and not far below it.
     #[test]
     fn no_card_exceeds_its_data_sheet() {
@@ -105,6 +114,7 @@ mod tests {
             let bf16 = sheet.bf16_tflops * 1e12;
             below(profile.gemm_flops, bf16);
             below(profile.gemm_f32_flops, sheet.f32_tflops * 1e12);
+            profile.gemm_fp8_flops.iter().for_each(|&flops| below(flops, 2.0 * bf16));
             below(profile.attention_forward_flops, bf16);
             below(profile.attention_backward_flops, bf16);
             for point in &profile.gemm {

@@ -1,11 +1,18 @@
 //! Projections that multiply 8-bit floats: every plan gives the same bits, and training goes as it goes in bf16.
 
 use crate::exactness::reference;
-use crate::support::{Random, options, planned, resident, tiny};
+use crate::support::{Random, options, planned, resident, sized_batches, tiny};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
 use storm_graph::{ActivationCodec, Op, QuantizedFormat};
 use storm_model::{Adapters, BaseFormat, LoraOptions, ModelConfig, Targets};
 use storm_plan::{Budget, Forced, Lowering, Storage, Task, Tier, check, plan, random_decisions};
-use storm_train::{Batch, Moments, Precision, ReferenceTrainer, TrainOptions, training_task};
+use storm_train::{
+    Batch, Checkpoints, Disk, Moments, Precision, Progress, ReferenceTrainer, TrainOptions,
+    Trainer, TrainingState, training_task,
+};
+use tempfile::TempDir;
 
 /// Tokens of a micro-batch are a multiple of 16.
 const BATCH: usize = 2;
@@ -186,6 +193,55 @@ fn losses_are_close_to_those_of_bf16() {
     }
     let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
     assert!(mean.abs() < 0.02, "{gaps:?}");
+}
+
+/// Nothing of fp8 is carried from step to step: a run goes on from its checkpoint as if it had never stopped.
+#[test]
+fn a_resumed_run_is_exact_in_fp8() {
+    let (config, options) = (wide(tiny("qwen2.5-0.5b")), fp8());
+    let task = training_task(&config, &options, 2).expect("a valid model");
+    let decisions = random_decisions(&task, 3);
+    let trainer = || {
+        let profile = reference();
+        let lowering = Lowering::new(&task, &profile).expect("a task that can be lowered");
+        let plan = lowering.lower(&decisions).expect("decisions that work");
+        let budget = plan.bytes;
+        let plan = check(plan, budget).expect("a safe plan");
+        let device = CpuPlanOptions { threads: Some(1), ..CpuPlanOptions::default() };
+        Trainer::<CpuPlanDevice>::new(&config, options.clone(), plan.into(), device)
+            .expect("a trainer")
+    };
+    let train = |trainer: &mut Trainer<CpuPlanDevice>, steps: Range<usize>| {
+        let step = |step| {
+            let batches = sized_batches(&config, [BATCH, SEQUENCE], 2, step);
+            let report = trainer.step(&batches, 0.01).expect("a step");
+            (report.loss.to_bits(), report.gradient_norm.to_bits())
+        };
+        steps.map(step).collect::<Vec<_>>()
+    };
+    let expected = train(&mut trainer(), 0..5);
+    let folder = TempDir::new().expect("a folder");
+    let checkpoints = Checkpoints::open(folder.path(), Disk).expect("a folder");
+    let mut first = trainer();
+    let mut found = train(&mut first, 0..3);
+    let progress = Progress {
+        step: 3,
+        updates: first.updates(),
+        units: 0,
+        data: serde_json::Value::Null,
+        best: None,
+        evaluations_without_gain: 0,
+        settings: BTreeMap::new(),
+        device: "cpu".to_owned(),
+        predict: None,
+    };
+    checkpoints.save(&mut first, &progress).expect("a checkpoint");
+    let mut second = trainer();
+    let tensors = TrainingState::tensors(&second);
+    let newest = checkpoints.newest(&tensors, |_, error| panic!("{error}")).expect("a folder");
+    newest.expect("a checkpoint").restore(&mut second).expect("a restore");
+    found.extend(train(&mut second, 3..5));
+    assert_eq!(found, expected);
 }
 
 /// A weight that is not finite makes loss and norm NaN, and the update leaves everything as it is.

@@ -32,7 +32,7 @@ pub(crate) fn batches(config: &ModelConfig, count: usize, step: usize) -> Vec<Ba
 }
 
 /// The same of another size.
-fn sized_batches(
+pub(crate) fn sized_batches(
     config: &ModelConfig,
     [batch, sequence]: [usize; 2],
     count: usize,

@@ -107,8 +107,7 @@ impl<D: Device> Pair<D> {
             let instruction =
                 self.cpu.prepare(&case.graph, node, |id| case.offset(id), case.layer)?;
             self.cpu.run(&instruction)?;
-            let prepared =
-                self.other.prepare(&case.graph, node, |id| case.offset(id), case.layer);
+            let prepared = self.other.prepare(&case.graph, node, |id| case.offset(id), case.layer);
             let instruction = match prepared {
                 // Older cards do not multiply 8-bit floats, and say so when a run asks for it.
                 Err(DeviceError::Unsupported { .. }) if node.op.family() == Family::Fp8 => continue,

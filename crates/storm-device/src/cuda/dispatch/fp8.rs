@@ -13,7 +13,7 @@ const SOURCE: KernelSource =
     KernelSource { name: "fp8.cu", text: include_str!("../kernels/fp8.cu"), only_for: None };
 
 /// The first cards whose tensor cores multiply 8-bit floats.
-const CAPABILITY: (i32, i32) = (8, 9);
+pub(in crate::cuda) const CAPABILITY: (i32, i32) = (8, 9);
 
 /// Threads of a block that looks for the largest magnitude.
 const LARGEST_THREADS: usize = 512;

@@ -25,6 +25,8 @@ mod quantized;
 mod reduce;
 mod rows;
 
+pub(super) use fp8::CAPABILITY as FP8_CAPABILITY;
+
 use super::context::Argument;
 use super::plan::{KernelChoice, Planner, type_name};
 use super::{KernelSource, delay, gemm};

@@ -3,9 +3,9 @@
 use crate::DeviceError;
 use storm_graph::random::{SEED_WORDS, Seed};
 use storm_graph::{
-    ActivationCodec, ActivationFunction, AdamWParameters, DType, Graph, GraphError, HeadLayout,
-    Mask, MomentFormat, NormKind, Op, ParameterGradients, RotaryDirection, RotaryFrequencies,
-    Rounding, Shape, StepScalars, TensorClass, TensorId, UnitOutput,
+    ActivationCodec, ActivationFunction, AdamWParameters, DType, FP8_MULTIPLE, Fp8Form, Graph,
+    GraphError, HeadLayout, Mask, MomentFormat, NormKind, Op, ParameterGradients, RotaryDirection,
+    RotaryFrequencies, Rounding, Shape, StepScalars, TensorClass, TensorId, UnitOutput,
 };
 use storm_plan::GemmKind;
 
@@ -25,6 +25,8 @@ pub(super) struct Case {
 pub(super) enum Subject {
     /// A matrix product.
     Gemm { kind: GemmKind, rows: usize, columns: usize, inner: usize, dtype: DType },
+    /// A product of 8-bit floats.
+    Fp8,
     /// Causal attention or its gradient.
     Attention { sequence: usize, head_dim: usize, pass: Pass },
     /// An op that moves bytes, under its name.
@@ -95,6 +97,9 @@ fn build(sizes: Sizes) -> Result<Vec<Case>, GraphError> {
             }
         }
     }
+    let (outputs, inputs) = LINEARS[6];
+    let rows = sizes.rows.iter().max().copied().unwrap_or(0);
+    cases.push(fp8([rows, narrow(outputs), narrow(inputs)])?);
     let head_rows = (HEAD_ROWS / sizes.shrink).max(8);
     for (outputs, inputs) in HEADS {
         let (outputs, inputs) = (narrow(outputs), narrow(inputs));
@@ -143,6 +148,18 @@ fn gemm(
         }
     };
     b.timed(Subject::Gemm { kind, rows, columns, inner, dtype }, op)
+}
+
+/// A projection in 8-bit floats, of a shape that is also timed in bf16.
+fn fp8(sizes: [usize; 3]) -> Result<Case, GraphError> {
+    let mut b = Builder::new(DType::BF16);
+    let [rows, outputs, inputs] = sizes.map(|extent| extent.next_multiple_of(FP8_MULTIPLE));
+    let form = Fp8Form::Rows;
+    let [x, weight] = [b.normal(&[rows, inputs])?, b.normal(&[outputs, inputs])?];
+    let x = b.graph.apply_one("x", Op::ToFp8 { x, form })?;
+    let weight = b.graph.apply_one("weight", Op::ToFp8 { x: weight, form })?;
+    let output = Shape::from([rows, outputs]);
+    b.timed(Subject::Fp8, Op::Fp8Linear { x, weight, bias: None, addend: None, output })
 }
 
 fn attention(
@@ -229,6 +246,10 @@ fn moving(sizes: Sizes, narrow: impl Fn(usize) -> usize) -> Result<Vec<Case>, Gr
         let unit = Op::SwiGluCoded { gate_up, function: silu };
         let code = b.graph.apply("unit", unit)?[1];
         Ok(Op::SwiGluCodedGrad { dy, code, function: silu, output: UnitOutput::Compute })
+    })?;
+    case(&|b| {
+        let x = b.normal(&[tokens, inner.next_multiple_of(FP8_MULTIPLE)])?;
+        Ok(Op::ToFp8 { x, form: Fp8Form::Both })
     })?;
     let function = ActivationFunction::GeluTanh;
     case(&|b| Ok(Op::Activation { x: b.normal(&[tokens, inner])?, function }))?;
@@ -483,6 +504,8 @@ mod tests {
             "Linear",
             "LinearInputGrad",
             "LinearWeightGrad",
+            "ToFp8",
+            "Fp8Linear",
             "Attention",
             "AttentionGrad",
             "Norm",

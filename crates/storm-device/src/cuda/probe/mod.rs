@@ -5,6 +5,7 @@ mod copies;
 mod figures;
 
 use super::context::Context;
+use super::dispatch::FP8_CAPABILITY;
 use super::event::Event;
 use super::memory::Counted;
 use super::pinned::PinnedMemory;
@@ -86,6 +87,8 @@ pub fn probe(
     let context = Context::open(ordinal)?;
     let (free_bytes, _) = context.memory_info()?;
     let mut cases = cases::all(effort.sizes())?;
+    let has_fp8 = context.card.capability >= FP8_CAPABILITY;
+    cases.retain(|case| has_fp8 || case.subject != Subject::Fp8);
     let planned = cases.len();
     // Some memory is needed beside the block, and a screen may want some.
     cases.retain(|case| case.size_bytes < free_bytes / 10 * 8);
@@ -152,7 +155,7 @@ pub fn probe(
 
 fn stage_of(subject: Subject) -> &'static str {
     match subject {
-        Subject::Gemm { .. } => "matrix products",
+        Subject::Gemm { .. } | Subject::Fp8 => "matrix products",
         Subject::Attention { .. } => "attention",
         Subject::Moving | Subject::Memory => "ops that move bytes",
         Subject::Tiny => "starting kernels",
