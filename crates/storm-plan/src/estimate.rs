@@ -261,8 +261,8 @@ impl<'a> Estimator<'a> {
             }
         };
         let summed = |bytes: f64| bytes + traffic.sums;
-        let later_lane = self.pass(first.forward, traffic.weights, first.offloaded)
-            + self.pass(first.backward, summed(into(&first)), summed(gradients));
+        let later_lane = self.pass(first.forward, traffic.weights, first.offloaded, &traffic)
+            + self.pass(first.backward, summed(into(&first)), summed(gradients), &traffic);
         seconds
             + first_forward
             + (lanes - 1.0) * later_lane
