@@ -246,10 +246,11 @@ fn disk_choices(
     limits: PerTier<usize>,
     forced: &Forced,
 ) -> Result<Vec<DiskChoice>, PlanError> {
-    let fits = |disk: DiskChoice| -> Result<bool, PlanError> {
+    let fits_within = |limits: PerTier<usize>, disk: DiskChoice| -> Result<bool, PlanError> {
         let search = Search::new(lowering, limits, forced, disk);
         Ok(search.smallest()?.bytes.fits(&limits))
     };
+    let fits = |disk: DiskChoice| fits_within(limits, disk);
     if forced.on_disk.is_none() && fits(DiskChoice::default())? {
         return Ok(vec![DiskChoice::default()]);
     }
@@ -284,12 +285,14 @@ fn disk_choices(
             Some(OnDisk::FrozenWeights) => choice(0, of_frozen),
             Some(OnDisk::All) => choice(of_moments, of_frozen),
             None => {
-                // The more is on disk, the less host memory is needed.
+                // The more is on disk, the less host memory is needed. Whether the disk has room for that comes after: more than
+                // the least would only need more.
+                let boundless = limits.with(Tier::DISK, usize::MAX);
                 let of = |level: usize| choice(level.min(of_state), level.saturating_sub(of_state));
                 let (mut low, mut high) = (1, of_state + of_frozen);
                 while low < high {
                     let middle = low + (high - low) / 2;
-                    match fits(of(middle))? {
+                    match fits_within(boundless, of(middle))? {
                         true => high = middle,
                         false => low = middle + 1,
                     }
