@@ -17,7 +17,7 @@ pub(super) struct Phases {
 }
 
 impl Phases {
-    fn warm_up(&self) -> u64 {
+    pub(super) fn warm_up(&self) -> u64 {
         (self.steps / 10).max(1)
     }
 }

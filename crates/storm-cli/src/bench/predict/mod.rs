@@ -169,18 +169,15 @@ impl Task {
             return refuse(format!("{} has no steps; give --steps", args.config.display()));
         };
         let (full, correct) = (args.full, args.correct);
-        let cycle = steps / 10 + full + correct;
+        let probe_batches = args.probe_batches as usize;
+        let phases = Phases { steps, full, correct, probe_batches };
+        let cycle = phases.warm_up() + full + correct;
         if cycle > steps {
             return refuse(format!(
                 "warm-up, full and correct take {cycle} steps, and runs have {steps}; give more --steps"
             ));
         }
-        let probe_batches = args.probe_batches as usize;
-        Ok(Task {
-            phases: Phases { steps, full, correct, probe_batches },
-            learning_rate: settings.learning_rate,
-            warmup: settings.warmup,
-        })
+        Ok(Task { phases, learning_rate: settings.learning_rate, warmup: settings.warmup })
     }
 
     /// A run without predictions.
@@ -279,7 +276,9 @@ impl Bench<'_> {
                 None => return Ok(Some(factors[best] * task.learning_rate)),
             }
         }
-        bail!("the best learning rate is not among those from {:?}; give other --rates", factors)
+        bail!(
+            "the best learning rate is still the lowest or the highest that was tried; give other --rates"
+        )
     }
 
     /// Makes the runs that are not there, and says how many are left.

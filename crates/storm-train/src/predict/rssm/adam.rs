@@ -1,4 +1,6 @@
-/// The optimizer of the controller: Adam with a limit on the norm of gradients.
+//! The optimizer of the controller: Adam with a limit on the norm of gradients.
+
+/// Parameters and their moments.
 pub(super) struct Adam {
     parameters: Vec<f32>,
     first: Vec<f32>,

@@ -366,7 +366,7 @@ mod tests {
         let first: Vec<f32> = decisions[..5].iter().flatten().map(|chosen| chosen.tau).collect();
         assert_eq!(first, [1.0, 0.5, 2.0, 0.25, 4.0]);
         let chosen = |range: std::ops::Range<usize>| -> Vec<f32> {
-            let late = range.filter(|decision| decision % 4 != 0);
+            let late = range.filter(|decision| !decision.is_multiple_of(4));
             late.filter_map(|decision| decisions[decision].map(|chosen| chosen.tau)).collect()
         };
         let late = chosen(50..80);
@@ -381,7 +381,11 @@ mod tests {
         let mut rssm = Rssm::new(4, 1.0, 1e6);
         let decisions = run(&mut rssm, 0..200);
         for (number, decision) in decisions.iter().enumerate().skip(5) {
-            assert_eq!(decision.is_some(), number % 4 == 0, "only what it tries: {number}");
+            assert_eq!(
+                decision.is_some(),
+                number.is_multiple_of(4),
+                "only what it tries: {number}"
+            );
         }
     }
 }

@@ -127,8 +127,9 @@ impl Network {
             // Of a latent, one class of each group is in.
             let inputs = if columns == LATENT { GROUPS } else { columns };
             let scale = 1.0 / (inputs as f32).sqrt();
-            for index in at..at + rows * columns {
-                parameters[index] = scale * (2.0 * uniform(seed, 0, 0, index) - 1.0);
+            let of_matrix = parameters[at..at + rows * columns].iter_mut();
+            for (index, parameter) in of_matrix.enumerate() {
+                *parameter = scale * (2.0 * uniform(seed, 0, 0, at + index) - 1.0);
             }
         }
         parameters
@@ -319,7 +320,7 @@ mod tests {
         for draw in 0..150_u32 {
             let ticks: Vec<Tick> = (0..4)
                 .map(|place| {
-                    let length = if (draw as usize + place) % 2 == 0 { -1.0 } else { 1.0 };
+                    let length = if (draw as usize + place).is_multiple_of(2) { -1.0 } else { 1.0 };
                     let accepted = length < 0.0;
                     let change = if accepted { -0.5 } else { 0.8 };
                     tick(draw as usize + place, Some((length, Outcome { change, accepted })))
