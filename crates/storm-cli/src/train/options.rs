@@ -98,7 +98,7 @@ options! {
         /// Tokens of a step, instead of batch and accumulate, which are then chosen for speed and stay
         /// for the whole run.
         tokens_per_step: NonZeroUsize;
-        /// Storage of parameters, gradients and optimizer state.
+        /// Storage of parameters, gradients and optimizer state, and how layers multiply.
         precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
         /// How activations wait for the backward pass. `int8` stores what goes into gated units, the largest of them, in half
         /// of the memory. It changes gradients a little, so it stays for the whole run.
