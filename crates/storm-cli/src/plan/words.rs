@@ -4,11 +4,11 @@ use super::request::{Answer, Request, WhatIf};
 use super::saving;
 use crate::model::grouped;
 use crate::size::show;
-use storm_graph::DType;
 use storm_plan::{
     Bottleneck, Decisions, Link, Placement, Prediction, Queue, StageDecisions, Storage, Streaming,
     TensorKind, Tier, UpdateTime,
 };
+use storm_train::Precision;
 
 /// How much of what layers save goes which way, as shares of its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -174,9 +174,11 @@ pub(super) fn arithmetic(flops: f64) -> String {
 
 /// Matrix products per second in the precision of the run.
 pub(super) fn gemm_flops(request: &Request) -> f64 {
-    match request.options.precision.compute() {
-        DType::BF16 => request.profile.gemm_flops,
-        _ => request.profile.gemm_f32_flops,
+    let profile = &request.profile;
+    match request.options.precision {
+        Precision::F32 => profile.gemm_f32_flops,
+        Precision::Bf16Master | Precision::Bf16Stochastic => profile.gemm_flops,
+        Precision::Fp8 => profile.gemm_fp8_flops.unwrap_or(profile.gemm_flops),
     }
 }
 

@@ -102,7 +102,7 @@ options! {
         /// lane by lane, and the gradient of the step is the f32 sum of its lanes in order, rounded once. This changes the last bits
         /// of gradients, so it stays for the whole run.
         lanes: NonZeroUsize = count!(1);
-        /// Storage of parameters, gradients and optimizer state.
+        /// Storage of parameters, gradients and optimizer state, and how layers multiply.
         precision: PrecisionArg = PrecisionArg::Bf16Stochastic;
         /// How activations wait for the backward pass. `int8` stores what goes into gated units, the largest of them, in half
         /// of the memory. It changes gradients a little, so it stays for the whole run.
