@@ -56,27 +56,28 @@ impl RecordRates {
             })
         })?;
         let single = set.has_single_records();
-        let short = timed(set, &memory(Order::Global).unwrap_or(given), |random, trial, reader| {
-            let mut of_records = Random(random.bits());
-            let any = std::iter::repeat_with(|| blocks[random.below(blocks.len())]);
-            let reads = any.take_while(|_| trial.is_on());
-            match single {
-                false => set.load_each(reads.map(|block| (block, ())), reader, |(), loaded| {
-                    trial.count(0);
-                    loaded.map(drop)
-                }),
-                true => {
-                    let record = |block| {
-                        let records = set.block(block).records() as usize;
-                        (block, of_records.below(records) as u32, ())
-                    };
-                    set.load_each_record(reads.map(record), reader, |(), _| {
+        let short =
+            timed(set, &memory(Order::Global).unwrap_or(given), |random, trial, reader| {
+                let mut of_records = Random(random.bits());
+                let any = std::iter::repeat_with(|| blocks[random.below(blocks.len())]);
+                let reads = any.take_while(|_| trial.is_on());
+                match single {
+                    false => set.load_each(reads.map(|block| (block, ())), reader, |(), loaded| {
                         trial.count(0);
-                        Ok(())
-                    })
+                        loaded.map(drop)
+                    }),
+                    true => {
+                        let record = |block| {
+                            let records = set.block(block).records() as usize;
+                            (block, of_records.below(records) as u32, ())
+                        };
+                        set.load_each_record(reads.map(record), reader, |(), _| {
+                            trial.count(0);
+                            Ok(())
+                        })
+                    }
                 }
-            }
-        })?;
+            })?;
         let seconds = MEASURE_TIME.as_secs_f64();
         Ok(RecordRates {
             sequential_bytes_per_second: long.bytes as f64 / seconds,
