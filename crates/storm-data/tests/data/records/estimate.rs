@@ -56,6 +56,8 @@ fn global_order_reads_whole_compressed_blocks_except_those_in_memory() {
     let stages = |data_ram: u64| {
         let options = RecordLoaderOptions {
             order: Order::Global,
+            // Little memory would allow only one anyway.
+            workers: 1,
             ..RecordLoaderOptions::training(10, 1, data_ram)
         };
         let records = set.records(options.part);
