@@ -46,7 +46,7 @@ const FIXED: usize = 4;
 const GUESSED: usize = 6;
 
 /// Total items of all sketches, per block of the model. Large sketches take longer, so fewer of them are made.
-const ITEMS_PER_BLOCK: usize = 340_000;
+const ITEMS_PER_BLOCK: usize = 400_000;
 
 /// A climb ends after this percentage of all items without finding anything faster.
 const IN_VAIN_PERCENT: usize = 6;
@@ -55,7 +55,7 @@ const IN_VAIN_PERCENT: usize = 6;
 const IN_VAIN_PERCENT_LAST: usize = 20;
 
 /// The most plans built and simulated at the end: those with the fastest sketches.
-const FINAL: usize = 4;
+const FINAL: usize = 6;
 
 /// And at most this much slower than the fastest of them.
 const CLOSE: f64 = 0.01;
