@@ -36,6 +36,10 @@ if os.environ.get("STORM_LONG_TESTS") == "1":
     }
     SIDES |= {"small-cnn, full": 32, "resnet-18, full": 32}
 
+# ResNet-18 learns these few pictures by heart, and every rounding grows: even at a small rate PyTorch in f32 is 2e-3 from PyTorch in
+# f64. STORM in f32 may be a few times as far.
+DEEP = "resnet-18, full"
+
 
 def config_of(network: dict, side: int) -> dict:
     return {
@@ -69,11 +73,13 @@ def run(run_tool, folder, fields: dict) -> dict:
     return json.loads(run_tool("storm-parity", path))
 
 
-def losses_of_pytorch(module: torch.nn.Module, config: dict, batches: list, dtype) -> list[float]:
+def losses_of_pytorch(
+    module: torch.nn.Module, config: dict, batches: list, rate: float, dtype: torch.dtype
+) -> list[float]:
     """Trains a copy of a module."""
     module = copy.deepcopy(module).to(dtype)
     optimizer = torch.optim.SGD(
-        module.parameters(), lr=0.005, momentum=0.9, nesterov=True, weight_decay=5e-4
+        module.parameters(), lr=rate, momentum=0.9, nesterov=True, weight_decay=5e-4
     )
     module.train()
     losses = []
@@ -105,9 +111,11 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     # f32 is that far from itself in f64, so it is no reference for STORM in f32.
     # The same few batches over and over, so that there is something to learn.
     batches = [pictures(index % 4, SIDES[name]) for index in range(STEPS)]
-    expected = losses_of_pytorch(module, config, batches, torch.float64)
+    rate = 0.0005 if name == DEEP else 0.005
+    expected = losses_of_pytorch(module, config, batches, rate, torch.float64)
     assert expected[-1] < 0.9 * expected[0]
-    of_pytorch = largest_error(losses_of_pytorch(module, config, batches, torch.float32), expected)
+    in_f32 = losses_of_pytorch(module, config, batches, rate, torch.float32)
+    of_pytorch = largest_error(in_f32, expected)
 
     found = run(
         run_tool,
@@ -117,7 +125,7 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
             "model": start,
             "sgd": {"momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
             "label_smoothing": 0.1,
-            "learning_rate": 0.005,
+            "learning_rate": rate,
             "steps": [job(*batch) for batch in batches],
             "save": trained,
         },
@@ -125,7 +133,7 @@ def test_fifty_steps_of_sgd_and_saved_logits(name, run_tool, record, tmp_path):
     error = largest_error(found["losses"], expected)
     record(f"relative loss of {name} in {STEPS} steps of SGD", error)
     record(f"the same of PyTorch in f32 ({name})", of_pytorch)
-    assert error <= 1e-4
+    assert error <= (3 * of_pytorch if name == DEEP else 1e-4)
 
     # What STORM saved, as PyTorch computes with it.
     loaded, loaded_config = image_classifier.load(trained)
