@@ -45,8 +45,8 @@ impl Drive {
         format!("{used}, {days:.0} days until the {} {source}", terabytes(rated as f64))
     }
 
-    /// Refuses to wear out a drive that nothing is known of, and asks before its rating is soon used up: by a question where
-    /// somebody can answer it, otherwise by an option.
+    /// Refuses to wear out a drive that nothing is known of, and asks before its rating is soon used up: with a prompt at
+    /// a terminal, elsewhere by requiring an option.
     pub(crate) fn check(&self, day: f64, accepts: bool) -> Result<()> {
         let Some(rated) = self.rated_bytes() else {
             return match day > DAY_BYTES_MAX {
@@ -76,7 +76,7 @@ impl Drive {
     }
 }
 
-/// Whether somebody at a terminal says yes.
+/// Whether the user confirms at a terminal.
 fn is_confirmed(problem: &str) -> bool {
     if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
         return false;

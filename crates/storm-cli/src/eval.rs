@@ -59,10 +59,10 @@ pub(crate) struct EvalArgs {
     /// from, or of the rows that --skip-rows and --leave-rows leave.
     #[arg(long, value_parser = positive)]
     batches: Option<usize>,
-    /// Rows at the start of the part to pass over: those that evaluations of the run have looked at, for example.
+    /// Rows to skip at the start of the part, such as those that evaluations of the run have read.
     #[arg(long, default_value_t = 0, value_name = "ROWS")]
     skip_rows: u64,
-    /// Rows at the end of the part not to look at: those of predictions, for example.
+    /// Rows to leave out at the end of the part, such as those that predictions read.
     #[arg(long, default_value_t = 0, value_name = "ROWS")]
     leave_rows: u64,
     /// Where to compute. If not given, where the run was; without a run, on the GPU if there is one that can be used.
@@ -337,7 +337,7 @@ fn images(args: &EvalArgs, evaluated: &Evaluated, source: &ImageSource) -> Resul
     Ok(Data { source, rows, build })
 }
 
-/// Batches of the rows that are to be looked at. Where some at the end are not, only whole groups of batches are.
+/// Batches of the rows to evaluate. If rows at the end are left out, only whole groups of batches count.
 fn batches_of(args: &EvalArgs, rows: u64, batch: u64, group: u64) -> Result<u64> {
     let (skipped, left) = (args.skip_rows, args.leave_rows);
     let looked_at = rows.saturating_sub(skipped).saturating_sub(left);

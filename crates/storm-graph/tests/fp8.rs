@@ -82,7 +82,7 @@ fn the_backward_pass_saves_codes_instead_of_activations() {
 }
 
 /// Codes come only in the forms that are read: where everything is kept, where nothing is, and where the activation that they are
-/// of is made again.
+/// of is recomputed.
 #[test]
 fn forms_that_nothing_reads_are_not_made() {
     let (rows, columns, both) = (Fp8Form::Rows, Fp8Form::Columns, Fp8Form::Both);
@@ -99,7 +99,7 @@ fn forms_that_nothing_reads_are_not_made() {
     recompute(&mut dropped, &[], |_| false);
     assert_eq!(forms(&dropped, Phase::Forward), forward(rows, rows), "{dropped}");
     let again = named([
-        // The product is made again from its rows, and the gradient of the weight reads columns.
+        // The product is recomputed from its rows, and the gradient of the weight reads columns.
         ("gate_up.x.again", both),
         ("gate_up.weight.again", rows),
         ("down.x.again", columns),
@@ -115,7 +115,7 @@ fn forms_that_nothing_reads_are_not_made() {
     assert_eq!(forms(&without_unit, Phase::Recompute), again, "{without_unit}");
 }
 
-/// A unit that is made again shares a kernel with its gradient, though codes are between it and the gradient of the weight.
+/// A unit that is recomputed shares a kernel with its gradient, though codes are between it and the gradient of the weight.
 #[test]
 fn a_unit_and_its_gradient_share_a_kernel() {
     let mut graph = layer();

@@ -173,7 +173,7 @@ options! {
         disk_space: Size;
         /// What the drive is rated for, in bytes written (TBW): 1200TB.
         disk_endurance: Size;
-        /// Run even if that uses up more than a tenth of what the drive is rated for in a month. Where somebody can answer,
+        /// Run even if that uses up more than a tenth of what the drive is rated for in a month. At a terminal,
         /// STORM asks instead.
         accept_wear: bool = false;
         /// What the card can do: a built-in profile, or a file that `storm probe` wrote. If not

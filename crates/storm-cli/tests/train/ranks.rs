@@ -156,7 +156,7 @@ fn a_killed_rank_ends_all_and_the_run_goes_on() {
         }
         let output = child.wait_with_output().expect("it ends");
         assert!(!output.status.success(), "kill {kill}");
-        // Nobody is left behind.
+        // No process is left.
         assert_eq!(processes(&folder), BTreeMap::new(), "kill {kill}");
     }
     let resumed = [&flags[..], &["--resume"]].concat();

@@ -110,14 +110,16 @@ pub(super) fn run(args: &PredictBenchArgs) -> Result<()> {
     };
     bench.config = bench.runner.hash()?;
     let Some(rate) = bench.tuned(&task, &args.rates)? else {
-        eprintln!("time is up before a learning rate is chosen; the next call goes on from here");
+        eprintln!(
+            "the time limit was reached before a learning rate was chosen; run the same command again to resume"
+        );
         return Ok(());
     };
     let left = bench.fill(&task, &methods, rate, args.seeds)?;
     let found = Found::new(&bench, &task, &methods, rate, args.seeds);
     let Some(found) = found else {
         eprintln!(
-            "{left} runs are left, and too few are there to compare; the next call goes on from here"
+            "{left} runs are left, and too few have finished to compare; run the same command again to resume"
         );
         return Ok(());
     };
@@ -135,7 +137,7 @@ pub(super) fn run(args: &PredictBenchArgs) -> Result<()> {
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     if left > 0 {
-        eprintln!("{left} runs are left; the next call goes on from here");
+        eprintln!("{left} runs are left; run the same command again to resume");
     }
     match found.problems.is_empty() {
         true => Ok(()),

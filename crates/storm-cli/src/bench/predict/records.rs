@@ -20,7 +20,7 @@ pub(super) struct Finished {
     pub(super) steps: u64,
     /// On the held-out rows that learning rates are chosen by.
     pub(super) validation_loss: f64,
-    /// On held-out rows that nothing else looked at.
+    /// On held-out rows that nothing else reads.
     pub(super) test_loss: f64,
     /// All steps and predictions, everything that belongs to them included; no evaluation, no checkpoint.
     pub(super) seconds: f64,
