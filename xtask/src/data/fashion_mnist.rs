@@ -1,6 +1,7 @@
 //! `cargo xtask data fashion-mnist`: the files of Fashion-MNIST from Debian's package.
 
 use crate::args::Args;
+use crate::data::apt_download;
 use crate::process::run as run_command;
 use crate::workspace::{entries, name, target_dir};
 use anyhow::{Context, Result};
@@ -23,8 +24,7 @@ pub(crate) fn run(args: Args) -> Result<()> {
     let packages = folder.join("packages");
     fs::create_dir_all(&packages).with_context(|| format!("making {}", packages.display()))?;
     if package(&packages)?.is_none() {
-        run_command(Command::new("apt-get").current_dir(&packages).args(["download", PACKAGE]))
-            .context("this command needs Debian's apt")?;
+        apt_download(&packages, PACKAGE)?;
     }
     let package = package(&packages)?.context("apt-get did not leave the package")?;
     let unpacked = folder.join("unpacked");

@@ -1,7 +1,7 @@
 //! `cargo xtask data text`: tens of megabytes of English for long runs, from documentation packages of Debian.
 
 use crate::args::Args;
-use crate::data::html;
+use crate::data::{apt_download, html};
 use crate::process::{output, run as run_command};
 use crate::workspace::{entries, name, target_dir};
 use anyhow::{Context, Result, bail, ensure};
@@ -113,7 +113,7 @@ fn downloaded(source: &Source, packages: &Path) -> Result<PathBuf> {
     if let Some(path) = find()? {
         return Ok(path);
     }
-    run_command(Command::new("apt-get").current_dir(packages).args(["download", &package]))?;
+    apt_download(packages, &package)?;
     find()?.with_context(|| format!("apt-get did not leave {package} in {}", packages.display()))
 }
 
