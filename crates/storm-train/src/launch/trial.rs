@@ -2,7 +2,7 @@
 
 use crate::{MicroBatch, TrainError, Trainer};
 use storm_device::{PlanDevice, Span};
-use storm_plan::HardwareProfile;
+use storm_plan::{HardwareProfile, Plan, Tier};
 
 /// A step that takes longer or shorter than predicted by more than this shows that the profile is off.
 const OFF_MAX: f64 = 0.10;
@@ -43,7 +43,7 @@ pub struct Trial {
     pub corrected: Option<HardwareProfile>,
 }
 
-/// Makes `warm_up_steps` steps that do not count, then times some. If they are not as predicted, records
+/// Makes `warm_up_steps` steps that do not count, one more if none are given and the plan uses a disk, then times some. If they are not as predicted, records
 /// one and corrects the profile by it; the device must have been asked to record.
 ///
 /// The trainer is not where it was afterwards: its parameters have moved.
@@ -58,7 +58,7 @@ pub fn try_plan<D: PlanDevice>(
     predicted_seconds: f64,
 ) -> Result<Trial, TrainError> {
     trainer.set_recording(false);
-    for _ in 0..warm_up_steps {
+    for _ in 0..untimed_steps(trainer.plan(), warm_up_steps) {
         step(trainer, batches)?;
     }
     let mut times = vec![step(trainer, batches)?];
@@ -73,6 +73,12 @@ pub fn try_plan<D: PlanDevice>(
         false => None,
     };
     Ok(Trial { step_seconds, corrected })
+}
+
+/// How many steps come before the timed ones. With a disk it is at least one: the first step reads places of the disk
+/// that were never written, and a file system returns zeros for these without reading anything.
+fn untimed_steps(plan: &Plan, wanted: u32) -> u32 {
+    wanted.max(u32::from(plan.bytes[Tier::DISK] > 0))
 }
 
 /// One step; how long it took on the device's clock.
@@ -107,4 +113,18 @@ fn corrected<D: PlanDevice>(
         let measured: Vec<_> = trace.spans.iter().map(seconds).collect();
         profile.refined(trainer.plan(), &measured)
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use storm_plan::PerTier;
+
+    #[test]
+    fn the_first_step_with_a_disk_is_not_timed() {
+        let mut plan = Plan::default();
+        assert_eq!([0, 1, 2].map(|wanted| untimed_steps(&plan, wanted)), [0, 1, 2]);
+        plan.bytes = PerTier::new(1, 1).with(Tier::DISK, 1);
+        assert_eq!([0, 1, 2].map(|wanted| untimed_steps(&plan, wanted)), [1, 1, 2]);
+    }
 }
