@@ -457,24 +457,37 @@ impl<'a> Search<'a> {
         let others = progress.seen.iter().filter(is_close).take(FINAL - 1);
         let finals: Vec<&Choice> = std::iter::once(&best).chain(others.map(|(c, _)| c)).collect();
         let plans_built = finals.len();
-        let simulated: Vec<_> = finals.par_iter().map(|choice| self.simulated(choice)).collect();
-        let mut fastest: Option<(&Choice, f64)> = None;
-        for (choice, seconds) in finals.into_iter().zip(simulated) {
-            let Some(seconds) = seconds else { continue };
-            if fastest.is_none_or(|(_, least)| seconds < least * (1.0 - 1e-5)) {
-                fastest = Some((choice, seconds));
+        let lowered = |(at, choice): (usize, &&Choice)| self.lowered(choice, at == 0);
+        let lowered: Vec<_> = finals.par_iter().enumerate().map(lowered).collect();
+        let mut fastest: Option<(&Choice, Simulation, Option<Plan>)> = None;
+        for (choice, lowered) in finals.into_iter().zip(lowered) {
+            let Some((simulation, plan)) = lowered else { continue };
+            let least = fastest.as_ref().map_or(f64::MAX, |(_, least, _)| least.step_seconds);
+            if simulation.step_seconds < least * (1.0 - 1e-5) {
+                fastest = Some((choice, simulation, plan));
             }
         }
-        let decisions = self.decisions(fastest?.0);
+        let (choice, simulation, plan) = fastest?;
+        let decisions = self.decisions(choice);
+        if let Some(plan) = plan {
+            return Some(Found { decisions, plan, simulation, plans_built });
+        }
         let plan = self.lowering.lower_with_evaluation(&decisions).ok()?;
         let simulation = simulate(&plan, self.profile());
         Some(Found { decisions, plan, simulation, plans_built })
     }
 
-    /// Seconds of a step of a choice's plan.
-    fn simulated(&self, choice: &Choice) -> Option<f64> {
-        let plan = self.lowering.lower_step(&self.decisions(choice)).ok()?;
-        plan.bytes.fits(&self.limits).then(|| simulate(&plan, self.profile()).step_seconds)
+    /// How a choice's plan runs; none if it does not fit. The plan itself comes along if it is wanted whole; otherwise
+    /// only its step is built.
+    fn lowered(&self, choice: &Choice, is_whole: bool) -> Option<(Simulation, Option<Plan>)> {
+        let decisions = self.decisions(choice);
+        let plan = match is_whole {
+            true => self.lowering.lower_with_evaluation(&decisions),
+            false => self.lowering.lower_step(&decisions),
+        };
+        let plan = plan.ok().filter(|plan| plan.bytes.fits(&self.limits))?;
+        let simulation = simulate(&plan, self.profile());
+        Some((simulation, is_whole.then_some(plan)))
     }
 
     /// What a choice stands for.
