@@ -3,6 +3,7 @@
 use crate::decisions::{ActivationDecisions, GroupDecisions, RingMemory, StageDecisions};
 use crate::lower::Lowering;
 use crate::{Decisions, Storage, Streaming, UpdateTime};
+use smallvec::smallvec;
 
 /// Which saved units of a stage are available in the backward pass, and what recomputing the others costs.
 #[derive(Clone, Debug, PartialEq)]
@@ -135,7 +136,7 @@ impl ActivationChoice {
     fn decisions(&self, blocks: usize, units: usize, savings: &[Saving]) -> ActivationDecisions {
         let kept_from = blocks - self.kept.1.min(blocks);
         let offloaded_from = kept_from - self.offloaded.1.min(kept_from);
-        let mut saved = vec![vec![Storage::Recompute; units]; blocks];
+        let mut saved = vec![smallvec![Storage::Recompute; units]; blocks];
         for (block, saved) in saved.iter_mut().enumerate() {
             let keeps = block >= kept_from;
             let offloads = match keeps {

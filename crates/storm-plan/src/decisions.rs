@@ -2,6 +2,7 @@
 
 use crate::Task;
 use serde::Serialize;
+use smallvec::{SmallVec, smallvec};
 
 /// What happens to a tensor between the forward pass that computes it and the backward pass that reads
 /// it.
@@ -114,11 +115,14 @@ pub struct GroupDecisions {
     pub input_ring: usize,
 }
 
+/// What happens to each saved unit of a block. Inline, because a search makes thousands of them.
+pub type SavedStorage = SmallVec<[Storage; 16]>;
+
 /// How the blocks of one stage provide what their backward pass reads.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ActivationDecisions {
     /// Per block and saved unit (see [`Task::saved_units`]).
-    pub saved: Vec<Vec<Storage>>,
+    pub saved: Vec<SavedStorage>,
     /// Per block: its input, from the block before. [`Storage::Recompute`] reruns the blocks since the
     /// last one with a stored input. Unused for the last stage, whose backward pass follows immediately.
     pub inputs: Vec<Storage>,
@@ -149,7 +153,7 @@ impl Decisions {
     pub fn resident(task: &Task) -> Decisions {
         let stages = task.program().stages();
         let activations = stages.iter().enumerate().map(|(stage, s)| ActivationDecisions {
-            saved: vec![vec![Storage::Keep; task.saved_units(stage).len()]; s.repeat],
+            saved: vec![smallvec![Storage::Keep; task.saved_units(stage).len()]; s.repeat],
             inputs: vec![Storage::Keep; s.repeat],
         });
         let parameters = stages.iter().map(|s| StageDecisions {

@@ -28,8 +28,8 @@ mod too_small;
 pub use bottleneck::Bottleneck;
 pub use check::{Actor, CheckError, CheckedPlan, Found, Spot, check, verify};
 pub use decisions::{
-    ActivationDecisions, Decisions, GroupDecisions, PIECE_ELEMENTS, RingMemory, StageDecisions,
-    Storage, Streaming, UpdateTime,
+    ActivationDecisions, Decisions, GroupDecisions, PIECE_ELEMENTS, RingMemory, SavedStorage,
+    StageDecisions, Storage, Streaming, UpdateTime,
 };
 pub use error::PlanError;
 pub use holdings::{Holding, TensorKind};

@@ -28,8 +28,8 @@ mod waits;
 
 use crate::plan::Plan;
 use crate::{
-    Decisions, GroupDecisions, HardwareProfile, Link, Links, PerTier, PlanError, SavedUnit,
-    Storage, Task, UpdateTime,
+    Decisions, GroupDecisions, HardwareProfile, Link, Links, PerTier, PlanError, SavedStorage,
+    SavedUnit, Storage, Task, UpdateTime,
 };
 use blocks::Blocks;
 pub use homes::DISK_BLOCK_BYTES;
@@ -264,7 +264,7 @@ impl<'a> Lowering<'a> {
     pub(crate) fn each_block<'d>(
         &'d self,
         group: &'d GroupDecisions,
-    ) -> impl Iterator<Item = (usize, &'d Vec<Storage>)> + 'd {
+    ) -> impl Iterator<Item = (usize, &'d SavedStorage)> + 'd {
         (0..self.blocks.count()).map(|block| {
             let Block { stage, index } = self.blocks.get(block);
             (stage, &group.stages[stage].saved[index])

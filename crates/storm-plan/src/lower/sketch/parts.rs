@@ -4,7 +4,7 @@
 use super::super::Lowering;
 use super::super::variant::{Pass, PassNode, Variant};
 use super::tables::{Kernels, Tables};
-use crate::Storage;
+use crate::{SavedStorage, Storage};
 use std::ops::Range;
 use std::sync::Arc;
 use storm_graph::{ParameterGradient, TensorClass, TensorId, Training};
@@ -36,7 +36,7 @@ pub(super) struct BlockParts {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Streams {
     pub(super) stage: usize,
-    pub(super) saved: Vec<Storage>,
+    pub(super) saved: SavedStorage,
     pub(super) weights: bool,
     pub(super) gradients: bool,
 }
@@ -155,7 +155,7 @@ pub(super) fn forward_parts(
     stage: usize,
     variant: &Arc<Variant>,
 ) -> Vec<Part> {
-    let streams = Streams { stage, saved: Vec::new(), weights: true, gradients: false };
+    let streams = Streams { stage, saved: SavedStorage::new(), weights: true, gradients: false };
     let uses = Uses::new(lowering, tables, &streams, variant);
     joined(
         &variant
