@@ -90,7 +90,7 @@ fn direct(file: &File, bytes: u64) -> io::Result<bool> {
             _ => Err(io::Error::last_os_error()),
         }
     };
-    if alignment(file).is_some_and(|alignment| !(1..=BLOCK_BYTES).contains(&alignment)) {
+    if !is_fit(alignment(file)) {
         return Ok(false);
     }
     // SAFETY: as above.
@@ -124,4 +124,21 @@ fn alignment(file: &File) -> Option<usize> {
         unsafe { libc::statx(file.as_raw_fd(), this, libc::AT_EMPTY_PATH, mask, &mut found) };
     let is_known = code == 0 && found.stx_mask & mask != 0;
     is_known.then(|| found.stx_dio_mem_align.max(found.stx_dio_offset_align) as usize)
+}
+
+/// Whether accesses of whole blocks are aligned enough, as far as is known.
+fn is_fit(alignment: Option<usize>) -> bool {
+    alignment.is_none_or(|alignment| (1..=BLOCK_BYTES).contains(&alignment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn direct_access_is_for_blocks_that_are_small_enough() {
+        assert!([None, Some(1), Some(512), Some(4096)].into_iter().all(is_fit));
+        // None at all, and larger blocks.
+        assert!(![Some(0), Some(8192), Some(65_536)].into_iter().any(is_fit));
+    }
 }

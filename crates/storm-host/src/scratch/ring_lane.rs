@@ -248,3 +248,19 @@ fn cut((address, bytes): (usize, usize)) -> impl Iterator<Item = (usize, usize)>
     let starts = (0..bytes).step_by(REGION_BYTES_MAX);
     starts.map(move |start| (address + start, REGION_BYTES_MAX.min(bytes - start)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_registered_in_parts_without_gaps() {
+        let parts = |bytes| cut((4096, bytes)).collect::<Vec<_>>();
+        assert_eq!(parts(0), []);
+        assert_eq!(parts(8192), [(4096, 8192)]);
+        assert_eq!(
+            parts((2 << 30) + 5),
+            [(4096, 1 << 30), (4096 + (1 << 30), 1 << 30), (4096 + (2 << 30), 5)]
+        );
+    }
+}
