@@ -140,4 +140,21 @@ mod tests {
         assert_eq!(of_file_system(0xef53), None);
         assert_eq!(of_block_device("/nonexistent"), None);
     }
+
+    #[test]
+    fn block_devices_by_what_the_kernel_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let device = |name: &str, rotational: &str| {
+            let device = folder.path().join(name);
+            fs::create_dir_all(device.join("queue")).unwrap();
+            fs::create_dir_all(device.join("part1")).unwrap();
+            fs::write(device.join("queue/rotational"), rotational).unwrap();
+            [device.clone(), device.join("part1")]
+                .map(|path| of_block_device(path.to_str().unwrap()))
+        };
+        assert_eq!(device("sda", "1\n"), [Some(Medium::Rotating); 2]);
+        assert_eq!(device("sdb", "0\n"), [Some(Medium::SolidState); 2]);
+        assert_eq!(device("nvme0n1", "0\n"), [Some(Medium::Nvme); 2]);
+        assert_eq!(device("sdc", "?\n"), [None; 2]);
+    }
 }

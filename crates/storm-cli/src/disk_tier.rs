@@ -1,15 +1,18 @@
 //! The disk that a run may use for optimizer state and frozen weights: checked, measured, and what a plan has there.
 
-use crate::disk::medium;
+use crate::disk::{Medium, medium};
 use crate::drive_wear::{Drive, terabytes};
 use crate::{OverBudget, UsageError, progress, size};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use std::env::{self, VarError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use storm_device::DiskOptions;
 use storm_graph::TensorClass;
-use storm_host::{DriveWear, ScratchError, ScratchFolder, ScratchPath, ScratchRates};
+use storm_host::{
+    DriveWear, ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchRates, ScratchWay,
+};
 use storm_plan::{
     Budget, Forced, HardwareProfile, Link, LinkProfile, Plan, Planned, Prediction, Tier,
 };
@@ -26,12 +29,17 @@ const LATENCY_SECONDS: f64 = 1e-4;
 /// What a drive is taken to do where `storm plan` is given space without a folder, in bytes per second.
 const ASSUMED: Rates = Rates { read: 3.4e9, write: 2.0e9, both: 3.4e9, path: None };
 
+/// Names the fastest way to the disk that may be used, for tests and for systems where a faster one misbehaves.
+const VARIABLE: &str = "STORM_SCRATCH";
+
 /// The flags.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DiskArgs<'a> {
     pub(crate) folder: Option<&'a Path>,
     pub(crate) space_bytes: Option<u64>,
     pub(crate) endurance_bytes: Option<u64>,
+    /// Of how many drives a disk is on paper, where space without a folder means that.
+    pub(crate) drives: Option<u8>,
 }
 
 /// A disk that plans may use.
@@ -42,6 +50,8 @@ pub(crate) struct DiskTier {
     pub(crate) space_bytes: u64,
     drive: Drive,
     rates: Rates,
+    /// The fastest way to it that may be used.
+    way: ScratchWay,
     /// Why there is this much space, if it was not said.
     origin: Option<String>,
 }
@@ -59,6 +69,7 @@ struct Rates {
 /// Refuses what makes no sense, without touching the disk.
 pub(crate) fn check(args: DiskArgs<'_>) -> Result<(), UsageError> {
     match args.folder {
+        None if args.drives.is_some() && args.space_bytes.is_some() => Ok(()),
         None if args.space_bytes.or(args.endurance_bytes).is_some() => {
             Err(UsageError("give --disk, too: a folder on the disk to use".to_owned()))
         }
@@ -71,10 +82,11 @@ pub(crate) fn check(args: DiskArgs<'_>) -> Result<(), UsageError> {
     }
 }
 
-/// Takes and measures a folder; none if none is given.
+/// Takes and measures a folder; none if none is given, or the disk is one on paper.
 pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
     check(args)?;
     let Some(path) = args.folder else { return Ok(None) };
+    let way = way()?;
     let folder = ScratchFolder::open(path)
         .map_err(|error| UsageError(format!("--disk cannot be used: {error}")))?;
     if let Some(bytes) = folder.removed_bytes() {
@@ -98,7 +110,7 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
         }
     };
     progress::show(&format!("measuring the disk of {} …", path.display()));
-    let measured = ScratchRates::measure(&folder, TRIAL_BYTES.min(space_bytes));
+    let measured = ScratchRates::measure(&folder, TRIAL_BYTES.min(space_bytes), way);
     progress::show("");
     let ScratchRates { read, write, both, path: by } =
         measured.with_context(|| format!("cannot measure the disk of {}", path.display()))?;
@@ -108,46 +120,72 @@ pub(crate) fn open(args: DiskArgs<'_>) -> Result<Option<DiskTier>> {
         space_bytes,
         drive: Drive { given_bytes: args.endurance_bytes, wear: DriveWear::of_folder(path) },
         rates,
+        way,
         origin,
     };
-    let medium = medium(path);
-    if medium.is_slow() {
-        eprintln!(
-            "warning: {} is on {}: it reads {} and writes {}",
-            path.display(),
-            medium.words(),
-            per_second(rates.read),
-            per_second(rates.write)
-        );
+    if let Some(warning) = slow_words(path, medium(path), &tier) {
+        eprintln!("warning: {warning}");
     }
     Ok(Some(tier))
 }
 
-/// What a disk does as scratch space, for a profile; says why if it cannot be used for that.
-pub(crate) fn probe(folder: &Path) -> Option<LinkProfile> {
+/// What is said of a disk that is likely too slow; none of others.
+fn slow_words(path: &Path, medium: Medium, tier: &DiskTier) -> Option<String> {
+    let words = || {
+        let (path, medium, rates) = (path.display(), medium.words(), tier.rates_words());
+        format!("{path} is on {medium}: it {rates}")
+    };
+    medium.is_slow().then(words)
+}
+
+/// What the environment asks for: `STORM_SCRATCH` is `io_uring`, `direct` or `cached`.
+fn way() -> Result<ScratchWay, UsageError> {
+    let text = match env::var(VARIABLE) {
+        Ok(text) => text,
+        Err(VarError::NotPresent) => return Ok(ScratchWay::default()),
+        Err(VarError::NotUnicode(text)) => text.to_string_lossy().into_owned(),
+    };
+    ScratchWay::ALL.into_iter().find(|way| way.name() == text).ok_or_else(|| {
+        let names = ScratchWay::ALL.map(ScratchWay::name).join(", ");
+        UsageError(format!("{VARIABLE}: `{}` is none of {names}", text.escape_debug()))
+    })
+}
+
+/// What a disk does as scratch space.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Probed(Rates);
+
+/// Measures a disk as scratch space; says why if it cannot be used for that.
+pub(crate) fn probe(folder: &Path) -> Result<Option<Probed>, UsageError> {
+    let way = way()?;
     let measured = ScratchFolder::open(folder).and_then(|folder| {
         let space_bytes = folder.available_bytes()? / 2;
-        ScratchRates::measure(&folder, TRIAL_BYTES.min(space_bytes))
+        ScratchRates::measure(&folder, TRIAL_BYTES.min(space_bytes), way)
     });
     match measured {
         Ok(ScratchRates { read, write, both, path }) => {
-            Some(Rates { read, write, both, path: Some(path) }.link())
+            Ok(Some(Probed(Rates { read, write, both, path: Some(path) })))
         }
         Err(error) => {
             eprintln!("the disk cannot be used as scratch space: {error}");
-            None
+            Ok(None)
         }
     }
 }
 
-/// `reads 3.40 GB/s, writes 2.00 GB/s, 3.60 GB/s at once`.
-pub(crate) fn link_words(link: &LinkProfile) -> String {
-    format!(
-        "reads {}, writes {}, {} at once",
-        per_second(link.to_near_bandwidth),
-        per_second(link.to_far_bandwidth),
-        per_second(link.duplex_bandwidth)
-    )
+impl Probed {
+    /// For a profile.
+    pub(crate) fn link(&self) -> LinkProfile {
+        self.0.link()
+    }
+
+    /// `reads 3.40 GB/s, writes 2.00 GB/s, 3.60 GB/s at once, by io_uring and O_DIRECT`.
+    pub(crate) fn words(&self) -> String {
+        let Rates { read, write, both, path } = self.0;
+        let [read, write, both] = [read, write, both].map(per_second);
+        let by = path.map_or(String::new(), |path| format!(", by {path}"));
+        format!("reads {read}, writes {write}, {both} at once{by}")
+    }
 }
 
 impl Rates {
@@ -163,20 +201,16 @@ impl Rates {
     }
 }
 
-/// [`open`], but space without a folder is a disk on paper.
-pub(crate) fn open_or_assume(
-    args: DiskArgs<'_>,
-    drives: Option<u8>,
-    profile: &HardwareProfile,
-) -> Result<Option<DiskTier>> {
-    let (None, Some(space_bytes)) = (args.folder, args.space_bytes) else { return open(args) };
+/// A disk on paper, where space without a folder means that.
+pub(crate) fn assume(args: DiskArgs<'_>, profile: &HardwareProfile) -> Option<DiskTier> {
+    let drives = args.drives.filter(|_| args.folder.is_none())?;
     let drive = Drive { given_bytes: args.endurance_bytes, wear: None };
-    let mut disk = DiskTier { drive, ..DiskTier::assumed(space_bytes, profile) };
+    let mut disk = DiskTier { drive, ..DiskTier::assumed(args.space_bytes?, profile) };
     let Rates { read, write, both, .. } = &mut disk.rates;
     for rate in [read, write, both] {
-        *rate *= f64::from(drives.unwrap_or(1));
+        *rate *= f64::from(drives);
     }
-    Ok(Some(disk))
+    Some(disk)
 }
 
 impl DiskTier {
@@ -195,7 +229,8 @@ impl DiskTier {
             },
             _ => ASSUMED,
         };
-        DiskTier { folder: None, space_bytes, drive: Drive::default(), rates, origin: None }
+        let (drive, way) = (Drive::default(), ScratchWay::default());
+        DiskTier { folder: None, space_bytes, drive, rates, way, origin: None }
     }
 
     /// The budget with this disk.
@@ -213,8 +248,9 @@ impl DiskTier {
 
     /// For a device.
     pub(crate) fn options(disk: Option<&DiskTier>) -> Option<DiskOptions> {
-        let folder = Arc::clone(disk?.folder.as_ref()?);
-        Some(DiskOptions { folder, fault: None })
+        let DiskTier { folder, way, .. } = disk?;
+        let scratch = ScratchOptions { way: *way, fault: None };
+        Some(DiskOptions { folder: Arc::clone(folder.as_ref()?), scratch })
     }
 
     /// `200.00 GiB of disk in /scratch: reads 3.40 GB/s, writes 2.00 GB/s, by O_DIRECT`.
@@ -268,6 +304,15 @@ impl DiskTier {
         ))
     }
 
+    /// What a checkpoint reads from here, and how long that takes; none if the plan has no state here.
+    pub(crate) fn saved(&self, planned: &Planned) -> Option<Share> {
+        let is_saved = |(name, _): &(&str, u64)| *name != FROZEN;
+        let bytes =
+            DiskUse::of(planned)?.contents.into_iter().filter(is_saved).map(|(_, n)| n).sum();
+        let seconds = bytes as f64 / self.rates.read.max(1.0);
+        (bytes > 0).then_some(Share { bytes, seconds })
+    }
+
     /// Refuses to wear out a drive unless that is accepted.
     pub(crate) fn check_wear(&self, planned: &Planned, accepts: bool) -> Result<()> {
         DiskUse::of(planned).map_or(Ok(()), |used| self.drive.check(used.written_a_day, accepts))
@@ -295,6 +340,13 @@ impl DiskTier {
     }
 }
 
+/// The part of a checkpoint that is read from a disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Share {
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
+}
+
 /// What a plan has on disk, and what a step moves.
 struct DiskUse {
     bytes: u64,
@@ -317,12 +369,15 @@ impl DiskUse {
     }
 }
 
+/// A kind that checkpoints do not have: it comes from the model that adapters are for.
+const FROZEN: &str = "frozen weights";
+
 /// What is on disk, by kind.
 fn contents(plan: &Plan) -> Vec<(&'static str, u64)> {
     let mut found: Vec<(&'static str, u64)> = Vec::new();
     for lasting in &plan.lasting {
         let kind = match lasting.tensor.name.rsplit('.').next() {
-            _ if lasting.tensor.class != TensorClass::OptimizerState => "frozen weights",
+            _ if lasting.tensor.class != TensorClass::OptimizerState => FROZEN,
             Some("second_moment") => "second moments",
             Some("first_moment") => "first moments",
             _ => "other optimizer state",
@@ -341,4 +396,28 @@ fn contents(plan: &Plan) -> Vec<(&'static str, u64)> {
 
 fn per_second(bytes: f64) -> String {
     format!("{:.2} GB/s", bytes / 1e9)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tier() -> DiskTier {
+        let rates = Rates { read: 0.12e9, write: 0.08e9, both: 0.1e9, path: None };
+        let (drive, way) = (Drive::default(), ScratchWay::default());
+        DiskTier { folder: None, space_bytes: 1 << 40, drive, rates, way, origin: None }
+    }
+
+    #[test]
+    fn slow_disks_are_named_with_their_rates() {
+        let words = |medium| slow_words(Path::new("/mnt/a"), medium, &tier());
+        assert_eq!(
+            words(Medium::Network).as_deref(),
+            Some("/mnt/a is on a network file system: it reads 0.12 GB/s and writes 0.08 GB/s")
+        );
+        assert!(words(Medium::Rotating).is_some_and(|words| words.contains("a rotating disk")));
+        for medium in [Medium::Nvme, Medium::SolidState, Medium::Unknown] {
+            assert_eq!(words(medium), None);
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! `storm probe`: what a GPU, or the CPU, and a disk can do, as a profile for the planner.
 
 use crate::data::disk_rates;
-use crate::disk_tier;
+use crate::disk_tier::{self, Probed};
 use crate::{hardware, host_memory, memory_limits, size};
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
@@ -11,7 +11,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use storm_device::cpu::probe_cpu;
 use storm_device::cuda::{Probe, ProbeEffort, probe};
 use storm_files::{IfPresent, StagedFile};
-use storm_plan::{GemmKind, HardwareProfile, Link, Tier};
+use storm_plan::{GemmKind, HardwareProfile, Link};
 
 #[derive(Args)]
 pub(crate) struct ProbeArgs {
@@ -57,7 +57,8 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     })?;
     eprintln!("{:>5.1} s  the disk …", start.elapsed().as_secs_f64());
     found.profile.disk = Some(disk_rates::measure(&args.at)?);
-    found.profile.links.extend(disk_tier::probe(&args.at));
+    let state = disk_tier::probe(&args.at)?;
+    found.profile.links.extend(state.map(|probed| probed.link()));
     found.profile.source = source(&found, args.quick);
     let text = found.profile.to_json();
     // What is written must be readable: a card too small for some figure has none.
@@ -71,7 +72,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
             eprintln!("written to {}", args.out.display());
         }
         false => {
-            print(&found);
+            print(&found, state);
             println!("\nwritten to {}", args.out.display());
         }
     }
@@ -102,8 +103,8 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     let disk = disk_rates::measure(&args.at)?;
     let words = disk_rates::words(&disk);
     profile.disk = Some(disk);
-    let link = disk_tier::probe(&args.at);
-    profile.links.extend(link);
+    let state = disk_tier::probe(&args.at)?;
+    profile.links.extend(state.map(|probed| probed.link()));
     let text = profile.to_json();
     HardwareProfile::from_json(&text).context("the measurement is incomplete")?;
     out.write_all(text.as_bytes()).with_context(failed)?;
@@ -117,8 +118,8 @@ fn on_cpu(args: &ProbeArgs) -> Result<()> {
     println!("memory      {:.1} GB/s", profile.memory_bandwidth / 1e9);
     println!("products    {:.1} GFLOP/s f32", profile.gemm_f32_flops / 1e9);
     println!("disk        {words}");
-    if let Some(link) = &link {
-        println!("state       on disk: {}", disk_tier::link_words(link));
+    if let Some(probed) = state {
+        println!("state       on disk: {}", probed.words());
     }
     println!("\nwritten to {}", args.out.display());
     Ok(())
@@ -159,7 +160,7 @@ fn date(seconds: u64) -> String {
     format!("{year}-{month:02}-{:02}", days + 1)
 }
 
-fn print(found: &Probe) {
+fn print(found: &Probe, state: Option<Probed>) {
     let Probe { profile, card, .. } = found;
     let tera = 1e12;
     println!("{}, {}", card.name, size::show(profile.memory_bytes));
@@ -188,8 +189,8 @@ fn print(found: &Probe) {
     if let Some(disk) = &profile.disk {
         println!("disk        {}", disk_rates::words(disk));
     }
-    if let Some(link) = profile.links.iter().find(|link| link.far == Tier::DISK) {
-        println!("state       on disk: {}", disk_tier::link_words(link));
+    if let Some(probed) = state {
+        println!("state       on disk: {}", probed.words());
     }
 
     println!("\n{:<10} {:>12} {:>12}", "copies", "to the card", "to the host");

@@ -1,9 +1,10 @@
 //! The disk tier of a plan: a scratch file, with the plan's copies as its extents.
 
+use crate::error::Failed;
 use crate::{DeviceError, MemoryRefused};
 use std::ops::Range;
 use std::sync::Arc;
-use storm_host::{ScratchError, ScratchFault, ScratchFolder, ScratchPath, ScratchStore};
+use storm_host::{ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchStore};
 use storm_plan::{Copy, DISK_BLOCK_BYTES, Link, Plan, Tier, Work};
 
 /// Where a device puts the disk tier of a plan.
@@ -11,20 +12,33 @@ use storm_plan::{Copy, DISK_BLOCK_BYTES, Link, Plan, Tier, Work};
 pub struct DiskOptions {
     /// Holds the scratch file.
     pub folder: Arc<ScratchFolder>,
-    /// Make reads or writes go wrong.
-    pub fault: Option<ScratchFault>,
+    /// How the file is accessed.
+    pub scratch: ScratchOptions,
 }
 
 impl PartialEq for DiskOptions {
     fn eq(&self, other: &DiskOptions) -> bool {
-        Arc::ptr_eq(&self.folder, &other.folder) && self.fault == other.fault
+        Arc::ptr_eq(&self.folder, &other.folder) && self.scratch == other.scratch
     }
+}
+
+/// What is wrong with a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskProblem {
+    /// It cannot be used from the beginning.
+    Unusable,
+    /// It is full, although the space was allocated.
+    Full,
+    /// It refuses to read or write, or returns other bytes than were written.
+    Faulty,
 }
 
 /// The disk tier of a committed plan.
 #[derive(Debug)]
 pub(crate) struct DiskTier {
     store: ScratchStore,
+    /// Where copies begin and end in pinned memory, merged and in order.
+    slots: Vec<Range<usize>>,
 }
 
 /// A copy between the disk and pinned memory.
@@ -56,14 +70,16 @@ impl DiskTier {
     ) -> Result<Option<DiskTier>, DeviceError> {
         let bytes = plan.bytes[Tier::DISK];
         let Some(options) = options.filter(|_| bytes > 0) else { return Ok(None) };
-        let copies = plan.instructions.iter().filter_map(|instruction| match &instruction.work {
-            Work::Copy(copy) => DiskCopy::new(copy),
-            _ => None,
-        });
+        let copies = || {
+            plan.instructions.iter().filter_map(|instruction| match &instruction.work {
+                Work::Copy(copy) => DiskCopy::new(copy),
+                _ => None,
+            })
+        };
         let extent = |copy: DiskCopy| -> Range<u64> {
             copy.disk as u64..copy.disk as u64 + copy.bytes as u64
         };
-        let mut extents: Vec<Range<u64>> = copies.map(extent).collect();
+        let mut extents: Vec<Range<u64>> = copies().map(extent).collect();
         extents.sort_by_key(|extent| (extent.start, extent.end));
         extents.dedup();
         if let Some(pair) = extents.windows(2).find(|pair| pair[0].end > pair[1].start) {
@@ -71,15 +87,27 @@ impl DiskTier {
                 "copies of bytes {:?} and {:?} overlap without being the same",
                 pair[0], pair[1]
             );
-            return Err(DeviceError::Disk { reason });
+            return Err(DeviceError::Disk { problem: DiskProblem::Unusable, reason });
         }
         let is_block = |at: u64| at.is_multiple_of(DISK_BLOCK_BYTES as u64);
         if let Some(extent) = extents.iter().find(|e| !is_block(e.start) || !is_block(e.end)) {
             let reason = format!("bytes {extent:?} are not whole blocks of {DISK_BLOCK_BYTES}");
-            return Err(DeviceError::Disk { reason });
+            return Err(DeviceError::Disk { problem: DiskProblem::Unusable, reason });
         }
-        let store = ScratchStore::new(&options.folder, bytes as u64, extents, options.fault);
-        Ok(Some(DiskTier { store: store.map_err(refused)? }))
+        let store = ScratchStore::new(&options.folder, bytes as u64, extents, options.scratch);
+        let slots = merged(copies().map(|copy| copy.host..copy.host + copy.bytes).collect());
+        Ok(Some(DiskTier { store: store.map_err(refused)?, slots }))
+    }
+
+    /// Registers the slots with the kernel, once the plan's pinned memory is known.
+    ///
+    /// # Safety
+    /// `host` is the first byte of memory as large as the plan says, which stays as long as copies run.
+    pub(crate) unsafe fn register(&mut self, host: *mut u8) {
+        let slot = |slot: &Range<usize>| (host as usize + slot.start, slot.len());
+        let memory: Vec<(usize, usize)> = self.slots.iter().map(slot).collect();
+        // SAFETY: the caller's promise.
+        unsafe { self.store.register(&memory) };
     }
 
     pub(crate) fn bytes(&self) -> usize {
@@ -95,7 +123,7 @@ impl DiskTier {
     /// # Safety
     /// `host` is the address of the copy's bytes in pinned memory, which nothing else uses in conflict until this
     /// returns. One thread runs the copies of each direction.
-    pub(crate) unsafe fn run(&self, copy: DiskCopy, host: *mut u8) -> Result<(), String> {
+    pub(crate) unsafe fn run(&self, copy: DiskCopy, host: *mut u8) -> Result<(), Failed> {
         let DiskCopy { reads, disk, bytes, .. } = copy;
         let done = match reads {
             // SAFETY: the extents are those of the plan's copies; the rest is the caller's promise.
@@ -103,7 +131,7 @@ impl DiskTier {
             // SAFETY: as above.
             false => unsafe { self.store.write(disk as u64, host, bytes) },
         };
-        done.map_err(|error| error.to_string())
+        done.map_err(|error| Failed::Disk(problem(&error), error.to_string()))
     }
 
     /// Reads any bytes, on empty queues.
@@ -137,6 +165,39 @@ fn refused(error: ScratchError) -> DeviceError {
             let available_bytes = Some(available_bytes);
             MemoryRefused { tier: Tier::DISK, wanted_bytes, available_bytes, reason }.into()
         }
-        _ => DeviceError::Disk { reason },
+        _ => DeviceError::Disk { problem: problem(&error), reason },
+    }
+}
+
+fn problem(error: &ScratchError) -> DiskProblem {
+    match error {
+        ScratchError::Filled { .. } => DiskProblem::Full,
+        ScratchError::Io { .. } | ScratchError::Damaged { .. } => DiskProblem::Faulty,
+        _ => DiskProblem::Unusable,
+    }
+}
+
+/// Ranges without those that touch each other.
+fn merged(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    ranges.sort_by_key(|range| range.start);
+    let mut merged: Vec<Range<usize>> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end => last.end = last.end.max(range.end),
+            _ => merged.push(range),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_merged_where_they_touch() {
+        let ranges = vec![8..12, 0..4, 4..6, 9..10, 20..30, 11..14];
+        assert_eq!(merged(ranges), [0..6, 8..14, 20..30]);
+        assert_eq!(merged(Vec::new()), []);
     }
 }

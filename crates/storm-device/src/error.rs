@@ -1,5 +1,6 @@
 use crate::MemoryRefused;
 use crate::cuda::CudaError;
+use crate::disk::DiskProblem;
 use crate::placed::tensor_name;
 use storm_graph::DType;
 use storm_host::HostMemoryRefused;
@@ -118,9 +119,11 @@ pub enum DeviceError {
         /// What was given.
         given_bytes: usize,
     },
-    /// The disk refused, outside of a step.
+    /// The disk refused. In a step, nothing more runs on the device.
     #[error("the disk tier: {reason}")]
     Disk {
+        /// Of what kind.
+        problem: DiskProblem,
         /// What went wrong, and what to do.
         reason: String,
     },
@@ -165,7 +168,18 @@ impl From<HostMemoryRefused> for DeviceError {
 
 impl DeviceError {
     /// An instruction of the plan has failed.
-    pub(crate) fn instruction(plan: &Plan, id: InstructionId, reason: String) -> DeviceError {
+    pub(crate) fn instruction(
+        plan: &Plan,
+        id: InstructionId,
+        failed: impl Into<Failed>,
+    ) -> DeviceError {
+        let reason = match failed.into() {
+            Failed::Other(reason) => reason,
+            Failed::Disk(problem, reason) => {
+                let reason = format!("{}: {reason}", plan.describe(id));
+                return DeviceError::Disk { problem, reason };
+            }
+        };
         let instruction = plan.instruction(id);
         DeviceError::Instruction {
             instruction: plan.describe(id),
@@ -173,5 +187,20 @@ impl DeviceError {
             tensor: tensor_name(plan, &instruction.work),
             reason,
         }
+    }
+}
+
+/// Why an instruction failed.
+#[derive(Debug)]
+pub(crate) enum Failed {
+    /// By the disk.
+    Disk(DiskProblem, String),
+    /// By anything else.
+    Other(String),
+}
+
+impl From<String> for Failed {
+    fn from(reason: String) -> Failed {
+        Failed::Other(reason)
     }
 }

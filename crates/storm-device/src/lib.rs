@@ -23,7 +23,7 @@ mod supply;
 mod tickets;
 
 pub use device::Device;
-pub use disk::DiskOptions;
+pub use disk::{DiskOptions, DiskProblem};
 pub use error::DeviceError;
 pub use host_buffer::HostBuffer;
 pub use null::{NullDevice, NullOptions};

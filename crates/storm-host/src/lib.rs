@@ -18,6 +18,7 @@ mod page_cache;
 mod pages;
 mod read_ring;
 mod refused;
+mod ring;
 mod scratch;
 mod size;
 
@@ -30,7 +31,7 @@ pub use pages::HostPages;
 pub use read_ring::{ReadRing, RingRead, RingResult};
 pub use refused::HostMemoryRefused;
 pub use scratch::{
-    ScratchAccess, ScratchError, ScratchFault, ScratchFaultKind, ScratchFolder, ScratchPath,
-    ScratchRates, ScratchStore,
+    ScratchAccess, ScratchError, ScratchFault, ScratchFaultKind, ScratchFolder, ScratchOptions,
+    ScratchPath, ScratchRates, ScratchStore, ScratchWay,
 };
 pub use size::show_bytes;

@@ -5,7 +5,8 @@
 //! its reads. If it cannot even wait, it leaks their buffers.
 
 use crate::PageBuffer;
-use io_uring::{IoUring, Probe, opcode, types};
+use crate::ring::Ring;
+use io_uring::{opcode, types};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -38,18 +39,11 @@ pub struct RingResult {
 }
 
 /// A queue of reads that one thread fills and empties.
+#[derive(Debug)]
 pub struct ReadRing {
-    ring: IoUring,
+    ring: Ring,
     /// The reads that the kernel has or is about to get. Their places are the kernel's names for them.
     in_flight: Vec<Option<RingRead>>,
-    /// Reads in flight, by count.
-    count: usize,
-}
-
-impl std::fmt::Debug for ReadRing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReadRing").field("count", &self.count).finish_non_exhaustive()
-    }
 }
 
 impl ReadRing {
@@ -58,15 +52,9 @@ impl ReadRing {
     /// # Errors
     /// The system has no io_uring, or refuses it to this process.
     pub fn new(depth: usize) -> io::Result<ReadRing> {
-        let entries = u32::try_from(depth.max(1)).map_err(|_| io::ErrorKind::InvalidInput)?;
-        let ring = IoUring::new(entries)?;
-        let mut probe = Probe::new();
-        ring.submitter().register_probe(&mut probe)?;
-        if !probe.is_supported(opcode::Read::CODE) {
-            return Err(io::ErrorKind::Unsupported.into());
-        }
-        let in_flight = (0..entries).map(|_| None).collect();
-        Ok(ReadRing { ring, in_flight, count: 0 })
+        let ring = Ring::new(depth, &[opcode::Read::CODE])?;
+        let in_flight = (0..ring.depth()).map(|_| None).collect();
+        Ok(ReadRing { ring, in_flight })
     }
 
     /// How many reads can be in flight.
@@ -76,7 +64,7 @@ impl ReadRing {
 
     /// How many are.
     pub fn count(&self) -> usize {
-        self.count
+        self.ring.in_flight()
     }
 
     /// Adds a read, which begins with the next call of [`ReadRing::submit`] or [`ReadRing::wait`].
@@ -96,14 +84,12 @@ impl ReadRing {
             .user_data(place as u64);
         // SAFETY: the buffer has as many bytes. It and the file belong to `in_flight` from here on, until the kernel
         // reports the read as done; moving the buffer does not move its memory. Dropping the ring waits for that or leaks.
-        let pushed = unsafe { self.ring.submission().push(&entry) };
-        match pushed {
-            Ok(()) => {
+        match unsafe { self.ring.push(&entry) } {
+            true => {
                 self.in_flight[place] = Some(read);
-                self.count += 1;
                 Ok(())
             }
-            Err(_) => Err(read),
+            false => Err(read),
         }
     }
 
@@ -112,10 +98,7 @@ impl ReadRing {
     /// # Errors
     /// The system refuses. The reads stay in flight.
     pub fn submit(&mut self) -> io::Result<()> {
-        if self.ring.submission().is_empty() {
-            return Ok(());
-        }
-        again(|| self.ring.submit())
+        self.ring.submit()
     }
 
     /// Waits for any read to be done; none if none is in flight.
@@ -123,45 +106,20 @@ impl ReadRing {
     /// # Errors
     /// The system refuses. The reads stay in flight, and their buffers with the ring.
     pub fn wait(&mut self) -> io::Result<Option<RingResult>> {
-        while self.count > 0 {
-            if let Some(done) = self.take_done() {
-                return Ok(Some(done));
-            }
-            again(|| self.ring.submit_and_wait(1))?;
+        while let Some((place, result)) = self.ring.wait()? {
+            let read = self.in_flight.get_mut(place as usize).and_then(Option::take);
+            let Some(read) = read else { continue };
+            let result = result.map(|bytes| bytes.min(read.bytes));
+            return Ok(Some(RingResult { tag: read.tag, buffer: read.buffer, result }));
         }
         Ok(None)
-    }
-
-    /// A read that the kernel has reported as done.
-    fn take_done(&mut self) -> Option<RingResult> {
-        let done = self.ring.completion().next()?;
-        let read = self.in_flight.get_mut(done.user_data() as usize)?.take()?;
-        self.count -= 1;
-        let result = match done.result() {
-            code if code < 0 => Err(io::Error::from_raw_os_error(-code)),
-            bytes => Ok((bytes as usize).min(read.bytes)),
-        };
-        Some(RingResult { tag: read.tag, buffer: read.buffer, result })
-    }
-}
-
-/// Repeats a call that a signal interrupted, or that the kernel has no room for at the moment.
-fn again(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<()> {
-    loop {
-        match call() {
-            Ok(_) => return Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Results wait to be taken, or memory is short for the moment: take what there is.
-            Err(error) if error.raw_os_error() == Some(libc::EBUSY) => return Ok(()),
-            Err(error) => return Err(error),
-        }
     }
 }
 
 impl Drop for ReadRing {
     fn drop(&mut self) {
         while let Ok(Some(_)) = self.wait() {}
-        if self.count > 0 {
+        if self.ring.in_flight() > 0 {
             // The kernel may still write into these.
             std::mem::forget(std::mem::take(&mut self.in_flight));
         }

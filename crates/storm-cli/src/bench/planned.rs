@@ -243,15 +243,17 @@ impl<'a> PlannedRun<'a> {
             trial,
         };
         let mut site = Site { run: self, begun: Instant::now(), making: None };
-        let start = || -> Result<(Launch, Launched<D>), RunError> {
-            let mut launch = Launch::new(request)?;
-            let launched = launch.start(&mut site, before)?;
-            Ok((launch, launched))
-        };
-        let launched = start();
+        let failed = || format!("cannot train {}", self.args.model);
+        let mut launch = Launch::new(request).with_context(failed)?;
+        if let Some(disk) = &self.disk {
+            disk.check_wear(&launch.plan().planned, self.args.accept_wear)?;
+        }
+        let launched = launch.start(&mut site, before);
         progress::show("");
-        let (launch, Launched { mut trainer, .. }) =
-            launched.with_context(|| format!("cannot train {}", self.args.model))?;
+        let Launched { mut trainer, .. } = launched.with_context(failed)?;
+        if let (Some(_), Some(path)) = (&self.disk, trainer.device().disk_path()) {
+            eprintln!("the disk is accessed by {path}");
+        }
         // It costs about a hundredth of a step's time on a GPU.
         trainer.set_recording(false);
         Ok((launch, trainer))

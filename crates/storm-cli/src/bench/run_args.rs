@@ -9,7 +9,7 @@ use crate::precision::{MomentsArg, PrecisionArg, check_fp8};
 use crate::size::{self, positive};
 use crate::{UsageError, hardware, host_memory, memory_limits, tuning};
 use anyhow::Result;
-use clap::{Args, ValueEnum};
+use clap::{ArgAction, Args, ValueEnum};
 use std::path::PathBuf;
 use storm_device::cpu::probe_cpu;
 use storm_model::{ModelConfig, preset};
@@ -74,6 +74,13 @@ pub(crate) struct RunArgs {
     /// How much of that disk may be used: 200GB. If not given, what is free less a tenth.
     #[arg(long, value_parser = size::parse)]
     pub(crate) disk_space: Option<u64>,
+    /// What the drive is rated for, in bytes written (TBW): 1200TB.
+    #[arg(long, value_parser = size::parse)]
+    pub(crate) disk_endurance: Option<u64>,
+    /// Run even if a run at this speed would use up more than a tenth of what the drive is rated for in a month. At a
+    /// terminal, STORM asks instead.
+    #[arg(long, value_name = "BOOL", default_value_t = false, action = ArgAction::Set)]
+    pub(crate) accept_wear: bool,
     /// Profile to plan with on a GPU: a built-in card or the file of a profile; see `storm plan
     /// --hardware list`. On the CPU it is measured.
     #[arg(long)]
@@ -134,6 +141,8 @@ impl RunArgs {
             ram: None,
             disk: None,
             disk_space: None,
+            disk_endurance: None,
+            accept_wear: false,
             hardware: None,
             slow_copies: 1.0,
             multiprocessors: None,
@@ -232,7 +241,8 @@ impl RunArgs {
         disk_tier::open(DiskArgs {
             folder: self.disk.as_deref(),
             space_bytes: self.disk_space,
-            endurance_bytes: None,
+            endurance_bytes: self.disk_endurance,
+            drives: None,
         })
     }
 
@@ -254,7 +264,7 @@ impl RunArgs {
         if self.multiprocessors.is_some() {
             flags.push_str(" --multiprocessors");
         }
-        if self.disk.is_some() || self.disk_space.is_some() {
+        if self.disk.is_some() || self.disk_space.or(self.disk_endurance).is_some() {
             flags.push_str(" --disk");
         }
         match flags.trim() {

@@ -66,11 +66,12 @@ fn speed(dir: &Path) -> Finding {
 fn state(dir: &Path) -> Finding {
     let name = "state on disk";
     match disk_tier::probe(dir) {
-        Some(link) => Finding::good(name, disk_tier::link_words(&link)),
-        None => {
+        Ok(Some(probed)) => Finding::good(name, probed.words()),
+        Ok(None) => {
             let what = format!("{} cannot hold optimizer state", dir.display());
             Finding::limited(name, what, "give `storm train` another folder with --disk")
         }
+        Err(error) => Finding::limited(name, error.to_string(), "unset the variable"),
     }
 }
 

@@ -104,7 +104,13 @@ impl PlanArgs {
             folder: self.disk.as_deref(),
             space_bytes: self.disk_space,
             endurance_bytes: self.disk_endurance,
+            drives: Some(self.drives()),
         }
+    }
+
+    /// Of how many drives a disk is on paper.
+    pub(super) fn drives(&self) -> u8 {
+        self.disk_drives.unwrap_or(1)
     }
 
     /// The flags as options of a run.

@@ -84,7 +84,7 @@ pub(crate) struct WhatIf {
 impl Request {
     pub(super) fn new(args: &PlanArgs) -> Result<Request> {
         if let Some(config) = &args.config {
-            return train::request_of_config(config, args.given());
+            return train::request_of_config(config, args.given(), args.drives());
         }
         let Some(model) = &args.model else {
             return Err(UsageError(
@@ -134,7 +134,8 @@ impl Request {
             TrainOptions { chunk_rows, optimizer, activation_codec: codec.into(), ..options };
         let checkpoint_bytes = checkpoint_bytes(&config, &options)?;
         let mut profile = hardware::named_or_found(args.hardware.as_deref())?;
-        let disk = disk_tier::open_or_assume(args.disk(), args.disk_drives, &profile)?;
+        let disk = disk_tier::open(args.disk())?;
+        let disk = disk.or_else(|| disk_tier::assume(args.disk(), &profile));
         DiskTier::in_profile(disk.as_ref(), &mut profile);
         Ok(Request {
             model: model.clone(),

@@ -59,6 +59,7 @@ impl<'a> From<&'a Settings> for Asked<'a> {
                 folder: settings.disk.as_deref(),
                 space_bytes: settings.disk_space.map(|size| size.0),
                 endurance_bytes: settings.disk_endurance.map(|size| size.0),
+                drives: None,
             },
             hardware: settings.hardware.as_deref(),
             threads: settings.threads.map(NonZeroUsize::get),
@@ -124,10 +125,13 @@ impl Machine {
     pub(super) fn of_kind(kind: DeviceKind, asked: &Asked<'_>) -> Result<Machine> {
         let ram = memory_limits::host(asked.ram_bytes)?;
         let vram = asked.vram_bytes;
-        let disk = disk_tier::open(asked.disk)?;
+        let opened = disk_tier::open(asked.disk)?;
+        let disk_with =
+            |profile: &HardwareProfile| opened.or_else(|| disk_tier::assume(asked.disk, profile));
         if kind == DeviceKind::Cuda {
             let mut profile = hardware::named_or_found(asked.hardware)?;
             let vram = memory_limits::device(vram, &profile);
+            let disk = disk_with(&profile);
             DiskTier::in_profile(disk.as_ref(), &mut profile);
             return Ok(Machine { kind, profile, vram, ram, disk, threads: 0 });
         }
@@ -144,6 +148,7 @@ impl Machine {
             Some(_) => hardware::named_or_found(asked.hardware)?,
             None => probe_cpu(vram.bytes, Some(threads))?,
         };
+        let disk = disk_with(&profile);
         DiskTier::in_profile(disk.as_ref(), &mut profile);
         Ok(Machine { kind, profile, vram, ram, disk, threads })
     }

@@ -9,6 +9,7 @@ use crate::disk_tier::DiskTier;
 use crate::{progress, size, tuning};
 use anyhow::Result;
 use serde_json::json;
+use storm_host::ScratchPath;
 use storm_model::Unit;
 use storm_plan::{Budget, Tier};
 use storm_train::{
@@ -29,7 +30,7 @@ pub(super) fn first<D: Trains>(setup: &mut Setup) -> Result<Trainer<D>> {
     setup.splits = splits;
     setup.settle();
     say_split(setup);
-    say_disk(setup);
+    say_disk(setup, trainer.device().disk_path());
     Ok(trainer)
 }
 
@@ -63,15 +64,19 @@ fn say_split(setup: &Setup) {
     }
 }
 
-/// Says what the run does to the disk that it was given.
-fn say_disk(setup: &Setup) {
+/// Says what the run does to the disk that it was given, and how it accesses it.
+fn say_disk(setup: &Setup, path: Option<ScratchPath>) {
     let Some(disk) = &setup.request.disk else { return };
     let planned = &setup.launch.plan().planned;
     let words = disk.use_words(planned, &setup.request.forced);
     setup.style.say(&words.unwrap_or_else(|| DiskTier::UNUSED.to_owned()));
+    if let Some(path) = path {
+        setup.style.say(&format!("the disk is accessed by {path}"));
+    }
     if setup.style == Style::Json {
         let mut object = disk.json(Some(planned));
         object["event"] = json!("disk");
+        object["path"] = json!(path.map(|path| path.to_string()));
         print(&object.to_string());
     }
 }

@@ -7,6 +7,7 @@ mod checks;
 mod config;
 mod data;
 mod device;
+mod disk_failure;
 mod dry_run;
 mod folder;
 mod forecast;
@@ -74,6 +75,9 @@ pub(crate) struct TrainArgs {
     /// Train on data that another tokenizer made than the one in the model's directory.
     #[arg(long)]
     other_tokenizer: bool,
+    /// Use no disk, although the config file names one.
+    #[arg(long, conflicts_with_all = ["disk", "disk_space", "disk_endurance", "on_disk"])]
+    no_disk: bool,
     /// Check everything and print the plan, tokens, steps, memory, time and disk of the run; train nothing and write
     /// nothing. Text is packed into a temporary folder.
     #[arg(long)]
@@ -124,13 +128,32 @@ impl Prepared {
 }
 
 fn prepare(args: TrainArgs) -> Result<Prepared> {
-    let TrainArgs { config, resume, begin_anew, other_tokenizer, dry_run, quiet, json, options } =
-        args;
+    let TrainArgs {
+        config,
+        resume,
+        begin_anew,
+        other_tokenizer,
+        no_disk,
+        dry_run,
+        quiet,
+        json,
+        options,
+    } = args;
     let file = match &config {
         Some(path) => config::read(path)?,
         None => Given::default(),
     };
     let mut given = options.over(file);
+    if no_disk {
+        given = Given {
+            disk: None,
+            disk_space: None,
+            disk_endurance: None,
+            accept_wear: None,
+            on_disk: None,
+            ..given
+        };
+    }
     config::check_values(&given)?;
     if given.name.is_none() {
         let stem = config.as_ref().and_then(|path| path.file_stem());

@@ -3,7 +3,7 @@
 use super::checks;
 use super::config::{self, BadConfig};
 use super::data::{self, DataForm};
-use super::device::{DeviceKind, Machine};
+use super::device::{Asked, DeviceKind, Machine};
 use super::folder::Start;
 use super::model;
 use super::options::{Given, Settings};
@@ -18,10 +18,12 @@ use storm_model::Packing;
 
 /// The run of a config file, with flags in place of its keys. Data need not be there: a preset then has its own
 /// vocabulary.
-pub(crate) fn request_of_config(path: &Path, flags: Given) -> Result<Request> {
+///
+/// Space on a disk without a folder is that of so many drives on paper.
+pub(crate) fn request_of_config(path: &Path, flags: Given, drives: u8) -> Result<Request> {
     let given = flags.over(config::read(path)?);
     config::check_values(&given)?;
-    request_of(&given.resolve())
+    request_of(&given.resolve(), Some(drives))
 }
 
 /// Refuses a config whose run could not start: all that is checked and planned before data is packed.
@@ -31,7 +33,7 @@ pub(crate) fn check_config(text: &str) -> Result<()> {
     checks::settings(&settings)?;
     let folder = settings.runs.join(settings.name.as_deref().unwrap_or_default());
     check_outline(&given, &folder, None, Start::Fresh, Style::Quiet)?;
-    let request = request_of(&settings)?;
+    let request = request_of(&settings, None)?;
     match request.launch(None).plan() {
         Ok(_) => Ok(()),
         Err(error) => Err(explained(&request, error, false)),
@@ -46,7 +48,7 @@ pub(crate) fn positions_of_weights(name: &str) -> Result<Option<usize>> {
     Ok(positions.filter(|_| !model.is_fresh))
 }
 
-fn request_of(settings: &Settings) -> Result<Request> {
+fn request_of(settings: &Settings, drives: Option<u8>) -> Result<Request> {
     let model = model::Outline::new(settings)?;
     let (packing, form, loading) = match &settings.data {
         Some(_) => {
@@ -62,7 +64,9 @@ fn request_of(settings: &Settings) -> Result<Request> {
     };
     let config = model.for_data(settings, &form)?;
     let options = train_options(settings, &config, packing);
-    let machine = Machine::of_kind(kind(settings), &settings.into())?;
+    let mut asked = Asked::from(settings);
+    asked.disk.drives = drives;
+    let machine = Machine::of_kind(kind(settings), &asked)?;
     request(settings, &model.name, config, options, machine, loading)
 }
 

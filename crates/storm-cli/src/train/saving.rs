@@ -2,10 +2,11 @@
 
 use super::output::{Style, print};
 use super::setup::Setup;
-use crate::disk;
+use crate::disk_tier::Share;
 use crate::plan::Saving;
 use crate::save_mode::SaveModeArg;
 use crate::size::show;
+use crate::{OverBudget, disk};
 use anyhow::{Context, Result};
 use serde_json::json;
 use storm_device::PlanDevice;
@@ -24,10 +25,21 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
         eprintln!("warning: {error}; steps pause while a checkpoint is written");
         saving = Saving::Refused;
     }
+    let share = request.disk.as_ref().and_then(|disk| disk.saved(&setup.launch.plan().planned));
     let bytes = request.disk_bytes();
     let disk_bytes = bytes.saturating_mul(at_a_time(setup));
     // A disk that cannot be asked or written to will say so at the first checkpoint.
     let free_bytes = disk::free_bytes(&setup.folder).ok();
+    if let Some(free) = free_bytes.filter(|&free| share.is_some() && free < bytes) {
+        return Err(OverBudget(format!(
+            "a checkpoint takes {}, and the disk of {} has {} free beside what the run has on disk; give less with \
+             --disk-space, a folder on another disk with --disk, or put the run on another disk with --runs",
+            show(bytes),
+            setup.folder.display(),
+            show(free)
+        ))
+        .into());
+    }
     if let Some(free) = free_bytes.filter(|&free| free < disk_bytes) {
         eprintln!(
             "warning: checkpoints take up to {} of disk, and {} are free; keep fewer (keep-last, keep-every, \
@@ -40,12 +52,17 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
         Saving::Background => None,
         _ => disk::write_speed(&setup.folder, bytes).ok(),
     };
-    let pause_seconds = bytes_per_second.map(|speed| bytes as f64 / speed.max(1) as f64);
+    let written_seconds = bytes_per_second.map(|speed| bytes as f64 / speed.max(1) as f64);
+    let read_seconds = share.map(|share| share.seconds);
+    // What is on disk is copied: read, then written.
+    let pause_seconds =
+        written_seconds.map(|seconds| seconds + read_seconds.unwrap_or(0.0)).or(read_seconds);
     if setup.style == Style::Json {
         let object = json!({
             "event": "checkpoints", "bytes": bytes, "disk_bytes": disk_bytes,
             "snapshot_bytes": saving.snapshot_bytes(request), "saved": saving.name(),
             "predicted_pause_seconds": pause_seconds,
+            "read_from_disk_bytes": share.map_or(0, |share| share.bytes),
         });
         print(&object.to_string());
     }
@@ -59,12 +76,21 @@ pub(super) fn begin<D: PlanDevice>(setup: &Setup, run: &mut Run<D>) -> Result<()
         words.push_str(&format!(" of {} free", show(free)));
     }
     words.push_str(&match (pause_seconds, bytes_per_second) {
+        (Some(seconds), None) => {
+            format!("; saved in the {}, and steps pause about {seconds:.1} s", saving.name())
+        }
         (Some(seconds), Some(speed)) => format!(
             "; steps pause about {seconds:.1} s for each, as the disk writes {}/s",
             show(speed)
         ),
         _ => format!("; saved in the {}", saving.name()),
     });
+    if let Some(Share { bytes, seconds }) = share {
+        words.push_str(&format!(
+            "; {seconds:.1} s of that to read the {} that are on the scratch disk",
+            show(bytes)
+        ));
+    }
     setup.style.say(&words);
     Ok(())
 }

@@ -8,7 +8,7 @@ use super::output::{self, Style, print};
 use super::progress::Progress;
 use super::sample::{self, SampleOptions};
 use super::setup::Setup;
-use super::{launch, pictures, report, saving, signals, summary};
+use super::{disk_failure, launch, pictures, report, saving, signals, summary};
 use crate::loading::Loading;
 use crate::{progress, size};
 use anyhow::{Context, Result};
@@ -30,10 +30,11 @@ const GUARD_INTERVAL: Duration = Duration::from_millis(500);
 
 pub(super) fn run(mut setup: Setup) -> Result<()> {
     setup.style.say(&setup.shown()?);
-    match setup.machine_kind {
+    let done = match setup.machine_kind {
         DeviceKind::Cpu => run_on::<CpuPlanDevice>(&mut setup),
         DeviceKind::Cuda => run_on::<CudaPlanDevice>(&mut setup),
-    }
+    };
+    done.map_err(|error| disk_failure::explained(&setup, error))
 }
 
 fn run_on<D: Trains>(setup: &mut Setup) -> Result<()> {

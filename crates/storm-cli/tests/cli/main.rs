@@ -247,6 +247,26 @@ fn the_training_bench_prints_json() {
     }
 }
 
+/// A benchmark wears a drive as a run does, and says which way it takes to it.
+#[test]
+fn the_training_bench_asks_about_wear() {
+    let folder = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let line = format!(
+        "bench train --device cpu --model gpt2 --layers 1 --batch 1 --seq 8 --accumulate 1 --chunk-rows 8 --vram 1GiB --ram 2GiB \
+         --hardware reference --steps 1 --warmup 0 --optimizer-state streamed --on-disk moments --disk-space 1GiB --disk {}",
+        folder.path().display()
+    );
+    let worn = format!("{line} --disk-endurance 1MB");
+    let much = "of what the drive is rated for in 30 days";
+    words(&worn).failed(2, &[much, "--accept-wear true"]);
+    let done = words(&format!("{worn} --accept-wear true"));
+    let said = done.stderr.clone();
+    done.succeeded();
+    assert!(said.contains(much) && said.contains("the disk is accessed by "), "{said}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+    words("bench train --device cpu --disk-endurance 1TB").failed(2, &["--vram"]);
+}
+
 #[test]
 fn the_checkpoint_bench_prints_json_and_leaves_nothing() {
     let folder = TempDir::new().unwrap();

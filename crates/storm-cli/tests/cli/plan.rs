@@ -140,6 +140,23 @@ fn a_disk_on_paper() {
     words(&format!("{start} --disk . --disk-space 1GB --disk-drives 4"))
         .failed(2, &["--disk-drives"]);
     words(&format!("{start} --disk-space 1GB --disk-drives 0")).failed(2, &["--disk-drives"]);
+    // A config means the same as its flags.
+    let folder = TempDir::new().unwrap();
+    let config = folder.path().join("run.toml");
+    let text: String = (start.split(" --").skip(1))
+        .map(|flag| flag.split_once(' ').expect("a value"))
+        .map(|(key, value)| match value.parse::<u64>() {
+            Ok(number) => format!("{key} = {number}\n"),
+            Err(_) => format!("{key} = \"{value}\"\n"),
+        })
+        .collect();
+    fs::write(&config, text).unwrap();
+    for (flags, expected) in [("", &one), ("--disk-drives 4", &four)] {
+        let line = format!("plan {} --json --disk-space {space} {flags}", config.display());
+        let found: Value = serde_json::from_str(&words(&line).succeeded()).expect("JSON");
+        assert_eq!(found["step_seconds"], expected["step_seconds"], "{line}");
+        assert_eq!(found["disk"], expected["disk"], "{line}");
+    }
 }
 
 #[test]

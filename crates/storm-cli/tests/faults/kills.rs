@@ -169,7 +169,7 @@ const SHORT_CASES: usize = 6;
 /// The calls at which a kill leaves the disk in another state.
 fn kills(kind: Kind) -> &'static [Fault] {
     match kind {
-        Kind::Open | Kind::Write | Kind::Sync | Kind::Rename => &[Fault::Kill],
+        Kind::Open | Kind::Write | Kind::Positioned | Kind::Sync | Kind::Rename => &[Fault::Kill],
         Kind::Mkdir | Kind::Unlink | Kind::Truncate | Kind::Spawn => &[Fault::Kill],
         Kind::Read | Kind::Map | Kind::Thread | Kind::Stat | Kind::Lock => &[],
     }

@@ -6,6 +6,7 @@
 
 mod campaign;
 mod commands;
+mod disk_full;
 mod inject;
 mod kills;
 mod made;

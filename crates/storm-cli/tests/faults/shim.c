@@ -25,7 +25,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { OPEN, READ, WRITE, SYNC, RENAME, MKDIR, UNLINK, MAP, THREAD, STAT, TRUNCATE, LOCK, SPAWN, KINDS };
+enum kind { OPEN, READ, WRITE, SYNC, RENAME, MKDIR, UNLINK, MAP, THREAD, STAT, TRUNCATE, LOCK, SPAWN, POSITIONED, KINDS };
 
 enum { PASS, FAIL, PART };
 
@@ -131,8 +131,8 @@ WRAP_BYTES(READ, pread, (int file, void *to, size_t n, off_t at), (file, to, n, 
 WRAP_BYTES(READ, pread64, (int file, void *to, size_t n, off64_t at), (file, to, n, at), (file, to, part(n), at))
 WRAP_BYTES(READ, readv, (int file, const struct iovec *to, int n), (file, to, n), (file, to, 1))
 WRAP_BYTES(WRITE, write, (int file, const void *of, size_t n), (file, of, n), (file, of, part(n)))
-WRAP_BYTES(WRITE, pwrite, (int file, const void *of, size_t n, off_t at), (file, of, n, at), (file, of, part(n), at))
-WRAP_BYTES(WRITE, pwrite64, (int file, const void *of, size_t n, off64_t at), (file, of, n, at), (file, of, part(n), at))
+WRAP_BYTES(POSITIONED, pwrite, (int file, const void *of, size_t n, off_t at), (file, of, n, at), (file, of, part(n), at))
+WRAP_BYTES(POSITIONED, pwrite64, (int file, const void *of, size_t n, off64_t at), (file, of, n, at), (file, of, part(n), at))
 WRAP_BYTES(WRITE, writev, (int file, const struct iovec *of, int n), (file, of, n), (file, of, 1))
 ssize_t copy_file_range(int from, off64_t *from_at, int to, off64_t *to_at, size_t n, unsigned flags) {
     REAL(copy_file_range);

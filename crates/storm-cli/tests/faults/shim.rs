@@ -22,10 +22,12 @@ pub(crate) enum Kind {
     Truncate,
     Lock,
     Spawn,
+    /// Writing at a given place of a file.
+    Positioned,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Kind; 13] = [
+    pub(crate) const ALL: [Kind; 14] = [
         Kind::Open,
         Kind::Read,
         Kind::Write,
@@ -39,6 +41,7 @@ impl Kind {
         Kind::Truncate,
         Kind::Lock,
         Kind::Spawn,
+        Kind::Positioned,
     ];
 }
 

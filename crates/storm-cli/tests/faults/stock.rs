@@ -39,7 +39,7 @@ pub(crate) struct Stock {
 
 impl Stock {
     pub(crate) fn new() -> Stock {
-        let stock = Stock { folder: TempDir::new().expect("a folder") };
+        let stock = Stock { folder: folder() };
         let write = |name: &str, text: &str| {
             fs::write(stock.folder.path().join(name), text).expect("a file");
         };
@@ -53,9 +53,10 @@ impl Stock {
         write("templated/tokenizer.json", &tokenizer().to_string());
         write("templated/tokenizer_config.json", &tokenizer_config().to_string());
         write("templated/chat_template.jinja", TEMPLATE);
-        for name in ["images", "images/one", "images/two", "digits"] {
+        for name in ["images", "images/one", "images/two", "digits", "scratch"] {
             fs::create_dir(stock.folder.path().join(name)).expect("a folder");
         }
+        write("scratch/mine.txt", "not a run's");
         let write_bytes = |name: &str, bytes: Vec<u8>| {
             fs::write(stock.folder.path().join(name), bytes).expect("a file");
         };
@@ -85,12 +86,17 @@ impl Stock {
 
     /// A folder with copies of some of it.
     pub(crate) fn copy(&self, names: &[&str]) -> TempDir {
-        let folder = TempDir::new().expect("a folder");
+        let folder = folder();
         for name in names {
             copy(&self.folder.path().join(name), &folder.path().join(name));
         }
         folder
     }
+}
+
+/// A folder on a disk: the system's folder for temporary files may be in memory.
+fn folder() -> TempDir {
+    TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder")
 }
 
 /// A grey image of 16 × 8: a header, pixels that deflate stores as they are, and an end.

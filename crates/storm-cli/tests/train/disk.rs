@@ -56,6 +56,54 @@ fn state_on_disk_changes_no_bit_and_leaves_nothing() {
     }
 }
 
+/// By every way to the disk, the same bits; the output names the way.
+#[test]
+fn the_way_to_the_disk_is_named() {
+    let (place, folder) = (Place::new(), scratch());
+    let flags = flags(folder.path(), "moments");
+    let mut first = None;
+    for (way, words) in [
+        ("io_uring", ["O_DIRECT", "the page cache"]),
+        ("direct", ["O_DIRECT without io_uring", "the page cache"]),
+        ("cached", ["the page cache", "the page cache"]),
+    ] {
+        let mut command = run(&place, way, &flags, &["--steps", "3"]);
+        command.env("STORM_SCRATCH", way);
+        let events = finish(command).succeeded();
+        let disk = events.iter().find(|event| event["event"] == "disk").expect("an event");
+        let path = disk["path"].as_str().unwrap_or_else(|| panic!("{disk}"));
+        assert!(words.iter().any(|words| path.contains(words)), "{way}: {path}");
+        let result = place.result(way, 3);
+        assert_eq!(&result, first.get_or_insert_with(|| result.clone()), "{way}");
+        let saved = events.iter().find(|event| event["event"] == "checkpoints").expect("an event");
+        let read = saved["read_from_disk_bytes"].as_u64().unwrap();
+        assert!(0 < read && read < saved["bytes"].as_u64().unwrap(), "{saved}");
+        assert!(saved["predicted_pause_seconds"].as_f64().unwrap() > 0.0, "{saved}");
+    }
+    let mut command = run(&place, "wrong", &flags, &["--steps", "1"]);
+    command.env("STORM_SCRATCH", "fast");
+    finish(command).failed(2, &["STORM_SCRATCH", "io_uring, direct, cached"]);
+}
+
+/// A run with state on disk is resumed without a disk from its own config, and has none from then on.
+#[test]
+fn a_run_is_resumed_without_its_disk() {
+    let (place, folder) = (Place::new(), scratch());
+    let plain = ["--hardware", "reference", "--vram", "1GiB", "--steps", "8", "--save-every", "2"];
+    place.run("plain", &plain).succeeded();
+    finish(run(&place, "both", &flags(folder.path(), "moments"), &["--steps", "4"])).succeeded();
+    let config = place.run_folder("both").join("config.toml");
+    assert!(fs::read_to_string(&config).unwrap().contains("on-disk"));
+    let config = config.to_str().unwrap();
+    let resumed = place.command_of(config, "both", &["--resume", "--no-disk", "--steps", "8"]);
+    let events = finish(resumed).succeeded();
+    assert!(!events.iter().any(|event| event["event"] == "disk"));
+    assert_eq!(place.result("both", STEPS), place.result("plain", STEPS));
+    assert!(!fs::read_to_string(config).unwrap().contains("disk"));
+    let both = ["--no-disk", "--disk", "."];
+    finish(place.command("neither", &both)).failed(2, &["--no-disk"]);
+}
+
 /// 10 kills, or 300 with `STORM_LONG_TESTS=1`, each at a seeded event; the run goes on each time.
 #[test]
 fn kills_lose_nothing_but_time() {

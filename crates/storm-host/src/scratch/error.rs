@@ -58,6 +58,18 @@ pub enum ScratchError {
         /// What the system said.
         error: io::Error,
     },
+    /// The disk has no room for bytes whose space was allocated.
+    #[error(
+        "writing {} at byte {offset} of the scratch file: the disk is full, although the space was allocated. Something else filled \
+         it, and its file system copies what is written again or promises more than it has",
+        show_bytes(*.bytes as u64)
+    )]
+    Filled {
+        /// First byte.
+        offset: u64,
+        /// How many.
+        bytes: usize,
+    },
     /// The disk refused to read or write.
     #[error("{access} {} at byte {offset} of the scratch file: {error}", show_bytes(*.bytes as u64))]
     Io {

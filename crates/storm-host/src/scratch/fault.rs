@@ -25,6 +25,8 @@ pub enum ScratchAccess {
 pub enum ScratchFaultKind {
     /// The system reports an error.
     Error,
+    /// The system reports that the disk is full, as file systems that copy on write may.
+    Full,
     /// Only some of the bytes are transferred, which the system may do at any time.
     Short,
     /// Other bytes arrive.

@@ -1,9 +1,8 @@
 //! The file: space at once, no name, past the page cache if possible.
 
 use super::folder::FILE_NAME;
-use super::{ScratchError, ScratchFolder};
+use super::{ScratchError, ScratchFolder, ScratchWay};
 use crate::PageBuffer;
-use std::fmt;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
@@ -12,31 +11,12 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 /// What accesses are aligned to, in memory and in the file.
 pub(super) const BLOCK_BYTES: usize = 4096;
 
-/// How bytes get to the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScratchPath {
-    /// Past the page cache.
-    Direct,
-    /// Through the page cache, because the file system has no direct access. What is written stays there until the
-    /// system writes it.
-    PageCache,
-}
-
-/// For people: `O_DIRECT`.
-impl fmt::Display for ScratchPath {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ScratchPath::Direct => "O_DIRECT",
-            ScratchPath::PageCache => "the page cache (the file system has no O_DIRECT)",
-        })
-    }
-}
-
-/// Makes a file of this size without a name.
+/// Makes a file of this size without a name, and says whether it is accessed past the page cache.
 pub(super) fn create(
     folder: &ScratchFolder,
     bytes: u64,
-) -> Result<(File, ScratchPath), ScratchError> {
+    way: ScratchWay,
+) -> Result<(File, bool), ScratchError> {
     let refused = |what: &'static str, error: io::Error| ScratchError::Folder {
         what,
         folder: folder.path().to_owned(),
@@ -51,9 +31,11 @@ pub(super) fn create(
         }
         _ => refused("allocating a scratch file", error),
     })?;
+    if way == ScratchWay::PageCache {
+        return Ok((file, false));
+    }
     match direct(&file, bytes) {
-        Ok(true) => Ok((file, ScratchPath::Direct)),
-        Ok(false) => Ok((file, ScratchPath::PageCache)),
+        Ok(is_direct) => Ok((file, is_direct)),
         Err(error) => Err(refused("opening a scratch file", error)),
     }
 }
@@ -108,6 +90,9 @@ fn direct(file: &File, bytes: u64) -> io::Result<bool> {
             _ => Err(io::Error::last_os_error()),
         }
     };
+    if !is_fit(alignment(file)) {
+        return Ok(false);
+    }
     // SAFETY: as above.
     let flags = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GETFL) };
     if flags < 0 {
@@ -125,5 +110,35 @@ fn direct(file: &File, bytes: u64) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => set(flags).map(|()| false),
         Err(error) => Err(error),
+    }
+}
+
+/// What direct access must be aligned to, in memory and in the file, as the file system says; 0 if it has none. Before
+/// Linux 6.1, and on some file systems, it does not say.
+fn alignment(file: &File) -> Option<usize> {
+    // SAFETY: all fields are numbers, for which zero is valid.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    let (this, mask) = (c"".as_ptr(), libc::STATX_DIOALIGN);
+    // SAFETY: the file is open, the path is a string that ends with zero, and the system fills the structure.
+    let code =
+        unsafe { libc::statx(file.as_raw_fd(), this, libc::AT_EMPTY_PATH, mask, &mut found) };
+    let is_known = code == 0 && found.stx_mask & mask != 0;
+    is_known.then(|| found.stx_dio_mem_align.max(found.stx_dio_offset_align) as usize)
+}
+
+/// Whether accesses of whole blocks are aligned enough, as far as is known.
+fn is_fit(alignment: Option<usize>) -> bool {
+    alignment.is_none_or(|alignment| (1..=BLOCK_BYTES).contains(&alignment))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn direct_access_is_for_blocks_that_are_small_enough() {
+        assert!([None, Some(1), Some(512), Some(4096)].into_iter().all(is_fit));
+        // None at all, and larger blocks.
+        assert!(![Some(0), Some(8192), Some(65_536)].into_iter().any(is_fit));
     }
 }

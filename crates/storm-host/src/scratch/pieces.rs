@@ -79,90 +79,162 @@ impl Pieces {
         first..end.max(first)
     }
 
-    /// Reads a piece and compares its checksum. A piece that was never written is zero. If the checksum differs, it is
-    /// read once more: the way from the disk may have been at fault.
+    /// Reads a piece, as [`Pieces::begin`] says.
     pub(super) fn read(&self, index: usize, to: &mut [u8]) -> Result<(), ScratchError> {
-        let wanted = self.sums[index].load(Ordering::Acquire);
-        if wanted == 0 {
+        let Some(mut transfer) = self.begin(ScratchAccess::Read, index) else {
             to.fill(0);
             return Ok(());
-        }
-        let Piece { offset, bytes } = self.list[index];
-        for _ in 0..2 {
-            self.transfer_in(offset, to).map_err(|error| ScratchError::Io {
-                access: "reading",
-                offset,
-                bytes,
-                error,
-            })?;
-            if checksum(to) == wanted {
+        };
+        loop {
+            let part = self.part(&transfer)?;
+            let at = self.list[index].offset + part.start as u64;
+            let result = self.file.read_at(&mut to[part], at);
+            if self.advance(&mut transfer, result)? && self.finish_read(&mut transfer, to)? {
                 return Ok(());
             }
         }
-        Err(ScratchError::Damaged { offset, bytes })
     }
 
     /// Writes a piece, and remembers its checksum.
     pub(super) fn write(&self, index: usize, from: &[u8]) -> Result<(), ScratchError> {
-        let Piece { offset, bytes } = self.list[index];
-        let sum = checksum(from);
-        self.transfer_out(offset, from).map_err(|error| ScratchError::Io {
-            access: "writing",
-            offset,
-            bytes,
-            error,
-        })?;
-        self.sums[index].store(sum, Ordering::Release);
-        Ok(())
+        let mut transfer = Transfer::new(ScratchAccess::Write, index, &self.faults);
+        loop {
+            let part = self.part(&transfer)?;
+            let at = self.list[index].offset + part.start as u64;
+            let result = self.file.write_at(&from[part], at);
+            if self.advance(&mut transfer, result)? {
+                return self.finish_write(&transfer, from);
+            }
+        }
     }
 
-    fn transfer_in(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
-        let fault = self.faults.next(ScratchAccess::Read);
-        let mut done = 0;
-        while done < to.len() {
-            let end = end_of_access(done, to.len(), fault)?;
-            done += progress(self.file.read_at(&mut to[done..end], offset + done as u64))?;
+    pub(super) fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Begins the transfer of a piece; none if nothing was written to a piece that is to be read: it is zero.
+    pub(super) fn begin(&self, access: ScratchAccess, index: usize) -> Option<Transfer> {
+        let is_blank =
+            access == ScratchAccess::Read && self.sums[index].load(Ordering::Acquire) == 0;
+        (!is_blank).then(|| Transfer::new(access, index, &self.faults))
+    }
+
+    /// Which bytes of the piece are next.
+    pub(super) fn part(&self, transfer: &Transfer) -> Result<Range<usize>, ScratchError> {
+        let &Transfer { index, done, fault, .. } = transfer;
+        let bytes = self.list[index].bytes;
+        let end = match fault {
+            Some(ScratchFaultKind::Error) => return Err(self.refused(transfer, libc::EIO)),
+            Some(ScratchFaultKind::Full) => return Err(self.refused(transfer, libc::ENOSPC)),
+            Some(ScratchFaultKind::Short) if done == 0 => {
+                (bytes / 2).next_multiple_of(BLOCK_BYTES).min(bytes)
+            }
+            _ => bytes,
+        };
+        Ok(done..end)
+    }
+
+    /// Counts what an access has transferred, in whole blocks, since the next one must begin at a block. Says whether
+    /// the piece is complete.
+    pub(super) fn advance(
+        &self,
+        transfer: &mut Transfer,
+        result: io::Result<usize>,
+    ) -> Result<bool, ScratchError> {
+        match result {
+            Ok(count) if count >= BLOCK_BYTES => {
+                transfer.done += count / BLOCK_BYTES * BLOCK_BYTES;
+            }
+            Ok(_) => {
+                return Err(self.failed(transfer, io::ErrorKind::UnexpectedEof.into()));
+            }
+            Err(error) if is_passing(&error) => {}
+            Err(error) => return Err(self.failed(transfer, error)),
         }
-        if fault == Some(ScratchFaultKind::Damage) {
+        Ok(transfer.done >= self.list[transfer.index].bytes)
+    }
+
+    /// Compares the checksum of a piece that was read. If it differs, the piece must be read once more, which the
+    /// transfer then does: the way from the disk may have been at fault.
+    pub(super) fn finish_read(
+        &self,
+        transfer: &mut Transfer,
+        to: &mut [u8],
+    ) -> Result<bool, ScratchError> {
+        if transfer.fault == Some(ScratchFaultKind::Damage) {
             to[0] ^= 1;
         }
-        Ok(())
+        let index = transfer.index;
+        if checksum(to) == self.sums[index].load(Ordering::Acquire) {
+            return Ok(true);
+        }
+        if transfer.is_repeated {
+            let Piece { offset, bytes } = self.list[index];
+            return Err(ScratchError::Damaged { offset, bytes });
+        }
+        *transfer = Transfer::new(ScratchAccess::Read, index, &self.faults);
+        transfer.is_repeated = true;
+        Ok(false)
     }
 
-    fn transfer_out(&self, offset: u64, from: &[u8]) -> io::Result<()> {
-        let fault = self.faults.next(ScratchAccess::Write);
-        let mut done = 0;
-        while done < from.len() {
-            let end = end_of_access(done, from.len(), fault)?;
-            done += progress(self.file.write_at(&from[done..end], offset + done as u64))?;
-        }
-        if fault == Some(ScratchFaultKind::Damage) {
+    /// Remembers the checksum of a piece that was written.
+    pub(super) fn finish_write(
+        &self,
+        transfer: &Transfer,
+        from: &[u8],
+    ) -> Result<(), ScratchError> {
+        let index = transfer.index;
+        if transfer.fault == Some(ScratchFaultKind::Damage) {
             let mut block = PageBuffer::new(BLOCK_BYTES);
             block.as_mut_slice().copy_from_slice(&from[..BLOCK_BYTES]);
             block.as_mut_slice()[0] ^= 1;
-            self.file.write_at(block.as_slice(), offset)?;
+            let written = self.file.write_at(block.as_slice(), self.list[index].offset);
+            written.map_err(|error| self.failed(transfer, error))?;
         }
+        self.sums[index].store(checksum(from), Ordering::Release);
         Ok(())
     }
-}
 
-/// How far the next access is to go; less far than possible if it is to be short.
-fn end_of_access(done: usize, end: usize, fault: Option<ScratchFaultKind>) -> io::Result<usize> {
-    match fault {
-        Some(ScratchFaultKind::Error) => Err(io::Error::from_raw_os_error(libc::EIO)),
-        Some(ScratchFaultKind::Short) if done == 0 => {
-            Ok((end / 2).next_multiple_of(BLOCK_BYTES).min(end))
+    fn refused(&self, transfer: &Transfer, code: i32) -> ScratchError {
+        self.failed(transfer, io::Error::from_raw_os_error(code))
+    }
+
+    fn failed(&self, transfer: &Transfer, error: io::Error) -> ScratchError {
+        let Piece { offset, bytes } = self.list[transfer.index];
+        match (transfer.access, error.raw_os_error()) {
+            (ScratchAccess::Write, Some(libc::ENOSPC | libc::EDQUOT)) => {
+                ScratchError::Filled { offset, bytes }
+            }
+            (ScratchAccess::Write, _) => {
+                ScratchError::Io { access: "writing", offset, bytes, error }
+            }
+            (ScratchAccess::Read, _) => {
+                ScratchError::Io { access: "reading", offset, bytes, error }
+            }
         }
-        _ => Ok(end),
     }
 }
 
-/// How much of an access counts: whole blocks, since the next one must begin at a block.
-fn progress(result: io::Result<usize>) -> io::Result<usize> {
-    match result {
-        Ok(count) if count >= BLOCK_BYTES => Ok(count / BLOCK_BYTES * BLOCK_BYTES),
-        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
-        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
-        Err(error) => Err(error),
+/// A piece on its way.
+#[derive(Debug)]
+pub(super) struct Transfer {
+    pub(super) index: usize,
+    access: ScratchAccess,
+    /// Bytes that are there, in whole blocks.
+    done: usize,
+    /// What goes wrong with it.
+    fault: Option<ScratchFaultKind>,
+    /// Whether it was read before, and its checksum differed.
+    is_repeated: bool,
+}
+
+impl Transfer {
+    fn new(access: ScratchAccess, index: usize, faults: &Faults) -> Transfer {
+        Transfer { index, access, done: 0, fault: faults.next(access), is_repeated: false }
     }
+}
+
+/// Whether the same access may work next time.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock)
 }

@@ -1,7 +1,7 @@
 //! How fast a disk is as plans use it: large copies of aligned pieces with checksums, in both directions.
 
 use super::file::BLOCK_BYTES;
-use super::{ScratchError, ScratchFolder, ScratchPath, ScratchStore};
+use super::{ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchStore, ScratchWay};
 use crate::PageBuffer;
 use std::ops::Range;
 use std::time::Instant;
@@ -23,22 +23,30 @@ pub struct ScratchRates {
 }
 
 impl ScratchRates {
-    /// Writes and reads about that many bytes, twice.
+    /// Writes and reads about that many bytes, twice, by this way or the next one that the system allows.
     ///
     /// # Errors
     /// As [`ScratchStore::new`] and [`ScratchStore::read`].
-    pub fn measure(folder: &ScratchFolder, bytes: u64) -> Result<ScratchRates, ScratchError> {
+    pub fn measure(
+        folder: &ScratchFolder,
+        bytes: u64,
+        way: ScratchWay,
+    ) -> Result<ScratchRates, ScratchError> {
         let block = BLOCK_BYTES as u64;
         let copy = COPY_BYTES.min(bytes / 4 / block * block).max(block);
         let count = (bytes / copy).max(2);
         let extents: Vec<Range<u64>> =
             (0..count).map(|index| index * copy..(index + 1) * copy).collect();
-        let store = ScratchStore::new(folder, count * copy, extents.clone(), None)?;
+        let options = ScratchOptions { way, fault: None };
+        let mut store = ScratchStore::new(folder, count * copy, extents.clone(), options)?;
         let [mut from, mut to] = [(); 2].map(|()| PageBuffer::new(copy as usize));
         // Not zeros: some disks compress.
         for (index, byte) in from.as_mut_slice().iter_mut().enumerate() {
             *byte = ((index as u32).wrapping_mul(2_654_435_761) >> 24) as u8;
         }
+        let memory = [&from, &to].map(|buffer| (buffer.as_slice().as_ptr() as usize, buffer.len()));
+        // SAFETY: neither moves nor goes before the store.
+        unsafe { store.register(&memory) };
         let written = from.as_slice().as_ptr() as usize;
         let write = |extents: &[Range<u64>]| -> Result<(), ScratchError> {
             for extent in extents {

@@ -1,6 +1,9 @@
 use super::lane::Lane;
 use super::pieces::Pieces;
-use super::{ScratchError, ScratchFault, ScratchFolder, ScratchPath, file};
+use super::ring_lane::RingLane;
+use super::{
+    ScratchAccess, ScratchError, ScratchFolder, ScratchOptions, ScratchPath, ScratchWay, file,
+};
 use crate::PageBuffer;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,12 +11,11 @@ use std::sync::Arc;
 /// How many threads serve the host.
 const HOST_THREADS: usize = 4;
 
-/// A scratch file. One thread reads and one writes at a time, each with helpers of its own.
+/// A scratch file. One thread reads and one writes at a time.
 #[derive(Debug)]
 pub struct ScratchStore {
     // Dropped first: they use the pieces.
-    reads: Lane,
-    writes: Lane,
+    lanes: Lanes,
     pieces: Arc<Pieces>,
     bytes: u64,
     path: ScratchPath,
@@ -31,19 +33,34 @@ impl ScratchStore {
         folder: &ScratchFolder,
         bytes: u64,
         extents: Vec<Range<u64>>,
-        fault: Option<ScratchFault>,
+        options: ScratchOptions,
     ) -> Result<ScratchStore, ScratchError> {
-        let (file, path) = file::create(folder, bytes)?;
+        let ScratchOptions { way, fault } = options;
+        let (file, is_direct) = file::create(folder, bytes, way)?;
         let pieces = Arc::new(Pieces::new(file, extents, fault));
-        Ok(ScratchStore {
-            reads: Lane::new("disk reads", &pieces, |pieces, index, to| pieces.read(index, to))?,
-            writes: Lane::new("disk writes", &pieces, |pieces, index, from| {
-                pieces.write(index, from)
-            })?,
-            pieces,
-            bytes,
-            path,
-        })
+        let rings = match way {
+            ScratchWay::Ring if is_direct => Lanes::rings(&pieces),
+            _ => None,
+        };
+        let (lanes, path) = match rings {
+            Some(lanes) => (lanes, ScratchPath::Ring { is_registered: false }),
+            None if is_direct => (Lanes::threads(&pieces)?, ScratchPath::Direct),
+            None => (Lanes::threads(&pieces)?, ScratchPath::PageCache),
+        };
+        Ok(ScratchStore { lanes, pieces, bytes, path })
+    }
+
+    /// Registers memory, given as address and bytes, with the kernel, if io_uring is used: reads and writes of this
+    /// memory need fewer steps then. If the kernel refuses, all works as before.
+    ///
+    /// # Safety
+    /// The memory stays where it is as long as the store is used.
+    pub unsafe fn register(&mut self, memory: &[(usize, usize)]) {
+        if let Lanes::Rings { reads, writes } = &self.lanes {
+            // SAFETY: the caller's promise.
+            let is_registered = unsafe { reads.register(memory) && writes.register(memory) };
+            self.path = ScratchPath::Ring { is_registered };
+        }
     }
 
     /// Its size.
@@ -67,7 +84,7 @@ impl ScratchStore {
     pub unsafe fn read(&self, offset: u64, to: *mut u8, bytes: usize) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
         // SAFETY: the caller's promise.
-        unsafe { self.reads.transfer(pieces, offset, to as usize) }
+        unsafe { self.lanes.transfer(ScratchAccess::Read, pieces, offset, to as usize) }
     }
 
     /// Writes an extent.
@@ -85,7 +102,7 @@ impl ScratchStore {
     ) -> Result<(), ScratchError> {
         let pieces = self.pieces.touching(offset..offset + bytes as u64);
         // SAFETY: the caller's promise; writing does not change the memory.
-        unsafe { self.writes.transfer(pieces, offset, from as usize) }
+        unsafe { self.lanes.transfer(ScratchAccess::Write, pieces, offset, from as usize) }
     }
 
     /// Reads any bytes, while nothing else is being transferred.
@@ -168,5 +185,58 @@ impl ScratchStore {
             self.pieces.write(index, memory)?;
         }
         Ok(())
+    }
+}
+
+/// Both directions.
+#[derive(Debug)]
+enum Lanes {
+    Threads { reads: Lane, writes: Lane },
+    Rings { reads: RingLane, writes: RingLane },
+}
+
+impl Lanes {
+    /// None if the system refuses io_uring.
+    fn rings(pieces: &Arc<Pieces>) -> Option<Lanes> {
+        let reads = RingLane::new(pieces, ScratchAccess::Read).ok()?;
+        let writes = RingLane::new(pieces, ScratchAccess::Write).ok()?;
+        Some(Lanes::Rings { reads, writes })
+    }
+
+    fn threads(pieces: &Arc<Pieces>) -> Result<Lanes, ScratchError> {
+        let reads = Lane::new("disk reads", pieces, |pieces, index, to| pieces.read(index, to))?;
+        let writes =
+            Lane::new("disk writes", pieces, |pieces, index, from| pieces.write(index, from))?;
+        Ok(Lanes::Threads { reads, writes })
+    }
+
+    /// Transfers consecutive pieces, and returns when all are done.
+    ///
+    /// # Safety
+    /// As [`ScratchStore::read`] or [`ScratchStore::write`].
+    unsafe fn transfer(
+        &self,
+        access: ScratchAccess,
+        pieces: Range<usize>,
+        offset: u64,
+        address: usize,
+    ) -> Result<(), ScratchError> {
+        // SAFETY: the caller's promise.
+        unsafe {
+            match (self, access) {
+                (Lanes::Threads { reads, .. }, ScratchAccess::Read) => {
+                    reads.transfer(pieces, offset, address)
+                }
+                (Lanes::Threads { writes, .. }, ScratchAccess::Write) => {
+                    writes.transfer(pieces, offset, address)
+                }
+                (Lanes::Rings { reads, .. }, ScratchAccess::Read) => {
+                    reads.transfer(pieces, offset, address)
+                }
+                (Lanes::Rings { writes, .. }, ScratchAccess::Write) => {
+                    writes.transfer(pieces, offset, address)
+                }
+            }
+        }
     }
 }

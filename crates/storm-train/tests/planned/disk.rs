@@ -7,15 +7,18 @@ use crate::support::{batches, options, planned_on, resident, tiny};
 use std::path::PathBuf;
 use std::sync::Arc;
 use storm_device::cpu::{CpuPlanDevice, CpuPlanOptions};
-use storm_device::{DiskOptions, PlanDevice};
+use storm_device::{DeviceError, DiskOptions, DiskProblem, PlanDevice};
+use storm_exec::ExecError;
 use storm_graph::{QuantizedFormat, TensorClass, Training};
-use storm_host::{ScratchAccess, ScratchFault, ScratchFaultKind, ScratchFolder};
+use storm_host::{
+    ScratchAccess, ScratchFault, ScratchFaultKind, ScratchFolder, ScratchOptions, ScratchWay,
+};
 use storm_model::{Adapters, BaseFormat, LoraOptions, ModelConfig};
 use storm_plan::{
     Budget, Decisions, Forced, HardwareProfile, Lasting, Link, LinkProfile, Lowering, OnDisk, Plan,
-    Tier, UpdateTime, check, plan, random_decisions_with_disk, verify,
+    Planned, Task, Tier, UpdateTime, check, plan, random_decisions_with_disk, verify,
 };
-use storm_train::{Moments, Precision, Trainer, training_task};
+use storm_train::{Moments, Precision, TrainError, TrainOptions, Trainer, training_task};
 
 /// The reference machine with a disk.
 fn machine() -> HardwareProfile {
@@ -44,6 +47,12 @@ impl Folder {
 
     fn open(&self) -> Arc<ScratchFolder> {
         Arc::new(ScratchFolder::open(&self.0).expect("nobody else uses it"))
+    }
+
+    /// For a device of a thread.
+    fn device(&self, scratch: ScratchOptions) -> CpuPlanOptions {
+        let disk = Some(DiskOptions { folder: self.open(), scratch });
+        CpuPlanOptions { threads: Some(1), disk, ..CpuPlanOptions::default() }
     }
 
     /// What is left in it.
@@ -102,7 +111,7 @@ impl Seen {
     }
 }
 
-/// Random plans with random delays; every sixth on a real disk.
+/// Random plans with random delays; every sixth on a real disk, by every way to it in turn.
 fn compare(
     scratch: &Arc<ScratchFolder>,
     case: &Case<'_>,
@@ -111,7 +120,9 @@ fn compare(
     let mut seen = Seen::default();
     case.compare(&machine(), seeds, random_decisions_with_disk, |seed, decisions, plan, device| {
         seen.add(decisions, plan);
-        let disk = DiskOptions { folder: Arc::clone(scratch), fault: None };
+        let way = ScratchWay::ALL[(seed / 6) as usize % ScratchWay::ALL.len()];
+        let options = ScratchOptions { way, fault: None };
+        let disk = DiskOptions { folder: Arc::clone(scratch), scratch: options };
         device.disk = seed.is_multiple_of(6).then_some(disk);
     });
     seen
@@ -204,105 +215,134 @@ fn qwen3() {
     random_plans_are_exact("qwen3-0.6b");
 }
 
-/// The planner uses the disk only if host memory does not suffice, and as little as possible.
-#[test]
-fn the_planner_puts_on_disk_what_host_memory_cannot_hold() {
+/// A task of eight layers, and the memory that it takes without a disk.
+struct Planning {
+    task: Task,
+    profile: HardwareProfile,
+    forced: Forced,
+    device: u64,
+    host: u64,
+    /// Bytes on disk in the last plan.
+    last: usize,
+}
+
+/// Enough of everything.
+fn wide() -> Budget {
+    Budget::of_each(1 << 40)
+}
+
+/// A model large enough that its state does not fit into what plans need anyway.
+fn eight_layers() -> ModelConfig {
     let mut config = tiny("llama-3.2-1b");
     (config.hidden_size, config.head_dim, config.intermediate_size) = (64, 16, 160);
     config.layer_count = 8;
-    let (options, profile) = (options(Precision::Bf16Stochastic), machine());
-    let task = training_task(&config, &options, 2).expect("a valid model");
-    let wide = Budget::of_each(1 << 40);
+    config
+}
+
+impl Planning {
+    fn new(config: &ModelConfig, options: &TrainOptions, forced: Forced) -> Planning {
+        let profile = machine();
+        let task = training_task(config, options, 2).expect("a valid model");
+        let in_memory = plan(&task, &profile, wide(), &forced).expect("enough of everything");
+        assert_eq!(in_memory.plan.bytes[Tier::DISK], 0);
+        let host = in_memory.plan.bytes[Tier::HOST] as u64;
+        let device = in_memory.prediction.peak_bytes[Tier::DEVICE];
+        Planning { task, profile, forced, device, host, last: 0 }
+    }
+
+    /// So much of the host memory that a plan without a disk takes.
+    fn budget(&self, percent: u64) -> Budget {
+        Budget::new(self.device, self.host * percent / 100)
+    }
+
+    /// A plan with less host memory than the one before, which has more on disk.
+    fn within(&mut self, percent: u64) -> Planned {
+        let budget = self.budget(percent);
+        let without = plan(&self.task, &self.profile, budget, &self.forced);
+        assert!(without.is_err(), "{percent} % of host memory are not enough");
+        let budget = budget.with(Tier::DISK, 1 << 30);
+        let found = plan(&self.task, &self.profile, budget, &self.forced);
+        let found = found.unwrap_or_else(|error| panic!("{percent} %: {error}"));
+        assert!(found.plan.bytes[Tier::HOST] as u64 <= budget[Tier::HOST]);
+        let (on_disk, last) = (bytes_on_disk(&found.plan), self.last);
+        assert!(on_disk > last, "{percent} %: {on_disk} bytes on disk, {last} before");
+        self.last = on_disk;
+        found
+    }
+
+    /// The plan that has this on disk, with enough of everything.
+    fn with_on_disk(&self, on_disk: OnDisk) -> Planned {
+        let forced = Forced { on_disk: Some(on_disk), ..self.forced.clone() };
+        plan(&self.task, &self.profile, wide(), &forced).expect("enough of everything")
+    }
+}
+
+fn is_on_disk(lasting: &Lasting) -> bool {
+    lasting.parts.iter().any(|(_, place)| place.tier == Tier::DISK)
+}
+
+/// The planner uses the disk only if host memory does not suffice, and as little as possible.
+#[test]
+fn the_planner_puts_on_disk_what_host_memory_cannot_hold() {
     let streamed = Forced {
         states: Some(storm_plan::Placement::Streamed),
         weights: Some(storm_plan::Placement::Streamed),
         gradients: Some(storm_plan::Placement::Streamed),
         ..Forced::default()
     };
-    let in_memory = plan(&task, &profile, wide, &streamed).expect("enough of everything");
-    assert_eq!(in_memory.plan.bytes[Tier::DISK], 0);
-    let host = in_memory.plan.bytes[Tier::HOST] as u64;
-    let device = in_memory.prediction.peak_bytes[Tier::DEVICE];
-
-    let mut last = 0;
+    let options = options(Precision::Bf16Stochastic);
+    let mut planning = Planning::new(&eight_layers(), &options, streamed);
     for percent in [95, 90, 85] {
-        let budget = Budget::new(device, host * percent / 100);
-        let without = plan(&task, &profile, budget, &streamed);
-        assert!(without.is_err(), "{percent} % of host memory are not enough");
-        let found = plan(&task, &profile, budget.with(Tier::DISK, 1 << 30), &streamed);
-        let found = found.unwrap_or_else(|error| panic!("{percent} %: {error}"));
-        assert!(found.plan.bytes[Tier::HOST] as u64 <= budget[Tier::HOST]);
-        let on_disk = bytes_on_disk(&found.plan);
-        assert!(on_disk > last, "{percent} %: {on_disk} bytes on disk, {last} before");
-        last = on_disk;
+        let found = planning.within(percent);
         verify(&found.plan, found.plan.bytes).expect("a sound plan");
         let names: Vec<&str> = (found.plan.lasting.iter())
-            .filter(|lasting| lasting.parts.iter().any(|(_, place)| place.tier == Tier::DISK))
+            .filter(|lasting| is_on_disk(lasting))
             .map(|lasting| lasting.tensor.name.rsplit('.').next().unwrap())
             .collect();
         // Second moments go first.
         assert!(names.contains(&"second_moment"), "{names:?}");
     }
-    let tiny_disk = Budget::new(device, host * 85 / 100).with(Tier::DISK, 4096);
-    let error = plan(&task, &profile, tiny_disk, &streamed).expect_err("too little").to_string();
+    let Planning { task, profile, forced, .. } = &planning;
+    let tiny_disk = planning.budget(85).with(Tier::DISK, 4096);
+    let error = plan(task, profile, tiny_disk, forced).expect_err("too little").to_string();
     assert!(error.contains("on disk; given are 0.00 MiB"), "{error}");
 
-    let forced = Forced { on_disk: Some(OnDisk::SecondMoments), ..streamed.clone() };
-    let found = plan(&task, &profile, wide, &forced).expect("enough of everything");
+    let found = planning.with_on_disk(OnDisk::SecondMoments);
     let first = |name: &str| name.ends_with("first_moment");
     for lasting in &found.plan.lasting {
-        let name = lasting.tensor.name.as_str();
-        let on_disk = lasting.parts.iter().any(|(_, place)| place.tier == Tier::DISK);
+        let (name, on_disk) = (lasting.tensor.name.as_str(), is_on_disk(lasting));
         assert!(!(first(name) && on_disk), "{name}");
         let is_layer = name.contains("layers.");
         assert!(on_disk || !is_layer || !name.ends_with("second_moment"), "{name}");
     }
-    let error = plan(&task, &reference(), wide, &forced).expect_err("no disk").to_string();
+    let forced = Forced { on_disk: Some(OnDisk::SecondMoments), ..forced.clone() };
+    let error = plan(task, &reference(), wide(), &forced).expect_err("no disk").to_string();
     assert!(error.contains("no disk was given"), "{error}");
 }
 
 /// Frozen weights go to disk if host memory does not hold them; what learns stays off it, so that nothing is written.
 #[test]
 fn the_planner_puts_frozen_weights_on_disk() {
-    let mut base = tiny("llama-3.2-1b");
-    (base.hidden_size, base.head_dim, base.intermediate_size) = (64, 16, 160);
-    base.layer_count = 8;
+    let base = eight_layers();
     let adapters = Adapters::new(&base, LoraOptions::new(2, 4.0)).expect("adapters that fit");
     let config = ModelConfig { adapters: Some(adapters), ..base };
-    let (options, profile) = (options(Precision::Bf16Stochastic), machine());
-    let task = training_task(&config, &options, 2).expect("a valid model");
-    let wide = Budget::of_each(1 << 40);
+    let options = options(Precision::Bf16Stochastic);
     let streamed = Forced { weights: Some(storm_plan::Placement::Streamed), ..Forced::default() };
-    let in_memory = plan(&task, &profile, wide, &streamed).expect("enough of everything");
-    assert_eq!(in_memory.plan.bytes[Tier::DISK], 0);
-    let host = in_memory.plan.bytes[Tier::HOST] as u64;
-    let device = in_memory.prediction.peak_bytes[Tier::DEVICE];
+    let mut planning = Planning::new(&config, &options, streamed);
     let expected = resident(&config, &options, 2);
     let folder = Folder::new("frozen-planned");
-    let mut last = 0;
     for percent in [90, 60] {
-        let budget = Budget::new(device, host * percent / 100);
-        let without = plan(&task, &profile, budget, &streamed);
-        assert!(without.is_err(), "{percent} % of host memory are not enough");
-        let found = plan(&task, &profile, budget.with(Tier::DISK, 1 << 30), &streamed);
-        let found = found.unwrap_or_else(|error| panic!("{percent} %: {error}"));
-        assert!(found.plan.bytes[Tier::HOST] as u64 <= budget[Tier::HOST]);
-        let on_disk = bytes_on_disk(&found.plan);
-        assert!(on_disk > last, "{percent} %: {on_disk} bytes on disk, {last} before");
-        last = on_disk;
+        let found = planning.within(percent);
         let queue = |link| found.plan.links.queue(link).expect("a disk");
         assert_eq!(found.simulation.bytes(queue(Link::HOST_TO_DISK)), 0);
-        assert!(found.simulation.bytes(queue(Link::DISK_TO_HOST)) >= on_disk as u64);
-        let disk = Some(DiskOptions { folder: folder.open(), fault: None });
-        let device = CpuPlanOptions { threads: Some(1), disk, ..CpuPlanOptions::default() };
+        assert!(found.simulation.bytes(queue(Link::DISK_TO_HOST)) >= planning.last as u64);
+        let device = folder.device(ScratchOptions::default());
         assert_eq!(planned_on(&config, &options, found.plan, device), expected);
     }
-    let forced = Forced { on_disk: Some(OnDisk::FrozenWeights), ..streamed };
-    let found = plan(&task, &profile, wide, &forced).expect("enough of everything");
+    let found = planning.with_on_disk(OnDisk::FrozenWeights);
     for lasting in found.plan.lasting.iter().filter(|l| l.tensor.name.contains("layers.")) {
-        let on_disk = lasting.parts.iter().any(|(_, place)| place.tier == Tier::DISK);
         let is_frozen = lasting.tensor.class == TensorClass::Parameter(Training::Frozen);
-        assert_eq!(on_disk, is_frozen, "{}", lasting.tensor.name);
+        assert_eq!(is_on_disk(lasting), is_frozen, "{}", lasting.tensor.name);
     }
 }
 
@@ -323,46 +363,45 @@ fn a_disk_that_goes_wrong() {
     let decisions = random_decisions_with_disk(&task, seed.expect("one of a hundred"));
     let expected = resident(&config, &options, 2);
     let folder = Folder::new("faults");
-    let scratch = folder.open();
     use ScratchAccess::{Read, Write};
-    use ScratchFaultKind::{Damage, Error, Short};
-    for access in [Read, Write] {
-        for kind in [Error, Short, Damage] {
-            for every in [1, 5, 13] {
-                let plan = lowering.lower_with_evaluation(&decisions).expect("decisions");
-                let budget = plan.bytes;
-                let plan = check(plan, budget).expect("a sound plan");
-                let fault = Some(ScratchFault { access, every, kind });
-                let disk = DiskOptions { folder: Arc::clone(&scratch), fault };
-                let device = CpuPlanOptions {
-                    threads: Some(1),
-                    disk: Some(disk),
-                    ..CpuPlanOptions::default()
-                };
-                // A short transfer is continued; a read that arrives damaged is repeated.
-                if kind == Short || (kind == Damage && access == Read && every > 1) {
-                    let found = planned_on(&config, &options, plan, device);
-                    assert_eq!(found, expected, "{access:?} {kind:?} {every}");
-                    continue;
-                }
-                let trainer =
-                    Trainer::<CpuPlanDevice>::new(&config, options.clone(), Arc::new(plan), device);
-                let outcome = trainer.and_then(|mut trainer| {
-                    (0..10).try_for_each(|step| {
-                        trainer.step(&batches(&config, 2, step), 1e-2).map(|_| ())
-                    })?;
-                    trainer.synchronize()
-                });
-                let message = outcome.expect_err("the fault").to_string();
-                let wanted = match (kind, access) {
-                    (Error, Read) => "reading",
-                    (Error, _) => "writing",
-                    _ => "not what was written",
-                };
-                assert!(message.contains(wanted), "{access:?} {kind:?} {every}: {message}");
-                assert!(message.contains("scratch file"), "{message}");
-            }
+    use ScratchFaultKind::{Damage, Error, Full, Short};
+    let ways = [ScratchWay::Ring, ScratchWay::Direct];
+    let kinds = [(Read, Error), (Read, Short), (Read, Damage), (Write, Error), (Write, Full)];
+    let kinds = kinds.into_iter().chain([(Write, Short), (Write, Damage)]);
+    let faults = kinds
+        .flat_map(|(access, kind)| [1, 5, 13].map(|every| ScratchFault { access, every, kind }));
+    for (way, fault) in faults.flat_map(|fault| ways.map(|way| (way, fault))) {
+        let ScratchFault { access, every, kind } = fault;
+        let case = format!("{way:?} {fault:?}");
+        let plan = lowering.lower_with_evaluation(&decisions).expect("decisions");
+        let budget = plan.bytes;
+        let plan = check(plan, budget).expect("a sound plan");
+        let device = folder.device(ScratchOptions { way, fault: Some(fault) });
+        // A short transfer is continued; a read that arrives damaged is repeated.
+        if kind == Short || (kind == Damage && access == Read && every > 1) {
+            assert_eq!(planned_on(&config, &options, plan, device), expected, "{case}");
+            continue;
         }
+        let trainer =
+            Trainer::<CpuPlanDevice>::new(&config, options.clone(), Arc::new(plan), device);
+        let outcome = trainer.and_then(|mut trainer| {
+            (0..10)
+                .try_for_each(|step| trainer.step(&batches(&config, 2, step), 1e-2).map(|_| ()))?;
+            trainer.synchronize()
+        });
+        let error = outcome.expect_err(&case);
+        let TrainError::Exec(ExecError::Device(DeviceError::Disk { problem, reason })) = &error
+        else {
+            panic!("{case}: {error}")
+        };
+        let (wanted, words) = match (kind, access) {
+            (Full, _) => (DiskProblem::Full, "the disk is full"),
+            (Error, Read) => (DiskProblem::Faulty, "reading"),
+            (Error, Write) => (DiskProblem::Faulty, "writing"),
+            _ => (DiskProblem::Faulty, "not what was written"),
+        };
+        assert_eq!(*problem, wanted, "{case}: {reason}");
+        assert!(reason.contains(words) && reason.contains("scratch file"), "{case}: {reason}");
     }
 }
 
@@ -380,10 +419,9 @@ fn a_disk_without_room_says_what_is_needed() {
     let budget = plan.bytes;
     let plan = Arc::new(check(plan, budget).expect("a sound plan"));
     let folder = Folder::new("full");
-    let disk = DiskOptions { folder: folder.open(), fault: None };
-    let options = CpuPlanOptions { disk: Some(disk), ..CpuPlanOptions::default() };
-    let error = CpuPlanDevice::commit(plan, options).expect_err("no such disk");
-    let storm_device::DeviceError::Memory(refused) = &error else { panic!("{error}") };
+    let device = folder.device(ScratchOptions::default());
+    let error = CpuPlanDevice::commit(plan, device).expect_err("no such disk");
+    let DeviceError::Memory(refused) = &error else { panic!("{error}") };
     assert_eq!((refused.tier, refused.wanted_bytes), (Tier::DISK, 1 << 58));
     assert!(error.to_string().contains("of disk memory are needed"), "{error}");
     // The lock went with the options.

@@ -4,6 +4,7 @@ use crate::cpu::dispatch::execute;
 use crate::cpu::instruction::Instruction;
 use crate::cpu::memory::Memory;
 use crate::disk::{DiskCopy, DiskOptions, DiskTier};
+use crate::error::Failed;
 use crate::placed::{node_of, tensor_name};
 use crate::supply::{self, Supplied, Supply};
 use std::fmt;
@@ -41,11 +42,16 @@ impl Program {
         board: Board,
         disk: Option<&DiskOptions>,
     ) -> Result<Program, DeviceError> {
-        let disk = DiskTier::new(&plan, disk)?;
+        let mut disk = DiskTier::new(&plan, disk)?;
         let memory = PerTier::try_from_fn(|tier| match &disk {
             Some(_) if tier == Tier::DISK => Memory::new(tier, 0),
             _ => Memory::new(tier, plan.bytes[tier]),
         })?;
+        if let Some(disk) = &mut disk {
+            let host = memory[Tier::HOST].address("", 0, 0)?;
+            // SAFETY: the memory is as large as the plan says, and both belong to the program.
+            unsafe { disk.register(host) };
+        }
         let work = (0..plan.instructions.len())
             .map(|index| prepare(&plan, &memory, disk.as_ref(), InstructionId(index as u32)))
             .collect::<Result<_, _>>()?;
@@ -78,7 +84,7 @@ impl Program {
     /// everything that waits for it keeps waiting until this returns. The checker has proved that
     /// nothing else touches its bytes meanwhile: every instruction that could is ordered before or
     /// after it.
-    pub(super) unsafe fn run(&self, id: InstructionId) -> Result<(), String> {
+    pub(super) unsafe fn run(&self, id: InstructionId) -> Result<(), Failed> {
         match &self.work[id.index()] {
             Prepared::Kernel(instruction) => {
                 // SAFETY: by the caller's promise and the checked plan, nothing else touches these
@@ -137,8 +143,8 @@ impl Program {
     }
 
     /// The error for an instruction that failed.
-    pub(super) fn failure(&self, id: InstructionId, reason: String) -> DeviceError {
-        DeviceError::instruction(&self.plan, id, reason)
+    pub(super) fn failure(&self, id: InstructionId, failed: Failed) -> DeviceError {
+        DeviceError::instruction(&self.plan, id, failed)
     }
 }
 

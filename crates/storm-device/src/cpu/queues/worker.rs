@@ -2,6 +2,7 @@ use super::board::Taken;
 use super::options::{CpuPlanOptions, Fault, FaultKind};
 use super::program::Program;
 use crate::chaos::Chaos;
+use crate::error::Failed;
 use crate::spans::Span;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -34,8 +35,8 @@ impl Worker {
                 keep_busy(Duration::from_nanos(u64::from(chaos.delay_ns())));
             }
             let start_ns = program.now_ns();
-            if let Err(reason) = self.execute(instruction) {
-                program.board.fail(program.failure(instruction, reason));
+            if let Err(failed) = self.execute(instruction) {
+                program.board.fail(program.failure(instruction, failed));
                 return;
             }
             let end_ns = program.now_ns();
@@ -44,11 +45,11 @@ impl Worker {
         }
     }
 
-    fn execute(&mut self, instruction: InstructionId) -> Result<(), String> {
+    fn execute(&mut self, instruction: InstructionId) -> Result<(), Failed> {
         let fault = self.fault.filter(|fault| fault.after == self.executed);
         self.executed += 1;
         let outcome = catch_unwind(AssertUnwindSafe(|| match fault.map(|fault| fault.kind) {
-            Some(FaultKind::Error) => Err("failed on purpose".to_owned()),
+            Some(FaultKind::Error) => Err("failed on purpose".to_owned().into()),
             Some(FaultKind::Panic) => panic!("panicked on purpose"),
             None => {
                 // SAFETY: the board gave this instruction to this thread alone, everything it waits
@@ -56,7 +57,7 @@ impl Worker {
                 unsafe { self.program.run(instruction) }
             }
         }));
-        outcome.unwrap_or_else(|panic| Err(message(&*panic)))
+        outcome.unwrap_or_else(|panic| Err(message(&*panic).into()))
     }
 }
 

@@ -6,6 +6,7 @@ use super::counters::Counters;
 use super::reader::HostRun;
 use crate::DeviceError;
 use crate::disk::{DiskCopy, DiskTier};
+use crate::error::Failed;
 use crate::tickets::Command;
 use std::collections::VecDeque;
 use std::fmt;
@@ -58,10 +59,12 @@ impl DiskQueues {
     pub(super) unsafe fn new(
         plan: &Arc<CheckedPlan>,
         context: &Arc<Context>,
-        disk: DiskTier,
+        mut disk: DiskTier,
         host: *mut u8,
         recorded: bool,
     ) -> Result<DiskQueues, DeviceError> {
+        // SAFETY: the caller's promise.
+        unsafe { disk.register(host) };
         let mut state = State::default();
         state.runs.reserve(if recorded { RUNS_MAX } else { 0 });
         for index in 0..plan.instructions.len() {
@@ -164,8 +167,8 @@ impl Shared {
             let result = self.execute(command.instruction);
             let end = Instant::now();
             let mut state = self.lock();
-            if let Err(reason) = result {
-                let failure = DeviceError::instruction(&self.plan, command.instruction, reason);
+            if let Err(failed) = result {
+                let failure = DeviceError::instruction(&self.plan, command.instruction, failed);
                 state.failure.get_or_insert(failure);
                 self.release(&mut state);
                 return;
@@ -207,11 +210,12 @@ impl Shared {
         state.stopping || state.failure.is_some()
     }
 
-    fn execute(&self, id: InstructionId) -> Result<(), String> {
-        let Work::Copy(copy) = &self.plan.instruction(id).work else {
-            return Err("it is no copy".to_owned());
+    fn execute(&self, id: InstructionId) -> Result<(), Failed> {
+        let copy = match &self.plan.instruction(id).work {
+            Work::Copy(copy) => DiskCopy::new(copy),
+            _ => None,
         };
-        let copy = DiskCopy::new(copy).ok_or("it does not touch the disk")?;
+        let copy = copy.ok_or_else(|| "it does not touch the disk".to_owned())?;
         // In bounds: the checker has compared every copy with the size of its tiers.
         let host = (self.host + copy.host) as *mut u8;
         // SAFETY: the memory is there by the promise of `new`. Everything that the copy waits for is done, nothing that
